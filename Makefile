@@ -1,0 +1,366 @@
+# Tandem. `make` builds the library and the examples, `make test` tests them, `make help` lists the rest.
+#
+# What is found is used and what is missing is left out; a new source, example or test needs no line here.
+# From top to bottom: switches, compiler, what was found, sources, rules, targets.
+
+VERSION := 0.1.0
+
+# ---- Switches: make ONEDNN=0, make test SANITIZE=thread, … -----------------------------------------------------------
+# auto uses what is there, 1 is a promise (the build fails, with the reason, when it cannot be kept), 0 leaves it out.
+CUDA      ?= auto
+UCX       ?= auto
+ONEDNN    ?= auto
+OPENMP    ?= auto
+ZLIB      ?= auto
+CLI11     ?= auto
+GTEST     ?= auto
+
+MARCH     ?= native#         the CPU to build for; x86-64-v3 runs on any x86 server of the last ten years
+PREFIX    ?= /usr/local#     where `make install` puts things (below DESTDIR)
+SANITIZE  ?=#                address,undefined or thread; each has a build folder of its own
+DEBUG     ?=#                1: no optimisation, debug symbols, in build-debug/
+V         ?=#                1: whole command lines
+CUDA_HOME ?= /usr/local/cuda
+CUDA_ARCH ?= 80 90#          compute capabilities; the last one also as PTX, which later devices can run
+WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in CI
+
+# The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line, the tests the second, and
+# .ci/run, which lays real data and looks for races with clang, the third.
+PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev curl ca-certificates
+PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev
+PACKAGES_CI    := clang libomp-dev libjxl-tools zstd
+
+# ---- make itself -----------------------------------------------------------------------------------------------------
+.DEFAULT_GOAL := all
+.SUFFIXES:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+# All cores, unless the user gave -jN (which wins) or an outer make hands out the jobs.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+  MAKEFLAGS += -j$(shell nproc)
+endif
+# Goals that compile nothing must work before there is a compiler; with only those, nothing below writes or fails.
+compiling := $(filter-out help clean uninstall packages packages-demo demo check-deps,$(or $(MAKECMDGOALS),all))
+
+comma  := ,
+space  := $() $()
+differ  = $(subst x$1,,x$2)$(subst x$2,,x$1)
+# Writes the text $2 to the file $1 only when it differs: what depends on the file is rebuilt only then.
+stamp   = $(if $(call differ,$(file <$1),$2),$(file >$1,$2))
+# The words of $1 joined by $2.
+join_by = $(subst $(space),$2,$(strip $1))
+
+# ---- Compiler and flags ----------------------------------------------------------------------------------------------
+BUILD := build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))$(if $(filter 1,$(DEBUG)),-debug)
+# ThreadSanitizer understands clang's OpenMP library; with gcc's it reports races that are none.
+ifeq ($(origin CXX),default)
+  CXX := $(if $(filter thread,$(SANITIZE)),clang++,g++)
+endif
+
+# Seven words: 1 or __clang__, clang's version, g++'s version.
+compiler := $(shell echo __clang__ __clang_major__ __clang_minor__ __clang_patchlevel__ \
+  __GNUC__ __GNUC_MINOR__ __GNUC_PATCHLEVEL__ | $(CXX) -E -P -x c++ - 2>/dev/null)
+clang       := $(filter 1,$(firstword $(compiler)))
+CXX_VERSION := $(call join_by,$(if $(clang),$(wordlist 2,4,$(compiler)),$(wordlist 5,7,$(compiler))),.)
+CXX_NAME    := $(if $(clang),clang++,g++) $(CXX_VERSION)
+CXX_OLDEST  := $(if $(clang),14,12)
+CXX_PACKAGE := $(if $(findstring clang,$(CXX)),clang libomp-dev,$(or $(filter g++-%,$(CXX)),$(if $(compiler),g++-12,g++)))
+ifeq ($(compiler),)
+  CXX_MISSING := no C++ compiler: $(CXX) does not run. Try: apt-get install $(CXX_PACKAGE)
+else ifneq ($(word 1,$(sort $(CXX_OLDEST) $(firstword $(subst ., ,$(CXX_VERSION))))),$(CXX_OLDEST))
+  CXX_MISSING := Tandem is C++20 and needs g++ 12 or clang 14; $(CXX) is $(CXX_NAME). Try: apt-get install g++-12, \
+    then make CXX=g++-12
+endif
+
+optimise := $(if $(filter 1,$(DEBUG)),-O0 -g3,$(if $(SANITIZE),-O1 -g -fno-omit-frame-pointer,-O3))
+optimise += $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize-recover=all))
+# Never -ffast-math: checks for NaN would vanish. The two -fno- flags alone let g++ vectorise most loops.
+FLAGS := -std=c++20 $(optimise) -march=$(strip $(MARCH)) -fno-math-errno -fno-trapping-math -Wall -Wextra
+FLAGS += $(if $(filter 1,$(WERROR)),-Werror)
+# clang warns of every `omp simd` loop that it leaves scalar, g++ 12 of its own AVX-512 headers (its bug 105593).
+FLAGS += $(if $(clang),-Wno-pass-failed,-Wno-maybe-uninitialized)
+
+# ---- What is there ---------------------------------------------------------------------------------------------------
+# Looked for where the compiler itself looks, and in CUDA_HOME; CPPFLAGS=-I… and LDFLAGS=-L… add folders.
+include_path := $(shell LC_ALL=C $(CXX) $(CPPFLAGS) -E -v -x c++ /dev/null 2>&1 | \
+                  sed -n '/search starts here/,/^End/s/^ //p') $(CUDA_HOME)/include
+library_path := $(patsubst -L%,%,$(filter -L%,$(LDFLAGS))) $(CUDA_HOME)/lib64 \
+                $(shell LC_ALL=C $(CXX) -print-search-dirs 2>/dev/null | sed -n 's/^libraries: =//p' | tr : ' ')
+# Where the header or library $1 lies, or nothing.
+folders = $(if $(filter lib%.so lib%.a,$1),$(library_path),$(include_path))
+find    = $(abspath $(firstword $(wildcard $(addsuffix /$1,$(folders)))))
+# The numbers that the header $1 defines as the macros $2, joined by dots.
+numbers = $(if $1,$(shell sed -nE 's/^ *\# *define +($(call join_by,$2,|)) +"?([0-9.]+).*/\2/p' $1))
+version = $(call join_by,$(call numbers,$(call find,$1),$2),.)
+
+ONEDNN_NAME    := oneDNN
+ONEDNN_NEEDS   := dnnl.hpp libdnnl.so
+ONEDNN_VERSION := $(call version,oneapi/dnnl/dnnl_version.h,DNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH)
+ONEDNN_PACKAGE := libdnnl-dev
+ONEDNN_WITHOUT := the reference kernels train instead, several times slower
+
+OPENMP_NAME    := OpenMP
+OPENMP_NEEDS   := omp.h
+OPENMP_VERSION := $(shell $(CXX) -fopenmp -dM -E -x c++ /dev/null 2>/dev/null | \
+                    sed -n 's/.* _OPENMP //p' | sed 's/201511/4.5/; s/201811/5.0/; s/202011/5.1/; s/202111/5.2/')
+OPENMP_PACKAGE := $(if $(clang),libomp-dev,g++)
+OPENMP_WITHOUT := one thread
+
+ZLIB_NAME      := zlib
+ZLIB_NEEDS     := zlib.h libz.so
+ZLIB_VERSION   := $(call version,zlib.h,ZLIB_VERSION)
+ZLIB_PACKAGE   := zlib1g-dev
+ZLIB_WITHOUT   := .gz files must be unpacked by hand
+
+CLI11_NAME     := CLI11
+CLI11_NEEDS    := CLI/CLI.hpp
+CLI11_VERSION  := $(call version,$(if $(call find,CLI/Version.hpp),CLI/Version.hpp,CLI/CLI.hpp),CLI11_VERSION)
+CLI11_PACKAGE  := libcli11-dev
+CLI11_WITHOUT  := options are read by a plain parser
+
+GTEST_NAME     := GoogleTest
+GTEST_NEEDS    := gtest/gtest.h libgtest.a libgtest_main.a
+GTEST_VERSION  := $(shell sed -n 's/^Version: //p' $(dir $(call find,libgtest.a))pkgconfig/gtest.pc 2>/dev/null)
+GTEST_PACKAGE  := libgtest-dev
+GTEST_WITHOUT  := make test will not build
+
+JSON_NAME      := nlohmann-json
+JSON_NEEDS     := nlohmann/json.hpp
+JSON_VERSION   := $(call version,$(if $(call find,nlohmann/detail/abi_macros.hpp),$\
+  nlohmann/detail/abi_macros.hpp,nlohmann/json.hpp),$(addprefix NLOHMANN_JSON_VERSION_,MAJOR MINOR PATCH))
+JSON_PACKAGE   := nlohmann-json3-dev
+
+CUDA_NAME      := CUDA
+CUDA_NEEDS     := nvcc cuda_runtime.h libcudart.so libcublas.so cudnn.h libcudnn.so
+NVCC           := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc))
+CUDA_VERSION   := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
+CUDA_PACKAGE   := cuda-toolkit-13-0 libcudnn9-dev-cuda-13
+CUDA_WITHOUT   := CPU only
+
+CUDNN_NAME     := cuDNN
+CUDNN_NEEDS    := cudnn.h libcudnn.so
+CUDNN_VERSION  := $(call version,cudnn_version.h,CUDNN_MAJOR CUDNN_MINOR CUDNN_PATCHLEVEL)
+
+NCCL_NAME      := NCCL
+NCCL_NEEDS     := nccl.h libnccl.so
+NCCL_VERSION   := $(call version,nccl.h,NCCL_MAJOR NCCL_MINOR NCCL_PATCH)
+
+UCX_NAME       := UCX
+UCX_NEEDS      := ucp/api/ucp.h libucp.so libucs.so
+UCX_VERSION    := $(call version,ucp/api/ucp_version.h,UCP_API_MAJOR UCP_API_MINOR)
+UCX_PACKAGE    := libucx-dev
+UCX_WITHOUT    := one process
+
+# A room that holds only its stand-in has nothing to switch on, whatever is installed.
+cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
+dist_room := $(filter-out dist/none.cpp,$(wildcard dist/*.cpp))
+CUDA_EMPTY := $(if $(cuda_room),,cuda/ holds no backend yet)
+UCX_EMPTY  := $(if $(dist_room),,dist/ holds no strategies yet)
+
+# For each name: _FOUND paths, _REASON why it cannot be used; for a switch also _ON (1 or empty) and _STATE in words.
+define examine
+  $1_FOUND   := $(foreach n,$($1_NEEDS),$(if $(filter nvcc,$n),$(NVCC),$(call find,$n)))
+  $1_MISSING := $(foreach n,$($1_NEEDS),$(if $(if $(filter nvcc,$n),$(NVCC),$(call find,$n)),,$n))
+  $1_REASON  := $$(or $($1_EMPTY),$$(if $$($1_MISSING),$$($1_MISSING) not found))
+endef
+define decide
+  $(if $(filter-out auto 0 1,$($1)),$(error $1=$($1): choose auto, 1 or 0))
+  $1_ON      := $(if $(filter 0,$($1))$($1_REASON),,1)
+  $1_STATE   := $(if $(filter 0,$($1)),off: $1=0,$(if $($1_REASON),off: $($1_REASON),$($1_VERSION)))
+  $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
+endef
+switches := ONEDNN OPENMP ZLIB CLI11 GTEST CUDA UCX
+known    := ONEDNN OPENMP ZLIB CLI11 GTEST JSON CUDA CUDNN NCCL UCX
+$(foreach n,$(known),$(eval $(call examine,$n)))
+$(foreach n,$(switches),$(eval $(call decide,$n)))
+
+broken := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$(if $($n_REASON),$n=1: $($n_REASON);))))
+remedy := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$($n_WANTS))))
+ifneq ($(compiling),)
+  $(if $(CXX_MISSING),$(error $(CXX_MISSING)))
+  $(if $(broken),$(error $(broken:%;=%)$(if $(remedy),. Try: apt-get install $(remedy))))
+endif
+
+# -fopenmp-simd needs no library: loops marked `omp simd` are still vectorised, on one thread.
+FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
+LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(UCX_ON),-lucp -lucs) -lpthread
+LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcudnn $(if $(NCCL_REASON),,-lnccl))
+
+# ---- Sources ---------------------------------------------------------------------------------------------------------
+# A part that may be missing is chosen here, by source file, or by its stand-in; there is no #ifdef for it in the code.
+either  = $(if $1,$2,$(wildcard $3))
+chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard core/cpu/*.cpp)),core/cpu/none.cpp) \
+          $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
+          $(call either,$(CLI11_ON),$(wildcard layers/options_cli11.cpp),layers/options_plain.cpp) \
+          $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
+          $(call either,$(UCX_ON),$(dist_room),dist/none.cpp)
+pairs  := datasets/gzip.cpp datasets/gzip_none.cpp layers/options_cli11.cpp layers/options_plain.cpp
+common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp)
+
+sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
+# Programs that look inside a room which is not there are left out with it.
+rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(UCX_ON),,dist/)
+programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
+left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
+              examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))
+examples := $(call programs_of,examples/*.cpp)
+benches  := $(call programs_of,tests/bench/*.cpp)
+tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp)
+CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
+
+OBJ      := $(BUILD)/obj
+objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o
+programs := $(examples:examples/%.cpp=$(BUILD)/%)
+bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
+test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
+every_object   := $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches))
+
+# ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
+row = $($1_NAME) $($1_STATE)$(if $($1_ON),, ($($1_WITHOUT)))
+native := $(if $(filter native,$(MARCH)),$(shell $(CXX) -march=native -Q --help=target 2>/dev/null | \
+            sed -n 's/^ *-march= *\t*\([^ ]*\)$$/ (native: \1)/p'))
+define summary
+Tandem $(VERSION) in $(BUILD)/: $(CXX_NAME) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFLAGS))$(native)
+  $(call row,ONEDNN)
+  $(call row,OPENMP)
+  $(call row,ZLIB)
+  $(call row,CLI11)
+  $(call row,GTEST)
+  $(call row,CUDA)$(if $(CUDA_ON), for sm_$(call join_by,$(CUDA_ARCH),$(comma) sm_)
+  cuDNN $(CUDNN_VERSION)
+  NCCL $(if $(NCCL_REASON),off: $(NCCL_REASON),$(NCCL_VERSION)))
+  $(call row,UCX)
+endef
+revision := $(if $(compiling),$(shell git describe --always --dirty 2>/dev/null))
+define build_info
+// Written by the Makefile.
+#include "core/build_info.h"
+
+const char* tandem::build_info() {
+  return R"---($(summary)$(if $(revision),
+  git $(revision)))---";
+}
+endef
+ifneq ($(filter clean,$(MAKECMDGOALS)),)
+  $(shell rm -rf build build-*)# here, so that `make clean all` starts from nothing
+endif
+ifneq ($(compiling),)
+  $(shell mkdir -p $(OBJ))
+  $(if $(call differ,$(file <$(BUILD)/summary),$(summary)),$(info $(summary))$(file >$(BUILD)/summary,$(summary)))
+  $(call stamp,$(BUILD)/build_info.cpp,$(build_info))
+endif
+
+# ---- Rules -----------------------------------------------------------------------------------------------------------
+say      = $(if $(filter 1,$(V)),,@echo '  $1';)
+compile := $(CXX) $(strip $(FLAGS)) -I. $(CPPFLAGS) $(CXXFLAGS)
+link     = $(CXX) $(strip $(FLAGS) $(CXXFLAGS) $(LDFLAGS)) $(filter %.o %.a,$^) $1 $(strip $(LIBS) $(LDLIBS)) -o $@
+newest  := $(lastword $(CUDA_ARCH))
+device  := $(NVCC) -std=c++20 -O3 --expt-relaxed-constexpr -ccbin $(firstword $(CXX)) -I. \
+           -Xcompiler=$(call join_by,$(filter-out -std=% -O% -Werror,$(FLAGS)),$(comma)) \
+           $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a$(comma)code=sm_$a) \
+           -gencode=arch=compute_$(newest)$(comma)code=compute_$(newest)
+# *.kernel.cpp, the element-wise kernels beside their operation, are device code where there is CUDA, else plain C++.
+kernel  := $(if $(CUDA_ON),$(device) -x cu,$(compile))
+
+ifneq ($(compiling),)
+  $(call stamp,$(BUILD)/compile.flags,$(CXX_NAME) $(compile))
+  $(call stamp,$(BUILD)/kernel.flags,$(CXX_NAME) $(CUDA_VERSION) $(kernel))
+  $(call stamp,$(BUILD)/link.flags,$(CXX_NAME) $(LDFLAGS) $(LIBS) $(LDLIBS) $(objects))
+  $(shell mkdir -p $(sort $(dir $(every_object))))
+endif
+
+$(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
+	$(call say,$(if $(CUDA_ON),nvcc,$(CXX)) $<)$(kernel) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
+	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJ)/cuda/%.o $(OBJ)/dist/%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
+$(OBJ)/%.o: %.cpp $(BUILD)/compile.flags
+	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
+$(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags
+	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
+
+$(BUILD)/libtandem.a: $(objects) $(BUILD)/link.flags
+	@rm -f $@
+	$(call say,ar $@)ar rcs $@ $(objects)
+$(programs): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link)
+$(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link)
+$(BUILD)/tandem_tests: $(test_objects) $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link,-lgtest_main -lgtest)
+
+-include $(every_object:.o=.d)
+.SECONDARY: $(every_object)
+
+# ---- Targets ---------------------------------------------------------------------------------------------------------
+.PHONY: all test needs-gtest bench demo check-deps packages packages-demo install uninstall clean help
+
+all: $(BUILD)/libtandem.a $(programs)
+
+# The pictures that some tests need lie in $TANDEM_DATA; without them those tests are skipped, by name.
+# TESTS='Conv*:Tape*' runs some only; TEST_SHARDS=1 runs them in one process; CHECKS= leaves the scripts out.
+test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs)
+	$(if $(left_out),@echo 'left out (no $(strip $(rooms_off))): $(left_out)')
+	@BUILD=$(BUILD) DEPENDENCIES='$(every_object:.o=.d)' $(if $(TESTS),GTEST_FILTER='$(TESTS)') \
+	  sh tests/run.sh $(BUILD)/tandem_tests $(CHECKS)
+needs-gtest:
+	@echo 'make test needs GoogleTest ($(GTEST_STATE)). Try: apt-get install $(GTEST_PACKAGE)' >&2; exit 1
+
+bench: $(bench_programs)
+	@for b in $(bench_programs); do echo "== $$b"; $$b $(BENCH_ARGS) || exit 1; done
+
+# The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
+demo:
+	@env -u MAKELEVEL MAKEFLAGS='$(MAKEOVERRIDES)' bash examples/demo.sh
+
+missing = $(strip $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(switches),$($n_WANTS)) $\
+            $(if $(JSON_MISSING),$(JSON_PACKAGE)))
+check-deps:
+	@printf '%-14s %-9s %s\n' compiler '$(if $(compiler),$(CXX_VERSION),-)' \
+	  '$(or $(CXX_MISSING),$(shell command -v $(firstword $(CXX))))' $(foreach n,$(known),'$($n_NAME)' \
+	  '$(or $($n_VERSION),-)' '$(strip $($n_FOUND) $(if $($n_MISSING),$($n_MISSING) not found))$\
+	  $(if $($n_EMPTY), (not used: $($n_EMPTY)))')
+	@echo '$(if $(missing),Missing: apt-get install $(missing),Nothing is missing.)'
+
+packages:
+	@echo $(PACKAGES_DEMO) $(PACKAGES_TESTS) $(PACKAGES_CI)
+packages-demo:
+	@echo $(PACKAGES_DEMO)
+
+# Headers keep their folders below include/tandem; tandem.pc says where that is and what to link.
+target  = $(DESTDIR)$(strip $(PREFIX))
+headers = $(wildcard $(addsuffix /*.h,core core/reference core/cpu autograd layers datasets cuda dist))
+define pkg_config
+prefix=$(strip $(PREFIX))
+includedir=$${prefix}/include
+libdir=$${prefix}/lib
+
+Name: tandem
+Description: A compact deep learning framework in C++20
+Version: $(VERSION)
+Cflags: -I$${includedir}/tandem -I$${includedir} $(if $(OPENMP_ON),-fopenmp)
+Libs: -L$${libdir} -ltandem $(strip $(if $(OPENMP_ON),-fopenmp) $(LIBS))
+endef
+install: $(BUILD)/libtandem.a
+	@for h in $(headers); do install -D -m 644 $$h $(target)/include/tandem/$$h || exit 1; done
+	@install -D -m 644 $(BUILD)/libtandem.a $(target)/lib/libtandem.a
+	$(file >$(BUILD)/tandem.pc,$(pkg_config))@install -D -m 644 $(BUILD)/tandem.pc $(target)/lib/pkgconfig/tandem.pc
+	@echo 'Installed in $(target). g++ -std=c++20 program.cpp $$(pkg-config --cflags --libs tandem)'
+uninstall:
+	rm -rf $(target)/include/tandem
+	rm -f $(target)/lib/libtandem.a $(target)/lib/pkgconfig/tandem.pc
+
+clean:
+	@echo 'removed build and build-*'
+
+help:
+	@echo 'make              the library and the examples, in build/'
+	@echo 'make test         builds and runs all tests; the last line counts them (TESTS=Conv* for some)'
+	@echo 'make bench        measures speed (BENCH_ARGS=…)'
+	@echo 'make demo         from nothing to a trained classifier, in one command'
+	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'
+	@echo 'make packages     the Debian packages that all of this can use'
+	@echo 'make install      library, headers and tandem.pc below PREFIX ($(strip $(PREFIX))); also uninstall, clean'
+	@echo
+	@echo 'Switches: $(switches) = auto, 1 (a promise) or 0'
+	@echo '          MARCH=native  SANITIZE=address,undefined or thread  DEBUG=1  WERROR=1  CXX=…  V=1'

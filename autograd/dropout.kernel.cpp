@@ -1,0 +1,90 @@
+// Dropout. Which elements fall is drawn from counters: the same picture in the same epoch loses the same elements whatever its
+// place in the batch, the number of ranks or threads, and whether the run was resumed.
+#include "autograd/ops.h"
+#include "core/launch.h"
+#include "core/random.h"
+#include "core/step.h"
+
+namespace tandem {
+namespace {
+
+// Four elements of one row per index: one Philox block gives four words.
+template <class T>
+struct Drop {
+  std::int64_t row_length, groups;  // groups of four in a row
+  std::uint32_t stream, threshold;  // an element falls when its word is below the threshold
+  float keep_scale;
+  const StepState* state;           // null: seed and epoch below
+  std::uint64_t seed;
+  std::uint32_t epoch;
+  const std::int32_t* samples;      // null: the row number
+  const T* x;
+  T* y;
+  std::uint8_t* mask;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    std::int64_t row = i / groups, group = i % groups, base = row * row_length;
+    std::uint32_t sample = samples ? static_cast<std::uint32_t>(samples[row]) : static_cast<std::uint32_t>(row);
+    Words words = Philox(state ? state->seed : seed, stream, state ? state->epoch : epoch, sample)
+                      .block(static_cast<std::uint32_t>(group));
+    for (int k = 0; k < 4; k++) {
+      std::int64_t e = group * 4 + k;
+      if (e >= row_length) break;
+      bool kept = words.w[k] >= threshold;
+      mask[base + e] = kept;
+      y[base + e] = T(kept ? Accumulator<T>(x[base + e]) * Accumulator<T>(keep_scale) : Accumulator<T>(0));
+    }
+  }
+};
+
+template <class T>
+struct DropBackward {
+  float keep_scale;
+  bool add;
+  const std::uint8_t* mask;
+  const T* dy;
+  T* dx;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    using A = Accumulator<T>;
+    A g = mask[i] ? A(dy[i]) * A(keep_scale) : A(0);
+    dx[i] = T(add ? A(dx[i]) + g : g);
+  }
+};
+
+struct DropoutNode : Node {
+  static constexpr auto name = "dropout";
+  float keep_scale;
+  explicit DropoutNode(float s) : Node(name), keep_scale(s) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    const Tensor& mask = kept(0);
+    auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());
+    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
+      launch(dy.backend(), dy.elements(),
+             DropBackward<T>{keep_scale, add, mask.data<std::uint8_t>(), dy.data<T>(), dx->template write<T>()});
+    });
+  }
+};
+
+}  // namespace
+
+Variable dropout(const Variable& x, double p, std::uint32_t layer) {
+  require(p >= 0 && p < 1, "dropout: p = ", p, " must be at least 0 and below 1");
+  require(x.rank() >= 1, "dropout: needs at least one axis");
+  if (p == 0 || x.value().elements() == 0) return x;
+  Mode& m = mode();
+  Tensor y = Tensor::like(x.value()), mask(x.backend(), x.shape(), DType::u8);
+  std::int64_t row = x.value().elements() / x.extent(0), groups = (row + 3) / 4;
+  bool known = m.samples.defined() && m.samples.elements() == x.extent(0);
+  float keep_scale = float(1 / (1 - p));
+  std::uint32_t call = static_cast<std::uint32_t>(m.step_state.defined() ? 0 : m.draws++);
+  dispatch(x.dtype(), "dropout", [&]<class T> {
+    launch(x.backend(), x.extent(0) * groups,
+           Drop<T>{row, groups, static_cast<std::uint32_t>(Stream::dropout) + layer,
+                   static_cast<std::uint32_t>(p * 4294967296.0), keep_scale,
+                   m.step_state.defined() ? reinterpret_cast<const StepState*>(m.step_state.raw()) : nullptr, 0, call,
+                   known ? m.samples.data<std::int32_t>() : nullptr, x.value().data<T>(), y.write<T>(),
+                   mask.write<std::uint8_t>()});
+  });
+  return record<DropoutNode>(y, {&x}, {mask}, keep_scale);
+}
+
+}  // namespace tandem

@@ -1,0 +1,51 @@
+// Losses over class logits. log softmax subtracts the row's maximum first, so that nothing overflows; the gradient of
+// cross-entropy with respect to the logits is (softmax − target)/rows.
+#include "autograd/ops.h"
+#include "core/backend.h"
+
+namespace tandem {
+namespace {
+
+struct LogSoftmaxNode : Node {
+  static constexpr auto name = "log_softmax";
+  LogSoftmaxNode() : Node(name) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    const Tensor& y = kept(0);
+    auto [dx, add] = sinks[0].place(dy.backend(), y.shape(), y.dtype());
+    dy.backend().log_softmax_backward(y, dy, *dx, add);
+  }
+};
+
+struct CrossEntropyNode : Node {
+  static constexpr auto name = "cross_entropy";
+  DType dtype;
+  double smoothing;
+  CrossEntropyNode(DType t, double s) : Node(name), dtype(t), smoothing(s) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    const Tensor &probabilities = kept(0), &labels = kept(1);
+    auto [dx, add] = sinks[0].place(dy.backend(), probabilities.shape(), dtype);
+    dy.backend().cross_entropy_backward(probabilities, labels, smoothing, dy, *dx, add);
+  }
+};
+
+}  // namespace
+
+Variable log_softmax(const Variable& x) {
+  require(x.rank() >= 1 && x.extent(-1) > 0, "log_softmax: input ", x.shape(), " needs a last axis with elements");
+  Tensor y = Tensor::like(x.value());
+  y.backend().log_softmax(x.value(), y);
+  return record<LogSoftmaxNode>(y, {&x}, {y});
+}
+
+Variable cross_entropy(const Variable& logits, const Tensor& labels, double smoothing, Tensor* correct) {
+  require(logits.rank() == 2 && labels.dtype() == DType::i32 && labels.elements() == logits.extent(0), "cross_entropy: logits ",
+          logits.shape(), " need one i32 label per row, got ", labels.shape(), " of ", name_of(labels.dtype()));
+  require(logits.extent(0) > 0 && logits.extent(1) > 0, "cross_entropy: logits ", logits.shape(), " are empty");
+  require(smoothing >= 0 && smoothing < 1, "cross_entropy: label smoothing ", smoothing, " must be at least 0 and below 1");
+  DType wide = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  Tensor loss(logits.backend(), Shape{}, wide), probabilities(logits.backend(), logits.shape(), wide);
+  loss.backend().cross_entropy(logits.value(), labels, smoothing, loss, probabilities, correct);
+  return record<CrossEntropyNode>(loss, {&logits}, {probabilities, labels}, logits.dtype(), smoothing);
+}
+
+}  // namespace tandem

@@ -1,0 +1,327 @@
+#include "autograd/node.h"
+
+#include <algorithm>
+
+#include "autograd/variable.h"
+#include "core/backend.h"
+#include "core/elementwise.h"
+
+namespace tandem {
+
+// ---- mode ------------------------------------------------------------------------------------------------------------
+static const std::string no_scope;
+Mode::Mode() : scope(&no_scope) {}
+
+Mode& mode() {
+  static thread_local Mode m;
+  return m;
+}
+
+// ---- the arena -------------------------------------------------------------------------------------------------------
+// Nodes are small and die together: memory is handed out by moving a pointer through a chunk, and the pointer returns to the
+// start when the chunk's last node is gone. A node that a user keeps alive keeps its chunk, nothing else. Nodes may die on
+// another thread than the one that made them, hence the atomic count.
+namespace {
+
+struct Chunk {
+  static constexpr std::size_t size = 256 * 1024;
+  std::atomic<int> live{0};
+  std::size_t used = 0;
+  Chunk* next = nullptr;
+  alignas(64) std::byte memory[size];
+};
+
+struct Header {  // precedes every node
+  alignas(16) Chunk* chunk;
+};
+
+class Arena {
+ public:
+  ~Arena() {
+    // Chunks with living nodes (kept by the user beyond this thread) are left to them.
+    for (Chunk* c : chunks_)
+      if (c->live.load(std::memory_order_acquire) == 0) delete c;
+  }
+  void* take(std::size_t bytes) {
+    std::size_t need = (sizeof(Header) + bytes + 15) / 16 * 16;
+    if (!current_ || current_->used + need > Chunk::size) current_ = fresh();
+    else if (current_->used && current_->live.load(std::memory_order_acquire) == 0) current_->used = 0;
+    auto* header = reinterpret_cast<Header*>(current_->memory + current_->used);
+    header->chunk = current_;
+    current_->used += need;
+    current_->live.fetch_add(1, std::memory_order_relaxed);
+    return header + 1;
+  }
+  TapeStatistics statistics() const {
+    TapeStatistics s;
+    for (Chunk* c : chunks_) s.nodes_live += c->live.load(std::memory_order_relaxed);
+    s.arena_bytes = chunks_.size() * sizeof(Chunk);
+    return s;
+  }
+
+ private:
+  Chunk* fresh() {
+    for (std::size_t i = 0; i < chunks_.size(); i++) {  // round robin: the oldest chunk is the likeliest to be empty
+      Chunk* c = chunks_[(turn_ + i) % chunks_.size()];
+      if (c->live.load(std::memory_order_acquire) == 0) {
+        turn_ = (turn_ + i + 1) % chunks_.size();
+        c->used = 0;
+        return c;
+      }
+    }
+    chunks_.push_back(new Chunk);
+    return chunks_.back();
+  }
+  Chunk* current_ = nullptr;
+  std::vector<Chunk*> chunks_;
+  std::size_t turn_ = 0;
+};
+
+Arena& arena() {
+  static thread_local Arena a;
+  return a;
+}
+
+}  // namespace
+
+TapeStatistics tape_statistics() { return arena().statistics(); }
+
+void* Node::operator new(std::size_t bytes) { return arena().take(bytes); }
+void Node::operator delete(void* p) {
+  Chunk* chunk = (static_cast<Header*>(p) - 1)->chunk;
+  chunk->live.fetch_sub(1, std::memory_order_release);
+}
+
+// Deleting a node drops its inputs, which may drop theirs: done with a list instead of the call stack.
+void Node::destroy(const Node* node) {
+  static thread_local const Node* dead = nullptr;
+  static thread_local bool draining = false;
+  node->next_dead_ = dead;
+  dead = node;
+  if (draining) return;
+  draining = true;
+  while (dead) {
+    const Node* n = dead;
+    dead = n->next_dead_;
+    delete n;
+  }
+  draining = false;
+}
+
+// ---- nodes -----------------------------------------------------------------------------------------------------------
+static std::uint64_t next_number() {
+  static thread_local std::uint64_t n = 0;
+  return ++n;
+}
+
+Node::Node(const char* name) : op(name), scope(mode().scope), sequence(next_number()) {}
+
+std::string Node::where() const { return scope->empty() ? std::string(op) : std::string(op) + " in " + *scope; }
+
+const Tensor& Node::kept(int i) const {
+  const Saved& s = saved[i];
+  if (s.tensor.defined() && s.tensor.writes().now() != s.writes) {
+    const std::string& name = s.tensor.writes().name;
+    fail(name.empty() ? "a tensor" : name, " changed since it was saved for the backward pass of ", where(),
+         ": write to it after backward(), or compute the loss again");
+  }
+  return s.tensor;
+}
+
+void Node::release() {
+  saved.clear();
+  inputs.clear();
+  released_ = true;
+}
+
+Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(std::move(n)) {}
+
+// ---- sinks -----------------------------------------------------------------------------------------------------------
+Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
+  if (Leaf* leaf = input_->leaf()) {
+    if (!leaf->grad.defined()) leaf->grad = Tensor(backend, shape, dtype);
+    return {&leaf->grad, std::exchange(leaf->has_grad, true)};
+  }
+  Tensor& g = input_->gradient;
+  if (!g.defined()) {
+    g = Tensor(backend, shape, dtype);
+    return {&g, false};
+  }
+  if (!g.unique()) g = g.clone();  // somebody else reads these bytes: a residual join handed the same gradient to two inputs
+  return {&g, true};
+}
+
+void Sink::give(Tensor t) {
+  if (Leaf* leaf = input_->leaf()) {
+    if (!leaf->grad.defined()) leaf->grad = t.unique() ? t : t.clone();
+    else if (leaf->has_grad) add_into(leaf->grad, t);
+    else leaf->grad.copy_from(t);
+    leaf->has_grad = true;
+    return;
+  }
+  Tensor& g = input_->gradient;
+  if (!g.defined()) {
+    g = std::move(t);
+  } else if (g.unique()) {
+    add_into(g, t);
+  } else if (t.unique()) {
+    add_into(t, g);
+    g = std::move(t);
+  } else {
+    Tensor sum = Tensor::like(g);
+    add(g, t, sum);
+    g = std::move(sum);
+  }
+}
+
+// ---- the engine ------------------------------------------------------------------------------------------------------
+// Why counts: a node's gradient is the sum over all its consumers, so its backward may run only when the last of them has
+// delivered. A first walk from the root counts each node's consumers; then nodes whose count has reached zero wait in a queue,
+// and running one delivers to its inputs and counts them down. Among the ready the youngest runs first: it is the one whose
+// saved tensors were made last, so memory falls in the reverse of the order in which it rose. Nothing recurses: a chain of
+// 200,000 operations needs no more stack than one.
+class Engine {
+ public:
+  void run(const Variable& root, const BackwardOptions& options) {
+    require(root.defined() && root.value().elements() == 1, "backward() starts from a loss with one element",
+            root.defined() ? ", this has the shape " : "", root.defined() ? root.shape() : Shape());
+    require(root.requires_grad(), "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad?)");
+    visit_ = ++visits();
+    stack_.clear();
+    ready_.clear();
+    count(root.node().pointer());
+    Tensor seed = Tensor::full(root.backend(), root.shape(), options.seed, root.dtype());
+    if (root.leaf()) {
+      Sink(root.leaf()).give(seed);
+      fire(*root.leaf());
+    } else {
+      root.node()->gradient = std::move(seed);
+      push(Ref<Node>(root.node()));
+    }
+    while (!ready_.empty()) {
+      std::pop_heap(ready_.begin(), ready_.end(), older);
+      Ref<Node> node = std::move(ready_.back());
+      ready_.pop_back();
+      step(*node, options.keep);
+    }
+    for (Leaf* leaf : options.leaves)
+      if (leaf->visit_ != visit_) {
+        if (!leaf->grad.defined()) leaf->grad = Tensor::like(leaf->value);
+        if (!leaf->has_grad) leaf->grad.fill(0);
+        leaf->has_grad = true;
+        fire(*leaf);
+      }
+  }
+
+ private:
+  static bool older(const Ref<Node>& a, const Ref<Node>& b) { return a->sequence < b->sequence; }
+  static std::uint64_t& visits() {
+    static thread_local std::uint64_t n = 0;
+    return n;
+  }
+  void push(Ref<Node> node) {
+    ready_.push_back(std::move(node));
+    std::push_heap(ready_.begin(), ready_.end(), older);
+  }
+  void fire(Leaf& leaf) {
+    if (leaf.hook) leaf.hook(leaf);
+  }
+
+  void count(Node* root) {
+    root->visit_ = visit_;
+    root->pending_ = 0;
+    stack_.push_back(root);
+    while (!stack_.empty()) {
+      Node* node = stack_.back();
+      stack_.pop_back();
+      require(!node->released_, "backward() ran a second time through ", node->where(),
+              ": its saved tensors were released; pass keep = true to the first call");
+      for (int i = 0; i < node->inputs.size(); i++) {
+        Node* input = node->inputs[i].pointer();
+        if (!input) continue;
+        if (input->visit_ != visit_) {
+          input->visit_ = visit_;
+          input->pending_ = 0;
+          input->gradient = Tensor();  // left over from a pass that threw
+          stack_.push_back(input);
+        }
+        input->pending_++;
+      }
+    }
+  }
+
+  void step(Node& node, bool keep) {
+    sinks_.clear();
+    for (int i = 0; i < node.inputs.size(); i++) sinks_.emplace_back(node.inputs[i].pointer());
+    Tensor dy = std::exchange(node.gradient, Tensor());
+    // A consumer may have delivered nothing (an input it does not depend on): then there is nothing to pass on.
+    if (dy.defined()) node.backward(std::move(dy), sinks_);
+    if (mode().check) check(node);
+    for (int i = 0; i < node.inputs.size(); i++) {
+      Node* input = node.inputs[i].pointer();
+      if (!input || --input->pending_ > 0) continue;
+      if (Leaf* leaf = input->leaf()) fire(*leaf);
+      else push(node.inputs[i]);
+    }
+    if (!keep) node.release();
+  }
+
+  static void check(Node& node) {
+    for (int i = 0; i < node.inputs.size(); i++) {
+      Node* input = node.inputs[i].pointer();
+      if (!input) continue;
+      Leaf* leaf = input->leaf();
+      const Tensor& g = leaf ? leaf->grad : input->gradient;
+      if (g.defined() && (!leaf || leaf->has_grad) && !all_finite(g))
+        throw NotFinite("the backward pass of " + node.where() + " produced a value that is not finite (gradient of input " +
+                        std::to_string(i) + (leaf && !leaf->name.empty() ? ", " + leaf->name : "") + ")");
+    }
+  }
+
+  std::uint64_t visit_ = 0;
+  std::vector<Node*> stack_;
+  std::vector<Ref<Node>> ready_;  // a heap, the youngest first
+  std::vector<Sink> sinks_;
+};
+
+void backward(const Variable& root, const BackwardOptions& options) {
+  static thread_local Engine engine;  // keeps its vectors from step to step
+  engine.run(root, options);
+}
+
+// ---- variables -------------------------------------------------------------------------------------------------------
+Variable::Variable(Tensor value, bool requires_grad, std::string name) {
+  if (!requires_grad) {
+    value_ = std::move(value);
+    return;
+  }
+  leaf_ = new Leaf(std::move(value), std::move(name));
+  node_ = Ref<Node>(leaf_);
+}
+
+bool needs_tape(std::initializer_list<const Variable*> inputs) {
+  if (!mode().record) return false;
+  for (const Variable* v : inputs)
+    if (v->requires_grad()) return true;
+  return false;
+}
+
+bool needs_tape(std::span<const Variable> inputs) {
+  if (!mode().record) return false;
+  for (const Variable& v : inputs)
+    if (v.requires_grad()) return true;
+  return false;
+}
+
+void keep(Node& node, std::initializer_list<Tensor> saved) {
+  for (const Tensor& t : saved) node.saved.push({t, t.defined() ? t.writes().now() : 0});
+}
+
+Variable finish(Tensor y, Ref<Node> node, const char* op) {
+  if (mode().check && y.dtype() != DType::i32 && y.dtype() != DType::u8 && !all_finite(y))
+    throw NotFinite(std::string(op) + (mode().scope->empty() ? "" : " in " + *mode().scope) +
+                    " produced a value that is not finite (output " + (std::ostringstream() << y.shape()).str() + ")");
+  return Variable(std::move(y), std::move(node));
+}
+
+}  // namespace tandem

@@ -1,0 +1,159 @@
+// The tape. Every differentiable operation that ran left a Node: its inputs, its attributes, the tensors it saved, and
+// backward(). Saved tensors are data, never captured in a closure, so that they can be counted, shown, swapped and
+// prefetched; each remembers the write count it was saved at and refuses to be read when it moved.
+#pragma once
+#include <array>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/memory.h"
+#include "core/tensor.h"
+
+namespace tandem {
+
+class Node;
+struct Leaf;
+
+// A list with room for N elements in place and the heap beyond (concat of many).
+template <class T, int N>
+class Few {
+ public:
+  void push(T value) {
+    if (count_ < N) here_[count_] = std::move(value);
+    else more_.push_back(std::move(value));
+    count_++;
+  }
+  T& operator[](int i) { return i < N ? here_[i] : more_[i - N]; }
+  const T& operator[](int i) const { return i < N ? here_[i] : more_[i - N]; }
+  int size() const { return count_; }
+  void clear() {
+    for (T& t : here_) t = T();
+    more_.clear();
+    count_ = 0;
+  }
+
+ private:
+  std::array<T, N> here_{};
+  std::vector<T> more_;
+  int count_ = 0;
+};
+
+// A tensor kept for backward, and the write count it was kept at.
+struct Saved {
+  Tensor tensor;
+  std::uint64_t writes = 0;
+};
+
+// Where the gradient of one input goes: straight into its range of the gradient vector for a parameter, into a tensor that the
+// engine holds otherwise.
+class Sink {
+ public:
+  explicit Sink(Node* input) : input_(input) {}
+  bool wanted() const { return input_ != nullptr; }  // false: do not compute it (the first layer's data gradient)
+
+  // Room for a gradient of this shape. add: it holds a part of the sum already (shared weights, residual joins).
+  struct Place {
+    Tensor* tensor = nullptr;
+    bool add = false;
+  };
+  Place place(Backend& backend, const Shape& shape, DType dtype);
+  // Hands over a finished gradient; adopted without a copy where possible.
+  void give(Tensor gradient);
+
+ private:
+  Node* input_;
+};
+
+class Node : public Counted {
+ public:
+  explicit Node(const char* op);
+  virtual ~Node() = default;
+  // dy: the gradient of this node's one output. Calls sinks[i].place or .give for every wanted input i.
+  virtual void backward(Tensor dy, std::span<Sink> sinks) = 0;
+  virtual Leaf* leaf() { return nullptr; }
+
+  const char* op;                    // "conv2d"
+  const std::string* scope;          // the module that ran it: "layer1.0.conv1"; never null
+  Few<Ref<Node>, 4> inputs;          // null where an input needs no gradient
+  Few<Saved, 6> saved;
+  Tensor gradient;                   // of the output, while it is being summed
+  std::uint64_t sequence;            // order of creation
+
+  const Tensor& kept(int i) const;   // saved[i], checked against its write count
+  std::string where() const;         // "conv2d in layer1.0.conv1"
+  void release();                    // drops what was saved and the edges
+
+  // Nodes come from an arena that rewinds when the step's nodes are gone, and are dropped without recursion, so that a chain
+  // of any length can be released.
+  static void* operator new(std::size_t bytes);
+  static void operator delete(void* p);
+  static void destroy(const Node* node);
+
+ private:
+  friend class Engine;
+  friend class Sink;
+  int pending_ = 0;                  // consumers whose backward has not run yet
+  std::uint64_t visit_ = 0;          // the backward pass that counted this node
+  bool released_ = false;
+  mutable const Node* next_dead_ = nullptr;
+};
+
+// A leaf: a parameter, or an input whose gradient was asked for.
+struct Leaf final : Node {
+  Leaf(Tensor value, std::string name);
+  void backward(Tensor, std::span<Sink>) override {}
+  Leaf* leaf() override { return this; }
+
+  Tensor value, grad;                // grad is a range of the gradient vector once the parameter space is built
+  bool has_grad = false;             // grad holds a sum; false: the next backward overwrites it
+  std::string name;
+  std::function<void(Leaf&)> hook;   // fired once per backward, when the gradient is final
+};
+
+class Variable;
+
+struct BackwardOptions {
+  std::span<Leaf* const> leaves = {};  // leaves whose hooks must fire in any case: one that took no part gets a zero gradient
+  bool keep = false;                   // keep the tape for a second backward
+  double seed = 1;                     // gradient of the root (the loss scale)
+};
+
+// Computes the gradients of every leaf that root depends on. root has one element.
+void backward(const Variable& root, const BackwardOptions& options = {});
+
+// A non-finite value met while checks were on: says which operation produced it.
+struct NotFinite : Error {
+  using Error::Error;
+};
+
+// What operations consult while they run, one record per thread.
+struct Mode {
+  bool record = true;                   // build the tape
+  bool check = false;                   // look for non-finite values after every operation
+  const std::string* scope;             // path of the module that is running
+  Tensor step_state;                    // StepState on the device; empty outside training loops
+  Tensor samples;                       // i32: index in the data set of each picture of the batch (for dropout)
+  std::uint64_t draws = 0;              // dropout calls so far, where there is no step state
+  Mode();
+};
+Mode& mode();
+
+// Within its scope nothing is recorded. Evaluation, and a user's own updates.
+class NoGrad {
+ public:
+  NoGrad() : before_(mode().record) { mode().record = false; }
+  ~NoGrad() { mode().record = before_; }
+  NoGrad(const NoGrad&) = delete;
+
+ private:
+  bool before_;
+};
+
+struct TapeStatistics {
+  std::uint64_t nodes_live = 0, arena_bytes = 0;
+};
+TapeStatistics tape_statistics();  // of this thread's arena
+
+}  // namespace tandem

@@ -1,0 +1,90 @@
+// Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and the
+// inverse deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next convolution keeps
+// anyway.
+#include "autograd/ops.h"
+#include "core/backend.h"
+
+namespace tandem {
+namespace {
+
+NormShape norm_shape(const Variable& x, const BatchNormOptions& o) {
+  std::int64_t c = x.extent(-1);
+  return {.rows = c ? x.value().elements() / c : 0, .channels = c, .epsilon = o.epsilon, .momentum = o.momentum, .relu = o.relu};
+}
+
+struct BatchNormNode : Node {
+  static constexpr auto name = "batch_norm";
+  NormShape s;
+  bool residual;
+  BatchNormNode(const NormShape& shape, bool r) : Node(name), s(shape), residual(r) {}
+
+  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse deviation, y (residual and relu only).
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    const Tensor &x = kept(0), &gamma = kept(1), &beta = kept(2), &mean = kept(3), &inverse = kept(4);
+    Backend& backend = dy.backend();
+    Backend::NormGradients out;
+    auto at = [&](int i, const Shape& shape, DType type, Tensor*& tensor, bool& add) {
+      if (!sinks[i].wanted()) return;
+      auto place = sinks[i].place(backend, shape, type);
+      tensor = place.tensor;
+      add = place.add;
+    };
+    at(1, gamma.shape(), gamma.dtype(), out.dgamma, out.add_dgamma);
+    at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
+    // Without relu the residual's gradient is dy itself; with it, dy is masked in place where nobody else reads it.
+    Tensor masked;
+    bool wants_residual = residual && sinks[3].wanted();
+    if (wants_residual && s.relu) {
+      masked = dy.unique() ? dy : Tensor::like(dy);
+      out.dresidual = &masked;
+    }
+    at(0, x.shape(), x.dtype(), out.dx, out.add_dx);
+    backend.batch_norm_backward(s, x, residual && s.relu ? &kept(5) : nullptr, dy, gamma, beta, mean, inverse, out);
+    if (wants_residual) {
+      if (s.relu) dy = Tensor();  // masked holds the memory now
+      sinks[3].give(s.relu ? std::move(masked) : std::move(dy));
+    }
+  }
+};
+
+// Evaluation is element-wise in x, but its gradient is rarely wanted: composed from the other operations.
+Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta, const Tensor& mean, const Tensor& variance,
+                  const BatchNormOptions& o, const Variable& residual) {
+  Variable g = gamma * rsqrt(Variable(variance) + o.epsilon);
+  Variable shift = beta - Variable(mean) * g;
+  Variable y = x.dtype() == DType::bf16 ? cast(x, DType::f32) * g + shift : x * g + shift;
+  if (residual.defined()) y = y + cast(residual, y.dtype());
+  if (o.relu) y = relu(y);
+  return cast(y, x.dtype());
+}
+
+}  // namespace
+
+Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean, Tensor& running_variance,
+                    const BatchNormOptions& o, const Variable& residual) {
+  require(x.rank() >= 2, "batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
+  NormShape s = norm_shape(x, o);
+  for (const Tensor* t : {&gamma.value(), &beta.value(), static_cast<const Tensor*>(&running_mean),
+                          static_cast<const Tensor*>(&running_variance)})
+    require(t->elements() == s.channels, "batch_norm: input ", x.shape(), " has ", s.channels, " channels, a parameter has ",
+            t->elements());
+  require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()), "batch_norm: residual ",
+          residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
+  const Tensor* extra = residual.defined() ? &residual.value() : nullptr;
+  if (!o.training) {
+    if (needs_tape({&x, &gamma, &beta, &residual})) return evaluate(x, gamma, beta, running_mean, running_variance, o, residual);
+    Tensor y = Tensor::like(x.value());
+    y.backend().batch_norm_inference(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance, y);
+    return finish(y, {}, BatchNormNode::name);
+  }
+  require(s.rows > 1, "batch_norm: one value per channel (input ", x.shape(), ") has no variance: use a larger batch, or eval()");
+  Tensor y = Tensor::like(x.value());
+  Tensor mean(x.backend(), {s.channels}, gamma.dtype()), inverse(x.backend(), {s.channels}, gamma.dtype());
+  y.backend().batch_norm(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance, y, mean, inverse);
+  bool from_y = residual.defined() && o.relu;
+  return record<BatchNormNode>(y, {&x, &gamma, &beta, &residual},
+                               {x.value(), gamma.value(), beta.value(), mean, inverse, from_y ? y : Tensor()}, s,
+                               residual.defined());
+}
+
+}  // namespace tandem

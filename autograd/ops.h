@@ -1,0 +1,128 @@
+// The differentiable operations. Pictures are [N, H, W, C], filters [O, H, W, I]; axes may be negative (−1 is the last).
+// Every function checks its arguments and throws Error naming the operation and the shapes. Arithmetic needs equal types on
+// both sides (cast one); parameters stay f32 beside bf16 pictures.
+#pragma once
+#include <span>
+
+#include "autograd/variable.h"
+
+namespace tandem {
+
+// ---- element-wise, one input (unary.kernel.cpp) ------------------------------------------------------------------------
+Variable relu(const Variable& x);
+Variable leaky_relu(const Variable& x, double slope = 0.01);
+Variable elu(const Variable& x, double alpha = 1);
+Variable gelu(const Variable& x);         // x·Φ(x)
+Variable gelu_tanh(const Variable& x);    // the tanh approximation
+Variable silu(const Variable& x);         // x·sigmoid(x)
+Variable hardswish(const Variable& x);    // x·clamp(x + 3, 0, 6)/6
+Variable softplus(const Variable& x);
+Variable sigmoid(const Variable& x);
+Variable tanh(const Variable& x);
+Variable exp(const Variable& x);
+Variable log(const Variable& x);
+Variable sqrt(const Variable& x);
+Variable rsqrt(const Variable& x);
+Variable reciprocal(const Variable& x);
+Variable square(const Variable& x);
+Variable abs(const Variable& x);
+Variable neg(const Variable& x);
+Variable sin(const Variable& x);
+Variable cos(const Variable& x);
+Variable clamp(const Variable& x, double low, double high);
+Variable scale(const Variable& x, double factor, double shift = 0);  // factor·x + shift
+Variable power(const Variable& x, double exponent);
+Variable cast(const Variable& x, DType dtype);
+
+// ---- element-wise, two inputs, broadcast as in NumPy (binary.kernel.cpp) ---------------------------------------------------
+Variable add(const Variable& a, const Variable& b);
+Variable sub(const Variable& a, const Variable& b);
+Variable mul(const Variable& a, const Variable& b);
+Variable div(const Variable& a, const Variable& b);
+Variable maximum(const Variable& a, const Variable& b);  // the gradient of a tie is shared, half each
+Variable minimum(const Variable& a, const Variable& b);
+Variable pow(const Variable& a, const Variable& b);      // a > 0
+
+inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
+inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
+inline Variable operator*(const Variable& a, const Variable& b) { return mul(a, b); }
+inline Variable operator/(const Variable& a, const Variable& b) { return div(a, b); }
+inline Variable operator-(const Variable& a) { return neg(a); }
+inline Variable operator*(const Variable& a, double s) { return scale(a, s); }
+inline Variable operator*(double s, const Variable& a) { return scale(a, s); }
+inline Variable operator+(const Variable& a, double s) { return scale(a, 1, s); }
+inline Variable operator-(const Variable& a, double s) { return scale(a, 1, -s); }
+inline Variable operator/(const Variable& a, double s) { return scale(a, 1 / s); }
+
+// ---- reductions (reduce.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
+Variable sum(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);
+Variable mean(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);
+Variable max(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);  // ties share the gradient
+
+// ---- shapes (shape.cpp) --------------------------------------------------------------------------------------------------
+Variable reshape(const Variable& x, const Shape& shape);                  // shares memory; one extent may be given as 0: inferred
+Variable flatten(const Variable& x);                                      // [N, …] → [N, product]; shares memory
+Variable transpose(const Variable& x, std::initializer_list<int> order);  // y's axis i is x's axis order[i]
+Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
+Variable concat(std::span<const Variable> parts, int axis);
+Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
+
+// ---- matrices (matrix.cpp) -----------------------------------------------------------------------------------------------
+Variable matmul(const Variable& a, const Variable& b);  // [m,k]·[k,n] or [b,m,k]·[b,k,n]
+// y[N, out] = relu?(x[N, in]·w[out, in]ᵀ + bias[out]); bias may be an empty Variable.
+Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, bool relu = false);
+
+// ---- convolution and pooling (convolution.cpp, pooling.cpp) ----------------------------------------------------------------
+struct Conv2dOptions {
+  int stride = 1, padding = 0, dilation = 1, groups = 1;
+  int padding_w = -1;  // −1: as padding
+  bool relu = false;   // in the same pass over memory
+};
+// x[N,H,W,I], w[O,kh,kw,I/groups], bias[O] or empty → y[N,H',W',O].
+Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, const Conv2dOptions& options = {});
+
+struct Pool2dOptions {
+  int window = 2, stride = 0, padding = 0;  // stride 0: the window
+  bool relu = false;                        // relu(max_pool(x)): one pass, and the same as pooling relu(x)
+};
+Variable max_pool2d(const Variable& x, const Pool2dOptions& options = {});
+Variable average_pool2d(const Variable& x, const Pool2dOptions& options = {});  // padding is not counted
+Variable global_average_pool(const Variable& x);                         // [N,H,W,C] → [N,C]
+
+// ---- normalisation (norm.cpp) --------------------------------------------------------------------------------------------
+struct BatchNormOptions {
+  double epsilon = 1e-5, momentum = 0.1;
+  bool training = true;  // false: running statistics, which are then not changed
+  bool relu = false;
+};
+// y = relu?((x − mean)·gamma/√(var + ε) + beta + residual?), statistics over all axes but the last.
+Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean, Tensor& running_variance,
+                    const BatchNormOptions& options = {}, const Variable& residual = {});
+
+// ---- dropout (dropout.kernel.cpp) ----------------------------------------------------------------------------------------
+// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream; the draw depends on
+// (seed, layer, epoch, picture), not on the position in the batch, when a training loop supplies them.
+Variable dropout(const Variable& x, double p, std::uint32_t layer = 0);
+
+// ---- losses (loss.cpp) -----------------------------------------------------------------------------------------------------
+Variable log_softmax(const Variable& x);  // along the last axis
+// Mean over rows of −Σ_c q_c·log_softmax(x)_c, q = (1−ε)·onehot + ε/classes. labels i32 [rows]. correct, if given, is
+// incremented by the number of rows whose largest logit is the label.
+Variable cross_entropy(const Variable& logits, const Tensor& labels, double label_smoothing = 0, Tensor* correct = nullptr);
+
+// ---- checking a gradient (gradient_check.cpp) --------------------------------------------------------------------------------
+struct GradientCheck {
+  double step = 1e-5, tolerance = 1e-6;  // relative to the largest gradient of the input
+};
+struct GradientReport {
+  double worst = 0;                   // largest |analytic − numeric| / scale
+  std::int64_t compared = 0, skipped = 0;  // skipped: the one-sided slopes disagree (a kink lies within the step)
+  std::string text;                   // one line a person can read; names the worst element
+  bool passed = true;
+};
+// Compares backward() of f with central differences, in f64 on the reference backend, for every element of every input.
+// f may return any shape: a fixed random weighting makes it a scalar.
+GradientReport check_gradient(const std::function<Variable(std::span<const Variable>)>& f, std::span<const Tensor> inputs,
+                              const GradientCheck& options = {});
+
+}  // namespace tandem

@@ -1,0 +1,171 @@
+// Sums, means and maxima over any set of axes. Axes that lie next to each other reduce in one go; a set with gaps is reduced
+// run by run, the last run first, so that earlier positions stay valid.
+#include <vector>
+
+#include "autograd/ops.h"
+#include "core/launch.h"
+
+namespace tandem {
+namespace {
+
+struct Axes {
+  std::vector<bool> reduced;
+  Shape kept;     // extents of reduced axes set to 1
+  Shape dropped;  // reduced axes left out
+  std::int64_t count = 1;
+};
+
+Axes resolve(const char* op, const Shape& x, std::initializer_list<int> axes) {
+  Axes a;
+  a.reduced.assign(x.rank(), axes.size() == 0);
+  for (int axis : axes) {
+    int i = axis < 0 ? axis + x.rank() : axis;
+    require(0 <= i && i < x.rank(), op, ": no axis ", axis, " in the shape ", x);
+    require(!a.reduced[i], op, ": the axis ", axis, " is named twice");
+    a.reduced[i] = true;
+  }
+  for (int i = 0; i < x.rank(); i++) {
+    a.kept.append(a.reduced[i] ? 1 : x[i]);
+    if (a.reduced[i]) a.count *= x[i];
+    else a.dropped.append(x[i]);
+  }
+  return a;
+}
+
+Tensor reduce_runs(Reduction op, const Tensor& input, const Axes& axes) {
+  Tensor x = input;
+  Shape shape = input.shape();
+  for (int i = shape.rank() - 1; i >= 0; i--) {
+    if (!axes.reduced[i]) continue;
+    int last = i;
+    while (i > 0 && axes.reduced[i - 1]) i--;
+    std::int64_t outer = 1, middle = 1, inner = 1;
+    for (int k = 0; k < shape.rank(); k++) (k < i ? outer : k <= last ? middle : inner) *= shape[k];
+    Tensor y(x.backend(), {outer * inner}, x.dtype());
+    x.backend().reduce(op, outer, middle, inner, x, y, false);
+    x = y;
+    for (int k = i; k <= last; k++) shape[k] = 1;
+  }
+  return x.same_memory(input) ? input.clone() : x;
+}
+
+// The element of a reduced tensor (shape kept) that belongs to the flat index i of the full one.
+struct Where {
+  int rank = 0;
+  std::int64_t extent[Shape::max_rank], step[Shape::max_rank];
+  Where(const Shape& full, const Shape& kept) : rank(full.rank()) {
+    std::int64_t s = 1;
+    for (int k = rank - 1; k >= 0; k--) {
+      extent[k] = full[k];
+      step[k] = kept[k] == full[k] ? s : 0;
+      s *= kept[k];
+    }
+  }
+  TANDEM_HD std::int64_t operator()(std::int64_t i) const {
+    std::int64_t at = 0;
+    for (int k = rank - 1; k >= 0; k--) {
+      at += i % extent[k] * step[k];
+      i /= extent[k];
+    }
+    return at;
+  }
+};
+
+template <class T>
+struct Spread {  // dx = factor·dy, stretched
+  Where where;
+  double factor;
+  bool add;
+  const T* dy;
+  T* dx;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    using A = Accumulator<T>;
+    A g = A(factor) * A(dy[where(i)]);
+    dx[i] = T(add ? A(dx[i]) + g : g);
+  }
+};
+
+template <class T>
+struct IsLargest {  // 1 where x is its group's maximum
+  Where where;
+  const T *x, *y;
+  T* out;
+  TANDEM_HD void operator()(std::int64_t i) const { out[i] = T(Accumulator<T>(x[i]) == Accumulator<T>(y[where(i)]) ? 1 : 0); }
+};
+
+template <class T>
+struct SpreadToLargest {  // dx = dy / ties where x is its group's maximum
+  Where where;
+  bool add;
+  const T *dy, *ties, *largest;
+  T* dx;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    using A = Accumulator<T>;
+    A g = A(largest[i]) * A(dy[where(i)]) / A(ties[where(i)]);
+    dx[i] = T(add ? A(dx[i]) + g : g);
+  }
+};
+
+struct SumNode : Node {
+  static constexpr auto name = "sum";
+  Shape full, kept_shape;
+  double factor;
+  SumNode(const Shape& f, const Shape& k, double scale) : Node(name), full(f), kept_shape(k), factor(scale) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    auto [dx, add] = sinks[0].place(dy.backend(), full, dy.dtype());
+    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
+      launch(dy.backend(), full.elements(), Spread<T>{Where(full, kept_shape), factor, add, dy.data<T>(), dx->template write<T>()});
+    });
+  }
+};
+
+struct MaxNode : Node {
+  static constexpr auto name = "max";
+  Axes axes;
+  explicit MaxNode(const Axes& a) : Node(name), axes(a) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    const Tensor &x = kept(0), &y = kept(1);
+    Tensor largest = Tensor::like(x);
+    Where where(x.shape(), axes.kept);
+    dispatch(x.dtype(), name, [&]<class T> {
+      launch(x.backend(), x.elements(), IsLargest<T>{where, x.data<T>(), y.data<T>(), largest.write<T>()});
+    });
+    Tensor ties = reduce_runs(Reduction::sum, largest, axes);
+    auto [dx, add] = sinks[0].place(x.backend(), x.shape(), x.dtype());
+    dispatch(x.dtype(), name, [&, dx = dx, add = add]<class T> {
+      launch(x.backend(), x.elements(),
+             SpreadToLargest<T>{where, add, dy.data<T>(), ties.data<T>(), largest.data<T>(), dx->template write<T>()});
+    });
+  }
+};
+
+Variable sum_scaled(const char* op, const Variable& x, std::initializer_list<int> axes, bool keep_axes, bool mean) {
+  Axes a = resolve(op, x.shape(), axes);
+  require(!mean || a.count > 0, op, ": the mean of no elements, shape ", x.shape());
+  double factor = mean ? 1.0 / double(a.count) : 1.0;
+  Tensor y = reduce_runs(Reduction::sum, x.value(), a).reshape(keep_axes ? a.kept : a.dropped);
+  if (mean) {
+    NoGrad off;
+    y = scale(Variable(y), factor).value();
+  }
+  return record<SumNode>(y, {&x}, {}, x.shape(), a.kept, factor);
+}
+
+}  // namespace
+
+Variable sum(const Variable& x, std::initializer_list<int> axes, bool keep_axes) {
+  return sum_scaled("sum", x, axes, keep_axes, false);
+}
+
+Variable mean(const Variable& x, std::initializer_list<int> axes, bool keep_axes) {
+  return sum_scaled("mean", x, axes, keep_axes, true);
+}
+
+Variable max(const Variable& x, std::initializer_list<int> axes, bool keep_axes) {
+  Axes a = resolve("max", x.shape(), axes);
+  require(a.count > 0, "max: the maximum of no elements, shape ", x.shape());
+  Tensor y = reduce_runs(Reduction::max, x.value(), a).reshape(keep_axes ? a.kept : a.dropped);
+  return record<MaxNode>(y, {&x}, {x.value(), y}, a);
+}
+
+}  // namespace tandem

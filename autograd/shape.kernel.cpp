@@ -1,0 +1,227 @@
+// Operations that move elements without arithmetic. All but reshape are one strided copy between two boxes of the same
+// shape; the gradient is the same copy, the other way.
+#include <vector>
+
+#include "autograd/ops.h"
+#include "core/launch.h"
+
+namespace tandem {
+namespace {
+
+// A box of `shape` inside a larger contiguous tensor: element (i, j, …) lies at begin + i·step[0] + j·step[1] + …
+struct Box {
+  std::int64_t begin = 0, step[Shape::max_rank] = {};
+};
+
+// One row (the last axis) per index, so that the division by extents is paid once a row.
+template <class T, bool add>
+struct CopyRows {
+  int rank;
+  std::int64_t extent[Shape::max_rank];
+  Box from, to;
+  const T* x;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t row) const {
+    std::int64_t p = from.begin, q = to.begin;
+    for (int k = rank - 2; k >= 0; k--) {
+      std::int64_t i = row % extent[k];
+      row /= extent[k];
+      p += i * from.step[k];
+      q += i * to.step[k];
+    }
+    std::int64_t n = extent[rank - 1], s = from.step[rank - 1], t = to.step[rank - 1];
+    for (std::int64_t i = 0; i < n; i++) {
+      using A = Accumulator<T>;
+      y[q + i * t] = T(add ? A(y[q + i * t]) + A(x[p + i * s]) : A(x[p + i * s]));
+    }
+  }
+};
+
+void copy_box(const Shape& shape, const Tensor& x, const Box& from, Tensor& y, const Box& to, bool add) {
+  if (shape.elements() == 0) return;
+  dispatch(x.dtype(), "copy", [&]<class T> {
+    auto run = [&](auto copy) {
+      copy.rank = std::max(1, shape.rank());
+      copy.extent[0] = 1;
+      for (int k = 0; k < shape.rank(); k++) copy.extent[k] = shape[k];
+      copy.from = from;
+      copy.to = to;
+      copy.x = x.data<T>();
+      copy.y = y.write<T>();
+      std::int64_t rows = shape.elements() / copy.extent[copy.rank - 1];
+      launch(x.backend(), rows, copy);
+    };
+    if (add) run(CopyRows<T, true>{});
+    else run(CopyRows<T, false>{});
+  });
+}
+
+Box whole(const Shape& s) {
+  Box b;
+  std::int64_t step = 1;
+  for (int k = s.rank() - 1; k >= 0; k--) {
+    b.step[k] = step;
+    step *= s[k];
+  }
+  return b;
+}
+
+int axis_of(const char* op, const Shape& s, int axis) {
+  int i = axis < 0 ? axis + s.rank() : axis;
+  require(0 <= i && i < s.rank(), op, ": no axis ", axis, " in the shape ", s);
+  return i;
+}
+
+struct ReshapeNode : Node {
+  static constexpr auto name = "reshape";
+  Shape from;
+  explicit ReshapeNode(const Shape& s) : Node(name), from(s) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override { sinks[0].give(dy.reshape(from)); }
+};
+
+struct TransposeNode : Node {
+  static constexpr auto name = "transpose";
+  Shape from;
+  Box box;  // of x, walked in y's order
+  TransposeNode(const Shape& s, const Box& b) : Node(name), from(s), box(b) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+    copy_box(dy.shape(), dy, whole(dy.shape()), *dx, box, add);
+  }
+};
+
+struct SliceNode : Node {
+  static constexpr auto name = "slice";
+  Shape from;
+  Box box;  // of x
+  SliceNode(const Shape& s, const Box& b) : Node(name), from(s), box(b) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+    if (!add) dx->fill(0);
+    copy_box(dy.shape(), dy, whole(dy.shape()), *dx, box, true);
+  }
+};
+
+struct PadNode : Node {
+  static constexpr auto name = "pad";
+  Shape from;
+  Box box;  // of y
+  PadNode(const Shape& s, const Box& b) : Node(name), from(s), box(b) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+    copy_box(from, dy, box, *dx, whole(from), add);
+  }
+};
+
+struct ConcatNode : Node {
+  static constexpr auto name = "concat";
+  std::vector<Shape> parts;
+  std::vector<Box> boxes;  // of y
+  ConcatNode(std::vector<Shape> p, std::vector<Box> b) : Node(name), parts(std::move(p)), boxes(std::move(b)) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    for (std::size_t i = 0; i < parts.size(); i++) {
+      if (!sinks[i].wanted()) continue;
+      auto [dx, add] = sinks[i].place(dy.backend(), parts[i], dy.dtype());
+      copy_box(parts[i], dy, boxes[i], *dx, whole(parts[i]), add);
+    }
+  }
+};
+
+}  // namespace
+
+Variable reshape(const Variable& x, const Shape& shape) {
+  Shape s = shape;
+  std::int64_t known = 1, unknown = -1;
+  for (int i = 0; i < s.rank(); i++) {
+    if (s[i] == 0 && unknown < 0) unknown = i;
+    else known *= s[i];
+  }
+  if (unknown >= 0 && known > 0 && x.value().elements() > 0) s[unknown] = x.value().elements() / known;
+  return record<ReshapeNode>(x.value().reshape(s), {&x}, {}, x.shape());
+}
+
+Variable flatten(const Variable& x) {
+  require(x.rank() >= 1, "flatten: needs at least one axis");
+  return reshape(x, {x.extent(0), x.extent(0) ? x.value().elements() / x.extent(0) : 0});
+}
+
+Variable transpose(const Variable& x, std::initializer_list<int> order) {
+  require(int(order.size()) == x.rank(), "transpose: ", order.size(), " axes named for the shape ", x.shape());
+  Box all = whole(x.shape()), box;
+  Shape shape;
+  unsigned seen = 0;
+  for (int named : order) {
+    int axis = axis_of("transpose", x.shape(), named);
+    require(!(seen >> axis & 1), "transpose: the axis ", named, " is named twice");
+    seen |= 1u << axis;
+    box.step[shape.rank()] = all.step[axis];
+    shape.append(x.extent(axis));
+  }
+  Tensor y(x.backend(), shape, x.dtype());
+  copy_box(shape, x.value(), box, y, whole(shape), false);
+  return record<TransposeNode>(y, {&x}, {}, x.shape(), box);
+}
+
+Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step) {
+  int a = axis_of("slice", x.shape(), axis);
+  require(step >= 1 && 0 <= begin && begin <= end && end <= x.extent(a), "slice: [", begin, ", ", end, ") step ", step,
+          " of axis ", axis, " in the shape ", x.shape());
+  Box box = whole(x.shape());
+  box.begin = begin * box.step[a];
+  box.step[a] *= step;
+  Shape shape = x.shape();
+  shape[a] = (end - begin + step - 1) / step;
+  Tensor y;
+  if (a == 0 && step == 1) {
+    y = x.value().slice(begin, end);  // rows of the first axis share memory
+  } else {
+    y = Tensor(x.backend(), shape, x.dtype());
+    copy_box(shape, x.value(), box, y, whole(shape), false);
+  }
+  return record<SliceNode>(y, {&x}, {}, x.shape(), box);
+}
+
+Variable concat(std::span<const Variable> parts, int axis) {
+  require(!parts.empty(), "concat: nothing to concatenate");
+  int a = axis_of("concat", parts[0].shape(), axis);
+  Shape shape = parts[0].shape();
+  shape[a] = 0;
+  for (const Variable& p : parts) {
+    require(p.dtype() == parts[0].dtype(), "concat: ", name_of(parts[0].dtype()), " and ", name_of(p.dtype()));
+    require(p.rank() == shape.rank(), "concat: the shapes ", parts[0].shape(), " and ", p.shape(), " differ in rank");
+    for (int i = 0; i < shape.rank(); i++)
+      require(i == a || p.extent(i) == shape[i], "concat along axis ", axis, ": the shapes ", parts[0].shape(), " and ", p.shape(),
+              " differ elsewhere");
+    shape[a] += p.extent(a);
+  }
+  Tensor y(parts[0].backend(), shape, parts[0].dtype());
+  std::vector<Box> boxes;
+  std::vector<Shape> shapes;
+  Box box = whole(shape);
+  for (const Variable& p : parts) {
+    copy_box(p.shape(), p.value(), whole(p.shape()), y, box, false);
+    boxes.push_back(box);
+    shapes.push_back(p.shape());
+    box.begin += p.extent(a) * box.step[a];
+  }
+  Ref<Node> node;
+  if (needs_tape(parts)) {
+    node = Ref<Node>(new ConcatNode(std::move(shapes), std::move(boxes)));
+    for (const Variable& p : parts) node->inputs.push(p.node());
+  }
+  return finish(y, std::move(node), ConcatNode::name);
+}
+
+Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value) {
+  int a = axis_of("pad", x.shape(), axis);
+  require(before >= 0 && after >= 0, "pad: ", before, " before and ", after, " after: use slice to cut");
+  Shape shape = x.shape();
+  shape[a] += before + after;
+  Box box = whole(shape);
+  box.begin = before * box.step[a];
+  Tensor y = Tensor::full(x.backend(), shape, value, x.dtype());
+  copy_box(x.shape(), x.value(), whole(x.shape()), y, box, false);
+  return record<PadNode>(y, {&x}, {}, x.shape(), box);
+}
+
+}  // namespace tandem

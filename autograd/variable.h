@@ -1,0 +1,59 @@
+// Variable: a value, its gradient, and the node that made it.
+#pragma once
+#include <utility>
+
+#include "autograd/node.h"
+
+namespace tandem {
+
+class Variable {
+ public:
+  Variable() = default;
+  // A constant, or (requires_grad) a leaf whose gradient backward() computes.
+  Variable(Tensor value, bool requires_grad = false, std::string name = "");
+  Variable(Tensor value, Ref<Node> node) : value_(std::move(value)), node_(std::move(node)) {}
+
+  bool defined() const { return value().defined(); }
+  const Tensor& value() const { return leaf_ ? leaf_->value : value_; }
+  const Shape& shape() const { return value().shape(); }
+  std::int64_t extent(int axis) const { return value().extent(axis); }
+  int rank() const { return value().rank(); }
+  DType dtype() const { return value().dtype(); }
+  Backend& backend() const { return value().backend(); }
+  double item() const { return value().item(); }
+
+  bool requires_grad() const { return static_cast<bool>(node_); }
+  const Ref<Node>& node() const { return node_; }
+  Leaf* leaf() const { return leaf_; }
+  // The gradient of a leaf after backward(); empty when none was computed.
+  Tensor grad() const { return leaf_ && leaf_->has_grad ? leaf_->grad : Tensor(); }
+  void zero_grad() { if (leaf_) leaf_->has_grad = false; }  // the next backward overwrites
+  Variable detach() const { return Variable(value()); }
+  void backward(const BackwardOptions& options = {}) const { tandem::backward(*this, options); }
+
+ private:
+  Tensor value_;  // empty for a leaf: its value lives in the leaf, shared by every handle
+  Ref<Node> node_;
+  Leaf* leaf_ = nullptr;
+};
+
+// How an operation ends: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, leaves a node N(attributes…)
+// on the tape. Inputs and what is saved are given separately, because backward rarely needs all inputs. N names itself: N::name.
+bool needs_tape(std::initializer_list<const Variable*> inputs);
+bool needs_tape(std::span<const Variable> inputs);
+void keep(Node& node, std::initializer_list<Tensor> saved);
+Variable finish(Tensor y, Ref<Node> node, const char* op);  // node may be null; checks values when mode().check
+
+template <class N, class... Attributes>
+Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::initializer_list<Tensor> saved,
+                Attributes&&... attributes) {
+  Ref<Node> node;
+  if (needs_tape(inputs)) {
+    node = Ref<Node>(new N(std::forward<Attributes>(attributes)...));
+    for (const Variable* v : inputs) node->inputs.push(v->node());
+    keep(*node, saved);
+  }
+  return finish(std::move(y), std::move(node), N::name);
+}
+
+}  // namespace tandem

@@ -1,0 +1,130 @@
+// Backend: one object per device. It owns the device's memory and implements the operations that are library-like,
+// reduction-shaped or tuned per device. Every operation is pure virtual: a backend that misses one does not compile.
+// Element-wise work is not here: it is a named functor, run by launch() (core/launch.h).
+//
+// Contracts shared by all operations below
+//   - pictures [n, h, w, c], filters [c_out, kh, kw, c_in/groups], matrices row-major, tensors contiguous
+//   - outputs are allocated by the caller and of the right shape; shapes were validated by the operation in autograd/
+//   - T: f32 and bf16 on every backend (f64 on the reference one); parameters, their gradients and statistics are f32
+//     (f64 when x is f64), whatever the type of the pictures
+//   - `add`: add to the output instead of overwriting it; on a fresh gradient it is false and old contents are never read
+//   - an optional tensor is passed by pointer; null means absent
+//   - calls on one backend come from one thread at a time; a second rank has a backend object of its own
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/tensor.h"
+
+namespace tandem {
+
+enum class Reduction { sum, max };
+
+// Batch normalisation over all axes but the last: y = relu?((x − mean)·gamma/√(var + epsilon) + beta + residual?)
+struct NormShape {
+  std::int64_t rows = 0, channels = 0;
+  double epsilon = 1e-5, momentum = 0.1;  // running = (1 − momentum)·running + momentum·batch (unbiased variance)
+  bool relu = false;
+};
+
+class Backend {
+ public:
+  Backend(std::string name, std::unique_ptr<MemorySource> source, int threads)
+      : name_(std::move(name)), memory_(std::move(source)), threads_(threads) {}
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  const std::string& name() const { return name_; }           // "reference", "cpu", "cuda"
+  virtual std::string description() const = 0;                // device and library versions, one line
+  CachingAllocator& memory() { return memory_; }
+  int threads() const { return threads_; }                    // host threads per parallel region; 1 on devices
+  virtual bool on_device() const { return false; }            // false: pointers may be read by the host
+  virtual bool supports(DType dtype) const = 0;
+  virtual void* stream() const { return nullptr; }            // the device's current stream
+
+  // Memory movement. upload and download return when the host buffer may be reused.
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
+  virtual void download(void* host, const void* device, std::size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // within the device
+  virtual void synchronize() = 0;
+
+  // A step that can be replayed. The default calls it each time; cuda records a graph.
+  virtual std::function<void()> record(std::function<void()> step) { return step; }
+
+  // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
+  virtual void deterministic(bool on) = 0;
+  virtual void exact_convolution(bool on) = 0;                // leaves Winograd out
+
+  // ---- matrices ----------------------------------------------------------------------------------------------------
+  // c = op(a)·op(b) (+ c if add), a and b of rank 2, or of rank 3 with a leading batch axis.
+  virtual void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) = 0;
+  // y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n])
+  virtual void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) = 0;
+  virtual void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) = 0;
+  virtual void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) = 0;
+
+  // ---- convolution -------------------------------------------------------------------------------------------------
+  virtual void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) = 0;
+  virtual void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) = 0;
+  virtual void conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw, bool add) = 0;
+  // db[c] = Σ over all rows of dy[…, c]: the bias gradient of linear and conv2d.
+  virtual void sum_rows(const Tensor& dy, Tensor& db, bool add) = 0;
+
+  // ---- pooling -----------------------------------------------------------------------------------------------------
+  // y = max over the window, or relu of it. winner[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
+  // the window, 255 where relu cut it off; null when no gradient is wanted. Elements outside the picture never win.
+  virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) = 0;
+  virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) = 0;
+  virtual void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) = 0;
+  virtual void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) = 0;
+
+  // ---- batch normalisation -----------------------------------------------------------------------------------------
+  // x, residual, y of s.rows × s.channels; gamma, beta, running_*, mean, inverse_deviation of s.channels.
+  virtual void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
+                          Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean, Tensor& inverse_deviation) = 0;
+  // With the running statistics, for evaluation.
+  virtual void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                                    const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) = 0;
+  // y is needed for the mask only when s.relu and there was a residual (else the mask is recomputed from x).
+  // dx, dresidual, dgamma and dbeta may each be null. dresidual may be dy itself (in place).
+  struct NormGradients {
+    Tensor *dx = nullptr, *dresidual = nullptr, *dgamma = nullptr, *dbeta = nullptr;
+    bool add_dx = false, add_dresidual = false, add_dgamma = false, add_dbeta = false;
+  };
+  virtual void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
+                                   const Tensor& beta, const Tensor& mean, const Tensor& inverse_deviation,
+                                   const NormGradients& out) = 0;
+
+  // ---- rows and reductions -----------------------------------------------------------------------------------------
+  // x viewed as [outer, middle, inner] → y[outer, inner].
+  virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
+                      bool add) = 0;
+  // y (one element) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or the sum exceeds T.
+  virtual void sum_of_squares(const Tensor& x, Tensor& y, bool add) = 0;
+  virtual void log_softmax(const Tensor& x, Tensor& y) = 0;                                     // along the last axis
+  virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) = 0;
+  // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
+  // probabilities (f32, as x) are kept for backward. correct (i32, one element) += rows whose largest logit is the label.
+  virtual void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
+                             Tensor* correct) = 0;
+  virtual void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,
+                                      Tensor& dx, bool add) = 0;
+
+ private:
+  std::string name_;
+  CachingAllocator memory_;
+
+ protected:
+  int threads_;
+};
+
+// The textbook: plain loops over float, bf16 or double. Slow, obviously right, and the oracle of the others.
+std::unique_ptr<Backend> reference_backend(int threads = 1);
+// The fast CPU: oneDNN and our Winograd. Linked to the reference backend where there is no oneDNN.
+std::unique_ptr<Backend> cpu_backend(int threads = 0);  // 0: OMP_NUM_THREADS, else all cores
+// The GPU with this index; throws Error with the cause when there is none. Defined in cuda/, or in cuda/none.cpp.
+std::unique_ptr<Backend> cuda_backend(int index);
+
+}  // namespace tandem

@@ -1,0 +1,33 @@
+// A batch of pictures, and where batches come from. The training loop knows no more of data than this.
+#pragma once
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace tandem {
+
+struct Batch {
+  Tensor images;             // [b, H, W, C], f32 or bf16, normalised, on the training backend
+  Tensor labels;             // i32 [b]
+  Tensor samples;            // i32 [b]: which picture of the set each is, to address random numbers by
+  std::int64_t index = 0;    // of this batch in its epoch, from 0
+  std::int64_t epoch = 0;
+  std::int64_t global = 0;   // pictures in this batch over all ranks: b / global is this rank's weight
+
+  std::int64_t size() const { return samples.defined() ? samples.extent(0) : 0; }
+};
+
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  virtual std::int64_t batches_per_epoch() const = 0;
+  virtual std::int64_t pictures_per_epoch() const = 0;  // over all ranks
+  // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.
+  virtual void start(std::int64_t epoch, std::int64_t first = 0) = 0;
+  // The next batch, or false at the end of the epoch. Valid until the next call of next() or start().
+  virtual bool next(Batch& batch) = 0;
+  // Batch `index` of any epoch once more, bit for bit, in memory of its own.
+  virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
+};
+
+}  // namespace tandem

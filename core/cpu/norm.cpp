@@ -1,0 +1,248 @@
+#include "core/cpu/norm.h"
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "core/cpu/rows.h"
+#include "core/launch.h"
+
+namespace tandem::cpu {
+namespace {
+
+// A region of threads costs more than a small tensor.
+int worth(int threads, const Fold& f) { return f.rows * f.width + f.tail < parallel_grain ? 1 : threads; }
+
+// Calls f(std::true_type) or f(std::false_type): a choice made once, outside the loops.
+template <class F> void choose(bool yes, const F& f) { yes ? f(std::true_type{}) : f(std::false_type{}); }
+
+// Σ(x − mean)² loses digits when it is computed as Σx² − …, unless x is shifted by something near its mean first. The mean of
+// a few rows spread over the batch is near enough, cheap, and the same for all threads, so that their sums simply add up.
+template <class T>
+void sample_mean(const Fold& f, std::int64_t rows, const T* x, float* shift) {
+  constexpr std::int64_t samples = 17;  // an odd number: not the same pixel of every picture
+  for (std::int64_t c = 0; c < f.channels; c++) shift[c] = 0;
+  const std::int64_t n = std::min(rows, samples);
+  for (std::int64_t i = 0; i < n; i++) {
+    const T* row = x + (2 * i + 1) * rows / (2 * n) * f.channels;
+    for (std::int64_t c = 0; c < f.channels; c++) shift[c] += static_cast<float>(row[c]) / static_cast<float>(n);
+  }
+  f.spread(shift);
+}
+
+// y = relu?(x·scale + offset + residual?)
+template <class T>
+void normalise(const Fold& f, int thread, int threads, Order order, const T* x, const T* residual, const float* scale,
+               const float* offset, bool relu_after, T* y) {
+  choose(residual != nullptr, [&](auto with_residual) {
+    choose(relu_after, [&](auto with_relu) {
+      sweep(f, thread, threads, order, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+        vf a[4], b[4];
+        for (int i = 0; i < 4; i++) a[i] = read(scale + column + i * VL), b[i] = read(offset + column + i * VL);
+        for (std::int64_t r = 0; r < rows; r++, at += f.width)
+          for (int i = 0; i < 4; i++) {
+            vf v = read_lane<whole>(x + at, i, n) * a[i] + b[i];
+            if constexpr (with_residual) v += read_lane<whole>(residual + at, i, n);
+            if constexpr (with_relu) v = relu(v);
+            write_lane<whole>(y + at, i, n, v);
+          }
+      });
+    });
+  });
+}
+
+}  // namespace
+
+// ---- forward ---------------------------------------------------------------------------------------------------------
+template <class T>
+void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma, const float* beta,
+                float* running_mean, float* running_variance, T* y, float* mean, float* inverse_deviation) {
+  const Fold f(s.rows, s.channels);
+  threads = worth(threads, f);
+  std::vector<double> sums(2 * f.width * threads);  // per thread Σ(x − shift), Σ(x − shift)²
+#pragma omp parallel num_threads(threads)
+  {
+    const int thread = thread_number(), count = thread_count();
+    std::vector<float> values(3 * f.width);
+    float *shift = values.data(), *scale = shift + f.width, *offset = scale + f.width;
+    double *sum = sums.data() + 2 * f.width * thread, *squares = sum + f.width;
+    sample_mean(f, s.rows, x, shift);
+    sweep(f, thread, count, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+      vf k[4], total[4] = {}, square[4] = {};
+      for (int i = 0; i < 4; i++) k[i] = read(shift + column + i * VL);
+      for (std::int64_t r = 0; r < rows; r++, at += f.width)
+        for (int i = 0; i < 4; i++) {
+          vf d = read_lane<whole>(x + at, i, n) - k[i];
+          if constexpr (!whole) d = keep(d, within(i, n));
+          total[i] += d;
+          square[i] += d * d;
+        }
+      combine_panel(std::plus<double>(), sum + column, total);
+      combine_panel(std::plus<double>(), squares + column, square);
+    });
+    f.gather(sum);
+    f.gather(squares);
+#pragma omp barrier
+    // Every thread adds up the parts of all, in the same order; thread 0 writes the results.
+    const double rows = static_cast<double>(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
+    for (std::int64_t c = 0; c < s.channels; c++) {
+      double total = 0, square = 0;
+      for (int t = 0; t < count; t++) {
+        total += sums[2 * f.width * t + c];
+        square += sums[2 * f.width * t + f.width + c];
+      }
+      const double distance = total / rows, variance = std::max(0.0, square / rows - distance * distance);
+      const float m = static_cast<float>(shift[c] + distance), inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
+      scale[c] = gamma[c] * inverse;
+      offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
+      if (thread == 0) {
+        mean[c] = m;
+        inverse_deviation[c] = inverse;
+        running_mean[c] += static_cast<float>(s.momentum * (shift[c] + distance - running_mean[c]));
+        running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
+      }
+    }
+    f.spread(scale);
+    f.spread(offset);
+    normalise(f, thread, count, Order::backwards, x, residual, scale, offset, s.relu, y);
+  }
+}
+
+template <class T>
+void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
+                          const float* beta, const float* mean, const float* variance, T* y) {
+  const Fold f(s.rows, s.channels);
+  std::vector<float> values(2 * f.width);
+  float *scale = values.data(), *offset = scale + f.width;
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    scale[c] = static_cast<float>(gamma[c] / std::sqrt(variance[c] + s.epsilon));
+    offset[c] = std::fma(-mean[c], scale[c], beta[c]);
+  }
+  f.spread(scale);
+  f.spread(offset);
+#pragma omp parallel num_threads(worth(threads, f))
+  normalise(f, thread_number(), thread_count(), Order::forwards, x, residual, scale, offset, s.relu, y);
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------
+// With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse deviation:
+//   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
+template <class T>
+void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
+                         const float* beta, const float* mean, const float* inverse_deviation, const NormBackward<T>& out) {
+  const Fold f(s.rows, s.channels);
+  threads = worth(threads, f);
+  std::vector<double> sums(2 * f.width * threads);  // per thread Σ d, Σ d·(x − mean)
+  const bool mask_from_y = s.relu && y, mask_from_x = s.relu && !y;
+  // The first pass leaves the masked gradient in dresidual, so that the second needs neither y nor dy.
+  const bool keep_masked = out.dresidual && !out.add_dresidual;
+  const T* second = keep_masked ? out.dresidual : dy;
+
+#pragma omp parallel num_threads(threads)
+  {
+    const int thread = thread_number(), count = thread_count();
+    // The forward pass again, for its mask, and dx = d·scale + (x − mean)·slope + constant.
+    std::vector<float> values(5 * f.width);
+    float *center = values.data(), *scale = center + f.width, *offset = scale + f.width, *slope = offset + f.width,
+          *constant = slope + f.width;
+    double *sum = sums.data() + 2 * f.width * thread, *product = sum + f.width;
+    for (std::int64_t c = 0; c < s.channels; c++) {
+      center[c] = mean[c];
+      scale[c] = gamma[c] * inverse_deviation[c];
+      offset[c] = std::fma(-mean[c], scale[c], beta[c]);
+    }
+    f.spread(center);
+    f.spread(scale);
+    f.spread(offset);
+
+    auto first_pass = [&](auto from_x, auto from_y, auto keeping) {
+      sweep(f, thread, count, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+        vf m[4], a[4], b[4], total[4] = {}, dot[4] = {};
+        for (int i = 0; i < 4; i++) {
+          m[i] = read(center + column + i * VL);
+          a[i] = read(scale + column + i * VL);
+          b[i] = read(offset + column + i * VL);
+        }
+        for (std::int64_t r = 0; r < rows; r++, at += f.width)
+          for (int i = 0; i < 4; i++) {
+            vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
+            if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
+            if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
+            if constexpr (keeping) write_lane<whole>(out.dresidual + at, i, n, d);
+            total[i] += d;
+            dot[i] += d * (v - m[i]);
+          }
+        combine_panel(std::plus<double>(), sum + column, total);
+        combine_panel(std::plus<double>(), product + column, dot);
+      });
+    };
+    choose(mask_from_x, [&](auto from_x) {
+      choose(mask_from_y, [&](auto from_y) {
+        // In place and without a mask there is nothing to write.
+        choose(keep_masked && (s.relu || out.dresidual != dy), [&](auto keeping) { first_pass(from_x, from_y, keeping); });
+      });
+    });
+    f.gather(sum);
+    f.gather(product);
+#pragma omp barrier
+    const double rows = static_cast<double>(s.rows);
+    for (std::int64_t c = 0; c < s.channels; c++) {
+      double total = 0, dot = 0;
+      for (int t = 0; t < count; t++) {
+        total += sums[2 * f.width * t + c];
+        dot += sums[2 * f.width * t + f.width + c];
+      }
+      const double inverse = inverse_deviation[c], dgamma = dot * inverse;
+      slope[c] = static_cast<float>(-scale[c] * inverse * dgamma / rows);
+      constant[c] = static_cast<float>(-scale[c] * total / rows);
+      if (thread == 0 && out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
+      if (thread == 0 && out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
+    }
+    f.spread(slope);
+    f.spread(constant);
+
+    auto second_pass = [&](auto from_x, auto from_y, auto adding) {
+      sweep(f, thread, count, Order::backwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+        vf m[4], a[4], b[4], k[4], e[4];
+        for (int i = 0; i < 4; i++) {
+          m[i] = read(center + column + i * VL);
+          a[i] = read(scale + column + i * VL);
+          b[i] = read(offset + column + i * VL);
+          k[i] = read(slope + column + i * VL);
+          e[i] = read(constant + column + i * VL);
+        }
+        for (std::int64_t r = 0; r < rows; r++, at += f.width)
+          for (int i = 0; i < 4; i++) {
+            vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(second + at, i, n);
+            if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
+            if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
+            if (out.dresidual && !keep_masked)
+              write_lane<whole>(out.dresidual + at, i, n, read_lane<whole>(out.dresidual + at, i, n) + d);
+            if (!out.dx) continue;
+            vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
+            if constexpr (adding) result += read_lane<whole>(out.dx + at, i, n);
+            write_lane<whole>(out.dx + at, i, n, result);
+          }
+      });
+    };
+    if (out.dx || (out.dresidual && !keep_masked))
+      choose(mask_from_x && !keep_masked, [&](auto from_x) {
+        choose(mask_from_y && !keep_masked, [&](auto from_y) {
+          choose(out.dx && out.add_dx, [&](auto adding) { second_pass(from_x, from_y, adding); });
+        });
+      });
+  }
+}
+
+#define TANDEM_NORM(T)                                                                                                  \
+  template void batch_norm<T>(int, const NormShape&, const T*, const T*, const float*, const float*, float*, float*, T*, \
+                              float*, float*);                                                                         \
+  template void batch_norm_inference<T>(int, const NormShape&, const T*, const T*, const float*, const float*,         \
+                                        const float*, const float*, T*);                                               \
+  template void batch_norm_backward<T>(int, const NormShape&, const T*, const T*, const T*, const float*, const float*, \
+                                       const float*, const float*, const NormBackward<T>&);
+TANDEM_NORM(float)
+TANDEM_NORM(bf16)
+#undef TANDEM_NORM
+
+}  // namespace tandem::cpu

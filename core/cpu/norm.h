@@ -1,0 +1,31 @@
+// Batch normalisation on the CPU: x, y [rows, channels], statistics per channel over the rows.
+//
+// Memory is what it costs, so each pass touches it once, in one parallel region: forward reads x for the statistics, then
+// reads x (and the residual) and writes y; backward reads x and dy for the two sums of the gradient, then again to write dx.
+// The second pass walks backwards, so that it begins with what the first left in cache.
+#pragma once
+#include "core/backend.h"
+
+namespace tandem::cpu {
+
+// T is float or bf16. Pointers that may be null: residual. Results are the same bits for the same number of threads.
+template <class T>
+void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma, const float* beta,
+                float* running_mean, float* running_variance, T* y, float* mean, float* inverse_deviation);
+
+template <class T>
+void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
+                          const float* beta, const float* mean, const float* variance, T* y);
+
+template <class T>
+struct NormBackward {  // as Backend::NormGradients, in pointers; null: not wanted
+  T *dx = nullptr, *dresidual = nullptr;
+  float *dgamma = nullptr, *dbeta = nullptr;
+  bool add_dx = false, add_dresidual = false, add_dgamma = false, add_dbeta = false;
+};
+// y: null unless the mask is to be taken from it (ReLU after a residual). dresidual may be dy.
+template <class T>
+void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
+                         const float* beta, const float* mean, const float* inverse_deviation, const NormBackward<T>& out);
+
+}  // namespace tandem::cpu

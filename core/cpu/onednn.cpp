@@ -1,0 +1,555 @@
+// The wrapper of oneDNN. What differs between versions 2 and 3 is in the make_… functions: version 2 builds a primitive
+// descriptor from an operation descriptor, version 3 takes the same arguments directly.
+#include "core/cpu/onednn.h"
+
+#include <omp.h>
+
+#include <dnnl.hpp>
+#include <sstream>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "core/cpu/prepared.h"
+#include "core/cpu/simd.h"
+#include "core/error.h"
+
+namespace tandem::cpu {
+namespace {
+
+using dnnl::memory;
+using Dims = memory::dims;
+
+// Runs a piece of library work; what the library throws becomes an Error that says where and what can be done.
+template <class Work>
+auto checked(const char* operation, const std::string& shapes, const Work& work) {
+  try {
+    return work();
+  } catch (const dnnl::error& e) {
+    const bool missing = e.status == dnnl_unimplemented;
+    fail(__FILE__, ": oneDNN ", operation, " ", shapes, ": ", e.what(), " (status ", int(e.status), "). ",
+         missing ? "This CPU has no kernel for it: try f32" : "Check the shapes; ONEDNN_VERBOSE=1 shows the library's view");
+  }
+}
+
+std::string text(const ConvShape& s, DType t) {
+  std::ostringstream out;
+  out << name_of(t) << " x[" << s.n << ',' << s.h << ',' << s.w << ',' << s.c_in << "] w[" << s.c_out << ',' << s.kh << ',' << s.kw
+      << ',' << s.c_in / s.groups << "] stride " << s.stride_h << ',' << s.stride_w << " pad " << s.pad_h << ',' << s.pad_w
+      << " dilation " << s.dilation_h << ',' << s.dilation_w << " groups " << s.groups;
+  return out.str();
+}
+std::string text(std::int64_t m, std::int64_t n, std::int64_t k, DType t) {
+  std::ostringstream out;
+  out << name_of(t) << " m " << m << " n " << n << " k " << k;
+  return out.str();
+}
+
+memory::data_type type_of(DType t) { return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32; }
+
+memory::desc any_layout(const Dims& dims, memory::data_type t) { return {dims, t, memory::format_tag::any}; }
+memory::desc pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c, memory::data_type t) {
+  return {{n, c, h, w}, t, memory::format_tag::nhwc};
+}
+memory::desc matrix(std::int64_t rows, std::int64_t columns, memory::data_type t, bool transposed = false) {
+  return {{rows, columns}, t, transposed ? memory::format_tag::ba : memory::format_tag::ab};
+}
+
+// Filters w[c_out][kh][kw][c_in / groups] as the library counts axes: (groups,) out, in, height, width.
+Dims filter_dims(const ConvShape& s) {
+  if (s.groups == 1) return {s.c_out, s.c_in, s.kh, s.kw};
+  return {s.groups, s.c_out / s.groups, s.c_in / s.groups, s.kh, s.kw};
+}
+memory::desc ohwi(const ConvShape& s) {
+  const std::int64_t i = s.c_in / s.groups, o = s.kh * s.kw * i;
+  if (s.groups == 1) return {filter_dims(s), memory::data_type::f32, Dims{o, 1, s.kw * i, i}};
+  return {filter_dims(s), memory::data_type::f32, Dims{s.c_out / s.groups * o, o, 1, s.kw * i, i}};
+}
+
+bool same(const memory::desc& a, const memory::desc& b) { return a == b; }
+
+// The library reads the number of threads from OpenMP: ours for the length of a call.
+class Threads {
+ public:
+  explicit Threads(int wanted) : before_(omp_get_max_threads()) { if (wanted != before_) omp_set_num_threads(wanted); }
+  ~Threads() { omp_set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+struct ConvKey {
+  ConvShape shape;
+  Pass pass;
+  DType type;
+  bool bias, relu;
+  bool operator==(const ConvKey&) const = default;
+};
+struct MatrixKey {
+  enum class Op { linear, linear_backward_data, linear_backward_weights, gemm } op;
+  DType type;
+  std::int64_t m, n, k;
+  bool first, second;  // bias and relu, or the transpositions
+  float alpha = 1, beta = 0;
+  bool operator==(const MatrixKey&) const = default;
+};
+struct Hash {
+  std::size_t operator()(const ConvKey& k) const {
+    const ConvShape& s = k.shape;
+    std::size_t h = 0;
+    for (std::int64_t v : {s.n, s.h, s.w, s.c_in, s.c_out, s.kh, s.kw, s.stride_h, s.stride_w, s.pad_h, s.pad_w, s.dilation_h,
+                           s.dilation_w, s.groups, std::int64_t(k.pass), std::int64_t(k.type), std::int64_t(k.bias),
+                           std::int64_t(k.relu)})
+      h = (h ^ std::size_t(v)) * 0x9e3779b97f4a7c15u;
+    return h;
+  }
+  std::size_t operator()(const MatrixKey& k) const {
+    std::size_t h = std::size_t(k.alpha * 64) + std::size_t(k.beta * 4096);
+    for (std::int64_t v : {std::int64_t(k.op), std::int64_t(k.type), k.m, k.n, k.k, std::int64_t(k.first), std::int64_t(k.second)})
+      h = (h ^ std::size_t(v)) * 0x9e3779b97f4a7c15u;
+    return h;
+  }
+};
+
+// One primitive with its memory objects; before each execution they are pointed at the caller's buffers.
+struct Compiled {
+  dnnl::primitive primitive;
+  std::string name;
+  memory source, weights, target, bias, scratchpad;  // target: y, dy, or the product
+  std::unordered_map<int, memory> arguments;
+  std::size_t scratch_bytes = 0, weight_bytes = 0;
+  std::int64_t weight_elements = 0;
+  bool reordered = false;         // weights (or their gradient) have a layout of their own
+  memory plain;                   // the caller's weights
+  dnnl::reorder reorder;
+  std::unordered_map<int, memory> reorder_arguments;
+};
+
+template <class Descriptor>
+void finish(Compiled& k, const Descriptor& d, const dnnl::engine& engine) {
+  k.name = d.impl_info_str();
+  k.scratch_bytes = d.scratchpad_desc().get_size();
+  k.scratchpad = memory(d.scratchpad_desc(), engine, nullptr);
+  k.arguments.emplace(DNNL_ARG_SCRATCHPAD, k.scratchpad);
+}
+
+void bind_weights(Compiled& k, const memory::desc& plain, const memory::desc& own, std::int64_t elements, bool gradient,
+                  const dnnl::engine& engine) {
+  k.weights = memory(own, engine, nullptr);
+  k.weight_bytes = own.get_size();
+  k.weight_elements = elements;
+  k.reordered = !same(plain, own);
+  if (!k.reordered) return;
+  k.plain = memory(plain, engine, nullptr);
+  const memory &from = gradient ? k.weights : k.plain, &to = gradient ? k.plain : k.weights;
+  k.reorder = dnnl::reorder(from, to);
+  k.reorder_arguments = {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}};
+}
+
+dnnl::primitive_attr attributes(bool relu) {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (relu) {
+    dnnl::post_ops ops;
+#if DNNL_VERSION_MAJOR >= 3
+    ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.f, 0.f);
+#else
+    ops.append_eltwise(1.f, dnnl::algorithm::eltwise_relu, 0.f, 0.f);
+#endif
+    attr.set_post_ops(ops);
+  }
+  return attr;
+}
+
+// ---- descriptors: the two interfaces ---------------------------------------------------------------------------------------
+struct ConvArguments {
+  memory::desc x, w, bias, y;
+  Dims strides, dilations, padding;
+};
+
+auto convolution_forward(const ConvArguments& a, const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
+  using namespace dnnl;
+#if DNNL_VERSION_MAJOR >= 3
+  return convolution_forward::primitive_desc(engine, prop_kind::forward_training, algorithm::convolution_direct, a.x, a.w, a.bias,
+                                             a.y, a.strides, a.dilations, a.padding, a.padding, attr);
+#else
+  return convolution_forward::primitive_desc({prop_kind::forward_training, algorithm::convolution_direct, a.x, a.w, a.bias, a.y,
+                                              a.strides, a.dilations, a.padding, a.padding}, attr, engine);
+#endif
+}
+auto convolution_backward_data(const ConvArguments& a, const dnnl::convolution_forward::primitive_desc& hint,
+                               const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
+  using namespace dnnl;
+#if DNNL_VERSION_MAJOR >= 3
+  return convolution_backward_data::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations,
+                                                   a.padding, a.padding, hint, attr);
+#else
+  return convolution_backward_data::primitive_desc({algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations, a.padding,
+                                                    a.padding}, attr, engine, hint);
+#endif
+}
+auto convolution_backward_weights(const ConvArguments& a, const dnnl::convolution_forward::primitive_desc& hint,
+                                  const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
+  using namespace dnnl;
+#if DNNL_VERSION_MAJOR >= 3
+  return convolution_backward_weights::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations,
+                                                      a.padding, a.padding, hint, attr);
+#else
+  return convolution_backward_weights::primitive_desc({algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations,
+                                                       a.padding, a.padding}, attr, engine, hint);
+#endif
+}
+auto inner_product_forward(const memory::desc& x, const memory::desc& w, const memory::desc& bias, const memory::desc& y,
+                           const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
+  using namespace dnnl;
+#if DNNL_VERSION_MAJOR >= 3
+  return inner_product_forward::primitive_desc(engine, prop_kind::forward_training, x, w, bias, y, attr);
+#else
+  return inner_product_forward::primitive_desc({prop_kind::forward_training, x, w, bias, y}, attr, engine);
+#endif
+}
+auto inner_product_backward_data(const memory::desc& dx, const memory::desc& w, const memory::desc& dy,
+                                 const dnnl::inner_product_forward::primitive_desc& hint, const dnnl::primitive_attr& attr,
+                                 const dnnl::engine& engine) {
+  using namespace dnnl;
+#if DNNL_VERSION_MAJOR >= 3
+  return inner_product_backward_data::primitive_desc(engine, dx, w, dy, hint, attr);
+#else
+  return inner_product_backward_data::primitive_desc({dx, w, dy}, attr, engine, hint);
+#endif
+}
+auto inner_product_backward_weights(const memory::desc& x, const memory::desc& dw, const memory::desc& dy,
+                                    const dnnl::inner_product_forward::primitive_desc& hint, const dnnl::primitive_attr& attr,
+                                    const dnnl::engine& engine) {
+  using namespace dnnl;
+#if DNNL_VERSION_MAJOR >= 3
+  return inner_product_backward_weights::primitive_desc(engine, x, dw, dy, hint, attr);
+#else
+  return inner_product_backward_weights::primitive_desc({x, dw, dy}, attr, engine, hint);
+#endif
+}
+// c = alpha·a·b + beta·c: alpha and beta as post-operations, which both versions have.
+auto matrix_product(const memory::desc& a, const memory::desc& b, const memory::desc& c, float alpha, float beta,
+                    const dnnl::engine& engine) {
+  using namespace dnnl;
+  primitive_attr attr;
+  attr.set_scratchpad_mode(scratchpad_mode::user);
+  post_ops ops;
+#if DNNL_VERSION_MAJOR >= 3
+  if (alpha != 1) ops.append_eltwise(algorithm::eltwise_linear, alpha, 0.f);
+  if (beta != 0) ops.append_sum(beta);
+  attr.set_post_ops(ops);
+  return matmul::primitive_desc(engine, a, b, c, attr);
+#else
+  if (alpha != 1) ops.append_eltwise(1.f, algorithm::eltwise_linear, alpha, 0.f);
+  if (beta != 0) ops.append_sum(beta);
+  attr.set_post_ops(ops);
+  return matmul::primitive_desc({a, b, c}, attr, engine);
+#endif
+}
+
+ConvArguments arguments(const ConvShape& s, DType t, bool bias, bool f32_weights) {
+  const auto type = type_of(t);
+  const auto f32 = memory::data_type::f32;
+  return {pictures(s.n, s.h, s.w, s.c_in, type), any_layout(filter_dims(s), f32_weights ? f32 : type),
+          bias ? memory::desc({s.c_out}, f32, memory::format_tag::a) : memory::desc(),
+          pictures(s.n, s.out_h(), s.out_w(), s.c_out, type), {s.stride_h, s.stride_w}, {s.dilation_h - 1, s.dilation_w - 1},
+          {s.pad_h, s.pad_w}};
+}
+
+std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engine& engine) {
+  const ConvShape& s = key.shape;
+  const ConvArguments a = arguments(s, key.type, key.bias, false);
+  const dnnl::primitive_attr attr = attributes(key.relu);
+  const auto forward = convolution_forward(a, attr, engine);
+  auto k = std::make_unique<Compiled>();
+  k->source = memory(a.x, engine, nullptr), k->target = memory(a.y, engine, nullptr);
+  if (key.pass == Pass::forward) {
+    k->primitive = dnnl::convolution_forward(forward);
+    finish(*k, forward, engine);
+    bind_weights(*k, ohwi(s), forward.weights_desc(), s.w_elements(), false, engine);
+    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
+    if (key.bias) {
+      k->bias = memory(a.bias, engine, nullptr);
+      k->arguments.emplace(DNNL_ARG_BIAS, k->bias);
+    }
+  } else if (key.pass == Pass::backward_data) {
+    const auto d = convolution_backward_data(a, forward, attr, engine);
+    k->primitive = dnnl::convolution_backward_data(d);
+    finish(*k, d, engine);
+    bind_weights(*k, ohwi(s), d.weights_desc(), s.w_elements(), false, engine);
+    k->arguments.insert({{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+  } else {
+    const auto d = convolution_backward_weights(arguments(s, key.type, false, true), forward, attr, engine);
+    k->primitive = dnnl::convolution_backward_weights(d);
+    finish(*k, d, engine);
+    bind_weights(*k, ohwi(s), d.diff_weights_desc(), s.w_elements(), true, engine);
+    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+  }
+  return k;
+}
+
+std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& engine) {
+  using Op = MatrixKey::Op;
+  const auto type = type_of(key.type), f32 = memory::data_type::f32;
+  auto k = std::make_unique<Compiled>();
+  if (key.op == Op::gemm) {
+    const auto a = matrix(key.m, key.k, type, key.first), b = matrix(key.k, key.n, type, key.second), c = matrix(key.m, key.n, type);
+    const auto d = matrix_product(a, b, c, key.alpha, key.beta, engine);
+    k->primitive = dnnl::matmul(d);
+    finish(*k, d, engine);
+    k->source = memory(a, engine, nullptr), k->weights = memory(b, engine, nullptr), k->target = memory(c, engine, nullptr);
+    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
+    return k;
+  }
+  const bool bias = key.op == Op::linear && key.first, relu = key.op == Op::linear && key.second;
+  const auto x = matrix(key.m, key.k, type), y = matrix(key.m, key.n, type), plain = matrix(key.n, key.k, f32);
+  const auto bias_desc = bias ? memory::desc({key.n}, f32, memory::format_tag::a) : memory::desc();
+  const auto attr = attributes(relu);
+  const auto forward = inner_product_forward(x, any_layout({key.n, key.k}, type), bias_desc, y, attr, engine);
+  k->source = memory(x, engine, nullptr), k->target = memory(y, engine, nullptr);
+  const std::int64_t elements = key.n * key.k;
+  if (key.op == Op::linear) {
+    k->primitive = dnnl::inner_product_forward(forward);
+    finish(*k, forward, engine);
+    bind_weights(*k, plain, forward.weights_desc(), elements, false, engine);
+    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
+    if (bias) {
+      k->bias = memory(bias_desc, engine, nullptr);
+      k->arguments.emplace(DNNL_ARG_BIAS, k->bias);
+    }
+  } else if (key.op == Op::linear_backward_data) {
+    const auto d = inner_product_backward_data(x, any_layout({key.n, key.k}, type), y, forward, attr, engine);
+    k->primitive = dnnl::inner_product_backward_data(d);
+    finish(*k, d, engine);
+    bind_weights(*k, plain, d.weights_desc(), elements, false, engine);
+    k->arguments.insert({{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+  } else {
+    const auto d = inner_product_backward_weights(x, any_layout({key.n, key.k}, f32), y, forward, attr, engine);
+    k->primitive = dnnl::inner_product_backward_weights(d);
+    finish(*k, d, engine);
+    bind_weights(*k, plain, d.diff_weights_desc(), elements, true, engine);
+    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+  }
+  return k;
+}
+
+template <class T> void* writable(const T* p) { return const_cast<T*>(p); }
+
+}  // namespace
+
+struct OneDnn::State {
+  State(Scratch& scratch, int threads) : scratch(scratch), threads(threads), prepared(scratch) {}
+  Scratch& scratch;
+  int threads;
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  std::unordered_map<ConvKey, std::unique_ptr<Compiled>, Hash> convolutions;
+  std::unordered_map<MatrixKey, std::unique_ptr<Compiled>, Hash> matrices;
+  PreparedWeights prepared;
+
+  Compiled& find(const ConvKey& key) {
+    auto& k = convolutions[key];
+    if (!k) k = make_convolution(key, engine);
+    return *k;
+  }
+  Compiled& find(const MatrixKey& key) {
+    auto& k = matrices[key];
+    if (!k) k = make_matrix(key, engine);
+    return *k;
+  }
+
+  void execute(Compiled& k) {
+    Block pad(scratch, k.scratch_bytes);
+    k.scratchpad.set_data_handle(pad.data());
+    k.primitive.execute(stream, k.arguments);
+    stream.wait();
+  }
+  // Points the weights at w, laid out as the kernel wants them, and executes.
+  void execute_with(Compiled& k, const float* w, WeightKey key) {
+    auto run = [&](const void* own) {
+      k.weights.set_data_handle(const_cast<void*>(own));
+      execute(k);
+    };
+    if (!k.reordered) return run(w);
+    auto prepare = [&](void* to) {
+      k.plain.set_data_handle(writable(w));
+      k.weights.set_data_handle(to);
+      k.reorder.execute(stream, k.reorder_arguments);
+      stream.wait();
+    };
+    prepared.with(key, reinterpret_cast<std::uintptr_t>(&k), w, k.weight_elements, k.weight_bytes, prepare, run);
+  }
+  // Executes a weight gradient into dw: directly, or through the kernel's own layout, or through a sum.
+  void execute_gradient(Compiled& k, float* dw, bool add) {
+    const std::size_t plain_bytes = std::size_t(k.weight_elements) * 4;
+    Block memory(scratch, (k.reordered ? k.weight_bytes : 0) + 64 + (add ? plain_bytes : 0));
+    void* own = k.reordered ? memory.carve<std::byte>(k.weight_bytes) : nullptr;
+    float* plain = add ? memory.carve<float>(std::size_t(k.weight_elements)) : dw;
+    k.weights.set_data_handle(own ? own : plain);
+    execute(k);
+    if (own) {
+      k.plain.set_data_handle(plain);
+      k.reorder.execute(stream, k.reorder_arguments);
+      stream.wait();
+    }
+    if (add) sum(plain, dw, k.weight_elements);
+  }
+  template <class T> void sum(const T* from, T* to, std::int64_t n) {
+    const int parts = n < 65536 ? 1 : threads;
+    in_lanes(parts, [&](int lane) {
+      std::int64_t i = n / VL * lane / parts * VL;
+      const std::int64_t end = lane == parts - 1 ? n : n / VL * (lane + 1) / parts * VL;
+      for (; i + VL <= end; i += VL) store(to + i, load(to + i) + load(from + i));
+      for (; i < end; i++) to[i] = T(float(to[i]) + float(from[i]));
+    });
+  }
+  void need(DType t, const char* operation) const {
+    require(t != DType::bf16 || has_bf16(), operation, ": this CPU has no bf16 instructions (AVX-512 with bf16 is needed): use f32");
+  }
+};
+
+OneDnn::OneDnn(Scratch& scratch, int threads) : state_(std::make_unique<State>(scratch, threads)) {}
+OneDnn::~OneDnn() = default;
+
+std::string OneDnn::version() {
+  const dnnl_version_t* v = dnnl_version();
+  std::ostringstream out;
+  const int isa = int(dnnl::get_effective_cpu_isa());
+  auto has = [&](dnnl::cpu_isa wanted) { return (isa & int(wanted)) == int(wanted); };
+  out << "oneDNN " << v->major << '.' << v->minor << '.' << v->patch << ", "
+      << (has_bf16() ? "AVX-512 with bf16" : has(dnnl::cpu_isa::avx512_core) ? "AVX-512"
+          : has(dnnl::cpu_isa::avx2) ? "AVX2" : "no AVX2");
+  return out.str();
+}
+
+bool OneDnn::has_bf16() {
+  const int wanted = int(dnnl::cpu_isa::avx512_core_bf16);
+  return (int(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
+}
+
+template <class T>
+OneDnn::Kernel OneDnn::kernel(const ConvShape& s, Pass pass) {
+  if (dtype_of<T> == DType::bf16 && !has_bf16()) return {};
+  Threads threads(state_->threads);
+  try {
+    return {state_->find(ConvKey{s, pass, dtype_of<T>, false, false}).name};
+  } catch (const dnnl::error&) {
+    state_->convolutions.erase(ConvKey{s, pass, dtype_of<T>, false, false});
+    return {};
+  }
+}
+
+template <class T>
+void OneDnn::forward(const ConvShape& s, const T* x, const float* w, WeightKey key, T* y, const Epilogue& epilogue) {
+  state_->need(dtype_of<T>, "conv2d");
+  checked("conv2d", text(s, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    auto& k = state_->find(ConvKey{s, Pass::forward, dtype_of<T>, epilogue.bias != nullptr, epilogue.relu});
+    k.source.set_data_handle(writable(x)), k.target.set_data_handle(y);
+    if (epilogue.bias) k.bias.set_data_handle(writable(epilogue.bias));
+    state_->execute_with(k, w, key);
+  });
+}
+
+template <class T>
+void OneDnn::backward_data(const ConvShape& s, const T* dy, const float* w, WeightKey key, T* dx, bool add) {
+  state_->need(dtype_of<T>, "conv2d_backward_data");
+  checked("conv2d_backward_data", text(s, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    auto& k = state_->find(ConvKey{s, Pass::backward_data, dtype_of<T>, false, false});
+    Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(s.x_elements()) : 0);  // the library overwrites
+    T* to = add ? reinterpret_cast<T*>(fresh.data()) : dx;
+    k.source.set_data_handle(to), k.target.set_data_handle(writable(dy));
+    state_->execute_with(k, w, key);
+    if (add) state_->sum(to, dx, s.x_elements());
+  });
+}
+
+template <class T>
+void OneDnn::backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add) {
+  state_->need(dtype_of<T>, "conv2d_backward_filter");
+  checked("conv2d_backward_filter", text(s, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    auto& k = state_->find(ConvKey{s, Pass::backward_filter, dtype_of<T>, false, false});
+    k.source.set_data_handle(writable(x)), k.target.set_data_handle(writable(dy));
+    state_->execute_gradient(k, dw, add);
+  });
+}
+
+template <class T>
+void OneDnn::linear_forward(std::int64_t m, std::int64_t n, std::int64_t k, const T* x, const float* w, WeightKey key,
+                            const float* bias, bool relu, T* y) {
+  state_->need(dtype_of<T>, "linear");
+  checked("linear", text(m, n, k, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    auto& p = state_->find(MatrixKey{MatrixKey::Op::linear, dtype_of<T>, m, n, k, bias != nullptr, relu});
+    p.source.set_data_handle(writable(x)), p.target.set_data_handle(y);
+    if (bias) p.bias.set_data_handle(writable(bias));
+    state_->execute_with(p, w, key);
+  });
+}
+
+template <class T>
+void OneDnn::linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k, const T* dy, const float* w, WeightKey key,
+                                  T* dx, bool add) {
+  state_->need(dtype_of<T>, "linear_backward_data");
+  checked("linear_backward_data", text(m, n, k, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    auto& p = state_->find(MatrixKey{MatrixKey::Op::linear_backward_data, dtype_of<T>, m, n, k, false, false});
+    Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(m * k) : 0);
+    T* to = add ? reinterpret_cast<T*>(fresh.data()) : dx;
+    p.source.set_data_handle(to), p.target.set_data_handle(writable(dy));
+    state_->execute_with(p, w, key);
+    if (add) state_->sum(to, dx, m * k);
+  });
+}
+
+template <class T>
+void OneDnn::linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_t k, const T* x, const T* dy, float* dw, bool add) {
+  state_->need(dtype_of<T>, "linear_backward_weights");
+  checked("linear_backward_weights", text(m, n, k, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    auto& p = state_->find(MatrixKey{MatrixKey::Op::linear_backward_weights, dtype_of<T>, m, n, k, false, false});
+    p.source.set_data_handle(writable(x)), p.target.set_data_handle(writable(dy));
+    state_->execute_gradient(p, dw, add);
+  });
+}
+
+template <class T>
+void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const T* a,
+                  const T* b, float beta, T* c) {
+  state_->need(dtype_of<T>, "gemm");
+  if (m == 0 || n == 0) return;
+  checked("gemm", text(m, n, k, dtype_of<T>), [&] {
+    Threads threads(state_->threads);
+    if constexpr (dtype_of<T> == DType::f32) {
+      const dnnl_status_t status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, alpha, a,
+                                              transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n);
+      if (status != dnnl_success) throw dnnl::error(status, "dnnl_sgemm");
+    } else {
+      auto& p = state_->find(MatrixKey{MatrixKey::Op::gemm, dtype_of<T>, m, n, k, transpose_a, transpose_b, alpha, beta});
+      p.source.set_data_handle(writable(a)), p.weights.set_data_handle(writable(b)), p.target.set_data_handle(c);
+      state_->execute(p);
+    }
+  });
+}
+
+void OneDnn::forget(const void* owner) { state_->prepared.forget(owner); }
+
+#define TANDEM_ONEDNN_FOR(T)                                                                                                  \
+  template OneDnn::Kernel OneDnn::kernel<T>(const ConvShape&, Pass);                                                          \
+  template void OneDnn::forward(const ConvShape&, const T*, const float*, WeightKey, T*, const Epilogue&);                    \
+  template void OneDnn::backward_data(const ConvShape&, const T*, const float*, WeightKey, T*, bool);                         \
+  template void OneDnn::backward_filter(const ConvShape&, const T*, const T*, float*, bool);                                  \
+  template void OneDnn::linear_forward(std::int64_t, std::int64_t, std::int64_t, const T*, const float*, WeightKey,           \
+                                       const float*, bool, T*);                                                               \
+  template void OneDnn::linear_backward_data(std::int64_t, std::int64_t, std::int64_t, const T*, const float*, WeightKey, T*, \
+                                             bool);                                                                           \
+  template void OneDnn::linear_backward_weights(std::int64_t, std::int64_t, std::int64_t, const T*, const T*, float*, bool);  \
+  template void OneDnn::gemm(bool, bool, std::int64_t, std::int64_t, std::int64_t, float, const T*, const T*, float, T*);
+TANDEM_ONEDNN_FOR(float)
+TANDEM_ONEDNN_FOR(bf16)
+#undef TANDEM_ONEDNN_FOR
+
+}  // namespace tandem::cpu

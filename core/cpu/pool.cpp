@@ -1,0 +1,223 @@
+#include "core/cpu/pool.h"
+
+#include <limits>
+#include <vector>
+
+#include "core/cpu/rows.h"
+#include "core/launch.h"
+
+namespace tandem::cpu {
+namespace {
+
+// Calls body(whole, c, n) for the channels in vectors: whole ones, then the n that are left.
+template <class Body> void channels(std::int64_t c_all, const Body& body) {
+  std::int64_t c = 0;
+  for (; c + VL <= c_all; c += VL) body(std::true_type{}, c, VL);
+  if (c < c_all) body(std::false_type{}, c, static_cast<int>(c_all - c));
+}
+template <bool whole, class T> auto take(const T* p, int n) {
+  if constexpr (whole) return read(p);
+  else return read(p, n);
+}
+template <bool whole, class T, class V> void put(T* p, int n, V v) {
+  if constexpr (whole) write(p, v);
+  else write(p, v, n);
+}
+
+// The part of window `o` that lies inside a picture of `extent` pixels: window positions [begin, end), begin at pixel `first`.
+struct Window {
+  std::int64_t begin, end, first;
+  Window(std::int64_t o, std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t extent)
+      : begin(std::max<std::int64_t>(0, pad - o * stride)), end(std::min(kernel, extent + pad - o * stride)),
+        first(o * stride - pad + begin) {}
+  std::int64_t size() const { return std::max<std::int64_t>(0, end - begin); }
+};
+
+// The windows [begin, end) that contain a pixel.
+struct Windows {
+  std::int64_t begin, end;
+  Windows(std::int64_t pixel, std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t count)
+      : begin(pixel + pad < kernel ? 0 : (pixel + pad - kernel) / stride + 1),
+        end(std::min(count, (pixel + pad) / stride + 1)) {}
+};
+
+int worth(int threads, const PoolShape& s) { return s.n * s.h * s.w * s.c < parallel_grain ? 1 : threads; }
+
+// One row of windows of a max pool. kernel > 0: square windows of that size, all inside the picture, known when compiling.
+template <int kernel, class T>
+void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_relu, T* y, std::uint8_t* winner) {
+  const Window rows(oh, s.kh, s.stride_h, s.pad_h, s.h);
+  for (std::int64_t ow = 0, out_w = s.out_w(); ow < out_w; ow++, y += s.c, winner += winner ? s.c : 0) {
+    const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
+    const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
+    channels(s.c, [&](auto whole, std::int64_t c, int n) {
+      vf best = all(-std::numeric_limits<float>::infinity());
+      vi at = all(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
+      auto visit = [&](std::int64_t i, std::int64_t j, std::int64_t position) {
+        const vf v = take<whole>(corner + (i * s.w + j) * s.c + c, n);
+        const vi larger = beats(v, best);
+        best = larger ? v : best;
+        at = larger ? all(static_cast<std::int32_t>(position)) : at;
+      };
+      if constexpr (kernel > 0) {
+        for (int i = 0; i < kernel; i++)
+          for (int j = 0; j < kernel; j++) visit(i, j, i * kernel + j);
+      } else {
+        for (std::int64_t i = 0; i < rows.size(); i++)
+          for (std::int64_t j = 0; j < columns.size(); j++)
+            visit(i, j, (rows.begin + i) * s.kw + columns.begin + j);
+        if (rows.size() * columns.size() == 0) at = all(255);
+      }
+      if (with_relu) {
+        at = best <= 0.f ? all(255) : at;
+        best = relu(best);
+      }
+      put<whole>(y + c, n, best);
+      if (winner) put<whole>(winner + c, n, at);
+    });
+  }
+}
+
+// dx for windows that tile the picture: element k of a window receives value(whole, position of dy, k, n).
+template <class T, class Value>
+void spread_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, const Value& shared_value) {
+  parallel_ranges(worth(threads, shape), shape.n * shape.h, 1, [&](std::int64_t begin, std::int64_t end) {
+    const PoolShape s = shape;  // private copies: the compiler then knows that no store changes them
+    const Value value = shared_value;
+    const std::int64_t out_h = s.out_h(), out_w = s.out_w();
+    for (std::int64_t row = begin; row < end; row++) {
+      const std::int64_t ih = row % s.h, oh = ih / s.kh, i = ih % s.kh;
+      const std::int64_t covered = oh < out_h ? out_w * s.kw * s.c : 0;  // what lies beyond the last window receives nothing
+      T* to = dx + row * s.w * s.c;
+      if (!add) std::fill(to + covered, to + s.w * s.c, T(0.f));
+      if (!covered) continue;
+      for (std::int64_t ow = 0, from = (row / s.h * out_h + oh) * out_w * s.c; ow < out_w; ow++, from += s.c)
+        for (std::int64_t j = 0; j < s.kw; j++, to += s.c)
+          channels(s.c, [&](auto whole, std::int64_t c, int n) {
+            vf v = value(whole, from + c, i * s.kw + j, n);
+            if (add) v += take<whole>(to + c, n);
+            put<whole>(to + c, n, v);
+          });
+    }
+  });
+}
+
+// dx for windows of any kind: a row of pixels collects value(whole, position of dy, k, elements of the window, n) from the
+// rows of windows that contain it, in a row of floats that stays in cache.
+template <class T, class Value>
+void collect_from_windows(int threads, const PoolShape& shape, T* dx, bool add, const Value& shared_value) {
+  parallel_ranges(worth(threads, shape), shape.n * shape.h, 1, [&](std::int64_t begin, std::int64_t end) {
+    const PoolShape s = shape;
+    const Value value = shared_value;
+    const std::int64_t out_h = s.out_h(), out_w = s.out_w(), width = s.w * s.c;
+    std::vector<float> row_of_sums(width);
+    float* const sums = row_of_sums.data();
+    for (std::int64_t row = begin; row < end; row++) {
+      const std::int64_t ih = row % s.h;
+      T* to = dx + row * width;
+      if (add) channels(width, [&](auto whole, std::int64_t c, int n) { put<whole>(sums + c, n, take<whole>(to + c, n)); });
+      else std::fill_n(sums, width, 0.f);
+      const Windows rows(ih, s.kh, s.stride_h, s.pad_h, out_h);
+      for (std::int64_t oh = rows.begin; oh < rows.end; oh++) {
+        const std::int64_t first = (ih + s.pad_h - oh * s.stride_h) * s.kw;
+        const std::int64_t height = Window(oh, s.kh, s.stride_h, s.pad_h, s.h).size();
+        for (std::int64_t ow = 0, from = (row / s.h * out_h + oh) * out_w * s.c; ow < out_w; ow++, from += s.c) {
+          const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
+          for (std::int64_t j = 0; j < columns.size(); j++)
+            channels(s.c, [&](auto whole, std::int64_t c, int n) {
+              float* sum = sums + (columns.first + j) * s.c + c;
+              const vf v = value(whole, from + c, first + columns.begin + j, height * columns.size(), n);
+              put<whole>(sum, n, take<whole>(sum, n) + v);
+            });
+        }
+      }
+      channels(width, [&](auto whole, std::int64_t c, int n) { put<whole>(to + c, n, take<whole>(sums + c, n)); });
+    }
+  });
+}
+
+bool tiles(const PoolShape& s) {
+  return s.kh == s.stride_h && s.kw == s.stride_w && s.pad_h == 0 && s.pad_w == 0 && s.kh <= s.h && s.kw <= s.w;
+}
+
+}  // namespace
+
+// ---- max -------------------------------------------------------------------------------------------------------------
+template <class T>
+void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, std::uint8_t* winner) {
+  const std::int64_t out_h = shape.out_h(), row = shape.out_w() * shape.c;
+  const bool pairs = tiles(shape) && shape.kh == 2 && shape.kw == 2;
+  parallel_ranges(worth(threads, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
+    const PoolShape s = shape;
+    for (std::int64_t i = begin; i < end; i++) {
+      const T* picture = x + i / out_h * s.h * s.w * s.c;
+      std::uint8_t* w = winner ? winner + i * row : nullptr;
+      if (pairs) max_row<2>(s, i % out_h, picture, relu, y + i * row, w);
+      else max_row<0>(s, i % out_h, picture, relu, y + i * row, w);
+    }
+  });
+}
+
+template <class T>
+void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::uint8_t* winner, T* dx, bool add) {
+  auto routed = [=](auto whole, std::int64_t at, std::int64_t k, int n) {
+    const vf d = take<whole>(dy + at, n);
+    return take<whole>(winner + at, n) == static_cast<std::int32_t>(k) ? d : vf{};
+  };
+  if (tiles(s)) return spread_over_tiles(threads, s, dx, add, routed);
+  collect_from_windows(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t k, std::int64_t, int n) {
+    return routed(whole, at, k, n);
+  });
+}
+
+// ---- average ---------------------------------------------------------------------------------------------------------
+template <class T>
+void average_pool(int threads, const PoolShape& shape, const T* x, T* y) {
+  const std::int64_t out_h = shape.out_h(), out_w = shape.out_w();
+  parallel_ranges(worth(threads, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
+    const PoolShape s = shape;
+    for (std::int64_t item = begin; item < end; item++) {
+      const T* picture = x + item / out_h * s.h * s.w * s.c;
+      const Window rows(item % out_h, s.kh, s.stride_h, s.pad_h, s.h);
+      for (std::int64_t ow = 0; ow < out_w; ow++) {
+        const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
+        const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
+        const std::int64_t count = rows.size() * columns.size();
+        const float share = count ? 1 / static_cast<float>(count) : 0;
+        channels(s.c, [&](auto whole, std::int64_t c, int n) {
+          vf sum{};
+          for (std::int64_t i = 0; i < rows.size(); i++) {  // rows first: a large window keeps its digits
+            vf line{};
+            for (std::int64_t j = 0; j < columns.size(); j++) line += take<whole>(corner + (i * s.w + j) * s.c + c, n);
+            sum += line;
+          }
+          put<whole>(y + (item * out_w + ow) * s.c + c, n, sum * share);
+        });
+      }
+    }
+  });
+}
+
+template <class T>
+void average_pool_backward(int threads, const PoolShape& s, const T* dy, T* dx, bool add) {
+  if (tiles(s)) {
+    const float share = 1 / static_cast<float>(s.kh * s.kw);
+    return spread_over_tiles(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t, int n) {
+      return take<whole>(dy + at, n) * share;
+    });
+  }
+  collect_from_windows(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t, std::int64_t count, int n) {
+    return take<whole>(dy + at, n) * (1 / static_cast<float>(count));
+  });
+}
+
+#define TANDEM_POOL(T)                                                                            \
+  template void max_pool<T>(int, const PoolShape&, const T*, bool, T*, std::uint8_t*);            \
+  template void max_pool_backward<T>(int, const PoolShape&, const T*, const std::uint8_t*, T*, bool); \
+  template void average_pool<T>(int, const PoolShape&, const T*, T*);                             \
+  template void average_pool_backward<T>(int, const PoolShape&, const T*, T*, bool);
+TANDEM_POOL(float)
+TANDEM_POOL(bf16)
+#undef TANDEM_POOL
+
+}  // namespace tandem::cpu

@@ -1,0 +1,284 @@
+#include "core/cpu/rows.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/launch.h"
+#include "core/math.h"
+
+namespace tandem::cpu {
+namespace {
+
+struct Sum {
+  static constexpr double identity = 0;
+  vf operator()(vf a, vf b) const { return a + b; }
+  double operator()(double a, double b) const { return a + b; }
+};
+struct Maximum {
+  static constexpr double identity = -std::numeric_limits<double>::infinity();
+  vf operator()(vf a, vf b) const { return maximum(a, b); }
+  double operator()(double a, double b) const { return a != a || a > b ? a : b; }
+};
+
+// total[j] = op(total[j], all rows of x[…, j]) for this thread's share of the folded rows.
+template <class Op, class T>
+void reduce_rows(const Fold& f, int thread, int threads, const T* x, double* total) {
+  const Op op;
+  const vf identity = all(static_cast<float>(Op::identity));
+  sweep(f, thread, threads, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+    vf sums[4] = {identity, identity, identity, identity};
+    for (std::int64_t r = 0; r < rows; r++, at += f.width)
+      for (int i = 0; i < 4; i++) {
+        vf v = read_lane<whole>(x + at, i, n);
+        if constexpr (!whole) v = keep(v, within(i, n), identity);
+        sums[i] = op(sums[i], v);
+      }
+    combine_panel(op, total + column, sums);
+  });
+  for (std::int64_t from = f.channels; from < f.width; from += f.channels)
+    for (std::int64_t c = 0; c < f.channels; c++) total[c] = op(total[c], total[from + c]);
+}
+
+// Columns [column, column + n) of one matrix of `rows` rows, n ≤ panel: for rows too long to be folded.
+template <class Op, bool whole, class T>
+void reduce_panel(std::int64_t rows, std::int64_t stride, int n, const T* x, double* total) {
+  const Op op;
+  const vf identity = all(static_cast<float>(Op::identity));
+  for (int j = 0; j < Fold::panel; j++) total[j] = Op::identity;
+  for (std::int64_t begin = 0; begin < rows; begin += 64) {
+    vf sums[4] = {identity, identity, identity, identity};
+    for (std::int64_t r = begin; r < std::min(rows, begin + 64); r++)
+      for (int i = 0; i < 4; i++) sums[i] = op(sums[i], read_lane<whole>(x + r * stride, i, n));
+    combine_panel(op, total, sums);
+  }
+}
+
+template <class Y> void put(Y& y, double value, bool add) { y = static_cast<float>(add ? value + static_cast<float>(y) : value); }
+
+template <class Op, class T, class Y>
+void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, Y* y, bool add) {
+  const Op op;
+  if (outer * middle * inner < parallel_grain) threads = 1;
+  if (inner >= 1024) {  // long rows: threads share the columns
+    const std::int64_t panels = (inner + Fold::panel - 1) / Fold::panel;
+    parallel_ranges(threads, outer * panels, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t item = begin; item < end; item++) {
+        const std::int64_t o = item / panels, column = item % panels * Fold::panel;
+        const int n = static_cast<int>(std::min<std::int64_t>(Fold::panel, inner - column));
+        double total[Fold::panel];
+        const T* from = x + o * middle * inner + column;
+        if (n == Fold::panel) reduce_panel<Op, true>(middle, inner, n, from, total);
+        else reduce_panel<Op, false>(middle, inner, n, from, total);
+        for (int j = 0; j < n; j++) put(y[o * inner + column + j], total[j], add);
+      }
+    });
+    return;
+  }
+  const Fold f(middle, inner);
+  if (outer >= threads) {  // many matrices: each belongs to one thread
+    parallel_ranges(threads, outer, 1, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<double> total(f.width);
+      for (std::int64_t o = begin; o < end; o++) {
+        std::fill(total.begin(), total.end(), Op::identity);
+        reduce_rows<Op>(f, 0, 1, x + o * middle * inner, total.data());
+        for (std::int64_t c = 0; c < inner; c++) put(y[o * inner + c], total[c], add);
+      }
+    });
+    return;
+  }
+  for (std::int64_t o = 0; o < outer; o++) {  // few long ones: threads share the rows
+    std::vector<double> total(f.width * threads, Op::identity);
+#pragma omp parallel num_threads(threads)
+    reduce_rows<Op>(f, thread_number(), thread_count(), x + o * middle * inner, total.data() + f.width * thread_number());
+    for (int t = 1; t < threads; t++)
+      for (std::int64_t c = 0; c < inner; c++) total[c] = op(total[c], total[f.width * t + c]);
+    for (std::int64_t c = 0; c < inner; c++) put(y[o * inner + c], total[c], add);
+  }
+}
+
+// ---- softmax ---------------------------------------------------------------------------------------------------------
+// A row as floats: itself, or converted into `buffer`.
+const float* as_floats(const float* x, std::int64_t, std::vector<float>&) { return x; }
+const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer) {
+  buffer.resize(n);
+  std::int64_t c = 0;
+  for (; c + VL <= n; c += VL) write(buffer.data() + c, read(x + c));
+  for (; c < n; c++) buffer[c] = x[c];
+  return buffer.data();
+}
+
+// y (+)= v for element c of a row; written as a loop body so that whole rows vectorise.
+template <class T, class F> void write_row(T* y, std::int64_t n, bool add, const F& value) {
+  float part[Fold::panel];
+  for (std::int64_t begin = 0; begin < n; begin += Fold::panel) {
+    const int count = static_cast<int>(std::min<std::int64_t>(Fold::panel, n - begin));
+#pragma omp simd
+    for (int j = 0; j < count; j++) part[j] = value(begin + j);
+    if (add)
+      for (int j = 0; j < count; j++) part[j] += static_cast<float>(y[begin + j]);
+    for (int i = 0; i * VL < count; i++)
+      if (int m = std::min(VL, count - i * VL); m == VL) write(y + begin + i * VL, read(part + i * VL));
+      else write(y + begin + i * VL, read(part + i * VL, m), m);
+  }
+}
+
+float row_maximum(const float* x, std::int64_t n) {
+  const vf low = all(-std::numeric_limits<float>::infinity());
+  vf m = low;
+  std::int64_t c = 0;
+  for (; c + VL <= n; c += VL) m = maximum(m, read(x + c));
+  if (int rest = static_cast<int>(n - c)) m = maximum(m, keep(read(x + c, rest), rest, low));
+  return across(m, maximum);
+}
+
+// An exponential costs about as much as moving ten elements.
+int worth(int threads, std::int64_t elements) { return elements * 10 < parallel_grain ? 1 : threads; }
+
+}  // namespace
+
+template <class T>
+void sum_rows(int threads, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add) {
+  reduce_with<Sum>(threads, 1, rows, channels, dy, db, add);
+}
+
+template <class T>
+void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y, bool add) {
+  if (op == Reduction::sum) reduce_with<Sum>(threads, outer, middle, inner, x, y, add);
+  else reduce_with<Maximum>(threads, outer, middle, inner, x, y, add);
+}
+
+template <class T>
+double sum_of_squares(int threads, std::int64_t n, const T* x) {
+  const Fold f(n, 1);
+  threads = n < parallel_grain ? 1 : threads;
+  std::vector<double> sums(f.width * threads);
+#pragma omp parallel num_threads(threads)
+  {
+    // Squares of floats fit a double, whatever they are. Widened in the small buffer, where the loop is vectorised.
+    double total[Fold::panel] = {};
+    sweep(f, thread_number(), thread_count(), Order::forwards,
+          [&](auto whole, std::int64_t at, std::int64_t, std::int64_t rows, int n) {
+            for (std::int64_t r = 0; r < rows; r++, at += f.width) {
+              float part[Fold::panel];
+              for (int i = 0; i < 4; i++) write(part + i * VL, read_lane<whole>(x + at, i, n));
+#pragma omp simd
+              for (int j = 0; j < Fold::panel; j++) total[j] += static_cast<double>(part[j]) * static_cast<double>(part[j]);
+            }
+          });
+    std::copy(total, total + Fold::panel, sums.data() + f.width * thread_number());
+  }
+  double sum = 0;
+  for (double s : sums) sum += s;
+  return sum;
+}
+
+// y = x − max − log Σ exp(x − max)
+template <class T>
+void log_softmax(int threads, std::int64_t rows, std::int64_t classes, const T* x, T* y) {
+  parallel_ranges(worth(threads, rows * classes), rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> buffer;
+    for (std::int64_t r = begin; r < end; r++) {
+      const float* row = as_floats(x + r * classes, classes, buffer);
+      const float largest = row_maximum(row, classes);
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (std::int64_t c = 0; c < classes; c++) sum += exponential(row[c] - largest);
+      const float shift = std::log(sum);
+      write_row(y + r * classes, classes, false, [&](std::int64_t c) { return row[c] - largest - shift; });
+    }
+  });
+}
+
+// dx = dy − exp(y)·Σ dy
+template <class T>
+void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx, bool add) {
+  parallel_ranges(worth(threads, rows * classes), rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> y_buffer, dy_buffer;
+    for (std::int64_t r = begin; r < end; r++) {
+      const float* row = as_floats(y + r * classes, classes, y_buffer);
+      const float* gradient = as_floats(dy + r * classes, classes, dy_buffer);
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (std::int64_t c = 0; c < classes; c++) sum += gradient[c];
+      write_row(dx + r * classes, classes, add, [&](std::int64_t c) { return gradient[c] - exponential(row[c]) * sum; });
+    }
+  });
+}
+
+// ---- cross-entropy ---------------------------------------------------------------------------------------------------
+template <class T>
+double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
+                     double smoothing, float* probabilities, std::int32_t* correct) {
+  for (std::int64_t r = 0; r < rows; r++)
+    require(labels[r] >= 0 && labels[r] < classes, "cross_entropy: label ", labels[r], " in row ", r, ", classes are 0 to ",
+            classes - 1);
+  threads = worth(threads, rows * classes);
+  struct alignas(64) Part { double loss = 0; std::int32_t correct = 0; };  // one line each: threads write side by side
+  std::vector<Part> parts(threads);
+  parallel_ranges(threads, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> buffer;
+    Part part;
+    for (std::int64_t r = begin; r < end; r++) {
+      const float* row = as_floats(x + r * classes, classes, buffer);
+      float* p = probabilities + r * classes;
+      const std::int32_t label = labels[r];
+      const float largest = row_maximum(row, classes);
+      float sum = 0, distance = 0;  // Σ exp(x − max), Σ (x − max)
+#pragma omp simd reduction(+ : sum, distance)
+      for (std::int64_t c = 0; c < classes; c++) {
+        const float d = row[c] - largest, e = exponential(d);
+        p[c] = e;
+        sum += e;
+        distance += d;
+      }
+      const float scale = 1 / sum;
+#pragma omp simd
+      for (std::int64_t c = 0; c < classes; c++) p[c] *= scale;
+      const double log_sum = std::log(sum), own = row[label] - largest - log_sum;
+      part.loss -= (1 - smoothing) * own;
+      if (smoothing != 0) part.loss -= smoothing * (distance / static_cast<double>(classes) - log_sum);
+      part.correct += row[label] == largest && std::find(row, row + label, largest) == row + label;
+    }
+    parts[threads > 1 ? thread_number() : 0] = part;
+  });
+  double loss = 0;
+  for (const Part& part : parts) {
+    loss += part.loss;
+    if (correct) *correct += part.correct;
+  }
+  return loss / static_cast<double>(rows);
+}
+
+// dx = (p − q)·dloss / rows
+template <class T>
+void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes, const float* probabilities,
+                            const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add) {
+  const float scale = dloss / static_cast<float>(rows), everywhere = static_cast<float>(smoothing / static_cast<double>(classes)),
+              at_label = static_cast<float>(1 - smoothing);
+  parallel_ranges(rows * classes < parallel_grain ? 1 : threads, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; r++) {
+      const float* p = probabilities + r * classes;
+      T& own = dx[r * classes + labels[r]];
+      const float gradient = (p[labels[r]] - everywhere - at_label) * scale, before = add ? static_cast<float>(own) : 0.f;
+      write_row(dx + r * classes, classes, add, [&](std::int64_t c) { return (p[c] - everywhere) * scale; });
+      own = before + gradient;
+    }
+  });
+}
+
+#define TANDEM_ROWS(T)                                                                                                    \
+  template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                     \
+  template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);                  \
+  template double sum_of_squares<T>(int, std::int64_t, const T*);                                                         \
+  template void log_softmax<T>(int, std::int64_t, std::int64_t, const T*, T*);                                            \
+  template void log_softmax_backward<T>(int, std::int64_t, std::int64_t, const T*, const T*, T*, bool);                   \
+  template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,        \
+                                   std::int32_t*);                                                                        \
+  template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double,     \
+                                          float, T*, bool);
+TANDEM_ROWS(float)
+TANDEM_ROWS(bf16)
+#undef TANDEM_ROWS
+
+}  // namespace tandem::cpu

@@ -1,0 +1,75 @@
+// What the convolutions borrow from their backend: memory for the length of a call, and lanes to work in.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem::cpu {
+
+// Memory aligned to 64 bytes, from the backend's caching allocator. Called from one thread at a time.
+class Scratch {
+ public:
+  virtual ~Scratch() = default;
+  virtual void* take(std::size_t bytes) = 0;
+  virtual void give(void* block) = 0;
+};
+
+// One block of scratch, given back at the end of the scope. `carve` cuts it into 64-byte aligned pieces, front to back.
+class Block {
+ public:
+  Block(Scratch& scratch, std::size_t bytes) : scratch_(scratch), data_(static_cast<std::byte*>(scratch.take(bytes + 64))) {}
+  ~Block() { scratch_.give(data_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  std::byte* data() { return data_; }
+  template <class T> T* carve(std::size_t count) {
+    T* piece = reinterpret_cast<T*>(data_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+
+ private:
+  Scratch& scratch_;
+  std::byte* data_;
+  std::size_t used_ = 0;
+};
+
+// y = relu?(conv(x, w) + bias): what a forward pass does to its output while it is still in registers.
+struct Epilogue {
+  const float* bias = nullptr;
+  bool relu = false;
+};
+
+// One state of the weights: their owner and how often it was written. A null owner is never cached.
+struct WeightKey {
+  const void* owner = nullptr;
+  std::uint64_t count = 0;
+};
+
+// body(lane) for every lane in [0, lanes), each on a thread of its own where OpenMP has one to spare. What a lane computes
+// depends on its number and not on the thread that runs it, so results are the same without OpenMP.
+template <class Body>
+void in_lanes(int lanes, const Body& body) {
+  if (lanes <= 1) return body(0);
+#pragma omp parallel for num_threads(lanes) schedule(static, 1)
+  for (int lane = 0; lane < lanes; lane++) body(lane);
+}
+
+// body(item, lane) for items in [0, items), dealt out as lanes become free: for items whose results do not meet.
+template <class Body>
+void dealt_out(int lanes, int items, const Body& body) {
+  if (lanes > items) lanes = items;
+  std::atomic<int> next{0};
+  in_lanes(lanes, [&](int lane) {
+    for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) body(item, lane);
+  });
+}
+
+// The share [begin, end) of n items that a lane has when they are dealt in order.
+struct Share {
+  int begin, end;
+  Share(int n, int lanes, int lane)
+      : begin(int(std::int64_t(n) * lane / lanes)), end(int(std::int64_t(n) * (lane + 1) / lanes)) {}
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,450 @@
+// Winograd convolution F(4×4, 3×3).
+//
+// The idea. Four outputs of a 3-tap filter are coefficients of a product of polynomials; a product of degree 5 is fixed by its
+// values at 6 points. So: evaluate data and filter at 6 points, multiply value by value, interpolate: 6 multiplications
+// instead of 4·3 = 12. In two dimensions both directions gain: 36 instead of 144, a factor of four. With many channels the
+// multiplications at one of the 36 points p form a matrix product over channels, M_p = V_p·U_p [tiles × c_in · c_in × c_out],
+// and that is where the time goes. Per tile of 6×6 inputs d (tiles overlap by 2), filter g, 4×4 outputs y:
+//     V = Bᵀ d B        U = G g Gᵀ        M_p = V_p·U_p for the 36 positions p        y = Aᵀ M A
+// Data gradient: the same pass over dy, with filters rotated by 180° and in- and output channels exchanged.
+// Filter gradient: the transposed maps; W = A dy Aᵀ, dU_p = W_pᵀ·V_p summed over all tiles, dg = Gᵀ dU G.
+//
+// The points are 0, ±5/8, ±3/2 and ∞. Any six distinct points are right; the textbook's 0, ±1, ±2, ∞ make the entries of B and
+// A differ most in size and lose three to five times as much precision. Five eighths is where oneDNN went, too: it is exact in
+// binary, its square 25/64 as well. The error is about 1e-6 of the largest output (5e-7 for the plain sum).
+//
+// Layout. Transforms vectorise over channels, since NHWC has them side by side. Transformed data lie as
+// [p][channel block][tile][channel in block], so that a matrix product reads its operands as one stream; planes are padded by
+// an odd number of cache lines, against strides of powers of two. A chunk of tiles goes through transform, product and
+// inverse transform while it is in cache.
+#include "core/cpu/winograd.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/cpu/simd.h"
+#include "core/error.h"
+
+namespace tandem::cpu::winograd {
+namespace {
+
+constexpr int max_channels = 4096;
+constexpr std::size_t shared_budget = 48u << 20;  // bytes of filter gradients in private copies before threads share one
+
+template <class T> alignas(64) const T outside[max_channels] = {};  // what lies outside a picture
+
+int block_of(int channels) { return channels % 64 == 0 ? 64 : channels % 32 == 0 ? 32 : 16; }
+std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // multiples of 256 floats become an odd number of lines
+
+// The pictures a pass reads (h × w) and writes (out_h × out_w), cut into 4×4 tiles of the output.
+struct Tiling {
+  int n, h, w, out_h, out_w, pad, across, down;
+  Tiling(int n, int h, int w, int out_h, int out_w, int pad)
+      : n(n), h(h), w(w), out_h(out_h), out_w(out_w), pad(pad), across((out_w + 3) / 4), down((out_h + 3) / 4) {}
+  int tiles() const { return n * down * across; }
+};
+Tiling forward_tiling(const ConvShape& s) {
+  return {int(s.n), int(s.h), int(s.w), int(s.out_h()), int(s.out_w()), int(s.pad_h)};
+}
+Tiling backward_tiling(const ConvShape& s) {
+  return {int(s.n), int(s.out_h()), int(s.out_w()), int(s.h), int(s.w), 2 - int(s.pad_h)};
+}
+
+// ---- the one-dimensional transforms, applied to columns and then to rows ------------------------------------------------
+constexpr float a = 0.625f, b = 1.5f, aa = a * a, bb = b * b;
+constexpr float g0 = 1 / (aa * bb), ga = 1 / (2 * aa * (aa - bb)), gb = 1 / (2 * bb * (bb - aa));
+
+inline void input_transform(const vf* d, vf* v) {  // Bᵀ: 6 → 6
+  vf p = d[4] - bb * d[2], q = a * (d[3] - bb * d[1]), r = d[4] - aa * d[2], t = b * (d[3] - aa * d[1]);
+  v[0] = aa * bb * d[0] - (aa + bb) * d[2] + d[4];
+  v[1] = p + q, v[2] = p - q, v[3] = r + t, v[4] = r - t;
+  v[5] = aa * bb * d[1] - (aa + bb) * d[3] + d[5];
+}
+inline void output_transform(const vf* m, vf* y) {  // Aᵀ: 6 → 4
+  vf s = m[1] + m[2], d = m[1] - m[2], S = m[3] + m[4], D = m[3] - m[4];
+  y[0] = m[0] + s + S, y[1] = a * d + b * D, y[2] = aa * s + bb * S, y[3] = a * aa * d + b * bb * D + m[5];
+}
+inline void output_gradient_transform(const vf* dy, vf* w) {  // A: 4 → 6
+  vf e = dy[0] + aa * dy[2], f = a * dy[1] + a * aa * dy[3], g = dy[0] + bb * dy[2], h = b * dy[1] + b * bb * dy[3];
+  w[0] = dy[0], w[1] = e + f, w[2] = e - f, w[3] = g + h, w[4] = g - h, w[5] = dy[3];
+}
+inline void filter_transform(const vf* g, vf* u) {  // G: 3 → 6
+  vf s = g[0] * ga + g[2] * (aa * ga), t = g[1] * (a * ga), S = g[0] * gb + g[2] * (bb * gb), D = g[1] * (b * gb);
+  u[0] = g[0] * g0, u[1] = s + t, u[2] = s - t, u[3] = S + D, u[4] = S - D, u[5] = g[2];
+}
+inline void filter_gradient_transform(const vf* u, vf* dg) {  // Gᵀ: 6 → 3
+  vf s = ga * (u[1] + u[2]), d = ga * (u[1] - u[2]), S = gb * (u[3] + u[4]), D = gb * (u[3] - u[4]);
+  dg[0] = g0 * u[0] + s + S, dg[1] = a * d + b * D, dg[2] = aa * s + bb * S + u[5];
+}
+
+// ---- the two-dimensional transforms of whole tiles -----------------------------------------------------------------------
+// Tiles [first, first + count) of a picture into V[p][block][slot][channel], slots from `slot` of a chunk of `chunk` slots.
+// size 6: Bᵀ d B of the 6×6 patch with its halo, from the pictures that are read. size 4: A dy Aᵀ of the 4×4 patch.
+template <int size, class T>
+void scatter(const T* x, const Tiling& s, int channels, int first, int count, float* V, int chunk, int slot) {
+  const int block = block_of(channels), halo = size == 6 ? s.pad : 0;
+  const int h = size == 6 ? s.h : s.out_h, w = size == 6 ? s.w : s.out_w;
+  const std::size_t stride = plane(std::size_t(chunk) * channels);
+  for (int t = 0; t < count; t++) {
+    const int tile = first + t, left = tile % s.across * 4 - halo, top = tile / s.across % s.down * 4 - halo;
+    const std::int64_t picture = tile / (s.across * s.down);
+    const T* from[size * size];  // the border is handled by pointing at zeros
+    for (int i = 0; i < size; i++)
+      for (int j = 0; j < size; j++)
+        from[i * size + j] = unsigned(top + i) < unsigned(h) && unsigned(left + j) < unsigned(w)
+                                 ? x + ((picture * h + top + i) * w + left + j) * channels
+                                 : outside<T>;
+    for (int c = 0; c < channels; c += VL) {
+      vf columns[6][size];
+#pragma GCC unroll 6
+      for (int j = 0; j < size; j++) {
+        vf d[size], v[6];
+#pragma GCC unroll 6
+        for (int i = 0; i < size; i++) d[i] = load(from[i * size + j] + c);
+        if constexpr (size == 6) input_transform(d, v);
+        else output_gradient_transform(d, v);
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; i++) columns[i][j] = v[i];
+      }
+      float* to = V + std::size_t(c / block) * chunk * block + std::size_t(slot + t) * block + c % block;
+#pragma GCC unroll 6
+      for (int i = 0; i < 6; i++) {
+        vf v[6];
+        if constexpr (size == 6) input_transform(columns[i], v);
+        else output_gradient_transform(columns[i], v);
+#pragma GCC unroll 6
+        for (int j = 0; j < 6; j++) store(to + std::size_t(i * 6 + j) * stride, v[j]);
+      }
+    }
+  }
+}
+
+// y = Aᵀ M A for one block of output channels from c0: M[p][slot][block] into the pictures that are written.
+template <class T>
+void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s, int channels, int c0, int first, int count,
+            const Epilogue& epilogue, bool add) {
+  for (int t = 0; t < count; t++) {
+    const int tile = first + t, left = tile % s.across * 4, top = tile / s.across % s.down * 4;
+    const std::int64_t picture = tile / (s.across * s.down);
+    const int rows = std::min(4, s.out_h - top), columns = std::min(4, s.out_w - left);
+    T* const corner = y + ((picture * s.out_h + top) * s.out_w + left) * channels + c0;
+    for (int c = 0; c < block; c += VL) {
+      const float* from = M + std::size_t(t) * block + c;
+      vf half[4][6];
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; j++) {
+        vf m[6], v[4];
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; i++) m[i] = load(from + std::size_t(i * 6 + j) * stride);
+        output_transform(m, v);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) half[i][j] = v[i];
+      }
+      const vf bias = epilogue.bias ? load(epilogue.bias + c0 + c) : vf{};
+      const vf floor = epilogue.relu ? vf{} : vf{} - __builtin_inff();
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        vf v[4];
+        output_transform(half[i], v);
+        T* to = corner + std::int64_t(i) * s.out_w * channels + c;
+        if (i < rows)
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; j++)
+            if (j < columns) {
+              T* at = to + j * channels;
+              vf r = v[j] + bias;
+              r = r < floor ? floor : r;  // keeps a NaN
+              store(at, add ? r + load(at) : r);
+            }
+      }
+    }
+  }
+}
+
+// Filters into U[p][row][column], VL rows or more from r0 and VL columns from c0 (column `column` of a block of `block`).
+// Forward: rows are input channels, columns output channels. Rotated: the reverse, with the taps in reverse order.
+void filters(const float* w, int c_in, bool rotated, float* U, std::size_t stride, int block, int rows, int r0, int c0) {
+  vf g[9][VL];  // [tap][row], a vector of columns
+  for (int r = 0; r < rows; r += VL) {
+    for (int tap = 0; tap < 9; tap++)
+      if (rotated) {
+        for (int k = 0; k < VL; k++) g[8 - tap][k] = load(w + (std::int64_t(r0 + r + k) * 9 + tap) * c_in + c0);
+      } else {
+        for (int k = 0; k < VL; k++) g[tap][k] = load(w + (std::int64_t(c0 + k) * 9 + tap) * c_in + r0 + r);
+        transpose(g[tap]);
+      }
+    for (int k = 0; k < VL; k++) {
+      vf half[6][3];
+#pragma GCC unroll 3
+      for (int j = 0; j < 3; j++) {
+        vf column[3] = {g[j][k], g[3 + j][k], g[6 + j][k]}, v[6];
+        filter_transform(column, v);
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; i++) half[i][j] = v[i];
+      }
+      float* to = U + std::size_t(r + k) * block;
+#pragma GCC unroll 6
+      for (int i = 0; i < 6; i++) {
+        vf v[6];
+        filter_transform(half[i], v);
+#pragma GCC unroll 6
+        for (int j = 0; j < 6; j++) store(to + std::size_t(i * 6 + j) * stride, v[j]);
+      }
+    }
+  }
+}
+
+// dg = Gᵀ (Σ copies of dU) G for one row (an output channel) of a block of input channels: dw[tap][c_in] from c0.
+void filter_gradient(const float* U, std::size_t stride, std::size_t copy, int copies, int block, float* dw, int c_in, int c0,
+                     bool add) {
+  for (int c = 0; c < block; c += VL) {
+    vf half[3][6];
+    for (int j = 0; j < 6; j++) {
+      vf u[6], v[3];
+      for (int i = 0; i < 6; i++) {
+        const float* from = U + c + std::size_t(i * 6 + j) * stride;
+        u[i] = load(from);
+        for (int k = 1; k < copies; k++) u[i] += load(from + copy * k);
+      }
+      filter_gradient_transform(u, v);
+      for (int i = 0; i < 3; i++) half[i][j] = v[i];
+    }
+    for (int i = 0; i < 3; i++) {
+      vf v[3];
+      filter_gradient_transform(half[i], v);
+      for (int j = 0; j < 3; j++) {
+        float* to = dw + (i * 3 + j) * std::int64_t(c_in) + c0 + c;
+        store(to, add ? v[j] + load(to) : v[j]);
+      }
+    }
+  }
+}
+
+// ---- the matrix products --------------------------------------------------------------------------------------------------
+// C[m × block] (+)= A·B with a register tile of MR rows × NR vectors; one element of A at a time is broadcast against a row of
+// B. All strides are constants (depth: the row length of A's block): with run-time strides the addresses of the rows do not
+// fit the registers. transposed: A is read by columns (filter gradient: rows are channels, the depth runs over tiles).
+template <int MR, int NR, int depth, int block, bool transposed>
+void tile_product(int K, const float* A, const float* B, float* C, bool add) {
+  constexpr int row = transposed ? 1 : depth, step = transposed ? depth : 1;
+  vf c[MR][NR];
+#pragma GCC unroll 24
+  for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+    for (int n = 0; n < NR; n++) c[r][n] = add ? load(C + r * block + n * VL) : vf{};
+#pragma GCC unroll 1
+  for (int k = 0; k < K; k++, A += step, B += block) {
+    vf v[NR];
+#pragma GCC unroll 4
+    for (int n = 0; n < NR; n++) v[n] = load(B + n * VL);
+#pragma GCC unroll 24
+    for (int r = 0; r < MR; r++) {
+      vf x = broadcast(A[r * row]);
+#pragma GCC unroll 4
+      for (int n = 0; n < NR; n++) c[r][n] += x * v[n];
+    }
+  }
+#pragma GCC unroll 24
+  for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+    for (int n = 0; n < NR; n++) store(C + r * block + n * VL, c[r][n]);
+}
+
+template <int MR, int NR, int depth, int block, bool transposed>
+void row_tiles(int m, int K, const float* A, const float* B, float* C, bool add) {
+  for (; m >= MR; m -= MR, A += MR * (transposed ? 1 : depth), C += MR * block)
+    for (int n = 0; n < block; n += NR * VL) tile_product<MR, NR, depth, block, transposed>(K, A, B + n, C + n, add);
+  if constexpr (MR > 1) {
+    constexpr int smaller = MR > 16 ? 16 : MR > 8 ? 8 : MR > 4 ? 4 : MR - 1;
+    if (m) row_tiles<smaller, NR, depth, block, transposed>(m, K, A, B, C, add);
+  }
+}
+
+template <bool transposed>
+auto product(int block, int depth) {
+  constexpr int accumulators = registers == 32 ? 24 : 12;
+  auto choose = [&]<int N>() {
+    constexpr int NR = registers == 32 ? N / VL : 2, MR = accumulators / NR;
+    return depth == 64   ? row_tiles<MR, NR, 64, N, transposed>
+           : depth == 32 ? row_tiles<MR, NR, 32, N, transposed>
+                         : row_tiles<MR, NR, 16, N, transposed>;
+  };
+  return block == 64 ? choose.template operator()<64>()
+         : block == 32 ? choose.template operator()<32>() : choose.template operator()<16>();
+}
+
+// ---- forward and data gradient ----------------------------------------------------------------------------------------------
+// Where the transformed filters are larger than the transformed data (512 channels at 4²) they are never stored.
+bool few_tiles(const Tiling& s, int c_in, int c_out) {
+  return std::int64_t(c_in) * c_out > std::int64_t(s.tiles()) * (c_in + c_out);
+}
+
+// Few tiles: all are transformed once; then each thread takes blocks of output channels, and transforms the 64×64 filters
+// it needs in its own cache.
+template <class T>
+void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, int c_out, bool rotated,
+                  const Epilogue& epilogue, bool add, Scratch& scratch, int threads) {
+  const int tiles = s.tiles(), N = block_of(c_out), K = block_of(c_in), filter_c_in = rotated ? c_out : c_in;
+  const std::size_t v_plane = plane(std::size_t(tiles) * c_in), m_plane = plane(std::size_t(tiles) * N);
+  const std::size_t u_plane = plane(std::size_t(K) * N);
+  Block memory(scratch, 4 * 36 * (v_plane + threads * (m_plane + u_plane)));
+  float* V = memory.carve<float>(36 * v_plane);
+  float* private_part = memory.carve<float>(36 * threads * (m_plane + u_plane));
+  dealt_out(threads, (tiles + 3) / 4, [&](int item, int) {
+    scatter<6>(x, s, c_in, item * 4, std::min(4, tiles - item * 4), V, tiles, item * 4);
+  });
+  const auto multiply = product<false>(N, K);
+  dealt_out(threads, c_out / N, [&](int item, int lane) {
+    float *U = private_part + 36 * lane * (m_plane + u_plane), *M = U + 36 * u_plane;
+    const int c0 = item * N;
+    for (int k = 0; k < c_in; k += K) {
+      for (int c = 0; c < N; c += VL) filters(w, filter_c_in, rotated, U + c, u_plane, N, K, k, c0 + c);
+      for (int p = 0; p < 36; p++)
+        multiply(tiles, K, V + p * v_plane + std::size_t(k) * tiles, U + p * u_plane, M + p * m_plane, k > 0);
+    }
+    gather(M, m_plane, N, y, s, c_out, c0, 0, tiles, epilogue, add);
+  });
+}
+
+template <class T>
+void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s, int c_in, int c_out, bool rotated,
+              const Epilogue& epilogue, bool add, Scratch& scratch, int threads) {
+  if (!U) return convolve_few(x, w, y, s, c_in, c_out, rotated, epilogue, add, scratch, threads);
+  const int tiles = s.tiles(), N = block_of(c_out), K = block_of(c_in);
+  const int chunk = std::min(c_in + N <= 32 ? 72 : 24, (tiles + threads - 1) / threads);  // V and M stay in the L2 cache
+  const std::size_t u_plane = plane(std::size_t(c_in) * c_out);
+  const std::size_t v_plane = plane(std::size_t(chunk) * c_in), m_plane = plane(std::size_t(chunk) * N);
+  Block memory(scratch, 4 * 36 * threads * (v_plane + m_plane));
+  float* private_part = memory.carve<float>(36 * threads * (v_plane + m_plane));
+  const auto multiply = product<false>(N, K);
+  dealt_out(threads, (tiles + chunk - 1) / chunk, [&](int item, int lane) {
+    float *V = private_part + 36 * lane * (v_plane + m_plane), *M = V + 36 * v_plane;
+    const int first = item * chunk, count = std::min(chunk, tiles - first);
+    scatter<6>(x, s, c_in, first, count, V, chunk, 0);
+    for (int c0 = 0; c0 < c_out; c0 += N) {  // one block of output channels at a time: M stays small
+      for (int p = 0; p < 36; p++)
+        for (int k = 0; k < c_in; k += K)
+          multiply(count, K, V + p * v_plane + std::size_t(k) * chunk, U + p * u_plane + std::size_t(c0) * c_in + std::size_t(k) * N,
+                   M + p * m_plane, k > 0);
+      gather(M, m_plane, N, y, s, c_out, c0, first, count, epilogue, add);
+    }
+  });
+}
+
+}  // namespace
+
+// ---- the contract -------------------------------------------------------------------------------------------------------------
+bool applicable(const ConvShape& s) {
+  return s.kh == 3 && s.kw == 3 && s.stride_h == 1 && s.stride_w == 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
+         s.groups == 1 && s.pad_h == s.pad_w && s.pad_h >= 0 && s.pad_h <= 2 && s.c_in % 16 == 0 && s.c_out % 16 == 0 &&
+         s.c_in <= max_channels && s.c_out <= max_channels && s.out_h() > 0 && s.out_w() > 0;
+}
+
+double filled(const ConvShape& s) {
+  const Tiling t = forward_tiling(s);
+  return double(t.out_h * t.out_w) / (16.0 * t.across * t.down);
+}
+
+bool wants_prepared(const ConvShape& s, bool rotated) {
+  return rotated ? !few_tiles(backward_tiling(s), int(s.c_out), int(s.c_in))
+                 : !few_tiles(forward_tiling(s), int(s.c_in), int(s.c_out));
+}
+
+std::size_t prepared_bytes(const ConvShape& s) { return 4 * 36 * plane(std::size_t(s.c_in * s.c_out)); }
+
+void prepare(const ConvShape& s, const float* w, bool rotated, float* prepared, int threads) {
+  const int rows = int(rotated ? s.c_out : s.c_in), columns = int(rotated ? s.c_in : s.c_out), N = block_of(columns);
+  const std::size_t stride = plane(std::size_t(rows) * columns);
+  if (rows * columns <= 64 * 64) threads = 1;  // quicker than waking the other threads
+  dealt_out(threads, columns / 16 * (rows / 16), [&](int item, int) {
+    const int r = item % (rows / 16) * 16;
+    for (int c = item / (rows / 16) * 16, end = c + 16; c < end; c += VL)
+      filters(w, int(s.c_in), rotated, prepared + std::size_t(c / N) * rows * N + std::size_t(r) * N + c % N, stride, N, 16, r, c);
+  });
+}
+
+template <class T>
+void forward(const ConvShape& s, const T* x, const float* w, const float* prepared, T* y, const Epilogue& epilogue,
+             Scratch& scratch, int threads) {
+  convolve(x, w, prepared, y, forward_tiling(s), int(s.c_in), int(s.c_out), false, epilogue, false, scratch, threads);
+}
+
+template <class T>
+void backward_data(const ConvShape& s, const T* dy, const float* w, const float* prepared, T* dx, bool add, Scratch& scratch,
+                   int threads) {
+  convolve(dy, w, prepared, dx, backward_tiling(s), int(s.c_out), int(s.c_in), true, {}, add, scratch, threads);
+}
+
+// dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into a copy of its own, and the copies are
+// added while they are transformed back, always in the same order. Where the copies would be too large (512 channels, many
+// threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
+template <class T>
+void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
+  const Tiling tiling = forward_tiling(s);
+  const int c_in = int(s.c_in), c_out = int(s.c_out), tiles = tiling.tiles(), N = block_of(c_in), R = block_of(c_out);
+  const int blocks = c_in / N * (c_out / R);
+  const std::size_t u_plane = plane(std::size_t(R) * N), u_block = 36 * u_plane, u_size = u_block * blocks;
+  const auto multiply = product<true>(N, R);
+  const bool together = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
+  int chunk;
+  if (together) chunk = std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512);
+  else chunk = c_in + c_out <= 32 ? 96 : c_in + c_out < 256 ? 24 : 128;
+  chunk = std::min(chunk, together ? tiles : (tiles + threads - 1) / threads);
+  const int chunks = (tiles + chunk - 1) / chunk, copies = together ? 1 : std::min(threads, chunks);
+  const std::size_t v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
+  Block memory(scratch, 4 * copies * (u_size + 36 * (v_plane + w_plane)));
+  float* dU = memory.carve<float>(u_size * copies);
+  float* private_part = memory.carve<float>(36 * (v_plane + w_plane) * copies);
+
+  auto one_product = [&](int block, int p, int count, const float* V, const float* W, float* to, bool more) {
+    multiply(R, count, W + p * w_plane + std::size_t(block / (c_in / N)) * R * chunk,
+             V + p * v_plane + std::size_t(block % (c_in / N)) * N * chunk, to + u_block * block + p * u_plane, more);
+  };
+  auto transform_back = [&](int block, int row) {
+    const int o = block / (c_in / N) * R + row;
+    filter_gradient(dU + u_block * block + std::size_t(row) * N, u_plane, u_size, copies, N, dw + std::int64_t(o) * 9 * c_in, c_in,
+                    block % (c_in / N) * N, add);
+  };
+
+  if (together) {
+    float *V = private_part, *W = V + 36 * v_plane;
+    for (int k = 0; k < chunks; k++) {
+      const int first = k * chunk, count = std::min(chunk, tiles - first);
+      dealt_out(threads, (count + 3) / 4, [&](int item, int) {
+        const int t = item * 4, some = std::min(4, count - t);
+        scatter<6>(x, tiling, c_in, first + t, some, V, chunk, t);
+        scatter<4>(dy, tiling, c_out, first + t, some, W, chunk, t);
+      });
+      if (chunks == 1) {  // the 36 sums of a block are transformed back while they are in cache
+        dealt_out(threads, blocks, [&](int block, int) {
+          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU, false);
+          for (int row = 0; row < R; row++) transform_back(block, row);
+        });
+        return;
+      }
+      dealt_out(threads, 36 * blocks, [&](int item, int) { one_product(item / 36, item % 36, count, V, W, dU, k > 0); });
+    }
+  } else {
+    in_lanes(copies, [&](int lane) {
+      float *V = private_part + 36 * (v_plane + w_plane) * lane, *W = V + 36 * v_plane;
+      const Share mine(chunks, copies, lane);
+      for (int k = mine.begin; k < mine.end; k++) {
+        const int first = k * chunk, count = std::min(chunk, tiles - first);
+        scatter<6>(x, tiling, c_in, first, count, V, chunk, 0);
+        scatter<4>(dy, tiling, c_out, first, count, W, chunk, 0);
+        for (int block = 0; block < blocks; block++)
+          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU + u_size * lane, k > mine.begin);
+      }
+    });
+  }
+  dealt_out(c_in * c_out <= 32 * 32 ? 1 : threads, blocks * R, [&](int item, int) { transform_back(item / R, item % R); });
+}
+
+template void forward(const ConvShape&, const float*, const float*, const float*, float*, const Epilogue&, Scratch&, int);
+template void forward(const ConvShape&, const bf16*, const float*, const float*, bf16*, const Epilogue&, Scratch&, int);
+template void backward_data(const ConvShape&, const float*, const float*, const float*, float*, bool, Scratch&, int);
+template void backward_data(const ConvShape&, const bf16*, const float*, const float*, bf16*, bool, Scratch&, int);
+template void backward_filter(const ConvShape&, const float*, const float*, float*, bool, Scratch&, int);
+template void backward_filter(const ConvShape&, const bf16*, const bf16*, float*, bool, Scratch&, int);
+
+}  // namespace tandem::cpu::winograd

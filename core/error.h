@@ -1,0 +1,26 @@
+// Errors: one exception type, thrown with a sentence that says what was wrong, where, and what to do.
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace tandem {
+
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// fail("conv2d: input has ", c, " channels, weight expects ", k) throws Error with the parts joined.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(text.str());
+}
+
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (!condition) fail(parts...);
+}
+
+}  // namespace tandem

@@ -1,0 +1,7 @@
+// TANDEM_HD marks what both the host and the device compiler may use.
+#pragma once
+#if defined(__CUDACC__)
+#define TANDEM_HD __host__ __device__
+#else
+#define TANDEM_HD
+#endif

@@ -1,0 +1,67 @@
+// The seam between host and device compilers (with core/hd.h).
+//
+// launch(backend, n, f) runs f(i) for every i in [0, n), on the device the backend stands for. f is a named functor (a
+// struct that holds its pointers), never a lambda: nvcc rejects many lambdas that are both host and device. The element-wise
+// operations, optimizers and augmentation live in *.kernel.cpp files, which nvcc compiles where there is CUDA and g++
+// otherwise; the loop below is what the CPU runs, and the compiler vectorises it.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/backend.h"
+
+#if defined(__CUDACC__)
+#include "cuda/launch.h"
+#endif
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace tandem {
+
+// An OpenMP region costs some 40 µs, as much as touching this many elements: below it one thread is faster.
+inline constexpr std::int64_t parallel_grain = 32768;
+
+// Calls body(begin, end) on disjoint parts of [0, n), one per host thread; parts begin at multiples of `align`.
+template <class Body>
+void parallel_ranges(int threads, std::int64_t n, std::int64_t align, const Body& body) {
+#if defined(_OPENMP)
+  if (threads > 1 && n > align) {
+#pragma omp parallel num_threads(threads)
+    {
+      std::int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
+      std::int64_t step = ((n + parts - 1) / parts + align - 1) / align * align;
+      std::int64_t begin = std::min(n, part * step), end = std::min(n, begin + step);
+      if (begin < end) body(begin, end);
+    }
+    return;
+  }
+#endif
+  if (n > 0) body(std::int64_t{0}, n);
+}
+
+template <class F>
+void launch(Backend& backend, std::int64_t n, const F& f) {
+#if defined(__CUDACC__)
+  if (backend.on_device()) return device_launch(backend.stream(), n, f);
+#endif
+  parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
+    const F g = f;  // a private copy: the compiler then knows that no store changes its pointers
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; i++) g(i);
+  });
+}
+
+// The same for functors whose one index is a whole block of work (64 elements or more): one loop, not vectorised across indices.
+template <class F>
+void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
+#if defined(__CUDACC__)
+  if (backend.on_device()) return device_launch(backend.stream(), n, f);
+#endif
+  parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i++) f(i);
+  });
+}
+
+}  // namespace tandem

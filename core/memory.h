@@ -1,0 +1,139 @@
+// Memory: reference counts, the caching allocator, and storages that count their writes.
+//
+// After the first two training steps nothing asks the system for memory: freed blocks wait in a list of their size class
+// and come back for the next request. One allocator serves every backend; a backend only says how to obtain a block.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tandem {
+
+class Backend;
+
+// ---- reference counts ------------------------------------------------------------------------------------------------
+// Intrusive, so that a handle is one pointer, and unique() tells whether a buffer may be overwritten in place.
+class Counted {
+ public:
+  Counted() = default;
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  void retain() const { references_.fetch_add(1, std::memory_order_relaxed); }
+  // True for the caller that dropped the last reference.
+  bool drop() const { return references_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  int references() const { return references_.load(std::memory_order_acquire); }
+
+ private:
+  mutable std::atomic<int> references_{0};
+};
+
+// A counted pointer. T supplies `static void destroy(const T*)`.
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  Ref(T* p) : p_(p) { if (p_) p_->retain(); }
+  Ref(const Ref& o) : Ref(o.p_) {}
+  Ref(Ref&& o) noexcept : p_(std::exchange(o.p_, nullptr)) {}
+  template <class U> Ref(const Ref<U>& o) : Ref(static_cast<T*>(o.pointer())) {}
+  ~Ref() { reset(); }
+  Ref& operator=(Ref o) noexcept { std::swap(p_, o.p_); return *this; }
+  void reset() { if (T* p = std::exchange(p_, nullptr); p && p->drop()) T::destroy(p); }
+  T* pointer() const { return p_; }
+  T* operator->() const { return p_; }
+  T& operator*() const { return *p_; }
+  explicit operator bool() const { return p_ != nullptr; }
+  bool unique() const { return p_ && p_->references() == 1; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+// ---- the caching allocator -------------------------------------------------------------------------------------------
+// Where blocks come from: the heap, cudaMalloc, pinned or shared memory. acquire returns null when there is none.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  virtual void* acquire(std::size_t bytes) = 0;
+  virtual void release(void* block, std::size_t bytes) = 0;
+  virtual const char* name() const = 0;
+};
+
+struct MemoryStatistics {
+  std::size_t live_bytes = 0, peak_bytes = 0;   // handed out now; the most so far
+  std::size_t reserved_bytes = 0;               // obtained from the source and not yet returned
+  std::uint64_t live_blocks = 0;
+  std::uint64_t requests = 0, source_calls = 0; // a steady state has source_calls standing still
+};
+
+// Thread-safe. A block given back on a stream may be taken again by the same stream at once (work on one stream is in
+// order); the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked and what is held.
+class CachingAllocator {
+ public:
+  explicit CachingAllocator(std::unique_ptr<MemorySource> source) : source_(std::move(source)) {}
+  ~CachingAllocator();
+  void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes at least
+  void give(void* block, int stream = 0) noexcept;
+  void trim();                                    // returns every cached block to the source
+  MemoryStatistics statistics() const;
+  void reset_peak();
+  static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to: eight classes per power of two
+
+ private:
+  using FreeList = std::map<std::pair<std::size_t, int>, std::vector<void*>>;
+  void trim_locked();
+  std::unique_ptr<MemorySource> source_;
+  mutable std::mutex mutex_;
+  FreeList free_;
+  std::unordered_map<void*, std::size_t> sizes_;  // every block obtained from the source
+  MemoryStatistics statistics_;
+};
+
+std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages where they help
+
+// ---- storages --------------------------------------------------------------------------------------------------------
+// Counts the writes to a storage or to a segment of one. What was saved for backward remembers the count and refuses to be
+// read when it moved; prepared weights compare it to know that they are stale. Written by one thread at a time.
+struct WriteCount {
+  std::atomic<std::uint64_t> writes{0};
+  std::string name;  // "conv1.weight" for a parameter; empty for an activation
+  void bump() { writes.store(writes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+  std::uint64_t now() const { return writes.load(std::memory_order_relaxed); }
+};
+
+class Storage : public Counted {
+ public:
+  // Takes memory from the backend's allocator, or (second form) wraps memory that `owner` keeps alive.
+  static Ref<Storage> create(Backend& backend, std::size_t bytes);
+  static Ref<Storage> wrap(Backend& backend, void* data, std::size_t bytes, std::shared_ptr<void> owner);
+  static void destroy(const Storage*);
+
+  Backend& backend() const { return *backend_; }
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t bytes() const { return bytes_; }
+  WriteCount* whole() { return &whole_; }
+  WriteCount* add_segment(std::string name);  // lives as long as the storage
+
+  static void* operator new(std::size_t);   // storages come and go with every activation: recycled, not malloc'ed
+  static void operator delete(void*);
+
+ private:
+  Storage(Backend& backend, void* data, std::size_t bytes, std::shared_ptr<void> owner)
+      : backend_(&backend), data_(data), bytes_(bytes), owner_(std::move(owner)) {}
+  ~Storage();
+  Backend* backend_;
+  void* data_;
+  std::size_t bytes_;
+  std::shared_ptr<void> owner_;  // set: memory is not the allocator's
+  WriteCount whole_;
+  std::vector<std::unique_ptr<WriteCount>> segments_;
+};
+
+}  // namespace tandem

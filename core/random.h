@@ -1,0 +1,50 @@
+// Counter-based random numbers (Philox 4×32-10, Salmon et al., SC 2011): four random words are a pure function of a key and
+// a counter. Every draw is addressed by (seed, stream, epoch, sample, index), so it does not depend on the number of ranks
+// or threads, on the order of the work, or on having been resumed.
+#pragma once
+#include <cstdint>
+
+#include "core/hd.h"
+
+namespace tandem {
+
+// Who draws. Streams never share numbers; a layer's dropout uses stream dropout + its own number.
+enum class Stream : std::uint32_t { initial = 1, shuffle = 2, augment = 3, synthetic = 4, split = 5, test = 6, dropout = 1000 };
+
+struct Words {
+  std::uint32_t w[4];
+};
+
+class Philox {
+ public:
+  TANDEM_HD Philox(std::uint64_t seed, std::uint32_t stream, std::uint32_t epoch, std::uint32_t sample)
+      : key0_(static_cast<std::uint32_t>(seed)), key1_(static_cast<std::uint32_t>(seed >> 32)), stream_(stream), epoch_(epoch),
+        sample_(sample) {}
+  TANDEM_HD Philox(std::uint64_t seed, Stream stream, std::uint32_t epoch = 0, std::uint32_t sample = 0)
+      : Philox(seed, static_cast<std::uint32_t>(stream), epoch, sample) {}
+
+  // Words 4·index … 4·index + 3 of this address.
+  TANDEM_HD Words block(std::uint32_t index) const {
+    std::uint32_t c0 = index, c1 = sample_, c2 = epoch_, c3 = stream_, k0 = key0_, k1 = key1_;
+    for (int round = 0; round < 10; round++) {
+      std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0, p1 = std::uint64_t{0xCD9E8D57u} * c2;
+      std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
+      c1 = static_cast<std::uint32_t>(p1);
+      c3 = static_cast<std::uint32_t>(p0);
+      c0 = n0;
+      c2 = n2;
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+  }
+  TANDEM_HD std::uint32_t word(std::uint32_t index) const { return block(index / 4).w[index % 4]; }
+
+ private:
+  std::uint32_t key0_, key1_, stream_, epoch_, sample_;
+};
+
+// 24 random bits → [0, 1).
+TANDEM_HD inline float uniform(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
+
+}  // namespace tandem

@@ -1,0 +1,77 @@
+// Shapes of tensors and of the sliding-window operations. Plain values, no memory behind them.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <ostream>
+#include <span>
+#include <string>
+
+#include "core/error.h"
+
+namespace tandem {
+
+// Up to six extents, row-major: the last varies fastest. Rank 0 is a scalar with one element.
+class Shape {
+ public:
+  static constexpr int max_rank = 6;
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> extents) : Shape(std::span(extents.begin(), extents.size())) {}
+  explicit Shape(std::span<const std::int64_t> extents) {
+    require(extents.size() <= max_rank, "a tensor has at most 6 axes, asked for ", extents.size());
+    for (std::int64_t e : extents) append(e);
+  }
+  int rank() const { return rank_; }
+  std::int64_t operator[](int axis) const { return extents_[axis < 0 ? axis + rank_ : axis]; }
+  std::int64_t& operator[](int axis) { return extents_[axis < 0 ? axis + rank_ : axis]; }
+  std::int64_t elements() const {
+    std::int64_t n = 1;
+    for (int i = 0; i < rank_; i++) n *= extents_[i];
+    return n;
+  }
+  void append(std::int64_t extent) {
+    require(extent >= 0, "a shape cannot have the extent ", extent);
+    require(rank_ < max_rank, "a tensor has at most 6 axes");
+    extents_[rank_++] = extent;
+  }
+  const std::int64_t* begin() const { return extents_.data(); }
+  const std::int64_t* end() const { return extents_.data() + rank_; }
+  bool operator==(const Shape& o) const {
+    if (rank_ != o.rank_) return false;
+    for (int i = 0; i < rank_; i++)
+      if (extents_[i] != o.extents_[i]) return false;
+    return true;
+  }
+  friend std::ostream& operator<<(std::ostream& out, const Shape& s) {
+    out << '[';
+    for (int i = 0; i < s.rank_; i++) out << (i ? "," : "") << s.extents_[i];
+    return out << ']';
+  }
+
+ private:
+  std::array<std::int64_t, max_rank> extents_{};
+  int rank_ = 0;
+};
+
+// One 2-D convolution: pictures x[n, h, w, c_in], filters w[c_out, kh, kw, c_in / groups], result y[n, out_h, out_w, c_out].
+struct ConvShape {
+  std::int64_t n = 0, h = 0, w = 0, c_in = 0, c_out = 0, kh = 1, kw = 1;
+  std::int64_t stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0, dilation_h = 1, dilation_w = 1, groups = 1;
+  std::int64_t out_h() const { return (h + 2 * pad_h - dilation_h * (kh - 1) - 1) / stride_h + 1; }
+  std::int64_t out_w() const { return (w + 2 * pad_w - dilation_w * (kw - 1) - 1) / stride_w + 1; }
+  std::int64_t x_elements() const { return n * h * w * c_in; }
+  std::int64_t y_elements() const { return n * out_h() * out_w() * c_out; }
+  std::int64_t w_elements() const { return c_out * kh * kw * (c_in / groups); }
+  double flops() const { return 2.0 * double(y_elements()) * double(kh * kw * (c_in / groups)); }
+  bool operator==(const ConvShape&) const = default;
+};
+
+// One pooling: x[n, h, w, c] → y[n, out_h, out_w, c]. Average pooling divides by the elements inside the picture.
+struct PoolShape {
+  std::int64_t n = 0, h = 0, w = 0, c = 0, kh = 2, kw = 2, stride_h = 2, stride_w = 2, pad_h = 0, pad_w = 0;
+  std::int64_t out_h() const { return (h + 2 * pad_h - kh) / stride_h + 1; }
+  std::int64_t out_w() const { return (w + 2 * pad_w - kw) / stride_w + 1; }
+  bool operator==(const PoolShape&) const = default;
+};
+
+}  // namespace tandem

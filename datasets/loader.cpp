@@ -1,0 +1,213 @@
+#include "datasets/loader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+namespace tandem {
+
+// ---- the epoch -------------------------------------------------------------------------------------------------------
+std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
+  std::vector<std::int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  Philox random(seed, Stream::shuffle, std::uint32_t(epoch));
+  Words words{};
+  for (std::int64_t i = 0; i + 1 < n; i++) {  // Fisher-Yates
+    if (i % 4 == 0) words = random.block(std::uint32_t(i / 4));
+    std::int64_t j = i + std::int64_t((words.w[i % 4] * std::uint64_t(n - i)) >> 32);
+    std::swap(order[i], order[j]);
+  }
+  return order;
+}
+
+Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
+    : pictures_(pictures), global_(batch * world), world_(world) {
+  bool left_out = drop_last || batch == 1;  // with one picture per rank there is nothing to borrow
+  batches = left_out ? pictures / global_ : (pictures + global_ - 1) / global_;
+  if (pictures < world) batches = 0;
+  if (left_out) pictures_ = batches * global_;
+}
+
+std::int64_t Cut::begin(std::int64_t k) const {
+  if (k >= batches) return batches ? pictures_ : 0;
+  return k == batches - 1 ? std::min(k * global_, pictures_ - world_) : k * global_;
+}
+
+std::pair<std::int64_t, std::int64_t> Cut::share(std::int64_t k, int rank) const {
+  std::int64_t first = begin(k), size = begin(k + 1) - first;
+  return {first + size * rank / world_, first + size * (rank + 1) / world_};
+}
+
+// ---- the loader ------------------------------------------------------------------------------------------------------
+Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend)
+    : pictures_(pictures), options_(std::move(options)), backend_(backend), cut_(1, 1, 1, false) {
+  check(pictures_);
+  const LoaderOptions& o = options_;
+  const std::string who = "loader of " + pictures_.name;
+  require(o.batch > 0, who, ": a batch of ", o.batch, " pictures");
+  require(o.world > 0 && o.rank >= 0 && o.rank < o.world, who, ": rank ", o.rank, " of ", o.world);
+  require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
+  require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f64, who, ": batches of ", name_of(o.dtype),
+          ", expected f32 or bf16");
+  require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype));
+  require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
+          ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
+          std::min(pictures_.height(), pictures_.width()));
+  cut_ = Cut(pictures_.count(), o.batch, o.world, o.drop_last);
+  require(cut_.batches > 0, who, ": ", pictures_.count(), " pictures make no batch for ", o.world, " ranks of ", o.batch,
+          o.drop_last ? " pictures when the last batch is dropped" : " pictures", ": use a smaller --batch or fewer ranks");
+
+  bool device = backend.on_device();
+  if (device) {
+    options_.prefetch = 0;
+    images_ = pictures_.images.to(backend);
+    labels_ = pictures_.labels.to(backend);
+    device_order_ = Tensor(backend, {pictures_.count()}, DType::i32);
+  } else {
+    images_ = pictures_.images;
+    labels_ = pictures_.labels;
+  }
+  for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
+  ring_.resize(memory_.size());
+}
+
+Loader::~Loader() { halt(); }
+
+Batch Loader::allocate() const {
+  std::int64_t b = options_.batch;
+  Batch m;
+  m.images = Tensor(backend_, {b, pictures_.height(), pictures_.width(), pictures_.channels()}, options_.dtype);
+  m.labels = Tensor(backend_, {b}, DType::i32);
+  m.samples = Tensor(backend_, {b}, DType::i32);
+  return m;
+}
+
+void Loader::order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const {
+  if (options_.shuffle) {
+    order = shuffled(pictures_.count(), options_.seed, epoch);
+  } else {
+    order.resize(pictures_.count());
+    std::iota(order.begin(), order.end(), 0);
+  }
+}
+
+// `order` points to the batch's first picture; `out` becomes the used part of `memory`.
+void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index, int threads) {
+  auto [first, last] = cut_.share(index, options_.rank);
+  std::int64_t b = last - first;
+  out.images = memory.images.slice(0, b);
+  out.labels = memory.labels.slice(0, b);
+  out.samples = memory.samples.slice(0, b);
+  out.index = index;
+  out.epoch = epoch;
+  out.global = cut_.begin(index + 1) - cut_.begin(index);
+
+  BatchWork work;
+  work.pictures = images_.data<std::uint8_t>();
+  work.labels = labels_.data<std::int32_t>();
+  work.order = order;
+  work.height = pictures_.height();
+  work.width = pictures_.width();
+  work.channels = pictures_.channels();
+  work.augment = options_.augment;
+  work.seed = options_.seed;
+  work.epoch = std::uint32_t(epoch);
+  for (std::int64_t c = 0; c < work.channels; c++) {
+    work.mean[c] = 255 * pictures_.mean[c];
+    work.inverse[c] = 1 / (255 * pictures_.deviation[c]);
+  }
+  make_batch(backend_, work, out, threads);
+  if (options_.transform) options_.transform(out);
+}
+
+void Loader::start(std::int64_t epoch, std::int64_t first) {
+  require(epoch >= 0 && epoch <= UINT32_MAX && first >= 0 && first <= cut_.batches, "loader of ", pictures_.name,
+          ": cannot start epoch ", epoch, " at batch ", first, " of ", cut_.batches);
+  halt();
+  if (epoch != epoch_ || order_.empty()) order_epoch(order_, epoch);
+  order_pointer_ = order_.data();
+  if (backend_.on_device()) {
+    backend_.upload(device_order_.raw_write(), order_.data(), device_order_.bytes());
+    order_pointer_ = device_order_.data<std::int32_t>();
+  }
+  epoch_ = epoch;
+  made_ = given_ = released_ = first;
+  error_ = nullptr;
+  stop_ = false;
+  if (options_.prefetch > 0) thread_ = std::thread(&Loader::work_ahead, this, first);
+}
+
+void Loader::halt() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  moved_.notify_all();
+  thread_.join();  // it finishes the batch it is at
+}
+
+void Loader::work_ahead(std::int64_t first) {
+  std::int64_t slots = std::int64_t(ring_.size());
+  try {
+    for (std::int64_t k = first; k < cut_.batches; k++) {
+      {
+        std::unique_lock lock(mutex_);
+        moved_.wait(lock, [&] { return stop_ || k - released_ < slots; });
+        if (stop_) return;
+      }
+      fill(ring_[k % slots], memory_[k % slots], order_pointer_ + cut_.share(k, options_.rank).first, epoch_, k, 1);
+      std::lock_guard lock(mutex_);
+      made_ = k + 1;
+      moved_.notify_all();
+    }
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    moved_.notify_all();
+  }
+}
+
+bool Loader::next(Batch& batch) {
+  require(epoch_ >= 0, "loader of ", pictures_.name, ": call start(epoch) before next()");
+  std::int64_t slots = std::int64_t(ring_.size());
+  if (options_.prefetch == 0) {
+    released_ = given_;
+    if (given_ == cut_.batches) return false;
+    fill(ring_[0], memory_[0], order_pointer_ + cut_.share(given_, options_.rank).first, epoch_, given_,
+         backend_.on_device() ? 0 : backend_.threads());
+    batch = ring_[0];
+    made_ = ++given_;
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  released_ = given_;
+  moved_.notify_all();
+  if (given_ == cut_.batches) return false;
+  bool arrived = moved_.wait_for(lock, std::chrono::seconds(300), [&] { return made_ > given_ || error_; });
+  require(arrived, "loader of ", pictures_.name, ": no batch came for 300 s, at batch ", given_, " of epoch ", epoch_,
+          ": is the transform stuck?");
+  if (made_ == given_) std::rethrow_exception(error_);
+  batch = ring_[given_++ % slots];
+  return true;
+}
+
+Batch Loader::make(std::int64_t epoch, std::int64_t index) {
+  require(epoch >= 0 && epoch <= UINT32_MAX && index >= 0 && index < cut_.batches, "loader of ", pictures_.name,
+          ": there is no batch ", index, " in epoch ", epoch, ", which has ", cut_.batches);
+  std::vector<std::int32_t> other;
+  if (epoch != epoch_) order_epoch(other, epoch);
+  auto [first, last] = cut_.share(index, options_.rank);
+  const std::int32_t* order = (epoch == epoch_ ? order_ : other).data() + first;
+  Tensor device;  // given back to the stream's allocator at once, after the kernel that reads it
+  if (backend_.on_device()) {
+    device = Tensor(backend_, {last - first}, DType::i32);
+    backend_.upload(device.raw_write(), order, device.bytes());
+    order = device.data<std::int32_t>();
+  }
+  Batch out;
+  fill(out, allocate(), order, epoch, index, backend_.on_device() ? 0 : 1);
+  return out;
+}
+
+}  // namespace tandem

@@ -1,0 +1,130 @@
+// The loader: shuffles, cuts the epoch into batches, shares them among ranks, augments, normalises, and works ahead.
+//
+// Everything random is a function of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture on
+// (seed, epoch, picture): neither on ranks, threads, prefetching or resumption. Any batch can be made again, bit for bit.
+#pragma once
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/random.h"
+#include "datasets/batch.h"
+#include "datasets/dataset.h"
+
+namespace tandem {
+
+struct Augment {
+  int pad_crop = 0;    // surround with this many black pixels, then cut the old size out of it at random
+  bool flip = false;   // mirror left and right, with probability one half
+};
+
+struct LoaderOptions {
+  std::int64_t batch = 128;                 // pictures per rank
+  DType dtype = DType::f32;                 // or bf16
+  bool shuffle = true;
+  Augment augment;
+  bool drop_last = false;                   // leave out the pictures that do not fill a last batch
+  std::uint64_t seed = 0;
+  int rank = 0, world = 1;
+  int prefetch = 2;                         // batches made ahead, by a thread; 0: made by next(), with the backend's threads
+  std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
+};
+
+// How an epoch of n pictures is cut. Global batch k has world · batch pictures, the last one what is left; each rank takes a
+// contiguous share of it, and shares differ by one picture at most. No share is empty: a last batch of fewer pictures than
+// ranks borrows from the one before it, or, with one picture per rank, is left out.
+struct Cut {
+  Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
+  std::int64_t batches = 0;                 // 0: there are fewer pictures than ranks, or, with drop_last, than a global batch
+  std::int64_t begin(std::int64_t k) const; // position in the shuffled epoch at which global batch k begins; k ≤ batches
+  std::pair<std::int64_t, std::int64_t> share(std::int64_t k, int rank) const;  // positions [first, second)
+
+ private:
+  std::int64_t pictures_, global_;
+  int world_;
+};
+
+// The order of n pictures in an epoch: the same for every rank.
+std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
+
+// Where a picture is cut out of its padded self: output (y, x) shows input (y + dy, x' + dx), x' = x or, mirrored, w − 1 − x.
+struct Crop {
+  std::int32_t dy, dx;
+  bool flip;
+};
+TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint32_t epoch, std::int32_t sample) {
+  Words r = Philox(seed, Stream::augment, epoch, std::uint32_t(sample)).block(0);
+  std::uint64_t choices = 2 * std::uint64_t(a.pad_crop) + 1;
+  return {std::int32_t((r.w[0] * choices) >> 32) - a.pad_crop, std::int32_t((r.w[1] * choices) >> 32) - a.pad_crop,
+          a.flip && (r.w[2] >> 31)};
+}
+
+// Making one batch (loader.kernel.cpp). Pointers are of the backend's memory.
+struct BatchWork {
+  const std::uint8_t* pictures = nullptr;
+  const std::int32_t *labels = nullptr, *order = nullptr;   // of the whole set; the pictures that make up the batch
+  std::int64_t height = 0, width = 0, channels = 0;
+  Augment augment;
+  std::uint64_t seed = 0;
+  std::uint32_t epoch = 0;
+  float mean[4] = {}, inverse[4] = {};                      // y = (byte − mean) · inverse
+};
+// By host threads, a picture at a time; or, with threads = 0, by launch(), a pixel at a time, as a device does it.
+// Both give the same bits.
+void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads);
+
+// Used by one thread. On a backend with on_device() the pictures are copied there once, and every batch is made there by
+// one kernel when next() asks for it: that waits for nothing, so there `prefetch` is ignored.
+class Loader {
+ public:
+  // Throws when the pictures do not fit together, or when the options make no batch at all.
+  Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.
+  void start(std::int64_t epoch, std::int64_t first = 0);
+  // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(): its
+  // memory is then filled anew (clone() what must stay). Rethrows what went wrong in the thread.
+  bool next(Batch& batch);
+  // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way.
+  Batch make(std::int64_t epoch, std::int64_t index);
+
+  std::int64_t batches_per_epoch() const { return cut_.batches; }
+  std::int64_t pictures_per_epoch() const { return cut_.begin(cut_.batches); }  // over all ranks
+  const Pictures& pictures() const { return pictures_; }
+  const LoaderOptions& options() const { return options_; }
+
+ private:
+  void halt();
+  void work_ahead(std::int64_t first);
+  void order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const;
+  Batch allocate() const;
+  void fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index, int threads);
+
+  Pictures pictures_;
+  LoaderOptions options_;
+  Backend& backend_;
+  Cut cut_;
+  Tensor images_, labels_;                  // where make_batch reads them: pictures_' own, or copies on the device
+  Tensor device_order_;                     // i32 [N], on a device only
+  std::vector<std::int32_t> order_;
+  const std::int32_t* order_pointer_ = nullptr;
+  std::int64_t epoch_ = -1;
+  std::vector<Batch> memory_, ring_;        // batch k of the epoch is made in memory_[k % size], and ring_ is what was made
+
+  // Batches [released_, given_) belong to the caller, [given_, made_) are ready. The mutex guards them while a thread runs.
+  std::int64_t made_ = 0, given_ = 0, released_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::mutex mutex_;
+  std::condition_variable moved_;
+  std::thread thread_;
+};
+
+}  // namespace tandem

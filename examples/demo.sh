@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# From nothing to a trained classifier: `make demo` on a Debian 12 or Ubuntu that has git and make.
+#
+# Installs what is missing (it says what and why first), builds, finds Fashion-MNIST ($TANDEM_DATA, data/, else the
+# network), trains a small convolutional network and fails when that reaches less than 90 % on the test pictures.
+# Without data or network it trains on synthetic pictures instead, and says so.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+EPOCHS=${EPOCHS:-5}
+MODEL=${MODEL:-smallcnn}
+GOAL=${GOAL:-90}                        # per cent
+BUILD=${BUILD:-build}
+METRICS=${METRICS:-$BUILD/demo.jsonl}
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+[ -t 1 ] || say() { printf '\n%s\n' "$*"; }
+
+# ---- 1. What is needed -----------------------------------------------------------------------------------------------
+install_missing() {
+  local wanted=() package
+  for package in $(make -s --no-print-directory packages-demo); do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || wanted+=("$package")
+  done
+  [ ${#wanted[@]} -gt 0 ] || return 0
+  local sudo=()
+  [ "$(id -u)" -eq 0 ] || sudo=(sudo)
+  say "Not installed: ${wanted[*]}"
+  echo "(a compiler, libraries that make training fast or options readable, and curl to fetch the pictures)"
+  echo "+ ${sudo[*]} apt-get update && ${sudo[*]} apt-get install --no-install-recommends ${wanted[*]}"
+  # -n: never wait for a password that nobody may be there to type; with a terminal sudo may ask.
+  if [ ${#sudo[@]} -gt 0 ] && ! command -v sudo >/dev/null; then
+    echo "There is no sudo here. Run this as root to install them: apt-get install ${wanted[*]}"
+    return 0
+  fi
+  [ ${#sudo[@]} -eq 0 ] || [ -t 0 ] || sudo+=(-n)
+  local apt options=(-y -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3)
+  apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}")
+  if ! "${apt[@]}" update || ! "${apt[@]}" install --no-install-recommends "${wanted[@]}" >/dev/null; then
+    echo "That did not work. To do it yourself: apt-get install ${wanted[*]}"
+  fi
+}
+if command -v apt-get >/dev/null; then
+  install_missing
+else
+  echo "No apt-get here. What is useful, by its Debian names: $(make -s --no-print-directory packages-demo)"
+fi
+if ! command -v "${CXX:-g++}" >/dev/null; then
+  echo "A C++ compiler is needed and there is none: apt-get install g++" >&2
+  exit 1
+fi
+
+# ---- 2. Build --------------------------------------------------------------------------------------------------------
+say "Building"
+seconds=$SECONDS
+make --no-print-directory "$BUILD/fashion_mnist"
+echo "Built in $((SECONDS - seconds)) s"
+
+# ---- 3. Data ---------------------------------------------------------------------------------------------------------
+data=
+for place in ${TANDEM_DATA:+"$TANDEM_DATA"} data; do
+  for form in .gz ""; do
+    [ -n "$data" ] || [ ! -e "$place/fashion-mnist/train-images-idx3-ubyte$form" ] || data=$place
+  done
+done
+if [ -z "$data" ]; then
+  say "Fetching Fashion-MNIST (30 MB) into data/"
+  status=0
+  bash datasets/get-data.sh fashion-mnist || status=$?
+  case $status in
+    0) data=data ;;
+    3) echo "No network: training on synthetic pictures instead. That shows that everything works, not how well." ;;
+    *) echo "The data could not be fetched (exit status $status)." >&2; exit 1 ;;
+  esac
+fi
+if [ -n "$data" ]; then
+  export TANDEM_DATA=$data
+  arguments=()
+else
+  arguments=(--data synthetic)
+fi
+
+# ---- 4. Train --------------------------------------------------------------------------------------------------------
+say "Training: $BUILD/fashion_mnist --model $MODEL --epochs $EPOCHS --metrics $METRICS ${arguments[*]}"
+rm -f "$METRICS"
+"$BUILD/fashion_mnist" --model "$MODEL" --epochs "$EPOCHS" --metrics "$METRICS" "${arguments[@]}"
+
+# The last test accuracy in the metrics, one JSON object a line, as a fraction.
+accuracy=$(sed -n 's/.*"test_accuracy": *\([0-9.eE+-]*\).*/\1/p' "$METRICS" | tail -n 1)
+if [ -z "$accuracy" ]; then
+  echo "$METRICS holds no test_accuracy" >&2
+  exit 1
+fi
+percent=$(awk -v a="$accuracy" 'BEGIN { printf "%.2f", 100 * a }')
+say "Test accuracy $percent % after $EPOCHS epochs${data:+ (data: $data)}; every step is in $METRICS"
+if awk -v p="$percent" -v goal="$GOAL" 'BEGIN { exit !(p < goal) }'; then
+  echo "That is less than the $GOAL % expected here." >&2
+  exit 1
+fi

@@ -1,0 +1,51 @@
+#include "layers/layers.h"
+
+namespace tandem {
+namespace {
+
+const Variable none;
+const Variable& optional(const Parameter* p) { return p ? static_cast<const Variable&>(*p) : none; }
+
+}  // namespace
+
+Linear::Linear(std::int64_t in, std::int64_t out, bool bias, bool relu) : relu_(relu) {
+  weight_ = &parameter("weight", {out, in}, Initial::fan_in_uniform(in));
+  if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(in), false);
+}
+
+Variable Linear::forward(const Variable& x) { return linear(x, *weight_, optional(bias_), relu_); }
+
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options, bool bias) : options_(options) {
+  std::int64_t fan_in = in / options.groups * window * window;
+  weight_ = &parameter("weight", {out, window, window, in / options.groups}, Initial::fan_in_uniform(fan_in));
+  if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(fan_in), false);
+}
+
+std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, int window, int stride) {
+  auto conv = std::make_unique<Conv2d>(in, out, window, Conv2dOptions{.stride = stride, .padding = window / 2}, false);
+  conv->weight_->initial = Initial::kaiming_normal(out * window * window);
+  return conv;
+}
+
+Variable Conv2d::forward(const Variable& x) { return conv2d(x, *weight_, optional(bias_), options_); }
+
+BatchNorm2d::BatchNorm2d(std::int64_t channels, bool relu, double epsilon, double momentum)
+    : options_{.epsilon = epsilon, .momentum = momentum, .relu = relu} {
+  weight_ = &parameter("weight", {channels}, Initial::constant(1), false);
+  bias_ = &parameter("bias", {channels}, Initial::constant(0), false);
+  running_mean_ = &statistic("running_mean", {channels}, 0);
+  running_var_ = &statistic("running_var", {channels}, 1);
+}
+
+Variable BatchNorm2d::forward(const Variable& x, const Variable& residual) {
+  BatchNormOptions o = options_;
+  o.training = training();
+  return batch_norm(x, *weight_, *bias_, running_mean_->tensor, running_var_->tensor, o, residual);
+}
+
+Variable BatchNorm2d::operator()(const Variable& x, const Variable& residual) {
+  Scope scope(path());
+  return forward(x, residual);
+}
+
+}  // namespace tandem

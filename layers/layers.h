@@ -1,0 +1,97 @@
+// The usual modules. Each is the operation of the same name with its parameters; names of parameters are PyTorch's.
+#pragma once
+#include "layers/module.h"
+
+namespace tandem {
+
+// y = relu?(x·wᵀ + b): x [N, in] → [N, out].
+class Linear : public Module {
+ public:
+  Linear(std::int64_t in, std::int64_t out, bool bias = true, bool relu = false);
+  Variable forward(const Variable& x) override;
+
+ private:
+  Parameter *weight_, *bias_ = nullptr;
+  bool relu_;
+};
+
+// x [N, H, W, in] → [N, H', W', out].
+class Conv2d : public Module {
+ public:
+  Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options = {}, bool bias = true);
+  // He et al.'s initialisation, without bias: what stands before a batch norm.
+  static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int window, int stride = 1);
+  Variable forward(const Variable& x) override;
+
+ private:
+  Conv2dOptions options_;
+  Parameter *weight_, *bias_ = nullptr;
+};
+
+// Over all axes but the last. forward(x, residual) adds before the ReLU.
+class BatchNorm2d : public Module {
+ public:
+  explicit BatchNorm2d(std::int64_t channels, bool relu = false, double epsilon = 1e-5, double momentum = 0.1);
+  Variable forward(const Variable& x) override { return forward(x, {}); }
+  Variable forward(const Variable& x, const Variable& residual);
+  Variable operator()(const Variable& x) { return Module::operator()(x); }
+  Variable operator()(const Variable& x, const Variable& residual);
+
+ private:
+  BatchNormOptions options_;
+  Parameter *weight_, *bias_;
+  Statistic *running_mean_, *running_var_;
+};
+
+class MaxPool2d : public Module {
+ public:
+  explicit MaxPool2d(const Pool2dOptions& options = {}) : options_(options) {}
+  Variable forward(const Variable& x) override { return max_pool2d(x, options_); }
+
+ private:
+  Pool2dOptions options_;
+};
+
+class AveragePool2d : public Module {
+ public:
+  explicit AveragePool2d(const Pool2dOptions& options = {}) : options_(options) {}
+  Variable forward(const Variable& x) override { return average_pool2d(x, options_); }
+
+ private:
+  Pool2dOptions options_;
+};
+
+class GlobalAveragePool : public Module {
+ public:
+  Variable forward(const Variable& x) override { return global_average_pool(x); }
+};
+
+class ReLU : public Module {
+ public:
+  Variable forward(const Variable& x) override { return relu(x); }
+};
+
+// [N, H, W, C] → [N, H·W·C]. Remembers the shape: weights from frameworks that flatten (c, h, w) need it to be permuted.
+class Flatten : public Module {
+ public:
+  Variable forward(const Variable& x) override {
+    shape_ = x.shape();
+    return flatten(x);
+  }
+  const Shape& shape() const { return shape_; }
+
+ private:
+  Shape shape_;
+};
+
+class Dropout : public Module {
+ public:
+  explicit Dropout(double p = 0.5, std::uint32_t layer = 0) : p_(p), layer_(layer) {}
+  Variable forward(const Variable& x) override { return training() ? dropout(x, p_, layer_) : x; }
+
+ private:
+  double p_;
+  std::uint32_t layer_;  // which random stream: give each dropout of a model its own
+};
+
+}  // namespace tandem

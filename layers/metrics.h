@@ -1,0 +1,30 @@
+// Metrics as JSON lines: one object a line, written and flushed as it happens, so that a killed run can still be read.
+#pragma once
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tandem {
+
+using MetricValue = std::variant<double, std::int64_t, std::string>;
+using MetricFields = std::vector<std::pair<std::string, MetricValue>>;
+
+// {"event":"epoch","epoch":1,…}; numbers that are not finite are written as null, which is what JSON has.
+std::string json_object(const MetricFields& fields);
+
+class MetricsFile {
+ public:
+  MetricsFile() = default;
+  explicit MetricsFile(const std::string& path);  // empty: writes nothing. Throws UsageError when it cannot be written
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  void write(const MetricFields& fields);         // throws Error when the disk is full
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace tandem

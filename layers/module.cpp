@@ -1,0 +1,61 @@
+#include "layers/module.h"
+
+namespace tandem {
+
+Parameter::operator const Variable&() const {
+  require(variable.defined(), "the parameter ", name, " has no memory yet: build a ParameterSpace over the model first");
+  return variable;
+}
+
+Variable Module::operator()(const Variable& x) {
+  Scope scope(path_);
+  return forward(x);
+}
+
+void Module::train(bool on) {
+  training_ = on;
+  for (auto& [name, module] : children_) module->train(on);
+}
+
+void Module::name_tree(const std::string& path) {
+  path_ = path;
+  for (auto& [name, module] : children_) module->name_tree(path.empty() ? name : path + "." + name);
+}
+
+std::vector<std::pair<std::string, Parameter*>> Module::parameters() {
+  std::vector<std::pair<std::string, Parameter*>> all;
+  std::string prefix = path_.empty() ? "" : path_ + ".";
+  for (auto& p : parameters_) all.emplace_back(prefix + p->name, p.get());
+  for (auto& [name, module] : children_)
+    for (auto& entry : module->parameters()) all.push_back(entry);
+  return all;
+}
+
+std::vector<std::pair<std::string, Statistic*>> Module::statistics() {
+  std::vector<std::pair<std::string, Statistic*>> all;
+  std::string prefix = path_.empty() ? "" : path_ + ".";
+  for (auto& s : statistics_) all.emplace_back(prefix + s->name, s.get());
+  for (auto& [name, module] : children_)
+    for (auto& entry : module->statistics()) all.push_back(entry);
+  return all;
+}
+
+Parameter& Module::parameter(std::string name, const Shape& shape, Initial initial, bool decay) {
+  parameters_.push_back(std::make_unique<Parameter>());
+  *parameters_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .decay = decay, .variable = {}};
+  return *parameters_.back();
+}
+
+Statistic& Module::statistic(std::string name, const Shape& shape, double initial) {
+  statistics_.push_back(std::make_unique<Statistic>());
+  *statistics_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .tensor = {}};
+  return *statistics_.back();
+}
+
+Variable Sequential::forward(const Variable& x) {
+  Variable y = x;
+  for (auto& [name, module] : children()) y = (*module)(y);
+  return y;
+}
+
+}  // namespace tandem

@@ -1,0 +1,112 @@
+// Modules: a model is a tree of them. A module declares parameters and statistics (what shape, how initialised) and says how
+// they turn an input into an output. Until a ParameterSpace is built over the tree the parameters have no memory.
+#pragma once
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+
+namespace tandem {
+
+// How a parameter begins. The draw for element i of the flat vector depends on (seed, i) alone.
+struct Initial {
+  enum class Kind { constant, uniform, normal } kind = Kind::constant;
+  double value = 0;  // constant; or the bound of uniform [−value, value); or the deviation of normal
+  static Initial constant(double v) { return {Kind::constant, v}; }
+  // PyTorch's default for Linear and Conv2d: U(−1/√fan_in, 1/√fan_in).
+  static Initial fan_in_uniform(std::int64_t fan_in) { return {Kind::uniform, 1 / std::sqrt(double(fan_in))}; }
+  // He et al. 2015, by fan-out: N(0, 2/fan_out).
+  static Initial kaiming_normal(std::int64_t fan_out) { return {Kind::normal, std::sqrt(2 / double(fan_out))}; }
+};
+
+struct Parameter {
+  std::string name;  // within its module; ParameterSpace prefixes the path
+  Shape shape;
+  Initial initial;
+  bool decay = true;  // false: weight decay leaves it alone (batch norm, biases)
+  double learning_rate_scale = 1;
+  bool frozen = false;
+  Variable variable;  // empty until the parameter space is built
+  operator const Variable&() const;
+};
+
+// State that is not trained: running mean and variance.
+struct Statistic {
+  std::string name;
+  Shape shape;
+  double initial = 0;
+  Tensor tensor;
+};
+
+// While it lives, operations that run are said to belong to `path`; an empty path changes nothing.
+class Scope {
+ public:
+  explicit Scope(const std::string& path) : before_(mode().scope) {
+    if (!path.empty()) mode().scope = &path;
+  }
+  ~Scope() { mode().scope = before_; }
+  Scope(const Scope&) = delete;
+
+ private:
+  const std::string* before_;
+};
+
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  virtual Variable forward(const Variable& x) = 0;
+  // Runs forward under this module's name, so that errors and traces can say where.
+  Variable operator()(const Variable& x);
+
+  void train(bool on = true);  // this module and all below
+  void eval() { train(false); }
+  bool training() const { return training_; }
+  const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the parameter space is built
+
+  // Every parameter and statistic of the tree, in registration order, with full names.
+  void name_tree(const std::string& path = "");
+  std::vector<std::pair<std::string, Parameter*>> parameters();
+  std::vector<std::pair<std::string, Statistic*>> statistics();
+  const std::vector<std::pair<std::string, std::unique_ptr<Module>>>& children() const { return children_; }
+
+ protected:
+  Parameter& parameter(std::string name, const Shape& shape, Initial initial, bool decay = true);
+  Statistic& statistic(std::string name, const Shape& shape, double initial);
+  template <class M, class... Arguments>
+  M& child(std::string name, Arguments&&... arguments) {
+    return adopt(std::move(name), std::make_unique<M>(std::forward<Arguments>(arguments)...));
+  }
+  template <class M>
+  M& adopt(std::string name, std::unique_ptr<M> module) {
+    M& m = *module;
+    children_.emplace_back(std::move(name), std::move(module));
+    return m;
+  }
+
+ private:
+  std::string path_;
+  bool training_ = true;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<std::unique_ptr<Statistic>> statistics_;
+  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+};
+
+// Modules one after the other, named 0, 1, 2, …
+class Sequential : public Module {
+ public:
+  template <class M, class... Arguments>
+  M& add(Arguments&&... arguments) {
+    return child<M>(std::to_string(children().size()), std::forward<Arguments>(arguments)...);
+  }
+  template <class M>
+  M& attach(std::string name, std::unique_ptr<M> module) { return adopt(std::move(name), std::move(module)); }
+  Variable forward(const Variable& x) override;
+};
+
+}  // namespace tandem

@@ -1,0 +1,153 @@
+#include "layers/optimizer.h"
+
+#include <cmath>
+
+#include "core/launch.h"
+
+namespace tandem {
+namespace {
+
+// One index only: decides on the device whether this step may be applied, and by how much the gradient shrinks.
+template <class T>
+struct Judge {
+  StepState* state;
+  const T* sum_of_squares;
+  const T* loss;  // may be null
+  float clip;
+  TANDEM_HD void operator()(std::int64_t) const {
+    T sum = *sum_of_squares;
+    bool finite = sum - sum == 0 && (!loss || *loss - *loss == 0);
+    if (!finite) state->not_finite = 1;
+    if (state->not_finite) return;
+    float norm = static_cast<float>(std::sqrt(sum));
+    state->gradient_scale = clip > 0 && norm > clip ? clip / norm : 1.f;
+    state->step++;
+  }
+};
+
+template <class T, bool momentum, bool nesterov>
+struct UpdateSGD {
+  const StepState* state;
+  const float* rates;  // learning-rate scale, weight decay per block of 64
+  float mu;
+  const T* g;
+  T *w, *v;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    const float* r = rates + i / ParameterSpace::alignment * 2;
+    T gradient = g[i] * T(state->gradient_scale) + T(r[1]) * w[i];
+    T direction = gradient;
+    if (momentum) {
+      T velocity = T(mu) * v[i] + gradient;
+      v[i] = velocity;
+      direction = nesterov ? gradient + T(mu) * velocity : velocity;
+    }
+    w[i] -= T(state->learning_rate) * T(r[0]) * direction;
+  }
+};
+
+// The host loop over whole blocks of 64: rates and learning rate are loop invariants, and the inner loop is nothing but
+// vector arithmetic at the speed of memory. A step that must not be applied returns at once.
+template <class Update>
+struct Blocks {
+  Update update;
+  std::int64_t begin;
+  TANDEM_HD void operator()(std::int64_t block) const {
+    if (update.state->not_finite) return;
+    Update u = update;
+    std::int64_t first = begin + block * ParameterSpace::alignment;
+#pragma omp simd
+    for (std::int64_t i = first; i < first + ParameterSpace::alignment; i++) u(i);
+  }
+};
+
+}  // namespace
+
+void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
+  space_ = &space;
+  Backend& backend = space.backend();
+  std::vector<double> rates(space.elements() / ParameterSpace::alignment * 2, 0.0);
+  for (const Segment& s : space.segments())
+    for (std::int64_t b = s.local_begin / ParameterSpace::alignment; b * ParameterSpace::alignment < s.local_begin + s.length; b++) {
+      rates[2 * b] = s.frozen ? 0 : s.learning_rate_scale;
+      rates[2 * b + 1] = s.frozen ? 0 : decay_of(s);
+    }
+  rates_ = Tensor::of(backend, {std::int64_t(rates.size())}, rates);
+  state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
+  sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
+  host_.seed = seed;
+  allocate();
+  stage();
+}
+
+void Optimizer::stage() {
+  StepState device = read_state();  // the device counts steps and keeps the flag
+  host_.step = device.step;
+  host_.not_finite = device.not_finite;
+  host_.learning_rate = static_cast<float>(learning_rate_);
+  space_->backend().upload(state_.raw_write(), &host_, sizeof host_);
+}
+
+void Optimizer::step(const Tensor* loss) {
+  require(space_ != nullptr, "the optimizer is not bound: call bind(space) first");
+  require(space_->gradients_complete(), "step() before backward(): there are no gradients");
+  measure(space_->all(), false);
+  judge(loss);
+  apply(space_->all());
+  space_->count_writes(space_->all());
+}
+
+void Optimizer::measure(Range range, bool add) {
+  space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
+}
+
+void Optimizer::judge(const Tensor* loss) {
+  auto* state = reinterpret_cast<StepState*>(state_.raw_write());
+  dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
+    launch(space_->backend(), 1,
+           Judge<T>{state, sums_.data<T>(), loss ? loss->data<T>() : nullptr, static_cast<float>(clip_norm)});
+  });
+}
+
+StepState Optimizer::read_state() const {
+  StepState s;
+  space_->backend().download(&s, state_.raw(), sizeof s);
+  return s;
+}
+
+void Optimizer::clear_not_finite() {
+  host_ = read_state();
+  host_.not_finite = 0;
+  space_->backend().upload(state_.raw_write(), &host_, sizeof host_);
+}
+
+double Optimizer::gradient_norm() const { return std::sqrt(sums_.item()); }
+
+// ---- SGD -------------------------------------------------------------------------------------------------------------
+SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_(options) {
+  require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum, " must be at least 0 and below 1");
+  require(!options.nesterov || options.momentum > 0, "SGD: Nesterov needs a momentum");
+}
+
+void SGD::allocate() {
+  if (options_.momentum > 0) velocity_ = Tensor::zeros(space_->backend(), {space_->elements()}, space_->values.dtype());
+}
+
+double SGD::decay_of(const Segment& s) const { return s.decay || options_.decay_everything ? options_.weight_decay : 0; }
+
+void SGD::apply(Range range) {
+  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, "SGD: the range [",
+          range.begin, ", ", range.end, ") does not lie on multiples of 64");
+  auto* state = reinterpret_cast<const StepState*>(state_.raw());
+  dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
+    auto run = [&](auto update) {
+      update = {state, rates_.data<float>(), static_cast<float>(options_.momentum), space_->gradients.data<T>(),
+                space_->values.write<T>(), velocity_.defined() ? velocity_.write<T>() : nullptr};
+      launch_blocks(space_->backend(), range.length() / ParameterSpace::alignment, Blocks<decltype(update)>{update, range.begin});
+    };
+    if (options_.nesterov) run(UpdateSGD<T, true, true>{});
+    else if (options_.momentum > 0) run(UpdateSGD<T, true, false>{});
+    else run(UpdateSGD<T, false, false>{});
+  });
+}
+
+}  // namespace tandem

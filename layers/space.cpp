@@ -1,0 +1,134 @@
+#include "layers/space.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/backend.h"
+#include "core/random.h"
+
+namespace tandem {
+namespace {
+
+std::int64_t aligned(std::int64_t n) {
+  return (n + ParameterSpace::alignment - 1) / ParameterSpace::alignment * ParameterSpace::alignment;
+}
+
+// Element e of the whole model's flat vector begins as a function of (seed, e): the same on any number of ranks or slices.
+double draw(const Initial& how, std::uint64_t seed, std::int64_t e) {
+  if (how.kind == Initial::Kind::constant) return how.value;
+  Words w = Philox(seed, Stream::initial, static_cast<std::uint32_t>(e >> 32)).block(static_cast<std::uint32_t>(e));
+  if (how.kind == Initial::Kind::uniform) return how.value * (2.0 * uniform(w.w[0]) - 1.0);
+  double u = 1.0 - uniform(w.w[0]), v = uniform(w.w[1]);  // Box–Muller, u in (0, 1]
+  return how.value * std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
+}
+
+}  // namespace
+
+ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory, DType dtype) {
+  model.name_tree();
+  auto parameters = model.parameters();
+  require(!parameters.empty(), "the model has no parameters");
+  std::int64_t size = 0;
+  for (auto& [name, p] : parameters) {
+    Segment s{.name = name, .shape = p->shape, .global_begin = size, .local_begin = size, .length = p->shape.elements(),
+              .learning_rate_scale = p->learning_rate_scale, .decay = p->decay, .frozen = p->frozen};
+    size += aligned(s.length);
+    parameters_ += s.length;
+    segments_.push_back(s);
+  }
+  size = (size + cut - 1) / cut * cut;
+  auto room = [&](std::int64_t n) { return memory ? memory(backend, n) : Tensor::zeros(backend, {n}, dtype); };
+  values = room(size);
+  gradients = room(size);
+
+  std::vector<double> initial(size, 0.0);
+  for (std::size_t i = 0; i < segments_.size(); i++) {
+    const Segment& s = segments_[i];
+    const Parameter& p = *parameters[i].second;
+    if (p.variable.defined()) {  // trained or loaded before: the values move in
+      std::vector<double> now = p.variable.value().values();
+      std::copy(now.begin(), now.end(), initial.begin() + s.local_begin);
+    } else {
+      for (std::int64_t k = 0; k < s.length; k++) initial[s.local_begin + k] = draw(p.initial, seed, s.global_begin + k);
+    }
+  }
+  values.copy_from(Tensor::of(backend, {size}, initial, dtype));
+
+  for (std::size_t i = 0; i < segments_.size(); i++) {
+    Segment& s = segments_[i];
+    Parameter& p = *parameters[i].second;
+    s.writes = values.storage()->add_segment(s.name);
+    s.writes->bump();  // 1: never equal to the count of something that was not prepared yet
+    Tensor value = values.range(s.local_begin, s.shape);
+    value.count_on(s.writes);
+    p.variable = Variable(value, true, s.name);
+    s.leaf = p.variable.leaf();
+    s.leaf->grad = gradients.range(s.local_begin, s.shape);
+    leaves_.push_back(s.leaf);
+    handles_.push_back(p.variable);
+  }
+
+  std::int64_t count = 0;
+  auto all_statistics = model.statistics();
+  for (auto& [name, s] : all_statistics) {
+    statistic_segments_.push_back({name, count, s->shape.elements()});
+    count += aligned(s->shape.elements());
+  }
+  statistics = Tensor::zeros(backend, {count}, dtype);
+  for (std::size_t i = 0; i < all_statistics.size(); i++) {
+    Statistic& s = *all_statistics[i].second;
+    Tensor before = s.tensor;
+    s.tensor = statistics.range(statistic_segments_[i].begin, s.shape);
+    if (before.defined()) s.tensor.copy_from(before);
+    else s.tensor.fill(s.initial);
+  }
+}
+
+const Segment& ParameterSpace::segment(const std::string& name) const {
+  std::string names;
+  for (const Segment& s : segments_) {
+    if (s.name == name) return s;
+    names += (names.empty() ? "" : ", ") + s.name;
+  }
+  fail("no parameter is called ", name, "; there are: ", names);
+}
+
+// FNV-1a over everything two ranks must agree on.
+std::uint64_t ParameterSpace::layout_hash() const {
+  std::uint64_t h = 1469598103934665603u;
+  auto mix = [&](const void* p, std::size_t n) {
+    for (std::size_t i = 0; i < n; i++) h = (h ^ static_cast<const unsigned char*>(p)[i]) * 1099511628211u;
+  };
+  for (const Segment& s : segments_) {
+    mix(s.name.data(), s.name.size());
+    for (std::int64_t e : s.shape) mix(&e, sizeof e);
+    mix(&s.global_begin, sizeof s.global_begin);
+    mix(&s.slices, sizeof s.slices);
+  }
+  return h;
+}
+
+void ParameterSpace::backward(const Variable& loss, double seed) { tandem::backward(loss, {.leaves = leaves_, .seed = seed}); }
+
+void ParameterSpace::zero_gradients() {
+  for (Leaf* leaf : leaves_) leaf->has_grad = false;
+}
+
+bool ParameterSpace::gradients_complete() const {
+  return std::all_of(leaves_.begin(), leaves_.end(), [](Leaf* leaf) { return leaf->has_grad; });
+}
+
+void ParameterSpace::on_gradient(std::function<void(const Segment&)> hook) {
+  for (const Segment& s : segments_) {
+    if (!hook) s.leaf->hook = nullptr;
+    else s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf&) { hook(segments_[index]); };
+  }
+}
+
+void ParameterSpace::count_writes(Range range) {
+  for (const Segment& s : segments_)
+    if (s.local_begin < range.end && s.local_begin + s.length > range.begin) s.writes->bump();
+}
+
+}  // namespace tandem

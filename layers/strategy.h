@@ -1,0 +1,67 @@
+// Strategy: the one seam between a single machine and many. The base class is training on one machine; synchronous
+// all-reduce, the parameter server and the rest are one file each in dist/ and override what differs.
+//
+// The order of calls in fit():
+//   prepare(model, loss)        may replace layers and the loss
+//   memory()                    where the parameter vectors live
+//   begin(space)                broadcast the first weights, hook the gradients
+//   bind(optimizer)             after the optimizer has its state
+//   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
+//   end_epoch(epoch), end()     after end() every rank holds the same weights
+// Parameters change only inside step().
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "layers/optimizer.h"
+
+namespace tandem {
+
+// logits, labels (i32) → a scalar; correct (i32 [1], may be null) is incremented by the rows that were right.
+using Loss = std::function<Variable(const Variable& logits, const Tensor& labels, Tensor* correct)>;
+Loss cross_entropy_loss(double label_smoothing = 0);
+
+// Sums over a rank's share of an evaluation; added up over ranks.
+struct Score {
+  double loss = 0;  // sum over samples
+  double correct = 0, samples = 0;
+};
+
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+  virtual std::string name() const { return "one machine"; }
+  virtual int rank() const { return 0; }
+  virtual int size() const { return 1; }
+
+  virtual void prepare(Module& model, Loss& loss) { (void)model, (void)loss; }
+  virtual SpaceMemory memory() { return {}; }
+  virtual void begin(ParameterSpace& space) { (void)space; }
+  virtual void bind(Optimizer& optimizer) { (void)optimizer; }
+  // Everything between backward() and the next forward. A loss or gradient that is not finite on any rank leaves all
+  // parameters as they are, on every rank.
+  virtual void step(Optimizer& optimizer, const Variable& loss) { optimizer.step(&loss.value()); }
+  virtual void end_epoch(int epoch) { (void)epoch; }
+  virtual void end() {}
+
+  // Running statistics as evaluation and checkpoints should see them; scores over all ranks.
+  virtual void merge_statistics(ParameterSpace& space) { (void)space; }
+  virtual Score combine(const Score& mine) { return mine; }
+
+  // A request to stop (SIGTERM, early stop) rides on the next step, so that all ranks stop at the same one.
+  virtual void request_stop() { stop_ = true; }
+  virtual bool stopped() const { return stop_; }
+
+  // What --batch means: the step's batch over all ranks, and the learning rate that goes with it.
+  virtual double scaled_learning_rate(double rate) const { return rate; }
+
+ protected:
+  bool stop_ = false;
+};
+
+// How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
+// dist/, or in dist/none.cpp where there is no network library: then a distributed start is refused, never run as copies.
+std::unique_ptr<Strategy> strategy_from_environment();
+
+}  // namespace tandem

@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""PyTorch's side of the training-step benchmark, driven over stdin and stdout.
+
+    peer.py --threads N [--keep-memory]
+
+It stays alive so that the benchmark can alternate its own steps with
+PyTorch's and both meet the same machine.  A step is zero_grad, forward,
+cross-entropy, backward and SGD with momentum on one fixed random batch.  Which
+PyTorch is measured is decided by the Python that runs this (1.13 or newer).
+One line in, one line out; the first line out is "torch VERSION threads N".
+
+  MODEL DTYPE BATCH [FORMAT]   builds a model, times both memory formats, keeps
+                 the faster:  ready FORMAT CONTIGUOUS_MS CHANNELS_LAST_MS MODE
+                 MODEL  lenet5 smallcnn resnet20 resnet18
+                 DTYPE  f32; bf16-autocast: float32 weights under torch.autocast;
+                        bf16-cast: everything bfloat16, weights and SGD too;
+                        bf16: the faster of the two
+                 FORMAT contiguous or channels_last tries only that (the other
+                        time is nan)
+                 MODE   f32, autocast or cast; the times are this mode's
+  step K         runs K steps:  ms MEAN
+  memory         bytes PEAK: peak resident memory since "ready" above what the
+                 process held before its first model.  Use a fresh process per
+                 model, name the FORMAT, and run a step first
+  quit
+Whatever fails answers "error TEXT" and leaves the process usable.
+
+--keep-memory stops the C library from handing freed memory back to the system
+after every step, which spares PyTorch many page faults on large activations.
+"""
+import argparse
+import contextlib
+import ctypes
+import gc
+import sys
+import time
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+except ImportError as error:
+    print(f"error {error}", flush=True)
+    sys.exit(1)
+
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+MODES = {"f32": ["f32"], "bf16": ["autocast", "cast"], "bf16-autocast": ["autocast"],
+         "bf16-cast": ["cast"]}
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs, outputs, stride, projection):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.added, self.project = stride, outputs - inputs, None
+        if projection and self.added:
+            self.project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                         nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        if self.project:
+            x = self.project(x)
+        elif self.added:
+            x = x[:, :, ::self.stride, ::self.stride]
+            x = F.pad(x, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
+        return F.relu(y + x)
+
+
+class ResNet(nn.Module):
+    def __init__(self, widths, depth, projection):
+        super().__init__()
+        inputs, blocks = widths[0], []
+        self.conv = nn.Conv2d(3, inputs, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(inputs)
+        for stage, outputs in enumerate(widths):
+            for i in range(depth):
+                blocks.append(BasicBlock(inputs, outputs, 2 if stage and not i else 1, projection))
+                inputs = outputs
+        self.blocks, self.fc = nn.Sequential(*blocks), nn.Linear(inputs, 10)
+
+    def forward(self, x):
+        x = self.blocks(F.relu(self.bn(self.conv(x))))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def lenet5():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
+
+
+def smallcnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+MODELS = {  # builder, shape of one picture
+    "lenet5": (lenet5, (1, 28, 28)),
+    "smallcnn": (smallcnn, (1, 28, 28)),
+    "resnet20": (lambda: ResNet((16, 32, 64), 3, projection=False), (3, 32, 32)),
+    "resnet18": (lambda: ResNet((64, 128, 256, 512), 2, projection=True), (3, 32, 32)),
+}
+
+
+class Trainer:
+    def __init__(self, model, batch, mode, memory_format):
+        torch.manual_seed(1)
+        build, shape = MODELS[model]
+        dtype = torch.bfloat16 if mode == "cast" else torch.float32
+        memory_format = FORMATS[memory_format]
+        self.model = build().to(dtype=dtype, memory_format=memory_format).train()
+        self.x = torch.randn(batch, *shape).to(dtype=dtype, memory_format=memory_format)
+        self.target = torch.randint(10, (batch,))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.autocast = mode == "autocast"
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        with (torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast
+              else contextlib.nullcontext()):
+            loss = F.cross_entropy(self.model(self.x).float(), self.target)
+        loss.backward()
+        self.optimizer.step()
+
+    def run(self, steps):
+        """Mean milliseconds of a step."""
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return (time.perf_counter() - begin) / steps * 1e3
+
+    def trial(self):
+        """Milliseconds of a step: the median of up to 15, after up to 3 to warm up."""
+        first = self.run(1)
+        self.run(2 if first < 3000 else 1)
+        times, begin = [], time.perf_counter()
+        while len(times) < 3 or (len(times) < 15 and time.perf_counter() - begin < 3):
+            times.append(self.run(1))
+        return sorted(times)[len(times) // 2]
+
+
+def libc():
+    try:
+        library = ctypes.CDLL("libc.so.6")
+        return library if hasattr(library, "mallopt") else None
+    except OSError:
+        return None
+
+
+def resident(field):
+    """VmRSS (now) or VmHWM (peak) of this process in bytes."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def reset_peak():
+    """Makes VmHWM start again from VmRSS; where that is refused it covers the whole life."""
+    gc.collect()
+    if libc():
+        libc().malloc_trim(0)
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
+
+
+def prepare(model, dtype, batch, only=None):
+    """Builds the fastest trainer; returns it and the answer."""
+    if model not in MODELS:
+        raise ValueError(f"no model '{model}' (have {' '.join(MODELS)})")
+    if dtype not in MODES:
+        raise ValueError(f"no dtype '{dtype}' (have {' '.join(MODES)})")
+    if only and only not in FORMATS:
+        raise ValueError(f"no format '{only}' (have {' '.join(FORMATS)})")
+    if not batch.isdigit() or not int(batch):
+        raise ValueError(f"batch '{batch}' is not a positive number")
+    times = {(mode, name): float("nan") for mode in MODES[dtype] for name in FORMATS}
+    tried = [key for key in times if only in (None, key[1])]
+    if len(tried) > 1:
+        for key in tried:
+            times[key] = Trainer(model, int(batch), *key).trial()
+        mode, name = min(tried, key=times.get)
+        reset_peak()
+        trainer = Trainer(model, int(batch), mode, name)
+        trainer.run(1)
+    else:
+        mode, name = tried[0]
+        reset_peak()
+        trainer = Trainer(model, int(batch), mode, name)
+        times[mode, name] = trainer.trial()
+    return trainer, (f"ready {name} {times[mode, 'contiguous']:.3f} "
+                     f"{times[mode, 'channels_last']:.3f} {mode}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--keep-memory", action="store_true")
+    args = parser.parse_args()
+    if args.threads < 1:
+        parser.error("--threads must be positive")
+    torch.set_num_threads(args.threads)
+    if args.keep_memory and libc():
+        libc().mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap
+        libc().mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: and stay there
+        libc().mallopt(-2, 2**28)  # M_TOP_PAD: which grows in large pieces
+    F.conv2d(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 3, 3))  # loads what any model needs
+    baseline, trainer = resident("VmRSS"), None
+
+    def answer(text):
+        print(text, flush=True)
+
+    answer(f"torch {torch.__version__} threads {torch.get_num_threads()}")
+    for line in iter(sys.stdin.readline, ""):
+        words = line.split()
+        try:
+            if not words:
+                continue
+            if words == ["quit"]:
+                break
+            if words[0] in ("step", "memory"):
+                if trainer is None:
+                    raise ValueError(f"{words[0]} before a model was named")
+                if words == ["memory"]:
+                    answer(f"bytes {max(0, resident('VmHWM') - baseline)}")
+                elif len(words) == 2 and words[1].isdigit() and int(words[1]):
+                    answer(f"ms {trainer.run(int(words[1])):.4f}")
+                else:
+                    raise ValueError("want: step K, or: memory")
+            elif len(words) in (3, 4):
+                trainer = None  # free the old model before building the next
+                trainer, text = prepare(*words)
+                answer(text)
+            else:
+                raise ValueError("want: MODEL DTYPE BATCH [FORMAT], step K, memory or quit")
+        except Exception as error:  # whatever it was, the benchmark can go on
+            answer("error " + " ".join(str(error).split()))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.stderr.close()  # no complaint about the closed pipe
+        sys.exit(1)

@@ -1,0 +1,83 @@
+#!/bin/sh
+# tests/run.sh BINARY [CHECK.sh…]: runs the GoogleTest binary in several processes side by side, then the check scripts.
+# Shows each suite as it ends, everything a failing test said, and the names of skipped tests; the last line counts.
+# A process that crashes or hangs loses the tests it had not run yet: they count as failed.
+#
+#   TEST_SHARDS   processes (default: one per core, at most 4: the tests themselves use threads)
+#   TEST_TIMEOUT  seconds for each process and each script (default 900)
+#   GTEST_FILTER  as GoogleTest has it
+set -u
+binary=$1
+shift
+cores=$(nproc)
+shards=${TEST_SHARDS:-$((cores < 4 ? cores : 4))}
+limit=${TEST_TIMEOUT:-900}
+logs=$(dirname "$binary")/test-logs
+rm -rf "$logs"
+mkdir -p "$logs"
+# Threads that spin while they wait would fight over the cores with the other shards.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+# ThreadSanitizer: libraries compiled without it (oneDNN) are not judged.
+export TSAN_OPTIONS="${TSAN_OPTIONS:-ignore_noninstrumented_modules=1}"
+
+run_shard() {
+  {
+    GTEST_COLOR=no GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$1 timeout -k 10 "$limit" "$binary" 2>&1 </dev/null
+    echo "[  STATUS  ] $?"
+  } | tee "$logs/shard-$1.log" | awk -v counts="$logs/shard-$1.counts" -v limit="$limit" '
+    function name(line) { sub(/^.*\] /, "", line); sub(/ \([0-9]+ ms\)$/, "", line); return line }
+    function last_word(line) { sub(/^.*\] /, "", line); return line }
+    /^\[==========\] Running / { planned = $3; next }
+    /^\[ RUN      \] /         { running = name($0); said = ""; next }
+    running && /\[       OK \] /  { passed++; running = ""; next }
+    running && /\[  SKIPPED \] /  {
+      skipped++; gsub(/\n/, " ", said); print "  skipped " running ": " said; running = ""; next
+    }
+    running && /\[  FAILED  \] /  { failed++; printf "%sFAILED %s\n", said, name($0); running = ""; fflush(); next }
+    /^\[  STATUS  \] /         { status = last_word($0); next }
+    running                    { if ($0 !~ /: Skipped$/) said = said $0 "\n"; next }
+    /^\[----------\] .* ms total\)$/ { sub(/^\[----------\] /, ""); print "  " $0; fflush(); next }
+    /^\[/ || /^$/ || /^Note: / || / FAILED TESTS?$/ || /^  YOU HAVE / || /^Running main/ { next }
+    { print; fflush() }
+    END {
+      if (running) { failed++; printf "%sFAILED %s: it did not finish (exit status %s)\n", said, running, status }
+      if (status == 124 || status == 137) print "the tests were stopped after " limit " s"
+      lost = planned - passed - failed - skipped
+      if (lost > 0) { failed += lost; print "FAILED " lost " more tests: the process ended before their turn" }
+      if (status != 0 && !failed) { failed = 1; print "FAILED: the test program ended with exit status " status }
+      print passed + 0, failed + 0, skipped + 0 > counts
+    }'
+}
+
+shard=0
+while [ "$shard" -lt "$shards" ]; do
+  run_shard "$shard" &
+  shard=$((shard + 1))
+done
+wait
+
+# A check script says what is wrong and exits with 0 (passed), 77 (skipped: it says why) or anything else (failed).
+for check in "$@"; do
+  said=$logs/$(basename "$check").log
+  timeout -k 10 "$limit" sh "$check" >"$said" 2>&1 </dev/null
+  status=$?
+  if [ $status -eq 0 ]; then
+    echo "  $check"
+    echo 1 0 0 >"$said.counts"
+  elif [ $status -eq 77 ]; then
+    echo "  skipped $check: $(cat "$said")"
+    echo 0 0 1 >"$said.counts"
+  else
+    cat "$said"
+    echo "FAILED $check (exit status $status)"
+    echo 0 1 0 >"$said.counts"
+  fi
+done
+
+cat "$logs"/*.counts | awk '
+  { passed += $1; failed += $2; skipped += $3 }
+  END {
+    if (skipped) print skipped " skipped"
+    print passed + 0 " passed, " failed + 0 " failed"
+    exit failed > 0 || passed == 0
+  }'

@@ -1,0 +1,432 @@
+// The cpu backend's convolutions and matrix products against plain loops in double: every algorithm × pass × type, odd shapes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <vector>
+
+#include "core/cpu/convolution.h"
+#include "core/cpu/winograd.h"
+#include "core/error.h"
+
+using namespace tandem;
+using namespace tandem::cpu;
+
+namespace {
+
+// Recycles blocks as the caching allocator does, counts what it asks of the system, and spoils what it hands out.
+struct TestScratch : Scratch {
+  std::multimap<std::size_t, void*> free;
+  std::map<void*, std::size_t> sizes;
+  int system_calls = 0;
+  bool spoil = true;
+  void* take(std::size_t bytes) override {
+    void* p = nullptr;
+    bytes = (bytes + 4095) / 4096 * 4096;
+    if (auto it = free.lower_bound(bytes); it != free.end() && it->first <= 2 * bytes) {
+      p = it->second;
+      free.erase(it);
+    } else {
+      p = std::aligned_alloc(4096, bytes);
+      sizes[p] = bytes;
+      system_calls++;
+    }
+    if (spoil) std::fill_n(static_cast<float*>(p), bytes / 4, std::nanf(""));  // reading what was not written shows
+    return p;
+  }
+  void give(void* p) override { free.emplace(sizes.at(p), p); }
+  ~TestScratch() override { for (auto& [p, n] : sizes) std::free(p); }
+};
+
+struct Random {
+  unsigned state = 1;
+  double next() { return double(int(state = state * 1664525u + 1013904223u)) / 2147483648.0; }
+  template <class T> std::vector<T> fill(std::int64_t n) {
+    std::vector<T> v(static_cast<std::size_t>(n));
+    for (T& e : v) e = T(float(next()));
+    return v;
+  }
+};
+
+struct Truth {
+  std::vector<double> y, dx, dw;
+};
+
+template <class T>
+Truth by_loops(const ConvShape& s, const std::vector<T>& x, const std::vector<float>& w, const std::vector<T>& dy) {
+  Truth r{std::vector<double>(s.y_elements()), std::vector<double>(s.x_elements()), std::vector<double>(s.w_elements())};
+  const std::int64_t gi = s.c_in / s.groups, go = s.c_out / s.groups;
+  for (std::int64_t n = 0; n < s.n; n++)
+    for (std::int64_t i = 0; i < s.out_h(); i++)
+      for (std::int64_t j = 0; j < s.out_w(); j++)
+        for (std::int64_t a = 0; a < s.kh; a++)
+          for (std::int64_t b = 0; b < s.kw; b++) {
+            const std::int64_t h = i * s.stride_h + a * s.dilation_h - s.pad_h, v = j * s.stride_w + b * s.dilation_w - s.pad_w;
+            if (h < 0 || v < 0 || h >= s.h || v >= s.w) continue;
+            for (std::int64_t o = 0; o < s.c_out; o++)
+              for (std::int64_t c = 0; c < gi; c++) {
+                const std::int64_t xi = ((n * s.h + h) * s.w + v) * s.c_in + o / go * gi + c;
+                const std::int64_t yi = ((n * s.out_h() + i) * s.out_w() + j) * s.c_out + o;
+                const std::int64_t wi = ((o * s.kh + a) * s.kw + b) * gi + c;
+                r.y[yi] += double(float(x[xi])) * w[wi];
+                r.dx[xi] += double(float(dy[yi])) * w[wi];
+                r.dw[wi] += double(float(dy[yi])) * double(float(x[xi]));
+              }
+          }
+  return r;
+}
+
+template <class A, class B>
+double error(const std::vector<A>& got, const std::vector<B>& expected) {
+  double worst = 0, scale = 1e-30;
+  for (std::size_t i = 0; i < got.size(); i++) {
+    const double d = std::abs(double(float(got[i])) - double(expected[i]));
+    if (!(d <= worst)) worst = d;  // a NaN counts
+    scale = std::max(scale, std::abs(double(expected[i])));
+  }
+  return worst / scale;
+}
+
+// f32 sums differ in their last bits; bf16 pictures are rounded to 8 bits at the end, and oneDNN rounds the weights as well.
+template <class T> double tolerance(Algorithm a) {
+  return dtype_of<T> == DType::bf16 ? (a == Algorithm::onednn ? 1.2e-2 : 4e-3) : a == Algorithm::winograd ? 5e-6 : 2e-6;
+}
+
+const Pass passes[] = {Pass::forward, Pass::backward_data, Pass::backward_filter};
+double worst_winograd = 0;
+
+template <class T>
+void try_everything(const ConvShape& s, int threads) {
+  Random random;
+  const auto x = random.fill<T>(s.x_elements()), dy = random.fill<T>(s.y_elements());
+  const auto w = random.fill<float>(s.w_elements()), bias = random.fill<float>(s.c_out);
+  const Truth truth = by_loops(s, x, w, dy);
+  for (Algorithm a : {Algorithm::winograd, Algorithm::onednn, Algorithm::direct}) {
+    TestScratch scratch;
+    Convolution conv(scratch, threads);
+    conv.only(a);
+    auto applies = [&](Pass p) {
+      const auto found = conv.applicable<T>(s, p);
+      return std::find(found.begin(), found.end(), a) != found.end();
+    };
+    const double bound = tolerance<T>(a);
+    SCOPED_TRACE(testing::Message() << name_of(a) << ' ' << tandem::name_of(dtype_of<T>) << " n" << s.n << ' ' << s.h << 'x' << s.w << ' '
+                                    << s.c_in << "->" << s.c_out << " k" << s.kh << " s" << s.stride_h << " p" << s.pad_h << " d"
+                                    << s.dilation_h << " g" << s.groups << " threads " << threads);
+    auto note = [&](double e) {
+      if (a == Algorithm::winograd && dtype_of<T> == DType::f32) worst_winograd = std::max(worst_winograd, e);
+      return e;
+    };
+    for (const auto& c : conv.choices()) EXPECT_EQ(c.algorithm, a);
+    if (applies(Pass::forward)) {
+      std::vector<T> y(s.y_elements(), T(std::nanf("")));
+      conv.forward(s, x.data(), w.data(), {}, y.data());
+      EXPECT_LE(note(error(y, truth.y)), bound) << "forward";
+      std::vector<double> expected(truth.y);
+      for (std::size_t i = 0; i < expected.size(); i++)
+        expected[i] = std::max(0.0, expected[i] + bias[i % std::size_t(s.c_out)]);
+      conv.forward(s, x.data(), w.data(), {}, y.data(), {bias.data(), true});
+      EXPECT_LE(error(y, expected), bound) << "forward, bias, relu";
+    }
+    if (applies(Pass::backward_data)) {
+      std::vector<T> dx(s.x_elements(), T(std::nanf("")));
+      conv.backward_data(s, dy.data(), w.data(), {}, dx.data(), false);
+      EXPECT_LE(note(error(dx, truth.dx)), bound) << "backward data";
+      auto sum = random.fill<T>(s.x_elements());
+      std::vector<double> expected(truth.dx);
+      for (std::size_t i = 0; i < sum.size(); i++) expected[i] += double(float(sum[i]));
+      conv.backward_data(s, dy.data(), w.data(), {}, sum.data(), true);
+      EXPECT_LE(error(sum, expected), bound) << "backward data, add";
+    }
+    if (applies(Pass::backward_filter)) {
+      std::vector<float> dw(s.w_elements(), std::nanf(""));
+      conv.backward_filter(s, x.data(), dy.data(), dw.data(), false);
+      EXPECT_LE(note(error(dw, truth.dw)), std::min(bound, 5e-6)) << "backward filter";
+      auto sum = random.fill<float>(s.w_elements());
+      std::vector<double> expected(truth.dw);
+      for (std::size_t i = 0; i < sum.size(); i++) expected[i] += sum[i];
+      conv.backward_filter(s, x.data(), dy.data(), sum.data(), true);
+      EXPECT_LE(error(sum, expected), std::min(bound, 5e-6)) << "backward filter, add";
+    }
+  }
+}
+
+ConvShape square(std::int64_t n, std::int64_t size, std::int64_t in, std::int64_t out, std::int64_t k = 3, std::int64_t pad = 1,
+                 std::int64_t stride = 1) {
+  return {n, size, size, in, out, k, k, stride, stride, pad, pad};
+}
+
+std::vector<ConvShape> odd_shapes() {
+  std::vector<ConvShape> all = {
+      square(2, 8, 16, 32), square(1, 14, 32, 64), square(2, 7, 64, 16), square(3, 4, 128, 64), square(1, 1, 16, 16),
+      square(3, 7, 48, 80), square(2, 5, 96, 128), square(1, 9, 16, 16, 3, 0), square(2, 10, 32, 48, 3, 2),
+      square(2, 4, 128, 128), square(20, 4, 16, 16),
+      {2, 6, 11, 32, 16, 3, 3, 1, 1, 1, 1},                        // pictures that are not square
+      square(2, 12, 1, 6, 5, 2), square(2, 14, 6, 16, 5, 0), square(3, 13, 1, 32), square(2, 9, 3, 16), square(1, 11, 3, 64),
+      square(2, 15, 3, 32, 7, 3, 2), square(2, 10, 2, 16, 3, 1, 2), square(1, 6, 4, 8, 1, 0), {2, 9, 6, 5, 16, 3, 2, 1, 2, 0, 1},
+      square(2, 8, 16, 32, 3, 1, 2), square(2, 9, 32, 64, 1, 0, 2), square(1, 7, 64, 64, 1, 0), square(1, 8, 20, 12, 5, 2),
+      {1, 12, 12, 16, 16, 3, 3, 1, 1, 2, 2, 2, 2},                 // dilation
+      {2, 9, 9, 32, 32, 3, 3, 1, 1, 1, 1, 1, 1, 2}, {1, 8, 8, 32, 64, 3, 3, 2, 2, 1, 1, 1, 1, 4},  // groups
+      {2, 7, 7, 32, 32, 3, 3, 1, 1, 1, 1, 1, 1, 32}};              // a filter for each channel
+  return all;
+}
+
+template <class T> class ConvolutionOf : public testing::Test {};
+using Types = testing::Types<float, bf16>;
+TYPED_TEST_SUITE(ConvolutionOf, Types);
+
+TYPED_TEST(ConvolutionOf, EqualsPlainLoops) {
+  for (const ConvShape& s : odd_shapes())
+    for (int threads : {1, 2}) try_everything<TypeParam>(s, threads);
+  if (dtype_of<TypeParam> == DType::f32) std::printf("Winograd: largest error %.2g of the largest value\n", worst_winograd);
+}
+
+// Filters larger than the data (transformed on the way), several blocks of channels, several chunks of tiles, more threads
+// than work; and where many threads share one filter gradient.
+TYPED_TEST(ConvolutionOf, WinogradsOtherPaths) {
+  for (const ConvShape& s : {square(2, 4, 192, 320), square(40, 8, 32, 32), square(9, 12, 128, 64)}) try_everything<TypeParam>(s, 2);
+  try_everything<TypeParam>(square(66, 4, 320, 256), 3);
+  try_everything<TypeParam>(square(2, 8, 64, 64), 7);
+}
+
+TYPED_TEST(ConvolutionOf, ForwardAndDataGradientDoNotDependOnThreads) {
+  using T = TypeParam;
+  for (const ConvShape& s : {square(5, 14, 32, 64), square(5, 14, 6, 16, 5, 0), square(2, 4, 128, 128)})
+    for (Algorithm a : {Algorithm::winograd, Algorithm::direct}) {
+      Random random;
+      const auto x = random.fill<T>(s.x_elements()), dy = random.fill<T>(s.y_elements());
+      const auto w = random.fill<float>(s.w_elements());
+      std::vector<T> y[2], dx[2];
+      std::vector<float> dw[2][2];
+      for (int threads : {1, 2}) {
+        TestScratch scratch;
+        Convolution conv(scratch, threads);
+        conv.only(a);
+        y[threads - 1].resize(s.y_elements()), dx[threads - 1].resize(s.x_elements());
+        conv.forward(s, x.data(), w.data(), {}, y[threads - 1].data());
+        conv.backward_data(s, dy.data(), w.data(), {}, dx[threads - 1].data(), false);
+        for (auto& d : dw[threads - 1]) {
+          d.resize(s.w_elements());
+          conv.backward_filter(s, x.data(), dy.data(), d.data(), false);
+        }
+        if (conv.choices()[0].algorithm == a) {
+          EXPECT_EQ(dw[threads - 1][0], dw[threads - 1][1]) << "the same threads, the same bits";
+        }
+        if (conv.choices()[0].algorithm != a) y[threads - 1].clear(), dx[threads - 1].clear();
+      }
+      auto bits_equal = [](const std::vector<T>& p, const std::vector<T>& q) {
+        return p.size() == q.size() && std::equal(p.begin(), p.end(), q.begin(), [](T u, T v) { return float(u) == float(v); });
+      };
+      EXPECT_TRUE(bits_equal(y[0], y[1]));
+      EXPECT_TRUE(bits_equal(dx[0], dx[1]));
+    }
+}
+
+TEST(Convolution, PreparedWeightsAreKeptUntilTheyChange) {
+  for (const ConvShape& s : {square(2, 8, 32, 32), square(2, 8, 32, 32, 3, 1, 2), square(1, 8, 3, 16)})
+    for (Algorithm a : {Algorithm::winograd, Algorithm::onednn}) {
+      TestScratch scratch;
+      Convolution conv(scratch, 2);
+      conv.only(a);
+      Random random;
+      const auto x = random.fill<float>(s.x_elements()), dy = random.fill<float>(s.y_elements());
+      auto w = random.fill<float>(s.w_elements());
+      const int owner = 0;
+      for (std::uint64_t step = 0; step < 3; step++) {
+        for (float& v : w) v = -0.5f * v;
+        const Truth truth = by_loops(s, x, w, dy);
+        for (int again = 0; again < 2; again++) {
+          std::vector<float> y(s.y_elements()), dx(s.x_elements());
+          conv.forward(s, x.data(), w.data(), {&owner, step}, y.data());
+          conv.backward_data(s, dy.data(), w.data(), {&owner, step}, dx.data(), false);
+          EXPECT_LE(error(y, truth.y), 5e-6);
+          EXPECT_LE(error(dx, truth.dx), 5e-6);
+        }
+      }
+      // The middle of a filter changes behind its count: the prepared form is what is used. (The contract, not a wish.)
+      const auto chosen = conv.choices()[0].algorithm;
+      const bool keeps = chosen == Algorithm::onednn || (chosen == Algorithm::winograd && winograd::wants_prepared(s, false));
+      if (keeps && s.c_in > 3) {
+        std::vector<float> before(s.y_elements()), after(s.y_elements());
+        conv.forward(s, x.data(), w.data(), {&owner, 2}, before.data());
+        w[1] += 10;
+        conv.forward(s, x.data(), w.data(), {&owner, 2}, after.data());
+        EXPECT_EQ(before, after);
+        conv.forget(&owner);
+        conv.forward(s, x.data(), w.data(), {&owner, 2}, after.data());
+        EXPECT_LE(error(after, by_loops(s, x, w, dy).y), 5e-6);
+      }
+    }
+}
+
+TEST(Convolution, AsksForNoMemoryAfterTheSecondCall) {
+  TestScratch scratch;
+  scratch.spoil = false;
+  Convolution conv(scratch, 2);
+  Random random;
+  const ConvShape shapes[] = {square(4, 8, 32, 32), square(4, 8, 32, 64, 3, 1, 2), square(4, 12, 3, 16)};
+  const int owners[3] = {};
+  for (std::uint64_t step = 0; step < 5; step++) {
+    const int before = scratch.system_calls;
+    for (int i = 0; i < 3; i++) {
+      const ConvShape& s = shapes[i];
+      const auto x = random.fill<float>(s.x_elements()), w = random.fill<float>(s.w_elements());
+      auto y = random.fill<float>(s.y_elements()), dx = x;
+      auto dw = w;
+      conv.forward(s, x.data(), w.data(), {owners + i, step}, y.data());
+      conv.backward_data(s, y.data(), w.data(), {owners + i, step}, dx.data(), true);
+      conv.backward_filter(s, x.data(), y.data(), dw.data(), true);
+    }
+    if (step >= 2) {
+      EXPECT_EQ(scratch.system_calls, before);
+    }
+  }
+}
+
+TEST(Convolution, TheStopwatchChoosesAndLeavesWhatIsAddedToAlone) {
+  TestScratch scratch;
+  Convolution conv(scratch, 2);
+  Random random;
+  const ConvShape s = square(4, 8, 32, 32);
+  const auto x = random.fill<float>(s.x_elements()), dy = random.fill<float>(s.y_elements());
+  const auto w = random.fill<float>(s.w_elements());
+  const Truth truth = by_loops(s, x, w, dy);
+  std::vector<float> dx(s.x_elements(), 1.f), dw(s.w_elements(), 1.f);
+  conv.backward_data(s, dy.data(), w.data(), {}, dx.data(), true);
+  conv.backward_filter(s, x.data(), dy.data(), dw.data(), true);
+  for (float& v : dx) v -= 1;
+  for (float& v : dw) v -= 1;
+  EXPECT_LE(error(dx, truth.dx), 5e-6);
+  EXPECT_LE(error(dw, truth.dw), 5e-6);
+  ASSERT_EQ(conv.choices().size(), 2u);
+  for (const Choice& c : conv.choices()) {
+    EXPECT_EQ(c.milliseconds.size(), 2u);
+    EXPECT_FALSE(c.library_kernel.empty());
+    for (auto [a, t] : c.milliseconds)
+      EXPECT_LE(std::find_if(c.milliseconds.begin(), c.milliseconds.end(), [&](auto& m) { return m.first == c.algorithm; })->second, t);
+  }
+  conv.exact(true);
+  conv.backward_data(s, dy.data(), w.data(), {}, dx.data(), false);
+  EXPECT_EQ(conv.choices()[0].algorithm, Algorithm::onednn);
+  conv.exact(false), conv.deterministic(true);
+  conv.backward_data(s, dy.data(), w.data(), {}, dx.data(), false);
+  EXPECT_EQ(conv.choices()[0].algorithm, Algorithm::winograd);
+  EXPECT_TRUE(conv.choices()[0].milliseconds.empty());
+}
+
+// Every shape of LeNet-5, SmallCNN, ResNet-20 and ResNet-18 has at least one algorithm that is not the library's reference.
+TEST(Convolution, NoReferenceKernelForTheModels) {
+  TestScratch scratch;
+  Convolution conv(scratch, 2);
+  std::vector<ConvShape> shapes = {square(128, 28, 1, 6, 5, 2), square(128, 14, 6, 16, 5, 0), square(128, 28, 1, 32),
+                                   square(128, 14, 32, 64), square(128, 32, 3, 16), square(128, 32, 3, 64)};
+  for (auto [size, c] : {std::pair{32, 16}, {32, 64}, {16, 32}, {16, 128}, {8, 64}, {8, 256}, {4, 512}})
+    shapes.push_back(square(128, size, c, c));
+  for (auto [size, c] : {std::pair{32, 16}, {16, 32}, {32, 64}, {16, 128}, {8, 256}}) {
+    shapes.push_back(square(128, size, c, 2 * c, 3, 1, 2));
+    shapes.push_back(square(128, size, c, 2 * c, 1, 0, 2));
+  }
+  auto look = [&]<class T>(T) {
+    if (dtype_of<T> == DType::bf16 && !OneDnn::has_bf16()) return;
+    for (const ConvShape& s : shapes)
+      for (Pass p : passes) {
+        if (s.c_in <= 3 && p == Pass::backward_data) continue;  // never wanted
+        const auto found = conv.applicable<T>(s, p);
+        const bool others = found.size() > 1 || found[0] != Algorithm::onednn;
+        EXPECT_TRUE(others || !conv.library().kernel<T>(s, p).reference())
+            << s.c_in << "->" << s.c_out << " at " << s.h << " k" << s.kh << ' ' << name_of(p);
+      }
+  };
+  look(float{});
+  look(bf16{});
+}
+
+TEST(Convolution, ErrorsSayWhatIsWrong) {
+  TestScratch scratch;
+  Convolution conv(scratch, 1);
+  std::vector<float> v(4096);
+  auto message = [&](const ConvShape& s) {
+    try {
+      conv.forward(s, v.data(), v.data(), {}, v.data());
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message({1, 2, 2, 16, 16, 5, 5}).find("padding"), std::string::npos);
+  EXPECT_NE(message({1, 4, 4, 6, 16, 3, 3, 1, 1, 1, 1, 1, 1, 4}).find("groups"), std::string::npos);
+}
+
+template <class T>
+void matrices(int threads) {
+  TestScratch scratch;
+  Convolution conv(scratch, threads);
+  OneDnn& library = conv.library();
+  const double bound = dtype_of<T> == DType::bf16 ? 1.2e-2 : 2e-6;
+  Random random;
+  for (auto [m, n, k] : {std::array<int, 3>{1, 1, 1}, {128, 10, 84}, {5, 7, 9}, {3, 120, 400}, {64, 33, 17}}) {
+    SCOPED_TRACE(testing::Message() << m << ' ' << n << ' ' << k << ' ' << tandem::name_of(dtype_of<T>));
+    const auto x = random.fill<T>(m * k), dy = random.fill<T>(m * n);
+    const auto w = random.fill<float>(n * k), bias = random.fill<float>(n);
+    std::vector<double> y(m * n), cut(m * n), dx(m * k), dw(n * k);
+    for (int i = 0; i < m; i++)
+      for (int j = 0; j < n; j++) {
+        for (int l = 0; l < k; l++) {
+          y[i * n + j] += double(float(x[i * k + l])) * w[j * k + l];
+          dx[i * k + l] += double(float(dy[i * n + j])) * w[j * k + l];
+          dw[j * k + l] += double(float(dy[i * n + j])) * double(float(x[i * k + l]));
+        }
+        cut[i * n + j] = std::max(0.0, y[i * n + j] + bias[j]);
+      }
+    std::vector<T> got(m * n), gx(m * k);
+    std::vector<float> gw(n * k);
+    const int owner = 0;
+    for (int again = 0; again < 2; again++) {
+      library.linear_forward<T>(m, n, k, x.data(), w.data(), {&owner, 1}, nullptr, false, got.data());
+      EXPECT_LE(error(got, y), bound);
+      library.linear_forward<T>(m, n, k, x.data(), w.data(), {}, bias.data(), true, got.data());
+      EXPECT_LE(error(got, cut), bound);
+      library.linear_backward_data<T>(m, n, k, dy.data(), w.data(), {&owner, 1}, gx.data(), false);
+      EXPECT_LE(error(gx, dx), bound);
+      library.linear_backward_weights<T>(m, n, k, x.data(), dy.data(), gw.data(), false);
+      EXPECT_LE(error(gw, dw), 2e-6);
+    }
+    library.forget(&owner);
+    library.linear_backward_data<T>(m, n, k, dy.data(), w.data(), {}, gx.data(), true);
+    for (auto& v : dx) v *= 2;
+    EXPECT_LE(error(gx, dx), bound);
+    library.linear_backward_weights<T>(m, n, k, x.data(), dy.data(), gw.data(), true);
+    for (auto& v : dw) v *= 2;
+    EXPECT_LE(error(gw, dw), 2e-6);
+
+    for (bool ta : {false, true})
+      for (bool tb : {false, true})
+        for (auto [alpha, beta] : {std::pair{1.f, 0.f}, {0.5f, 0.f}, {1.f, 1.f}, {-2.f, 0.25f}}) {
+          const auto a = random.fill<T>(m * k), b = random.fill<T>(k * n);
+          auto c = random.fill<T>(m * n);
+          std::vector<double> expected(m * n);
+          for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++) {
+              double sum = 0;
+              for (int l = 0; l < k; l++) sum += double(float(a[ta ? l * m + i : i * k + l])) * double(float(b[tb ? j * k + l : l * n + j]));
+              expected[i * n + j] = alpha * sum + (beta != 0 ? beta * double(float(c[i * n + j])) : 0);
+            }
+          if (beta == 0) std::fill(c.begin(), c.end(), T(std::nanf("")));
+          library.gemm<T>(ta, tb, m, n, k, alpha, a.data(), b.data(), beta, c.data());
+          EXPECT_LE(error(c, expected), bound) << ta << tb << ' ' << alpha << ' ' << beta;
+        }
+  }
+}
+
+TEST(OneDnn, LinearAndGemmEqualPlainLoops) {
+  std::printf("%s\n", OneDnn::version().c_str());
+  for (int threads : {1, 2}) {
+    matrices<float>(threads);
+    if (OneDnn::has_bf16()) matrices<bf16>(threads);
+  }
+}
+
+}  // namespace

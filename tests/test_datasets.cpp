@@ -1,0 +1,502 @@
+// The readers: small files of every kind of damage, each with its sentence.
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <numeric>
+#include <set>
+
+#include "core/error.h"
+#include "datasets/bytes.h"
+#include "datasets/cifar.h"
+#include "datasets/fashion_mnist.h"
+#include "datasets/idx.h"
+#include "datasets/synthetic.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using Bytes = std::vector<std::uint8_t>;
+
+// A folder that goes away with the test.
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "tandem-datasets-XXXXXX").string();
+    if (!mkdtemp(name.data())) ADD_FAILURE() << "mkdtemp " << name;
+    path = name;
+  }
+  ~Folder() { fs::remove_all(path); }
+  fs::path operator/(const std::string& name) const { return path / name; }
+};
+
+void write(const fs::path& path, const Bytes& bytes) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
+}
+
+Bytes cut(Bytes b, std::size_t size) {
+  b.resize(size);
+  return b;
+}
+
+Bytes gzip(const Bytes& plain) {
+  z_stream z{};
+  deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+  Bytes out(deflateBound(&z, plain.size()) + 64);
+  z.next_in = const_cast<Bytef*>(plain.data());
+  z.avail_in = uInt(plain.size());
+  z.next_out = out.data();
+  z.avail_out = uInt(out.size());
+  EXPECT_EQ(deflate(&z, Z_FINISH), Z_STREAM_END);
+  out.resize(z.total_out);
+  deflateEnd(&z);
+  return out;
+}
+
+Bytes idx(std::uint32_t magic, const std::vector<std::uint32_t>& extents, const Bytes& elements) {
+  Bytes b;
+  auto number = [&](std::uint32_t v) {
+    for (int shift = 24; shift >= 0; shift -= 8) b.push_back(std::uint8_t(v >> shift));
+  };
+  number(magic);
+  for (auto e : extents) number(e);
+  b.insert(b.end(), elements.begin(), elements.end());
+  return b;
+}
+
+Bytes noise(std::size_t size, unsigned seed) {
+  Bytes b(size);
+  std::uint32_t state = seed * 2654435761u + 1;
+  for (auto& v : b) v = std::uint8_t((state = state * 1664525u + 1013904223u) >> 24);
+  return b;
+}
+
+// What the call throws, or "nothing".
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing";
+}
+
+#define EXPECT_ERROR(call, ...)                                                                         \
+  do {                                                                                                  \
+    std::string text = error_of([&] { call; });                                                         \
+    for (const std::string& part : std::vector<std::string>{__VA_ARGS__})                               \
+      EXPECT_NE(text.find(part), std::string::npos) << "the error is: " << text << "\nwithout: " << part; \
+  } while (0)
+
+const std::string mend = "delete it and fetch it again";
+
+// ---- IDX -------------------------------------------------------------------------------------------------------------
+TEST(Idx, ReadsPlainAndCompressed) {
+  Folder dir;
+  Bytes pixels = noise(5 * 4 * 3, 1), file = idx(0x803, {5, 4, 3}, pixels);
+  write(dir / "a", file);
+  write(dir / "a.gz", gzip(file));
+  for (const char* name : {"a", "a.gz"}) {
+    Tensor t = read_idx(dir / name, 3, mend);
+    EXPECT_EQ(t.shape(), (Shape{5, 4, 3}));
+    EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>()));
+  }
+}
+
+TEST(Idx, EveryTruncationIsNamed) {
+  Folder dir;
+  Bytes file = idx(0x803, {5, 4, 3}, noise(60, 2));
+  ASSERT_EQ(file.size(), 76u);
+  for (std::size_t size = 0; size < file.size(); size++) {
+    write(dir / "a", cut(file, size));
+    EXPECT_ERROR(read_idx(dir / "a", 3, mend), (dir / "a").string(), "truncated", mend);
+  }
+  write(dir / "a", cut(file, 10));
+  EXPECT_ERROR(read_idx(dir / "a", 3, mend), "truncated after 10 bytes, expected 16");
+}
+
+TEST(Idx, EveryTruncationOfCompressedFilesIsNamed) {
+  Folder dir;
+  Bytes file = gzip(idx(0x801, {40}, noise(40, 3)));
+  for (std::size_t size = 0; size < file.size(); size++) {
+    write(dir / "a.gz", cut(file, size));
+    EXPECT_ERROR(read_idx(dir / "a.gz", 1, mend), (dir / "a.gz").string(), mend);
+  }
+  write(dir / "a.gz", cut(file, file.size() - 8));  // all data, no checksum
+  EXPECT_ERROR(read_idx(dir / "a.gz", 1, mend), "ends before its checksum");
+  write(dir / "a.gz", cut(file, file.size() / 2));
+  EXPECT_ERROR(read_idx(dir / "a.gz", 1, mend), "truncated after", "expected 48");
+}
+
+TEST(Idx, EveryFlippedBitOfTheHeaderIsNoticed) {
+  Folder dir;
+  Bytes file = idx(0x803, {5, 4, 3}, noise(60, 4));
+  for (int bit = 0; bit < 16 * 8; bit++) {
+    Bytes damaged = file;
+    damaged[bit / 8] ^= std::uint8_t(1 << (bit % 8));
+    write(dir / "a", damaged);
+    EXPECT_ERROR(read_idx(dir / "a", 3, mend), (dir / "a").string(), mend);
+  }
+}
+
+TEST(Idx, EveryFlippedBitOfACompressedFileIsNoticed) {
+  Folder dir;
+  Bytes pixels = noise(40, 5), file = gzip(idx(0x801, {40}, pixels));
+  int harmless = 0;
+  for (std::size_t bit = 0; bit < file.size() * 8; bit++) {
+    Bytes damaged = file;
+    damaged[bit / 8] ^= std::uint8_t(1 << (bit % 8));
+    write(dir / "a.gz", damaged);
+    std::string text = error_of([&] {
+      Tensor t = read_idx(dir / "a.gz", 1, mend);
+      EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>())) << "bit " << bit;
+    });
+    if (text == "nothing") harmless++;  // time stamp and such: 7 bytes of gzip's header mean nothing to us
+  }
+  EXPECT_LE(harmless, 7 * 8);
+}
+
+TEST(Idx, SaysWhatItFoundAndExpected) {
+  Folder dir;
+  write(dir / "labels", idx(0x801, {3}, {1, 2, 3}));
+  EXPECT_ERROR(read_idx(dir / "labels", 3, mend), "begins with the number 2049, expected 2051");
+  write(dir / "longer", idx(0x801, {3}, {1, 2, 3, 4}));
+  EXPECT_ERROR(read_idx(dir / "longer", 1, mend), "goes on after 11 bytes", mend);
+  write(dir / "longer.gz", gzip(idx(0x801, {3}, {1, 2, 3, 4})));
+  EXPECT_ERROR(read_idx(dir / "longer.gz", 1, mend), "goes on after 11 bytes");
+  Bytes tail = gzip(idx(0x801, {3}, {1, 2, 3}));
+  tail.push_back(0);
+  write(dir / "tail.gz", tail);
+  EXPECT_ERROR(read_idx(dir / "tail.gz", 1, mend), "bytes after the end of its compressed data");
+  write(dir / "plain.gz", idx(0x801, {3}, {1, 2, 3}));
+  EXPECT_ERROR(read_idx(dir / "plain.gz", 1, mend), "not an intact gzip file", "header");
+  write(dir / "empty", idx(0x801, {0}, {}));
+  EXPECT_ERROR(read_idx(dir / "empty", 1, mend), "0 along axis 0");
+  // Extents whose product overflows 64 bits must not become a small number.
+  write(dir / "huge", idx(0x803, {0x80000000u, 0x80000000u, 4}, {1, 2, 3}));
+  EXPECT_ERROR(read_idx(dir / "huge", 3, mend), "header is damaged");
+  EXPECT_ERROR(read_idx(dir / "none", 1, mend), (dir / "none").string() + ": there is no such file: " + mend);
+  fs::create_directory(dir / "folder");
+  EXPECT_ERROR(read_idx(dir / "folder", 1, mend), "is a directory, expected a file: " + mend);
+}
+
+TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
+  Folder dir;
+  write(dir / "x", idx(0x803, {4, 2, 2}, noise(16, 6)));
+  write(dir / "y", idx(0x801, {4}, {0, 9, 10, 3}));
+  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend), "y: label 10 at position 2, expected 0 to 9: " + mend);
+  write(dir / "y", idx(0x801, {3}, {0, 9, 3}));
+  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend), "x: has 4 pictures, expected 3");
+  write(dir / "y", idx(0x801, {4}, {0, 9, 3, 7}));
+  Pictures p = idx_pictures("set", dir / "x", dir / "y", 10, mend);
+  EXPECT_EQ(p.images.shape(), (Shape{4, 2, 2, 1}));
+  EXPECT_EQ(p.labels.values(), (std::vector<double>{0, 9, 3, 7}));
+}
+
+// ---- Fashion-MNIST and CIFAR-10 --------------------------------------------------------------------------------------
+void write_fashion(const fs::path& dir, bool compressed, std::uint32_t side = 28) {
+  for (auto [prefix, n] : {std::pair{"train", 30u}, {"t10k", 10u}}) {
+    Bytes labels(n);
+    for (std::uint32_t i = 0; i < n; i++) labels[i] = std::uint8_t(i % 10);
+    Bytes x = idx(0x803, {n, side, side}, noise(n * side * side, n)), y = idx(0x801, {n}, labels);
+    std::string end = compressed ? ".gz" : "";
+    write(dir / (prefix + ("-images-idx3-ubyte" + end)), compressed ? gzip(x) : x);
+    write(dir / (prefix + ("-labels-idx1-ubyte" + end)), compressed ? gzip(y) : y);
+  }
+}
+
+TEST(FashionMnist, ReadsBothForms) {
+  Folder a, b;
+  write_fashion(a.path, true);
+  write_fashion(b.path, false);
+  Dataset x = fashion_mnist(a.path), y = fashion_mnist(b.path);
+  EXPECT_EQ(x.train.images.shape(), (Shape{30, 28, 28, 1}));
+  EXPECT_EQ(x.test.count(), 10);
+  EXPECT_EQ(x.train.images.values(), y.train.images.values());
+  EXPECT_EQ(x.test.labels.values(), y.test.labels.values());
+  EXPECT_NO_THROW(check(x.train));
+  EXPECT_EQ(x.train.class_names[9], "ankle boot");
+}
+
+TEST(FashionMnist, Errors) {
+  Folder dir;
+  std::string command = "run datasets/get-data.sh fashion-mnist";
+  write_fashion(dir.path, false, 27);
+  EXPECT_ERROR(fashion_mnist(dir.path), "27 × 27 pixels, expected 28 × 28", command);
+  write_fashion(dir.path, false);
+  fs::remove(dir / "t10k-images-idx3-ubyte");
+  EXPECT_ERROR(fashion_mnist(dir.path), "t10k-images-idx3-ubyte.gz: there is no such file", command);
+}
+
+constexpr std::size_t record = 3073;
+
+Bytes cifar_file(std::size_t records, unsigned seed) {
+  Bytes b = noise(records * record, seed);
+  for (std::size_t i = 0; i < records; i++) b[i * record] = std::uint8_t((i + seed) % 10);
+  return b;
+}
+
+void write_cifar(const fs::path& dir, std::size_t records) {
+  for (unsigned k = 1; k <= 5; k++) write(dir / ("data_batch_" + std::to_string(k) + ".bin"), cifar_file(records, k));
+  write(dir / "test_batch.bin", cifar_file(records, 6));
+}
+
+TEST(Cifar, PlanesBecomePixels) {
+  Folder dir;
+  write_cifar(dir.path, 70);
+  Dataset d = cifar10(dir.path, 70);
+  EXPECT_EQ(d.train.images.shape(), (Shape{350, 32, 32, 3}));
+  EXPECT_EQ(d.test.images.shape(), (Shape{70, 32, 32, 3}));
+  EXPECT_NO_THROW(check(d.train));
+  const std::uint8_t* pixels = d.train.images.data<std::uint8_t>();
+  for (unsigned k = 1; k <= 5; k++) {
+    Bytes file = cifar_file(70, k);
+    for (std::size_t i : {0, 1, 63, 64, 69}) {
+      std::size_t n = (k - 1) * 70 + i;
+      EXPECT_EQ(d.train.labels.data<std::int32_t>()[n], file[i * record]);
+      for (int y : {0, 17, 31})
+        for (int x : {0, 5, 31})
+          for (int c = 0; c < 3; c++)
+            EXPECT_EQ(pixels[((n * 32 + y) * 32 + x) * 3 + c], file[i * record + 1 + c * 1024 + y * 32 + x]);
+    }
+  }
+}
+
+TEST(Cifar, DamageIsNamed) {
+  Folder dir;
+  std::string command = "delete it and run datasets/get-data.sh cifar-10";
+  write_cifar(dir.path, 3);
+  Bytes good = cifar_file(3, 2);
+  for (std::size_t size : {std::size_t{0}, std::size_t{1}, record - 1, record, record + 1, 3 * record - 1}) {
+    write(dir / "data_batch_2.bin", cut(good, size));  // `record`: whole records, but too few
+    EXPECT_ERROR(cifar10(dir.path, 3), (dir / "data_batch_2.bin").string(), "truncated after " + std::to_string(size) + " bytes",
+                 "expected 9219", command);
+  }
+  write(dir / "data_batch_2.bin", cut(good, 3 * record + 1));
+  EXPECT_ERROR(cifar10(dir.path, 3), "goes on after 9219 bytes", command);
+  good[2 * record] = 10;
+  write(dir / "data_batch_2.bin", good);
+  EXPECT_ERROR(cifar10(dir.path, 3), "label 10 in record 2, expected 0 to 9", command);
+  fs::remove(dir / "data_batch_2.bin");
+  EXPECT_ERROR(cifar10(dir.path, 3), "there is no such file", command);
+  fs::create_directory(dir / "data_batch_2.bin");
+  EXPECT_ERROR(cifar10(dir.path, 3), "is a directory");
+  EXPECT_ERROR(cifar10(dir.path), "expected 30730000");  // data_batch_1 has 3 records
+}
+
+// ---- where the files are ---------------------------------------------------------------------------------------------
+// Sets an environment variable, or with null removes it, for as long as the object lives.
+struct Environment {
+  std::string name, old;
+  bool was;
+  Environment(const char* n, const char* value) : name(n), was(std::getenv(n)) {
+    if (was) old = std::getenv(n);
+    value ? setenv(n, value, 1) : unsetenv(n);
+  }
+  ~Environment() { was ? setenv(name.c_str(), old.c_str(), 1) : unsetenv(name.c_str()); }
+};
+
+TEST(FindData, LooksInThreePlacesInOrder) {
+  Folder a, b;
+  write_fashion(a / "fashion-mnist", true);
+  write_fashion(b / "fashion-mnist", false);
+  Environment variable("TANDEM_DATA", b.path.c_str());
+  EXPECT_EQ(find_data("fashion-mnist"), b / "fashion-mnist");
+  EXPECT_EQ(find_data("fashion-mnist", a.path), a / "fashion-mnist");
+  EXPECT_EQ(find_data("fashion-mnist", a / "fashion-mnist"), a / "fashion-mnist");  // the folder itself will do
+  EXPECT_EQ(find_data("fashion-mnist", a / "nothing"), b / "fashion-mnist");
+  EXPECT_EQ(load_dataset("fashion-mnist", a.path).train.count(), 30);
+}
+
+TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
+  Folder a, b, empty;
+  fs::path here = fs::current_path();
+  fs::current_path(empty.path);
+  {
+    Environment variable("TANDEM_DATA", b.path.c_str());
+    EXPECT_ERROR(find_data("cifar-10", a.path), "cifar-10 was not found in", (a / "cifar-10-batches-bin").string(),
+                 (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin", ", data:",
+                 "run datasets/get-data.sh cifar-10 " + a.path.string());
+  }
+  Environment variable("TANDEM_DATA", nullptr);
+  EXPECT_ERROR(find_data("cifar-10"), "TANDEM_DATA is not set", "run datasets/get-data.sh cifar-10,");
+  fs::current_path(here);
+  EXPECT_ERROR(find_data("imagenet"), "imagenet", "choose fashion-mnist or cifar-10");
+  EXPECT_ERROR(load_dataset("imagenet"), "imagenet", "synthetic-fashion-mnist");
+}
+
+// The script's ends that need no network. It is run from the repository's root, like all tests.
+TEST(GetData, ExitStatusAndNoHalfFiles) {
+  if (!fs::exists("datasets/get-data.sh")) GTEST_SKIP() << "not run from the repository's root";
+  if (std::system("command -v curl >/dev/null 2>&1") != 0) GTEST_SKIP() << "file:// addresses need curl";
+  Folder dir;
+  auto run = [&](const std::string& mirror, const std::string& arguments) {
+    int status = std::system(("TANDEM_MIRROR='" + mirror + "' sh datasets/get-data.sh " + arguments + " >/dev/null 2>&1").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  EXPECT_EQ(run("", ""), 2);
+  EXPECT_EQ(run("", "imagenet"), 2);
+  EXPECT_EQ(run("http://127.0.0.1:1/", "fashion-mnist " + dir.path.string()), 3);
+  write(dir / "mirror/t10k-labels-idx1-ubyte.gz", noise(5148, 9));
+  EXPECT_EQ(run("file://" + (dir / "mirror").string(), "fashion-mnist " + dir.path.string()), 4);
+  EXPECT_TRUE(fs::is_empty(dir / "fashion-mnist"));
+}
+
+// ---- pictures in memory ----------------------------------------------------------------------------------------------
+TEST(InMemory, MeasuresMeanAndDeviation) {
+  Bytes x = {0, 10, 255, 10, 0, 10, 255, 10};  // [2, 1, 2, 2]: channel 0 is 0 and 255, channel 1 is 10
+  std::vector<std::int32_t> y = {1, 0};
+  Pictures p = in_memory("mine", x, {2, 1, 2, 2}, y, 2);
+  EXPECT_FLOAT_EQ(p.mean[0], 0.5f);
+  EXPECT_FLOAT_EQ(p.deviation[0], 0.5f);
+  EXPECT_FLOAT_EQ(p.mean[1], 10 / 255.0f);
+  EXPECT_FLOAT_EQ(p.deviation[1], 1.0f);  // one colour: nothing to divide by
+  y[1] = 2;
+  EXPECT_ERROR(in_memory("mine", x, {2, 1, 2, 2}, y, 2), "mine: picture 1 has the label 2, expected 0 to 1");
+  EXPECT_ERROR(in_memory("mine", x, {2, 2, 2, 2}, y, 2), "8 bytes for pictures of the shape [2,2,2,2]");
+  EXPECT_ERROR(in_memory("mine", x, {4, 1, 2, 1}, y, 2), "2 labels for 4 pictures");
+  EXPECT_ERROR(in_memory("mine", x, {8, 1}, y, 2), "[N, H, W, C]");
+  EXPECT_ERROR(in_memory("mine", {}, {0, 1, 1, 1}, {}, 2), "no pictures");
+}
+
+TEST(InMemory, OutlivesItsMaker) {
+  Tensor part;
+  {
+    Bytes x = noise(32, 7);
+    std::vector<std::int32_t> y(8, 0);
+    Pictures p = in_memory("mine", x, {8, 2, 2, 1}, y, 1);
+    part = p.images.slice(2, 4);
+  }
+  EXPECT_EQ(part.values()[0], noise(32, 7)[8]);
+}
+
+TEST(Split, PartsAreDisjointCompleteAndRepeatable) {
+  const std::int64_t n = 1000;
+  Bytes x(n * 4);
+  std::vector<std::int32_t> y(n);
+  for (std::int64_t i = 0; i < n; i++) {
+    x[4 * i] = std::uint8_t(i);
+    x[4 * i + 1] = std::uint8_t(i >> 8);
+    y[i] = std::int32_t(i % 7);
+  }
+  Pictures p = in_memory("mine", x, {n, 2, 2, 1}, y, 7);
+  auto numbers = [](const Pictures& q) {
+    std::vector<int> out;
+    for (std::int64_t i = 0; i < q.count(); i++) {
+      const std::uint8_t* b = q.images.data<std::uint8_t>() + 4 * i;
+      out.push_back(b[0] + 256 * b[1]);
+      EXPECT_EQ(q.labels.data<std::int32_t>()[i], out.back() % 7);
+    }
+    return out;
+  };
+  auto [rest, held] = split(p, 100, 5);
+  auto a = numbers(rest), b = numbers(held);
+  EXPECT_EQ(a.size(), 900u);
+  EXPECT_EQ(b.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(a.begin(), a.end()) && std::is_sorted(b.begin(), b.end()));
+  std::set<int> all(a.begin(), a.end());
+  all.insert(b.begin(), b.end());
+  EXPECT_EQ(all.size(), std::size_t(n));
+  EXPECT_EQ(numbers(split(p, 100, 5).second), b);
+  EXPECT_NE(numbers(split(p, 100, 6).second), b);
+  double middle = std::accumulate(b.begin(), b.end(), 0.0) / 100;  // 500 ± 29 (one deviation)
+  EXPECT_NEAR(middle, 500, 120);
+  EXPECT_EQ(rest.mean, p.mean);
+  EXPECT_ERROR(split(p, 0, 5), "cannot hold back 0 of 1000");
+  EXPECT_ERROR(split(p, n, 5), "cannot hold back 1000 of 1000");
+}
+
+// ---- synthetic pictures ----------------------------------------------------------------------------------------------
+SyntheticOptions small_set() {
+  SyntheticOptions o;
+  o.train = 2000;
+  o.test = 500;
+  return o;
+}
+
+TEST(Synthetic, IsAFunctionOfItsSeed) {
+  SyntheticOptions o = small_set();
+  Dataset a = synthetic(o);
+  EXPECT_NO_THROW(check(a.train));
+  EXPECT_NO_THROW(check(a.test));
+  EXPECT_EQ(a.train.images.shape(), (Shape{2000, 28, 28, 1}));
+  o.train = 100;  // the first pictures do not depend on how many there are
+  Dataset b = synthetic(o);
+  EXPECT_EQ(a.train.images.slice(0, 100).values(), b.train.images.values());
+  EXPECT_NE(a.train.images.slice(0, 500).values(), a.test.images.values());
+  o.seed = 1;
+  EXPECT_NE(synthetic(o).train.images.values(), b.train.images.values());
+  SyntheticOptions c = SyntheticOptions::cifar10();
+  c.train = c.test = 10;
+  EXPECT_EQ(synthetic(c).train.images.shape(), (Shape{10, 32, 32, 3}));
+  c.noise = 65;
+  EXPECT_ERROR(synthetic(c), "noise 65");
+}
+
+// Power of a picture in the direction and at the period of a class: what a convolutional network can find out at once.
+int recognise(const std::uint8_t* x, double mean) {
+  int best = 0;
+  double most = -1;
+  for (int label = 0; label < 10; label++) {
+    double power = 0;
+    for (double stretch : {0.93, 1.0, 1.07})
+      for (int side : {1, -1}) {
+        double period = (label < 5 ? 4.0 : 7.0) * stretch, angle = 22.5 * (label % 5) * 3.14159265358979 / 180, re = 0, im = 0;
+        for (int r = 0; r < 28; r++)
+          for (int c = 0; c < 28; c++) {
+            double phase = 6.283185307 * (side * c * std::sin(angle) + r * std::cos(angle)) / period;
+            re += (x[r * 28 + c] - mean) * std::cos(phase);
+            im += (x[r * 28 + c] - mean) * std::sin(phase);
+          }
+        power = std::max(power, re * re + im * im);
+      }
+    if (power > most) most = power, best = label;
+  }
+  return best;
+}
+
+TEST(Synthetic, ClassesCanBeTold) {
+  SyntheticOptions o = small_set();
+  o.train = 10;
+  o.test = 300;
+  Dataset d = synthetic(o);
+  const std::uint8_t* x = d.test.images.data<std::uint8_t>();
+  int correct = 0;
+  for (int i = 0; i < 300; i++) {
+    double mean = 0;
+    for (int k = 0; k < 784; k++) mean += x[i * 784 + k] / 784.0;
+    correct += recognise(x + i * 784, mean) == d.test.labels.data<std::int32_t>()[i];
+  }
+  EXPECT_GE(correct, 285);
+}
+
+// No class has a mean picture of its own: whoever ignores neighbourhoods stays near chance.
+TEST(Synthetic, MeanPicturesTellNothing) {
+  Dataset d = synthetic(small_set());
+  std::vector<std::vector<double>> mean(10, std::vector<double>(784));
+  const std::uint8_t* x = d.train.images.data<std::uint8_t>();
+  for (int i = 0; i < 2000; i++)
+    for (int k = 0; k < 784; k++) mean[i % 10][k] += x[i * 784 + k] / 200.0;
+  const std::uint8_t* t = d.test.images.data<std::uint8_t>();
+  int correct = 0;
+  for (int i = 0; i < 500; i++) {
+    int best = 0;
+    double least = 1e300;
+    for (int c = 0; c < 10; c++) {
+      double distance = 0;
+      for (int k = 0; k < 784; k++) distance += (t[i * 784 + k] - mean[c][k]) * (t[i * 784 + k] - mean[c][k]);
+      if (distance < least) least = distance, best = c;
+    }
+    correct += best == i % 10;
+  }
+  EXPECT_LT(correct, 125);  // chance is 50
+}
+
+}  // namespace
+}  // namespace tandem
