@@ -134,7 +134,7 @@ CUDA_NAME      := CUDA
 CUDA_NEEDS     := nvcc cuda_runtime.h libcudart.so libcublas.so cudnn.h libcudnn.so
 NVCC           := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc))
 CUDA_VERSION   := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
-CUDA_PACKAGE   := cuda-toolkit-13-0 libcudnn9-dev-cuda-13
+CUDA_PACKAGE   := cuda-toolkit-13-0 libcudnn9-dev-cuda-13 (from NVIDIA's repository)
 CUDA_WITHOUT   := CPU only
 
 CUDNN_NAME     := cuDNN
@@ -174,11 +174,11 @@ known    := ONEDNN OPENMP ZLIB CLI11 GTEST JSON CUDA CUDNN NCCL UCX
 $(foreach n,$(known),$(eval $(call examine,$n)))
 $(foreach n,$(switches),$(eval $(call decide,$n)))
 
-broken := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$(if $($n_REASON),$n=1: $($n_REASON);))))
+broken := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$(if $($n_REASON),$n=1 ($($n_REASON))))))
 remedy := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$($n_WANTS))))
 ifneq ($(compiling),)
   $(if $(CXX_MISSING),$(error $(CXX_MISSING)))
-  $(if $(broken),$(error $(broken:%;=%)$(if $(remedy),. Try: apt-get install $(remedy))))
+  $(if $(broken),$(error Cannot keep $(broken)$(if $(remedy),. Try: apt-get install $(remedy))))
 endif
 
 # -fopenmp-simd needs no library: loops marked `omp simd` are still vectorised, on one thread.
@@ -242,7 +242,7 @@ const char* tandem::build_info() {
 }
 endef
 ifneq ($(filter clean,$(MAKECMDGOALS)),)
-  $(shell rm -rf build build-*)# here, so that `make clean all` starts from nothing
+  $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(shell rm -rf build build-*))# here, so that `make clean all` works
 endif
 ifneq ($(compiling),)
   $(shell mkdir -p $(OBJ))
@@ -313,7 +313,7 @@ bench: $(bench_programs)
 demo:
 	@env -u MAKELEVEL MAKEFLAGS='$(MAKEOVERRIDES)' bash examples/demo.sh
 
-missing = $(strip $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(switches),$($n_WANTS)) $\
+missing = $(sort $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(filter-out CUDA,$(switches)),$($n_WANTS)) $\
             $(if $(JSON_MISSING),$(JSON_PACKAGE)))
 check-deps:
 	@printf '%-14s %-9s %s\n' compiler '$(if $(compiler),$(CXX_VERSION),-)' \

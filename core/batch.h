@@ -20,6 +20,8 @@ struct Batch {
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
+  // This rank's part of every batch from now on; fit() asks the strategy.
+  virtual void share(int rank, int world) = 0;
   virtual std::int64_t batches_per_epoch() const = 0;
   virtual std::int64_t pictures_per_epoch() const = 0;  // over all ranks
   // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.

@@ -10,12 +10,25 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What the user gave is at fault: the command line, or a file. Programs exit with status 2.
+struct UsageError : Error {
+  using Error::Error;
+};
+
 // fail("conv2d: input has ", c, " channels, weight expects ", k) throws Error with the parts joined.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   throw Error(text.str());
+}
+
+// The same for input that is at fault.
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw UsageError(text.str());
 }
 
 template <class... Parts>

@@ -100,12 +100,17 @@ std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages
 
 // ---- storages --------------------------------------------------------------------------------------------------------
 // Counts the writes to a storage or to a segment of one. What was saved for backward remembers the count and refuses to be
-// read when it moved; prepared weights compare it to know that they are stale. Written by one thread at a time.
+// read when it moved; prepared weights compare it to know that they are stale. Each begins at a number of its own, so that no
+// two tensors ever show the same count, even when one is born at the address where another died. Written by one thread at a time.
 struct WriteCount {
-  std::atomic<std::uint64_t> writes{0};
+  std::atomic<std::uint64_t> writes{first()};
   std::string name;  // "conv1.weight" for a parameter; empty for an activation
   void bump() { writes.store(writes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   std::uint64_t now() const { return writes.load(std::memory_order_relaxed); }
+  static std::uint64_t first() {
+    static std::atomic<std::uint64_t> next{0};
+    return next.fetch_add(std::uint64_t{1} << 32, std::memory_order_relaxed);
+  }
 };
 
 class Storage : public Counted {

@@ -15,6 +15,7 @@
 namespace tandem {
 
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory) {
+  if (directory == "synthetic") return load_dataset("synthetic-" + name);
   if (name == "fashion-mnist") return fashion_mnist(find_data(name, directory));
   if (name == "cifar-10") return cifar10(find_data(name, directory));
   if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());

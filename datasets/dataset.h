@@ -29,7 +29,8 @@ struct Dataset {
   Pictures train, test;
 };
 
-// A set by its name: fashion-mnist, cifar-10 (both through find_data), synthetic-fashion-mnist, synthetic-cifar-10.
+// A set by its name: fashion-mnist, cifar-10 (both through find_data), synthetic-fashion-mnist, synthetic-cifar-10. The
+// directory "synthetic" stands for the synthetic pictures of that shape.
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {});
 
 // The folder that holds the files of fashion-mnist or cifar-10: looked for in `directory` (the option --data) where one is

@@ -23,8 +23,7 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
     std::uint32_t extent = number();
     if (extent == 0) file->reject("its header says 0 along axis ", axis, ", expected at least 1");
     shape.append(extent);
-    // 128 bits: three extents of 32 bits would overflow 64
-    if (static_cast<unsigned __int128>(elements) * extent > most)
+    if (extent > most / elements)  // written so that nothing overflows
       file->reject("truncated, or its header is damaged: it announces ", shape, rank > axis + 1 ? " and more" : "",
                    " bytes, expected no more than ", most, " from a file of this size");
     elements *= extent;

@@ -45,7 +45,6 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   const LoaderOptions& o = options_;
   const std::string who = "loader of " + pictures_.name;
   require(o.batch > 0, who, ": a batch of ", o.batch, " pictures");
-  require(o.world > 0 && o.rank >= 0 && o.rank < o.world, who, ": rank ", o.rank, " of ", o.world);
   require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
   require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f64, who, ": batches of ", name_of(o.dtype),
           ", expected f32 or bf16");
@@ -53,10 +52,6 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
           ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
           std::min(pictures_.height(), pictures_.width()));
-  cut_ = Cut(pictures_.count(), o.batch, o.world, o.drop_last);
-  require(cut_.batches > 0, who, ": ", pictures_.count(), " pictures make no batch for ", o.world, " ranks of ", o.batch,
-          o.drop_last ? " pictures when the last batch is dropped" : " pictures", ": use a smaller --batch or fewer ranks");
-
   bool device = backend.on_device();
   if (device) {
     options_.prefetch = 0;
@@ -67,8 +62,29 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
     images_ = pictures_.images;
     labels_ = pictures_.labels;
   }
-  for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
-  ring_.resize(memory_.size());
+  share(o.rank, o.world);
+}
+
+void Loader::share(int rank, int world) {
+  halt();
+  const std::string who = "loader of " + pictures_.name;
+  LoaderOptions& o = options_;
+  require(world > 0 && rank >= 0 && rank < world, who, ": rank ", rank, " of ", world);
+  if (o.global_batch > 0) {
+    if (o.global_batch % world != 0) refuse("a global batch of ", o.global_batch, " pictures does not divide among ", world, " ranks");
+    o.batch = o.global_batch / world;
+  }
+  o.rank = rank;
+  o.world = world;
+  cut_ = Cut(pictures_.count(), o.batch, world, o.drop_last);
+  if (cut_.batches == 0)
+    refuse(who, ": ", pictures_.count(), " pictures make no batch for ", world, " ranks of ", o.batch,
+           o.drop_last ? " pictures when the last batch is dropped" : " pictures", ": use a smaller --batch or fewer ranks");
+  epoch_ = -1;
+  order_.clear();
+  memory_.clear();
+  for (int i = 0; i <= o.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
+  ring_.assign(memory_.size(), {});
 }
 
 Loader::~Loader() { halt(); }

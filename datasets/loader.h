@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/batch.h"
 #include "core/random.h"
-#include "datasets/batch.h"
 #include "datasets/dataset.h"
 
 namespace tandem {
@@ -24,9 +24,10 @@ struct Augment {
 
 struct LoaderOptions {
   std::int64_t batch = 128;                 // pictures per rank
+  std::int64_t global_batch = 0;            // pictures over all ranks, instead of batch; 0: batch per rank
   DType dtype = DType::f32;                 // or bf16
   bool shuffle = true;
-  Augment augment;
+  Augment augment = {};
   bool drop_last = false;                   // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
@@ -79,24 +80,26 @@ void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threa
 
 // Used by one thread. On a backend with on_device() the pictures are copied there once, and every batch is made there by
 // one kernel when next() asks for it: that waits for nothing, so there `prefetch` is ignored.
-class Loader {
+class Loader final : public BatchSource {
  public:
   // Throws when the pictures do not fit together, or when the options make no batch at all.
   Loader(const Pictures& pictures, LoaderOptions options, Backend& backend);
-  ~Loader();
+  ~Loader() override;
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
   // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.
-  void start(std::int64_t epoch, std::int64_t first = 0);
+  void start(std::int64_t epoch, std::int64_t first = 0) override;
   // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(): its
   // memory is then filled anew (clone() what must stay). Rethrows what went wrong in the thread.
-  bool next(Batch& batch);
+  bool next(Batch& batch) override;
   // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way.
-  Batch make(std::int64_t epoch, std::int64_t index);
+  Batch make(std::int64_t epoch, std::int64_t index) override;
+  // This rank's part from the next start() on. Throws when the pictures make no batch for so many ranks.
+  void share(int rank, int world) override;
 
-  std::int64_t batches_per_epoch() const { return cut_.batches; }
-  std::int64_t pictures_per_epoch() const { return cut_.begin(cut_.batches); }  // over all ranks
+  std::int64_t batches_per_epoch() const override { return cut_.batches; }
+  std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
   const Pictures& pictures() const { return pictures_; }
   const LoaderOptions& options() const { return options_; }
 

@@ -22,7 +22,8 @@ std::uint32_t phase_step(double periods) { return static_cast<std::uint32_t>(std
 struct Painter {
   const SyntheticOptions& o;
   std::array<std::int16_t, 256> sine = sine_table();
-  std::vector<std::uint32_t> noise;
+  std::vector<std::uint32_t> noise = std::vector<std::uint32_t>((o.side * o.side * o.channels + 15) / 16 * 4);
+  std::vector<std::int16_t> middles = std::vector<std::int16_t>(o.side * o.channels), contrasts = middles, waves = middles;
 
   // Picture `sample` of the set `part` (0 train, 1 test): label = sample % 10, so that classes are balanced.
   void paint(std::uint32_t part, std::uint32_t sample, std::uint8_t* pixels) {
@@ -34,28 +35,43 @@ struct Painter {
     double period = (label < 5 ? 4.0 : 7.0) * (0.9 + 0.2 * uniform(a.w[2])), angle = degrees * std::numbers::pi / 180;
     std::uint32_t step_x = phase_step(sign * std::sin(angle) / period), step_y = phase_step(std::cos(angle) / period);
     std::uint32_t row_phase = a.w[3];
-    int middle[4], contrast[4];
+    std::int16_t middle[4], contrast[4];
     for (int k = 0; k < 4; k++) {
-      middle[k] = 96 + int(b.w[k] >> 26);                                      // 96 … 159
-      contrast[k] = (24 + int(c.w[k] >> 27)) * ((c.w[k] >> 8) & 1 ? 1 : -1);   // ±(24 … 55): two colours at random
+      middle[k] = std::int16_t(96 + (b.w[k] >> 26));                                            // 96 … 159
+      contrast[k] = std::int16_t((24 + int(c.w[k] >> 27)) * ((c.w[k] >> 8) & 1 ? 1 : -1));      // ±(24 … 55): two colours
     }
-    std::int64_t blocks = (o.side * o.side * o.channels + 15) / 16;
-    noise.resize(blocks * 4);
+    std::int64_t row = o.side * o.channels;
+    for (std::int64_t j = 0; j < row; j++) {
+      middles[j] = middle[j % o.channels];
+      contrasts[j] = contrast[j % o.channels];
+    }
+    draw_noise(random);
+    const std::uint8_t* bytes = reinterpret_cast<const std::uint8_t*>(noise.data());
+    const std::int16_t loudness = std::int16_t(o.noise);
+    for (std::int64_t y = 0; y < o.side; y++, row_phase += step_y, pixels += row, bytes += row) {
+      std::uint32_t phase = row_phase;
+      for (std::int64_t x = 0, j = 0; x < o.side; x++, phase += step_x)
+        for (std::int64_t k = 0; k < o.channels; k++) waves[j++] = sine[phase >> 24];
+      const std::int16_t *m = middles.data(), *h = contrasts.data(), *w = waves.data();
+#pragma omp simd
+      for (std::int64_t j = 0; j < row; j++) {  // everything fits 16 bits: twice as many at a time as in int
+        std::int16_t v = std::int16_t(m[j] + (std::int16_t(h[j] * w[j]) >> 7) + (std::int16_t((bytes[j] - 128) * loudness) >> 7));
+        pixels[j] = std::uint8_t(v < 0 ? 0 : v > 255 ? 255 : v);
+      }
+    }
+  }
+
+  // A byte for every element, four from each word. Word k of all blocks, then word k + 1: so that the loop vectorises.
+  void draw_noise(Philox random) {
+    std::int64_t blocks = std::int64_t(noise.size()) / 4;
+    std::uint32_t *n0 = noise.data(), *n1 = n0 + blocks, *n2 = n1 + blocks, *n3 = n2 + blocks;
+#pragma omp simd
     for (std::int64_t i = 0; i < blocks; i++) {
       Words w = random.block(std::uint32_t(3 + i));
-      for (int k = 0; k < 4; k++) noise[4 * i + k] = w.w[k];
-    }
-    std::int64_t n = 0;
-    for (std::int64_t y = 0; y < o.side; y++, row_phase += step_y) {
-      std::uint32_t phase = row_phase;
-      for (std::int64_t x = 0; x < o.side; x++, phase += step_x) {
-        int wave = sine[phase >> 24];
-        for (std::int64_t k = 0; k < o.channels; k++, n++) {
-          int bits = int(noise[n / 4] >> (8 * (n % 4)) & 255) - 128;  // four draws from each word
-          int v = middle[k] + (contrast[k] * wave >> 7) + (bits * o.noise >> 7);
-          pixels[n] = std::uint8_t(std::clamp(v, 0, 255));
-        }
-      }
+      n0[i] = w.w[0];
+      n1[i] = w.w[1];
+      n2[i] = w.w[2];
+      n3[i] = w.w[3];
     }
   }
 };
@@ -65,7 +81,7 @@ struct Painter {
 Dataset synthetic(const SyntheticOptions& o) {
   require(o.side > 0 && o.channels >= 1 && o.channels <= 4 && o.train > 0 && o.test > 0 && o.noise >= 0 && o.noise <= 64, o.name,
           ": cannot make ", o.train, " + ", o.test, " pictures [", o.side, ",", o.side, ",", o.channels, "] with noise ", o.noise);
-  Painter painter{o, sine_table(), {}};
+  Painter painter{o};
   auto part = [&](const char* suffix, std::uint32_t which, std::int64_t count) {
     Pictures p;
     p.name = o.name + suffix;

@@ -27,7 +27,7 @@ install_missing() {
   [ "$(id -u)" -eq 0 ] || sudo=(sudo)
   say "Not installed: ${wanted[*]}"
   echo "(a compiler, libraries that make training fast or options readable, and curl to fetch the pictures)"
-  echo "+ ${sudo[*]} apt-get update && ${sudo[*]} apt-get install --no-install-recommends ${wanted[*]}"
+  echo "+ ${sudo:+sudo }apt-get update && ${sudo:+sudo }apt-get install --no-install-recommends ${wanted[*]}"
   # -n: never wait for a password that nobody may be there to type; with a terminal sudo may ask.
   if [ ${#sudo[@]} -gt 0 ] && ! command -v sudo >/dev/null; then
     echo "There is no sudo here. Run this as root to install them: apt-get install ${wanted[*]}"

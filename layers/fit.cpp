@@ -10,6 +10,7 @@
 #include "core/backend.h"
 #include "core/elementwise.h"
 #include "layers/metrics.h"
+#include "layers/options.h"
 
 namespace tandem {
 namespace {
@@ -105,6 +106,10 @@ class Counters {
 
 }  // namespace
 
+FitOptions fit_options(const Options& o) {
+  return {.epochs = o.epochs, .schedule = Schedule::parse(o.schedule), .seed = o.seed, .metrics = o.metrics};
+}
+
 Loss cross_entropy_loss(double label_smoothing) {
   return [label_smoothing](const Variable& logits, const Tensor& labels, Tensor* correct) {
     return cross_entropy(logits, labels, label_smoothing, correct);
@@ -154,6 +159,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   Strategy& strategy = given ? *given : *from_environment;
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
 
+  for (BatchSource* source : {&data.train, data.validation, data.test})
+    if (source) source->share(strategy.rank(), strategy.size());
   strategy.prepare(model, loss);
   ParameterSpace space(model, backend, options.seed, strategy.memory());
   strategy.begin(space);

@@ -17,11 +17,14 @@ struct FitData {
 
 struct FitOptions {
   int epochs = 1;
-  Schedule schedule;
+  Schedule schedule = {};
   std::uint64_t seed = 1;
-  std::string metrics;    // file for JSON lines; empty: none
+  std::string metrics = {};// file for JSON lines; empty: none
   bool progress = true;   // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
 };
+
+struct Options;
+FitOptions fit_options(const Options& options);  // epochs, schedule, seed and metrics from the command line
 
 struct EpochReport {
   int epoch = 0;  // from 1

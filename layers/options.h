@@ -10,13 +10,8 @@
 
 namespace tandem {
 
-// The command line or a file it names is at fault: run_program prints one line and exits with status 2.
-struct UsageError : Error {
-  using Error::Error;
-};
-
 struct Options {
-  std::string data;             // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/
+  std::string data = {};          // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/
   std::string model = "smallcnn";
   int epochs = 8;
   int batch = 128;              // per rank
@@ -30,7 +25,7 @@ struct Options {
   DType dtype = DType::f32;     // of activations; parameters stay f32
   int threads = 0;              // 0: all cores
   int val = 0;                  // training pictures held back for choices
-  std::string metrics;
+  std::string metrics = {};
   bool deterministic = false, exact_conv = false;
 };
 

@@ -59,7 +59,6 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
     Segment& s = segments_[i];
     Parameter& p = *parameters[i].second;
     s.writes = values.storage()->add_segment(s.name);
-    s.writes->bump();  // 1: never equal to the count of something that was not prepared yet
     Tensor value = values.range(s.local_begin, s.shape);
     value.count_on(s.writes);
     p.variable = Variable(value, true, s.name);

@@ -2,6 +2,7 @@
 // written here, gradients against finite differences in double, and its blocked products against its plain loops.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -78,7 +79,7 @@ void expect_gradient(Backend& b, const Tensor& like, const std::vector<double>& 
 
 }  // namespace
 
-// ---- the backend itself ----------------------------------------------------------------------------------------------
+// ---- the backend itself ---------------------------------------------------------------------------------------------
 
 TEST(Reference, DescribesItself) {
   auto b = backend_of(2);
@@ -92,7 +93,7 @@ TEST(Reference, DescribesItself) {
   EXPECT_THROW(b->log_softmax(a, c), Error);  // not a floating type
 }
 
-// ---- matrices --------------------------------------------------------------------------------------------------------
+// ---- matrices -------------------------------------------------------------------------------------------------------
 
 TEST(Reference, GemmMatchesTheDefinition) {
   auto b = backend_of();
@@ -124,12 +125,16 @@ TEST(Reference, GemmMatchesTheDefinition) {
 // Sizes around every edge of the blocking: tiles of 6 × 16, blocks of 256, parts of 192 rows, more than one thread.
 TEST(Reference, BlockedProductsMatchPlainLoops) {
   auto b = backend_of();
-  for (auto [m, n, k] : {std::array<std::int64_t, 3>{1, 1, 1}, {6, 16, 256}, {7, 17, 257}, {200, 270, 300}, {33, 500, 64},
-                         {400, 10, 520}, {64, 64, 1}})
+  // clang-format off
+  const std::vector<std::array<std::int64_t, 3>> sizes = {{1, 1, 1}, {6, 16, 256}, {7, 17, 257}, {200, 270, 300},
+                                                          {33, 500, 64}, {400, 10, 520}, {64, 64, 1}};
+  // clang-format on
+  for (auto [m, n, k] : sizes)
     for (DType type : {DType::f32, DType::bf16})
       for (int transposed = 0; transposed < 4; transposed++) {
         const bool ta = transposed & 1, tb = transposed & 2;
-        Tensor a = random(*b, ta ? Shape{k, m} : Shape{m, k}, 1, type), c = random(*b, tb ? Shape{n, k} : Shape{k, n}, 2, type);
+        Tensor a = random(*b, ta ? Shape{k, m} : Shape{m, k}, 1, type),
+               c = random(*b, tb ? Shape{n, k} : Shape{k, n}, 2, type);
         Tensor fast = random(*b, {m, n}, 3, type), plain = fast.clone();
         b->gemm(ta, tb, a, c, fast, true);
         b->exact_convolution(true);
@@ -137,6 +142,28 @@ TEST(Reference, BlockedProductsMatchPlainLoops) {
         b->exact_convolution(false);
         expect_near(fast, plain.values(), type == DType::f32 ? 2e-6 : 8e-3);
       }
+}
+
+// Wider and higher than a tile, with what linear adds to the product.
+TEST(Reference, BlockedLinearMatchesPlainLoops) {
+  auto b = backend_of();
+  for (DType type : {DType::f32, DType::bf16}) {
+    Tensor x = random(*b, {210, 40}, 1, type), w = random(*b, {300, 40}, 2, DType::f32);
+    Tensor bias = random(*b, {300}, 3, DType::f32), dy = random(*b, {210, 300}, 4, type), y[2], dx[2], dw[2];
+    for (int exact = 0; exact < 2; exact++) {
+      b->exact_convolution(exact);
+      y[exact] = filled(*b, dy.shape(), nan_value, type);
+      b->linear(x, w, &bias, true, y[exact]);
+      dx[exact] = filled(*b, x.shape(), 1, type);
+      b->linear_backward_data(dy, w, dx[exact], true);
+      dw[exact] = filled(*b, w.shape(), 1, DType::f32);
+      b->linear_backward_weight(x, dy, dw[exact], true);
+    }
+    const double rounding = type == DType::f32 ? 3e-6 : 8e-3;
+    expect_near(y[0], y[1].values(), rounding, "y");
+    expect_near(dx[0], dx[1].values(), rounding, "dx");
+    expect_near(dw[0], dw[1].values(), 3e-6, "dw");
+  }
 }
 
 TEST(Reference, LinearAndItsGradients) {
@@ -157,24 +184,33 @@ TEST(Reference, LinearAndItsGradients) {
   expect_near(y, want, 1e-14);
 
   Tensor dy = random(*b, {m, n}, 4);
-  const auto f = [&] { b->linear(x, w, &bias, false, y); return dot(y, dy); };
-  expect_gradient(*b, x, numeric(x, f), [&](Tensor& g, bool add) { b->linear_backward_data(dy, w, g, add); }, "dx");
-  expect_gradient(*b, w, numeric(w, f), [&](Tensor& g, bool add) { b->linear_backward_weight(x, dy, g, add); }, "dw");
-  expect_gradient(*b, bias, numeric(bias, f), [&](Tensor& g, bool add) { b->sum_rows(dy, g, add); }, "db");
+  const auto f = [&] {
+    b->linear(x, w, &bias, false, y);
+    return dot(y, dy);
+  };
+  expect_gradient(
+      *b, x, numeric(x, f), [&](Tensor& g, bool add) { b->linear_backward_data(dy, w, g, add); }, "dx");
+  expect_gradient(
+      *b, w, numeric(w, f), [&](Tensor& g, bool add) { b->linear_backward_weight(x, dy, g, add); }, "dw");
+  expect_gradient(
+      *b, bias, numeric(bias, f), [&](Tensor& g, bool add) { b->sum_rows(dy, g, add); }, "db");
 }
 
-// ---- convolution -----------------------------------------------------------------------------------------------------
+// ---- convolution ----------------------------------------------------------------------------------------------------
 
 namespace {
 
+// clang-format off
 const std::vector<ConvShape> convolutions = {
     {.n = 2, .h = 5, .w = 4, .c_in = 2, .c_out = 3, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
-    {.n = 1, .h = 7, .w = 6, .c_in = 2, .c_out = 2, .kh = 3, .kw = 2, .stride_h = 2, .stride_w = 3, .pad_h = 1, .pad_w = 0},
-    {.n = 2, .h = 6, .w = 7, .c_in = 4, .c_out = 6, .kh = 2, .kw = 3, .pad_h = 2, .pad_w = 1, .dilation_h = 2, .groups = 2},
-    {.n = 1, .h = 5, .w = 5, .c_in = 4, .c_out = 4, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1,
-     .dilation_w = 2, .groups = 4},
+    {.n = 1, .h = 7, .w = 6, .c_in = 2, .c_out = 2, .kh = 3, .kw = 2, .stride_h = 2, .stride_w = 3, .pad_h = 1},
+    {.n = 2, .h = 6, .w = 7, .c_in = 4, .c_out = 6, .kh = 2, .kw = 3, .pad_h = 2, .pad_w = 1, .dilation_h = 2,
+     .groups = 2},
+    {.n = 1, .h = 5, .w = 5, .c_in = 4, .c_out = 4, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1,
+     .pad_w = 1, .dilation_w = 2, .groups = 4},
     {.n = 2, .h = 3, .w = 3, .c_in = 3, .c_out = 5},
 };
+// clang-format on
 
 Shape x_shape(const ConvShape& s) { return {s.n, s.h, s.w, s.c_in}; }
 Shape w_shape(const ConvShape& s) { return {s.c_out, s.kh, s.kw, s.c_in / s.groups}; }
@@ -186,7 +222,8 @@ Shape y_shape(const ConvShape& s) { return {s.n, s.out_h(), s.out_w(), s.c_out};
 TEST(Reference, ConvolutionMatchesScatter) {
   auto b = backend_of();
   for (const ConvShape& s : convolutions) {
-    Tensor x = random(*b, x_shape(s), 1), w = random(*b, w_shape(s), 2), bias = random(*b, {s.c_out}, 3), y(*b, y_shape(s), DType::f64);
+    Tensor x = random(*b, x_shape(s), 1), w = random(*b, w_shape(s), 2), bias = random(*b, {s.c_out}, 3),
+           y(*b, y_shape(s), DType::f64);
     const std::vector<double> xv = x.values(), wv = w.values(), bv = bias.values();
     const std::int64_t H = s.h + 2 * s.pad_h, W = s.w + 2 * s.pad_w, in = s.c_in / s.groups, out = s.c_out / s.groups;
     std::vector<double> padded(s.n * H * W * s.c_in, 0.0), want(s.y_elements());
@@ -199,8 +236,10 @@ TEST(Reference, ConvolutionMatchesScatter) {
       const std::int64_t c = i % in, kx = i / in % s.kw, ky = i / in / s.kw % s.kh, o = i / in / s.kw / s.kh;
       for (std::int64_t p = 0; p < s.n * s.out_h() * s.out_w(); p++) {
         const std::int64_t ox = p % s.out_w(), oy = p / s.out_w() % s.out_h(), n = p / s.out_w() / s.out_h();
-        want[p * s.c_out + o] += wv[i] * padded[((n * H + oy * s.stride_h + ky * s.dilation_h) * W + ox * s.stride_w +
-                                                 kx * s.dilation_w) * s.c_in + o / out * in + c];
+        want[p * s.c_out + o] +=
+            wv[i] *
+            padded[((n * H + oy * s.stride_h + ky * s.dilation_h) * W + ox * s.stride_w + kx * s.dilation_w) * s.c_in +
+                   o / out * in + c];
       }
     }
     b->conv2d(s, x, w, &bias, false, y);
@@ -216,18 +255,25 @@ TEST(Reference, ConvolutionGradients) {
   for (const ConvShape& s : convolutions) {
     Tensor x = random(*b, x_shape(s), 1), w = random(*b, w_shape(s), 2), y(*b, y_shape(s), DType::f64);
     Tensor dy = random(*b, y_shape(s), 3);
-    const auto f = [&] { b->conv2d(s, x, w, nullptr, false, y); return dot(y, dy); };
-    expect_gradient(*b, x, numeric(x, f), [&](Tensor& g, bool add) { b->conv2d_backward_data(s, dy, w, g, add); }, "dx");
-    expect_gradient(*b, w, numeric(w, f), [&](Tensor& g, bool add) { b->conv2d_backward_filter(s, x, dy, g, add); }, "dw");
+    const auto f = [&] {
+      b->conv2d(s, x, w, nullptr, false, y);
+      return dot(y, dy);
+    };
+    expect_gradient(
+        *b, x, numeric(x, f), [&](Tensor& g, bool add) { b->conv2d_backward_data(s, dy, w, g, add); }, "dx");
+    expect_gradient(
+        *b, w, numeric(w, f), [&](Tensor& g, bool add) { b->conv2d_backward_filter(s, x, dy, g, add); }, "dw");
   }
 }
 
 TEST(Reference, BlockedConvolutionMatchesPlainLoops) {
   auto b = backend_of();
   std::vector<ConvShape> shapes = convolutions;
-  shapes.push_back({.n = 5, .h = 19, .w = 17, .c_in = 18, .c_out = 34, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1});  // chunks
+  // clang-format off
+  shapes.push_back({.n = 5, .h = 19, .w = 17, .c_in = 18, .c_out = 34, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1});
   shapes.push_back({.n = 3, .h = 16, .w = 16, .c_in = 40, .c_out = 20, .kh = 5, .kw = 3, .stride_h = 2, .stride_w = 2,
                     .pad_h = 2, .pad_w = 1, .groups = 2});
+  // clang-format on
   for (const ConvShape& s : shapes)
     for (DType type : {DType::f32, DType::bf16}) {
       Tensor x = random(*b, x_shape(s), 1, type), w = random(*b, w_shape(s), 2, DType::f32);
@@ -265,7 +311,7 @@ TEST(Reference, ConvolutionIsReproducible) {
   EXPECT_EQ(b->memory().statistics().live_blocks, blocks);
 }
 
-// ---- pooling ---------------------------------------------------------------------------------------------------------
+// ---- pooling --------------------------------------------------------------------------------------------------------
 
 TEST(Reference, MaxPoolByHand) {
   auto b = backend_of();
@@ -305,36 +351,46 @@ TEST(Reference, MaxPoolKeepsNaN) {
 
 TEST(Reference, PoolingGradients) {
   auto b = backend_of();
+  // clang-format off
   const std::vector<PoolShape> shapes = {
       {.n = 2, .h = 4, .w = 6, .c = 3},
       {.n = 2, .h = 6, .w = 5, .c = 2, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 1, .pad_h = 1, .pad_w = 1},
-      {.n = 1, .h = 5, .w = 7, .c = 1, .kh = 2, .kw = 3, .stride_h = 3, .stride_w = 2, .pad_h = 0, .pad_w = 1},
+      {.n = 1, .h = 5, .w = 7, .c = 1, .kh = 2, .kw = 3, .stride_h = 3, .stride_w = 2, .pad_w = 1},
       {.n = 2, .h = 3, .w = 4, .c = 2, .kh = 3, .kw = 4, .stride_h = 1, .stride_w = 1},  // global
   };
+  // clang-format on
   for (const PoolShape& s : shapes) {
     Tensor x = random(*b, {s.n, s.h, s.w, s.c}, 1), y(*b, {s.n, s.out_h(), s.out_w(), s.c}, DType::f64);
     Tensor dy = random(*b, y.shape(), 2), winner(*b, y.shape(), DType::u8);
     for (bool relu : {false, true}) {
-      const auto largest = [&] { b->max_pool(s, x, relu, y, nullptr); return dot(y, dy); };
+      const auto largest = [&] {
+        b->max_pool(s, x, relu, y, nullptr);
+        return dot(y, dy);
+      };
       const std::vector<double> want = numeric(x, largest);
       b->max_pool(s, x, relu, y, &winner);
-      expect_gradient(*b, x, want, [&](Tensor& g, bool add) { b->max_pool_backward(s, dy, winner, g, add); }, "max");
+      expect_gradient(
+          *b, x, want, [&](Tensor& g, bool add) { b->max_pool_backward(s, dy, winner, g, add); }, "max");
     }
-    const auto average = [&] { b->average_pool(s, x, y); return dot(y, dy); };
-    expect_gradient(*b, x, numeric(x, average), [&](Tensor& g, bool add) { b->average_pool_backward(s, dy, g, add); },
-                    "average");
+    const auto average = [&] {
+      b->average_pool(s, x, y);
+      return dot(y, dy);
+    };
+    expect_gradient(
+        *b, x, numeric(x, average), [&](Tensor& g, bool add) { b->average_pool_backward(s, dy, g, add); }, "average");
   }
 }
 
 TEST(Reference, AveragePoolCountsOnlyThePicture) {
   auto b = backend_of();
-  const PoolShape s{.n = 1, .h = 2, .w = 2, .c = 1, .kh = 2, .kw = 2, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1};
+  const PoolShape s{
+      .n = 1, .h = 2, .w = 2, .c = 1, .kh = 2, .kw = 2, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1};
   Tensor x = Tensor::of(*b, {1, 2, 2, 1}, {1, 2, 3, 4}, DType::f64), y(*b, {1, 2, 2, 1}, DType::f64);
   b->average_pool(s, x, y);
   EXPECT_EQ(y.values(), (std::vector<double>{1, 2, 3, 4}));
 }
 
-// ---- batch normalisation ---------------------------------------------------------------------------------------------
+// ---- batch normalisation --------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -356,7 +412,9 @@ struct Norm {
     mean = filled(b, {channels}, nan_value, p);
     inverse = filled(b, {channels}, nan_value, p);
   }
-  void forward(const Tensor* r) { b.batch_norm(s, x, r, gamma, beta, running_mean, running_variance, y, mean, inverse); }
+  void forward(const Tensor* r) {
+    b.batch_norm(s, x, r, gamma, beta, running_mean, running_variance, y, mean, inverse);
+  }
 };
 
 }  // namespace
@@ -366,7 +424,8 @@ TEST(Reference, BatchNormStatistics) {
   for (DType type : {DType::f64, DType::f32, DType::bf16}) {
     Norm t(*b, 600, 70, true, type);  // enough for two threads
     t.forward(&t.residual);
-    const std::vector<double> x = t.x.values(), r = t.residual.values(), gamma = t.gamma.values(), beta = t.beta.values();
+    const std::vector<double> x = t.x.values(), r = t.residual.values(), gamma = t.gamma.values(),
+                              beta = t.beta.values();
     std::vector<double> mean(70), inverse(70), running_mean(70), running_variance(70), y(600 * 70);
     for (std::size_t c = 0; c < 70; c++) {
       double sum = 0, squares = 0;
@@ -390,8 +449,10 @@ TEST(Reference, BatchNormStatistics) {
     Tensor variance = t.inverse.clone(), inferred = filled(*b, t.y.shape(), nan_value, type);
     for (std::int64_t c = 0; c < 70; c++) {
       const double v = 1 / inverse[c] / inverse[c] - 1e-3;
-      if (type == DType::f64) variance.write<double>()[c] = v;
-      else variance.write<float>()[c] = static_cast<float>(v);
+      if (type == DType::f64)
+        variance.write<double>()[c] = v;
+      else
+        variance.write<float>()[c] = static_cast<float>(v);
     }
     b->batch_norm_inference(t.s, t.x, &t.residual, t.gamma, t.beta, t.mean, variance, inferred);
     expect_near(inferred, y, type == DType::bf16 ? 4e-3 : type == DType::f32 ? 1e-6 : 1e-12, "inference");
@@ -405,17 +466,27 @@ TEST(Reference, BatchNormGradients) {
       Norm t(*b, 7, 3, relu);
       const Tensor* residual = with_residual ? &t.residual : nullptr;
       Tensor dy = random(*b, t.y.shape(), 5);
-      const auto f = [&] { t.forward(residual); return dot(t.y, dy); };
+      const auto f = [&] {
+        t.forward(residual);
+        return dot(t.y, dy);
+      };
       const std::vector<double> dx = numeric(t.x, f), dgamma = numeric(t.gamma, f), dbeta = numeric(t.beta, f);
       const std::vector<double> dresidual = with_residual ? numeric(t.residual, f) : std::vector<double>{};
       t.forward(residual);
       const Tensor* y = with_residual && relu ? &t.y : nullptr;
       for (bool add : {false, true}) {
         const double old = add ? 1 : nan_value, start = add ? 1 : 0;
-        Tensor gx = filled(*b, t.x.shape(), old), gr = filled(*b, t.x.shape(), old), gg = filled(*b, {3}, old), gb = filled(*b, {3}, old);
+        Tensor gx = filled(*b, t.x.shape(), old), gr = filled(*b, t.x.shape(), old), gg = filled(*b, {3}, old),
+               gb = filled(*b, {3}, old);
         b->batch_norm_backward(t.s, t.x, y, dy, t.gamma, t.beta, t.mean, t.inverse,
-                               {.dx = &gx, .dresidual = with_residual ? &gr : nullptr, .dgamma = &gg, .dbeta = &gb,
-                                .add_dx = add, .add_dresidual = add, .add_dgamma = add, .add_dbeta = add});
+                               {.dx = &gx,
+                                .dresidual = with_residual ? &gr : nullptr,
+                                .dgamma = &gg,
+                                .dbeta = &gb,
+                                .add_dx = add,
+                                .add_dresidual = add,
+                                .add_dgamma = add,
+                                .add_dbeta = add});
         expect_near(gx, plus(dx, start), 1e-7, "dx");
         expect_near(gg, plus(dgamma, start), 1e-7, "dgamma");
         expect_near(gb, plus(dbeta, start), 1e-7, "dbeta");
@@ -427,18 +498,20 @@ TEST(Reference, BatchNormGradients) {
       expect_near(gb, dbeta, 1e-7, "dbeta alone");
       if (with_residual) {
         Tensor in_place = dy.clone(), gx = filled(*b, t.x.shape(), nan_value);
-        b->batch_norm_backward(t.s, t.x, y, in_place, t.gamma, t.beta, t.mean, t.inverse, {.dx = &gx, .dresidual = &in_place});
+        b->batch_norm_backward(t.s, t.x, y, in_place, t.gamma, t.beta, t.mean, t.inverse,
+                               {.dx = &gx, .dresidual = &in_place});
         expect_near(gx, dx, 1e-7, "dx beside dresidual in place");
         expect_near(in_place, dresidual, 1e-7, "dresidual in place");
       }
     }
 }
 
-// ---- rows and reductions ---------------------------------------------------------------------------------------------
+// ---- rows and reductions --------------------------------------------------------------------------------------------
 
 TEST(Reference, Reduce) {
   auto b = backend_of();
-  Tensor x = Tensor::of(*b, {2, 3, 2}, {1, 2, 3, nan_value, 5, 6, -7, -8, -9, -10, -11, -12}, DType::f64), y = filled(*b, {2, 2}, nan_value);
+  Tensor x = Tensor::of(*b, {2, 3, 2}, {1, 2, 3, nan_value, 5, 6, -7, -8, -9, -10, -11, -12}, DType::f64),
+         y = filled(*b, {2, 2}, nan_value);
   b->reduce(Reduction::sum, 2, 3, 2, x, y, false);
   std::vector<double> v = y.values();
   EXPECT_EQ(v[0], 9);
@@ -497,8 +570,13 @@ TEST(Reference, LogSoftmax) {
   }
   b->log_softmax(x, y);
   expect_near(y, want, 1e-14);
-  const auto f = [&] { Tensor z(*b, {3, 5}, DType::f64); b->log_softmax(x, z); return dot(z, dy); };
-  expect_gradient(*b, x, numeric(x, f), [&](Tensor& g, bool add) { b->log_softmax_backward(y, dy, g, add); }, "dx");
+  const auto f = [&] {
+    Tensor z(*b, {3, 5}, DType::f64);
+    b->log_softmax(x, z);
+    return dot(z, dy);
+  };
+  expect_gradient(
+      *b, x, numeric(x, f), [&](Tensor& g, bool add) { b->log_softmax_backward(y, dy, g, add); }, "dx");
 
   Tensor large = Tensor::of(*b, {1, 2}, {1e30, 1e30}), z(*b, {1, 2});
   b->log_softmax(large, z);
@@ -520,13 +598,15 @@ TEST(Reference, CrossEntropy) {
         want -= q * std::log(std::exp(xv[r * 5 + c]) / sum) / 4;
       }
     }
-    const auto f = [&] { b->cross_entropy(x, labels, smoothing, loss, p, nullptr); return 0.7 * loss.item(); };
+    const auto f = [&] {
+      b->cross_entropy(x, labels, smoothing, loss, p, nullptr);
+      return 0.7 * loss.item();
+    };
     EXPECT_NEAR(f(), 0.7 * want, 1e-14);
     const std::vector<double> dx = numeric(x, f);
     f();
-    expect_gradient(*b, x, dx, [&](Tensor& g, bool add) {
-      b->cross_entropy_backward(p, labels, smoothing, dloss, g, add);
-    }, "dx");
+    expect_gradient(
+        *b, x, dx, [&](Tensor& g, bool add) { b->cross_entropy_backward(p, labels, smoothing, dloss, g, add); }, "dx");
   }
 }
 
@@ -549,7 +629,8 @@ TEST(Reference, CrossEntropyCountsAndRefuses) {
       b->cross_entropy(x, labels, 0, loss, p, nullptr);
       FAIL() << "the label " << bad << " was accepted";
     } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find("row 3 has the label " + std::to_string(bad)), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("row 3 has the label " + std::to_string(bad)), std::string::npos)
+          << e.what();
     }
   }
 }
@@ -558,7 +639,8 @@ TEST(Reference, ReluKeepsNaN) {
   auto b = backend_of();
   for (DType type : {DType::f64, DType::f32, DType::bf16}) {
     const DType parameter = type == DType::f64 ? DType::f64 : DType::f32;
-    Tensor x = filled(*b, {1, 1, 1, 1}, nan_value, type), w = filled(*b, {1, 1, 1, 1}, 1, parameter), y(*b, {1, 1, 1, 1}, type);
+    Tensor x = filled(*b, {1, 1, 1, 1}, nan_value, type), w = filled(*b, {1, 1, 1, 1}, 1, parameter),
+           y(*b, {1, 1, 1, 1}, type);
     b->conv2d({.n = 1, .h = 1, .w = 1, .c_in = 1, .c_out = 1}, x, w, nullptr, true, y);
     EXPECT_TRUE(std::isnan(y.item()));
     Tensor z(*b, {1, 1}, type);
@@ -573,7 +655,8 @@ TEST(Reference, ThreadsAgree) {
   std::vector<double> results[2];
   for (int i = 0; i < 2; i++) {
     Backend& b = i ? *two : *one;
-    const PoolShape s{.n = 3, .h = 32, .w = 32, .c = 16, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1};
+    const PoolShape s{
+        .n = 3, .h = 32, .w = 32, .c = 16, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1};
     Tensor x = random(b, {3, 32, 32, 16}, 1, DType::f32), y(b, {3, 16, 16, 16}), winner(b, y.shape(), DType::u8);
     Tensor average(b, y.shape()), dx(b, x.shape()), sum(b, {16}), largest(b, {3, 1024});
     b.max_pool(s, x, false, y, &winner);

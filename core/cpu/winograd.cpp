@@ -199,19 +199,24 @@ void filter_gradient(const float* U, std::size_t stride, std::size_t copy, int c
                      bool add) {
   for (int c = 0; c < block; c += VL) {
     vf half[3][6];
+#pragma GCC unroll 6
     for (int j = 0; j < 6; j++) {
       vf u[6], v[3];
+#pragma GCC unroll 6
       for (int i = 0; i < 6; i++) {
         const float* from = U + c + std::size_t(i * 6 + j) * stride;
         u[i] = load(from);
         for (int k = 1; k < copies; k++) u[i] += load(from + copy * k);
       }
       filter_gradient_transform(u, v);
+#pragma GCC unroll 3
       for (int i = 0; i < 3; i++) half[i][j] = v[i];
     }
+#pragma GCC unroll 3
     for (int i = 0; i < 3; i++) {
       vf v[3];
       filter_gradient_transform(half[i], v);
+#pragma GCC unroll 3
       for (int j = 0; j < 3; j++) {
         float* to = dw + (i * 3 + j) * std::int64_t(c_in) + c0 + c;
         store(to, add ? v[j] + load(to) : v[j]);
@@ -311,7 +316,9 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
               const Epilogue& epilogue, bool add, Scratch& scratch, int threads) {
   if (!U) return convolve_few(x, w, y, s, c_in, c_out, rotated, epilogue, add, scratch, threads);
   const int tiles = s.tiles(), N = block_of(c_out), K = block_of(c_in);
-  const int chunk = std::min(c_in + N <= 32 ? 72 : 24, (tiles + threads - 1) / threads);  // V and M stay in the L2 cache
+  // Short enough for V and M to stay in the L2 cache, long enough to use a filter often once it was fetched.
+  const int wanted = c_in + N <= 32 || c_in >= 256 ? 72 : c_in >= 128 ? 48 : 36;
+  const int chunk = std::min(wanted, (tiles + threads - 1) / threads);
   const std::size_t u_plane = plane(std::size_t(c_in) * c_out);
   const std::size_t v_plane = plane(std::size_t(chunk) * c_in), m_plane = plane(std::size_t(chunk) * N);
   Block memory(scratch, 4 * 36 * threads * (v_plane + m_plane));
@@ -388,9 +395,9 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   const bool together = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
   int chunk;
   if (together) chunk = std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512);
-  else chunk = c_in + c_out <= 32 ? 96 : c_in + c_out < 256 ? 24 : 128;
-  chunk = std::min(chunk, together ? tiles : (tiles + threads - 1) / threads);
-  const int chunks = (tiles + chunk - 1) / chunk, copies = together ? 1 : std::min(threads, chunks);
+  else chunk = c_in + c_out <= 32 ? 72 : 48;
+  const int copies = together ? 1 : std::min(threads, tiles);
+  chunk = std::min(chunk, (tiles + copies - 1) / copies);
   const std::size_t v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
   Block memory(scratch, 4 * copies * (u_size + 36 * (v_plane + w_plane)));
   float* dU = memory.carve<float>(u_size * copies);
@@ -408,32 +415,32 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
 
   if (together) {
     float *V = private_part, *W = V + 36 * v_plane;
-    for (int k = 0; k < chunks; k++) {
-      const int first = k * chunk, count = std::min(chunk, tiles - first);
+    for (int first = 0; first < tiles; first += chunk) {
+      const int count = std::min(chunk, tiles - first);
       dealt_out(threads, (count + 3) / 4, [&](int item, int) {
         const int t = item * 4, some = std::min(4, count - t);
         scatter<6>(x, tiling, c_in, first + t, some, V, chunk, t);
         scatter<4>(dy, tiling, c_out, first + t, some, W, chunk, t);
       });
-      if (chunks == 1) {  // the 36 sums of a block are transformed back while they are in cache
+      if (chunk == tiles) {  // the 36 sums of a block are transformed back while they are in cache
         dealt_out(threads, blocks, [&](int block, int) {
           for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU, false);
           for (int row = 0; row < R; row++) transform_back(block, row);
         });
         return;
       }
-      dealt_out(threads, 36 * blocks, [&](int item, int) { one_product(item / 36, item % 36, count, V, W, dU, k > 0); });
+      dealt_out(threads, 36 * blocks, [&](int item, int) { one_product(item / 36, item % 36, count, V, W, dU, first > 0); });
     }
   } else {
     in_lanes(copies, [&](int lane) {
       float *V = private_part + 36 * (v_plane + w_plane) * lane, *W = V + 36 * v_plane;
-      const Share mine(chunks, copies, lane);
-      for (int k = mine.begin; k < mine.end; k++) {
-        const int first = k * chunk, count = std::min(chunk, tiles - first);
+      const Share mine(tiles, copies, lane);
+      for (int first = mine.begin; first < mine.end; first += chunk) {
+        const int count = std::min(chunk, mine.end - first);
         scatter<6>(x, tiling, c_in, first, count, V, chunk, 0);
         scatter<4>(dy, tiling, c_out, first, count, W, chunk, 0);
         for (int block = 0; block < blocks; block++)
-          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU + u_size * lane, k > mine.begin);
+          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU + u_size * lane, first > mine.begin);
       }
     });
   }

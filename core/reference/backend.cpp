@@ -36,5 +36,7 @@ void ReferenceBackend::copy(void* to, const void* from, std::size_t bytes) {
 }  // namespace tandem::reference
 
 namespace tandem {
-std::unique_ptr<Backend> reference_backend(int threads) { return std::make_unique<reference::ReferenceBackend>(threads); }
+std::unique_ptr<Backend> reference_backend(int threads) {
+  return std::make_unique<reference::ReferenceBackend>(threads);
+}
 }  // namespace tandem

@@ -1,9 +1,9 @@
-// ReferenceBackend: every operation as the textbook writes it, in plain loops over float, bf16 or double. Slow, obviously
-// right, and the oracle of the other backends: it shares no kernel and no element-wise functor with them.
+// ReferenceBackend: every operation as the textbook writes it, in plain loops over float, bf16 or double. Slow,
+// obviously right, and the oracle of the other backends: it shares no kernel and no element-wise functor with them.
 //
-// Numbers are read from T, sums are kept in double, and a result is rounded once, when it is stored. Only convolution and
-// matrix products have a second, blocked form, for float and bf16 (product.h, sums in float), so that a machine with
-// nothing but a compiler trains small models at a bearable speed; exact_convolution(true) asks for the plain loops.
+// Numbers are read from T, sums are kept in double, and a result is rounded once, when it is stored. Only convolution
+// and matrix products have a second, blocked form, for float and bf16 (product.h, sums in float), so that a machine
+// with nothing but a compiler trains small models at a bearable speed; exact_convolution(true) asks for plain loops.
 // Host pointers throughout; one thread calls, the loops may use several. Results are bit-identical for equal threads.
 #pragma once
 #include <cstdint>
@@ -14,14 +14,17 @@
 namespace tandem::reference {
 
 // What parameters, their gradients and statistics are stored in, beside pictures of T: f32, and f64 beside f64.
-template <class T> using Parameter = Accumulator<T>;
+template <class T>
+using Parameter = Accumulator<T>;
 
 // relu(NaN) is NaN: a comparison with NaN is false.
 inline double relu(double v) { return v < 0 ? 0.0 : v; }
 
 // y = v, or y += v.
 template <class T>
-void put(T& y, double v, bool add) { y = static_cast<T>(add ? static_cast<double>(y) + v : v); }
+void put(T& y, double v, bool add) {
+  y = static_cast<T>(add ? static_cast<double>(y) + v : v);
+}
 
 // Temporary memory from the backend's allocator, given back at the end of the scope.
 template <class E>
@@ -29,7 +32,8 @@ class Scratch {
  public:
   Scratch(Backend& backend, std::int64_t elements)
       : memory_(backend.memory()),
-        data_(static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(E)))) {}
+        data_(
+            static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(E)))) {}
   ~Scratch() { memory_.give(data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -41,7 +45,9 @@ class Scratch {
 };
 
 // Parts to cut `work` elementary steps into: one below the cost of a parallel region.
-inline int parts_for(const Backend& backend, std::int64_t work) { return work >= parallel_grain ? backend.threads() : 1; }
+inline int parts_for(const Backend& backend, std::int64_t work) {
+  return work >= parallel_grain ? backend.threads() : 1;
+}
 
 // body(part, begin, end) for `parts` fixed, nearly equal parts of [0, n), a thread each. The cut depends only on n and
 // parts, however many threads OpenMP grants, so sums kept per part are reproducible.
@@ -72,8 +78,8 @@ class ReferenceBackend final : public Backend {
   void upload(void* device, const void* host, std::size_t bytes) override;
   void download(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
-  void synchronize() override {}                      // a call returns when it is done
-  void deterministic(bool) override {}                // it always is
+  void synchronize() override {}                             // a call returns when it is done
+  void deterministic(bool) override {}                       // it always is
   void exact_convolution(bool on) override { exact_ = on; }  // also for gemm and linear: plain loops, sums in double
 
   // matrix.cpp

@@ -1,9 +1,11 @@
-// Batch normalisation (Ioffe and Szegedy, 2015) of x[rows, channels], with the addition and the relu that follow it in a
-// residual block. Per channel, over N = rows:
+// Batch normalisation (Ioffe and Szegedy, 2015) of x[rows, channels], with the addition and the relu that follow it in
+// a residual block. Per channel, over N = rows:
 //
-//   mean = Σx/N    variance = Σ(x − mean)²/N    inv = 1/√(variance + ε)    x̂ = (x − mean)·inv    y = relu?(γ·x̂ + β + residual?)
+//   mean = Σx/N    variance = Σ(x − mean)²/N    inv = 1/√(variance + ε)    x̂ = (x − mean)·inv
+//   y = relu?(γ·x̂ + β + residual?)
 //
-//   g = dy where y > 0 (all of dy without relu)    dβ = Σg    dγ = Σg·x̂    dx = γ·inv·(g − dβ/N − x̂·dγ/N)    dresidual = g
+//   g = dy where y > 0 (all of dy without relu)    dβ = Σg    dγ = Σg·x̂    dresidual = g
+//   dx = γ·inv·(g − dβ/N − x̂·dγ/N)
 #include <cmath>
 
 #include "core/reference/backend.h"
@@ -12,7 +14,7 @@ namespace tandem::reference {
 
 namespace {
 
-// y before the relu, from the stored statistics: forward and backward must agree on its sign.
+// x̂, always from the statistics as they are stored: forward and backward must agree on the sign of y.
 double normalised(double x, double mean, double inverse) { return (x - mean) * inverse; }
 
 template <class T, class P>
@@ -44,9 +46,8 @@ void ReferenceBackend::batch_norm(const NormShape& s, const Tensor& x, const Ten
     Scratch<double> means(*this, s.channels), sums(*this, s.channels);
     double *m = means.data(), *v = sums.data();
 
-    sum_columns(*this, s.rows, s.channels, m, [&](std::int64_t r, std::int64_t c) {
-      return static_cast<double>(xp[r * s.channels + c]);
-    });
+    sum_columns(*this, s.rows, s.channels, m,
+                [&](std::int64_t r, std::int64_t c) { return static_cast<double>(xp[r * s.channels + c]); });
     for (std::int64_t c = 0; c < s.channels; c++) m[c] /= count;
     sum_columns(*this, s.rows, s.channels, v, [&](std::int64_t r, std::int64_t c) {
       const double d = static_cast<double>(xp[r * s.channels + c]) - m[c];
@@ -66,8 +67,9 @@ void ReferenceBackend::batch_norm(const NormShape& s, const Tensor& x, const Ten
   });
 }
 
-void ReferenceBackend::batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
-                                            const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) {
+void ReferenceBackend::batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual,
+                                            const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                                            const Tensor& variance, Tensor& y) {
   dispatch(x.dtype(), "batch_norm_inference", [&]<class T> {
     using P = Parameter<T>;
     Scratch<double> means(*this, s.channels), inverses(*this, s.channels);
@@ -75,8 +77,8 @@ void ReferenceBackend::batch_norm_inference(const NormShape& s, const Tensor& x,
       means.data()[c] = static_cast<double>(mean.data<P>()[c]);
       inverses.data()[c] = 1 / std::sqrt(static_cast<double>(variance.data<P>()[c]) + s.epsilon);
     }
-    apply(*this, s, x.data<T>(), residual ? residual->data<T>() : nullptr, gamma.data<P>(), beta.data<P>(), means.data(),
-          inverses.data(), y.write<T>());
+    apply(*this, s, x.data<T>(), residual ? residual->data<T>() : nullptr, gamma.data<P>(), beta.data<P>(),
+          means.data(), inverses.data(), y.write<T>());
   });
 }
 
@@ -114,9 +116,8 @@ void ReferenceBackend::batch_norm_backward(const NormShape& s, const Tensor& x, 
 
     Scratch<double> sums(*this, 2 * s.channels);
     double *dbeta = sums.data(), *dgamma = sums.data() + s.channels;
-    sum_columns(*this, s.rows, s.channels, dbeta, [&](std::int64_t r, std::int64_t c) {
-      return static_cast<double>(g[r * s.channels + c]);
-    });
+    sum_columns(*this, s.rows, s.channels, dbeta,
+                [&](std::int64_t r, std::int64_t c) { return static_cast<double>(g[r * s.channels + c]); });
     sum_columns(*this, s.rows, s.channels, dgamma, [&](std::int64_t r, std::int64_t c) {
       return static_cast<double>(g[r * s.channels + c]) * x_hat(r, c);
     });
@@ -132,7 +133,8 @@ void ReferenceBackend::batch_norm_backward(const NormShape& s, const Tensor& x, 
       if (dx)
         for (std::int64_t r = begin; r < end; r++)
           for (std::int64_t c = 0; c < s.channels; c++) {
-            const double centred = static_cast<double>(g[r * s.channels + c]) - dbeta[c] / count - x_hat(r, c) * dgamma[c] / count;
+            const double centred =
+                static_cast<double>(g[r * s.channels + c]) - dbeta[c] / count - x_hat(r, c) * dgamma[c] / count;
             put(dx[r * s.channels + c], static_cast<double>(gamma_p[c]) * static_cast<double>(inverse_p[c]) * centred,
                 out.add_dx);
           }

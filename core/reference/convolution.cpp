@@ -5,7 +5,8 @@
 //   dw[o, a, b, c]   = Σ_{n,oy,ox} dy[n, oy, ox, o]·x[n, oy·stride − pad + a·dilation, …, c]
 //
 // First the seven loops. Then the same as matrix products ("im2col": Chellapilla, Puri and Simard, 2006): each pixel's
-// patch becomes a row of a matrix, made in chunks of rows that fit the cache and never for a whole batch.
+// patch becomes a row of a matrix, made in chunks of rows that fit the cache and never for a whole batch. Pixels are
+// counted through the batch. The data gradient gathers patches of dy, so that threads never write the same dx.
 #include "core/reference/backend.h"
 #include "core/reference/product.h"
 
@@ -14,13 +15,13 @@ namespace tandem::reference {
 namespace {
 
 // The output row that tap a of the filter connects with input row iy, or −1.
-std::int64_t output_position(std::int64_t iy, std::int64_t a, std::int64_t pad, std::int64_t dilation, std::int64_t stride,
-                             std::int64_t outputs) {
+std::int64_t output_position(std::int64_t iy, std::int64_t a, std::int64_t pad, std::int64_t dilation,
+                             std::int64_t stride, std::int64_t outputs) {
   const std::int64_t t = iy + pad - a * dilation;
   return t >= 0 && t % stride == 0 && t / stride < outputs ? t / stride : -1;
 }
 
-// ---- seven loops -----------------------------------------------------------------------------------------------------
+// ---- seven loops ----------------------------------------------------------------------------------------------------
 
 template <class T, class P>
 void plain_forward(Backend& backend, const ConvShape& s, const T* x, const P* w, const P* bias, bool relu, T* y) {
@@ -38,7 +39,8 @@ void plain_forward(Backend& backend, const ConvShape& s, const T* x, const P* w,
               if (iy < 0 || iy >= s.h || ix < 0 || ix >= s.w) continue;
               const T* from = x + ((n * s.h + iy) * s.w + ix) * s.c_in + group * in;
               const P* filter = w + ((o * s.kh + a) * s.kw + b) * in;
-              for (std::int64_t c = 0; c < in; c++) sum += static_cast<double>(from[c]) * static_cast<double>(filter[c]);
+              for (std::int64_t c = 0; c < in; c++)
+                sum += static_cast<double>(from[c]) * static_cast<double>(filter[c]);
             }
           put(y[(row * out_w + ox) * s.c_out + o], relu ? reference::relu(sum) : sum, false);
         }
@@ -92,7 +94,7 @@ void plain_backward_filter(Backend& backend, const ConvShape& s, const T* x, con
   });
 }
 
-// ---- patches and matrix products -------------------------------------------------------------------------------------
+// ---- patches and matrix products ------------------------------------------------------------------------------------
 
 // One row of a patch matrix: `channels` floats, or zeros where there is no such pixel.
 template <class T>
@@ -103,9 +105,10 @@ void copy_channels(const T* from, std::int64_t channels, float* to) {
     std::fill(to, to + channels, 0.0f);
 }
 
-// patches[last − first, kh, kw, c_in/groups]: what the filters of `group` see under output pixels [first, last) of the batch.
+// patches[last − first, kh, kw, c_in/groups]: what the filters of `group` see under output pixels [first, last).
 template <class T>
-void input_patches(const ConvShape& s, const T* x, std::int64_t group, std::int64_t first, std::int64_t last, float* patches) {
+void input_patches(const ConvShape& s, const T* x, std::int64_t group, std::int64_t first, std::int64_t last,
+                   float* patches) {
   const std::int64_t out_h = s.out_h(), out_w = s.out_w(), in = s.c_in / s.groups;
   for (std::int64_t pixel = first; pixel < last; pixel++) {
     const std::int64_t n = pixel / (out_h * out_w), oy = pixel / out_w % out_h, ox = pixel % out_w;
@@ -119,7 +122,7 @@ void input_patches(const ConvShape& s, const T* x, std::int64_t group, std::int6
   }
 }
 
-// patches[last − first, kh, kw, c_out/groups]: the output pixels that input pixels [first, last) of the batch reached.
+// patches[last − first, kh, kw, c_out/groups]: the output pixels that input pixels [first, last) reached.
 template <class T>
 void output_patches(const ConvShape& s, const T* dy, std::int64_t group, std::int64_t first, std::int64_t last,
                     float* patches) {
@@ -142,7 +145,8 @@ std::int64_t chunk_rows(std::int64_t row_elements) { return std::max<std::int64_
 
 // y[pixels, out] = patches[pixels, taps]·w[out, taps]ᵀ in every group
 template <class T>
-void blocked_forward(Backend& backend, const ConvShape& s, const T* x, const float* w, const float* bias, bool relu, T* y) {
+void blocked_forward(Backend& backend, const ConvShape& s, const T* x, const float* w, const float* bias, bool relu,
+                     T* y) {
   const std::int64_t out = s.c_out / s.groups, taps = s.kh * s.kw * (s.c_in / s.groups);
   const std::int64_t pixels = s.n * s.out_h() * s.out_w(), rows = std::min(pixels, chunk_rows(taps + out));
   const int parts = parts_for(backend, pixels * out * taps / 16);
@@ -186,7 +190,8 @@ void blocked_backward_data(Backend& backend, const ConvShape& s, const T* dy, co
       for (std::int64_t group = 0; group < s.groups; group++) {
         output_patches(s, dy, group, first, last, patches);
         std::fill(sums, sums + (last - first) * in, 0.0f);
-        add_product(last - first, in, taps, {patches, taps, 1}, {moved.data() + group * taps * in, in, 1}, sums, in, packed);
+        add_product(last - first, in, taps, {patches, taps, 1}, {moved.data() + group * taps * in, in, 1}, sums, in,
+                    packed);
         for (std::int64_t p = first; p < last; p++)
           for (std::int64_t c = 0; c < in; c++) {
             T& to = dx[p * s.c_in + group * in + c];
@@ -240,7 +245,8 @@ void ReferenceBackend::conv2d(const ConvShape& s, const Tensor& x, const Tensor&
   });
 }
 
-void ReferenceBackend::conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) {
+void ReferenceBackend::conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx,
+                                            bool add) {
   dispatch(dy.dtype(), "conv2d_backward_data", [&]<class T> {
     using P = Parameter<T>;
     if constexpr (!std::is_same_v<T, double>)
@@ -249,7 +255,8 @@ void ReferenceBackend::conv2d_backward_data(const ConvShape& s, const Tensor& dy
   });
 }
 
-void ReferenceBackend::conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw, bool add) {
+void ReferenceBackend::conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw,
+                                              bool add) {
   dispatch(x.dtype(), "conv2d_backward_filter", [&]<class T> {
     using P = Parameter<T>;
     if constexpr (!std::is_same_v<T, double>)

@@ -48,7 +48,10 @@ inline MatrixView as_float(Matrix<bf16> a, std::int64_t rows, std::int64_t colum
     for (std::int64_t j = 0; j < columns; j++) memory[i * columns + j] = a.data[i * a.row + j * a.column];
   return {memory, columns, 1};
 }
-template <class E> std::int64_t copy_size(std::int64_t elements) { return std::is_same_v<E, float> ? 0 : elements; }
+template <class E>
+std::int64_t copy_size(std::int64_t elements) {
+  return std::is_same_v<E, float> ? 0 : elements;
+}
 
 // The same in blocks. The longer side of c is shared between the threads; a thread makes c in tiles of 192 × 256 sums.
 template <class A, class B, class C>

@@ -1,6 +1,7 @@
 // Max and average pooling, x[n, h, w, c] → y[n, out_h, out_w, c]. Windows may overlap and may stick out of the picture;
 // what lies outside takes no part. Backward collects the gradient of one picture in double, for windows may overlap.
 #include <cmath>
+#include <limits>
 
 #include "core/reference/backend.h"
 
@@ -44,43 +45,51 @@ void backward_pictures(Backend& backend, const PoolShape& s, T* dx, bool add, co
 
 void ReferenceBackend::max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) {
   require_window("max_pool", s);
-  require(!winner || s.kh * s.kw <= cut_by_relu, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
+  require(!winner || s.kh * s.kw <= cut_by_relu, "max_pool: a window of ", s.kh, "×", s.kw,
+          " has more than 255 positions");
   dispatch(x.dtype(), "max_pool", [&]<class T> {
+    using A = Accumulator<T>;
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     const T* xp = x.data<T>();
     T* yp = y.write<T>();
     std::uint8_t* wp = winner ? winner->write<std::uint8_t>() : nullptr;
-    for_parts(parts_for(*this, y.elements()), s.n * out_h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    const int parts = parts_for(*this, y.elements());
+    Scratch<A> values(*this, parts * s.c);
+    Scratch<std::int32_t> positions(*this, parts * s.c);
+    for_parts(parts, s.n * out_h, [&](std::int64_t part, std::int64_t begin, std::int64_t end) {
+      A* largest = values.data() + part * s.c;  // of each channel, and where it stood
+      std::int32_t* position = positions.data() + part * s.c;
       for (std::int64_t row = begin; row < end; row++)
         for (std::int64_t ox = 0; ox < out_w; ox++) {
           const std::int64_t n = row / out_h, iy = row % out_h * s.stride_h - s.pad_h, ix = ox * s.stride_w - s.pad_w;
           const Range rows = inside(iy, s.kh, s.h), columns = inside(ix, s.kw, s.w);
-          for (std::int64_t c = 0; c < s.c; c++) {
-            const T* window = xp + ((n * s.h + iy) * s.w + ix) * s.c + c;  // its first element, perhaps outside
-            std::int64_t position = rows.begin * s.kw + columns.begin;
-            double largest = static_cast<double>(window[(rows.begin * s.w + columns.begin) * s.c]);
-            for (std::int64_t a = rows.begin; a < rows.end; a++)
-              for (std::int64_t b = columns.begin; b < columns.end; b++) {
-                const double v = static_cast<double>(window[(a * s.w + b) * s.c]);
+          std::fill(largest, largest + s.c, -std::numeric_limits<A>::infinity());
+          std::fill(position, position + s.c, static_cast<std::int32_t>(rows.begin * s.kw + columns.begin));
+          for (std::int64_t a = rows.begin; a < rows.end; a++)
+            for (std::int64_t b = columns.begin; b < columns.end; b++) {
+              const T* from = xp + ((n * s.h + iy + a) * s.w + ix + b) * s.c;
+              const std::int32_t here = static_cast<std::int32_t>(a * s.kw + b);
+              for (std::int64_t c = 0; c < s.c; c++) {
                 // A NaN beats every number, and nothing beats it: what is broken stays visible.
-                const bool wins = !(v <= largest) && !std::isnan(largest);
-                largest = wins ? v : largest;
-                position = wins ? a * s.kw + b : position;
+                const A v = from[c];
+                const bool wins = !(v <= largest[c]) && !std::isnan(largest[c]);
+                largest[c] = wins ? v : largest[c];
+                position[c] = wins ? here : position[c];
               }
-            if (relu && largest <= 0) {
-              largest = 0;
-              position = cut_by_relu;
             }
-            const std::int64_t i = (row * out_w + ox) * s.c + c;
-            put(yp[i], largest, false);
-            if (wp) wp[i] = static_cast<std::uint8_t>(position);
+          const std::int64_t to = (row * out_w + ox) * s.c;
+          for (std::int64_t c = 0; c < s.c; c++) {
+            const bool cut = relu && largest[c] <= 0;
+            yp[to + c] = cut ? A(0) : largest[c];
+            if (wp) wp[to + c] = cut ? cut_by_relu : static_cast<std::uint8_t>(position[c]);
           }
         }
     });
   });
 }
 
-void ReferenceBackend::max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) {
+void ReferenceBackend::max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx,
+                                         bool add) {
   dispatch(dy.dtype(), "max_pool_backward", [&]<class T> {
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     const T* dyp = dy.data<T>();

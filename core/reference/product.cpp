@@ -1,6 +1,6 @@
 // The blocking is Goto's (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008), less the
-// packing of a: a block of b is copied into panels 16 columns wide, a panel stays in the first-level cache, and a tile of
-// c, 6 rows by 16 columns, stays in vector registers while k runs. Plain loops: the compiler makes them vectors.
+// packing of a: a block of b is copied into panels 16 columns wide, a panel stays in the first-level cache, and a tile
+// of c, 6 rows by 16 columns, stays in vector registers while k runs. Plain loops: the compiler makes them vectors.
 #include "core/reference/product.h"
 
 #include <algorithm>
@@ -65,8 +65,8 @@ void add_product(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, M
       pack(width, depth, {b.data + p0 * b.row + j0 * b.column, b.row, b.column}, packed);
       for (std::int64_t j = 0; j < width; j += tile_columns)
         for (std::int64_t i = 0; i < m; i += tile_rows)
-          multiply_tile(std::min<std::int64_t>(tile_rows, m - i), std::min<std::int64_t>(tile_columns, width - j), depth,
-                        {a.data + i * a.row + p0 * a.column, a.row, a.column}, packed + j * depth,
+          multiply_tile(std::min<std::int64_t>(tile_rows, m - i), std::min<std::int64_t>(tile_columns, width - j),
+                        depth, {a.data + i * a.row + p0 * a.column, a.row, a.column}, packed + j * depth,
                         c + i * stride + j0 + j, stride);
     }
 }

@@ -4,7 +4,7 @@
 
 namespace tandem::reference {
 
-// A matrix of floats somewhere in memory; element (i, j) lies at data[i·row + j·column]. Swapping the strides transposes.
+// A matrix of floats in memory; element (i, j) lies at data[i·row + j·column]. Swapping the strides transposes.
 struct MatrixView {
   const float* data;
   std::int64_t row, column;
@@ -13,7 +13,7 @@ struct MatrixView {
 inline constexpr std::int64_t product_depth = 256, product_width = 256;  // the block of b that is packed at a time
 inline constexpr std::int64_t product_scratch = product_depth * product_width;  // floats that the caller lends
 
-// c[m, n] += a[m, k]·b[k, n]; the rows of c are `stride` floats apart. `packed` is product_scratch floats, 64-byte aligned.
+// c[m, n] += a[m, k]·b[k, n]; the rows of c are `stride` floats apart; `packed` is product_scratch floats of scratch.
 void add_product(std::int64_t m, std::int64_t n, std::int64_t k, MatrixView a, MatrixView b, float* c,
                  std::int64_t stride, float* packed);
 

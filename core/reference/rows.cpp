@@ -8,8 +8,8 @@ namespace tandem::reference {
 
 namespace {
 
-// log softmax of one row: log_p(x_c) = (x_c − largest) − log Σ exp(x − largest). Nothing overflows, and the two terms are
-// not added up beforehand: beside a large logit the logarithm would be lost.
+// log softmax of one row: log_p(x_c) = (x_c − largest) − log Σ exp(x − largest). Nothing overflows, and the two terms
+// are not added up beforehand: beside a large logit the logarithm would be lost.
 struct RowSoftmax {
   double largest = -std::numeric_limits<double>::infinity(), log_sum = 0;
   template <class T>
@@ -40,16 +40,15 @@ void ReferenceBackend::sum_rows(const Tensor& dy, Tensor& db, bool add) {
     const std::int64_t channels = db.elements(), rows = channels > 0 ? dy.elements() / channels : 0;
     const T* dyp = dy.data<T>();
     Scratch<double> sums(*this, channels);
-    sum_columns(*this, rows, channels, sums.data(), [&](std::int64_t r, std::int64_t c) {
-      return static_cast<double>(dyp[r * channels + c]);
-    });
+    sum_columns(*this, rows, channels, sums.data(),
+                [&](std::int64_t r, std::int64_t c) { return static_cast<double>(dyp[r * channels + c]); });
     Parameter<T>* dbp = db.write<Parameter<T>>();
     for (std::int64_t c = 0; c < channels; c++) put(dbp[c], sums.data()[c], add);
   });
 }
 
-void ReferenceBackend::reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x,
-                              Tensor& y, bool add) {
+void ReferenceBackend::reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner,
+                              const Tensor& x, Tensor& y, bool add) {
   dispatch(x.dtype(), "reduce", [&]<class T> {
     const T* xp = x.data<T>();
     T* yp = y.write<T>();
@@ -59,8 +58,10 @@ void ReferenceBackend::reduce(Reduction op, std::int64_t outer, std::int64_t mid
         double result = op == Reduction::sum ? 0.0 : -std::numeric_limits<double>::infinity();
         for (std::int64_t k = 0; k < middle; k++) {
           const double v = static_cast<double>(from[k * inner]);
-          if (op == Reduction::sum) result += v;
-          else if (v > result || std::isnan(v)) result = v;  // a NaN stays: no number is greater
+          if (op == Reduction::sum)
+            result += v;
+          else if (v > result || std::isnan(v))
+            result = v;  // a NaN stays: no number is greater
         }
         put(yp[i], result, add);
       }
@@ -127,8 +128,8 @@ void ReferenceBackend::cross_entropy(const Tensor& x, const Tensor& labels, doub
     const T* xp = x.data<T>();
     const std::int32_t* label = labels.data<std::int32_t>();
     for (std::int64_t r = 0; r < rows; r++)
-      require(label[r] >= 0 && label[r] < classes, "cross_entropy: row ", r, " has the label ", label[r], ", but there are ",
-              classes, " classes: labels are 0 to ", classes - 1);
+      require(label[r] >= 0 && label[r] < classes, "cross_entropy: row ", r, " has the label ", label[r],
+              ", but there are ", classes, " classes: labels are 0 to ", classes - 1);
 
     P* p = probabilities.write<P>();
     double total = 0;

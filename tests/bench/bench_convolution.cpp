@@ -7,7 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "core/cpu/convolution.h"
@@ -34,7 +37,13 @@ struct Heap : Scratch {
   void give(void* p) override { free.emplace(sizes.at(p), p); }
 };
 
-double now() {
+// With one thread the time that thread was running, which other programs disturb little; else the wall's.
+double now(int threads) {
+  if (threads == 1) {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return double(t.tv_sec) * 1e3 + double(t.tv_nsec) / 1e6;
+  }
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
@@ -94,9 +103,9 @@ void run(int threads, const char* only) {
       for (int round = 0; round < 8; round++)
         for (std::size_t i = 0; i < each.size(); i++) {
           call(*each[i]);  // once to warm caches and threads
-          const double start = now();
+          const double start = now(threads);
           call(*each[i]);
-          if (round > 0) times[i].push_back(now() - start);
+          if (round > 0) times[i].push_back(now(threads) - start);
         }
       std::printf("%-9s x%d %3d->%-3d @%-2d %dx%d/%d  %-15s", l.model, l.times, int(s.c_in), int(s.c_out), int(s.h), int(s.kh), int(s.kw),
                   int(s.stride_h), cpu::name_of(pass));

@@ -19,9 +19,9 @@ One line in, one line out; the first line out is "torch VERSION threads N".
                         time is nan)
                  MODE   f32, autocast or cast; the times are this mode's
   step K         runs K steps:  ms MEAN
-  memory         bytes PEAK: peak resident memory since "ready" above what the
-                 process held before its first model.  Use a fresh process per
-                 model, name the FORMAT, and run a step first
+  memory         bytes PEAK: peak resident memory of the model named last, above
+                 what the process held at the start, after one tiny step had
+                 loaded PyTorch's code.  Use a fresh process and name the FORMAT
   quit
 Whatever fails answers "error TEXT" and leaves the process usable.
 
@@ -213,7 +213,9 @@ def main():
         libc().mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap
         libc().mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: and stay there
         libc().mallopt(-2, 2**28)  # M_TOP_PAD: which grows in large pieces
-    F.conv2d(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 3, 3))  # loads what any model needs
+    # One tiny step loads the code that any model needs: that is not the model's memory.
+    Trainer("lenet5", 1, "f32", "contiguous").step()
+    reset_peak()
     baseline, trainer = resident("VmRSS"), None
 
     def answer(text):

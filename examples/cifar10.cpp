@@ -1,0 +1,32 @@
+// Trains a residual network on CIFAR-10. The defaults are the recipe of examples/recipes/resnet20_cifar10.py.
+#include <cstdio>
+#include <optional>
+
+#include "datasets/loader.h"
+#include "layers/fit.h"
+#include "layers/models.h"
+#include "layers/options.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    Options o = parse_options(argc, argv, "Trains a network on CIFAR-10.", {.model = "resnet20", .epochs = 10, .learning_rate = 0.4, .augment = true});
+    auto backend = make_backend(o);
+    Dataset data = load_dataset("cifar-10", o.data);
+    auto [training, held_back] = split(data.train, o.val, o.seed);
+
+    Loader train(training, {.batch = o.batch, .global_batch = o.global_batch, .dtype = o.dtype,
+                            .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment}, .drop_last = true, .seed = o.seed}, *backend);
+    std::optional<Loader> validation;
+    if (o.val) validation.emplace(held_back, LoaderOptions{.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
+    Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
+
+    auto model = make_model(o.model, 10, 3, 32);
+    SGD sgd({.learning_rate = o.learning_rate, .momentum = o.momentum, .nesterov = o.nesterov, .weight_decay = o.weight_decay});
+    sgd.clip_norm = o.clip;
+    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), sgd, *backend,
+                           {train, validation ? &*validation : nullptr, &test}, fit_options(o));
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+  });
+}

@@ -1,0 +1,40 @@
+// A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch forward,
+// loss, backward, step. Trains LeNet-5 for one epoch.
+#include <cstdio>
+
+#include "datasets/loader.h"
+#include "layers/fit.h"
+#include "layers/models.h"
+#include "layers/options.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    Options o = parse_options(argc, argv, "A user's own training loop.", {.model = "lenet5", .epochs = 1, .learning_rate = 0.05});
+    auto backend = make_backend(o);
+    Dataset data = load_dataset("fashion-mnist", o.data);
+    Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);
+    Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
+
+    auto model = make_model(o.model, 10, 1, 28);
+    ParameterSpace space(*model, *backend, o.seed);  // the parameters get their memory: one flat vector
+    SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
+    sgd.bind(space);
+
+    for (int epoch = 0; epoch < o.epochs; epoch++) {
+      double sum = 0;
+      train.start(epoch);
+      for (Batch batch; train.next(batch);) {
+        Variable logits = (*model)(Variable(batch.images));
+        Variable loss = cross_entropy(logits, batch.labels);
+        space.zero_gradients();
+        space.backward(loss);
+        sgd.step();
+        sum += loss.item();
+      }
+      Evaluation e = evaluate(*model, test);
+      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", epoch + 1, sum / double(train.batches_per_epoch()), 100 * e.accuracy);
+    }
+  });
+}

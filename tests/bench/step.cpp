@@ -1,0 +1,389 @@
+// The training step, beside PyTorch's and beside the floor. For each model and type one table row and one JSON line:
+//   ours    forward, backward and SGD with momentum on a batch of 128 pictures that lie in memory
+//   peer    the same step by PyTorch, in the faster of its memory formats, same threads (tests/bench/peer.py)
+//   floor   the same convolutions and matrix products alone, each by the fastest means found, plus one touch of memory for
+//           the rest at the speed a plain copy reaches
+// Ours and the peer's alternate in one run; medians. A calibration loop runs before and after each row; where it moved by more
+// than 5 % the row is measured again.
+//
+//   build/bench_step [--threads N] [--rounds N] [--only resnet20/f32] [--jsonl FILE] [--no-peer] [--python P]
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "core/cpu/convolution.h"
+#include "core/launch.h"
+#include "core/random.h"
+#include "layers/metrics.h"
+#include "layers/models.h"
+#include "layers/optimizer.h"
+#include "layers/options.h"
+
+using namespace tandem;
+
+namespace {
+
+constexpr std::int64_t batch = 128;
+using Clock = std::chrono::steady_clock;
+
+template <class F>
+double milliseconds(const F& f) {
+  auto begin = Clock::now();
+  f();
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+// Arithmetic only, in registers: its time moves with the machine's clock and with what else runs, and with nothing of ours.
+double calibration() {
+  std::vector<double> times;
+  for (int i = 0; i < 9; i++)
+    times.push_back(milliseconds([] {
+      volatile float sink;
+      float a[16] = {};
+      for (int k = 0; k < 2'000'000; k++)
+        for (float& v : a) v = v * 0.999f + 1.f;
+      sink = a[3];
+      (void)sink;
+    }));
+  return median(times);
+}
+
+std::int64_t status_kib(const char* field) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(field)) return std::atoll(line.c_str() + std::strlen(field) + 1);
+  return 0;
+}
+
+// ---- our step ------------------------------------------------------------------------------------------------------------
+struct Ours {
+  std::unique_ptr<Module> model;
+  std::unique_ptr<ParameterSpace> space;
+  SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
+  Variable images;
+  Tensor labels;
+
+  Ours(Backend& backend, const std::string& name, DType dtype) {
+    bool small = name == "lenet5" || name == "smallcnn";
+    std::int64_t channels = small ? 1 : 3, side = small ? 28 : 32;
+    model = make_model(name, 10, int(channels), int(side));
+    space = std::make_unique<ParameterSpace>(*model, backend, 1);
+    sgd.bind(*space);
+    Shape shape{batch, side, side, channels};
+    std::vector<double> pixels(shape.elements()), classes(batch);
+    Philox random(3, Stream::test);
+    for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
+    for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
+    images = Variable(Tensor::of(backend, shape, pixels, dtype));
+    labels = Tensor::of(backend, {batch}, classes, DType::i32);
+  }
+  void step() {
+    Variable loss = cross_entropy((*model)(images), labels);
+    space->zero_gradients();
+    space->backward(loss);
+    sgd.step(&loss.value());
+  }
+};
+
+// ---- the floor -----------------------------------------------------------------------------------------------------------
+struct Layer {
+  ConvShape conv;      // kh = 0: a linear layer n × c_in → c_out
+  int times;
+  bool data_gradient;  // the first layer has none
+};
+struct Work {
+  std::vector<Layer> layers;
+  double touched = 0;  // elements of activations read or written once by everything else
+  double parameters = 0;
+};
+
+Work work_of(const std::string& name, double parameters) {
+  Work w;
+  w.parameters = parameters;
+  auto conv = [&](std::int64_t h, std::int64_t in, std::int64_t out, int window, int stride, int pad, int times, bool dx = true) {
+    w.layers.push_back({{.n = batch, .h = h, .w = h, .c_in = in, .c_out = out, .kh = window, .kw = window, .stride_h = stride,
+                         .stride_w = stride, .pad_h = pad, .pad_w = pad}, times, dx});
+  };
+  auto linear = [&](std::int64_t in, std::int64_t out) { w.layers.push_back({{.n = batch, .c_in = in, .c_out = out, .kh = 0}, 1, true}); };
+  // batch norm + ReLU: x → y forward; x, dy → dx backward. Pooling over 2×2: x → y, dy → dx.
+  auto norm = [&](std::int64_t h, std::int64_t c, int times) { w.touched += 5.0 * double(batch * h * h * c) * times; };
+  auto pool = [&](std::int64_t h, std::int64_t c) { w.touched += 2.5 * double(batch * h * h * c); };
+  if (name == "lenet5") {
+    conv(28, 1, 6, 5, 1, 2, 1, false);
+    pool(28, 6);
+    conv(14, 6, 16, 5, 1, 0, 1);
+    pool(10, 16);
+    linear(400, 120);
+    linear(120, 84);
+    linear(84, 10);
+  } else if (name == "smallcnn") {
+    conv(28, 1, 32, 3, 1, 1, 1, false);
+    pool(28, 32);
+    conv(14, 32, 64, 3, 1, 1, 1);
+    pool(14, 64);
+    linear(3136, 128);
+    linear(128, 10);
+  } else {
+    bool small = name == "resnet20";
+    std::vector<std::int64_t> width = small ? std::vector<std::int64_t>{16, 32, 64} : std::vector<std::int64_t>{64, 128, 256, 512};
+    int blocks = small ? 3 : 2;
+    std::int64_t side = 32, in = width[0];
+    conv(32, 3, width[0], 3, 1, 1, 1, false);
+    norm(32, width[0], 1);
+    for (std::size_t s = 0; s < width.size(); s++) {
+      std::int64_t out = side / (s ? 2 : 1);
+      if (s) {
+        conv(side, in, width[s], 3, 2, 1, 1);
+        if (!small) conv(side, in, width[s], 1, 2, 0, 1), norm(out, width[s], 1);
+      }
+      conv(out, width[s], width[s], 3, 1, 1, 2 * blocks - (s ? 1 : 0));
+      norm(out, width[s], 2 * blocks);
+      side = out;
+      in = width[s];
+    }
+    linear(in, 10);
+  }
+  return w;
+}
+
+class Heap : public cpu::Scratch {
+ public:
+  explicit Heap(Backend& b) : memory_(b.memory()) {}
+  void* take(std::size_t bytes) override { return memory_.take(bytes); }
+  void give(void* p) override { memory_.give(p); }
+
+ private:
+  CachingAllocator& memory_;
+};
+
+template <class T>
+double floor_of(Backend& backend, const Work& work) {
+  Heap heap(backend);
+  int threads = backend.threads();
+  double total = 0;
+  auto best = [](const auto& f) {
+    f();
+    double t = 1e30;
+    for (int i = 0; i < 5; i++) t = std::min(t, milliseconds(f));
+    return t;
+  };
+  for (const Layer& layer : work.layers) {
+    const ConvShape& s = layer.conv;
+    bool linear = s.kh == 0;
+    std::int64_t nx = linear ? s.n * s.c_in : s.x_elements(), ny = linear ? s.n * s.c_out : s.y_elements();
+    std::int64_t nw = linear ? s.c_in * s.c_out : s.w_elements();
+    Tensor x = Tensor::full(backend, {nx}, 0.5, dtype_of<T>), y = Tensor::full(backend, {ny}, 0.5, dtype_of<T>);
+    Tensor w = Tensor::full(backend, {nw}, 0.01), dw = Tensor::full(backend, {nw}, 0);
+    const T *px = x.data<T>(), *py = y.data<T>();
+    T *wx = x.write<T>(), *wy = y.write<T>();
+    const float* pw = w.data<float>();
+    float* pdw = dw.write<float>();
+    double ms = 0;
+    if (linear) {
+      cpu::OneDnn library(heap, threads);
+      ms += best([&] { library.linear_forward<T>(s.n, s.c_out, s.c_in, px, pw, {}, nullptr, false, wy); });
+      ms += best([&] { library.linear_backward_data<T>(s.n, s.c_out, s.c_in, py, pw, {}, wx, false); });
+      ms += best([&] { library.linear_backward_weights<T>(s.n, s.c_out, s.c_in, px, py, pdw, false); });
+    } else {
+      for (int pass = 0; pass < 3; pass++) {
+        if (pass == 1 && !layer.data_gradient) continue;
+        auto which = pass == 0 ? cpu::Pass::forward : pass == 1 ? cpu::Pass::backward_data : cpu::Pass::backward_filter;
+        double fastest = 1e30;
+        cpu::Convolution probe(heap, threads);
+        for (cpu::Algorithm a : probe.applicable<T>(s, which)) {
+          cpu::Convolution c(heap, threads);
+          c.only(a);
+          fastest = std::min(fastest, best([&] {
+            if (pass == 0) c.forward<T>(s, px, pw, {}, wy, {});
+            else if (pass == 1) c.backward_data<T>(s, py, pw, {}, wx, false);
+            else c.backward_filter<T>(s, px, py, pdw, false);
+          }));
+        }
+        ms += fastest;
+      }
+    }
+    total += ms * layer.times;
+  }
+  // One touch: bytes at the rate of a plain copy (which reads and writes).
+  std::int64_t n = 4 << 20;
+  Tensor a = Tensor::zeros(backend, {n}), b = Tensor::zeros(backend, {n});
+  double copy = best([&] {
+    parallel_ranges(threads, n, 64, [&](std::int64_t begin, std::int64_t end) {
+      std::memcpy(b.write<float>() + begin, a.data<float>() + begin, std::size_t(end - begin) * 4);
+    });
+  });
+  double per_byte = copy / (2.0 * 4 * double(n));
+  total += per_byte * (work.touched * sizeof(T) + 5.0 * 4 * work.parameters);  // the update: w, g, v in, w, v out
+  return total;
+}
+
+// ---- the peer ------------------------------------------------------------------------------------------------------------
+class Peer {
+ public:
+  Peer(const std::string& python, int threads) {
+    int to[2], from[2];
+    if (pipe(to) || pipe(from)) return;
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(to[0], 0);
+      dup2(from[1], 1);
+      for (int fd : {to[0], to[1], from[0], from[1]}) close(fd);
+      std::string n = std::to_string(threads);
+      execlp(python.c_str(), python.c_str(), "tests/bench/peer.py", "--threads", n.c_str(), nullptr);
+      _exit(127);
+    }
+    close(to[0]);
+    close(from[1]);
+    out_ = fdopen(to[1], "w");
+    in_ = fdopen(from[0], "r");
+    hello_ = line();
+  }
+  ~Peer() {
+    if (out_) std::fputs("quit\n", out_), std::fclose(out_);
+    if (in_) std::fclose(in_);
+    if (pid_ > 0) waitpid(pid_, nullptr, 0);
+  }
+  bool alive() const { return hello_.starts_with("torch"); }
+  const std::string& hello() const { return hello_; }
+  std::string ask(const std::string& what) {
+    std::fprintf(out_, "%s\n", what.c_str());
+    std::fflush(out_);
+    return line();
+  }
+  double number(const std::string& what) {
+    std::string a = ask(what);
+    std::size_t space = a.find(' ');
+    if (a.starts_with("error") || space == std::string::npos) fail("the peer answered: ", a);
+    return std::atof(a.c_str() + space);
+  }
+
+ private:
+  std::string line() {
+    char buffer[1024];
+    if (!in_ || !std::fgets(buffer, sizeof buffer, in_)) return "";
+    buffer[std::strcspn(buffer, "\n")] = 0;
+    return buffer;
+  }
+  pid_t pid_ = -1;
+  std::FILE *in_ = nullptr, *out_ = nullptr;
+  std::string hello_;
+};
+
+std::string second_word(const std::string& s) {
+  std::size_t a = s.find(' ') + 1;
+  return s.substr(a, s.find(' ', a) - a);
+}
+
+// Peak resident bytes of a few steps above what the process held before the model existed; in a process of its own.
+double our_memory(const std::string& self, const std::string& name, DType dtype, int threads) {
+  std::string command = self + " --memory " + name + " " + name_of(dtype) + " " + std::to_string(threads);
+  std::FILE* p = popen(command.c_str(), "r");
+  double bytes = 0;
+  if (!p || std::fscanf(p, "%lf", &bytes) != 1) bytes = 0;
+  if (p) pclose(p);
+  return bytes;
+}
+
+void print_memory(const std::string& name, DType dtype, int threads) {
+  auto backend = cpu_backend(threads);
+  double before = double(status_kib("VmRSS:")) * 1024;
+  std::ofstream("/proc/self/clear_refs") << "5";
+  Ours ours(*backend, name, dtype);
+  for (int i = 0; i < 4; i++) ours.step();
+  std::printf("%.0f\n", double(status_kib("VmHWM:")) * 1024 - before);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 5 && std::string(argv[1]) == "--memory") {
+    print_memory(argv[2], std::string(argv[3]) == "bf16" ? DType::bf16 : DType::f32, std::atoi(argv[4]));
+    return 0;
+  }
+  return run_program(argc, argv, [&] {
+    int threads = 0, rounds = 9;
+    std::string only, jsonl = "build/bench.jsonl", python = "/usr/bin/python3";
+    bool with_peer = true;
+    parse_command_line(argc, argv, "The training step beside PyTorch's and the floor.",
+                       {{"--threads", "threads (0: all cores)", "0", [&](const std::string& v) { threads = std::atoi(v.c_str()); }},
+                        {"--rounds", "alternations", "9", [&](const std::string& v) { rounds = std::max(1, std::atoi(v.c_str())); }},
+                        {"--only", "rows whose name contains this", "", [&](const std::string& v) { only = v; }},
+                        {"--jsonl", "file for the results", jsonl, [&](const std::string& v) { jsonl = v; }},
+                        {"--python", "the Python that has torch", python, [&](const std::string& v) { python = v; }},
+                        {"--no-peer", "ours and the floor only", "", [&](const std::string&) { with_peer = false; }, true}});
+    auto backend = cpu_backend(threads);
+    threads = backend->threads();
+    std::printf("%s\n", backend->description().c_str());
+    MetricsFile lines(jsonl);
+    std::unique_ptr<Peer> probe = with_peer ? std::make_unique<Peer>(python, threads) : nullptr;
+    if (with_peer && !probe->alive()) {
+      std::printf("no peer: %s has no torch (apt-get install python3-torch)\n", python.c_str());
+      with_peer = false;
+    } else if (with_peer) std::printf("peer: %s\n", probe->hello().c_str());
+    probe.reset();
+    std::printf("%-22s %9s %9s %9s  %6s %9s  %8s %8s\n", "training step, b=128", "ours ms", "peer ms", "floor ms", "ratio", "of floor",
+                "our MB", "peer MB");
+
+    for (const char* name : {"lenet5", "smallcnn", "resnet20", "resnet18"})
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        std::string row = std::string("train/") + name + "/" + name_of(dtype);
+        if (!only.empty() && row.find(only) == std::string::npos) continue;
+        if (!backend->supports(dtype)) continue;
+        std::vector<double> ours_ms, peer_ms, ratios;
+        double floor_ms = 0, moved = 0, peer_bytes = 0;
+        std::string format = "-";
+        bool heavy = std::string(name) == "resnet18";
+        for (int attempt = 0; attempt < 3; attempt++) {
+          ours_ms.clear(), peer_ms.clear(), ratios.clear();
+          Ours ours(*backend, name, dtype);
+          for (int i = 0; i < 3; i++) ours.step();
+          int k = std::max(1, int(300 / milliseconds([&] { ours.step(); })));
+          if (heavy) k = 1;
+          std::unique_ptr<Peer> peer;
+          if (with_peer) {
+            peer = std::make_unique<Peer>(python, threads);
+            std::string ready = peer->ask(std::string(name) + " " + name_of(dtype) + " " + std::to_string(batch));
+            if (!ready.starts_with("ready")) fail("the peer answered: ", ready);
+            format = second_word(ready);
+          }
+          double before = calibration();
+          for (int r = 0; r < rounds; r++) {
+            if (peer) peer_ms.push_back(peer->number("step " + std::to_string(k)));
+            ours_ms.push_back(milliseconds([&] { for (int i = 0; i < k; i++) ours.step(); }) / k);
+            if (peer) ratios.push_back(peer_ms.back() / ours_ms.back());
+          }
+          double after = calibration();
+          moved = std::abs(after - before) / before;
+          Work work = work_of(name, double(ours.space->parameters()));
+          floor_ms = dtype == DType::f32 ? floor_of<float>(*backend, work) : floor_of<bf16>(*backend, work);
+          if (moved < 0.05) break;
+        }
+        if (with_peer) {
+          Peer fresh(python, threads);
+          fresh.ask(std::string(name) + " " + name_of(dtype) + " " + std::to_string(batch) + " " + format);
+          fresh.ask("step 3");
+          peer_bytes = fresh.number("memory");
+        }
+        double bytes = our_memory(argv[0], name, dtype, threads), ours = median(ours_ms);
+        double peer = with_peer ? median(peer_ms) : 0, ratio = with_peer ? median(ratios) : 0;
+        std::printf("%-22s %9.2f %9.2f %9.2f  %6.2f %9.2f  %8.1f %8.1f%s\n", row.c_str(), ours, peer, floor_ms, ratio, ours / floor_ms,
+                    bytes / 1e6, peer_bytes / 1e6, moved < 0.05 ? "" : "  (the machine's speed moved by more than 5 %)");
+        std::fflush(stdout);
+        lines.write({{"bench", row}, {"ours_ms", ours}, {"peer_ms", peer}, {"floor_ms", floor_ms}, {"ratio", ratio},
+                     {"of_floor", ours / floor_ms}, {"peer_format", format}, {"ours_bytes", bytes}, {"peer_bytes", peer_bytes},
+                     {"calibration_moved", moved}});
+      }
+  });
+}

@@ -1,0 +1,513 @@
+// The loader: the epoch is covered once by all ranks together, and every batch is a function of its counters.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "core/error.h"
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+
+namespace tandem {
+namespace {
+
+// Pictures whose every byte is a different function of (picture, position), so that a wrong gather cannot pass.
+Pictures patterned(std::int64_t n, std::int64_t h = 6, std::int64_t w = 5, std::int64_t c = 3) {
+  std::vector<std::uint8_t> x(n * h * w * c);
+  std::vector<std::int32_t> y(n);
+  std::uint32_t state = 12345;
+  for (auto& v : x) v = std::uint8_t(((state = state * 1664525u + 1013904223u) >> 24) | 1);  // never black: padding shows
+  for (std::int64_t i = 0; i < n; i++) y[i] = std::int32_t(i % 10);
+  return in_memory("patterned", x, {n, h, w, c}, y, 10);
+}
+
+LoaderOptions options(std::int64_t batch, int prefetch = 2) {
+  LoaderOptions o;
+  o.batch = batch;
+  o.prefetch = prefetch;
+  o.seed = 7;
+  return o;
+}
+
+std::vector<int> samples(const Batch& b) {
+  const std::int32_t* s = b.samples.data<std::int32_t>();
+  return {s, s + b.size()};
+}
+
+bool same(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && a.dtype() == b.dtype() && std::memcmp(a.raw(), b.raw(), a.bytes()) == 0;
+}
+
+bool same(const Batch& a, const Batch& b) {
+  return same(a.images, b.images) && same(a.labels, b.labels) && same(a.samples, b.samples) && a.index == b.index &&
+         a.epoch == b.epoch && a.global == b.global;
+}
+
+Batch copy(const Batch& b) {
+  Batch c = b;
+  c.images = b.images.clone();
+  c.labels = b.labels.clone();
+  c.samples = b.samples.clone();
+  return c;
+}
+
+std::vector<int> whole_epoch(Loader& loader, std::int64_t epoch) {
+  std::vector<int> out;
+  Batch b;
+  loader.start(epoch);
+  while (loader.next(b))
+    for (int s : samples(b)) out.push_back(s);
+  return out;
+}
+
+class LoaderTest : public testing::Test {
+ protected:
+  std::unique_ptr<Backend> host = reference_backend(1);
+};
+
+// ---- cutting the epoch -----------------------------------------------------------------------------------------------
+TEST(Cut, EveryEpochIsCoveredOnceAndNoShareIsEmpty) {
+  for (int world : {1, 2, 3, 7})
+    for (std::int64_t batch : {1, 2, 5, 16})
+      for (std::int64_t n = 1; n < 150; n++)
+        for (bool drop : {false, true}) {
+          Cut cut(n, batch, world, drop);
+          SCOPED_TRACE(testing::Message() << n << " pictures, " << world << " × " << batch << (drop ? ", drop_last" : ""));
+          std::int64_t global = batch * world, at = 0;
+          if (n < world) { ASSERT_EQ(cut.batches, 0); }
+          for (std::int64_t k = 0; k < cut.batches; k++) {
+            ASSERT_EQ(cut.begin(k), at);
+            std::int64_t least = batch, most = 0;
+            for (int r = 0; r < world; r++) {
+              auto [begin, end] = cut.share(k, r);
+              ASSERT_EQ(begin, at);  // shares follow one another, without gaps
+              least = std::min(least, end - begin);
+              most = std::max(most, end - begin);
+              at = end;
+            }
+            ASSERT_GE(least, 1);
+            ASSERT_LE(most, batch);
+            ASSERT_LE(most - least, 1);
+          }
+          ASSERT_EQ(cut.begin(cut.batches), at);
+          ASSERT_EQ(at, n < world ? 0 : drop || batch == 1 ? n / global * global : n);
+        }
+}
+
+TEST_F(LoaderTest, RanksShareAnEpochExactlyOnce) {
+  Pictures p = patterned(103);
+  for (int world : {1, 2, 3, 7}) {
+    std::vector<int> all;
+    std::set<std::int64_t> batches;
+    std::vector<std::vector<int>> global;
+    for (int rank = 0; rank < world; rank++) {
+      LoaderOptions o = options(8);
+      o.rank = rank;
+      o.world = world;
+      Loader loader(p, o, *host);
+      batches.insert(loader.batches_per_epoch());
+      Batch b;
+      loader.start(3);
+      std::int64_t k = 0;
+      while (loader.next(b)) {
+        EXPECT_EQ(b.index, k);
+        if (std::int64_t(global.size()) <= k) global.emplace_back();
+        for (int s : samples(b)) global[k].push_back(s);
+        k++;
+      }
+      EXPECT_EQ(k, loader.batches_per_epoch());
+    }
+    EXPECT_EQ(batches.size(), 1u);  // all ranks make the same number of steps
+    for (auto& g : global) all.insert(all.end(), g.begin(), g.end());
+    // Rank after rank, batch after batch: exactly the one shuffle.
+    std::vector<std::int32_t> order = shuffled(103, 7, 3);
+    EXPECT_EQ(all, std::vector<int>(order.begin(), order.end())) << world << " ranks";
+    std::sort(all.begin(), all.end());
+    for (int i = 0; i < 103; i++) ASSERT_EQ(all[i], i);
+  }
+}
+
+TEST_F(LoaderTest, GlobalCountsThePicturesOfAllRanks) {
+  Pictures p = patterned(21);
+  std::map<std::int64_t, std::int64_t> sum, said;
+  for (int rank = 0; rank < 4; rank++) {
+    LoaderOptions o = options(4);
+    o.rank = rank;
+    o.world = 4;
+    Loader loader(p, o, *host);
+    Batch b;
+    loader.start(0);
+    while (loader.next(b)) sum[b.index] += b.size(), said[b.index] = b.global;
+  }
+  EXPECT_EQ(sum, said);
+  EXPECT_EQ(said, (std::map<std::int64_t, std::int64_t>{{0, 16}, {1, 5}}));
+}
+
+// ---- the shuffle -----------------------------------------------------------------------------------------------------
+TEST(Shuffle, IsAPermutationOfSeedAndEpoch) {
+  for (std::int64_t n : {1, 2, 5, 1000}) {
+    auto a = shuffled(n, 1, 2);
+    auto sorted = a;
+    std::sort(sorted.begin(), sorted.end());
+    for (std::int64_t i = 0; i < n; i++) EXPECT_EQ(sorted[i], i);
+    EXPECT_EQ(a, shuffled(n, 1, 2));
+  }
+  auto a = shuffled(1000, 1, 2);
+  EXPECT_NE(a, shuffled(1000, 1, 3));
+  EXPECT_NE(a, shuffled(1000, 2, 2));
+  EXPECT_NE(a, shuffled(1000, (std::uint64_t{1} << 32) + 1, 2));  // the seed's upper half counts
+}
+
+TEST(Shuffle, EveryPictureComesAnywhere) {
+  const int n = 10, epochs = 4000;
+  std::vector<std::vector<int>> count(n, std::vector<int>(n));
+  for (int e = 0; e < epochs; e++) {
+    auto order = shuffled(n, 9, e);
+    for (int i = 0; i < n; i++) count[i][order[i]]++;
+  }
+  double square = 0;  // chi-square with 81 degrees of freedom: 81 ± 12.7
+  for (auto& row : count)
+    for (int c : row) square += (c - 400.0) * (c - 400.0) / 400;
+  EXPECT_NEAR(square, 81, 5 * 12.7);
+}
+
+TEST_F(LoaderTest, WithoutShuffleInOrder) {
+  LoaderOptions o = options(8);
+  o.shuffle = false;
+  Loader loader(patterned(30), o, *host);
+  std::vector<int> order(30);
+  std::iota(order.begin(), order.end(), 0);
+  EXPECT_EQ(whole_epoch(loader, 0), order);
+  EXPECT_EQ(whole_epoch(loader, 5), order);
+}
+
+TEST_F(LoaderTest, DropLast) {
+  LoaderOptions o = options(8);
+  o.drop_last = true;
+  Loader loader(patterned(30), o, *host);
+  EXPECT_EQ(loader.batches_per_epoch(), 3);
+  EXPECT_EQ(loader.pictures_per_epoch(), 24);
+  EXPECT_EQ(whole_epoch(loader, 0).size(), 24u);
+}
+
+// ---- what is in a batch ----------------------------------------------------------------------------------------------
+// The textbook: pixel by pixel, in double until the last step.
+float expected_pixel(const Pictures& p, const LoaderOptions& o, std::int64_t epoch, int sample, int y, int x, int c) {
+  Crop crop = draw_crop(o.augment, o.seed, std::uint32_t(epoch), sample);
+  int sy = y + crop.dy, sx = (crop.flip ? int(p.width()) - 1 - x : x) + crop.dx;
+  int v = 0;
+  if (sy >= 0 && sy < p.height() && sx >= 0 && sx < p.width())
+    v = p.images.data<std::uint8_t>()[((sample * p.height() + sy) * p.width() + sx) * p.channels() + c];
+  return float((v / 255.0 - p.mean[c]) / p.deviation[c]);
+}
+
+TEST_F(LoaderTest, PixelsAreCutMirroredAndNormalised) {
+  for (std::int64_t channels : {1, 2, 3, 4})
+    for (Augment augment : {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true}}) {
+      Pictures p = patterned(40, 7, 9, channels);
+      LoaderOptions o = options(16);
+      o.augment = augment;
+      Loader loader(p, o, *host);
+      Batch b;
+      loader.start(2);
+      while (loader.next(b)) {
+        const float* y = b.images.data<float>();
+        auto who = samples(b);
+        for (std::size_t i = 0; i < who.size(); i++) {
+          ASSERT_EQ(b.labels.data<std::int32_t>()[i], who[i] % 10);
+          for (int r = 0; r < 7; r++)
+            for (int s = 0; s < 9; s++)
+              for (int c = 0; c < channels; c++)
+                ASSERT_NEAR(*y++, expected_pixel(p, o, 2, who[i], r, s, c), 2e-6)
+                    << "picture " << who[i] << " row " << r << " column " << s << " channel " << c;
+        }
+      }
+    }
+}
+
+// A device makes a batch a pixel at a time, a host thread a picture at a time: the same bits.
+TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (std::int64_t channels : {1, 3}) {
+      Pictures p = patterned(50, 28, 28, channels);
+      LoaderOptions o = options(32);
+      o.dtype = dtype;
+      o.augment = {3, true};
+      Loader loader(p, o, *host);
+      Batch a = loader.make(4, 0), b = copy(a);
+      b.images.fill(0);
+      b.labels.fill(0);
+      b.samples.fill(0);
+      BatchWork work;
+      auto order = shuffled(50, o.seed, 4);
+      work.pictures = p.images.data<std::uint8_t>();
+      work.labels = p.labels.data<std::int32_t>();
+      work.order = order.data();
+      work.height = work.width = 28;
+      work.channels = channels;
+      work.augment = o.augment;
+      work.seed = o.seed;
+      work.epoch = 4;
+      for (std::int64_t c = 0; c < channels; c++) {
+        work.mean[c] = 255 * p.mean[c];
+        work.inverse[c] = 1 / (255 * p.deviation[c]);
+      }
+      make_batch(*host, work, b, 0);
+      EXPECT_TRUE(same(a, b));
+      b.images.fill(0);
+      make_batch(*host, work, b, 3);
+      EXPECT_TRUE(same(a, b)) << "three threads";
+    }
+}
+
+TEST_F(LoaderTest, Bf16IsTheRoundedF32) {
+  Pictures p = patterned(64, 8, 8);
+  LoaderOptions o = options(32);
+  o.augment = {2, true};
+  Loader wide(p, o, *host);
+  o.dtype = DType::bf16;
+  Loader narrow(p, o, *host);
+  Batch a, b;
+  wide.start(1);
+  narrow.start(1);
+  while (wide.next(a) && narrow.next(b)) {
+    ASSERT_EQ(b.images.dtype(), DType::bf16);
+    for (std::int64_t i = 0; i < a.images.elements(); i++)
+      ASSERT_EQ(b.images.data<bf16>()[i].bits, bf16(a.images.data<float>()[i]).bits);
+  }
+}
+
+TEST_F(LoaderTest, AugmentationIsEvenlySpread) {
+  Augment a{4, true};
+  const int n = 20000;
+  int flips = 0, rows[9] = {}, columns[9] = {}, both[9][9] = {};
+  for (int i = 0; i < n; i++) {
+    Crop crop = draw_crop(a, 11, 3, i);
+    ASSERT_TRUE(crop.dy >= -4 && crop.dy <= 4 && crop.dx >= -4 && crop.dx <= 4);
+    flips += crop.flip;
+    rows[crop.dy + 4]++;
+    columns[crop.dx + 4]++;
+    both[crop.dy + 4][crop.dx + 4]++;
+  }
+  EXPECT_NEAR(flips, n / 2, 5 * 71);                                  // five deviations everywhere
+  for (int k = 0; k < 9; k++) {
+    EXPECT_NEAR(rows[k], n / 9.0, 5 * 44.5);
+    EXPECT_NEAR(columns[k], n / 9.0, 5 * 44.5);
+    for (int j = 0; j < 9; j++) EXPECT_NEAR(both[k][j], n / 81.0, 5 * 15.7);
+  }
+  int moved = 0;  // the next epoch crops anew
+  for (int i = 0; i < n; i++) moved += draw_crop(a, 11, 3, i).dy != draw_crop(a, 11, 4, i).dy;
+  EXPECT_NEAR(moved, n * 8 / 9.0, 5 * 44.5);
+}
+
+// A picture is augmented alike whatever rank or batch it comes in.
+TEST_F(LoaderTest, AugmentationDoesNotDependOnRanks) {
+  Pictures p = patterned(60);
+  std::map<int, std::vector<float>> seen[2];
+  for (int world : {1, 3})
+    for (int rank = 0; rank < world; rank++) {
+      LoaderOptions o = options(world == 1 ? 9 : 4);
+      o.augment = {2, true};
+      o.rank = rank;
+      o.world = world;
+      Loader loader(p, o, *host);
+      Batch b;
+      loader.start(6);
+      while (loader.next(b)) {
+        auto who = samples(b);
+        for (std::size_t i = 0; i < who.size(); i++) {
+          const float* x = b.images.data<float>() + i * 90;
+          seen[world == 3][who[i]].assign(x, x + 90);
+        }
+      }
+    }
+  EXPECT_EQ(seen[0].size(), 60u);
+  EXPECT_EQ(seen[0], seen[1]);
+}
+
+// ---- counters instead of state ---------------------------------------------------------------------------------------
+TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
+  Pictures p = patterned(50);
+  for (int prefetch : {0, 1, 3}) {
+    LoaderOptions o = options(8, prefetch);
+    o.augment = {2, true};
+    Loader loader(p, o, *host), other(p, o, *host);
+    Batch b;
+    loader.start(5);
+    for (std::int64_t k = 0; loader.next(b); k++) {
+      Batch kept = copy(b);
+      EXPECT_TRUE(same(b, loader.make(5, k)));                        // while the epoch is under way
+      EXPECT_TRUE(same(b, other.make(5, k)));                         // by one that never started
+      EXPECT_FALSE(same(b, loader.make(6, k)));
+      EXPECT_TRUE(same(b, kept));                                     // make() has left the loader's own batch alone
+    }
+  }
+}
+
+TEST_F(LoaderTest, PrefetchingAndThreadsChangeNothing) {
+  Pictures p = patterned(64, 32, 32);
+  auto two = reference_backend(2);
+  LoaderOptions o = options(20, 0);
+  o.augment = {4, true};
+  Loader line(p, o, *host), threads(p, o, *two);
+  o.prefetch = 2;
+  Loader ahead(p, o, *host);
+  Batch a, b, c;
+  for (Loader* l : {&line, &threads, &ahead}) l->start(1);
+  while (line.next(a)) {
+    ASSERT_TRUE(threads.next(b) && ahead.next(c));
+    EXPECT_TRUE(same(a, b) && same(a, c));
+  }
+  EXPECT_FALSE(threads.next(b) || ahead.next(c));
+}
+
+TEST_F(LoaderTest, ResumesInTheMiddleOfAnEpoch) {
+  Loader a(patterned(50), options(8), *host), b(patterned(50), options(8), *host);
+  Batch x, y;
+  a.start(2);
+  for (int k = 0; k < 3; k++) ASSERT_TRUE(a.next(x));
+  b.start(2, 3);
+  while (a.next(x)) {
+    ASSERT_TRUE(b.next(y));
+    EXPECT_TRUE(same(x, y));
+  }
+  EXPECT_FALSE(b.next(y));
+  b.start(2, b.batches_per_epoch());
+  EXPECT_FALSE(b.next(y));
+}
+
+TEST_F(LoaderTest, StopsAndRestartsAnywhere) {
+  for (int prefetch : {0, 1, 2, 5}) {
+    Loader loader(patterned(90), options(8, prefetch), *host), fresh(patterned(90), options(8, 0), *host);
+    Batch b;
+    for (std::int64_t taken = 0; taken <= loader.batches_per_epoch(); taken++) {
+      loader.start(taken);
+      for (std::int64_t k = 0; k < taken; k++) ASSERT_TRUE(loader.next(b));
+      EXPECT_EQ(whole_epoch(loader, taken), whole_epoch(fresh, taken));
+      EXPECT_FALSE(loader.next(b));  // and stays at the end
+      EXPECT_FALSE(loader.next(b));
+    }
+  }
+}
+
+TEST_F(LoaderTest, MayBeDestroyedMidEpoch) {
+  Pictures p = patterned(90);
+  for (int round = 0; round < 50; round++) {
+    Loader loader(p, options(8, 1 + round % 4), *host);
+    loader.start(round);
+    Batch b;
+    for (int k = 0; k < round % 6; k++) loader.next(b);
+  }
+  Batch kept;
+  {
+    Loader loader(p, options(8), *host);
+    loader.start(0);
+    loader.next(kept);
+  }
+  EXPECT_EQ(samples(kept).size(), 8u);  // a batch keeps its memory alive
+}
+
+TEST_F(LoaderTest, BatchStaysUntilTheNextOne) {
+  Loader loader(patterned(200), options(8, 1), *host), fresh(patterned(200), options(8, 0), *host);
+  Batch b;
+  loader.start(0);
+  loader.next(b);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the thread has long filled what it may
+  EXPECT_TRUE(same(b, fresh.make(0, 0)));
+}
+
+TEST_F(LoaderTest, AllocatesNothingOnceItRuns) {
+  for (int prefetch : {0, 2}) {
+    LoaderOptions o = options(8, prefetch);
+    o.augment = {2, true};
+    Loader loader(patterned(200), o, *host);
+    Batch b;
+    loader.start(0);
+    loader.next(b);
+    loader.next(b);
+    std::uint64_t requests = host->memory().statistics().requests;
+    while (loader.next(b)) {}
+    EXPECT_EQ(whole_epoch(loader, 1).size(), 200u);
+    EXPECT_EQ(host->memory().statistics().requests, requests);
+  }
+}
+
+// ---- what goes wrong -------------------------------------------------------------------------------------------------
+TEST_F(LoaderTest, ErrorsOfTheThreadArriveInNext) {
+  for (int prefetch : {0, 3}) {
+    LoaderOptions o = options(8, prefetch);
+    std::atomic<bool> broken{true};
+    o.transform = [&](Batch& b) { require(!broken || b.index != 2, "the transform met batch ", b.index); };
+    Loader loader(patterned(50), o, *host);
+    Batch b;
+    loader.start(0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the thread has long met its error
+    EXPECT_TRUE(loader.next(b));
+    EXPECT_TRUE(loader.next(b));  // what was made before the error comes first
+    EXPECT_EQ(b.index, 1);
+    for (int again = 0; again < 2; again++) {
+      try {
+        loader.next(b);
+        FAIL() << "no error";
+      } catch (const Error& e) {
+        EXPECT_STREQ(e.what(), "the transform met batch 2");
+      }
+    }
+    broken = false;
+    EXPECT_EQ(whole_epoch(loader, 1).size(), 50u);
+  }
+}
+
+TEST_F(LoaderTest, TransformChangesTheBatch) {
+  LoaderOptions o = options(8);
+  o.transform = [](Batch& b) { b.labels.fill(3); };
+  Loader loader(patterned(50), o, *host);
+  Batch b;
+  loader.start(0);
+  while (loader.next(b)) EXPECT_EQ(b.labels.values(), std::vector<double>(b.size(), 3));
+}
+
+TEST_F(LoaderTest, WrongUseIsNamed) {
+  Pictures p = patterned(30);
+  auto error = [&](LoaderOptions o) -> std::string {
+    try {
+      Loader loader(p, o, *host);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "nothing";
+  };
+  auto expect = [&](void (*change)(LoaderOptions&), const std::string& part) {
+    LoaderOptions o = options(8);
+    change(o);
+    EXPECT_NE(error(o).find(part), std::string::npos) << error(o) << "\nwithout: " << part;
+    EXPECT_NE(error(o).find("loader of patterned"), std::string::npos);
+  };
+  expect([](LoaderOptions& o) { o.batch = 0; }, "a batch of 0");
+  expect([](LoaderOptions& o) { o.rank = 2, o.world = 2; }, "rank 2 of 2");
+  expect([](LoaderOptions& o) { o.prefetch = -1; }, "prefetch is -1");
+  expect([](LoaderOptions& o) { o.dtype = DType::u8; }, "batches of u8");
+  expect([](LoaderOptions& o) { o.augment.pad_crop = 5; }, "padding by 5 pixels, expected less than the picture's 5");
+  expect([](LoaderOptions& o) { o.world = 31; }, "30 pictures make no batch for 31 ranks");
+  expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "last batch is dropped");
+  p.labels.write<std::int32_t>()[4] = 10;
+  EXPECT_EQ(error(options(8)), "patterned: picture 4 has the label 10, expected 0 to 9");
+  p = patterned(30);
+
+  Loader loader(p, options(8), *host);
+  Batch b;
+  EXPECT_THROW(loader.next(b), Error);  // before start()
+  EXPECT_THROW(loader.start(-1), Error);
+  EXPECT_THROW(loader.start(0, 5), Error);
+  EXPECT_THROW(loader.make(0, 4), Error);
+  EXPECT_THROW(loader.make(0, -1), Error);
+}
+
+}  // namespace
+}  // namespace tandem
