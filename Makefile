@@ -28,7 +28,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 # .ci/run, which lays real data and looks for races with clang, the third.
 PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev curl ca-certificates
 PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev
-PACKAGES_CI    := clang libomp-dev libjxl-tools zstd
+PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
 .DEFAULT_GOAL := all
@@ -64,12 +64,19 @@ clang       := $(filter 1,$(firstword $(compiler)))
 CXX_VERSION := $(call join_by,$(if $(clang),$(wordlist 2,4,$(compiler)),$(wordlist 5,7,$(compiler))),.)
 CXX_NAME    := $(if $(clang),clang++,g++) $(CXX_VERSION)
 CXX_OLDEST  := $(if $(clang),14,12)
-CXX_PACKAGE := $(if $(findstring clang,$(CXX)),clang libomp-dev,$(or $(filter g++-%,$(CXX)),$(if $(compiler),g++-12,g++)))
+CXX_PACKAGE := $(or $(filter g++-%,$(CXX)),$(if $(findstring clang,$(CXX)),clang libomp-dev,g++$(if $(compiler),-12)))
 ifeq ($(compiler),)
   CXX_MISSING := no C++ compiler: $(CXX) does not run. Try: apt-get install $(CXX_PACKAGE)
 else ifneq ($(word 1,$(sort $(CXX_OLDEST) $(firstword $(subst ., ,$(CXX_VERSION))))),$(CXX_OLDEST))
   CXX_MISSING := Tandem is C++20 and needs g++ 12 or clang 14; $(CXX) is $(CXX_NAME). Try: apt-get install g++-12, \
     then make CXX=g++-12
+endif
+
+ifdef SANITIZE
+  ifneq ($(shell echo 'int main() {}' | $(CXX) -fsanitize=$(SANITIZE) -x c++ - -o /dev/null 2>/dev/null || echo no),)
+    CXX_MISSING ?= SANITIZE=$(SANITIZE): $(CXX) cannot build with it. Try: apt-get install $(if \
+      $(findstring clang,$(CXX)),clang libclang-rt-dev libomp-dev,g++)
+  endif
 endif
 
 optimise := $(if $(filter 1,$(DEBUG)),-O0 -g3,$(if $(SANITIZE),-O1 -g -fno-omit-frame-pointer,-O3))

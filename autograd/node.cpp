@@ -25,6 +25,7 @@ namespace {
 
 struct Chunk {
   static constexpr std::size_t size = 256 * 1024;
+  static constexpr int orphaned = 1 << 30;  // in `live`: the arena is gone, the last node takes the chunk with it
   std::atomic<int> live{0};
   std::size_t used = 0;
   Chunk* next = nullptr;
@@ -40,7 +41,7 @@ class Arena {
   ~Arena() {
     // Chunks with living nodes (kept by the user beyond this thread) are left to them.
     for (Chunk* c : chunks_)
-      if (c->live.load(std::memory_order_acquire) == 0) delete c;
+      if (c->live.fetch_add(Chunk::orphaned, std::memory_order_acq_rel) == 0) delete c;
   }
   void* take(std::size_t bytes) {
     std::size_t need = (sizeof(Header) + bytes + 15) / 16 * 16;
@@ -89,7 +90,7 @@ TapeStatistics tape_statistics() { return arena().statistics(); }
 void* Node::operator new(std::size_t bytes) { return arena().take(bytes); }
 void Node::operator delete(void* p) {
   Chunk* chunk = (static_cast<Header*>(p) - 1)->chunk;
-  chunk->live.fetch_sub(1, std::memory_order_release);
+  if (chunk->live.fetch_sub(1, std::memory_order_acq_rel) == Chunk::orphaned + 1) delete chunk;
 }
 
 // Deleting a node drops its inputs, which may drop theirs: done with a list instead of the call stack.

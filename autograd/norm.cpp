@@ -30,7 +30,9 @@ struct BatchNormNode : Node {
       add = place.add;
     };
     at(1, gamma.shape(), gamma.dtype(), out.dgamma, out.add_dgamma);
-    at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
+    Tensor tied;  // one leaf for gamma and beta: both sums cannot be written to its gradient in one pass
+    if (inputs[2] && inputs[1].pointer() == inputs[2].pointer()) out.dbeta = &(tied = Tensor::like(beta));
+    else at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
     // Without relu the residual's gradient is dy itself; with it, dy is masked in place where nobody else reads it.
     Tensor masked;
     bool wants_residual = residual && sinks[3].wanted();
@@ -40,6 +42,7 @@ struct BatchNormNode : Node {
     }
     at(0, x.shape(), x.dtype(), out.dx, out.add_dx);
     backend.batch_norm_backward(s, x, residual && s.relu ? &kept(5) : nullptr, dy, gamma, beta, mean, inverse, out);
+    if (tied.defined()) sinks[2].give(std::move(tied));
     if (wants_residual) {
       if (s.relu) dy = Tensor();  // masked holds the memory now
       sinks[3].give(s.relu ? std::move(masked) : std::move(dy));

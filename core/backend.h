@@ -9,6 +9,7 @@
 //     (f64 when x is f64), whatever the type of the pictures
 //   - `add`: add to the output instead of overwriting it; on a fresh gradient it is false and old contents are never read
 //   - an optional tensor is passed by pointer; null means absent
+//   - ReLU lets a NaN through, forward and backward, and a NaN wins a maximum: failures must stay visible
 //   - calls on one backend come from one thread at a time; a second rank has a backend object of its own
 #pragma once
 #include <functional>
@@ -55,10 +56,10 @@ class Backend {
 
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;
-  virtual void exact_convolution(bool on) = 0;                // leaves Winograd out
+  virtual void exact_convolution(bool on) = 0;                // leaves Winograd out; on the reference backend: plain loops only
 
   // ---- matrices ----------------------------------------------------------------------------------------------------
-  // c = op(a)·op(b) (+ c if add), a and b of rank 2, or of rank 3 with a leading batch axis.
+  // c = op(a)·op(b) (+ c if add), all of one type, of rank 2, or of rank 3 with a leading batch axis.
   virtual void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) = 0;
   // y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n])
   virtual void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) = 0;
@@ -101,12 +102,14 @@ class Backend {
   // x viewed as [outer, middle, inner] → y[outer, inner].
   virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
                       bool add) = 0;
-  // y (one element) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or the sum exceeds T.
+  // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or
+  // the sum exceeds y's type.
   virtual void sum_of_squares(const Tensor& x, Tensor& y, bool add) = 0;
   virtual void log_softmax(const Tensor& x, Tensor& y) = 0;                                     // along the last axis
   virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) = 0;
   // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
-  // probabilities (f32, as x) are kept for backward. correct (i32, one element) += rows whose largest logit is the label.
+  // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one element) += rows
+  // whose first largest logit is the label.
   virtual void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
                              Tensor* correct) = 0;
   virtual void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,

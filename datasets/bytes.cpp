@@ -48,10 +48,10 @@ void ByteSource::expect_end() {
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const std::string& mend) {
   std::error_code ignored;
   auto status = std::filesystem::status(path, ignored);
-  if (!std::filesystem::exists(status)) fail(path.string(), ": there is no such file: ", mend);
+  if (!std::filesystem::exists(status)) refuse(path.string(), ": there is no such file: ", mend);
   if (!std::filesystem::is_regular_file(status))
-    fail(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
-         ", expected a file: ", mend);
+    refuse(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
+           ", expected a file: ", mend);
   if (path.extension() == ".gz") return open_gzip(path, mend);
   return std::make_unique<PlainFile>(path, mend);
 }

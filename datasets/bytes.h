@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// A file read from its beginning to its end. `mend` closes every error: "delete it and run datasets/get-data.sh cifar-10".
+// A file read from its beginning to its end. `mend` closes every error: "delete it and run
+// datasets/get-data.sh cifar-10".
 class ByteSource {
  public:
   ByteSource(std::filesystem::path path, std::string mend) : path_(std::move(path)), mend_(std::move(mend)) {}
@@ -23,7 +24,7 @@ class ByteSource {
   virtual std::uint64_t at_most() const = 0;
 
   template <class... Parts>
-  [[noreturn]] void reject(const Parts&... parts) const { fail(path_.string(), ": ", parts..., ": ", mend_); }
+  [[noreturn]] void reject(const Parts&... parts) const { refuse(path_.string(), ": ", parts..., ": ", mend_); }
 
  protected:
   virtual std::size_t read_some(void* to, std::size_t bytes) = 0;  // fewer than asked only at the end

@@ -20,8 +20,8 @@ Dataset load_dataset(const std::string& name, const std::filesystem::path& direc
   if (name == "cifar-10") return cifar10(find_data(name, directory));
   if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());
   if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
-  fail("there is no data set called ", name,
-       ": choose fashion-mnist, cifar-10, synthetic-fashion-mnist or synthetic-cifar-10");
+  refuse("there is no data set called ", name,
+         ": choose fashion-mnist, cifar-10, synthetic-fashion-mnist or synthetic-cifar-10");
 }
 
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory) {
@@ -31,7 +31,7 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
   const Place* place = nullptr;
   for (const Place& p : places)
     if (name == p.set) place = &p;
-  require(place, "find_data: no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
+  if (!place) refuse("no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
 
   std::vector<std::filesystem::path> roots;
   if (!directory.empty()) roots.push_back(directory);
@@ -49,8 +49,9 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
       searched += folder.string();
     }
   }
-  fail(name, " was not found in ", searched, variable && *variable ? "" : " (TANDEM_DATA is not set)",
-       ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(), ", or name the folder that has it with --data or TANDEM_DATA");
+  refuse(name, " was not found in ", searched, variable && *variable ? "" : " (TANDEM_DATA is not set)",
+         ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(),
+         ", or name the folder that has it with --data or TANDEM_DATA");
 }
 
 Tensor host_tensor(const Shape& shape, DType dtype) {
@@ -59,7 +60,8 @@ Tensor host_tensor(const Shape& shape, DType dtype) {
     std::unique_ptr<std::byte[]> bytes;
   };
   auto home = std::make_shared<Home>();
-  home->bytes = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(1, shape.elements() * size_of(dtype)));
+  std::size_t bytes = shape.elements() * size_of(dtype);
+  home->bytes = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(1, bytes));
   Backend& host = *home->host;
   void* data = home->bytes.get();
   return Tensor::wrap(host, data, shape, dtype, std::move(home));
@@ -68,7 +70,8 @@ Tensor host_tensor(const Shape& shape, DType dtype) {
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes) {
   require(shape.rank() == 4, name, ": pictures need a shape [N, H, W, C], not ", shape);
-  require(std::int64_t(images.size()) == shape.elements(), name, ": ", images.size(), " bytes for pictures of the shape ", shape);
+  require(std::int64_t(images.size()) == shape.elements(), name, ": ", images.size(),
+          " bytes for pictures of the shape ", shape);
   require(std::int64_t(labels.size()) == shape[0], name, ": ", labels.size(), " labels for ", shape[0], " pictures");
   Pictures p;
   p.name = std::move(name);
@@ -89,7 +92,8 @@ void check(const Pictures& p) {
   require(p.labels.defined() && p.labels.dtype() == DType::i32 && p.labels.shape() == Shape{p.count()}, name,
           ": labels must be i32 of the shape [", p.count(), "], one per picture");
   require(!p.images.backend().on_device() && !p.labels.backend().on_device(), name, ": must be in host memory");
-  require(p.count() > 0 && p.height() > 0 && p.width() > 0, name, ": there are no pictures in the shape ", p.images.shape());
+  require(p.count() > 0 && p.height() > 0 && p.width() > 0, name, ": there are no pictures in the shape ",
+          p.images.shape());
   require(p.channels() >= 1 && p.channels() <= 4, name, ": 1 to 4 channels are supported, not ", p.channels());
   require(p.count() <= INT32_MAX, name, ": more pictures than 31 bits can number");
   require(p.classes > 0, name, ": the number of classes is ", p.classes);
@@ -102,8 +106,8 @@ void check(const Pictures& p) {
             " has mean ", p.mean[c], " and deviation ", p.deviation[c]);
   const std::int32_t* labels = p.labels.data<std::int32_t>();
   for (std::int64_t i = 0; i < p.count(); i++)
-    require(labels[i] >= 0 && labels[i] < p.classes, name, ": picture ", i, " has the label ", labels[i], ", expected 0 to ",
-            p.classes - 1);
+    require(labels[i] >= 0 && labels[i] < p.classes, name, ": picture ", i, " has the label ", labels[i],
+            ", expected 0 to ", p.classes - 1);
 }
 
 void measure(Pictures& p) {
@@ -129,7 +133,8 @@ void measure(Pictures& p) {
 
 std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, std::uint64_t seed) {
   std::int64_t n = p.count();
-  require(held_back > 0 && held_back < n, p.name, ": cannot hold back ", held_back, " of ", n, " pictures");
+  if (held_back < 0 || held_back >= n) refuse(p.name, ": cannot hold back ", held_back, " of ", n, " pictures");
+  if (held_back == 0) return {p, {}};
   // The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.
   std::vector<std::int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);

@@ -17,7 +17,7 @@ struct Pictures {
   Tensor labels;                          // i32 [N], 0 … classes − 1, in host memory
   int classes = 0;
   std::vector<std::string> class_names;   // classes of them, or none
-  std::vector<float> mean, deviation;     // per channel, of the training pictures, where the bytes 0 … 255 stand for 0 … 1
+  std::vector<float> mean, deviation;     // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
 
   std::int64_t count() const { return images.extent(0); }
   std::int64_t height() const { return images.extent(1); }
@@ -33,17 +33,17 @@ struct Dataset {
 // directory "synthetic" stands for the synthetic pictures of that shape.
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {});
 
-// The folder that holds the files of fashion-mnist or cifar-10: looked for in `directory` (the option --data) where one is
-// given, then in $TANDEM_DATA, then in data/, each time in the set's own folder and in the place itself. Throws when it is
-// in none of them, naming them all and the command that downloads it.
+// The folder that holds the files of fashion-mnist or cifar-10: looked for in `directory` (the option --data) where one
+// is given, then in $TANDEM_DATA, then in data/, each time in the set's own folder and in the place itself. Throws when
+// it is in none of them, naming them all and the command that downloads it.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
 
 // Your own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; copied. Mean and deviation are measured.
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes);
 
-// Holds back `held_back` pictures, for validation: {the rest, those}, copied, each in its old order. The choice depends on
-// the seed only (and on the number of pictures), so two runs validate on the same pictures.
+// Holds back `held_back` pictures (0: none), for validation: {the rest, those}, copied, each in its old order. The
+// choice depends on the seed only (and on the number of pictures), so two runs validate on the same pictures.
 std::pair<Pictures, Pictures> split(const Pictures& pictures, std::int64_t held_back, std::uint64_t seed);
 
 // Throws when shapes, types, label range, mean or deviation do not fit together. The loader calls it.
@@ -52,7 +52,8 @@ void check(const Pictures& pictures);
 // Mean and deviation of every channel, from exact sums over all pictures.
 void measure(Pictures& pictures);
 
-// An uninitialised tensor in host memory that keeps alive what it needs, so that a set of pictures belongs to no backend.
+// An uninitialised tensor in host memory that keeps alive what it needs, so that a set of pictures belongs to
+// no backend.
 Tensor host_tensor(const Shape& shape, DType dtype);
 
 }  // namespace tandem

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Downloads a data set:  datasets/get-data.sh fashion-mnist|cifar-10 [DIR]       (DIR: $TANDEM_DATA, or else data)
 #
-# It tries the official address first and then mirrors, resumes what was interrupted, compares the official MD5 digest, and
-# only then gives a file its name: what has its name is whole. Running it again does what is left to do, or nothing.
+# It tries the official address first and then mirrors, resumes what was interrupted, compares the official MD5 digest,
+# and only then gives a file its name: what has its name is whole. Running it again does what is left to do, or nothing.
 #
 # TANDEM_MIRROR   addresses to use instead of the built-in ones, separated by spaces, each a prefix of the file names:
 #                 TANDEM_MIRROR=https://mirror.example.org/sets/   or   file:///net/share/sets/   (file: needs curl)
@@ -42,12 +42,13 @@ matches() { [ -f "$1" ] && [ "$(digest "$1")" = "$2" ]; }
 
 size() { if [ -e "$1" ]; then echo $(($(wc -c <"$1"))); else echo 0; fi; }
 
-# One transfer into $2, resuming what is there. Status 0 ended, 1 no network, 2 cannot resume, 3 cannot write, 4 refused,
-# 5 broken off. Below 1 kB/s for a minute counts as broken off: nothing here waits for ever.
+# One transfer into $2, resuming what is there. Status 0 ended, 1 no network, 2 cannot resume, 3 cannot write,
+# 4 refused, 5 broken off. Below 1 kB/s for a minute counts as broken off: nothing here waits for ever.
 transfer() {
   before=$(size "$2")
   if [ $tool = curl ]; then
-    curl --fail --location --silent --show-error --connect-timeout 20 --speed-limit 1000 --speed-time 60 -C - -o "$2" "$1" >&2
+    curl --fail --location --silent --show-error --connect-timeout 20 --speed-limit 1000 --speed-time 60 \
+      -C - -o "$2" "$1" >&2
     case $? in
       0) return 0 ;;
       22) result=4 ;;
@@ -96,7 +97,8 @@ fetch() {
           wrong=yes; continue 2 ;;
         1) say "no connection to $mirror"; continue 2 ;;
         2) say "cannot resume there; beginning again"; rm -f "$part" ;;
-        3) die 5 "cannot write $part ($(df -Pk "$3" 2>/dev/null | awk 'NR == 2 {print int($4 / 1024) " MB"}') free in $3):" \
+        3) free=$(df -Pk "$3" 2>/dev/null | awk 'NR == 2 {print int($4 / 1024) " MB"}')
+           die 5 "cannot write $part ($free free in $3):" \
                  "make room and run this again; what has come so far is kept" ;;
         4) continue 2 ;;                             # there is no such file
         5) say "the transfer broke off after $(size "$part") bytes" ;;
@@ -108,8 +110,8 @@ fetch() {
       return 0
     fi
   done
-  [ $reached = no ] && die 3 "no network: none of the addresses answered. Run this where there is one and copy $3 here," \
-                             "or set TANDEM_MIRROR to an address that can be reached"
+  [ $reached = no ] && die 3 "no network: none of the addresses answered. Run this where there is one and copy $3" \
+                             "here, or set TANDEM_MIRROR to an address that can be reached"
   [ $wrong = yes ] && die 4 "$file: no address had the official file"
   [ -s "$part" ] && die 1 "$file is not complete; run this again to go on where it stopped"
   die 1 "$file could not be downloaded: none of the addresses has it"

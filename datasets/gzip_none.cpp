@@ -4,8 +4,8 @@
 namespace tandem {
 
 std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string&) {
-  fail(path.string(), ": is compressed, and this program was built without zlib: run gunzip ", path.string(),
-       ", or install zlib (zlib1g-dev) and build again");
+  refuse(path.string(), ": is compressed, and this program was built without zlib: run gunzip ", path.string(),
+         ", or install zlib (zlib1g-dev) and build again");
 }
 
 }  // namespace tandem

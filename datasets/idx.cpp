@@ -15,8 +15,8 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
   };
   std::uint32_t magic = number(), expected = 0x800u + std::uint32_t(rank);
   if (magic != expected)
-    file->reject("begins with the number ", magic, ", expected ", expected, " (IDX, unsigned bytes, ", rank, rank > 1 ? " axes" : " axis",
-                 ")");
+    file->reject("begins with the number ", magic, ", expected ", expected, " (IDX, unsigned bytes, ", rank,
+                 rank > 1 ? " axes)" : " axis)");
   Shape shape;
   std::uint64_t elements = 1, most = file->at_most();
   for (int axis = 0; axis < rank; axis++) {
@@ -34,8 +34,8 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
   return t;
 }
 
-Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels, int classes,
-                      const std::string& mend) {
+Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels,
+                      int classes, const std::string& mend) {
   Pictures p;
   p.name = std::move(name);
   p.classes = classes;
@@ -46,13 +46,14 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
   std::int32_t* to = p.labels.write<std::int32_t>();
   for (std::int64_t i = 0; i < n; i++) {
     if (from[i] >= classes)
-      fail(labels.string(), ": label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1, ": ", mend);
+      refuse(labels.string(), ": label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1, ": ",
+             mend);
     to[i] = from[i];
   }
   Tensor x = read_idx(images, 3, mend);
   if (x.extent(0) != n)
-    fail(images.string(), ": has ", x.extent(0), " pictures, expected ", n, " as there are labels in ", labels.string(), ": ",
-         mend);
+    refuse(images.string(), ": has ", x.extent(0), " pictures, expected ", n, " as there are labels in ",
+           labels.string(), ": ", mend);
   p.images = x.reshape({n, x.extent(1), x.extent(2), 1});
   return p;
 }

@@ -10,9 +10,9 @@ namespace tandem {
 // An IDX file of bytes with `rank` axes, .gz or plain, as a u8 tensor in host memory. `mend` closes every error.
 Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& mend);
 
-// Pictures of one channel and their labels 0 … classes − 1, as MNIST and its relatives keep them; mean and deviation are
-// left to the caller.
-Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels, int classes,
-                      const std::string& mend);
+// Pictures of one channel and their labels 0 … classes − 1, as MNIST and its relatives keep them; mean and deviation
+// are left to the caller.
+Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels,
+                      int classes, const std::string& mend);
 
 }  // namespace tandem

@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-// ---- the epoch -------------------------------------------------------------------------------------------------------
+// ---- the epoch ------------------------------------------------------------------------------------------------------
 std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
   std::vector<std::int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);
@@ -38,7 +38,7 @@ std::pair<std::int64_t, std::int64_t> Cut::share(std::int64_t k, int rank) const
   return {first + size * rank / world_, first + size * (rank + 1) / world_};
 }
 
-// ---- the loader ------------------------------------------------------------------------------------------------------
+// ---- the loader -----------------------------------------------------------------------------------------------------
 Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend)
     : pictures_(pictures), options_(std::move(options)), backend_(backend), cut_(1, 1, 1, false) {
   check(pictures_);
@@ -46,8 +46,8 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   const std::string who = "loader of " + pictures_.name;
   require(o.batch > 0, who, ": a batch of ", o.batch, " pictures");
   require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
-  require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f64, who, ": batches of ", name_of(o.dtype),
-          ", expected f32 or bf16");
+  require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f64, who, ": batches of ",
+          name_of(o.dtype), ", expected f32 or bf16");
   require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype));
   require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
           ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
@@ -71,7 +71,8 @@ void Loader::share(int rank, int world) {
   LoaderOptions& o = options_;
   require(world > 0 && rank >= 0 && rank < world, who, ": rank ", rank, " of ", world);
   if (o.global_batch > 0) {
-    if (o.global_batch % world != 0) refuse("a global batch of ", o.global_batch, " pictures does not divide among ", world, " ranks");
+    if (o.global_batch % world != 0)
+      refuse("a global batch of ", o.global_batch, " pictures does not divide among ", world, " ranks");
     o.batch = o.global_batch / world;
   }
   o.rank = rank;
@@ -79,7 +80,8 @@ void Loader::share(int rank, int world) {
   cut_ = Cut(pictures_.count(), o.batch, world, o.drop_last);
   if (cut_.batches == 0)
     refuse(who, ": ", pictures_.count(), " pictures make no batch for ", world, " ranks of ", o.batch,
-           o.drop_last ? " pictures when the last batch is dropped" : " pictures", ": use a smaller --batch or fewer ranks");
+           o.drop_last ? " pictures when the last batch is dropped" : " pictures",
+           ": use a smaller --batch or fewer ranks");
   epoch_ = -1;
   order_.clear();
   memory_.clear();
@@ -108,7 +110,8 @@ void Loader::order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) c
 }
 
 // `order` points to the batch's first picture; `out` becomes the used part of `memory`.
-void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index, int threads) {
+void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
+                  int threads) {
   auto [first, last] = cut_.share(index, options_.rank);
   std::int64_t b = last - first;
   out.images = memory.images.slice(0, b);

@@ -1,7 +1,8 @@
 // The loader: shuffles, cuts the epoch into batches, shares them among ranks, augments, normalises, and works ahead.
 //
-// Everything random is a function of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture on
-// (seed, epoch, picture): neither on ranks, threads, prefetching or resumption. Any batch can be made again, bit for bit.
+// Everything random is a function of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture
+// on (seed, epoch, picture): not on ranks, threads, prefetching or resumption. Any batch can be made again, bit
+// for bit.
 #pragma once
 #include <condition_variable>
 #include <exception>
@@ -31,17 +32,17 @@ struct LoaderOptions {
   bool drop_last = false;                   // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
-  int prefetch = 2;                         // batches made ahead, by a thread; 0: made by next(), with the backend's threads
+  int prefetch = 2;                         // batches a thread makes ahead; 0: made by next(), on the backend's threads
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
-// How an epoch of n pictures is cut. Global batch k has world · batch pictures, the last one what is left; each rank takes a
-// contiguous share of it, and shares differ by one picture at most. No share is empty: a last batch of fewer pictures than
-// ranks borrows from the one before it, or, with one picture per rank, is left out.
+// How an epoch of n pictures is cut. Global batch k has world · batch pictures, the last one what is left; each rank
+// takes a contiguous share of it, and shares differ by one picture at most. No share is empty: a last batch of fewer
+// pictures than ranks borrows from the one before it, or, with one picture per rank, is left out.
 struct Cut {
   Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
-  std::int64_t batches = 0;                 // 0: there are fewer pictures than ranks, or, with drop_last, than a global batch
-  std::int64_t begin(std::int64_t k) const; // position in the shuffled epoch at which global batch k begins; k ≤ batches
+  std::int64_t batches = 0;                 // 0: fewer pictures than ranks, or, with drop_last, than a global batch
+  std::int64_t begin(std::int64_t k) const; // position in the shuffled epoch where global batch k begins; k ≤ batches
   std::pair<std::int64_t, std::int64_t> share(std::int64_t k, int rank) const;  // positions [first, second)
 
  private:
@@ -52,7 +53,8 @@ struct Cut {
 // The order of n pictures in an epoch: the same for every rank.
 std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 
-// Where a picture is cut out of its padded self: output (y, x) shows input (y + dy, x' + dx), x' = x or, mirrored, w − 1 − x.
+// Where a picture is cut out of its padded self: output (y, x) shows input (y + dy, x' + dx), where x' is x or, when it
+// is mirrored, w − 1 − x.
 struct Crop {
   std::int32_t dy, dx;
   bool flip;
@@ -78,8 +80,8 @@ struct BatchWork {
 // Both give the same bits.
 void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads);
 
-// Used by one thread. On a backend with on_device() the pictures are copied there once, and every batch is made there by
-// one kernel when next() asks for it: that waits for nothing, so there `prefetch` is ignored.
+// Used by one thread. On a backend with on_device() the pictures are copied there once, and every batch is made there
+// by one kernel when next() asks for it: that waits for nothing, so there `prefetch` is ignored.
 class Loader final : public BatchSource {
  public:
   // Throws when the pictures do not fit together, or when the options make no batch at all.
@@ -108,7 +110,8 @@ class Loader final : public BatchSource {
   void work_ahead(std::int64_t first);
   void order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const;
   Batch allocate() const;
-  void fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index, int threads);
+  void fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
+            int threads);
 
   Pictures pictures_;
   LoaderOptions options_;
@@ -119,9 +122,10 @@ class Loader final : public BatchSource {
   std::vector<std::int32_t> order_;
   const std::int32_t* order_pointer_ = nullptr;
   std::int64_t epoch_ = -1;
-  std::vector<Batch> memory_, ring_;        // batch k of the epoch is made in memory_[k % size], and ring_ is what was made
+  std::vector<Batch> memory_, ring_;        // batch k is made in memory_[k % size]; ring_ has what was made
 
-  // Batches [released_, given_) belong to the caller, [given_, made_) are ready. The mutex guards them while a thread runs.
+  // Batches [released_, given_) belong to the caller, [given_, made_) are ready. While a thread runs, the mutex guards
+  // these numbers, stop_ and error_.
   std::int64_t made_ = 0, given_ = 0, released_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;

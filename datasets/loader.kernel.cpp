@@ -98,7 +98,8 @@ struct MakeBatch : BatchWork {
 void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads) {
   std::int64_t b = batch.size(), pixels = work.height * work.width;
   dispatch(batch.images.dtype(), "make_batch", [&]<class T> {
-    MakeBatch<T> f{work, batch.images.write<T>(), batch.labels.write<std::int32_t>(), batch.samples.write<std::int32_t>()};
+    MakeBatch<T> f{work, batch.images.write<T>(), batch.labels.write<std::int32_t>(),
+                   batch.samples.write<std::int32_t>()};
     if (threads == 0) return launch(backend, b * pixels, f);
     if (b * pixels * work.channels < parallel_grain) threads = 1;
     parallel_ranges(threads, b, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -23,22 +23,24 @@ struct Painter {
   const SyntheticOptions& o;
   std::array<std::int16_t, 256> sine = sine_table();
   std::vector<std::uint32_t> noise = std::vector<std::uint32_t>((o.side * o.side * o.channels + 15) / 16 * 4);
-  std::vector<std::int16_t> middles = std::vector<std::int16_t>(o.side * o.channels), contrasts = middles, waves = middles;
+  std::vector<std::int16_t> middles = std::vector<std::int16_t>(o.side * o.channels);  // the elements of one row
+  std::vector<std::int16_t> contrasts = middles, waves = middles;
 
   // Picture `sample` of the set `part` (0 train, 1 test): label = sample % 10, so that classes are balanced.
   void paint(std::uint32_t part, std::uint32_t sample, std::uint8_t* pixels) {
     Philox random(o.seed, Stream::synthetic, part, sample);
     Words a = random.block(0), b = random.block(1), c = random.block(2);
     int label = int(sample % 10);
-    // Slope 0, 22.5 … 90 degrees, give or take 5, to either side; a stripe and a gap are 4 or 7 pixels, give or take a tenth.
+    // Slope 0, 22.5 … 90 degrees, give or take 5, to either side; a stripe and a gap are 4 or 7 pixels, give or take a
+    // tenth.
     double degrees = 22.5 * (label % 5) + 10 * uniform(a.w[0]) - 5, sign = a.w[1] >> 31 ? 1 : -1;
     double period = (label < 5 ? 4.0 : 7.0) * (0.9 + 0.2 * uniform(a.w[2])), angle = degrees * std::numbers::pi / 180;
     std::uint32_t step_x = phase_step(sign * std::sin(angle) / period), step_y = phase_step(std::cos(angle) / period);
     std::uint32_t row_phase = a.w[3];
     std::int16_t middle[4], contrast[4];
     for (int k = 0; k < 4; k++) {
-      middle[k] = std::int16_t(96 + (b.w[k] >> 26));                                            // 96 … 159
-      contrast[k] = std::int16_t((24 + int(c.w[k] >> 27)) * ((c.w[k] >> 8) & 1 ? 1 : -1));      // ±(24 … 55): two colours
+      middle[k] = std::int16_t(96 + (b.w[k] >> 26));                                         // 96 … 159
+      contrast[k] = std::int16_t((24 + int(c.w[k] >> 27)) * ((c.w[k] >> 8) & 1 ? 1 : -1));   // ±(24 … 55): two colours
     }
     std::int64_t row = o.side * o.channels;
     for (std::int64_t j = 0; j < row; j++) {
@@ -55,7 +57,8 @@ struct Painter {
       const std::int16_t *m = middles.data(), *h = contrasts.data(), *w = waves.data();
 #pragma omp simd
       for (std::int64_t j = 0; j < row; j++) {  // everything fits 16 bits: twice as many at a time as in int
-        std::int16_t v = std::int16_t(m[j] + (std::int16_t(h[j] * w[j]) >> 7) + (std::int16_t((bytes[j] - 128) * loudness) >> 7));
+        std::int16_t wave = std::int16_t(h[j] * w[j]), speck = std::int16_t((bytes[j] - 128) * loudness);
+        std::int16_t v = std::int16_t(m[j] + (wave >> 7) + (speck >> 7));
         pixels[j] = std::uint8_t(v < 0 ? 0 : v > 255 ? 255 : v);
       }
     }
@@ -79,8 +82,9 @@ struct Painter {
 }  // namespace
 
 Dataset synthetic(const SyntheticOptions& o) {
-  require(o.side > 0 && o.channels >= 1 && o.channels <= 4 && o.train > 0 && o.test > 0 && o.noise >= 0 && o.noise <= 64, o.name,
-          ": cannot make ", o.train, " + ", o.test, " pictures [", o.side, ",", o.side, ",", o.channels, "] with noise ", o.noise);
+  bool shape = o.side > 0 && o.channels >= 1 && o.channels <= 4;
+  require(shape && o.train > 0 && o.test > 0 && o.noise >= 0 && o.noise <= 64, o.name, ": cannot make ", o.train, " + ", o.test,
+          " pictures [", o.side, ",", o.side, ",", o.channels, "] with noise ", o.noise);
   Painter painter{o};
   auto part = [&](const char* suffix, std::uint32_t which, std::int64_t count) {
     Pictures p;

@@ -69,9 +69,16 @@ if [ -z "$data" ]; then
   bash datasets/get-data.sh fashion-mnist || status=$?
   case $status in
     0) data=data ;;
-    3) echo "No network: training on synthetic pictures instead. That shows that everything works, not how well." ;;
+    2 | 3) echo "No network (or nothing to fetch with): training on synthetic pictures instead." \
+                "That shows that everything works, not how well." ;;
     *) echo "The data could not be fetched (exit status $status)." >&2; exit 1 ;;
   esac
+fi
+# A build without zlib cannot read .gz files.
+if [ -n "$data" ] && [ ! -e "$data/fashion-mnist/train-images-idx3-ubyte" ] && grep -q '^  zlib off' "$BUILD/summary"; then
+  mkdir -p data/fashion-mnist
+  for file in "$data"/fashion-mnist/*.gz; do gunzip -c "$file" >"data/fashion-mnist/$(basename "$file" .gz)"; done
+  data=data
 fi
 if [ -n "$data" ]; then
   export TANDEM_DATA=$data

@@ -20,9 +20,11 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 # ThreadSanitizer: libraries compiled without it (oneDNN) are not judged.
 export TSAN_OPTIONS="${TSAN_OPTIONS:-ignore_noninstrumented_modules=1}"
 
+# --foreground keeps the tests in the caller's process group, so that ^C and an outer timeout reach them.
 run_shard() {
   {
-    GTEST_COLOR=no GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$1 timeout -k 10 "$limit" "$binary" 2>&1 </dev/null
+    GTEST_COLOR=no GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$1 \
+      timeout --foreground -k 10 "$limit" "$binary" 2>&1 </dev/null
     echo "[  STATUS  ] $?"
   } | tee "$logs/shard-$1.log" | awk -v counts="$logs/shard-$1.counts" -v limit="$limit" '
     function name(line) { sub(/^.*\] /, "", line); sub(/ \([0-9]+ ms\)$/, "", line); return line }
@@ -60,7 +62,7 @@ wait
 # A check script says what is wrong and exits with 0 (passed), 77 (skipped: it says why) or anything else (failed).
 for check in "$@"; do
   said=$logs/$(basename "$check").log
-  timeout -k 10 "$limit" sh "$check" >"$said" 2>&1 </dev/null
+  timeout --foreground -k 10 "$limit" sh "$check" >"$said" 2>&1 </dev/null
   status=$?
   if [ $status -eq 0 ]; then
     echo "  $check"

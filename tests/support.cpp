@@ -47,7 +47,8 @@ Dumps::Dumps(const fs::path& file) : file_(file.string()), attributes_(std::make
   require(all.size() >= sizeof length, file_, ": not a safetensors file");
   std::memcpy(&length, all.data(), sizeof length);
   const std::string data = all.substr(8 + length);
-  for (auto& [name, entry] : nlohmann::json::parse(all.substr(8, length)).items()) {
+  const nlohmann::json header = nlohmann::json::parse(all.substr(8, length));
+  for (auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       for (auto& [dump, text] : entry.items()) (*attributes_)[dump] = nlohmann::json::parse(text.get<std::string>());
       continue;

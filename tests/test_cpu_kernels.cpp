@@ -1,5 +1,5 @@
-// The memory-bound operations of the cpu backend against double loops written here: every operation in f32 and bf16, on one
-// thread and two, with row and channel counts that fill no vector, overlapping and padded windows, adding, NaN.
+// The memory-bound operations of the cpu backend against double loops written here: every operation in f32 and bf16, on
+// one thread and two, with row and channel counts that fill no vector, overlapping and padded windows, adding, NaN.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -86,7 +86,7 @@ void for_shapes(const std::function<void(std::int64_t, std::int64_t)>& f) {
   f(101, 512);
 }
 
-// ---- batch normalisation ---------------------------------------------------------------------------------------------
+// ---- batch normalisation --------------------------------------------------------------------------------------------
 struct Norm {
   Values y, mean, inverse, running_mean, running_variance;
 };
@@ -120,15 +120,17 @@ TEST_P(CpuKernels, BatchNormForward) {
       const bool with_residual = variant & 2;
       const Values x = random(rows * channels, 1, 0.5, 2), residual = random(rows * channels, 2);
       const Values gamma = rounded(random_values(channels, 3, 1, 0.2), DType::f32),
-                   beta = rounded(random_values(channels, 4), DType::f32), old_mean = rounded(random_values(channels, 5), DType::f32),
-                   old_variance(channels, 1.5);
+                   beta = rounded(random_values(channels, 4), DType::f32),
+                   old_mean = rounded(random_values(channels, 5), DType::f32), old_variance(channels, 1.5);
       const Norm want = norm_forward(s, x, with_residual ? &residual : nullptr, gamma, beta, old_mean, old_variance);
-      Tensor tx = picture(x), tr = picture(residual), ty = Tensor::like(tx), tg = parameter(gamma), tb = parameter(beta);
+      Tensor tx = picture(x), tr = picture(residual), ty = Tensor::like(tx), tg = parameter(gamma),
+             tb = parameter(beta);
       Tensor rm = parameter(old_mean), rv = parameter(old_variance), m = Tensor::like(tg), inverse = Tensor::like(tg);
       backend->batch_norm(s, tx, with_residual ? &tr : nullptr, tg, tb, rm, rv, ty, m, inverse);
       const std::string what = "batch norm " + std::to_string(rows) + "×" + std::to_string(channels);
       double scale = 2;  // where the variance is next to nothing, the rounding of the mean shows
-      for (std::int64_t c = 0; c < channels; c++) scale = std::max(scale, std::abs(want.mean[c] * want.inverse[c]) / 50);
+      for (std::int64_t c = 0; c < channels; c++)
+        scale = std::max(scale, std::abs(want.mean[c] * want.inverse[c]) / 50);
       expect_near(ty.values(), want.y, tolerance(), what + " y", scale);
       expect_near(m.values(), want.mean, 2e-6, what + " mean");
       if (rows > 1) expect_near(inverse.values(), want.inverse, 1e-5, what + " inverse deviation");
@@ -140,7 +142,8 @@ TEST_P(CpuKernels, BatchNormForward) {
       backend->batch_norm(s, tx, with_residual ? &tr : nullptr, tg, tb, rm, rv, again, m, inverse);
       EXPECT_TRUE(bits(again) == before) << what << ": the second run gave other bits";
 
-      backend->batch_norm_inference(s, tx, with_residual ? &tr : nullptr, tg, tb, parameter(old_mean), parameter(old_variance), ty);
+      backend->batch_norm_inference(s, tx, with_residual ? &tr : nullptr, tg, tb, parameter(old_mean),
+                                    parameter(old_variance), ty);
       Values y(x.size());
       for (std::int64_t i = 0; i < rows * channels; i++) {
         const std::int64_t c = i % channels;
@@ -198,7 +201,8 @@ TEST_P(CpuKernels, BatchNormBackward) {
       const Values gamma = rounded(random_values(channels, 5, 1, 0.2), DType::f32),
                    beta = rounded(random_values(channels, 6), DType::f32), old_parameter(channels, 0.25);
       Tensor tx = picture(x), tr = picture(residual), ty = Tensor::like(tx), tdy = picture(dy), tg = parameter(gamma),
-             tb = parameter(beta), rm = parameter(gamma), rv = parameter(gamma), m = Tensor::like(tg), inverse = Tensor::like(tg);
+             tb = parameter(beta), rm = parameter(gamma), rv = parameter(gamma), m = Tensor::like(tg),
+             inverse = Tensor::like(tg);
       backend->batch_norm(s, tx, with_residual ? &tr : nullptr, tg, tb, rm, rv, ty, m, inverse);
 
       const Values y = ty.values(), mean = m.values(), deviation = inverse.values();
@@ -211,8 +215,9 @@ TEST_P(CpuKernels, BatchNormBackward) {
       }
       for (std::int64_t i = 0; i < n; i++) {
         const std::int64_t c = i % channels;
-        dx[i] = gamma[c] * deviation[c] * (d[i] - dbeta[c] / rows - (x[i] - mean[c]) * deviation[c] * dgamma[c] / rows) +
-                (add ? old[i] : 0);
+        dx[i] =
+            gamma[c] * deviation[c] * (d[i] - dbeta[c] / rows - (x[i] - mean[c]) * deviation[c] * dgamma[c] / rows) +
+            (add ? old[i] : 0);
       }
       Values dresidual = d;
       if (add)
@@ -230,10 +235,11 @@ TEST_P(CpuKernels, BatchNormBackward) {
         backend->batch_norm_backward(s, tx, with_residual ? &ty : nullptr, gradient, tg, tb, m, inverse, out);
       };
       Tensor tdx = picture(add ? old : garbage), tdr = picture(add ? old : garbage),
-             tdg = parameter(add ? old_parameter : garbage_parameter), tdb = parameter(add ? old_parameter : garbage_parameter);
+             tdg = parameter(add ? old_parameter : garbage_parameter),
+             tdb = parameter(add ? old_parameter : garbage_parameter);
       run(tdy, tdx, tdr, tdg, tdb);
-      const std::string what = "batch norm backward " + std::to_string(rows) + "×" + std::to_string(channels) + " variant " +
-                               std::to_string(variant);
+      const std::string what = "batch norm backward " + std::to_string(rows) + "×" + std::to_string(channels) +
+                               " variant " + std::to_string(variant);
       double scale = 1;  // the terms of dx cancel where the variance is next to nothing
       for (double v : deviation) scale = std::max(scale, v);
       expect_near(tdx.values(), dx, tolerance(), what + " dx", scale);
@@ -261,30 +267,31 @@ TEST_P(CpuKernels, BatchNormBackward) {
   });
 }
 
-// ---- pooling ---------------------------------------------------------------------------------------------------------
+// ---- pooling --------------------------------------------------------------------------------------------------------
 std::vector<PoolShape> pool_shapes() {
   std::vector<PoolShape> shapes;
   for (std::int64_t c : channel_counts) {
-    shapes.push_back({2, 8, 6, c});                             // pairs
-    shapes.push_back({2, 7, 9, c});                             // pairs, a row and a column left over
-    shapes.push_back({2, 7, 9, c, 3, 3, 2, 2, 1, 1});           // overlapping, padded
-    shapes.push_back({1, 6, 7, c, 3, 2, 1, 3, 1, 0});           // different in height and width, gaps between columns
+    shapes.push_back({2, 8, 6, c});                    // pairs
+    shapes.push_back({2, 7, 9, c});                    // pairs, a row and a column left over
+    shapes.push_back({2, 7, 9, c, 3, 3, 2, 2, 1, 1});  // overlapping, padded
+    shapes.push_back({1, 6, 7, c, 3, 2, 1, 3, 1, 0});  // different in height and width, gaps between columns
   }
-  shapes.push_back({3, 9, 9, 17, 3, 3, 3, 3});                  // tiles of three
-  shapes.push_back({3, 4, 5, 10, 4, 5, 4, 5});                  // global
-  shapes.push_back({2, 5, 5, 6, 2, 2, 3, 3, 0, 0});             // pixels that no window contains
+  shapes.push_back({3, 9, 9, 17, 3, 3, 3, 3});       // tiles of three
+  shapes.push_back({3, 4, 5, 10, 4, 5, 4, 5});       // global
+  shapes.push_back({2, 5, 5, 6, 2, 2, 3, 3, 0, 0});  // pixels that no window contains
   shapes.push_back({8, 28, 28, 32});
   shapes.push_back({8, 15, 15, 48, 3, 3, 2, 2, 1, 1});
   return shapes;
 }
 std::string describe(const PoolShape& s) {
   std::ostringstream out;
-  out << "pool " << s.n << "×" << s.h << "×" << s.w << "×" << s.c << " window " << s.kh << "×" << s.kw << " stride " << s.stride_h
-      << "×" << s.stride_w << " pad " << s.pad_h << "×" << s.pad_w;
+  out << "pool " << s.n << "×" << s.h << "×" << s.w << "×" << s.c << " window " << s.kh << "×" << s.kw << " stride "
+      << s.stride_h << "×" << s.stride_w << " pad " << s.pad_h << "×" << s.pad_w;
   return out.str();
 }
 
-// Calls f(position of y, position of x, position in the window) for every element of every window that lies in the picture.
+// Calls f(position of y, position of x, position in the window) for every element of every window that lies in the
+// picture.
 void for_windows(const PoolShape& s, const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& f) {
   for (std::int64_t n = 0; n < s.n; n++)
     for (std::int64_t oh = 0; oh < s.out_h(); oh++)
@@ -342,7 +349,8 @@ TEST_P(CpuKernels, AveragePool) {
       for (std::int64_t i = 0; i < ny; i++) y[i] /= count[i];
       if (add)
         for (std::int64_t i = 0; i < nx; i++) dx[i] += old[i];
-      Tensor tx = picture(x), ty(*backend, {ny}, type), tdy = picture(dy), tdx = picture(add ? old : Values(nx, nan_value));
+      Tensor tx = picture(x), ty(*backend, {ny}, type), tdy = picture(dy),
+             tdx = picture(add ? old : Values(nx, nan_value));
       backend->average_pool(s, tx, ty);
       expect_near(ty.values(), y, tolerance(), describe(s));
       backend->average_pool_backward(s, tdy, tdx, add);
@@ -350,7 +358,7 @@ TEST_P(CpuKernels, AveragePool) {
     }
 }
 
-// ---- rows and reductions ---------------------------------------------------------------------------------------------
+// ---- rows and reductions --------------------------------------------------------------------------------------------
 TEST_P(CpuKernels, SumRows) {
   auto check = [&](std::int64_t rows, std::int64_t channels) {
     const Values dy = random(rows * channels, 1, 0.1);
@@ -368,8 +376,9 @@ TEST_P(CpuKernels, SumRows) {
 }
 
 TEST_P(CpuKernels, Reduce) {
-  const std::int64_t shapes[][3] = {{1, 1, 1},   {1, 1000, 1}, {7, 13, 1},  {1, 40000, 1}, {3, 5, 6},     {64, 49, 17},
-                                    {2, 600, 64}, {1, 3, 2000}, {4, 20, 1100}, {300, 10, 20}, {1, 12000, 3}, {5, 0, 4}};
+  const std::int64_t shapes[][3] = {{1, 1, 1},     {1, 1000, 1},  {7, 13, 1},    {1, 40000, 1},
+                                    {3, 5, 6},     {64, 49, 17},  {2, 600, 64},  {1, 3, 2000},
+                                    {4, 20, 1100}, {300, 10, 20}, {1, 12000, 3}, {5, 0, 4}};
   for (auto [outer, middle, inner] : shapes)
     for (Reduction op : {Reduction::sum, Reduction::max})
       for (bool add : {false, true}) {
@@ -382,8 +391,10 @@ TEST_P(CpuKernels, Reduce) {
             for (std::int64_t i = 0; i < inner; i++) {
               double& w = want[o * inner + i];
               const double v = x[(o * middle + m) * inner + i];
-              if (op == Reduction::sum) w += v;
-              else w = std::isnan(v) || v > w ? v : w;
+              if (op == Reduction::sum)
+                w += v;
+              else
+                w = std::isnan(v) || v > w ? v : w;
             }
         if (add)
           for (std::int64_t i = 0; i < outer * inner; i++) want[i] += old[i];
@@ -471,7 +482,9 @@ TEST_P(CpuKernels, CrossEntropy) {
         for (std::int64_t r = 0; r < rows; r++) {
           const double* row = x.data() + r * classes;
           const std::int64_t first = std::max_element(row, row + classes) - row;
-          const std::int64_t label = r % 3 == 0 ? first : r % 3 == 1 ? (r * 7) % std::max<std::int64_t>(1, classes - 1) : 0;
+          const std::int64_t label = r % 3 == 0   ? first
+                                     : r % 3 == 1 ? (r * 7) % std::max<std::int64_t>(1, classes - 1)
+                                                  : 0;
           labels[r] = double(label);
           correct += label == first;
           const Values log_p = softmax_row(row, classes);
@@ -497,8 +510,11 @@ TEST_P(CpuKernels, CrossEntropy) {
             for (std::int64_t i = 0; i < n; i++) want[i] += old[i];
           Tensor tdx = picture(add ? old : Values(n, nan_value)).reshape({rows, classes});
           backend->cross_entropy_backward(tp, tl, smoothing, parameter({0.5}), tdx, add);
-          expect_near(tdx.values(), want, add ? tolerance() : type == DType::bf16 ? 1.0 / 200 : 1e-5, "cross-entropy backward",
-                      add ? 1 : 0.5 / rows);
+          expect_near(tdx.values(), want,
+                      add                   ? tolerance()
+                      : type == DType::bf16 ? 1.0 / 200
+                                            : 1e-5,
+                      "cross-entropy backward", add ? 1 : 0.5 / rows);
         }
       }
   Tensor x = picture(Values(20, 0.0)).reshape({2, 10}), labels = Tensor::of(*backend, {2}, {3, 10}, DType::i32);
@@ -509,10 +525,11 @@ TEST_P(CpuKernels, CrossEntropy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CpuKernels,
-                         testing::Values(Case{DType::f32, 1}, Case{DType::f32, 2}, Case{DType::bf16, 1}, Case{DType::bf16, 2}),
+                         testing::Values(Case{DType::f32, 1}, Case{DType::f32, 2}, Case{DType::bf16, 1},
+                                         Case{DType::bf16, 2}),
                          name_of_case);
 
-// ---- the backend -----------------------------------------------------------------------------------------------------
+// ---- the backend ----------------------------------------------------------------------------------------------------
 TEST(CpuBackend, DescribesItself) {
   auto backend = cpu_backend(2);
   EXPECT_EQ(backend->threads(), 2);
@@ -546,7 +563,8 @@ TEST(CpuBackend, MatrixProducts) {
       for (std::int64_t i = 0; i < m; i++)
         for (std::int64_t j = 0; j < n; j++)
           for (std::int64_t l = 0; l < k; l++)
-            want[(g * m + i) * n + j] += a[g * m * k + (ta ? l * m + i : i * k + l)] * b[g * k * n + (tb ? j * k + l : l * n + j)];
+            want[(g * m + i) * n + j] +=
+                a[g * m * k + (ta ? l * m + i : i * k + l)] * b[g * k * n + (tb ? j * k + l : l * n + j)];
     Tensor x = Tensor::of(*backend, ta ? Shape{batch, k, m} : Shape{batch, m, k}, a),
            w = Tensor::of(*backend, tb ? Shape{batch, n, k} : Shape{batch, k, n}, b),
            c = Tensor::full(*backend, {batch, m, n}, add ? 1 : nan_value);

@@ -39,7 +39,8 @@ struct Folder {
 
 void write(const fs::path& path, const Bytes& bytes) {
   fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
 }
 
 Bytes cut(Bytes b, std::size_t size) {
@@ -54,7 +55,8 @@ Bytes gzip(const Bytes& plain) {
   do {
     std::size_t size = std::min<std::size_t>(65535, plain.size() - begin);
     bool last = begin + size == plain.size();
-    for (std::size_t v : {std::size_t(last), size & 255, size >> 8, ~size & 255, (~size >> 8) & 255}) out.push_back(std::uint8_t(v));
+    for (std::size_t v : {std::size_t(last), size & 255, size >> 8, ~size & 255, (~size >> 8) & 255})
+      out.push_back(std::uint8_t(v));
     out.insert(out.end(), plain.begin() + begin, plain.begin() + begin + size);
     begin += size;
   } while (begin < plain.size());
@@ -120,7 +122,7 @@ std::string error_of(const std::function<void()>& call) {
 
 const std::string mend = "delete it and fetch it again";
 
-// ---- IDX -------------------------------------------------------------------------------------------------------------
+// ---- IDX ------------------------------------------------------------------------------------------------------------
 TEST(Idx, ReadsPlain) {
   Folder dir;
   Bytes pixels = noise(5 * 4 * 3, 1);
@@ -231,7 +233,8 @@ TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
   Folder dir;
   write(dir / "x", idx(0x803, {4, 2, 2}, noise(16, 6)));
   write(dir / "y", idx(0x801, {4}, {0, 9, 10, 3}));
-  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend), "y: label 10 at position 2, expected 0 to 9: " + mend);
+  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend),
+               "y: label 10 at position 2, expected 0 to 9: " + mend);
   write(dir / "y", idx(0x801, {3}, {0, 9, 3}));
   EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend), "x: has 4 pictures, expected 3");
   write(dir / "y", idx(0x801, {4}, {0, 9, 3, 7}));
@@ -240,7 +243,7 @@ TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
   EXPECT_EQ(p.labels.values(), (std::vector<double>{0, 9, 3, 7}));
 }
 
-// ---- Fashion-MNIST and CIFAR-10 --------------------------------------------------------------------------------------
+// ---- Fashion-MNIST and CIFAR-10 -------------------------------------------------------------------------------------
 void write_fashion(const fs::path& dir, bool compressed, std::uint32_t side = 28) {
   for (auto [prefix, n] : {std::pair{"train", 30u}, {"t10k", 10u}}) {
     Bytes labels(n);
@@ -317,8 +320,8 @@ TEST(Cifar, DamageIsNamed) {
   Bytes good = cifar_file(3, 2);
   for (std::size_t size : {std::size_t{0}, std::size_t{1}, record - 1, record, record + 1, 3 * record - 1}) {
     write(dir / "data_batch_2.bin", cut(good, size));  // `record`: whole records, but too few
-    EXPECT_ERROR(cifar10(dir.path, 3), (dir / "data_batch_2.bin").string(), "truncated after " + std::to_string(size) + " bytes",
-                 "expected 9219", command);
+    EXPECT_ERROR(cifar10(dir.path, 3), (dir / "data_batch_2.bin").string(),
+                 "truncated after " + std::to_string(size) + " bytes", "expected 9219", command);
   }
   write(dir / "data_batch_2.bin", cut(good, 3 * record + 1));
   EXPECT_ERROR(cifar10(dir.path, 3), "goes on after 9219 bytes", command);
@@ -332,7 +335,7 @@ TEST(Cifar, DamageIsNamed) {
   EXPECT_ERROR(cifar10(dir.path), "expected 30730000");  // data_batch_1 has 3 records
 }
 
-// ---- where the files are ---------------------------------------------------------------------------------------------
+// ---- where the files are --------------------------------------------------------------------------------------------
 // Sets an environment variable, or with null removes it, for as long as the object lives.
 struct Environment {
   std::string name, old;
@@ -371,6 +374,7 @@ TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
   fs::current_path(here);
   EXPECT_ERROR(find_data("imagenet"), "imagenet", "choose fashion-mnist or cifar-10");
   EXPECT_ERROR(load_dataset("imagenet"), "imagenet", "synthetic-fashion-mnist");
+  EXPECT_THROW(load_dataset("imagenet"), UsageError);  // what the user gave is at fault
 }
 
 // The script's ends that need no network. It is run from the repository's root, like all tests.
@@ -379,7 +383,8 @@ TEST(GetData, ExitStatusAndNoHalfFiles) {
   if (std::system("command -v curl >/dev/null 2>&1") != 0) GTEST_SKIP() << "file:// addresses need curl";
   Folder dir;
   auto run = [&](const std::string& mirror, const std::string& arguments) {
-    int status = std::system(("TANDEM_MIRROR='" + mirror + "' sh datasets/get-data.sh " + arguments + " >/dev/null 2>&1").c_str());
+    std::string line = "TANDEM_MIRROR='" + mirror + "' sh datasets/get-data.sh " + arguments + " >/dev/null 2>&1";
+    int status = std::system(line.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   };
   EXPECT_EQ(run("", ""), 2);
@@ -390,7 +395,7 @@ TEST(GetData, ExitStatusAndNoHalfFiles) {
   EXPECT_TRUE(fs::is_empty(dir / "fashion-mnist"));
 }
 
-// ---- pictures in memory ----------------------------------------------------------------------------------------------
+// ---- pictures in memory ---------------------------------------------------------------------------------------------
 TEST(InMemory, MeasuresMeanAndDeviation) {
   Bytes x = {0, 10, 255, 10, 0, 10, 255, 10};  // [2, 1, 2, 2]: channel 0 is 0 and 255, channel 1 is 10
   std::vector<std::int32_t> y = {1, 0};
@@ -450,11 +455,13 @@ TEST(HoldBack, PartsAreDisjointCompleteAndRepeatable) {
   double middle = std::accumulate(b.begin(), b.end(), 0.0) / 100;  // 500 ± 29 (one deviation)
   EXPECT_NEAR(middle, 500, 120);
   EXPECT_EQ(rest.mean, p.mean);
-  EXPECT_ERROR(split(p, 0, 5), "cannot hold back 0 of 1000");
+  EXPECT_ERROR(split(p, -1, 5), "cannot hold back -1 of 1000");
+  EXPECT_EQ(numbers(split(p, 0, 5).first).size(), std::size_t(n));
+  EXPECT_EQ(split(p, 0, 5).second.count(), 0);
   EXPECT_ERROR(split(p, n, 5), "cannot hold back 1000 of 1000");
 }
 
-// ---- synthetic pictures ----------------------------------------------------------------------------------------------
+// ---- synthetic pictures ---------------------------------------------------------------------------------------------
 SyntheticOptions small_set() {
   SyntheticOptions o;
   o.train = 2000;
@@ -489,7 +496,8 @@ int recognise(const std::uint8_t* x, double mean) {
     double power = 0;
     for (double stretch : {0.93, 1.0, 1.07})
       for (int side : {1, -1}) {
-        double period = (label < 5 ? 4.0 : 7.0) * stretch, angle = 22.5 * (label % 5) * 3.14159265358979 / 180, re = 0, im = 0;
+        double period = (label < 5 ? 4.0 : 7.0) * stretch, angle = 22.5 * (label % 5) * 3.14159265358979 / 180;
+        double re = 0, im = 0;
         for (int r = 0; r < 28; r++)
           for (int c = 0; c < 28; c++) {
             double phase = 6.283185307 * (side * c * std::sin(angle) + r * std::cos(angle)) / period;

@@ -22,7 +22,7 @@ Pictures patterned(std::int64_t n, std::int64_t h = 6, std::int64_t w = 5, std::
   std::vector<std::uint8_t> x(n * h * w * c);
   std::vector<std::int32_t> y(n);
   std::uint32_t state = 12345;
-  for (auto& v : x) v = std::uint8_t(((state = state * 1664525u + 1013904223u) >> 24) | 1);  // never black: padding shows
+  for (auto& v : x) v = std::uint8_t((state = state * 1664525u + 1013904223u) >> 24 | 1);  // never black: padding shows
   for (std::int64_t i = 0; i < n; i++) y[i] = std::int32_t(i % 10);
   return in_memory("patterned", x, {n, h, w, c}, y, 10);
 }
@@ -71,14 +71,14 @@ class LoaderTest : public testing::Test {
   std::unique_ptr<Backend> host = reference_backend(1);
 };
 
-// ---- cutting the epoch -----------------------------------------------------------------------------------------------
+// ---- cutting the epoch ----------------------------------------------------------------------------------------------
 TEST(Cut, EveryEpochIsCoveredOnceAndNoShareIsEmpty) {
   for (int world : {1, 2, 3, 7})
     for (std::int64_t batch : {1, 2, 5, 16})
       for (std::int64_t n = 1; n < 150; n++)
         for (bool drop : {false, true}) {
           Cut cut(n, batch, world, drop);
-          SCOPED_TRACE(testing::Message() << n << " pictures, " << world << " × " << batch << (drop ? ", drop_last" : ""));
+          SCOPED_TRACE(testing::Message() << n << " pictures, " << world << " × " << batch << (drop ? ", drop" : ""));
           std::int64_t global = batch * world, at = 0;
           if (n < world) { ASSERT_EQ(cut.batches, 0); }
           for (std::int64_t k = 0; k < cut.batches; k++) {
@@ -133,6 +133,41 @@ TEST_F(LoaderTest, RanksShareAnEpochExactlyOnce) {
   }
 }
 
+// A loader made for one rank becomes one of many, and the other way round.
+TEST_F(LoaderTest, ShareGivesWhatALoaderOfThatRankHas) {
+  Pictures p = patterned(103);
+  Loader loader(p, options(8), *host);
+  Batch b;
+  loader.start(3);
+  loader.next(b);  // in the middle of an epoch
+  for (auto [rank, world] : {std::pair{1, 3}, {2, 3}, {6, 7}, {0, 1}}) {
+    loader.share(rank, world);
+    EXPECT_THROW(loader.next(b), Error);  // until start()
+    LoaderOptions o = options(8);
+    o.rank = rank;
+    o.world = world;
+    Loader fresh(p, o, *host);
+    EXPECT_EQ(loader.batches_per_epoch(), fresh.batches_per_epoch());
+    EXPECT_EQ(whole_epoch(loader, 3), whole_epoch(fresh, 3));
+  }
+  EXPECT_THROW(loader.share(0, 104), UsageError);
+  EXPECT_THROW(loader.share(2, 2), Error);
+}
+
+TEST_F(LoaderTest, AGlobalBatchIsDividedAmongRanks) {
+  LoaderOptions o = options(100);
+  o.global_batch = 12;
+  Loader loader(patterned(60), o, *host);
+  EXPECT_EQ(loader.options().batch, 12);
+  EXPECT_EQ(loader.batches_per_epoch(), 5);
+  loader.share(1, 3);
+  EXPECT_EQ(loader.options().batch, 4);
+  EXPECT_EQ(loader.batches_per_epoch(), 5);
+  loader.share(1, 2);
+  EXPECT_EQ(loader.options().batch, 6);
+  EXPECT_THROW(loader.share(0, 5), UsageError);
+}
+
 TEST_F(LoaderTest, GlobalCountsThePicturesOfAllRanks) {
   Pictures p = patterned(21);
   std::map<std::int64_t, std::int64_t> sum, said;
@@ -149,7 +184,7 @@ TEST_F(LoaderTest, GlobalCountsThePicturesOfAllRanks) {
   EXPECT_EQ(said, (std::map<std::int64_t, std::int64_t>{{0, 16}, {1, 5}}));
 }
 
-// ---- the shuffle -----------------------------------------------------------------------------------------------------
+// ---- the shuffle ----------------------------------------------------------------------------------------------------
 TEST(Shuffle, IsAPermutationOfSeedAndEpoch) {
   for (std::int64_t n : {1, 2, 5, 1000}) {
     auto a = shuffled(n, 1, 2);
@@ -196,7 +231,7 @@ TEST_F(LoaderTest, DropLast) {
   EXPECT_EQ(whole_epoch(loader, 0).size(), 24u);
 }
 
-// ---- what is in a batch ----------------------------------------------------------------------------------------------
+// ---- what is in a batch ---------------------------------------------------------------------------------------------
 // The textbook: pixel by pixel, in double until the last step.
 float expected_pixel(const Pictures& p, const LoaderOptions& o, std::int64_t epoch, int sample, int y, int x, int c) {
   Crop crop = draw_crop(o.augment, o.seed, std::uint32_t(epoch), sample);
@@ -331,7 +366,7 @@ TEST_F(LoaderTest, AugmentationDoesNotDependOnRanks) {
   EXPECT_EQ(seen[0], seen[1]);
 }
 
-// ---- counters instead of state ---------------------------------------------------------------------------------------
+// ---- counters instead of state --------------------------------------------------------------------------------------
 TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
   Pictures p = patterned(50);
   for (int prefetch : {0, 1, 3}) {
@@ -438,7 +473,7 @@ TEST_F(LoaderTest, AllocatesNothingOnceItRuns) {
   }
 }
 
-// ---- what goes wrong -------------------------------------------------------------------------------------------------
+// ---- what goes wrong ------------------------------------------------------------------------------------------------
 TEST_F(LoaderTest, ErrorsOfTheThreadArriveInNext) {
   for (int prefetch : {0, 3}) {
     LoaderOptions o = options(8, prefetch);

@@ -1,5 +1,6 @@
-// The cpu backend: f32 and bf16 on the cores of one machine. Convolutions and matrix products go to Convolution (Winograd,
-// oneDNN, direct), what is bound by memory to norm, pool and rows. This file unpacks tensors into pointers, and nothing else.
+// The cpu backend: f32 and bf16 on the cores of one machine. Convolutions and matrix products go to Convolution
+// (Winograd, oneDNN, direct), what is bound by memory to norm, pool and rows. This file unpacks tensors into pointers,
+// and nothing else.
 #include "core/backend.h"
 
 #include <cstring>
@@ -41,15 +42,17 @@ void require_instructions() {
 #if defined(__AVX512BF16__)
   need(__builtin_cpu_supports("avx512bf16"), "AVX-512 BF16");
 #endif
-  require(missing.empty(), "cpu backend: this program was compiled for a CPU with ", missing,
-          ", which this one lacks; rebuild it here with make MARCH=native, or with MARCH=x86-64-v3 for any CPU with AVX2");
+  require(
+      missing.empty(), "cpu backend: this program was compiled for a CPU with ", missing,
+      ", which this one lacks; rebuild it here with make MARCH=native, or with MARCH=x86-64-v3 for any CPU with AVX2");
 #endif
 }
 
 std::string model_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);)
-    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
   return "CPU";
 }
 
@@ -63,7 +66,8 @@ int threads_or_all(int threads) {
 }
 
 // f.operator()<T>() for the type of x: float or bf16.
-template <class F> void typed(DType dtype, const char* op, const F& f) {
+template <class F>
+void typed(DType dtype, const char* op, const F& f) {
   if (dtype == DType::f32) return f.template operator()<float>();
   if (dtype == DType::bf16) return f.template operator()<bf16>();
   if (dtype == DType::f64) fail(op, ": cpu backend: f64 lives in the reference backend");
@@ -71,8 +75,14 @@ template <class F> void typed(DType dtype, const char* op, const F& f) {
 }
 
 // Absent tensors are null pointers.
-template <class T> const T* data(const Tensor* t) { return t ? t->data<T>() : nullptr; }
-template <class T> T* write_if(Tensor* t) { return t ? t->write<T>() : nullptr; }
+template <class T>
+const T* data(const Tensor* t) {
+  return t ? t->data<T>() : nullptr;
+}
+template <class T>
+T* write_if(Tensor* t) {
+  return t ? t->write<T>() : nullptr;
+}
 
 // The state of a parameter. Other weights have no name under which a prepared form could be kept.
 WeightKey key(const Tensor& w) {
@@ -96,7 +106,8 @@ class CpuBackend : public Backend {
       : Backend("cpu", heap_memory(), threads), scratch_(memory()), convolution_(scratch_, threads) {}
 
   std::string description() const override {
-    return model_name() + ", " + OneDnn::version() + ", " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
+    return model_name() + ", " + OneDnn::version() + ", " + std::to_string(threads_) +
+           (threads_ == 1 ? " thread" : " threads");
   }
   bool supports(DType dtype) const override {
     return dtype == DType::f32 || (dtype == DType::bf16 && OneDnn::has_bf16());
@@ -107,7 +118,8 @@ class CpuBackend : public Backend {
   void copy(void* to, const void* from, std::size_t bytes) override {
     auto n = static_cast<std::int64_t>(bytes);
     parallel_ranges(n / 4 >= parallel_grain ? threads_ : 1, n, 4096, [&](std::int64_t begin, std::int64_t end) {
-      std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, static_cast<std::size_t>(end - begin));
+      std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                  static_cast<std::size_t>(end - begin));
     });
   }
   void synchronize() override {}
@@ -134,8 +146,8 @@ class CpuBackend : public Backend {
   }
   void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     typed(dy.dtype(), "linear_backward_data", [&]<class T> {
-      convolution_.library().linear_backward_data<T>(dy.elements() / w.extent(0), w.extent(0), w.extent(1), dy.data<T>(),
-                                                     w.data<float>(), key(w), dx.write<T>(), add);
+      convolution_.library().linear_backward_data<T>(dy.elements() / w.extent(0), w.extent(0), w.extent(1),
+                                                     dy.data<T>(), w.data<float>(), key(w), dx.write<T>(), add);
     });
   }
   void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
@@ -157,9 +169,8 @@ class CpuBackend : public Backend {
     });
   }
   void conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
-    typed(x.dtype(), "conv2d_backward_filter", [&]<class T> {
-      convolution_.backward_filter<T>(s, x.data<T>(), dy.data<T>(), dw.write<float>(), add);
-    });
+    typed(x.dtype(), "conv2d_backward_filter",
+          [&]<class T> { convolution_.backward_filter<T>(s, x.data<T>(), dy.data<T>(), dw.write<float>(), add); });
   }
   void sum_rows(const Tensor& dy, Tensor& db, bool add) override {
     const std::int64_t channels = db.elements();
@@ -185,18 +196,18 @@ class CpuBackend : public Backend {
     typed(x.dtype(), "average_pool", [&]<class T> { cpu::average_pool<T>(threads_, s, x.data<T>(), y.write<T>()); });
   }
   void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) override {
-    typed(dy.dtype(), "average_pool_backward", [&]<class T> {
-      cpu::average_pool_backward<T>(threads_, s, dy.data<T>(), dx.write<T>(), add);
-    });
+    typed(dy.dtype(), "average_pool_backward",
+          [&]<class T> { cpu::average_pool_backward<T>(threads_, s, dy.data<T>(), dx.write<T>(), add); });
   }
 
   // ---- batch normalisation -----------------------------------------------------------------------------------------
   void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
-                  Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean, Tensor& inverse_deviation) override {
+                  Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
+                  Tensor& inverse_deviation) override {
     typed(x.dtype(), "batch_norm", [&]<class T> {
       cpu::batch_norm<T>(threads_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                         running_mean.write<float>(), running_variance.write<float>(), y.write<T>(), mean.write<float>(),
-                         inverse_deviation.write<float>());
+                         running_mean.write<float>(), running_variance.write<float>(), y.write<T>(),
+                         mean.write<float>(), inverse_deviation.write<float>());
     });
   }
   void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
@@ -210,19 +221,19 @@ class CpuBackend : public Backend {
                            const Tensor& beta, const Tensor& mean, const Tensor& inverse_deviation,
                            const NormGradients& out) override {
     typed(x.dtype(), "batch_norm_backward", [&]<class T> {
-      cpu::batch_norm_backward<T>(threads_, s, x.data<T>(), data<T>(y), dy.data<T>(), gamma.data<float>(),
-                                  beta.data<float>(), mean.data<float>(), inverse_deviation.data<float>(),
-                                  {write_if<T>(out.dx), write_if<T>(out.dresidual), write_if<float>(out.dgamma),
-                                   write_if<float>(out.dbeta), out.add_dx, out.add_dresidual, out.add_dgamma, out.add_dbeta});
+      cpu::batch_norm_backward<T>(
+          threads_, s, x.data<T>(), data<T>(y), dy.data<T>(), gamma.data<float>(), beta.data<float>(),
+          mean.data<float>(), inverse_deviation.data<float>(),
+          {write_if<T>(out.dx), write_if<T>(out.dresidual), write_if<float>(out.dgamma), write_if<float>(out.dbeta),
+           out.add_dx, out.add_dresidual, out.add_dgamma, out.add_dbeta});
     });
   }
 
   // ---- rows and reductions -----------------------------------------------------------------------------------------
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override {
-    typed(x.dtype(), "reduce", [&]<class T> {
-      cpu::reduce<T>(threads_, op, outer, middle, inner, x.data<T>(), y.write<T>(), add);
-    });
+    typed(x.dtype(), "reduce",
+          [&]<class T> { cpu::reduce<T>(threads_, op, outer, middle, inner, x.data<T>(), y.write<T>(), add); });
   }
   void sum_of_squares(const Tensor& x, Tensor& y, bool add) override {
     typed(x.dtype(), "sum_of_squares", [&]<class T> {
@@ -233,9 +244,8 @@ class CpuBackend : public Backend {
   }
   void log_softmax(const Tensor& x, Tensor& y) override {
     const Rows r(x);
-    typed(x.dtype(), "log_softmax", [&]<class T> {
-      cpu::log_softmax<T>(threads_, r.rows, r.classes, x.data<T>(), y.write<T>());
-    });
+    typed(x.dtype(), "log_softmax",
+          [&]<class T> { cpu::log_softmax<T>(threads_, r.rows, r.classes, x.data<T>(), y.write<T>()); });
   }
   void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) override {
     const Rows r(y);
@@ -256,8 +266,8 @@ class CpuBackend : public Backend {
                               Tensor& dx, bool add) override {
     const Rows r(dx);
     typed(dx.dtype(), "cross_entropy_backward", [&]<class T> {
-      cpu::cross_entropy_backward<T>(threads_, r.rows, r.classes, probabilities.data<float>(), labels.data<std::int32_t>(),
-                                     smoothing, *dloss.data<float>(), dx.write<T>(), add);
+      cpu::cross_entropy_backward<T>(threads_, r.rows, r.classes, probabilities.data<float>(),
+                                     labels.data<std::int32_t>(), smoothing, *dloss.data<float>(), dx.write<T>(), add);
     });
   }
 

@@ -1,5 +1,5 @@
-// Which algorithm for which convolution. Each is tried once with a stopwatch, since no rule knows every CPU: the crossing point
-// between Winograd and direct convolution moves with caches, vector width and the library's version.
+// Which algorithm for which convolution. Each is tried once with a stopwatch, since no rule knows every CPU: the
+// crossing point between Winograd and direct convolution moves with caches, vector width and the library's version.
 #include "core/cpu/convolution.h"
 
 #include <algorithm>
@@ -8,20 +8,29 @@
 
 #include "core/cpu/direct.h"
 #include "core/cpu/prepared.h"
+#include "core/cpu/simd.h"
 #include "core/cpu/winograd.h"
 #include "core/error.h"
 
 namespace tandem::cpu {
 
-const char* name_of(Algorithm a) { return a == Algorithm::winograd ? "winograd" : a == Algorithm::onednn ? "oneDNN" : "direct"; }
+const char* name_of(Algorithm a) {
+  switch (a) {
+    case Algorithm::winograd: return "winograd";
+    case Algorithm::direct: return "direct";
+    case Algorithm::onednn: return "oneDNN";
+    case Algorithm::widened: return "widened";
+  }
+  return "?";
+}
 const char* name_of(Pass p) {
   return p == Pass::forward ? "forward" : p == Pass::backward_data ? "backward data" : "backward filter";
 }
 
 namespace {
 
-// The best of several runs, for other programs may disturb one; a clear loser is stopped early. The first run, which pays for
-// page faults and for making primitives, does not count.
+// The best of several runs, for other programs may disturb one; a clear loser is stopped early. The first run, which
+// pays for page faults and for making primitives, does not count.
 template <class Run>
 double milliseconds(const Run& run, double best_so_far) {
   using Clock = std::chrono::steady_clock;
@@ -32,25 +41,38 @@ double milliseconds(const Run& run, double best_so_far) {
     run();
     const double t = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     best = std::min(best, t), spent += t;
-    if (i >= 1 && spent > 40 && best > 1.3 * best_so_far) break;
+    if (spent > 40 && (i > 0 || best > 1.5 * best_so_far)) break;
   }
   return best;
+}
+
+// to[i] (+)= from[i], from one type to another.
+template <class From, class To>
+void convert(const From* from, To* to, std::int64_t n, bool add, int threads) {
+  const int lanes = n < 65536 ? 1 : threads;
+  in_lanes(lanes, [&](int lane) {
+    std::int64_t i = n / VL * lane / lanes * VL;
+    const std::int64_t end = lane == lanes - 1 ? n : n / VL * (lane + 1) / lanes * VL;
+    for (; i + VL <= end; i += VL) store(to + i, add ? load(to + i) + load(from + i) : load(from + i));
+    for (; i < end; i++) to[i] = To(add ? float(to[i]) + float(from[i]) : float(from[i]));
+  });
 }
 
 void check(const ConvShape& s) {
   require(s.groups > 0 && s.c_in % s.groups == 0 && s.c_out % s.groups == 0, "conv2d: ", s.c_in, " input and ", s.c_out,
           " output channels do not divide into ", s.groups, " groups");
-  require(s.n > 0 && s.c_in > 0 && s.c_out > 0 && s.kh > 0 && s.kw > 0 && s.stride_h > 0 && s.stride_w > 0 && s.out_h() > 0 &&
-              s.out_w() > 0,
-          "conv2d: a filter of ", s.kh, "×", s.kw, " (stride ", s.stride_h, ",", s.stride_w, ", padding ", s.pad_h, ",", s.pad_w,
-          ", dilation ", s.dilation_h, ",", s.dilation_w, ") leaves nothing of pictures [", s.n, ",", s.h, ",", s.w, ",", s.c_in,
-          "]: check the padding");
+  require(s.n > 0 && s.c_in > 0 && s.c_out > 0 && s.kh > 0 && s.kw > 0 && s.stride_h > 0 && s.stride_w > 0 &&
+              s.out_h() > 0 && s.out_w() > 0,
+          "conv2d: a filter of ", s.kh, "×", s.kw, " (stride ", s.stride_h, ",", s.stride_w, ", padding ", s.pad_h, ",",
+          s.pad_w, ", dilation ", s.dilation_h, ",", s.dilation_w, ") leaves nothing of pictures [", s.n, ",", s.h, ",",
+          s.w, ",", s.c_in, "]: check the padding");
 }
 
 }  // namespace
 
 struct Convolution::State {
-  State(Scratch& scratch, int threads) : scratch(scratch), threads(std::max(threads, 1)), library(scratch, this->threads), prepared(scratch) {}
+  State(Scratch& scratch, int threads)
+      : scratch(scratch), threads(std::max(threads, 1)), library(scratch, this->threads), prepared(scratch) {}
   Scratch& scratch;
   int threads;
   OneDnn library;
@@ -68,6 +90,9 @@ struct Convolution::State {
     if (kernel_name) *kernel_name = kernel.name;
     const bool usable = !kernel.name.empty() && !(kernel.reference() && !found.empty());
     if (usable) found.push_back(Algorithm::onednn);
+    const bool others = found.size() > (usable ? 1u : 0u);
+    if (dtype_of<T> == DType::bf16 && !others && !library.kernel<float>(s, pass).name.empty())
+      found.push_back(Algorithm::widened);
     if (found.empty()) found.push_back(Algorithm::onednn);  // which then says what is missing
     return found;
   }
@@ -77,10 +102,11 @@ struct Convolution::State {
     auto has = [&](Algorithm a) { return std::find(found.begin(), found.end(), a) != found.end(); };
     if (has(Algorithm::direct)) return Algorithm::direct;
     if (has(Algorithm::winograd) && (winograd::filled(s) > 0.5 || !has(Algorithm::onednn))) return Algorithm::winograd;
-    return Algorithm::onednn;
+    return has(Algorithm::onednn) ? Algorithm::onednn : found[0];
   }
 
-  // trial(a) runs algorithm a as often as wanted, without lasting effect other than on outputs that are overwritten anyway.
+  // trial(a) runs algorithm a as often as wanted, without lasting effect other than on outputs that are overwritten
+  // anyway.
   template <class T, class Trial>
   Algorithm choose(const ConvShape& s, Pass pass, const Trial& trial) {
     for (const Choice& c : made)
@@ -107,27 +133,50 @@ struct Convolution::State {
   template <class Use>
   void with_filters(const ConvShape& s, const float* w, WeightKey key, bool rotated, const Use& use) {
     if (!winograd::wants_prepared(s, rotated)) return use(static_cast<const float*>(nullptr));
-    prepared.with(key, rotated, w, s.w_elements(), winograd::prepared_bytes(s),
-                  [&](std::byte* to) { winograd::prepare(s, w, rotated, reinterpret_cast<float*>(to), threads); },
-                  [&](std::byte* from) { use(reinterpret_cast<const float*>(from)); });
+    prepared.with(
+        key, rotated, w, s.w_elements(), winograd::prepared_bytes(s),
+        [&](std::byte* to) { winograd::prepare(s, w, rotated, reinterpret_cast<float*>(to), threads); },
+        [&](std::byte* from) { use(reinterpret_cast<const float*>(from)); });
   }
 
   template <class T>
   void forward(Algorithm a, const ConvShape& s, const T* x, const float* w, WeightKey key, T* y, const Epilogue& e) {
     if (a == Algorithm::onednn) return library.forward(s, x, w, key, y, e);
     if (a == Algorithm::direct) return direct::forward(s, x, w, y, e, scratch, threads);
+    if (a == Algorithm::widened) {
+      Block memory(scratch, 4 * std::size_t(s.x_elements() + s.y_elements()) + 128);
+      float *wide_x = memory.carve<float>(s.x_elements()), *wide_y = memory.carve<float>(s.y_elements());
+      convert(x, wide_x, s.x_elements(), false, threads);
+      library.forward<float>(s, wide_x, w, key, wide_y, e);
+      return convert(wide_y, y, s.y_elements(), false, threads);
+    }
     with_filters(s, w, key, false, [&](const float* u) { winograd::forward(s, x, w, u, y, e, scratch, threads); });
   }
   template <class T>
   void backward_data(Algorithm a, const ConvShape& s, const T* dy, const float* w, WeightKey key, T* dx, bool add) {
     if (a == Algorithm::onednn) return library.backward_data(s, dy, w, key, dx, add);
     if (a == Algorithm::direct) return direct::backward_data(s, dy, w, dx, add, scratch, threads);
-    with_filters(s, w, key, true, [&](const float* u) { winograd::backward_data(s, dy, w, u, dx, add, scratch, threads); });
+    if (a == Algorithm::widened) {
+      Block memory(scratch, 4 * std::size_t(s.x_elements() + s.y_elements()) + 128);
+      float *wide_dx = memory.carve<float>(s.x_elements()), *wide_dy = memory.carve<float>(s.y_elements());
+      convert(dy, wide_dy, s.y_elements(), false, threads);
+      library.backward_data<float>(s, wide_dy, w, key, wide_dx, false);
+      return convert(wide_dx, dx, s.x_elements(), add, threads);
+    }
+    with_filters(s, w, key, true,
+                 [&](const float* u) { winograd::backward_data(s, dy, w, u, dx, add, scratch, threads); });
   }
   template <class T>
   void backward_filter(Algorithm a, const ConvShape& s, const T* x, const T* dy, float* dw, bool add) {
     if (a == Algorithm::onednn) return library.backward_filter(s, x, dy, dw, add);
     if (a == Algorithm::direct) return direct::backward_filter(s, x, dy, dw, add, scratch, threads);
+    if (a == Algorithm::widened) {
+      Block memory(scratch, 4 * std::size_t(s.x_elements() + s.y_elements()) + 128);
+      float *wide_x = memory.carve<float>(s.x_elements()), *wide_dy = memory.carve<float>(s.y_elements());
+      convert(x, wide_x, s.x_elements(), false, threads);
+      convert(dy, wide_dy, s.y_elements(), false, threads);
+      return library.backward_filter<float>(s, wide_x, wide_dy, dw, add);
+    }
     winograd::backward_filter(s, x, dy, dw, add, scratch, threads);
   }
 };
@@ -137,8 +186,10 @@ Convolution::~Convolution() = default;
 
 // Trials prepare the weights each time (no key), as a training step does.
 template <class T>
-void Convolution::forward(const ConvShape& s, const T* x, const float* w, WeightKey key, T* y, const Epilogue& epilogue) {
-  const Algorithm a = state_->choose<T>(s, Pass::forward, [&](Algorithm a) { state_->forward(a, s, x, w, {}, y, epilogue); });
+void Convolution::forward(const ConvShape& s, const T* x, const float* w, WeightKey key, T* y,
+                          const Epilogue& epilogue) {
+  const Algorithm a =
+      state_->choose<T>(s, Pass::forward, [&](Algorithm a) { state_->forward(a, s, x, w, {}, y, epilogue); });
   state_->forward(a, s, x, w, key, y, epilogue);
 }
 

@@ -1,13 +1,15 @@
-// The convolutions of the cpu backend: one contract, three algorithms (Winograd, oneDNN, direct), and the choice between them.
+// The convolutions of the cpu backend: one contract, three algorithms (Winograd, oneDNN, direct), and the choice
+// between them.
 //
-// Pictures x[n, h, w, c_in], filters w[c_out, kh, kw, c_in / groups], results y[n, out_h, out_w, c_out], dense. T is float or
-// bf16; weights and their gradients are always float. Arithmetic is f32, except where oneDNN multiplies bf16 (and sums in f32).
+// Pictures x[n, h, w, c_in], filters w[c_out, kh, kw, c_in / groups], results y[n, out_h, out_w, c_out], dense. T is
+// float or bf16; weights and their gradients are always float. Arithmetic is f32, except where oneDNN multiplies bf16
+// (and sums in f32).
 //
-// The first call of a (shape, pass, type) tries each algorithm that applies on the caller's own buffers and remembers the
-// fastest; the second call and those after it ask the system for no memory. Choices, and so the last bits of results, may
-// differ between runs: deterministic(true) chooses by a rule instead.
-// One object belongs to one backend and is used from one thread at a time; different objects may run at once.
-// Errors: tandem::Error that names operation, shapes and a hint.
+// The first call of a (shape, pass, type) tries each algorithm that applies on the caller's own buffers and remembers
+// the fastest; the second call and those after it ask the system for no memory. Choices, and so the last bits of
+// results, may differ between runs: deterministic(true) chooses by a rule instead. One object belongs to one backend
+// and is used from one thread at a time; different objects may run at once. Errors: tandem::Error that names operation,
+// shapes and a hint.
 #pragma once
 #include <memory>
 #include <string>
@@ -21,7 +23,8 @@
 
 namespace tandem::cpu {
 
-enum class Algorithm { winograd, onednn, direct };
+// widened: oneDNN in f32 on copies of bf16 pictures, for CPUs whose bf16 instructions are slow or missing.
+enum class Algorithm { winograd, direct, onednn, widened };
 const char* name_of(Algorithm);
 const char* name_of(Pass);
 
@@ -41,11 +44,14 @@ class Convolution {
   ~Convolution();
 
   // y = relu?(conv(x, w) + bias)
-  template <class T> void forward(const ConvShape&, const T* x, const float* w, WeightKey, T* y, const Epilogue& = {});
+  template <class T>
+  void forward(const ConvShape&, const T* x, const float* w, WeightKey, T* y, const Epilogue& = {});
   // dx (+)= ∂/∂x; old contents of dx are not read unless add.
-  template <class T> void backward_data(const ConvShape&, const T* dy, const float* w, WeightKey, T* dx, bool add);
+  template <class T>
+  void backward_data(const ConvShape&, const T* dy, const float* w, WeightKey, T* dx, bool add);
   // dw (+)= ∂/∂w
-  template <class T> void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add);
+  template <class T>
+  void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add);
 
   void exact(bool on);          // leaves Winograd out
   void deterministic(bool on);  // a fixed rule chooses, not a stopwatch. Both forget earlier choices
@@ -55,10 +61,11 @@ class Convolution {
   void forget(const void* owner);
 
   // Algorithms by hand, for tests and benchmarks: those that apply, and one that is then used wherever it applies.
-  template <class T> std::vector<Algorithm> applicable(const ConvShape&, Pass);
+  template <class T>
+  std::vector<Algorithm> applicable(const ConvShape&, Pass);
   void only(Algorithm);
 
-  OneDnn& library();            // linear layers and matrix products
+  OneDnn& library();  // linear layers and matrix products
 
  private:
   struct State;

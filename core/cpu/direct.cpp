@@ -1,13 +1,15 @@
 // Direct convolution for few input channels.
 //
-// The idea. In NHWC one row of a filter, kw·c_in elements ("taps"), meets as many neighbouring elements of the picture, and the
-// window of the next pixel begins stride·c_in further on: no gathering is needed, only a border of zeros round the picture,
-// which one copy supplies (a 32×32×3 picture is 13 KB: it stays in the L1 cache). Each pass keeps its sums in registers:
-//   forward          output channels in the lanes, a run of pixels in the registers; each tap is broadcast from the picture
-//   filter gradient  output channels in the lanes, a group of taps in the registers, over all pixels of a picture
-//   data gradient    the taps of a filter row in the lanes (5×5 filters on 6 channels: 30 of 32 lanes work, where 6 channels
-//                    alone would fill 6 of 16), rows × pixels in the registers, summed over output channels, then added to
-//                    the picture where the windows overlap
+// The idea. In NHWC one row of a filter, kw·c_in elements ("taps"), meets as many neighbouring elements of the picture,
+// and the window of the next pixel begins stride·c_in further on: no gathering is needed, only a border of zeros round
+// the picture, which one copy supplies (a 32×32×3 picture is 13 KB: it stays in the L1 cache). Each pass keeps its sums
+// in registers:
+//   forward          output channels in the lanes, a run of pixels in the registers; each tap is broadcast from the
+//   picture filter gradient  output channels in the lanes, a group of taps in the registers, over all pixels of a
+//   picture data gradient    the taps of a filter row in the lanes (5×5 filters on 6 channels: 30 of 32 lanes work,
+//   where 6 channels
+//                    alone would fill 6 of 16), rows × pixels in the registers, summed over output channels, then added
+//                    to the picture where the windows overlap
 #include "core/cpu/direct.h"
 
 #include <algorithm>
@@ -25,29 +27,44 @@ int rounded(int n) { return (n + VL - 1) / VL * VL; }
 struct Geometry {
   int n, h, w, c_in, c_out, kh, kw, out_h, out_w, stride_h, step, pad_h, taps, height, pitch, lanes_out;
   explicit Geometry(const ConvShape& s)
-      : n(int(s.n)), h(int(s.h)), w(int(s.w)), c_in(int(s.c_in)), c_out(int(s.c_out)), kh(int(s.kh)), kw(int(s.kw)),
-        out_h(int(s.out_h())), out_w(int(s.out_w())), stride_h(int(s.stride_h)), step(int(s.stride_w * s.c_in)),
-        pad_h(int(s.pad_h)), taps(int(s.kw * s.c_in)), height(int(s.h + 2 * s.pad_h)),
-        pitch(int((s.w + 2 * s.pad_w) * s.c_in)), lanes_out(rounded(int(s.c_out))) {}
+      : n(int(s.n)),
+        h(int(s.h)),
+        w(int(s.w)),
+        c_in(int(s.c_in)),
+        c_out(int(s.c_out)),
+        kh(int(s.kh)),
+        kw(int(s.kw)),
+        out_h(int(s.out_h())),
+        out_w(int(s.out_w())),
+        stride_h(int(s.stride_h)),
+        step(int(s.stride_w * s.c_in)),
+        pad_h(int(s.pad_h)),
+        taps(int(s.kw * s.c_in)),
+        height(int(s.h + 2 * s.pad_h)),
+        pitch(int((s.w + 2 * s.pad_w) * s.c_in)),
+        lanes_out(rounded(int(s.c_out))) {}
   int left() const { return (pitch - w * c_in) / 2; }
   std::size_t bordered() const { return std::size_t(height) * pitch + 64 + VL; }
   std::size_t picture() const { return std::size_t(h) * w * c_in; }
   std::size_t pixels() const { return std::size_t(out_h) * out_w; }
 };
 
-template <class T> void widen(const T* from, float* to, int n) {
+template <class T>
+void widen(const T* from, float* to, int n) {
   int i = 0;
   for (; i + VL <= n; i += VL) store(to + i, load(from + i));
   for (; i < n; i++) to[i] = float(from[i]);
 }
-template <class T> void narrow(const float* from, T* to, int n, bool add) {
+template <class T>
+void narrow(const float* from, T* to, int n, bool add) {
   int i = 0;
   for (; i + VL <= n; i += VL) store(to + i, add ? load(to + i) + load(from + i) : load(from + i));
   for (; i < n; i++) to[i] = T(add ? float(to[i]) + from[i] : from[i]);
 }
 
 // The picture inside its border; the border was zeroed before.
-template <class T> void fill(const Geometry& g, const T* x, float* bordered) {
+template <class T>
+void fill(const Geometry& g, const T* x, float* bordered) {
   for (int i = 0; i < g.h; i++)
     widen(x + std::size_t(i) * g.w * g.c_in, bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(), g.w * g.c_in);
 }
@@ -59,8 +76,9 @@ void by_output(const Geometry& g, const float* w, float* to) {
     for (int t = 0; t < g.kh * g.taps; t++) to[t * g.lanes_out + o] = w[o * g.kh * g.taps + t];
 }
 
-// ---- forward ----------------------------------------------------------------------------------------------------------------
-// P neighbouring pixels × NV vectors of output channels. STEP: elements from one window to the next, 0 when not a constant.
+// ---- forward -------------------------------------------------------------------------------------
+// P neighbouring pixels × NV vectors of output channels. STEP: elements from one window to the next, 0 when not a
+// constant.
 template <int P, int NV, int STEP, class O>
 void pixels_forward(const Geometry& g, const float* x, const float* w, O* y, const float* bias, bool cut) {
   const int step = STEP ? STEP : g.step;
@@ -95,8 +113,10 @@ using PixelKernel = void (*)(const Geometry&, const float*, const float*, O*, co
 
 template <class O, int P, int NV>
 PixelKernel<O> with_step(int step) {
-  return step == 1 ? pixels_forward<P, NV, 1, O> : step == 3 ? pixels_forward<P, NV, 3, O>
-         : step == 6 ? pixels_forward<P, NV, 6, O> : pixels_forward<P, NV, 0, O>;
+  return step == 1   ? pixels_forward<P, NV, 1, O>
+         : step == 3 ? pixels_forward<P, NV, 3, O>
+         : step == 6 ? pixels_forward<P, NV, 6, O>
+                     : pixels_forward<P, NV, 0, O>;
 }
 
 // The run of pixels that covers a row with the fewest to compute; the last run may begin early and repeat some.
@@ -105,7 +125,8 @@ PixelKernel<O> pixel_kernel(const Geometry& g, int& run) {
   constexpr int most = (registers - 2 - NV) / NV;
   int best = 1;
   for (int p : {4, 6, 10, 11, 14})
-    if (p <= most && p <= g.out_w && (g.out_w + p - 1) / p * (p + 2) <= (g.out_w + best - 1) / best * (best + 2)) best = p;
+    if (p <= most && p <= g.out_w && (g.out_w + p - 1) / p * (p + 2) <= (g.out_w + best - 1) / best * (best + 2))
+      best = p;
   run = best;
   switch (best) {
     case 4: return with_step<O, 4, NV>(g.step);
@@ -118,8 +139,8 @@ PixelKernel<O> pixel_kernel(const Geometry& g, int& run) {
 }
 
 template <int NV, class O>
-void row_forward(const Geometry& g, PixelKernel<O> kernel, int run, const float* x, const float* w, O* y, const float* bias,
-                 bool relu) {
+void row_forward(const Geometry& g, PixelKernel<O> kernel, int run, const float* x, const float* w, O* y,
+                 const float* bias, bool relu) {
   for (int p = 0; p < g.out_w; p += run) {
     const int from = std::min(p, g.out_w - run);
     for (int o = 0; o < g.lanes_out; o += NV * VL)
@@ -128,7 +149,8 @@ void row_forward(const Geometry& g, PixelKernel<O> kernel, int run, const float*
 }
 
 template <int NV, class T>
-void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch, int threads) {
+void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch,
+                  int threads) {
   const bool whole = g.c_out % VL == 0;  // else rows are collected in f32 first, with room for the last vector's excess
   const std::size_t weights = std::size_t(g.kh) * g.taps * g.lanes_out, row = std::size_t(g.out_w) * g.c_out + 2 * VL;
   Block memory(scratch, 4 * (weights + g.lanes_out + threads * (g.bordered() + row + 32)) + 256);
@@ -159,8 +181,9 @@ void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epi
   });
 }
 
-// ---- filter gradient -----------------------------------------------------------------------------------------------------------
-// Adds Σ_pixels x[pixel + tap]·dy[pixel] to sums[kh][tap][o], for ROWS filter rows × TAPS taps × NV vectors of channels.
+// ---- filter gradient -----------------------------------------------------------------------------
+// Adds Σ_pixels x[pixel + tap]·dy[pixel] to sums[kh][tap][o], for ROWS filter rows × TAPS taps × NV vectors of
+// channels.
 template <int ROWS, int TAPS, int NV, class D>
 void taps_gradient(const Geometry& g, const float* x, const D* dy, int dy_stride, float* sums) {
   vf sum[ROWS][TAPS][NV];
@@ -205,10 +228,12 @@ struct TapKernel {
 template <class D>
 TapKernel<D> tap_kernel(const Geometry& g) {
   static constexpr TapKernel<D> kernels[] = {
-      {5, 5, 1, taps_gradient<5, 5, 1, D>}, {3, 3, 2, taps_gradient<3, 3, 2, D>}, {3, 9, 1, taps_gradient<3, 9, 1, D>},
-      {1, 30, 1, taps_gradient<1, 30, 1, D>}, {1, 21, 1, taps_gradient<1, 21, 1, D>}, {1, 10, 1, taps_gradient<1, 10, 1, D>},
-      {3, 3, 1, taps_gradient<3, 3, 1, D>}, {1, 9, 1, taps_gradient<1, 9, 1, D>}, {1, 7, 1, taps_gradient<1, 7, 1, D>},
-      {1, 8, 1, taps_gradient<1, 8, 1, D>}, {1, 5, 1, taps_gradient<1, 5, 1, D>}, {1, 3, 1, taps_gradient<1, 3, 1, D>}};
+      {5, 5, 1, taps_gradient<5, 5, 1, D>},   {3, 3, 2, taps_gradient<3, 3, 2, D>},
+      {3, 9, 1, taps_gradient<3, 9, 1, D>},   {1, 30, 1, taps_gradient<1, 30, 1, D>},
+      {1, 21, 1, taps_gradient<1, 21, 1, D>}, {1, 10, 1, taps_gradient<1, 10, 1, D>},
+      {3, 3, 1, taps_gradient<3, 3, 1, D>},   {1, 9, 1, taps_gradient<1, 9, 1, D>},
+      {1, 7, 1, taps_gradient<1, 7, 1, D>},   {1, 8, 1, taps_gradient<1, 8, 1, D>},
+      {1, 5, 1, taps_gradient<1, 5, 1, D>},   {1, 3, 1, taps_gradient<1, 3, 1, D>}};
   for (const auto& k : kernels)
     if (g.kh % k.rows == 0 && g.taps % k.taps == 0 && g.lanes_out % (k.vectors * VL) == 0 &&
         k.rows * k.taps * k.vectors + k.vectors < registers)
@@ -217,16 +242,17 @@ TapKernel<D> tap_kernel(const Geometry& g) {
 }
 
 template <class D>
-void picture_gradient(const Geometry& g, const TapKernel<D>& k, const float* x, const D* dy, int dy_stride, float* sums) {
+void picture_gradient(const Geometry& g, const TapKernel<D>& k, const float* x, const D* dy, int dy_stride,
+                      float* sums) {
   for (int o = 0; o < g.lanes_out; o += k.vectors * VL)
     for (int r = 0; r < g.kh; r += k.rows)
       for (int t = 0; t < g.taps; t += k.taps)
         k.run(g, x + r * g.pitch + t, dy + o, dy_stride, sums + (r * g.taps + t) * g.lanes_out + o);
 }
 
-// ---- data gradient ---------------------------------------------------------------------------------------------------------------
-// Adds dy[pixel]·w to the windows of P pixels `apart` pixels from each other (so that their windows do not meet), for ROWS
-// filter rows of NV vectors. w is [o][row][NV·VL], `w_stride` floats per output channel.
+// ---- data gradient -------------------------------------------------------------------------------
+// Adds dy[pixel]·w to the windows of P pixels `apart` pixels from each other (so that their windows do not meet), for
+// ROWS filter rows of NV vectors. w is [o][row][NV·VL], `w_stride` floats per output channel.
 template <int P, int ROWS, int NV>
 void windows_gradient(const Geometry& g, const float* dy, int apart, const float* w, int w_stride, float* x) {
   vf sum[P][ROWS][NV] = {};
@@ -276,13 +302,12 @@ bool two_fit(int rows, int vectors) { return 2 * rows * vectors + 3 <= registers
 
 bool applicable(const ConvShape& s) {
   return s.groups == 1 && s.dilation_h == 1 && s.dilation_w == 1 && s.c_in <= 8 && s.c_out <= 512 &&
-         (s.c_out % VL == 0 || s.c_out < VL) &&
-         s.kw * s.c_in <= 4 * VL &&
-         s.kh <= 16 && s.out_h() > 0 && s.out_w() > 0;
+         (s.c_out % VL == 0 || s.c_out < VL) && s.kw * s.c_in <= 4 * VL && s.kh <= 16 && s.out_h() > 0 && s.out_w() > 0;
 }
 
 template <class T>
-void forward(const ConvShape& s, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch, int threads) {
+void forward(const ConvShape& s, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch,
+             int threads) {
   const Geometry g(s);
   if (g.lanes_out % (2 * VL) == 0) forward_with<2>(g, x, w, y, epilogue, scratch, threads);
   else forward_with<1>(g, x, w, y, epilogue, scratch, threads);
@@ -292,8 +317,8 @@ template <class T>
 void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
   const Geometry g(s);
   threads = std::min(threads, g.n);
-  // Where channels are fewer than lanes, the other lanes read the next pixel, and what they sum is dropped: dy is copied, so
-  // that there is something to read behind the last.
+  // Where channels are fewer than lanes, the other lanes read the next pixel, and what they sum is dropped: dy is
+  // copied, so that there is something to read behind the last.
   const bool whole = g.c_out % VL == 0;
   const std::size_t sums = std::size_t(g.kh) * g.taps * g.lanes_out, copied = whole ? 0 : g.pixels() * g.c_out + VL;
   const std::size_t own = (sums + copied + g.bordered() + 15) / 16 * 16;
@@ -329,10 +354,12 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
   const Geometry g(s);
   const int vectors = rounded(g.taps) / VL, row = vectors * VL, w_stride = g.kh * row;
   const int rows = g.kh % 5 == 0 ? 5 : g.kh % 3 == 0 ? 3 : 1;
-  const WindowKernel one = rows == 5 ? window_kernel<5>(vectors, false) : rows == 3 ? window_kernel<3>(vectors, false)
-                                                                                    : window_kernel<1>(vectors, false);
-  const WindowKernel two = rows == 5 ? window_kernel<5>(vectors, true) : rows == 3 ? window_kernel<3>(vectors, true)
-                                                                                   : window_kernel<1>(vectors, true);
+  const WindowKernel one = rows == 5   ? window_kernel<5>(vectors, false)
+                           : rows == 3 ? window_kernel<3>(vectors, false)
+                                       : window_kernel<1>(vectors, false);
+  const WindowKernel two = rows == 5   ? window_kernel<5>(vectors, true)
+                           : rows == 3 ? window_kernel<3>(vectors, true)
+                                       : window_kernel<1>(vectors, true);
   const std::size_t weights = std::size_t(g.c_out) * w_stride, gradient = g.pixels() * g.lanes_out;
   const std::size_t own = (g.bordered() + gradient + 15) / 16 * 16;
   Block memory(scratch, 4 * (weights + threads * own) + 64);
@@ -356,11 +383,13 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
         float* window = bordered + (std::size_t(i) * g.stride_h + r) * g.pitch;
         int p = 0;
         for (; p < half; p++) two(g, pixel + p * g.lanes_out, half, filters + r * row, w_stride, window + p * g.step);
-        for (p = 2 * half; p < g.out_w; p++) one(g, pixel + p * g.lanes_out, 0, filters + r * row, w_stride, window + p * g.step);
+        for (p = 2 * half; p < g.out_w; p++)
+          one(g, pixel + p * g.lanes_out, 0, filters + r * row, w_stride, window + p * g.step);
       }
     T* to = dx + picture * g.picture();
     for (int i = 0; i < g.h; i++)
-      narrow(bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(), to + std::size_t(i) * g.w * g.c_in, g.w * g.c_in, add);
+      narrow(bordered + std::size_t(i + g.pad_h) * g.pitch + g.left(), to + std::size_t(i) * g.w * g.c_in, g.w * g.c_in,
+             add);
   });
 }
 

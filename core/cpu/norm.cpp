@@ -14,10 +14,14 @@ namespace {
 int worth(int threads, const Fold& f) { return f.rows * f.width + f.tail < parallel_grain ? 1 : threads; }
 
 // Calls f(std::true_type) or f(std::false_type): a choice made once, outside the loops.
-template <class F> void choose(bool yes, const F& f) { yes ? f(std::true_type{}) : f(std::false_type{}); }
+template <class F>
+void choose(bool yes, const F& f) {
+  yes ? f(std::true_type{}) : f(std::false_type{});
+}
 
-// Σ(x − mean)² loses digits when it is computed as Σx² − …, unless x is shifted by something near its mean first. The mean of
-// a few rows spread over the batch is near enough, cheap, and the same for all threads, so that their sums simply add up.
+// Σ(x − mean)² loses digits when it is computed as Σx² − …, unless x is shifted by something near its mean first. The
+// mean of a few rows spread over the batch is near enough, cheap, and the same for all threads, so that their sums
+// simply add up.
 template <class T>
 void sample_mean(const Fold& f, std::int64_t rows, const T* x, float* shift) {
   constexpr std::int64_t samples = 17;  // an odd number: not the same pixel of every picture
@@ -53,7 +57,7 @@ void normalise(const Fold& f, int thread, int threads, Order order, const T* x, 
 
 }  // namespace
 
-// ---- forward ---------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 template <class T>
 void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma, const float* beta,
                 float* running_mean, float* running_variance, T* y, float* mean, float* inverse_deviation) {
@@ -67,22 +71,23 @@ void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, 
     float *shift = values.data(), *scale = shift + f.width, *offset = scale + f.width;
     double *sum = sums.data() + 2 * f.width * thread, *squares = sum + f.width;
     sample_mean(f, s.rows, x, shift);
-    sweep(f, thread, count, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-      vf k[4], total[4] = {}, square[4] = {};
-      for (int i = 0; i < 4; i++) k[i] = read(shift + column + i * VL);
-      for (std::int64_t r = 0; r < rows; r++, at += f.width)
-        for (int i = 0; i < 4; i++) {
-          vf d = read_lane<whole>(x + at, i, n) - k[i];
-          if constexpr (!whole) d = keep(d, within(i, n));
-          total[i] += d;
-          square[i] += d * d;
-        }
-      combine_panel(std::plus<double>(), sum + column, total);
-      combine_panel(std::plus<double>(), squares + column, square);
-    });
+    sweep(f, thread, count, Order::forwards,
+          [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+            vf k[4], total[4] = {}, square[4] = {};
+            for (int i = 0; i < 4; i++) k[i] = read(shift + column + i * VL);
+            for (std::int64_t r = 0; r < rows; r++, at += f.width)
+              for (int i = 0; i < 4; i++) {
+                vf d = read_lane<whole>(x + at, i, n) - k[i];
+                if constexpr (!whole) d = keep(d, within(i, n));
+                total[i] += d;
+                square[i] += d * d;
+              }
+            combine_panel(std::plus<double>(), sum + column, total);
+            combine_panel(std::plus<double>(), squares + column, square);
+          });
     f.gather(sum);
     f.gather(squares);
-#pragma omp barrier
+    wait_for_all();
     // Every thread adds up the parts of all, in the same order; thread 0 writes the results.
     const double rows = static_cast<double>(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
     for (std::int64_t c = 0; c < s.channels; c++) {
@@ -91,8 +96,10 @@ void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, 
         total += sums[2 * f.width * t + c];
         square += sums[2 * f.width * t + f.width + c];
       }
-      const double distance = total / rows, variance = std::max(0.0, square / rows - distance * distance);
-      const float m = static_cast<float>(shift[c] + distance), inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
+      const double distance = total / rows,
+                   variance = std::max(square / rows - distance * distance, 0.0);  // keeps a NaN
+      const float m = static_cast<float>(shift[c] + distance),
+                  inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
       scale[c] = gamma[c] * inverse;
       offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
       if (thread == 0) {
@@ -109,8 +116,8 @@ void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, 
 }
 
 template <class T>
-void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
-                          const float* beta, const float* mean, const float* variance, T* y) {
+void batch_norm_inference([[maybe_unused]] int threads, const NormShape& s, const T* x, const T* residual,
+                          const float* gamma, const float* beta, const float* mean, const float* variance, T* y) {
   const Fold f(s.rows, s.channels);
   std::vector<float> values(2 * f.width);
   float *scale = values.data(), *offset = scale + f.width;
@@ -124,12 +131,13 @@ void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* 
   normalise(f, thread_number(), thread_count(), Order::forwards, x, residual, scale, offset, s.relu, y);
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 // With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse deviation:
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_deviation, const NormBackward<T>& out) {
+                         const float* beta, const float* mean, const float* inverse_deviation,
+                         const NormBackward<T>& out) {
   const Fold f(s.rows, s.channels);
   threads = worth(threads, f);
   std::vector<double> sums(2 * f.width * threads);  // per thread Σ d, Σ d·(x − mean)
@@ -156,35 +164,37 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
     f.spread(offset);
 
     auto first_pass = [&](auto from_x, auto from_y, auto keeping) {
-      sweep(f, thread, count, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-        vf m[4], a[4], b[4], total[4] = {}, dot[4] = {};
-        for (int i = 0; i < 4; i++) {
-          m[i] = read(center + column + i * VL);
-          a[i] = read(scale + column + i * VL);
-          b[i] = read(offset + column + i * VL);
-        }
-        for (std::int64_t r = 0; r < rows; r++, at += f.width)
-          for (int i = 0; i < 4; i++) {
-            vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
-            if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
-            if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
-            if constexpr (keeping) write_lane<whole>(out.dresidual + at, i, n, d);
-            total[i] += d;
-            dot[i] += d * (v - m[i]);
-          }
-        combine_panel(std::plus<double>(), sum + column, total);
-        combine_panel(std::plus<double>(), product + column, dot);
-      });
+      sweep(f, thread, count, Order::forwards,
+            [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+              vf m[4], a[4], b[4], total[4] = {}, dot[4] = {};
+              for (int i = 0; i < 4; i++) {
+                m[i] = read(center + column + i * VL);
+                a[i] = read(scale + column + i * VL);
+                b[i] = read(offset + column + i * VL);
+              }
+              for (std::int64_t r = 0; r < rows; r++, at += f.width)
+                for (int i = 0; i < 4; i++) {
+                  vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
+                  if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
+                  if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
+                  if constexpr (keeping) write_lane<whole>(out.dresidual + at, i, n, d);
+                  total[i] += d;
+                  dot[i] += d * (v - m[i]);
+                }
+              combine_panel(std::plus<double>(), sum + column, total);
+              combine_panel(std::plus<double>(), product + column, dot);
+            });
     };
     choose(mask_from_x, [&](auto from_x) {
       choose(mask_from_y, [&](auto from_y) {
         // In place and without a mask there is nothing to write.
-        choose(keep_masked && (s.relu || out.dresidual != dy), [&](auto keeping) { first_pass(from_x, from_y, keeping); });
+        choose(keep_masked && (s.relu || out.dresidual != dy),
+               [&](auto keeping) { first_pass(from_x, from_y, keeping); });
       });
     });
     f.gather(sum);
     f.gather(product);
-#pragma omp barrier
+    wait_for_all();
     const double rows = static_cast<double>(s.rows);
     for (std::int64_t c = 0; c < s.channels; c++) {
       double total = 0, dot = 0;
@@ -195,35 +205,37 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
       const double inverse = inverse_deviation[c], dgamma = dot * inverse;
       slope[c] = static_cast<float>(-scale[c] * inverse * dgamma / rows);
       constant[c] = static_cast<float>(-scale[c] * total / rows);
-      if (thread == 0 && out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
+      if (thread == 0 && out.dgamma)
+        out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
       if (thread == 0 && out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
     }
     f.spread(slope);
     f.spread(constant);
 
     auto second_pass = [&](auto from_x, auto from_y, auto adding) {
-      sweep(f, thread, count, Order::backwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-        vf m[4], a[4], b[4], k[4], e[4];
-        for (int i = 0; i < 4; i++) {
-          m[i] = read(center + column + i * VL);
-          a[i] = read(scale + column + i * VL);
-          b[i] = read(offset + column + i * VL);
-          k[i] = read(slope + column + i * VL);
-          e[i] = read(constant + column + i * VL);
-        }
-        for (std::int64_t r = 0; r < rows; r++, at += f.width)
-          for (int i = 0; i < 4; i++) {
-            vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(second + at, i, n);
-            if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
-            if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
-            if (out.dresidual && !keep_masked)
-              write_lane<whole>(out.dresidual + at, i, n, read_lane<whole>(out.dresidual + at, i, n) + d);
-            if (!out.dx) continue;
-            vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
-            if constexpr (adding) result += read_lane<whole>(out.dx + at, i, n);
-            write_lane<whole>(out.dx + at, i, n, result);
-          }
-      });
+      sweep(f, thread, count, Order::backwards,
+            [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+              vf m[4], a[4], b[4], k[4], e[4];
+              for (int i = 0; i < 4; i++) {
+                m[i] = read(center + column + i * VL);
+                a[i] = read(scale + column + i * VL);
+                b[i] = read(offset + column + i * VL);
+                k[i] = read(slope + column + i * VL);
+                e[i] = read(constant + column + i * VL);
+              }
+              for (std::int64_t r = 0; r < rows; r++, at += f.width)
+                for (int i = 0; i < 4; i++) {
+                  vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(second + at, i, n);
+                  if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
+                  if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
+                  if (out.dresidual && !keep_masked)
+                    write_lane<whole>(out.dresidual + at, i, n, read_lane<whole>(out.dresidual + at, i, n) + d);
+                  if (!out.dx) continue;
+                  vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
+                  if constexpr (adding) result += read_lane<whole>(out.dx + at, i, n);
+                  write_lane<whole>(out.dx + at, i, n, result);
+                }
+            });
     };
     if (out.dx || (out.dresidual && !keep_masked))
       choose(mask_from_x && !keep_masked, [&](auto from_x) {
@@ -234,13 +246,13 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
   }
 }
 
-#define TANDEM_NORM(T)                                                                                                  \
-  template void batch_norm<T>(int, const NormShape&, const T*, const T*, const float*, const float*, float*, float*, T*, \
-                              float*, float*);                                                                         \
-  template void batch_norm_inference<T>(int, const NormShape&, const T*, const T*, const float*, const float*,         \
-                                        const float*, const float*, T*);                                               \
-  template void batch_norm_backward<T>(int, const NormShape&, const T*, const T*, const T*, const float*, const float*, \
-                                       const float*, const float*, const NormBackward<T>&);
+#define TANDEM_NORM(T)                                                                                               \
+  template void batch_norm<T>(int, const NormShape&, const T*, const T*, const float*, const float*, float*, float*, \
+                              T*, float*, float*);                                                                   \
+  template void batch_norm_inference<T>(int, const NormShape&, const T*, const T*, const float*, const float*,       \
+                                        const float*, const float*, T*);                                             \
+  template void batch_norm_backward<T>(int, const NormShape&, const T*, const T*, const T*, const float*,            \
+                                       const float*, const float*, const float*, const NormBackward<T>&);
 TANDEM_NORM(float)
 TANDEM_NORM(bf16)
 #undef TANDEM_NORM

@@ -1,8 +1,8 @@
 // Batch normalisation on the CPU: x, y [rows, channels], statistics per channel over the rows.
 //
-// Memory is what it costs, so each pass touches it once, in one parallel region: forward reads x for the statistics, then
-// reads x (and the residual) and writes y; backward reads x and dy for the two sums of the gradient, then again to write dx.
-// The second pass walks backwards, so that it begins with what the first left in cache.
+// Memory is what it costs, so each pass touches it once, in one parallel region: forward reads x for the statistics,
+// then reads x (and the residual) and writes y; backward reads x and dy for the two sums of the gradient, then again to
+// write dx. The second pass walks backwards, so that it begins with what the first left in cache.
 #pragma once
 #include "core/backend.h"
 
@@ -26,6 +26,7 @@ struct NormBackward {  // as Backend::NormGradients, in pointers; null: not want
 // y: null unless the mask is to be taken from it (ReLU after a residual). dresidual may be dy.
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_deviation, const NormBackward<T>& out);
+                         const float* beta, const float* mean, const float* inverse_deviation,
+                         const NormBackward<T>& out);
 
 }  // namespace tandem::cpu

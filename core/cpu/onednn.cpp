@@ -28,15 +28,16 @@ auto checked(const char* operation, const std::string& shapes, const Work& work)
   } catch (const dnnl::error& e) {
     const bool missing = e.status == dnnl_unimplemented;
     fail(__FILE__, ": oneDNN ", operation, " ", shapes, ": ", e.what(), " (status ", int(e.status), "). ",
-         missing ? "This CPU has no kernel for it: try f32" : "Check the shapes; ONEDNN_VERBOSE=1 shows the library's view");
+         missing ? "This CPU has no kernel for it: try f32"
+                 : "Check the shapes; ONEDNN_VERBOSE=1 shows the library's view");
   }
 }
 
 std::string text(const ConvShape& s, DType t) {
   std::ostringstream out;
-  out << name_of(t) << " x[" << s.n << ',' << s.h << ',' << s.w << ',' << s.c_in << "] w[" << s.c_out << ',' << s.kh << ',' << s.kw
-      << ',' << s.c_in / s.groups << "] stride " << s.stride_h << ',' << s.stride_w << " pad " << s.pad_h << ',' << s.pad_w
-      << " dilation " << s.dilation_h << ',' << s.dilation_w << " groups " << s.groups;
+  out << name_of(t) << " x[" << s.n << ',' << s.h << ',' << s.w << ',' << s.c_in << "] w[" << s.c_out << ',' << s.kh
+      << ',' << s.kw << ',' << s.c_in / s.groups << "] stride " << s.stride_h << ',' << s.stride_w << " pad " << s.pad_h
+      << ',' << s.pad_w << " dilation " << s.dilation_h << ',' << s.dilation_w << " groups " << s.groups;
   return out.str();
 }
 std::string text(std::int64_t m, std::int64_t n, std::int64_t k, DType t) {
@@ -71,7 +72,9 @@ bool same(const memory::desc& a, const memory::desc& b) { return a == b; }
 // The library reads the number of threads from OpenMP: ours for the length of a call.
 class Threads {
  public:
-  explicit Threads(int wanted) : before_(omp_get_max_threads()) { if (wanted != before_) omp_set_num_threads(wanted); }
+  explicit Threads(int wanted) : before_(omp_get_max_threads()) {
+    if (wanted != before_) omp_set_num_threads(wanted);
+  }
   ~Threads() { omp_set_num_threads(before_); }
 
  private:
@@ -97,15 +100,16 @@ struct Hash {
   std::size_t operator()(const ConvKey& k) const {
     const ConvShape& s = k.shape;
     std::size_t h = 0;
-    for (std::int64_t v : {s.n, s.h, s.w, s.c_in, s.c_out, s.kh, s.kw, s.stride_h, s.stride_w, s.pad_h, s.pad_w, s.dilation_h,
-                           s.dilation_w, s.groups, std::int64_t(k.pass), std::int64_t(k.type), std::int64_t(k.bias),
-                           std::int64_t(k.relu)})
+    for (std::int64_t v : {s.n, s.h, s.w, s.c_in, s.c_out, s.kh, s.kw, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
+                           s.dilation_h, s.dilation_w, s.groups, std::int64_t(k.pass), std::int64_t(k.type),
+                           std::int64_t(k.bias), std::int64_t(k.relu)})
       h = (h ^ std::size_t(v)) * 0x9e3779b97f4a7c15u;
     return h;
   }
   std::size_t operator()(const MatrixKey& k) const {
     std::size_t h = std::size_t(k.alpha * 64) + std::size_t(k.beta * 4096);
-    for (std::int64_t v : {std::int64_t(k.op), std::int64_t(k.type), k.m, k.n, k.k, std::int64_t(k.first), std::int64_t(k.second)})
+    for (std::int64_t v :
+         {std::int64_t(k.op), std::int64_t(k.type), k.m, k.n, k.k, std::int64_t(k.first), std::int64_t(k.second)})
       h = (h ^ std::size_t(v)) * 0x9e3779b97f4a7c15u;
     return h;
   }
@@ -119,8 +123,8 @@ struct Compiled {
   std::unordered_map<int, memory> arguments;
   std::size_t scratch_bytes = 0, weight_bytes = 0;
   std::int64_t weight_elements = 0;
-  bool reordered = false;         // weights (or their gradient) have a layout of their own
-  memory plain;                   // the caller's weights
+  bool reordered = false;  // weights (or their gradient) have a layout of their own
+  memory plain;            // the caller's weights
   dnnl::reorder reorder;
   std::unordered_map<int, memory> reorder_arguments;
 };
@@ -161,7 +165,7 @@ dnnl::primitive_attr attributes(bool relu) {
   return attr;
 }
 
-// ---- descriptors: the two interfaces ---------------------------------------------------------------------------------------
+// ---- descriptors: the two interfaces -------------------------------------------------------------
 struct ConvArguments {
   memory::desc x, w, bias, y;
   Dims strides, dilations, padding;
@@ -170,37 +174,38 @@ struct ConvArguments {
 auto convolution_forward(const ConvArguments& a, const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   using namespace dnnl;
 #if DNNL_VERSION_MAJOR >= 3
-  return convolution_forward::primitive_desc(engine, prop_kind::forward_training, algorithm::convolution_direct, a.x, a.w, a.bias,
-                                             a.y, a.strides, a.dilations, a.padding, a.padding, attr);
+  return convolution_forward::primitive_desc(engine, prop_kind::forward_training, algorithm::convolution_direct, a.x,
+                                             a.w, a.bias, a.y, a.strides, a.dilations, a.padding, a.padding, attr);
 #else
-  return convolution_forward::primitive_desc({prop_kind::forward_training, algorithm::convolution_direct, a.x, a.w, a.bias, a.y,
-                                              a.strides, a.dilations, a.padding, a.padding}, attr, engine);
+  return convolution_forward::primitive_desc({prop_kind::forward_training, algorithm::convolution_direct, a.x, a.w,
+                                              a.bias, a.y, a.strides, a.dilations, a.padding, a.padding},
+                                             attr, engine);
 #endif
 }
 auto convolution_backward_data(const ConvArguments& a, const dnnl::convolution_forward::primitive_desc& hint,
                                const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   using namespace dnnl;
 #if DNNL_VERSION_MAJOR >= 3
-  return convolution_backward_data::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations,
-                                                   a.padding, a.padding, hint, attr);
+  return convolution_backward_data::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides,
+                                                   a.dilations, a.padding, a.padding, hint, attr);
 #else
-  return convolution_backward_data::primitive_desc({algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations, a.padding,
-                                                    a.padding}, attr, engine, hint);
+  return convolution_backward_data::primitive_desc(
+      {algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations, a.padding, a.padding}, attr, engine, hint);
 #endif
 }
 auto convolution_backward_weights(const ConvArguments& a, const dnnl::convolution_forward::primitive_desc& hint,
                                   const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   using namespace dnnl;
 #if DNNL_VERSION_MAJOR >= 3
-  return convolution_backward_weights::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations,
-                                                      a.padding, a.padding, hint, attr);
+  return convolution_backward_weights::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides,
+                                                      a.dilations, a.padding, a.padding, hint, attr);
 #else
-  return convolution_backward_weights::primitive_desc({algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations,
-                                                       a.padding, a.padding}, attr, engine, hint);
+  return convolution_backward_weights::primitive_desc(
+      {algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations, a.padding, a.padding}, attr, engine, hint);
 #endif
 }
-auto inner_product_forward(const memory::desc& x, const memory::desc& w, const memory::desc& bias, const memory::desc& y,
-                           const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
+auto inner_product_forward(const memory::desc& x, const memory::desc& w, const memory::desc& bias,
+                           const memory::desc& y, const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   using namespace dnnl;
 #if DNNL_VERSION_MAJOR >= 3
   return inner_product_forward::primitive_desc(engine, prop_kind::forward_training, x, w, bias, y, attr);
@@ -209,8 +214,8 @@ auto inner_product_forward(const memory::desc& x, const memory::desc& w, const m
 #endif
 }
 auto inner_product_backward_data(const memory::desc& dx, const memory::desc& w, const memory::desc& dy,
-                                 const dnnl::inner_product_forward::primitive_desc& hint, const dnnl::primitive_attr& attr,
-                                 const dnnl::engine& engine) {
+                                 const dnnl::inner_product_forward::primitive_desc& hint,
+                                 const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   using namespace dnnl;
 #if DNNL_VERSION_MAJOR >= 3
   return inner_product_backward_data::primitive_desc(engine, dx, w, dy, hint, attr);
@@ -219,8 +224,8 @@ auto inner_product_backward_data(const memory::desc& dx, const memory::desc& w, 
 #endif
 }
 auto inner_product_backward_weights(const memory::desc& x, const memory::desc& dw, const memory::desc& dy,
-                                    const dnnl::inner_product_forward::primitive_desc& hint, const dnnl::primitive_attr& attr,
-                                    const dnnl::engine& engine) {
+                                    const dnnl::inner_product_forward::primitive_desc& hint,
+                                    const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   using namespace dnnl;
 #if DNNL_VERSION_MAJOR >= 3
   return inner_product_backward_weights::primitive_desc(engine, x, dw, dy, hint, attr);
@@ -251,9 +256,12 @@ auto matrix_product(const memory::desc& a, const memory::desc& b, const memory::
 ConvArguments arguments(const ConvShape& s, DType t, bool bias, bool f32_weights) {
   const auto type = type_of(t);
   const auto f32 = memory::data_type::f32;
-  return {pictures(s.n, s.h, s.w, s.c_in, type), any_layout(filter_dims(s), f32_weights ? f32 : type),
+  return {pictures(s.n, s.h, s.w, s.c_in, type),
+          any_layout(filter_dims(s), f32_weights ? f32 : type),
           bias ? memory::desc({s.c_out}, f32, memory::format_tag::a) : memory::desc(),
-          pictures(s.n, s.out_h(), s.out_w(), s.c_out, type), {s.stride_h, s.stride_w}, {s.dilation_h - 1, s.dilation_w - 1},
+          pictures(s.n, s.out_h(), s.out_w(), s.c_out, type),
+          {s.stride_h, s.stride_w},
+          {s.dilation_h - 1, s.dilation_w - 1},
           {s.pad_h, s.pad_w}};
 }
 
@@ -278,13 +286,15 @@ std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engin
     k->primitive = dnnl::convolution_backward_data(d);
     finish(*k, d, engine);
     bind_weights(*k, ohwi(s), d.weights_desc(), s.w_elements(), false, engine);
-    k->arguments.insert({{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+    k->arguments.insert(
+        {{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
   } else {
     const auto d = convolution_backward_weights(arguments(s, key.type, false, true), forward, attr, engine);
     k->primitive = dnnl::convolution_backward_weights(d);
     finish(*k, d, engine);
     bind_weights(*k, ohwi(s), d.diff_weights_desc(), s.w_elements(), true, engine);
-    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+    k->arguments.insert(
+        {{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
   }
   return k;
 }
@@ -294,11 +304,13 @@ std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& 
   const auto type = type_of(key.type), f32 = memory::data_type::f32;
   auto k = std::make_unique<Compiled>();
   if (key.op == Op::gemm) {
-    const auto a = matrix(key.m, key.k, type, key.first), b = matrix(key.k, key.n, type, key.second), c = matrix(key.m, key.n, type);
+    const auto a = matrix(key.m, key.k, type, key.first), b = matrix(key.k, key.n, type, key.second),
+               c = matrix(key.m, key.n, type);
     const auto d = matrix_product(a, b, c, key.alpha, key.beta, engine);
     k->primitive = dnnl::matmul(d);
     finish(*k, d, engine);
-    k->source = memory(a, engine, nullptr), k->weights = memory(b, engine, nullptr), k->target = memory(c, engine, nullptr);
+    k->source = memory(a, engine, nullptr), k->weights = memory(b, engine, nullptr),
+    k->target = memory(c, engine, nullptr);
     k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
     return k;
   }
@@ -323,18 +335,23 @@ std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& 
     k->primitive = dnnl::inner_product_backward_data(d);
     finish(*k, d, engine);
     bind_weights(*k, plain, d.weights_desc(), elements, false, engine);
-    k->arguments.insert({{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+    k->arguments.insert(
+        {{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
   } else {
     const auto d = inner_product_backward_weights(x, any_layout({key.n, key.k}, f32), y, forward, attr, engine);
     k->primitive = dnnl::inner_product_backward_weights(d);
     finish(*k, d, engine);
     bind_weights(*k, plain, d.diff_weights_desc(), elements, true, engine);
-    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
+    k->arguments.insert(
+        {{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
   }
   return k;
 }
 
-template <class T> void* writable(const T* p) { return const_cast<T*>(p); }
+template <class T>
+void* writable(const T* p) {
+  return const_cast<T*>(p);
+}
 
 }  // namespace
 
@@ -395,7 +412,8 @@ struct OneDnn::State {
     }
     if (add) sum(plain, dw, k.weight_elements);
   }
-  template <class T> void sum(const T* from, T* to, std::int64_t n) {
+  template <class T>
+  void sum(const T* from, T* to, std::int64_t n) {
     const int parts = n < 65536 ? 1 : threads;
     in_lanes(parts, [&](int lane) {
       std::int64_t i = n / VL * lane / parts * VL;
@@ -405,7 +423,8 @@ struct OneDnn::State {
     });
   }
   void need(DType t, const char* operation) const {
-    require(t != DType::bf16 || has_bf16(), operation, ": this CPU has no bf16 instructions (AVX-512 with bf16 is needed): use f32");
+    require(t != DType::bf16 || has_bf16(), operation,
+            ": this CPU has no bf16 instructions (AVX-512 with bf16 is needed): use f32");
   }
 };
 
@@ -418,8 +437,10 @@ std::string OneDnn::version() {
   const int isa = int(dnnl::get_effective_cpu_isa());
   auto has = [&](dnnl::cpu_isa wanted) { return (isa & int(wanted)) == int(wanted); };
   out << "oneDNN " << v->major << '.' << v->minor << '.' << v->patch << ", "
-      << (has_bf16() ? "AVX-512 with bf16" : has(dnnl::cpu_isa::avx512_core) ? "AVX-512"
-          : has(dnnl::cpu_isa::avx2) ? "AVX2" : "no AVX2");
+      << (has_bf16()                        ? "AVX-512 with bf16"
+          : has(dnnl::cpu_isa::avx512_core) ? "AVX-512"
+          : has(dnnl::cpu_isa::avx2)        ? "AVX2"
+                                            : "no AVX2");
   return out.str();
 }
 
@@ -491,8 +512,8 @@ void OneDnn::linear_forward(std::int64_t m, std::int64_t n, std::int64_t k, cons
 }
 
 template <class T>
-void OneDnn::linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k, const T* dy, const float* w, WeightKey key,
-                                  T* dx, bool add) {
+void OneDnn::linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k, const T* dy, const float* w,
+                                  WeightKey key, T* dx, bool add) {
   state_->need(dtype_of<T>, "linear_backward_data");
   checked("linear_backward_data", text(m, n, k, dtype_of<T>), [&] {
     Threads threads(state_->threads);
@@ -506,7 +527,8 @@ void OneDnn::linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k
 }
 
 template <class T>
-void OneDnn::linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_t k, const T* x, const T* dy, float* dw, bool add) {
+void OneDnn::linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_t k, const T* x, const T* dy, float* dw,
+                                     bool add) {
   state_->need(dtype_of<T>, "linear_backward_weights");
   checked("linear_backward_weights", text(m, n, k, dtype_of<T>), [&] {
     Threads threads(state_->threads);
@@ -517,8 +539,8 @@ void OneDnn::linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_
 }
 
 template <class T>
-void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const T* a,
-                  const T* b, float beta, T* c) {
+void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+                  const T* a, const T* b, float beta, T* c) {
   state_->need(dtype_of<T>, "gemm");
   if (m == 0 || n == 0) return;
   checked("gemm", text(m, n, k, dtype_of<T>), [&] {
@@ -528,7 +550,8 @@ void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64
                                               transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n);
       if (status != dnnl_success) throw dnnl::error(status, "dnnl_sgemm");
     } else {
-      auto& p = state_->find(MatrixKey{MatrixKey::Op::gemm, dtype_of<T>, m, n, k, transpose_a, transpose_b, alpha, beta});
+      auto& p =
+          state_->find(MatrixKey{MatrixKey::Op::gemm, dtype_of<T>, m, n, k, transpose_a, transpose_b, alpha, beta});
       p.source.set_data_handle(writable(a)), p.weights.set_data_handle(writable(b)), p.target.set_data_handle(c);
       state_->execute(p);
     }
@@ -537,17 +560,19 @@ void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64
 
 void OneDnn::forget(const void* owner) { state_->prepared.forget(owner); }
 
-#define TANDEM_ONEDNN_FOR(T)                                                                                                  \
-  template OneDnn::Kernel OneDnn::kernel<T>(const ConvShape&, Pass);                                                          \
-  template void OneDnn::forward(const ConvShape&, const T*, const float*, WeightKey, T*, const Epilogue&);                    \
-  template void OneDnn::backward_data(const ConvShape&, const T*, const float*, WeightKey, T*, bool);                         \
-  template void OneDnn::backward_filter(const ConvShape&, const T*, const T*, float*, bool);                                  \
-  template void OneDnn::linear_forward(std::int64_t, std::int64_t, std::int64_t, const T*, const float*, WeightKey,           \
-                                       const float*, bool, T*);                                                               \
-  template void OneDnn::linear_backward_data(std::int64_t, std::int64_t, std::int64_t, const T*, const float*, WeightKey, T*, \
-                                             bool);                                                                           \
-  template void OneDnn::linear_backward_weights(std::int64_t, std::int64_t, std::int64_t, const T*, const T*, float*, bool);  \
-  template void OneDnn::gemm(bool, bool, std::int64_t, std::int64_t, std::int64_t, float, const T*, const T*, float, T*);
+#define TANDEM_ONEDNN_FOR(T)                                                                                          \
+  template OneDnn::Kernel OneDnn::kernel<T>(const ConvShape&, Pass);                                                  \
+  template void OneDnn::forward(const ConvShape&, const T*, const float*, WeightKey, T*, const Epilogue&);            \
+  template void OneDnn::backward_data(const ConvShape&, const T*, const float*, WeightKey, T*, bool);                 \
+  template void OneDnn::backward_filter(const ConvShape&, const T*, const T*, float*, bool);                          \
+  template void OneDnn::linear_forward(std::int64_t, std::int64_t, std::int64_t, const T*, const float*, WeightKey,   \
+                                       const float*, bool, T*);                                                       \
+  template void OneDnn::linear_backward_data(std::int64_t, std::int64_t, std::int64_t, const T*, const float*,        \
+                                             WeightKey, T*, bool);                                                    \
+  template void OneDnn::linear_backward_weights(std::int64_t, std::int64_t, std::int64_t, const T*, const T*, float*, \
+                                                bool);                                                                \
+  template void OneDnn::gemm(bool, bool, std::int64_t, std::int64_t, std::int64_t, float, const T*, const T*, float,  \
+                             T*);
 TANDEM_ONEDNN_FOR(float)
 TANDEM_ONEDNN_FOR(bf16)
 #undef TANDEM_ONEDNN_FOR

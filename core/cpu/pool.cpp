@@ -10,25 +10,34 @@ namespace tandem::cpu {
 namespace {
 
 // Calls body(whole, c, n) for the channels in vectors: whole ones, then the n that are left.
-template <class Body> void channels(std::int64_t c_all, const Body& body) {
+template <class Body>
+void channels(std::int64_t c_all, const Body& body) {
   std::int64_t c = 0;
   for (; c + VL <= c_all; c += VL) body(std::true_type{}, c, VL);
   if (c < c_all) body(std::false_type{}, c, static_cast<int>(c_all - c));
 }
-template <bool whole, class T> auto take(const T* p, int n) {
-  if constexpr (whole) return read(p);
-  else return read(p, n);
+template <bool whole, class T>
+auto take(const T* p, int n) {
+  if constexpr (whole)
+    return read(p);
+  else
+    return read(p, n);
 }
-template <bool whole, class T, class V> void put(T* p, int n, V v) {
-  if constexpr (whole) write(p, v);
-  else write(p, v, n);
+template <bool whole, class T, class V>
+void put(T* p, int n, V v) {
+  if constexpr (whole)
+    write(p, v);
+  else
+    write(p, v, n);
 }
 
-// The part of window `o` that lies inside a picture of `extent` pixels: window positions [begin, end), begin at pixel `first`.
+// The part of window `o` that lies inside a picture of `extent` pixels: window positions [begin, end), begin at pixel
+// `first`.
 struct Window {
   std::int64_t begin, end, first;
   Window(std::int64_t o, std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t extent)
-      : begin(std::max<std::int64_t>(0, pad - o * stride)), end(std::min(kernel, extent + pad - o * stride)),
+      : begin(std::max<std::int64_t>(0, pad - o * stride)),
+        end(std::min(kernel, extent + pad - o * stride)),
         first(o * stride - pad + begin) {}
   std::int64_t size() const { return std::max<std::int64_t>(0, end - begin); }
 };
@@ -43,7 +52,8 @@ struct Windows {
 
 int worth(int threads, const PoolShape& s) { return s.n * s.h * s.w * s.c < parallel_grain ? 1 : threads; }
 
-// One row of windows of a max pool. kernel > 0: square windows of that size, all inside the picture, known when compiling.
+// One row of windows of a max pool. kernel > 0: square windows of that size, all inside the picture, known when
+// compiling.
 template <int kernel, class T>
 void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_relu, T* y, std::uint8_t* winner) {
   const Window rows(oh, s.kh, s.stride_h, s.pad_h, s.h);
@@ -64,8 +74,7 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
           for (int j = 0; j < kernel; j++) visit(i, j, i * kernel + j);
       } else {
         for (std::int64_t i = 0; i < rows.size(); i++)
-          for (std::int64_t j = 0; j < columns.size(); j++)
-            visit(i, j, (rows.begin + i) * s.kw + columns.begin + j);
+          for (std::int64_t j = 0; j < columns.size(); j++) visit(i, j, (rows.begin + i) * s.kw + columns.begin + j);
         if (rows.size() * columns.size() == 0) at = all(255);
       }
       if (with_relu) {
@@ -87,7 +96,8 @@ void spread_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, con
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     for (std::int64_t row = begin; row < end; row++) {
       const std::int64_t ih = row % s.h, oh = ih / s.kh, i = ih % s.kh;
-      const std::int64_t covered = oh < out_h ? out_w * s.kw * s.c : 0;  // what lies beyond the last window receives nothing
+      const std::int64_t covered =
+          oh < out_h ? out_w * s.kw * s.c : 0;  // what lies beyond the last window receives nothing
       T* to = dx + row * s.w * s.c;
       if (!add) std::fill(to + covered, to + s.w * s.c, T(0.f));
       if (!covered) continue;
@@ -102,8 +112,8 @@ void spread_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, con
   });
 }
 
-// dx for windows of any kind: a row of pixels collects value(whole, position of dy, k, elements of the window, n) from the
-// rows of windows that contain it, in a row of floats that stays in cache.
+// dx for windows of any kind: a row of pixels collects value(whole, position of dy, k, elements of the window, n) from
+// the rows of windows that contain it, in a row of floats that stays in cache.
 template <class T, class Value>
 void collect_from_windows(int threads, const PoolShape& shape, T* dx, bool add, const Value& shared_value) {
   parallel_ranges(worth(threads, shape), shape.n * shape.h, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -115,8 +125,10 @@ void collect_from_windows(int threads, const PoolShape& shape, T* dx, bool add, 
     for (std::int64_t row = begin; row < end; row++) {
       const std::int64_t ih = row % s.h;
       T* to = dx + row * width;
-      if (add) channels(width, [&](auto whole, std::int64_t c, int n) { put<whole>(sums + c, n, take<whole>(to + c, n)); });
-      else std::fill_n(sums, width, 0.f);
+      if (add)
+        channels(width, [&](auto whole, std::int64_t c, int n) { put<whole>(sums + c, n, take<whole>(to + c, n)); });
+      else
+        std::fill_n(sums, width, 0.f);
       const Windows rows(ih, s.kh, s.stride_h, s.pad_h, out_h);
       for (std::int64_t oh = rows.begin; oh < rows.end; oh++) {
         const std::int64_t first = (ih + s.pad_h - oh * s.stride_h) * s.kw;
@@ -142,7 +154,7 @@ bool tiles(const PoolShape& s) {
 
 }  // namespace
 
-// ---- max -------------------------------------------------------------------------------------------------------------
+// ---- max ------------------------------------------------------------------------------------------------------------
 template <class T>
 void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, std::uint8_t* winner) {
   const std::int64_t out_h = shape.out_h(), row = shape.out_w() * shape.c;
@@ -152,8 +164,10 @@ void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, 
     for (std::int64_t i = begin; i < end; i++) {
       const T* picture = x + i / out_h * s.h * s.w * s.c;
       std::uint8_t* w = winner ? winner + i * row : nullptr;
-      if (pairs) max_row<2>(s, i % out_h, picture, relu, y + i * row, w);
-      else max_row<0>(s, i % out_h, picture, relu, y + i * row, w);
+      if (pairs)
+        max_row<2>(s, i % out_h, picture, relu, y + i * row, w);
+      else
+        max_row<0>(s, i % out_h, picture, relu, y + i * row, w);
     }
   });
 }
@@ -170,7 +184,7 @@ void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::
   });
 }
 
-// ---- average ---------------------------------------------------------------------------------------------------------
+// ---- average --------------------------------------------------------------------------------------------------------
 template <class T>
 void average_pool(int threads, const PoolShape& shape, const T* x, T* y) {
   const std::int64_t out_h = shape.out_h(), out_w = shape.out_w();
@@ -211,10 +225,10 @@ void average_pool_backward(int threads, const PoolShape& s, const T* dy, T* dx, 
   });
 }
 
-#define TANDEM_POOL(T)                                                                            \
-  template void max_pool<T>(int, const PoolShape&, const T*, bool, T*, std::uint8_t*);            \
+#define TANDEM_POOL(T)                                                                                \
+  template void max_pool<T>(int, const PoolShape&, const T*, bool, T*, std::uint8_t*);                \
   template void max_pool_backward<T>(int, const PoolShape&, const T*, const std::uint8_t*, T*, bool); \
-  template void average_pool<T>(int, const PoolShape&, const T*, T*);                             \
+  template void average_pool<T>(int, const PoolShape&, const T*, T*);                                 \
   template void average_pool_backward<T>(int, const PoolShape&, const T*, T*, bool);
 TANDEM_POOL(float)
 TANDEM_POOL(bf16)

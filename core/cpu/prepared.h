@@ -1,5 +1,5 @@
-// Weights laid out for one algorithm, kept until the weights change. Training prepares them anew in each step, in the same
-// memory; evaluation prepares them once.
+// Weights laid out for one algorithm, kept until the weights change. Training prepares them anew in each step, in the
+// same memory; evaluation prepares them once.
 #pragma once
 #include <bit>
 #include <map>
@@ -14,11 +14,11 @@ class PreparedWeights {
  public:
   explicit PreparedWeights(Scratch& scratch) : scratch_(scratch) {}
 
-  // The prepared form `form` (any number that tells layouts apart) of the weights w[elements], `bytes` long: calls prepare(to)
-  // when it is not there or stale, then use(prepared).
+  // The prepared form `form` (any number that tells layouts apart) of the weights w[elements], `bytes` long: calls
+  // prepare(to) when it is not there or stale, then use(prepared).
   template <class Prepare, class Use>
-  void with(WeightKey key, std::uint64_t form, const float* w, std::int64_t elements, std::size_t bytes, const Prepare& prepare,
-            const Use& use) {
+  void with(WeightKey key, std::uint64_t form, const float* w, std::int64_t elements, std::size_t bytes,
+            const Prepare& prepare, const Use& use) {
     if (!key.owner) {
       Block once(scratch_, bytes);
       prepare(once.data());
@@ -53,7 +53,8 @@ class PreparedWeights {
     const float* weights = nullptr;
   };
 
-  // A second look: an owner that died unannounced, and another born at its address with the same count, differ in these.
+  // A second look: an owner that died unannounced, and another born at its address with the same count, differ in
+  // these.
   static std::uint64_t sample_of(const float* w, std::int64_t elements) {
     std::uint64_t hash = 0;
     for (std::int64_t i = 0; i < 16; i++)

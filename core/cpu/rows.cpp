@@ -26,16 +26,17 @@ template <class Op, class T>
 void reduce_rows(const Fold& f, int thread, int threads, const T* x, double* total) {
   const Op op;
   const vf identity = all(static_cast<float>(Op::identity));
-  sweep(f, thread, threads, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-    vf sums[4] = {identity, identity, identity, identity};
-    for (std::int64_t r = 0; r < rows; r++, at += f.width)
-      for (int i = 0; i < 4; i++) {
-        vf v = read_lane<whole>(x + at, i, n);
-        if constexpr (!whole) v = keep(v, within(i, n), identity);
-        sums[i] = op(sums[i], v);
-      }
-    combine_panel(op, total + column, sums);
-  });
+  sweep(f, thread, threads, Order::forwards,
+        [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+          vf sums[4] = {identity, identity, identity, identity};
+          for (std::int64_t r = 0; r < rows; r++, at += f.width)
+            for (int i = 0; i < 4; i++) {
+              vf v = read_lane<whole>(x + at, i, n);
+              if constexpr (!whole) v = keep(v, within(i, n), identity);
+              sums[i] = op(sums[i], v);
+            }
+          combine_panel(op, total + column, sums);
+        });
   for (std::int64_t from = f.channels; from < f.width; from += f.channels)
     for (std::int64_t c = 0; c < f.channels; c++) total[c] = op(total[c], total[from + c]);
 }
@@ -54,7 +55,10 @@ void reduce_panel(std::int64_t rows, std::int64_t stride, int n, const T* x, dou
   }
 }
 
-template <class Y> void put(Y& y, double value, bool add) { y = static_cast<float>(add ? value + static_cast<float>(y) : value); }
+template <class Y>
+void put(Y& y, double value, bool add) {
+  y = static_cast<float>(add ? value + static_cast<float>(y) : value);
+}
 
 template <class Op, class T, class Y>
 void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, Y* y, bool add) {
@@ -68,8 +72,10 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
         const int n = static_cast<int>(std::min<std::int64_t>(Fold::panel, inner - column));
         double total[Fold::panel];
         const T* from = x + o * middle * inner + column;
-        if (n == Fold::panel) reduce_panel<Op, true>(middle, inner, n, from, total);
-        else reduce_panel<Op, false>(middle, inner, n, from, total);
+        if (n == Fold::panel)
+          reduce_panel<Op, true>(middle, inner, n, from, total);
+        else
+          reduce_panel<Op, false>(middle, inner, n, from, total);
         for (int j = 0; j < n; j++) put(y[o * inner + column + j], total[j], add);
       }
     });
@@ -90,14 +96,15 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
   for (std::int64_t o = 0; o < outer; o++) {  // few long ones: threads share the rows
     std::vector<double> total(f.width * threads, Op::identity);
 #pragma omp parallel num_threads(threads)
-    reduce_rows<Op>(f, thread_number(), thread_count(), x + o * middle * inner, total.data() + f.width * thread_number());
+    reduce_rows<Op>(f, thread_number(), thread_count(), x + o * middle * inner,
+                    total.data() + f.width * thread_number());
     for (int t = 1; t < threads; t++)
       for (std::int64_t c = 0; c < inner; c++) total[c] = op(total[c], total[f.width * t + c]);
     for (std::int64_t c = 0; c < inner; c++) put(y[o * inner + c], total[c], add);
   }
 }
 
-// ---- softmax ---------------------------------------------------------------------------------------------------------
+// ---- softmax --------------------------------------------------------------------------------------------------------
 // A row as floats: itself, or converted into `buffer`.
 const float* as_floats(const float* x, std::int64_t, std::vector<float>&) { return x; }
 const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer) {
@@ -109,7 +116,8 @@ const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer
 }
 
 // y (+)= v for element c of a row; written as a loop body so that whole rows vectorise.
-template <class T, class F> void write_row(T* y, std::int64_t n, bool add, const F& value) {
+template <class T, class F>
+void write_row(T* y, std::int64_t n, bool add, const F& value) {
   float part[Fold::panel];
   for (std::int64_t begin = 0; begin < n; begin += Fold::panel) {
     const int count = static_cast<int>(std::min<std::int64_t>(Fold::panel, n - begin));
@@ -118,8 +126,10 @@ template <class T, class F> void write_row(T* y, std::int64_t n, bool add, const
     if (add)
       for (int j = 0; j < count; j++) part[j] += static_cast<float>(y[begin + j]);
     for (int i = 0; i * VL < count; i++)
-      if (int m = std::min(VL, count - i * VL); m == VL) write(y + begin + i * VL, read(part + i * VL));
-      else write(y + begin + i * VL, read(part + i * VL, m), m);
+      if (int m = std::min(VL, count - i * VL); m == VL)
+        write(y + begin + i * VL, read(part + i * VL));
+      else
+        write(y + begin + i * VL, read(part + i * VL, m), m);
   }
 }
 
@@ -143,9 +153,12 @@ void sum_rows(int threads, std::int64_t rows, std::int64_t channels, const T* dy
 }
 
 template <class T>
-void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y, bool add) {
-  if (op == Reduction::sum) reduce_with<Sum>(threads, outer, middle, inner, x, y, add);
-  else reduce_with<Maximum>(threads, outer, middle, inner, x, y, add);
+void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y,
+            bool add) {
+  if (op == Reduction::sum)
+    reduce_with<Sum>(threads, outer, middle, inner, x, y, add);
+  else
+    reduce_with<Maximum>(threads, outer, middle, inner, x, y, add);
 }
 
 template <class T>
@@ -163,7 +176,8 @@ double sum_of_squares(int threads, std::int64_t n, const T* x) {
               float part[Fold::panel];
               for (int i = 0; i < 4; i++) write(part + i * VL, read_lane<whole>(x + at, i, n));
 #pragma omp simd
-              for (int j = 0; j < Fold::panel; j++) total[j] += static_cast<double>(part[j]) * static_cast<double>(part[j]);
+              for (int j = 0; j < Fold::panel; j++)
+                total[j] += static_cast<double>(part[j]) * static_cast<double>(part[j]);
             }
           });
     std::copy(total, total + Fold::panel, sums.data() + f.width * thread_number());
@@ -192,7 +206,8 @@ void log_softmax(int threads, std::int64_t rows, std::int64_t classes, const T* 
 
 // dx = dy − exp(y)·Σ dy
 template <class T>
-void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx, bool add) {
+void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
+                          bool add) {
   parallel_ranges(worth(threads, rows * classes), rows, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> y_buffer, dy_buffer;
     for (std::int64_t r = begin; r < end; r++) {
@@ -201,20 +216,24 @@ void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, 
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (std::int64_t c = 0; c < classes; c++) sum += gradient[c];
-      write_row(dx + r * classes, classes, add, [&](std::int64_t c) { return gradient[c] - exponential(row[c]) * sum; });
+      write_row(dx + r * classes, classes, add,
+                [&](std::int64_t c) { return gradient[c] - exponential(row[c]) * sum; });
     }
   });
 }
 
-// ---- cross-entropy ---------------------------------------------------------------------------------------------------
+// ---- cross-entropy --------------------------------------------------------------------------------------------------
 template <class T>
 double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
                      double smoothing, float* probabilities, std::int32_t* correct) {
   for (std::int64_t r = 0; r < rows; r++)
-    require(labels[r] >= 0 && labels[r] < classes, "cross_entropy: label ", labels[r], " in row ", r, ", classes are 0 to ",
-            classes - 1);
+    require(labels[r] >= 0 && labels[r] < classes, "cross_entropy: label ", labels[r], " in row ", r,
+            ", classes are 0 to ", classes - 1);
   threads = worth(threads, rows * classes);
-  struct alignas(64) Part { double loss = 0; std::int32_t correct = 0; };  // one line each: threads write side by side
+  struct alignas(64) Part {
+    double loss = 0;
+    std::int32_t correct = 0;
+  };  // one line each: threads write side by side
   std::vector<Part> parts(threads);
   parallel_ranges(threads, rows, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> buffer;
@@ -254,28 +273,30 @@ double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const
 template <class T>
 void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes, const float* probabilities,
                             const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add) {
-  const float scale = dloss / static_cast<float>(rows), everywhere = static_cast<float>(smoothing / static_cast<double>(classes)),
+  const float scale = dloss / static_cast<float>(rows),
+              everywhere = static_cast<float>(smoothing / static_cast<double>(classes)),
               at_label = static_cast<float>(1 - smoothing);
   parallel_ranges(rows * classes < parallel_grain ? 1 : threads, rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; r++) {
       const float* p = probabilities + r * classes;
       T& own = dx[r * classes + labels[r]];
-      const float gradient = (p[labels[r]] - everywhere - at_label) * scale, before = add ? static_cast<float>(own) : 0.f;
+      const float gradient = (p[labels[r]] - everywhere - at_label) * scale,
+                  before = add ? static_cast<float>(own) : 0.f;
       write_row(dx + r * classes, classes, add, [&](std::int64_t c) { return (p[c] - everywhere) * scale; });
       own = before + gradient;
     }
   });
 }
 
-#define TANDEM_ROWS(T)                                                                                                    \
-  template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                     \
-  template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);                  \
-  template double sum_of_squares<T>(int, std::int64_t, const T*);                                                         \
-  template void log_softmax<T>(int, std::int64_t, std::int64_t, const T*, T*);                                            \
-  template void log_softmax_backward<T>(int, std::int64_t, std::int64_t, const T*, const T*, T*, bool);                   \
-  template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,        \
-                                   std::int32_t*);                                                                        \
-  template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double,     \
+#define TANDEM_ROWS(T)                                                                                                \
+  template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                 \
+  template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);              \
+  template double sum_of_squares<T>(int, std::int64_t, const T*);                                                     \
+  template void log_softmax<T>(int, std::int64_t, std::int64_t, const T*, T*);                                        \
+  template void log_softmax_backward<T>(int, std::int64_t, std::int64_t, const T*, const T*, T*, bool);               \
+  template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,    \
+                                   std::int32_t*);                                                                    \
+  template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double, \
                                           float, T*, bool);
 TANDEM_ROWS(float)
 TANDEM_ROWS(bf16)

@@ -1,9 +1,9 @@
-// Rows of channels: the walk that batch norm and the sums share, parts of vectors for the channels that fill none, and the
-// operations that work row by row (sums, softmax, cross-entropy).
+// Rows of channels: the walk that batch norm and the sums share, parts of vectors for the channels that fill none, and
+// the operations that work row by row (sums, softmax, cross-entropy).
 //
-// With pictures as [n, h, w, c] the last axis is contiguous, so a vector holds neighbouring channels and the loops need no
-// transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows laid end to
-// end are a longer row that does. Fold picks the shortest such row; its element j belongs to channel j mod c.
+// With pictures as [n, h, w, c] the last axis is contiguous, so a vector holds neighbouring channels and the loops need
+// no transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows laid
+// end to end are a longer row that does. Fold picks the shortest such row; its element j belongs to channel j mod c.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,22 +23,27 @@
 
 namespace tandem::cpu {
 
-// ---- operations ------------------------------------------------------------------------------------------------------
-// T is float or bf16; matrices are row-major and contiguous; sums are kept in double from block to block. Results depend on
-// `threads` (the order of a sum) and on nothing else.
+// ---- operations -----------------------------------------------------------------------------------------------------
+// T is float or bf16; matrices are row-major and contiguous; sums are kept in double from block to block. Results
+// depend on `threads` (the order of a sum) and on nothing else.
 
 // db[c] (+)= Σ over rows of dy[row, c]
-template <class T> void sum_rows(int threads, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add);
+template <class T>
+void sum_rows(int threads, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add);
 // x[outer, middle, inner] → y[outer, inner]; a NaN is larger than any number; an empty sum is 0, an empty maximum −∞.
 template <class T>
-void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y, bool add);
+void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y,
+            bool add);
 // Σ x²: inf or NaN exactly when an element is.
-template <class T> double sum_of_squares(int threads, std::int64_t n, const T* x);
+template <class T>
+double sum_of_squares(int threads, std::int64_t n, const T* x);
 
 // x, y, dy, dx [rows, classes]
-template <class T> void log_softmax(int threads, std::int64_t rows, std::int64_t classes, const T* x, T* y);
 template <class T>
-void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx, bool add);
+void log_softmax(int threads, std::int64_t rows, std::int64_t classes, const T* x, T* y);
+template <class T>
+void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
+                          bool add);
 // Returns the mean loss; throws Error for a label outside [0, classes). correct may be null.
 template <class T>
 double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
@@ -47,10 +52,10 @@ template <class T>
 void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes, const float* probabilities,
                             const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add);
 
-// ---- vectors ---------------------------------------------------------------------------------------------------------
-// read and write move whole vectors; with n ≤ VL, the first n elements: reading fills up with zeros, writing leaves the memory
-// behind them alone. With AVX-512 they are one or two instructions, which g++ 12 does not find by itself (the maskz forms,
-// with all lanes on, because the plain ones make it warn of its own headers).
+// ---- vectors --------------------------------------------------------------------------------------------------------
+// read and write move whole vectors; with n ≤ VL, the first n elements: reading fills up with zeros, writing leaves the
+// memory behind them alone. With AVX-512 they are one or two instructions, which g++ 12 does not find by itself (the
+// maskz forms, with all lanes on, because the plain ones make it warn of its own headers).
 typedef std::int32_t vi __attribute__((vector_size(VL * 4), may_alias));
 
 inline vf all(float value) { return value - vf{}; }
@@ -76,13 +81,19 @@ inline __m256i narrowed(vf v) {
 #endif
 }
 inline vf read(const bf16* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-inline vi read(const std::uint8_t* p) { return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline vi read(const std::uint8_t* p) {
+  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline void write(bf16* p, vf v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(v)); }
-inline void write(std::uint8_t* p, vi v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v)); }
+inline void write(std::uint8_t* p, vi v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
+}
 
 inline vf read(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps(first(n), p); }
 inline vf read(const bf16* p, int n) { return widened(_mm256_maskz_loadu_epi16(first(n), p)); }
-inline vi read(const std::uint8_t* p, int n) { return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(first(n), p)); }
+inline vi read(const std::uint8_t* p, int n) {
+  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(first(n), p));
+}
 inline void write(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
 inline void write(bf16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), narrowed(v)); }
 inline void write(std::uint8_t* p, vi v, int n) { _mm512_mask_cvtepi32_storeu_epi8(p, first(n), (__m512i)v); }
@@ -97,12 +108,14 @@ inline vi read(const std::uint8_t* p) {
 inline void write(std::uint8_t* p, vi v) {
   for (int k = 0; k < VL; k++) p[k] = static_cast<std::uint8_t>(v[k]);
 }
-template <class T> auto read(const T* p, int n) {
+template <class T>
+auto read(const T* p, int n) {
   T whole[VL] = {};
   std::copy_n(p, n, whole);
   return read(whole);
 }
-template <class T, class V> void write(T* p, V v, int n) {
+template <class T, class V>
+void write(T* p, V v, int n) {
   T whole[VL];
   write(whole, v);
   std::copy_n(whole, n, p);
@@ -116,12 +129,13 @@ inline vi beats(vf a, vf m) { return ~(a <= m) & (m == m); }
 inline vf maximum(vf m, vf a) { return beats(a, m) ? a : m; }
 
 // Lanes combined in a fixed order, by halves.
-template <class Combine> float across(vf v, const Combine& combine) {
+template <class Combine>
+float across(vf v, const Combine& combine) {
   for (int half = VL / 2; half > 0; half /= 2) v = combine(v, __builtin_shuffle(v, (lane_numbers() + half) & (VL - 1)));
   return v[0];
 }
 
-// ---- the walk over rows ----------------------------------------------------------------------------------------------
+// ---- the walk over rows ---------------------------------------------------------------------------------------------
 inline int thread_number() {
 #if defined(_OPENMP)
   return omp_get_thread_num();
@@ -136,13 +150,20 @@ inline int thread_count() {
   return 1;
 #endif
 }
+inline void wait_for_all() {  // all threads of the region
+#if defined(_OPENMP)
+#pragma omp barrier
+#endif
+}
 
 // rows × channels seen as folded rows of `width` elements, a multiple of a panel, and a tail shorter than one of them.
 struct Fold {
   static constexpr int panel = 4 * VL;  // four vectors: enough sums in flight to hide an addition's latency
   std::int64_t channels, width, rows, tail;
   Fold(std::int64_t all_rows, std::int64_t channels)
-      : channels(channels), width(std::lcm(channels, std::int64_t{panel})), rows(all_rows * channels / width),
+      : channels(channels),
+        width(std::lcm(channels, std::int64_t{panel})),
+        rows(all_rows * channels / width),
         tail(all_rows * channels - rows * width) {}
 
   // Repeats per-channel values over a folded row.
@@ -158,9 +179,10 @@ struct Fold {
 
 enum class Order { forwards, backwards };
 
-// Calls body(whole, offset, column, rows, n) for every panel of this thread's share: `rows` folded rows, f.width apart, the
-// first element at `offset`, which is column `column` of its row; the entire panel (whole is std::true_type, n = panel) or, at
-// the very end, its first n elements. Blocks of rows are small, so that the panels of a block are near each other in memory.
+// Calls body(whole, offset, column, rows, n) for every panel of this thread's share: `rows` folded rows, f.width apart,
+// the first element at `offset`, which is column `column` of its row; the entire panel (whole is std::true_type, n =
+// panel) or, at the very end, its first n elements. Blocks of rows are small, so that the panels of a block are near
+// each other in memory.
 template <class Body>
 void sweep(const Fold& f, int thread, int threads, Order order, const Body& body) {
   const std::int64_t begin = f.rows * thread / threads, end = f.rows * (thread + 1) / threads;
@@ -184,17 +206,24 @@ void sweep(const Fold& f, int thread, int threads, Order order, const Body& body
 
 // Vector i of a panel of which the first n elements exist.
 inline int within(int i, int n) { return std::clamp(n - i * VL, 0, VL); }
-template <bool whole, class T> auto read_lane(const T* p, int i, int n) {
-  if constexpr (whole) return read(p + i * VL);
-  else return read(p + std::min(i * VL, n), within(i, n));
+template <bool whole, class T>
+auto read_lane(const T* p, int i, int n) {
+  if constexpr (whole)
+    return read(p + i * VL);
+  else
+    return read(p + std::min(i * VL, n), within(i, n));
 }
-template <bool whole, class T, class V> void write_lane(T* p, int i, int n, V v) {
-  if constexpr (whole) write(p + i * VL, v);
-  else write(p + std::min(i * VL, n), v, within(i, n));
+template <bool whole, class T, class V>
+void write_lane(T* p, int i, int n, V v) {
+  if constexpr (whole)
+    write(p + i * VL, v);
+  else
+    write(p + std::min(i * VL, n), v, within(i, n));
 }
 
 // total[j] = op(total[j], panel[j]): the float results of one block of rows into the running double ones.
-template <class Op> void combine_panel(const Op& op, double* total, const vf (&panel)[4]) {
+template <class Op>
+void combine_panel(const Op& op, double* total, const vf (&panel)[4]) {
   float part[Fold::panel];
   for (int i = 0; i < 4; i++) write(part + i * VL, panel[i]);
 #pragma omp simd

@@ -17,12 +17,14 @@ class Scratch {
 // One block of scratch, given back at the end of the scope. `carve` cuts it into 64-byte aligned pieces, front to back.
 class Block {
  public:
-  Block(Scratch& scratch, std::size_t bytes) : scratch_(scratch), data_(static_cast<std::byte*>(scratch.take(bytes + 64))) {}
+  Block(Scratch& scratch, std::size_t bytes)
+      : scratch_(scratch), data_(static_cast<std::byte*>(scratch.take(bytes + 64))) {}
   ~Block() { scratch_.give(data_); }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   std::byte* data() { return data_; }
-  template <class T> T* carve(std::size_t count) {
+  template <class T>
+  T* carve(std::size_t count) {
     T* piece = reinterpret_cast<T*>(data_ + used_);
     used_ += (count * sizeof(T) + 63) / 64 * 64;
     return piece;
@@ -46,8 +48,8 @@ struct WeightKey {
   std::uint64_t count = 0;
 };
 
-// body(lane) for every lane in [0, lanes), each on a thread of its own where OpenMP has one to spare. What a lane computes
-// depends on its number and not on the thread that runs it, so results are the same without OpenMP.
+// body(lane) for every lane in [0, lanes), each on a thread of its own where OpenMP has one to spare. What a lane
+// computes depends on its number and not on the thread that runs it, so results are the same without OpenMP.
 template <class Body>
 void in_lanes(int lanes, const Body& body) {
   if (lanes <= 1) return body(0);

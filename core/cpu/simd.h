@@ -1,5 +1,6 @@
-// Vectors of the widest register the compiler was told of: 16 floats with AVX-512, 8 with AVX, 4 with SSE. GCC and clang
-// give arithmetic on them; loads and stores convert from and to bf16, so that kernels are written once for both types.
+// Vectors of the widest register the compiler was told of: 16 floats with AVX-512, 8 with AVX, 4 with SSE. GCC and
+// clang give arithmetic on them; loads and stores convert from and to bf16, so that kernels are written once for both
+// types.
 #pragma once
 #include "core/dtype.h"
 

@@ -1,22 +1,24 @@
 // Winograd convolution F(4×4, 3×3).
 //
-// The idea. Four outputs of a 3-tap filter are coefficients of a product of polynomials; a product of degree 5 is fixed by its
-// values at 6 points. So: evaluate data and filter at 6 points, multiply value by value, interpolate: 6 multiplications
-// instead of 4·3 = 12. In two dimensions both directions gain: 36 instead of 144, a factor of four. With many channels the
-// multiplications at one of the 36 points p form a matrix product over channels, M_p = V_p·U_p [tiles × c_in · c_in × c_out],
-// and that is where the time goes. Per tile of 6×6 inputs d (tiles overlap by 2), filter g, 4×4 outputs y:
+// The idea. Four outputs of a 3-tap filter are coefficients of a product of polynomials; a product of degree 5 is fixed
+// by its values at 6 points. So: evaluate data and filter at 6 points, multiply value by value, interpolate: 6
+// multiplications instead of 4·3 = 12. In two dimensions both directions gain: 36 instead of 144, a factor of four.
+// With many channels the multiplications at one of the 36 points p form a matrix product over channels, M_p = V_p·U_p
+// [tiles × c_in · c_in × c_out], and that is where the time goes. Per tile of 6×6 inputs d (tiles overlap by 2), filter
+// g, 4×4 outputs y:
 //     V = Bᵀ d B        U = G g Gᵀ        M_p = V_p·U_p for the 36 positions p        y = Aᵀ M A
 // Data gradient: the same pass over dy, with filters rotated by 180° and in- and output channels exchanged.
 // Filter gradient: the transposed maps; W = A dy Aᵀ, dU_p = W_pᵀ·V_p summed over all tiles, dg = Gᵀ dU G.
 //
-// The points are 0, ±5/8, ±3/2 and ∞. Any six distinct points are right; the textbook's 0, ±1, ±2, ∞ make the entries of B and
-// A differ most in size and lose three to five times as much precision. Five eighths is where oneDNN went, too: it is exact in
-// binary, its square 25/64 as well. The error is about 1e-6 of the largest output (5e-7 for the plain sum).
+// The points are 0, ±5/8, ±3/2 and ∞. Any six distinct points are right; the textbook's 0, ±1, ±2, ∞ make the entries
+// of B and A differ most in size and lose three to five times as much precision. Five eighths is where oneDNN went,
+// too: it is exact in binary, its square 25/64 as well. The error is about 1e-6 of the largest output (5e-7 for the
+// plain sum).
 //
 // Layout. Transforms vectorise over channels, since NHWC has them side by side. Transformed data lie as
-// [p][channel block][tile][channel in block], so that a matrix product reads its operands as one stream; planes are padded by
-// an odd number of cache lines, against strides of powers of two. A chunk of tiles goes through transform, product and
-// inverse transform while it is in cache.
+// [p][channel block][tile][channel in block], so that a matrix product reads its operands as one stream; planes are
+// padded by an odd number of cache lines, against strides of powers of two. A chunk of tiles goes through transform,
+// product and inverse transform while it is in cache.
 #include "core/cpu/winograd.h"
 
 #include <algorithm>
@@ -29,12 +31,14 @@ namespace tandem::cpu::winograd {
 namespace {
 
 constexpr int max_channels = 4096;
-constexpr std::size_t shared_budget = 48u << 20;  // bytes of filter gradients in private copies before threads share one
+// Bytes of private copies of a filter gradient before threads share one; also of the tiles they then transform together.
+constexpr std::size_t shared_budget = 48u << 20;
 
-template <class T> alignas(64) const T outside[max_channels] = {};  // what lies outside a picture
+template <class T>
+alignas(64) const T outside[max_channels] = {};  // what lies outside a picture
 
 int block_of(int channels) { return channels % 64 == 0 ? 64 : channels % 32 == 0 ? 32 : 16; }
-std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // multiples of 256 floats become an odd number of lines
+std::size_t plane(std::size_t floats) { return floats + 3 * 16; }  // of p: padded to an odd number of cache lines
 
 // The pictures a pass reads (h × w) and writes (out_h × out_w), cut into 4×4 tiles of the output.
 struct Tiling {
@@ -50,7 +54,7 @@ Tiling backward_tiling(const ConvShape& s) {
   return {int(s.n), int(s.out_h()), int(s.out_w()), int(s.h), int(s.w), 2 - int(s.pad_h)};
 }
 
-// ---- the one-dimensional transforms, applied to columns and then to rows ------------------------------------------------
+// ---- the one-dimensional transforms, applied to columns and then to rows -------------------------
 constexpr float a = 0.625f, b = 1.5f, aa = a * a, bb = b * b;
 constexpr float g0 = 1 / (aa * bb), ga = 1 / (2 * aa * (aa - bb)), gb = 1 / (2 * bb * (bb - aa));
 
@@ -77,9 +81,10 @@ inline void filter_gradient_transform(const vf* u, vf* dg) {  // Gᵀ: 6 → 3
   dg[0] = g0 * u[0] + s + S, dg[1] = a * d + b * D, dg[2] = aa * s + bb * S + u[5];
 }
 
-// ---- the two-dimensional transforms of whole tiles -----------------------------------------------------------------------
-// Tiles [first, first + count) of a picture into V[p][block][slot][channel], slots from `slot` of a chunk of `chunk` slots.
-// size 6: Bᵀ d B of the 6×6 patch with its halo, from the pictures that are read. size 4: A dy Aᵀ of the 4×4 patch.
+// ---- the two-dimensional transforms of whole tiles -----------------------------------------------
+// Tiles [first, first + count) of a picture into V[p][block][slot][channel], slots from `slot` of a chunk of `chunk`
+// slots. size 6: Bᵀ d B of the 6×6 patch with its halo, from the pictures that are read. size 4: A dy Aᵀ of the 4×4
+// patch.
 template <int size, class T>
 void scatter(const T* x, const Tiling& s, int channels, int first, int count, float* V, int chunk, int slot) {
   const int block = block_of(channels), halo = size == 6 ? s.pad : 0;
@@ -121,8 +126,8 @@ void scatter(const T* x, const Tiling& s, int channels, int first, int count, fl
 
 // y = Aᵀ M A for one block of output channels from c0: M[p][slot][block] into the pictures that are written.
 template <class T>
-void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s, int channels, int c0, int first, int count,
-            const Epilogue& epilogue, bool add) {
+void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s, int channels, int c0, int first,
+            int count, const Epilogue& epilogue, bool add) {
   for (int t = 0; t < count; t++) {
     const int tile = first + t, left = tile % s.across * 4, top = tile / s.across % s.down * 4;
     const std::int64_t picture = tile / (s.across * s.down);
@@ -161,9 +166,11 @@ void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s
   }
 }
 
-// Filters into U[p][row][column], VL rows or more from r0 and VL columns from c0 (column `column` of a block of `block`).
-// Forward: rows are input channels, columns output channels. Rotated: the reverse, with the taps in reverse order.
-void filters(const float* w, int c_in, bool rotated, float* U, std::size_t stride, int block, int rows, int r0, int c0) {
+// Filters into U[p][row][column], VL rows or more from r0 and VL columns from c0 (column `column` of a block of
+// `block`). Forward: rows are input channels, columns output channels. Rotated: the reverse, with the taps in reverse
+// order.
+void filters(const float* w, int c_in, bool rotated, float* U, std::size_t stride, int block, int rows, int r0,
+             int c0) {
   vf g[9][VL];  // [tap][row], a vector of columns
   for (int r = 0; r < rows; r += VL) {
     for (int tap = 0; tap < 9; tap++)
@@ -195,8 +202,8 @@ void filters(const float* w, int c_in, bool rotated, float* U, std::size_t strid
 }
 
 // dg = Gᵀ (Σ copies of dU) G for one row (an output channel) of a block of input channels: dw[tap][c_in] from c0.
-void filter_gradient(const float* U, std::size_t stride, std::size_t copy, int copies, int block, float* dw, int c_in, int c0,
-                     bool add) {
+void filter_gradient(const float* U, std::size_t stride, std::size_t copy, int copies, int block, float* dw, int c_in,
+                     int c0, bool add) {
   for (int c = 0; c < block; c += VL) {
     vf half[3][6];
 #pragma GCC unroll 6
@@ -225,10 +232,11 @@ void filter_gradient(const float* U, std::size_t stride, std::size_t copy, int c
   }
 }
 
-// ---- the matrix products --------------------------------------------------------------------------------------------------
-// C[m × block] (+)= A·B with a register tile of MR rows × NR vectors; one element of A at a time is broadcast against a row of
-// B. All strides are constants (depth: the row length of A's block): with run-time strides the addresses of the rows do not
-// fit the registers. transposed: A is read by columns (filter gradient: rows are channels, the depth runs over tiles).
+// ---- the matrix products -------------------------------------------------------------------------
+// C[m × block] (+)= A·B with a register tile of MR rows × NR vectors; one element of A at a time is broadcast against a
+// row of B. All strides are constants (depth: the row length of A's block): with run-time strides the addresses of the
+// rows do not fit the registers. transposed: A is read by columns (filter gradient: rows are channels, the depth runs
+// over tiles).
 template <int MR, int NR, int depth, int block, bool transposed>
 void tile_product(int K, const float* A, const float* B, float* C, bool add) {
   constexpr int row = transposed ? 1 : depth, step = transposed ? depth : 1;
@@ -274,18 +282,19 @@ auto product(int block, int depth) {
            : depth == 32 ? row_tiles<MR, NR, 32, N, transposed>
                          : row_tiles<MR, NR, 16, N, transposed>;
   };
-  return block == 64 ? choose.template operator()<64>()
-         : block == 32 ? choose.template operator()<32>() : choose.template operator()<16>();
+  return block == 64   ? choose.template operator()<64>()
+         : block == 32 ? choose.template operator()<32>()
+                       : choose.template operator()<16>();
 }
 
-// ---- forward and data gradient ----------------------------------------------------------------------------------------------
+// ---- forward and data gradient -------------------------------------------------------------------
 // Where the transformed filters are larger than the transformed data (512 channels at 4²) they are never stored.
 bool few_tiles(const Tiling& s, int c_in, int c_out) {
   return std::int64_t(c_in) * c_out > std::int64_t(s.tiles()) * (c_in + c_out);
 }
 
-// Few tiles: all are transformed once; then each thread takes blocks of output channels, and transforms the 64×64 filters
-// it needs in its own cache.
+// Few tiles: all are transformed once; then each thread takes blocks of output channels, and transforms the 64×64
+// filters it needs in its own cache.
 template <class T>
 void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, int c_out, bool rotated,
                   const Epilogue& epilogue, bool add, Scratch& scratch, int threads) {
@@ -331,8 +340,8 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
     for (int c0 = 0; c0 < c_out; c0 += N) {  // one block of output channels at a time: M stays small
       for (int p = 0; p < 36; p++)
         for (int k = 0; k < c_in; k += K)
-          multiply(count, K, V + p * v_plane + std::size_t(k) * chunk, U + p * u_plane + std::size_t(c0) * c_in + std::size_t(k) * N,
-                   M + p * m_plane, k > 0);
+          multiply(count, K, V + p * v_plane + std::size_t(k) * chunk,
+                   U + p * u_plane + std::size_t(c0) * c_in + std::size_t(k) * N, M + p * m_plane, k > 0);
       gather(M, m_plane, N, y, s, c_out, c0, first, count, epilogue, add);
     }
   });
@@ -340,7 +349,7 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
 
 }  // namespace
 
-// ---- the contract -------------------------------------------------------------------------------------------------------------
+// ---- the contract --------------------------------------------------------------------------------
 bool applicable(const ConvShape& s) {
   return s.kh == 3 && s.kw == 3 && s.stride_h == 1 && s.stride_w == 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
          s.groups == 1 && s.pad_h == s.pad_w && s.pad_h >= 0 && s.pad_h <= 2 && s.c_in % 16 == 0 && s.c_out % 16 == 0 &&
@@ -366,7 +375,8 @@ void prepare(const ConvShape& s, const float* w, bool rotated, float* prepared, 
   dealt_out(threads, columns / 16 * (rows / 16), [&](int item, int) {
     const int r = item % (rows / 16) * 16;
     for (int c = item / (rows / 16) * 16, end = c + 16; c < end; c += VL)
-      filters(w, int(s.c_in), rotated, prepared + std::size_t(c / N) * rows * N + std::size_t(r) * N + c % N, stride, N, 16, r, c);
+      filters(w, int(s.c_in), rotated, prepared + std::size_t(c / N) * rows * N + std::size_t(r) * N + c % N, stride, N,
+              16, r, c);
   });
 }
 
@@ -377,14 +387,14 @@ void forward(const ConvShape& s, const T* x, const float* w, const float* prepar
 }
 
 template <class T>
-void backward_data(const ConvShape& s, const T* dy, const float* w, const float* prepared, T* dx, bool add, Scratch& scratch,
-                   int threads) {
+void backward_data(const ConvShape& s, const T* dy, const float* w, const float* prepared, T* dx, bool add,
+                   Scratch& scratch, int threads) {
   convolve(dy, w, prepared, dx, backward_tiling(s), int(s.c_out), int(s.c_in), true, {}, add, scratch, threads);
 }
 
-// dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into a copy of its own, and the copies are
-// added while they are transformed back, always in the same order. Where the copies would be too large (512 channels, many
-// threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
+// dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into a copy of its own, and the
+// copies are added while they are transformed back, always in the same order. Where the copies would be too large (512
+// channels, many threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
 template <class T>
 void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
   const Tiling tiling = forward_tiling(s);
@@ -409,8 +419,8 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   };
   auto transform_back = [&](int block, int row) {
     const int o = block / (c_in / N) * R + row;
-    filter_gradient(dU + u_block * block + std::size_t(row) * N, u_plane, u_size, copies, N, dw + std::int64_t(o) * 9 * c_in, c_in,
-                    block % (c_in / N) * N, add);
+    filter_gradient(dU + u_block * block + std::size_t(row) * N, u_plane, u_size, copies, N,
+                    dw + std::int64_t(o) * 9 * c_in, c_in, block % (c_in / N) * N, add);
   };
 
   if (together) {
@@ -429,7 +439,8 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
         });
         return;
       }
-      dealt_out(threads, 36 * blocks, [&](int item, int) { one_product(item / 36, item % 36, count, V, W, dU, first > 0); });
+      dealt_out(threads, 36 * blocks,
+                [&](int item, int) { one_product(item / 36, item % 36, count, V, W, dU, first > 0); });
     }
   } else {
     in_lanes(copies, [&](int lane) {
@@ -444,10 +455,12 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
       }
     });
   }
-  dealt_out(c_in * c_out <= 32 * 32 ? 1 : threads, blocks * R, [&](int item, int) { transform_back(item / R, item % R); });
+  dealt_out(c_in * c_out <= 32 * 32 ? 1 : threads, blocks * R,
+            [&](int item, int) { transform_back(item / R, item % R); });
 }
 
-template void forward(const ConvShape&, const float*, const float*, const float*, float*, const Epilogue&, Scratch&, int);
+template void forward(const ConvShape&, const float*, const float*, const float*, float*, const Epilogue&, Scratch&,
+                      int);
 template void forward(const ConvShape&, const bf16*, const float*, const float*, bf16*, const Epilogue&, Scratch&, int);
 template void backward_data(const ConvShape&, const float*, const float*, const float*, float*, bool, Scratch&, int);
 template void backward_data(const ConvShape&, const bf16*, const float*, const float*, bf16*, bool, Scratch&, int);

@@ -1,8 +1,8 @@
 // Winograd convolution F(4×4, 3×3) on NHWC pictures: 3×3 filters, stride 1, in all three passes.
 //
 // Contracts: x[n, h, w, c_in], w[c_out, 3, 3, c_in], y[n, out_h, out_w, c_out]; T is float or bf16, arithmetic is f32.
-// Every function is re-entrant; scratch is taken once per call, on the calling thread. Results depend on `threads` only in
-// backward_filter (the order of a sum), and are the same bits for the same number.
+// Every function is re-entrant; scratch is taken once per call, on the calling thread. Results depend on `threads` only
+// in backward_filter (the order of a sum), and are the same bits for the same number.
 #pragma once
 #include "core/cpu/scratch.h"
 #include "core/dtype.h"
@@ -15,17 +15,20 @@ bool applicable(const ConvShape&);
 // The share of the 4×4 output tiles that lies inside the picture: 1 at 32², 0.77 at 14², 0.77 at 7².
 double filled(const ConvShape&);
 
-// The filter transform, an own step so that its result can be kept while the weights stand still. `rotated` filters serve
-// backward_data. Small pictures (few tiles) transform their filters on the way, in cache: for them it is not wanted.
+// The filter transform, an own step so that its result can be kept while the weights stand still. `rotated` filters
+// serve backward_data. Small pictures (few tiles) transform their filters on the way, in cache: for them it is not
+// wanted.
 bool wants_prepared(const ConvShape&, bool rotated);
 std::size_t prepared_bytes(const ConvShape&);
 void prepare(const ConvShape&, const float* w, bool rotated, float* prepared, int threads);
 
 // `prepared` may be null where !wants_prepared.
 template <class T>
-void forward(const ConvShape&, const T* x, const float* w, const float* prepared, T* y, const Epilogue&, Scratch&, int threads);
+void forward(const ConvShape&, const T* x, const float* w, const float* prepared, T* y, const Epilogue&, Scratch&,
+             int threads);
 template <class T>
-void backward_data(const ConvShape&, const T* dy, const float* w, const float* prepared, T* dx, bool add, Scratch&, int threads);
+void backward_data(const ConvShape&, const T* dy, const float* w, const float* prepared, T* dx, bool add, Scratch&,
+                   int threads);
 template <class T>
 void backward_filter(const ConvShape&, const T* x, const T* dy, float* dw, bool add, Scratch&, int threads);
 

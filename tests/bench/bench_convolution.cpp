@@ -1,7 +1,9 @@
-// How long each algorithm takes for each pass of the convolutions of LeNet-5, SmallCNN, ResNet-20 and ResNet-18 at batch 128.
+// How long each algorithm takes for each pass of the convolutions of LeNet-5, SmallCNN, ResNet-20 and ResNet-18 at
+// batch 128.
 //   bench_convolution [threads = 2] [f32|bf16|both] [lenet|small|resnet20|resnet18|all]
-// Each row alternates the algorithms (A B C A B C …) and prints the smallest and the median of seven; weights are prepared in
-// every call, as in training. The totals take for each pass the algorithm with the best median, times the layers of its kind.
+// Each row alternates the algorithms (A B C A B C …) and prints the smallest and the median of seven; weights are
+// prepared in every call, as in training. The totals take for each pass the algorithm with the best median, times the
+// layers of its kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -49,8 +51,8 @@ double now(int threads) {
 
 struct Layer {
   const char* model;
-  int times;          // layers of this kind
-  bool first;         // no data gradient
+  int times;   // layers of this kind
+  bool first;  // no data gradient
   ConvShape shape;
 };
 
@@ -59,8 +61,10 @@ ConvShape square(int size, int in, int out, int k, int pad, int stride = 1) {
 }
 
 std::vector<Layer> layers() {
-  std::vector<Layer> all = {{"lenet", 1, true, square(28, 1, 6, 5, 2)}, {"lenet", 1, false, square(14, 6, 16, 5, 0)},
-                            {"small", 1, true, square(28, 1, 32, 3, 1)}, {"small", 1, false, square(14, 32, 64, 3, 1)}};
+  std::vector<Layer> all = {{"lenet", 1, true, square(28, 1, 6, 5, 2)},
+                            {"lenet", 1, false, square(14, 6, 16, 5, 0)},
+                            {"small", 1, true, square(28, 1, 32, 3, 1)},
+                            {"small", 1, false, square(14, 32, 64, 3, 1)}};
   auto residual = [&](const char* model, int width, int blocks, int stages) {
     all.push_back({model, 1, true, square(32, 3, width, 3, 1)});
     for (int i = 0, size = 32, c = width; i < stages; i++, size /= 2, c *= 2) {
@@ -107,8 +111,8 @@ void run(int threads, const char* only) {
           call(*each[i]);
           if (round > 0) times[i].push_back(now(threads) - start);
         }
-      std::printf("%-9s x%d %3d->%-3d @%-2d %dx%d/%d  %-15s", l.model, l.times, int(s.c_in), int(s.c_out), int(s.h), int(s.kh), int(s.kw),
-                  int(s.stride_h), cpu::name_of(pass));
+      std::printf("%-9s x%d %3d->%-3d @%-2d %dx%d/%d  %-15s", l.model, l.times, int(s.c_in), int(s.c_out), int(s.h),
+                  int(s.kh), int(s.kw), int(s.stride_h), cpu::name_of(pass));
       double best = 1e30, best_median = 1e30;
       for (std::size_t i = 0; i < each.size(); i++) {
         std::sort(times[i].begin(), times[i].end());

@@ -1,7 +1,7 @@
-// The CPU's memory-bound operations against the memory itself: each is timed beside plain loops that read and write the same
-// arrays the same number of times and compute nothing. `share` is operation / plain: 1.0 is all that the machine can give.
-// The two alternate, A B A B; medians and best times are printed (on a busy machine only the best mean something), and the
-// last lines repeat the first, to show how steady the machine was.
+// The CPU's memory-bound operations against the memory itself: each is timed beside plain loops that read and write the
+// same arrays the same number of times and compute nothing. `share` is operation / plain: 1.0 is all that the machine
+// can give. The two alternate, A B A B; medians and best times are printed (on a busy machine only the best mean
+// something), and the last lines repeat the first, to show how steady the machine was.
 //   bench_kernels [threads] [repetitions]
 #include <algorithm>
 #include <chrono>
@@ -33,8 +33,10 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-template <class T> struct Array {
-  explicit Array(std::int64_t n) : n(n), p(static_cast<T*>(std::aligned_alloc(4096, (n * sizeof(T) + 4095) / 4096 * 4096))) {
+template <class T>
+struct Array {
+  explicit Array(std::int64_t n)
+      : n(n), p(static_cast<T*>(std::aligned_alloc(4096, (n * sizeof(T) + 4095) / 4096 * 4096))) {
     for (std::int64_t i = 0; i < n; i++) p[i] = static_cast<T>(static_cast<float>(i * 7 % 1001) / 500 - 1);
   }
   ~Array() { std::free(p); }
@@ -69,7 +71,8 @@ void touch(std::initializer_list<const void*> from, void* to, std::size_t bytes)
   });
 }
 
-void row(const char* op, const char* type, const char* shape, const std::function<void()>& f, const std::function<void()>& plain) {
+void row(const char* op, const char* type, const char* shape, const std::function<void()>& f,
+         const std::function<void()>& plain) {
   std::vector<double> a, b;
   for (int i = 0; i < repetitions + 2; i++) {
     double ta = milliseconds(f), tb = milliseconds(plain);
@@ -81,65 +84,91 @@ void row(const char* op, const char* type, const char* shape, const std::functio
   std::fflush(stdout);
 }
 
-template <class T> void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t c) {
+template <class T>
+void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t c) {
   const std::int64_t n = rows * c;
   const std::size_t bytes = n * sizeof(T);
   Array<T> x(n), y(n), dy(n), dx(n), residual(n);
   Array<float> gamma(c), beta(c), mean(c), inverse(c), running(c), variance(c), dgamma(c), dbeta(c);
   NormShape s{rows, c};
   s.relu = true;
-  row("batch norm+relu", type, shape,
-      [&] { cpu::batch_norm<T>(threads, s, x.p, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p); },
+  row(
+      "batch norm+relu", type, shape,
+      [&] {
+        cpu::batch_norm<T>(threads, s, x.p, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
+      },
       [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, bytes); });
-  row("  +residual", type, shape,
-      [&] { cpu::batch_norm<T>(threads, s, x.p, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p); },
-      [&] { touch({x.p}, nullptr, bytes), touch({x.p, residual.p}, y.p, bytes); });
+  row(
+      "  +residual", type, shape,
+      [&] {
+        cpu::batch_norm<T>(threads, s, x.p, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
+      },
+      [&] {
+        touch({x.p}, nullptr, bytes), touch({x.p, residual.p}, y.p, bytes);
+      });
   cpu::NormBackward<T> out;
   out.dx = dx.p, out.dgamma = dgamma.p, out.dbeta = dbeta.p;
-  row("  backward", type, shape,
+  row(
+      "  backward", type, shape,
       [&] { cpu::batch_norm_backward<T>(threads, s, x.p, nullptr, dy.p, gamma.p, beta.p, mean.p, inverse.p, out); },
-      [&] { touch({x.p, dy.p}, nullptr, bytes), touch({x.p, dy.p}, dx.p, bytes); });
+      [&] {
+        touch({x.p, dy.p}, nullptr, bytes), touch({x.p, dy.p}, dx.p, bytes);
+      });
   out.dresidual = dy.p;
-  row("  backward +residual", type, shape,
+  row(
+      "  backward +residual", type, shape,
       [&] { cpu::batch_norm_backward<T>(threads, s, x.p, y.p, dy.p, gamma.p, beta.p, mean.p, inverse.p, out); },
-      [&] { touch({x.p, dy.p}, nullptr, bytes), touch({y.p}, dy.p, bytes), touch({x.p, dy.p}, dx.p, bytes); });
-  row("  inference", type, shape,
+      [&] {
+        touch({x.p, dy.p}, nullptr, bytes), touch({y.p}, dy.p, bytes), touch({x.p, dy.p}, dx.p, bytes);
+      });
+  row(
+      "  inference", type, shape,
       [&] { cpu::batch_norm_inference<T>(threads, s, x.p, nullptr, gamma.p, beta.p, mean.p, gamma.p, y.p); },
       [&] { touch({x.p}, y.p, bytes); });
-  row("sum rows", type, shape, [&] { cpu::sum_rows<T>(threads, rows, c, dy.p, dbeta.p, false); },
+  row(
+      "sum rows", type, shape, [&] { cpu::sum_rows<T>(threads, rows, c, dy.p, dbeta.p, false); },
       [&] { touch({dy.p}, nullptr, bytes); });
 }
 
-template <class T> void pools(const char* type, const char* shape, PoolShape s) {
+template <class T>
+void pools(const char* type, const char* shape, PoolShape s) {
   const std::int64_t n = s.n * s.h * s.w * s.c, m = s.n * s.out_h() * s.out_w() * s.c;
   Array<T> x(n), y(m), dx(n), dy(m);
   std::vector<std::uint8_t> winner(m);
   const std::size_t bytes = n * sizeof(T), small = m * sizeof(T);
-  row("max pool+relu", type, shape, [&] { cpu::max_pool<T>(threads, s, x.p, true, y.p, winner.data()); },
+  row(
+      "max pool+relu", type, shape, [&] { cpu::max_pool<T>(threads, s, x.p, true, y.p, winner.data()); },
       [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, small), touch({x.p}, winner.data(), m); });
-  row("  backward", type, shape, [&] { cpu::max_pool_backward<T>(threads, s, dy.p, winner.data(), dx.p, false); },
+  row(
+      "  backward", type, shape, [&] { cpu::max_pool_backward<T>(threads, s, dy.p, winner.data(), dx.p, false); },
       [&] { touch({dy.p}, nullptr, small), touch({x.p}, dx.p, bytes); });
-  row("average pool", type, shape, [&] { cpu::average_pool<T>(threads, s, x.p, y.p); },
+  row(
+      "average pool", type, shape, [&] { cpu::average_pool<T>(threads, s, x.p, y.p); },
       [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, small); });
-  row("  backward", type, shape, [&] { cpu::average_pool_backward<T>(threads, s, dy.p, dx.p, false); },
+  row(
+      "  backward", type, shape, [&] { cpu::average_pool_backward<T>(threads, s, dy.p, dx.p, false); },
       [&] { touch({dy.p}, nullptr, small), touch({x.p}, dx.p, bytes); });
 }
 
-template <class T> void losses(const char* type, const char* shape, std::int64_t rows, std::int64_t classes) {
+template <class T>
+void losses(const char* type, const char* shape, std::int64_t rows, std::int64_t classes) {
   Array<T> x(rows * classes), dx(rows * classes);
   Array<float> p(rows * classes);
   std::vector<std::int32_t> labels(rows);
   for (std::int64_t r = 0; r < rows; r++) labels[r] = static_cast<std::int32_t>(r % classes);
   const std::size_t bytes = rows * classes * sizeof(T);
-  row("cross-entropy", type, shape,
+  row(
+      "cross-entropy", type, shape,
       [&] { cpu::cross_entropy<T>(threads, rows, classes, x.p, labels.data(), 0.1, p.p, nullptr); },
       [&] { touch({x.p}, p.p, bytes); });
-  row("  backward", type, shape,
+  row(
+      "  backward", type, shape,
       [&] { cpu::cross_entropy_backward<T>(threads, rows, classes, p.p, labels.data(), 0.1, 1.f, dx.p, false); },
       [&] { touch({x.p}, dx.p, bytes); });
 }
 
-template <class T> void table(const char* type) {
+template <class T>
+void table(const char* type) {
   norms<T>(type, "128x32x32x16", 128 * 32 * 32, 16);
   norms<T>(type, "128x16x16x32", 128 * 16 * 16, 32);
   norms<T>(type, "128x8x8x64", 128 * 8 * 8, 64);
@@ -160,7 +189,8 @@ template <class T> void table(const char* type) {
 int main(int argc, char** argv) {
   if (argc > 1) threads = std::atoi(argv[1]);
   if (argc > 2) repetitions = std::atoi(argv[2]);
-  std::printf("%d threads, %d repetitions, ms    median: op    plain share   best: op    plain share\n", threads, repetitions);
+  std::printf("%d threads, %d repetitions, ms    median: op    plain share   best: op    plain share\n", threads,
+              repetitions);
   table<float>("f32");
   table<bf16>("bf16");
   norms<float>("f32", "128x32x32x16", 128 * 32 * 32, 16);

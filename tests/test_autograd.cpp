@@ -1,0 +1,544 @@
+// The tape and its engine: what it may not do (recurse, corrupt, leak, read stale values) and what it promises (each hook once,
+// gradients that add up, a steady state that asks the system for nothing).
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "autograd/ops.h"
+#include "layers/layers.h"
+#include "layers/models.h"
+#include "layers/optimizer.h"
+#include "tests/support.h"
+
+// ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------------
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<std::uint64_t> heap_requests{0}, heap_largest{0};
+
+void* from_heap(std::size_t bytes, std::size_t alignment) {
+  if (counting.load(std::memory_order_relaxed)) {
+    heap_requests.fetch_add(1, std::memory_order_relaxed);
+    std::uint64_t largest = heap_largest.load(std::memory_order_relaxed);
+    while (bytes > largest && !heap_largest.compare_exchange_weak(largest, bytes)) {}
+  }
+  bytes = std::max<std::size_t>(bytes, 1);
+  void* p = alignment ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
+  if (!p) throw std::bad_alloc();
+  return p;
+}
+
+}  // namespace
+
+// Not inlined: g++ would otherwise see free() beside operator new and warn.
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return from_heap(bytes, 0); }
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) { return from_heap(bytes, static_cast<std::size_t>(alignment)); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+
+using namespace tandem;
+using test::close;
+using test::refused;
+
+namespace {
+
+class Autograd : public testing::Test {
+ protected:
+  static void TearDownTestSuite() { std::printf("%s", report_.c_str()); }
+  static std::string report_;  // shown after the suite
+  std::unique_ptr<Backend> owner_ = reference_backend(1);
+  Backend& backend_ = *owner_;
+
+  Variable leaf(const Shape& shape, std::initializer_list<double> values, DType dtype = DType::f64) {
+    return Variable(Tensor::of(backend_, shape, values, dtype), true, "x");
+  }
+};
+std::string Autograd::report_;
+
+// Sanitizers keep freed memory for a while and are slow: there, sizes are not compared and loops are shorter.
+bool sanitized() { return dlsym(RTLD_DEFAULT, "__asan_init") || dlsym(RTLD_DEFAULT, "__tsan_init"); }
+
+// A stack on which recursion over 200,000 nodes, or over 5,000, cannot live.
+void on_small_stack(std::function<void()> body) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 256 * 1024), 0);
+  pthread_t thread;
+  auto run = [](void* f) -> void* {
+    try {
+      (*static_cast<std::function<void()>*>(f))();
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << e.what();
+    }
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, run, &body), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
+Variable chain(Variable x, int length) {
+  for (int i = 0; i < length; i++) x = scale(x, 1, 1);
+  return x;
+}
+
+// ---- depth -----------------------------------------------------------------------------------------------------------
+constexpr int deep = 200'000;
+
+TEST_F(Autograd, LongChainRunsAndIsReleasedWithoutRecursion) {
+  on_small_stack([&] {
+    Variable x = leaf({1}, {3});
+    Variable y = chain(x, deep);
+    EXPECT_EQ(y.item(), 3 + deep);
+    y.backward();
+    EXPECT_EQ(x.grad().item(), 1);
+  });
+}
+
+TEST_F(Autograd, LongChainIsDroppedWithoutBackward) {
+  on_small_stack([&] {
+    const std::uint64_t before = tape_statistics().nodes_live;
+    {
+      Variable x = leaf({1}, {3});
+      Variable y = chain(x, deep);
+      EXPECT_EQ(tape_statistics().nodes_live, before + deep + 1);
+    }
+    EXPECT_EQ(tape_statistics().nodes_live, before);
+    Variable x = leaf({1}, {3});
+    Variable middle = chain(x, deep / 2);
+    { Variable end = chain(middle, deep / 2); }  // the first half lives on
+    EXPECT_EQ(tape_statistics().nodes_live, before + deep / 2 + 1);
+    middle.backward();
+    EXPECT_EQ(x.grad().item(), 1);
+  });
+}
+
+TEST_F(Autograd, WideAndDeepLattice) {
+  on_small_stack([&] {  // every value is used twice: 2^n paths, n nodes
+    Variable x = leaf({1}, {1});
+    Variable y = x;
+    for (int i = 0; i < 40; i++) y = y + y;
+    y.backward();
+    EXPECT_EQ(x.grad().item(), 0x1p40);
+  });
+}
+
+// ---- sums ------------------------------------------------------------------------------------------------------------
+TEST_F(Autograd, SharedWeightsFireOneHookWithTheWholeSum) {
+  Variable w = leaf({2}, {3, -4}), x = leaf({2}, {5, 7});
+  int calls = 0;
+  std::vector<double> seen;
+  w.leaf()->hook = [&](Leaf& l) {
+    calls++;
+    seen = l.grad.values();
+  };
+  // w·x + w·w + w: used four times, at different depths
+  sum(w * x + chain(w, 5) * w + w).backward();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(seen, (std::vector<double>{5 + 2 * 3 + 5 + 1, 7 + 2 * -4 + 5 + 1}));
+  EXPECT_EQ(w.grad().values(), seen);
+}
+
+// Where one gradient tensor goes to two inputs, and one of them masks it in place, the other must not see that.
+TEST_F(Autograd, ResidualJoinsDoNotCorruptEachOther) {
+  auto numbers = [&](const char* name, const Shape& s) { return Tensor::of(backend_, s, test::numbers(name, s.elements()), DType::f64); };
+  const Tensor x = numbers("x", {6, 5}), w = numbers("w", {5, 5}), v = numbers("v", {5, 5}), gamma = numbers("gamma", {5});
+  using In = std::span<const Variable>;
+  // One leaf for gamma and beta: two gradients of one operation meet in it.
+  auto norm = [&](const Variable& a, const Variable& g, const Variable& residual) {
+    Tensor mean = Tensor::zeros(a.backend(), {5}, DType::f64), variance = Tensor::full(a.backend(), {5}, 1, DType::f64);
+    return batch_norm(a, g, g, mean, variance, {.relu = true}, residual);
+  };
+  const std::vector<std::pair<const char*, std::function<Variable(In)>>> graphs = {
+      {"two branches that mask", [](In i) { return linear(i[0], i[1], {}, true) + linear(i[0], i[2], {}, true); }},
+      {"a branch and the identity", [](In i) { return linear(i[0], i[1], {}, true) + i[0]; }},
+      {"the identity and a branch", [](In i) { Variable h = scale(i[0], 2); return h + linear(h, i[1], {}, true); }},
+      {"a sum with itself", [](In i) { Variable h = linear(i[0], i[1], {}, true); return h + h; }},
+      {"a sum of sums", [](In i) { Variable h = linear(i[0], i[1], {}, true); return (h + i[0]) + (h + linear(h, i[2], {}, true)); }},
+      {"through reshape", [](In i) {
+         Variable h = linear(i[0], i[1], {}, true);
+         return reshape(reshape(h, {30}) + reshape(linear(i[0], i[2], {}, true), {30}), {6, 5}) + h;
+       }},
+      {"batch norm's residual", [&](In i) {
+         Variable h = linear(i[0], i[1], {}, true);
+         Variable y = norm(linear(h, i[2]), i[3], h);
+         return norm(linear(y, i[1]), i[3], y) + y;
+       }},
+      {"batch norm's residual is its input", [&](In i) { Variable h = scale(i[0], 2); return norm(h, i[3], h); }},
+      {"concat and slice", [](In i) {
+         Variable h = linear(i[0], i[1], {}, true), both = concat(std::vector{h, i[0], h}, 0);
+         return slice(both, 0, 0, 6) + slice(both, 0, 12, 18) + slice(both, 0, 6, 12);
+       }},
+  };
+  for (auto& [name, f] : graphs) {
+    GradientReport r = check_gradient(f, std::vector{x, w, v, gamma});
+    EXPECT_TRUE(r.passed) << name << ": " << r.text;
+  }
+}
+
+TEST_F(Autograd, GradientsAddUpUntilZeroed) {
+  Variable x = leaf({2}, {1, 2});
+  for (int pass = 1; pass <= 3; pass++) {
+    sum(square(x)).backward();
+    EXPECT_EQ(x.grad().values(), (std::vector<double>{2.0 * pass, 4.0 * pass}));
+  }
+  x.zero_grad();
+  EXPECT_FALSE(x.grad().defined());
+  sum(x).backward();
+  EXPECT_EQ(x.grad().values(), (std::vector<double>{1, 1}));
+}
+
+TEST_F(Autograd, TwoLossesOverOneTrunk) {
+  Variable x = leaf({2}, {1, 2});
+  Variable trunk = square(x);
+  Variable first = sum(trunk), second = sum(trunk * trunk);
+  first.backward({.keep = true});
+  second.backward();
+  EXPECT_EQ(x.grad().values(), (std::vector<double>{2 + 4, 4 + 4 * 8}));
+}
+
+TEST_F(Autograd, SeedScalesTheGradient) {
+  Variable x = leaf({}, {3});
+  square(x).backward({.seed = 128});
+  EXPECT_EQ(x.grad().item(), 768);
+  x.zero_grad();
+  x.backward({.seed = 5});  // a leaf is a loss too
+  EXPECT_EQ(x.grad().item(), 5);
+}
+
+// ---- leaves and sinks ------------------------------------------------------------------------------------------------
+TEST_F(Autograd, UnusedLeafFiresAtTheEndWithZero) {
+  Variable x = leaf({1}, {1}), unused = leaf({3}, {1, 2, 3}), w = leaf({1}, {2});
+  std::vector<std::string> order;
+  for (auto& [v, name] : {std::pair{&x, "x"}, {&unused, "unused"}, {&w, "w"}})
+    v->leaf()->hook = [&order, name = std::string(name)](Leaf&) { order.push_back(name); };
+  std::vector<Leaf*> leaves{unused.leaf(), x.leaf(), w.leaf()};
+  sum(square(x * w)).backward({.leaves = leaves});
+  ASSERT_EQ(order.size(), 3u);
+  EXPECT_EQ(order.back(), "unused");
+  EXPECT_EQ(unused.grad().values(), (std::vector<double>{0, 0, 0}));
+  sum(unused).backward({.leaves = leaves});  // adds to what is there; the others get nothing more
+  EXPECT_EQ(unused.grad().values(), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(order.size(), 6u);
+  EXPECT_EQ(x.grad().item(), 8);
+}
+
+// Says which gradients were wanted, and hands the same tensor to all who want one.
+struct ProbeNode : Node {
+  static constexpr auto name = "probe";
+  std::vector<bool>* wanted;
+  explicit ProbeNode(std::vector<bool>* w) : Node(name), wanted(w) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    for (Sink& s : sinks) {
+      wanted->push_back(s.wanted());
+      if (s.wanted()) s.give(dy);
+    }
+  }
+};
+Variable probe(const Variable& a, const Variable& b, std::vector<bool>* wanted) {
+  return record<ProbeNode>(a.value().clone(), {&a, &b}, {}, wanted);
+}
+
+TEST_F(Autograd, GradientOfTheFirstLayersInputIsNotWanted) {
+  Variable picture(Tensor::zeros(backend_, {1, 4, 4, 1}, DType::f64)), w(Tensor::zeros(backend_, {2, 3, 3, 1}, DType::f64), true);
+  Variable y = conv2d(picture, w, {});
+  EXPECT_FALSE(y.node()->inputs[0]);
+  EXPECT_TRUE(y.node()->inputs[1]);
+  EXPECT_FALSE(y.node()->inputs[2]);
+  std::vector<bool> wanted;
+  sum(probe(picture, Variable(picture.value(), true), &wanted)).backward();
+  EXPECT_EQ(wanted, (std::vector<bool>{false, true}));
+  wanted.clear();
+  Variable h = scale(picture, 1);  // still a constant
+  sum(probe(h, relu(Variable(picture.value(), true)), &wanted)).backward();
+  EXPECT_EQ(wanted, (std::vector<bool>{false, true}));
+}
+
+TEST_F(Autograd, AGradientHandedToTwoLeavesIsTwoGradients) {
+  Variable a = leaf({2}, {1, 2}), b = leaf({2}, {3, 4});
+  std::vector<bool> wanted;
+  sum(probe(a, b, &wanted)).backward();
+  a.grad().fill(7);
+  EXPECT_EQ(b.grad().values(), (std::vector<double>{1, 1}));
+}
+
+struct SilentNode : Node {  // passes nothing on
+  static constexpr auto name = "silent";
+  SilentNode() : Node(name) {}
+  void backward(Tensor, std::span<Sink>) override {}
+};
+
+TEST_F(Autograd, AnOperationMayPassNothingOn) {
+  Variable x = leaf({1}, {3}), h = square(x);
+  Variable blocked = record<SilentNode>(h.value().clone(), {&h}, {});
+  (blocked + h).backward();
+  EXPECT_EQ(x.grad().item(), 6);
+  x.zero_grad();
+  Variable g = square(x);
+  Variable(record<SilentNode>(g.value().clone(), {&g}, {})).backward();
+  EXPECT_FALSE(x.grad().defined());
+}
+
+// ---- refusals --------------------------------------------------------------------------------------------------------
+TEST_F(Autograd, BackwardStartsFromOneElement) {
+  Variable x = leaf({2}, {1, 2});
+  EXPECT_TRUE(refused([&] { square(x).backward(); }, {"one element", "[2]"}));
+  EXPECT_TRUE(refused([&] { Variable().backward(); }, {"one element"}));
+  EXPECT_TRUE(refused([&] { sum(Variable(x.value())).backward(); }, {"requires a gradient"}));
+}
+
+TEST_F(Autograd, SecondBackwardNeedsKeep) {
+  Variable x = leaf({2}, {1, 2});
+  Variable y = sum(square(x));
+  y.backward();
+  EXPECT_TRUE(refused([&] { y.backward(); }, {"second time", "keep"}));
+  Variable trunk = square(x);
+  sum(trunk).backward();
+  EXPECT_TRUE(refused([&] { sum(trunk * trunk).backward(); }, {"second time", "square"}));
+}
+
+TEST_F(Autograd, NoGradRecordsNothing) {
+  Variable x = leaf({1}, {2});
+  {
+    NoGrad off;
+    EXPECT_FALSE(square(x).requires_grad());
+    {
+      NoGrad again;
+    }
+    EXPECT_FALSE(square(x).requires_grad()) << "the inner scope ended, the outer did not";
+  }
+  EXPECT_TRUE(square(x).requires_grad());
+  EXPECT_FALSE(square(x.detach()).requires_grad());
+  EXPECT_FALSE(square(Variable(x.value())).requires_grad());
+}
+
+TEST_F(Autograd, ChangedSinceSavedIsRefusedByName) {
+  std::unique_ptr<Module> model = mlp(3, 1, 4);
+  ParameterSpace space(*model, backend_, 1);
+  Tensor x = Tensor::full(backend_, {2, 4, 4, 1}, 0.5), labels = Tensor::zeros(backend_, {2}, DType::i32);
+  auto loss = [&] { return cross_entropy((*model)(Variable(x)), labels); };
+
+  Variable l = loss();
+  space.segment("fc2.weight").leaf->value.fill(0.1);
+  EXPECT_TRUE(refused([&] { space.backward(l); }, {"fc2.weight", "changed", "linear in fc2"}));
+
+  l = loss();
+  SGD sgd({.learning_rate = 0.1});
+  sgd.bind(space);
+  space.zero_gradients();
+  space.backward(loss());
+  sgd.step();  // between the forward and the backward pass of l
+  EXPECT_TRUE(refused([&] { space.backward(l); }, {".weight", "changed", "linear in fc"}));
+
+  l = loss();
+  x.fill(0.25);  // kept by the first layer through flatten's shared memory
+  EXPECT_TRUE(refused([&] { space.backward(l); }, {"a tensor changed", "linear in fc1"}));
+
+  l = loss();
+  space.segment("fc1.bias").leaf->value.fill(0);  // not needed for any gradient
+  space.zero_gradients();
+  EXPECT_NO_THROW(space.backward(l));
+  EXPECT_TRUE(space.gradients_complete());
+}
+
+struct FaultyNode : Node {
+  static constexpr auto name = "faulty";
+  bool* fails;
+  explicit FaultyNode(bool* f) : Node(name), fails(f) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    if (*fails) fail("as asked");
+    sinks[0].give(dy);
+  }
+};
+
+TEST_F(Autograd, APassThatThrewLeavesNothingBehind) {
+  Variable x = leaf({1}, {3}), h = square(x);
+  bool fails = true;
+  Variable y = record<FaultyNode>(h.value().clone(), {&h}, {}, &fails) + h;
+  EXPECT_TRUE(refused([&] { y.backward({.keep = true}); }, {"as asked"}));
+  fails = false;
+  y.backward();
+  EXPECT_EQ(x.grad().item(), 12) << "h had received one of its two gradients when the first pass failed";
+}
+
+// ---- checks for values that are not finite -----------------------------------------------------------------------------
+template <Variable (*f)(const Variable&)>
+class Apply : public Module {
+ public:
+  Variable forward(const Variable& x) override { return f(x); }
+};
+
+TEST_F(Autograd, NotFiniteIsTracedToItsOperation) {
+  struct Inner : Module {
+    Inner() {
+      child<Linear>("fc", 2, 2);
+      child<Apply<log>>("logarithm");
+      child<Apply<sqrt>>("root");
+    }
+    Variable forward(const Variable& x) override { return x; }
+  };
+  Sequential model;
+  Inner& inner = model.add<Inner>();
+  ParameterSpace space(model, backend_, 1);
+  auto run = [&](int which, double value) {
+    Module& m = *inner.children()[which].second;
+    Variable x(Tensor::full(backend_, {2}, value), true, "input");
+    Variable y = sum(m(x));
+    y.backward();
+  };
+  EXPECT_NO_THROW(run(1, -1)) << "nobody looks unless asked";
+  mode().check = true;
+  EXPECT_THROW(run(1, -1), NotFinite);
+  EXPECT_TRUE(refused([&] { run(1, -1); }, {"log in 0.logarithm", "[2]"}));
+  EXPECT_TRUE(refused([&] { run(2, 0); }, {"backward", "sqrt in 0.root", "input"}));
+  EXPECT_NO_THROW(run(2, 1));
+  mode().check = false;
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+TEST_F(Autograd, NodesMayDieOnAnotherThread) {
+  for (int round = 0; round < 3; round++) {
+    Variable x, y;
+    std::thread([&] {
+      x = leaf({1}, {2});
+      y = square(chain(x, 2000));  // more than one chunk
+    }).join();                     // the thread's arena is gone, its nodes are not
+    y.backward();
+    EXPECT_EQ(x.grad().item(), 2 * 2002);
+  }
+  std::deque<Variable> queue;
+  std::mutex mutex;
+  std::uint64_t bytes = 0;
+  std::thread maker([&] {
+    Variable x = leaf({1}, {2});
+    for (int i = 0; i < 2000; i++) {
+      Variable y = chain(x, 50);
+      for (bool waits = true; waits; std::this_thread::yield()) {
+        std::lock_guard lock(mutex);
+        if (queue.size() > 8) continue;
+        queue.push_back(std::move(y));
+        waits = false;
+      }
+    }
+    bytes = tape_statistics().arena_bytes;
+  });
+  for (int i = 0; i < 2000; std::this_thread::yield()) {
+    Variable y;
+    std::lock_guard lock(mutex);
+    if (queue.empty()) continue;
+    y = std::move(queue.front());
+    queue.pop_front();
+    i++;
+  }
+  maker.join();
+  EXPECT_LE(bytes, 8u << 20) << "chunks whose nodes died elsewhere are used again";
+}
+
+struct Trainer {
+  Backend& backend;
+  std::unique_ptr<Module> model;
+  ParameterSpace space;
+  SGD sgd{{.learning_rate = 0.01, .momentum = 0.9, .nesterov = true, .weight_decay = 1e-4}};
+  Tensor x, labels;
+  Variable loss;  // of the last step, kept as a user's variable would be
+
+  Trainer(Backend& b, std::unique_ptr<Module> m, const Shape& pictures, DType dtype)
+      : backend(b), model(std::move(m)), space(*model, b, 7) {
+    sgd.bind(space);
+    x = Tensor::of(b, pictures, test::numbers("pictures", pictures.elements()), dtype);
+    labels = Tensor::of(b, {pictures[0]}, test::numbers("labels", pictures[0], 0, 9, 1), DType::i32);
+  }
+  void step() {
+    sgd.stage();
+    space.zero_gradients();
+    loss = cross_entropy((*model)(Variable(x)), labels);
+    space.backward(loss);
+    sgd.step(&loss.value());
+  }
+};
+
+std::int64_t resident_bytes() {
+  std::istringstream in(test::contents("/proc/self/statm"));
+  std::int64_t size = 0, resident = 0;
+  in >> size >> resident;
+  return resident * 4096;
+}
+
+TEST_F(Autograd, AThousandStepsAskTheSystemForNothing) {
+  const int steps = sanitized() ? 100 : 1000;
+  for (const test::BackendKind& kind : test::backends())
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      std::unique_ptr<Backend> backend = kind.make();
+      if (!backend->supports(dtype)) continue;
+      SCOPED_TRACE(kind.name + " " + name_of(dtype));
+      const int side = kind.name == "reference" ? 4 : 12;
+      Trainer trainer(*backend, smallcnn(10, 1, side), {8, side, side, 1}, dtype);
+      struct Look {
+        MemoryStatistics memory;
+        TapeStatistics tape;
+      };
+      auto look = [&] { return Look{backend->memory().statistics(), tape_statistics()}; };
+      trainer.step();
+      trainer.step();
+      const Look begin = look();
+      auto counted = [&](int n) {
+        heap_requests = 0;
+        counting = true;
+        for (int i = 0; i < n; i++) trainer.step();
+        counting = false;
+        return double(heap_requests) / n;
+      };
+      heap_largest = 0;
+      const double early = counted(20);
+      for (int i = 20; i < steps / 2; i++) trainer.step();
+      const std::int64_t resident = resident_bytes(), tape = tape_statistics().arena_bytes;
+      for (int i = steps / 2; i < steps - 20; i++) trainer.step();
+      const double late = counted(20);
+      const Look end = look();
+      EXPECT_EQ(end.memory.source_calls, begin.memory.source_calls) << "memory was asked for after step 2";
+      EXPECT_EQ(end.memory.live_bytes, begin.memory.live_bytes);
+      EXPECT_EQ(end.memory.live_blocks, begin.memory.live_blocks);
+      EXPECT_EQ(end.memory.peak_bytes, begin.memory.peak_bytes);
+      EXPECT_EQ(std::int64_t(end.tape.arena_bytes), tape) << "the arena does not rewind";
+      EXPECT_LE(tape, 4 << 18) << "the leaves' chunk, and two or three in turn, since each loss outlives its step";
+      EXPECT_EQ(end.tape.nodes_live, begin.tape.nodes_live);
+      EXPECT_LE(late, early) << "requests to the heap grow";
+      EXPECT_LT(heap_largest, 4096u) << "a tensor, or something as large, came from the heap";
+      EXPECT_LT(sanitized() ? 0 : resident_bytes() - resident, 1 << 20) << "the process grows";
+      EXPECT_TRUE(std::isfinite(trainer.loss.item()));
+      std::ostringstream line;
+      line << "  " << kind.name << " " << name_of(dtype) << ": " << late << " heap requests a step, the largest " << heap_largest
+           << " bytes; " << end.memory.requests / (steps + 2) << " blocks a step from the allocator, " << end.memory.source_calls
+           << " from the system in all; tape " << end.tape.arena_bytes / 1024 << " KiB\n";
+      report_ += line.str();
+    }
+}
+
+// Two ranks in one process: nothing is shared, so nothing races (make test SANITIZE=thread), and both get the same numbers.
+TEST_F(Autograd, TwoThreadsTrainSideBySide) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::vector<double> weights[2];
+    auto train = [&](int rank) {
+      std::unique_ptr<Backend> backend = kind.make_with(1);
+      backend->deterministic(true);
+      Trainer trainer(*backend, resnet20(10, 3), {2, 8, 8, 3}, DType::f32);
+      for (int i = 0; i < 3; i++) trainer.step();
+      weights[rank] = trainer.space.values.values();
+    };
+    std::thread other([&] { train(1); });
+    train(0);
+    other.join();
+    EXPECT_EQ(weights[0], weights[1]) << kind.name;
+    for (double w : weights[0]) ASSERT_TRUE(std::isfinite(w));
+  }
+}
+
+}  // namespace
