@@ -51,6 +51,9 @@ class Backend {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // within the device
   virtual void synchronize() = 0;
 
+  // The owner of weights that may have been prepared (laid out in the backend's own format) is gone.
+  virtual void forget(const WriteCount& owner) { (void)owner; }
+
   // A step that can be replayed. The default calls it each time; cuda records a graph.
   virtual std::function<void()> record(std::function<void()> step) { return step; }
 

@@ -123,6 +123,7 @@ Ref<Storage> Storage::wrap(Backend& backend, void* data, std::size_t bytes, std:
 }
 
 Storage::~Storage() {
+  for (const auto& segment : segments_) backend_->forget(*segment);
   if (!owner_) backend_->memory().give(data_);
 }
 

@@ -18,16 +18,17 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
     file->reject("begins with the number ", magic, ", expected ", expected, " (IDX, unsigned bytes, ", rank,
                  rank > 1 ? " axes)" : " axis)");
   Shape shape;
-  std::uint64_t elements = 1, most = file->at_most();
+  std::uint64_t elements = 1;
   for (int axis = 0; axis < rank; axis++) {
     std::uint32_t extent = number();
     if (extent == 0) file->reject("its header says 0 along axis ", axis, ", expected at least 1");
     shape.append(extent);
-    if (extent > most / elements)  // written so that nothing overflows
-      file->reject("truncated, or its header is damaged: it announces ", shape, rank > axis + 1 ? " and more" : "",
-                   " bytes, expected no more than ", most, " from a file of this size");
+    if (elements > UINT64_MAX / 2 / extent) file->reject("its header is damaged: it announces ", shape, " bytes");
     elements *= extent;
   }
+  if (header + elements > file->at_most())  // before memory is asked for
+    file->reject("truncated, or its header ", shape, " is damaged: it holds at most ", file->at_most(), " bytes, expected ",
+                 header + elements);
   Tensor t = host_tensor(shape, DType::u8);
   file->read(t.raw_write(), elements, header + elements);
   file->expect_end();

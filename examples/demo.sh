@@ -75,7 +75,8 @@ if [ -z "$data" ]; then
   esac
 fi
 # A build without zlib cannot read .gz files.
-if [ -n "$data" ] && [ ! -e "$data/fashion-mnist/train-images-idx3-ubyte" ] && grep -q '^  zlib off' "$BUILD/summary"; then
+if [ -n "$data" ] && grep -q '^  zlib off' "$BUILD/summary" &&
+   [ ! -e "$data/fashion-mnist/train-images-idx3-ubyte" ]; then
   mkdir -p data/fashion-mnist
   for file in "$data"/fashion-mnist/*.gz; do gunzip -c "$file" >"data/fashion-mnist/$(basename "$file" .gz)"; done
   data=data

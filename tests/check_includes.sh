@@ -1,7 +1,7 @@
 #!/bin/sh
-# Includes run one way: core ← autograd ← layers ← dist, core ← cuda, core ← datasets ← layers; tests and examples are
-# nobody's business. Read from what the compiler wrote down (DEPENDENCIES: the .d files), so an include that arrives
-# through other headers counts too. Prints file:line of the include at fault.
+# Includes run one way: core ← autograd ← layers ← dist, core ← cuda, core ← datasets ← layers; only tests include tests.
+# Read from what the compiler wrote down (DEPENDENCIES: the .d files), so an include that arrives through other headers
+# counts too. Prints file:line of the include at fault.
 set -u
 
 offences() {  # the .d files as arguments, sources below the current folder

@@ -210,7 +210,9 @@ TEST(Idx, SaysWhatItFoundAndExpected) {
   EXPECT_ERROR(read_idx(dir / "empty", 1, mend), "0 along axis 0");
   // Extents whose product overflows 64 bits must not become a small number.
   write(dir / "huge", idx(0x803, {0x80000000u, 0x80000000u, 4}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "huge", 3, mend), "header is damaged");
+  EXPECT_ERROR(read_idx(dir / "huge", 3, mend), "header is damaged: it announces [2147483648,2147483648,4]");
+  write(dir / "cut", idx(0x803, {60000, 28, 28}, {1, 2, 3}));
+  EXPECT_ERROR(read_idx(dir / "cut", 3, mend), "truncated", "holds at most 19 bytes, expected 47040016");
   EXPECT_ERROR(read_idx(dir / "none", 1, mend), (dir / "none").string() + ": there is no such file: " + mend);
   fs::create_directory(dir / "folder");
   EXPECT_ERROR(read_idx(dir / "folder", 1, mend), "is a directory, expected a file: " + mend);

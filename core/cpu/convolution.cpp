@@ -134,7 +134,7 @@ struct Convolution::State {
   void with_filters(const ConvShape& s, const float* w, WeightKey key, bool rotated, const Use& use) {
     if (!winograd::wants_prepared(s, rotated)) return use(static_cast<const float*>(nullptr));
     prepared.with(
-        key, rotated, w, s.w_elements(), winograd::prepared_bytes(s),
+        key, rotated, winograd::prepared_bytes(s),
         [&](std::byte* to) { winograd::prepare(s, w, rotated, reinterpret_cast<float*>(to), threads); },
         [&](std::byte* from) { use(reinterpret_cast<const float*>(from)); });
   }

@@ -42,7 +42,7 @@ void normalise(const Fold& f, int thread, int threads, Order order, const T* x, 
     choose(relu_after, [&](auto with_relu) {
       sweep(f, thread, threads, order, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
         vf a[4], b[4];
-        for (int i = 0; i < 4; i++) a[i] = read(scale + column + i * VL), b[i] = read(offset + column + i * VL);
+        for (int i = 0; i < 4; i++) a[i] = load(scale + column + i * VL), b[i] = load(offset + column + i * VL);
         for (std::int64_t r = 0; r < rows; r++, at += f.width)
           for (int i = 0; i < 4; i++) {
             vf v = read_lane<whole>(x + at, i, n) * a[i] + b[i];
@@ -74,7 +74,7 @@ void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, 
     sweep(f, thread, count, Order::forwards,
           [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
             vf k[4], total[4] = {}, square[4] = {};
-            for (int i = 0; i < 4; i++) k[i] = read(shift + column + i * VL);
+            for (int i = 0; i < 4; i++) k[i] = load(shift + column + i * VL);
             for (std::int64_t r = 0; r < rows; r++, at += f.width)
               for (int i = 0; i < 4; i++) {
                 vf d = read_lane<whole>(x + at, i, n) - k[i];
@@ -168,9 +168,9 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
               vf m[4], a[4], b[4], total[4] = {}, dot[4] = {};
               for (int i = 0; i < 4; i++) {
-                m[i] = read(center + column + i * VL);
-                a[i] = read(scale + column + i * VL);
-                b[i] = read(offset + column + i * VL);
+                m[i] = load(center + column + i * VL);
+                a[i] = load(scale + column + i * VL);
+                b[i] = load(offset + column + i * VL);
               }
               for (std::int64_t r = 0; r < rows; r++, at += f.width)
                 for (int i = 0; i < 4; i++) {
@@ -217,11 +217,11 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
               vf m[4], a[4], b[4], k[4], e[4];
               for (int i = 0; i < 4; i++) {
-                m[i] = read(center + column + i * VL);
-                a[i] = read(scale + column + i * VL);
-                b[i] = read(offset + column + i * VL);
-                k[i] = read(slope + column + i * VL);
-                e[i] = read(constant + column + i * VL);
+                m[i] = load(center + column + i * VL);
+                a[i] = load(scale + column + i * VL);
+                b[i] = load(offset + column + i * VL);
+                k[i] = load(slope + column + i * VL);
+                e[i] = load(constant + column + i * VL);
               }
               for (std::int64_t r = 0; r < rows; r++, at += f.width)
                 for (int i = 0; i < 4; i++) {

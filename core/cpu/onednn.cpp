@@ -395,7 +395,7 @@ struct OneDnn::State {
       k.reorder.execute(stream, k.reorder_arguments);
       stream.wait();
     };
-    prepared.with(key, reinterpret_cast<std::uintptr_t>(&k), w, k.weight_elements, k.weight_bytes, prepare, run);
+    prepared.with(key, reinterpret_cast<std::uintptr_t>(&k), k.weight_bytes, prepare, run);
   }
   // Executes a weight gradient into dw: directly, or through the kernel's own layout, or through a sum.
   void execute_gradient(Compiled& k, float* dw, bool add) {

@@ -19,16 +19,16 @@ void channels(std::int64_t c_all, const Body& body) {
 template <bool whole, class T>
 auto take(const T* p, int n) {
   if constexpr (whole)
-    return read(p);
+    return load(p);
   else
-    return read(p, n);
+    return load(p, n);
 }
 template <bool whole, class T, class V>
 void put(T* p, int n, V v) {
   if constexpr (whole)
-    write(p, v);
+    store(p, v);
   else
-    write(p, v, n);
+    store(p, v, n);
 }
 
 // The part of window `o` that lies inside a picture of `extent` pixels: window positions [begin, end), begin at pixel
@@ -61,13 +61,13 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
     const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
     const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
     channels(s.c, [&](auto whole, std::int64_t c, int n) {
-      vf best = all(-std::numeric_limits<float>::infinity());
-      vi at = all(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
+      vf best = broadcast(-std::numeric_limits<float>::infinity());
+      vi at = broadcast(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
       auto visit = [&](std::int64_t i, std::int64_t j, std::int64_t position) {
         const vf v = take<whole>(corner + (i * s.w + j) * s.c + c, n);
         const vi larger = beats(v, best);
         best = larger ? v : best;
-        at = larger ? all(static_cast<std::int32_t>(position)) : at;
+        at = larger ? broadcast(static_cast<std::int32_t>(position)) : at;
       };
       if constexpr (kernel > 0) {
         for (int i = 0; i < kernel; i++)
@@ -75,10 +75,10 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
       } else {
         for (std::int64_t i = 0; i < rows.size(); i++)
           for (std::int64_t j = 0; j < columns.size(); j++) visit(i, j, (rows.begin + i) * s.kw + columns.begin + j);
-        if (rows.size() * columns.size() == 0) at = all(255);
+        if (rows.size() * columns.size() == 0) at = broadcast(255);
       }
       if (with_relu) {
-        at = best <= 0.f ? all(255) : at;
+        at = best <= 0.f ? broadcast(255) : at;
         best = relu(best);
       }
       put<whole>(y + c, n, best);

@@ -25,7 +25,7 @@ struct Maximum {
 template <class Op, class T>
 void reduce_rows(const Fold& f, int thread, int threads, const T* x, double* total) {
   const Op op;
-  const vf identity = all(static_cast<float>(Op::identity));
+  const vf identity = broadcast(static_cast<float>(Op::identity));
   sweep(f, thread, threads, Order::forwards,
         [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
           vf sums[4] = {identity, identity, identity, identity};
@@ -45,7 +45,7 @@ void reduce_rows(const Fold& f, int thread, int threads, const T* x, double* tot
 template <class Op, bool whole, class T>
 void reduce_panel(std::int64_t rows, std::int64_t stride, int n, const T* x, double* total) {
   const Op op;
-  const vf identity = all(static_cast<float>(Op::identity));
+  const vf identity = broadcast(static_cast<float>(Op::identity));
   for (int j = 0; j < Fold::panel; j++) total[j] = Op::identity;
   for (std::int64_t begin = 0; begin < rows; begin += 64) {
     vf sums[4] = {identity, identity, identity, identity};
@@ -110,7 +110,7 @@ const float* as_floats(const float* x, std::int64_t, std::vector<float>&) { retu
 const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer) {
   buffer.resize(n);
   std::int64_t c = 0;
-  for (; c + VL <= n; c += VL) write(buffer.data() + c, read(x + c));
+  for (; c + VL <= n; c += VL) store(buffer.data() + c, load(x + c));
   for (; c < n; c++) buffer[c] = x[c];
   return buffer.data();
 }
@@ -127,18 +127,18 @@ void write_row(T* y, std::int64_t n, bool add, const F& value) {
       for (int j = 0; j < count; j++) part[j] += static_cast<float>(y[begin + j]);
     for (int i = 0; i * VL < count; i++)
       if (int m = std::min(VL, count - i * VL); m == VL)
-        write(y + begin + i * VL, read(part + i * VL));
+        store(y + begin + i * VL, load(part + i * VL));
       else
-        write(y + begin + i * VL, read(part + i * VL, m), m);
+        store(y + begin + i * VL, load(part + i * VL, m), m);
   }
 }
 
 float row_maximum(const float* x, std::int64_t n) {
-  const vf low = all(-std::numeric_limits<float>::infinity());
+  const vf low = broadcast(-std::numeric_limits<float>::infinity());
   vf m = low;
   std::int64_t c = 0;
-  for (; c + VL <= n; c += VL) m = maximum(m, read(x + c));
-  if (int rest = static_cast<int>(n - c)) m = maximum(m, keep(read(x + c, rest), rest, low));
+  for (; c + VL <= n; c += VL) m = maximum(m, load(x + c));
+  if (int rest = static_cast<int>(n - c)) m = maximum(m, keep(load(x + c, rest), rest, low));
   return across(m, maximum);
 }
 
@@ -174,7 +174,7 @@ double sum_of_squares(int threads, std::int64_t n, const T* x) {
           [&](auto whole, std::int64_t at, std::int64_t, std::int64_t rows, int n) {
             for (std::int64_t r = 0; r < rows; r++, at += f.width) {
               float part[Fold::panel];
-              for (int i = 0; i < 4; i++) write(part + i * VL, read_lane<whole>(x + at, i, n));
+              for (int i = 0; i < 4; i++) store(part + i * VL, read_lane<whole>(x + at, i, n));
 #pragma omp simd
               for (int j = 0; j < Fold::panel; j++)
                 total[j] += static_cast<double>(part[j]) * static_cast<double>(part[j]);

@@ -13,10 +13,6 @@
 #include "core/backend.h"
 #include "core/cpu/simd.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#include <immintrin.h>
-#define TANDEM_AVX512 1
-#endif
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -51,89 +47,6 @@ double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const
 template <class T>
 void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes, const float* probabilities,
                             const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add);
-
-// ---- vectors --------------------------------------------------------------------------------------------------------
-// read and write move whole vectors; with n ≤ VL, the first n elements: reading fills up with zeros, writing leaves the
-// memory behind them alone. With AVX-512 they are one or two instructions, which g++ 12 does not find by itself (the
-// maskz forms, with all lanes on, because the plain ones make it warn of its own headers).
-typedef std::int32_t vi __attribute__((vector_size(VL * 4), may_alias));
-
-inline vf all(float value) { return value - vf{}; }
-inline vi all(std::int32_t value) { return value + vi{}; }
-inline vi lane_numbers() {
-  vi i{};
-  for (int k = 0; k < VL; k++) i[k] = k;
-  return i;
-}
-
-inline vf read(const float* p) { return load(p); }
-inline void write(float* p, vf v) { store(p, v); }
-#if defined(TANDEM_AVX512)
-inline __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
-inline vf widened(__m256i halves) { return (vf)((vu)_mm512_maskz_cvtepu16_epi32(0xffff, halves) << 16); }
-inline __m256i narrowed(vf v) {
-#if defined(__AVX512BF16__)
-  return (__m256i)_mm512_cvtneps_pbh((__m512)v);  // as bf16(float), but for numbers below 1e-38, which become 0
-#else
-  vh halves;
-  store(reinterpret_cast<bf16*>(&halves), v);
-  return (__m256i)halves;
-#endif
-}
-inline vf read(const bf16* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-inline vi read(const std::uint8_t* p) {
-  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-inline void write(bf16* p, vf v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(v)); }
-inline void write(std::uint8_t* p, vi v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
-}
-
-inline vf read(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps(first(n), p); }
-inline vf read(const bf16* p, int n) { return widened(_mm256_maskz_loadu_epi16(first(n), p)); }
-inline vi read(const std::uint8_t* p, int n) {
-  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(first(n), p));
-}
-inline void write(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
-inline void write(bf16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), narrowed(v)); }
-inline void write(std::uint8_t* p, vi v, int n) { _mm512_mask_cvtepi32_storeu_epi8(p, first(n), (__m512i)v); }
-#else
-inline vf read(const bf16* p) { return load(p); }
-inline void write(bf16* p, vf v) { store(p, v); }
-inline vi read(const std::uint8_t* p) {
-  vi v{};
-  for (int k = 0; k < VL; k++) v[k] = p[k];
-  return v;
-}
-inline void write(std::uint8_t* p, vi v) {
-  for (int k = 0; k < VL; k++) p[k] = static_cast<std::uint8_t>(v[k]);
-}
-template <class T>
-auto read(const T* p, int n) {
-  T whole[VL] = {};
-  std::copy_n(p, n, whole);
-  return read(whole);
-}
-template <class T, class V>
-void write(T* p, V v, int n) {
-  T whole[VL];
-  write(whole, v);
-  std::copy_n(whole, n, p);
-}
-#endif
-// Lanes [0, n) of v, the others `otherwise`.
-inline vf keep(vf v, int n, vf otherwise = vf{}) { return lane_numbers() < n ? v : otherwise; }
-
-// Where a is to replace the running maximum m: it is larger, or the first NaN.
-inline vi beats(vf a, vf m) { return ~(a <= m) & (m == m); }
-inline vf maximum(vf m, vf a) { return beats(a, m) ? a : m; }
-
-// Lanes combined in a fixed order, by halves.
-template <class Combine>
-float across(vf v, const Combine& combine) {
-  for (int half = VL / 2; half > 0; half /= 2) v = combine(v, __builtin_shuffle(v, (lane_numbers() + half) & (VL - 1)));
-  return v[0];
-}
 
 // ---- the walk over rows ---------------------------------------------------------------------------------------------
 inline int thread_number() {
@@ -209,23 +122,23 @@ inline int within(int i, int n) { return std::clamp(n - i * VL, 0, VL); }
 template <bool whole, class T>
 auto read_lane(const T* p, int i, int n) {
   if constexpr (whole)
-    return read(p + i * VL);
+    return load(p + i * VL);
   else
-    return read(p + std::min(i * VL, n), within(i, n));
+    return load(p + std::min(i * VL, n), within(i, n));
 }
 template <bool whole, class T, class V>
 void write_lane(T* p, int i, int n, V v) {
   if constexpr (whole)
-    write(p + i * VL, v);
+    store(p + i * VL, v);
   else
-    write(p + std::min(i * VL, n), v, within(i, n));
+    store(p + std::min(i * VL, n), v, within(i, n));
 }
 
 // total[j] = op(total[j], panel[j]): the float results of one block of rows into the running double ones.
 template <class Op>
 void combine_panel(const Op& op, double* total, const vf (&panel)[4]) {
   float part[Fold::panel];
-  for (int i = 0; i < 4; i++) write(part + i * VL, panel[i]);
+  for (int i = 0; i < 4; i++) store(part + i * VL, panel[i]);
 #pragma omp simd
   for (int j = 0; j < Fold::panel; j++) total[j] = op(total[j], static_cast<double>(part[j]));
 }

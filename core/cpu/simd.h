@@ -1,8 +1,19 @@
 // Vectors of the widest register the compiler was told of: 16 floats with AVX-512, 8 with AVX, 4 with SSE. GCC and
 // clang give arithmetic on them; loads and stores convert from and to bf16, so that kernels are written once for both
 // types.
+//
+// load and store move whole vectors; with n ≤ VL, the first n elements: loading fills up with zeros, storing leaves the
+// memory behind them alone. With AVX-512 they are one or two instructions, which g++ 12 does not find by itself (the
+// maskz forms, with all lanes on, because the plain ones make it warn of its own headers).
 #pragma once
+#include <algorithm>
+
 #include "core/dtype.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define TANDEM_AVX512 1
+#endif
 
 namespace tandem::cpu {
 
@@ -12,25 +23,94 @@ constexpr int registers = VL == 16 ? 32 : 16;
 typedef float vf __attribute__((vector_size(VL * 4), may_alias));
 typedef float vf_anywhere __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 typedef std::uint32_t vu __attribute__((vector_size(VL * 4), may_alias));
+typedef std::int32_t vi __attribute__((vector_size(VL * 4), may_alias));
 typedef std::uint16_t vh __attribute__((vector_size(VL * 2), may_alias));
 typedef std::uint16_t vh_anywhere __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 
+inline vf broadcast(float x) { return x - vf{}; }  // not vf{} + x: that is an addition, for −0 would become +0
+inline vi broadcast(std::int32_t x) { return x + vi{}; }
+inline vi lane_numbers() {
+  vi i{};
+  for (int k = 0; k < VL; k++) i[k] = k;
+  return i;
+}
+
 inline vf load(const float* p) { return *reinterpret_cast<const vf_anywhere*>(p); }
+inline void store(float* p, vf v) { *reinterpret_cast<vf_anywhere*>(p) = v; }
+// Rounds to nearest, ties to even, and keeps a NaN a NaN: bf16(float) for a whole vector.
+inline vh rounded(vf v) {
+  vu u = (vu)v;
+  vu r = u + 0x7fffu + ((u >> 16) & 1u);
+  r = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : r;
+  return __builtin_convertvector(r >> 16, vh);
+}
+#if defined(TANDEM_AVX512)
+inline __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline vf widened(__m256i halves) { return (vf)((vu)_mm512_maskz_cvtepu16_epi32(0xffff, halves) << 16); }
+inline __m256i narrowed(vf v) {
+#if defined(__AVX512BF16__)
+  return (__m256i)_mm512_cvtneps_pbh((__m512)v);  // as bf16(float), but for numbers below 1e-38, which become 0
+#else
+  return (__m256i)rounded(v);
+#endif
+}
+inline vf load(const bf16* p) { return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline vi load(const std::uint8_t* p) {
+  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline void store(bf16* p, vf v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(v)); }
+inline void store(std::uint8_t* p, vi v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
+}
+inline vf load(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps(first(n), p); }
+inline vf load(const bf16* p, int n) { return widened(_mm256_maskz_loadu_epi16(first(n), p)); }
+inline vi load(const std::uint8_t* p, int n) {
+  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(first(n), p));
+}
+inline void store(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, first(n), (__m512)v); }
+inline void store(bf16* p, vf v, int n) { _mm256_mask_storeu_epi16(p, first(n), narrowed(v)); }
+inline void store(std::uint8_t* p, vi v, int n) { _mm512_mask_cvtepi32_storeu_epi8(p, first(n), (__m512i)v); }
+#else
 inline vf load(const bf16* p) {
   vh halves = *reinterpret_cast<const vh_anywhere*>(p);
   return (vf)(__builtin_convertvector(halves, vu) << 16);
 }
-inline void store(float* p, vf v) { *reinterpret_cast<vf_anywhere*>(p) = v; }
-// Rounds to nearest, ties to even, and keeps a NaN a NaN: bf16(float) for a whole vector.
-inline void store(bf16* p, vf v) {
-  vu u = (vu)v;
-  vu rounded = u + 0x7fffu + ((u >> 16) & 1u);
-  rounded = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded;
-  *reinterpret_cast<vh_anywhere*>(p) = __builtin_convertvector(rounded >> 16, vh);
+inline void store(bf16* p, vf v) { *reinterpret_cast<vh_anywhere*>(p) = rounded(v); }
+inline vi load(const std::uint8_t* p) {
+  vi v{};
+  for (int k = 0; k < VL; k++) v[k] = p[k];
+  return v;
+}
+inline void store(std::uint8_t* p, vi v) {
+  for (int k = 0; k < VL; k++) p[k] = static_cast<std::uint8_t>(v[k]);
+}
+template <class T>
+auto load(const T* p, int n) {
+  T whole[VL] = {};
+  std::copy_n(p, n, whole);
+  return load(whole);
+}
+template <class T, class V>
+void store(T* p, V v, int n) {
+  T whole[VL];
+  store(whole, v);
+  std::copy_n(whole, n, p);
+}
+#endif
+// Lanes [0, n) of v, the others `otherwise`.
+inline vf keep(vf v, int n, vf otherwise = vf{}) { return lane_numbers() < n ? v : otherwise; }
+
+// Where a is to replace the running maximum m: it is larger, or the first NaN.
+inline vi beats(vf a, vf m) { return ~(a <= m) & (m == m); }
+inline vf maximum(vf m, vf a) { return beats(a, m) ? a : m; }
+
+// Lanes combined in a fixed order, by halves.
+template <class Combine>
+float across(vf v, const Combine& combine) {
+  for (int half = VL / 2; half > 0; half /= 2) v = combine(v, __builtin_shuffle(v, (lane_numbers() + half) & (VL - 1)));
+  return v[0];
 }
 inline vf relu(vf v) { return v < 0.f ? vf{} : v; }  // a NaN stays one
-
-inline vf broadcast(float x) { return x - vf{}; }  // not vf{} + x: that is an addition, for −0 would become +0
 
 // A VL × VL matrix in place, rows ↔ columns: log2(VL) rounds that exchange halves, quarters, … between pairs of rows.
 inline void transpose(vf* r) {
