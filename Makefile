@@ -163,6 +163,8 @@ cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 dist_room := $(filter-out dist/none.cpp,$(wildcard dist/*.cpp))
 CUDA_EMPTY := $(if $(cuda_room),,cuda/ holds no backend yet)
 UCX_EMPTY  := $(if $(dist_room),,dist/ holds no strategies yet)
+# core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
+ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)
 
 # For each name: _FOUND paths, _REASON why it cannot be used; for a switch also _ON (1 or empty) and _STATE in words.
 define examine

@@ -2,7 +2,7 @@
 // stretched. An operation is a functor: f, and the two partial derivatives da and db. Where an input was stretched, its
 // gradient is the sum over the stretched axes.
 //
-// To add one: the functor here, a line in ops.h, a row in tests/op_table.cpp.
+// To add one: the functor here, a line in ops.h, a row in tests/test_op_table.cpp.
 #include <cmath>
 
 #include "autograd/ops.h"

@@ -187,7 +187,7 @@ class Engine {
     require(root.defined() && root.value().elements() == 1, "backward() starts from a loss with one element",
             root.defined() ? ", this has the shape " : "", root.defined() ? root.shape() : Shape());
     require(root.requires_grad(), "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad?)");
-    visit_ = ++visits();
+    visit_ = next_visit();
     stack_.clear();
     ready_.clear();
     count(root.node().pointer());
@@ -216,9 +216,9 @@ class Engine {
 
  private:
   static bool older(const Ref<Node>& a, const Ref<Node>& b) { return a->sequence < b->sequence; }
-  static std::uint64_t& visits() {
-    static thread_local std::uint64_t n = 0;
-    return n;
+  static std::uint64_t next_visit() {  // one count for all threads: a leaf may be visited by one after the other
+    static std::atomic<std::uint64_t> n{0};
+    return n.fetch_add(1, std::memory_order_relaxed) + 1;
   }
   void push(Ref<Node> node) {
     ready_.push_back(std::move(node));

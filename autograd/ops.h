@@ -65,6 +65,9 @@ Variable flatten(const Variable& x);                                      // [N,
 Variable transpose(const Variable& x, std::initializer_list<int> order);  // y's axis i is x's axis order[i]
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 Variable concat(std::span<const Variable> parts, int axis);
+// He et al.'s parameter-free shortcut: every stride-th element of both picture axes, and `widen` zero channels on both sides.
+// x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]; the same as two slices and a pad, in one pass.
+Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 
 // ---- matrices (matrix.cpp) -----------------------------------------------------------------------------------------------

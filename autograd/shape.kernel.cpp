@@ -127,7 +127,66 @@ struct ConcatNode : Node {
   }
 };
 
+// One row of channels per index, of y forward and of x backward.
+template <class T>
+struct Shortcut {
+  std::int64_t h, w, c, out_h, out_w, stride, widen;
+  const T* x;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t row) const {
+    std::int64_t q = row % out_w, p = row / out_w % out_h, n = row / out_w / out_h, wide = c + 2 * widen;
+    const T* from = x + ((n * h + p * stride) * w + q * stride) * c;
+    T* to = y + row * wide;
+    for (std::int64_t i = 0; i < widen; i++) to[i] = to[widen + c + i] = T(0);
+    for (std::int64_t i = 0; i < c; i++) to[widen + i] = from[i];
+  }
+};
+template <class T>
+struct ShortcutBackward {
+  std::int64_t h, w, c, out_h, out_w, stride, widen;
+  bool add;
+  const T* dy;
+  T* dx;
+  TANDEM_HD void operator()(std::int64_t row) const {
+    std::int64_t j = row % w, i = row / w % h, n = row / w / h;
+    T* to = dx + row * c;
+    if (i % stride == 0 && j % stride == 0) {
+      const T* from = dy + ((n * out_h + i / stride) * out_w + j / stride) * (c + 2 * widen) + widen;
+      for (std::int64_t k = 0; k < c; k++) to[k] = add ? T(Accumulator<T>(to[k]) + Accumulator<T>(from[k])) : from[k];
+    } else if (!add) {
+      for (std::int64_t k = 0; k < c; k++) to[k] = T(0);
+    }
+  }
+};
+
+struct ShortcutNode : Node {
+  static constexpr auto name = "pad_shortcut";
+  Shape from, to;
+  std::int64_t stride, widen;
+  ShortcutNode(const Shape& x, const Shape& y, std::int64_t s, std::int64_t w) : Node(name), from(x), to(y), stride(s), widen(w) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
+      launch_blocks(dy.backend(), from[0] * from[1] * from[2],
+                    ShortcutBackward<T>{from[1], from[2], from[3], to[1], to[2], stride, widen, add, dy.data<T>(),
+                                        dx->template write<T>()});
+    });
+  }
+};
+
 }  // namespace
+
+Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
+  require(x.rank() == 4 && stride >= 1 && widen >= 0, "pad_shortcut: input ", x.shape(), " must be [N,H,W,C], stride ", stride,
+          " at least 1, widening ", widen, " at least 0");
+  Shape s = x.shape(), shape{s[0], (s[1] + stride - 1) / stride, (s[2] + stride - 1) / stride, s[3] + 2 * widen};
+  Tensor y(x.backend(), shape, x.dtype());
+  dispatch(x.dtype(), "pad_shortcut", [&]<class T> {
+    launch_blocks(x.backend(), shape[0] * shape[1] * shape[2],
+                  Shortcut<T>{s[1], s[2], s[3], shape[1], shape[2], stride, widen, x.value().data<T>(), y.write<T>()});
+  });
+  return record<ShortcutNode>(y, {&x}, {}, s, shape, stride, widen);
+}
 
 Variable reshape(const Variable& x, const Shape& shape) {
   Shape s = shape;

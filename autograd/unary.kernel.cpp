@@ -2,7 +2,7 @@
 // the input x or of the output y, whichever needs less work: that one is saved. One template makes the forward loop, the node
 // and the backward loop of all of them, on every device.
 //
-// To add one: the functor here, a line in ops.h, a row in tests/op_table.cpp.
+// To add one: the functor here, a line in ops.h, a row in tests/test_op_table.cpp.
 #include "autograd/ops.h"
 #include "core/elementwise.h"
 #include "core/launch.h"

@@ -34,16 +34,22 @@ class Heap : public MemorySource {
   }
   void release(void* block, std::size_t) override { std::free(block); }
   const char* name() const override { return "host memory"; }
+  // Address space, not memory: pages that nobody wrote to cost nothing.
+#if defined(__SANITIZE_ADDRESS__)
+  std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
+#else
+  std::size_t segment_bytes() const override { return std::size_t{256} << 20; }
+#endif
 };
 
 }  // namespace
 
 std::unique_ptr<MemorySource> heap_memory() { return std::make_unique<Heap>(); }
 
-// Eight classes per power of two waste at most an eighth; below 4 KiB every request takes one page's worth of class steps.
+// Eight classes per power of two waste at most an eighth; large blocks are cut to 4 KiB.
 std::size_t CachingAllocator::size_class(std::size_t bytes) {
   if (bytes <= 512) return 512;
-  std::size_t step = std::max<std::size_t>(512, std::bit_floor(bytes - 1) / 8);
+  std::size_t step = bytes >= large ? 4096 : std::max<std::size_t>(512, std::bit_floor(bytes - 1) / 8);
   return (bytes + step - 1) / step * step;
 }
 
@@ -51,47 +57,122 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   std::size_t rounded = size_class(bytes);
   std::lock_guard lock(mutex_);
   statistics_.requests++;
-  void* block = nullptr;
-  auto list = free_.find({rounded, stream});
-  if (list != free_.end() && !list->second.empty()) {
-    block = list->second.back();
-    list->second.pop_back();
-  } else {
-    statistics_.source_calls++;
-    block = source_->acquire(rounded);
-    if (!block) {  // cached blocks of other sizes may be what is in the way
-      trim_locked();
-      block = source_->acquire(rounded);
-    }
-    if (!block)
-      fail("out of ", source_->name(), ": asked for ", readable(bytes), " while ", readable(statistics_.live_bytes), " in ",
-           statistics_.live_blocks, " blocks are in use; a smaller --batch needs less");
-    statistics_.reserved_bytes += rounded;
-    sizes_[block] = rounded;
-  }
+  void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
+  if (!block)
+    fail("out of ", source_->name(), ": asked for ", readable(bytes), " while ", readable(statistics_.live_bytes), " in ",
+         statistics_.live_blocks, " blocks are in use; a smaller --batch needs less");
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
   statistics_.peak_bytes = std::max(statistics_.peak_bytes, statistics_.live_bytes);
   return block;
 }
 
+// From the source; once more after returning what is free, since blocks of other sizes may be what is in the way.
+void* CachingAllocator::acquire(std::size_t bytes) {
+  statistics_.source_calls++;
+  void* block = source_->acquire(bytes);
+  if (!block) {
+    trim_locked();
+    block = source_->acquire(bytes);
+  }
+  if (block) statistics_.reserved_bytes += bytes;
+  return block;
+}
+
+void* CachingAllocator::take_small(std::size_t bytes, int stream) {
+  auto list = free_small_.find({bytes, stream});
+  if (list != free_small_.end() && !list->second.empty()) {
+    void* block = list->second.back();
+    list->second.pop_back();
+    return block;
+  }
+  void* block = acquire(bytes);
+  if (block) small_[block] = bytes;
+  return block;
+}
+
+void* CachingAllocator::take_large(std::size_t bytes, int stream) {
+  auto best = free_large_.lower_bound({stream, bytes, nullptr});
+  if (best == free_large_.end() || std::get<0>(*best) != stream) {
+    std::size_t size = std::max(bytes, source_->segment_bytes());
+    auto* segment = static_cast<std::byte*>(acquire(size));
+    if (!segment) segment = static_cast<std::byte*>(acquire(size = bytes));
+    if (!segment) return nullptr;
+    segments_[segment] = size;
+    pieces_[segment] = {size, segment, stream, true};
+    best = free_large_.insert({stream, size, segment}).first;
+  }
+  auto piece = pieces_.find(std::get<2>(*best));
+  free_large_.erase(best);
+  piece->second.free = false;
+  if (std::size_t rest = piece->second.bytes - bytes; rest > 0) {
+    piece->second.bytes = bytes;
+    std::byte* behind = piece->first + bytes;
+    pieces_[behind] = {rest, piece->second.segment, stream, true};
+    free_large_.insert({stream, rest, behind});
+  }
+  return piece->first;
+}
+
 void CachingAllocator::give(void* block, int stream) noexcept {
   if (!block) return;
   std::lock_guard lock(mutex_);
-  std::size_t bytes = sizes_.at(block);
+  std::size_t bytes = 0;
+  if (auto small = small_.find(block); small != small_.end()) {
+    bytes = small->second;
+    free_small_[{bytes, stream}].push_back(block);
+  } else {
+    auto piece = pieces_.find(static_cast<std::byte*>(block));
+    bytes = piece->second.bytes;
+    piece->second.stream = stream;
+    give_large(piece);
+  }
   statistics_.live_blocks--;
   statistics_.live_bytes -= bytes;
-  free_[{bytes, stream}].push_back(block);
+}
+
+// Joins the free neighbours of its segment that the same stream may use.
+void CachingAllocator::give_large(Pieces::iterator piece) {
+  auto joins = [&](Pieces::iterator a, Pieces::iterator b) {
+    return a->second.segment == b->second.segment && a->second.stream == b->second.stream;
+  };
+  if (auto next = std::next(piece); next != pieces_.end() && next->second.free && joins(piece, next)) {
+    free_large_.erase({next->second.stream, next->second.bytes, next->first});
+    piece->second.bytes += next->second.bytes;
+    pieces_.erase(next);
+  }
+  if (piece != pieces_.begin()) {
+    if (auto before = std::prev(piece); before->second.free && joins(before, piece)) {
+      free_large_.erase({before->second.stream, before->second.bytes, before->first});
+      before->second.bytes += piece->second.bytes;
+      pieces_.erase(piece);
+      piece = before;
+    }
+  }
+  piece->second.free = true;
+  free_large_.insert({piece->second.stream, piece->second.bytes, piece->first});
 }
 
 void CachingAllocator::trim_locked() {
-  for (auto& [key, blocks] : free_) {
+  for (auto& [key, blocks] : free_small_) {
     for (void* block : blocks) {
-      sizes_.erase(block);
+      small_.erase(block);
       source_->release(block, key.first);
       statistics_.reserved_bytes -= key.first;
     }
     blocks.clear();
+  }
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    auto piece = pieces_.find(it->first);
+    if (!piece->second.free || piece->second.bytes != it->second) {
+      ++it;
+      continue;
+    }
+    free_large_.erase({piece->second.stream, piece->second.bytes, piece->first});
+    pieces_.erase(piece);
+    source_->release(it->first, it->second);
+    statistics_.reserved_bytes -= it->second;
+    it = segments_.erase(it);
   }
 }
 

@@ -8,8 +8,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
+#include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -64,6 +67,7 @@ class MemorySource {
   virtual void* acquire(std::size_t bytes) = 0;
   virtual void release(void* block, std::size_t bytes) = 0;
   virtual const char* name() const = 0;
+  virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }  // large blocks are cut from pieces this big
 };
 
 struct MemoryStatistics {
@@ -73,26 +77,49 @@ struct MemoryStatistics {
   std::uint64_t requests = 0, source_calls = 0; // a steady state has source_calls standing still
 };
 
+// Small requests (below 1 MiB) are rounded up to one of eight sizes per power of two and wait in a list of their size when
+// given back. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass the
+// many small activations of the last layers become room for the few large gradients of the first.
+//
 // Thread-safe. A block given back on a stream may be taken again by the same stream at once (work on one stream is in
-// order); the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked and what is held.
+// order), and by no other; the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked and
+// what is held.
 class CachingAllocator {
  public:
+  static constexpr std::size_t large = std::size_t{1} << 20;
   explicit CachingAllocator(std::unique_ptr<MemorySource> source) : source_(std::move(source)) {}
   ~CachingAllocator();
   void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes at least
   void give(void* block, int stream = 0) noexcept;
-  void trim();                                    // returns every cached block to the source
+  void trim();                                    // returns what is wholly free to the source
   MemoryStatistics statistics() const;
   void reset_peak();
-  static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to: eight classes per power of two
+  static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to
 
  private:
-  using FreeList = std::map<std::pair<std::size_t, int>, std::vector<void*>>;
+  struct Piece {  // of a segment; pieces of one segment lie one behind the other in pieces_
+    std::size_t bytes;
+    std::byte* segment;
+    int stream;
+    bool free;
+  };
+  using Pieces = std::pmr::map<std::byte*, Piece>;
+  using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
+
+  void* take_small(std::size_t bytes, int stream);
+  void* take_large(std::size_t bytes, int stream);
+  void give_large(Pieces::iterator piece);
+  void* acquire(std::size_t bytes);
   void trim_locked();
+
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
-  FreeList free_;
-  std::unordered_map<void*, std::size_t> sizes_;  // every block obtained from the source
+  std::pmr::unsynchronized_pool_resource bookkeeping_;  // recycles the nodes below: none is malloc'ed in a steady state
+  std::map<std::pair<std::size_t, int>, std::vector<void*>> free_small_;
+  std::unordered_map<void*, std::size_t> small_;        // every small block obtained from the source
+  Pieces pieces_{&bookkeeping_};
+  std::pmr::set<Order> free_large_{&bookkeeping_};
+  std::unordered_map<std::byte*, std::size_t> segments_;
   MemoryStatistics statistics_;
 };
 

@@ -167,7 +167,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   optimizer.bind(space, options.seed);
   strategy.bind(optimizer);
 
-  const double base_rate = strategy.scaled_learning_rate(optimizer.learning_rate());
+  const double given_rate = optimizer.learning_rate(), base_rate = strategy.scaled_learning_rate(given_rate);
   const std::int64_t per_epoch = data.train.batches_per_epoch(), total = per_epoch * options.epochs;
   MetricsFile metrics(speaks ? options.metrics : "");
   metrics.write({{"event", std::string("start")}, {"parameters", space.parameters()}, {"epochs", std::int64_t(options.epochs)},
@@ -211,7 +211,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
           counters.batch(again);
           std::string why = diagnose(model, loss, space, again);
           metrics.write({{"event", std::string("not_finite")}, {"step", failed}, {"reason", why}});
-          optimizer.learning_rate(base_rate);
+          optimizer.learning_rate(given_rate);
           throw NotFinite("step " + std::to_string(failed + 1) + " (epoch " + std::to_string(failed / per_epoch + 1) + ", batch " +
                           std::to_string(failed % per_epoch + 1) + "): the loss or its gradient is not finite: " + why +
                           "; the parameters are those before this step. A smaller --lr usually helps");
@@ -251,7 +251,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     progress.line(e);
   }
   strategy.end();
-  optimizer.learning_rate(base_rate);
+  optimizer.learning_rate(given_rate);
   model.eval();
   MetricFields end{{"event", std::string("end")}, {"steps", report.steps}, {"epochs", std::int64_t(report.epochs.size())},
                    {"stopped", std::int64_t(report.stopped)}, {"seconds", seconds_since(run_begin)}};

@@ -81,10 +81,7 @@ class BasicBlock : public Module {
   Variable shortcut(const Variable& x) {
     switch (shortcut_) {
       case Shortcut::project: return (*downsample_)(x);
-      case Shortcut::pad: {  // He et al.'s option A: every second picture element, and zero channels on both sides
-        Variable y = slice(slice(x, 1, 0, x.extent(1), stride_), 2, 0, x.extent(2), stride_);
-        return pad(y, 3, widen_, widen_);
-      }
+      case Shortcut::pad: return pad_shortcut(x, stride_, widen_);
       default: return x;
     }
   }

@@ -84,7 +84,7 @@ void Optimizer::stage() {
   host_.step = device.step;
   host_.not_finite = device.not_finite;
   host_.learning_rate = static_cast<float>(learning_rate_);
-  space_->backend().upload(state_.raw_write(), &host_, sizeof host_);
+  state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
 }
 
 void Optimizer::step(const Tensor* loss) {
@@ -110,14 +110,14 @@ void Optimizer::judge(const Tensor* loss) {
 
 StepState Optimizer::read_state() const {
   StepState s;
-  space_->backend().download(&s, state_.raw(), sizeof s);
+  state_.backend().download(&s, state_.raw(), sizeof s);  // not space_'s: fit()'s space is gone when fit has returned
   return s;
 }
 
 void Optimizer::clear_not_finite() {
   host_ = read_state();
   host_.not_finite = 0;
-  space_->backend().upload(state_.raw_write(), &host_, sizeof host_);
+  state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
 }
 
 double Optimizer::gradient_norm() const { return std::sqrt(sums_.item()); }

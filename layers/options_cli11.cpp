@@ -1,6 +1,7 @@
 // The command line, read by CLI11.
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <map>
 
 #include "layers/options.h"
 
@@ -9,13 +10,12 @@ namespace tandem {
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
   CLI::App app(description);
   app.allow_extras(false);
+  std::map<const CLI::Option*, std::pair<const OptionSpec*, std::size_t>> known;  // and how many of its values were used
   for (const OptionSpec& spec : specs) {
-    if (spec.flag) app.add_flag_callback(spec.name, [&spec] { spec.set(""); }, spec.help);
-    else {
-      auto* option = app.add_option_function<std::string>(spec.name, [&spec](const std::string& v) { spec.set(v); }, spec.help);
-      option->type_name("");
-      if (!spec.fallback.empty()) option->default_str(spec.fallback);
-    }
+    CLI::Option* option = spec.flag ? app.add_flag(spec.name) : app.add_option(spec.name)->type_name("");
+    option->description(spec.help)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->disable_flag_override();
+    if (!spec.fallback.empty()) option->default_str(spec.fallback);
+    known[option] = {&spec, 0};
   }
   try {
     app.parse(argc, argv);
@@ -24,6 +24,11 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
   } catch (const CLI::ParseError& e) {
     throw UsageError(std::string(e.what()) + " (--help lists the options)");
   }
+  for (const CLI::Option* option : app.parse_order())  // as given, so that of two the last one counts
+    if (auto found = known.find(option); found != known.end()) {
+      auto& [spec, used] = found->second;
+      spec->set(spec->flag ? "" : option->results().at(used++));
+    }
 }
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ offences() {  # the .d files as arguments, sources below the current folder
       if (to == "cuda/launch.h") return 1  # the one seam: kernels include it, through core/launch.h, under nvcc
       return index(allowed[room(from)], " " room(to) " ")
     }
-    # Where among the files `list` of one object does one that may not see `to` include it?
+    # Reports where, among the files `list` of one object, one that may not see `to` includes it.
     function locate(list, count, to,    i, line, number, found, file) {
       for (i = 1; i <= count; i++) {
         file = list[i]
@@ -31,12 +31,13 @@ offences() {  # the .d files as arguments, sources below the current folder
         }
         close(file)
       }
-      if (!found) report(list[1] ": depends on " to)
+      return found
     }
     function base(path) { sub(/.*\//, "", path); return path }
     function report(text) { if (!(text in told)) { told[text] = 1; print text } }
-    function finish(    i) {
-      for (i = 2; i <= count; i++) if (!may(list[1], list[i])) locate(list, count, list[i])
+    function finish(    i, found, last) {
+      for (i = 2; i <= count; i++) if (!may(list[1], list[i])) { last = list[i]; found += locate(list, count, last) }
+      if (last && !found) report(list[1] ": depends on " last)
       count = 0
     }
     BEGIN {

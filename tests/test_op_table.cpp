@@ -17,6 +17,7 @@
 using namespace tandem;
 using test::close;
 using test::Dumps;
+using test::refused;
 
 namespace {
 
@@ -345,6 +346,13 @@ std::vector<Row> table() {
                            .inputs = std::vector<Input>(6, Input{.shape = {2, 3}})});
   row(std::move(concats));
 
+  auto shortcut = [](int stride, int widen) { return Build([=](Inputs v) { return pad_shortcut(v[0], stride, widen); }); };
+  row({"pad_shortcut", {{.name = "halves", .y = shortcut(2, 2), .inputs = {{.shape = {2, 4, 6, 3}}}},
+                        {.name = "odd", .y = shortcut(2, 1), .inputs = {{.shape = {2, 5, 7, 2}}}},
+                        {.name = "wide only", .y = shortcut(1, 3), .inputs = {{.shape = {1, 3, 2, 4}}}},
+                        {.name = "thirds", .y = shortcut(3, 0), .inputs = {{.shape = {1, 7, 8, 2}}}},
+                        {.name = "many", .y = shortcut(2, 8), .inputs = {{.shape = {4, 32, 31, 16}}}}}});
+
   Row pads{"pad", {}};
   for (const char* name : {"pad_zero", "pad_value"})
     pads.cases.push_back(dumped(name, {"x"}, [a = dumps().attributes(name)](Inputs v) {
@@ -623,6 +631,38 @@ TEST_F(OpTable, ElementwiseOperationsLetNaNThrough) {
   }
 }
 
+// Finite differences cannot see a tie, and the other backends share the code.
+TEST_F(OpTable, TiesShareTheGradient) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::unique_ptr<Backend> backend = kind.make();
+    auto gradient = [&](const Shape& shape, std::initializer_list<double> values, auto f) {
+      Variable x(Tensor::of(*backend, shape, values), true);
+      Variable y = f(x);
+      sum(mul(y, Variable(Tensor::full(*backend, y.shape(), 6)))).backward();
+      return x.grad().values();
+    };
+    const std::initializer_list<double> ties{2, 5, 5, 5, 1, 4, 0, 4};
+    EXPECT_EQ(gradient({2, 4}, ties, [](const Variable& x) { return max(x, {1}); }), (std::vector<double>{0, 2, 2, 2, 0, 3, 0, 3}));
+    EXPECT_EQ(gradient({2, 4}, ties, [](const Variable& x) { return max(x); }), (std::vector<double>{0, 2, 2, 2, 0, 0, 0, 0}));
+    EXPECT_EQ(gradient({3}, {1, 2, 3}, [&](const Variable& x) { return maximum(x, Variable(Tensor::full(*backend, {3}, 2))); }),
+              (std::vector<double>{0, 3, 6}));
+    EXPECT_EQ(gradient({3}, {1, 2, 3}, [&](const Variable& x) { return minimum(Variable(Tensor::full(*backend, {3}, 2)), x); }),
+              (std::vector<double>{6, 3, 0}));
+    EXPECT_EQ(gradient({1, 2, 4, 1}, ties, [](const Variable& x) { return max_pool2d(x); }),
+              (std::vector<double>{0, 6, 6, 0, 0, 0, 0, 0})) << "pooling: the first of the window, row by row, takes it all";
+    EXPECT_EQ(gradient({1, 2, 2, 1}, {0, -1, -2, -1}, [](const Variable& x) { return max_pool2d(x, {.relu = true}); }),
+              (std::vector<double>{0, 0, 0, 0})) << "the ReLU of zero";
+  }
+}
+
+TEST_F(OpTable, PadShortcutIsTwoSlicesAndAPad) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Variable x(Tensor::of(*backend, {2, 5, 7, 3}, test::numbers("shortcut", 210)));
+  for (int stride : {1, 2, 3})
+    EXPECT_EQ(pad_shortcut(x, stride, 2).value().values(), pad(slice(slice(x, 1, 0, 5, stride), 2, 0, 7, stride), 3, 2, 2).value().values());
+  EXPECT_TRUE(refused([&] { pad_shortcut(x, 0, 2); }, {"pad_shortcut"}));
+}
+
 TEST_F(OpTable, BatchNormMovesItsRunningStatistics) {
   for (const std::string& name : dumps().cases()) {
     const nlohmann::json& a = dumps().attributes(name);
@@ -722,7 +762,6 @@ TEST_F(OpTable, DropoutKeepsTheMeanAndMasksTheGradient) {
 TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   std::unique_ptr<Backend> backend = reference_backend();
   auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*backend, s, t)); };
-  using test::refused;
   EXPECT_TRUE(refused([&] { add(x({2, 3}), x({2, 4})); }, {"add", "[2,3]", "[2,4]"}));
   EXPECT_TRUE(refused([&] { mul(x({2}), x({2}, DType::bf16)); }, {"mul", "f32 and bf16"}));
   EXPECT_TRUE(refused([&] { add(x({2, 1, 2, 1}), x({1, 2, 1, 2})); }, {"add", "three times"}));

@@ -1,0 +1,920 @@
+// Models, the parameter space, optimizers, schedules, the training loop, metrics and options.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "core/random.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/metrics.h"
+#include "layers/models.h"
+#include "layers/options.h"
+#include "tests/support.h"
+
+// The library holds one of the two command-line parsers; the plain one is always here too, under a name of its own.
+#define parse_command_line parse_plain_command_line
+#include "layers/options_plain.cpp"
+#undef parse_command_line
+
+using namespace tandem;
+using test::close;
+using test::Dumps;
+using test::refused;
+
+namespace {
+
+std::vector<double> bits(const Tensor& t) { return t.values(); }
+
+// The network of tests/reference/training.safetensors.
+struct Tiny : Module {
+  Conv2d& conv1 = child<Conv2d>("conv1", 1, 4, 3, Conv2dOptions{.padding = 1});
+  BatchNorm2d& bn1 = child<BatchNorm2d>("bn1", 4, true);
+  Conv2d& conv2 = child<Conv2d>("conv2", 4, 8, 3, Conv2dOptions{.stride = 2, .padding = 1}, false);
+  BatchNorm2d& bn2 = child<BatchNorm2d>("bn2", 8, true);
+  Linear& fc = child<Linear>("fc", 32, 10);
+  Variable forward(const Variable& x) override { return fc(flatten(bn2(conv2(max_pool2d(bn1(conv1(x))))))); }
+};
+
+// Four classes, each a pattern of its own under noise; batches in memory.
+class Patterns : public BatchSource {
+ public:
+  static constexpr int side = 8, classes = 4;
+  Patterns(Backend& backend, int pictures, int batch, DType dtype = DType::f32, const std::string& noise = "noise")
+      : backend_(backend), pictures_(pictures), batch_(batch), dtype_(dtype), noise_(noise) {}
+  void share(int rank, int world) override { shares.push_back({rank, world}); }
+  std::int64_t batches_per_epoch() const override { return (pictures_ + batch_ - 1) / batch_; }
+  std::int64_t pictures_per_epoch() const override { return pictures_; }
+  void start(std::int64_t epoch, std::int64_t first) override { epoch_ = epoch, next_ = first; }
+  bool next(Batch& batch) override {
+    if (next_ >= batches_per_epoch()) return false;
+    batch = make(epoch_, next_++);
+    return true;
+  }
+  Batch make(std::int64_t epoch, std::int64_t index) override {
+    const std::int64_t begin = index * batch_, n = std::min<std::int64_t>(batch_, pictures_ - begin);
+    std::vector<double> pixels, labels, samples;
+    for (std::int64_t i = begin; i < begin + n; i++) {
+      const int label = int(i % classes);
+      const std::vector<double> pattern = test::numbers("pattern " + std::to_string(label), side * side);
+      std::vector<double> picture = test::numbers(noise_ + " " + std::to_string(i), side * side);
+      for (int k = 0; k < side * side; k++) picture[k] = (pattern[k] + 0.7 * picture[k]) * factor + shift;
+      if (spoil && index == 2) spoil(picture);
+      pixels.insert(pixels.end(), picture.begin(), picture.end());
+      labels.push_back(label);
+      samples.push_back(double(i));
+    }
+    Batch b;
+    b.images = Tensor::of(backend_, {n, side, side, 1}, pixels, dtype_);
+    b.labels = Tensor::of(backend_, {n}, labels, DType::i32);
+    b.samples = Tensor::of(backend_, {n}, samples, DType::i32);
+    b.index = index, b.epoch = epoch, b.global = n;
+    return b;
+  }
+  std::vector<std::pair<int, int>> shares;
+  double factor = 1, shift = 0;
+  std::function<void(std::vector<double>&)> spoil;  // of the pictures in the third batch
+
+ private:
+  Backend& backend_;
+  std::int64_t pictures_, batch_, epoch_ = 0, next_ = 0;
+  DType dtype_;
+  std::string noise_;
+};
+
+// ---- models ----------------------------------------------------------------------------------------------------------
+TEST(Models, HaveTheirPublishedSizesAndNames) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  const std::vector<std::tuple<std::string, int, int, std::int64_t, std::size_t>> expected = {
+      {"mlp", 1, 28, 256 * 784 + 256 + 2570, 4}, {"lenet5", 1, 28, 61'706, 10}, {"lenet5", 1, 32, 61'706, 10},
+      {"smallcnn", 1, 28, 421'642, 8},           {"resnet20", 3, 32, 269'722, 59}, {"resnet18", 3, 32, 11'173'962, 62}};
+  for (auto& [name, channels, side, count, tensors] : expected) {
+    std::unique_ptr<Module> model = make_model(name, 10, channels, side);
+    ParameterSpace space(*model, *backend, 1);
+    EXPECT_EQ(space.parameters(), count) << name;
+    EXPECT_EQ(space.segments().size(), tensors) << name;
+    std::set<std::string> names;
+    for (const Segment& s : space.segments()) EXPECT_TRUE(names.insert(s.name).second) << s.name << " twice";
+    if (side == 28) {
+      NoGrad off;
+      EXPECT_EQ((*model)(Variable(Tensor::zeros(*backend, {2, side, side, channels}))).shape(), Shape({2, 10})) << name;
+    }
+  }
+  std::unique_ptr<Module> model = resnet18(10, 3);
+  ParameterSpace space(*model, *backend, 1);
+  EXPECT_EQ(space.segment("conv1.weight").shape, Shape({64, 3, 3, 3}));
+  EXPECT_EQ(space.segment("layer2.0.downsample.0.weight").shape, Shape({128, 1, 1, 64}));
+  EXPECT_EQ(space.segment("layer2.0.downsample.1.bias").shape, Shape({128}));
+  EXPECT_EQ(space.segment("layer4.1.bn2.weight").shape, Shape({512}));
+  EXPECT_EQ(space.segment("fc.weight").shape, Shape({10, 512}));
+  EXPECT_EQ(space.segments().front().name, "conv1.weight");
+  EXPECT_EQ(space.segments().back().name, "fc.bias");
+  EXPECT_EQ(space.statistic_segments().front().name, "bn1.running_mean");
+  EXPECT_TRUE(refused([&] { space.segment("conv9.weight"); }, {"conv9.weight", "conv1.weight"}));
+  EXPECT_TRUE(refused([] { make_model("vgg", 10, 3, 32); }, {"vgg", "resnet18"}));
+  EXPECT_TRUE(refused([] { make_model("lenet5", 10, 3, 30); }, {"lenet5", "30"}));
+}
+
+TEST(Models, EveryModelTrainsAStepOnEveryBackend) {
+  for (const test::BackendKind& kind : test::backends())
+    for (const char* name : {"mlp", "lenet5", "smallcnn", "resnet20"}) {
+      std::unique_ptr<Backend> backend = kind.make();
+      const int side = std::string(name) == "lenet5" ? 28 : 8;
+      std::unique_ptr<Module> model = make_model(name, 10, 1, side);
+      ParameterSpace space(*model, *backend, 1);
+      Variable x(Tensor::of(*backend, {4, side, side, 1}, test::numbers("x", 4 * side * side)));
+      Tensor labels = Tensor::of(*backend, {4}, {3, 1, 4, 1}, DType::i32);
+      SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
+      sgd.bind(space);
+      double first = 0, last = 0;
+      for (int i = 0; i < 5; i++) {
+        sgd.stage();
+        space.zero_gradients();
+        Variable loss = cross_entropy((*model)(x), labels);
+        space.backward(loss);
+        EXPECT_TRUE(space.gradients_complete());
+        sgd.step(&loss.value());
+        (i ? last : first) = loss.item();
+      }
+      EXPECT_LT(last, first) << name << " on " << kind.name;
+    }
+}
+
+TEST(Models, TrainAndEvalReachEveryModule) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Sequential model;
+  model.add<BatchNorm2d>(3);
+  Sequential& inner = model.add<Sequential>();
+  inner.add<Dropout>(0.5);
+  ParameterSpace space(model, *backend, 1);
+  Variable x(Tensor::of(*backend, {4, 3}, test::numbers("x", 12, 5, 9)));
+  auto forward = [&] { return model(x).value().values(); };
+
+  EXPECT_TRUE(model.training());
+  EXPECT_NE(forward(), forward()) << "dropout draws";
+  const std::vector<double> moved = space.statistics.values();
+  EXPECT_GT(moved[0], 0) << "batch norm follows the batches";
+  model.eval();
+  EXPECT_FALSE(inner.children()[0].second->training());
+  EXPECT_EQ(forward(), forward());
+  EXPECT_EQ(space.statistics.values(), moved) << "evaluation changes no statistics";
+  model.train();
+  EXPECT_TRUE(inner.children()[0].second->training());
+}
+
+TEST(Models, AreRefusedBeforeTheyHaveMemory) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Linear layer(3, 2);
+  EXPECT_TRUE(refused([&] { layer(Variable(Tensor::zeros(*backend, {1, 3}))); }, {"parameter", "ParameterSpace"}));
+}
+
+// ---- the parameter space ---------------------------------------------------------------------------------------------
+TEST(Space, LaysSegmentsOutAlignedAndInOrder) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  std::unique_ptr<Module> model = resnet20(10, 3);
+  ParameterSpace space(*model, *backend, 1);
+  std::int64_t end = 0, sum = 0;
+  for (const Segment& s : space.segments()) {
+    EXPECT_EQ(s.global_begin % ParameterSpace::alignment, 0) << s.name;
+    EXPECT_EQ(s.local_begin, s.global_begin) << s.name;
+    EXPECT_GE(s.local_begin, end) << s.name;
+    EXPECT_LT(s.local_begin - end, ParameterSpace::alignment) << s.name;
+    EXPECT_EQ(s.length, s.shape.elements());
+    EXPECT_EQ(s.leaf->value.raw(), space.values.range(s.local_begin, s.shape).raw()) << "a parameter is a range of the vector";
+    EXPECT_EQ(s.leaf->grad.raw(), space.gradients.range(s.local_begin, s.shape).raw());
+    end = s.local_begin + s.length;
+    sum += s.length;
+  }
+  EXPECT_EQ(sum, space.parameters());
+  EXPECT_EQ(space.elements() % ParameterSpace::cut, 0);
+  EXPECT_LT(space.elements() - end, ParameterSpace::cut);
+  EXPECT_EQ(space.gradients.elements(), space.elements());
+}
+
+TEST(Space, PaddingIsZeroAndStaysZero) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::unique_ptr<Backend> backend = kind.make();
+    Tiny model;
+    ParameterSpace space(model, *backend, 3);
+    SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1, .decay_everything = true});
+    sgd.bind(space);
+    sgd.clip_norm = 1;
+    Patterns data(*backend, 16, 16);
+    Batch batch = data.make(0, 0);
+    for (int i = 0; i < 4; i++) {
+      sgd.stage();
+      space.zero_gradients();
+      space.backward(cross_entropy(model(Variable(batch.images)), batch.labels));
+      sgd.step();
+    }
+    std::vector<bool> used(space.elements(), false);
+    for (const Segment& s : space.segments()) std::fill_n(used.begin() + s.local_begin, s.length, true);
+    const std::vector<double> w = space.values.values(), g = space.gradients.values(), v = sgd.velocity().values();
+    for (std::int64_t i = 0; i < space.elements(); i++)
+      if (!used[i]) {
+        ASSERT_TRUE(w[i] == 0 && g[i] == 0 && v[i] == 0) << kind.name << " element " << i << ": " << w[i] << " " << g[i] << " " << v[i];
+      }
+  }
+}
+
+struct Two : Module {
+  Two(std::string first, Shape shape, std::string second = "b") {
+    parameter(first, shape, Initial::constant(1));
+    parameter(second, {3}, Initial::constant(2));
+    statistic("mean", {5}, 0.5);
+    statistic("variance", {2}, 1);
+  }
+  Variable forward(const Variable& x) override { return x; }
+};
+
+TEST(Space, LayoutHashKnowsNamesShapesAndPlaces) {
+  std::unique_ptr<Backend> one = reference_backend(), two = cpu_backend(1);
+  auto hash = [&](Module&& m, Backend& b, std::uint64_t seed = 1) { return ParameterSpace(m, b, seed).layout_hash(); };
+  const std::uint64_t h = hash(Two("a", {4, 2}), *one);
+  EXPECT_EQ(h, hash(Two("a", {4, 2}), *two, 2)) << "neither the device nor the values matter";
+  EXPECT_NE(h, hash(Two("c", {4, 2}), *one));
+  EXPECT_NE(h, hash(Two("a", {2, 4}), *one));
+  EXPECT_NE(h, hash(Two("b", {3}, "a"), *one));
+  EXPECT_NE(h, hash(Two("a", {70, 2}), *one));
+}
+
+TEST(Space, StatisticsAreASecondVector) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Two model("a", {4});
+  ParameterSpace space(model, *backend, 1);
+  ASSERT_EQ(space.statistic_segments().size(), 2u);
+  EXPECT_EQ(space.statistic_segments()[0].name, "mean");
+  EXPECT_EQ(space.statistic_segments()[1].begin, 64);
+  EXPECT_EQ(space.statistic_segments()[1].length, 2);
+  const std::vector<double> values = space.statistics.values();
+  ASSERT_EQ(values.size(), 128u);
+  for (std::int64_t i = 0; i < 128; i++) EXPECT_EQ(values[i], i < 5 ? 0.5 : i == 64 || i == 65 ? 1 : 0) << i;
+}
+
+TEST(Space, InitialDrawDependsOnSeedAndPlaceOnly) {
+  auto values = [](Backend& backend, std::uint64_t seed) {
+    std::unique_ptr<Module> model = resnet20(10, 3);
+    return ParameterSpace(*model, backend, seed).values.values();
+  };
+  const std::vector<double> first = values(*reference_backend(1), 1);
+  for (const test::BackendKind& kind : test::backends())
+    for (int threads : {1, 2}) EXPECT_EQ(first, values(*kind.make_with(threads), 1)) << kind.name << " with " << threads << " threads";
+  EXPECT_NE(first, values(*reference_backend(1), 2));
+
+  std::unique_ptr<Backend> backend = reference_backend();
+  Linear layer(400, 300);
+  ParameterSpace space(layer, *backend, 1);
+  double largest = 0, square = 0;
+  for (double w : space.segment("weight").leaf->value.values()) largest = std::max(largest, std::abs(w)), square += w * w / 120'000;
+  EXPECT_LE(largest, 0.05) << "U(−1/√400, 1/√400)";
+  EXPECT_NEAR(std::sqrt(square), 0.05 / std::sqrt(3), 2e-4);
+  std::unique_ptr<Conv2d> conv = Conv2d::before_norm(64, 128, 3);
+  ParameterSpace normal(*conv, *backend, 1);
+  double mean = 0, variance = 0;
+  for (double w : normal.segment("weight").leaf->value.values()) mean += w / 73'728, variance += w * w / 73'728;
+  EXPECT_NEAR(mean, 0, 5e-4);
+  EXPECT_NEAR(variance, 2.0 / (128 * 9), 3e-5) << "He et al.: 2 / fan-out";
+}
+
+TEST(Space, SecondSpaceKeepsTrainedValuesAndStatistics) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  ParameterSpace first(model, *backend, 1);
+  first.segment("fc.bias").leaf->value.fill(0.125);
+  model.statistics()[1].second->tensor.fill(7);
+  const std::vector<double> values = first.values.values();
+  ParameterSpace second(model, *backend, 99);
+  EXPECT_EQ(second.values.values(), values);
+  EXPECT_EQ(second.statistics.values()[64], 7);
+}
+
+TEST(Space, HooksFireOncePerSegmentAndUntouchedOnesGetZero) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  std::unique_ptr<Module> model = mlp(3, 1, 2);
+  ParameterSpace space(*model, *backend, 1);
+  space.gradients.fill(5);  // left over from before: overwritten, or zeroed
+  std::vector<std::string> order;
+  space.on_gradient([&](const Segment& s) { order.push_back(s.name); });
+  space.backward(sum(*model->parameters()[3].second));
+  ASSERT_EQ(order.size(), 4u);
+  EXPECT_EQ(order[0], "fc2.bias") << "the one that took part comes first";
+  EXPECT_EQ(space.segment("fc1.weight").leaf->grad.values(), std::vector<double>(4 * 256, 0.0));
+  EXPECT_EQ(space.segment("fc2.bias").leaf->grad.values(), (std::vector<double>{1, 1, 1}));
+  space.on_gradient(nullptr);
+  space.zero_gradients();
+  EXPECT_FALSE(space.gradients_complete());
+}
+
+// ---- optimizers ------------------------------------------------------------------------------------------------------
+TEST(Training, FollowsPyTorchStepByStep) {
+  const Dumps& dumps = Dumps::of("training");
+  struct Run {
+    std::unique_ptr<Backend> backend;
+    DType dtype;
+    double tolerance;
+  };
+  std::vector<Run> runs;
+  runs.push_back({reference_backend(), DType::f64, 1e-6});  // the dumps hold f32, and so do the optimizer's rates
+  for (const test::BackendKind& kind : test::backends()) runs.push_back({kind.make(), DType::f32, 1e-4});
+
+  for (const char* name : {"tiny_sgd", "tiny_momentum", "tiny_nesterov", "tiny_weight_decay"})
+    for (Run& run : runs) {
+      SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
+      const nlohmann::json& a = dumps.attributes(name);
+      Tiny model;
+      ParameterSpace space(model, *run.backend, 1, {}, run.dtype);
+      for (const Segment& s : space.segments()) s.leaf->value.copy_from(dumps.at("tiny/" + s.name).on(*run.backend, run.dtype));
+      SGD sgd({.learning_rate = a["lr"], .momentum = a["momentum"], .nesterov = a["nesterov"] == 1, .weight_decay = a["weight_decay"]});
+      sgd.bind(space);
+      Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
+      Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
+      std::vector<double> losses;
+      for (int step = 0; step < a["steps"]; step++) {
+        sgd.stage();
+        space.zero_gradients();
+        Variable loss = cross_entropy(model(x), labels);
+        space.backward(loss);
+        if (step == 0)
+          for (const Segment& s : space.segments()) {
+            // A bias before batch norm has no gradient but rounding.
+            const double floor = s.name == "conv1.bias" ? 0.1 : 1e-6;
+            EXPECT_TRUE(close(s.name + ".grad", s.leaf->grad.values(), dumps.at("tiny/" + s.name + ".grad").values, run.tolerance, floor));
+          }
+        sgd.step(&loss.value());
+        losses.push_back(loss.item());
+      }
+      EXPECT_EQ(sgd.read_state().step, losses.size());
+      EXPECT_TRUE(close("losses", losses, dumps.at(std::string(name) + "/losses").values, run.tolerance));
+      for (const Segment& s : space.segments())
+        EXPECT_TRUE(close(s.name, s.leaf->value.values(), dumps.at(std::string(name) + "/" + s.name).values, run.tolerance));
+      for (auto& [statistic, s] : model.statistics())
+        EXPECT_TRUE(close(statistic, s->tensor.values(), dumps.at(std::string(name) + "/" + statistic).values, run.tolerance));
+    }
+}
+
+// One weight matrix and one bias, and gradients set by hand.
+struct Plain : Module {
+  Plain() {
+    parameter("weight", {3, 2}, Initial::constant(1));
+    parameter("bias", {2}, Initial::constant(1), false);
+  }
+  Variable forward(const Variable& x) override { return x; }
+};
+
+struct ByHand {
+  std::unique_ptr<Backend> owner;
+  Plain model;
+  std::unique_ptr<ParameterSpace> space;
+  explicit ByHand(const test::BackendKind& kind) : owner(kind.make()) {}
+  void build() { space = std::make_unique<ParameterSpace>(model, *owner, 1); }
+  void gradient(double weight, double bias) {
+    for (const Segment& s : space->segments()) {
+      s.leaf->grad.fill(s.name == "weight" ? weight : bias);
+      s.leaf->has_grad = true;
+    }
+  }
+  double weight() { return space->segment("weight").leaf->value.values()[5]; }
+  double bias() { return space->segment("bias").leaf->value.values()[1]; }
+};
+
+TEST(Training, ScalesFreezesAndDecaysBySegment) {
+  for (const test::BackendKind& kind : test::backends()) {
+    ByHand h(kind);
+    h.model.parameters()[0].second->learning_rate_scale = 0.5;
+    h.build();
+    SGD sgd({.learning_rate = 0.1, .weight_decay = 0.25});
+    sgd.bind(*h.space);
+    h.gradient(2, 2);
+    sgd.step();
+    EXPECT_NEAR(h.weight(), 1 - 0.05 * (2 + 0.25), 1e-6) << "scaled, decayed";
+    EXPECT_NEAR(h.bias(), 1 - 0.1 * 2, 1e-6) << "no decay on biases";
+
+    ByHand all(kind);
+    all.build();
+    SGD everything({.learning_rate = 0.1, .weight_decay = 0.25, .decay_everything = true});
+    everything.bind(*all.space);
+    all.gradient(0, 0);
+    everything.step();
+    EXPECT_NEAR(all.bias(), 1 - 0.1 * 0.25, 1e-6);
+
+    ByHand f(kind);
+    f.model.parameters()[0].second->frozen = true;
+    f.build();
+    SGD momentum({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.25});
+    momentum.bind(*f.space);
+    for (int i = 0; i < 3; i++) {
+      f.gradient(3, 1);
+      momentum.step();
+    }
+    EXPECT_EQ(f.weight(), 1) << "frozen";
+    EXPECT_NEAR(f.bias(), 1 - 0.1 * (1 + 1.9 + 2.71), 1e-6);
+  }
+}
+
+TEST(Training, ClipsTheGradientToANorm) {
+  for (const test::BackendKind& kind : test::backends()) {
+    ByHand h(kind);
+    h.build();
+    SGD sgd({.learning_rate = 1});
+    sgd.bind(*h.space);
+    sgd.clip_norm = 2;
+    h.gradient(3, -4);  // norm √(6·9 + 2·16)
+    sgd.step();
+    const double norm = std::sqrt(6 * 9 + 2 * 16.0);
+    EXPECT_NEAR(sgd.gradient_norm(), norm, 1e-5);
+    EXPECT_NEAR(h.weight(), 1 - 3 * 2 / norm, 1e-6);
+    EXPECT_NEAR(h.bias(), 1 + 4 * 2 / norm, 1e-6);
+    h.gradient(0.1, 0.1);  // below the norm: as it is
+    const double before = h.weight();
+    sgd.step();
+    EXPECT_NEAR(h.weight(), before - 0.1, 1e-6);
+  }
+}
+
+TEST(Training, ANonFiniteGradientOrLossChangesNothing) {
+  for (const test::BackendKind& kind : test::backends())
+    for (double bad : {double(NAN), double(INFINITY), -double(INFINITY)})
+      for (bool in_loss : {false, true}) {
+        ByHand h(kind);
+        h.build();
+        SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1});
+        sgd.bind(*h.space);
+        h.gradient(1, 1);
+        sgd.step();
+        const std::vector<double> values = bits(h.space->values), velocity = bits(sgd.velocity());
+        h.gradient(in_loss ? 1 : bad, 1);
+        Tensor loss = Tensor::full(*h.owner, {}, in_loss ? bad : 1);
+        sgd.stage();
+        sgd.step(&loss);
+        EXPECT_EQ(sgd.read_state().not_finite, 1) << kind.name;
+        EXPECT_EQ(sgd.read_state().step, 1u);
+        h.gradient(1, 1);
+        sgd.stage();
+        sgd.step();  // nothing until somebody has looked
+        EXPECT_EQ(bits(h.space->values), values) << kind.name << " " << bad;
+        EXPECT_EQ(bits(sgd.velocity()), velocity);
+        sgd.clear_not_finite();
+        sgd.step();
+        EXPECT_NE(bits(h.space->values), values);
+        EXPECT_EQ(sgd.read_state().step, 2u);
+      }
+}
+
+TEST(Training, StepsAreRefusedOutOfOrder) {
+  ByHand h(test::backends()[0]);
+  h.build();
+  SGD sgd({.learning_rate = 0.1});
+  EXPECT_TRUE(refused([&] { sgd.step(); }, {"bind"}));
+  sgd.bind(*h.space);
+  EXPECT_TRUE(refused([&] { sgd.step(); }, {"backward"}));
+  EXPECT_TRUE(refused([&] { SGD({.nesterov = true}); }, {"Nesterov"}));
+  EXPECT_TRUE(refused([&] { SGD({.momentum = 1}); }, {"momentum"}));
+}
+
+// ---- schedules -------------------------------------------------------------------------------------------------------
+TEST(Schedules, FollowPyTorch) {
+  const Dumps& dumps = Dumps::of("training");
+  for (auto& [name, text] : std::vector<std::pair<std::string, std::string>>{{"lr_step", "step:30:0.1"},
+                                                                             {"lr_multistep", "step:30,60,80:0.2"},
+                                                                             {"lr_cosine", "cosine"},
+                                                                             {"lr_one_cycle", "one-cycle"},
+                                                                             {"lr_warmup_cosine", "warmup:5+cosine"}}) {
+    const Schedule schedule = Schedule::parse(text);
+    std::vector<double> rates, by_epoch;
+    const double base = dumps.attributes(name)["base_lr"];
+    for (int step = 0; step < dumps.attributes(name)["steps"]; step++) {
+      rates.push_back(base * schedule.factor(step, 100, 1));
+      by_epoch.push_back(base * schedule.factor(step, 100, 10));
+    }
+    EXPECT_TRUE(close(name, rates, dumps.at(name + "/lr").values, 1e-12));
+    if (name == "lr_step") {
+      EXPECT_EQ(by_epoch, std::vector<double>(100, 0.1)) << "30 epochs of ten steps are not over";
+    }
+  }
+}
+
+TEST(Schedules, CountInEpochs) {
+  const Schedule steps = Schedule::parse("warmup:2+step:5,8:0.5");
+  EXPECT_DOUBLE_EQ(steps.factor(0, 1000, 100), 1.0 / 200);
+  EXPECT_DOUBLE_EQ(steps.factor(199, 1000, 100), 1);
+  EXPECT_DOUBLE_EQ(steps.factor(499, 1000, 100), 1);
+  EXPECT_DOUBLE_EQ(steps.factor(500, 1000, 100), 0.5);
+  EXPECT_DOUBLE_EQ(steps.factor(800, 1000, 100), 0.25);
+  EXPECT_EQ(Schedule::parse("constant").factor(7, 10, 5), 1);
+  for (const char* text : {"constant", "cosine", "one-cycle", "step:1:0.1", "warmup:1+cosine"})
+    for (int total : {1, 2, 3})  // the shortest runs have rates too
+      for (int step = 0; step < total; step++) {
+        const double f = Schedule::parse(text).factor(step, total, 1);
+        EXPECT_TRUE(f >= 0 && f <= 1) << text << " " << step << "/" << total << ": " << f;
+      }
+}
+
+TEST(Schedules, UnknownFormsAreRefused) {
+  for (const char* text : {"", "cosin", "step", "step:", "step:a", "step:0", "step:-3", "step:3:x", "warmup:5", "warmup:x+cosine",
+                           "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine "})
+    EXPECT_TRUE(refused([&] { Schedule::parse(text); }, {"schedule"})) << "'" << text << "'";
+}
+
+// ---- fit -------------------------------------------------------------------------------------------------------------
+FitOptions quiet(int epochs, std::uint64_t seed = 1) {
+  FitOptions o;
+  o.epochs = epochs;
+  o.seed = seed;
+  o.progress = false;
+  return o;
+}
+
+TEST(Fit, LearnsOnEveryBackendAndType) {
+  for (const test::BackendKind& kind : test::backends())
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      std::unique_ptr<Backend> backend = kind.make();
+      if (!backend->supports(dtype)) continue;
+      SCOPED_TRACE(kind.name + " " + name_of(dtype));
+      Tiny model;
+      SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
+      Patterns train(*backend, 250, 32, dtype), held(*backend, 90, 32, dtype, "other noise");
+      FitOptions options = quiet(4);
+      options.schedule = Schedule::parse("one-cycle");
+      FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = train, .validation = &held, .test = &held}, options);
+      ASSERT_EQ(report.epochs.size(), 4u);
+      EXPECT_EQ(report.steps, 4 * 8);
+      EXPECT_FALSE(report.stopped);
+      EXPECT_GT(*report.epochs.back().test_accuracy, 0.95);
+      EXPECT_EQ(*report.epochs.back().test_accuracy, *report.epochs.back().validation_accuracy);
+      EXPECT_LT(report.epochs.back().train_loss, report.epochs.front().train_loss / 2);
+      EXPECT_EQ(train.shares.size(), 1u) << "each source is told its share";
+      EXPECT_FALSE(model.training()) << "a trained model is in eval mode";
+      EXPECT_EQ(sgd.learning_rate(), 0.1) << "the optimizer's own rate is what it was";
+      EXPECT_FALSE(mode().step_state.defined() || mode().samples.defined());
+
+      // The accuracy is that of the model as it is, counted here once more.
+      int right = 0;
+      NoGrad off;
+      for (int b = 0; b < 3; b++) {
+        Batch batch = held.make(0, b);
+        const std::vector<double> logits = model(Variable(batch.images)).value().values(), labels = batch.labels.values();
+        for (std::size_t i = 0; i < labels.size(); i++)
+          right += std::max_element(logits.begin() + 10 * i, logits.begin() + 10 * (i + 1)) - logits.begin() - 10 * i == labels[i];
+      }
+      EXPECT_DOUBLE_EQ(right / 90.0, *report.epochs.back().test_accuracy);
+    }
+}
+
+TEST(Fit, SameSeedGivesTheSameWeights) {
+  for (const test::BackendKind& kind : test::backends()) {
+    auto train = [&](std::uint64_t seed) {
+      std::unique_ptr<Backend> backend = kind.make();
+      backend->deterministic(true);
+      Sequential model;
+      model.add<Tiny>();
+      model.add<Dropout>(0.3);
+      SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+      Patterns data(*backend, 64, 16);
+      fit(model, cross_entropy_loss(0.1), sgd, *backend, {.train = data}, quiet(2, seed));
+      std::vector<double> all;
+      for (auto& [name, p] : model.parameters())
+        for (double v : p->variable.value().values()) all.push_back(v);
+      return all;
+    };
+    const std::vector<double> first = train(1);
+    EXPECT_EQ(first, train(1)) << kind.name;
+    EXPECT_NE(first, train(2)) << kind.name;
+  }
+}
+
+TEST(Fit, TrainingGoesOnWhereItStopped) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  SGD sgd({.learning_rate = 0.05});
+  Patterns data(*backend, 64, 16);
+  FitReport first = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
+  FitReport second = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1, 77));
+  EXPECT_LT(second.epochs[0].train_loss, first.epochs[0].train_loss);
+}
+
+struct Logarithm : Module {
+  Variable forward(const Variable& x) override { return log(x); }
+};
+struct WithLogarithm : Module {
+  Logarithm& squash = child<Logarithm>("squash");
+  Linear& fc = child<Linear>("fc", 64, 10);
+  Variable forward(const Variable& x) override { return fc(flatten(squash(x))); }
+};
+
+TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
+  for (const test::BackendKind& kind : test::backends()) {
+    SCOPED_TRACE(kind.name);
+    std::unique_ptr<Backend> backend = kind.make();
+    backend->deterministic(true);
+    test::TemporaryFolder folder;
+    auto weights = [](Module& m) {
+      std::vector<double> all;
+      for (auto& [name, p] : m.parameters())
+        for (double v : p->variable.value().values()) all.push_back(v);
+      return all;
+    };
+    const SGDOptions sgd_options{.learning_rate = 0.01, .momentum = 0.9, .weight_decay = 0.01};
+    auto positive = [&](Patterns data) {
+      data.factor = 0.1, data.shift = 1;
+      return data;
+    };
+
+    WithLogarithm good, bad;
+    SGD before(sgd_options), sgd(sgd_options);
+    Patterns two = positive(Patterns(*backend, 32, 16)), five = positive(Patterns(*backend, 80, 16));
+    fit(good, cross_entropy_loss(), before, *backend, {.train = two}, quiet(1));
+    five.spoil = [](std::vector<double>& picture) { picture[7] = 0; };
+    FitOptions options = quiet(3);
+    options.metrics = folder.file("metrics.jsonl");
+    EXPECT_TRUE(refused([&] { fit(bad, cross_entropy_loss(), sgd, *backend, {.train = five}, options); },
+                        {"step 3 ", "epoch 1, batch 3", "log in squash", "parameters are those before this step"}));
+    EXPECT_EQ(weights(bad), weights(good)) << "bit for bit what two steps made";
+    EXPECT_EQ(sgd.read_state().not_finite, 1);
+    EXPECT_EQ(sgd.read_state().step, 2u);
+    EXPECT_EQ(sgd.learning_rate(), 0.01);
+    EXPECT_FALSE(mode().check);
+    EXPECT_FALSE(mode().step_state.defined());
+
+    const std::string text = test::contents(options.metrics);
+    const nlohmann::json last = nlohmann::json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
+    EXPECT_EQ(last["event"], "not_finite");
+    EXPECT_NE(last["reason"].get<std::string>().find("log in squash"), std::string::npos);
+
+    five.spoil = [](std::vector<double>& picture) { picture[7] = NAN; };
+    WithLogarithm again;
+    EXPECT_THROW(fit(again, cross_entropy_loss(), sgd, *backend, {.train = five}, quiet(1)), NotFinite);
+    EXPECT_TRUE(refused([&] { fit(again, cross_entropy_loss(), sgd, *backend, {.train = five}, quiet(1)); }, {"step 3 ", "pictures"}));
+  }
+}
+
+TEST(Fit, WritesMetricsAsJsonLines) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  test::TemporaryFolder folder;
+  Tiny model;
+  SGD sgd({.learning_rate = 0.05});
+  Patterns data(*backend, 40, 16);
+  FitOptions options = quiet(2, 5);
+  options.metrics = folder.file("metrics.jsonl");
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data, .test = &data}, options);
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(test::contents(options.metrics));
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[0]["event"], "start");
+  EXPECT_EQ(lines[0]["parameters"], 682);
+  EXPECT_EQ(lines[0]["batches_per_epoch"], 3);
+  EXPECT_EQ(lines[0]["seed"], 5);
+  for (int e : {1, 2}) {
+    EXPECT_EQ(lines[e]["event"], "epoch");
+    EXPECT_EQ(lines[e]["epoch"], e);
+    EXPECT_NEAR(lines[e]["train_loss"].get<double>(), report.epochs[e - 1].train_loss, 1e-6);
+    EXPECT_NEAR(lines[e]["test_accuracy"].get<double>(), *report.epochs[e - 1].test_accuracy, 1e-6);
+    EXPECT_GT(lines[e]["images_per_second"].get<double>(), 0);
+    EXPECT_FALSE(lines[e].contains("val_loss"));
+  }
+  EXPECT_EQ(lines[3]["event"], "end");
+  EXPECT_EQ(lines[3]["steps"], 6);
+  EXPECT_EQ(lines[3]["stopped"], 0);
+
+  options.metrics = folder.file("no/such/folder/m.jsonl");
+  EXPECT_THROW(fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, options), UsageError);
+}
+
+TEST(Metrics, AnyTextAndNumberIsWellFormed) {
+  const std::string odd = "a\"b\\c\n\t\x01 é";
+  const nlohmann::json j = nlohmann::json::parse(json_object({{odd, odd}, {"big", std::int64_t{-9'223'372'036'854'775'807}},
+                                                              {"small", 1.25e-30}, {"nan", std::nan("")}, {"infinity", INFINITY}}));
+  EXPECT_EQ(j[odd], odd);
+  EXPECT_EQ(j["big"], std::int64_t{-9'223'372'036'854'775'807});
+  EXPECT_EQ(j["small"], 1.25e-30);
+  EXPECT_TRUE(j["nan"].is_null() && j["infinity"].is_null());
+  EXPECT_EQ(json_object({}), "{}");
+}
+
+TEST(Fit, EvaluationWeighsBatchesAndRestoresTheMode) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  ParameterSpace space(model, *backend, 1);
+  Patterns uneven(*backend, 37, 16), whole(*backend, 37, 37);
+  for (bool training : {true, false}) {
+    model.train(training);
+    const std::vector<double> statistics = space.statistics.values();
+    Evaluation a = evaluate(model, uneven), b = evaluate(model, whole);
+    EXPECT_NEAR(a.loss, b.loss, 1e-6);
+    EXPECT_EQ(a.accuracy, b.accuracy);
+    EXPECT_EQ(model.training(), training);
+    EXPECT_EQ(space.statistics.values(), statistics);
+  }
+}
+
+struct Witness : Strategy {
+  std::vector<std::string> calls;
+  int stop_after = 1000, steps = 0;
+  void prepare(Module&, Loss&) override { calls.push_back("prepare"); }
+  SpaceMemory memory() override { calls.push_back("memory"); return {}; }
+  void begin(ParameterSpace& space) override { calls.push_back("begin"); EXPECT_TRUE(space.values.defined()); }
+  void bind(Optimizer& o) override { calls.push_back("bind"); EXPECT_TRUE(o.state().defined()); }
+  void step(Optimizer& o, const Variable& loss) override {
+    calls.push_back("step");
+    Strategy::step(o, loss);
+    if (++steps == stop_after) request_stop();
+  }
+  void end_epoch(int) override { calls.push_back("end_epoch"); }
+  void end() override { calls.push_back("end"); }
+  double scaled_learning_rate(double rate) const override { return 2 * rate; }
+};
+
+TEST(Fit, CallsTheStrategyInOrder) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  SGD sgd({.learning_rate = 0.01});
+  Patterns data(*backend, 32, 16);
+  Witness witness;
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(2), &witness);
+  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin", "bind", "step", "step", "end_epoch", "step", "step",
+                                                     "end_epoch", "end"}));
+  EXPECT_DOUBLE_EQ(report.epochs[0].learning_rate, 0.02);
+  EXPECT_EQ(sgd.learning_rate(), 0.01) << "a second fit must not scale what was scaled";
+
+  Witness stopping;
+  stopping.stop_after = 3;
+  report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(2), &stopping);
+  EXPECT_TRUE(report.stopped);
+  EXPECT_EQ(report.steps, 3);
+  EXPECT_EQ(report.epochs.size(), 1u);
+}
+
+TEST(Fit, StopsAtTheStepAfterSigterm) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  SGD sgd({.learning_rate = 0.01});
+  Patterns data(*backend, 80, 16);
+  data.spoil = [sent = false](std::vector<double>&) mutable {  // when the third batch is made
+    if (!std::exchange(sent, true)) std::raise(SIGTERM);
+  };
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(3));
+  EXPECT_TRUE(report.stopped);
+  EXPECT_EQ(report.steps, 3);
+}
+
+// ---- options ---------------------------------------------------------------------------------------------------------
+Options parsed(std::vector<std::string> words) {
+  words.insert(words.begin(), "program");
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  return parse_options(int(argv.size()), argv.data(), "Trains a network.");
+}
+
+TEST(CommandLine, DefaultsStayAndGivenValuesArrive) {
+  const Options none = parsed({}), fresh;
+  EXPECT_EQ(none.model, fresh.model);
+  EXPECT_EQ(none.epochs, fresh.epochs);
+  EXPECT_EQ(none.learning_rate, fresh.learning_rate);
+  EXPECT_EQ(none.nesterov, fresh.nesterov);
+  EXPECT_EQ(none.device, "cpu");
+  EXPECT_EQ(none.dtype, DType::f32);
+  const Options o = parsed({"--model", "resnet20", "--epochs=3", "--batch", "7", "--lr", "0.25", "--schedule", "warmup:5+cosine", "--augment",
+                            "--seed", "18446744073709551615", "--dtype", "bf16", "--device", "cuda:1", "--momentum", "0", "--clip", "1.5",
+                            "--data", "/some where", "--metrics", "m.jsonl", "--deterministic", "--weight-decay", "1e-4"});
+  EXPECT_EQ(o.model, "resnet20");
+  EXPECT_EQ(o.epochs, 3);
+  EXPECT_EQ(o.batch, 7);
+  EXPECT_EQ(o.learning_rate, 0.25);
+  EXPECT_EQ(o.schedule, "warmup:5+cosine");
+  EXPECT_TRUE(o.augment && o.deterministic);
+  EXPECT_FALSE(o.exact_conv);
+  EXPECT_EQ(o.seed, ~std::uint64_t{0});
+  EXPECT_EQ(o.dtype, DType::bf16);
+  EXPECT_EQ(o.device, "cuda:1");
+  EXPECT_EQ(o.momentum, 0);
+  EXPECT_FALSE(o.nesterov) << "Nesterov's form needs a momentum";
+  EXPECT_EQ(o.clip, 1.5);
+  EXPECT_EQ(o.data, "/some where");
+  EXPECT_EQ(o.weight_decay, 1e-4);
+  const FitOptions f = fit_options(o);
+  EXPECT_EQ(f.epochs, 3);
+  EXPECT_EQ(f.seed, ~std::uint64_t{0});
+  EXPECT_EQ(f.metrics, "m.jsonl");
+  EXPECT_EQ(f.schedule.kind, Schedule::Kind::cosine);
+  EXPECT_FALSE(parsed({"--augment", "--no-augment"}).augment);
+  EXPECT_TRUE(parsed({"--no-augment", "--augment"}).augment) << "the last one counts";
+  EXPECT_EQ(parsed({"--lr", "1", "--lr", "2"}).learning_rate, 2) << "the last one counts";
+}
+
+TEST(CommandLine, BadValuesAreNamed) {
+  auto usage = [](std::vector<std::string> words, std::initializer_list<std::string> parts) {
+    try {
+      parsed(words);
+    } catch (const UsageError&) {
+      return refused([&] { parsed(words); }, parts);
+    } catch (const std::exception& e) {
+      return testing::AssertionFailure() << "not a UsageError: " << e.what();
+    }
+    return testing::AssertionFailure() << words[0] << " was accepted";
+  };
+  EXPECT_TRUE(usage({"--bogus"}, {"--bogus"}));
+  EXPECT_TRUE(usage({"stray"}, {"stray"}));
+  EXPECT_TRUE(usage({"--batch"}, {"--batch"}));
+  for (const char* value : {"0", "-3", "2.5", "1e3", "many", "", "99999999999999"}) EXPECT_TRUE(usage({std::string("--batch=") + value}, {"--batch"})) << value;
+  for (const char* value : {"-1", "nan", "inf", "0.1x", "1e7"}) EXPECT_TRUE(usage({std::string("--lr=") + value}, {"--lr"})) << value;
+  EXPECT_TRUE(usage({"--momentum", "1"}, {"--momentum", "0.9999"}));
+  EXPECT_TRUE(usage({"--label-smoothing", "1"}, {"--label-smoothing"}));
+  EXPECT_TRUE(usage({"--model", "vgg"}, {"--model", "vgg", "resnet18"}));
+  EXPECT_TRUE(usage({"--schedule", "linear"}, {"--schedule", "linear", "cosine"}));
+  EXPECT_TRUE(usage({"--dtype", "f16"}, {"--dtype", "bf16"}));
+  EXPECT_TRUE(usage({"--device", "tpu"}, {"--device", "cuda"}));
+  EXPECT_TRUE(usage({"--seed", "-1"}, {"--seed"}));
+}
+
+TEST(CommandLine, DevicesAreMadeOrRefusedWithTheCause) {
+  Options o;
+  o.device = "reference";
+  EXPECT_EQ(make_backend(o)->name(), "reference");
+  o.device = "cpu";
+  o.threads = 2;
+  EXPECT_EQ(make_backend(o)->threads(), 2);
+  o.dtype = DType::f64;
+  EXPECT_THROW(make_backend(o), UsageError);
+  o.dtype = DType::f32;
+  o.device = "cuda:x";
+  EXPECT_THROW(make_backend(o), UsageError);
+  if (test::backends().size() < 3) {
+    o.device = "cuda";
+    EXPECT_TRUE(refused([&] { make_backend(o); }, {"--device cuda"}));
+    EXPECT_THROW(make_backend(o), UsageError);
+  }
+}
+
+TEST(CommandLine, HelpListsEveryOptionAndExits) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  auto help = [](const char* word) {
+    dup2(STDERR_FILENO, STDOUT_FILENO);  // gtest looks at stderr
+    parsed({word});
+  };
+  EXPECT_EXIT(help("--help"), testing::ExitedWithCode(0), "Trains a network(.|\n)*--model(.|\n)*smallcnn(.|\n)*--lr(.|\n)*0\\.05(.|\n)*--exact-conv");
+  EXPECT_EXIT(help("-h"), testing::ExitedWithCode(0), "--epochs");
+}
+
+TEST(CommandLine, BothParsersReadTheSame) {
+  for (auto parse : {&parse_command_line, &parse_plain_command_line}) {
+    std::string value, log;
+    auto read = [&](std::vector<std::string> words) {
+      value = "none", log = "";
+      words.insert(words.begin(), "program");
+      std::vector<char*> argv;
+      for (std::string& w : words) argv.push_back(w.data());
+      std::vector<OptionSpec> specs;
+      specs.push_back({"--value", "a value", "5", [&](const std::string& v) {
+        if (v == "bad") throw UsageError("--value bad: expected good");
+        value = v;
+      }});
+      specs.push_back({"--on", "a flag", "", [&](const std::string&) { log += "on "; }, true});
+      specs.push_back({"--off", "a flag", "", [&](const std::string&) { log += "off "; }, true});
+      parse(int(argv.size()), argv.data(), "A program.", specs);
+    };
+    read({});
+    EXPECT_EQ(value + log, "none");
+    read({"--value", "a b"});
+    EXPECT_EQ(value, "a b");
+    read({"--value=x=y", "--on"});
+    EXPECT_EQ(value + log, "x=yon ");
+    read({"--value", "1", "--value", "2"});
+    EXPECT_EQ(value, "2");
+    read({"--off", "--on"});
+    EXPECT_EQ(log, "off on ") << "in the order of the command line";
+    read({"--value", "-1"});
+    EXPECT_EQ(value, "-1") << "a negative number is a value";
+    EXPECT_TRUE(refused([&] { read({"--value", "bad"}); }, {"expected good"}));
+    EXPECT_TRUE(refused([&] { read({"--valu", "1"}); }, {"--valu"}));
+    EXPECT_TRUE(refused([&] { read({"word"}); }, {"word"}));
+    EXPECT_TRUE(refused([&] { read({"--value"}); }, {"--value"}));
+    EXPECT_TRUE(refused([&] { read({"--on=false"}); }, {"on"})) << "a flag takes no value";
+    EXPECT_THROW(read({"--nothing"}), UsageError);
+  }
+}
+
+TEST(CommandLine, ProgramsEndWithTheRightStatus) {
+  char name[] = "/some/where/program";
+  char* argv[] = {name};
+  auto status = [&](std::function<void()> body) {
+    testing::internal::CaptureStderr();
+    const int s = run_program(1, argv, body);
+    const std::string said = testing::internal::GetCapturedStderr();
+    if (s) {
+      EXPECT_EQ(said.find("program: "), 0u) << said;
+      EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+    }
+    return s;
+  };
+  EXPECT_EQ(status([] {}), 0);
+  EXPECT_EQ(status([] { throw UsageError("--lr x"); }), 2);
+  EXPECT_EQ(status([] { throw NotFinite("step 3"); }), 1);
+  EXPECT_EQ(status([] { fail("something"); }), 1);
+  EXPECT_EQ(status([] { throw std::bad_alloc(); }), 1);
+}
+
+}  // namespace
