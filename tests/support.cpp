@@ -24,7 +24,7 @@ std::string contents(const fs::path& file) {
   return text.str();
 }
 
-// ---- PyTorch's dumps -------------------------------------------------------------------------------------------------
+// ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
 namespace {
 
 template <class T>
@@ -41,7 +41,8 @@ std::vector<double> decoded(const std::string& bytes) {
 }  // namespace
 
 // safetensors: the length of the header (8 bytes, little-endian), a JSON header, the tensors.
-Dumps::Dumps(const fs::path& file) : file_(file.string()), attributes_(std::make_shared<nlohmann::json>(nlohmann::json::object())) {
+Dumps::Dumps(const fs::path& file)
+    : file_(file.string()), attributes_(std::make_shared<nlohmann::json>(nlohmann::json::object())) {
   const std::string all = contents(file);
   std::uint64_t length = 0;
   require(all.size() >= sizeof length, file_, ": not a safetensors file");
@@ -57,10 +58,14 @@ Dumps::Dumps(const fs::path& file) : file_(file.string()), attributes_(std::make
     for (std::int64_t extent : entry["shape"]) d.shape.append(extent);
     const std::size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
     const std::string bytes = data.substr(begin, end - begin), type = entry["dtype"];
-    if (type == "F32") d.values = decoded<float>(bytes);
-    else if (type == "F64") d.values = decoded<double>(bytes);
-    else if (type == "I32") d.values = decoded<std::int32_t>(bytes);
-    else fail(file_, ": ", name, " has the type ", type);
+    if (type == "F32")
+      d.values = decoded<float>(bytes);
+    else if (type == "F64")
+      d.values = decoded<double>(bytes);
+    else if (type == "I32")
+      d.values = decoded<std::int32_t>(bytes);
+    else
+      fail(file_, ": ", name, " has the type ", type);
     tensors_[name] = std::move(d);
   }
 }
@@ -68,7 +73,8 @@ Dumps::Dumps(const fs::path& file) : file_(file.string()), attributes_(std::make
 const Dumps& Dumps::of(const std::string& name) {
   static std::map<std::string, Dumps> files;
   auto found = files.find(name);
-  if (found == files.end()) found = files.emplace(name, Dumps(source("tests/reference/" + name + ".safetensors"))).first;
+  if (found == files.end())
+    found = files.emplace(name, Dumps(source("tests/reference/" + name + ".safetensors"))).first;
   return found->second;
 }
 
@@ -89,7 +95,7 @@ std::vector<std::string> Dumps::cases() const {
   return names;
 }
 
-// ---- comparing -------------------------------------------------------------------------------------------------------
+// ---- comparing ------------------------------------------------------------------------------------------------------
 Difference difference(const std::vector<double>& got, const std::vector<double>& want, double floor) {
   Difference worst;
   if (got.size() != want.size()) return {INFINITY, 0, double(got.size()), double(want.size())};
@@ -109,8 +115,8 @@ testing::AssertionResult close(const std::string& name, const std::vector<double
     return testing::AssertionFailure() << name << ": got " << got.size() << " elements, expected " << want.size();
   Difference d = difference(got, want, floor);
   if (d.error <= tolerance) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << name << "[" << d.index << "]: got " << d.got << ", expected " << d.want << " (" << d.error
-                                     << " of the largest, " << tolerance << " allowed)";
+  return testing::AssertionFailure() << name << "[" << d.index << "]: got " << d.got << ", expected " << d.want << " ("
+                                     << d.error << " of the largest, " << tolerance << " allowed)";
 }
 
 testing::AssertionResult refused(const std::function<void()>& action, std::initializer_list<std::string> parts) {
@@ -125,7 +131,7 @@ testing::AssertionResult refused(const std::function<void()>& action, std::initi
   return testing::AssertionFailure() << "nothing was thrown";
 }
 
-// ---- backends --------------------------------------------------------------------------------------------------------
+// ---- backends -------------------------------------------------------------------------------------------------------
 const std::vector<BackendKind>& backends() {
   static const std::vector<BackendKind> kinds = [] {
     std::vector<BackendKind> all{{"reference", [](int threads) { return reference_backend(threads); }},
@@ -140,7 +146,7 @@ const std::vector<BackendKind>& backends() {
   return kinds;
 }
 
-// ---- folders ---------------------------------------------------------------------------------------------------------
+// ---- folders --------------------------------------------------------------------------------------------------------
 TemporaryFolder::TemporaryFolder() {
   std::string name = (fs::temp_directory_path() / "tandem-test-XXXXXX").string();
   require(mkdtemp(name.data()) != nullptr, "no temporary folder: ", std::strerror(errno));

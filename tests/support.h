@@ -1,5 +1,5 @@
-// What several tests share: PyTorch's dumps read by name, comparisons that say what differs, the backends of this build,
-// folders that go away by themselves.
+// What several tests share: PyTorch's dumps read by name, comparisons that say what differs, the backends of this
+// build, folders that go away by themselves.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace tandem::test {
 // A file of the source tree: "autograd/ops.h".
 std::filesystem::path source(const std::string& path);
 
-// ---- PyTorch's dumps -------------------------------------------------------------------------------------------------
+// ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
 // One tensor of a safetensors file, whatever its type there.
 struct Dump {
   Shape shape;
@@ -25,8 +25,8 @@ struct Dump {
   Tensor on(Backend& backend, DType dtype) const { return Tensor::of(backend, shape, values, dtype); }
 };
 
-// tests/reference/NAME.safetensors, written by generate.py. Tensors are called "case/tensor"; the metadata of a case is a JSON
-// object of its attributes. A name that is not there throws Error.
+// tests/reference/NAME.safetensors, written by generate.py. Tensors are called "case/tensor"; the metadata of a case is
+// a JSON object of its attributes. A name that is not there throws Error.
 class Dumps {
  public:
   static const Dumps& of(const std::string& name);  // read once
@@ -42,9 +42,9 @@ class Dumps {
   std::shared_ptr<nlohmann::json> attributes_;
 };
 
-// ---- comparing -------------------------------------------------------------------------------------------------------
-// The largest |got − want|, divided by the largest |want| (by `floor` where that is smaller), and where it is. NaN counts as
-// infinite; so does a different number of elements.
+// ---- comparing ------------------------------------------------------------------------------------------------------
+// The largest |got − want|, divided by the largest |want| (by `floor` where that is smaller), and where it is. NaN counts
+// as infinite; so does a different number of elements.
 struct Difference {
   double error = 0;
   std::size_t index = 0;
@@ -59,8 +59,9 @@ testing::AssertionResult close(const std::string& name, const std::vector<double
 // Success when action throws Error with a message that holds all parts.
 testing::AssertionResult refused(const std::function<void()>& action, std::initializer_list<std::string> parts);
 
-// ---- backends --------------------------------------------------------------------------------------------------------
-// Every kind of backend that this build has; make() gives a fresh one. Two threads, so that parallel code runs in parallel.
+// ---- backends -------------------------------------------------------------------------------------------------------
+// Every kind of backend that this build has; make() gives a fresh one, with two threads, so that parallel code runs in
+// parallel.
 struct BackendKind {
   std::string name;
   std::function<std::unique_ptr<Backend>(int threads)> make_with;
@@ -68,7 +69,7 @@ struct BackendKind {
 };
 const std::vector<BackendKind>& backends();
 
-// ---- folders ---------------------------------------------------------------------------------------------------------
+// ---- folders --------------------------------------------------------------------------------------------------------
 class TemporaryFolder {
  public:
   TemporaryFolder();

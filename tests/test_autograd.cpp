@@ -1,5 +1,5 @@
-// The tape and its engine: what it may not do (recurse, corrupt, leak, read stale values) and what it promises (each hook once,
-// gradients that add up, a steady state that asks the system for nothing).
+// The tape and its engine: what it may not do (recurse, corrupt, leak, read stale values) and what it promises (each hook
+// once, gradients that add up, a steady state that asks the system for nothing).
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -16,7 +16,7 @@
 #include "layers/optimizer.h"
 #include "tests/support.h"
 
-// ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------------
+// ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------
 namespace {
 
 std::atomic<bool> counting{false};
@@ -29,7 +29,8 @@ void* from_heap(std::size_t bytes, std::size_t alignment) {
     while (bytes > largest && !heap_largest.compare_exchange_weak(largest, bytes)) {}
   }
   bytes = std::max<std::size_t>(bytes, 1);
-  void* p = alignment ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
+  void* p =
+      alignment ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : std::malloc(bytes);
   if (!p) throw std::bad_alloc();
   return p;
 }
@@ -38,7 +39,9 @@ void* from_heap(std::size_t bytes, std::size_t alignment) {
 
 // Not inlined: g++ would otherwise see free() beside operator new and warn.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return from_heap(bytes, 0); }
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) { return from_heap(bytes, static_cast<std::size_t>(alignment)); }
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return from_heap(bytes, static_cast<std::size_t>(alignment));
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
@@ -90,7 +93,7 @@ Variable chain(Variable x, int length) {
   return x;
 }
 
-// ---- depth -----------------------------------------------------------------------------------------------------------
+// ---- depth ----------------------------------------------------------------------------------------------------------
 constexpr int deep = 200'000;
 
 TEST_F(Tape, LongChainRunsAndIsReleasedWithoutRecursion) {
@@ -131,7 +134,7 @@ TEST_F(Tape, WideAndDeepLattice) {
   });
 }
 
-// ---- sums ------------------------------------------------------------------------------------------------------------
+// ---- sums -----------------------------------------------------------------------------------------------------------
 TEST_F(Tape, SharedWeightsFireOneHookWithTheWholeSum) {
   Variable w = leaf({2}, {3, -4}), x = leaf({2}, {5, 7});
   int calls = 0;
@@ -149,8 +152,11 @@ TEST_F(Tape, SharedWeightsFireOneHookWithTheWholeSum) {
 
 // Where one gradient tensor goes to two inputs, and one of them masks it in place, the other must not see that.
 TEST_F(Tape, ResidualJoinsDoNotCorruptEachOther) {
-  auto numbers = [&](const char* name, const Shape& s) { return Tensor::of(backend_, s, test::numbers(name, s.elements()), DType::f64); };
-  const Tensor x = numbers("x", {6, 5}), w = numbers("w", {5, 5}), v = numbers("v", {5, 5}), gamma = numbers("gamma", {5});
+  auto numbers = [&](const char* name, const Shape& s) {
+    return Tensor::of(backend_, s, test::numbers(name, s.elements()), DType::f64);
+  };
+  const Tensor x = numbers("x", {6, 5}), w = numbers("w", {5, 5}), v = numbers("v", {5, 5}),
+               gamma = numbers("gamma", {5});
   using In = std::span<const Variable>;
   // One leaf for gamma and beta: two gradients of one operation meet in it.
   auto norm = [&](const Variable& a, const Variable& g, const Variable& residual) {
@@ -160,27 +166,44 @@ TEST_F(Tape, ResidualJoinsDoNotCorruptEachOther) {
   const std::vector<std::pair<const char*, std::function<Variable(In)>>> graphs = {
       {"two branches that mask", [](In i) { return linear(i[0], i[1], {}, true) + linear(i[0], i[2], {}, true); }},
       {"a branch and the identity", [](In i) { return linear(i[0], i[1], {}, true) + i[0]; }},
-      {"the identity and a branch", [](In i) { Variable h = scale(i[0], 2); return h + linear(h, i[1], {}, true); }},
-      {"a sum with itself", [](In i) { Variable h = linear(i[0], i[1], {}, true); return h + h; }},
-      {"a sum of sums", [](In i) {
+      {"the identity and a branch",
+       [](In i) {
+         Variable h = scale(i[0], 2);
+         return h + linear(h, i[1], {}, true);
+       }},
+      {"a sum with itself",
+       [](In i) {
+         Variable h = linear(i[0], i[1], {}, true);
+         return h + h;
+       }},
+      {"a sum of sums",
+       [](In i) {
          Variable h = linear(i[0], i[1], {}, true);
          return (h + i[0]) + (h + linear(h, i[2], {}, true));
        }},
-      {"a branch that adds later", [](In i) {  // the join runs first; doubled must not add to what both branches hold
+      {"a branch that adds later",
+       [](In i) {  // the join runs first; doubled must not add to what both branches hold
          Variable a = linear(i[0], i[1]), b = linear(i[0], i[2]), doubled = scale(a, 2);
          return (a + b) + doubled;
        }},
-      {"through reshape", [](In i) {
+      {"through reshape",
+       [](In i) {
          Variable h = linear(i[0], i[1], {}, true);
          return reshape(reshape(h, {30}) + reshape(linear(i[0], i[2], {}, true), {30}), {6, 5}) + h;
        }},
-      {"batch norm's residual", [&](In i) {
+      {"batch norm's residual",
+       [&](In i) {
          Variable h = linear(i[0], i[1], {}, true);
          Variable y = norm(linear(h, i[2]), i[3], h);
          return norm(linear(y, i[1]), i[3], y) + y;
        }},
-      {"batch norm's residual is its input", [&](In i) { Variable h = scale(i[0], 2); return norm(h, i[3], h); }},
-      {"concat and slice", [](In i) {
+      {"batch norm's residual is its input",
+       [&](In i) {
+         Variable h = scale(i[0], 2);
+         return norm(h, i[3], h);
+       }},
+      {"concat and slice",
+       [](In i) {
          Variable h = linear(i[0], i[1], {}, true), both = concat(std::vector{h, i[0], h}, 0);
          return slice(both, 0, 0, 6) + slice(both, 0, 12, 18) + slice(both, 0, 6, 12);
        }},
@@ -221,7 +244,7 @@ TEST_F(Tape, SeedScalesTheGradient) {
   EXPECT_EQ(x.grad().item(), 5);
 }
 
-// ---- leaves and sinks ------------------------------------------------------------------------------------------------
+// ---- leaves and sinks -----------------------------------------------------------------------------------------------
 TEST_F(Tape, UnusedLeafFiresAtTheEndWithZero) {
   Variable x = leaf({1}, {1}), unused = leaf({3}, {1, 2, 3}), w = leaf({1}, {2});
   std::vector<std::string> order;
@@ -245,7 +268,9 @@ TEST_F(Tape, UnusedLeafFiresOnWhateverThreadBackwardRuns) {
   std::vector<Leaf*> leaves{unused.leaf(), x.leaf()};
   std::thread([&] { sum(x * unused).backward(); }).join();
   EXPECT_EQ(calls, 1);
-  std::thread([&] { sum(x).backward({.leaves = leaves}); }).join();  // this thread's first pass, as that one was the other's
+  std::thread([&] {
+    sum(x).backward({.leaves = leaves});
+  }).join();  // this thread's first pass, as that one was the other's
   EXPECT_EQ(calls, 2);
 }
 
@@ -266,7 +291,8 @@ Variable probe(const Variable& a, const Variable& b, std::vector<bool>* wanted) 
 }
 
 TEST_F(Tape, GradientOfTheFirstLayersInputIsNotWanted) {
-  Variable picture(Tensor::zeros(backend_, {1, 4, 4, 1}, DType::f64)), w(Tensor::zeros(backend_, {2, 3, 3, 1}, DType::f64), true);
+  Variable picture(Tensor::zeros(backend_, {1, 4, 4, 1}, DType::f64)),
+      w(Tensor::zeros(backend_, {2, 3, 3, 1}, DType::f64), true);
   Variable y = conv2d(picture, w, {});
   EXPECT_FALSE(y.node()->inputs[0]);
   EXPECT_TRUE(y.node()->inputs[1]);
@@ -305,7 +331,7 @@ TEST_F(Tape, AnOperationMayPassNothingOn) {
   EXPECT_FALSE(x.grad().defined());
 }
 
-// ---- refusals --------------------------------------------------------------------------------------------------------
+// ---- refusals -------------------------------------------------------------------------------------------------------
 TEST_F(Tape, BackwardStartsFromOneElement) {
   Variable x = leaf({2}, {1, 2});
   EXPECT_TRUE(refused([&] { square(x).backward(); }, {"one element", "[2]"}));
@@ -328,9 +354,7 @@ TEST_F(Tape, NoGradRecordsNothing) {
   {
     NoGrad off;
     EXPECT_FALSE(square(x).requires_grad());
-    {
-      NoGrad again;
-    }
+    { NoGrad again; }
     EXPECT_FALSE(square(x).requires_grad()) << "the inner scope ended, the outer did not";
   }
   EXPECT_TRUE(square(x).requires_grad());
@@ -387,7 +411,7 @@ TEST_F(Tape, APassThatThrewLeavesNothingBehind) {
   EXPECT_EQ(x.grad().item(), 12) << "h had received one of its two gradients when the first pass failed";
 }
 
-// ---- checks for values that are not finite -----------------------------------------------------------------------------
+// ---- checks for values that are not finite --------------------------------------------------------------------------
 template <Variable (*f)(const Variable&)>
 class Apply : public Module {
  public:
@@ -421,7 +445,7 @@ TEST_F(Tape, NotFiniteIsTracedToItsOperation) {
   mode().check = false;
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 TEST_F(Tape, NodesMayDieOnAnotherThread) {
   for (int round = 0; round < 3; round++) {
     Variable x, y;
@@ -525,21 +549,23 @@ TEST_F(Tape, AThousandStepsAskTheSystemForNothing) {
       EXPECT_EQ(end.memory.live_bytes, begin.memory.live_bytes);
       EXPECT_EQ(end.memory.live_blocks, begin.memory.live_blocks);
       EXPECT_EQ(end.memory.peak_bytes, begin.memory.peak_bytes);
-      EXPECT_LE(end.tape.arena_bytes, 1u << 20) << "the leaves' chunk, and two in turn, since each loss outlives its step";
+      EXPECT_LE(end.tape.arena_bytes, 1u << 20)
+          << "the leaves' chunk, and two in turn, since each loss outlives its step";
       EXPECT_EQ(end.tape.nodes_live, begin.tape.nodes_live);
       EXPECT_LE(late, early) << "requests to the heap grow";
       EXPECT_LT(heap_largest, 4096u) << "a tensor, or something as large, came from the heap";
       EXPECT_LT(sanitized() ? 0 : resident_bytes() - resident, 1 << 20) << "the process grows";
       EXPECT_TRUE(std::isfinite(trainer.loss.item()));
       std::ostringstream line;
-      line << "  " << kind.name << " " << name_of(dtype) << ": " << late << " heap requests a step, the largest " << heap_largest
-           << " bytes; " << end.memory.requests / (steps + 2) << " blocks a step from the allocator, " << end.memory.source_calls
-           << " from the system in all; tape " << end.tape.arena_bytes / 1024 << " KiB\n";
+      line << "  " << kind.name << " " << name_of(dtype) << ": " << late << " heap requests a step, the largest "
+           << heap_largest << " bytes; " << end.memory.requests / (steps + 2) << " blocks a step from the allocator, "
+           << end.memory.source_calls << " from the system in all; tape " << end.tape.arena_bytes / 1024 << " KiB\n";
       report_ += line.str();
     }
 }
 
-// Two ranks in one process: nothing is shared, so nothing races (make test SANITIZE=thread), and both get the same numbers.
+// Two ranks in one process: nothing is shared, so nothing races (make test SANITIZE=thread), and both get the same
+// numbers.
 TEST_F(Tape, TwoThreadsTrainSideBySide) {
   for (const test::BackendKind& kind : test::backends()) {
     std::vector<double> weights[2];

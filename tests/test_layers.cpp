@@ -86,11 +86,11 @@ class Patterns : public BatchSource {
   std::string noise_;
 };
 
-// ---- models ----------------------------------------------------------------------------------------------------------
+// ---- models ---------------------------------------------------------------------------------------------------------
 TEST(Models, HaveTheirPublishedSizesAndNames) {
   std::unique_ptr<Backend> backend = reference_backend();
   const std::vector<std::tuple<std::string, int, int, std::int64_t, std::size_t>> expected = {
-      {"mlp", 1, 28, 256 * 784 + 256 + 2570, 4}, {"lenet5", 1, 28, 61'706, 10}, {"lenet5", 1, 32, 61'706, 10},
+      {"mlp", 1, 28, 256 * 784 + 256 + 2570, 4}, {"lenet5", 1, 28, 61'706, 10},    {"lenet5", 1, 32, 61'706, 10},
       {"smallcnn", 1, 28, 421'642, 8},           {"resnet20", 3, 32, 269'722, 59}, {"resnet18", 3, 32, 11'173'962, 62}};
   for (auto& [name, channels, side, count, tensors] : expected) {
     std::unique_ptr<Module> model = make_model(name, 10, channels, side);
@@ -172,7 +172,7 @@ TEST(Models, AreRefusedBeforeTheyHaveMemory) {
   EXPECT_TRUE(refused([&] { layer(Variable(Tensor::zeros(*backend, {1, 3}))); }, {"parameter", "ParameterSpace"}));
 }
 
-// ---- the parameter space ---------------------------------------------------------------------------------------------
+// ---- the parameter space --------------------------------------------------------------------------------------------
 TEST(Space, LaysSegmentsOutAlignedAndInOrder) {
   std::unique_ptr<Backend> backend = reference_backend();
   std::unique_ptr<Module> model = resnet20(10, 3);
@@ -184,7 +184,8 @@ TEST(Space, LaysSegmentsOutAlignedAndInOrder) {
     EXPECT_GE(s.local_begin, end) << s.name;
     EXPECT_LT(s.local_begin - end, ParameterSpace::alignment) << s.name;
     EXPECT_EQ(s.length, s.shape.elements());
-    EXPECT_EQ(s.leaf->value.raw(), space.values.range(s.local_begin, s.shape).raw()) << "a parameter is a range of the vector";
+    EXPECT_EQ(s.leaf->value.raw(), space.values.range(s.local_begin, s.shape).raw())
+        << "a parameter is a range of the vector";
     EXPECT_EQ(s.leaf->grad.raw(), space.gradients.range(s.local_begin, s.shape).raw());
     end = s.local_begin + s.length;
     sum += s.length;
@@ -216,7 +217,8 @@ TEST(Space, PaddingIsZeroAndStaysZero) {
     const std::vector<double> w = space.values.values(), g = space.gradients.values(), v = sgd.velocity().values();
     for (std::int64_t i = 0; i < space.elements(); i++)
       if (!used[i]) {
-        ASSERT_TRUE(w[i] == 0 && g[i] == 0 && v[i] == 0) << kind.name << " element " << i << ": " << w[i] << " " << g[i] << " " << v[i];
+        ASSERT_TRUE(w[i] == 0 && g[i] == 0 && v[i] == 0)
+            << kind.name << " element " << i << ": " << w[i] << " " << g[i] << " " << v[i];
       }
   }
 }
@@ -262,15 +264,18 @@ TEST(Space, InitialDrawDependsOnSeedAndPlaceOnly) {
   };
   const std::vector<double> first = values(*reference_backend(1), 1);
   for (const test::BackendKind& kind : test::backends())
-    for (int threads : {1, 2}) EXPECT_EQ(first, values(*kind.make_with(threads), 1)) << kind.name << " with " << threads << " threads";
+    for (int threads : {1, 2})
+      EXPECT_EQ(first, values(*kind.make_with(threads), 1)) << kind.name << " with " << threads << " threads";
   EXPECT_NE(first, values(*reference_backend(1), 2));
 
   std::unique_ptr<Backend> backend = reference_backend();
   Linear layer(400, 300);
   ParameterSpace space(layer, *backend, 1);
-  double largest = 0, square = 0;
-  for (double w : space.segment("weight").leaf->value.values()) largest = std::max(largest, std::abs(w)), square += w * w / 120'000;
+  double largest = 0, middle = 0, square = 0;
+  for (double w : space.segment("weight").leaf->value.values())
+    largest = std::max(largest, std::abs(w)), middle += w / 120'000, square += w * w / 120'000;
   EXPECT_LE(largest, 0.05) << "U(−1/√400, 1/√400)";
+  EXPECT_NEAR(middle, 0, 3e-4);
   EXPECT_NEAR(std::sqrt(square), 0.05 / std::sqrt(3), 2e-4);
   std::unique_ptr<Conv2d> conv = Conv2d::before_norm(64, 128, 3);
   ParameterSpace normal(*conv, *backend, 1);
@@ -309,7 +314,7 @@ TEST(Space, HooksFireOncePerSegmentAndUntouchedOnesGetZero) {
   EXPECT_FALSE(space.gradients_complete());
 }
 
-// ---- optimizers ------------------------------------------------------------------------------------------------------
+// ---- optimizers -----------------------------------------------------------------------------------------------------
 TEST(Training, FollowsPyTorchStepByStep) {
   const Dumps& dumps = Dumps::of("training");
   struct Run {
@@ -327,8 +332,12 @@ TEST(Training, FollowsPyTorchStepByStep) {
       const nlohmann::json& a = dumps.attributes(name);
       Tiny model;
       ParameterSpace space(model, *run.backend, 1, {}, run.dtype);
-      for (const Segment& s : space.segments()) s.leaf->value.copy_from(dumps.at("tiny/" + s.name).on(*run.backend, run.dtype));
-      SGD sgd({.learning_rate = a["lr"], .momentum = a["momentum"], .nesterov = a["nesterov"] == 1, .weight_decay = a["weight_decay"]});
+      for (const Segment& s : space.segments())
+        s.leaf->value.copy_from(dumps.at("tiny/" + s.name).on(*run.backend, run.dtype));
+      SGD sgd({.learning_rate = a["lr"],
+               .momentum = a["momentum"],
+               .nesterov = a["nesterov"] == 1,
+               .weight_decay = a["weight_decay"]});
       sgd.bind(space);
       Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
       Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
@@ -342,7 +351,8 @@ TEST(Training, FollowsPyTorchStepByStep) {
           for (const Segment& s : space.segments()) {
             // A bias before batch norm has no gradient but rounding.
             const double floor = s.name == "conv1.bias" ? 0.1 : 1e-6;
-            EXPECT_TRUE(close(s.name + ".grad", s.leaf->grad.values(), dumps.at("tiny/" + s.name + ".grad").values, run.tolerance, floor));
+            EXPECT_TRUE(close(s.name + ".grad", s.leaf->grad.values(), dumps.at("tiny/" + s.name + ".grad").values,
+                              run.tolerance, floor));
           }
         sgd.step(&loss.value());
         losses.push_back(loss.item());
@@ -350,9 +360,11 @@ TEST(Training, FollowsPyTorchStepByStep) {
       EXPECT_EQ(sgd.read_state().step, losses.size());
       EXPECT_TRUE(close("losses", losses, dumps.at(std::string(name) + "/losses").values, run.tolerance));
       for (const Segment& s : space.segments())
-        EXPECT_TRUE(close(s.name, s.leaf->value.values(), dumps.at(std::string(name) + "/" + s.name).values, run.tolerance));
+        EXPECT_TRUE(
+            close(s.name, s.leaf->value.values(), dumps.at(std::string(name) + "/" + s.name).values, run.tolerance));
       for (auto& [statistic, s] : model.statistics())
-        EXPECT_TRUE(close(statistic, s->tensor.values(), dumps.at(std::string(name) + "/" + statistic).values, run.tolerance));
+        EXPECT_TRUE(
+            close(statistic, s->tensor.values(), dumps.at(std::string(name) + "/" + statistic).values, run.tolerance));
     }
 }
 
@@ -475,7 +487,7 @@ TEST(Training, StepsAreRefusedOutOfOrder) {
   EXPECT_TRUE(refused([&] { SGD({.momentum = 1}); }, {"momentum"}));
 }
 
-// ---- schedules -------------------------------------------------------------------------------------------------------
+// ---- schedules ------------------------------------------------------------------------------------------------------
 TEST(Schedules, FollowPyTorch) {
   const Dumps& dumps = Dumps::of("training");
   for (auto& [name, text] : std::vector<std::pair<std::string, std::string>>{{"lr_step", "step:30:0.1"},
@@ -514,12 +526,12 @@ TEST(Schedules, CountInEpochs) {
 }
 
 TEST(Schedules, UnknownFormsAreRefused) {
-  for (const char* text : {"", "cosin", "step", "step:", "step:a", "step:0", "step:-3", "step:3:x", "warmup:5", "warmup:x+cosine",
-                           "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine "})
+  for (const char* text : {"", "cosin", "step", "step:", "step:a", "step:0", "step:-3", "step:3:x", "warmup:5",
+                           "warmup:x+cosine", "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine "})
     EXPECT_TRUE(refused([&] { Schedule::parse(text); }, {"schedule"})) << "'" << text << "'";
 }
 
-// ---- fit -------------------------------------------------------------------------------------------------------------
+// ---- fit ------------------------------------------------------------------------------------------------------------
 FitOptions quiet(int epochs, std::uint64_t seed = 1) {
   FitOptions o;
   o.epochs = epochs;
@@ -539,7 +551,8 @@ TEST(Fit, LearnsOnEveryBackendAndType) {
       Patterns train(*backend, 250, 32, dtype), held(*backend, 90, 32, dtype, "other noise");
       FitOptions options = quiet(4);
       options.schedule = Schedule::parse("one-cycle");
-      FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = train, .validation = &held, .test = &held}, options);
+      FitReport report = fit(model, cross_entropy_loss(), sgd, *backend,
+                             {.train = train, .validation = &held, .test = &held}, options);
       ASSERT_EQ(report.epochs.size(), 4u);
       EXPECT_EQ(report.steps, 4 * 8);
       EXPECT_FALSE(report.stopped);
@@ -556,9 +569,11 @@ TEST(Fit, LearnsOnEveryBackendAndType) {
       NoGrad off;
       for (int b = 0; b < 3; b++) {
         Batch batch = held.make(0, b);
-        const std::vector<double> logits = model(Variable(batch.images)).value().values(), labels = batch.labels.values();
+        const std::vector<double> logits = model(Variable(batch.images)).value().values(),
+                                  labels = batch.labels.values();
         for (std::size_t i = 0; i < labels.size(); i++)
-          right += std::max_element(logits.begin() + 10 * i, logits.begin() + 10 * (i + 1)) - logits.begin() - 10 * i == labels[i];
+          right += std::max_element(logits.begin() + 10 * i, logits.begin() + 10 * (i + 1)) - logits.begin() - 10 * i ==
+                   labels[i];
       }
       EXPECT_DOUBLE_EQ(right / 90.0, *report.epochs.back().test_accuracy);
     }
@@ -647,7 +662,8 @@ TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
     five.spoil = [](std::vector<double>& picture) { picture[7] = NAN; };
     WithLogarithm again;
     EXPECT_THROW(fit(again, cross_entropy_loss(), sgd, *backend, {.train = five}, quiet(1)), NotFinite);
-    EXPECT_TRUE(refused([&] { fit(again, cross_entropy_loss(), sgd, *backend, {.train = five}, quiet(1)); }, {"step 3 ", "pictures"}));
+    EXPECT_TRUE(refused([&] { fit(again, cross_entropy_loss(), sgd, *backend, {.train = five}, quiet(1)); },
+                        {"step 3 ", "pictures"}));
   }
 }
 
@@ -686,8 +702,11 @@ TEST(Fit, WritesMetricsAsJsonLines) {
 
 TEST(Metrics, AnyTextAndNumberIsWellFormed) {
   const std::string odd = "a\"b\\c\n\t\x01 é";
-  const nlohmann::json j = nlohmann::json::parse(json_object({{odd, odd}, {"big", std::int64_t{-9'223'372'036'854'775'807}},
-                                                              {"small", 1.25e-30}, {"nan", std::nan("")}, {"infinity", INFINITY}}));
+  const nlohmann::json j = nlohmann::json::parse(json_object({{odd, odd},
+                                                              {"big", std::int64_t{-9'223'372'036'854'775'807}},
+                                                              {"small", 1.25e-30},
+                                                              {"nan", std::nan("")},
+                                                              {"infinity", INFINITY}}));
   EXPECT_EQ(j[odd], odd);
   EXPECT_EQ(j["big"], std::int64_t{-9'223'372'036'854'775'807});
   EXPECT_EQ(j["small"], 1.25e-30);
@@ -715,9 +734,18 @@ struct Witness : Strategy {
   std::vector<std::string> calls;
   int stop_after = 1000, steps = 0;
   void prepare(Module&, Loss&) override { calls.push_back("prepare"); }
-  SpaceMemory memory() override { calls.push_back("memory"); return {}; }
-  void begin(ParameterSpace& space) override { calls.push_back("begin"); EXPECT_TRUE(space.values.defined()); }
-  void bind(Optimizer& o) override { calls.push_back("bind"); EXPECT_TRUE(o.state().defined()); }
+  SpaceMemory memory() override {
+    calls.push_back("memory");
+    return {};
+  }
+  void begin(ParameterSpace& space) override {
+    calls.push_back("begin");
+    EXPECT_TRUE(space.values.defined());
+  }
+  void bind(Optimizer& o) override {
+    calls.push_back("bind");
+    EXPECT_TRUE(o.state().defined());
+  }
   void step(Optimizer& o, const Variable& loss) override {
     calls.push_back("step");
     Strategy::step(o, loss);
@@ -735,8 +763,8 @@ TEST(Fit, CallsTheStrategyInOrder) {
   Patterns data(*backend, 32, 16);
   Witness witness;
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(2), &witness);
-  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin", "bind", "step", "step", "end_epoch", "step", "step",
-                                                     "end_epoch", "end"}));
+  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin", "bind", "step", "step", "end_epoch",
+                                                     "step", "step", "end_epoch", "end"}));
   EXPECT_DOUBLE_EQ(report.epochs[0].learning_rate, 0.02);
   EXPECT_EQ(sgd.learning_rate(), 0.01) << "a second fit must not scale what was scaled";
 
@@ -761,7 +789,7 @@ TEST(Fit, StopsAtTheStepAfterSigterm) {
   EXPECT_EQ(report.steps, 3);
 }
 
-// ---- options ---------------------------------------------------------------------------------------------------------
+// ---- options --------------------------------------------------------------------------------------------------------
 Options parsed(std::vector<std::string> words) {
   words.insert(words.begin(), "program");
   std::vector<char*> argv;
@@ -777,9 +805,33 @@ TEST(CommandLine, DefaultsStayAndGivenValuesArrive) {
   EXPECT_EQ(none.nesterov, fresh.nesterov);
   EXPECT_EQ(none.device, "cpu");
   EXPECT_EQ(none.dtype, DType::f32);
-  const Options o = parsed({"--model", "resnet20", "--epochs=3", "--batch", "7", "--lr", "0.25", "--schedule", "warmup:5+cosine", "--augment",
-                            "--seed", "18446744073709551615", "--dtype", "bf16", "--device", "cuda:1", "--momentum", "0", "--clip", "1.5",
-                            "--data", "/some where", "--metrics", "m.jsonl", "--deterministic", "--weight-decay", "1e-4"});
+  const Options o = parsed({"--model",
+                            "resnet20",
+                            "--epochs=3",
+                            "--batch",
+                            "7",
+                            "--lr",
+                            "0.25",
+                            "--schedule",
+                            "warmup:5+cosine",
+                            "--augment",
+                            "--seed",
+                            "18446744073709551615",
+                            "--dtype",
+                            "bf16",
+                            "--device",
+                            "cuda:1",
+                            "--momentum",
+                            "0",
+                            "--clip",
+                            "1.5",
+                            "--data",
+                            "/some where",
+                            "--metrics",
+                            "m.jsonl",
+                            "--deterministic",
+                            "--weight-decay",
+                            "1e-4"});
   EXPECT_EQ(o.model, "resnet20");
   EXPECT_EQ(o.epochs, 3);
   EXPECT_EQ(o.batch, 7);
@@ -819,8 +871,10 @@ TEST(CommandLine, BadValuesAreNamed) {
   EXPECT_TRUE(usage({"--bogus"}, {"--bogus"}));
   EXPECT_TRUE(usage({"stray"}, {"stray"}));
   EXPECT_TRUE(usage({"--batch"}, {"--batch"}));
-  for (const char* value : {"0", "-3", "2.5", "1e3", "many", "", "99999999999999"}) EXPECT_TRUE(usage({std::string("--batch=") + value}, {"--batch"})) << value;
-  for (const char* value : {"-1", "nan", "inf", "0.1x", "1e7"}) EXPECT_TRUE(usage({std::string("--lr=") + value}, {"--lr"})) << value;
+  for (const char* value : {"0", "-3", "2.5", "1e3", "many", "", "99999999999999"})
+    EXPECT_TRUE(usage({std::string("--batch=") + value}, {"--batch"})) << value;
+  for (const char* value : {"-1", "nan", "inf", "0.1x", "1e7"})
+    EXPECT_TRUE(usage({std::string("--lr=") + value}, {"--lr"})) << value;
   EXPECT_TRUE(usage({"--momentum", "1"}, {"--momentum", "0.9999"}));
   EXPECT_TRUE(usage({"--label-smoothing", "1"}, {"--label-smoothing"}));
   EXPECT_TRUE(usage({"--model", "vgg"}, {"--model", "vgg", "resnet18"}));
@@ -855,7 +909,8 @@ TEST(CommandLine, HelpListsEveryOptionAndExits) {
     dup2(STDERR_FILENO, STDOUT_FILENO);  // gtest looks at stderr
     parsed({word});
   };
-  EXPECT_EXIT(help("--help"), testing::ExitedWithCode(0), "Trains a network(.|\n)*--model(.|\n)*smallcnn(.|\n)*--lr(.|\n)*0\\.05(.|\n)*--exact-conv");
+  EXPECT_EXIT(help("--help"), testing::ExitedWithCode(0),
+              "Trains a network(.|\n)*--model(.|\n)*smallcnn(.|\n)*--lr(.|\n)*0\\.05(.|\n)*--exact-conv");
   EXPECT_EXIT(help("-h"), testing::ExitedWithCode(0), "--epochs");
 }
 
@@ -869,9 +924,9 @@ TEST(CommandLine, BothParsersReadTheSame) {
       for (std::string& w : words) argv.push_back(w.data());
       std::vector<OptionSpec> specs;
       specs.push_back({"--value", "a value", "5", [&](const std::string& v) {
-        if (v == "bad") throw UsageError("--value bad: expected good");
-        value = v;
-      }});
+                         if (v == "bad") throw UsageError("--value bad: expected good");
+                         value = v;
+                       }});
       specs.push_back({"--on", "a flag", "", [&](const std::string&) { log += "on "; }, true});
       specs.push_back({"--off", "a flag", "", [&](const std::string&) { log += "off "; }, true});
       parse(int(argv.size()), argv.data(), "A program.", specs);
