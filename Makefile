@@ -63,11 +63,11 @@ compiler := $(shell echo __clang__ __clang_major__ __clang_minor__ __clang_patch
 clang       := $(filter 1,$(firstword $(compiler)))
 CXX_VERSION := $(call join_by,$(if $(clang),$(wordlist 2,4,$(compiler)),$(wordlist 5,7,$(compiler))),.)
 CXX_NAME    := $(if $(clang),clang++,g++) $(CXX_VERSION)
-CXX_OLDEST  := $(if $(clang),14,12)
+CXX_TOO_OLD := $(filter 1 2 3 4 5 6 7 8 9 10 11 $(if $(clang),12 13),$(firstword $(subst ., ,$(CXX_VERSION))))
 CXX_PACKAGE := $(or $(filter g++-%,$(CXX)),$(if $(findstring clang,$(CXX)),clang libomp-dev,g++$(if $(compiler),-12)))
 ifeq ($(compiler),)
   CXX_MISSING := no C++ compiler: $(CXX) does not run. Try: apt-get install $(CXX_PACKAGE)
-else ifneq ($(word 1,$(sort $(CXX_OLDEST) $(firstword $(subst ., ,$(CXX_VERSION))))),$(CXX_OLDEST))
+else ifneq ($(CXX_TOO_OLD),)
   CXX_MISSING := Tandem is C++20 and needs g++ 12 or clang 14; $(CXX) is $(CXX_NAME). Try: apt-get install g++-12, \
     then make CXX=g++-12
 endif
@@ -315,8 +315,10 @@ test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $
 needs-gtest:
 	@echo 'make test needs GoogleTest ($(GTEST_STATE)). Try: apt-get install $(GTEST_PACKAGE)' >&2; exit 1
 
-bench: $(bench_programs)
-	@for b in $(bench_programs); do echo "== $$b"; $$b $(BENCH_ARGS) || exit 1; done
+# The training step beside PyTorch's and the floor; `make bench-convolution` and `make bench-kernels` look closer.
+bench: bench-step
+bench-%: $(BUILD)/bench_%
+	$< $(BENCH_ARGS)
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:

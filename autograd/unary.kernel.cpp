@@ -195,7 +195,7 @@ struct UnaryNode : Node {
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor& kept_value = Op::from == From::nothing ? dy : kept(0);
     auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());
-    dispatch(dy.dtype(), name, [&]<class T> {
+    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
       const T *k = kept_value.data<T>(), *g = dy.data<T>();
       if (add) launch(dy.backend(), dy.elements(), Backward<Op, T, true>{functor, k, g, dx->template write<T>()});
       else launch(dy.backend(), dy.elements(), Backward<Op, T, false>{functor, k, g, dx->template write<T>()});

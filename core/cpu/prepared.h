@@ -1,5 +1,6 @@
-// Weights laid out for one algorithm, kept until the weights change. Training prepares them anew in each step, in the
-// same memory; evaluation prepares them once.
+// Weights laid out for one algorithm, kept from the second use of the same state on until the weights change. Evaluation,
+// and steps that accumulate gradients, prepare them twice and then no more; training, whose weights change with every
+// step, keeps none: Winograd's filters are four times the size of the weights.
 #pragma once
 #include <map>
 #include <memory>
@@ -23,16 +24,19 @@ class PreparedWeights {
       return use(once.data());
     }
     Entry& e = entries_[{key.owner, form}];
-    if (!e.block || e.bytes != bytes) {
-      e.block.reset();
+    if (e.block && e.count == key.count) return use(e.block->data());
+    const bool again = e.seen && e.count == key.count;
+    e.seen = true;
+    e.count = key.count;
+    e.block.reset();
+    if (again) {
       e.block = std::make_unique<Block>(scratch_, bytes);
-      e.bytes = bytes;
-    } else if (e.count == key.count) {
+      prepare(e.block->data());
       return use(e.block->data());
     }
-    prepare(e.block->data());
-    e.count = key.count;
-    use(e.block->data());
+    Block once(scratch_, bytes);
+    prepare(once.data());
+    use(once.data());
   }
 
   void forget(const void* owner) {
@@ -45,8 +49,8 @@ class PreparedWeights {
  private:
   struct Entry {
     std::unique_ptr<Block> block;
-    std::size_t bytes = 0;
     std::uint64_t count = 0;
+    bool seen = false;
   };
 
   Scratch& scratch_;

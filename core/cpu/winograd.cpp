@@ -409,17 +409,21 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   const int copies = together ? 1 : std::min(threads, tiles);
   chunk = std::min(chunk, (tiles + copies - 1) / copies);
   const std::size_t v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
-  Block memory(scratch, 4 * copies * (u_size + 36 * (v_plane + w_plane)));
-  float* dU = memory.carve<float>(u_size * copies);
+  // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its cache,
+  // and needs room for one.
+  const bool at_once = together && chunk == tiles;
+  const std::size_t u_room = at_once ? u_block * std::min(threads, blocks) : u_size * copies;
+  Block memory(scratch, 4 * (u_room + 36 * copies * (v_plane + w_plane)) + 64);
+  float* dU = memory.carve<float>(u_room);
   float* private_part = memory.carve<float>(36 * (v_plane + w_plane) * copies);
 
   auto one_product = [&](int block, int p, int count, const float* V, const float* W, float* to, bool more) {
     multiply(R, count, W + p * w_plane + std::size_t(block / (c_in / N)) * R * chunk,
-             V + p * v_plane + std::size_t(block % (c_in / N)) * N * chunk, to + u_block * block + p * u_plane, more);
+             V + p * v_plane + std::size_t(block % (c_in / N)) * N * chunk, to + p * u_plane, more);
   };
-  auto transform_back = [&](int block, int row) {
+  auto transform_back = [&](int block, int row, const float* from) {
     const int o = block / (c_in / N) * R + row;
-    filter_gradient(dU + u_block * block + std::size_t(row) * N, u_plane, u_size, copies, N,
+    filter_gradient(from + std::size_t(row) * N, u_plane, u_size, copies, N,
                     dw + std::int64_t(o) * 9 * c_in, c_in, block % (c_in / N) * N, add);
   };
 
@@ -432,15 +436,17 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
         scatter<6>(x, tiling, c_in, first + t, some, V, chunk, t);
         scatter<4>(dy, tiling, c_out, first + t, some, W, chunk, t);
       });
-      if (chunk == tiles) {  // the 36 sums of a block are transformed back while they are in cache
-        dealt_out(threads, blocks, [&](int block, int) {
-          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU, false);
-          for (int row = 0; row < R; row++) transform_back(block, row);
+      if (at_once) {
+        dealt_out(threads, blocks, [&](int block, int lane) {
+          float* mine = dU + u_block * lane;
+          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, mine, false);
+          for (int row = 0; row < R; row++) transform_back(block, row, mine);
         });
         return;
       }
-      dealt_out(threads, 36 * blocks,
-                [&](int item, int) { one_product(item / 36, item % 36, count, V, W, dU, first > 0); });
+      dealt_out(threads, 36 * blocks, [&](int item, int) {
+        one_product(item / 36, item % 36, count, V, W, dU + u_block * (item / 36), first > 0);
+      });
     }
   } else {
     in_lanes(copies, [&](int lane) {
@@ -451,12 +457,13 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
         scatter<6>(x, tiling, c_in, first, count, V, chunk, 0);
         scatter<4>(dy, tiling, c_out, first, count, W, chunk, 0);
         for (int block = 0; block < blocks; block++)
-          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, dU + u_size * lane, first > mine.begin);
+          for (int p = 0; p < 36; p++)
+            one_product(block, p, count, V, W, dU + u_size * lane + u_block * block, first > mine.begin);
       }
     });
   }
   dealt_out(c_in * c_out <= 32 * 32 ? 1 : threads, blocks * R,
-            [&](int item, int) { transform_back(item / R, item % R); });
+            [&](int item, int) { transform_back(item / R, item % R, dU + u_block * (item / R)); });
 }
 
 template void forward(const ConvShape&, const float*, const float*, const float*, float*, const Epilogue&, Scratch&,
