@@ -35,20 +35,31 @@ struct Conv2dNode : Node {
 }  // namespace
 
 Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, const Conv2dOptions& o) {
-  require(x.rank() == 4 && w.rank() == 4, "conv2d: input ", x.shape(), " must be [N,H,W,C], weight ", w.shape(), " [O,H,W,I]");
-  require(o.stride >= 1 && o.dilation >= 1 && o.groups >= 1 && o.padding >= 0, "conv2d: stride ", o.stride, ", dilation ",
-          o.dilation, ", groups ", o.groups, ", padding ", o.padding, " are out of range");
-  ConvShape s{.n = x.extent(0), .h = x.extent(1), .w = x.extent(2), .c_in = x.extent(3), .c_out = w.extent(0), .kh = w.extent(1),
-              .kw = w.extent(2), .stride_h = o.stride, .stride_w = o.stride, .pad_h = o.padding,
-              .pad_w = o.padding_w < 0 ? o.padding : o.padding_w, .dilation_h = o.dilation, .dilation_w = o.dilation,
+  require(x.rank() == 4 && w.rank() == 4, "conv2d: input ", x.shape(), " must be [N,H,W,C], weight ", w.shape(),
+          " [O,H,W,I]");
+  require(o.stride >= 1 && o.dilation >= 1 && o.groups >= 1 && o.padding >= 0, "conv2d: stride ", o.stride,
+          ", dilation ", o.dilation, ", groups ", o.groups, ", padding ", o.padding, " are out of range");
+  ConvShape s{.n = x.extent(0),
+              .h = x.extent(1),
+              .w = x.extent(2),
+              .c_in = x.extent(3),
+              .c_out = w.extent(0),
+              .kh = w.extent(1),
+              .kw = w.extent(2),
+              .stride_h = o.stride,
+              .stride_w = o.stride,
+              .pad_h = o.padding,
+              .pad_w = o.padding_w < 0 ? o.padding : o.padding_w,
+              .dilation_h = o.dilation,
+              .dilation_w = o.dilation,
               .groups = o.groups};
-  require(s.c_in == w.extent(3) * s.groups, "conv2d: input ", x.shape(), " has ", s.c_in, " channels, weight ", w.shape(), " in ",
-          s.groups, " groups expects ", w.extent(3) * s.groups);
+  require(s.c_in == w.extent(3) * s.groups, "conv2d: input ", x.shape(), " has ", s.c_in, " channels, weight ",
+          w.shape(), " in ", s.groups, " groups expects ", w.extent(3) * s.groups);
   require(s.c_out % s.groups == 0, "conv2d: ", s.c_out, " output channels do not divide into ", s.groups, " groups");
-  require(s.h + 2 * s.pad_h > s.dilation_h * (s.kh - 1) && s.w + 2 * s.pad_w > s.dilation_w * (s.kw - 1), "conv2d: a ", s.kh, "×",
-          s.kw, " window does not fit input ", x.shape(), " with padding ", s.pad_h, ",", s.pad_w);
-  require(!bias.defined() || bias.value().elements() == s.c_out, "conv2d: bias ", bias.defined() ? bias.shape() : Shape(), " for ",
-          s.c_out, " output channels");
+  require(s.h + 2 * s.pad_h > s.dilation_h * (s.kh - 1) && s.w + 2 * s.pad_w > s.dilation_w * (s.kw - 1), "conv2d: a ",
+          s.kh, "×", s.kw, " window does not fit input ", x.shape(), " with padding ", s.pad_h, ",", s.pad_w);
+  require(!bias.defined() || bias.value().elements() == s.c_out, "conv2d: bias ",
+          bias.defined() ? bias.shape() : Shape(), " for ", s.c_out, " output channels");
   Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c_out}, x.dtype());
   y.backend().conv2d(s, x.value(), w.value(), bias.defined() ? &bias.value() : nullptr, o.relu, y);
   return record<Conv2dNode>(y, {&x, &w, &bias}, {x.value(), w.value(), o.relu ? y : Tensor()}, s, o.relu);

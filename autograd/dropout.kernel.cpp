@@ -14,10 +14,10 @@ struct Drop {
   std::int64_t row_length, groups;  // groups of four in a row
   std::uint32_t stream, threshold;  // an element falls when its word is below the threshold
   float keep_scale;
-  const StepState* state;           // null: seed and epoch below
+  const StepState* state;  // null: seed and epoch below
   std::uint64_t seed;
   std::uint32_t epoch;
-  const std::int32_t* samples;      // null: the row number
+  const std::int32_t* samples;  // null: the row number
   const T* x;
   T* y;
   std::uint8_t* mask;

@@ -13,14 +13,15 @@ namespace {
 Variable weighted_sum(const Variable& y) {
   std::vector<double> weights(y.value().elements());
   Philox random(7, Stream::test);
-  for (std::size_t i = 0; i < weights.size(); i++) weights[i] = 0.5 + uniform(random.word(static_cast<std::uint32_t>(i)));
+  for (std::size_t i = 0; i < weights.size(); i++)
+    weights[i] = 0.5 + uniform(random.word(static_cast<std::uint32_t>(i)));
   return sum(mul(y, Variable(Tensor::of(y.backend(), y.shape(), weights, DType::f64))));
 }
 
 }  // namespace
 
-GradientReport check_gradient(const std::function<Variable(std::span<const Variable>)>& f, std::span<const Tensor> inputs,
-                              const GradientCheck& options) {
+GradientReport check_gradient(const std::function<Variable(std::span<const Variable>)>& f,
+                              std::span<const Tensor> inputs, const GradientCheck& options) {
   std::unique_ptr<Backend> backend = reference_backend();
   std::vector<std::vector<double>> values;
   std::vector<Variable> leaves;
@@ -63,14 +64,15 @@ GradientReport check_gradient(const std::function<Variable(std::span<const Varia
       if (!(error <= report.worst)) {
         report.worst = error;
         worst.str("");
-        worst << "input " << i << " element " << e << ": backward gives " << analytic[e] << ", finite differences " << numeric;
+        worst << "input " << i << " element " << e << ": backward gives " << analytic[e] << ", finite differences "
+              << numeric;
       }
     }
   }
   report.passed = report.worst <= options.tolerance && report.compared > 0;
   std::ostringstream text;
-  text << (report.passed ? "gradient agrees" : "GRADIENT DIFFERS") << ": worst relative error " << report.worst << " over "
-       << report.compared << " elements (" << report.skipped << " at kinks skipped)";
+  text << (report.passed ? "gradient agrees" : "GRADIENT DIFFERS") << ": worst relative error " << report.worst
+       << " over " << report.compared << " elements (" << report.skipped << " at kinks skipped)";
   if (!report.passed && report.compared) text << "; " << worst.str();
   report.text = text.str();
   return report;

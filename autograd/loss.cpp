@@ -38,10 +38,12 @@ Variable log_softmax(const Variable& x) {
 }
 
 Variable cross_entropy(const Variable& logits, const Tensor& labels, double smoothing, Tensor* correct) {
-  require(logits.rank() == 2 && labels.dtype() == DType::i32 && labels.elements() == logits.extent(0), "cross_entropy: logits ",
-          logits.shape(), " need one i32 label per row, got ", labels.shape(), " of ", name_of(labels.dtype()));
+  require(logits.rank() == 2 && labels.dtype() == DType::i32 && labels.elements() == logits.extent(0),
+          "cross_entropy: logits ", logits.shape(), " need one i32 label per row, got ", labels.shape(), " of ",
+          name_of(labels.dtype()));
   require(logits.extent(0) > 0 && logits.extent(1) > 0, "cross_entropy: logits ", logits.shape(), " are empty");
-  require(smoothing >= 0 && smoothing < 1, "cross_entropy: label smoothing ", smoothing, " must be at least 0 and below 1");
+  require(smoothing >= 0 && smoothing < 1, "cross_entropy: label smoothing ", smoothing,
+          " must be at least 0 and below 1");
   DType wide = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
   Tensor loss(logits.backend(), Shape{}, wide), probabilities(logits.backend(), logits.shape(), wide);
   loss.backend().cross_entropy(logits.value(), labels, smoothing, loss, probabilities, correct);

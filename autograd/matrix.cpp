@@ -52,10 +52,10 @@ struct LinearNode : Node {
 Variable matmul(const Variable& a, const Variable& b) {
   require(a.dtype() == b.dtype(), "matmul: ", name_of(a.dtype()), " and ", name_of(b.dtype()), ": cast one of them");
   bool batched = a.rank() == 3;
-  require((a.rank() == 2 && b.rank() == 2) || (batched && b.rank() == 3 && a.extent(0) == b.extent(0)), "matmul: ", a.shape(),
-          " · ", b.shape(), ": two matrices, or two equally long batches of them");
-  require(a.extent(-1) == b.extent(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner extents ", a.extent(-1), " and ",
-          b.extent(-2), " differ");
+  require((a.rank() == 2 && b.rank() == 2) || (batched && b.rank() == 3 && a.extent(0) == b.extent(0)),
+          "matmul: ", a.shape(), " · ", b.shape(), ": two matrices, or two equally long batches of them");
+  require(a.extent(-1) == b.extent(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner extents ", a.extent(-1),
+          " and ", b.extent(-2), " differ");
   Shape shape = batched ? Shape{a.extent(0), a.extent(1), b.extent(2)} : Shape{a.extent(0), b.extent(1)};
   Tensor y(a.backend(), shape, a.dtype());
   y.backend().gemm(false, false, a.value(), b.value(), y, false);
@@ -65,10 +65,10 @@ Variable matmul(const Variable& a, const Variable& b) {
 Variable linear(const Variable& x, const Variable& w, const Variable& bias, bool relu) {
   require(x.rank() == 2 && w.rank() == 2, "linear: input ", x.shape(), " and weight ", w.shape(),
           " must be matrices (flatten pictures first)");
-  require(x.extent(1) == w.extent(1), "linear: input ", x.shape(), " has ", x.extent(1), " features, weight ", w.shape(),
-          " expects ", w.extent(1));
-  require(!bias.defined() || bias.value().elements() == w.extent(0), "linear: bias ", bias.defined() ? bias.shape() : Shape(),
-          " for ", w.extent(0), " outputs");
+  require(x.extent(1) == w.extent(1), "linear: input ", x.shape(), " has ", x.extent(1), " features, weight ",
+          w.shape(), " expects ", w.extent(1));
+  require(!bias.defined() || bias.value().elements() == w.extent(0), "linear: bias ",
+          bias.defined() ? bias.shape() : Shape(), " for ", w.extent(0), " outputs");
   Tensor y(x.backend(), {x.extent(0), w.extent(0)}, x.dtype());
   y.backend().linear(x.value(), w.value(), bias.defined() ? &bias.value() : nullptr, relu, y);
   return record<LinearNode>(y, {&x, &w, &bias}, {x.value(), w.value(), relu ? y : Tensor()}, relu);

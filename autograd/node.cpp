@@ -45,8 +45,10 @@ class Arena {
   }
   void* take(std::size_t bytes) {
     std::size_t need = (sizeof(Header) + bytes + 15) / 16 * 16;
-    if (!current_ || current_->used + need > Chunk::size) current_ = fresh();
-    else if (current_->used && current_->live.load(std::memory_order_acquire) == 0) current_->used = 0;
+    if (!current_ || current_->used + need > Chunk::size)
+      current_ = fresh();
+    else if (current_->used && current_->live.load(std::memory_order_acquire) == 0)
+      current_->used = 0;
     auto* header = reinterpret_cast<Header*>(current_->memory + current_->used);
     header->chunk = current_;
     current_->used += need;
@@ -148,15 +150,19 @@ Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
     g = Tensor(backend, shape, dtype);
     return {&g, false};
   }
-  if (!g.unique()) g = g.clone();  // somebody else reads these bytes: a residual join handed the same gradient to two inputs
+  if (!g.unique())
+    g = g.clone();  // somebody else reads these bytes: a residual join handed the same gradient to two inputs
   return {&g, true};
 }
 
 void Sink::give(Tensor t) {
   if (Leaf* leaf = input_->leaf()) {
-    if (!leaf->grad.defined()) leaf->grad = t.unique() ? t : t.clone();
-    else if (leaf->has_grad) add_into(leaf->grad, t);
-    else leaf->grad.copy_from(t);
+    if (!leaf->grad.defined())
+      leaf->grad = t.unique() ? t : t.clone();
+    else if (leaf->has_grad)
+      add_into(leaf->grad, t);
+    else
+      leaf->grad.copy_from(t);
     leaf->has_grad = true;
     return;
   }
@@ -186,7 +192,8 @@ class Engine {
   void run(const Variable& root, const BackwardOptions& options) {
     require(root.defined() && root.value().elements() == 1, "backward() starts from a loss with one element",
             root.defined() ? ", this has the shape " : "", root.defined() ? root.shape() : Shape());
-    require(root.requires_grad(), "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad?)");
+    require(root.requires_grad(),
+            "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad?)");
     visit_ = next_visit();
     stack_.clear();
     ready_.clear();
@@ -261,8 +268,10 @@ class Engine {
     for (int i = 0; i < node.inputs.size(); i++) {
       Node* input = node.inputs[i].pointer();
       if (!input || --input->pending_ > 0) continue;
-      if (Leaf* leaf = input->leaf()) fire(*leaf);
-      else push(node.inputs[i]);
+      if (Leaf* leaf = input->leaf())
+        fire(*leaf);
+      else
+        push(node.inputs[i]);
     }
     if (!keep) node.release();
   }
@@ -274,8 +283,9 @@ class Engine {
       Leaf* leaf = input->leaf();
       const Tensor& g = leaf ? leaf->grad : input->gradient;
       if (g.defined() && (!leaf || leaf->has_grad) && !all_finite(g))
-        throw NotFinite("the backward pass of " + node.where() + " produced a value that is not finite (gradient of input " +
-                        std::to_string(i) + (leaf && !leaf->name.empty() ? ", " + leaf->name : "") + ")");
+        throw NotFinite("the backward pass of " + node.where() +
+                        " produced a value that is not finite (gradient of input " + std::to_string(i) +
+                        (leaf && !leaf->name.empty() ? ", " + leaf->name : "") + ")");
     }
   }
 

@@ -21,8 +21,10 @@ template <class T, int N>
 class Few {
  public:
   void push(T value) {
-    if (count_ < N) here_[count_] = std::move(value);
-    else more_.push_back(std::move(value));
+    if (count_ < N)
+      here_[count_] = std::move(value);
+    else
+      more_.push_back(std::move(value));
     count_++;
   }
   T& operator[](int i) { return i < N ? here_[i] : more_[i - N]; }
@@ -74,16 +76,16 @@ class Node : public Counted {
   virtual void backward(Tensor dy, std::span<Sink> sinks) = 0;
   virtual Leaf* leaf() { return nullptr; }
 
-  const char* op;                    // "conv2d"
-  const std::string* scope;          // the module that ran it: "layer1.0.conv1"; never null
-  Few<Ref<Node>, 4> inputs;          // null where an input needs no gradient
+  const char* op;            // "conv2d"
+  const std::string* scope;  // the module that ran it: "layer1.0.conv1"; never null
+  Few<Ref<Node>, 4> inputs;  // null where an input needs no gradient
   Few<Saved, 6> saved;
-  Tensor gradient;                   // of the output, while it is being summed
-  std::uint64_t sequence;            // order of creation
+  Tensor gradient;         // of the output, while it is being summed
+  std::uint64_t sequence;  // order of creation
 
-  const Tensor& kept(int i) const;   // saved[i], checked against its write count
-  std::string where() const;         // "conv2d in layer1.0.conv1"
-  void release();                    // drops what was saved and the edges
+  const Tensor& kept(int i) const;  // saved[i], checked against its write count
+  std::string where() const;        // "conv2d in layer1.0.conv1"
+  void release();                   // drops what was saved and the edges
 
   // Nodes come from an arena that rewinds when the step's nodes are gone, and are dropped without recursion, so that a chain
   // of any length can be released.
@@ -94,8 +96,8 @@ class Node : public Counted {
  private:
   friend class Engine;
   friend class Sink;
-  int pending_ = 0;                  // consumers whose backward has not run yet
-  std::uint64_t visit_ = 0;          // the backward pass that counted this node
+  int pending_ = 0;          // consumers whose backward has not run yet
+  std::uint64_t visit_ = 0;  // the backward pass that counted this node
   bool released_ = false;
   mutable const Node* next_dead_ = nullptr;
 };
@@ -106,18 +108,19 @@ struct Leaf final : Node {
   void backward(Tensor, std::span<Sink>) override {}
   Leaf* leaf() override { return this; }
 
-  Tensor value, grad;                // grad is a range of the gradient vector once the parameter space is built
-  bool has_grad = false;             // grad holds a sum; false: the next backward overwrites it
+  Tensor value, grad;     // grad is a range of the gradient vector once the parameter space is built
+  bool has_grad = false;  // grad holds a sum; false: the next backward overwrites it
   std::string name;
-  std::function<void(Leaf&)> hook;   // fired once per backward, when the gradient is final
+  std::function<void(Leaf&)> hook;  // fired once per backward, when the gradient is final
 };
 
 class Variable;
 
 struct BackwardOptions {
-  std::span<Leaf* const> leaves = {};  // leaves whose hooks must fire in any case: one that took no part gets a zero gradient
-  bool keep = false;                   // keep the tape for a second backward
-  double seed = 1;                     // gradient of the root (the loss scale)
+  std::span<Leaf* const> leaves =
+      {};             // leaves whose hooks must fire in any case: one that took no part gets a zero gradient
+  bool keep = false;  // keep the tape for a second backward
+  double seed = 1;    // gradient of the root (the loss scale)
 };
 
 // Computes the gradients of every leaf that root depends on. root has one element.
@@ -130,12 +133,12 @@ struct NotFinite : Error {
 
 // What operations consult while they run, one record per thread.
 struct Mode {
-  bool record = true;                   // build the tape
-  bool check = false;                   // look for non-finite values after every operation
-  const std::string* scope;             // path of the module that is running
-  Tensor step_state;                    // StepState on the device; empty outside training loops
-  Tensor samples;                       // i32: index in the data set of each picture of the batch (for dropout)
-  std::uint64_t draws = 0;              // dropout calls so far, where there is no step state
+  bool record = true;        // build the tape
+  bool check = false;        // look for non-finite values after every operation
+  const std::string* scope;  // path of the module that is running
+  Tensor step_state;         // StepState on the device; empty outside training loops
+  Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
+  std::uint64_t draws = 0;   // dropout calls so far, where there is no step state
   Mode();
 };
 Mode& mode();

@@ -9,7 +9,11 @@ namespace {
 
 NormShape norm_shape(const Variable& x, const BatchNormOptions& o) {
   std::int64_t c = x.extent(-1);
-  return {.rows = c ? x.value().elements() / c : 0, .channels = c, .epsilon = o.epsilon, .momentum = o.momentum, .relu = o.relu};
+  return {.rows = c ? x.value().elements() / c : 0,
+          .channels = c,
+          .epsilon = o.epsilon,
+          .momentum = o.momentum,
+          .relu = o.relu};
 }
 
 struct BatchNormNode : Node {
@@ -31,8 +35,10 @@ struct BatchNormNode : Node {
     };
     at(1, gamma.shape(), gamma.dtype(), out.dgamma, out.add_dgamma);
     Tensor tied;  // one leaf for gamma and beta: both sums cannot be written to its gradient in one pass
-    if (inputs[2] && inputs[1].pointer() == inputs[2].pointer()) out.dbeta = &(tied = Tensor::like(beta));
-    else at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
+    if (inputs[2] && inputs[1].pointer() == inputs[2].pointer())
+      out.dbeta = &(tied = Tensor::like(beta));
+    else
+      at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
     // Without relu the residual's gradient is dy itself; with it, dy is masked in place where nobody else reads it.
     Tensor masked;
     bool wants_residual = residual && sinks[3].wanted();
@@ -51,8 +57,8 @@ struct BatchNormNode : Node {
 };
 
 // Evaluation is element-wise in x, but its gradient is rarely wanted: composed from the other operations.
-Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta, const Tensor& mean, const Tensor& variance,
-                  const BatchNormOptions& o, const Variable& residual) {
+Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta, const Tensor& mean,
+                  const Tensor& variance, const BatchNormOptions& o, const Variable& residual) {
   Variable g = gamma * rsqrt(Variable(variance) + o.epsilon);
   Variable shift = beta - Variable(mean) * g;
   Variable y = x.dtype() == DType::bf16 ? cast(x, DType::f32) * g + shift : x * g + shift;
@@ -63,27 +69,31 @@ Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta
 
 }  // namespace
 
-Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean, Tensor& running_variance,
-                    const BatchNormOptions& o, const Variable& residual) {
+Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean,
+                    Tensor& running_variance, const BatchNormOptions& o, const Variable& residual) {
   require(x.rank() >= 2, "batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
   NormShape s = norm_shape(x, o);
   for (const Tensor* t : {&gamma.value(), &beta.value(), static_cast<const Tensor*>(&running_mean),
                           static_cast<const Tensor*>(&running_variance)})
-    require(t->elements() == s.channels, "batch_norm: input ", x.shape(), " has ", s.channels, " channels, a parameter has ",
-            t->elements());
-  require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()), "batch_norm: residual ",
-          residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
+    require(t->elements() == s.channels, "batch_norm: input ", x.shape(), " has ", s.channels,
+            " channels, a parameter has ", t->elements());
+  require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
+          "batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
   const Tensor* extra = residual.defined() ? &residual.value() : nullptr;
   if (!o.training) {
-    if (needs_tape({&x, &gamma, &beta, &residual})) return evaluate(x, gamma, beta, running_mean, running_variance, o, residual);
+    if (needs_tape({&x, &gamma, &beta, &residual}))
+      return evaluate(x, gamma, beta, running_mean, running_variance, o, residual);
     Tensor y = Tensor::like(x.value());
-    y.backend().batch_norm_inference(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance, y);
+    y.backend().batch_norm_inference(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance,
+                                     y);
     return finish(y, {}, BatchNormNode::name);
   }
-  require(s.rows > 1, "batch_norm: one value per channel (input ", x.shape(), ") has no variance: use a larger batch, or eval()");
+  require(s.rows > 1, "batch_norm: one value per channel (input ", x.shape(),
+          ") has no variance: use a larger batch, or eval()");
   Tensor y = Tensor::like(x.value());
   Tensor mean(x.backend(), {s.channels}, gamma.dtype()), inverse(x.backend(), {s.channels}, gamma.dtype());
-  y.backend().batch_norm(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance, y, mean, inverse);
+  y.backend().batch_norm(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance, y, mean,
+                         inverse);
   bool from_y = residual.defined() && o.relu;
   return record<BatchNormNode>(y, {&x, &gamma, &beta, &residual},
                                {x.value(), gamma.value(), beta.value(), mean, inverse, from_y ? y : Tensor()}, s,

@@ -30,11 +30,11 @@ struct AveragePoolNode : Node {
 PoolShape pool_shape(const char* op, const Variable& x, const Pool2dOptions& o) {
   require(x.rank() == 4, op, ": input ", x.shape(), " must be [N,H,W,C]");
   std::int64_t stride = o.stride ? o.stride : o.window;
-  require(o.window >= 1 && stride >= 1 && o.padding >= 0, op, ": window ", o.window, ", stride ", stride, ", padding ", o.padding,
-          " are out of range");
+  require(o.window >= 1 && stride >= 1 && o.padding >= 0, op, ": window ", o.window, ", stride ", stride, ", padding ",
+          o.padding, " are out of range");
   require(2 * o.padding <= o.window, op, ": padding ", o.padding, " is more than half of the window ", o.window);
-  require(x.extent(1) + 2 * o.padding >= o.window && x.extent(2) + 2 * o.padding >= o.window, op, ": a ", o.window, "×", o.window,
-          " window does not fit input ", x.shape());
+  require(x.extent(1) + 2 * o.padding >= o.window && x.extent(2) + 2 * o.padding >= o.window, op, ": a ", o.window, "×",
+          o.window, " window does not fit input ", x.shape());
   return {x.extent(0), x.extent(1), x.extent(2), x.extent(3), o.window, o.window, stride, stride, o.padding, o.padding};
 }
 

@@ -27,7 +27,9 @@ class Variable {
   Leaf* leaf() const { return leaf_; }
   // The gradient of a leaf after backward(); empty when none was computed.
   Tensor grad() const { return leaf_ && leaf_->has_grad ? leaf_->grad : Tensor(); }
-  void zero_grad() { if (leaf_) leaf_->has_grad = false; }  // the next backward overwrites
+  void zero_grad() {
+    if (leaf_) leaf_->has_grad = false;
+  }  // the next backward overwrites
   Variable detach() const { return Variable(value()); }
   void backward(const BackwardOptions& options = {}) const { tandem::backward(*this, options); }
 

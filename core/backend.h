@@ -37,13 +37,13 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  const std::string& name() const { return name_; }           // "reference", "cpu", "cuda"
-  virtual std::string description() const = 0;                // device and library versions, one line
+  const std::string& name() const { return name_; }  // "reference", "cpu", "cuda"
+  virtual std::string description() const = 0;       // device and library versions, one line
   CachingAllocator& memory() { return memory_; }
-  int threads() const { return threads_; }                    // host threads per parallel region; 1 on devices
-  virtual bool on_device() const { return false; }            // false: pointers may be read by the host
+  int threads() const { return threads_; }          // host threads per parallel region; 1 on devices
+  virtual bool on_device() const { return false; }  // false: pointers may be read by the host
   virtual bool supports(DType dtype) const = 0;
-  virtual void* stream() const { return nullptr; }            // the device's current stream
+  virtual void* stream() const { return nullptr; }  // the device's current stream
 
   // Memory movement. upload and download return when the host buffer may be reused.
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
@@ -59,7 +59,7 @@ class Backend {
 
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;
-  virtual void exact_convolution(bool on) = 0;                // leaves Winograd out; on the reference backend: plain loops only
+  virtual void exact_convolution(bool on) = 0;  // leaves Winograd out; on the reference backend: plain loops only
 
   // ---- matrices ----------------------------------------------------------------------------------------------------
   // c = op(a)·op(b) (+ c if add), all of one type, of rank 2, or of rank 3 with a leading batch axis.
@@ -70,7 +70,8 @@ class Backend {
   virtual void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) = 0;
 
   // ---- convolution -------------------------------------------------------------------------------------------------
-  virtual void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) = 0;
+  virtual void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu,
+                      Tensor& y) = 0;
   virtual void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) = 0;
   virtual void conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw, bool add) = 0;
   // db[c] = Σ over all rows of dy[…, c]: the bias gradient of linear and conv2d.
@@ -86,8 +87,9 @@ class Backend {
 
   // ---- batch normalisation -----------------------------------------------------------------------------------------
   // x, residual, y of s.rows × s.channels; gamma, beta, running_*, mean, inverse_deviation of s.channels.
-  virtual void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
-                          Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean, Tensor& inverse_deviation) = 0;
+  virtual void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                          const Tensor& beta, Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
+                          Tensor& inverse_deviation) = 0;
   // With the running statistics, for evaluation.
   virtual void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                                     const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) = 0;
@@ -97,26 +99,26 @@ class Backend {
     Tensor *dx = nullptr, *dresidual = nullptr, *dgamma = nullptr, *dbeta = nullptr;
     bool add_dx = false, add_dresidual = false, add_dgamma = false, add_dbeta = false;
   };
-  virtual void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
-                                   const Tensor& beta, const Tensor& mean, const Tensor& inverse_deviation,
-                                   const NormGradients& out) = 0;
+  virtual void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy,
+                                   const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                                   const Tensor& inverse_deviation, const NormGradients& out) = 0;
 
   // ---- rows and reductions -----------------------------------------------------------------------------------------
   // x viewed as [outer, middle, inner] → y[outer, inner].
-  virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
-                      bool add) = 0;
+  virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x,
+                      Tensor& y, bool add) = 0;
   // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or
   // the sum exceeds y's type.
   virtual void sum_of_squares(const Tensor& x, Tensor& y, bool add) = 0;
-  virtual void log_softmax(const Tensor& x, Tensor& y) = 0;                                     // along the last axis
+  virtual void log_softmax(const Tensor& x, Tensor& y) = 0;  // along the last axis
   virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) = 0;
   // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
   // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one element) += rows
   // whose first largest logit is the label.
-  virtual void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
-                             Tensor* correct) = 0;
-  virtual void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,
-                                      Tensor& dx, bool add) = 0;
+  virtual void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss,
+                             Tensor& probabilities, Tensor* correct) = 0;
+  virtual void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing,
+                                      const Tensor& dloss, Tensor& dx, bool add) = 0;
 
  private:
   std::string name_;

@@ -28,7 +28,9 @@ template <class T>
 struct Add {
   const T *a, *b;
   T* y;
-  TANDEM_HD void operator()(std::int64_t i) const { y[i] = static_cast<T>(Accumulator<T>(a[i]) + Accumulator<T>(b[i])); }
+  TANDEM_HD void operator()(std::int64_t i) const {
+    y[i] = static_cast<T>(Accumulator<T>(a[i]) + Accumulator<T>(b[i]));
+  }
 };
 
 template <class T>
@@ -75,7 +77,8 @@ void convert(const Tensor& x, Tensor& y) {
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& y) {
-  require(a.elements() == y.elements() && b.elements() == y.elements(), "add: ", a.shape(), " + ", b.shape(), " into ", y.shape());
+  require(a.elements() == y.elements() && b.elements() == y.elements(), "add: ", a.shape(), " + ", b.shape(), " into ",
+          y.shape());
   dispatch(y.dtype(), "add", [&]<class T> {
     launch(y.backend(), y.elements(), Add<T>{a.data<T>(), b.data<T>(), y.write<T>()});
   });

@@ -26,7 +26,8 @@ inline constexpr std::int64_t parallel_grain = 32768;
 // Calls body(begin, end) on disjoint parts of [0, n), one per host thread; parts begin at multiples of `align`. body must not
 // throw: an exception inside a parallel region ends the process, so arguments are checked and memory is taken before.
 template <class Body>
-void parallel_ranges([[maybe_unused]] int threads, std::int64_t n, [[maybe_unused]] std::int64_t align, const Body& body) {
+void parallel_ranges([[maybe_unused]] int threads, std::int64_t n, [[maybe_unused]] std::int64_t align,
+                     const Body& body) {
 #if defined(_OPENMP)
   if (threads > 1 && n > align) {
 #pragma omp parallel num_threads(threads)

@@ -15,8 +15,10 @@ namespace {
 std::string readable(std::size_t bytes) {
   std::ostringstream out;
   out.precision(3);
-  if (bytes >= (1u << 20)) out << double(bytes) / (1 << 20) << " MiB";
-  else out << double(bytes) / 1024 << " KiB";
+  if (bytes >= (1u << 20))
+    out << double(bytes) / (1 << 20) << " MiB";
+  else
+    out << double(bytes) / 1024 << " KiB";
   return out.str();
 }
 
@@ -59,8 +61,8 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   statistics_.requests++;
   void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
   if (!block)
-    fail("out of ", source_->name(), ": asked for ", readable(bytes), " while ", readable(statistics_.live_bytes), " in ",
-         statistics_.live_blocks, " blocks are in use; a smaller --batch needs less");
+    fail("out of ", source_->name(), ": asked for ", readable(bytes), " while ", readable(statistics_.live_bytes),
+         " in ", statistics_.live_blocks, " blocks are in use; a smaller --batch needs less");
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
   statistics_.peak_bytes = std::max(statistics_.peak_bytes, statistics_.live_bytes);
@@ -219,7 +221,9 @@ WriteCount* Storage::add_segment(std::string name) {
 // A free list per thread. A storage freed by another thread than its maker simply changes lists.
 namespace {
 struct FreeStorages {
-  struct Link { Link* next; };
+  struct Link {
+    Link* next;
+  };
   Link* first = nullptr;
   ~FreeStorages() {
     while (first) ::operator delete(std::exchange(first, first->next));

@@ -9,7 +9,10 @@ namespace tandem {
 
 Tensor::Tensor(Backend& backend, const Shape& shape, DType dtype)
     : storage_(Storage::create(backend, std::max<std::size_t>(1, shape.elements() * size_of(dtype)))),
-      writes_(storage_->whole()), elements_(shape.elements()), shape_(shape), dtype_(dtype) {}
+      writes_(storage_->whole()),
+      elements_(shape.elements()),
+      shape_(shape),
+      dtype_(dtype) {}
 
 Tensor Tensor::full(Backend& backend, const Shape& shape, double value, DType dtype) {
   Tensor t(backend, shape, dtype);
@@ -18,7 +21,8 @@ Tensor Tensor::full(Backend& backend, const Shape& shape, double value, DType dt
 }
 
 Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> values, DType dtype) {
-  require(std::int64_t(values.size()) == shape.elements(), "Tensor::of: ", values.size(), " values for the shape ", shape);
+  require(std::int64_t(values.size()) == shape.elements(), "Tensor::of: ", values.size(), " values for the shape ",
+          shape);
   std::vector<std::byte> host(std::max<std::size_t>(1, values.size() * size_of(dtype)));
   auto store = [&]<class T>() {
     for (std::size_t i = 0; i < values.size(); i++) {
@@ -26,9 +30,12 @@ Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> 
       std::memcpy(host.data() + i * sizeof(T), &v, sizeof(T));
     }
   };
-  if (dtype == DType::u8) store.operator()<std::uint8_t>();
-  else if (dtype == DType::i32) store.operator()<std::int32_t>();
-  else dispatch(dtype, "Tensor::of", store);
+  if (dtype == DType::u8)
+    store.operator()<std::uint8_t>();
+  else if (dtype == DType::i32)
+    store.operator()<std::int32_t>();
+  else
+    dispatch(dtype, "Tensor::of", store);
   Tensor t(backend, shape, dtype);
   backend.upload(t.raw_write(), host.data(), t.bytes());
   return t;
@@ -45,7 +52,8 @@ Tensor Tensor::wrap(Backend& backend, void* data, const Shape& shape, DType dtyp
 }
 
 Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
-  require(rank() > 0 && 0 <= begin && begin <= end && end <= extent(0), "slice [", begin, ", ", end, ") of the shape ", shape_);
+  require(rank() > 0 && 0 <= begin && begin <= end && end <= extent(0), "slice [", begin, ", ", end, ") of the shape ",
+          shape_);
   Shape s = shape_;
   s[0] = end - begin;
   std::int64_t row = extent(0) ? elements_ / extent(0) : 0;
@@ -53,8 +61,8 @@ Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
-  require(0 <= begin && begin + shape.elements() <= elements_, "range [", begin, ", +", shape.elements(), ") of ", elements_,
-          " elements");
+  require(0 <= begin && begin + shape.elements() <= elements_, "range [", begin, ", +", shape.elements(), ") of ",
+          elements_, " elements");
   Tensor t = *this;
   t.offset_ += begin;
   t.shape_ = shape;
@@ -63,7 +71,8 @@ Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  require(shape.elements() == elements_, "reshape: ", shape_, " has ", elements_, " elements, ", shape, " has ", shape.elements());
+  require(shape.elements() == elements_, "reshape: ", shape_, " has ", elements_, " elements, ", shape, " has ",
+          shape.elements());
   Tensor t = *this;
   t.shape_ = shape;
   return t;
@@ -104,8 +113,10 @@ void Tensor::copy_from(const Tensor& source) {
   require(source.shape() == shape_, "copy_from: ", source.shape(), " into ", shape_);
   if (!elements_) return;
   Tensor s = source.to(backend());
-  if (s.dtype() == dtype_) backend().copy(raw_write(), s.raw(), bytes());
-  else convert(s, *this);
+  if (s.dtype() == dtype_)
+    backend().copy(raw_write(), s.raw(), bytes());
+  else
+    convert(s, *this);
 }
 
 std::vector<double> Tensor::values() const {
@@ -119,9 +130,12 @@ std::vector<double> Tensor::values() const {
       out[i] = static_cast<double>(v);
     }
   };
-  if (dtype_ == DType::u8) load.operator()<std::uint8_t>();
-  else if (dtype_ == DType::i32) load.operator()<std::int32_t>();
-  else dispatch(dtype_, "values", load);
+  if (dtype_ == DType::u8)
+    load.operator()<std::uint8_t>();
+  else if (dtype_ == DType::i32)
+    load.operator()<std::int32_t>();
+  else
+    dispatch(dtype_, "values", load);
   return out;
 }
 
@@ -133,9 +147,12 @@ double Tensor::item() const {
     backend().download(&v, raw(), sizeof v);
     result = static_cast<double>(v);
   };
-  if (dtype_ == DType::u8) load.operator()<std::uint8_t>();
-  else if (dtype_ == DType::i32) load.operator()<std::int32_t>();
-  else dispatch(dtype_, "item", load);
+  if (dtype_ == DType::u8)
+    load.operator()<std::uint8_t>();
+  else if (dtype_ == DType::i32)
+    load.operator()<std::int32_t>();
+  else
+    dispatch(dtype_, "item", load);
   return result;
 }
 

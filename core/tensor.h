@@ -15,13 +15,16 @@ namespace tandem {
 
 class Tensor {
  public:
-  Tensor() = default;                                             // empty: defined() is false
+  Tensor() = default;                                                      // empty: defined() is false
   Tensor(Backend& backend, const Shape& shape, DType dtype = DType::f32);  // uninitialised
   static Tensor full(Backend& backend, const Shape& shape, double value, DType dtype = DType::f32);
-  static Tensor zeros(Backend& backend, const Shape& shape, DType dtype = DType::f32) { return full(backend, shape, 0, dtype); }
+  static Tensor zeros(Backend& backend, const Shape& shape, DType dtype = DType::f32) {
+    return full(backend, shape, 0, dtype);
+  }
   static Tensor like(const Tensor& t) { return Tensor(t.backend(), t.shape(), t.dtype()); }
   static Tensor of(Backend& backend, const Shape& shape, std::span<const double> values, DType dtype = DType::f32);
-  static Tensor of(Backend& backend, const Shape& shape, std::initializer_list<double> values, DType dtype = DType::f32) {
+  static Tensor of(Backend& backend, const Shape& shape, std::initializer_list<double> values,
+                   DType dtype = DType::f32) {
     return of(backend, shape, std::span(values.begin(), values.size()), dtype);
   }
   // Memory owned elsewhere (a memory-mapped file, the caller's array), kept alive by `owner`.
@@ -38,19 +41,31 @@ class Tensor {
 
   // Reading and writing on the device. write() counts, so that whoever saved the old value notices.
   const void* raw() const { return storage_->data() + offset_ * size_of(dtype_); }
-  void* raw_write() { writes_->bump(); return storage_->data() + offset_ * size_of(dtype_); }
-  template <class T> const T* data() const { check_type(dtype_of<T>); return static_cast<const T*>(raw()); }
-  template <class T> T* write() { check_type(dtype_of<T>); return static_cast<T*>(raw_write()); }
+  void* raw_write() {
+    writes_->bump();
+    return storage_->data() + offset_ * size_of(dtype_);
+  }
+  template <class T>
+  const T* data() const {
+    check_type(dtype_of<T>);
+    return static_cast<const T*>(raw());
+  }
+  template <class T>
+  T* write() {
+    check_type(dtype_of<T>);
+    return static_cast<T*>(raw_write());
+  }
   WriteCount& writes() const { return *writes_; }
 
   Tensor slice(std::int64_t begin, std::int64_t end) const;  // rows [begin, end) of the first axis; shares memory
-  Tensor range(std::int64_t begin, const Shape& shape) const; // `shape` elements from flat position begin; shares memory
-  Tensor reshape(const Shape& shape) const;                  // same elements, same memory; same number of elements
-  Tensor cast(DType dtype) const;                            // itself when the type is the same
+  Tensor range(std::int64_t begin,
+               const Shape& shape) const;    // `shape` elements from flat position begin; shares memory
+  Tensor reshape(const Shape& shape) const;  // same elements, same memory; same number of elements
+  Tensor cast(DType dtype) const;            // itself when the type is the same
   Tensor clone() const;
-  Tensor to(Backend& backend) const;                         // itself when it is there already
+  Tensor to(Backend& backend) const;  // itself when it is there already
   void fill(double value);
-  void copy_from(const Tensor& source);                      // same shape; converts the type
+  void copy_from(const Tensor& source);  // same shape; converts the type
 
   // To the host: elements as double, and the single element of a one-element tensor.
   std::vector<double> values() const;

@@ -11,19 +11,29 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "Trains a network on Fashion-MNIST.", {.model = "smallcnn", .epochs = 8, .learning_rate = 0.1});
+    Options o = parse_options(argc, argv, "Trains a network on Fashion-MNIST.",
+                              {.model = "smallcnn", .epochs = 8, .learning_rate = 0.1});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     auto [training, held_back] = split(data.train, o.val, o.seed);
 
-    Loader train(training, {.batch = o.batch, .global_batch = o.global_batch, .dtype = o.dtype,
-                            .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment}, .drop_last = true, .seed = o.seed}, *backend);
+    Loader train(training,
+                 {.batch = o.batch,
+                  .global_batch = o.global_batch,
+                  .dtype = o.dtype,
+                  .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment},
+                  .drop_last = true,
+                  .seed = o.seed},
+                 *backend);
     std::optional<Loader> validation;
     if (o.val) validation.emplace(held_back, LoaderOptions{.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
     auto model = make_model(o.model, 10, 1, 28);
-    SGD sgd({.learning_rate = o.learning_rate, .momentum = o.momentum, .nesterov = o.nesterov, .weight_decay = o.weight_decay});
+    SGD sgd({.learning_rate = o.learning_rate,
+             .momentum = o.momentum,
+             .nesterov = o.nesterov,
+             .weight_decay = o.weight_decay});
     sgd.clip_norm = o.clip;
     FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), sgd, *backend,
                            {train, validation ? &*validation : nullptr, &test}, fit_options(o));

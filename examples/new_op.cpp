@@ -4,8 +4,8 @@
 // tensor; the sink says where the gradient goes, and whether it adds to one that is there already.
 #include <cstdio>
 
-#include "core/launch.h"
 #include "autograd/ops.h"
+#include "core/launch.h"
 #include "layers/options.h"
 
 using namespace tandem;

@@ -11,7 +11,8 @@ using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "A user's own training loop.", {.model = "lenet5", .epochs = 1, .learning_rate = 0.05});
+    Options o = parse_options(argc, argv, "A user's own training loop.",
+                              {.model = "lenet5", .epochs = 1, .learning_rate = 0.05});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);
@@ -34,7 +35,8 @@ int main(int argc, char** argv) {
         sum += loss.item();
       }
       Evaluation e = evaluate(*model, test);
-      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", epoch + 1, sum / double(train.batches_per_epoch()), 100 * e.accuracy);
+      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", epoch + 1, sum / double(train.batches_per_epoch()),
+                  100 * e.accuracy);
     }
   });
 }

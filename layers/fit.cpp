@@ -36,23 +36,28 @@ class StopOnSignal {
   }
 
  private:
-  struct sigaction interrupt_ {}, terminate_ {};
+  struct sigaction interrupt_ {
+  }, terminate_{};
 };
 
 // At most ten times a second on a terminal, where the line renews itself; silent otherwise until the epoch's own line.
 class Progress {
  public:
   Progress(bool on, int epochs) : on_(on), terminal_(on && isatty(2)), epochs_(epochs) {}
-  void step(int epoch, std::int64_t done, std::int64_t total, double loss, double accuracy, double rate, double learning_rate) {
+  void step(int epoch, std::int64_t done, std::int64_t total, double loss, double accuracy, double rate,
+            double learning_rate) {
     if (!terminal_ || seconds_since(last_) < 0.1) return;
     last_ = Clock::now();
     int filled = static_cast<int>(20 * done / std::max<std::int64_t>(1, total));
     std::string bar;
     for (int i = 0; i < 20; i++) bar += i < filled ? "█" : "·";
-    double left = rate > 0 ? double(total - done) / double(total) * (seconds_since(begin_) / std::max(1e-9, double(done) / double(total))) : 0;
-    std::fprintf(stderr, "\repoch %d/%d %s %3d%%  loss %.4f  accuracy %.1f %%  %.0f images/s  lr %.4g  %.0f s left \033[K", epoch, epochs_,
-                 bar.c_str(), static_cast<int>(100 * done / std::max<std::int64_t>(1, total)), loss, 100 * accuracy, rate,
-                 learning_rate, left);
+    double left = rate > 0 ? double(total - done) / double(total) *
+                                 (seconds_since(begin_) / std::max(1e-9, double(done) / double(total)))
+                           : 0;
+    std::fprintf(stderr,
+                 "\repoch %d/%d %s %3d%%  loss %.4f  accuracy %.1f %%  %.0f images/s  lr %.4g  %.0f s left \033[K",
+                 epoch, epochs_, bar.c_str(), static_cast<int>(100 * done / std::max<std::int64_t>(1, total)), loss,
+                 100 * accuracy, rate, learning_rate, left);
   }
   void begin() { begin_ = Clock::now(); }
   void line(const EpochReport& e) {
@@ -74,7 +79,9 @@ class Progress {
 };
 
 MetricFields fields_of(const EpochReport& e) {
-  MetricFields f{{"event", std::string("epoch")}, {"epoch", std::int64_t(e.epoch)}, {"train_loss", e.train_loss},
+  MetricFields f{{"event", std::string("epoch")},
+                 {"epoch", std::int64_t(e.epoch)},
+                 {"train_loss", e.train_loss},
                  {"train_accuracy", e.train_accuracy}};
   if (e.validation_accuracy) {
     f.push_back({"val_loss", *e.validation_loss});
@@ -153,8 +160,8 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
   return "running the batch again gave finite values only; the failure does not repeat";
 }
 
-FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
-              Strategy* given) {
+FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
+              const FitOptions& options, Strategy* given) {
   std::unique_ptr<Strategy> from_environment = given ? nullptr : strategy_from_environment();
   Strategy& strategy = given ? *given : *from_environment;
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
@@ -170,9 +177,14 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   const double given_rate = optimizer.learning_rate(), base_rate = strategy.scaled_learning_rate(given_rate);
   const std::int64_t per_epoch = data.train.batches_per_epoch(), total = per_epoch * options.epochs;
   MetricsFile metrics(speaks ? options.metrics : "");
-  metrics.write({{"event", std::string("start")}, {"parameters", space.parameters()}, {"epochs", std::int64_t(options.epochs)},
-                 {"batches_per_epoch", per_epoch}, {"backend", backend.description()}, {"strategy", strategy.name()},
-                 {"ranks", std::int64_t(strategy.size())}, {"seed", std::int64_t(options.seed)}});
+  metrics.write({{"event", std::string("start")},
+                 {"parameters", space.parameters()},
+                 {"epochs", std::int64_t(options.epochs)},
+                 {"batches_per_epoch", per_epoch},
+                 {"backend", backend.description()},
+                 {"strategy", strategy.name()},
+                 {"ranks", std::int64_t(strategy.size())},
+                 {"seed", std::int64_t(options.seed)}});
   Progress progress(options.progress && speaks, options.epochs);
   StopOnSignal signals;
   Counters counters(optimizer.state());
@@ -182,7 +194,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   const auto run_begin = Clock::now();
 
   for (int epoch = 0; epoch < options.epochs && !strategy.stopped(); epoch++) {
-    EpochReport e{.epoch = epoch + 1, .validation_loss = {}, .validation_accuracy = {}, .test_loss = {}, .test_accuracy = {}};
+    EpochReport e{
+        .epoch = epoch + 1, .validation_loss = {}, .validation_accuracy = {}, .test_loss = {}, .test_accuracy = {}};
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(epoch));
     Tensor correct = Tensor::zeros(backend, {1}, DType::i32);
@@ -212,8 +225,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
           std::string why = diagnose(model, loss, space, again);
           metrics.write({{"event", std::string("not_finite")}, {"step", failed}, {"reason", why}});
           optimizer.learning_rate(given_rate);
-          throw NotFinite("step " + std::to_string(failed + 1) + " (epoch " + std::to_string(failed / per_epoch + 1) + ", batch " +
-                          std::to_string(failed % per_epoch + 1) + "): the loss or its gradient is not finite: " + why +
+          throw NotFinite("step " + std::to_string(failed + 1) + " (epoch " + std::to_string(failed / per_epoch + 1) +
+                          ", batch " + std::to_string(failed % per_epoch + 1) +
+                          "): the loss or its gradient is not finite: " + why +
                           "; the parameters are those before this step. A smaller --lr usually helps");
         }
       }
@@ -253,8 +267,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   strategy.end();
   optimizer.learning_rate(given_rate);
   model.eval();
-  MetricFields end{{"event", std::string("end")}, {"steps", report.steps}, {"epochs", std::int64_t(report.epochs.size())},
-                   {"stopped", std::int64_t(report.stopped)}, {"seconds", seconds_since(run_begin)}};
+  MetricFields end{{"event", std::string("end")},
+                   {"steps", report.steps},
+                   {"epochs", std::int64_t(report.epochs.size())},
+                   {"stopped", std::int64_t(report.stopped)},
+                   {"seconds", seconds_since(run_begin)}};
   if (!report.epochs.empty() && report.epochs.back().test_accuracy)
     end.push_back({"test_accuracy", *report.epochs.back().test_accuracy});
   metrics.write(end);

@@ -19,8 +19,8 @@ struct FitOptions {
   int epochs = 1;
   Schedule schedule = {};
   std::uint64_t seed = 1;
-  std::string metrics = {};// file for JSON lines; empty: none
-  bool progress = true;   // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
+  std::string metrics = {};  // file for JSON lines; empty: none
+  bool progress = true;      // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
 };
 
 struct Options;
@@ -36,14 +36,14 @@ struct EpochReport {
 struct FitReport {
   std::vector<EpochReport> epochs;
   std::int64_t steps = 0;
-  bool stopped = false;      // by a signal or the strategy, before the last epoch
+  bool stopped = false;  // by a signal or the strategy, before the last epoch
 };
 
 // Trains. After it returns, the model holds the trained weights and is in eval mode. Without a strategy the environment
 // decides (strategy_from_environment). Throws NotFinite when a loss or gradient is not finite: the message names step and
 // operation, and the parameters are those before that step.
-FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
-              Strategy* strategy = nullptr);
+FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
+              const FitOptions& options, Strategy* strategy = nullptr);
 
 // Mean loss (plain cross-entropy) and accuracy over a source, in eval mode, without recording; the model's mode is restored.
 struct Evaluation {

@@ -15,7 +15,8 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool bias, bool relu) : relu_(
 
 Variable Linear::forward(const Variable& x) { return linear(x, *weight_, optional(bias_), relu_); }
 
-Conv2d::Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options, bool bias) : options_(options) {
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options, bool bias)
+    : options_(options) {
   std::int64_t fan_in = in / options.groups * window * window;
   weight_ = &parameter("weight", {out, window, window, in / options.groups}, Initial::fan_in_uniform(fan_in));
   if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(fan_in), false);

@@ -12,12 +12,14 @@ namespace {
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (unsigned char c : text) {
-    if (c == '"' || c == '\\') out += std::string("\\") + char(c);
+    if (c == '"' || c == '\\')
+      out += std::string("\\") + char(c);
     else if (c < 0x20) {
       char escaped[8];
       std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
       out += escaped;
-    } else out += char(c);
+    } else
+      out += char(c);
   }
   return out + "\"";
 }
@@ -29,13 +31,16 @@ std::string json_object(const MetricFields& fields) {
   for (const auto& [name, value] : fields) {
     if (line.size() > 1) line += ",";
     line += quoted(name) + ":";
-    if (auto* text = std::get_if<std::string>(&value)) line += quoted(*text);
-    else if (auto* whole = std::get_if<std::int64_t>(&value)) line += std::to_string(*whole);
+    if (auto* text = std::get_if<std::string>(&value))
+      line += quoted(*text);
+    else if (auto* whole = std::get_if<std::int64_t>(&value))
+      line += std::to_string(*whole);
     else if (double v = std::get<double>(value); std::isfinite(v)) {
       char number[32];
       std::snprintf(number, sizeof number, "%.7g", v);
       line += number;
-    } else line += "null";
+    } else
+      line += "null";
   }
   return line + "}";
 }

@@ -20,7 +20,7 @@ class MetricsFile {
   explicit MetricsFile(const std::string& path);  // empty: writes nothing. Throws UsageError when it cannot be written
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
-  void write(const MetricFields& fields);         // throws Error when the disk is full
+  void write(const MetricFields& fields);  // throws Error when the disk is full
 
  private:
   std::string path_;

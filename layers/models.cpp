@@ -7,7 +7,8 @@ namespace {
 
 class Mlp : public Module {
  public:
-  Mlp(int classes, int inputs) : fc1_(child<Linear>("fc1", inputs, 256, true, true)), fc2_(child<Linear>("fc2", 256, classes)) {}
+  Mlp(int classes, int inputs)
+      : fc1_(child<Linear>("fc1", inputs, 256, true, true)), fc2_(child<Linear>("fc2", 256, classes)) {}
   Variable forward(const Variable& x) override { return fc2_(fc1_(flatten(x))); }
 
  private:
@@ -63,7 +64,9 @@ class BasicBlock : public Module {
         bn1_(child<BatchNorm2d>("bn1", out, true)),
         conv2_(adopt("conv2", Conv2d::before_norm(out, out, 3))),
         bn2_(child<BatchNorm2d>("bn2", out, true)),
-        shortcut_(shortcut), stride_(stride), widen_((out - in) / 2) {
+        shortcut_(shortcut),
+        stride_(stride),
+        widen_((out - in) / 2) {
     if (shortcut == Shortcut::project) {
       auto down = std::make_unique<Sequential>();
       Sequential& d = adopt("downsample", std::move(down));
@@ -127,7 +130,9 @@ class ResNet : public Module {
 
 }  // namespace
 
-std::unique_ptr<Module> mlp(int classes, int channels, int side) { return std::make_unique<Mlp>(classes, channels * side * side); }
+std::unique_ptr<Module> mlp(int classes, int channels, int side) {
+  return std::make_unique<Mlp>(classes, channels * side * side);
+}
 
 std::unique_ptr<Module> lenet5(int classes, int channels, int side) {
   require(side == 28 || side == 32, "lenet5: pictures are 28 or 32 wide, not ", side);
@@ -140,7 +145,8 @@ std::unique_ptr<Module> smallcnn(int classes, int channels, int side) {
 }
 
 std::unique_ptr<Module> resnet20(int classes, int channels) {
-  return std::make_unique<ResNet>(classes, channels, std::vector{3, 3, 3}, std::vector{16, 32, 64}, BasicBlock::Shortcut::pad);
+  return std::make_unique<ResNet>(classes, channels, std::vector{3, 3, 3}, std::vector{16, 32, 64},
+                                  BasicBlock::Shortcut::pad);
 }
 
 std::unique_ptr<Module> resnet18(int classes, int channels) {

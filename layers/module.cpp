@@ -3,7 +3,8 @@
 namespace tandem {
 
 Parameter::operator const Variable&() const {
-  require(variable.defined(), "the parameter ", name, " has no memory yet: build a ParameterSpace over the model first");
+  require(variable.defined(), "the parameter ", name,
+          " has no memory yet: build a ParameterSpace over the model first");
   return variable;
 }
 

@@ -105,7 +105,9 @@ class Sequential : public Module {
     return child<M>(std::to_string(children().size()), std::forward<Arguments>(arguments)...);
   }
   template <class M>
-  M& attach(std::string name, std::unique_ptr<M> module) { return adopt(std::move(name), std::move(module)); }
+  M& attach(std::string name, std::unique_ptr<M> module) {
+    return adopt(std::move(name), std::move(module));
+  }
   Variable forward(const Variable& x) override;
 };
 

@@ -25,7 +25,7 @@ class Optimizer {
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
 
   // The whole of it for one machine: stage(), and after backward step(). `loss`, if given, must be finite too.
-  void stage();                         // sends learning rate and epoch to the device; before the forward pass
+  void stage();  // sends learning rate and epoch to the device; before the forward pass
   void step(const Tensor* loss = nullptr);
 
   // Its parts, for strategies.
@@ -37,7 +37,7 @@ class Optimizer {
   const Tensor& state() const { return state_; }  // StepState on the device
   StepState read_state() const;                   // waits for the device
   void clear_not_finite();
-  double gradient_norm() const;                   // of the last step, before clipping; waits for the device
+  double gradient_norm() const;  // of the last step, before clipping; waits for the device
 
  protected:
   virtual void allocate() = 0;

@@ -67,7 +67,8 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   Backend& backend = space.backend();
   std::vector<double> rates(space.elements() / ParameterSpace::alignment * 2, 0.0);
   for (const Segment& s : space.segments())
-    for (std::int64_t b = s.local_begin / ParameterSpace::alignment; b * ParameterSpace::alignment < s.local_begin + s.length; b++) {
+    for (std::int64_t b = s.local_begin / ParameterSpace::alignment;
+         b * ParameterSpace::alignment < s.local_begin + s.length; b++) {
       rates[2 * b] = s.frozen ? 0 : s.learning_rate_scale;
       rates[2 * b + 1] = s.frozen ? 0 : decay_of(s);
     }
@@ -124,7 +125,8 @@ double Optimizer::gradient_norm() const { return std::sqrt(sums_.item()); }
 
 // ---- SGD -------------------------------------------------------------------------------------------------------------
 SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_(options) {
-  require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum, " must be at least 0 and below 1");
+  require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,
+          " must be at least 0 and below 1");
   require(!options.nesterov || options.momentum > 0, "SGD: Nesterov needs a momentum");
 }
 
@@ -132,21 +134,31 @@ void SGD::allocate() {
   if (options_.momentum > 0) velocity_ = Tensor::zeros(space_->backend(), {space_->elements()}, space_->values.dtype());
 }
 
-double SGD::decay_of(const Segment& s) const { return s.decay || options_.decay_everything ? options_.weight_decay : 0; }
+double SGD::decay_of(const Segment& s) const {
+  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
+}
 
 void SGD::apply(Range range) {
-  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, "SGD: the range [",
-          range.begin, ", ", range.end, ") does not lie on multiples of 64");
+  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0,
+          "SGD: the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
   auto* state = reinterpret_cast<const StepState*>(state_.raw());
   dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
     auto run = [&](auto update) {
-      update = {state, rates_.data<float>(), static_cast<float>(options_.momentum), space_->gradients.data<T>(),
-                space_->values.write<T>(), velocity_.defined() ? velocity_.write<T>() : nullptr};
-      launch_blocks(space_->backend(), range.length() / ParameterSpace::alignment, Blocks<decltype(update)>{update, range.begin});
+      update = {state,
+                rates_.data<float>(),
+                static_cast<float>(options_.momentum),
+                space_->gradients.data<T>(),
+                space_->values.write<T>(),
+                velocity_.defined() ? velocity_.write<T>() : nullptr};
+      launch_blocks(space_->backend(), range.length() / ParameterSpace::alignment,
+                    Blocks<decltype(update)>{update, range.begin});
     };
-    if (options_.nesterov) run(UpdateSGD<T, true, true>{});
-    else if (options_.momentum > 0) run(UpdateSGD<T, true, false>{});
-    else run(UpdateSGD<T, false, false>{});
+    if (options_.nesterov)
+      run(UpdateSGD<T, true, true>{});
+    else if (options_.momentum > 0)
+      run(UpdateSGD<T, true, false>{});
+    else
+      run(UpdateSGD<T, false, false>{});
   });
 }
 

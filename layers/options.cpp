@@ -20,7 +20,8 @@ template <class T>
 T number(const std::string& option, const std::string& text, T low, T high, const std::string& expected) {
   T v{};
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || !(v <= high)) bad(option, text, expected);
+  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || !(v <= high))
+    bad(option, text, expected);
   return v;
 }
 
@@ -40,29 +41,38 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   };
   auto whole = [&](std::string name, int& target, int low, std::string help) {
     specs.push_back({name, help, std::to_string(target), [name, &target, low](const std::string& v) {
-      target = number<int>(name, v, low, 1'000'000'000, "a whole number of at least " + std::to_string(low));
-    }});
+                       target = number<int>(name, v, low, 1'000'000'000,
+                                            "a whole number of at least " + std::to_string(low));
+                     }});
   };
   auto real = [&](std::string name, double& target, double high, std::string help) {
     specs.push_back({name, help, text_of(target), [name, &target, high](const std::string& v) {
-      target = number<double>(name, v, 0, high, "a number from 0 to " + text_of(high));
-    }});
+                       target = number<double>(name, v, 0, high, "a number from 0 to " + text_of(high));
+                     }});
   };
   auto flag = [&](std::string name, bool& target, bool value, std::string help) {
     specs.push_back({name, help, "", [&target, value](const std::string&) { target = value; }, true});
   };
   text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)");
   specs.push_back({"--model", model_names(), o.model, [&](const std::string& v) {
-    try { make_model(v, 10, 1, 28); } catch (const Error& e) { throw UsageError(std::string("--model ") + e.what()); }
-    o.model = v;
-  }});
+                     try {
+                       make_model(v, 10, 1, 28);
+                     } catch (const Error& e) {
+                       throw UsageError(std::string("--model ") + e.what());
+                     }
+                     o.model = v;
+                   }});
   whole("--epochs", o.epochs, 1, "passes over the training pictures");
   whole("--batch", o.batch, 1, "pictures per step and rank");
   whole("--global-batch", o.global_batch, 0, "pictures per step over all ranks (instead of --batch)");
   real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
   specs.push_back({"--schedule", "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", o.schedule,
                    [&](const std::string& v) {
-                     try { Schedule::parse(v); } catch (const Error& e) { throw UsageError(std::string("--schedule: ") + e.what()); }
+                     try {
+                       Schedule::parse(v);
+                     } catch (const Error& e) {
+                       throw UsageError(std::string("--schedule: ") + e.what());
+                     }
                      o.schedule = v;
                    }});
   real("--momentum", o.momentum, 0.9999, "momentum of SGD (Nesterov's form; 0: none)");
@@ -72,17 +82,22 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   flag("--augment", o.augment, true, "random crop (4 pixels) and horizontal flip");
   flag("--no-augment", o.augment, false, "neither");
   specs.push_back({"--seed", "seed of all random numbers", std::to_string(o.seed), [&](const std::string& v) {
-    o.seed = number<std::uint64_t>("--seed", v, 0, ~std::uint64_t{0}, "a whole number of at least 0");
-  }});
+                     o.seed = number<std::uint64_t>("--seed", v, 0, ~std::uint64_t{0}, "a whole number of at least 0");
+                   }});
   specs.push_back({"--device", "cpu, reference, cuda or cuda:INDEX", o.device, [&](const std::string& v) {
-    if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:")) bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
-    o.device = v;
-  }});
-  specs.push_back({"--dtype", "f32, or bf16 activations with f32 parameters", name_of(o.dtype), [&](const std::string& v) {
-    if (v == "f32") o.dtype = DType::f32;
-    else if (v == "bf16") o.dtype = DType::bf16;
-    else bad("--dtype", v, "f32 or bf16");
-  }});
+                     if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
+                       bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
+                     o.device = v;
+                   }});
+  specs.push_back(
+      {"--dtype", "f32, or bf16 activations with f32 parameters", name_of(o.dtype), [&](const std::string& v) {
+         if (v == "f32")
+           o.dtype = DType::f32;
+         else if (v == "bf16")
+           o.dtype = DType::bf16;
+         else
+           bad("--dtype", v, "f32 or bf16");
+       }});
   whole("--threads", o.threads, 0, "threads of the CPU backend (0: all cores)");
   whole("--val", o.val, 0, "training pictures to hold back for choices");
   text("--metrics", o.metrics, "file for metrics, one JSON object a line");
@@ -96,9 +111,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
 std::unique_ptr<Backend> make_backend(const Options& o) {
   std::unique_ptr<Backend> backend;
   try {
-    if (o.device == "reference") backend = reference_backend(o.threads);
-    else if (o.device == "cpu") backend = cpu_backend(o.threads);
-    else backend = cuda_backend(o.device == "cuda" ? 0 : number<int>("--device", o.device.substr(5), 0, 1023, "cuda:INDEX"));
+    if (o.device == "reference")
+      backend = reference_backend(o.threads);
+    else if (o.device == "cpu")
+      backend = cpu_backend(o.threads);
+    else
+      backend =
+          cuda_backend(o.device == "cuda" ? 0 : number<int>("--device", o.device.substr(5), 0, 1023, "cuda:INDEX"));
   } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {

@@ -11,20 +11,20 @@
 namespace tandem {
 
 struct Options {
-  std::string data = {};          // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/
+  std::string data = {};  // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/
   std::string model = "smallcnn";
   int epochs = 8;
-  int batch = 128;              // per rank
-  int global_batch = 0;         // over all ranks; 0: batch × ranks
+  int batch = 128;       // per rank
+  int global_batch = 0;  // over all ranks; 0: batch × ranks
   double learning_rate = 0.05;
   std::string schedule = "one-cycle";
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
   bool nesterov = true, augment = false;
   std::uint64_t seed = 1;
-  std::string device = "cpu";   // cpu, reference, cuda, cuda:1
-  DType dtype = DType::f32;     // of activations; parameters stay f32
-  int threads = 0;              // 0: all cores
-  int val = 0;                  // training pictures held back for choices
+  std::string device = "cpu";  // cpu, reference, cuda, cuda:1
+  DType dtype = DType::f32;    // of activations; parameters stay f32
+  int threads = 0;             // 0: all cores
+  int val = 0;                 // training pictures held back for choices
   std::string metrics = {};
   bool deterministic = false, exact_conv = false;
 };
@@ -42,9 +42,9 @@ int run_program(int argc, char** argv, const std::function<void()>& body);
 // ---- the seam to the command-line parser ---------------------------------------------------------------------------------
 // options_cli11.cpp where CLI11 is installed, options_plain.cpp otherwise.
 struct OptionSpec {
-  std::string name, help, fallback;                  // "--batch", what it is, the default as text
-  std::function<void(const std::string&)> set;       // throws UsageError on a bad value
-  bool flag = false;                                 // takes no value
+  std::string name, help, fallback;             // "--batch", what it is, the default as text
+  std::function<void(const std::string&)> set;  // throws UsageError on a bad value
+  bool flag = false;                            // takes no value
 };
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs);
 

@@ -10,7 +10,8 @@ namespace tandem {
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
   CLI::App app(description);
   app.allow_extras(false);
-  std::map<const CLI::Option*, std::pair<const OptionSpec*, std::size_t>> known;  // and how many of its values were used
+  std::map<const CLI::Option*, std::pair<const OptionSpec*, std::size_t>>
+      known;  // and how many of its values were used
   for (const OptionSpec& spec : specs) {
     CLI::Option* option = spec.flag ? app.add_flag(spec.name) : app.add_option(spec.name)->type_name("");
     option->description(spec.help)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->disable_flag_override();

@@ -12,7 +12,8 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
     if (word == "--help" || word == "-h") {
       std::printf("%s\n\n", description.c_str());
       for (const OptionSpec& s : specs)
-        std::printf("  %-18s %s%s\n", s.name.c_str(), s.help.c_str(), s.fallback.empty() ? "" : (" [" + s.fallback + "]").c_str());
+        std::printf("  %-18s %s%s\n", s.name.c_str(), s.help.c_str(),
+                    s.fallback.empty() ? "" : (" [" + s.fallback + "]").c_str());
       std::exit(0);
     }
     bool joined = false;

@@ -17,8 +17,8 @@ double between(double from, double to, double progress) {  // cosine annealing
 double number(const std::string& text, const std::string& whole) {
   double v = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  require(error == std::errc() && end == text.data() + text.size() && v > 0 && std::isfinite(v), "schedule '", whole, "': '", text,
-          "' is not a positive number");
+  require(error == std::errc() && end == text.data() + text.size() && v > 0 && std::isfinite(v), "schedule '", whole,
+          "': '", text, "' is not a positive number");
   return v;
 }
 
@@ -78,7 +78,8 @@ Schedule Schedule::parse(const std::string& text) {
     }
     return s;
   }
-  fail("no schedule '", text, "': constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
+  fail("no schedule '", text,
+       "': constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, or warmup:5+ before one of them ",
        "(one-cycle warms up itself)");
 }
 

@@ -7,9 +7,9 @@ namespace tandem {
 
 struct Schedule {
   enum class Kind { constant, step, cosine, one_cycle } kind = Kind::constant;
-  std::vector<double> milestones;   // step: epochs at which the factor is multiplied by gamma
-  double every = 0, gamma = 0.1;    // step: or every so many epochs
-  double warmup = 0;                // epochs of linear warm-up before everything but one_cycle
+  std::vector<double> milestones;  // step: epochs at which the factor is multiplied by gamma
+  double every = 0, gamma = 0.1;   // step: or every so many epochs
+  double warmup = 0;               // epochs of linear warm-up before everything but one_cycle
   // one_cycle, as PyTorch's OneCycleLR with cosine annealing: from 1/start up to 1 in the first `rise` of the run, down to
   // 1/(start·finish) at the end.
   double rise = 0.3, start = 25, finish = 1e4;

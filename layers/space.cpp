@@ -25,14 +25,21 @@ double draw(const Initial& how, std::uint64_t seed, std::int64_t e) {
 
 }  // namespace
 
-ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory, DType dtype) {
+ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory,
+                               DType dtype) {
   model.name_tree();
   auto parameters = model.parameters();
   require(!parameters.empty(), "the model has no parameters");
   std::int64_t size = 0;
   for (auto& [name, p] : parameters) {
-    Segment s{.name = name, .shape = p->shape, .global_begin = size, .local_begin = size, .length = p->shape.elements(),
-              .learning_rate_scale = p->learning_rate_scale, .decay = p->decay, .frozen = p->frozen};
+    Segment s{.name = name,
+              .shape = p->shape,
+              .global_begin = size,
+              .local_begin = size,
+              .length = p->shape.elements(),
+              .learning_rate_scale = p->learning_rate_scale,
+              .decay = p->decay,
+              .frozen = p->frozen};
     size += aligned(s.length);
     parameters_ += s.length;
     segments_.push_back(s);
@@ -50,7 +57,8 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
       std::vector<double> now = p.variable.value().values();
       std::copy(now.begin(), now.end(), initial.begin() + s.local_begin);
     } else {
-      for (std::int64_t k = 0; k < s.length; k++) initial[s.local_begin + k] = draw(p.initial, seed, s.global_begin + k);
+      for (std::int64_t k = 0; k < s.length; k++)
+        initial[s.local_begin + k] = draw(p.initial, seed, s.global_begin + k);
     }
   }
   values.copy_from(Tensor::of(backend, {size}, initial, dtype));
@@ -79,8 +87,10 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
     Statistic& s = *all_statistics[i].second;
     Tensor before = s.tensor;
     s.tensor = statistics.range(statistic_segments_[i].begin, s.shape);
-    if (before.defined()) s.tensor.copy_from(before);
-    else s.tensor.fill(s.initial);
+    if (before.defined())
+      s.tensor.copy_from(before);
+    else
+      s.tensor.fill(s.initial);
   }
 }
 
@@ -108,7 +118,9 @@ std::uint64_t ParameterSpace::layout_hash() const {
   return h;
 }
 
-void ParameterSpace::backward(const Variable& loss, double seed) { tandem::backward(loss, {.leaves = leaves_, .seed = seed}); }
+void ParameterSpace::backward(const Variable& loss, double seed) {
+  tandem::backward(loss, {.leaves = leaves_, .seed = seed});
+}
 
 void ParameterSpace::zero_gradients() {
   for (Leaf* leaf : leaves_) leaf->has_grad = false;
@@ -120,8 +132,10 @@ bool ParameterSpace::gradients_complete() const {
 
 void ParameterSpace::on_gradient(std::function<void(const Segment&)> hook) {
   for (const Segment& s : segments_) {
-    if (!hook) s.leaf->hook = nullptr;
-    else s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf&) { hook(segments_[index]); };
+    if (!hook)
+      s.leaf->hook = nullptr;
+    else
+      s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf&) { hook(segments_[index]); };
   }
 }
 

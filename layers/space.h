@@ -17,12 +17,12 @@ struct Range {
 };
 
 struct Segment {
-  std::string name;                // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
+  std::string name;  // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
   Shape shape;
-  std::int64_t global_begin = 0;   // in the whole model: keys, checkpoints and the initial draw use this
-  std::int64_t local_begin = 0;    // in this rank's vector
+  std::int64_t global_begin = 0;  // in the whole model: keys, checkpoints and the initial draw use this
+  std::int64_t local_begin = 0;   // in this rank's vector
   std::int64_t length = 0;
-  int slice = 0, slices = 1;       // slices > 1: this rank owns slice `slice` of a layer that is cut over ranks
+  int slice = 0, slices = 1;  // slices > 1: this rank owns slice `slice` of a layer that is cut over ranks
   double learning_rate_scale = 1;
   bool decay = true, frozen = false;
   WriteCount* writes = nullptr;
@@ -35,16 +35,18 @@ using SpaceMemory = std::function<Tensor(Backend&, std::int64_t elements)>;
 
 class ParameterSpace {
  public:
-  static constexpr std::int64_t alignment = 64;    // every segment begins at a multiple; the padding is zero and stays zero
-  static constexpr std::int64_t cut = 1024;        // buckets and shards are cut at multiples of this
+  static constexpr std::int64_t alignment =
+      64;                                    // every segment begins at a multiple; the padding is zero and stays zero
+  static constexpr std::int64_t cut = 1024;  // buckets and shards are cut at multiples of this
 
   // Names the tree, lays the parameters out in registration order, draws the initial values and gives every Parameter and
   // Statistic of the model its memory; values that a model already has are kept. dtype f64 is for the reference backend.
-  ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory = {}, DType dtype = DType::f32);
+  ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory = {},
+                 DType dtype = DType::f32);
 
   Backend& backend() const { return values.backend(); }
   const std::vector<Segment>& segments() const { return segments_; }
-  const Segment& segment(const std::string& name) const;  // throws, listing the names, when there is none
+  const Segment& segment(const std::string& name) const;       // throws, listing the names, when there is none
   std::int64_t elements() const { return values.elements(); }  // with padding
   std::int64_t parameters() const { return parameters_; }      // without
   Range all() const { return {0, elements()}; }
@@ -52,12 +54,12 @@ class ParameterSpace {
 
   // Gradients of a loss, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments become final.
   void backward(const Variable& loss, double seed = 1);
-  void zero_gradients();                         // the next backward overwrites instead of adding
+  void zero_gradients();                                       // the next backward overwrites instead of adding
   void on_gradient(std::function<void(const Segment&)> hook);  // called once per segment and backward, when it is final
-  void count_writes(Range range);                // whoever writes to `values` says so: prepared weights are then stale
-  bool gradients_complete() const;               // no segment is untouched since zero_gradients
+  void count_writes(Range range);   // whoever writes to `values` says so: prepared weights are then stale
+  bool gradients_complete() const;  // no segment is untouched since zero_gradients
 
-  Tensor values, gradients, statistics;          // flat, `elements()` long; statistics have their own layout
+  Tensor values, gradients, statistics;  // flat, `elements()` long; statistics have their own layout
 
   struct StatisticSegment {
     std::string name;
