@@ -33,11 +33,15 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
     if (name == p.set) place = &p;
   if (!place) refuse("no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
 
+  // A folder that was named is where the data are meant to be: looking elsewhere would train on other pictures unasked.
   std::vector<std::filesystem::path> roots;
-  if (!directory.empty()) roots.push_back(directory);
   const char* variable = std::getenv("TANDEM_DATA");
-  if (variable && *variable) roots.emplace_back(variable);
-  roots.emplace_back("data");
+  if (!directory.empty()) {
+    roots.push_back(directory);
+  } else {
+    if (variable && *variable) roots.emplace_back(variable);
+    roots.emplace_back("data");
+  }
   std::string searched;
   for (const auto& root : roots) {
     for (const auto& folder : {root / place->folder, root}) {
@@ -49,7 +53,8 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
       searched += folder.string();
     }
   }
-  refuse(name, " was not found in ", searched, variable && *variable ? "" : " (TANDEM_DATA is not set)",
+  refuse(name, " was not found in ", searched,
+         !directory.empty() || (variable && *variable) ? "" : " (TANDEM_DATA is not set)",
          ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(),
          ", or name the folder that has it with --data or TANDEM_DATA");
 }

@@ -33,9 +33,9 @@ struct Dataset {
 // directory "synthetic" stands for the synthetic pictures of that shape.
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {});
 
-// The folder that holds the files of fashion-mnist or cifar-10: looked for in `directory` (the option --data) where one
-// is given, then in $TANDEM_DATA, then in data/, each time in the set's own folder and in the place itself. Throws when
-// it is in none of them, naming them all and the command that downloads it.
+// The folder that holds the files of fashion-mnist or cifar-10: looked for in `directory` (the option --data) where one is
+// given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own folder and in the place
+// itself. Throws when it is in none of them, naming them all and the command that downloads it.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
 
 // Your own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; copied. Mean and deviation are measured.

@@ -157,6 +157,17 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
   } catch (const NotFinite& e) {
     return e.what();
   }
+  // Every value is finite: then it was the sum of their squares that was not.
+  const Segment* largest = nullptr;
+  double most = 0, total = 0;
+  for (const Segment& s : space.segments()) {
+    double squares = 0;
+    for (double g : s.leaf->grad.values()) squares += g * g;
+    total += squares;
+    if (squares >= most) most = squares, largest = &s;
+  }
+  if (largest && total > 3.4e38)
+    return "every value is finite, but the squared norm of the gradient overflows f32 (largest: " + largest->name + ")";
   return "running the batch again gave finite values only; the failure does not repeat";
 }
 
@@ -223,7 +234,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
           Batch again = data.train.make(failed / per_epoch, failed % per_epoch);
           counters.batch(again);
           std::string why = diagnose(model, loss, space, again);
-          metrics.write({{"event", std::string("not_finite")}, {"step", failed}, {"reason", why}});
+          metrics.write({{"event", std::string("not_finite")}, {"step", failed + 1}, {"reason", why}});
+          metrics.write({{"event", std::string("end")}, {"steps", failed}, {"stopped", std::int64_t(1)}});
           optimizer.learning_rate(given_rate);
           throw NotFinite("step " + std::to_string(failed + 1) + " (epoch " + std::to_string(failed / per_epoch + 1) +
                           ", batch " + std::to_string(failed % per_epoch + 1) +

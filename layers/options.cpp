@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "autograd/node.h"
 #include "layers/models.h"
@@ -58,7 +59,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                      try {
                        make_model(v, 10, 1, 28);
                      } catch (const Error& e) {
-                       throw UsageError(std::string("--model ") + e.what());
+                       throw UsageError(std::string("--model: ") + e.what());
                      }
                      o.model = v;
                    }});
@@ -98,7 +99,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
          else
            bad("--dtype", v, "f32 or bf16");
        }});
-  whole("--threads", o.threads, 0, "threads of the CPU backend (0: all cores)");
+  // More threads than cores only wait for each other; the bound catches the slip of a finger.
+  const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
+  specs.push_back({"--threads", "threads of the CPU backend (0: all cores)", std::to_string(o.threads),
+                   [&o, most](const std::string& v) {
+                     o.threads = number<int>("--threads", v, 0, most,
+                                             "a whole number from 0 to " + std::to_string(most) + " (four per core)");
+                   }});
   whole("--val", o.val, 0, "training pictures to hold back for choices");
   text("--metrics", o.metrics, "file for metrics, one JSON object a line");
   flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");

@@ -357,7 +357,7 @@ TEST(FindData, LooksInThreePlacesInOrder) {
   EXPECT_EQ(find_data("fashion-mnist"), b / "fashion-mnist");
   EXPECT_EQ(find_data("fashion-mnist", a.path), a / "fashion-mnist");
   EXPECT_EQ(find_data("fashion-mnist", a / "fashion-mnist"), a / "fashion-mnist");  // the folder itself will do
-  EXPECT_EQ(find_data("fashion-mnist", a / "nothing"), b / "fashion-mnist");
+  EXPECT_THROW(find_data("fashion-mnist", a / "nothing"), UsageError);  // a folder that was named is not second-guessed
   EXPECT_EQ(load_dataset("fashion-mnist").train.count(), 30);
 }
 
@@ -368,8 +368,8 @@ TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
   {
     Environment variable("TANDEM_DATA", b.path.c_str());
     EXPECT_ERROR(find_data("cifar-10", a.path), "cifar-10 was not found in", (a / "cifar-10-batches-bin").string(),
-                 (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin", ", data:",
                  "run datasets/get-data.sh cifar-10 " + a.path.string());
+    EXPECT_ERROR(find_data("cifar-10"), (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin", ", data:");
   }
   Environment variable("TANDEM_DATA", nullptr);
   EXPECT_ERROR(find_data("cifar-10"), "TANDEM_DATA is not set", "run datasets/get-data.sh cifar-10,");

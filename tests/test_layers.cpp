@@ -655,8 +655,11 @@ TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
     EXPECT_FALSE(mode().step_state.defined());
 
     const std::string text = test::contents(options.metrics);
-    const nlohmann::json last = nlohmann::json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
-    EXPECT_EQ(last["event"], "not_finite");
+    const std::size_t end = text.rfind('\n', text.size() - 2) + 1;  // the last line says that the run ended
+    EXPECT_EQ(nlohmann::json::parse(text.substr(end))["event"], "end");
+    const nlohmann::json last = nlohmann::json::parse(text.substr(text.rfind('\n', end - 2) + 1, end - text.rfind('\n', end - 2) - 2));
+    ASSERT_EQ(last["event"], "not_finite");
+    EXPECT_EQ(last["step"], 3);
     EXPECT_NE(last["reason"].get<std::string>().find("log in squash"), std::string::npos);
 
     five.spoil = [](std::vector<double>& picture) { picture[7] = NAN; };
