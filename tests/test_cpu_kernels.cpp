@@ -156,6 +156,37 @@ TEST_P(CpuKernels, BatchNormForward) {
   });
 }
 
+// The convolution before it may have taken the statistics already: of odd sizes, of few tiles, far from zero, and not to be
+// used once its result was changed.
+TEST_P(CpuKernels, BatchNormBehindConvolution) {
+  backend->deterministic(true);  // Winograd, by rule
+  const ConvShape shapes[] = {{.n = 3, .h = 14, .w = 13, .c_in = 16, .c_out = 32},
+                              {.n = 40, .h = 16, .w = 16, .c_in = 16, .c_out = 16},
+                              {.n = 1, .h = 8, .w = 8, .c_in = 128, .c_out = 128}};
+  for (ConvShape c : shapes) {
+    c.kh = c.kw = 3, c.pad_h = c.pad_w = 1;
+    const Values weights = rounded(random_values(c.w_elements(), 2, 0.05, 0.1), DType::f32);
+    Tensor x = Tensor::of(*backend, {c.n, c.h, c.w, c.c_in}, random(c.x_elements(), 1, 2), type);
+    Tensor w = Tensor::of(*backend, {c.c_out, 3, 3, c.c_in}, weights), y(*backend, {c.n, c.h, c.w, c.c_out}, type);
+    const NormShape s{c.n * c.h * c.w, c.c_out};
+    const Values ones(c.c_out, 1), zeros(c.c_out, 0);
+    for (bool changed : {false, true}) {
+      backend->conv2d(c, x, w, nullptr, false, y);
+      if (changed) y.copy_from(Tensor::of(*backend, y.shape(), random(y.elements(), 3), type));
+      Tensor out = Tensor::like(y), gamma = parameter(ones), beta = parameter(zeros), mean = parameter(zeros);
+      Tensor rm = parameter(zeros), rv = parameter(ones), inverse = parameter(ones);
+      backend->batch_norm(s, y, nullptr, gamma, beta, rm, rv, out, mean, inverse);
+      const Norm want = norm_forward(s, y.values(), nullptr, ones, zeros, zeros, ones);
+      const std::string what = std::to_string(c.c_in) + " channels" + (changed ? ", changed" : "");
+      const double near = type == DType::bf16 ? 1e-2 : 1e-5;  // the sums are of f32 values, before they are rounded to bf16
+      expect_near(mean.values(), want.mean, near, what + " mean");
+      expect_near(inverse.values(), want.inverse, near, what + " inverse deviation", 0);
+      expect_near(rv.values(), want.running_variance, 2 * near, what + " running variance", 0);
+      expect_near(out.values(), want.y, tolerance(), what + " y", 2);
+    }
+  }
+}
+
 // The variance of numbers far from zero: 1000 ± 1, and 1000 ± 1 after a first picture of zeros.
 TEST_P(CpuKernels, BatchNormLargeMean) {
   if (type == DType::bf16) GTEST_SKIP() << "bf16 does not hold such numbers";

@@ -160,9 +160,13 @@ class CpuBackend : public Backend {
 
   // ---- convolution -------------------------------------------------------------------------------------------------
   void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
+    // Without bias and ReLU it is batch norm that follows.
+    Moments* moments = bias || relu ? nullptr : &moments_;
     typed(x.dtype(), "conv2d", [&]<class T> {
-      convolution_.forward<T>(s, x.data<T>(), w.data<float>(), key(w), y.write<T>(), {data<float>(bias), relu});
+      convolution_.forward<T>(s, x.data<T>(), w.data<float>(), key(w), y.write<T>(),
+                              {data<float>(bias), relu, moments});
     });
+    if (moments) measured_ = {&y.writes(), y.writes().now()};
   }
   void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     typed(dy.dtype(), "conv2d_backward_data", [&]<class T> {
@@ -206,8 +210,8 @@ class CpuBackend : public Backend {
                   Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
                   Tensor& inverse_deviation) override {
     typed(x.dtype(), "batch_norm", [&]<class T> {
-      cpu::batch_norm<T>(threads_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                         running_mean.write<float>(), running_variance.write<float>(), y.write<T>(),
+      cpu::batch_norm<T>(threads_, s, x.data<T>(), moments_of(x), data<T>(residual), gamma.data<float>(),
+                         beta.data<float>(), running_mean.write<float>(), running_variance.write<float>(), y.write<T>(),
                          mean.write<float>(), inverse_deviation.write<float>());
     });
   }
@@ -277,8 +281,15 @@ class CpuBackend : public Backend {
     std::int64_t classes, rows;
     explicit Rows(const Tensor& t) : classes(t.extent(-1)), rows(classes ? t.elements() / classes : 0) {}
   };
+  // The statistics that the last convolution took of its result, when x is that result, unchanged and whole.
+  const Moments* moments_of(const Tensor& x) const {
+    const bool same = measured_.owner == &x.writes() && measured_.count == x.writes().now();
+    return same && moments_.counted() * moments_.channels == x.elements() ? &moments_ : nullptr;
+  }
   AllocatorScratch scratch_;
   Convolution convolution_;
+  Moments moments_;
+  WeightKey measured_;  // whose, and after how many writes
 };
 
 }  // namespace

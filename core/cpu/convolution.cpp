@@ -141,6 +141,7 @@ struct Convolution::State {
 
   template <class T>
   void forward(Algorithm a, const ConvShape& s, const T* x, const float* w, WeightKey key, T* y, const Epilogue& e) {
+    if (e.moments) e.moments->clear();
     if (a == Algorithm::onednn) return library.forward(s, x, w, key, y, e);
     if (a == Algorithm::direct) return direct::forward(s, x, w, y, e, scratch, threads);
     if (a == Algorithm::widened) {

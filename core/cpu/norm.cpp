@@ -57,55 +57,84 @@ void normalise(const Fold& f, int thread, int threads, Order order, const T* x, 
 
 }  // namespace
 
+void Moments::total(double* mean, double* variance) const {
+  const double n = static_cast<double>(counted());
+  std::fill(mean, mean + channels, 0.0);
+  std::fill(variance, variance + channels, 0.0);
+  const float* at = parts.data();
+  for (std::int64_t part : rows) {
+    for (std::int64_t c = 0; c < channels; c++)
+      mean[c] += (static_cast<double>(at[c]) * static_cast<double>(part) + static_cast<double>(at[channels + c])) / n;
+    at += fields * channels;
+  }
+  at = parts.data();
+  for (std::int64_t part :
+       rows) {  // Σ(y − mean)² of a part = Σ(y − shift)² − 2·d·Σ(y − shift) + rows·d², d = mean − shift
+    for (std::int64_t c = 0; c < channels; c++) {
+      const double d = mean[c] - static_cast<double>(at[c]), sum = static_cast<double>(at[channels + c]);
+      variance[c] += static_cast<double>(at[2 * channels + c]) + d * (static_cast<double>(part) * d - 2 * sum);
+    }
+    at += fields * channels;
+  }
+  for (std::int64_t c = 0; c < channels; c++) variance[c] = std::max(variance[c] / n, 0.0);
+}
+
 // ---- forward --------------------------------------------------------------------------------------------------------
 template <class T>
-void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma, const float* beta,
-                float* running_mean, float* running_variance, T* y, float* mean, float* inverse_deviation) {
+void batch_norm(int threads, const NormShape& s, const T* x, const Moments* moments, const T* residual,
+                const float* gamma, const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
+                float* inverse_deviation) {
   const Fold f(s.rows, s.channels);
   threads = worth(threads, f);
-  std::vector<double> sums(2 * f.width * threads);  // per thread Σ(x − shift), Σ(x − shift)²
+  // Per thread Σ(x − shift), Σ(x − shift)²; or, once, the mean and variance that are known already.
+  std::vector<double> sums(2 * f.width * (moments ? 1 : threads));
+  if (moments) moments->total(sums.data(), sums.data() + f.width);
 #pragma omp parallel num_threads(threads)
   {
     const int thread = thread_number(), count = thread_count();
     std::vector<float> values(3 * f.width);
     float *shift = values.data(), *scale = shift + f.width, *offset = scale + f.width;
-    double *sum = sums.data() + 2 * f.width * thread, *squares = sum + f.width;
-    sample_mean(f, s.rows, x, shift);
-    sweep(f, thread, count, Order::forwards,
-          [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-            vf k[4], total[4] = {}, square[4] = {};
-            for (int i = 0; i < 4; i++) k[i] = load(shift + column + i * VL);
-            for (std::int64_t r = 0; r < rows; r++, at += f.width)
-              for (int i = 0; i < 4; i++) {
-                vf d = read_lane<whole>(x + at, i, n) - k[i];
-                if constexpr (!whole) d = keep(d, within(i, n));
-                total[i] += d;
-                square[i] += d * d;
-              }
-            combine_panel(std::plus<double>(), sum + column, total);
-            combine_panel(std::plus<double>(), squares + column, square);
-          });
-    f.gather(sum);
-    f.gather(squares);
-    wait_for_all();
+    if (!moments) {
+      double *sum = sums.data() + 2 * f.width * thread, *squares = sum + f.width;
+      sample_mean(f, s.rows, x, shift);
+      sweep(f, thread, count, Order::forwards,
+            [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+              vf k[4], total[4] = {}, square[4] = {};
+              for (int i = 0; i < 4; i++) k[i] = load(shift + column + i * VL);
+              for (std::int64_t r = 0; r < rows; r++, at += f.width)
+                for (int i = 0; i < 4; i++) {
+                  vf d = read_lane<whole>(x + at, i, n) - k[i];
+                  if constexpr (!whole) d = keep(d, within(i, n));
+                  total[i] += d;
+                  square[i] += d * d;
+                }
+              combine_panel(std::plus<double>(), sum + column, total);
+              combine_panel(std::plus<double>(), squares + column, square);
+            });
+      f.gather(sum);
+      f.gather(squares);
+      wait_for_all();
+    }
     // Every thread adds up the parts of all, in the same order; thread 0 writes the results.
     const double rows = static_cast<double>(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
     for (std::int64_t c = 0; c < s.channels; c++) {
-      double total = 0, square = 0;
-      for (int t = 0; t < count; t++) {
-        total += sums[2 * f.width * t + c];
-        square += sums[2 * f.width * t + f.width + c];
+      double average = sums[c], variance = sums[f.width + c];
+      if (!moments) {
+        double total = 0, square = 0;
+        for (int t = 0; t < count; t++) {
+          total += sums[2 * f.width * t + c];
+          square += sums[2 * f.width * t + f.width + c];
+        }
+        average = shift[c] + total / rows;
+        variance = std::max(square / rows - total / rows * (total / rows), 0.0);  // keeps a NaN
       }
-      const double distance = total / rows,
-                   variance = std::max(square / rows - distance * distance, 0.0);  // keeps a NaN
-      const float m = static_cast<float>(shift[c] + distance),
-                  inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
+      const float m = static_cast<float>(average), inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
       scale[c] = gamma[c] * inverse;
       offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
       if (thread == 0) {
         mean[c] = m;
         inverse_deviation[c] = inverse;
-        running_mean[c] += static_cast<float>(s.momentum * (shift[c] + distance - running_mean[c]));
+        running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
         running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
       }
     }
@@ -247,8 +276,8 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
 }
 
 #define TANDEM_NORM(T)                                                                                               \
-  template void batch_norm<T>(int, const NormShape&, const T*, const T*, const float*, const float*, float*, float*, \
-                              T*, float*, float*);                                                                   \
+  template void batch_norm<T>(int, const NormShape&, const T*, const Moments*, const T*, const float*, const float*, \
+                              float*, float*, T*, float*, float*);                                                   \
   template void batch_norm_inference<T>(int, const NormShape&, const T*, const T*, const float*, const float*,       \
                                         const float*, const float*, T*);                                             \
   template void batch_norm_backward<T>(int, const NormShape&, const T*, const T*, const T*, const float*,            \

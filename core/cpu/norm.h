@@ -5,13 +5,16 @@
 // write dx. The second pass walks backwards, so that it begins with what the first left in cache.
 #pragma once
 #include "core/backend.h"
+#include "core/cpu/scratch.h"
 
 namespace tandem::cpu {
 
-// T is float or bf16. Pointers that may be null: residual. Results are the same bits for the same number of threads.
+// T is float or bf16. Pointers that may be null: residual, moments (of x, where the convolution that made it took them:
+// the first reading of x is then left out). Results are the same bits for the same number of threads.
 template <class T>
-void batch_norm(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma, const float* beta,
-                float* running_mean, float* running_variance, T* y, float* mean, float* inverse_deviation);
+void batch_norm(int threads, const NormShape& s, const T* x, const Moments* moments, const T* residual,
+                const float* gamma, const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
+                float* inverse_deviation);
 
 template <class T>
 void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,

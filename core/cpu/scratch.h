@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 namespace tandem::cpu {
 
@@ -36,10 +38,32 @@ class Block {
   std::size_t used_ = 0;
 };
 
+// Σ and Σ² of a result's channels, taken while it is in registers: what batch norm would read all of it for. One part
+// for each piece of work, so that threads do not meet; each is summed about a value of its own (its first), for a sum of
+// squares about anything far from the mean loses digits.
+struct Moments {
+  static constexpr std::int64_t fields = 3;  // shift, Σ(y − shift), Σ(y − shift)²
+  std::int64_t channels = 0;
+  std::vector<std::int64_t> rows;  // of each part; empty: nothing was measured
+  std::vector<float> parts;        // [part][field][channel]; keeps its memory from step to step
+
+  void clear() { rows.clear(); }
+  void begin(std::int64_t count, std::int64_t c) {
+    channels = c;
+    rows.assign(static_cast<std::size_t>(count), 0);
+    parts.resize(static_cast<std::size_t>(count * fields * c));
+  }
+  float* part(std::int64_t i) { return parts.data() + i * fields * channels; }
+  std::int64_t counted() const { return std::accumulate(rows.begin(), rows.end(), std::int64_t{0}); }
+  // mean and (biased) variance of every channel, always added up in the same order.
+  void total(double* mean, double* variance) const;
+};
+
 // y = relu?(conv(x, w) + bias): what a forward pass does to its output while it is still in registers.
 struct Epilogue {
   const float* bias = nullptr;
   bool relu = false;
+  Moments* moments = nullptr;  // asked for; filled by those algorithms that can
 };
 
 // One state of the weights: their owner and how often it was written. A null owner is never cached.

@@ -106,8 +106,10 @@ void scatter(const T* x, const Tiling& s, int channels, int first, int count, fl
         vf d[size], v[6];
 #pragma GCC unroll 6
         for (int i = 0; i < size; i++) d[i] = load(from[i * size + j] + c);
-        if constexpr (size == 6) input_transform(d, v);
-        else output_gradient_transform(d, v);
+        if constexpr (size == 6)
+          input_transform(d, v);
+        else
+          output_gradient_transform(d, v);
 #pragma GCC unroll 6
         for (int i = 0; i < 6; i++) columns[i][j] = v[i];
       }
@@ -115,8 +117,10 @@ void scatter(const T* x, const Tiling& s, int channels, int first, int count, fl
 #pragma GCC unroll 6
       for (int i = 0; i < 6; i++) {
         vf v[6];
-        if constexpr (size == 6) input_transform(columns[i], v);
-        else output_gradient_transform(columns[i], v);
+        if constexpr (size == 6)
+          input_transform(columns[i], v);
+        else
+          output_gradient_transform(columns[i], v);
 #pragma GCC unroll 6
         for (int j = 0; j < 6; j++) store(to + std::size_t(i * 6 + j) * stride, v[j]);
       }
@@ -124,10 +128,11 @@ void scatter(const T* x, const Tiling& s, int channels, int first, int count, fl
   }
 }
 
-// y = Aᵀ M A for one block of output channels from c0: M[p][slot][block] into the pictures that are written.
-template <class T>
+// y = Aᵀ M A for one block of output channels from c0: M[p][slot][block] into the pictures that are written. With
+// `measured` (a part of Moments) their sums are taken, too.
+template <bool measuring, class T>
 void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s, int channels, int c0, int first,
-            int count, const Epilogue& epilogue, bool add) {
+            int count, const Epilogue& epilogue, bool add, float* measured) {
   for (int t = 0; t < count; t++) {
     const int tile = first + t, left = tile % s.across * 4, top = tile / s.across % s.down * 4;
     const std::int64_t picture = tile / (s.across * s.down);
@@ -147,10 +152,16 @@ void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s
       }
       const vf bias = epilogue.bias ? load(epilogue.bias + c0 + c) : vf{};
       const vf floor = epilogue.relu ? vf{} : vf{} - __builtin_inff();
+      vf shift, total{}, square{};
+      float* const sums = measuring ? measured + c0 + c : nullptr;
+      if constexpr (measuring)
+        if (t > 0) shift = load(sums);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
         vf v[4];
         output_transform(half[i], v);
+        if constexpr (measuring)
+          if (t == 0 && i == 0) shift = v[0];
         T* to = corner + std::int64_t(i) * s.out_w * channels + c;
         if (i < rows)
 #pragma GCC unroll 4
@@ -160,10 +171,31 @@ void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s
               vf r = v[j] + bias;
               r = r < floor ? floor : r;  // keeps a NaN
               store(at, add ? r + load(at) : r);
+              if constexpr (measuring) {
+                const vf d = r - shift;
+                total += d, square += d * d;
+              }
             }
+      }
+      if constexpr (measuring) {
+        if (t == 0) store(sums, shift);
+        store(sums + channels, t ? total + load(sums + channels) : total);
+        store(sums + 2 * channels, t ? square + load(sums + 2 * channels) : square);
       }
     }
   }
+}
+
+template <class T>
+void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s, int channels, int c0, int first,
+            int count, const Epilogue& epilogue, bool add, int part) {
+  if (!epilogue.moments)
+    return gather<false>(M, stride, block, y, s, channels, c0, first, count, epilogue, add, nullptr);
+  gather<true>(M, stride, block, y, s, channels, c0, first, count, epilogue, add, epilogue.moments->part(part));
+  std::int64_t& rows = epilogue.moments->rows[std::size_t(part)];
+  if (c0 > 0) return;
+  for (int tile = first; tile < first + count; tile++)
+    rows += std::min(4, s.out_h - tile / s.across % s.down * 4) * std::min(4, s.out_w - tile % s.across * 4);
 }
 
 // Filters into U[p][row][column], VL rows or more from r0 and VL columns from c0 (column `column` of a block of
@@ -308,6 +340,7 @@ void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, i
     scatter<6>(x, s, c_in, item * 4, std::min(4, tiles - item * 4), V, tiles, item * 4);
   });
   const auto multiply = product<false>(N, K);
+  if (epilogue.moments) epilogue.moments->begin(1, c_out);
   dealt_out(threads, c_out / N, [&](int item, int lane) {
     float *U = private_part + 36 * lane * (m_plane + u_plane), *M = U + 36 * u_plane;
     const int c0 = item * N;
@@ -316,7 +349,7 @@ void convolve_few(const T* x, const float* w, T* y, const Tiling& s, int c_in, i
       for (int p = 0; p < 36; p++)
         multiply(tiles, K, V + p * v_plane + std::size_t(k) * tiles, U + p * u_plane, M + p * m_plane, k > 0);
     }
-    gather(M, m_plane, N, y, s, c_out, c0, 0, tiles, epilogue, add);
+    gather(M, m_plane, N, y, s, c_out, c0, 0, tiles, epilogue, add, 0);
   });
 }
 
@@ -333,7 +366,11 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
   Block memory(scratch, 4 * 36 * threads * (v_plane + m_plane));
   float* private_part = memory.carve<float>(36 * threads * (v_plane + m_plane));
   const auto multiply = product<false>(N, K);
-  dealt_out(threads, (tiles + chunk - 1) / chunk, [&](int item, int lane) {
+  const int items = (tiles + chunk - 1) / chunk;
+  if (epilogue.moments) epilogue.moments->begin(items, c_out);
+  dealt_out(threads, items, [&](int turn, int lane) {
+    // The filter gradient has just read dy from front to back: the data gradient begins with what is still in cache.
+    const int item = rotated ? items - 1 - turn : turn;
     float *V = private_part + 36 * lane * (v_plane + m_plane), *M = V + 36 * v_plane;
     const int first = item * chunk, count = std::min(chunk, tiles - first);
     scatter<6>(x, s, c_in, first, count, V, chunk, 0);
@@ -342,7 +379,7 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
         for (int k = 0; k < c_in; k += K)
           multiply(count, K, V + p * v_plane + std::size_t(k) * chunk,
                    U + p * u_plane + std::size_t(c0) * c_in + std::size_t(k) * N, M + p * m_plane, k > 0);
-      gather(M, m_plane, N, y, s, c_out, c0, first, count, epilogue, add);
+      gather(M, m_plane, N, y, s, c_out, c0, first, count, epilogue, add, item);
     }
   });
 }
@@ -404,8 +441,10 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   const auto multiply = product<true>(N, R);
   const bool together = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
   int chunk;
-  if (together) chunk = std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512);
-  else chunk = c_in + c_out <= 32 ? 72 : 48;
+  if (together)
+    chunk = std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512);
+  else
+    chunk = c_in + c_out <= 32 ? 72 : 48;
   const int copies = together ? 1 : std::min(threads, tiles);
   chunk = std::min(chunk, (tiles + copies - 1) / copies);
   const std::size_t v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
@@ -423,8 +462,8 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   };
   auto transform_back = [&](int block, int row, const float* from) {
     const int o = block / (c_in / N) * R + row;
-    filter_gradient(from + std::size_t(row) * N, u_plane, u_size, copies, N,
-                    dw + std::int64_t(o) * 9 * c_in, c_in, block % (c_in / N) * N, add);
+    filter_gradient(from + std::size_t(row) * N, u_plane, u_size, copies, N, dw + std::int64_t(o) * 9 * c_in, c_in,
+                    block % (c_in / N) * N, add);
   };
 
   if (together) {
