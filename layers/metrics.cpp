@@ -1,46 +1,24 @@
 #include "layers/metrics.h"
 
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 
+#include "core/json.h"
 #include "layers/options.h"
 
 namespace tandem {
-namespace {
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (unsigned char c : text) {
-    if (c == '"' || c == '\\')
-      out += std::string("\\") + char(c);
-    else if (c < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
-      out += escaped;
-    } else
-      out += char(c);
-  }
-  return out + "\"";
-}
-
-}  // namespace
 
 std::string json_object(const MetricFields& fields) {
   std::string line = "{";
   for (const auto& [name, value] : fields) {
     if (line.size() > 1) line += ",";
-    line += quoted(name) + ":";
+    line += json_quoted(name) + ":";
     if (auto* text = std::get_if<std::string>(&value))
-      line += quoted(*text);
+      line += json_quoted(*text);
     else if (auto* whole = std::get_if<std::int64_t>(&value))
       line += std::to_string(*whole);
-    else if (double v = std::get<double>(value); std::isfinite(v)) {
-      char number[32];
-      std::snprintf(number, sizeof number, "%.7g", v);
-      line += number;
-    } else
-      line += "null";
+    else
+      line += json_number(std::get<double>(value));
   }
   return line + "}";
 }
