@@ -13,6 +13,7 @@ ONEDNN    ?= auto
 OPENMP    ?= auto
 ZLIB      ?= auto
 CLI11     ?= auto
+JSON      ?= auto
 GTEST     ?= auto
 
 MARCH     ?= native#         the CPU to build for; x86-64-v3 runs on any x86 server of the last ten years
@@ -26,8 +27,8 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 
 # The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line, the tests the second, and
 # .ci/run, which lays real data and looks for races with clang, the third.
-PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev curl ca-certificates
-PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev
+PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev nlohmann-json3-dev curl ca-certificates
+PACKAGES_TESTS := libgtest-dev
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
@@ -136,6 +137,7 @@ JSON_NEEDS     := nlohmann/json.hpp
 JSON_VERSION   := $(call version,$(if $(call find,nlohmann/detail/abi_macros.hpp),$\
   nlohmann/detail/abi_macros.hpp,nlohmann/json.hpp),$(addprefix NLOHMANN_JSON_VERSION_,MAJOR MINOR PATCH))
 JSON_PACKAGE   := nlohmann-json3-dev
+JSON_WITHOUT   := no safetensors files
 
 CUDA_NAME      := CUDA
 CUDA_NEEDS     := nvcc cuda_runtime.h libcudart.so libcublas.so cudnn.h libcudnn.so
@@ -178,8 +180,8 @@ define decide
   $1_STATE   := $(if $(filter 0,$($1)),off: $1=0,$(if $($1_REASON),off: $($1_REASON),$($1_VERSION)))
   $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
 endef
-switches := ONEDNN OPENMP ZLIB CLI11 GTEST CUDA UCX
-known    := ONEDNN OPENMP ZLIB CLI11 GTEST JSON CUDA CUDNN NCCL UCX
+switches := ONEDNN OPENMP ZLIB CLI11 JSON GTEST CUDA UCX
+known    := ONEDNN OPENMP ZLIB CLI11 JSON GTEST CUDA CUDNN NCCL UCX
 $(foreach n,$(known),$(eval $(call examine,$n)))
 $(foreach n,$(switches),$(eval $(call decide,$n)))
 
@@ -201,9 +203,11 @@ either  = $(if $1,$2,$(wildcard $3))
 chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard core/cpu/*.cpp)),core/cpu/none.cpp) \
           $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
           $(call either,$(CLI11_ON),$(wildcard layers/options_cli11.cpp),layers/options_plain.cpp) \
+          $(call either,$(JSON_ON),$(wildcard core/safetensors.cpp),core/safetensors_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
           $(call either,$(UCX_ON),$(dist_room),dist/none.cpp)
-pairs  := datasets/gzip.cpp datasets/gzip_none.cpp layers/options_cli11.cpp layers/options_plain.cpp
+pairs  := datasets/gzip.cpp datasets/gzip_none.cpp layers/options_cli11.cpp layers/options_plain.cpp \
+          core/safetensors.cpp core/safetensors_none.cpp
 common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp)
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
@@ -234,6 +238,7 @@ Tandem $(VERSION) in $(BUILD)/: $(CXX_NAME) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFL
   $(call row,OPENMP)
   $(call row,ZLIB)
   $(call row,CLI11)
+  $(call row,JSON)
   $(call row,GTEST)
   $(call row,CUDA)$(if $(CUDA_ON), for sm_$(call join_by,$(CUDA_ARCH),$(comma) sm_)
   cuDNN $(CUDNN_VERSION)
@@ -324,8 +329,7 @@ bench-%: $(BUILD)/bench_%
 demo:
 	@env -u MAKELEVEL MAKEFLAGS='$(MAKEOVERRIDES)' bash examples/demo.sh
 
-missing = $(sort $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(filter-out CUDA,$(switches)),$($n_WANTS)) $\
-            $(if $(JSON_MISSING),$(JSON_PACKAGE)))
+missing = $(sort $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(filter-out CUDA,$(switches)),$($n_WANTS)))
 check-deps:
 	@printf '%-14s %-9s %s\n' compiler '$(if $(compiler),$(CXX_VERSION),-)' \
 	  '$(or $(CXX_MISSING),$(shell command -v $(firstword $(CXX))))' $(foreach n,$(known),'$($n_NAME)' \

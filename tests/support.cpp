@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "core/random.h"
+#include "core/safetensors.h"
 
 namespace tandem::test {
 
@@ -25,49 +26,10 @@ std::string contents(const fs::path& file) {
 }
 
 // ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
-namespace {
-
-template <class T>
-std::vector<double> decoded(const std::string& bytes) {
-  std::vector<double> v(bytes.size() / sizeof(T));
-  for (std::size_t i = 0; i < v.size(); i++) {
-    T element;
-    std::memcpy(&element, bytes.data() + i * sizeof(T), sizeof(T));
-    v[i] = static_cast<double>(element);
-  }
-  return v;
-}
-
-}  // namespace
-
-// safetensors: the length of the header (8 bytes, little-endian), a JSON header, the tensors.
-Dumps::Dumps(const fs::path& file)
-    : file_(file.string()), attributes_(std::make_shared<nlohmann::json>(nlohmann::json::object())) {
-  const std::string all = contents(file);
-  std::uint64_t length = 0;
-  require(all.size() >= sizeof length, file_, ": not a safetensors file");
-  std::memcpy(&length, all.data(), sizeof length);
-  const std::string data = all.substr(8 + length);
-  const nlohmann::json header = nlohmann::json::parse(all.substr(8, length));
-  for (auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") {
-      for (auto& [dump, text] : entry.items()) (*attributes_)[dump] = nlohmann::json::parse(text.get<std::string>());
-      continue;
-    }
-    Dump d;
-    for (std::int64_t extent : entry["shape"]) d.shape.append(extent);
-    const std::size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
-    const std::string bytes = data.substr(begin, end - begin), type = entry["dtype"];
-    if (type == "F32")
-      d.values = decoded<float>(bytes);
-    else if (type == "F64")
-      d.values = decoded<double>(bytes);
-    else if (type == "I32")
-      d.values = decoded<std::int32_t>(bytes);
-    else
-      fail(file_, ": ", name, " has the type ", type);
-    tensors_[name] = std::move(d);
-  }
+Dumps::Dumps(const fs::path& path) : file_(path.string()), attributes_(std::make_shared<nlohmann::json>()) {
+  const SafetensorsFile file(path);
+  for (auto& [name, entry] : file.tensors()) tensors_[name] = {entry.shape, file.values(name)};
+  for (auto& [dump, text] : file.metadata()) (*attributes_)[dump] = nlohmann::json::parse(text);
 }
 
 const Dumps& Dumps::of(const std::string& name) {
