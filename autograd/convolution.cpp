@@ -12,6 +12,7 @@ struct Conv2dNode : Node {
   ConvShape s;
   bool relu;
   Conv2dNode(const ConvShape& shape, bool r) : Node(name), s(shape), relu(r) {}
+  double flops() const override { return s.flops(); }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();

@@ -9,6 +9,9 @@ namespace {
 struct MatmulNode : Node {
   static constexpr auto name = "matmul";
   MatmulNode() : Node(name) {}
+  double flops() const override {
+    return 2.0 * double(saved[0].tensor.elements()) * double(saved[1].tensor.extent(-1));
+  }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor &a = kept(0), &b = kept(1);
     Backend& backend = dy.backend();
@@ -27,6 +30,7 @@ struct LinearNode : Node {
   static constexpr auto name = "linear";
   bool relu;
   explicit LinearNode(bool r) : Node(name), relu(r) {}
+  double flops() const override { return 2.0 * double(saved[0].tensor.elements()) * double(saved[1].tensor.extent(0)); }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();

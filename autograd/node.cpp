@@ -5,6 +5,7 @@
 #include "autograd/variable.h"
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/trace.h"
 
 namespace tandem {
 
@@ -137,7 +138,10 @@ void Node::release() {
   released_ = true;
 }
 
-Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(std::move(n)) {}
+Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(std::move(n)) {
+  shape = value.shape();
+  dtype = value.dtype();
+}
 
 // ---- sinks -----------------------------------------------------------------------------------------------------------
 Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
@@ -190,6 +194,7 @@ void Sink::give(Tensor t) {
 class Engine {
  public:
   void run(const Variable& root, const BackwardOptions& options) {
+    MemoryUse use(Use::backward);
     require(root.defined() && root.value().elements() == 1, "backward() starts from a loss with one element",
             root.defined() ? ", this has the shape " : "", root.defined() ? root.shape() : Shape());
     require(root.requires_grad(),
@@ -263,7 +268,25 @@ class Engine {
     for (int i = 0; i < node.inputs.size(); i++) sinks_.emplace_back(node.inputs[i].pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
     // A consumer may have delivered nothing (an input it does not depend on): then there is nothing to pass on.
+    Trace::Lane* lane = tracing();
+    Trace::Event event{.name = node.op, .kind = "op", .where = node.scope};
+    if (lane) {
+      event.begin = lane->now();
+      event.flops =
+          node.flops() * double(std::count_if(sinks_.begin(), sinks_.begin() + std::min<long>(2, node.inputs.size()),
+                                              [](const Sink& s) { return s.wanted(); }));
+      event.bytes = double(dy.defined() ? dy.bytes() : 0);
+      for (int i = 0; i < node.saved.size(); i++)
+        if (const Tensor& t = node.saved[i].tensor; t.defined()) event.bytes += double(t.bytes());
+    }
     if (dy.defined()) node.backward(std::move(dy), sinks_);
+    if (lane) {
+      event.end = lane->now();
+      for (int i = 0; i < node.inputs.size(); i++)
+        if (Node* input = node.inputs[i].pointer())
+          event.bytes += double(input->shape.elements()) * double(size_of(input->dtype));
+      lane->add(event);
+    }
     if (mode().check) check(node);
     for (int i = 0; i < node.inputs.size(); i++) {
       Node* input = node.inputs[i].pointer();
@@ -328,7 +351,25 @@ void keep(Node& node, std::initializer_list<Tensor> saved) {
   for (const Tensor& t : saved) node.saved.push({t, t.defined() ? t.writes().now() : 0});
 }
 
-Variable finish(Tensor y, Ref<Node> node, const char* op) {
+std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs) {
+  if (!tracing()) return 0;
+  std::size_t sum = 0;
+  for (const Variable* v : inputs)
+    if (v->defined()) sum += v->value().bytes();
+  return sum;
+}
+
+Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read) {
+  if (Trace::Lane* lane = tracing())
+    lane->until_now({.name = op,
+                     .kind = "op",
+                     .where = mode().scope,
+                     .flops = node ? node->flops() : 0,
+                     .bytes = double(read + y.bytes())});
+  if (node) {
+    node->shape = y.shape();
+    node->dtype = y.dtype();
+  }
   if (mode().check && y.dtype() != DType::i32 && y.dtype() != DType::u8 && !all_finite(y))
     throw NotFinite(std::string(op) + (mode().scope->empty() ? "" : " in " + *mode().scope) +
                     " produced a value that is not finite (output " + (std::ostringstream() << y.shape()).str() + ")");

@@ -75,9 +75,14 @@ class Node : public Counted {
   // dy: the gradient of this node's one output. Calls sinks[i].place or .give for every wanted input i.
   virtual void backward(Tensor dy, std::span<Sink> sinks) = 0;
   virtual Leaf* leaf() { return nullptr; }
+  // Of the forward pass, two per multiply-add; 0 where memory, not arithmetic, takes the time. Each gradient of the first two
+  // inputs costs as much again.
+  virtual double flops() const { return 0; }
 
   const char* op;            // "conv2d"
   const std::string* scope;  // the module that ran it: "layer1.0.conv1"; never null
+  Shape shape;               // of its output
+  DType dtype = DType::f32;
   Few<Ref<Node>, 4> inputs;  // null where an input needs no gradient
   Few<Saved, 6> saved;
   Tensor gradient;         // of the output, while it is being summed

@@ -44,7 +44,9 @@ class Variable {
 bool needs_tape(std::initializer_list<const Variable*> inputs);
 bool needs_tape(std::span<const Variable> inputs);
 void keep(Node& node, std::initializer_list<Tensor> saved);
-Variable finish(Tensor y, Ref<Node> node, const char* op);  // node may be null; checks values when mode().check
+// node may be null. Checks values when mode().check; `read`, bytes of input, is for traces.
+Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read = 0);
+std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs);  // 0 when nothing is being traced
 
 template <class N, class... Attributes>
 Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::initializer_list<Tensor> saved,
@@ -55,7 +57,7 @@ Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::in
     for (const Variable* v : inputs) node->inputs.push(v->node());
     keep(*node, saved);
   }
-  return finish(std::move(y), std::move(node), N::name);
+  return finish(std::move(y), std::move(node), N::name, bytes_to_trace(inputs));
 }
 
 }  // namespace tandem

@@ -2,7 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 
@@ -10,17 +13,6 @@
 
 namespace tandem {
 namespace {
-
-// A mebibyte count that reads well in an error: "1.5 MiB".
-std::string readable(std::size_t bytes) {
-  std::ostringstream out;
-  out.precision(3);
-  if (bytes >= (1u << 20))
-    out << double(bytes) / (1 << 20) << " MiB";
-  else
-    out << double(bytes) / 1024 << " KiB";
-  return out.str();
-}
 
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
@@ -48,6 +40,42 @@ class Heap : public MemorySource {
 
 std::unique_ptr<MemorySource> heap_memory() { return std::make_unique<Heap>(); }
 
+Use& memory_use() {
+  static thread_local Use use = Use::other;
+  return use;
+}
+
+const char* name_of(Use use) {
+  static constexpr const char* names[uses] = {"other", "parameters",  "gradients", "optimizer state",
+                                              "data",  "activations", "backward",  "scratch"};
+  return names[static_cast<int>(use)];
+}
+
+std::string readable_bytes(double bytes) {
+  int unit = bytes >= 1024.0 * (1 << 20) ? 3 : bytes >= (1 << 20) ? 2 : bytes >= 1024 ? 1 : 0;
+  double v = bytes / std::pow(1024.0, unit);
+  char text[32];
+  std::snprintf(text, sizeof text,
+                v >= 100 || unit == 0 ? "%.0f %s"
+                : v >= 10             ? "%.1f %s"
+                                      : "%.2f %s",
+                v, std::array{"B", "KiB", "MiB", "GiB"}[std::size_t(unit)]);
+  return text;
+}
+
+std::string by_use(const std::array<std::size_t, uses>& bytes) {
+  std::vector<int> order;
+  for (int i = 0; i < uses; i++)
+    if (bytes[std::size_t(i)]) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return bytes[std::size_t(a)] > bytes[std::size_t(b)]; });
+  std::string text;
+  for (int i : order)
+    text += (text.empty() ? "" : ", ") + std::string(name_of(static_cast<Use>(i))) + " " +
+            readable_bytes(double(bytes[std::size_t(i)]));
+  return text.empty() ? "nothing" : text;
+}
+
 // Eight classes per power of two waste at most an eighth; large blocks are cut to 4 KiB.
 std::size_t CachingAllocator::size_class(std::size_t bytes) {
   if (bytes <= 512) return 512;
@@ -61,11 +89,16 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   statistics_.requests++;
   void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
   if (!block)
-    fail("out of ", source_->name(), ": asked for ", readable(bytes), " while ", readable(statistics_.live_bytes),
-         " in ", statistics_.live_blocks, " blocks are in use; a smaller --batch needs less");
+    fail("out of ", source_->name(), ": asked for ", readable_bytes(double(bytes)), " (", name_of(memory_use()),
+         ") while ", readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
+         " blocks are in use: ", by_use(statistics_.live), "; a smaller --batch needs less");
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
-  statistics_.peak_bytes = std::max(statistics_.peak_bytes, statistics_.live_bytes);
+  statistics_.live[static_cast<std::size_t>(memory_use())] += rounded;
+  if (statistics_.live_bytes > statistics_.peak_bytes) {
+    statistics_.peak_bytes = statistics_.live_bytes;
+    statistics_.at_peak = statistics_.live;
+  }
   return block;
 }
 
@@ -86,10 +119,11 @@ void* CachingAllocator::take_small(std::size_t bytes, int stream) {
   if (list != free_small_.end() && !list->second.empty()) {
     void* block = list->second.back();
     list->second.pop_back();
+    small_[block].use = memory_use();
     return block;
   }
   void* block = acquire(bytes);
-  if (block) small_[block] = bytes;
+  if (block) small_[block] = {bytes, memory_use()};
   return block;
 }
 
@@ -101,16 +135,17 @@ void* CachingAllocator::take_large(std::size_t bytes, int stream) {
     if (!segment) segment = static_cast<std::byte*>(acquire(size = bytes));
     if (!segment) return nullptr;
     segments_[segment] = size;
-    pieces_[segment] = {size, segment, stream, true};
+    pieces_[segment] = {size, segment, stream, true, Use::other};
     best = free_large_.insert({stream, size, segment}).first;
   }
   auto piece = pieces_.find(std::get<2>(*best));
   free_large_.erase(best);
   piece->second.free = false;
+  piece->second.use = memory_use();
   if (std::size_t rest = piece->second.bytes - bytes; rest > 0) {
     piece->second.bytes = bytes;
     std::byte* behind = piece->first + bytes;
-    pieces_[behind] = {rest, piece->second.segment, stream, true};
+    pieces_[behind] = {rest, piece->second.segment, stream, true, Use::other};
     free_large_.insert({stream, rest, behind});
   }
   return piece->first;
@@ -120,17 +155,21 @@ void CachingAllocator::give(void* block, int stream) noexcept {
   if (!block) return;
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
+  Use use = Use::other;
   if (auto small = small_.find(block); small != small_.end()) {
-    bytes = small->second;
+    bytes = small->second.bytes;
+    use = small->second.use;
     free_small_[{bytes, stream}].push_back(block);
   } else {
     auto piece = pieces_.find(static_cast<std::byte*>(block));
     bytes = piece->second.bytes;
+    use = piece->second.use;
     piece->second.stream = stream;
     give_large(piece);
   }
   statistics_.live_blocks--;
   statistics_.live_bytes -= bytes;
+  statistics_.live[static_cast<std::size_t>(use)] -= bytes;
 }
 
 // Joins the free neighbours of its segment that the same stream may use.
@@ -193,6 +232,7 @@ MemoryStatistics CachingAllocator::statistics() const {
 void CachingAllocator::reset_peak() {
   std::lock_guard lock(mutex_);
   statistics_.peak_bytes = statistics_.live_bytes;
+  statistics_.at_peak = statistics_.live;
 }
 
 // ---- storages --------------------------------------------------------------------------------------------------------

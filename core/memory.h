@@ -3,6 +3,7 @@
 // After the first two training steps nothing asks the system for memory: freed blocks wait in a list of their size class
 // and come back for the next request. One allocator serves every backend; a backend only says how to obtain a block.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -70,12 +71,34 @@ class MemorySource {
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }  // large blocks are cut from pieces this big
 };
 
+// What a block is for. Whoever asks for memory says so with MemoryUse, and the allocator counts each use apart: so it can
+// say who holds what when there is no more.
+enum class Use : std::uint8_t { other, parameters, gradients, optimizer, data, activations, backward, scratch };
+inline constexpr int uses = 8;
+const char* name_of(Use use);  // "optimizer state"
+
+Use& memory_use();  // of this thread's requests
+class MemoryUse {
+ public:
+  explicit MemoryUse(Use use) : before_(std::exchange(memory_use(), use)) {}
+  ~MemoryUse() { memory_use() = before_; }
+  MemoryUse(const MemoryUse&) = delete;
+
+ private:
+  Use before_;
+};
+
 struct MemoryStatistics {
   std::size_t live_bytes = 0, peak_bytes = 0;   // handed out now; the most so far
   std::size_t reserved_bytes = 0;               // obtained from the source and not yet returned
   std::uint64_t live_blocks = 0;
   std::uint64_t requests = 0, source_calls = 0; // a steady state has source_calls standing still
+  std::array<std::size_t, uses> live{}, at_peak{};  // bytes by Use: now, and when peak_bytes was reached
 };
+
+std::string readable_bytes(double bytes);  // "1.5 MiB"
+// "activations 310 MiB, parameters 1.04 MiB, …", the largest first, zeros left out.
+std::string by_use(const std::array<std::size_t, uses>& bytes);
 
 // Small requests (below 1 MiB) are rounded up to one of eight sizes per power of two and wait in a list of their size when
 // given back. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass the
@@ -102,6 +125,7 @@ class CachingAllocator {
     std::byte* segment;
     int stream;
     bool free;
+    Use use = Use::other;
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
@@ -116,7 +140,11 @@ class CachingAllocator {
   mutable std::mutex mutex_;
   std::pmr::unsynchronized_pool_resource bookkeeping_;  // recycles the nodes below: none is malloc'ed in a steady state
   std::map<std::pair<std::size_t, int>, std::vector<void*>> free_small_;
-  std::unordered_map<void*, std::size_t> small_;        // every small block obtained from the source
+  struct Small {
+    std::size_t bytes;
+    Use use;
+  };
+  std::unordered_map<void*, Small> small_;              // every small block obtained from the source
   Pieces pieces_{&bookkeeping_};
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;

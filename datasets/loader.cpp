@@ -55,6 +55,7 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   bool device = backend.on_device();
   if (device) {
     options_.prefetch = 0;
+    MemoryUse use(Use::data);
     images_ = pictures_.images.to(backend);
     labels_ = pictures_.labels.to(backend);
     device_order_ = Tensor(backend, {pictures_.count()}, DType::i32);
@@ -92,6 +93,7 @@ void Loader::share(int rank, int world) {
 Loader::~Loader() { halt(); }
 
 Batch Loader::allocate() const {
+  MemoryUse use(Use::data);
   std::int64_t b = options_.batch;
   Batch m;
   m.images = Tensor(backend_, {b, pictures_.height(), pictures_.width(), pictures_.channels()}, options_.dtype);
@@ -112,6 +114,7 @@ void Loader::order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) c
 // `order` points to the batch's first picture; `out` becomes the used part of `memory`.
 void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
                   int threads) {
+  Span span("make batch", "op", nullptr, index);
   auto [first, last] = cut_.share(index, options_.rank);
   std::int64_t b = last - first;
   out.images = memory.images.slice(0, b);
@@ -153,7 +156,10 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
   made_ = given_ = released_ = first;
   error_ = nullptr;
   stop_ = false;
-  if (options_.prefetch > 0) thread_ = std::thread(&Loader::work_ahead, this, first);
+  if (options_.prefetch > 0) {
+    Trace* trace = thread_lane() ? &thread_lane()->trace() : nullptr;  // the caller's, on a lane of its own
+    thread_ = std::thread(&Loader::work_ahead, this, first, trace);
+  }
 }
 
 void Loader::halt() {
@@ -166,7 +172,8 @@ void Loader::halt() {
   thread_.join();  // it finishes the batch it is at
 }
 
-void Loader::work_ahead(std::int64_t first) {
+void Loader::work_ahead(std::int64_t first, Trace* trace) {
+  OnLane on(trace, "loader of " + pictures_.name);
   std::int64_t slots = std::int64_t(ring_.size());
   try {
     for (std::int64_t k = first; k < cut_.batches; k++) {
@@ -199,6 +206,7 @@ bool Loader::next(Batch& batch) {
     made_ = ++given_;
     return true;
   }
+  Span span("wait for a batch", "wait", nullptr, given_);
   std::unique_lock lock(mutex_);
   released_ = given_;
   moved_.notify_all();

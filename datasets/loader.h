@@ -14,6 +14,7 @@
 #include "core/backend.h"
 #include "core/batch.h"
 #include "core/random.h"
+#include "core/trace.h"
 #include "datasets/dataset.h"
 
 namespace tandem {
@@ -107,7 +108,7 @@ class Loader final : public BatchSource {
 
  private:
   void halt();
-  void work_ahead(std::int64_t first);
+  void work_ahead(std::int64_t first, Trace* trace);
   void order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const;
   Batch allocate() const;
   void fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,

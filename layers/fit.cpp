@@ -111,10 +111,56 @@ class Counters {
   Mode before_;
 };
 
+// The first batch of a source, again and again: `steps` of it are an epoch.
+class OneBatch : public BatchSource {
+ public:
+  static constexpr std::int64_t steps = 300;
+  static constexpr double near_zero = 0.01;  // a loss below this ends it
+  explicit OneBatch(BatchSource& source) : source_(source), batch_(source.make(0, 0)) {}
+  void share(int rank, int world) override {
+    source_.share(rank, world);
+    batch_ = source_.make(0, 0);
+  }
+  std::int64_t batches_per_epoch() const override { return steps; }
+  std::int64_t pictures_per_epoch() const override { return steps * batch_.global; }
+  void start(std::int64_t epoch, std::int64_t first) override { epoch_ = epoch, next_ = first; }
+  bool next(Batch& batch) override {
+    if (next_ >= steps) return false;
+    batch = make(epoch_, next_++);
+    return true;
+  }
+  Batch make(std::int64_t epoch, std::int64_t index) override {
+    Batch b = batch_;
+    b.epoch = epoch;
+    b.index = index;
+    return b;
+  }
+  static std::string verdict(double first, double last, std::int64_t took) {
+    char text[200];
+    std::snprintf(text, sizeof text, "one batch: loss %.4g → %.4g in %lld steps: %s", first, last,
+                  static_cast<long long>(took),
+                  last < near_zero    ? "the model can learn"
+                  : last < first / 10 ? "it learns, but not to zero: dropout and label smoothing do that, or --lr"
+                                      : "the model does NOT learn: look at --lr, the labels and the model");
+    return text;
+  }
+
+ private:
+  BatchSource& source_;
+  Batch batch_;
+  std::int64_t epoch_ = 0, next_ = 0;
+};
+
 }  // namespace
 
 FitOptions fit_options(const Options& o) {
-  return {.epochs = o.epochs, .schedule = Schedule::parse(o.schedule), .seed = o.seed, .metrics = o.metrics};
+  return {.epochs = o.overfit_batch ? 1 : o.epochs,
+          .schedule = Schedule::parse(o.schedule),
+          .seed = o.seed,
+          .metrics = o.metrics,
+          .log_every = o.log_every,
+          .observe = o.observe,
+          .overfit_batch = o.overfit_batch};
 }
 
 Loss cross_entropy_loss(double label_smoothing) {
@@ -171,8 +217,11 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
   return "running the batch again gave finite values only; the failure does not repeat";
 }
 
-FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
+FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& given_data,
               const FitOptions& options, Strategy* given) {
+  std::optional<OneBatch> one_batch;
+  if (options.overfit_batch) one_batch.emplace(given_data.train);
+  const FitData data = one_batch ? FitData{*one_batch} : given_data;
   std::unique_ptr<Strategy> from_environment = given ? nullptr : strategy_from_environment();
   Strategy& strategy = given ? *given : *from_environment;
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
@@ -202,6 +251,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   FitReport report;
   // A device is asked for its flag every few steps, since asking waits for it; on the host looking is free.
   const std::int64_t look_every = backend.on_device() ? 16 : 1;
+  double first_loss = 0, last_loss = 0;
+  Observer observer(options.observe, backend, strategy.rank(), total);
+  OnLane lane(observer.trace(), "step");
+  if (options.observe.summary && speaks) observer.before(model, data.train.make(0, 0).images);
   const auto run_begin = Clock::now();
 
   for (int epoch = 0; epoch < options.epochs && !strategy.stopped(); epoch++) {
@@ -216,14 +269,27 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     progress.begin();
     data.train.start(epoch);
     for (Batch batch; data.train.next(batch);) {
+      observer.step(report.steps);
+      Span step_span("step", "phase", nullptr, report.steps);
       e.learning_rate = base_rate * options.schedule.factor(double(report.steps), double(total), double(per_epoch));
       optimizer.learning_rate(e.learning_rate);
       optimizer.stage();
       counters.batch(batch);
       space.zero_gradients();
-      Variable l = loss(model(Variable(batch.images)), batch.labels, &correct);
-      space.backward(l);
-      strategy.step(optimizer, l);
+      Variable l;
+      {
+        Observer::Phase phase(observer, "forward");
+        l = loss(model(Variable(batch.images)), batch.labels, &correct);
+      }
+      observer.tape(l);
+      {
+        Observer::Phase phase(observer, "backward");
+        space.backward(l);
+      }
+      {
+        Observer::Phase phase(observer, "optimizer");
+        strategy.step(optimizer, l);
+      }
       report.steps++;
 
       if (report.steps % look_every == 0 || batch.index + 1 == per_epoch) {
@@ -243,11 +309,18 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                           "; the parameters are those before this step. A smaller --lr usually helps");
         }
       }
-      loss_sum += l.item() * double(batch.size());
+      last_loss = l.item();
+      if (report.steps == 1) first_loss = last_loss;
+      if (options.log_every > 0 && report.steps % options.log_every == 0)
+        metrics.write({{"event", std::string("step")},
+                       {"step", report.steps},
+                       {"loss", last_loss},
+                       {"learning_rate", e.learning_rate}});
+      loss_sum += last_loss * double(batch.size());
       seen += batch.size();
       progress.step(epoch + 1, batch.index + 1, per_epoch, loss_sum / double(seen), correct.item() / double(seen),
                     double(seen) * strategy.size() / seconds_since(begin), e.learning_rate);
-      if (stop_signal) strategy.request_stop();
+      if (stop_signal || (one_batch && last_loss < OneBatch::near_zero)) strategy.request_stop();
       if (strategy.stopped()) break;
     }
     backend.synchronize();
@@ -262,6 +335,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       break;
     }
     strategy.merge_statistics(space);
+    observer.evaluation(true);
+    std::optional<Observer::Phase> phase(std::in_place, observer, "evaluation");
     if (data.validation) {
       Evaluation v = evaluate(model, *data.validation, &strategy);
       e.validation_loss = v.loss;
@@ -272,11 +347,16 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       e.test_loss = t.loss;
       e.test_accuracy = t.accuracy;
     }
+    phase.reset();
+    observer.evaluation(false);
     report.epochs.push_back(e);
     if (speaks) metrics.write(fields_of(e));
     progress.line(e);
   }
   strategy.end();
+  observer.end();
+  if (one_batch && speaks && !stop_signal)
+    std::printf("%s\n", OneBatch::verdict(first_loss, last_loss, report.steps).c_str());
   optimizer.learning_rate(given_rate);
   model.eval();
   MetricFields end{{"event", std::string("end")},

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/batch.h"
+#include "layers/observe.h"
 #include "layers/schedule.h"
 #include "layers/strategy.h"
 
@@ -21,6 +22,9 @@ struct FitOptions {
   std::uint64_t seed = 1;
   std::string metrics = {};  // file for JSON lines; empty: none
   bool progress = true;      // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
+  std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
+  ObserveOptions observe = {};
+  bool overfit_batch = false;  // train on the first batch alone, until its loss is near zero: can the model learn at all?
 };
 
 struct Options;

@@ -46,7 +46,7 @@ Variable BatchNorm2d::forward(const Variable& x, const Variable& residual) {
 
 Variable BatchNorm2d::operator()(const Variable& x, const Variable& residual) {
   Scope scope(path());
-  return forward(x, residual);
+  return seen(forward(x, residual));
 }
 
 }  // namespace tandem

@@ -10,7 +10,7 @@ Parameter::operator const Variable&() const {
 
 Variable Module::operator()(const Variable& x) {
   Scope scope(path_);
-  return forward(x);
+  return seen(forward(x));
 }
 
 void Module::train(bool on) {

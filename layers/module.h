@@ -2,11 +2,13 @@
 // they turn an input into an output. Until a ParameterSpace is built over the tree the parameters have no memory.
 #pragma once
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "autograd/ops.h"
+#include "core/trace.h"
 
 namespace tandem {
 
@@ -40,10 +42,14 @@ struct Statistic {
   Tensor tensor;
 };
 
-// While it lives, operations that run are said to belong to `path`; an empty path changes nothing.
+// While it lives, operations that run are said to belong to `path`; an empty path changes nothing. A trace shows it as a span,
+// and memory that nobody claimed is counted as activations.
 class Scope {
  public:
-  explicit Scope(const std::string& path) : before_(mode().scope) {
+  explicit Scope(const std::string& path)
+      : before_(mode().scope),
+        span_(path.empty() ? "model" : "module", "module", &path),
+        use_(memory_use() == Use::other ? Use::activations : memory_use()) {
     if (!path.empty()) mode().scope = &path;
   }
   ~Scope() { mode().scope = before_; }
@@ -51,6 +57,8 @@ class Scope {
 
  private:
   const std::string* before_;
+  Span span_;
+  MemoryUse use_;
 };
 
 class Module {
@@ -64,6 +72,11 @@ class Module {
   // Runs forward under this module's name, so that errors and traces can say where.
   Variable operator()(const Variable& x);
 
+  // Called with every output of operator(): to look at activations. Replaces the hook and returns the one before; empty, as
+  // at first, it costs one branch. Belongs to this one object, so models do not see each other.
+  using ForwardHook = std::function<void(Module&, const Variable& output)>;
+  ForwardHook on_forward(ForwardHook hook) { return std::exchange(forward_hook_, std::move(hook)); }
+
   void train(bool on = true);  // this module and all below
   void eval() { train(false); }
   bool training() const { return training_; }
@@ -76,6 +89,11 @@ class Module {
   const std::vector<std::pair<std::string, std::unique_ptr<Module>>>& children() const { return children_; }
 
  protected:
+  // How every operator() ends.
+  Variable seen(Variable y) {
+    if (forward_hook_) forward_hook_(*this, y);
+    return y;
+  }
   Parameter& parameter(std::string name, const Shape& shape, Initial initial, bool decay = true);
   Statistic& statistic(std::string name, const Shape& shape, double initial);
   template <class M, class... Arguments>
@@ -91,6 +109,7 @@ class Module {
 
  private:
   std::string path_;
+  ForwardHook forward_hook_;
   bool training_ = true;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::unique_ptr<Statistic>> statistics_;

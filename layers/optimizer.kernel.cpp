@@ -63,6 +63,7 @@ struct Blocks {
 }  // namespace
 
 void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
+  MemoryUse use(Use::optimizer);
   space_ = &space;
   Backend& backend = space.backend();
   std::vector<double> rates(space.elements() / ParameterSpace::alignment * 2, 0.0);

@@ -108,6 +108,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                    }});
   whole("--val", o.val, 0, "training pictures to hold back for choices");
   text("--metrics", o.metrics, "file for metrics, one JSON object a line");
+  whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
+  flag("--summary", o.observe.summary, true, "print the table of modules first");
+  text("--dot", o.observe.dot, "file for a picture of the tape (render it with dot -Tsvg)");
+  flag("--profile", o.observe.profile, true, "print where the time of a step goes");
+  text("--trace", o.observe.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
+  flag("--memory", o.observe.memory, true, "print who holds the memory in a step");
+  flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
   flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
   flag("--exact-conv", o.exact_conv, true, "no Winograd convolution");
   parse_command_line(argc, argv, description, specs);

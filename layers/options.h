@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "layers/observe.h"
 #include "layers/schedule.h"
 
 namespace tandem {
@@ -26,6 +27,9 @@ struct Options {
   int threads = 0;             // 0: all cores
   int val = 0;                 // training pictures held back for choices
   std::string metrics = {};
+  int log_every = 0;
+  ObserveOptions observe = {};
+  bool overfit_batch = false;
   bool deterministic = false, exact_conv = false;
 };
 

@@ -46,8 +46,12 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
   }
   size = (size + cut - 1) / cut * cut;
   auto room = [&](std::int64_t n) { return memory ? memory(backend, n) : Tensor::zeros(backend, {n}, dtype); };
+  MemoryUse parameters_use(Use::parameters);
   values = room(size);
-  gradients = room(size);
+  {
+    MemoryUse use(Use::gradients);
+    gradients = room(size);
+  }
 
   std::vector<double> initial(size, 0.0);
   for (std::size_t i = 0; i < segments_.size(); i++) {

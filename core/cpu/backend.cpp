@@ -93,7 +93,10 @@ WeightKey key(const Tensor& w) {
 class AllocatorScratch : public Scratch {
  public:
   explicit AllocatorScratch(CachingAllocator& memory) : memory_(memory) {}
-  void* take(std::size_t bytes) override { return memory_.take(bytes); }
+  void* take(std::size_t bytes) override {
+    MemoryUse use(Use::scratch);
+    return memory_.take(bytes);
+  }
   void give(void* block) override { memory_.give(block); }
 
  private:

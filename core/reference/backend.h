@@ -31,9 +31,10 @@ template <class E>
 class Scratch {
  public:
   Scratch(Backend& backend, std::int64_t elements)
-      : memory_(backend.memory()),
-        data_(
-            static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(E)))) {}
+      : memory_(backend.memory()) {
+    MemoryUse use(Use::scratch);
+    data_ = static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(E)));
+  }
   ~Scratch() { memory_.give(data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

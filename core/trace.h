@@ -1,0 +1,136 @@
+// Trace: what ran when. A trace has lanes (forward, backward, a loader's thread; later a device's stream, a phase of an
+// exchange), and a lane holds spans that lie one behind or inside the other. Each thread writes to the lane it stands on;
+// standing on none, which is how threads begin, it records nothing, and that costs one branch.
+//
+//   Trace trace;
+//   OnLane on(&trace, "forward");                  // this thread's spans go here until the end of the scope
+//   { Span s("forward", "phase"); … }              // one span
+//   trace.write("run.json");                       // for chrome://tracing or ui.perfetto.dev
+//
+// A lane is written by one thread at a time; different lanes at once. Reading (events, json, write) is for when nobody
+// writes. Memory for events comes in chunks of 1024 and is bounded: what comes beyond is dropped and counted.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+class Trace {
+ public:
+  struct Event {
+    const char* name = "";               // "conv2d", "step"; lives as long as the program
+    const char* kind = "";               // "op", "module", "phase", "wait", or "counter"
+    const std::string* where = nullptr;  // path of the module, alive until the trace was read; null: none
+    std::int64_t begin = 0, end = 0;     // ns since the trace began
+    std::int64_t number = -1;            // of the step or the batch; −1: none
+    double flops = 0, bytes = 0;         // of the work; 0: unknown. A counter has its value in `bytes`
+  };
+
+  class Lane {
+   public:
+    Lane(Trace& trace, std::string name, int index) : trace_(trace), name_(std::move(name)), index_(index) {}
+    Trace& trace() const { return trace_; }
+    const std::string& name() const { return name_; }
+    int index() const { return index_; }
+    std::int64_t now() const { return trace_.now(); }
+    // Where the last span began or ended: what is known only when it is over is taken to have begun there.
+    std::int64_t mark() const { return mark_; }
+    void mark(std::int64_t t) { mark_ = t; }
+    void add(const Event& e);                      // begin and end are set
+    void until_now(Event e);                       // a span from mark() to now
+    void counter(const char* name, double value);  // a number over time: bytes in use, staleness
+    std::size_t size() const { return size_; }
+    const Event& operator[](std::size_t i) const { return chunks_[i / chunk][i % chunk]; }
+    std::size_t dropped() const { return dropped_; }
+
+   private:
+    static constexpr std::size_t chunk = 1024;
+    Trace& trace_;
+    std::string name_;
+    int index_;
+    std::vector<std::unique_ptr<Event[]>> chunks_;
+    std::size_t size_ = 0, dropped_ = 0;
+    std::int64_t mark_ = 0;
+  };
+
+  // process and rank name the rows of several traces shown together; limit: events kept per lane.
+  explicit Trace(std::string process = "tandem", int rank = 0, std::size_t limit = std::size_t{1} << 18);
+  Trace(const Trace&) = delete;
+
+  Lane& lane(const std::string& name);  // made at the first call; shown in that order
+  // Off: spans that begin from now on are not recorded, on any lane.
+  void record(bool on) { on_.store(on, std::memory_order_relaxed); }
+  bool recording() const { return on_.load(std::memory_order_relaxed); }
+  std::int64_t now() const { return (Clock::now() - begin_).count(); }
+
+  const std::vector<std::unique_ptr<Lane>>& lanes() const { return lanes_; }
+  const Lane* find(const std::string& name) const;  // null when there is none
+  std::string json() const;                         // Chrome's trace event format; times in µs
+  void write(const std::string& path) const;        // throws UsageError when the file cannot be written
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static_assert(std::is_same_v<Clock::duration, std::chrono::nanoseconds>);
+  std::string process_;
+  int rank_;
+  std::size_t limit_;
+  Clock::time_point begin_ = Clock::now();
+  std::int64_t unix_us_;  // when the trace began, to lay traces of several hosts beside each other
+  std::atomic<bool> on_{true};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+Trace::Lane*& thread_lane();  // where this thread stands; null: nowhere
+// The lane to record on now; null: none.
+inline Trace::Lane* tracing() {
+  Trace::Lane* lane = thread_lane();
+  return lane && lane->trace().recording() ? lane : nullptr;
+}
+
+// For its scope this thread stands on a lane; a null trace changes nothing.
+class OnLane {
+ public:
+  OnLane(Trace* trace, const std::string& name) : before_(thread_lane()) {
+    if (!trace) return;
+    thread_lane() = &trace->lane(name);
+    thread_lane()->mark(trace->now());
+  }
+  ~OnLane() {
+    thread_lane() = before_;
+    if (before_) before_->mark(before_->now());  // the time on the other lane is not this one's
+  }
+  OnLane(const OnLane&) = delete;
+
+ private:
+  Trace::Lane* before_;
+};
+
+// A span on this thread's lane from here to the end of the scope.
+class Span {
+ public:
+  explicit Span(const char* name, const char* kind = "phase", const std::string* where = nullptr,
+                std::int64_t number = -1)
+      : lane_(tracing()) {
+    if (!lane_) return;
+    event_ = {.name = name, .kind = kind, .where = where, .begin = lane_->now(), .number = number};
+    lane_->mark(event_.begin);
+  }
+  ~Span() {
+    if (!lane_) return;
+    event_.end = lane_->now();
+    lane_->add(event_);
+  }
+  Span(const Span&) = delete;
+
+ private:
+  Trace::Lane* lane_;
+  Trace::Event event_;
+};
+
+}  // namespace tandem

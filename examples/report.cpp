@@ -1,0 +1,47 @@
+// One page about a run, or about several side by side: build/report run1.jsonl run2.jsonl -o report.html. What the runs wrote
+// with --metrics becomes an HTML file that needs no other.
+#include <cstdio>
+#include <filesystem>
+
+#include "core/files.h"
+#include "layers/options.h"
+#include "layers/report.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    std::vector<std::string> paths;
+    std::string output = "report.html", title;
+    for (int i = 1; i < argc; i++) {
+      const std::string word = argv[i];
+      if (word == "--help" || word == "-h") {
+        std::printf("report RUN.jsonl… [-o report.html] [--title TEXT]: one page about runs, side by side.\n");
+        return;
+      }
+      if (word == "-o" || word == "--title") {
+        if (++i == argc) refuse(word, " needs a value");
+        (word == "-o" ? output : title) = argv[i];
+      } else if (word.starts_with("-")) {
+        refuse("unknown option ", word, " (there are -o FILE and --title TEXT)");
+      } else {
+        paths.push_back(word);
+      }
+    }
+    for (const std::string& path : paths)
+      if (std::error_code none; std::filesystem::equivalent(path, output, none))
+        refuse("-o ", output, " would overwrite a run that is to be read");
+    if (paths.empty()) refuse("which runs? Name the files that they wrote with --metrics");
+
+    std::vector<RunLog> runs;
+    std::vector<std::string> labels = labels_of(paths);
+    for (std::size_t i = 0; i < paths.size(); i++) {
+      runs.push_back(read_run(paths[i]));
+      runs.back().label = labels[i];
+      for (const std::string& remark : runs.back().remarks) std::fprintf(stderr, "%s\n", remark.c_str());
+    }
+    if (title.empty()) title = runs.size() == 1 ? labels[0] : std::to_string(runs.size()) + " runs";
+    write_file(output, report_page(runs, title));
+    std::printf("%s: %zu run%s\n", output.c_str(), runs.size(), runs.size() == 1 ? "" : "s");
+  });
+}

@@ -1,0 +1,91 @@
+// Looking at a run while it trains: the table of its modules, a picture of its tape, where the time goes, who holds the memory.
+// fit() has an Observer; a loop of your own may have one too, with the same calls.
+#pragma once
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/trace.h"
+#include "layers/module.h"
+
+namespace tandem {
+
+struct ObserveOptions {
+  bool summary = false;  // the table of modules, before the first step
+  std::string dot;       // file for a picture of the first step's tape
+  bool profile = false;  // a table of operations, over the steps that are looked at
+  std::string trace;     // file for Chrome's trace viewer: those steps, and the first evaluation
+  bool memory = false;   // who holds the memory, at the last of those steps
+  // Which steps: `steps` of them after `warm_up`, when kernels are chosen and memory stands still; fewer in a short run.
+  std::int64_t warm_up = 10, steps = 20;
+};
+
+// ---- where the time goes ---------------------------------------------------------------------------------------------------
+// Sums over the spans of a trace: lanes "forward" and "backward" hold operations, "step" the steps and the waits.
+struct ProfileRow {
+  std::string op, module;                  // module is empty in sums over all modules
+  double calls = 0;                        // per step, forward
+  double forward_ms = 0, backward_ms = 0;  // per step
+  double flops = 0, bytes = 0;             // per step, both directions; bytes: what must at least be touched
+};
+struct Profile {
+  std::int64_t steps = 0;
+  double step_ms = 0, wait_ms = 0, forward_ms = 0, backward_ms = 0, optimizer_ms = 0;  // per step
+  std::vector<ProfileRow> by_op, by_module;                                            // the most expensive first
+  std::string text(std::size_t rows = 20) const;
+};
+Profile profile_of(const Trace& trace);
+
+// ---- who holds the memory --------------------------------------------------------------------------------------------------
+struct MemoryReport {
+  struct Phase {
+    std::string name;
+    std::size_t peak_bytes = 0;
+    std::string holders;  // at that peak
+  };
+  std::vector<Phase> phases;                            // of one step
+  std::map<std::string, std::size_t> by_op, by_module;  // kept for backward
+  std::size_t saved_bytes = 0, live_bytes = 0, reserved_bytes = 0;
+  std::string text(std::size_t rows = 10) const;
+};
+
+// ---- the observer ----------------------------------------------------------------------------------------------------------
+class Observer {
+ public:
+  // Only rank 0 shows anything. Throws UsageError when a file cannot be written, before an hour of training is lost.
+  Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t total_steps);
+
+  Trace* trace() { return trace_ ? &*trace_ : nullptr; }  // null: none was asked for
+  void before(Module& model, const Tensor& images);       // prints the summary
+  void step(std::int64_t number);                         // a step begins
+  void tape(const Variable& loss);                        // between forward and backward
+  void evaluation(bool begins);                           // traced, the first time
+  void end();                                             // prints and writes what is left; a second call does nothing
+
+  // Within its scope a part of the step runs: "forward", "backward", "optimizer", "evaluation".
+  class Phase {
+   public:
+    Phase(Observer& observer, const char* name);
+    ~Phase();
+    Phase(const Phase&) = delete;
+
+   private:
+    Observer& observer_;
+    const char* name_;
+    OnLane lane_;
+    Span span_;
+  };
+
+ private:
+  bool last_looked() const { return step_ + 1 == first_ + options_.steps; }
+  ObserveOptions options_;
+  Backend& backend_;
+  std::int64_t first_, step_ = -1;
+  bool drawn_ = false, evaluated_ = false;
+  std::optional<Trace> trace_;
+  MemoryReport memory_;
+};
+
+}  // namespace tandem

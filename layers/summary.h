@@ -1,0 +1,38 @@
+// What a model is made of, found by running it once and looking at its modules and its tape.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "layers/module.h"
+
+namespace tandem {
+
+struct ModuleSummary {
+  std::string path, type;  // "layer1.0.conv1", "Conv2d"; the model itself has an empty path
+  Shape output;
+  std::int64_t parameters = 0;  // its own, not those of modules inside
+  double macs = 0;              // multiply-adds of its products and convolutions, per picture
+  std::size_t saved_bytes = 0;  // what its operations keep for backward; what others keep already is not counted again
+};
+
+struct ModelSummary {
+  std::vector<ModuleSummary> modules;  // in the order in which they first ran; one that never ran comes last
+  Shape input;
+  DType dtype = DType::f32;
+  std::int64_t parameters = 0;
+  double macs = 0;  // per picture
+  std::size_t saved_bytes = 0, parameter_bytes = 0, statistic_bytes = 0;
+  // The most that saved activations and gradients of activations take together in a training step. What kernels borrow is not in it.
+  std::size_t backward_peak_bytes = 0;
+  // Parameters, gradients and `states` vectors of the optimizer (1 for SGD with momentum, 2 for AdamW) beside that peak.
+  std::size_t training_bytes(int states = 1) const {
+    return (2 + std::size_t(states)) * parameter_bytes + statistic_bytes + backward_peak_bytes;
+  }
+  std::string text() const;  // a table, and the sums in words
+};
+
+// Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 where there is batch norm) in training mode. A model without
+// memory gets some on the CPU for as long as it takes. Nothing of the model is different afterwards: statistics are put back.
+ModelSummary summary(Module& model, const Shape& input, DType dtype = DType::f32);
+
+}  // namespace tandem

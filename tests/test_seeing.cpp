@@ -1,0 +1,542 @@
+// Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory, pages about runs.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "autograd/tape.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/trace.h"
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "layers/chart.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/models.h"
+#include "layers/report.h"
+#include "layers/summary.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using test::refused;
+using test::TemporaryFolder;
+
+namespace {
+
+bool same(const Json& a, const nlohmann::json& b) {
+  switch (a.kind) {
+    case Json::Kind::null: return b.is_null();
+    case Json::Kind::boolean: return b.is_boolean() && b.get<bool>() == a.boolean;
+    case Json::Kind::number: return b.is_number() && b.get<double>() == a.number;
+    case Json::Kind::text: return b.is_string() && b.get<std::string>() == a.text;
+    case Json::Kind::array:
+      if (!b.is_array() || b.size() != a.items.size()) return false;
+      for (std::size_t i = 0; i < b.size(); i++)
+        if (!same(a.items[i], b[i])) return false;
+      return true;
+    case Json::Kind::object:
+      if (!b.is_object() || b.size() != a.members.size()) return false;
+      for (const auto& [name, v] : a.members)
+        if (!b.contains(name) || !same(v, b[name])) return false;
+      return true;
+  }
+  return false;
+}
+
+// ---- JSON ------------------------------------------------------------------------------------------------------------
+TEST(SeeingJson, ReadsWhatAnotherReaderReadsAndRefusesWhatItRefuses) {
+  const std::string base =
+      R"({"event": "start", "a":[1,-2.5e3,0,true,false,null,{"x":"yé😀\n\"é😀\\"}], "r": {"b": 128}})";
+  const std::string letters = "{}[]\",:0123456789.eE+-\\utrfalsn \x80\xc3\xa9\x01";
+  std::mt19937 random(1);
+  int read = 0, refused_by_both = 0;
+  for (int k = 0; k < 100'000; k++) {
+    std::string s = base;
+    for (int edits = int(random() % 4); edits > 0; edits--) {
+      std::size_t at = random() % s.size();
+      switch (random() % 3) {
+        case 0: s[at] = letters[random() % letters.size()]; break;
+        case 1: s.erase(at, 1); break;
+        default: s.insert(at, 1, letters[random() % letters.size()]);
+      }
+    }
+    nlohmann::json theirs = nlohmann::json::parse(s, nullptr, false);
+    try {
+      Json ours = Json::parse(s);
+      ASSERT_FALSE(theirs.is_discarded()) << s;
+      ASSERT_TRUE(same(ours, theirs)) << s;
+      read++;
+    } catch (const Error& e) {
+      if (std::string(e.what()).find("comes twice") != std::string::npos) continue;  // ours alone minds that
+      ASSERT_TRUE(theirs.is_discarded()) << s << ": " << e.what();
+      refused_by_both++;
+    }
+  }
+  EXPECT_GT(read, 10'000);
+  EXPECT_GT(refused_by_both, 10'000);
+}
+
+TEST(SeeingJson, SaysWhereAndSurvivesDepth) {
+  EXPECT_TRUE(refused([] { Json::parse(R"({"a" 1})"); }, {"at byte 5", "expected ':'"}));
+  EXPECT_TRUE(refused([] { Json::parse(R"({"a":1,"a":2})"); }, {"\"a\" comes twice"}));
+  EXPECT_TRUE(refused([] { Json::parse(std::string(1'000'000, '[')); }, {"nested deeper"}));
+  EXPECT_TRUE(refused([] { Json::parse(""); }, {"the end"}));
+  EXPECT_EQ(json_quoted("a\"\\\n\x01\xff é"), "\"a\\\"\\\\\\u000a\\u0001\xEF\xBF\xBD é\"");
+  EXPECT_EQ(json_number(NAN), "null");
+}
+
+// ---- traces ----------------------------------------------------------------------------------------------------------
+// Every event lies inside or beside every other of its lane.
+void expect_nested(const nlohmann::json& events) {
+  std::map<int, std::vector<std::pair<double, double>>> open;
+  for (const auto& e : events) {
+    if (e["ph"] != "X") continue;
+    double begin = e["ts"], end = begin + e["dur"].get<double>();
+    auto& stack = open[e["tid"]];
+    while (!stack.empty() && stack.back().second <= begin + 0.002) stack.pop_back();
+    if (!stack.empty()) {
+      EXPECT_LE(end, stack.back().second + 0.002) << e;
+    }
+    stack.push_back({begin, end});
+  }
+}
+
+TEST(SeeingTrace, OffRecordsNothingAndOnRecordsSpansThatNest) {
+  { Span nowhere("op"); }
+  Trace trace("a \"program\"", 3);
+  {
+    OnLane on(&trace, "forward");
+    Span outer("forward");
+    {
+      const std::string path = "layer1.0";
+      static const std::string kept = path;
+      Span inner("module", "module", &kept, 7);
+      tracing()->until_now({.name = "relu", .kind = "op", .where = &kept, .flops = 0, .bytes = 64});
+    }
+    tracing()->counter("bytes in use", 12);
+    trace.record(false);
+    Span off("never");
+    EXPECT_EQ(tracing(), nullptr);
+  }
+  EXPECT_EQ(thread_lane(), nullptr);
+  ASSERT_EQ(trace.lanes().size(), 1u);
+  nlohmann::json j = nlohmann::json::parse(trace.json());
+  std::map<std::string, nlohmann::json> by_name;
+  for (const auto& e : j["traceEvents"]) by_name[e["name"]] = e;
+  EXPECT_EQ(by_name["process_name"]["args"]["name"], "a \"program\"");
+  EXPECT_EQ(by_name["thread_name"]["args"]["name"], "forward");
+  EXPECT_EQ(by_name["layer1.0"]["cat"], "module");  // a module is shown by its path
+  EXPECT_EQ(by_name["layer1.0"]["pid"], 3);
+  EXPECT_EQ(by_name["layer1.0"]["args"]["number"], 7);
+  EXPECT_EQ(by_name["relu"]["args"]["module"], "layer1.0");
+  EXPECT_EQ(by_name["bytes in use"]["args"]["value"], 12);
+  EXPECT_EQ(by_name.count("never"), 0u);
+  EXPECT_EQ(by_name.count("forward"), 1u);
+  expect_nested(j["traceEvents"]);
+}
+
+TEST(SeeingTrace, LanesOfSeveralThreadsAndABound) {
+  Trace trace("t", 0, 100);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; i++)
+    threads.emplace_back([&, i] {
+      OnLane on(&trace, "lane " + std::to_string(i));
+      for (int k = 0; k < 40 + 30 * i; k++) Span s("work", "op", nullptr, k);
+    });
+  for (auto& t : threads) t.join();
+  ASSERT_EQ(trace.lanes().size(), 4u);
+  for (int i = 0; i < 4; i++) {
+    const Trace::Lane* lane = trace.find("lane " + std::to_string(i));
+    ASSERT_TRUE(lane);
+    EXPECT_EQ(lane->size(), std::size_t(std::min(100, 40 + 30 * i)));
+    EXPECT_EQ(lane->dropped(), std::size_t(std::max(0, 30 * i - 60)));
+  }
+  EXPECT_NE(trace.json().find("30 later events were dropped"), std::string::npos);
+  EXPECT_TRUE(nlohmann::json::accept(trace.json()));
+  EXPECT_TRUE(refused([&] { trace.write("/nowhere/t.json"); }, {"/nowhere/t.json", "cannot be written"}));
+}
+
+// ---- the tape --------------------------------------------------------------------------------------------------------
+struct TwoLayers : Module {
+  Conv2d& conv = child<Conv2d>("conv", 3, 8, 3, Conv2dOptions{.padding = 1});
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 8, true);
+  Linear& fc = child<Linear>("fc", 8, 4);
+  Variable forward(const Variable& x) override { return fc(global_average_pool(bn(conv(x)))); }
+};
+
+TEST(SeeingTape, CountsEachSavedStorageOnce) {
+  auto backend = reference_backend();
+  TwoLayers model;
+  ParameterSpace space(model, *backend, 1);
+  Variable y = model(Variable(Tensor::full(*backend, {2, 4, 4, 3}, 0.5)));
+  std::map<std::string, std::size_t> saved;
+  std::size_t leaves = 0;
+  for (const TapeEntry& e : tape_of(y)) {
+    if (e.node->leaf()) leaves++;
+    saved[e.node->op] += e.saved_bytes;
+  }
+  EXPECT_EQ(leaves, 6u);
+  EXPECT_EQ(saved["conv2d"], 2u * 4 * 4 * 3 * 4);                  // its input; the filter is a parameter
+  EXPECT_EQ(saved["batch_norm"], 2u * 4 * 4 * 8 * 4 + 2 * 8 * 4);  // its input, mean and inverse deviation
+  EXPECT_EQ(saved["average_pool2d"], 0u);
+  EXPECT_EQ(saved["linear"], 2u * 8 * 4);
+}
+
+TEST(SeeingTape, DotNamesOperationsModulesAndParameters) {
+  auto backend = reference_backend();
+  TwoLayers model;
+  ParameterSpace space(model, *backend, 1);
+  Variable x(Tensor::full(*backend, {2, 4, 4, 3}, 0.5));
+  Variable loss = sum(model(x));
+  std::string dot = dot_of(loss);
+  for (const char* part : {"conv2d\\n[2, 4, 4, 8]", "conv.weight\\n[8, 3, 3, 3]", "label=\"bn\"", "average_pool2d",
+                           "sum", "saves 384 B", "constant"})
+    EXPECT_NE(dot.find(part), std::string::npos) << part << "\n" << dot;
+  EXPECT_EQ(std::count(dot.begin(), dot.end(), '{'), std::count(dot.begin(), dot.end(), '}'));
+  std::size_t edges = 0;
+  for (std::size_t at = dot.find(" -> "); at != dot.npos; at = dot.find(" -> ", at + 1)) edges++;
+  EXPECT_EQ(edges, 1u + 2 + 3 + 1 + 3 + 1);  // conv: constant, w, b; bn: x, γ, β; pool; linear: x, w, b; sum
+}
+
+// ---- summaries -------------------------------------------------------------------------------------------------------
+TEST(SeeingSummary, CountsByHand) {
+  TwoLayers model;
+  ModelSummary s = summary(model, {2, 4, 4, 3});
+  ASSERT_EQ(s.modules.size(), 4u);
+  EXPECT_EQ(s.modules[0].type, "TwoLayers");
+  EXPECT_EQ(s.modules[1].path, "conv");
+  EXPECT_EQ(s.modules[1].type, "Conv2d");
+  EXPECT_EQ(s.modules[1].output, (Shape{2, 4, 4, 8}));
+  EXPECT_EQ(s.modules[1].parameters, 8 * 9 * 3 + 8);
+  EXPECT_EQ(s.modules[1].macs, 16.0 * 8 * 27);
+  EXPECT_EQ(s.modules[3].macs, 32.0);
+  EXPECT_EQ(s.parameters, 224 + 16 + 36);
+  EXPECT_EQ(s.macs, 16 * 8 * 27 + 32);
+  EXPECT_EQ(s.saved_bytes, 384u + 1024 + 64 + 64);
+  EXPECT_GE(s.backward_peak_bytes, s.saved_bytes);
+  for (auto& [name, p] : model.parameters()) EXPECT_FALSE(p->variable.defined()) << "summary() left memory behind";
+  std::string text = s.text();
+  EXPECT_NE(text.find("276 parameters"), std::string::npos) << text;
+}
+
+// Multiply-adds and parameters as published: He et al. 2016, torchvision.
+TEST(SeeingSummary, KnownModels) {
+  struct Known {
+    const char* model;
+    int classes, channels, side;
+    double macs, parameters;
+  };
+  for (const Known& k :
+       {Known{"resnet20", 10, 3, 32, 40.8e6, 0.27e6}, Known{"resnet18", 1000, 3, 224, 1.814e9, 11.69e6}}) {
+    auto model = make_model(k.model, k.classes, k.channels, k.side);
+    ModelSummary s = summary(*model, {2, k.side, k.side, k.channels});
+    if (std::string(k.model) == "resnet18" && s.modules[1].output != (Shape{2, 112, 112, 64}))
+      continue;  // CIFAR's stem
+    EXPECT_NEAR(s.macs, k.macs, 0.01 * k.macs) << k.model;
+    EXPECT_NEAR(double(s.parameters), k.parameters, 0.01 * k.parameters) << k.model;
+  }
+}
+
+TEST(SeeingSummary, LeavesATrainedModelAsItWas) {
+  auto backend = reference_backend();
+  TwoLayers model;
+  ParameterSpace space(model, *backend, 1);
+  int fired = 0;
+  model.conv.on_forward([&](Module&, const Variable&) { fired++; });
+  model.eval();
+  std::vector<double> values = space.values.values(), statistics = space.statistics.values();
+  summary(model, {2, 4, 4, 3});
+  EXPECT_EQ(values, space.values.values());
+  EXPECT_EQ(statistics, space.statistics.values());
+  EXPECT_FALSE(model.training());
+  EXPECT_EQ(fired, 0);
+  NoGrad off;
+  model(Variable(Tensor::full(*backend, {2, 4, 4, 3}, 0.5)));
+  EXPECT_EQ(fired, 1) << "the hook was not put back";
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+TEST(SeeingMemory, EachUseIsCountedApart) {
+  CachingAllocator memory(heap_memory());
+  void *a, *b;
+  {
+    MemoryUse use(Use::parameters);
+    a = memory.take(1000);
+  }
+  {
+    MemoryUse use(Use::activations);
+    b = memory.take(3 << 20);
+  }
+  MemoryStatistics s = memory.statistics();
+  EXPECT_EQ(s.live[int(Use::parameters)], 1024u);
+  EXPECT_EQ(s.live[int(Use::activations)], std::size_t{3} << 20);
+  EXPECT_EQ(s.at_peak, s.live);
+  EXPECT_EQ(by_use(s.live), "activations 3.00 MiB, parameters 1.00 KiB");
+  memory.give(b);
+  memory.give(a);
+  s = memory.statistics();
+  for (std::size_t bytes : s.live) EXPECT_EQ(bytes, 0u);
+  EXPECT_EQ(s.at_peak[int(Use::activations)], std::size_t{3} << 20);
+  void* again = memory.take(1000);  // the block that was parameters is nobody's now
+  EXPECT_EQ(memory.statistics().live[int(Use::parameters)], 0u);
+  EXPECT_EQ(memory.statistics().live[int(Use::other)], 1024u);
+  memory.give(again);
+}
+
+struct Little : MemorySource {
+  void* acquire(std::size_t bytes) override {
+    return bytes > (4 << 20) ? nullptr : std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  }
+  void release(void* block, std::size_t) override { std::free(block); }
+  const char* name() const override { return "a little memory"; }
+  std::size_t segment_bytes() const override { return 0; }
+};
+
+TEST(SeeingMemory, RunningOutSaysWhoHoldsWhat) {
+  CachingAllocator memory(std::make_unique<Little>());
+  MemoryUse use(Use::activations);
+  void* held = memory.take(2 << 20);
+  EXPECT_TRUE(refused(
+      [&] {
+        MemoryUse scratch(Use::scratch);
+        memory.take(8 << 20);
+      },
+      {"out of a little memory", "8.00 MiB (scratch)", "activations 2.00 MiB", "--batch"}));
+  memory.give(held);
+}
+
+// ---- a run that is looked at -------------------------------------------------------------------------------------------
+// Trains smallcnn for two epochs of eight steps and returns what it said.
+struct Looked {
+  TemporaryFolder folder;
+  FitReport report;
+  std::string said;
+  std::vector<double> weights;
+  explicit Looked(const std::function<void(FitOptions&, const TemporaryFolder&)>& change, int pictures = 128) {
+    auto backend = cpu_backend(1);
+    Dataset data = synthetic({.side = 28, .train = pictures, .test = 64});
+    Loader train(data.train, {.batch = 16, .drop_last = true, .seed = 1}, *backend);
+    Loader test(data.test, {.batch = 32, .shuffle = false}, *backend);
+    auto model = make_model("lenet5", 10, 1, 28);
+    SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+    FitOptions options{.epochs = 2, .schedule = Schedule::parse("constant"), .progress = false};
+    options.metrics = folder.file("run.jsonl");
+    change(options, folder);
+    testing::internal::CaptureStdout();
+    report = fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
+    said = testing::internal::GetCapturedStdout();
+    weights = sgd.space().values.values();
+  }
+};
+
+TEST(SeeingFit, EverythingAtOnceAndTheSameWeights) {
+  Looked plain([](FitOptions&, const TemporaryFolder&) {});
+  EXPECT_EQ(plain.said, "");
+  Looked all([](FitOptions& o, const TemporaryFolder& f) {
+    o.observe = {.summary = true,
+                 .dot = f.file("tape.dot"),
+                 .profile = true,
+                 .trace = f.file("trace.json"),
+                 .memory = true,
+                 .warm_up = 2,
+                 .steps = 5};
+    o.log_every = 4;
+  });
+  EXPECT_EQ(plain.weights, all.weights) << "looking changed the training";
+  for (const char* part : {"(model)", "LeNet5", "multiply-adds per picture", "profile of 5 steps", "conv2d", "GFLOP/s",
+                           "memory in one step", "kept for backward by module", "parameters"})
+    EXPECT_NE(all.said.find(part), std::string::npos) << part << "\n" << all.said;
+  EXPECT_EQ(test::contents(all.folder.file("tape.dot")).rfind("digraph", 0), 0u);
+
+  nlohmann::json trace = nlohmann::json::parse(test::contents(all.folder.file("trace.json")));
+  std::map<int, std::string> lanes;
+  std::map<std::string, std::map<std::string, int>> seen;  // lane, name
+  for (const auto& e : trace["traceEvents"])
+    if (e["name"] == "thread_name") lanes[e["tid"]] = e["args"]["name"];
+  for (const auto& e : trace["traceEvents"])
+    if (e["ph"] == "X") seen[lanes[e["tid"]]][e["name"]]++;
+  EXPECT_EQ(seen["step"]["step"], 5);
+  EXPECT_EQ(seen["forward"]["conv2d"], 10);
+  EXPECT_EQ(seen["forward"]["conv1"], 5);  // the module
+  EXPECT_EQ(seen["backward"]["conv2d"], 10);
+  EXPECT_EQ(seen["optimizer"]["optimizer"], 5);
+  EXPECT_EQ(seen["evaluation"]["conv2d"], 4);  // the first evaluation: two batches
+  EXPECT_GT(seen["loader of synthetic train"]["make batch"], 0);
+  expect_nested(trace["traceEvents"]);
+
+  int steps = 0;
+  std::ifstream file(all.folder.file("run.jsonl"));
+  for (std::string line; std::getline(file, line);) steps += nlohmann::json::parse(line)["event"] == "step";
+  EXPECT_EQ(steps, 4);
+}
+
+TEST(SeeingFit, ProfileSumsToTheStep) {
+  Trace trace;
+  trace.lane("step").add({.name = "step", .kind = "phase", .begin = 0, .end = 10'000'000});
+  trace.lane("step").add({.name = "wait for a batch", .kind = "wait", .begin = 10'000'000, .end = 12'000'000});
+  const std::string conv1 = "conv1", conv2 = "conv2";
+  Trace::Lane &forward = trace.lane("forward"), &backward = trace.lane("backward");
+  forward.add({.name = "conv2d", .kind = "op", .where = &conv1, .begin = 0, .end = 1'000'000, .flops = 2e9});
+  forward.add({.name = "conv2d", .kind = "op", .where = &conv2, .begin = 0, .end = 2'000'000, .flops = 4e9});
+  forward.add({.name = "forward", .kind = "phase", .begin = 0, .end = 3'500'000});
+  backward.add({.name = "conv2d", .kind = "op", .where = &conv1, .begin = 0, .end = 3'000'000, .flops = 4e9});
+  backward.add({.name = "backward", .kind = "phase", .begin = 0, .end = 5'000'000});
+  Profile p = profile_of(trace);
+  EXPECT_EQ(p.steps, 1);
+  EXPECT_DOUBLE_EQ(p.step_ms, 10);
+  EXPECT_DOUBLE_EQ(p.wait_ms, 2);
+  EXPECT_DOUBLE_EQ(p.forward_ms, 3.5);
+  ASSERT_EQ(p.by_op.size(), 1u);
+  EXPECT_DOUBLE_EQ(p.by_op[0].calls, 2);
+  EXPECT_DOUBLE_EQ(p.by_op[0].forward_ms, 3);
+  EXPECT_DOUBLE_EQ(p.by_op[0].flops, 10e9);
+  ASSERT_EQ(p.by_module.size(), 2u);
+  EXPECT_EQ(p.by_module[0].module, "conv1");                                // 4 ms before 2
+  EXPECT_NE(p.text().find("1500 GFLOP/s"), std::string::npos) << p.text();  // 6 GFLOP in 4 ms
+}
+
+TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
+  Looked good([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; });
+  EXPECT_NE(good.said.find("the model can learn"), std::string::npos) << good.said;
+  EXPECT_LT(good.report.steps, 300);
+  Looked bad([](FitOptions& o, const TemporaryFolder&) {
+    o.overfit_batch = true, o.epochs = 1;
+    o.schedule = Schedule::parse("warmup:1000000+constant");  // a learning rate of nearly nothing
+  });
+  EXPECT_NE(bad.said.find("does NOT learn"), std::string::npos) << bad.said;
+}
+
+// ---- charts and pages --------------------------------------------------------------------------------------------------
+// Tags of HTML and SVG open and close in order, attributes are quoted, and no & or < stands alone.
+std::string not_well_formed(const std::string& html) {
+  static const std::set<std::string> empty{"meta", "br", "hr", "img", "link"};
+  std::vector<std::string> open;
+  for (std::size_t i = 0; i < html.size(); i++) {
+    if (html[i] == '&') {
+      std::size_t end = html.find(';', i);
+      if (end == html.npos || end - i > 8) return "a lone & at " + std::to_string(i);
+    }
+    if (html[i] != '<') continue;
+    std::size_t end = i + 1;
+    bool quoted = false;
+    for (; end < html.size() && (quoted || html[end] != '>'); end++) {
+      if (html[end] == '"') quoted = !quoted;
+      if (html[end] == '<') return "< within a tag at " + std::to_string(end);
+    }
+    if (end == html.size()) return "a tag does not end";
+    std::string tag = html.substr(i + 1, end - i - 1);
+    bool closing = tag[0] == '/', self = tag.back() == '/';
+    if (closing) tag.erase(0, 1);
+    std::string name = tag.substr(0, tag.find_first_of(" \n/"));
+    if (name[0] == '!') continue;
+    if (closing) {
+      if (open.empty() || open.back() != name)
+        return "</" + name + "> closes " + (open.empty() ? "nothing" : open.back());
+      open.pop_back();
+    } else if (!self && !empty.count(name)) {
+      open.push_back(name);
+      if (name == "style") {  // CSS is not markup
+        i = html.find("</style>", end) - 1;
+        continue;
+      }
+    }
+    i = end;
+  }
+  return open.empty() ? "" : "<" + open.back() + "> is never closed";
+}
+
+TEST(SeeingChart, TicksAreRoundAndCoverTheRange) {
+  EXPECT_EQ(round_ticks(0, 1, 5), (std::vector<double>{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}));
+  EXPECT_EQ(round_ticks(3, 97, 5), (std::vector<double>{0, 20, 40, 60, 80, 100}));
+  for (auto [low, high] : {std::pair{1e-9, 3e-9}, {-7.3, 12.1}, {5.0, 5.0}, {0.0, 0.0}, {1e20, 2e20}, {41.2, 128.6}}) {
+    std::vector<double> t = round_ticks(low, high, 5);
+    EXPECT_GE(t.size(), 2u);
+    EXPECT_LE(t.size(), 12u);
+    EXPECT_LE(t.front(), low + 1e-9 * std::fabs(low));
+    EXPECT_GE(t.back(), high - 1e-9 * std::fabs(high));
+  }
+  EXPECT_EQ(short_number(21500), "21.5k");
+  EXPECT_EQ(short_number(0.32998), "0.33");
+  EXPECT_EQ(short_number(NAN), "–");
+}
+
+TEST(SeeingChart, DrawsEveryPointInsideAndGapsWhereThereIsNone) {
+  Chart chart{.title = "Loss & <more>", .x_unit = "epoch", .y_unit = ""};
+  chart.lines.push_back({.label = "a", .x = {1, 2, 3, 4}, .y = {3, NAN, 1, 2}});
+  chart.lines.push_back({.label = "b", .x = {1, 4}, .y = {2, 2}, .colour = 1});
+  std::string svg = svg_of(chart);
+  EXPECT_EQ(not_well_formed(svg), "") << svg;
+  EXPECT_NE(svg.find("Loss &amp; &lt;more&gt;"), std::string::npos);
+  std::size_t circles = 0;
+  for (std::size_t at = svg.find("<circle"); at != svg.npos; at = svg.find("<circle", at + 1)) {
+    circles++;
+    double x = std::stod(svg.substr(svg.find("cx=\"", at) + 4)), y = std::stod(svg.substr(svg.find("cy=\"", at) + 4));
+    EXPECT_TRUE(x >= 50 && x <= 480 && y >= 40 && y <= 240) << x << ", " << y;
+  }
+  EXPECT_EQ(circles, 5u);
+  for (auto& lines : {std::vector<Line>{}, {{.label = "n", .x = {1}, .y = {NAN}}}})
+    EXPECT_NE(svg_of({.title = "t", .x_unit = "", .y_unit = "", .lines = lines}).find("no values"), std::string::npos);
+  EXPECT_EQ(
+      svg_of({.title = "t", .x_unit = "", .y_unit = "", .lines = {{.label = "n", .x = {1}, .y = {5}}}}).find("nan"),
+      std::string::npos);
+}
+
+TEST(SeeingReport, PageOfRealRuns) {
+  std::vector<std::string> paths;
+  for (const char* name : {"tandem_seed1", "torch_seed1", "torch_seed2"})
+    paths.push_back(test::source("examples/recipes/logs/resnet20_cifar10_" + std::string(name) + ".jsonl").string());
+  EXPECT_EQ(labels_of(paths), (std::vector<std::string>{"tandem_seed1", "torch_seed1", "torch_seed2"}));
+  std::vector<RunLog> runs;
+  for (const auto& p : paths) runs.push_back(read_run(p));
+  EXPECT_EQ(runs[0].epochs.size(), 10u);
+  EXPECT_TRUE(runs[0].remarks.empty());
+  EXPECT_NEAR(runs[1].epochs.back().test_accuracy, 0.8691, 1e-9);
+  std::string page = report_page(runs, "ResNet-20 <CIFAR-10>");
+  EXPECT_EQ(not_well_formed(page), "");
+  for (const char* part :
+       {"87.27 %", "ResNet-20 &lt;CIFAR-10&gt;", "recipe.max_lr", "class=\"differs\"", "prefers-color-scheme"})
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  EXPECT_EQ(page.find("http"), std::string::npos) << "the page must need nothing else";
+  EXPECT_EQ(page.find("<script"), std::string::npos);
+}
+
+TEST(SeeingReport, DamagedFilesAreShownAsFarAsTheyGo) {
+  TemporaryFolder folder;
+  auto lay = [&](const char* name, const std::string& text) {
+    write_file(folder.file(name), text);
+    return folder.file(name);
+  };
+  const std::string start = "{\"event\":\"start\",\"batches_per_epoch\":10,\"<b>\":\"&\"}\n";
+  const std::string epoch =
+      "{\"event\":\"epoch\",\"epoch\":1,\"train_loss\":0.5,\"test_accuracy\":null,\"seconds\":2}\n";
+  RunLog cut = read_run(lay("cut.jsonl", start + epoch + "{\"event\":\"epo"));
+  EXPECT_EQ(cut.epochs.size(), 1u);
+  ASSERT_EQ(cut.remarks.size(), 2u);
+  EXPECT_NE(cut.remarks[0].find("cut.jsonl:3: cut off"), std::string::npos) << cut.remarks[0];
+  EXPECT_NE(cut.remarks[1].find("killed"), std::string::npos);
+  RunLog bad = read_run(
+      lay("bad.jsonl", start + "{\"event\" 1}\n\n" + epoch + epoch +
+                           "[1]\n{\"event\":\"step\",\"step\":5,\"loss\":2}\n{\"event\":\"end\",\"stopped\":1}\n"));
+  EXPECT_EQ(bad.epochs.size(), 1u);
+  EXPECT_EQ(bad.steps.at(0).epoch, 0.5);
+  ASSERT_EQ(bad.remarks.size(), 4u);
+  EXPECT_NE(bad.remarks[0].find("bad.jsonl:2: at byte 9"), std::string::npos) << bad.remarks[0];
+  EXPECT_NE(bad.remarks[1].find("bad.jsonl:5: epoch 1 after epoch 1"), std::string::npos) << bad.remarks[1];
+  EXPECT_NE(bad.remarks[2].find("bad.jsonl:6: not a line of metrics"), std::string::npos) << bad.remarks[2];
+  EXPECT_NE(bad.remarks[3].find("stopped"), std::string::npos);
+  RunLog young = read_run(lay("young.jsonl", start));
+  std::string page = report_page({cut, bad, young}, "t");
+  EXPECT_EQ(not_well_formed(page), "");
+  EXPECT_EQ(page.find("<b>"), std::string::npos);
+  EXPECT_EQ(not_well_formed(report_page({young}, "t")), "");
+  EXPECT_TRUE(refused([&] { read_run(folder.file("none.jsonl")); }, {"none.jsonl", "cannot be read"}));
+  EXPECT_TRUE(refused([&] { read_run(lay("empty.jsonl", "")); }, {"empty.jsonl: empty"}));
+  EXPECT_TRUE(refused([&] { read_run(lay("other.jsonl", "hello\n")); }, {"other.jsonl:1:", "not metrics"}));
+}
+
+}  // namespace
