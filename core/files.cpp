@@ -4,17 +4,15 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 
 namespace tandem {
 
 void write_file(const std::string& path, std::string_view text) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (!file) refuse(path, ": cannot be written: ", std::strerror(errno));
-  bool good = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  int error = errno;
-  if (std::fclose(file) != 0) good = false, error = errno;
-  if (!good) fail(path, ": could not be written whole: ", std::strerror(error));
+  AtomicFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
 }
 
 std::string read_file(const std::string& path) {

@@ -83,6 +83,8 @@ std::string svg_of(const Chart& chart) {
         x0 = std::min(x0, l.x[i]), x1 = std::max(x1, l.x[i]);
         y0 = std::min(y0, l.y[i]), y1 = std::max(y1, l.y[i]);
       }
+  for (double x : chart.x_holds)
+    if (x0 <= x1) x0 = std::min(x0, x), x1 = std::max(x1, x);
   std::string svg = "<svg class=\"chart\" viewBox=\"0 0 " + place(width) + " " + place(height) +
                     "\" role=\"img\" aria-label=\"" + html_escaped(chart.title + " by " + chart.x_unit) + "\">\n";
   auto text = [&](const char* kind, double x, double y, const char* anchor, const std::string& what,
@@ -97,11 +99,11 @@ std::string svg_of(const Chart& chart) {
     return svg + "</svg>\n";
   }
 
-  // Room on the right for the labels of the lines; about 6.2 units a letter.
+  // Room on the right for the labels of the lines; about 7.4 units a bold letter.
   std::size_t letters = 0;
   for (const Line& l : chart.lines)
     if (l.labelled) letters = std::max(letters, std::min<std::size_t>(l.label.size(), 20));
-  const double right = 14 + 6.2 * double(letters);
+  const double right = 14 + 7.4 * double(letters);
   const double plot_w = width - left - right, plot_h = height - top - bottom;
   if (chart.from_zero) y0 = std::min(y0, 0.0);
   if (y1 - y0 < 1e-12 * std::max(std::fabs(y0), std::fabs(y1)) || y0 == y1) {  // a constant gets room around it
@@ -164,7 +166,12 @@ std::string svg_of(const Chart& chart) {
   spread(heights, 14, top + 6, top + plot_h - 2);
   for (std::size_t i = 0; i < endings.size(); i++) {
     const Line& l = *endings[i].line;
-    std::string label = l.label.size() > 20 ? l.label.substr(0, 19) + "…" : l.label;
+    std::string label = l.label;
+    if (label.size() > 20) {
+      std::size_t cut = 19;
+      while (cut > 0 && (label[cut] & 0xC0) == 0x80) cut--;  // not within a letter
+      label = label.substr(0, cut) + "…";
+    }
     if (std::fabs(heights[i] - endings[i].y) > 5 || endings[i].x < left + plot_w - 3)
       svg += "<path class=\"lead c" + std::to_string(l.colour % 8) + "\" d=\"M" + place(endings[i].x + 3) + " " +
              place(endings[i].y) + "L" + place(left + plot_w + 6) + " " + place(heights[i]) + "\"/>\n";
@@ -195,7 +202,7 @@ std::string chart_style() {
       "svg.chart .note,svg.chart .tick{fill:var(--soft)}svg.chart .tick{font-variant-numeric:tabular-nums}\n"
       "svg.chart .end{font-weight:600}svg.chart .grid{stroke:var(--rule)}svg.chart .axis{stroke:var(--soft)}\n"
       "svg.chart g path{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}\n"
-      "svg.chart .lead{fill:none;stroke-width:1;opacity:.5}\n"
+      "svg.chart .lead{fill:none;stroke-width:1;opacity:.6;stroke-dasharray:1 3}\n"
       "svg.chart g.dashed path{stroke-dasharray:5 4;stroke-width:1.5}\n"
       "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n";
   for (int i = 0; i < 8; i++) {

@@ -18,8 +18,9 @@ struct Chart {
   std::string title, x_unit, y_unit;  // "Loss", "epoch", "images/s"
   std::string note = {};              // under the title: "solid: training, dashed: test"
   std::vector<Line> lines = {};
-  bool from_zero = false;  // the y axis begins at 0
-  bool percent = false;    // y is a share of 1
+  bool from_zero = false;            // the y axis begins at 0
+  std::vector<double> x_holds = {};  // the x axis holds these too: charts beside each other then agree
+  bool percent = false;              // y is a share of 1
 };
 
 // <svg>…</svg>, with title and description for screen readers. Without a finite point it says "no values".

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "autograd/tape.h"
+#include "core/atomic_file.h"
 #include "core/backend.h"
-#include "core/files.h"
 #include "layers/summary.h"
 
 namespace tandem {
@@ -147,7 +147,7 @@ Observer::Observer(ObserveOptions options, Backend& backend, int rank, std::int6
   options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, total - 1));
   first_ = std::max<std::int64_t>(0, std::min(options_.warm_up, total - options_.steps));
   for (const std::string& file : {options_.dot, options_.trace})
-    if (!file.empty()) write_file(file, "");
+    if (!file.empty()) AtomicFile probe(file);  // without commit() nothing changes
   if (options_.profile || !options_.trace.empty()) {
     trace_.emplace("tandem", rank);
     for (const char* lane : {"step", "forward", "backward", "optimizer", "evaluation"}) trace_->lane(lane);

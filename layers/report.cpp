@@ -309,6 +309,7 @@ std::string report_page(const std::vector<RunLog>& runs, const std::string& titl
       for (const Curve& c : curves)
         chart.note += (chart.note.empty() ? "" : ", ") + std::string(names[int(c.stroke)]) + ": " + c.what;
     chart.x_unit = by_time ? unit_name : "epoch";
+    if (by_time) chart.x_holds = {0, longest / unit};
     for (std::size_t i = 0; i < runs.size(); i++) {
       if (steps && !by_time && !runs[i].steps.empty()) {
         Line l{.label = runs[i].label,
@@ -359,7 +360,8 @@ std::string report_page(const std::vector<RunLog>& runs, const std::string& titl
          &RunLog::Step::learning_rate);
   for (bool by_time : {false, true})
     draw({.title = "Throughput", .x_unit = "", .y_unit = "images/s", .from_zero = true},
-         {{"images/s", field(&RunLog::Epoch::images_per_second), Line::Stroke::solid}}, by_time, false, &RunLog::Step::loss);
+         {{"images/s", field(&RunLog::Epoch::images_per_second), Line::Stroke::solid}}, by_time, false,
+         &RunLog::Step::loss);
   page += "</div>\n";
 
   // ---- options: a column for each run; what differs stands out ----
