@@ -42,7 +42,7 @@ tab=$(printf '\t')
 while IFS="$tab" read -r at command below <&3; do
   echo "$command" | grep -qE "$elsewhere" && continue
   ran=$((ran + 1))
-  (cd "$there" && exec timeout --foreground -k 5 "$limit" sh -c "$command") >"$there/said" 2>&1 </dev/null
+  (cd "$there" && exec timeout -k 5 "$limit" sh -c "$command") >"$there/said" 2>&1 </dev/null
   status=$?
   case $status in
     0 | 124 | 137) ;;
