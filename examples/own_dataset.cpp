@@ -39,7 +39,7 @@ Pictures shapes(const char* name, int count, std::uint64_t seed) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "Discs, squares and crosses.", {.model = "lenet5", .epochs = 3},
+    Options o = parse_options(argc, argv, "Discs, squares and crosses.", {.model = "lenet5", .epochs = 6, .learning_rate = 0.1},
                               {"--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
     const Pictures training = shapes("shapes train", 6000, o.seed), unseen = shapes("shapes test", 1500, o.seed + 1);
