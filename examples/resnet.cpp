@@ -32,7 +32,12 @@ int main(int argc, char** argv) {
         {"--data", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype", "--metrics", "--no-augment"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("cifar-10", o.data);
-    Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .augment = augment(o), .seed = o.seed}, *backend);
+    Loader train(data.train,
+                 {.batch = o.batch,
+                  .dtype = o.dtype,
+                  .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment},
+                  .seed = o.seed},
+                 *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
     Sequential model;

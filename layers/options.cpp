@@ -1,5 +1,6 @@
 #include "layers/options.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -36,7 +37,8 @@ std::string text_of(double v) {
 
 }  // namespace
 
-Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults) {
+Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults,
+                      const std::vector<std::string>& only) {
   Options o = defaults;
   std::vector<OptionSpec> specs;
   auto text = [&](std::string name, std::string& target, std::string help) {
@@ -112,6 +114,11 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an earlier one");
   flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
   flag("--exact-conv", o.exact_conv, true, "no Winograd convolution");
+  for (const std::string& name : only)
+    require(std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; }),
+            "parse_options: there is no option ", name);
+  if (!only.empty())
+    std::erase_if(specs, [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
   return o;

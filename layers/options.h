@@ -31,7 +31,9 @@ struct Options {
 };
 
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError.
-Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {});
+// `only`: the options that this program has (all, when empty): what it would not heed it should not accept.
+Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
+                      const std::vector<std::string>& only = {});
 
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);

@@ -30,7 +30,7 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient new_op own_loop fashion_mnist cifar10; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10; do
   says 0 '--help' "$build/$program" --help
   says 2 'unexpected argument word' "$build/$program" word
   says 2 'unknown option --bogus' "$build/$program" --bogus word
