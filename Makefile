@@ -28,7 +28,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 # The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line, the tests the second, and
 # .ci/run, which lays real data and looks for races with clang, the third.
 PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev nlohmann-json3-dev curl ca-certificates
-PACKAGES_TESTS := libgtest-dev
+PACKAGES_TESTS := libgtest-dev pkg-config
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ all: $(BUILD)/libtandem.a $(programs)
 # TESTS='Conv*:Tape*' runs some only; TEST_SHARDS=1 runs them in one process; CHECKS= leaves the scripts out.
 test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs)
 	$(if $(left_out),@echo 'left out (no $(strip $(rooms_off))): $(left_out)')
-	@BUILD=$(BUILD) DEPENDENCIES='$(every_object:.o=.d)' $(if $(TESTS),GTEST_FILTER='$(TESTS)') \
+	@BUILD=$(BUILD) CXX='$(CXX)' DEPENDENCIES='$(every_object:.o=.d)' $(if $(TESTS),GTEST_FILTER='$(TESTS)') \
 	  sh tests/run.sh $(BUILD)/tandem_tests $(CHECKS)
 needs-gtest:
 	@echo 'make test needs GoogleTest ($(GTEST_STATE)). Try: apt-get install $(GTEST_PACKAGE)' >&2; exit 1
@@ -345,6 +345,7 @@ packages-demo:
 # Headers keep their folders below include/tandem; tandem.pc says where that is and what to link.
 target  = $(DESTDIR)$(strip $(PREFIX))
 headers = $(wildcard $(addsuffix /*.h,core core/reference core/cpu autograd layers datasets cuda dist))
+also    = $(if $(OPENMP_ON),-fopenmp) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 define pkg_config
 prefix=$(strip $(PREFIX))
 includedir=$${prefix}/include
@@ -353,8 +354,8 @@ libdir=$${prefix}/lib
 Name: tandem
 Description: A compact deep learning framework in C++20
 Version: $(VERSION)
-Cflags: -I$${includedir}/tandem -I$${includedir} $(if $(OPENMP_ON),-fopenmp)
-Libs: -L$${libdir} -ltandem $(strip $(if $(OPENMP_ON),-fopenmp) $(LIBS))
+Cflags: -I$${includedir}/tandem -I$${includedir} $(strip $(also))
+Libs: -L$${libdir} -ltandem $(strip $(also) $(LIBS))
 endef
 install: $(BUILD)/libtandem.a
 	@for h in $(headers); do install -D -m 644 $$h $(target)/include/tandem/$$h || exit 1; done

@@ -44,7 +44,10 @@ std::string escaped(const std::string& text) {
 
 std::string text_of(const Shape& shape, DType dtype) {
   std::ostringstream out;
-  out << shape;
+  if (shape.rank() > 0)
+    out << shape;
+  else
+    out << "scalar";
   if (dtype != DType::f32) out << " " << name_of(dtype);
   return out.str();
 }

@@ -11,9 +11,9 @@ namespace {
 
 class PlainFile : public ByteSource {
  public:
-  PlainFile(const std::filesystem::path& path, const std::string& mend)
-      : ByteSource(path, mend), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
-    if (!file_) reject("cannot be opened (", std::strerror(errno), ")");
+  PlainFile(const std::filesystem::path& path, const std::string& source)
+      : ByteSource(path, source), file_(std::fopen(path.c_str(), "rb"), &std::fclose) {
+    if (!file_) unreadable("opened");
     std::setvbuf(file_.get(), nullptr, _IONBF, 0);  // reads are large: a buffer would only copy them once more
     size_ = std::filesystem::file_size(path);
   }
@@ -22,7 +22,7 @@ class PlainFile : public ByteSource {
  protected:
   std::size_t read_some(void* to, std::size_t bytes) override {
     std::size_t got = std::fread(to, 1, bytes, file_.get());
-    if (got < bytes && std::ferror(file_.get())) reject("cannot be read (", std::strerror(errno), ")");
+    if (got < bytes && std::ferror(file_.get())) unreadable("read");
     return got;
   }
 
@@ -45,15 +45,20 @@ void ByteSource::expect_end() {
   check_end();
 }
 
-std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const std::string& mend) {
+void ByteSource::unreadable(const char* what) const {
+  refuse(path_.string(), ": cannot be ", what, ": ", std::strerror(errno));
+}
+
+std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const std::string& source) {
   std::error_code ignored;
   auto status = std::filesystem::status(path, ignored);
-  if (!std::filesystem::exists(status)) refuse(path.string(), ": there is no such file: ", mend);
-  if (!std::filesystem::is_regular_file(status))
+  if (status.type() == std::filesystem::file_type::not_found)
+    refuse(path.string(), ": there is no such file: ", source);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     refuse(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
-           ", expected a file: ", mend);
-  if (path.extension() == ".gz") return open_gzip(path, mend);
-  return std::make_unique<PlainFile>(path, mend);
+           ", expected a file: move it away and ", source);
+  if (path.extension() == ".gz") return open_gzip(path, source);
+  return std::make_unique<PlainFile>(path, source);
 }
 
 }  // namespace tandem

@@ -20,7 +20,7 @@ void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {
 }  // namespace
 
 Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_file) {
-  const std::string mend = "delete it and run datasets/get-data.sh cifar-10";
+  const std::string source = "run " + download_command("cifar-10", folder);
   auto part = [&](const char* name, const std::vector<std::string>& files) {
     Pictures p;
     p.name = name;
@@ -36,7 +36,7 @@ Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_f
     constexpr std::int64_t some = 64;  // records at a time: they stay in cache until they are interleaved
     std::vector<std::uint8_t> buffer(some * record);
     for (const std::string& file : files) {
-      auto bytes = open_bytes(folder / file, mend);
+      auto bytes = open_bytes(folder / file, source);
       for (std::int64_t i = 0; i < pictures_per_file; i++) {
         if (i % some == 0)
           bytes->read(buffer.data(), std::min(some, pictures_per_file - i) * record, pictures_per_file * record);

@@ -24,14 +24,29 @@ Dataset load_dataset(const std::string& name, const std::filesystem::path& direc
          ": choose fashion-mnist, cifar-10, synthetic-fashion-mnist or synthetic-cifar-10");
 }
 
-std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory) {
-  struct Place { const char *set, *folder, *file; };
+namespace {
+
+struct Place {
+  const char *set, *folder, *file;
+};
+
+const Place& place_of(const std::string& name) {
   static constexpr Place places[] = {{"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
                                      {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"}};
-  const Place* place = nullptr;
   for (const Place& p : places)
-    if (name == p.set) place = &p;
-  if (!place) refuse("no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
+    if (name == p.set) return p;
+  refuse("no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
+}
+
+}  // namespace
+
+std::string download_command(const std::string& name, const std::filesystem::path& folder) {
+  const std::filesystem::path root = folder.filename() == place_of(name).folder ? folder.parent_path() : folder;
+  return "datasets/get-data.sh " + name + " " + (root.empty() ? "." : root.string());
+}
+
+std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory) {
+  const Place& place = place_of(name);
 
   // A folder that was named is where the data are meant to be: looking elsewhere would train on other pictures unasked.
   std::vector<std::filesystem::path> roots;
@@ -44,16 +59,16 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
   }
   std::string searched;
   for (const auto& root : roots) {
-    for (const auto& folder : {root / place->folder, root}) {
-      std::error_code ignored;
-      if (std::filesystem::exists(folder / place->file, ignored) ||
-          std::filesystem::exists(folder / (std::string(place->file) + ".gz"), ignored))
+    for (const auto& folder : {root / place.folder, root}) {
+      std::error_code why;  // set where a folder may not be looked into
+      if (std::filesystem::exists(folder / place.file, why) ||
+          std::filesystem::exists(folder / (std::string(place.file) + ".gz"), why))
         return folder;
       if (!searched.empty()) searched += ", ";
-      searched += folder.string();
+      searched += folder.string() + (why ? " (" + why.message() + ")" : "");
     }
   }
-  refuse(name, " was not found in ", searched,
+  refuse(name, " (", place.file, ") was not found in ", searched,
          !directory.empty() || (variable && *variable) ? "" : " (TANDEM_DATA is not set)",
          ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(),
          ", or name the folder that has it with --data or TANDEM_DATA");
@@ -138,7 +153,8 @@ void measure(Pictures& p) {
 
 std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, std::uint64_t seed) {
   std::int64_t n = p.count();
-  if (held_back < 0 || held_back >= n) refuse(p.name, ": cannot hold back ", held_back, " of ", n, " pictures");
+  if (held_back < 0 || held_back >= n)
+    refuse(p.name, ": cannot hold back ", held_back, " of ", n, " pictures: use a smaller --val");
   if (held_back == 0) return {p, {}};
   // The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.
   std::vector<std::int32_t> order(n);

@@ -38,6 +38,9 @@ Dataset load_dataset(const std::string& name, const std::filesystem::path& direc
 // itself. Throws when it is in none of them, naming them all and the command that downloads it.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
 
+// The command that lays the files of a set where they were found: "datasets/get-data.sh fashion-mnist data".
+std::string download_command(const std::string& name, const std::filesystem::path& folder);
+
 // Your own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; copied. Mean and deviation are measured.
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes);

@@ -75,6 +75,7 @@ transfer() {
 fetch() {
   file=$1 md5=$2 part=$3/$1.part final=$3/$1
   if matches "$final" "$md5"; then say "$final is there"; return 0; fi
+  [ -d "$final" ] && die 5 "$final is a directory, expected a file: move it away and run this again"
   [ -e "$final" ] && say "$final is not the official file; downloading it again"
   reached=no wrong=no
   for mirror in $mirrors; do

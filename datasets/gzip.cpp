@@ -14,11 +14,11 @@ namespace {
 // compressed ones and overlooks bytes after the end.
 class GzipFile : public ByteSource {
  public:
-  GzipFile(const std::filesystem::path& path, const std::string& mend)
-      : ByteSource(path, mend), file_(std::fopen(path.c_str(), "rb"), &std::fclose), input_(1 << 18) {
-    if (!file_) reject("cannot be opened (", std::strerror(errno), ")");
+  GzipFile(const std::filesystem::path& path, const std::string& source)
+      : ByteSource(path, source), file_(std::fopen(path.c_str(), "rb"), &std::fclose), input_(1 << 18) {
+    if (!file_) unreadable("opened");
     size_ = std::filesystem::file_size(path);
-    if (inflateInit2(&z_, 15 + 16) != Z_OK) reject("zlib could not start (", z_.msg ? z_.msg : "out of memory", ")");
+    if (inflateInit2(&z_, 15 + 16) != Z_OK) fail("zlib could not start: ", z_.msg ? z_.msg : "out of memory");
   }
   ~GzipFile() override { inflateEnd(&z_); }
   std::uint64_t at_most() const override { return 1032 * size_; }  // deflate never does better
@@ -34,7 +34,7 @@ class GzipFile : public ByteSource {
       left -= step - z_.avail_out;
       if (result == Z_STREAM_END) ended_ = true;
       else if (result != Z_OK && result != Z_BUF_ERROR)
-        reject("is not an intact gzip file (", z_.msg ? z_.msg : "damaged data", ")");
+        reject("no intact gzip file: ", z_.msg ? z_.msg : "its data are wrong");
     }
     return bytes - left;
   }
@@ -49,7 +49,7 @@ class GzipFile : public ByteSource {
     if (z_.avail_in > 0) return true;
     z_.next_in = input_.data();
     z_.avail_in = static_cast<uInt>(std::fread(input_.data(), 1, input_.size(), file_.get()));
-    if (z_.avail_in == 0 && std::ferror(file_.get())) reject("cannot be read (", std::strerror(errno), ")");
+    if (z_.avail_in == 0 && std::ferror(file_.get())) unreadable("read");
     return z_.avail_in > 0;
   }
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
@@ -61,8 +61,8 @@ class GzipFile : public ByteSource {
 
 }  // namespace
 
-std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string& mend) {
-  return std::make_unique<GzipFile>(path, mend);
+std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string& source) {
+  return std::make_unique<GzipFile>(path, source);
 }
 
 }  // namespace tandem

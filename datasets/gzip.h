@@ -4,6 +4,6 @@
 
 namespace tandem {
 
-std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string& mend);
+std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string& source);
 
 }  // namespace tandem

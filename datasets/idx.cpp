@@ -5,8 +5,8 @@
 namespace tandem {
 
 // Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit extent per axis.
-Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& mend) {
-  auto file = open_bytes(path, mend);
+Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& source) {
+  auto file = open_bytes(path, source);
   std::uint64_t header = 4 + 4 * std::uint64_t(rank);
   auto number = [&] {
     std::uint8_t b[4];
@@ -15,8 +15,8 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
   };
   std::uint32_t magic = number(), expected = 0x800u + std::uint32_t(rank);
   if (magic != expected)
-    file->reject("begins with the number ", magic, ", expected ", expected, " (IDX, unsigned bytes, ", rank,
-                 rank > 1 ? " axes)" : " axis)");
+    refuse(path.string(), ": is another file (begins with the number ", magic, ", expected ", expected,
+           ": IDX, unsigned bytes, ", rank, rank > 1 ? " axes" : " axis", "): delete it and ", source);
   Shape shape;
   std::uint64_t elements = 1;
   for (int axis = 0; axis < rank; axis++) {
@@ -36,25 +36,25 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
 }
 
 Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels,
-                      int classes, const std::string& mend) {
+                      int classes, const std::string& source) {
   Pictures p;
   p.name = std::move(name);
   p.classes = classes;
-  Tensor bytes = read_idx(labels, 1, mend);  // the small file first: a mistake shows at once
+  Tensor bytes = read_idx(labels, 1, source);  // the small file first: a mistake shows at once
   std::int64_t n = bytes.extent(0);
   p.labels = host_tensor({n}, DType::i32);
   const std::uint8_t* from = bytes.data<std::uint8_t>();
   std::int32_t* to = p.labels.write<std::int32_t>();
   for (std::int64_t i = 0; i < n; i++) {
     if (from[i] >= classes)
-      refuse(labels.string(), ": label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1, ": ",
-             mend);
+      refuse(labels.string(), ": is damaged (label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1,
+             "): delete it and ", source);
     to[i] = from[i];
   }
-  Tensor x = read_idx(images, 3, mend);
+  Tensor x = read_idx(images, 3, source);
   if (x.extent(0) != n)
     refuse(images.string(), ": has ", x.extent(0), " pictures, expected ", n, " as there are labels in ",
-           labels.string(), ": ", mend);
+           labels.string(), ": delete both and ", source);
   p.images = x.reshape({n, x.extent(1), x.extent(2), 1});
   return p;
 }

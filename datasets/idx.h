@@ -7,12 +7,13 @@
 
 namespace tandem {
 
-// An IDX file of bytes with `rank` axes, .gz or plain, as a u8 tensor in host memory. `mend` closes every error.
-Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& mend);
+// An IDX file of bytes with `rank` axes, .gz or plain, as a u8 tensor in host memory. `source` says how to get it
+// (bytes.h).
+Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& source);
 
 // Pictures of one channel and their labels 0 … classes − 1, as MNIST and its relatives keep them; mean and deviation
 // are left to the caller.
 Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels,
-                      int classes, const std::string& mend);
+                      int classes, const std::string& source);
 
 }  // namespace tandem

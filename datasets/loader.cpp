@@ -80,9 +80,9 @@ void Loader::share(int rank, int world) {
   o.world = world;
   cut_ = Cut(pictures_.count(), o.batch, world, o.drop_last);
   if (cut_.batches == 0)
-    refuse(who, ": ", pictures_.count(), " pictures make no batch for ", world, " ranks of ", o.batch,
-           o.drop_last ? " pictures when the last batch is dropped" : " pictures",
-           ": use a smaller --batch or fewer ranks");
+    refuse(who, ": ", pictures_.count(), pictures_.count() == 1 ? " picture does" : " pictures do",
+           " not fill a batch of ", o.drop_last ? o.batch * world : world, world > 1 ? " over all ranks" : "",
+           ": use a smaller --batch or --val", world > 1 ? ", or fewer ranks" : "");
   epoch_ = -1;
   order_.clear();
   memory_.clear();

@@ -3,25 +3,29 @@
 
 #include "autograd/ops.h"
 #include "core/backend.h"
+#include "layers/options.h"
 
 using namespace tandem;
 
-int main() {
-  auto backend = cpu_backend();
-  Tensor x = Tensor::of(*backend, {2, 2}, {1, 2, 3, 4});        // [rows, columns], row-major
-  Variable w(Tensor::of(*backend, {2}, {10, 100}), true, "w");  // a leaf: its gradient is wanted
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    parse_command_line(argc, argv, "A gradient on paper and by machine, and a mistake that is refused.", {});
+    auto backend = cpu_backend();
+    Tensor x = Tensor::of(*backend, {2, 2}, {1, 2, 3, 4});        // [rows, columns], row-major
+    Variable w(Tensor::of(*backend, {2}, {10, 100}), true, "w");  // a leaf: its gradient is wanted
 
-  Variable y = sum(square(Variable(x) * w));  // w is stretched over the rows
-  std::printf("y = %.0f\n", y.item());
-  y.backward();
-  std::printf("dy/dw = [%.0f, %.0f]\n", w.grad().values()[0], w.grad().values()[1]);  // 2·w·Σ x² per column
+    Variable y = sum(square(Variable(x) * w));  // w is stretched over the rows
+    std::printf("y = %.0f\n", y.item());
+    y.backward();
+    std::printf("dy/dw = [%.0f, %.0f]\n", w.grad().values()[0], w.grad().values()[1]);  // 2·w·Σ x² per column
 
-  Tensor kept = w.value();
-  Variable z = sum(square(w));
-  kept.fill(0);  // written to after z was computed
-  try {
-    z.backward();
-  } catch (const Error& e) {
-    std::printf("refused: %s\n", e.what());
-  }
+    Tensor kept = w.value();
+    Variable z = sum(square(w));
+    kept.fill(0);  // written to after z was computed
+    try {
+      z.backward();
+    } catch (const Error& e) {
+      std::printf("refused: %s\n", e.what());
+    }
+  });
 }

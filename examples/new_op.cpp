@@ -49,7 +49,8 @@ Variable softsign(const Variable& x) {
 }
 
 int main(int argc, char** argv) {
-  return run_program(argc, argv, [] {
+  return run_program(argc, argv, [&] {
+    parse_command_line(argc, argv, "Adds an operation, softsign, and checks its gradient.", {});
     auto backend = reference_backend();
     Tensor x = Tensor::of(*backend, {2, 3}, {-2, -0.5, 0.1, 0.7, 1.5, 4});
     GradientReport report = check_gradient([](std::span<const Variable> in) { return softsign(in[0]); }, {{x}});

@@ -12,7 +12,8 @@ using namespace tandem;
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o = parse_options(argc, argv, "A user's own training loop.",
-                              {.model = "lenet5", .epochs = 1, .learning_rate = 0.05});
+                              {.model = "lenet5", .epochs = 1, .learning_rate = 0.05},
+                              {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);

@@ -7,8 +7,8 @@
 namespace tandem {
 namespace {
 
-// In the SVG's own units; text is 12 units high, so a chart should be shown about 300 to 700 pixels wide.
-constexpr double width = 480, height = 270, left = 52, top = 46, bottom = 36;
+// In the SVG's own units; text is 12 units high, so a chart should be shown about 300 to 650 pixels wide.
+constexpr double width = 440, height = 258, left = 52, top = 46, bottom = 36;
 
 std::string place(double v) {
   char text[32];

@@ -18,17 +18,27 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// SIGTERM and Ctrl-C ask for a stop at the next step; a second Ctrl-C ends the program at once.
+// Ctrl-C and SIGTERM ask for a stop at the next step; the second of either ends the program at once.
 volatile std::sig_atomic_t stop_signal = 0;
+int stopped_by = 0;
+
+double now() {  // what a handler may call
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
 class StopOnSignal {
  public:
   StopOnSignal() {
-    stop_signal = 0;
+    stop_signal = stopped_by = 0;
     struct sigaction action {};
-    action.sa_handler = [](int number) { stop_signal = number; };
-    action.sa_flags = SA_RESETHAND;
-    sigaction(SIGINT, &action, &interrupt_);
-    sigaction(SIGTERM, &action, &terminate_);
+    action.sa_handler = handle;
+    action.sa_flags = SA_RESTART;
+    for (auto [number, before] : {std::pair{SIGINT, &interrupt_}, {SIGTERM, &terminate_}}) {
+      sigaction(number, &action, before);
+      if (before->sa_handler == SIG_IGN) sigaction(number, before, nullptr);  // in the background, under nohup
+    }
   }
   ~StopOnSignal() {
     sigaction(SIGINT, &interrupt_, nullptr);
@@ -36,6 +46,16 @@ class StopOnSignal {
   }
 
  private:
+  static void handle(int number) {
+    static volatile double first;
+    if (!stop_signal) {
+      first = now();
+      stop_signal = number;
+    } else if (now() - first > 0.1) {  // timeout(1) sends its one signal twice
+      std::signal(number, SIG_DFL);
+      std::raise(number);
+    }
+  }
   struct sigaction interrupt_ {
   }, terminate_{};
 };
@@ -67,6 +87,12 @@ class Progress {
     if (e.validation_accuracy) std::fprintf(stderr, "  validation %.2f %%", 100 * *e.validation_accuracy);
     if (e.test_accuracy) std::fprintf(stderr, "  test %.2f %%", 100 * *e.test_accuracy);
     std::fprintf(stderr, "  %.0f images/s  %.1f s\n", e.images_per_second, e.seconds);
+  }
+  void stopped(const std::string& reason, std::int64_t steps, std::int64_t total) {
+    clear();
+    if (on_)
+      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", static_cast<long long>(steps),
+                   static_cast<long long>(total), reason.c_str());
   }
   void clear() {
     if (terminal_) std::fprintf(stderr, "\r\033[K");
@@ -152,6 +178,8 @@ class OneBatch : public BatchSource {
 };
 
 }  // namespace
+
+int stopping_signal() { return stopped_by; }
 
 FitOptions fit_options(const Options& o) {
   return {.epochs = o.overfit_batch ? 1 : o.epochs,
@@ -301,7 +329,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
           counters.batch(again);
           std::string why = diagnose(model, loss, space, again);
           metrics.write({{"event", std::string("not_finite")}, {"step", failed + 1}, {"reason", why}});
-          metrics.write({{"event", std::string("end")}, {"steps", failed}, {"stopped", std::int64_t(1)}});
+          metrics.write({{"event", std::string("end")},
+                         {"steps", failed},
+                         {"stopped", std::int64_t(1)},
+                         {"reason", std::string("not finite")}});
           optimizer.learning_rate(given_rate);
           throw NotFinite("step " + std::to_string(failed + 1) + " (epoch " + std::to_string(failed / per_epoch + 1) +
                           ", batch " + std::to_string(failed % per_epoch + 1) +
@@ -353,6 +384,12 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (speaks) metrics.write(fields_of(e));
     progress.line(e);
   }
+  std::string reason = "finished";
+  if (report.stopped) {
+    stopped_by = stop_signal;
+    reason = !stopped_by ? "strategy" : stopped_by == SIGINT ? "SIGINT" : "SIGTERM";
+    progress.stopped(reason, report.steps, total);
+  }
   strategy.end();
   observer.end();
   if (one_batch && speaks && !stop_signal)
@@ -363,6 +400,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                    {"steps", report.steps},
                    {"epochs", std::int64_t(report.epochs.size())},
                    {"stopped", std::int64_t(report.stopped)},
+                   {"reason", reason},
                    {"seconds", seconds_since(run_begin)}};
   if (!report.epochs.empty() && report.epochs.back().test_accuracy)
     end.push_back({"test_accuracy", *report.epochs.back().test_accuracy});

@@ -49,6 +49,10 @@ struct FitReport {
 FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
               const FitOptions& options, Strategy* strategy = nullptr);
 
+// SIGINT (Ctrl-C) or SIGTERM ends fit() after the step under way, with everything written; a second one ends the program
+// at once. This is the signal that stopped the last fit() of the process, or 0; run_program makes it the exit status.
+int stopping_signal();
+
 // Mean loss (plain cross-entropy) and accuracy over a source, in eval mode, without recording; the model's mode is restored.
 struct Evaluation {
   double loss = 0, accuracy = 0;

@@ -2,6 +2,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
 
 #include "core/json.h"
 #include "layers/options.h"
@@ -25,6 +28,14 @@ std::string json_object(const MetricFields& fields) {
 
 MetricsFile::MetricsFile(const std::string& path) : path_(path) {
   if (path.empty()) return;
+  // Named by mistake, a program or a table of results must not be emptied; devices and pipes have nothing to lose.
+  if (std::error_code none; std::filesystem::is_regular_file(path, none) && std::filesystem::file_size(path, none)) {
+    constexpr std::string_view begins = R"({"event":)";
+    std::string found(begins.size(), 0);
+    std::ifstream(path).read(found.data(), std::streamsize(found.size()));
+    if (found != begins)
+      throw UsageError("--metrics " + path + ": is there and holds something else than metrics: choose another name");
+  }
   file_ = std::fopen(path.c_str(), "w");
   if (!file_) throw UsageError("--metrics " + path + ": cannot be written: " + std::strerror(errno));
 }

@@ -17,7 +17,9 @@ std::string json_object(const MetricFields& fields);
 class MetricsFile {
  public:
   MetricsFile() = default;
-  explicit MetricsFile(const std::string& path);  // empty: writes nothing. Throws UsageError when it cannot be written
+  // An empty path: writes nothing. Metrics of an earlier run are replaced. Throws UsageError when the file cannot be
+  // written, or holds something else than metrics.
+  explicit MetricsFile(const std::string& path);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   void write(const MetricFields& fields);  // throws Error when the disk is full

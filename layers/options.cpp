@@ -1,13 +1,16 @@
 #include "layers/options.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <thread>
 
-#include "autograd/node.h"
+#include "layers/fit.h"
 #include "layers/models.h"
 
 namespace tandem {
@@ -34,7 +37,8 @@ std::string text_of(double v) {
 
 }  // namespace
 
-Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults) {
+Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults,
+                      const std::vector<std::string>& only) {
   Options o = defaults;
   std::vector<OptionSpec> specs;
   auto text = [&](std::string name, std::string& target, std::string help) {
@@ -101,13 +105,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
        }});
   // More threads than cores only wait for each other; the bound catches the slip of a finger.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
-  specs.push_back({"--threads", "threads of the CPU backend (0: all cores)", std::to_string(o.threads),
-                   [&o, most](const std::string& v) {
+  specs.push_back({"--threads", "threads of the CPU backend (0: OMP_NUM_THREADS, else all cores)",
+                   std::to_string(o.threads), [&o, most](const std::string& v) {
                      o.threads = number<int>("--threads", v, 0, most,
                                              "a whole number from 0 to " + std::to_string(most) + " (four per core)");
                    }});
   whole("--val", o.val, 0, "training pictures to hold back for choices");
-  text("--metrics", o.metrics, "file for metrics, one JSON object a line");
+  text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an earlier one");
   whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
   flag("--summary", o.observe.summary, true, "print the table of modules first");
   text("--dot", o.observe.dot, "file for a picture of the tape (render it with dot -Tsvg)");
@@ -117,9 +121,40 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
   flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
   flag("--exact-conv", o.exact_conv, true, "no Winograd convolution");
+  for (const std::string& name : only)
+    require(std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; }),
+            "parse_options: there is no option ", name);
+  if (!only.empty())
+    std::erase_if(specs,
+                  [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
   return o;
+}
+
+void refuse_value(const OptionSpec& spec) {
+  throw UsageError(spec.name + (spec.flag ? " takes no value" : " needs a value"));
+}
+
+void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line) {
+  for (const auto& [spec, value] : line.given)  // a value left out has the next option's name put in its place
+    if (!spec->flag && (value.empty() || value.starts_with("--"))) refuse_value(*spec);
+  if (!line.unknown.empty()) {
+    const std::string& word = line.unknown.front();
+    throw UsageError(
+        (word.starts_with("-") ? "unknown option " + word.substr(0, word.find('=')) : "unexpected argument " + word) +
+        (specs.empty() ? ": this program takes none" : " (--help lists the options)"));
+  }
+  std::map<std::string, std::string> seen;
+  for (const auto& [spec, value] : line.given) {
+    auto [first, fresh] = seen.emplace(spec->name, value);
+    if (!fresh && !spec->flag)
+      throw UsageError(spec->name + " is given twice (" + first->second + " and " + value + ")");
+  }
+  for (const auto& [name, value] : seen)
+    if (name.starts_with("--no-") && seen.count("--" + name.substr(5)))
+      throw UsageError("--" + name.substr(5) + " and " + name + " contradict each other");
+  for (const auto& [spec, value] : line.given) spec->set(value);
 }
 
 std::unique_ptr<Backend> make_backend(const Options& o) {
@@ -149,13 +184,12 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
   auto say = [&](const char* what) { std::fprintf(stderr, "%s: %s\n", program.c_str(), what); };
   try {
     body();
-    return 0;
+    // What was printed may still wait in a buffer, for a disk that is full.
+    if (std::fflush(stdout) != 0) fail("standard output could not be written: ", std::strerror(errno));
+    return stopping_signal() ? 128 + stopping_signal() : 0;
   } catch (const UsageError& e) {
     say(e.what());
     return 2;
-  } catch (const NotFinite& e) {
-    say(e.what());
-    return 1;
   } catch (const std::bad_alloc&) {
     say("out of memory");
     return 1;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/backend.h"
@@ -34,13 +35,15 @@ struct Options {
 };
 
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError.
-Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {});
+// `only`: the options that this program has (all, when empty): what it would not heed it should not accept.
+Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
+                      const std::vector<std::string>& only = {});
 
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);
 
 // Runs body and turns what it throws into one line on stderr: exit status 2 for a UsageError or a file that cannot be read, 1
-// for a failed run.
+// for a failed run, 128 + the signal where that stopped the training (130 after Ctrl-C, 143 after SIGTERM).
 int run_program(int argc, char** argv, const std::function<void()>& body);
 
 // ---- the seam to the command-line parser ---------------------------------------------------------------------------------
@@ -50,6 +53,15 @@ struct OptionSpec {
   std::function<void(const std::string&)> set;  // throws UsageError on a bad value
   bool flag = false;                            // takes no value
 };
+// --help prints and exits with 0. Throws UsageError. Without specs, any argument is refused.
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs);
+
+// A parser only takes the words apart; what they mean and what is refused is said here, once for both.
+struct CommandLine {
+  std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
+  std::vector<std::string> unknown;                              // words that belong to no option, in that order
+};
+void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line);
+[[noreturn]] void refuse_value(const OptionSpec& spec);  // a flag was given one, or another option was not
 
 }  // namespace tandem

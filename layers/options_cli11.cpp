@@ -9,7 +9,7 @@ namespace tandem {
 
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
   CLI::App app(description);
-  app.allow_extras(false);
+  app.allow_extras();
   std::map<const CLI::Option*, std::pair<const OptionSpec*, std::size_t>>
       known;  // and how many of its values were used
   for (const OptionSpec& spec : specs) {
@@ -23,13 +23,19 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
   } catch (const CLI::CallForHelp& e) {
     std::exit(app.exit(e));
   } catch (const CLI::ParseError& e) {
-    throw UsageError(std::string(e.what()) + " (--help lists the options)");
+    const std::string text = e.what(), name = text.substr(0, text.find_first_of(": "));
+    for (const OptionSpec& spec : specs)
+      if (spec.name == name || spec.name == "--" + name) refuse_value(spec);  // nothing else can be wrong with text
+    throw UsageError(text + " (--help lists the options)");
   }
-  for (const CLI::Option* option : app.parse_order())  // as given, so that of two the last one counts
+  CommandLine line;
+  for (const CLI::Option* option : app.parse_order())
     if (auto found = known.find(option); found != known.end()) {
       auto& [spec, used] = found->second;
-      spec->set(spec->flag ? "" : option->results().at(used++));
+      line.given.emplace_back(spec, spec->flag ? "" : option->results().at(used++));
     }
+  line.unknown = app.remaining();
+  set_options(specs, line);
 }
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
 // The command line, read without a library: --name value, --name=value, --flag, --help.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -7,8 +8,9 @@
 namespace tandem {
 
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
+  CommandLine line;
   for (int i = 1; i < argc; i++) {
-    std::string word = argv[i], value;
+    const std::string word = argv[i], name = word.substr(0, word.find('='));
     if (word == "--help" || word == "-h") {
       std::printf("%s\n\n", description.c_str());
       for (const OptionSpec& s : specs)
@@ -16,23 +18,19 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
                     s.fallback.empty() ? "" : (" [" + s.fallback + "]").c_str());
       std::exit(0);
     }
-    bool joined = false;
-    if (std::size_t equals = word.find('='); equals != std::string::npos) {
-      value = word.substr(equals + 1);
-      word = word.substr(0, equals);
-      joined = true;
+    auto spec = std::find_if(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; });
+    const bool joined = name.size() < word.size();
+    if (spec == specs.end()) {
+      line.unknown.push_back(word);
+    } else if (spec->flag) {
+      if (joined) refuse_value(*spec);
+      line.given.emplace_back(&*spec, "");
+    } else {
+      if (!joined && ++i == argc) refuse_value(*spec);
+      line.given.emplace_back(&*spec, joined ? word.substr(name.size() + 1) : argv[i]);
     }
-    const OptionSpec* found = nullptr;
-    for (const OptionSpec& s : specs)
-      if (s.name == word) found = &s;
-    if (!found) throw UsageError("unknown option " + word + " (--help lists the options)");
-    if (!found->flag && !joined) {
-      if (i + 1 >= argc) throw UsageError(word + " needs a value");
-      value = argv[++i];
-    }
-    if (found->flag && joined) throw UsageError(word + " takes no value");
-    found->set(value);
   }
+  set_options(specs, line);
 }
 
 }  // namespace tandem

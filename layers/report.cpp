@@ -155,7 +155,7 @@ h1{font-size:24px;line-height:1.25;margin:0 0 4px}h2{font-size:17px;margin:34px 
 p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
 .runs{display:flex;flex-wrap:wrap;gap:6px 18px;list-style:none;margin:12px 0 0;padding:0}
 .runs li{display:flex;align-items:center;gap:8px}
-.swatch{display:inline-block;flex:none;width:18px;height:4px;border-radius:2px}
+.swatch{display:inline-block;flex:none;width:18px;height:4px;border-radius:2px;vertical-align:middle}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:14px}
 .charts>div{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 10px 6px}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--rule);border-radius:8px}
@@ -380,7 +380,9 @@ std::string report_page(const std::vector<RunLog>& runs, const std::string& titl
         auto it = std::find_if(r.options.begin(), r.options.end(), [&](const auto& o) { return o.first == name; });
         values.push_back(it == r.options.end() ? "–" : it->second);
       }
-      bool same = std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == values[0]; });
+      std::set<std::string> told(values.begin(), values.end());
+      told.erase("–");  // a run that does not say does not differ
+      bool same = told.size() == 1;
       page += std::string("<tr class=\"") + (runs.size() > 1 ? same ? "same" : "differs" : "") + "\"><th>" +
               html_escaped(name) + "</th>";
       for (const std::string& v : values) page += "<td>" + html_escaped(v) + "</td>";

@@ -120,14 +120,14 @@ std::string error_of(const std::function<void()>& call) {
       GTEST_SKIP() << "built without zlib";                                                                           \
   } while (0)
 
-const std::string mend = "delete it and fetch it again";
+const std::string source = "fetch it again", mend = "): delete it and " + source;
 
 // ---- IDX ------------------------------------------------------------------------------------------------------------
 TEST(Idx, ReadsPlain) {
   Folder dir;
   Bytes pixels = noise(5 * 4 * 3, 1);
   write(dir / "a", idx(0x803, {5, 4, 3}, pixels));
-  Tensor t = read_idx(dir / "a", 3, mend);
+  Tensor t = read_idx(dir / "a", 3, source);
   EXPECT_EQ(t.shape(), (Shape{5, 4, 3}));
   EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>()));
 }
@@ -137,10 +137,10 @@ TEST(Idx, ReadsCompressed) {
   Folder dir;
   Bytes pixels = noise(2 * 300 * 200, 1);  // more than one block
   write(dir / "a.gz", gzip(idx(0x803, {2, 300, 200}, pixels)));
-  Tensor t = read_idx(dir / "a.gz", 3, mend);
+  Tensor t = read_idx(dir / "a.gz", 3, source);
   EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>()));
   write(dir / "b.gz", compressed_labels);
-  t = read_idx(dir / "b.gz", 1, mend);
+  t = read_idx(dir / "b.gz", 1, source);
   ASSERT_EQ(t.elements(), 40);
   for (int i = 0; i < 40; i++) EXPECT_EQ(t.data<std::uint8_t>()[i], i * i % 10);
 }
@@ -151,10 +151,10 @@ TEST(Idx, EveryTruncationIsNamed) {
   ASSERT_EQ(file.size(), 76u);
   for (std::size_t size = 0; size < file.size(); size++) {
     write(dir / "a", cut(file, size));
-    EXPECT_ERROR(read_idx(dir / "a", 3, mend), (dir / "a").string(), "truncated", mend);
+    EXPECT_ERROR(read_idx(dir / "a", 3, source), (dir / "a").string(), "truncated", mend);
   }
   write(dir / "a", cut(file, 10));
-  EXPECT_ERROR(read_idx(dir / "a", 3, mend), "truncated after 10 bytes, expected 16");
+  EXPECT_ERROR(read_idx(dir / "a", 3, source), "truncated after 10 bytes, expected 16");
 }
 
 TEST(Idx, EveryTruncationOfCompressedFilesIsNamed) {
@@ -163,12 +163,12 @@ TEST(Idx, EveryTruncationOfCompressedFilesIsNamed) {
   const Bytes& file = compressed_labels;
   for (std::size_t size = 0; size < file.size(); size++) {
     write(dir / "a.gz", cut(file, size));
-    EXPECT_ERROR(read_idx(dir / "a.gz", 1, mend), (dir / "a.gz").string(), mend);
+    EXPECT_ERROR(read_idx(dir / "a.gz", 1, source), (dir / "a.gz").string(), mend);
   }
   write(dir / "a.gz", cut(file, file.size() - 8));  // all data, no checksum
-  EXPECT_ERROR(read_idx(dir / "a.gz", 1, mend), "ends before its checksum");
+  EXPECT_ERROR(read_idx(dir / "a.gz", 1, source), "ends before its checksum");
   write(dir / "a.gz", cut(file, file.size() - 16));
-  EXPECT_ERROR(read_idx(dir / "a.gz", 1, mend), "truncated after", "expected 48");
+  EXPECT_ERROR(read_idx(dir / "a.gz", 1, source), "truncated after", "expected 48");
 }
 
 TEST(Idx, EveryFlippedBitOfTheHeaderIsNoticed) {
@@ -178,7 +178,7 @@ TEST(Idx, EveryFlippedBitOfTheHeaderIsNoticed) {
     Bytes damaged = file;
     damaged[bit / 8] ^= std::uint8_t(1 << (bit % 8));
     write(dir / "a", damaged);
-    EXPECT_ERROR(read_idx(dir / "a", 3, mend), (dir / "a").string(), mend);
+    EXPECT_ERROR(read_idx(dir / "a", 3, source), (dir / "a").string(), mend);
   }
 }
 
@@ -192,7 +192,7 @@ TEST(Idx, EveryFlippedBitOfACompressedFileIsNoticed) {
     damaged[bit / 8] ^= std::uint8_t(1 << (bit % 8));
     write(dir / "a.gz", damaged);
     std::string text = error_of([&] {
-      Tensor t = read_idx(dir / "a.gz", 1, mend);
+      Tensor t = read_idx(dir / "a.gz", 1, source);
       for (int i = 0; i < 40; i++) EXPECT_EQ(t.data<std::uint8_t>()[i], i * i % 10) << "bit " << bit;
     });
     if (text == "nothing") harmless++;  // time stamp and such: 7 bytes of gzip's header mean nothing to us
@@ -203,44 +203,46 @@ TEST(Idx, EveryFlippedBitOfACompressedFileIsNoticed) {
 TEST(Idx, SaysWhatItFoundAndExpected) {
   Folder dir;
   write(dir / "labels", idx(0x801, {3}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "labels", 3, mend), "begins with the number 2049, expected 2051");
+  EXPECT_ERROR(read_idx(dir / "labels", 3, source), "is another file (begins with the number 2049, expected 2051",
+               mend);
   write(dir / "longer", idx(0x801, {3}, {1, 2, 3, 4}));
-  EXPECT_ERROR(read_idx(dir / "longer", 1, mend), "goes on after 11 bytes", mend);
+  EXPECT_ERROR(read_idx(dir / "longer", 1, source), "goes on after 11 bytes", mend);
   write(dir / "empty", idx(0x801, {0}, {}));
-  EXPECT_ERROR(read_idx(dir / "empty", 1, mend), "0 along axis 0");
+  EXPECT_ERROR(read_idx(dir / "empty", 1, source), "0 along axis 0");
   // Extents whose product overflows 64 bits must not become a small number.
   write(dir / "huge", idx(0x803, {0x80000000u, 0x80000000u, 4}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "huge", 3, mend), "header is damaged: it announces [2147483648,2147483648,4]");
+  EXPECT_ERROR(read_idx(dir / "huge", 3, source), "header is damaged: it announces [2147483648,2147483648,4]");
   write(dir / "cut", idx(0x803, {60000, 28, 28}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "cut", 3, mend), "truncated", "holds at most 19 bytes, expected 47040016");
-  EXPECT_ERROR(read_idx(dir / "none", 1, mend), (dir / "none").string() + ": there is no such file: " + mend);
+  EXPECT_ERROR(read_idx(dir / "cut", 3, source), "truncated", "holds at most 19 bytes, expected 47040016");
+  EXPECT_ERROR(read_idx(dir / "none", 1, source), (dir / "none").string() + ": there is no such file: " + source);
   fs::create_directory(dir / "folder");
-  EXPECT_ERROR(read_idx(dir / "folder", 1, mend), "is a directory, expected a file: " + mend);
+  EXPECT_ERROR(read_idx(dir / "folder", 1, source), "is a directory, expected a file: move it away and " + source);
 }
 
 TEST(Idx, SaysWhatIsWrongWithACompressedFile) {
   NEEDS_ZLIB();
   Folder dir;
   write(dir / "longer.gz", gzip(idx(0x801, {3}, {1, 2, 3, 4})));
-  EXPECT_ERROR(read_idx(dir / "longer.gz", 1, mend), "goes on after 11 bytes");
+  EXPECT_ERROR(read_idx(dir / "longer.gz", 1, source), "goes on after 11 bytes");
   Bytes tail = gzip(idx(0x801, {3}, {1, 2, 3}));
   tail.push_back(0);
   write(dir / "tail.gz", tail);
-  EXPECT_ERROR(read_idx(dir / "tail.gz", 1, mend), "bytes after the end of its compressed data");
+  EXPECT_ERROR(read_idx(dir / "tail.gz", 1, source), "bytes after the end of its compressed data");
   write(dir / "plain.gz", idx(0x801, {3}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "plain.gz", 1, mend), "not an intact gzip file", "header");
+  EXPECT_ERROR(read_idx(dir / "plain.gz", 1, source), "no intact gzip file", "header");
 }
 
 TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
   Folder dir;
   write(dir / "x", idx(0x803, {4, 2, 2}, noise(16, 6)));
   write(dir / "y", idx(0x801, {4}, {0, 9, 10, 3}));
-  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend),
-               "y: label 10 at position 2, expected 0 to 9: " + mend);
+  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, source),
+               "y: is damaged (label 10 at position 2, expected 0 to 9" + mend);
   write(dir / "y", idx(0x801, {3}, {0, 9, 3}));
-  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, mend), "x: has 4 pictures, expected 3");
+  EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, source), "x: has 4 pictures, expected 3",
+               "delete both and " + source);
   write(dir / "y", idx(0x801, {4}, {0, 9, 3, 7}));
-  Pictures p = idx_pictures("set", dir / "x", dir / "y", 10, mend);
+  Pictures p = idx_pictures("set", dir / "x", dir / "y", 10, source);
   EXPECT_EQ(p.images.shape(), (Shape{4, 2, 2, 1}));
   EXPECT_EQ(p.labels.values(), (std::vector<double>{0, 9, 3, 7}));
 }
@@ -273,12 +275,16 @@ TEST(FashionMnist, ReadsBothForms) {
 
 TEST(FashionMnist, Errors) {
   Folder dir;
-  std::string command = "run datasets/get-data.sh fashion-mnist";
+  std::string command = "run datasets/get-data.sh fashion-mnist " + dir.path.string();
   write_fashion(dir.path, false, 27);
   EXPECT_ERROR(fashion_mnist(dir.path), "27 × 27 pixels, expected 28 × 28", command);
   write_fashion(dir.path, false);
   fs::remove(dir / "t10k-images-idx3-ubyte");
-  EXPECT_ERROR(fashion_mnist(dir.path), "t10k-images-idx3-ubyte.gz: there is no such file", command);
+  EXPECT_ERROR(fashion_mnist(dir.path), "t10k-images-idx3-ubyte.gz: there is no such file: " + command);
+  write_fashion(dir / "fashion-mnist", false);
+  fs::remove(dir / "fashion-mnist/train-labels-idx1-ubyte");
+  EXPECT_ERROR(load_dataset("fashion-mnist", dir.path),
+               "train-labels-idx1-ubyte.gz: there is no such file: " + command);
 }
 
 constexpr std::size_t record = 3073;
@@ -317,7 +323,7 @@ TEST(Cifar, PlanesBecomePixels) {
 
 TEST(Cifar, DamageIsNamed) {
   Folder dir;
-  std::string command = "delete it and run datasets/get-data.sh cifar-10";
+  std::string command = "delete it and run datasets/get-data.sh cifar-10 " + dir.path.string();
   write_cifar(dir.path, 3);
   Bytes good = cifar_file(3, 2);
   for (std::size_t size : {std::size_t{0}, std::size_t{1}, record - 1, record, record + 1, 3 * record - 1}) {
@@ -331,7 +337,7 @@ TEST(Cifar, DamageIsNamed) {
   write(dir / "data_batch_2.bin", good);
   EXPECT_ERROR(cifar10(dir.path, 3), "label 10 in record 2, expected 0 to 9", command);
   fs::remove(dir / "data_batch_2.bin");
-  EXPECT_ERROR(cifar10(dir.path, 3), "there is no such file", command);
+  EXPECT_ERROR(cifar10(dir.path, 3), "there is no such file: run datasets/get-data.sh cifar-10 ");
   fs::create_directory(dir / "data_batch_2.bin");
   EXPECT_ERROR(cifar10(dir.path, 3), "is a directory");
   EXPECT_ERROR(cifar10(dir.path), "expected 30730000");  // data_batch_1 has 3 records
@@ -367,8 +373,8 @@ TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
   fs::current_path(empty.path);
   {
     Environment variable("TANDEM_DATA", b.path.c_str());
-    EXPECT_ERROR(find_data("cifar-10", a.path), "cifar-10 was not found in", (a / "cifar-10-batches-bin").string(),
-                 "run datasets/get-data.sh cifar-10 " + a.path.string());
+    EXPECT_ERROR(find_data("cifar-10", a.path), "cifar-10 (data_batch_1.bin) was not found in",
+                 (a / "cifar-10-batches-bin").string(), "run datasets/get-data.sh cifar-10 " + a.path.string());
     EXPECT_ERROR(find_data("cifar-10"), (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin", ", data:");
   }
   Environment variable("TANDEM_DATA", nullptr);

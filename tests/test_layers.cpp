@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -698,6 +699,7 @@ TEST(Fit, WritesMetricsAsJsonLines) {
   EXPECT_EQ(lines[3]["event"], "end");
   EXPECT_EQ(lines[3]["steps"], 6);
   EXPECT_EQ(lines[3]["stopped"], 0);
+  EXPECT_EQ(lines[3]["reason"], "finished");
 
   options.metrics = folder.file("no/such/folder/m.jsonl");
   EXPECT_THROW(fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, options), UsageError);
@@ -779,17 +781,52 @@ TEST(Fit, CallsTheStrategyInOrder) {
   EXPECT_EQ(report.epochs.size(), 1u);
 }
 
+TEST(Metrics, AreWrittenWhereNothingElseIsLost) {
+  test::TemporaryFolder folder;
+  const std::string file = folder.file("results");
+  auto holds = [&](const std::string& text) { std::ofstream(file) << text; };
+  auto written = [&] {
+    MetricsFile(file).write({{"event", std::string("start")}});
+    return test::contents(file);
+  };
+  const std::string line = "{\"event\":\"start\"}\n";
+  EXPECT_EQ(written(), line);
+  holds(line + line);
+  EXPECT_EQ(written(), line) << "earlier metrics are replaced";
+  holds("");
+  EXPECT_EQ(written(), line);
+  for (const char* precious : {"#!/bin/sh", "{", "{\"events\":1}", "x"}) {
+    holds(precious);
+    EXPECT_TRUE(refused(written, {"--metrics " + file, "something else than metrics"}));
+    EXPECT_EQ(test::contents(file), precious);
+  }
+  EXPECT_NO_THROW(MetricsFile("/dev/null").write({}));
+}
+
+TEST(Metrics, AFullDiskIsNamed) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
+  MetricsFile metrics("/dev/full");
+  EXPECT_TRUE(refused([&] { metrics.write({}); }, {"/dev/full", "could not be written", "No space left"}));
+}
+
 TEST(Fit, StopsAtTheStepAfterSigterm) {
   std::unique_ptr<Backend> backend = reference_backend();
+  test::TemporaryFolder folder;
   Tiny model;
   SGD sgd({.learning_rate = 0.01});
   Patterns data(*backend, 80, 16);
   data.spoil = [sent = false](std::vector<double>&) mutable {  // when the third batch is made
     if (!std::exchange(sent, true)) std::raise(SIGTERM);
   };
-  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(3));
+  FitOptions options = quiet(3);
+  options.metrics = folder.file("metrics.jsonl");
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, options);
   EXPECT_TRUE(report.stopped);
   EXPECT_EQ(report.steps, 3);
+  EXPECT_NE(test::contents(options.metrics).find("\"stopped\":1,\"reason\":\"SIGTERM\""), std::string::npos);
+  EXPECT_EQ(stopping_signal(), SIGTERM);
+  fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
+  EXPECT_EQ(stopping_signal(), 0);
 }
 
 // ---- options --------------------------------------------------------------------------------------------------------
@@ -855,9 +892,6 @@ TEST(CommandLine, DefaultsStayAndGivenValuesArrive) {
   EXPECT_EQ(f.seed, ~std::uint64_t{0});
   EXPECT_EQ(f.metrics, "m.jsonl");
   EXPECT_EQ(f.schedule.kind, Schedule::Kind::cosine);
-  EXPECT_FALSE(parsed({"--augment", "--no-augment"}).augment);
-  EXPECT_TRUE(parsed({"--no-augment", "--augment"}).augment) << "the last one counts";
-  EXPECT_EQ(parsed({"--lr", "1", "--lr", "2"}).learning_rate, 2) << "the last one counts";
 }
 
 TEST(CommandLine, BadValuesAreNamed) {
@@ -932,6 +966,7 @@ TEST(CommandLine, BothParsersReadTheSame) {
                        }});
       specs.push_back({"--on", "a flag", "", [&](const std::string&) { log += "on "; }, true});
       specs.push_back({"--off", "a flag", "", [&](const std::string&) { log += "off "; }, true});
+      specs.push_back({"--no-on", "its opposite", "", [&](const std::string&) { log += "no-on "; }, true});
       parse(int(argv.size()), argv.data(), "A program.", specs);
     };
     read({});
@@ -940,18 +975,38 @@ TEST(CommandLine, BothParsersReadTheSame) {
     EXPECT_EQ(value, "a b");
     read({"--value=x=y", "--on"});
     EXPECT_EQ(value + log, "x=yon ");
-    read({"--value", "1", "--value", "2"});
-    EXPECT_EQ(value, "2");
-    read({"--off", "--on"});
-    EXPECT_EQ(log, "off on ") << "in the order of the command line";
+    read({"--off", "--on", "--off"});
+    EXPECT_EQ(log, "off on off ") << "in the order of the command line; a flag given twice is harmless";
     read({"--value", "-1"});
     EXPECT_EQ(value, "-1") << "a negative number is a value";
-    EXPECT_TRUE(refused([&] { read({"--value", "bad"}); }, {"expected good"}));
-    EXPECT_TRUE(refused([&] { read({"--valu", "1"}); }, {"--valu"}));
-    EXPECT_TRUE(refused([&] { read({"word"}); }, {"word"}));
-    EXPECT_TRUE(refused([&] { read({"--value"}); }, {"--value"}));
-    EXPECT_TRUE(refused([&] { read({"--on=false"}); }, {"on"})) << "a flag takes no value";
-    EXPECT_THROW(read({"--nothing"}), UsageError);
+    using Words = std::vector<std::string>;
+    const std::pair<Words, std::string> refusals[] = {
+        {{"--value", "bad"}, "--value bad: expected good"},
+        {{"--valu", "1"}, "unknown option --valu (--help lists the options)"},
+        {{"--foo=1", "--bar", "x"}, "unknown option --foo (--help lists the options)"},
+        {{"x", "y", "--on", "--foo"}, "unexpected argument x (--help lists the options)"},
+        {{"--on", "--value"}, "--value needs a value"},
+        {{"--value", "--on"}, "--value needs a value"},
+        {{"--value", "--on", "x"}, "--value needs a value"},
+        {{"--value", ""}, "--value needs a value"},
+        {{"--value="}, "--value needs a value"},
+        {{"--on=false"}, "--on takes no value"},
+        {{"--value", "1", "--on", "--value=2"}, "--value is given twice (1 and 2)"},
+        {{"--value", "1", "--value=1"}, "--value is given twice (1 and 1)"},
+        {{"--on", "--no-on"}, "--on and --no-on contradict each other"},
+        {{"--no-on", "--on"}, "--on and --no-on contradict each other"},
+    };
+    for (const auto& [words, text] : refusals) try {
+        read(words);
+        ADD_FAILURE() << "accepted; expected: " << text;
+      } catch (const UsageError& e) {
+        EXPECT_EQ(e.what(), text);
+      }
+    char program[] = "program", word[] = "word";
+    char* argv[] = {program, word};
+    EXPECT_TRUE(refused([&] { parse(2, argv, "A program without options.", {}); },
+                        {"unexpected argument word: this program takes none"}));
+    EXPECT_NO_THROW(parse(1, argv, "A program without options.", {}));
   }
 }
 

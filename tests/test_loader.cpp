@@ -529,8 +529,8 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   expect([](LoaderOptions& o) { o.prefetch = -1; }, "prefetch is -1");
   expect([](LoaderOptions& o) { o.dtype = DType::u8; }, "batches of u8");
   expect([](LoaderOptions& o) { o.augment.pad_crop = 5; }, "padding by 5 pixels, expected less than the picture's 5");
-  expect([](LoaderOptions& o) { o.world = 31; }, "30 pictures make no batch for 31 ranks");
-  expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "last batch is dropped");
+  expect([](LoaderOptions& o) { o.world = 31; }, "30 pictures do not fill a batch of 31 over all ranks");
+  expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "30 pictures do not fill a batch of 31");
   p.labels.write<std::int32_t>()[4] = 10;
   EXPECT_EQ(error(options(8)), "patterned: picture 4 has the label 10, expected 0 to 9");
   p = patterned(30);

@@ -194,7 +194,7 @@ TEST(SeeingTape, DotNamesOperationsModulesAndParameters) {
   Variable x(Tensor::full(*backend, {2, 4, 4, 3}, 0.5));
   Variable loss = sum(model(x));
   std::string dot = dot_of(loss);
-  for (const char* part : {"conv2d\\n[2, 4, 4, 8]", "conv.weight\\n[8, 3, 3, 3]", "label=\"bn\"", "average_pool2d",
+  for (const char* part : {"conv2d\\n[2,4,4,8]", "conv.weight\\n[8,3,3,3]", "label=\"bn\"", "average_pool2d",
                            "sum", "saves 384 B", "constant"})
     EXPECT_NE(dot.find(part), std::string::npos) << part << "\n" << dot;
   EXPECT_EQ(std::count(dot.begin(), dot.end(), '{'), std::count(dot.begin(), dot.end(), '}'));

@@ -58,7 +58,8 @@ std::string model_name() {
 
 int threads_or_all(int threads) {
 #if defined(_OPENMP)
-  return threads > 0 ? threads : omp_get_max_threads();  // OMP_NUM_THREADS, else the cores this process may use
+  // OMP_NUM_THREADS, else the cores this process may use; bounded as --threads is.
+  return threads > 0 ? threads : std::min(omp_get_max_threads(), 4 * omp_get_num_procs());
 #else
   (void)threads;
   return 1;

@@ -1,6 +1,7 @@
 // Memory movement and description of the reference backend; its operations have a file per family beside this one.
 #include "core/reference/backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tandem::reference {
@@ -8,7 +9,7 @@ namespace tandem::reference {
 namespace {
 int threads_or_all(int threads) {
 #if defined(_OPENMP)
-  return threads > 0 ? threads : omp_get_max_threads();
+  return threads > 0 ? threads : std::min(omp_get_max_threads(), 4 * omp_get_num_procs());
 #else
   (void)threads;  // without OpenMP every loop is one thread's
   return 1;

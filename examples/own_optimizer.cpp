@@ -1,0 +1,56 @@
+// An optimizer of your own: sign descent with momentum (signum, Bernstein et al. 2018), w ← w − η·sign(v). An optimizer is
+// one pass over the flat parameter vector: a functor for one element, and apply(range), which runs it.
+#include <cstdio>
+
+#include "core/launch.h"
+#include "datasets/loader.h"
+#include "layers/fit.h"
+#include "layers/models.h"
+#include "layers/options.h"
+
+using namespace tandem;
+
+struct SignStep {
+  const StepState* state;  // what varies from step to step: learning rate, and whether this step may be applied
+  const float* g;
+  float *v, *w;
+  void operator()(std::int64_t i) const {
+    if (state->not_finite) return;
+    v[i] = 0.9f * v[i] + 0.1f * g[i];
+    w[i] -= state->learning_rate * float((v[i] > 0) - (v[i] < 0));  // padding has g = 0 and stays 0
+  }
+};
+
+class Signum : public Optimizer {
+ public:
+  explicit Signum(double learning_rate) : Optimizer(learning_rate) {}
+  void apply(Range r) override {
+    auto at = [&](Tensor& t) { return t.write<float>() + r.begin; };
+    launch(space().backend(), r.length(),
+           SignStep{reinterpret_cast<const StepState*>(state().raw()), space().gradients.data<float>() + r.begin,
+                    at(average_), at(space().values)});
+  }
+
+ protected:
+  void allocate() override { average_ = Tensor::zeros(space().backend(), {space().elements()}); }
+  double decay_of(const Segment&) const override { return 0; }
+
+ private:
+  Tensor average_;  // v, beside the parameters
+};
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    Options o = parse_options(argc, argv, "LeNet-5 by sign descent.",
+                              {.model = "lenet5", .epochs = 3, .learning_rate = 1e-3, .schedule = "cosine"},
+                              {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--metrics"});
+    auto backend = make_backend(o);
+    Dataset data = load_dataset("fashion-mnist", o.data);
+    Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);
+    Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
+    auto model = make_model(o.model, data.train.classes, 1, 28);
+    Signum signum(o.learning_rate);
+    FitReport report = fit(*model, cross_entropy_loss(), signum, *backend, {train, nullptr, &test}, fit_options(o));
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+  });
+}

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Every command that a README shows behind a `$` is run as it stands there, in a folder of its own with the tree beside it.
+# It must end well, or still be at work when its time is over (a training need not be waited for): what this catches are
+# options, files and programs that are not what the text says.
+#
+#   DOCUMENT_SECONDS  for each command (default 4)
+set -u
+build=${BUILD:-build}
+limit=${DOCUMENT_SECONDS:-4}
+there=$(mktemp -d)
+trap 'rm -rf "$there"' EXIT
+tree=$(pwd)
+for entry in "$tree"/* ; do ln -s "$entry" "$there/"; done
+rm -f "$there/build"
+mkdir "$there/build"  # what commands write there is theirs
+for program in "$tree/$build"/*; do ln -s "$program" "$there/build/"; done
+[ "${TANDEM_DATA:-}" ] || [ -d data ] || synthetic=1
+
+# In the text of a README: lines behind `$` within fences, continued by a backslash. Prints FILE:LINE, tab, command, tab,
+# the line below it: a refusal that the text shows is no fault.
+commands() {
+  awk '
+    function flush(below) { if (ready) print at "\t" command "\t" below; command = ""; ready = 0 }
+    FNR == 1          { flush(""); fenced = 0 }
+    /^```/            { flush(""); fenced = !fenced; next }
+    !fenced           { next }
+    ready             { flush($0) }
+    command != ""     { command = command $0 }
+    /^\$ /            { command = substr($0, 3); at = FILENAME ":" FNR }
+    command == ""     { next }
+    /\\$/             { sub(/\\$/, "", command); next }
+    { sub(/  +#.*$/, "", command); ready = 1 }
+    END               { flush("") }' "$@"
+}
+
+# These are run by the gate itself, need a machine of their own, or would change this one.
+elsewhere='^(make( |$)|sudo |apt-get |cmake |git clone|cd |ssh |sbatch |kubectl |docker |pip |python3? -m venv)'
+
+wrong=0 ran=0
+commands $(git ls-files '*README.md' 2>/dev/null || find . -name README.md) >"$there/commands"
+tab=$(printf '\t')
+while IFS="$tab" read -r at command below <&3; do
+  echo "$command" | grep -qE "$elsewhere" && continue
+  ran=$((ran + 1))
+  (cd "$there" && exec timeout -k 5 "$limit" sh -c "$command") >"$there/said" 2>&1 </dev/null
+  status=$?
+  case $status in
+    0 | 124 | 137) ;;
+    *)
+      [ "$below" ] && grep -qF -- "$below" "$there/said" && continue
+      # Without pictures, what only lacks them is not wrong.
+      if [ "${synthetic:-}" ] && grep -q 'get-data.sh' "$there/said"; then continue; fi
+      echo "$at: $command: exit status $status: $(tail -n 3 "$there/said")"
+      wrong=1
+      ;;
+  esac
+done 3<"$there/commands"
+[ $ran -gt 0 ] || { echo "no README shows a command"; exit 1; }
+exit $wrong

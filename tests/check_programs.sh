@@ -1,0 +1,87 @@
+#!/bin/sh
+# The examples as a user meets them: what they print, what they refuse and in how many words, how they end.
+set -u
+build=${BUILD:-build}
+there=$(mktemp -d)
+trap 'rm -rf "$there"' EXIT
+wrong=0
+complain() { echo "$*"; wrong=1; }
+
+# says STATUS TEXT COMMAND…: it ends with that status and prints the text; a refusal is one line.
+says() {
+  status=$1 text=$2
+  shift 2
+  timeout --foreground 120 "$@" >"$there/out" 2>&1
+  got=$?
+  [ $got -eq "$status" ] || complain "$*: exit status $got, expected $status: $(cat "$there/out")"
+  grep -qF -- "$text" "$there/out" || complain "$*: does not say '$text' but: $(cat "$there/out")"
+  [ "$status" -ne 2 ] || [ "$(wc -l <"$there/out")" -eq 1 ] || complain "$*: more than one line: $(cat "$there/out")"
+}
+# Training small enough to be over at once.
+threads=1
+short() {
+  status=$1 text=$2
+  shift 2
+  says "$status" "$text" env OMP_NUM_THREADS=$threads \
+    "$build/fashion_mnist" --data synthetic --model mlp --epochs 1 --val 50000 "$@"
+}
+
+# ---- What they print -------------------------------------------------------------------------------------------------
+says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
+says 0 'refused: ' "$build/first_gradient"
+says 0 'gradient agrees' "$build/new_op"
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10; do
+  says 0 '--help' "$build/$program" --help
+  says 2 'unexpected argument word' "$build/$program" word
+  says 2 'unknown option --bogus' "$build/$program" --bogus word
+done
+
+# ---- What they refuse before they train ------------------------------------------------------------------------------
+short 2 '--epochs is given twice (1 and 2)' --epochs 2
+says 2 '1 picture does not fill a batch of 128' "$build/fashion_mnist" --data synthetic --val 59999
+says 2 'cannot hold back 60000 of 60000' "$build/fashion_mnist" --data synthetic --val 60000
+says 2 'run datasets/get-data.sh cifar-10' "$build/cifar10" --data "$there"
+short 2 'cannot be written' --metrics "$there/no/such/folder"
+echo 'a table' >"$there/table"
+short 2 'holds something else than metrics' --metrics "$there/table"
+[ "$(cat "$there/table")" = 'a table' ] || complain "a file that held no metrics was written to"
+
+# ---- Surroundings ----------------------------------------------------------------------------------------------------
+for threads in abc 1000; do short 0 'test accuracy'; done
+threads=1
+if [ -w /dev/full ]; then
+  short 1 '/dev/full: the metrics could not be written: No space left' --metrics /dev/full
+  "$build/first_gradient" >/dev/full 2>"$there/said" && complain "a full disk under standard output goes unnoticed"
+  grep -q 'standard output could not be written' "$there/said" || complain "a full disk: $(cat "$there/said")"
+fi
+
+# ---- Signals ---------------------------------------------------------------------------------------------------------
+# begun ARGUMENTS…: starts a long training in the background ($!) and returns once it trains.
+begun() {
+  rm -f "$there/metrics"
+  # In the background of a shell SIGINT is ignored; env gives it back.
+  OMP_NUM_THREADS=1 env --default-signal=INT "$build/fashion_mnist" --data synthetic --epochs 100000 \
+    --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
+  tries=0
+  until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.2; done
+  sleep 0.5
+}
+for signal in INT=130 TERM=143; do
+  begun --model mlp
+  kill -s "${signal%=*}" $!
+  wait $!
+  got=$?
+  [ $got -eq "${signal#*=}" ] || complain "SIG${signal%=*}: exit status $got: $(cat "$there/out")"
+  tail -n 1 "$there/metrics" | grep -q "\"event\":\"end\".*\"stopped\":1,\"reason\":\"SIG${signal%=*}\"" ||
+    complain "SIG${signal%=*}: the metrics end with $(tail -n 1 "$there/metrics")"
+done
+begun --model resnet18 --device reference  # a step takes minutes: only the second signal can end it
+kill -s TERM $!
+sleep 0.5
+kill -0 $! 2>/dev/null || complain "one SIGTERM ended the program within its step"
+kill -s TERM $!
+wait $!
+got=$?
+[ $got -eq 143 ] || complain "SIGTERM twice: exit status $got: $(cat "$there/out")"
+grep -q '"event":"end"' "$there/metrics" && complain "SIGTERM twice waited for the end of the step"
+exit $wrong
