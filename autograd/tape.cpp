@@ -65,7 +65,7 @@ void write(std::string& out, const Cluster& c, const std::string& path, int dept
     std::string full = path.empty() ? name : path + "." + name;
     out += indent + "subgraph cluster_" + std::to_string(number++) + " {\n" + indent + "  label=\"" + escaped(full) +
            "\"; style=\"rounded,filled\"; color=\"#c3ccd6\"; fillcolor=\"" + (depth % 2 ? "#eef2f6" : "#f8fafc") +
-           "\"; fontcolor=\"#52606d\"; fontsize=11; labeljust=l;\n";
+           "\"; fontcolor=\"#52606d\"; fontsize=11; labeljust=l; labelloc=t;\n";
     write(out, inner, full, depth + 1, number);
     out += indent + "}\n";
   }

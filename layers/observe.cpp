@@ -94,10 +94,11 @@ std::string Profile::text(std::size_t rows) const {
         rest += ms;
         continue;
       }
-      std::string rate = ms <= 0       ? ""
-                         : r.flops > 0 ? printed("%.0f GFLOP/s", r.flops / ms / 1e6)
-                         : r.bytes > 0 ? printed("%.1f GB/s", r.bytes / ms / 1e6)
-                                       : "";
+      // A reshape moves nothing, however large its tensor.
+      std::string rate = ms <= 0                            ? ""
+                         : r.flops > 0                      ? printed("%.0f GFLOP/s", r.flops / ms / 1e6)
+                         : r.bytes > 0 && r.op != "reshape" ? printed("%.1f GB/s", r.bytes / ms / 1e6)
+                                                            : "";
       out += printed("%-16s %-*s %6.4g %9.3f %9.3f %5.1f %%  %s\n", r.op.c_str(), w, r.module.c_str(), r.calls,
                      r.forward_ms, r.backward_ms, 100 * ms / std::max(1e-12, operations), rate.c_str());
     }
