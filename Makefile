@@ -14,6 +14,7 @@ OPENMP    ?= auto
 ZLIB      ?= auto
 CLI11     ?= auto
 JSON      ?= auto
+STB       ?= auto
 GTEST     ?= auto
 
 MARCH     ?= native#         the CPU to build for; x86-64-v3 runs on any x86 server of the last ten years
@@ -27,7 +28,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 
 # The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line, the tests the second, and
 # .ci/run, which lays real data and looks for races with clang, the third.
-PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev nlohmann-json3-dev curl ca-certificates
+PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev nlohmann-json3-dev curl ca-certificates
 PACKAGES_TESTS := libgtest-dev pkg-config
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
 
@@ -126,6 +127,12 @@ CLI11_VERSION  := $(call version,$(if $(call find,CLI/Version.hpp),CLI/Version.h
 CLI11_PACKAGE  := libcli11-dev
 CLI11_WITHOUT  := options are read by a plain parser
 
+STB_NAME       := stb_image
+STB_NEEDS      := stb/stb_image.h stb/stb_image_resize.h
+STB_VERSION    := $(shell sed -n '1s/.* v\([0-9.]*\).*/\1/p' $(call find,stb/stb_image.h) /dev/null)
+STB_PACKAGE    := libstb-dev
+STB_WITHOUT    := picture files cannot be read
+
 GTEST_NAME     := GoogleTest
 GTEST_NEEDS    := gtest/gtest.h libgtest.a libgtest_main.a
 GTEST_VERSION  := $(shell sed -n 's/^Version: //p' $(dir $(call find,libgtest.a))pkgconfig/gtest.pc 2>/dev/null)
@@ -180,8 +187,8 @@ define decide
   $1_STATE   := $(if $(filter 0,$($1)),off: $1=0,$(if $($1_REASON),off: $($1_REASON),$($1_VERSION)))
   $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
 endef
-switches := ONEDNN OPENMP ZLIB CLI11 JSON GTEST CUDA UCX
-known    := ONEDNN OPENMP ZLIB CLI11 JSON GTEST CUDA CUDNN NCCL UCX
+switches := ONEDNN OPENMP ZLIB CLI11 STB JSON GTEST CUDA UCX
+known    := ONEDNN OPENMP ZLIB CLI11 STB JSON GTEST CUDA CUDNN NCCL UCX
 $(foreach n,$(known),$(eval $(call examine,$n)))
 $(foreach n,$(switches),$(eval $(call decide,$n)))
 
@@ -202,12 +209,13 @@ LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcud
 either  = $(if $1,$2,$(wildcard $3))
 chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard core/cpu/*.cpp)),core/cpu/none.cpp) \
           $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
+          $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
           $(call either,$(CLI11_ON),$(wildcard layers/options_cli11.cpp),layers/options_plain.cpp) \
           $(call either,$(JSON_ON),$(wildcard core/safetensors.cpp),core/safetensors_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
           $(call either,$(UCX_ON),$(dist_room),dist/none.cpp)
-pairs  := datasets/gzip.cpp datasets/gzip_none.cpp layers/options_cli11.cpp layers/options_plain.cpp \
-          core/safetensors.cpp core/safetensors_none.cpp
+pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
+          layers/options_cli11.cpp layers/options_plain.cpp core/safetensors.cpp core/safetensors_none.cpp
 common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp)
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
@@ -218,7 +226,7 @@ left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call joi
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))
 examples := $(call programs_of,examples/*.cpp)
 benches  := $(call programs_of,tests/bench/*.cpp)
-tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp)
+tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/fuzz/targets.cpp)
 CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 
 OBJ      := $(BUILD)/obj
@@ -238,6 +246,7 @@ Tandem $(VERSION) in $(BUILD)/: $(CXX_NAME) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFL
   $(call row,OPENMP)
   $(call row,ZLIB)
   $(call row,CLI11)
+  $(call row,STB)
   $(call row,JSON)
   $(call row,GTEST)
   $(call row,CUDA)$(if $(CUDA_ON), for sm_$(call join_by,$(CUDA_ARCH),$(comma) sm_)
@@ -288,6 +297,8 @@ $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
 $(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
 	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/%.o $(OBJ)/dist/%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
+# stb shifts signed numbers as it likes: UBSan would stop at the first picture.
+$(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags
 	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags
@@ -303,11 +314,14 @@ $(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
 $(BUILD)/tandem_tests: $(test_objects) $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link,-lgtest_main -lgtest)
 
+$(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link,-fsanitize=fuzzer)
+
 -include $(every_object:.o=.d)
 .SECONDARY: $(every_object)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test needs-gtest bench demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all test needs-gtest fuzz libfuzzer bench demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 
@@ -319,6 +333,26 @@ test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $
 	  sh tests/run.sh $(BUILD)/tandem_tests $(CHECKS)
 needs-gtest:
 	@echo 'make test needs GoogleTest ($(GTEST_STATE)). Try: apt-get install $(GTEST_PACKAGE)' >&2; exit 1
+
+# What reads files and options, on damaged input: SEEDED=100000 mutations of each format, as in `make test`, and libFuzzer
+# for TIME seconds on each where clang is there. `make fuzz TIME=0 SANITIZE=address,undefined` is the first part alone.
+SEEDED  ?= 2000
+TIME    ?= 10
+FORMATS ?= idx cifar npy gzip image safetensors options schedule
+CLANGXX := $(shell command -v clang++)
+fuzz: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest)
+	TANDEM_FUZZ_INPUTS=$(SEEDED) $(BUILD)/tandem_tests --gtest_filter='*Fuzz*' --gtest_brief=0
+	$(if $(filter 0,$(TIME)),,$(if $(CLANGXX),+@$(MAKE) --no-print-directory libfuzzer CXX=$(CLANGXX) \
+	  SANITIZE=address$(comma)fuzzer-no-link BUILD=build-fuzz,@echo 'no libFuzzer. Try: apt-get install clang'))
+libfuzzer: $(BUILD)/fuzz_formats
+	@for format in $(FORMATS); do \
+	  mkdir -p $(BUILD)/seeds/$$format $(BUILD)/corpus/$$format; \
+	  echo "libFuzzer, $$format, $(TIME) s"; \
+	  TANDEM_FUZZ=$$format TANDEM_FUZZ_SEEDS=$(BUILD)/seeds/$$format $< -max_total_time=$(TIME) -timeout=20 \
+	    -print_final_stats=1 -verbosity=0 -artifact_prefix=$(BUILD)/$$format- \
+	    $(BUILD)/corpus/$$format $(BUILD)/seeds/$$format 2>&1 | grep -E 'stat::number|stat::average|ERROR|SUMMARY|Test unit'; \
+	  ! ls $(BUILD)/$$format-* >/dev/null 2>&1 || exit 1; \
+	done
 
 # The training step beside PyTorch's and the floor; `make bench-convolution` and `make bench-kernels` look closer.
 bench: bench-step
@@ -372,6 +406,7 @@ clean:
 help:
 	@echo 'make              the library and the examples, in build/'
 	@echo 'make test         builds and runs all tests; the last line counts them (TESTS=Conv* for some)'
+	@echo 'make fuzz         damaged files and options on everything that reads them (SEEDED=100000 TIME=30)'
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'

@@ -1,46 +1,71 @@
-// Reading a file of bytes, plain or compressed, with errors that say what was found, what was expected and what to do.
+// Reading bytes, from a file or from memory, plain or compressed, with errors that say what was found, what was expected
+// and what to do. Every reader of a format takes a ByteSource, so that any bytes can be tried on it.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 
 namespace tandem {
 
-// A file read from its beginning to its end. `source` says how to get it, "run datasets/get-data.sh cifar-10 data": it
-// closes every error that a new copy would mend.
+// What a file's errors advise. `source` says how to get the file, "run datasets/get-data.sh cifar-10 data"; `mend`, what to
+// do about wrong contents, is to delete it and get it again, unless that would be the user's own work.
+struct Advice {
+  Advice(std::string from) : source(std::move(from)), mend("delete it and " + source) {}
+  Advice(const char* from) : Advice(std::string(from)) {}
+  Advice(std::string from, std::string otherwise) : source(std::move(from)), mend(std::move(otherwise)) {}
+  std::string source, mend;
+};
+
+// Bytes read from their beginning to their end.
 class ByteSource {
  public:
-  ByteSource(std::filesystem::path path, std::string source) : path_(std::move(path)), source_(std::move(source)) {}
+  ByteSource(std::filesystem::path path, Advice advice) : path_(std::move(path)), advice_(std::move(advice)) {}
   virtual ~ByteSource() = default;
 
   // Exactly `bytes` bytes, or an Error "truncated after …, expected `total`".
   void read(void* to, std::size_t bytes, std::uint64_t total);
+  // Everything that is left.
+  std::vector<std::uint8_t> read_all();
   // Throws when there are bytes left, or when the checksum that ends a compressed file is missing or wrong.
   void expect_end();
   // No more than this many bytes can be in there: whether a header's promise is worth allocating memory for.
   virtual std::uint64_t at_most() const = 0;
+  virtual std::size_t read_some(void* to, std::size_t bytes) = 0;  // fewer than asked only at the end
+
+  const std::filesystem::path& path() const { return path_; }
+  const Advice& advice() const { return advice_; }
 
   // What the file holds is wrong: "truncated after 4 bytes, expected 16".
   template <class... Parts>
   [[noreturn]] void reject(const Parts&... parts) const {
-    refuse(path_.string(), ": is damaged (", parts..., "): delete it and ", source_);
+    refuse(path_.string(), ": is damaged (", parts..., "): ", advice_.mend);
+  }
+  // It is whole, but not what is read here.
+  template <class... Parts>
+  [[noreturn]] void mistaken(const Parts&... parts) const {
+    refuse(path_.string(), ": is another file (", parts..., "): ", advice_.mend);
   }
 
  protected:
-  virtual std::size_t read_some(void* to, std::size_t bytes) = 0;  // fewer than asked only at the end
   virtual void check_end() {}
   [[noreturn]] void unreadable(const char* what) const;  // with the reason in errno: a new copy would not help
-  std::filesystem::path path_;
-  std::string source_;
 
  private:
+  std::filesystem::path path_;
+  Advice advice_;
   std::uint64_t position_ = 0;
 };
 
 // A name that ends in .gz is decompressed. Throws when there is no such file, or when it is not a file.
-std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const std::string& source);
+std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const Advice& advice);
+
+// Bytes that are in memory already and stay there; `name` stands for the path in errors. Nothing is decompressed.
+std::unique_ptr<ByteSource> bytes_in_memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name,
+                                            const Advice& advice);
 
 }  // namespace tandem

@@ -1,13 +1,52 @@
 #include "datasets/cifar.h"
 
-#include "datasets/bytes.h"
+#include <algorithm>
 
 namespace tandem {
 namespace {
 
-constexpr std::int64_t side = 32, plane = side * side, record = 1 + 3 * plane;
+constexpr std::int64_t side = 32, plane = side * side;
 
-// A record is a label, then the red, the green and the blue plane. Planar → [H, W, C].
+const std::vector<std::string> ten = {"airplane", "automobile", "bird",  "cat",  "deer",
+                                      "dog",      "frog",       "horse", "ship", "truck"};
+const std::vector<std::string> hundred = {
+    "apple",      "aquarium_fish", "baby",         "bear",       "beaver",      "bed",         "bee",
+    "beetle",     "bicycle",       "bottle",       "bowl",       "boy",         "bridge",      "bus",
+    "butterfly",  "camel",         "can",          "castle",     "caterpillar", "cattle",      "chair",
+    "chimpanzee", "clock",         "cloud",        "cockroach",  "couch",       "crab",        "crocodile",
+    "cup",        "dinosaur",      "dolphin",      "elephant",   "flatfish",    "forest",      "fox",
+    "girl",       "hamster",       "house",        "kangaroo",   "keyboard",    "lamp",        "lawn_mower",
+    "leopard",    "lion",          "lizard",       "lobster",    "man",         "maple_tree",  "motorcycle",
+    "mountain",   "mouse",         "mushroom",     "oak_tree",   "orange",      "orchid",      "otter",
+    "palm_tree",  "pear",          "pickup_truck", "pine_tree",  "plain",       "plate",       "poppy",
+    "porcupine",  "possum",        "rabbit",       "raccoon",    "ray",         "road",        "rocket",
+    "rose",       "sea",           "seal",         "shark",      "shrew",       "skunk",       "skyscraper",
+    "snail",      "snake",         "spider",       "squirrel",   "streetcar",   "sunflower",   "sweet_pepper",
+    "table",      "tank",          "telephone",    "television", "tiger",       "tractor",     "train",
+    "trout",      "tulip",         "turtle",       "wardrobe",   "whale",       "willow_tree", "wolf",
+    "woman",      "worm"};
+const std::vector<std::string> twenty = {"aquatic_mammals",
+                                         "fish",
+                                         "flowers",
+                                         "food_containers",
+                                         "fruit_and_vegetables",
+                                         "household_electrical_devices",
+                                         "household_furniture",
+                                         "insects",
+                                         "large_carnivores",
+                                         "large_man-made_outdoor_things",
+                                         "large_natural_outdoor_scenes",
+                                         "large_omnivores_and_herbivores",
+                                         "medium_mammals",
+                                         "non-insect_invertebrates",
+                                         "people",
+                                         "reptiles",
+                                         "small_mammals",
+                                         "trees",
+                                         "vehicles_1",
+                                         "vehicles_2"};
+
+// A picture is a red, a green and a blue plane. Planar → [H, W, C].
 void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {
   const std::uint8_t *red = planes, *green = planes + plane, *blue = planes + 2 * plane;
   for (std::int64_t i = 0; i < plane; i++) {
@@ -17,42 +56,69 @@ void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {
   }
 }
 
+Pictures part(const std::string& name, const std::filesystem::path& folder, const std::vector<std::string>& files,
+              std::int64_t count, const CifarLayout& layout, const std::vector<std::string>& classes,
+              const std::string& source) {
+  Pictures p;
+  p.name = name;
+  p.classes = int(classes.size());
+  p.class_names = classes;
+  std::int64_t n = count * std::int64_t(files.size());
+  p.images = host_tensor({n, side, side, 3}, DType::u8);
+  p.labels = host_tensor({n}, DType::i32);
+  std::uint8_t* pixels = p.images.write<std::uint8_t>();
+  std::int32_t* labels = p.labels.write<std::int32_t>();
+  for (const std::string& file : files) {
+    read_cifar(*open_bytes(folder / file, source), layout, count, pixels, labels);
+    pixels += count * 3 * plane;
+    labels += count;
+  }
+  return p;
+}
+
 }  // namespace
+
+void read_cifar(ByteSource& file, const CifarLayout& layout, std::int64_t count, std::uint8_t* pixels,
+                std::int32_t* labels) {
+  const std::int64_t before = std::int64_t(layout.bounds.size()), record = before + 3 * plane;
+  constexpr std::int64_t some = 64;  // records at a time: they stay in cache until they are interleaved
+  std::vector<std::uint8_t> buffer(some * record);
+  for (std::int64_t i = 0; i < count; i++) {
+    if (i % some == 0) file.read(buffer.data(), std::min(some, count - i) * record, count * record);
+    const std::uint8_t* r = buffer.data() + i % some * record;
+    for (std::int64_t k = 0; k < before; k++)
+      if (r[k] >= layout.bounds[k])
+        file.reject("label ", int(r[k]), " in record ", i, ", expected 0 to ", layout.bounds[k] - 1);
+    labels[i] = r[layout.used];
+    interleave(r + before, pixels + i * 3 * plane);
+  }
+  file.expect_end();
+}
 
 Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_file) {
   const std::string source = "run " + download_command("cifar-10", folder);
-  auto part = [&](const char* name, const std::vector<std::string>& files) {
-    Pictures p;
-    p.name = name;
-    p.classes = 10;
-    p.class_names = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"};
-    p.mean = {0.49139968f, 0.48215841f, 0.44653091f};  // of the 50 000 training pictures
-    p.deviation = {0.24703223f, 0.24348513f, 0.26158784f};
-    std::int64_t n = pictures_per_file * std::int64_t(files.size());
-    p.images = host_tensor({n, side, side, 3}, DType::u8);
-    p.labels = host_tensor({n}, DType::i32);
-    std::uint8_t* pixels = p.images.write<std::uint8_t>();
-    std::int32_t* labels = p.labels.write<std::int32_t>();
-    constexpr std::int64_t some = 64;  // records at a time: they stay in cache until they are interleaved
-    std::vector<std::uint8_t> buffer(some * record);
-    for (const std::string& file : files) {
-      auto bytes = open_bytes(folder / file, source);
-      for (std::int64_t i = 0; i < pictures_per_file; i++) {
-        if (i % some == 0)
-          bytes->read(buffer.data(), std::min(some, pictures_per_file - i) * record, pictures_per_file * record);
-        const std::uint8_t* r = buffer.data() + i % some * record;
-        if (r[0] > 9) bytes->reject("label ", int(r[0]), " in record ", i, ", expected 0 to 9");
-        *labels++ = r[0];
-        interleave(r + 1, pixels);
-        pixels += 3 * plane;
-      }
-      bytes->expect_end();
-    }
-    return p;
-  };
-  return {part("cifar-10 train",
-               {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"}),
-          part("cifar-10 test", {"test_batch.bin"})};
+  const CifarLayout layout = CifarLayout::cifar10();
+  Dataset d{"cifar-10",
+            part("cifar-10 train", folder,
+                 {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"},
+                 pictures_per_file, layout, ten, source),
+            part("cifar-10 test", folder, {"test_batch.bin"}, pictures_per_file, layout, ten, source)};
+  for (Pictures* p : {&d.train, &d.test}) {
+    p->mean = {0.49139968f, 0.48215841f, 0.44653091f};  // of the 50 000 training pictures
+    p->deviation = {0.24703223f, 0.24348513f, 0.26158784f};
+  }
+  return d;
+}
+
+Dataset cifar100(const std::filesystem::path& folder, CifarLabels labels, std::int64_t training, std::int64_t testing) {
+  const std::string source = "run " + download_command("cifar-100", folder);
+  const std::string name = labels == CifarLabels::fine ? "cifar-100" : "cifar-100-coarse";
+  const CifarLayout layout = CifarLayout::cifar100(labels);
+  const auto& classes = labels == CifarLabels::fine ? hundred : twenty;
+  Dataset d{name, part(name + " train", folder, {"train.bin"}, training, layout, classes, source),
+            part(name + " test", folder, {"test.bin"}, testing, layout, classes, source)};
+  measure(d);
+  return d;
 }
 
 }  // namespace tandem

@@ -1,28 +1,23 @@
 #include "datasets/dataset.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <sstream>
+#include <tuple>
 
 #include "core/backend.h"
 #include "core/random.h"
 #include "datasets/cifar.h"
-#include "datasets/fashion_mnist.h"
+#include "datasets/folder.h"
+#include "datasets/mnist.h"
+#include "datasets/npy.h"
 #include "datasets/synthetic.h"
 
 namespace tandem {
-
-Dataset load_dataset(const std::string& name, const std::filesystem::path& directory) {
-  if (directory == "synthetic") return load_dataset("synthetic-" + name);
-  if (name == "fashion-mnist") return fashion_mnist(find_data(name, directory));
-  if (name == "cifar-10") return cifar10(find_data(name, directory));
-  if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());
-  if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
-  refuse("there is no data set called ", name,
-         ": choose fashion-mnist, cifar-10, synthetic-fashion-mnist or synthetic-cifar-10");
-}
 
 namespace {
 
@@ -30,15 +25,61 @@ struct Place {
   const char *set, *folder, *file;
 };
 
+// cifar10 and cifar-10 are one name.
+std::string official(const std::string& name) { return name.starts_with("cifar1") ? "cifar-" + name.substr(5) : name; }
+
+constexpr Place places[] = {{"mnist", "mnist", "train-images-idx3-ubyte"},
+                            {"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
+                            {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"},
+                            {"cifar-100", "cifar-100-binary", "train.bin"}};
+
 const Place& place_of(const std::string& name) {
-  static constexpr Place places[] = {{"fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte"},
-                                     {"cifar-10", "cifar-10-batches-bin", "data_batch_1.bin"}};
   for (const Place& p : places)
     if (name == p.set) return p;
-  refuse("no files belong to a data set called ", name, ": choose fashion-mnist or cifar-10");
+  refuse("no files belong to a data set called ", name, ": choose mnist, fashion-mnist, cifar-10 or cifar-100");
 }
 
 }  // namespace
+
+std::string dataset_names() { return "mnist fashion-mnist cifar-10 cifar-100 cifar-100-coarse"; }
+
+Dataset load_dataset(const std::string& given, const std::filesystem::path& directory, const FolderOptions& folder) {
+  const std::string name = official(given);
+  if (directory == "synthetic" && !name.starts_with("synthetic")) return load_dataset("synthetic-" + name, {}, folder);
+  if (name == "mnist") return mnist(find_data(name, directory));
+  if (name == "fashion-mnist") return fashion_mnist(find_data(name, directory));
+  if (name == "cifar-10") return cifar10(find_data(name, directory));
+  if (name == "cifar-100") return cifar100(find_data(name, directory));
+  if (name == "cifar-100-coarse") return cifar100(find_data("cifar-100", directory), CifarLabels::coarse);
+  if (name == "synthetic-mnist") return synthetic({.name = name});
+  if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());
+  if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
+  const std::filesystem::path path(given);
+  if (path.extension() == ".npy") return npy_dataset(path);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return picture_folder(path, folder);
+  if (std::filesystem::exists(path, ignored))
+    refuse(given, ": is a file: name the folder that holds a folder of pictures per class, or an .npy file");
+  refuse("there is no data set called ", given, ", and no such folder: choose one of ", dataset_names(),
+         ", synthetic-mnist synthetic-fashion-mnist synthetic-cifar-10, a folder of pictures or an .npy file");
+}
+
+std::map<std::string, std::string> description(const Dataset& data) {
+  auto list = [](const auto& values, const char* between) {
+    std::ostringstream text;
+    text.precision(9);  // enough to have the same float again
+    for (std::size_t i = 0; i < values.size(); i++) text << (i ? between : "") << values[i];
+    return text.str();
+  };
+  std::vector<std::string> classes = data.train.class_names;
+  for (int c = int(classes.size()); c < data.classes(); c++) classes.push_back(std::to_string(c));
+  return {{"dataset", data.name},
+          {"classes", list(classes, "\n")},
+          {"mean", list(data.train.mean, ",")},
+          {"std", list(data.train.deviation, ",")},
+          {"channels", std::to_string(data.channels())},
+          {"side", std::to_string(data.side())}};
+}
 
 std::string download_command(const std::string& name, const std::filesystem::path& folder) {
   const std::filesystem::path root = folder.filename() == place_of(name).folder ? folder.parent_path() : folder;
@@ -59,7 +100,11 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
   }
   std::string searched;
   for (const auto& root : roots) {
+    // MNIST and Fashion-MNIST have the same file names: a folder named after another set holds that one.
+    bool another = false;
+    for (const Place& p : places) another |= root.filename() == p.folder && name != p.set;
     for (const auto& folder : {root / place.folder, root}) {
+      if (another && folder == root) continue;
       std::error_code why;  // set where a folder may not be looked into
       if (std::filesystem::exists(folder / place.file, why) ||
           std::filesystem::exists(folder / (std::string(place.file) + ".gz"), why))
@@ -103,6 +148,24 @@ Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const
   measure(p);
   check(p);
   return p;
+}
+
+Dataset Dataset::of(const Pictures& all, std::uint64_t seed) {
+  if (all.count() < 2) refuse(all.name, ": ", all.count(), " pictures, expected at least 2: one is for testing");
+  Dataset d;
+  d.name = all.name;
+  std::tie(d.train, d.test) = split(all, std::max<std::int64_t>(1, all.count() / 10), seed);
+  d.train.name = all.name + " train";
+  d.test.name = all.name + " test";
+  measure(d);
+  return d;
+}
+
+Dataset Dataset::of(std::span<const std::uint8_t> images, const Shape& shape, std::span<const std::int32_t> labels,
+                    const std::string& name) {
+  require(!labels.empty(), name, ": there are no labels");
+  int classes = 1 + *std::max_element(labels.begin(), labels.end());
+  return of(in_memory(name, images, shape, labels, classes));
 }
 
 void check(const Pictures& p) {
@@ -151,12 +214,14 @@ void measure(Pictures& p) {
   }
 }
 
-std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, std::uint64_t seed) {
-  std::int64_t n = p.count();
-  if (held_back < 0 || held_back >= n)
-    refuse(p.name, ": cannot hold back ", held_back, " of ", n, " pictures: use a smaller --val");
-  if (held_back == 0) return {p, {}};
-  // The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.
+void measure(Dataset& data) {
+  measure(data.train);
+  data.test.mean = data.train.mean;
+  data.test.deviation = data.train.deviation;
+}
+
+// The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.
+std::vector<char> draw_held_back(std::int64_t n, std::int64_t held_back, std::uint64_t seed) {
   std::vector<std::int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::vector<char> held(n, 0);
@@ -166,6 +231,15 @@ std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, s
     std::swap(order[i], order[j]);
     held[order[i]] = 1;
   }
+  return held;
+}
+
+std::pair<Pictures, Pictures> split(const Pictures& p, std::int64_t held_back, std::uint64_t seed) {
+  std::int64_t n = p.count();
+  if (held_back < 0 || held_back >= n)
+    refuse(p.name, ": cannot hold back ", held_back, " of ", n, " pictures: use a smaller --val");
+  if (held_back == 0) return {p, {}};
+  const std::vector<char> held = draw_held_back(n, held_back, seed);
   auto part = [&](char which, std::int64_t count, const char* suffix) {
     Pictures q = p;
     q.name += suffix;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,12 +13,12 @@
 namespace tandem {
 
 struct Pictures {
-  std::string name;                       // "cifar-10 train": begins every error about them
-  Tensor images;                          // u8 [N, H, W, C] in host memory
-  Tensor labels;                          // i32 [N], 0 … classes − 1, in host memory
+  std::string name;  // "cifar-10 train": begins every error about them
+  Tensor images;     // u8 [N, H, W, C] in host memory
+  Tensor labels;     // i32 [N], 0 … classes − 1, in host memory
   int classes = 0;
-  std::vector<std::string> class_names;   // classes of them, or none
-  std::vector<float> mean, deviation;     // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
+  std::vector<std::string> class_names;  // classes of them, or none
+  std::vector<float> mean, deviation;    // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
 
   std::int64_t count() const { return images.extent(0); }
   std::int64_t height() const { return images.extent(1); }
@@ -26,14 +27,38 @@ struct Pictures {
 };
 
 struct Dataset {
+  std::string name;  // "cifar-10", or the folder or file it came from
   Pictures train, test;
+
+  int classes() const { return train.classes; }
+  int channels() const { return int(train.channels()); }
+  int side() const { return int(train.height()); }
+
+  // Your own pictures, in host memory: a tenth of them, drawn by `seed`, become the test pictures.
+  static Dataset of(const Pictures& all, std::uint64_t seed = 0);
+  // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; copied. Classes: the largest label + 1.
+  static Dataset of(std::span<const std::uint8_t> images, const Shape& shape, std::span<const std::int32_t> labels,
+                    const std::string& name = "pictures");
 };
 
-// A set by its name: fashion-mnist, cifar-10 (both through find_data), synthetic-fashion-mnist, synthetic-cifar-10. The
-// directory "synthetic" stands for the synthetic pictures of that shape.
-Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {});
+// How pictures that are files of their own are read (folder.h).
+struct FolderOptions {
+  int size = 0;              // side of the square they are brought to; 0: they are squares of one size already
+  bool skip_broken = false;  // leaves out what cannot be decoded, with a count on stderr, instead of refusing it
+};
 
-// The folder that holds the files of fashion-mnist or cifar-10: looked for in `directory` (the option --data) where one is
+// A set by its name: mnist, fashion-mnist, cifar-10, cifar-100, cifar-100-coarse (looked for by find_data; "cifar10" will
+// do as well), or one of pictures made on the spot, "synthetic-" + mnist, fashion-mnist or cifar-10. The directory
+// "synthetic" stands for those. Other names are paths: a folder of pictures (folder.h), or an .npy file (npy.h).
+Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {},
+                     const FolderOptions& folder = {});
+std::string dataset_names();  // "mnist fashion-mnist …"
+
+// What a program must know to show a trained model further pictures: classes (names, one a line), mean and std per
+// channel with bytes as 0 … 1, channels, side, dataset. Saved beside the weights.
+std::map<std::string, std::string> description(const Dataset& data);
+
+// The folder that holds the files of mnist, fashion-mnist, cifar-10 or cifar-100: looked for in `directory` (the option --data) where one is
 // given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own folder and in the place
 // itself. Throws when it is in none of them, naming them all and the command that downloads it.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
@@ -47,6 +72,7 @@ Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const
 
 // Holds back `held_back` pictures (0: none), for validation: {the rest, those}, copied, each in its old order. The
 // choice depends on the seed only (and on the number of pictures), so two runs validate on the same pictures.
+std::vector<char> draw_held_back(std::int64_t count, std::int64_t held_back, std::uint64_t seed);  // 1: held back
 std::pair<Pictures, Pictures> split(const Pictures& pictures, std::int64_t held_back, std::uint64_t seed);
 
 // Throws when shapes, types, label range, mean or deviation do not fit together. The loader calls it.
@@ -54,6 +80,7 @@ void check(const Pictures& pictures);
 
 // Mean and deviation of every channel, from exact sums over all pictures.
 void measure(Pictures& pictures);
+void measure(Dataset& data);  // of the training pictures, for both parts
 
 // An uninitialised tensor in host memory that keeps alive what it needs, so that a set of pictures belongs to
 // no backend.

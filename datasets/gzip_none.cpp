@@ -3,8 +3,9 @@
 
 namespace tandem {
 
-std::unique_ptr<ByteSource> open_gzip(const std::filesystem::path& path, const std::string&) {
-  refuse(path.string(), ": is compressed, and this program was built without zlib: run gunzip ", path.string(),
+std::unique_ptr<ByteSource> gunzip(std::unique_ptr<ByteSource> compressed) {
+  const std::string path = compressed->path().string();
+  refuse(path, ": is compressed, and this program was built without zlib: run gunzip ", path,
          ", or install zlib (zlib1g-dev) and build again");
 }
 

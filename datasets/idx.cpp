@@ -1,37 +1,38 @@
 #include "datasets/idx.h"
 
-#include "datasets/bytes.h"
-
 namespace tandem {
 
-// Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit extent per axis.
 Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& source) {
-  auto file = open_bytes(path, source);
+  return read_idx(*open_bytes(path, source), rank);
+}
+
+// Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit extent per axis.
+Tensor read_idx(ByteSource& file, int rank) {
   std::uint64_t header = 4 + 4 * std::uint64_t(rank);
   auto number = [&] {
     std::uint8_t b[4];
-    file->read(b, 4, header);
+    file.read(b, 4, header);
     return std::uint32_t{b[0]} << 24 | std::uint32_t{b[1]} << 16 | std::uint32_t{b[2]} << 8 | b[3];
   };
   std::uint32_t magic = number(), expected = 0x800u + std::uint32_t(rank);
   if (magic != expected)
-    refuse(path.string(), ": is another file (begins with the number ", magic, ", expected ", expected,
-           ": IDX, unsigned bytes, ", rank, rank > 1 ? " axes" : " axis", "): delete it and ", source);
+    file.mistaken("begins with the number ", magic, ", expected ", expected, ": IDX, unsigned bytes, ", rank,
+                  rank > 1 ? " axes" : " axis");
   Shape shape;
   std::uint64_t elements = 1;
   for (int axis = 0; axis < rank; axis++) {
     std::uint32_t extent = number();
-    if (extent == 0) file->reject("its header says 0 along axis ", axis, ", expected at least 1");
+    if (extent == 0) file.reject("its header says 0 along axis ", axis, ", expected at least 1");
     shape.append(extent);
-    if (elements > UINT64_MAX / 2 / extent) file->reject("its header is damaged: it announces ", shape, " bytes");
+    if (elements > UINT64_MAX / 2 / extent) file.reject("its header is damaged: it announces ", shape, " bytes");
     elements *= extent;
   }
-  if (header + elements > file->at_most())  // before memory is asked for
-    file->reject("truncated, or its header ", shape, " is damaged: it holds at most ", file->at_most(), " bytes, expected ",
-                 header + elements);
+  if (header + elements > file.at_most())  // before memory is asked for
+    file.reject("truncated, or its header ", shape, " is damaged: it holds at most ", file.at_most(),
+                " bytes, expected ", header + elements);
   Tensor t = host_tensor(shape, DType::u8);
-  file->read(t.raw_write(), elements, header + elements);
-  file->expect_end();
+  file.read(t.raw_write(), elements, header + elements);
+  file.expect_end();
   return t;
 }
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <string>
 
+#include "datasets/bytes.h"
 #include "datasets/dataset.h"
 
 namespace tandem {
@@ -10,6 +11,7 @@ namespace tandem {
 // An IDX file of bytes with `rank` axes, .gz or plain, as a u8 tensor in host memory. `source` says how to get it
 // (bytes.h).
 Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& source);
+Tensor read_idx(ByteSource& file, int rank);
 
 // Pictures of one channel and their labels 0 … classes − 1, as MNIST and its relatives keep them; mean and deviation
 // are left to the caller.

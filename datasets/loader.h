@@ -4,6 +4,7 @@
 // on (seed, epoch, picture): not on ranks, threads, prefetching or resumption. Any batch can be made again, bit
 // for bit.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -22,6 +23,9 @@ namespace tandem {
 struct Augment {
   int pad_crop = 0;    // surround with this many black pixels, then cut the old size out of it at random
   bool flip = false;   // mirror left and right, with probability one half
+
+  // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.
+  static Augment usual(int side) { return {.pad_crop = std::min(std::max(4, side / 8), side - 1), .flip = true}; }
 };
 
 struct LoaderOptions {

@@ -102,10 +102,8 @@ Dataset synthetic(const SyntheticOptions& o) {
     }
     return p;
   };
-  Dataset d{part(" train", 0, o.train), part(" test", 1, o.test)};
-  measure(d.train);
-  d.test.mean = d.train.mean;
-  d.test.deviation = d.train.deviation;
+  Dataset d{o.name, part(" train", 0, o.train), part(" test", 1, o.test)};
+  measure(d);
   return d;
 }
 

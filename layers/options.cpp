@@ -59,6 +59,11 @@ Options parse_options(int argc, char** argv, const std::string& description, con
     specs.push_back({name, help, "", [&target, value](const std::string&) { target = value; }, true});
   };
   text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)");
+  if (!o.data_set.empty()) {
+    text("--data-set", o.data_set, dataset_names() + ", a folder of pictures, or an .npy file");
+    whole("--size", o.folder.size, 0, "side to which pictures of a folder are brought (0: they are squares of one size)");
+    flag("--skip-broken", o.folder.skip_broken, true, "leave out pictures of a folder that cannot be decoded");
+  }
   specs.push_back({"--model", model_names(), o.model, [&](const std::string& v) {
                      try {
                        make_model(v, 10, 1, 28);
@@ -84,7 +89,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm");
   real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes");
   real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
-  flag("--augment", o.augment, true, "random crop (4 pixels) and horizontal flip");
+  flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip");
   flag("--no-augment", o.augment, false, "neither");
   specs.push_back({"--seed", "seed of all random numbers", std::to_string(o.seed), [&](const std::string& v) {
                      o.seed = number<std::uint64_t>("--seed", v, 0, ~std::uint64_t{0}, "a whole number of at least 0");

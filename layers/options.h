@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "datasets/dataset.h"
 #include "layers/observe.h"
 #include "layers/schedule.h"
 
@@ -14,6 +15,9 @@ namespace tandem {
 
 struct Options {
   std::string data = {};  // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/
+  // Programs that take any data set give one here, and then offer --data-set, --size and --skip-broken.
+  std::string data_set = {};
+  FolderOptions folder = {};
   std::string model = "smallcnn";
   int epochs = 8;
   int batch = 128;       // per rank

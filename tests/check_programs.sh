@@ -30,7 +30,7 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10 train; do
   says 0 '--help' "$build/$program" --help
   says 2 'unexpected argument word' "$build/$program" word
   says 2 'unknown option --bogus' "$build/$program" --bogus word
@@ -45,6 +45,23 @@ short 2 'cannot be written' --metrics "$there/no/such/folder"
 echo 'a table' >"$there/table"
 short 2 'holds something else than metrics' --metrics "$there/table"
 [ "$(cat "$there/table")" = 'a table' ] || complain "a file that held no metrics was written to"
+
+# ---- Any data set ----------------------------------------------------------------------------------------------------
+mkdir -p "$there/all/cat" "$there/all/dog"
+for i in 0 1 2 3 4 5 6 7 8 9; do
+  printf 'P6 8 8 255\n%192s' "$i" >"$there/all/cat/$i.ppm"
+  printf 'P6 9 8 255\n%216s' "$i" >"$there/all/dog/$i.ppm"
+done
+if ! grep -q 'stb_image off' "$build/summary"; then
+  says 2 'bring all to one size with --size' "$build/train" --data-set "$there/all"
+  says 0 'all: 18 + 2 pictures, 8 × 8, 3 channels, 2 classes' "$build/train" --data-set "$there/all" --size 8 \
+    --model mlp --epochs 1 --batch 6 --augment
+  printf 'P6 8 8 255\ncut' >"$there/all/cat/3.ppm"
+  says 2 'cat/3.ppm: is damaged' "$build/train" --data-set "$there/all" --size 8
+fi
+says 2 'choose one of mnist' "$build/train" --data-set imagenet
+says 0 'synthetic-cifar-10: 50000 + 10000 pictures, 32 × 32, 3 channels, 10 classes' env OMP_NUM_THREADS=$threads \
+  "$build/train" --data-set cifar10 --data synthetic --model mlp --epochs 1 --val 49000
 
 # ---- Surroundings ----------------------------------------------------------------------------------------------------
 for threads in abc 1000; do short 0 'test accuracy'; done

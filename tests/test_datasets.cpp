@@ -15,7 +15,7 @@
 #include "core/error.h"
 #include "datasets/bytes.h"
 #include "datasets/cifar.h"
-#include "datasets/fashion_mnist.h"
+#include "datasets/mnist.h"
 #include "datasets/idx.h"
 #include "datasets/synthetic.h"
 
@@ -380,7 +380,7 @@ TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
   Environment variable("TANDEM_DATA", nullptr);
   EXPECT_ERROR(find_data("cifar-10"), "TANDEM_DATA is not set", "run datasets/get-data.sh cifar-10,");
   fs::current_path(here);
-  EXPECT_ERROR(find_data("imagenet"), "imagenet", "choose fashion-mnist or cifar-10");
+  EXPECT_ERROR(find_data("imagenet"), "imagenet", "choose mnist, fashion-mnist, cifar-10 or cifar-100");
   EXPECT_ERROR(load_dataset("imagenet"), "imagenet", "synthetic-fashion-mnist");
   EXPECT_THROW(load_dataset("imagenet"), UsageError);  // what the user gave is at fault
 }

@@ -1,0 +1,31 @@
+// Picture files: JPEG, PNG, BMP, PNM. image.cpp (stb_image) or, where there is no stb, image_none.cpp is linked.
+#pragma once
+#include "datasets/bytes.h"
+
+namespace tandem {
+
+struct Image {
+  std::int64_t height = 0, width = 0, channels = 0;
+  std::vector<std::uint8_t> pixels;  // row-major [height, width, channels]
+  bool grey = false;                 // the file has one channel, whatever was asked for
+};
+
+// Decodes a file. `channels` is 1 (luminance) or 3 (RGB); transparency is dropped. What can be seen to be wrong is
+// refused: a file that ends too early, sizes that cannot be in so few bytes, a PNG whose checksums do not fit. A JPEG
+// has no checksums: a wrong bit in its pixels gives other pixels. Used by any number of threads.
+Image decode_image(ByteSource& file, int channels);
+
+// The largest centred square, brought to `side` × `side` pixels: bilinear, and where it shrinks averaging over all pixels
+// that fall into one. `to` has room for side · side · channels bytes.
+void fit_square(const Image& image, int side, std::uint8_t* to);
+
+bool is_picture(const std::filesystem::path& path);  // by its extension: .jpg .jpeg .png .bmp .ppm .pgm, in either case
+
+// The height and width that a file announces; throws when it is none of the formats, cut off, damaged in a way that
+// structure or checksums show, or too small for what it announces (image_structure.cpp: part of decode_image).
+struct Extent {
+  std::int64_t height = 0, width = 0;
+};
+Extent check_structure(const std::vector<std::uint8_t>& bytes, const ByteSource& file);
+
+}  // namespace tandem

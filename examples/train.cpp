@@ -1,0 +1,46 @@
+// Trains any model on any data set: one of those known by name, a folder of pictures, or NumPy arrays.
+#include <cstdio>
+#include <optional>
+
+#include "datasets/loader.h"
+#include "layers/fit.h"
+#include "layers/models.h"
+#include "layers/options.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    Options o = parse_options(argc, argv, "Trains a network on a data set.",
+                              {.data_set = "fashion-mnist", .model = "smallcnn", .epochs = 8, .learning_rate = 0.1});
+    auto backend = make_backend(o);
+    Dataset data = load_dataset(o.data_set, o.data, o.folder);
+    std::printf("%s: %lld + %lld pictures, %d × %d, %d channel%s, %d classes\n", data.name.c_str(),
+                static_cast<long long>(data.train.count()), static_cast<long long>(data.test.count()), data.side(),
+                data.side(), data.channels(), data.channels() == 1 ? "" : "s", data.classes());
+    auto [training, held_back] = split(data.train, o.val, o.seed);
+
+    Loader train(training,
+                 {.batch = o.batch,
+                  .global_batch = o.global_batch,
+                  .dtype = o.dtype,
+                  .augment = o.augment ? Augment::usual(data.side()) : Augment{},
+                  .drop_last = training.count() >= o.batch,
+                  .seed = o.seed},
+                 *backend);
+    std::optional<Loader> validation;
+    if (o.val) validation.emplace(held_back, LoaderOptions{.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
+    Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
+
+    auto model = make_model(o.model, data.classes(), data.channels(), data.side());
+    SGD sgd({.learning_rate = o.learning_rate,
+             .momentum = o.momentum,
+             .nesterov = o.nesterov,
+             .weight_decay = o.weight_decay});
+    sgd.clip_norm = o.clip;
+    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), sgd, *backend,
+                           {train, validation ? &*validation : nullptr, &test}, fit_options(o));
+    if (!report.epochs.empty() && report.epochs.back().test_accuracy)
+      std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+  });
+}

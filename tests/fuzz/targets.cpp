@@ -1,0 +1,250 @@
+#include "tests/fuzz/targets.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/safetensors.h"
+#include "datasets/cifar.h"
+#include "datasets/gzip.h"
+#include "datasets/idx.h"
+#include "datasets/image.h"
+#include "datasets/npy.h"
+#include "layers/options.h"
+
+namespace tandem::test {
+namespace {
+
+const Advice advice("get it again");
+
+std::unique_ptr<ByteSource> source(const std::uint8_t* data, std::size_t size) {
+  return bytes_in_memory({data, size}, "input", advice);
+}
+
+template <class Body>
+int take_or_refuse(const Body& body) {
+  try {
+    body();
+  } catch (const UsageError&) {}
+  return 0;
+}
+
+Bytes bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+void append(Bytes& to, const Bytes& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+void big(Bytes& to, std::uint32_t v) {
+  for (int shift = 24; shift >= 0; shift -= 8) to.push_back(std::uint8_t(v >> shift));
+}
+
+// Without this no changed PNG would come further than its checksums.
+Bytes with_checksums(Bytes b) {
+  auto word = [&](std::size_t at) {
+    return std::uint32_t{b[at]} << 24 | std::uint32_t{b[at + 1]} << 16 | std::uint32_t{b[at + 2]} << 8 | b[at + 3];
+  };
+  for (std::size_t at = 8; at + 12 <= b.size();) {
+    const std::size_t length = word(at), end = at + 8 + length;
+    if (end + 4 > b.size()) break;
+    std::uint32_t crc = ~0u;
+    for (std::size_t i = at + 4; i < end; i++) {
+      crc ^= b[i];
+      for (int k = 0; k < 8; k++) crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    for (int k = 0; k < 4; k++) b[end + std::size_t(k)] = std::uint8_t(~crc >> (24 - 8 * k));
+    at = end + 4;
+  }
+  return b;
+}
+
+}  // namespace
+
+// ---- targets --------------------------------------------------------------------------------------------------------
+int fuzz_idx(const std::uint8_t* data, std::size_t size) {
+  for (int rank : {1, 3}) take_or_refuse([&] { read_idx(*source(data, size), rank); });
+  return 0;
+}
+
+int fuzz_cifar(const std::uint8_t* data, std::size_t size) {
+  for (const CifarLayout& layout : {CifarLayout::cifar10(), CifarLayout::cifar100(CifarLabels::fine)})
+    take_or_refuse([&] {
+      const std::int64_t n = std::int64_t(std::clamp<std::size_t>(size / 3073, 1, 8));
+      Bytes pixels(std::size_t(n) * 3072);
+      std::vector<std::int32_t> labels(n);
+      read_cifar(*source(data, size), layout, n, pixels.data(), labels.data());
+    });
+  return 0;
+}
+
+int fuzz_npy(const std::uint8_t* data, std::size_t size) {
+  static const Bytes labels = npy("<i8", "(2,)", {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}),
+                     images = npy("|u1", "(2, 3, 3)", Bytes(18, 7));
+  take_or_refuse([&] {
+    check(Dataset::of(npy_pictures("input", *source(data, size), *source(labels.data(), labels.size()))).train);
+  });
+  take_or_refuse([&] {
+    check(Dataset::of(npy_pictures("input", *source(images.data(), images.size()), *source(data, size))).train);
+  });
+  return 0;
+}
+
+int fuzz_gzip(const std::uint8_t* data, std::size_t size) {
+  take_or_refuse([&] { gunzip(source(data, size))->read_all(); });
+  return take_or_refuse([&] { read_idx(*gunzip(source(data, size)), 1); });
+}
+
+int fuzz_image(const std::uint8_t* data, std::size_t size) {
+  take_or_refuse([&] { decode_image(*source(data, size), 1); });
+  return take_or_refuse([&] {
+    const Bytes repaired = with_checksums({data, data + size});
+    Image image = decode_image(*source(repaired.data(), repaired.size()), 3);
+    std::uint8_t square[8 * 8 * 3];
+    fit_square(image, 8, square);
+  });
+}
+
+int fuzz_safetensors(const std::uint8_t* data, std::size_t size) {
+  const int file = memfd_create("input", 0);
+  if (file < 0 || write(file, data, size) != ssize_t(size)) std::abort();
+  take_or_refuse([&] {
+    SafetensorsFile f("/proc/self/fd/" + std::to_string(file));
+    for (const auto& [name, entry] : f.tensors()) take_or_refuse([&, name = name] { f.values(name); });
+  });
+  close(file);
+  return 0;
+}
+
+int fuzz_options(const std::uint8_t* data, std::size_t size) {
+  std::vector<std::string> words = {"program"};
+  for (const std::uint8_t *at = data, *end = data + size; at < end;) {
+    const std::uint8_t* stop = std::find(at, end, '\n');
+    std::string word(at, stop);
+    word = word.c_str();  // a command line has no zeros
+    // Help ends the program, and large models are slow to build: no news from either.
+    if (word.starts_with("--help") || (word.size() > 1 && word[0] == '-' && word[1] != '-')) return 0;
+    if (word.find("resnet1") != std::string::npos || word.find("wrn") != std::string::npos) return 0;
+    words.push_back(word);
+    at = stop + (stop < end);
+  }
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  return take_or_refuse([&] { parse_options(int(words.size()), argv.data(), "", {.data_set = "mnist"}); });
+}
+
+int fuzz_schedule(const std::uint8_t* data, std::size_t size) {
+  try {
+    const Schedule s = Schedule::parse({data, data + size});
+    for (double step : {0., 1., 5., 99.}) s.factor(step, 100, 10);
+  } catch (const Error&) {  // parse_options makes a UsageError of it
+  }
+  return 0;
+}
+
+// ---- seeds ----------------------------------------------------------------------------------------------------------
+Bytes npy(const std::string& type, const std::string& shape, const Bytes& elements, int version, const char* fortran) {
+  std::string text =
+      "{'descr': '" + type + "', 'fortran_order': " + std::string(fortran) + ", 'shape': " + shape + ", }";
+  const std::size_t before = version == 1 ? 10 : 12;
+  while ((before + text.size() + 1) % 64) text += ' ';
+  text += '\n';
+  Bytes b = bytes_of("\x93NUMPY");
+  b.insert(b.end(), {std::uint8_t(version), 0, std::uint8_t(text.size()), std::uint8_t(text.size() >> 8)});
+  if (version > 1) b.insert(b.end(), {0, 0});
+  append(b, bytes_of(text));
+  append(b, elements);
+  return b;
+}
+
+Bytes small_jpeg() {  // grey, 7 × 9
+  return {0xff, 0xd8, 0xff, 0xe0, 0x00, 0x10, 0x4a, 0x46, 0x49, 0x46, 0x00, 0x01, 0x01, 0x00, 0x00, 0x01, 0x00, 0x01,
+          0x00, 0x00, 0xff, 0xdb, 0x00, 0x43, 0x00, 0x1b, 0x12, 0x14, 0x17, 0x14, 0x11, 0x1b, 0x17, 0x16, 0x17, 0x1e,
+          0x1c, 0x1b, 0x20, 0x28, 0x42, 0x2b, 0x28, 0x25, 0x25, 0x28, 0x51, 0x3a, 0x3d, 0x30, 0x42, 0x60, 0x55, 0x65,
+          0x64, 0x5f, 0x55, 0x5d, 0x5b, 0x6a, 0x78, 0x99, 0x81, 0x6a, 0x71, 0x90, 0x73, 0x5b, 0x5d, 0x85, 0xb5, 0x86,
+          0x90, 0x9e, 0xa3, 0xab, 0xad, 0xab, 0x67, 0x80, 0xbc, 0xc9, 0xba, 0xa6, 0xc7, 0x99, 0xa8, 0xab, 0xa4, 0xff,
+          0xc0, 0x00, 0x0b, 0x08, 0x00, 0x07, 0x00, 0x09, 0x01, 0x01, 0x11, 0x00, 0xff, 0xc4, 0x00, 0x15, 0x00, 0x01,
+          0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x06, 0xff,
+          0xc4, 0x00, 0x19, 0x10, 0x00, 0x02, 0x03, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
+          0x00, 0x00, 0x00, 0x01, 0x04, 0x05, 0x14, 0x22, 0xff, 0xda, 0x00, 0x08, 0x01, 0x01, 0x00, 0x00, 0x3f, 0x00,
+          0x14, 0xd1, 0xd7, 0x25, 0x0e, 0x74, 0x7f, 0xff, 0xd9};
+}
+
+Bytes small_png() {  // pixel (y, x) of 4 × 5 is (50·x, 60·y, 20·(x + y))
+  return {0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a, 0x00, 0x00, 0x00, 0x0d, 0x49, 0x48, 0x44, 0x52, 0x00,
+          0x00, 0x00, 0x05, 0x00, 0x00, 0x00, 0x04, 0x08, 0x02, 0x00, 0x00, 0x00, 0xc9, 0x51, 0x62, 0x17, 0x00,
+          0x00, 0x00, 0x1a, 0x49, 0x44, 0x41, 0x54, 0x78, 0x9c, 0x63, 0x64, 0x60, 0x60, 0x30, 0x62, 0x10, 0x81,
+          0x23, 0x16, 0x06, 0x1b, 0x11, 0x06, 0x06, 0x04, 0x22, 0xc4, 0x07, 0x00, 0x6e, 0x20, 0x03, 0x06, 0x69,
+          0xdc, 0x6f, 0x86, 0x00, 0x00, 0x00, 0x00, 0x49, 0x45, 0x4e, 0x44, 0xae, 0x42, 0x60, 0x82};
+}
+
+Bytes small_bmp() {  // 2 × 2, 24 bits, from the bottom up, rows padded to 8 bytes
+  Bytes b = bytes_of("BM");
+  for (std::uint32_t v : {70u, 0u, 54u, 40u, 2u, 2u, 0x00180001u, 0u, 16u, 2835u, 2835u, 0u, 0u})
+    for (int shift = 0; shift < 32; shift += 8) b.push_back(std::uint8_t(v >> shift));
+  append(b, {7, 8, 9, 10, 11, 12, 0, 0, 1, 2, 3, 4, 5, 6, 0, 0});
+  return b;
+}
+
+Bytes small_pnm(bool grey) {
+  Bytes b = bytes_of(grey ? "P5\n2 3\n255\n" : "P6\n# a remark\n2 3\n255\n");
+  for (int i = 0; i < (grey ? 6 : 18); i++) b.push_back(std::uint8_t(10 * i));
+  return b;
+}
+
+const std::vector<FuzzTarget>& fuzz_targets() {
+  static const std::vector<FuzzTarget> targets = [] {
+    Bytes pictures, labels, cifar, cifar100;
+    for (std::uint32_t v : {0x803u, 2u, 3u, 4u}) big(pictures, v);
+    pictures.resize(pictures.size() + 24, 200);
+    for (std::uint32_t v : {0x801u, 5u}) big(labels, v);
+    append(labels, {0, 1, 2, 3, 9});
+    for (int i = 0; i < 2; i++) {
+      cifar.push_back(std::uint8_t(i));
+      cifar.resize(cifar.size() + 3072, std::uint8_t(i * 50));
+      append(cifar100, {std::uint8_t(i), 99});
+      cifar100.resize(cifar100.size() + 3072, std::uint8_t(i * 50));
+    }
+    // 40 labels i² mod 10 as gzip -9 compresses them: Huffman codes and repetitions.
+    const Bytes gzip = {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x63, 0x60, 0xe0, 0x60,
+                        0x64, 0x60, 0x60, 0xd0, 0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61,
+                        0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9, 0x30, 0x00, 0x00, 0x00};
+    auto safetensors = [](std::string header, const Bytes& elements) {
+      while (header.size() % 8) header += ' ';
+      Bytes b(8);
+      for (int i = 0; i < 8; i++) b[std::size_t(i)] = std::uint8_t(std::uint64_t(header.size()) >> 8 * i);
+      append(b, bytes_of(header));
+      append(b, elements);
+      return b;
+    };
+    return std::vector<FuzzTarget>{
+        {"idx", fuzz_idx, {pictures, labels}},
+        {"cifar", fuzz_cifar, {cifar, cifar100}},
+        {"npy",
+         fuzz_npy,
+         {npy("|u1", "(2, 3, 3)", Bytes(18, 5)), npy("<f4", "(2, 2, 2, 1)", Bytes(32, 0), 2),
+          npy("<i8", "(2,)", Bytes(16, 0)), npy("<i4", "(2,)", {1, 0, 0, 0, 0, 0, 0, 0}, 3)}},
+        {"gzip", fuzz_gzip, {gzip}},
+        {"image", fuzz_image, {small_jpeg(), small_png(), small_bmp(), small_pnm(true), small_pnm(false)}},
+        {"safetensors",
+         fuzz_safetensors,
+         {safetensors(R"({"__metadata__":{"step":"7"},"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}})",
+                      Bytes(16, 1)),
+          safetensors(R"({"a":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"b\u00e9":{"dtype":"BF16","shape":[3],)"
+                      R"("data_offsets":[8,14]},"e":{"dtype":"U8","shape":[0,4],"data_offsets":[14,14]}})",
+                      Bytes(14, 2))}},
+        {"options",
+         fuzz_options,
+         {bytes_of("--model\nmlp\n--epochs=3\n--lr\n0.1\n--augment"),
+          bytes_of("--schedule\nwarmup:5+cosine\n--seed=18446744073709551615\n--dtype\nbf16\n--threads\n2"),
+          bytes_of("--data\nsynthetic\n--data-set=cifar10\n--size\n64\n--val=100\n--clip\n1e3\n--deterministic")}},
+        {"schedule",
+         fuzz_schedule,
+         {bytes_of("constant"), bytes_of("one-cycle"), bytes_of("step:30:0.1"), bytes_of("warmup:5+step:100,150:0.1"),
+          bytes_of("warmup:5+cosine")}},
+    };
+  }();
+  return targets;
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,360 @@
+// CIFAR-100, MNIST, .npy, picture files and folders of them, sets made of arrays: what is read, and what is refused how.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+
+#include "datasets/cifar.h"
+#include "datasets/folder.h"
+#include "datasets/image.h"
+#include "datasets/loader.h"
+#include "datasets/mnist.h"
+#include "datasets/npy.h"
+#include "tests/fuzz/targets.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+void save(const fs::path& path, const Bytes& bytes) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
+}
+
+Bytes load(const fs::path& path) {
+  const std::string text = contents(path);
+  return {text.begin(), text.end()};
+}
+
+Image decode(const Bytes& bytes, int channels) {
+  return decode_image(*bytes_in_memory(bytes, "a picture", Advice("put it there", "mend it")), channels);
+}
+
+// image_none.cpp refuses every picture.
+#define NEEDS_STB()                                                                                            \
+  do {                                                                                                         \
+    try {                                                                                                      \
+      decode(small_png(), 3);                                                                                  \
+    } catch (const UsageError& e) {                                                                            \
+      if (std::string(e.what()).find("without stb") != std::string::npos) GTEST_SKIP() << "built without stb"; \
+    }                                                                                                          \
+  } while (0)
+
+// ---- CIFAR-100 and MNIST --------------------------------------------------------------------------------------------
+Bytes cifar100_file(int records) {
+  Bytes b;
+  for (int i = 0; i < records; i++) {
+    b.push_back(std::uint8_t(i % 20));
+    b.push_back(std::uint8_t(99 - i));
+    for (int k = 0; k < 3072; k++) b.push_back(std::uint8_t(k / 1024 * 80 + (k + i) % 32));
+  }
+  return b;
+}
+
+TEST(Cifar100, HasFineAndCoarseLabels) {
+  TemporaryFolder dir;
+  save(dir.file("train.bin"), cifar100_file(5));
+  save(dir.file("test.bin"), cifar100_file(3));
+  const fs::path folder = fs::path(dir.file("train.bin")).parent_path();
+  const Dataset fine = cifar100(folder, CifarLabels::fine, 5, 3), coarse = cifar100(folder, CifarLabels::coarse, 5, 3);
+  EXPECT_EQ(fine.train.images.shape(), (Shape{5, 32, 32, 3}));
+  EXPECT_EQ(fine.test.count(), 3);
+  EXPECT_EQ(fine.train.labels.values(), (std::vector<double>{99, 98, 97, 96, 95}));
+  EXPECT_EQ(coarse.train.labels.values(), (std::vector<double>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(fine.train.class_names.size(), 100u);
+  EXPECT_EQ(fine.train.class_names[99], "worm");
+  EXPECT_EQ(coarse.classes(), 20);
+  EXPECT_EQ(coarse.train.class_names[19], "vehicles_2");
+  EXPECT_EQ(fine.train.images.data<std::uint8_t>()[32 * 3 * 2 + 3 * 4 + 1], 80 + 4);  // row 2, column 4, green
+  EXPECT_NO_THROW(check(fine.train));
+  EXPECT_NO_THROW(check(fine.test));
+  EXPECT_EQ(fine.train.mean, fine.test.mean);
+
+  Bytes bad = cifar100_file(5);
+  bad[3074] = 20;
+  save(dir.file("train.bin"), bad);
+  EXPECT_TRUE(refused([&] { cifar100(folder, CifarLabels::fine, 5, 3); },
+                      {"train.bin", "label 20 in record 1, expected 0 to 19", "get-data.sh cifar-100"}));
+  bad.resize(4 * 3074);
+  save(dir.file("train.bin"), bad);
+  EXPECT_TRUE(refused([&] { cifar100(folder, CifarLabels::fine, 5, 3); }, {"truncated after 12296", "expected 15370"}));
+}
+
+TEST(Mnist, IsTheOtherSetOfTheSameFiles) {
+  TemporaryFolder dir;
+  for (const char* part : {"train", "t10k"}) {
+    Bytes images = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28}, labels = {0, 0, 8, 1, 0, 0, 0, 2, 7, 2};
+    images.resize(images.size() + 2 * 784, 9);
+    images.back() = 255;
+    save(dir.file(std::string("mnist/") + part + "-images-idx3-ubyte"), images);
+    save(dir.file(std::string("mnist/") + part + "-labels-idx1-ubyte"), labels);
+  }
+  const fs::path root = fs::path(dir.file("mnist")).parent_path();
+  const Dataset d = load_dataset("mnist", root);
+  EXPECT_EQ(d.train.labels.values(), (std::vector<double>{7, 2}));
+  EXPECT_EQ(d.train.class_names[7], "7");
+  EXPECT_NEAR(d.train.mean[0], (9.0 * 1567 + 255) / 1568 / 255, 1e-6);
+  EXPECT_NO_THROW(check(d.test));
+  EXPECT_TRUE(refused([&] { load_dataset("fashion-mnist", root / "mnist"); }, {"fashion-mnist", "was not found"}));
+}
+
+TEST(LoadDataset, KnowsBothSpellingsAndPaths) {
+  EXPECT_EQ(load_dataset("synthetic-mnist").name, "synthetic-mnist");
+  EXPECT_TRUE(refused([] { load_dataset("cifar100", "/nowhere"); },
+                      {"cifar-100 (train.bin) was not found", "get-data.sh cifar-100"}));
+  EXPECT_TRUE(refused([] { load_dataset("pictures/of/cats"); },
+                      {"no data set called pictures/of/cats", "cifar-100-coarse", "folder"}));
+}
+
+// ---- arrays ---------------------------------------------------------------------------------------------------------
+TEST(DatasetOf, HoldsBackATenth) {
+  Bytes images(50 * 4 * 4 * 2);
+  std::vector<std::int32_t> labels(50);
+  for (std::size_t i = 0; i < images.size(); i++) images[i] = std::uint8_t(i / 32);
+  for (int i = 0; i < 50; i++) labels[std::size_t(i)] = i % 3;
+  const Dataset d = Dataset::of(images, {50, 4, 4, 2}, labels, "mine");
+  EXPECT_EQ(d.train.count(), 45);
+  EXPECT_EQ(d.test.count(), 5);
+  EXPECT_EQ(d.classes(), 3);
+  EXPECT_EQ(d.channels(), 2);
+  EXPECT_EQ(d.side(), 4);
+  for (std::int64_t i = 0; i < 5; i++)  // picture and label stay together
+    EXPECT_EQ(d.test.images.data<std::uint8_t>()[i * 32] % 3, d.test.labels.data<std::int32_t>()[i]);
+  const auto about = description(d);
+  EXPECT_EQ(about.at("dataset"), "mine");
+  EXPECT_EQ(about.at("classes"), "0\n1\n2");
+  EXPECT_EQ(about.at("side"), "4");
+  EXPECT_EQ(std::stof(about.at("mean")), d.train.mean[0]);
+  EXPECT_TRUE(refused([&] { Dataset::of(Bytes(32), {1, 4, 4, 2}, std::vector<std::int32_t>{0}); }, {"at least 2"}));
+}
+
+TEST(Npy, ReadsPicturesAndLabels) {
+  TemporaryFolder dir;
+  Bytes pixels(20 * 9), labels;
+  for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = std::uint8_t(i);
+  for (int i = 0; i < 20; i++) labels.insert(labels.end(), {std::uint8_t(i % 4), 0, 0, 0, 0, 0, 0, 0});
+  save(dir.file("a.npy"), npy("|u1", "(20, 3, 3)", pixels));
+  save(dir.file("a_labels.npy"), npy("<i8", "(20,)", labels));
+  const Dataset one = load_dataset(dir.file("a.npy"));
+  EXPECT_EQ(one.train.images.shape(), (Shape{18, 3, 3, 1}));
+  EXPECT_EQ(one.test.count(), 2);
+  EXPECT_EQ(one.classes(), 4);
+
+  Bytes floats;  // 0, 0.5, 1, 0 …
+  for (int i = 0; i < 2 * 2 * 2 * 3; i++) {
+    const float v = float(i % 3) / 2;
+    const auto* raw = reinterpret_cast<const std::uint8_t*>(&v);
+    floats.insert(floats.end(), raw, raw + 4);
+  }
+  for (int version : {1, 2, 3})
+    for (const char* part : {"train", "test"}) {
+      save(dir.file(std::string("x_") + part + ".npy"), npy("<f4", "(2, 2, 2, 3)", floats, version));
+      save(dir.file(std::string("y_") + part + ".npy"), npy("|u1", "(2,)", {1, 0}));
+    }
+  const Dataset two = load_dataset(dir.file("x_train.npy"));
+  EXPECT_EQ(two.test.count(), 2);
+  EXPECT_EQ(two.train.labels.values(), (std::vector<double>{1, 0}));
+  EXPECT_EQ(two.train.images.slice(0, 1).values(),
+            (std::vector<double>{0, 128, 255, 0, 128, 255, 0, 128, 255, 0, 128, 255}));
+}
+
+TEST(Npy, RefusesWhatItCannotRead) {
+  TemporaryFolder dir;
+  const std::string x = dir.file("a.npy");
+  save(dir.file("a_labels.npy"), npy("<i8", "(2,)", Bytes(16)));
+  auto expect = [&](const Bytes& file, std::initializer_list<std::string> parts) {
+    save(x, file);
+    EXPECT_TRUE(refused([&] { load_dataset(x); }, parts));
+  };
+  const Bytes good = npy("|u1", "(2, 3, 3)", Bytes(18));
+  for (std::size_t size = 0; size < good.size(); size++) {
+    Bytes cut(good.begin(), good.begin() + std::ptrdiff_t(size));
+    expect(cut, {x, "write it again with numpy.save"});
+  }
+  Bytes longer = good;
+  longer.push_back(0);
+  expect(longer, {"goes on after"});
+  expect(npy("|u1", "(2, 3, 3)", Bytes(18), 1, "True"), {"Fortran order", "ascontiguousarray"});
+  expect(npy(">f4", "(2, 3, 3)", Bytes(72)), {"'>f4'"});
+  expect(npy("<f8", "(2, 3, 3)", Bytes(144)), {"'<f8'", "astype"});
+  expect(npy("|u1", "(46116860184273879040, 3, 3)", Bytes(18)), {"a smaller extent"});
+  expect(npy("|u1", "(400000000000000, 30000, 30000)", Bytes(18)), {"too many elements"});
+  expect(npy("|u1", "(2, 3000000, 3000000)", Bytes(18)), {"truncated, or its header"});
+  expect(npy("|u1", "(2, 3, 4)", Bytes(24)), {"[2,3,4]", "side"});
+  expect(npy("|u1", "(3, 3, 3)", Bytes(27)), {"3 pictures, expected 2", "a_labels.npy"});
+  expect(npy("<f4", "(2, 1, 1)", {0, 0, 0, 0, 0, 0, 0, 0x40}), {"element 1 is 2, expected 0 to 1"});
+  expect(npy("<i8", "(2, 1, 1)", {0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}), {"element 0 is 4294967296"});
+  fs::remove(dir.file("a_labels.npy"));
+  expect(good, {"a_labels.npy: there is no such file", "save the labels of"});
+}
+
+// ---- picture files --------------------------------------------------------------------------------------------------
+TEST(Image, DecodesEveryFormat) {
+  NEEDS_STB();
+  const Image png = decode(small_png(), 3);
+  ASSERT_EQ(png.pixels.size(), 4u * 5 * 3);
+  for (int y = 0; y < 4; y++)
+    for (int x = 0; x < 5; x++)
+      EXPECT_EQ((std::vector<int>{png.pixels[std::size_t(15 * y + 3 * x)], png.pixels[std::size_t(15 * y + 3 * x + 1)],
+                                  png.pixels[std::size_t(15 * y + 3 * x + 2)]}),
+                (std::vector<int>{50 * x, 60 * y, 20 * (x + y)}));
+  EXPECT_EQ(decode(small_bmp(), 3).pixels, (Bytes{3, 2, 1, 6, 5, 4, 9, 8, 7, 12, 11, 10}));
+  EXPECT_EQ(decode(small_pnm(true), 1).pixels, (Bytes{0, 10, 20, 30, 40, 50}));
+  EXPECT_FALSE(decode(small_pnm(false), 3).grey);
+  const Image jpeg = decode(small_jpeg(), 3);
+  EXPECT_TRUE(jpeg.grey);
+  EXPECT_EQ((std::vector<std::int64_t>{jpeg.height, jpeg.width}), (std::vector<std::int64_t>{7, 9}));
+}
+
+TEST(Image, RefusesEveryTruncation) {
+  NEEDS_STB();
+  for (const Bytes& good : {small_jpeg(), small_png(), small_bmp(), small_pnm(true), small_pnm(false)})
+    for (std::size_t size = 0; size < good.size(); size++) {
+      const Bytes cut(good.begin(), good.begin() + std::ptrdiff_t(size));
+      EXPECT_TRUE(refused([&] { decode(cut, 3); }, {"a picture: is", "mend it"})) << size << " of " << good.size();
+    }
+}
+
+TEST(Image, EveryFlippedBitOfAPngIsNoticed) {
+  NEEDS_STB();
+  for (std::size_t i = 0; i < small_png().size() * 8; i++) {
+    Bytes bad = small_png();
+    bad[i / 8] ^= std::uint8_t(1u << i % 8);
+    EXPECT_TRUE(refused([&] { decode(bad, 3); }, {"mend it"})) << "bit " << i;
+  }
+}
+
+TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
+  NEEDS_STB();
+  Bytes jpeg = small_jpeg();
+  jpeg[94] = 0x3f;  // height 0x3f07
+  jpeg[96] = 0x3f;
+  EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"pixels, more than 171 bytes can hold"}));
+  Bytes pnm = {'P', '5', ' ', '1', '6', '0', '0', '0', ' ', '1', '6', '0', '0', '0', ' ', '2', '5', '5', '\n'};
+  EXPECT_TRUE(refused([&] { decode(pnm, 3); }, {"can hold"}));
+}
+
+TEST(Image, SquaresAreCentredAndAveraged) {
+  NEEDS_STB();
+  Image wide{2, 4, 1, {0, 10, 20, 30, 40, 50, 60, 70}};
+  std::uint8_t out[4];
+  fit_square(wide, 2, out);
+  EXPECT_EQ((Bytes{out[0], out[1], out[2], out[3]}), (Bytes{10, 20, 50, 60}));
+  fit_square(wide, 1, out);
+  EXPECT_NEAR(out[0], 35, 1);
+  Image flat{30, 20, 3, Bytes(1800, 77)};
+  Bytes big(40 * 40 * 3);
+  fit_square(flat, 40, big.data());
+  EXPECT_EQ(big, Bytes(big.size(), 77));
+}
+
+Bytes square_pnm(int side, int value, bool grey = false) {
+  const std::string head =
+      std::string(grey ? "P5 " : "P6 ") + std::to_string(side) + " " + std::to_string(side) + " 255\n";
+  Bytes b(head.begin(), head.end());
+  b.resize(b.size() + std::size_t(side * side * (grey ? 1 : 3)), std::uint8_t(value));
+  return b;
+}
+
+TEST(PictureFolder, ClassesAreFolders) {
+  NEEDS_STB();
+  TemporaryFolder dir;
+  for (int i = 0; i < 10; i++) {
+    save(dir.file("all/cat/" + std::to_string(i) + ".ppm"), square_pnm(6, 10 + i));
+    save(dir.file("all/dog/deep/" + std::to_string(i) + ".PPM"), square_pnm(6, 110 + i));
+  }
+  save(dir.file("all/cat/notes.txt"), {1, 2, 3});
+  const Dataset d = load_dataset(dir.file("all"));
+  EXPECT_EQ(d.name, "all");
+  EXPECT_EQ(d.train.class_names, (std::vector<std::string>{"cat", "dog"}));
+  EXPECT_EQ(d.train.images.shape(), (Shape{18, 6, 6, 3}));
+  EXPECT_EQ(d.test.count(), 2);
+  for (const Pictures* p : {&d.train, &d.test})
+    for (std::int64_t i = 0; i < p->count(); i++)
+      EXPECT_EQ(p->images.data<std::uint8_t>()[i * 108] >= 100, p->labels.data<std::int32_t>()[i]);
+  EXPECT_EQ(load_dataset(dir.file("all")).train.images.values(), d.train.images.values());
+  EXPECT_EQ(load_dataset(dir.file("all"), {}, {.size = 9}).side(), 9);
+}
+
+TEST(PictureFolder, TrainAndTestAreFolders) {
+  NEEDS_STB();
+  TemporaryFolder dir;
+  const std::string all = dir.file("all");
+  save(dir.file("all/train/0/a.pgm"), square_pnm(5, 1, true));
+  save(dir.file("all/train/1/a.pgm"), square_pnm(5, 2, true));
+  EXPECT_TRUE(refused([&] { load_dataset(all); }, {"has train/ but neither val/ nor test/"}));
+  save(dir.file("all/val/1/b.pgm"), square_pnm(5, 3, true));
+  const Dataset d = load_dataset(all);
+  EXPECT_EQ(d.channels(), 1);  // all are grey
+  EXPECT_EQ(d.test.labels.values(), std::vector<double>{1});
+  save(dir.file("all/val/2/b.pgm"), square_pnm(5, 3, true));
+  EXPECT_TRUE(refused([&] { load_dataset(all); }, {"all/val/2: there is no such class"}));
+  fs::remove_all(dir.file("all/train"));
+  EXPECT_TRUE(refused([&] { load_dataset(all); }, {"has val/ but no train/", "all/val"}));
+}
+
+TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
+  NEEDS_STB();
+  TemporaryFolder dir;
+  for (int i = 0; i < 20; i++) save(dir.file("all/cat/" + std::to_string(i) + ".ppm"), square_pnm(6, i));
+  const std::string broken = dir.file("all/cat/3.ppm");
+  Bytes cut = square_pnm(6, 3);
+  cut.resize(40);
+  save(broken, cut);
+  const std::string all = dir.file("all");
+  EXPECT_TRUE(refused([&] { load_dataset(all); }, {broken, "is damaged (truncated after 40 bytes)", "--skip-broken"}));
+  testing::internal::CaptureStderr();
+  const Dataset d = load_dataset(all, {}, {.skip_broken = true});
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(
+                "1 of 20 pictures left out that cannot be decoded, the first is " + broken),
+            std::string::npos);
+  EXPECT_EQ(d.train.count() + d.test.count(), 19);
+  save(broken, square_pnm(7, 3));
+  EXPECT_TRUE(refused([&] { load_dataset(all); }, {"pixels, expected", "--size"}));
+  EXPECT_EQ(load_dataset(all, {}, {.size = 4}).train.count(), 18);
+  fs::create_directories(dir.file("empty"));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("empty")); }, {"holds no folders"}));
+  fs::create_directories(dir.file("empty/cat"));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("empty")); }, {"no training pictures"}));
+}
+
+// ---- real files, where they are ($TANDEM_DATA) ------------------------------------------------------------------------
+TEST(RealFiles, DamageIsRefusedWithPathAndMend) {
+  NEEDS_STB();
+  const char* root = std::getenv("TANDEM_DATA");
+  if (!root || !fs::exists(fs::path(root) / "cifar10-jpeg")) GTEST_SKIP() << "no $TANDEM_DATA/cifar10-jpeg";
+  const fs::path one = fs::path(root) / "cifar10-jpeg/test/bird/0338.jpg";
+  const Bytes good = load(one);
+  ASSERT_EQ(decode(good, 3).width, 32);
+  for (std::size_t size = 0; size < good.size(); size += 1 + good.size() / 200)
+    EXPECT_TRUE(refused(
+        [&] {
+          decode({good.begin(), good.begin() + std::ptrdiff_t(size)}, 3);
+        },
+        {"a picture: is", "mend it"}))
+        << size;
+  // A JPEG has no checksum: a flipped bit must be refused or give a picture of the same size.
+  for (std::size_t bit = 0; bit < 8 * good.size(); bit += 7) {
+    Bytes bad = good;
+    bad[bit / 8] ^= std::uint8_t(1u << bit % 8);
+    try {
+      const Image image = decode(bad, 3);
+      EXPECT_EQ(image.pixels.size(), std::size_t(3 * image.height * image.width));
+    } catch (const UsageError&) {}
+  }
+}
+
+TEST(Augment, UsualGrowsWithThePicture) {
+  EXPECT_EQ(Augment::usual(28).pad_crop, 4);
+  EXPECT_EQ(Augment::usual(32).pad_crop, 4);
+  EXPECT_EQ(Augment::usual(64).pad_crop, 8);
+  EXPECT_EQ(Augment::usual(224).pad_crop, 28);
+  EXPECT_EQ(Augment::usual(3).pad_crop, 2);
+}
+
+}  // namespace
+}  // namespace tandem::test
