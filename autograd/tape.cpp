@@ -85,9 +85,9 @@ std::string dot_of(const Variable& root) {
     }
     return *c;
   };
-  std::map<const Node*, std::size_t> numbers;
-  for (const TapeEntry& e : tape) numbers.emplace(e.node, numbers.size());
-  auto id = [&](const Node* n) { return "n" + std::to_string(numbers.at(n)); };
+  std::map<const Node*, std::string> names;
+  for (const TapeEntry& e : tape) names.emplace(e.node, std::string("n").append(std::to_string(names.size())));
+  auto id = [&](const Node* n) { return names.at(n); };
   std::map<const Node*, std::string> home;  // of a leaf: the module that uses it first
   std::string edges;
   std::size_t saved = 0, operations = 0;

@@ -37,7 +37,6 @@ int main(int argc, char** argv) {
     sgd.clip_norm = o.clip;
     FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), sgd, *backend,
                            {train, validation ? &*validation : nullptr, &test}, fit_options(o));
-    if (!report.epochs.empty() && report.epochs.back().test_accuracy)
-      std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -34,7 +34,6 @@ int main(int argc, char** argv) {
     FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
     for (auto& [name, parameter] : model.parameters())
       std::printf("%-14s %lld values\n", name.c_str(), (long long)parameter->shape.elements());
-    if (!report.epochs.empty() && report.epochs.back().test_accuracy)
-      std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -51,7 +51,6 @@ int main(int argc, char** argv) {
     auto model = make_model(o.model, data.train.classes, 1, 28);
     Signum signum(o.learning_rate);
     FitReport report = fit(*model, cross_entropy_loss(), signum, *backend, {train, nullptr, &test}, fit_options(o));
-    if (!report.epochs.empty() && report.epochs.back().test_accuracy)
-      std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

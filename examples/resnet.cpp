@@ -53,7 +53,6 @@ int main(int argc, char** argv) {
 
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
     FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
-    if (!report.epochs.empty() && report.epochs.back().test_accuracy)
-      std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

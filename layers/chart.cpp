@@ -39,7 +39,7 @@ void spread(std::vector<double>& y, double gap, double low, double high) {
 
 std::string short_number(double v, int digits) {
   if (!std::isfinite(v)) return "–";
-  char text[48];
+  char text[400];  // more than any double needs
   if (std::fabs(v) >= 1e4 && std::fabs(v) < 1e15) {
     int unit = std::fabs(v) >= 1e12 ? 4 : std::fabs(v) >= 1e9 ? 3 : std::fabs(v) >= 1e6 ? 2 : 1;
     std::snprintf(text, sizeof text, "%.*g%c", std::max(3, digits - 1), v / std::pow(1e3, unit), " kMGT"[unit]);
@@ -146,7 +146,7 @@ std::string svg_of(const Chart& chart) {
         continue;
       }
       end.x = px(l.x[i]), end.y = py(l.y[i]);
-      path += (pen ? "L" : "M") + place(end.x) + " " + place(end.y);
+      path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(end.y);
       pen = true;
       if (n <= 60 && l.stroke != Line::Stroke::faint)
         dots += "<circle cx=\"" + place(end.x) + "\" cy=\"" + place(end.y) + "\" r=\"" +
