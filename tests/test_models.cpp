@@ -9,7 +9,6 @@
 
 #include "layers/layers.h"
 #include "layers/models.h"
-#include "layers/optimizer.h"
 #include "layers/space.h"
 #include "tests/support.h"
 
