@@ -133,17 +133,17 @@ std::unique_ptr<Module> mlp(int classes, int channels, int side) {
 }
 
 std::unique_ptr<Module> lenet5(int classes, int channels, int side) {
-  require(side == 28 || side == 32, "lenet5: pictures are 28 or 32 wide, not ", side);
+  if (side != 28 && side != 32) refuse("lenet5: pictures are 28 or 32 wide, not ", side);
   return std::make_unique<LeNet5>(classes, channels, side);
 }
 
 std::unique_ptr<Module> smallcnn(int classes, int channels, int side) {
-  require(side >= 4, "smallcnn: pictures are at least 4 wide, not ", side);
+  if (side < 4) refuse("smallcnn: pictures are at least 4 wide, not ", side);
   return std::make_unique<SmallCnn>(classes, channels, side);
 }
 
 std::unique_ptr<Module> smallcnn_bn(int classes, int channels, int side) {
-  require(side >= 4, "smallcnn-bn: pictures are at least 4 wide, not ", side);
+  if (side < 4) refuse("smallcnn-bn: pictures are at least 4 wide, not ", side);
   return std::make_unique<SmallCnnBn>(classes, channels, side);
 }
 

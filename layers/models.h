@@ -9,7 +9,7 @@
 namespace tandem {
 
 // name: one of model_names(). Pictures are [N, side, side, channels]. Throws Error for an unknown name, listing the names, and
-// for a side that the model cannot take.
+// UsageError for a side that the model cannot take: it came with the data.
 std::unique_ptr<Module> make_model(const std::string& name, int classes, int channels, int side);
 std::string model_names();                       // "mlp lenet5 smallcnn …"
 void check_model_name(const std::string& name);  // throws as make_model does, and builds nothing

@@ -60,7 +60,7 @@ class Vgg : public Module {
 }  // namespace
 
 std::unique_ptr<Module> vgg(int depth, int classes, int channels, int side) {
-  require(side >= 28 && side < 288, "vgg", depth, ": pictures are 28 to 287 wide, not ", side);
+  if (side < 28 || side >= 288) refuse("vgg", depth, ": pictures are 28 to 287 wide, not ", side);
   auto of = [&](const std::vector<int>& widths) { return std::make_unique<Vgg>(widths, classes, channels, side); };
   switch (depth) {
     case 11: return of({64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0});
