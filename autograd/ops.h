@@ -102,6 +102,13 @@ struct BatchNormOptions {
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean, Tensor& running_variance,
                     const BatchNormOptions& options = {}, const Variable& residual = {});
 
+// ---- normalisation within a picture (group_norm.cpp); the same in training and evaluation --------------------------------------
+// y = x̂·gamma[C] + beta[C], x[N, …, C]; x̂ has mean 0 and variance 1 in each picture over the pixels and C/groups neighbouring
+// channels. Wu and He 2018.
+Variable group_norm(const Variable& x, int groups, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
+// The same over the last axes, those that gamma and beta have: over C alone with gamma[C]. Ba et al. 2016.
+Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
+
 // ---- dropout (dropout.kernel.cpp) ----------------------------------------------------------------------------------------
 // Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream; the draw depends on
 // (seed, layer, epoch, picture), not on the position in the batch, when a training loop supplies them.

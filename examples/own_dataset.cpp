@@ -1,4 +1,5 @@
 // A data set of your own, from memory: pictures of discs, squares and crosses, drawn here, learned by a small network.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>

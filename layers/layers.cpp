@@ -22,9 +22,10 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOption
   if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(fan_in), false);
 }
 
-std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, int window, int stride) {
-  auto conv = std::make_unique<Conv2d>(in, out, window, Conv2dOptions{.stride = stride, .padding = window / 2}, false);
-  conv->weight_->initial = Initial::kaiming_normal(out * window * window);
+std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, int window, int stride, bool bias) {
+  auto conv = std::make_unique<Conv2d>(in, out, window, Conv2dOptions{.stride = stride, .padding = window / 2}, bias);
+  conv->weight_->initial =
+      Initial::kaiming_normal(conv->weight_->shape, {.mode = Fan::out, .nonlinearity = Nonlinearity::relu});
   return conv;
 }
 
@@ -47,6 +48,18 @@ Variable BatchNorm2d::forward(const Variable& x, const Variable& residual) {
 Variable BatchNorm2d::operator()(const Variable& x, const Variable& residual) {
   Scope scope(path());
   return seen(forward(x, residual));
+}
+
+GroupNorm::GroupNorm(int groups, std::int64_t channels, double epsilon) : groups_(groups), epsilon_(epsilon) {
+  require(groups >= 1 && channels % groups == 0, "GroupNorm: ", channels, " channels cannot be cut into ", groups,
+          " groups");
+  weight_ = &parameter("weight", {channels}, Initial::ones(), false);
+  bias_ = &parameter("bias", {channels}, Initial::zeros(), false);
+}
+
+LayerNorm::LayerNorm(const Shape& shape, double epsilon) : epsilon_(epsilon) {
+  weight_ = &parameter("weight", shape, Initial::ones(), false);
+  bias_ = &parameter("bias", shape, Initial::zeros(), false);
 }
 
 }  // namespace tandem

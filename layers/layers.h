@@ -19,8 +19,9 @@ class Linear : public Module {
 class Conv2d : public Module {
  public:
   Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options = {}, bool bias = true);
-  // He et al.'s initialisation, without bias: what stands before a batch norm.
-  static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int window, int stride = 1);
+  // What stands before a batch norm: padded to keep the side, He et al.'s initialisation by fan-out, no bias unless asked for.
+  static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int window, int stride = 1,
+                                             bool bias = false);
   Variable forward(const Variable& x) override;
 
  private:
@@ -41,6 +42,29 @@ class BatchNorm2d : public Module {
   BatchNormOptions options_;
   Parameter *weight_, *bias_;
   Statistic *running_mean_, *running_var_;
+};
+
+// Over groups of neighbouring channels within each picture: x [N, …, channels].
+class GroupNorm : public Module {
+ public:
+  GroupNorm(int groups, std::int64_t channels, double epsilon = 1e-5);
+  Variable forward(const Variable& x) override { return group_norm(x, groups_, *weight_, *bias_, epsilon_); }
+
+ private:
+  int groups_;
+  double epsilon_;
+  Parameter *weight_, *bias_;
+};
+
+// Over the last axes of x, those in `shape`: LayerNorm({64}).
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(const Shape& shape, double epsilon = 1e-5);
+  Variable forward(const Variable& x) override { return layer_norm(x, *weight_, *bias_, epsilon_); }
+
+ private:
+  double epsilon_;
+  Parameter *weight_, *bias_;
 };
 
 class MaxPool2d : public Module {

@@ -1,7 +1,6 @@
 // Modules: a model is a tree of them. A module declares parameters and statistics (what shape, how initialised) and says how
 // they turn an input into an output. Until a ParameterSpace is built over the tree the parameters have no memory.
 #pragma once
-#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,19 +8,9 @@
 
 #include "autograd/ops.h"
 #include "core/trace.h"
+#include "layers/initial.h"
 
 namespace tandem {
-
-// How a parameter begins. The draw for element i of the flat vector depends on (seed, i) alone.
-struct Initial {
-  enum class Kind { constant, uniform, normal } kind = Kind::constant;
-  double value = 0;  // constant; or the bound of uniform [−value, value); or the deviation of normal
-  static Initial constant(double v) { return {Kind::constant, v}; }
-  // PyTorch's default for Linear and Conv2d: U(−1/√fan_in, 1/√fan_in).
-  static Initial fan_in_uniform(std::int64_t fan_in) { return {Kind::uniform, 1 / std::sqrt(double(fan_in))}; }
-  // He et al. 2015, by fan-out: N(0, 2/fan_out).
-  static Initial kaiming_normal(std::int64_t fan_out) { return {Kind::normal, std::sqrt(2 / double(fan_out))}; }
-};
 
 struct Parameter {
   std::string name;  // within its module; ParameterSpace prefixes the path

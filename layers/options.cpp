@@ -66,7 +66,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   }
   specs.push_back({"--model", model_names(), o.model, [&](const std::string& v) {
                      try {
-                       make_model(v, 10, 1, 28);
+                       check_model_name(v);
                      } catch (const Error& e) {
                        throw UsageError(std::string("--model: ") + e.what());
                      }

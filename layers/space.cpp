@@ -1,26 +1,14 @@
 #include "layers/space.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 
 #include "core/backend.h"
-#include "core/random.h"
 
 namespace tandem {
 namespace {
 
 std::int64_t aligned(std::int64_t n) {
   return (n + ParameterSpace::alignment - 1) / ParameterSpace::alignment * ParameterSpace::alignment;
-}
-
-// Element e of the whole model's flat vector begins as a function of (seed, e): the same on any number of ranks or slices.
-double draw(const Initial& how, std::uint64_t seed, std::int64_t e) {
-  if (how.kind == Initial::Kind::constant) return how.value;
-  Words w = Philox(seed, Stream::initial, static_cast<std::uint32_t>(e >> 32)).block(static_cast<std::uint32_t>(e));
-  if (how.kind == Initial::Kind::uniform) return how.value * (2.0 * uniform(w.w[0]) - 1.0);
-  double u = 1.0 - uniform(w.w[0]), v = uniform(w.w[1]);  // Box–Muller, u in (0, 1]
-  return how.value * std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
 }
 
 }  // namespace
@@ -61,8 +49,8 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
       std::vector<double> now = p.variable.value().values();
       std::copy(now.begin(), now.end(), initial.begin() + s.local_begin);
     } else {
-      for (std::int64_t k = 0; k < s.length; k++)
-        initial[s.local_begin + k] = draw(p.initial, seed, s.global_begin + k);
+      draw(p.initial, p.shape, seed, s.global_begin, std::span(initial).subspan(s.local_begin, s.length),
+           backend.threads());
     }
   }
   values.copy_from(Tensor::of(backend, {size}, initial, dtype));

@@ -576,7 +576,7 @@ TEST_F(Tape, TwoThreadsTrainSideBySide) {
     auto train = [&](int rank) {
       std::unique_ptr<Backend> backend = kind.make_with(1);
       backend->deterministic(true);
-      Trainer trainer(*backend, resnet20(10, 3), {2, 8, 8, 3}, DType::f32);
+      Trainer trainer(*backend, resnet_cifar(20, 10, 3), {2, 8, 8, 3}, DType::f32);
       for (int i = 0; i < 3; i++) trainer.step();
       weights[rank] = trainer.space.values.values();
     };

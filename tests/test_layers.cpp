@@ -105,7 +105,7 @@ TEST(Models, HaveTheirPublishedSizesAndNames) {
       EXPECT_EQ((*model)(Variable(Tensor::zeros(*backend, {2, side, side, channels}))).shape(), Shape({2, 10})) << name;
     }
   }
-  std::unique_ptr<Module> model = resnet18(10, 3);
+  std::unique_ptr<Module> model = resnet(18, 10, 3, 32);
   ParameterSpace space(*model, *backend, 1);
   EXPECT_EQ(space.segment("conv1.weight").shape, Shape({64, 3, 3, 3}));
   EXPECT_EQ(space.segment("layer2.0.downsample.0.weight").shape, Shape({128, 1, 1, 64}));
@@ -176,7 +176,7 @@ TEST(Models, AreRefusedBeforeTheyHaveMemory) {
 // ---- the parameter space --------------------------------------------------------------------------------------------
 TEST(Space, LaysSegmentsOutAlignedAndInOrder) {
   std::unique_ptr<Backend> backend = reference_backend();
-  std::unique_ptr<Module> model = resnet20(10, 3);
+  std::unique_ptr<Module> model = resnet_cifar(20, 10, 3);
   ParameterSpace space(*model, *backend, 1);
   std::int64_t end = 0, sum = 0;
   for (const Segment& s : space.segments()) {
@@ -260,7 +260,7 @@ TEST(Space, StatisticsAreASecondVector) {
 
 TEST(Space, InitialDrawDependsOnSeedAndPlaceOnly) {
   auto values = [](Backend& backend, std::uint64_t seed) {
-    std::unique_ptr<Module> model = resnet20(10, 3);
+    std::unique_ptr<Module> model = resnet_cifar(20, 10, 3);
     return ParameterSpace(*model, backend, seed).values.values();
   };
   const std::vector<double> first = values(*reference_backend(1), 1);

@@ -256,6 +256,48 @@ Row batch_norm_row() {
   return row;
 }
 
+Row group_norm_row() {
+  Row row{"group_norm", {}};
+  auto y = [](int groups) { return Build([groups](Inputs v) { return group_norm(v[0], groups, v[1], v[2]); }); };
+  for (const std::string& name : dumps().cases()) {
+    const nlohmann::json& a = dumps().attributes(name);
+    if (a["op"] == "group_norm") row.cases.push_back(dumped(name, {"x", "*weight", "*bias"}, y(a["groups"])));
+  }
+  auto add = [&](const char* name, const Shape& x, int groups) {
+    const std::int64_t channels = x[-1];
+    row.cases.push_back({.name = name,
+                         .y = y(groups),
+                         .inputs = {{.shape = x, .low = -1, .high = 2},
+                                    {.shape = {channels}, .low = 0.5, .high = 1.5, .parameter = true},
+                                    {.shape = {channels}, .parameter = true}}});
+  };
+  add("vectors", {2, 1, 2, 32}, 2);
+  add("no vectors", {3, 5, 3, 3}, 3);
+  add("two axes", {6, 10}, 2);
+  add("one pixel", {3, 1, 1, 130}, 13);
+  add("many", {5, 12, 11, 48}, 8);
+  add("folded", {3, 13, 11, 24}, 4);
+  return row;
+}
+
+Row layer_norm_row() {
+  Row row{"layer_norm", {}};
+  Build y = [](Inputs v) { return layer_norm(v[0], v[1], v[2]); };
+  for (const std::string& name : dumps().cases())
+    if (dumps().attributes(name)["op"] == "layer_norm") row.cases.push_back(dumped(name, {"x", "*weight", "*bias"}, y));
+  auto add = [&](const char* name, const Shape& x, const Shape& last) {
+    row.cases.push_back({.name = name,
+                         .y = y,
+                         .inputs = {{.shape = x, .low = -1, .high = 2},
+                                    {.shape = last, .low = 0.5, .high = 1.5, .parameter = true},
+                                    {.shape = last, .parameter = true}}});
+  };
+  add("vector", {40}, {40});
+  add("many", {130, 301}, {301});
+  add("pictures", {9, 12, 11, 32}, {12, 11, 32});
+  return row;
+}
+
 Tensor labels_of(Backend& backend, const std::vector<double>& labels) {
   return Tensor::of(backend, {std::int64_t(labels.size())}, labels, DType::i32);
 }
@@ -443,6 +485,8 @@ std::vector<Row> table() {
        {dumped("global_avg_pool", {"x"}, global),
         {.name = "many", .y = global, .inputs = {{.shape = {4, 14, 13, 70}}}}}});
   row(batch_norm_row());
+  row(group_norm_row());
+  row(layer_norm_row());
 
   // The draw counts calls where no training loop does; begun anew, dropout is a function.
   auto drop = [](double p) {
@@ -883,6 +927,11 @@ TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   Tensor mean = Tensor::zeros(*backend, {3}), variance = Tensor::zeros(*backend, {3});
   EXPECT_TRUE(refused([&] { batch_norm(x({1, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "variance"}));
   EXPECT_TRUE(refused([&] { batch_norm(x({4, 2}), x({3}), x({3}), mean, variance); }, {"batch_norm", "2 channels"}));
+  EXPECT_TRUE(refused([&] { group_norm(x({4, 6}), 4, x({6}), x({6})); }, {"group_norm", "6 channels", "4 groups"}));
+  EXPECT_TRUE(refused([&] { group_norm(x({4, 6}), 0, x({6}), x({6})); }, {"group_norm", "0 groups"}));
+  EXPECT_TRUE(refused([&] { group_norm(x({4, 6}), 2, x({3}), x({6})); }, {"group_norm", "[3]"}));
+  EXPECT_TRUE(refused([&] { layer_norm(x({4, 6}), x({4}), x({4})); }, {"layer_norm", "[4]", "[4,6]"}));
+  EXPECT_TRUE(refused([&] { layer_norm(x({4, 6}), x({6}), x({4})); }, {"layer_norm", "[4]"}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Batch normalisation on the CPU: x, y [rows, channels], statistics per channel over the rows.
+// Normalisation on the CPU. Batch norm: x, y [rows, channels], statistics per channel over the rows.
 //
 // Memory is what it costs, so each pass touches it once, in one parallel region: forward reads x for the statistics,
 // then reads x (and the residual) and writes y; backward reads x and dy for the two sums of the gradient, then again to
@@ -31,5 +31,15 @@ template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
                          const float* beta, const float* mean, const float* inverse_deviation,
                          const NormBackward<T>& out);
+
+// ---- group_norm.cpp -------------------------------------------------------------------------------------------------
+// Each picture is small enough to stay in cache, so a thread takes whole pictures and reads them several times.
+template <class T>
+void group_norm(int threads, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
+                float* mean, float* inverse_deviation);
+// `out` without dresidual.
+template <class T>
+void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
+                         const float* mean, const float* inverse_deviation, const NormBackward<T>& out);
 
 }  // namespace tandem::cpu

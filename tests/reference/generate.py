@@ -25,6 +25,8 @@ upstream gradient "dy", and for every input t its gradient "dt".
   batch_norm    x weight bias running_mean running_var [residual]; eps momentum
                 training relu; y = relu?(bn(x) + residual?); in training also
                 running_mean_after, running_var_after (unbiased variance)
+  group_norm    x weight bias; groups eps
+  layer_norm    x weight bias (over their axes, the last of x); eps
   linear        x w b
   matmul        a b
   log_softmax   x; axis
@@ -194,6 +196,22 @@ batch_norm("training", True)
 batch_norm("training_relu", True, relu=True)
 batch_norm("training_residual_relu", True, residual=True, relu=True)
 batch_norm("eval", False)
+
+for case, shape, groups in (("group_norm", (3, 5, 4, 12), 4), ("group_norm_each", (2, 3, 3, 6), 6),
+                            ("group_norm_one", (2, 4, 3, 20), 1), ("group_norm_flat", (5, 24), 3)):
+    seed(case)
+    c = shape[-1]
+    x = (2 * torch.randn(shape) + torch.randn(c)).float()
+    record(case, dict(op="group_norm", groups=groups, eps=1e-5),
+           lambda x, weight, bias: F.group_norm(x.movedim(-1, 1), groups, weight, bias, 1e-5).movedim(1, -1),
+           x=x, weight=torch.rand(c) + 0.5, bias=torch.randn(c))
+for case, shape, axes in (("layer_norm", (7, 19), 1), ("layer_norm_tokens", (2, 3, 5, 8), 1),
+                          ("layer_norm_pictures", (3, 4, 2, 5), 3)):
+    seed(case)
+    last = shape[-axes:]
+    record(case, dict(op="layer_norm", eps=1e-5),
+           lambda x, weight, bias: F.layer_norm(x, last, weight, bias, 1e-5),
+           x=2 * torch.randn(shape) + 1, weight=torch.rand(last) + 0.5, bias=torch.randn(last))
 
 seed("linear")
 record("linear", dict(op="linear"), F.linear,

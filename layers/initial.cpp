@@ -1,0 +1,184 @@
+#include "layers/initial.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <tuple>
+#include <vector>
+
+#include "core/launch.h"
+#include "core/random.h"
+
+namespace tandem {
+namespace {
+
+// Element e of the flat vector has a block of four random words of its own; `purpose` 1 is a second one.
+Words words(std::uint64_t seed, std::int64_t e, std::uint32_t purpose = 0) {
+  return Philox(seed, Stream::initial, static_cast<std::uint32_t>(e >> 32), purpose)
+      .block(static_cast<std::uint32_t>(e));
+}
+
+double standard_normal(std::uint64_t seed, std::int64_t e) {  // Box–Muller, u in (0, 1]
+  const Words w = words(seed, e);
+  const double u = 1.0 - uniform(w.w[0]), v = uniform(w.w[1]);
+  return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
+}
+
+double normal_below(double z) { return 0.5 * std::erfc(-z / std::numbers::sqrt2); }
+
+// The z in [low, high] below which a standard normal number lies with probability p: the interval is halved until it is
+// finer than the random number.
+double normal_quantile(double p, double low, double high) {
+  for (int i = 0; i < 40; i++) {
+    const double middle = 0.5 * (low + high);
+    (normal_below(middle) < p ? low : high) = middle;
+  }
+  return 0.5 * (low + high);
+}
+
+// Gram–Schmidt, each vector twice against those before it, on `count` vectors of `length`; element k of vector i is
+// at(i, k). That is the Q of a QR decomposition whose R has a positive diagonal.
+template <class At>
+void orthonormalise(std::int64_t count, std::int64_t length, const At& at) {
+  std::vector<double> basis(static_cast<std::size_t>(count * length));
+  for (std::int64_t i = 0; i < count; i++) {
+    double* v = basis.data() + i * length;
+    for (std::int64_t k = 0; k < length; k++) v[k] = at(i, k);
+    for (int pass = 0; pass < 2; pass++)
+      for (std::int64_t j = 0; j < i; j++) {
+        const double* u = basis.data() + j * length;
+        double dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (std::int64_t k = 0; k < length; k++) dot += u[k] * v[k];
+#pragma omp simd
+        for (std::int64_t k = 0; k < length; k++) v[k] -= dot * u[k];
+      }
+    double norm = 0;
+    for (std::int64_t k = 0; k < length; k++) norm += v[k] * v[k];
+    norm = std::sqrt(norm);
+    for (std::int64_t k = 0; k < length; k++) v[k] /= norm;
+  }
+  for (std::int64_t i = 0; i < count; i++)
+    for (std::int64_t k = 0; k < length; k++) at(i, k) = basis[static_cast<std::size_t>(i * length + k)];
+}
+
+Initial symmetric_uniform(double bound) { return Initial::uniform(-bound, bound); }
+
+double kaiming_deviation(const Shape& weight, const KaimingOptions& o) {
+  return calculate_gain(o.nonlinearity, o.slope) / std::sqrt(double(fan(weight, o.mode)));
+}
+
+double xavier_deviation(const Shape& weight, double gain) {
+  return gain * std::sqrt(2.0 / double(fan(weight, Fan::in) + fan(weight, Fan::out)));
+}
+
+}  // namespace
+
+double calculate_gain(Nonlinearity nonlinearity, double slope) {
+  switch (nonlinearity) {
+    case Nonlinearity::tanh: return 5.0 / 3;
+    case Nonlinearity::relu: return std::numbers::sqrt2;
+    case Nonlinearity::leaky_relu: return std::sqrt(2 / (1 + slope * slope));
+    case Nonlinearity::selu: return 0.75;
+    default: return 1;
+  }
+}
+
+std::int64_t fan(const Shape& w, Fan mode) {
+  require(w.rank() >= 2, "a fan needs a weight of two axes or more, not ", w);
+  std::int64_t window = 1;
+  for (int axis = 1; axis + 1 < w.rank(); axis++) window *= w[axis];
+  return window * (mode == Fan::in ? w[-1] : w[0]);
+}
+
+Initial Initial::xavier_uniform(const Shape& weight, double gain) {
+  return symmetric_uniform(std::sqrt(3.0) * xavier_deviation(weight, gain));
+}
+Initial Initial::xavier_normal(const Shape& weight, double gain) { return normal(0, xavier_deviation(weight, gain)); }
+Initial Initial::kaiming_uniform(const Shape& weight, const KaimingOptions& o) {
+  return symmetric_uniform(std::sqrt(3.0) * kaiming_deviation(weight, o));
+}
+Initial Initial::kaiming_normal(const Shape& weight, const KaimingOptions& o) {
+  return normal(0, kaiming_deviation(weight, o));
+}
+Initial Initial::fan_in_uniform(std::int64_t fan_in) { return symmetric_uniform(1 / std::sqrt(double(fan_in))); }
+
+void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64_t begin, std::span<double> out,
+          int threads) {
+  const auto n = static_cast<std::int64_t>(out.size());
+  if (n == 0) return;
+  const std::int64_t rows = shape.rank() ? shape[0] : 1, columns = n / rows;
+  auto each = [&](auto element) {  // element(k), independent of all others
+    parallel_ranges(n >= parallel_grain ? threads : 1, n, 64, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t k = first; k < last; k++) out[static_cast<std::size_t>(k)] = element(k);
+    });
+  };
+  auto draw_normal = [&](double mean, double deviation) {
+    each([=](std::int64_t k) { return mean + deviation * standard_normal(seed, begin + k); });
+  };
+  switch (how.kind) {
+    case Initial::Kind::constant: return std::fill(out.begin(), out.end(), how.value);
+    case Initial::Kind::uniform: {
+      const double middle = 0.5 * (how.low + how.high), half = 0.5 * (how.high - how.low);
+      return each([=](std::int64_t k) { return middle + half * (2.0 * uniform(words(seed, begin + k).w[0]) - 1.0); });
+    }
+    case Initial::Kind::normal: return draw_normal(how.value, how.deviation);
+    case Initial::Kind::trunc_normal: {
+      require(how.low < how.high && how.deviation > 0, "trunc_normal: no numbers between ", how.low, " and ", how.high);
+      double low = (how.low - how.value) / how.deviation, high = (how.high - how.value) / how.deviation;
+      const double sign =
+          low + high > 0 ? -1 : 1;  // the left tail keeps its digits: mirrored where the right one is meant
+      if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
+      const double from = normal_below(low), to = normal_below(high);
+      return each([=](std::int64_t k) {
+        const double p = from + (to - from) * (uniform(words(seed, begin + k).w[0]) + 0x1p-25);
+        return std::clamp(how.value + how.deviation * sign * normal_quantile(p, low, high), how.low, how.high);
+      });
+    }
+    case Initial::Kind::eye:
+      require(shape.rank() == 2, "eye: a matrix is meant, not ", shape);
+      return each([=](std::int64_t k) { return k / columns == k % columns ? 1.0 : 0.0; });
+    case Initial::Kind::dirac: {
+      require(shape.rank() >= 3, "dirac: the filters of a convolution are meant, not ", shape);
+      require(how.groups >= 1 && rows % how.groups == 0, "dirac: ", rows, " filters cannot be cut into ", how.groups,
+              " groups");
+      const std::int64_t inputs = shape[-1], part = rows / how.groups;
+      std::int64_t centre = 0;  // of the window, row-major
+      for (int axis = 1; axis + 1 < shape.rank(); axis++) centre = centre * shape[axis] + shape[axis] / 2;
+      return each([=](std::int64_t k) {
+        const std::int64_t channel = k / columns % part;
+        return channel < inputs && k % columns == centre * inputs + channel ? 1.0 : 0.0;
+      });
+    }
+    case Initial::Kind::orthogonal: {
+      require(shape.rank() >= 2, "orthogonal: a weight of two axes or more is meant, not ", shape);
+      draw_normal(0, 1);
+      auto at = [&](std::int64_t r, std::int64_t c) -> double& {
+        return out[static_cast<std::size_t>(r * columns + c)];
+      };
+      if (rows <= columns)
+        orthonormalise(rows, columns, at);
+      else
+        orthonormalise(columns, rows, [&](std::int64_t i, std::int64_t k) -> double& { return at(k, i); });
+      for (double& v : out) v *= how.value;
+      return;
+    }
+    case Initial::Kind::sparse: {
+      require(shape.rank() == 2, "sparse: a matrix is meant, not ", shape);
+      require(how.value >= 0 && how.value <= 1, "sparse: the share of zeros is 0 to 1, not ", how.value);
+      draw_normal(0, how.deviation);
+      const auto zeros = static_cast<std::int64_t>(std::ceil(how.value * double(rows)));
+      std::vector<std::pair<std::uint32_t, std::int64_t>> order(static_cast<std::size_t>(rows));
+      for (std::int64_t c = 0; c < columns; c++) {
+        for (std::int64_t r = 0; r < rows; r++)
+          order[static_cast<std::size_t>(r)] = {words(seed, begin + r * columns + c, 1).w[0], r};
+        std::sort(order.begin(), order.end());
+        for (std::int64_t i = 0; i < zeros; i++)
+          out[static_cast<std::size_t>(order[static_cast<std::size_t>(i)].second * columns + c)] = 0;
+      }
+      return;
+    }
+  }
+}
+
+}  // namespace tandem

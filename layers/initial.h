@@ -1,0 +1,72 @@
+// How a parameter begins: the initialisers of torch.nn.init, under their names there. An Initial is a plain value; it stands
+// in a Parameter until the ParameterSpace draws:
+//   for (auto& [name, p] : model.parameters())
+//     if (p->shape.rank() == 4) p->initial = Initial::kaiming_normal(p->shape, {.mode = Fan::out});
+// Weights are [out, in] or filters [out, kh, kw, in/groups]. The draw for element i of the flat vector depends on (seed, i)
+// alone; for orthogonal and sparse, which are properties of a whole matrix, on seed and place of that matrix.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/shape.h"
+
+namespace tandem {
+
+enum class Nonlinearity { linear, sigmoid, tanh, relu, leaky_relu, selu };
+// The factor that keeps the variance through a nonlinearity. slope: leaky_relu's, on the negative side.
+double calculate_gain(Nonlinearity nonlinearity, double slope = 0.01);
+
+enum class Fan { in, out };
+// Inputs that one output sums, or outputs that one input reaches. Throws Error for fewer than two axes.
+std::int64_t fan(const Shape& weight, Fan mode);
+
+struct KaimingOptions {
+  Fan mode = Fan::in;
+  Nonlinearity nonlinearity = Nonlinearity::leaky_relu;
+  double slope = 0;  // of leaky_relu
+};
+
+struct Initial {
+  enum class Kind { constant, uniform, normal, trunc_normal, eye, dirac, orthogonal, sparse } kind = Kind::constant;
+  double value =
+      0;  // constant: the value. Both normal ones: the mean. orthogonal: the gain. sparse: the share of zeros
+  double deviation = 1;      // of the normal ones and of sparse
+  double low = 0, high = 1;  // uniform in [low, high); trunc_normal within them
+  int groups = 1;            // dirac
+
+  static Initial constant(double v) { return {.value = v}; }
+  static Initial ones() { return constant(1); }
+  static Initial zeros() { return constant(0); }
+  static Initial uniform(double low = 0, double high = 1) { return {.kind = Kind::uniform, .low = low, .high = high}; }
+  static Initial normal(double mean = 0, double deviation = 1) {
+    return {.kind = Kind::normal, .value = mean, .deviation = deviation};
+  }
+  // N(mean, deviation²) given that low ≤ x ≤ high.
+  static Initial trunc_normal(double mean = 0, double deviation = 1, double low = -2, double high = 2) {
+    return {.kind = Kind::trunc_normal, .value = mean, .deviation = deviation, .low = low, .high = high};
+  }
+  static Initial eye() { return {.kind = Kind::eye}; }  // of a matrix; as far as it goes where that is not square
+  // A convolution that lets its input through, as many channels as there are, in each of `groups` parts of the outputs.
+  static Initial dirac(int groups = 1) { return {.kind = Kind::dirac, .groups = groups}; }
+  // Glorot and Bengio 2010: variance gain²·2/(fan in + fan out).
+  static Initial xavier_uniform(const Shape& weight, double gain = 1);
+  static Initial xavier_normal(const Shape& weight, double gain = 1);
+  // He et al. 2015: variance gain²/fan.
+  static Initial kaiming_uniform(const Shape& weight, const KaimingOptions& options = {});
+  static Initial kaiming_normal(const Shape& weight, const KaimingOptions& options = {});
+  // Saxe et al. 2013: orthonormal rows (or columns, if there are fewer of these) times gain; axes behind the first are one.
+  static Initial orthogonal(double gain = 1) { return {.kind = Kind::orthogonal, .value = gain}; }
+  // Martens 2010: in each column of a matrix ⌈sparsity·rows⌉ zeros, the others N(0, deviation²).
+  static Initial sparse(double sparsity, double deviation = 0.01) {
+    return {.kind = Kind::sparse, .value = sparsity, .deviation = deviation};
+  }
+  // PyTorch's default for the weight and the bias of Linear and Conv2d: U(−1/√fan_in, 1/√fan_in).
+  static Initial fan_in_uniform(std::int64_t fan_in);
+};
+
+// A whole parameter whose first element is element `begin` of the flat vector; out.size() is shape.elements(). Throws Error
+// for a shape that the initialiser is not made for.
+void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64_t begin, std::span<double> out,
+          int threads = 1);
+
+}  // namespace tandem
