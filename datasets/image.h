@@ -1,4 +1,4 @@
-// Picture files: JPEG, PNG, BMP, PNM. image.cpp (stb_image) or, where there is no stb, image_none.cpp is linked.
+// Picture files: JPEG, PNG, BMP, PNM (8 bits a channel). image.cpp (stb_image) or, where there is no stb, image_none.cpp is linked.
 #pragma once
 #include "datasets/bytes.h"
 

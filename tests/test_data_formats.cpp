@@ -236,6 +236,8 @@ TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"pixels, more than 171 bytes can hold"}));
   Bytes pnm = {'P', '5', ' ', '1', '6', '0', '0', '0', ' ', '1', '6', '0', '0', '0', ' ', '2', '5', '5', '\n'};
   EXPECT_TRUE(refused([&] { decode(pnm, 3); }, {"can hold"}));
+  Bytes deep = {'P', '5', ' ', '1', ' ', '1', ' ', '6', '5', '5', '3', '5', '\n', 0, 0};
+  EXPECT_TRUE(refused([&] { decode(deep, 3); }, {"16 bits"}));  // stb_image would read beyond its memory
 }
 
 TEST(Image, SquaresAreCentredAndAveraged) {
