@@ -68,6 +68,7 @@ class Backend {
 
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;
+  bool deterministic() const { return deterministic_; }
   virtual void exact_convolution(bool on) = 0;  // leaves Winograd out; on the reference backend: plain loops only
 
   // ---- matrices ----------------------------------------------------------------------------------------------------
@@ -143,6 +144,7 @@ class Backend {
 
  protected:
   int threads_;
+  bool deterministic_ = false;
 };
 
 // The textbook: plain loops over float, bf16 or double. Slow, obviously right, and the oracle of the others.

@@ -9,7 +9,16 @@
 namespace tandem {
 
 // Who draws. Streams never share numbers; a layer's dropout uses stream dropout + its own number.
-enum class Stream : std::uint32_t { initial = 1, shuffle = 2, augment = 3, synthetic = 4, split = 5, test = 6, dropout = 1000 };
+enum class Stream : std::uint32_t {
+  initial = 1,
+  shuffle = 2,
+  augment = 3,
+  synthetic = 4,
+  split = 5,
+  test = 6,
+  mixup = 7,
+  dropout = 1000
+};
 
 struct Words {
   std::uint32_t w[4];

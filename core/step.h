@@ -7,7 +7,8 @@ namespace tandem {
 
 struct StepState {
   float learning_rate = 0;
-  float gradient_scale = 1;     // gradients are multiplied by this before use: clipping, averaging, undoing the loss scale
+  float gradient_scale = 1;     // gradients are multiplied by this before use: averaging, clipping, undoing the loss scale
+  float gradient_average = 1;   // gradients that are a sum over several batches, times this, are the mean
   float loss_scale = 1;         // what the loss was multiplied by (f16)
   std::uint32_t epoch = 0;      // for counter-based random numbers
   std::uint64_t seed = 0;

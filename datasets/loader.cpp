@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <numeric>
 
 namespace tandem {
@@ -38,6 +39,18 @@ std::pair<std::int64_t, std::int64_t> Cut::share(std::int64_t k, int rank) const
   return {first + size * rank / world_, first + size * (rank + 1) / world_};
 }
 
+// Jöhnk 1964: of uniform u and v with u^(1/α) + v^(1/α) ≤ 1, the first part of that sum is Beta(α, α). In logarithms, since
+// the powers of a small α underflow.
+double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::uint32_t batch) {
+  Philox random(seed, Stream::mixup, epoch, batch);
+  for (std::uint32_t i = 0;; i++) {
+    Words r = random.block(i);
+    double x = std::log(1 - double(uniform(r.w[0]))) / alpha, y = std::log(1 - double(uniform(r.w[1]))) / alpha;
+    double high = std::max(x, y), low = std::min(x, y);
+    if (high + std::log1p(std::exp(low - high)) <= 0) return 1 / (1 + std::exp(low - high));
+  }
+}
+
 // ---- the loader -----------------------------------------------------------------------------------------------------
 Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend)
     : pictures_(pictures), options_(std::move(options)), backend_(backend), cut_(1, 1, 1, false) {
@@ -52,6 +65,8 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
           ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
           std::min(pictures_.height(), pictures_.width()));
+  require(o.augment.cutout >= 0, who, ": a cutout of ", o.augment.cutout, " pixels");
+  require(o.mixup >= 0 && o.mixup <= 4, who, ": mixup's alpha is ", o.mixup, ", expected 0 to 4");
   bool device = backend.on_device();
   if (device) {
     options_.prefetch = 0;
@@ -99,6 +114,7 @@ Batch Loader::allocate() const {
   m.images = Tensor(backend_, {b, pictures_.height(), pictures_.width(), pictures_.channels()}, options_.dtype);
   m.labels = Tensor(backend_, {b}, DType::i32);
   m.samples = Tensor(backend_, {b}, DType::i32);
+  if (options_.mixup > 0) m.other_labels = Tensor(backend_, {b}, DType::i32);
   return m;
 }
 
@@ -139,6 +155,11 @@ void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, st
     work.inverse[c] = 1 / (255 * pictures_.deviation[c]);
   }
   make_batch(backend_, work, out, threads);
+  if (options_.mixup > 0) {
+    out.share = draw_share(options_.mixup, options_.seed, std::uint32_t(epoch), std::uint32_t(index));
+    out.other_labels = memory.other_labels.slice(0, b);
+    mix_pairs(backend_, out);
+  }
   if (options_.transform) options_.transform(out);
 }
 

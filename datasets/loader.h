@@ -2,7 +2,9 @@
 //
 // Everything random is a function of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture
 // on (seed, epoch, picture): not on ranks, threads, prefetching or resumption. Any batch can be made again, bit
-// for bit.
+// for bit. Mixup (Zhang et al. 2018) mixes the pictures at places 2i and 2i + 1 of a batch, in a proportion drawn from
+// (seed, epoch, batch): the shuffle has made them strangers. All ranks draw the same proportion, and while their shares
+// of a batch are even in size they mix the same pairs as one rank would; the last of an odd share stays as it is.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -23,6 +25,7 @@ namespace tandem {
 struct Augment {
   int pad_crop = 0;    // surround with this many black pixels, then cut the old size out of it at random
   bool flip = false;   // mirror left and right, with probability one half
+  int cutout = 0;      // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
 
   // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.
   static Augment usual(int side) { return {.pad_crop = std::min(std::max(4, side / 8), side - 1), .flip = true}; }
@@ -34,6 +37,7 @@ struct LoaderOptions {
   DType dtype = DType::f32;                 // or bf16
   bool shuffle = true;
   Augment augment = {};
+  double mixup = 0;                         // α of Beta(α, α), at most 4; 0: pictures stay as they are
   bool drop_last = false;                   // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
@@ -71,6 +75,22 @@ TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint3
           a.flip && (r.w[2] >> 31)};
 }
 
+// The square that cutout blanks: rows [top, bottom) and columns [left, right), cut off where it leaves the picture.
+struct Square {
+  std::int64_t top = 0, bottom = 0, left = 0, right = 0;
+};
+TANDEM_HD inline Square draw_cutout(const Augment& a, std::uint64_t seed, std::uint32_t epoch, std::int32_t sample,
+                                    std::int64_t height, std::int64_t width) {
+  Words r = Philox(seed, Stream::augment, epoch, std::uint32_t(sample)).block(1);
+  std::int64_t top = std::int64_t((r.w[0] * std::uint64_t(height)) >> 32) - a.cutout / 2, bottom = top + a.cutout;
+  std::int64_t left = std::int64_t((r.w[1] * std::uint64_t(width)) >> 32) - a.cutout / 2, right = left + a.cutout;
+  return {top > 0 ? top : 0, bottom < height ? bottom : height, left > 0 ? left : 0, right < width ? right : width};
+}
+
+// The proportion in which batch `batch` of an epoch is mixed: the larger of λ and 1 − λ, λ from Beta(alpha, alpha). Mixing
+// both pictures of a pair, λ and 1 − λ give the same two results.
+double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::uint32_t batch);
+
 // Making one batch (loader.kernel.cpp). Pointers are of the backend's memory.
 struct BatchWork {
   const std::uint8_t* pictures = nullptr;
@@ -84,6 +104,8 @@ struct BatchWork {
 // By host threads, a picture at a time; or, with threads = 0, by launch(), a pixel at a time, as a device does it.
 // Both give the same bits.
 void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads);
+// Mixes pairs of pictures in place, batch.share of one with the rest of the other, and sets batch.other_labels.
+void mix_pairs(Backend& backend, Batch& batch);
 
 // Used by one thread. On a backend with on_device() the pictures are copied there once, and every batch is made there
 // by one kernel when next() asks for it: that waits for nothing, so there `prefetch` is ignored.

@@ -1,4 +1,5 @@
 // One pass from the set's bytes to a batch: gather, crop, mirror, normalise, convert.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -24,7 +25,10 @@ struct MakeBatch : BatchWork {
     std::int64_t from_row = row + crop.dy, from_column = (crop.flip ? width - 1 - column : column) + crop.dx;
     bool inside = from_row >= 0 && from_row < height && from_column >= 0 && from_column < width;
     const std::uint8_t* x = pictures + ((sample * height + from_row) * width + from_column) * channels;
-    for (std::int64_t c = 0; c < channels; c++) y[i * channels + c] = normalise(inside ? x[c] : 0, c);
+    Square s = augment.cutout ? draw_cutout(augment, seed, epoch, sample, height, width) : Square();
+    bool blank = row >= s.top && row < s.bottom && column >= s.left && column < s.right;
+    for (std::int64_t c = 0; c < channels; c++)
+      y[i * channels + c] = blank ? T(0.f) : normalise(inside ? x[c] : 0, c);
     if (row == 0 && column == 0) {
       y_labels[p] = labels[sample];
       samples[p] = sample;
@@ -47,6 +51,12 @@ struct MakeBatch : BatchWork {
       }
     }
     convert(x, elements, y + p * elements);
+    if (!augment.cutout) return;
+    Square s = draw_cutout(augment, seed, epoch, sample, height, width);
+    for (std::int64_t row = s.top; row < s.bottom; row++) {
+      T* begin = y + p * elements + row * width * channels;
+      std::fill(begin + s.left * channels, begin + s.right * channels, T(0.f));
+    }
   }
 
   void cut_out(const std::uint8_t* x, Crop crop, std::uint8_t* out) const {
@@ -93,7 +103,42 @@ struct MakeBatch : BatchWork {
   }
 };
 
+template <class T>
+struct MixPairs {
+  std::int64_t elements, count;  // of a picture; of the batch
+  float share;
+  const std::int32_t* labels;
+  T* y;
+  std::int32_t* other;
+  TANDEM_HD void operator()(std::int64_t i) const { mix(i / elements, i % elements); }
+  TANDEM_HD void mix(std::int64_t pair, std::int64_t at) const {
+    bool alone = 2 * pair + 1 == count;
+    if (at == 0) {
+      other[2 * pair] = labels[2 * pair + (alone ? 0 : 1)];
+      if (!alone) other[2 * pair + 1] = labels[2 * pair];
+    }
+    if (alone) return;
+    T *first = y + 2 * pair * elements + at, *second = first + elements;
+    float a = float(*first), b = float(*second);
+    *first = T(share * a + (1 - share) * b);
+    *second = T(share * b + (1 - share) * a);
+  }
+};
+
 }  // namespace
+
+void mix_pairs(Backend& backend, Batch& batch) {
+  const std::int64_t b = batch.size();
+  if (b == 0) return;
+  dispatch(batch.images.dtype(), "mix_pairs", [&]<class T> {
+    const std::int64_t elements = batch.images.elements() / b;
+    MixPairs<T> f{elements, b, float(batch.share), batch.labels.data<std::int32_t>(), batch.images.write<T>(),
+                  batch.other_labels.write<std::int32_t>()};
+    if (backend.on_device()) return launch(backend, (b + 1) / 2 * elements, f);
+    for (std::int64_t pair = 0; pair < (b + 1) / 2; pair++)  // in the loader's thread
+      for (std::int64_t at = 0; at < elements; at++) f.mix(pair, at);
+  });
+}
 
 void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threads) {
   std::int64_t b = batch.size(), pixels = work.height * work.width;

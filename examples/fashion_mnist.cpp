@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
                  {.batch = o.batch,
                   .global_batch = o.global_batch,
                   .dtype = o.dtype,
-                  .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment},
+                  .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment, .cutout = o.cutout},
+                  .mixup = o.mixup,
                   .drop_last = true,
                   .seed = o.seed},
                  *backend);
@@ -30,12 +31,8 @@ int main(int argc, char** argv) {
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
     auto model = make_model(o.model, 10, 1, 28);
-    SGD sgd({.learning_rate = o.learning_rate,
-             .momentum = o.momentum,
-             .nesterov = o.nesterov,
-             .weight_decay = o.weight_decay});
-    sgd.clip_norm = o.clip;
-    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), sgd, *backend,
+    auto optimizer = make_optimizer(o);
+    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend,
                            {train, validation ? &*validation : nullptr, &test}, fit_options(o));
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });

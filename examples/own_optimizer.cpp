@@ -24,6 +24,8 @@ struct SignStep {
 class Signum : public Optimizer {
  public:
   explicit Signum(double learning_rate) : Optimizer(learning_rate) {}
+  std::string name() const override { return "signum"; }
+  std::vector<std::pair<std::string, Tensor>> vectors() const override { return {{"average", average_}}; }  // to save
   void apply(Range r) override {
     auto at = [&](Tensor& t) { return t.write<float>() + r.begin; };
     launch(space().backend(), r.length(),
@@ -41,9 +43,10 @@ class Signum : public Optimizer {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "LeNet-5 by sign descent.",
-                              {.model = "lenet5", .epochs = 3, .learning_rate = 1e-3, .schedule = "cosine"},
-                              {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--metrics"});
+    Options o =
+        parse_options(argc, argv, "LeNet-5 by sign descent.",
+                      {.model = "lenet5", .epochs = 3, .learning_rate = 1e-3, .schedule = "cosine"},
+                      {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--metrics"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     Loader train(data.train, {.batch = o.batch, .seed = o.seed}, *backend);

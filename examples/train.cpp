@@ -20,11 +20,14 @@ int main(int argc, char** argv) {
                 data.side(), data.channels(), data.channels() == 1 ? "" : "s", data.classes());
     auto [training, held_back] = split(data.train, o.val, o.seed);
 
+    Augment augment = o.augment ? Augment::usual(data.side()) : Augment{};
+    augment.cutout = o.cutout;
     Loader train(training,
                  {.batch = o.batch,
                   .global_batch = o.global_batch,
                   .dtype = o.dtype,
-                  .augment = o.augment ? Augment::usual(data.side()) : Augment{},
+                  .augment = augment,
+                  .mixup = o.mixup,
                   .drop_last = training.count() >= o.batch,
                   .seed = o.seed},
                  *backend);
@@ -33,12 +36,8 @@ int main(int argc, char** argv) {
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
-    SGD sgd({.learning_rate = o.learning_rate,
-             .momentum = o.momentum,
-             .nesterov = o.nesterov,
-             .weight_decay = o.weight_decay});
-    sgd.clip_norm = o.clip;
-    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), sgd, *backend,
+    auto optimizer = make_optimizer(o);
+    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend,
                            {train, validation ? &*validation : nullptr, &test}, fit_options(o));
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });

@@ -6,9 +6,13 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/safetensors.h"
+#include "layers/accumulation.h"
 #include "layers/metrics.h"
 #include "layers/options.h"
 
@@ -88,6 +92,18 @@ class Progress {
     if (e.test_accuracy) std::fprintf(stderr, "  test %.2f %%", 100 * *e.test_accuracy);
     std::fprintf(stderr, "  %.0f images/s  %.1f s\n", e.images_per_second, e.seconds);
   }
+  void resumed(const std::string& from, const RunPosition& at, const std::vector<std::string>& differences) {
+    if (!on_) return;
+    std::fprintf(stderr, "%s: %lld of %d epochs are done", from.c_str(), static_cast<long long>(at.epoch), epochs_);
+    if (at.batch > 0)
+      std::fprintf(stderr, " and %lld of %lld batches", static_cast<long long>(at.batch),
+                   static_cast<long long>(at.batches));
+    std::fprintf(stderr, ", %lld steps%s\n", static_cast<long long>(at.step),
+                 at.epoch >= epochs_ ? ": nothing is left to do (a larger --epochs goes on)" : "");
+    if (differences.empty()) return;
+    std::fprintf(stderr, "warning: it goes on, but not bit for bit as it would have:\n");
+    for (const std::string& d : differences) std::fprintf(stderr, "  %s\n", d.c_str());
+  }
   void stopped(const std::string& reason, std::int64_t steps, std::int64_t total) {
     clear();
     if (on_)
@@ -122,6 +138,8 @@ MetricFields fields_of(const EpochReport& e) {
   f.push_back({"seconds", e.seconds});
   return f;
 }
+
+const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
 
 // What mode() holds while a loop runs: where dropout finds its counters.
 class Counters {
@@ -177,6 +195,102 @@ class OneBatch : public BatchSource {
   std::int64_t epoch_ = 0, next_ = 0;
 };
 
+// The files of a run: last.safetensors and best.safetensors in a folder.
+class CheckpointFiles {
+ public:
+  // Nothing is written yet, but what would make that fail after hours of training fails now.
+  CheckpointFiles(const FitOptions& options, bool writes) : from_(options.resume), folder_(options.checkpoint) {
+    namespace fs = std::filesystem;
+    std::error_code none;
+    if (!from_.empty() && fs::is_directory(from_, none)) {
+      if (folder_.empty()) folder_ = from_;
+      from_ = file(from_, "last");
+    }
+    if (!from_.empty() && !fs::exists(from_, none)) refuse("--resume ", options.resume, ": there is no ", from_);
+    if (folder_.empty() || !writes) return;
+    if (fs::exists(last(), none) && (from_.empty() || !fs::equivalent(from_, last(), none)))
+      refuse("--checkpoint ", folder_, ": holds another run's last.safetensors. Go on with that by --resume ", folder_,
+             ", or choose another folder");
+    fs::create_directories(folder_, none);
+    if (access(folder_.c_str(), W_OK) != 0)
+      refuse("--checkpoint ", folder_, ": cannot be written: ", std::strerror(errno));
+    const std::string trial = file(folder_, "trial");
+    SafetensorsWriter().write(trial);
+    fs::remove(trial, none);
+  }
+  bool resumes() const { return !from_.empty(); }
+  const std::string& from() const { return from_; }
+  bool writes() const { return !folder_.empty(); }
+  std::string last() const { return file(folder_, "last"); }
+  std::string best() const { return file(folder_, "best"); }
+
+  RunPosition load(const Training& training, const Settings& settings, std::int64_t per_epoch,
+                   std::vector<std::string>& differences) const {
+    RunPosition at = load_checkpoint(from_, training, settings, &differences);
+    if (at.batch > 0 && at.batches != per_epoch)
+      refuse(from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
+             " batches now: resume it with the same data and --batch");
+    if (!training.space.backend().deterministic())
+      differences.push_back("convolution algorithms are chosen by timing (--deterministic: by rule)");
+    return at;
+  }
+
+ private:
+  static std::string file(const std::string& folder, const char* name) {
+    return (std::filesystem::path(folder) / name).string() + ".safetensors";
+  }
+  std::string from_, folder_;
+};
+
+std::string text_of(double v) {
+  char s[32];
+  std::snprintf(s, sizeof s, "%.10g", v);
+  return s;
+}
+
+// The options that decide what a step computes, as text. What fit() is told otherwise it records itself.
+Settings settings_of(const Options& o) {
+  auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
+  return {{"--model", o.model},
+          {"--data-set", o.data_set},
+          {"--data", o.data},
+          {"--val", std::to_string(o.val)},
+          {"--batch", std::to_string(o.global_batch ? o.global_batch : o.batch)},
+          {"--schedule", o.schedule},
+          {"--momentum", text_of(o.momentum)},
+          {"--weight-decay", text_of(o.weight_decay)},
+          {"--label-smoothing", text_of(o.label_smoothing)},
+          {"--augment", yes(o.augment)},
+          {"--mixup", text_of(o.mixup)},
+          {"--cutout", std::to_string(o.cutout)},
+          {"--dtype", name_of(o.dtype)},
+          {"--exact-conv", yes(o.exact_conv)}};
+}
+
+// Everything that decides what this run computes.
+Settings all_settings(const FitOptions& options, const Optimizer& optimizer, const Strategy& strategy,
+                      const Backend& backend, const BatchSource& train) {
+  Settings s{{"--epochs", std::to_string(options.epochs)},
+             {"--seed", std::to_string(options.seed)},
+             {"--lr", text_of(optimizer.learning_rate())},
+             {"--clip", text_of(optimizer.clip_norm)},
+             {"--accumulate", std::to_string(options.accumulate)},
+             {"--ema", text_of(options.ema)},
+             {"pictures in an epoch", std::to_string(train.pictures_per_epoch())},
+             {"batches in an epoch", std::to_string(train.batches_per_epoch())},
+             {"ranks", std::to_string(strategy.size())}};
+  s.insert(s.end(), options.settings.begin(), options.settings.end());
+  const Settings here = surroundings(backend);
+  s.insert(s.end(), here.begin(), here.end());
+  return s;
+}
+
+// How good an epoch was: the larger, the better. Test pictures never choose.
+std::pair<double, double> merit(const EpochReport& e) {
+  if (e.validation_accuracy) return {*e.validation_accuracy, -*e.validation_loss};
+  return {-e.train_loss, 0};
+}
+
 }  // namespace
 
 int stopping_signal() { return stopped_by; }
@@ -188,7 +302,14 @@ FitOptions fit_options(const Options& o) {
           .metrics = o.metrics,
           .log_every = o.log_every,
           .observe = o.observe,
-          .overfit_batch = o.overfit_batch};
+          .overfit_batch = o.overfit_batch,
+          .accumulate = o.accumulate,
+          .ema = o.ema,
+          .patience = o.patience,
+          .checkpoint = o.checkpoint,
+          .resume = o.resume,
+          .stop_after = o.stop_after,
+          .settings = settings_of(o)};
 }
 
 Loss cross_entropy_loss(double label_smoothing) {
@@ -216,6 +337,12 @@ Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy) {
   return score.samples > 0 ? Evaluation{score.loss / score.samples, score.correct / score.samples} : Evaluation{};
 }
 
+Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct) {
+  Variable l = loss(logits, batch.labels, correct);
+  if (!batch.other_labels.defined()) return l;
+  return batch.share * l + (1 - batch.share) * loss(logits, batch.other_labels, nullptr);
+}
+
 std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch) {
   for (const Segment& s : space.segments())
     if (!all_finite(s.leaf->value)) return "the parameter " + s.name + " is not finite: an earlier update overflowed";
@@ -225,7 +352,7 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
     ~Checks() { mode().check = before; }
   } checks;
   try {
-    Variable l = loss(model(Variable(batch.images)), batch.labels, nullptr);
+    Variable l = batch_loss(loss, model(Variable(batch.images)), batch);
     space.zero_gradients();
     space.backward(l);
   } catch (const NotFinite& e) {
@@ -242,7 +369,7 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
   }
   if (largest && total > 3.4e38)
     return "every value is finite, but the squared norm of the gradient overflows f32 (largest: " + largest->name + ")";
-  return "running the batch again gave finite values only; the failure does not repeat";
+  return does_not_repeat;
 }
 
 FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& given_data,
@@ -253,6 +380,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::unique_ptr<Strategy> from_environment = given ? nullptr : strategy_from_environment();
   Strategy& strategy = given ? *given : *from_environment;
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
+  if (options.patience > 0 && !data.validation)
+    refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
+  const CheckpointFiles files(options, speaks);
 
   for (BatchSource* source : {&data.train, data.validation, data.test})
     if (source) source->share(strategy.rank(), strategy.size());
@@ -261,141 +391,190 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   strategy.begin(space);
   optimizer.bind(space, options.seed);
   strategy.bind(optimizer);
+  std::optional<Ema> ema;
+  if (options.ema > 0) ema.emplace(space, options.ema);
 
   const double given_rate = optimizer.learning_rate(), base_rate = strategy.scaled_learning_rate(given_rate);
-  const std::int64_t per_epoch = data.train.batches_per_epoch(), total = per_epoch * options.epochs;
-  MetricsFile metrics(speaks ? options.metrics : "");
-  metrics.write({{"event", std::string("start")},
+  const std::int64_t per_epoch = data.train.batches_per_epoch();
+  Accumulation accumulation(space, optimizer, options.accumulate, per_epoch);
+  const double steps_per_epoch = double(accumulation.steps_per_epoch()), total = steps_per_epoch * options.epochs;
+  auto rate_of = [&](std::int64_t step) {
+    return base_rate * options.schedule.factor(double(step), total, steps_per_epoch);
+  };
+
+  FitReport report;
+  RunPosition at;  // how far the run has come
+  const Training training{space, optimizer, ema ? &*ema : nullptr};
+  const Settings settings = all_settings(options, optimizer, strategy, backend, data.train);
+  if (files.resumes()) at = files.load(training, settings, per_epoch, report.differences);
+  if (!speaks) at.so_far = {};
+  at.batches = per_epoch;
+  auto save = [&](const std::string& file) {
+    if (speaks && files.writes()) save_checkpoint(file, training, at, settings);
+  };
+
+  MetricsFile metrics(speaks ? options.metrics : "", files.resumes());
+  metrics.write({{"event", std::string(files.resumes() ? "resume" : "start")},
                  {"parameters", space.parameters()},
                  {"epochs", std::int64_t(options.epochs)},
                  {"batches_per_epoch", per_epoch},
                  {"backend", backend.description()},
                  {"strategy", strategy.name()},
                  {"ranks", std::int64_t(strategy.size())},
-                 {"seed", std::int64_t(options.seed)}});
+                 {"seed", std::int64_t(options.seed)},
+                 {"step", at.step}});
   Progress progress(options.progress && speaks, options.epochs);
+  if (files.resumes()) progress.resumed(files.from(), at, report.differences);
   StopOnSignal signals;
   Counters counters(optimizer.state());
-  FitReport report;
   // A device is asked for its flag every few steps, since asking waits for it; on the host looking is free.
   const std::int64_t look_every = backend.on_device() ? 16 : 1;
   double first_loss = 0, last_loss = 0;
-  Observer observer(options.observe, backend, strategy.rank(), total);
+  Observer observer(options.observe, backend, strategy.rank(), std::int64_t(total));
   OnLane lane(observer.trace(), "step");
   if (options.observe.summary && speaks) observer.before(model, data.train.make(0, 0).images);
   const auto run_begin = Clock::now();
+  std::string reason = "finished";
+  auto stop = [&](const std::string& why) { report.stopped = true, reason = why; };
 
-  for (int epoch = 0; epoch < options.epochs && !strategy.stopped(); epoch++) {
-    EpochReport e{
-        .epoch = epoch + 1, .validation_loss = {}, .validation_accuracy = {}, .test_loss = {}, .test_accuracy = {}};
+  // A step before this one, or this one, was not finite, and since then nothing was applied: its batches once more.
+  auto give_up = [&](std::int64_t applied, std::int64_t batch) {
+    std::int64_t k = (batch / options.accumulate - (at.step - 1 - applied)) * options.accumulate;
+    const std::int64_t end = std::min(k + options.accumulate, per_epoch);
+    std::string why = does_not_repeat;
+    for (; k < end && why == does_not_repeat; k++) {
+      Batch again = data.train.make(at.epoch, k);
+      counters.batch(again);
+      why = diagnose(model, loss, space, again);
+    }
+    progress.clear();
+    metrics.write({{"event", std::string("not_finite")}, {"step", applied + 1}, {"reason", why}});
+    metrics.write({{"event", std::string("end")},
+                   {"steps", applied},
+                   {"stopped", std::int64_t(1)},
+                   {"reason", std::string("not finite")}});
+    optimizer.learning_rate(given_rate);
+    throw NotFinite("step " + std::to_string(applied + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
+                    std::to_string(k) + "): the loss or its gradient is not finite: " + why +
+                    "; the parameters are those before this step. A smaller --lr usually helps");
+  };
+
+  while (at.epoch < options.epochs && !report.stopped) {
+    EpochReport e{.epoch = int(at.epoch) + 1,
+                  .learning_rate = rate_of(std::max<std::int64_t>(0, at.step - 1)),
+                  .validation_loss = {},
+                  .validation_accuracy = {},
+                  .test_loss = {},
+                  .test_accuracy = {}};
     model.train();
-    optimizer.epoch(static_cast<std::uint32_t>(epoch));
-    Tensor correct = Tensor::zeros(backend, {1}, DType::i32);
-    double loss_sum = 0;
-    std::int64_t seen = 0;
+    optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
+    Tensor correct = Tensor::full(backend, {1}, at.so_far.correct, DType::i32);
+    double loss_sum = at.so_far.loss, seen = at.so_far.samples;
     auto begin = Clock::now();
     progress.begin();
-    data.train.start(epoch);
+    data.train.start(at.epoch, at.batch);
     for (Batch batch; data.train.next(batch);) {
-      observer.step(report.steps);
-      Span step_span("step", "phase", nullptr, report.steps);
-      e.learning_rate = base_rate * options.schedule.factor(double(report.steps), double(total), double(per_epoch));
+      observer.step(at.step);
+      Span step_span("step", "phase", nullptr, at.step);
+      e.learning_rate = rate_of(at.step);
       optimizer.learning_rate(e.learning_rate);
-      optimizer.stage();
+      accumulation.begin(batch);
       counters.batch(batch);
-      space.zero_gradients();
       Variable l;
       {
         Observer::Phase phase(observer, "forward");
-        l = loss(model(Variable(batch.images)), batch.labels, &correct);
+        l = batch_loss(loss, model(Variable(batch.images)), batch, &correct);
       }
       observer.tape(l);
+      bool due = false;
       {
         Observer::Phase phase(observer, "backward");
-        space.backward(l);
+        due = accumulation.backward(l, batch);
       }
-      {
+      if (due) {
         Observer::Phase phase(observer, "optimizer");
-        strategy.step(optimizer, l);
+        strategy.step(optimizer, Variable(accumulation.loss()));
+        if (ema) ema->update(optimizer);
+        at.step++;
+        at.batch = batch.index + 1;
+        if (at.step % look_every == 0 || at.batch == per_epoch)
+          if (StepState state = optimizer.read_state(); state.not_finite)
+            give_up(static_cast<std::int64_t>(state.step), batch.index);
       }
-      report.steps++;
-
-      if (report.steps % look_every == 0 || batch.index + 1 == per_epoch) {
-        StepState state = optimizer.read_state();
-        if (state.not_finite) {
-          std::int64_t failed = static_cast<std::int64_t>(state.step);  // updates that were applied
-          progress.clear();
-          Batch again = data.train.make(failed / per_epoch, failed % per_epoch);
-          counters.batch(again);
-          std::string why = diagnose(model, loss, space, again);
-          metrics.write({{"event", std::string("not_finite")}, {"step", failed + 1}, {"reason", why}});
-          metrics.write({{"event", std::string("end")},
-                         {"steps", failed},
-                         {"stopped", std::int64_t(1)},
-                         {"reason", std::string("not finite")}});
-          optimizer.learning_rate(given_rate);
-          throw NotFinite("step " + std::to_string(failed + 1) + " (epoch " + std::to_string(failed / per_epoch + 1) +
-                          ", batch " + std::to_string(failed % per_epoch + 1) +
-                          "): the loss or its gradient is not finite: " + why +
-                          "; the parameters are those before this step. A smaller --lr usually helps");
-        }
-      }
-      last_loss = l.item();
-      if (report.steps == 1) first_loss = last_loss;
-      if (options.log_every > 0 && report.steps % options.log_every == 0)
+      const double now = l.item();
+      if (first_loss == 0) first_loss = now;
+      last_loss = now;
+      if (due && options.log_every > 0 && at.step % options.log_every == 0)
         metrics.write({{"event", std::string("step")},
-                       {"step", report.steps},
-                       {"loss", last_loss},
+                       {"step", at.step},
+                       {"loss", now},
                        {"learning_rate", e.learning_rate}});
-      loss_sum += last_loss * double(batch.size());
-      seen += batch.size();
-      progress.step(epoch + 1, batch.index + 1, per_epoch, loss_sum / double(seen), correct.item() / double(seen),
-                    double(seen) * strategy.size() / seconds_since(begin), e.learning_rate);
-      if (stop_signal || (one_batch && last_loss < OneBatch::near_zero)) strategy.request_stop();
-      if (strategy.stopped()) break;
+      loss_sum += now * double(batch.size());
+      seen += double(batch.size());
+      progress.step(e.epoch, batch.index + 1, per_epoch, loss_sum / seen, correct.item() / seen,
+                    (seen - at.so_far.samples) * strategy.size() / seconds_since(begin), e.learning_rate);
+      if (!due) continue;
+      if (stop_signal || (one_batch && now < OneBatch::near_zero)) strategy.request_stop();
+      if (strategy.stopped()) stop("strategy");
+      if (options.stop_after > 0 && at.step >= options.stop_after) stop("--stop-after");
+      if (report.stopped) break;
     }
     backend.synchronize();
     e.seconds = seconds_since(begin);
-    Score train = strategy.combine({loss_sum, correct.item(), double(seen)});
-    e.train_loss = train.loss / std::max(1.0, train.samples);
-    e.train_accuracy = train.correct / std::max(1.0, train.samples);
-    e.images_per_second = train.samples / e.seconds;
-    strategy.end_epoch(epoch);
-    if (strategy.stopped()) {
-      report.stopped = true;
+    const double before = at.so_far.samples;  // were trained by the run that was resumed
+    at.so_far = strategy.combine({loss_sum, correct.item(), seen});
+    e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
+    e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
+    e.images_per_second = (at.so_far.samples - before) / e.seconds;
+    strategy.end_epoch(e.epoch - 1);
+    strategy.merge_statistics(space);
+    if (strategy.stopped()) stop("strategy");
+    if (report.stopped) {
+      save(files.last());
       break;
     }
-    strategy.merge_statistics(space);
     observer.evaluation(true);
     std::optional<Observer::Phase> phase(std::in_place, observer, "evaluation");
-    if (data.validation) {
-      Evaluation v = evaluate(model, *data.validation, &strategy);
-      e.validation_loss = v.loss;
-      e.validation_accuracy = v.accuracy;
-    }
-    if (data.test) {
-      Evaluation t = evaluate(model, *data.test, &strategy);
-      e.test_loss = t.loss;
-      e.test_accuracy = t.accuracy;
+    {
+      std::optional<Ema::Shown> averages;
+      if (ema) averages.emplace(*ema);
+      if (data.validation) {
+        Evaluation v = evaluate(model, *data.validation, &strategy);
+        e.validation_loss = v.loss;
+        e.validation_accuracy = v.accuracy;
+      }
+      if (data.test) {
+        Evaluation t = evaluate(model, *data.test, &strategy);
+        e.test_loss = t.loss;
+        e.test_accuracy = t.accuracy;
+      }
     }
     phase.reset();
     observer.evaluation(false);
     if (!one_batch) report.epochs.push_back(e);  // programs rely on the test accuracy of an epoch
     if (speaks) metrics.write(fields_of(e));
     progress.line(e);
+
+    const bool better = merit(e) > at.best;
+    if (better) at.best = merit(e), at.best_epoch = e.epoch;
+    at.epoch++, at.batch = 0, at.so_far = {};
+    save(files.last());
+    if (better) save(files.best());
+    if (options.patience > 0 && e.epoch - at.best_epoch >= options.patience && at.epoch < options.epochs)
+      stop("no better since epoch " + std::to_string(at.best_epoch));
   }
-  std::string reason = "finished";
-  if (report.stopped) {
-    stopped_by = stop_signal;
-    reason = !stopped_by ? "strategy" : stopped_by == SIGINT ? "SIGINT" : "SIGTERM";
-    progress.stopped(reason, report.steps, total);
-  }
+  stopped_by = report.stopped ? stop_signal : 0;
+  if (stopped_by) reason = stopped_by == SIGINT ? "SIGINT" : "SIGTERM";
+  if (report.stopped) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
   observer.end();
   if (one_batch && speaks && !stop_signal)
-    std::printf("%s\n", OneBatch::verdict(first_loss, last_loss, report.steps).c_str());
+    std::printf("%s\n", OneBatch::verdict(first_loss, last_loss, at.step).c_str());
   optimizer.learning_rate(given_rate);
+  if (ema) ema->swap();
   model.eval();
+  report.steps = at.step;
+  report.best_epoch = int(at.best_epoch);
   MetricFields end{{"event", std::string("end")},
                    {"steps", report.steps},
                    {"epochs", std::int64_t(report.epochs.size())},

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/batch.h"
+#include "layers/checkpoint.h"
 #include "layers/observe.h"
 #include "layers/schedule.h"
 #include "layers/strategy.h"
@@ -20,15 +21,25 @@ struct FitOptions {
   int epochs = 1;
   Schedule schedule = {};
   std::uint64_t seed = 1;
-  std::string metrics = {};  // file for JSON lines; empty: none
-  bool progress = true;      // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
+  std::string metrics = {};    // file for JSON lines; empty: none
+  bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
   std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
   ObserveOptions observe = {};
-  bool overfit_batch = false;  // train on the first batch alone, until its loss is near zero: can the model learn at all?
+  bool overfit_batch = false;  // train on the first batch alone, until its loss is near zero: can it learn at all?
+
+  int accumulate = 1;  // batches to a step (layers/accumulation.h)
+  double ema = 0;  // decay of a moving average of the weights (layers/ema.h), which is then what is evaluated; 0: none
+  int patience = 0;  // stop after so many epochs in which validation has not become better; 0: never
+  // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written after
+  // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation.
+  std::string checkpoint = {};
+  std::string resume = {};      // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
+  std::int64_t stop_after = 0;  // stop at this step, counted from the beginning of the run; 0: do not
+  Settings settings = {};       // recorded in checkpoints beside what fit knows itself
 };
 
 struct Options;
-FitOptions fit_options(const Options& options);  // epochs, schedule, seed and metrics from the command line
+FitOptions fit_options(const Options& options);  // all of it from the command line
 
 struct EpochReport {
   int epoch = 0;  // from 1
@@ -40,10 +51,12 @@ struct EpochReport {
 struct FitReport {
   std::vector<EpochReport> epochs;
   std::int64_t steps = 0;
-  bool stopped = false;  // by a signal or the strategy, before the last epoch
+  bool stopped = false;                  // before the last epoch
+  int best_epoch = 0;                    // from 1; of the whole run
+  std::vector<std::string> differences;  // to the run that was resumed: why this one may not give the same bits
 };
 
-// Trains. After it returns, the model holds the trained weights and is in eval mode. Without a strategy the environment
+// Trains. After it returns, the model holds the trained weights (with ema: their average) and is in eval mode. Without a strategy the environment
 // decides (strategy_from_environment). Throws NotFinite when a loss or gradient is not finite: the message names step and
 // operation, and the parameters are those before that step.
 FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
@@ -58,6 +71,9 @@ struct Evaluation {
   double loss = 0, accuracy = 0;
 };
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr);
+
+// The loss of a batch: with mixup, the two labels' losses in the batch's proportion.
+Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
 
 // Runs a batch again, looking at every value, and says in one line which operation first produced one that is not finite.
 std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch);

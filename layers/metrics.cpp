@@ -26,7 +26,7 @@ std::string json_object(const MetricFields& fields) {
   return line + "}";
 }
 
-MetricsFile::MetricsFile(const std::string& path) : path_(path) {
+MetricsFile::MetricsFile(const std::string& path, bool append) : path_(path) {
   if (path.empty()) return;
   // Named by mistake, a program or a table of results must not be emptied; devices and pipes have nothing to lose.
   if (std::error_code none; std::filesystem::is_regular_file(path, none) && std::filesystem::file_size(path, none)) {
@@ -36,8 +36,10 @@ MetricsFile::MetricsFile(const std::string& path) : path_(path) {
     if (found != begins)
       throw UsageError("--metrics " + path + ": is there and holds something else than metrics: choose another name");
   }
-  file_ = std::fopen(path.c_str(), "w");
+  file_ = std::fopen(path.c_str(), append ? "a+" : "w");
   if (!file_) throw UsageError("--metrics " + path + ": cannot be written: " + std::strerror(errno));
+  // The last line of a run that was killed may be half a line.
+  if (append && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n') std::fputc('\n', file_);
 }
 
 MetricsFile::~MetricsFile() {

@@ -5,6 +5,10 @@
 // to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is not finite
 // sets a flag there, and from then on nothing is applied until the caller has looked.
 #pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "core/step.h"
 #include "layers/space.h"
 
@@ -14,6 +18,7 @@ class Optimizer {
  public:
   explicit Optimizer(double learning_rate) : learning_rate_(learning_rate) {}
   virtual ~Optimizer() = default;
+  virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
   // Allocates its state beside the parameters. Call once, after the space is built. seed is for StepState's random numbers.
   void bind(ParameterSpace& space, std::uint64_t seed = 0);
@@ -22,6 +27,8 @@ class Optimizer {
   double learning_rate() const { return learning_rate_; }
   void learning_rate(double rate) { learning_rate_ = rate; }  // from the next step on
   void epoch(std::uint32_t epoch) { host_.epoch = epoch; }
+  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next stage() on.
+  void gradients_are_sums_of(double samples) { host_.gradient_average = static_cast<float>(1 / samples); }
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
 
   // The whole of it for one machine: stage(), and after backward step(). `loss`, if given, must be finite too.
@@ -29,15 +36,19 @@ class Optimizer {
   void step(const Tensor* loss = nullptr);
 
   // Its parts, for strategies.
-  void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
-  Tensor& sums() { return sums_; }      // [1], f32
-  void judge(const Tensor* loss);       // sums → StepState: finite? clip factor
+  virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
+  Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
+  void judge(const Tensor* loss);               // sums → StepState: finite? clip factor
   virtual void apply(Range range) = 0;
 
   const Tensor& state() const { return state_; }  // StepState on the device
   StepState read_state() const;                   // waits for the device
   void clear_not_finite();
   double gradient_norm() const;  // of the last step, before clipping; waits for the device
+
+  // What it remembers from step to step, for checkpoints: vectors as long as the parameters', and the number of steps.
+  virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
+  void resume_at(std::uint64_t step);
 
  protected:
   virtual void allocate() = 0;
@@ -46,13 +57,14 @@ class Optimizer {
 
   // The weight decay of a segment; called by bind for every segment.
   virtual double decay_of(const Segment& segment) const = 0;
+  void check_range(Range range) const;
+  const StepState* device_state() const { return reinterpret_cast<const StepState*>(state_.raw()); }
 
-  Tensor state_;
+  Tensor state_, sums_;
 
  private:
   double learning_rate_;
   StepState host_;
-  Tensor sums_;
 };
 
 // Stochastic gradient descent, as PyTorch's: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w + μ·v).
@@ -66,8 +78,10 @@ struct SGDOptions {
 class SGD : public Optimizer {
  public:
   explicit SGD(const SGDOptions& options);
+  std::string name() const override { return "sgd"; }
   void apply(Range range) override;
   const Tensor& velocity() const { return velocity_; }
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
 
  protected:
   void allocate() override;
@@ -76,6 +90,59 @@ class SGD : public Optimizer {
  private:
   SGDOptions options_;
   Tensor velocity_;
+};
+
+// Adam with decoupled weight decay (Loshchilov and Hutter 2019), as PyTorch's: w −= lr·wd·w; m = β₁·m + (1−β₁)·g;
+// v = β₂·v + (1−β₂)·g²; w −= lr·m̂/(√v̂ + ε) with m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ).
+struct AdamWOptions {
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  double weight_decay = 1e-2;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(const AdamWOptions& options);
+  std::string name() const override { return "adamw"; }
+  void apply(Range range) override;
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
+
+ protected:
+  void allocate() override;
+  double decay_of(const Segment& segment) const override;
+
+ private:
+  AdamWOptions options_;
+  Tensor moment_, square_;
+  Tensor corrections_;  // 1/(1−β₁ᵗ), 1/√(1−β₂ᵗ)
+};
+
+// Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of its
+// own norm. λ = η·‖w‖/(‖g‖ + wd·‖w‖); v = μ·v + lr·λ·(g + wd·w); w −= v. Batch norm parameters and biases, and tensors
+// whose norm or gradient is zero, have λ = 1; the former also no decay.
+struct LARSOptions {
+  // trust: η. The paper has 0.001 and rates above 1, which suit batches of thousands; this suits SGD's rates.
+  double learning_rate = 0.1, momentum = 0.9, weight_decay = 5e-4, trust = 0.02;
+};
+
+class LARS : public Optimizer {
+ public:
+  explicit LARS(const LARSOptions& options);
+  std::string name() const override { return "lars"; }
+  void measure(Range range, bool add) override;  // sums(): Σ‖g‖², then ‖w‖² and ‖g‖² of every segment
+  void apply(Range range) override;
+  std::vector<std::pair<std::string, Tensor>> vectors() const override { return {{"velocity", velocity_}}; }
+
+ protected:
+  void allocate() override;
+  double decay_of(const Segment& segment) const override;
+
+ private:
+  LARSOptions options_;
+  Tensor velocity_;
+  Tensor bounds_;    // i32 [segments, 2]: first block of 64, and one past the last
+  Tensor adaptive_;  // i32 [elements/64]: the segment of each block, −1 where λ = 1
+  Tensor partial_;   // [elements/64, 2]: Σw², Σg² of each block
 };
 
 }  // namespace tandem

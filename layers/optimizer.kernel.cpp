@@ -1,8 +1,7 @@
-#include "layers/optimizer.h"
-
+// Optimizers: what they have in common, and SGD.
 #include <cmath>
 
-#include "core/launch.h"
+#include "layers/update.h"
 
 namespace tandem {
 namespace {
@@ -19,8 +18,8 @@ struct Judge {
     bool finite = sum - sum == 0 && (!loss || *loss - *loss == 0);
     if (!finite) state->not_finite = 1;
     if (state->not_finite) return;
-    float norm = static_cast<float>(std::sqrt(sum));
-    state->gradient_scale = clip > 0 && norm > clip ? clip / norm : 1.f;
+    float norm = static_cast<float>(std::sqrt(sum)) * state->gradient_average;
+    state->gradient_scale = state->gradient_average * (clip > 0 && norm > clip ? clip / norm : 1.f);
     state->step++;
   }
 };
@@ -42,21 +41,6 @@ struct UpdateSGD {
       direction = nesterov ? gradient + T(mu) * velocity : velocity;
     }
     w[i] -= T(state->learning_rate) * T(r[0]) * direction;
-  }
-};
-
-// The host loop over whole blocks of 64: rates and learning rate are loop invariants, and the inner loop is nothing but
-// vector arithmetic at the speed of memory. A step that must not be applied returns at once.
-template <class Update>
-struct Blocks {
-  Update update;
-  std::int64_t begin;
-  TANDEM_HD void operator()(std::int64_t block) const {
-    if (update.state->not_finite) return;
-    Update u = update;
-    std::int64_t first = begin + block * ParameterSpace::alignment;
-#pragma omp simd
-    for (std::int64_t i = first; i < first + ParameterSpace::alignment; i++) u(i);
   }
 };
 
@@ -122,7 +106,18 @@ void Optimizer::clear_not_finite() {
   state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
 }
 
-double Optimizer::gradient_norm() const { return std::sqrt(sums_.item()); }
+double Optimizer::gradient_norm() const { return std::sqrt(sums_.slice(0, 1).item()) * read_state().gradient_average; }
+
+void Optimizer::resume_at(std::uint64_t step) {
+  host_ = read_state();
+  host_.step = step;
+  state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
+}
+
+void Optimizer::check_range(Range range) const {
+  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, name(),
+          ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
+}
 
 // ---- SGD -------------------------------------------------------------------------------------------------------------
 SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_(options) {
@@ -139,20 +134,22 @@ double SGD::decay_of(const Segment& s) const {
   return s.decay || options_.decay_everything ? options_.weight_decay : 0;
 }
 
+std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
+  if (!velocity_.defined()) return {};
+  return {{"velocity", velocity_}};
+}
+
 void SGD::apply(Range range) {
-  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0,
-          "SGD: the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
-  auto* state = reinterpret_cast<const StepState*>(state_.raw());
+  check_range(range);
   dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
     auto run = [&](auto update) {
-      update = {state,
+      update = {device_state(),
                 rates_.data<float>(),
                 static_cast<float>(options_.momentum),
                 space_->gradients.data<T>(),
                 space_->values.write<T>(),
                 velocity_.defined() ? velocity_.write<T>() : nullptr};
-      launch_blocks(space_->backend(), range.length() / ParameterSpace::alignment,
-                    Blocks<decltype(update)>{update, range.begin});
+      update_blocks(*space_, range, update);
     };
     if (options_.nesterov)
       run(UpdateSGD<T, true, true>{});

@@ -61,7 +61,8 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)");
   if (!o.data_set.empty()) {
     text("--data-set", o.data_set, dataset_names() + ", a folder of pictures, or an .npy file");
-    whole("--size", o.folder.size, 0, "side to which pictures of a folder are brought (0: they are squares of one size)");
+    whole("--size", o.folder.size, 0,
+          "side to which pictures of a folder are brought (0: they are squares of one size)");
     flag("--skip-broken", o.folder.skip_broken, true, "leave out pictures of a folder that cannot be decoded");
   }
   specs.push_back({"--model", model_names(), o.model, [&](const std::string& v) {
@@ -75,7 +76,12 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   whole("--epochs", o.epochs, 1, "passes over the training pictures");
   whole("--batch", o.batch, 1, "pictures per step and rank");
   whole("--global-batch", o.global_batch, 0, "pictures per step over all ranks (instead of --batch)");
+  bool rate_given = false, decay_given = false;
+  auto note = [&](bool& given) {  // of the option added last
+    specs.back().set = [set = specs.back().set, &given](const std::string& v) { set(v), given = true; };
+  };
   real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
+  note(rate_given);
   specs.push_back({"--schedule", "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", o.schedule,
                    [&](const std::string& v) {
                      try {
@@ -85,12 +91,22 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                      }
                      o.schedule = v;
                    }});
-  real("--momentum", o.momentum, 0.9999, "momentum of SGD (Nesterov's form; 0: none)");
+  specs.push_back({"--optimizer", "sgd, lars, or adamw (whose --lr is 0.001 and --weight-decay 0.01 if not given)",
+                   o.optimizer, [&](const std::string& v) {
+                     if (v != "sgd" && v != "adamw" && v != "lars") bad("--optimizer", v, "sgd, adamw or lars");
+                     o.optimizer = v;
+                   }});
+  real("--momentum", o.momentum, 0.9999, "momentum (with sgd in Nesterov's form; adamw's beta1; 0: none)");
   real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm");
+  note(decay_given);
   real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes");
   real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
+  real("--ema", o.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
+  whole("--accumulate", o.accumulate, 1, "batches to a step");
   flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip");
   flag("--no-augment", o.augment, false, "neither");
+  whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)");
+  real("--mixup", o.mixup, 4, "mix pictures in pairs, in proportions from Beta(a, a) (0: not)");
   specs.push_back({"--seed", "seed of all random numbers", std::to_string(o.seed), [&](const std::string& v) {
                      o.seed = number<std::uint64_t>("--seed", v, 0, ~std::uint64_t{0}, "a whole number of at least 0");
                    }});
@@ -116,7 +132,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                                              "a whole number from 0 to " + std::to_string(most) + " (four per core)");
                    }});
   whole("--val", o.val, 0, "training pictures to hold back for choices");
-  text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an earlier one");
+  whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
+  text("--checkpoint", o.checkpoint,
+       "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
+  text("--resume", o.resume, "go on from a checkpoint, or from the last one in a folder");
+  whole("--stop-after", o.stop_after, 0, "stop after this step of the run (0: do not)");
+  text("--metrics", o.metrics,
+       "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
   whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
   flag("--summary", o.observe.summary, true, "print the table of modules first");
   text("--dot", o.observe.dot, "file for a picture of the tape (render it with dot -Tsvg)");
@@ -134,7 +156,28 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                   [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
+  if (o.patience > 0 && o.val == 0)
+    throw UsageError("--patience needs validation pictures to judge by: add --val, say --val 5000");
+  if (o.optimizer == "adamw" && !rate_given) o.learning_rate = 1e-3;
+  if (o.optimizer == "adamw" && !decay_given) o.weight_decay = 1e-2;
   return o;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const Options& o) {
+  std::unique_ptr<Optimizer> optimizer;
+  if (o.optimizer == "adamw")
+    optimizer = std::make_unique<AdamW>(
+        AdamWOptions{.learning_rate = o.learning_rate, .beta1 = o.momentum, .weight_decay = o.weight_decay});
+  else if (o.optimizer == "lars")
+    optimizer = std::make_unique<LARS>(
+        LARSOptions{.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay});
+  else
+    optimizer = std::make_unique<SGD>(SGDOptions{.learning_rate = o.learning_rate,
+                                                 .momentum = o.momentum,
+                                                 .nesterov = o.nesterov,
+                                                 .weight_decay = o.weight_decay});
+  optimizer->clip_norm = o.clip;
+  return optimizer;
 }
 
 void refuse_value(const OptionSpec& spec) {

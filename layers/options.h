@@ -9,6 +9,7 @@
 #include "core/backend.h"
 #include "datasets/dataset.h"
 #include "layers/observe.h"
+#include "layers/optimizer.h"
 #include "layers/schedule.h"
 
 namespace tandem {
@@ -24,8 +25,16 @@ struct Options {
   int global_batch = 0;  // over all ranks; 0: batch × ranks
   double learning_rate = 0.05;
   std::string schedule = "one-cycle";
+  std::string optimizer = "sgd";  // sgd, adamw, lars
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
   bool nesterov = true, augment = false;
+  int cutout = 0;      // side of the square in pixels; 0: none
+  double mixup = 0;    // α; 0: none
+  double ema = 0;      // decay of the weights' average; 0: none
+  int accumulate = 1;  // batches to a step
+  int patience = 0;    // epochs without improvement before the run stops; 0: no limit
+  std::string checkpoint = {}, resume = {};
+  int stop_after = 0;  // steps; 0: no limit
   std::uint64_t seed = 1;
   std::string device = "cpu";  // cpu, reference, cuda, cuda:1
   DType dtype = DType::f32;    // of activations; parameters stay f32
@@ -45,6 +54,9 @@ Options parse_options(int argc, char** argv, const std::string& description, con
 
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);
+
+// The optimizer that the options ask for.
+std::unique_ptr<Optimizer> make_optimizer(const Options& options);
 
 // Runs body and turns what it throws into one line on stderr: exit status 2 for a UsageError or a file that cannot be read, 1
 // for a failed run, 128 + the signal where that stopped the training (130 after Ctrl-C, 143 after SIGTERM).

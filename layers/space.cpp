@@ -110,7 +110,8 @@ std::uint64_t ParameterSpace::layout_hash() const {
   return h;
 }
 
-void ParameterSpace::backward(const Variable& loss, double seed) {
+void ParameterSpace::backward(const Variable& loss, double seed, bool final) {
+  final_ = final;
   tandem::backward(loss, {.leaves = leaves_, .seed = seed});
 }
 
@@ -127,7 +128,9 @@ void ParameterSpace::on_gradient(std::function<void(const Segment&)> hook) {
     if (!hook)
       s.leaf->hook = nullptr;
     else
-      s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf&) { hook(segments_[index]); };
+      s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf&) {
+        if (final_) hook(segments_[index]);
+      };
   }
 }
 

@@ -52,8 +52,9 @@ class ParameterSpace {
   Range all() const { return {0, elements()}; }
   std::uint64_t layout_hash() const;  // equal on two ranks exactly when names, shapes and places are
 
-  // Gradients of a loss, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments become final.
-  void backward(const Variable& loss, double seed = 1);
+  // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments
+  // become final; with final = false another backward() will add to them, and no hook fires.
+  void backward(const Variable& loss, double seed = 1, bool final = true);
   void zero_gradients();                                       // the next backward overwrites instead of adding
   void on_gradient(std::function<void(const Segment&)> hook);  // called once per segment and backward, when it is final
   void count_writes(Range range);   // whoever writes to `values` says so: prepared weights are then stale
@@ -72,6 +73,7 @@ class ParameterSpace {
   std::vector<StatisticSegment> statistic_segments_;
   std::vector<Leaf*> leaves_;
   std::vector<Variable> handles_;  // keep the leaves alive
+  bool final_ = true;
   std::int64_t parameters_ = 0;
 };
 

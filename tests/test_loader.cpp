@@ -273,7 +273,7 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
       Pictures p = patterned(50, 28, 28, channels);
       LoaderOptions o = options(32);
       o.dtype = dtype;
-      o.augment = {3, true};
+      o.augment = {3, true, 9};
       Loader loader(p, o, *host);
       Batch a = loader.make(4, 0), b = copy(a);
       b.images.fill(0);
@@ -364,6 +364,111 @@ TEST_F(LoaderTest, AugmentationDoesNotDependOnRanks) {
     }
   EXPECT_EQ(seen[0].size(), 60u);
   EXPECT_EQ(seen[0], seen[1]);
+}
+
+TEST_F(LoaderTest, CutoutBlanksASquare) {
+  for (std::int64_t channels : {1, 3})
+    for (int side : {1, 4, 30}) {
+      Pictures p = patterned(40, 9, 8, channels);
+      LoaderOptions o = options(40);
+      o.augment = {2, true};
+      Batch whole = Loader(p, o, *host).make(3, 0);
+      o.augment.cutout = side;
+      Batch cut = Loader(p, o, *host).make(3, 0);
+      auto who = samples(cut);
+      ASSERT_EQ(who, samples(whole));
+      int clipped = 0;
+      for (std::size_t i = 0; i < who.size(); i++) {
+        Square s = draw_cutout(o.augment, o.seed, 3, who[i], 9, 8);
+        ASSERT_TRUE(s.top >= 0 && s.top < s.bottom && s.bottom <= 9 && s.left >= 0 && s.left < s.right && s.right <= 8);
+        clipped += s.bottom - s.top < side || s.right - s.left < side;
+        for (std::int64_t r = 0; r < 9; r++)
+          for (std::int64_t c = 0; c < 8; c++)
+            for (std::int64_t k = 0; k < channels; k++) {
+              std::int64_t at = ((std::int64_t(i) * 9 + r) * 8 + c) * channels + k;
+              bool inside = r >= s.top && r < s.bottom && c >= s.left && c < s.right;
+              ASSERT_EQ(cut.images.data<float>()[at], inside ? 0 : whole.images.data<float>()[at]);
+            }
+      }
+      if (side != 4) {
+        EXPECT_EQ(clipped, side == 1 ? 0 : 40);
+      }
+    }
+}
+
+TEST_F(LoaderTest, MixupMixesNeighbours) {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    Pictures p = patterned(39);
+    LoaderOptions o = options(13);
+    o.dtype = dtype;
+    Batch plain = Loader(p, o, *host).make(2, 1);
+    o.mixup = 0.4;
+    Loader loader(p, o, *host);
+    Batch mixed = loader.make(2, 1);
+    EXPECT_TRUE(same(plain.labels, mixed.labels) && same(plain.samples, mixed.samples));
+    EXPECT_FALSE(plain.other_labels.defined());
+    EXPECT_EQ(mixed.share, draw_share(0.4, o.seed, 2, 1));
+    auto x = plain.images.values(), y = mixed.images.values(), label = plain.labels.values(),
+         other = mixed.other_labels.values();
+    const std::size_t n = x.size() / 13;
+    for (std::size_t i = 0; i < 13; i++) {
+      const std::size_t partner = i == 12 ? i : i ^ 1;  // the last of an odd batch stays alone
+      EXPECT_EQ(other[i], label[partner]);
+      for (std::size_t k = 0; k < n; k++)
+        ASSERT_NEAR(y[i * n + k], mixed.share * x[i * n + k] + (1 - mixed.share) * x[partner * n + k],
+                    dtype == DType::f32 ? 1e-6 : 0.02);
+    }
+    Batch b;
+    loader.start(2, 1);
+    ASSERT_TRUE(loader.next(b));
+    EXPECT_TRUE(same(b, mixed) && same(b.other_labels, mixed.other_labels));
+  }
+}
+
+// λ of Beta(α, α) has mean 1/2 and variance 1/(4(2α + 1)); the larger of λ and 1 − λ is as far from 1/2.
+TEST(Mixup, SharesAreBetaDistributed) {
+  for (double alpha : {0.01, 0.2, 1.0, 4.0}) {
+    double sum = 0;
+    const int n = 5000;
+    for (int i = 0; i < n; i++) {
+      const double share = draw_share(alpha, 3, 1, std::uint32_t(i));
+      ASSERT_GE(share, 0.5);
+      ASSERT_LE(share, 1);
+      sum += (share - 0.5) * (share - 0.5);
+    }
+    const double variance = 1 / (4 * (2 * alpha + 1));
+    EXPECT_NEAR(sum / n, variance, 0.06 * variance) << alpha;
+  }
+  EXPECT_NE(draw_share(1, 3, 1, 0), draw_share(1, 3, 2, 0));
+  EXPECT_NE(draw_share(1, 3, 1, 0), draw_share(1, 4, 1, 0));
+}
+
+// The epoch's augmented samples are the same whoever makes them, labels and mixtures included.
+TEST_F(LoaderTest, RandomStreamsDoNotDependOnRanks) {
+  Pictures p = patterned(64);
+  std::multiset<std::vector<double>> seen[3];
+  for (int w = 0; w < 3; w++)
+    for (int rank = 0; rank < 1 << w; rank++) {
+      LoaderOptions o = options(1);
+      o.global_batch = 16;  // four a rank for four of them: even, so that the pairs of mixup stay together
+      o.augment = {2, true, 3};
+      o.mixup = 1;
+      o.rank = rank;
+      o.world = 1 << w;
+      Loader loader(p, o, *host);
+      Batch b;
+      loader.start(6);
+      while (loader.next(b)) {
+        auto x = b.images.values(), label = b.labels.values(), other = b.other_labels.values();
+        for (std::int64_t i = 0; i < b.size(); i++) {
+          std::vector<double> one(x.begin() + i * 90, x.begin() + (i + 1) * 90);
+          one.insert(one.end(), {b.share, label[i], other[i]});
+          seen[w].insert(one);
+        }
+      }
+    }
+  EXPECT_EQ(seen[0].size(), 64u);
+  EXPECT_TRUE(seen[0] == seen[1] && seen[0] == seen[2]);
 }
 
 // ---- counters instead of state --------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class CpuBackend : public Backend {
   void synchronize() override {}
 
   void forget(const WriteCount& owner) override { convolution_.forget(&owner); }
-  void deterministic(bool on) override { convolution_.deterministic(on); }
+  void deterministic(bool on) override { convolution_.deterministic(deterministic_ = on); }
   void exact_convolution(bool on) override { convolution_.exact(on); }
 
   // ---- matrices ----------------------------------------------------------------------------------------------------

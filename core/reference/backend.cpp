@@ -38,6 +38,8 @@ void ReferenceBackend::copy(void* to, const void* from, std::size_t bytes) {
 
 namespace tandem {
 std::unique_ptr<Backend> reference_backend(int threads) {
-  return std::make_unique<reference::ReferenceBackend>(threads);
+  auto backend = std::make_unique<reference::ReferenceBackend>(threads);
+  backend->deterministic(true);
+  return backend;
 }
 }  // namespace tandem

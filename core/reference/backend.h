@@ -80,7 +80,7 @@ class ReferenceBackend final : public Backend {
   void download(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override {}                             // a call returns when it is done
-  void deterministic(bool) override {}                       // it always is
+  void deterministic(bool) override { deterministic_ = true; }  // it always is
   void exact_convolution(bool on) override { exact_ = on; }  // also for gemm and linear: plain loops, sums in double
 
   // matrix.cpp

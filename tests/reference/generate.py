@@ -46,6 +46,8 @@ training.safetensors:
                 parameters and running statistics after the last step; lr
                 momentum nesterov weight_decay steps.  Weight decay spares biases
                 and batch norm
+  tiny_adamw*   the same with AdamW; conv1.bias does not move (its gradient is nothing but rounding)
+  tiny_lars     the same with LARS from its formula; vectors learn at `vectors` times the rate
   lr_*          lr (F64): the rate that step 0, 1, ... uses
 """
 import json
@@ -378,6 +380,57 @@ for case, lr, momentum, nesterov, weight_decay in (
         steps=STEPS))
     training.add(case, losses=np.float32(losses),
                  **{name: v.float() for name, v in {**p, **s}.items()})
+
+
+def train_tiny(case, attributes, update, state_of):
+    """Steps of an optimizer that is not SGD, on the same network and batch."""
+    p = {name: value.double().requires_grad_() for name, value in parameters.items()}
+    s = {name: value.double() for name, value in statistics.items()}
+    state, losses = state_of(p), []
+    for step in range(attributes["steps"]):
+        for v in p.values():
+            v.grad = None
+        loss = F.cross_entropy(tiny_logits(x.double(), p, s), labels)
+        loss.backward()
+        update(state, p)
+        losses.append(loss.item())
+    training.metadata[case] = json.dumps(attributes)
+    training.add(case, losses=np.float32(losses),
+                 **{name: v.float() for name, v in {**p, **s}.items()})
+
+
+# conv1.bias stands before a batch norm: its gradient is rounding, which AdamW would blow up to a full step.
+def adamw(p, lr, betas, weight_decay):
+    return torch.optim.AdamW(
+        [{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": weight_decay},
+         {"params": [v for n, v in p.items() if v.dim() == 1 and n != "conv1.bias"], "weight_decay": 0.0}],
+        lr=lr, betas=betas)
+
+
+for case, lr, betas, weight_decay in (("tiny_adamw", 0.01, (0.9, 0.999), 0.1),
+                                      ("tiny_adamw_plain", 0.003, (0.8, 0.95), 0.0)):
+    train_tiny(case, dict(op="adamw", lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay,
+                          steps=12),
+               lambda optimizer, p: optimizer.step(), lambda p: adamw(p, lr, betas, weight_decay))
+
+
+def lars(state, p, lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02):
+    """You, Gitman and Ginsburg 2017, algorithm 1; vectors are neither adapted nor decayed."""
+    with torch.no_grad():
+        for name, w in p.items():
+            g, rate, decay = w.grad, lr, 0.0
+            if w.dim() > 1:
+                decay = weight_decay
+                rate *= trust * w.norm() / (g.norm() + decay * w.norm())
+            else:
+                rate *= 0.01 / lr  # the test scales the learning rate of these
+            state[name] = momentum * state[name] + rate * (g + decay * w)
+            w -= state[name]
+
+
+train_tiny("tiny_lars", dict(op="lars", lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02, vectors=0.005,
+                             steps=12),
+           lars, lambda p: {name: torch.zeros_like(w) for name, w in p.items()})
 
 
 def rates(case, attributes, schedule, lr, steps=100):

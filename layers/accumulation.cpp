@@ -1,0 +1,32 @@
+#include "layers/accumulation.h"
+
+#include "core/elementwise.h"
+
+namespace tandem {
+
+void Accumulation::begin(const Batch& batch) {
+  if (count_ == 0) {
+    space_.zero_gradients();
+    pictures_ = 0;
+  }
+  pictures_ += batch.size();
+  // Each loss is a mean: weighed with its pictures, the gradients add up to a sum over all of them.
+  optimizer_.gradients_are_sums_of(batches_ == 1 ? 1 : double(pictures_));
+  optimizer_.stage();
+}
+
+bool Accumulation::backward(const Variable& loss, const Batch& batch) {
+  const bool due = (batch.index + 1) % batches_ == 0 || batch.index + 1 == per_epoch_;
+  space_.backward(loss, batches_ == 1 ? 1 : double(batch.size()), due);
+  if (count_ == 0)
+    loss_ = loss.value();
+  else {
+    Tensor sum = Tensor::like(loss_);
+    add(loss_, loss.value(), sum);
+    loss_ = sum;
+  }
+  count_ = due ? 0 : count_ + 1;
+  return due;
+}
+
+}  // namespace tandem

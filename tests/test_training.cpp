@@ -1,0 +1,680 @@
+// What a training run rests on beside the loop itself: optimizers, averages, accumulation, checkpoints, early stop.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/safetensors.h"
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "layers/accumulation.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/models.h"
+#include "layers/options.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using test::close;
+using test::Dumps;
+using test::refused;
+
+namespace {
+
+// The network of tests/reference/training.safetensors.
+struct Tiny : Module {
+  Conv2d& conv1 = child<Conv2d>("conv1", 1, 4, 3, Conv2dOptions{.padding = 1});
+  BatchNorm2d& bn1 = child<BatchNorm2d>("bn1", 4, true);
+  Conv2d& conv2 = child<Conv2d>("conv2", 4, 8, 3, Conv2dOptions{.stride = 2, .padding = 1}, false);
+  BatchNorm2d& bn2 = child<BatchNorm2d>("bn2", 8, true);
+  Linear& fc = child<Linear>("fc", 32, 10);
+  Variable forward(const Variable& x) override { return fc(flatten(bn2(conv2(max_pool2d(bn1(conv1(x))))))); }
+};
+
+// Convolution, batch norm, dropout: everything a checkpoint must carry on.
+struct Small : Module {
+  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
+  Dropout& drop = child<Dropout>("drop", 0.3, 1);
+  Linear& fc = child<Linear>("fc", 16 * 16, 10);
+  Variable forward(const Variable& x) override { return fc(drop(flatten(max_pool2d(bn(conv(x)))))); }
+};
+
+// No batch norm: a batch in two halves has the gradient of the whole.
+struct Plain : Module {
+  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
+  Linear& fc2 = child<Linear>("fc2", 32, 10);
+  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+Dataset pictures(std::int64_t train = 376, std::int64_t held = 100) {
+  return synthetic({.side = 8, .channels = 1, .train = train, .test = held, .seed = 3});
+}
+
+FitOptions quiet(int epochs) {
+  FitOptions o;
+  o.epochs = epochs;
+  o.progress = false;
+  return o;
+}
+
+std::vector<double> weights(Module& m) {
+  std::vector<double> all;
+  for (auto& [name, p] : m.parameters())
+    for (double v : p->variable.value().values()) all.push_back(v);
+  for (auto& [name, s] : m.statistics())
+    for (double v : s->tensor.values()) all.push_back(v);
+  return all;
+}
+
+// ---- optimizers -----------------------------------------------------------------------------------------------------
+TEST(Optimizers, FollowPyTorchAndTheFormula) {
+  const Dumps& dumps = Dumps::of("training");
+  struct Run {
+    std::unique_ptr<Backend> backend;
+    DType dtype;
+    double tolerance;
+  };
+  std::vector<Run> runs;
+  runs.push_back({reference_backend(), DType::f64, 2e-6});  // the dumps hold f32, and so do the optimizer's rates
+  for (const test::BackendKind& kind : test::backends()) runs.push_back({kind.make(), DType::f32, 5e-4});
+
+  for (const char* name : {"tiny_adamw", "tiny_adamw_plain", "tiny_lars"})
+    for (Run& run : runs) {
+      SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
+      const nlohmann::json& a = dumps.attributes(name);
+      const bool lars = a["op"] == "lars";
+      Tiny model;
+      for (auto& [parameter, p] : model.parameters()) {
+        if (lars && !p->decay) p->learning_rate_scale = a["vectors"];
+        if (!lars && p == model.parameters()[1].second) p->frozen = true;
+      }
+      ParameterSpace space(model, *run.backend, 1, {}, run.dtype);
+      for (const Segment& s : space.segments())
+        s.leaf->value.copy_from(dumps.at("tiny/" + s.name).on(*run.backend, run.dtype));
+      std::unique_ptr<Optimizer> optimizer;
+      if (lars)
+        optimizer = std::make_unique<LARS>(LARSOptions{.learning_rate = a["lr"],
+                                                       .momentum = a["momentum"],
+                                                       .weight_decay = a["weight_decay"],
+                                                       .trust = a["trust"]});
+      else
+        optimizer = std::make_unique<AdamW>(AdamWOptions{
+            .learning_rate = a["lr"], .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = a["weight_decay"]});
+      optimizer->bind(space);
+      Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
+      Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
+      std::vector<double> losses;
+      for (int step = 0; step < a["steps"]; step++) {
+        optimizer->stage();
+        space.zero_gradients();
+        Variable loss = cross_entropy(model(x), labels);
+        space.backward(loss);
+        optimizer->step(&loss.value());
+        losses.push_back(loss.item());
+      }
+      EXPECT_TRUE(close("losses", losses, dumps.at(std::string(name) + "/losses").values, run.tolerance));
+      for (const Segment& s : space.segments())
+        EXPECT_TRUE(
+            close(s.name, s.leaf->value.values(), dumps.at(std::string(name) + "/" + s.name).values, run.tolerance));
+      double padding = 0;  // is zero and stays zero
+      const std::vector<double> all = space.values.values();
+      std::int64_t end = 0;
+      for (const Segment& s : space.segments()) {
+        for (; end < s.local_begin; end++) padding += std::abs(all[end]);
+        end = s.local_begin + s.length;
+      }
+      for (; end < space.elements(); end++) padding += std::abs(all[end]);
+      EXPECT_EQ(padding, 0);
+    }
+}
+
+// Buckets and shards are measured one by one and added up.
+TEST(Optimizers, LarsMeasuresInRanges) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::unique_ptr<Backend> backend = kind.make();
+    std::unique_ptr<Module> model = mlp(10, 1, 8);
+    ParameterSpace space(*model, *backend, 1);
+    const std::vector<double> g = test::numbers("gradient", space.parameters());
+    std::int64_t at = 0;
+    std::vector<double> want{0};
+    for (const Segment& s : space.segments()) {
+      std::vector<double> part(g.begin() + at, g.begin() + at + s.length);
+      s.leaf->grad.copy_from(Tensor::of(*backend, s.shape, part));
+      s.leaf->has_grad = true;
+      at += s.length;
+      double ww = 0, gg = 0;
+      for (double v : s.leaf->value.values()) ww += v * v;
+      for (double v : part) gg += v * v;
+      want.push_back(ww);
+      want.push_back(gg);
+      want[0] += gg;
+    }
+    LARS lars({});
+    lars.bind(space);
+    lars.measure(space.all(), false);
+    EXPECT_TRUE(close("sums", lars.sums().values(), want, 1e-6));
+    EXPECT_NEAR(lars.gradient_norm(), std::sqrt(want[0]), 1e-4);
+    lars.measure({1024, 2048}, false);  // in the middle of the first matrix
+    lars.measure({2048, space.elements()}, true);
+    lars.measure({0, 1024}, true);
+    EXPECT_TRUE(close("sums of three ranges", lars.sums().values(), want, 1e-6));
+  }
+}
+
+TEST(Optimizers, OptionsAreCheckedAndChosen) {
+  EXPECT_TRUE(refused([] { AdamW({.beta2 = 1}); }, {"AdamW", "beta"}));
+  EXPECT_TRUE(refused([] { LARS({.momentum = -1}); }, {"LARS", "momentum"}));
+  auto parsed = [](std::vector<std::string> words) {
+    words.insert(words.begin(), "program");
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    return parse_options(int(argv.size()), argv.data(), "Trains.");
+  };
+  EXPECT_EQ(make_optimizer(parsed({}))->name(), "sgd");
+  std::unique_ptr<Optimizer> adamw = make_optimizer(parsed({"--optimizer", "adamw", "--clip", "2"}));
+  EXPECT_EQ(adamw->name(), "adamw");
+  EXPECT_EQ(adamw->learning_rate(), 1e-3) << "its own default";
+  EXPECT_EQ(adamw->clip_norm, 2);
+  EXPECT_EQ(parsed({"--optimizer", "adamw"}).weight_decay, 0.01);
+  EXPECT_EQ(make_optimizer(parsed({"--lr", "0.5", "--optimizer", "adamw"}))->learning_rate(), 0.5);
+  EXPECT_EQ(make_optimizer(parsed({"--optimizer", "lars"}))->name(), "lars");
+  EXPECT_TRUE(refused([&] { parsed({"--optimizer", "adam"}); }, {"--optimizer adam", "adamw"}));
+  EXPECT_TRUE(refused([&] { parsed({"--patience", "3"}); }, {"--patience", "--val"}));
+  EXPECT_TRUE(refused([&] { parsed({"--mixup", "5"}); }, {"--mixup 5"}));
+}
+
+// ---- averages -------------------------------------------------------------------------------------------------------
+TEST(Averages, FollowTheFormulaAndSwapExactly) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::unique_ptr<Backend> backend = kind.make();
+    Small model;
+    ParameterSpace space(model, *backend, 1);
+    SGD sgd({.learning_rate = 0.1});
+    sgd.bind(space);
+    Ema ema(space, 0.3);
+    std::vector<double> average = space.values.values();
+    for (int t = 1; t <= 5; t++) {
+      for (const Segment& s : space.segments()) {
+        s.leaf->grad.copy_from(
+            Tensor::of(*backend, s.shape, test::numbers(s.name + std::to_string(t), s.shape.elements())));
+        s.leaf->has_grad = true;
+      }
+      space.statistics.fill(t);
+      sgd.step();
+      ema.update(sgd);
+      const std::vector<double> now = space.values.values();
+      const double d = std::min(0.3, (1.0 + t) / (10 + t));
+      for (std::size_t i = 0; i < now.size(); i++) average[i] = d * average[i] + (1 - d) * now[i];
+    }
+    EXPECT_TRUE(close("average", ema.values.values(), average, 1e-6));
+    EXPECT_GT(ema.statistics.values()[0], 4);
+    EXPECT_LT(ema.statistics.values()[0], 5);
+
+    const std::vector<double> raw = space.values.values(), held = ema.values.values();
+    const std::uint64_t writes = space.segments()[0].writes->now();
+    {
+      Ema::Shown shown(ema);
+      EXPECT_EQ(space.values.values(), held);
+      EXPECT_NE(space.segments()[0].writes->now(), writes) << "prepared weights must be made anew";
+    }
+    EXPECT_EQ(space.values.values(), raw);
+    EXPECT_EQ(ema.values.values(), held);
+
+    Tensor loss = Tensor::full(*backend, {}, NAN);  // a step that is not applied leaves the average alone
+    sgd.step(&loss);
+    ema.update(sgd);
+    EXPECT_EQ(ema.values.values(), held);
+  }
+}
+
+TEST(Averages, AreWhatFitEvaluatesAndLeaves) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Dataset data = pictures();
+  Loader train(data.train, {.batch = 16, .seed = 1}, *backend),
+      test(data.test, {.batch = 50, .shuffle = false}, *backend);
+  Small model;
+  SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+  FitOptions options = quiet(2);
+  options.ema = 0.9;
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
+  Evaluation e = evaluate(model, test);
+  EXPECT_EQ(e.loss, *report.epochs.back().test_loss);
+  Small raw;
+  SGD again({.learning_rate = 0.05, .momentum = 0.9});
+  fit(raw, cross_entropy_loss(), again, *backend, {train}, quiet(2));
+  EXPECT_NE(weights(model), weights(raw)) << "the average is another";
+}
+
+// ---- accumulation ---------------------------------------------------------------------------------------------------
+TEST(Accumulating, IsTheMeanOverAllPicturesOfTheStep) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::unique_ptr<Backend> backend = kind.make();
+    Dataset data = pictures(50);  // batches of 8: six whole ones and one of 2; steps of 24, 24 and 2
+    auto train = [&](std::int64_t batch, int accumulate, double clip, double* loss) {
+      Loader loader(data.train, {.batch = batch, .seed = 5}, *backend);
+      Plain model;
+      SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
+      sgd.clip_norm = clip;
+      FitOptions options = quiet(3);
+      options.accumulate = accumulate;
+      FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {loader}, options);
+      EXPECT_EQ(report.steps, 9);
+      *loss = report.epochs.back().train_loss;
+      return weights(model);
+    };
+    for (double clip : {0.0, 0.5}) {
+      double one, three;
+      const std::vector<double> whole = train(24, 1, clip, &one), parts = train(8, 3, clip, &three);
+      EXPECT_TRUE(close(kind.name, parts, whole, 1e-5));
+      EXPECT_NEAR(one, three, 1e-5);
+    }
+  }
+}
+
+TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Dataset data = pictures(48);
+  Loader loader(data.train, {.batch = 8, .prefetch = 0}, *backend);
+  Plain model;
+  ParameterSpace space(model, *backend, 1);
+  SGD sgd({.learning_rate = 0.1});
+  sgd.bind(space);
+  Accumulation accumulation(space, sgd, 4, loader.batches_per_epoch());
+  EXPECT_EQ(accumulation.steps_per_epoch(), 2);
+  int hooks = 0, steps = 0;
+  space.on_gradient([&](const Segment&) { hooks++; });
+  loader.start(0);
+  for (Batch batch; loader.next(batch);) {
+    accumulation.begin(batch);
+    Variable loss = cross_entropy(model(Variable(batch.images)), batch.labels);
+    if (!accumulation.backward(loss, batch)) continue;
+    sgd.step(&accumulation.loss());
+    EXPECT_EQ(hooks, 4 * ++steps);
+  }
+  EXPECT_EQ(steps, 2);
+
+  Loader bad(data.train,
+             {.batch = 8,
+              .prefetch = 0,
+              .transform =
+                  [](Batch& b) {
+                    if (b.epoch == 1 && b.index == 1) b.images.fill(NAN);
+                  }},
+             *backend);
+  FitOptions options = quiet(2);
+  options.accumulate = 2;
+  EXPECT_TRUE(refused([&] { fit(model, cross_entropy_loss(), sgd, *backend, {bad}, options); },
+                      {"step 4 ", "epoch 2, batch 2", "pictures"}));
+}
+
+// ---- mixup, dropout: the same numbers for any ranks --------------------------------------------------------------------
+TEST(RandomStreams, DropoutMasksDoNotDependOnRanks) {
+  for (const test::BackendKind& kind : test::backends()) {
+    std::unique_ptr<Backend> backend = kind.make();
+    Dataset data = pictures(64);
+    StepState state;
+    state.epoch = 3, state.seed = 9;
+    Tensor on_device(*backend, {std::int64_t(sizeof state)}, DType::u8);
+    backend->upload(on_device.raw_write(), &state, sizeof state);
+    std::map<int, std::vector<double>> masks[3];
+    for (int w = 0; w < 3; w++)
+      for (int rank = 0; rank < 1 << w; rank++) {
+        Loader loader(data.train, {.global_batch = 16, .seed = 4, .rank = rank, .world = 1 << w}, *backend);
+        loader.start(3);
+        for (Batch batch; loader.next(batch);) {
+          mode().step_state = on_device;
+          mode().samples = batch.samples;
+          const std::vector<double> y =
+              dropout(Variable(Tensor::full(*backend, {batch.size(), 10}, 1)), 0.4, 2).value().values();
+          mode().step_state = mode().samples = {};
+          const std::vector<double> who = batch.samples.values();
+          for (std::size_t i = 0; i < who.size(); i++)
+            masks[w][int(who[i])] = {y.begin() + 10 * i, y.begin() + 10 * i + 10};
+        }
+      }
+    EXPECT_EQ(masks[0].size(), 64u);
+    EXPECT_TRUE(masks[0] == masks[1] && masks[0] == masks[2]) << kind.name;
+  }
+}
+
+TEST(Mixup, LossIsTheMixtureOfTwoLosses) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Batch batch;
+  batch.labels = Tensor::of(*backend, {2}, {1, 0}, DType::i32);
+  Variable logits(Tensor::of(*backend, {2, 3}, {1, 2, 3, 0.5, 0, 2}), true);
+  Loss loss = cross_entropy_loss(0.1);
+  const double first = batch_loss(loss, logits, batch).item();
+  batch.other_labels = Tensor::of(*backend, {2}, {0, 2}, DType::i32);
+  batch.share = 0.7;
+  const double second = loss(logits, batch.other_labels, nullptr).item();
+  Tensor correct = Tensor::zeros(*backend, {1}, DType::i32);
+  EXPECT_NEAR(batch_loss(loss, logits, batch, &correct).item(), 0.7 * first + 0.3 * second, 1e-6);
+  EXPECT_EQ(correct.item(), 0) << "counted once, against the larger share's label";
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+struct Recipe {
+  DType dtype = DType::f32;
+  std::string optimizer = "sgd";
+  double ema = 0.9, mixup = 0.4;
+  int accumulate = 1;
+  int epochs = 13;  // of 24 batches: 312 steps
+};
+
+class Checkpoint : public testing::Test {
+ protected:
+  test::TemporaryFolder folder;
+  Dataset data = pictures();
+  std::string last(const std::string& name) { return folder.file(name) + "/last.safetensors"; }
+
+  // A run of its own, with everything made anew, as another process would.
+  FitReport run(const test::BackendKind& kind, const Recipe& r, FitOptions options, std::vector<double>* out = nullptr,
+                std::function<void(Batch&)> transform = {}) {
+    std::unique_ptr<Backend> backend = kind.make();
+    backend->deterministic(true);
+    Loader train(data.train,
+                 {.batch = 16,
+                  .dtype = r.dtype,
+                  .augment = {.pad_crop = 1, .flip = true, .cutout = 3},
+                  .mixup = r.mixup,
+                  .seed = options.seed,
+                  .transform = std::move(transform)},
+                 *backend);
+    Loader held(data.test, {.batch = 50, .dtype = r.dtype, .shuffle = false}, *backend);
+    Small model;
+    Options o;
+    o.optimizer = r.optimizer;
+    o.learning_rate = r.optimizer == "adamw" ? 0.003 : 0.05;
+    o.clip = 5;
+    std::unique_ptr<Optimizer> optimizer = make_optimizer(o);
+    options.progress = false;
+    options.epochs = r.epochs;
+    options.ema = r.ema;
+    options.accumulate = r.accumulate;
+    options.schedule = Schedule::parse("one-cycle");
+    FitReport report = fit(model, cross_entropy_loss(0.1), *optimizer, *backend, {train, &held}, options);
+    if (out) *out = weights(model);
+    return report;
+  }
+};
+
+void expect_same(const EpochReport& a, const EpochReport& b) {
+  EXPECT_EQ(a.epoch, b.epoch);
+  EXPECT_EQ(a.train_loss, b.train_loss) << "epoch " << a.epoch;
+  EXPECT_EQ(a.train_accuracy, b.train_accuracy);
+  EXPECT_EQ(a.learning_rate, b.learning_rate);
+  EXPECT_EQ(*a.validation_loss, *b.validation_loss);
+  EXPECT_EQ(*a.validation_accuracy, *b.validation_accuracy);
+}
+
+TEST_F(Checkpoint, ResumingGivesTheUninterruptedRunBitForBit) {
+  std::vector<std::pair<std::string, Recipe>> recipes{{"sgd", {}},
+                                                      {"bf16", {.dtype = DType::bf16}},
+                                                      {"adamw", {.optimizer = "adamw"}},
+                                                      {"lars", {.optimizer = "lars", .ema = 0}},
+                                                      {"accumulate", {.mixup = 0, .accumulate = 2, .epochs = 25}}};
+  for (const test::BackendKind& many : test::backends()) {
+    if (many.name == "reference") continue;  // the same code, many times slower
+    for (const auto& [name, recipe] : recipes) {
+      if (!many.make()->supports(recipe.dtype)) continue;
+      const test::BackendKind kind{many.name, [&](int threads) { return many.make_with(name == "sgd" ? threads : 1); }};
+      SCOPED_TRACE(kind.name + " " + name);
+      std::vector<double> whole, parts;
+      FitOptions straight;
+      straight.checkpoint = folder.file(kind.name + name);
+      straight.stop_after = 300;
+      FitReport one = run(kind, recipe, straight, &whole);
+      ASSERT_EQ(one.steps, 300);
+      ASSERT_TRUE(one.stopped);
+
+      // 100 steps end in the middle of an epoch, 120 and 240 with one; the rest goes on in the same folder.
+      FitOptions in_parts;
+      const std::string parts_folder = folder.file(kind.name + name + " in parts");
+      in_parts.checkpoint = parts_folder;
+      std::vector<EpochReport> epochs;
+      for (std::int64_t stop : {100, 120, 240, 241, 300}) {
+        in_parts.stop_after = stop;
+        FitReport part = run(kind, recipe, in_parts, &parts);
+        EXPECT_EQ(part.steps, stop);
+        EXPECT_TRUE(part.differences.empty()) << part.differences[0];
+        epochs.insert(epochs.end(), part.epochs.begin(), part.epochs.end());
+        in_parts.resume = parts_folder;
+        in_parts.checkpoint = {};
+      }
+      EXPECT_EQ(parts, whole);
+      ASSERT_EQ(epochs.size(), one.epochs.size());
+      for (std::size_t i = 0; i < epochs.size(); i++) expect_same(epochs[i], one.epochs[i]);
+      // Not only the model: optimizer, averages, sums of the running epoch, counters.
+      EXPECT_TRUE(test::contents(last(kind.name + name)) == test::contents(last(kind.name + name + " in parts")))
+          << "the checkpoints differ";
+    }
+  }
+}
+
+TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
+  const test::BackendKind& kind = test::backends()[0];
+  const Recipe recipe{.epochs = 2};
+  FitOptions options;
+  options.checkpoint = folder.file("straight");
+  std::vector<double> whole, parts;
+  run(kind, recipe, options, &whole);
+  EXPECT_TRUE(std::filesystem::exists(last("straight")));
+  EXPECT_TRUE(std::filesystem::exists(folder.file("straight") + "/best.safetensors"));
+
+  options.checkpoint = folder.file("stopped");
+  FitReport stopped = run(kind, recipe, options, nullptr, [sent = false](Batch& b) mutable {
+    if (b.epoch == 1 && b.index == 9 && !std::exchange(sent, true)) std::raise(SIGTERM);
+  });
+  EXPECT_TRUE(stopped.stopped);
+  EXPECT_GT(stopped.steps, 24);
+  EXPECT_LT(stopped.steps, 48);
+  options.resume = options.checkpoint;
+  options.checkpoint = {};
+  FitReport rest = run(kind, recipe, options, &parts);
+  EXPECT_EQ(rest.steps, 48);
+  EXPECT_EQ(parts, whole);
+
+  FitReport nothing =
+      run(kind, recipe, options, &parts);  // of a finished run: nothing to do, and the weights are there
+  EXPECT_TRUE(nothing.epochs.empty());
+  EXPECT_EQ(parts, whole);
+}
+
+TEST_F(Checkpoint, NamesWhatDiffers) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options;
+  options.settings = {{"--model", "small"}};
+  options.checkpoint = folder.file("run");
+  options.stop_after = 5;
+  run(kind, {}, options);
+  options.resume = last("run");
+  options.checkpoint = {};
+  options.stop_after = 6;
+  options.seed = 2;
+  options.settings = {{"--model", "large"}};
+  FitReport report = run(kind, {.ema = 0.5}, options);
+  std::string all;
+  for (const std::string& d : report.differences) all += d + "\n";
+  EXPECT_EQ(all, "--ema was 0.9 and is 0.5\n--model was small and is large\n--seed was 1 and is 2\n");
+
+  const test::BackendKind one_thread{kind.name, [&](int) { return kind.make_with(1); }};
+  options.seed = 1;
+  options.settings = {{"--model", "small"}};
+  report = run(one_thread, {}, options);
+  ASSERT_FALSE(report.differences.empty());
+  EXPECT_EQ(report.differences.back(), "threads was 2 and is 1");
+}
+
+TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options;
+  options.settings = {{"--model", "small"}};
+  options.checkpoint = folder.file("run");
+  options.stop_after = 5;
+  run(kind, {}, options);
+
+  std::unique_ptr<Backend> backend = kind.make();
+  Tiny other;
+  ParameterSpace space(other, *backend, 7);
+  SGD sgd({.momentum = 0.9});
+  sgd.bind(space);
+  const std::vector<double> before = space.values.values();
+  EXPECT_TRUE(refused(
+      [&] {
+        load_checkpoint(last("run"), {space, sgd});
+      },
+      {last("run"), "another model", "it has no bn1.bias", "--model small"}));
+  EXPECT_TRUE(refused([&] { load_weights(last("run"), space); }, {"another model"}));
+  EXPECT_EQ(space.values.values(), before);
+
+  Small same;
+  ParameterSpace fits(same, *backend, 7);
+  SGD plain({.learning_rate = 0.1});
+  plain.bind(fits);
+  EXPECT_TRUE(refused([&] { load_checkpoint(last("run"), {fits, plain}); }, {"optimizer/velocity", "--momentum"}));
+  AdamW adamw({});
+  adamw.bind(fits);
+  EXPECT_TRUE(refused([&] { load_checkpoint(last("run"), {fits, adamw}); }, {"--optimizer sgd", "adamw"}));
+
+  SafetensorsWriter weights_only;
+  for (const Segment& s : fits.segments()) weights_only.add(s.name, s.leaf->value);
+  weights_only.write(folder.file("weights.safetensors"));
+  EXPECT_TRUE(refused(
+      [&] {
+        load_checkpoint(folder.file("weights.safetensors"), {fits, plain});
+      },
+      {"not a checkpoint"}));
+
+  load_weights(last("run"), fits);  // for using the model: its average
+  SafetensorsFile file(last("run"));
+  EXPECT_EQ(fits.segment("fc.weight").leaf->value.values(), file.values("average/fc.weight"));
+  EXPECT_NE(file.values("fc.weight"), file.values("average/fc.weight"));
+}
+
+TEST_F(Checkpoint, DamageIsNoticed) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options;
+  options.checkpoint = folder.file("run");
+  options.stop_after = 3;
+  run(kind, {}, options);
+  const std::string good = test::contents(last("run"));
+  std::unique_ptr<Backend> backend = kind.make();
+  Small model;
+  ParameterSpace space(model, *backend, 7);
+  SGD sgd({.momentum = 0.9});
+  sgd.bind(space);
+  const std::string path = folder.file("damaged.safetensors");
+  auto load = [&](const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    return refused([&] { load_checkpoint(path, {space, sgd}); }, {path});
+  };
+  const std::vector<double> before = space.values.values();
+  const std::size_t header = 8 + std::size_t(*reinterpret_cast<const std::uint64_t*>(good.data()));
+  for (std::size_t cut : {std::size_t{0}, std::size_t{7}, header / 2, header, good.size() / 2, good.size() - 1})
+    EXPECT_TRUE(load(good.substr(0, cut))) << cut;
+  EXPECT_TRUE(load(good + "x"));
+  for (int i = 0; i < 300; i++) {
+    std::string bad = good;
+    std::size_t bit = std::size_t(Philox(i, Stream::test).word(0)) % (8 * (i % 2 ? header : good.size()));
+    bad[bit / 8] = char(bad[bit / 8] ^ 1 << bit % 8);
+    if (bit / 8 < header && std::isspace(static_cast<unsigned char>(good[bit / 8]))) continue;  // padding
+    EXPECT_TRUE(load(bad)) << "bit " << bit;
+  }
+  EXPECT_EQ(space.values.values(), before) << "and nothing was changed on the way";
+  std::ofstream(path, std::ios::binary) << good;
+  EXPECT_EQ(load_checkpoint(path, {space, sgd}).step, 3);
+}
+
+// A full disk, as far as a process can have its own: a file may not grow beyond a limit.
+TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOne) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options;
+  options.checkpoint = folder.file("run");
+  options.stop_after = 3;
+  run(kind, {}, options);
+  const std::string before = test::contents(last("run"));
+  options.resume = options.checkpoint;
+  options.stop_after = 5;
+  struct rlimit old {
+  }, small{};
+  getrlimit(RLIMIT_FSIZE, &old);
+  small = {before.size() / 2, old.rlim_max};
+  auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  testing::AssertionResult said = refused([&] { run(kind, {}, options); }, {last("run"), "unchanged"});
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(said);
+  EXPECT_TRUE(test::contents(last("run")) == before);
+  int files = 0;
+  for ([[maybe_unused]] auto& f : std::filesystem::directory_iterator(folder.file("run"))) files++;
+  EXPECT_EQ(files, 1) << "no half-written file is left";
+}
+
+TEST_F(Checkpoint, FoldersAreLookedAtBeforeTraining) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options;
+  options.checkpoint = folder.file("run");
+  options.stop_after = 1;
+  run(kind, {}, options);
+  const std::string before = test::contents(last("run"));
+  EXPECT_TRUE(refused([&] { run(kind, {}, options); }, {"another run's", "--resume"})) << "nothing is overwritten";
+  EXPECT_TRUE(test::contents(last("run")) == before);
+  options.resume = folder.file("nowhere");
+  EXPECT_TRUE(refused([&] { run(kind, {}, options); }, {"--resume", "nowhere"}));
+  options = {};
+  std::ofstream(folder.file("file")) << "x";
+  options.checkpoint = folder.file("file") + "/below";
+  EXPECT_TRUE(refused([&] { run(kind, {}, options); }, {"--checkpoint", "cannot be written"}));
+}
+
+TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options;
+  options.checkpoint = folder.file("run");
+  options.metrics = folder.file("metrics.jsonl");
+  options.stop_after = 30;
+  run(kind, {.epochs = 2}, options);
+  std::ofstream(options.metrics, std::ios::app) << "{\"event\":\"ep";  // killed while it wrote
+  options.resume = options.checkpoint;
+  options.stop_after = 0;
+  run(kind, {.epochs = 2}, options);
+  std::istringstream in(test::contents(options.metrics));
+  std::vector<std::string> events;
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json j = nlohmann::json::parse(line, nullptr, false);
+    events.push_back(j.is_discarded() ? "?" : j["event"].get<std::string>());
+  }
+  EXPECT_EQ(events, (std::vector<std::string>{"start", "epoch", "end", "?", "resume", "epoch", "end"}));
+}
+
+// ---- early stop -----------------------------------------------------------------------------------------------------
+TEST(Patience, StopsWhenValidationNoLongerImproves) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Dataset data = pictures(64, 50);
+  Loader train(data.train, {.batch = 16, .seed = 1}, *backend),
+      held(data.test, {.batch = 50, .shuffle = false}, *backend);
+  Plain model;
+  SGD still({.learning_rate = 0});  // nothing changes: the first epoch stays the best
+  FitOptions options = quiet(10);
+  options.patience = 3;
+  FitReport report = fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
+  EXPECT_EQ(report.epochs.size(), 4u);
+  EXPECT_TRUE(report.stopped);
+  EXPECT_EQ(report.best_epoch, 1);
+  SGD learns({.learning_rate = 0.02, .momentum = 0.9});
+  report = fit(model, cross_entropy_loss(), learns, *backend, {train, &held}, options);
+  for (const EpochReport& e : report.epochs)
+    EXPECT_LE(*e.validation_accuracy, *report.epochs[report.best_epoch - 1].validation_accuracy);
+  EXPECT_TRUE(
+      refused([&] { fit(model, cross_entropy_loss(), learns, *backend, {train}, options); }, {"--patience", "--val"}));
+}
+
+}  // namespace
