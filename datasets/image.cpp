@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <memory>
 
 #pragma GCC diagnostic push
@@ -18,6 +19,10 @@
 #define STBI_NO_STDIO
 #define STBI_NO_LINEAR
 #define STBI_MAX_DIMENSIONS (1 << 14)
+// Zeroed: the JPEG decoder looks at tables that a damaged file never filled, and what it found there could end the program.
+#define STBI_MALLOC(bytes) std::calloc(1, bytes)
+#define STBI_REALLOC(block, bytes) std::realloc(block, bytes)
+#define STBI_FREE(block) std::free(block)
 #include <stb/stb_image.h>
 #define STB_IMAGE_RESIZE_STATIC
 #define STB_IMAGE_RESIZE_IMPLEMENTATION
