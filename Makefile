@@ -15,6 +15,7 @@ ZLIB      ?= auto
 CLI11     ?= auto
 JSON      ?= auto
 STB       ?= auto
+PROTOBUF  ?= auto
 GTEST     ?= auto
 
 MARCH     ?= native#         the CPU to build for; x86-64-v3 runs on any x86 server of the last ten years
@@ -26,9 +27,11 @@ CUDA_HOME ?= /usr/local/cuda
 CUDA_ARCH ?= 80 90#          compute capabilities; the last one also as PTX, which later devices can run
 WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in CI
 
-# The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line, the tests the second, and
-# .ci/run, which lays real data and looks for races with clang, the third.
-PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev nlohmann-json3-dev curl ca-certificates
+# The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line; the second is for
+# safetensors, ONNX and TensorBoard files, the third for the tests, and the last for .ci/run, which lays real data and
+# looks for races with clang.
+PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev curl ca-certificates
+PACKAGES_FILES := nlohmann-json3-dev libprotobuf-dev protobuf-compiler
 PACKAGES_TESTS := libgtest-dev pkg-config
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
 
@@ -146,6 +149,13 @@ JSON_VERSION   := $(call version,$(if $(call find,nlohmann/detail/abi_macros.hpp
 JSON_PACKAGE   := nlohmann-json3-dev
 JSON_WITHOUT   := no safetensors files
 
+PROTOBUF_NAME    := protobuf
+PROTOBUF_NEEDS   := protoc google/protobuf/message_lite.h libprotobuf-lite.so
+PROTOC           := $(shell command -v protoc)
+PROTOBUF_VERSION := $(if $(PROTOC),$(lastword $(shell $(PROTOC) --version 2>/dev/null)))
+PROTOBUF_PACKAGE := libprotobuf-dev protobuf-compiler
+PROTOBUF_WITHOUT := no ONNX and TensorBoard files
+
 CUDA_NAME      := CUDA
 CUDA_NEEDS     := nvcc cuda_runtime.h libcudart.so libcublas.so cudnn.h libcudnn.so
 NVCC           := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc))
@@ -176,9 +186,10 @@ UCX_EMPTY  := $(if $(dist_room),,dist/ holds no strategies yet)
 ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)
 
 # For each name: _FOUND paths, _REASON why it cannot be used; for a switch also _ON (1 or empty) and _STATE in words.
+place = $(if $(filter nvcc,$1),$(NVCC),$(if $(filter protoc,$1),$(PROTOC),$(call find,$1)))
 define examine
-  $1_FOUND   := $(foreach n,$($1_NEEDS),$(if $(filter nvcc,$n),$(NVCC),$(call find,$n)))
-  $1_MISSING := $(foreach n,$($1_NEEDS),$(if $(if $(filter nvcc,$n),$(NVCC),$(call find,$n)),,$n))
+  $1_FOUND   := $(foreach n,$($1_NEEDS),$(call place,$n))
+  $1_MISSING := $(foreach n,$($1_NEEDS),$(if $(call place,$n),,$n))
   $1_REASON  := $$(or $($1_EMPTY),$$(if $$($1_MISSING),$$($1_MISSING) not found))
 endef
 define decide
@@ -187,8 +198,8 @@ define decide
   $1_STATE   := $(if $(filter 0,$($1)),off: $1=0,$(if $($1_REASON),off: $($1_REASON),$($1_VERSION)))
   $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
 endef
-switches := ONEDNN OPENMP ZLIB CLI11 STB JSON GTEST CUDA UCX
-known    := ONEDNN OPENMP ZLIB CLI11 STB JSON GTEST CUDA CUDNN NCCL UCX
+switches := ONEDNN OPENMP ZLIB CLI11 STB JSON PROTOBUF GTEST CUDA UCX
+known    := ONEDNN OPENMP ZLIB CLI11 STB JSON PROTOBUF GTEST CUDA CUDNN NCCL UCX
 $(foreach n,$(known),$(eval $(call examine,$n)))
 $(foreach n,$(switches),$(eval $(call decide,$n)))
 
@@ -201,7 +212,8 @@ endif
 
 # -fopenmp-simd needs no library: loops marked `omp simd` are still vectorised, on one thread.
 FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
-LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(UCX_ON),-lucp -lucs) -lpthread
+LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(PROTOBUF_ON),-lprotobuf-lite) \
+         $(if $(UCX_ON),-lucp -lucs) -lpthread
 LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcudnn $(if $(NCCL_REASON),,-lnccl))
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
@@ -212,10 +224,13 @@ chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard c
           $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
           $(call either,$(CLI11_ON),$(wildcard layers/options_cli11.cpp),layers/options_plain.cpp) \
           $(call either,$(JSON_ON),$(wildcard core/safetensors.cpp),core/safetensors_none.cpp) \
+          $(call either,$(PROTOBUF_ON),layers/onnx.cpp layers/tensorboard.cpp,$\
+            layers/onnx_none.cpp layers/tensorboard_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
           $(call either,$(UCX_ON),$(dist_room),dist/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
-          layers/options_cli11.cpp layers/options_plain.cpp core/safetensors.cpp core/safetensors_none.cpp
+          layers/options_cli11.cpp layers/options_plain.cpp core/safetensors.cpp core/safetensors_none.cpp \
+          layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp
 common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp)
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
@@ -230,7 +245,8 @@ tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/fuzz/ta
 CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 
 OBJ      := $(BUILD)/obj
-objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o
+protos   := $(if $(PROTOBUF_ON),$(basename $(wildcard layers/*.proto)))
+objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o $(protos:%=$(OBJ)/%.pb.o)
 programs := $(examples:examples/%.cpp=$(BUILD)/%)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
@@ -248,6 +264,7 @@ Tandem $(VERSION) in $(BUILD)/: $(CXX_NAME) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFL
   $(call row,CLI11)
   $(call row,STB)
   $(call row,JSON)
+  $(call row,PROTOBUF)
   $(call row,GTEST)
   $(call row,CUDA)$(if $(CUDA_ON), for sm_$(call join_by,$(CUDA_ARCH),$(comma) sm_)
   cuDNN $(CUDNN_VERSION)
@@ -304,6 +321,15 @@ $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags
 	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
 
+# Messages of other programs: a .proto becomes a header and a source in $(BUILD)/proto/, which are not ours to warn about.
+$(BUILD)/proto/%.pb.cc $(BUILD)/proto/%.pb.h: %.proto
+	$(call say,protoc $<)mkdir -p $(BUILD)/proto && $(PROTOC) --cpp_out=$(BUILD)/proto $<
+$(OBJ)/%.pb.o: $(BUILD)/proto/%.pb.cc $(BUILD)/compile.flags
+	$(call say,$(CXX) $<)$(compile) -w -isystem $(BUILD)/proto -c $< -o $@
+$(OBJ)/layers/onnx.o: $(BUILD)/proto/layers/onnx.pb.h
+$(OBJ)/layers/tensorboard.o: $(BUILD)/proto/layers/event.pb.h
+$(OBJ)/layers/onnx.o $(OBJ)/layers/tensorboard.o: compile += -isystem $(BUILD)/proto
+
 $(BUILD)/libtandem.a: $(objects) $(BUILD)/link.flags
 	@rm -f $@
 	$(call say,ar $@)ar rcs $@ $(objects)
@@ -318,7 +344,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 	$(call say,link $@)$(call link,-fsanitize=fuzzer)
 
 -include $(every_object:.o=.d)
-.SECONDARY: $(every_object)
+.SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
 .PHONY: all test needs-gtest fuzz libfuzzer bench demo check-deps packages packages-demo install uninstall clean help
@@ -372,7 +398,7 @@ check-deps:
 	@echo '$(if $(missing),Missing: apt-get install $(missing),Nothing is missing.)'
 
 packages:
-	@echo $(PACKAGES_DEMO) $(PACKAGES_TESTS) $(PACKAGES_CI)
+	@echo $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_TESTS) $(PACKAGES_CI)
 packages-demo:
 	@echo $(PACKAGES_DEMO)
 

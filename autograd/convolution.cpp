@@ -13,6 +13,14 @@ struct Conv2dNode : Node {
   bool relu;
   Conv2dNode(const ConvShape& shape, bool r) : Node(name), s(shape), relu(r) {}
   double flops() const override { return s.flops(); }
+  Attributes attributes() const override {
+    return {{"window", {double(s.kh), double(s.kw)}},
+            {"stride", {double(s.stride_h), double(s.stride_w)}},
+            {"padding", {double(s.pad_h), double(s.pad_w)}},
+            {"dilation", {double(s.dilation_h), double(s.dilation_w)}},
+            {"groups", {double(s.groups)}},
+            {"relu", {double(relu)}}};
+  }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();

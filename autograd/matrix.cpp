@@ -31,6 +31,7 @@ struct LinearNode : Node {
   bool relu;
   explicit LinearNode(bool r) : Node(name), relu(r) {}
   double flops() const override { return 2.0 * double(saved[0].tensor.elements()) * double(saved[1].tensor.extent(0)); }
+  Attributes attributes() const override { return {{"relu", {double(relu)}}}; }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/memory.h"
@@ -48,6 +49,9 @@ struct Saved {
   std::uint64_t writes = 0;
 };
 
+// What an operation was told beside its inputs: {{"stride", {2, 2}}, {"relu", {1}}}.
+using Attributes = std::vector<std::pair<const char*, std::vector<double>>>;
+
 // Where the gradient of one input goes: straight into its range of the gradient vector for a parameter, into a tensor that the
 // engine holds otherwise.
 class Sink {
@@ -78,6 +82,7 @@ class Node : public Counted {
   // Of the forward pass, two per multiply-add; 0 where memory, not arithmetic, takes the time. Each gradient of the first two
   // inputs costs as much again.
   virtual double flops() const { return 0; }
+  virtual Attributes attributes() const { return {}; }
 
   const char* op;            // "conv2d"
   const std::string* scope;  // the module that ran it: "layer1.0.conv1"; never null
@@ -136,6 +141,8 @@ struct NotFinite : Error {
   using Error::Error;
 };
 
+class Recorder;  // autograd/recorder.h
+
 // What operations consult while they run, one record per thread.
 struct Mode {
   bool record = true;        // build the tape
@@ -144,6 +151,7 @@ struct Mode {
   Tensor step_state;         // StepState on the device; empty outside training loops
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
   std::uint64_t draws = 0;   // dropout calls so far, where there is no step state
+  Recorder* recorder = nullptr;  // writes down every operation
   Mode();
 };
 Mode& mode();

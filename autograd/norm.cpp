@@ -21,6 +21,7 @@ struct BatchNormNode : Node {
   NormShape s;
   bool residual;
   BatchNormNode(const NormShape& shape, bool r) : Node(name), s(shape), residual(r) {}
+  Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
 
   // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse deviation, y (residual and relu only).
   void backward(Tensor dy, std::span<Sink> sinks) override {
@@ -86,6 +87,11 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
     Tensor y = Tensor::like(x.value());
     y.backend().batch_norm_inference(s, x.value(), extra, gamma.value(), beta.value(), running_mean, running_variance,
                                      y);
+    if (mode().recorder) {  // as one operation: x, gamma, beta, residual (or nothing), mean, variance
+      const Variable mean(running_mean), variance(running_variance);
+      const Variable* inputs[] = {&x, &gamma, &beta, &residual, &mean, &variance};
+      write_down(*Ref<Node>(new BatchNormNode(s, residual.defined())), inputs, y);
+    }
     return finish(y, {}, BatchNormNode::name);
   }
   require(s.rows > 1, "batch_norm: one value per channel (input ", x.shape(),

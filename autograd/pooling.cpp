@@ -6,10 +6,19 @@
 namespace tandem {
 namespace {
 
+Attributes describe(const PoolShape& s, bool relu) {
+  return {{"window", {double(s.kh), double(s.kw)}},
+          {"stride", {double(s.stride_h), double(s.stride_w)}},
+          {"padding", {double(s.pad_h), double(s.pad_w)}},
+          {"relu", {double(relu)}}};
+}
+
 struct MaxPoolNode : Node {
   static constexpr auto name = "max_pool2d";
   PoolShape s;
-  explicit MaxPoolNode(const PoolShape& shape) : Node(name), s(shape) {}
+  bool relu;
+  MaxPoolNode(const PoolShape& shape, bool r) : Node(name), s(shape), relu(r) {}
+  Attributes attributes() const override { return describe(s, relu); }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor& winner = kept(0);
     auto [dx, add] = sinks[0].place(dy.backend(), {s.n, s.h, s.w, s.c}, dy.dtype());
@@ -21,6 +30,7 @@ struct AveragePoolNode : Node {
   static constexpr auto name = "average_pool2d";
   PoolShape s;
   explicit AveragePoolNode(const PoolShape& shape) : Node(name), s(shape) {}
+  Attributes attributes() const override { return describe(s, false); }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     auto [dx, add] = sinks[0].place(dy.backend(), {s.n, s.h, s.w, s.c}, dy.dtype());
     dy.backend().average_pool_backward(s, dy, *dx, add);
@@ -54,7 +64,7 @@ Variable max_pool2d(const Variable& x, const Pool2dOptions& options) {
   Tensor y(x.backend(), shape, x.dtype()), winner;
   if (needs_tape({&x})) winner = Tensor(x.backend(), shape, DType::u8);
   y.backend().max_pool(s, x.value(), options.relu, y, winner.defined() ? &winner : nullptr);
-  return record<MaxPoolNode>(y, {&x}, {winner}, s);
+  return record<MaxPoolNode>(y, {&x}, {winner}, s, options.relu);
 }
 
 Variable average_pool2d(const Variable& x, const Pool2dOptions& options) {

@@ -117,7 +117,10 @@ struct ConcatNode : Node {
   static constexpr auto name = "concat";
   std::vector<Shape> parts;
   std::vector<Box> boxes;  // of y
-  ConcatNode(std::vector<Shape> p, std::vector<Box> b) : Node(name), parts(std::move(p)), boxes(std::move(b)) {}
+  int axis;
+  ConcatNode(int a, std::vector<Shape> p, std::vector<Box> b)
+      : Node(name), parts(std::move(p)), boxes(std::move(b)), axis(a) {}
+  Attributes attributes() const override { return {{"axis", {double(axis)}}}; }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     for (std::size_t i = 0; i < parts.size(); i++) {
       if (!sinks[i].wanted()) continue;
@@ -164,6 +167,7 @@ struct ShortcutNode : Node {
   Shape from, to;
   std::int64_t stride, widen;
   ShortcutNode(const Shape& x, const Shape& y, std::int64_t s, std::int64_t w) : Node(name), from(x), to(y), stride(s), widen(w) {}
+  Attributes attributes() const override { return {{"stride", {double(stride)}}, {"widen", {double(widen)}}}; }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
@@ -264,10 +268,15 @@ Variable concat(std::span<const Variable> parts, int axis) {
     box.begin += p.extent(a) * box.step[a];
   }
   Ref<Node> node;
-  if (needs_tape(parts)) {
-    node = Ref<Node>(new ConcatNode(std::move(shapes), std::move(boxes)));
-    for (const Variable& p : parts) node->inputs.push(p.node());
+  if (needs_tape(parts) || mode().recorder) node = Ref<Node>(new ConcatNode(a, std::move(shapes), std::move(boxes)));
+  if (mode().recorder) {
+    std::vector<const Variable*> inputs;
+    for (const Variable& p : parts) inputs.push_back(&p);
+    write_down(*node, inputs, y);
   }
+  if (!needs_tape(parts)) node.reset();
+  else
+    for (const Variable& p : parts) node->inputs.push(p.node());
   return finish(y, std::move(node), ConcatNode::name);
 }
 

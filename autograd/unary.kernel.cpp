@@ -192,6 +192,14 @@ struct UnaryNode : Node {
   static constexpr auto name = Op::name;
   Op functor;
   explicit UnaryNode(const Op& f) : Node(name), functor(f) {}
+  Attributes attributes() const override {
+    if constexpr (requires { functor.slope; }) return {{"slope", {functor.slope}}};
+    else if constexpr (requires { functor.alpha; }) return {{"alpha", {functor.alpha}}};
+    else if constexpr (requires { functor.low; }) return {{"low", {functor.low}}, {"high", {functor.high}}};
+    else if constexpr (requires { functor.factor; }) return {{"factor", {functor.factor}}, {"shift", {functor.shift}}};
+    else if constexpr (requires { functor.exponent; }) return {{"exponent", {functor.exponent}}};
+    else return {};
+  }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor& kept_value = Op::from == From::nothing ? dy : kept(0);
     auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());

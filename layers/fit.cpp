@@ -141,6 +141,13 @@ MetricFields fields_of(const EpochReport& e) {
 
 const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
 
+std::vector<std::pair<std::string, double>> curves_of(const EpochReport& e) {
+  std::vector<std::pair<std::string, double>> values;
+  for (auto& [name, value] : fields_of(e))
+    if (const double* number = std::get_if<double>(&value)) values.push_back({"epoch/" + name, *number});
+  return values;
+}
+
 // What mode() holds while a loop runs: where dropout finds its counters.
 class Counters {
  public:
@@ -303,6 +310,7 @@ FitOptions fit_options(const Options& o) {
           .log_every = o.log_every,
           .observe = o.observe,
           .overfit_batch = o.overfit_batch,
+          .exchange = o.exchange,
           .accumulate = o.accumulate,
           .ema = o.ema,
           .patience = o.patience,
@@ -388,6 +396,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (source) source->share(strategy.rank(), strategy.size());
   strategy.prepare(model, loss);
   ParameterSpace space(model, backend, options.seed, strategy.memory());
+  Exchange exchange(options.exchange, model, space, data.train, speaks);
   strategy.begin(space);
   optimizer.bind(space, options.seed);
   strategy.bind(optimizer);
@@ -480,6 +489,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       optimizer.learning_rate(e.learning_rate);
       accumulation.begin(batch);
       counters.batch(batch);
+      exchange.begin_step(at.step + 1, batch.index == 0);
       Variable l;
       {
         Observer::Phase phase(observer, "forward");
@@ -491,6 +501,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
         Observer::Phase phase(observer, "backward");
         due = accumulation.backward(l, batch);
       }
+      exchange.after_backward();
       if (due) {
         Observer::Phase phase(observer, "optimizer");
         strategy.step(optimizer, Variable(accumulation.loss()));
@@ -514,6 +525,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       progress.step(e.epoch, batch.index + 1, per_epoch, loss_sum / seen, correct.item() / seen,
                     (seen - at.so_far.samples) * strategy.size() / seconds_since(begin), e.learning_rate);
       if (!due) continue;
+      exchange.end_step(at.step, loss_sum / seen, correct.item() / seen, e.learning_rate,
+                        (seen - at.so_far.samples) * strategy.size() / seconds_since(begin));
       if (stop_signal || (one_batch && now < OneBatch::near_zero)) strategy.request_stop();
       if (strategy.stopped()) stop("strategy");
       if (options.stop_after > 0 && at.step >= options.stop_after) stop("--stop-after");
@@ -553,6 +566,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     observer.evaluation(false);
     if (!one_batch) report.epochs.push_back(e);  // programs rely on the test accuracy of an epoch
     if (speaks) metrics.write(fields_of(e));
+    exchange.end_epoch(at.step, curves_of(e));
     progress.line(e);
 
     const bool better = merit(e) > at.best;
@@ -573,6 +587,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   optimizer.learning_rate(given_rate);
   if (ema) ema->swap();
   model.eval();
+  exchange.end();
   report.steps = at.step;
   report.best_epoch = int(at.best_epoch);
   MetricFields end{{"event", std::string("end")},

@@ -5,6 +5,7 @@
 
 #include "core/batch.h"
 #include "layers/checkpoint.h"
+#include "layers/exchange.h"
 #include "layers/observe.h"
 #include "layers/schedule.h"
 #include "layers/strategy.h"
@@ -26,6 +27,7 @@ struct FitOptions {
   std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
   ObserveOptions observe = {};
   bool overfit_batch = false;  // train on the first batch alone, until its loss is near zero: can it learn at all?
+  ExchangeFiles exchange = {};
 
   int accumulate = 1;  // batches to a step (layers/accumulation.h)
   double ema = 0;  // decay of a moving average of the weights (layers/ema.h), which is then what is evaluated; 0: none

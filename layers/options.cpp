@@ -146,6 +146,10 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   text("--trace", o.observe.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
   flag("--memory", o.observe.memory, true, "print who holds the memory in a step");
   flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
+  text("--import-torch", o.exchange.import_torch, "PyTorch weights to begin with (safetensors of a state_dict)");
+  text("--export-torch", o.exchange.export_torch, "file for the trained weights, for PyTorch (safetensors)");
+  text("--export-onnx", o.exchange.export_onnx, "file for the trained model as an ONNX graph");
+  text("--tensorboard", o.exchange.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
   flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
   flag("--exact-conv", o.exact_conv, true, "no Winograd convolution");
   for (const std::string& name : only)

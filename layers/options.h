@@ -8,6 +8,7 @@
 
 #include "core/backend.h"
 #include "datasets/dataset.h"
+#include "layers/exchange.h"
 #include "layers/observe.h"
 #include "layers/optimizer.h"
 #include "layers/schedule.h"
@@ -41,6 +42,7 @@ struct Options {
   int threads = 0;             // 0: all cores
   int val = 0;                 // training pictures held back for choices
   std::string metrics = {};
+  ExchangeFiles exchange = {};
   int log_every = 0;
   ObserveOptions observe = {};
   bool overfit_batch = false;

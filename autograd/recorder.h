@@ -1,0 +1,40 @@
+// The operations of a model, written down as they run: what a graph for another program is made from (layers/onnx.h), and how an
+// importer learns which weights stand behind a flattened picture (layers/torch_weights.h). The tape would not do: it leaves out
+// what needs no gradient, and batch norm differs in evaluation.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+
+namespace tandem {
+
+// One operation that ran. Inputs are never empty handles: an optional one that was not given is left out at the end, and is an
+// undefined Tensor in between.
+struct Operation {
+  std::string op;      // "conv2d"
+  std::string module;  // path of the module that ran it: "layer1.0.conv1"
+  Attributes attributes;
+  std::vector<Tensor> inputs;
+  Tensor output;
+
+  double attribute(const char* name, std::size_t i = 0) const;  // throws when there is none
+  std::string where() const { return module.empty() ? op : op + " in " + module; }
+};
+
+// While it lives, every operation of this thread is written down, whether or not there is a tape. All tensors are held, so a
+// place in memory is one value for as long as the recorder lives.
+class Recorder {
+ public:
+  Recorder() : before_(mode().recorder) { mode().recorder = this; }
+  ~Recorder() { mode().recorder = before_; }
+  Recorder(const Recorder&) = delete;
+
+  std::vector<Operation> operations;  // in the order they ran
+
+ private:
+  Recorder* before_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,113 @@
+#include "layers/torch_weights.h"
+
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "autograd/recorder.h"
+#include "core/backend.h"
+#include "core/safetensors.h"
+#include "layers/space.h"
+#include "layers/trace_model.h"
+
+namespace tandem {
+namespace {
+
+// How one tensor lies in a file. `pictures` is its shape here seen as [O, H, W, C], of rank 0 where nothing is permuted.
+struct Layout {
+  Shape in_file, pictures;
+};
+
+Shape channels_first(const Shape& s) { return {s[0], s[3], s[1], s[2]}; }
+
+// By the first element's address: what is permuted in the file.
+std::map<const void*, Layout> layouts(Module& model, Backend& backend, const Shape& picture) {
+  std::map<const void*, Layout> found;
+  std::map<const void*, Shape> flattened;  // values that are pictures [N, H, W, C], in rows
+  for (const Operation& o : operations_of(model, backend, picture)) {
+    const Tensor& x = o.inputs.at(0);
+    const auto was = flattened.find(x.raw());
+    const bool rows = x.rank() == 2 && was != flattened.end();
+    if (o.op == "conv2d") {
+      const Shape& w = o.inputs.at(1).shape();
+      found[o.inputs[1].raw()] = {channels_first(w), w};
+    } else if (o.op == "reshape" && x.rank() == 4 && o.output.rank() == 2 && o.output.extent(0) == x.extent(0)) {
+      flattened[o.output.raw()] = x.shape();
+    } else if (o.op == "linear" && rows) {
+      const Tensor& w = o.inputs.at(1);
+      const Shape& s = was->second;
+      found[w.raw()] = {w.shape(), {w.extent(0), s[1], s[2], s[3]}};
+    } else if (rows && o.output.shape() == x.shape()) {  // element by element: dropout, an activation
+      flattened[o.output.raw()] = was->second;
+    }
+  }
+  return found;
+}
+
+// Everything that is in a state_dict, by name.
+std::map<std::string, std::pair<Tensor, Layout>> state(Module& model, Backend& backend, const Shape& picture) {
+  const auto permuted = layouts(model, backend, picture);
+  std::map<std::string, std::pair<Tensor, Layout>> all;
+  for (auto& [name, p] : model.parameters()) {
+    const Tensor value = p->variable.value();
+    const auto found = permuted.find(value.raw());
+    all[name] = {value, found == permuted.end() ? Layout{value.shape(), {}} : found->second};
+  }
+  for (auto& [name, s] : model.statistics()) all[name] = {s->tensor, {s->shape, {}}};
+  return all;
+}
+
+constexpr const char* counter = "num_batches_tracked";
+
+std::string text(const Shape& s) { return (std::ostringstream() << s).str(); }
+
+}  // namespace
+
+void import_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
+  const SafetensorsFile file(path);
+  auto all = state(model, backend, picture);
+  std::string problems;
+  int count = 0;
+  auto problem = [&](const std::string& what) { problems += (count++ ? ", " : "") + what; };
+  for (const auto& [name, entry] : all) {
+    const Shape& expected = entry.second.in_file;
+    if (!file.has(name))
+      problem(name + " " + text(expected) + " is missing");
+    else if (file.at(name).shape != expected)
+      problem(name + " is " + text(file.at(name).shape) + ", expected " + text(expected));
+  }
+  for (const auto& [name, entry] : file.tensors())
+    if (all.count(name) == 0 && !name.ends_with(counter)) problem(name + " " + text(entry.shape) + " is unexpected");
+  if (count)
+    refuse(path, ": does not fit this model (", count, count == 1 ? " tensor): " : " tensors): ", problems,
+           "; is it another model, or made for another number of classes?");
+
+  NoGrad off;
+  for (auto& [name, entry] : all) {
+    auto& [tensor, layout] = entry;
+    Tensor t = file.tensor(name, backend, tensor.dtype());
+    if (layout.pictures.rank())
+      t = transpose(Variable(t.reshape(channels_first(layout.pictures))), {0, 2, 3, 1}).value().reshape(tensor.shape());
+    tensor.copy_from(t);
+  }
+}
+
+void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
+  NoGrad off;
+  SafetensorsWriter writer;
+  const std::int64_t zero = 0;
+  for (auto& [name, entry] : state(model, backend, picture)) {
+    auto& [tensor, layout] = entry;
+    Tensor t = tensor;
+    if (layout.pictures.rank())
+      t = transpose(Variable(t.reshape(layout.pictures)), {0, 3, 1, 2}).value().reshape(layout.in_file);
+    writer.add(name, t);
+    constexpr std::string_view mean = "running_mean";  // PyTorch keeps a counter beside each
+    if (name.ends_with(mean))
+      writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
+  }
+  writer.metadata("format", "pt");
+  writer.write(path);
+}
+
+}  // namespace tandem

@@ -1,0 +1,268 @@
+// Other programs' files: PyTorch's weights both ways, the ONNX graph, TensorBoard's events.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "core/safetensors.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/models.h"
+#include "layers/onnx.h"
+#include "layers/tensorboard.h"
+#include "layers/torch_weights.h"
+#include "layers/trace_model.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using namespace tandem::test;
+
+namespace {
+
+const std::string dump_path = source("tests/reference/interop.safetensors").string();
+
+// The twin of Thin in tests/reference/interop.py.
+class Thin : public Module {
+ public:
+  Thin()
+      : conv1_(adopt("conv1", Conv2d::before_norm(3, 8, 3))),
+        bn1_(child<BatchNorm2d>("bn1", 8, true)),
+        conv2_(adopt("conv2", Conv2d::before_norm(8, 16, 3, 2))),
+        bn2_(child<BatchNorm2d>("bn2", 16, true)),
+        conv3_(child<Conv2d>("conv3", 16, 16, 3, Conv2dOptions{.padding = 1, .groups = 4})),
+        fc1_(child<Linear>("fc1", 64, 12, true, true)),
+        fc2_(child<Linear>("fc2", 12, 4)) {}
+  Variable forward(const Variable& x) override {
+    Variable y = bn1_(conv1_(x));
+    Variable z = conv2_(y);
+    y = bn2_(z, pad_shortcut(y, 2, 4));
+    y = average_pool2d(conv3_(y), {.window = 2});
+    return fc2_(fc1_(flatten(y)));
+  }
+
+ private:
+  Conv2d& conv1_;
+  BatchNorm2d& bn1_;
+  Conv2d& conv2_;
+  BatchNorm2d& bn2_;
+  Conv2d& conv3_;
+  Linear &fc1_, &fc2_;
+};
+
+struct Case {
+  std::string name;
+  std::unique_ptr<Module> model;
+  Shape picture;
+};
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  all.push_back({"lenet5", make_model("lenet5", 10, 1, 28), {28, 28, 1}});
+  all.push_back({"thin", std::make_unique<Thin>(), {8, 8, 3}});
+  return all;
+}
+
+// The state_dict of one case of the dump, as a file of its own; `change` may spoil it.
+struct State {
+  std::map<std::string, std::pair<SafetensorsFile::Entry, std::vector<std::byte>>> tensors;
+  explicit State(const std::string& name) {
+    const SafetensorsFile dump(dump_path);
+    const std::string prefix = name + "/state/";
+    for (auto& [key, entry] : dump.tensors())
+      if (key.starts_with(prefix)) tensors[key.substr(prefix.size())] = {entry, dump.bytes(key)};
+  }
+  std::string write(const std::string& path) const {
+    SafetensorsWriter w;
+    for (auto& [name, t] : tensors) w.add(name, t.first.dtype, t.first.shape, t.second);
+    w.write(path);
+    return path;
+  }
+};
+
+}  // namespace
+
+TEST(TorchWeights, LogitsAreThoseOfPyTorch) {
+  TemporaryFolder folder;
+  const SafetensorsFile dump(dump_path);
+  for (auto& kind : backends())
+    for (auto& [name, model, picture] : cases()) {
+      auto backend = kind.make();
+      import_torch(*model, *backend, picture, State(name).write(folder.file("state")));
+      NoGrad off;
+      model->eval();
+      Variable x(dump.tensor(name + "/input", *backend));
+      EXPECT_TRUE(close(kind.name + " " + name, (*model)(transpose(x, {0, 2, 3, 1})).value().values(),
+                        dump.values(name + "/logits"), 1e-5));
+      ParameterSpace built_later(*model, *backend, 7);  // keeps what was imported
+      EXPECT_TRUE(close(kind.name + " " + name, (*model)(transpose(x, {0, 2, 3, 1})).value().values(),
+                        dump.values(name + "/logits"), 1e-5));
+      model.reset();
+    }
+}
+
+TEST(TorchWeights, WhatGoesInComesOutBitForBit) {
+  TemporaryFolder folder;
+  auto backend = cpu_backend(1);
+  for (auto& [name, model, picture] : cases()) {
+    const State state(name);
+    import_torch(*model, *backend, picture, state.write(folder.file("in")));
+    export_torch(*model, *backend, picture, folder.file("out"));
+    const SafetensorsFile out(folder.file("out"));
+    EXPECT_EQ(out.metadata().at("format"), "pt");
+    EXPECT_EQ(out.tensors().size(), state.tensors.size());
+    for (auto& [key, t] : state.tensors) {
+      ASSERT_TRUE(out.has(key)) << key;
+      EXPECT_EQ(out.at(key).dtype, t.first.dtype) << key;
+      EXPECT_EQ(out.at(key).shape, t.first.shape) << key;
+      EXPECT_TRUE(out.bytes(key) == t.second) << key;
+    }
+    model.reset();
+  }
+}
+
+TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
+  TemporaryFolder folder;
+  auto backend = cpu_backend(1);
+  auto model = std::make_unique<Thin>();
+  ParameterSpace space(*model, *backend, 1);
+  const std::vector<double> before = space.values.values();
+  State state("thin");
+  state.tensors["extra.weight"] = state.tensors["fc2.bias"];
+  state.tensors.erase("bn2.running_var");
+  state.tensors["fc1.weight"].first.shape = {64, 12};
+  state.tensors.erase("bn1.num_batches_tracked");  // nobody needs it
+  const std::string file = state.write(folder.file("state"));
+  EXPECT_TRUE(refused(
+      [&] {
+        import_torch(*model, *backend, {8, 8, 3}, file);
+      },
+      {"state", "3 tensors", "bn2.running_var [16] is missing", "fc1.weight is [64,12], expected [12,64]",
+       "extra.weight [4] is unexpected"}));
+  EXPECT_EQ(space.values.values(), before);
+}
+
+// A Linear that stands behind a flattened picture, with something element-wise in between.
+TEST(TorchWeights, TheLinearBehindAFlattenIsFoundThroughActivations) {
+  struct Net : Module {
+    Linear& fc = child<Linear>("fc", 12, 2, false);
+    Variable forward(const Variable& x) override { return fc(relu(flatten(x))); }
+  };
+  TemporaryFolder folder;
+  auto backend = reference_backend();
+  Net net;
+  ParameterSpace space(net, *backend, 1);
+  export_torch(net, *backend, {2, 3, 2}, folder.file("f"));
+  const std::vector<double> ours = space.segment("fc.weight").leaf->value.values();
+  const std::vector<double> theirs = SafetensorsFile(folder.file("f")).values("fc.weight");
+  for (int o = 0; o < 2; o++)
+    for (int h = 0; h < 2; h++)
+      for (int w = 0; w < 3; w++)
+        for (int c = 0; c < 2; c++) EXPECT_EQ(theirs[o * 12 + c * 6 + h * 3 + w], ours[o * 12 + h * 6 + w * 2 + c]);
+}
+
+TEST(Recorder, WritesDownWhatRanWhereAndHow) {
+  auto backend = cpu_backend(1);
+  Thin net;
+  Tensor input, output;
+  const std::vector<Operation> all = operations_of(net, *backend, {8, 8, 3}, &input, &output);
+  std::vector<std::string> ops;
+  for (const Operation& o : all) ops.push_back(o.op);
+  EXPECT_EQ(ops, (std::vector<std::string>{"conv2d", "batch_norm", "conv2d", "pad_shortcut", "batch_norm", "conv2d",
+                                           "average_pool2d", "reshape", "linear", "linear"}));
+  EXPECT_EQ(all[2].module, "conv2");
+  EXPECT_EQ(all[2].attribute("stride", 1), 2);
+  EXPECT_EQ(all[5].attribute("groups"), 4);
+  EXPECT_EQ(all[1].inputs.size(), 6u);
+  EXPECT_TRUE(all[0].inputs[0].same_memory(input));
+  EXPECT_TRUE(all.back().output.same_memory(output));
+  EXPECT_TRUE(net.training());  // as it was
+  EXPECT_EQ(mode().recorder, nullptr);
+  EXPECT_TRUE(refused([&] { all[0].attribute("colour"); }, {"conv2d in conv1", "colour"}));
+}
+
+TEST(ForwardHook, FiresForEveryModuleAndReplaces) {
+  auto backend = cpu_backend(1);
+  Thin net;
+  ParameterSpace space(net, *backend, 1);
+  std::vector<std::string> seen;
+  for (auto& [name, module] : net.children())
+    module->on_forward([&](Module& m, const Variable& y) { seen.push_back(m.path() + (y.defined() ? "" : "?")); });
+  net(Variable(Tensor::zeros(*backend, {2, 8, 8, 3})));
+  EXPECT_EQ(seen, (std::vector<std::string>{"conv1", "bn1", "conv2", "bn2", "conv3", "fc1", "fc2"}));
+  EXPECT_TRUE(net.children()[0].second->on_forward({}));  // gives back the one that was there
+  seen.clear();
+  net(Variable(Tensor::zeros(*backend, {2, 8, 8, 3})));
+  EXPECT_EQ(seen.size(), 6u);
+}
+
+// ---- ONNX: what onnxruntime makes of it is checked by tests/reference/interop.py ------------------------------------
+TEST(Onnx, HoldsTheGraph) {
+  auto backend = cpu_backend(1);
+  Thin net;
+  std::string bytes;
+  try {
+    bytes = onnx_of(net, *backend, {8, 8, 3});
+  } catch (const UsageError& e) {
+    GTEST_SKIP() << e.what();  // built without protobuf
+  }
+  for (const char* part : {"Conv", "BatchNormalization", "AveragePool", "Slice", "Pad", "Gemm", "Relu", "Transpose",
+                           "conv2.weight", "bn2.running_var", "input", "output", "tandem"})
+    EXPECT_NE(bytes.find(part), std::string::npos) << part;
+  EXPECT_EQ(bytes, onnx_of(net, *backend, {8, 8, 3}));  // nothing random
+}
+
+TEST(Onnx, AnOperationWithoutACounterpartIsNamed) {
+  struct Net : Module {
+    Conv2d& conv = child<Conv2d>("conv", 1, 2, 3);
+    Variable forward(const Variable& x) override { return hardswish(conv(x)); }
+  };
+  auto backend = cpu_backend(1);
+  Net net;
+  EXPECT_TRUE(refused([&] { onnx_of(net, *backend, {8, 8, 1}); }, {""}));
+  try {
+    onnx_of(net, *backend, {8, 8, 1});
+  } catch (const UsageError& e) {
+    const std::string what = e.what();
+    EXPECT_TRUE(what.find("hardswish") != std::string::npos || what.find("protobuf") != std::string::npos) << what;
+  }
+}
+
+// ---- TensorBoard ----------------------------------------------------------------------------------------------------
+namespace {
+
+std::string hex(const std::string& bytes) {
+  std::string out;
+  for (unsigned char c : bytes) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", c);
+    out += two;
+  }
+  return out;
+}
+
+}  // namespace
+
+// The bytes were made by an independent encoder; only the wall time differs, which the record's checksum covers.
+TEST(TensorBoard, WritesTheRecordFormat) {
+  TemporaryFolder folder;
+  std::string path;
+  try {
+    EventFile file(folder.file("run/a"));
+    path = file.path();
+    file.scalars(3, {{"loss", 0.5}});
+  } catch (const UsageError& e) {
+    GTEST_SKIP() << e.what();  // built without protobuf
+  }
+  EXPECT_NE(path.find("/run/a/events.out.tfevents."), std::string::npos);
+  const std::string bytes = hex(contents(path));
+  ASSERT_EQ(bytes.size(), 2u * (24 + 16 + 26 + 16));
+  EXPECT_EQ(bytes.substr(0, 26), "1800000000000000a37f4b2209");  // length, its checksum, field 1 (wall time)
+  EXPECT_EQ(bytes.substr(42, 30), "1a0d627261696e2e4576656e743a32");
+  EXPECT_EQ(bytes.substr(80, 26), "1a00000000000000129bd82d09");
+  EXPECT_EQ(bytes.substr(122, 36 - 2), "10032a0d0a0b0a046c6f7373150000003f");
+}
+
+TEST(TensorBoard, AFolderThatCannotBeMadeIsRefused) {
+  TemporaryFolder folder;
+  std::ofstream(folder.file("taken")) << "x";
+  EXPECT_TRUE(refused([&] { EventFile f(folder.file("taken/run")); }, {"taken/run"}));
+}
