@@ -89,7 +89,7 @@ class Reader {
         std::string name = string();
         if (!names.insert(name).second) wrong("the name " + json_quoted(name) + " comes twice");
         if (!take(':')) wrong("expected ':' after a name");
-        v.members.emplace_back(std::move(name), value(depth + 1));
+        v.members.push_back({std::move(name), value(depth + 1)});
       } while (take(','));
       if (!take('}')) wrong("expected ',' or '}'");
     } else if (take('[')) {

@@ -2,10 +2,11 @@
 #pragma once
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace tandem {
+
+struct JsonMember;
 
 // A value of a document. Objects keep the order of their members; numbers are doubles (exact for whole numbers up to 2⁵³).
 struct Json {
@@ -14,7 +15,7 @@ struct Json {
   double number = 0;
   std::string text;
   std::vector<Json> items;                            // of an array
-  std::vector<std::pair<std::string, Json>> members;  // of an object; a name that comes twice is refused
+  std::vector<JsonMember> members;                    // of an object; a name that comes twice is refused
 
   const Json* find(std::string_view name) const;  // a member, or null
   bool is(Kind k) const { return kind == k; }
@@ -22,6 +23,10 @@ struct Json {
   // The whole of `text` is one value, with space around it. Throws Error: "at byte 17: expected ':' after a name".
   // Nesting deeper than 100 is refused; so are bytes that are not UTF-8 inside strings.
   static Json parse(std::string_view text);
+};
+struct JsonMember {
+  std::string name;
+  Json value;
 };
 
 std::string json_quoted(
