@@ -180,7 +180,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 dist_room := $(filter-out dist/none.cpp,$(wildcard dist/*.cpp))
-CUDA_EMPTY := $(if $(cuda_room),,cuda/ holds no backend yet)
+CUDA_EMPTY := $(if $(wildcard cuda/backend.cpp),,cuda/ holds no backend yet)
 UCX_EMPTY  := $(if $(dist_room),,dist/ holds no strategies yet)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
 ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)

@@ -1,0 +1,78 @@
+// Convolutions by cuDNN's graph API: one plan for each pass of each shape, made once and kept. Pictures [n, h, w, c], filters
+// [c_out, kh, kw, c_in / groups]; sums are f32. Where no engine serves a shape, plain kernels of our own do.
+#pragma once
+#include <cudnn.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/shape.h"
+#include "cuda/kernels.h"
+
+namespace tandem::cuda {
+
+enum class Pass { forward, backward_data, backward_filter };
+const char* name_of(Pass);
+
+// What a plan was made for. Two calls share one only when all of it is equal.
+struct PlanKey {
+  Pass pass;
+  ConvShape shape;
+  DType type;          // of pictures and, but for a filter gradient, of filters
+  DType gradient;      // of a filter gradient: f32, or `type` where no engine writes f32
+  int alignment = 16;  // of the least aligned pointer, in bytes: 16, 8, 4 or 2
+  bool operator==(const PlanKey&) const = default;
+  std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
+};
+// The largest of 16, 8, 4, 2 that divides all addresses.
+int alignment_of(std::initializer_list<const void*> pointers);
+
+// Dimensions and strides as cuDNN wants them: always in the order n, c, h, w, whatever the layout.
+struct Layout {
+  std::int64_t extents[4], strides[4];
+  static Layout pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c);
+  static Layout filters(const ConvShape& s);
+};
+
+// Which engines may be taken.
+struct EngineRules {
+  bool deterministic = false, tf32 = false, exact = false;  // exact: no Winograd
+  bool operator==(const EngineRules&) const = default;
+};
+// Judged by the notes that cuDNN gives of an engine; `type`: of the pictures.
+bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
+
+class Convolution {
+ public:
+  struct Memory {  // scratch for the length of a call, from the backend's allocator
+    std::function<void*(std::size_t)> take;
+    std::function<void(void*)> give;
+  };
+  Convolution(const Grid& grid, Memory memory);
+  ~Convolution();
+  Convolution(const Convolution&) = delete;
+
+  void forward(const ConvShape&, DType, const void* x, const void* w, void* y);
+  void backward_data(const ConvShape&, DType, const void* dy, const void* w, void* dx, bool add);
+  void backward_filter(const ConvShape&, DType, const void* x, const void* dy, float* dw, bool add);
+
+  void rules(const EngineRules& rules);  // forgets the plans when they change
+  EngineRules rules() const;
+  // While a step is recorded no plan may be tried with a stopwatch: the first acceptable one is taken.
+  void recording(bool on);
+  struct Chosen {
+    PlanKey key;
+    std::string engine;  // "engine 37 of 8 tried, 0.042 ms", or "plain kernel: …why"
+  };
+  std::vector<Chosen> chosen() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tandem::cuda

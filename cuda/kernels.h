@@ -1,0 +1,101 @@
+// The kernels that are ours, as functions that the host calls. T is float or bf16 (activations); parameters, statistics and
+// losses are float. Pointers are of device memory, those called optional may be null; everything is queued on the stream
+// and nothing waits. Arithmetic is float, sums are finished in double, in a fixed order: the same bits in every run.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "core/backend.h"
+
+namespace tandem::cuda {
+
+struct Grid {  // how many processors there are to fill, and where work queues
+  cudaStream_t stream = nullptr;
+  int processors = 1;
+};
+
+inline constexpr int most_parts = 1024;  // of partial sums per channel
+// Floats of scratch that sums over the rows of `channels` columns need, `sums` of them at once (columns.h).
+inline std::size_t column_scratch(int sums, std::int64_t channels) {
+  return std::size_t(most_parts) * std::size_t(sums) * std::size_t(channels);
+}
+
+// ---- batch normalisation (norm.cu): x, y, residual [rows, channels] ---------------------------------------------------
+// scratch: column_scratch(2, channels) + 4·channels floats.
+template <class T>
+void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
+                const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
+                float* inverse_deviation, float* scratch);
+template <class T>
+void batch_norm_inference(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
+                          const float* beta, const float* mean, const float* variance, T* y, float* scratch);
+template <class T>
+struct NormOutputs {  // each optional; add: to what is there
+  T *dx = nullptr, *dresidual = nullptr;
+  float *dgamma = nullptr, *dbeta = nullptr;
+  bool add_dx = false, add_dresidual = false, add_dgamma = false, add_dbeta = false;
+};
+// y is optional: given, the mask is read off it (ReLU behind a residual), otherwise computed from x again.
+template <class T>
+void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* optional_y, const T* dy,
+                         const float* gamma, const float* beta, const float* mean, const float* inverse_deviation,
+                         const NormOutputs<T>& out, float* scratch);
+
+// ---- group normalisation (group_norm.cu): x, y [pictures, pixels, channels] -------------------------------------------
+// mean, inverse_deviation [pictures, groups]. scratch (backward): column_scratch(2, channels) floats.
+template <class T>
+void group_norm(const Grid&, const GroupNormShape&, const T* x, const float* gamma, const float* beta, T* y, float* mean,
+                float* inverse_deviation);
+template <class T>
+void group_norm_backward(const Grid&, const GroupNormShape&, const T* x, const T* dy, const float* gamma,
+                         const float* mean, const float* inverse_deviation, const NormOutputs<T>& out, float* scratch);
+
+// ---- pooling (pool.cu) ---------------------------------------------------------------------------------------------------
+template <class T>
+void max_pool(const Grid&, const PoolShape&, const T* x, bool relu, T* y, std::uint8_t* optional_winner);
+template <class T>
+void max_pool_backward(const Grid&, const PoolShape&, const T* dy, const std::uint8_t* winner, T* dx, bool add);
+template <class T>
+void average_pool(const Grid&, const PoolShape&, const T* x, T* y);
+template <class T>
+void average_pool_backward(const Grid&, const PoolShape&, const T* dy, T* dx, bool add);
+
+// ---- rows (rows.cu) ------------------------------------------------------------------------------------------------------
+// scratch: column_scratch(1, channels).
+template <class T>
+void sum_rows(const Grid&, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add, float* scratch);
+template <class T>
+void reduce(const Grid&, Reduction, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, T* y,
+            bool add);
+// scratch: most_parts floats.
+template <class T>
+void sum_of_squares(const Grid&, std::int64_t n, const T* x, float* y, bool add, float* scratch);
+template <class T>
+void log_softmax(const Grid&, std::int64_t rows, std::int64_t classes, const T* x, T* y);
+template <class T>
+void log_softmax_backward(const Grid&, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
+                          bool add);
+// A label outside [0, classes) makes the loss NaN: the device cannot throw. scratch: 2·rows floats.
+template <class T>
+void cross_entropy(const Grid&, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
+                   double smoothing, float* loss, float* probabilities, std::int32_t* optional_correct, float* scratch);
+template <class T>
+void cross_entropy_backward(const Grid&, std::int64_t rows, std::int64_t classes, const float* probabilities,
+                            const std::int32_t* labels, double smoothing, const float* dloss, T* dx, bool add);
+
+// ---- convolution without a library (convolution.cu) ----------------------------------------------------------------------
+// One thread for each result; for shapes that no engine of cuDNN's serves. Slow, and never in the way of a common network.
+template <class T>
+void plain_convolution(const Grid&, const ConvShape&, const T* x, const T* w, T* y);
+template <class T>
+void plain_convolution_backward_data(const Grid&, const ConvShape&, const T* dy, const T* w, T* dx, bool add);
+template <class T>
+void plain_convolution_backward_filter(const Grid&, const ConvShape&, const T* x, const T* dy, float* dw, bool add);
+
+// y = relu?(y + bias) in place; bias optional. y [rows, channels].
+template <class T>
+void bias_relu(const Grid&, std::int64_t rows, std::int64_t channels, const float* optional_bias, bool relu, T* y);
+// to (+)= from, converted.
+template <class From, class To>
+void convert(const Grid&, std::int64_t n, const From* from, To* to, bool add);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,41 @@
+// 16 bytes at a time: V neighbouring elements moved as one, computed with in float.
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace tandem::cuda {
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Pack {
+  T v[V];
+};
+
+template <int V, class T>
+__device__ inline void load(const T* from, float (&to)[V]) {
+  const auto pack = *reinterpret_cast<const Pack<T, V>*>(from);
+#pragma unroll
+  for (int i = 0; i < V; i++) to[i] = float(pack.v[i]);
+}
+
+template <int V, class T>
+__device__ inline void store(T* to, const float (&from)[V]) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int i = 0; i < V; i++) pack.v[i] = T(from[i]);
+  *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+
+// Calls f.operator()<V>() with V elements of T to 16 bytes where rows of `width` elements and all pointers allow it, else
+// with 1. Null pointers are no hindrance.
+template <class T, class F, class... Pointers>
+void with_packs(std::int64_t width, const F& f, const Pointers*... pointers) {
+  constexpr int V = 16 / sizeof(T);
+  const bool aligned = ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+  if (width % V == 0 && aligned)
+    f.template operator()<V>();
+  else
+    f.template operator()<1>();
+}
+
+}  // namespace tandem::cuda

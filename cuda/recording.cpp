@@ -1,0 +1,27 @@
+#include "cuda/recording.h"
+
+#include <cstdio>
+
+namespace tandem::cuda {
+
+void Recording::operator()() {
+  if (recorded_) return capture_->replay();
+  if (!why_eager_.empty() || calls_++ < eager_calls) return step_();
+  capture_->begin();
+  try {
+    step_();  // queues nothing: every launch becomes a node
+    why_eager_ = capture_->end();
+  } catch (const NotRecordable& e) {
+    capture_->end();
+    why_eager_ = e.what();
+  } catch (...) {
+    capture_->end();  // the stream must not stay in capture mode
+    throw;
+  }
+  recorded_ = why_eager_.empty();
+  if (recorded_) return capture_->replay();
+  std::fprintf(stderr, "the step runs eagerly, it cannot be recorded: %s\n", why_eager_.c_str());
+  step_();
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,307 @@
+// Sums along axes, log softmax and cross-entropy: a tensor as rows.
+#include "cuda/block.h"
+#include "cuda/columns.h"
+
+namespace tandem::cuda {
+namespace {
+
+// ---- sums ------------------------------------------------------------------------------------------------------------------
+template <class T, int V>
+struct Values {
+  const T* x;
+  std::int64_t channels;
+  struct State {
+    const T* x;
+    std::int64_t channels;
+    __device__ void operator()(std::int64_t r, float (&sums)[1][V]) const {
+      float v[V];
+      load<V>(x + r * channels, v);
+      for (int i = 0; i < V; i++) sums[0][i] += v[i];
+    }
+  };
+  __device__ State at(std::int64_t c) const { return {x + c, channels}; }
+};
+
+template <class T>
+struct PutSum {
+  T* to;
+  bool add;
+  __device__ void operator()(std::int64_t c, const double (&sums)[1]) const {
+    to[c] = T(float(sums[0] + (add ? double(float(to[c])) : 0)));
+  }
+};
+
+struct Larger {  // a NaN is larger than any number
+  template <class A>
+  __device__ A operator()(A a, A b) const {
+    return a >= b || a != a ? a : b;
+  }
+};
+
+// One block for each row of `middle` neighbours.
+template <class T, class A, class Op>
+__global__ void __launch_bounds__(256) reduce_rows(Op op, A start, std::int64_t middle, const T* x, T* y, bool add) {
+  const T* row = x + blockIdx.x * middle;
+  A mine = start;
+  for (std::int64_t k = threadIdx.x; k < middle; k += 256) mine = op(mine, A(float(row[k])));
+  const A all = over_block(mine, op);
+  if (threadIdx.x == 0) y[blockIdx.x] = T(float(all + (add ? A(float(y[blockIdx.x])) : A(0))));
+}
+
+// One thread for each result; neighbours are neighbours in memory.
+template <class T, class A, class Op>
+struct ReduceMiddle {
+  Op op;
+  A start;
+  std::int64_t middle, inner;
+  const T* x;
+  T* y;
+  bool add;
+  __device__ void operator()(std::int64_t i) const {
+    const T* from = x + i / inner * middle * inner + i % inner;
+    A all = start;
+    for (std::int64_t k = 0; k < middle; k++) all = op(all, A(float(from[k * inner])));
+    y[i] = T(float(all + (add ? A(float(y[i])) : A(0))));
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(256) square_parts(std::int64_t n, const T* x, float* parts) {
+  float sum = 0;
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < n; i += gridDim.x * std::int64_t{256})
+    sum += float(x[i]) * float(x[i]);
+  const float all = over_block(sum, Plus());
+  if (threadIdx.x == 0) parts[blockIdx.x] = all;
+}
+__global__ void __launch_bounds__(256) square_total(const float* parts, int count, float* y, bool add) {
+  double sum = 0;
+  for (int i = threadIdx.x; i < count; i += 256) sum += double(parts[i]);
+  const double all = over_block(sum, Plus());
+  if (threadIdx.x == 0) *y = float(all + (add ? double(*y) : 0));
+}
+
+// ---- softmax: a warp for each row --------------------------------------------------------------------------------------
+__device__ float warp_sum(float v) {
+  for (int half = 16; half > 0; half /= 2) v += __shfl_xor_sync(~0u, v, half);
+  return v;
+}
+
+struct Row {  // log p_c = (x_c − largest) − log Σ exp(x − largest)
+  float largest = -INFINITY, log_sum;
+  template <class T>
+  __device__ Row(const T* x, std::int64_t n) {
+    for (std::int64_t c = threadIdx.x; c < n; c += 32) largest = fmaxf(largest, float(x[c]));
+    for (int half = 16; half > 0; half /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, half));
+    float sum = 0;
+    for (std::int64_t c = threadIdx.x; c < n; c += 32) sum += expf(float(x[c]) - largest);
+    log_sum = logf(warp_sum(sum));
+  }
+  __device__ float log_p(float x) const { return (x - largest) - log_sum; }
+};
+
+template <class T>
+__global__ void log_softmax_rows(std::int64_t rows, std::int64_t n, const T* x, T* y) {
+  const std::int64_t r = blockIdx.x * std::int64_t{8} + threadIdx.y;
+  if (r >= rows) return;
+  const Row row(x + r * n, n);
+  for (std::int64_t c = threadIdx.x; c < n; c += 32) y[r * n + c] = T(row.log_p(float(x[r * n + c])));
+}
+
+// dx = dy − softmax(x)·Σ dy, and softmax(x) = exp(y)
+template <class T>
+__global__ void log_softmax_rows_backward(std::int64_t rows, std::int64_t n, const T* y, const T* dy, T* dx, bool add) {
+  const std::int64_t r = blockIdx.x * std::int64_t{8} + threadIdx.y;
+  if (r >= rows) return;
+  float sum = 0;
+  for (std::int64_t c = threadIdx.x; c < n; c += 32) sum += float(dy[r * n + c]);
+  sum = warp_sum(sum);
+  for (std::int64_t i = r * n + threadIdx.x; i < (r + 1) * n; i += 32)
+    dx[i] = T(float(dy[i]) - expf(float(y[i])) * sum + (add ? float(dx[i]) : 0.f));
+}
+
+// −Σ_c q_c·log p_c with q = (1 − ε)·onehot + ε/classes, and whether the label has the first of the largest logits.
+template <class T>
+__global__ void cross_entropy_rows(std::int64_t rows, std::int64_t n, const T* x, const std::int32_t* labels,
+                                   float smoothing, float* probabilities, float* losses, float* hits) {
+  const std::int64_t r = blockIdx.x * std::int64_t{8} + threadIdx.y;
+  if (r >= rows) return;
+  const T* from = x + r * n;
+  const Row row(from, n);
+  const std::int32_t label = labels[r];
+  const bool valid = label >= 0 && label < n;
+  const float mine = valid ? float(from[label]) : NAN;
+  float sum = 0;
+  bool beaten = !valid;
+  for (std::int64_t c = threadIdx.x; c < n; c += 32) {
+    const float v = float(from[c]), log_p = row.log_p(v);
+    sum += log_p;
+    probabilities[r * n + c] = expf(log_p);
+    if (c < label ? !(v < mine) : !(v <= mine)) beaten = true;
+  }
+  sum = warp_sum(sum);
+  beaten = __any_sync(~0u, beaten);
+  if (threadIdx.x > 0) return;
+  float loss = -(1 - smoothing) * row.log_p(mine);
+  if (smoothing > 0) loss -= smoothing / float(n) * sum;  // not 0·∞ for a logit of −∞
+  losses[r] = loss;
+  hits[r] = beaten ? 0 : 1;
+}
+__global__ void __launch_bounds__(256)
+    cross_entropy_total(std::int64_t rows, const float* losses, const float* hits, float* loss, std::int32_t* correct) {
+  double sum = 0;
+  for (std::int64_t r = threadIdx.x; r < rows; r += 256) sum += double(losses[r]);
+  const double all = over_block(sum, Plus());
+  int right = 0;
+  for (std::int64_t r = threadIdx.x; r < rows; r += 256) right += hits[r] > 0;
+  const int all_right = over_block(right, Plus());
+  if (threadIdx.x > 0) return;
+  *loss = float(all / double(rows));
+  if (correct) *correct += all_right;
+}
+
+template <class T>
+struct CrossEntropyBackward {  // dx = dloss·(p − q)/rows
+  const float* p;
+  const std::int32_t* labels;
+  float smoothing;
+  std::int64_t rows, n;
+  const float* dloss;
+  T* dx;
+  bool add;
+  __device__ void operator()(std::int64_t i) const {
+    const float q = (i % n == labels[i / n] ? 1 - smoothing : 0.f) + smoothing / float(n);
+    dx[i] = T(*dloss / float(rows) * (p[i] - q) + (add ? float(dx[i]) : 0.f));
+  }
+};
+
+template <class T, int V>
+struct BiasRelu {
+  const float* bias;
+  bool relu;
+  T* y;
+  std::int64_t channels;
+  __device__ void operator()(std::int64_t pack) const {
+    float v[V], b[V];
+    load<V>(y + pack * V, v);
+    if (bias) {
+      load<V>(bias + pack * V % channels, b);
+      for (int i = 0; i < V; i++) v[i] += b[i];
+    }
+    if (relu)
+      for (int i = 0; i < V; i++) v[i] = v[i] < 0 ? 0.f : v[i];
+    store<V>(y + pack * V, v);
+  }
+};
+
+template <class From, class To>
+struct ConvertInto {
+  const From* from;
+  To* to;
+  bool add;
+  __device__ void operator()(std::int64_t i) const { to[i] = To(float(from[i]) + (add ? float(to[i]) : 0.f)); }
+};
+
+dim3 warps() { return dim3(32, 8); }
+unsigned blocks_of_rows(std::int64_t rows) { return unsigned((rows + 7) / 8); }
+
+}  // namespace
+
+template <class T>
+void sum_rows(const Grid& grid, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add,
+              float* scratch) {
+  with_packs<T>(
+      channels,
+      [&]<int V> {
+        column_sums<1, V>(grid, rows, channels, scratch, Values<T, V>{dy, channels}, PutSum<float>{db, add});
+      },
+      dy);
+}
+
+template <class T>
+void reduce(const Grid& grid, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x,
+            T* y, bool add) {
+  if (outer * inner == 0) return;
+  auto run = [&](auto combine, auto start) {
+    using A = decltype(start);
+    if (inner > 1 || middle < 64)
+      return device_launch(grid.stream, outer * inner,
+                           ReduceMiddle<T, A, decltype(combine)>{combine, start, middle, inner, x, y, add});
+    reduce_rows<<<unsigned(outer), 256, 0, grid.stream>>>(combine, start, middle, x, y, add);
+    CUDA_CHECK(cudaGetLastError(), "reduce ", outer, " rows of ", middle);
+  };
+  if (op == Reduction::sum)
+    run(Plus(), 0.0);
+  else
+    run(Larger(), -INFINITY);
+}
+
+template <class T>
+void sum_of_squares(const Grid& grid, std::int64_t n, const T* x, float* y, bool add, float* scratch) {
+  const int blocks = int(std::clamp<std::int64_t>((n + 2047) / 2048, 1, std::min(4 * grid.processors, most_parts)));
+  square_parts<<<unsigned(blocks), 256, 0, grid.stream>>>(n, x, scratch);
+  square_total<<<1, 256, 0, grid.stream>>>(scratch, blocks, y, add);
+  CUDA_CHECK(cudaGetLastError(), "sum of squares of ", n);
+}
+
+template <class T>
+void log_softmax(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, T* y) {
+  if (rows * classes == 0) return;
+  log_softmax_rows<<<blocks_of_rows(rows), warps(), 0, grid.stream>>>(rows, classes, x, y);
+  CUDA_CHECK(cudaGetLastError(), "log_softmax [", rows, ", ", classes, "]");
+}
+template <class T>
+void log_softmax_backward(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
+                          bool add) {
+  if (rows * classes == 0) return;
+  log_softmax_rows_backward<<<blocks_of_rows(rows), warps(), 0, grid.stream>>>(rows, classes, y, dy, dx, add);
+  CUDA_CHECK(cudaGetLastError(), "log_softmax_backward [", rows, ", ", classes, "]");
+}
+template <class T>
+void cross_entropy(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
+                   double smoothing, float* loss, float* probabilities, std::int32_t* correct, float* scratch) {
+  if (rows > 0)
+    cross_entropy_rows<<<blocks_of_rows(rows), warps(), 0, grid.stream>>>(rows, classes, x, labels, float(smoothing),
+                                                                          probabilities, scratch, scratch + rows);
+  cross_entropy_total<<<1, 256, 0, grid.stream>>>(rows, scratch, scratch + rows, loss, correct);
+  CUDA_CHECK(cudaGetLastError(), "cross_entropy [", rows, ", ", classes, "]");
+}
+template <class T>
+void cross_entropy_backward(const Grid& grid, std::int64_t rows, std::int64_t classes, const float* probabilities,
+                            const std::int32_t* labels, double smoothing, const float* dloss, T* dx, bool add) {
+  device_launch(grid.stream, rows * classes,
+                CrossEntropyBackward<T>{probabilities, labels, float(smoothing), rows, classes, dloss, dx, add});
+}
+template <class T>
+void bias_relu(const Grid& grid, std::int64_t rows, std::int64_t channels, const float* bias, bool relu, T* y) {
+  if (!bias && !relu) return;
+  with_packs<T>(
+      channels,
+      [&]<int V> {
+        device_launch(grid.stream, rows * channels / V, BiasRelu<T, V>{bias, relu, y, channels});
+      },
+      y);
+}
+template <class From, class To>
+void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool add) {
+  device_launch(grid.stream, n, ConvertInto<From, To>{from, to, add});
+}
+
+#define TANDEM_ROWS(T)                                                                                                \
+  template void sum_rows(const Grid&, std::int64_t, std::int64_t, const T*, float*, bool, float*);                    \
+  template void reduce(const Grid&, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);         \
+  template void sum_of_squares(const Grid&, std::int64_t, const T*, float*, bool, float*);                            \
+  template void log_softmax(const Grid&, std::int64_t, std::int64_t, const T*, T*);                                   \
+  template void log_softmax_backward(const Grid&, std::int64_t, std::int64_t, const T*, const T*, T*, bool);          \
+  template void cross_entropy(const Grid&, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*, \
+                              float*, std::int32_t*, float*);                                                         \
+  template void cross_entropy_backward(const Grid&, std::int64_t, std::int64_t, const float*, const std::int32_t*,    \
+                                       double, const float*, T*, bool);                                               \
+  template void bias_relu(const Grid&, std::int64_t, std::int64_t, const float*, bool, T*);                           \
+  template void convert(const Grid&, std::int64_t, const T*, float*, bool);
+TANDEM_ROWS(float)
+TANDEM_ROWS(bf16)
+#undef TANDEM_ROWS
+template void convert(const Grid&, std::int64_t, const float*, bf16*, bool);
+template void convert(const Grid&, std::int64_t, const bf16*, bf16*, bool);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,141 @@
+// The CUDA backend's logic that needs no device: what a plan is kept under, which engines are taken, when a step is
+// recorded and when it is not, pools of the allocator, and what is said where there is no GPU.
+#include <gtest/gtest.h>
+
+#include "core/backend.h"
+#include "cuda/convolution.h"
+#include "cuda/device.h"
+#include "cuda/recording.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using namespace tandem::cuda;
+using tandem::test::refused;
+
+namespace {
+
+// ---- plans -----------------------------------------------------------------------------------------------------------
+TEST(CudaPlans, LayoutsAreDescribedInTheOrderNCHW) {
+  const Layout x = Layout::pictures(8, 32, 16, 3);
+  EXPECT_EQ(std::vector<std::int64_t>(x.extents, x.extents + 4), (std::vector<std::int64_t>{8, 3, 32, 16}));
+  EXPECT_EQ(std::vector<std::int64_t>(x.strides, x.strides + 4), (std::vector<std::int64_t>{1536, 1, 48, 3}));
+  const Layout w = Layout::filters({.c_in = 12, .c_out = 8, .kh = 3, .kw = 5, .groups = 4});
+  EXPECT_EQ(std::vector<std::int64_t>(w.extents, w.extents + 4), (std::vector<std::int64_t>{8, 3, 3, 5}));
+  EXPECT_EQ(std::vector<std::int64_t>(w.strides, w.strides + 4), (std::vector<std::int64_t>{45, 1, 15, 3}));
+}
+
+TEST(CudaPlans, OnePlanForEachPassShapeTypeAndAlignment) {
+  const PlanKey key{Pass::forward, {.n = 8, .h = 32, .w = 32, .c_in = 16, .c_out = 16, .kh = 3, .kw = 3}, DType::bf16,
+                    DType::bf16};
+  auto differs = [&](auto change) {
+    PlanKey other = key;
+    change(other);
+    return !(other == key);
+  };
+  EXPECT_FALSE(differs([](PlanKey&) {}));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.pass = Pass::backward_data; }));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.shape.n = 7; }));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.shape.dilation_w = 2; }));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.shape.groups = 2; }));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.type = DType::f32; }));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.gradient = DType::f32; }));
+  EXPECT_TRUE(differs([](PlanKey& k) { k.alignment = 4; }));
+  EXPECT_EQ(key.text(), "conv2d forward, pictures [8, 32, 32, 16], filters [16, 3, 3, 16], bf16");
+}
+
+TEST(CudaPlans, AlignmentIsThatOfTheWorstPointer) {
+  auto at = [](std::uintptr_t address) { return reinterpret_cast<const void*>(address); };
+  EXPECT_EQ(alignment_of({at(4096), at(256)}), 16);
+  EXPECT_EQ(alignment_of({at(4096), at(264)}), 8);
+  EXPECT_EQ(alignment_of({at(4098), at(264)}), 2);
+  EXPECT_EQ(alignment_of({nullptr}), 16);
+}
+
+TEST(CudaPlans, EnginesAreJudgedByTheirNotes) {
+  using Notes = std::vector<cudnnBackendNumericalNote_t>;
+  const Notes cores{CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, winograd{CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4},
+      random{CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, narrowed{CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
+  EXPECT_TRUE(acceptable({}, DType::f32, {}));
+  EXPECT_FALSE(acceptable(cores, DType::f32, {})) << "TF32 was not asked for";
+  EXPECT_TRUE(acceptable(cores, DType::f32, {.tf32 = true}));
+  EXPECT_TRUE(acceptable(cores, DType::bf16, {}));
+  EXPECT_TRUE(acceptable(winograd, DType::f32, {}));
+  EXPECT_FALSE(acceptable(winograd, DType::f32, {.exact = true}));
+  EXPECT_TRUE(acceptable(random, DType::bf16, {}));
+  EXPECT_FALSE(acceptable(random, DType::bf16, {.deterministic = true}));
+  EXPECT_FALSE(acceptable(narrowed, DType::f32, {.tf32 = true}));
+}
+
+// ---- recording -------------------------------------------------------------------------------------------------------
+struct FakeCapture : Capture {
+  std::string& log;
+  std::string refusal;
+  FakeCapture(std::string& l, std::string r = "") : log(l), refusal(std::move(r)) {}
+  void begin() override { log += '['; }
+  std::string end() override {
+    log += ']';
+    return refusal;
+  }
+  void replay() override { log += 'r'; }
+};
+
+std::string run(int calls, std::function<void(std::string&)> step, std::string refusal = "", std::string* why = nullptr) {
+  std::string log;
+  Recording recording([&] { step(log); }, std::make_unique<FakeCapture>(log, refusal));
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < calls; i++) recording();
+  const std::string said = testing::internal::GetCapturedStderr();
+  if (why) *why = recording.why_eager(), EXPECT_NE(said.find(*why), std::string::npos);
+  EXPECT_EQ(recording.recorded(), recording.why_eager().empty() && calls > Recording::eager_calls);
+  return log;
+}
+
+TEST(CudaRecording, TwoEagerStepsThenOneRecordingThenReplays) {
+  EXPECT_EQ(run(5, [](std::string& log) { log += 's'; }), "ss[s]rrr");
+}
+
+TEST(CudaRecording, WhatCannotBeRecordedRunsEagerlyAndSaysWhy) {
+  std::string why;
+  EXPECT_EQ(run(5, [](std::string& log) {
+              if (log.ends_with('[')) throw NotRecordable("a value is read on the host");
+              log += 's';
+            }, "", &why),
+            "ss[]sss");
+  EXPECT_EQ(why, "a value is read on the host");
+  EXPECT_EQ(run(4, [](std::string& log) { log += 's'; }, "the device refuses", &why), "ss[s]ss");
+  EXPECT_EQ(why, "the device refuses");
+}
+
+TEST(CudaRecording, AnErrorWhileRecordingEndsTheCapture) {
+  std::string log;
+  int calls = 0;
+  Recording recording([&] { if (++calls == 3) fail("a real error"); }, std::make_unique<FakeCapture>(log));
+  recording(), recording();
+  EXPECT_THROW(recording(), Error);
+  EXPECT_EQ(log, "[]");
+}
+
+// ---- where there is no GPU -------------------------------------------------------------------------------------------
+TEST(CudaDevice, TheCauseIsNamed) {
+  EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 0, 13000).find("no NVIDIA driver"), std::string::npos);
+  EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 12040, 13000).find("driver is made for CUDA 12.4, this program for "
+                                                                         "CUDA 13.0"),
+            std::string::npos);
+  EXPECT_NE(why_unusable(cudaErrorNoDevice, 13000, 13000).find("nvidia-smi"), std::string::npos);
+  EXPECT_NE(why_unusable(cudaErrorUnknown, 13000, 13000).find("cudaErrorUnknown"), std::string::npos);
+}
+
+TEST(CudaDevice, IsRefusedWithoutAGpuAndNeverReplacedByTheCpu) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) GTEST_SKIP() << "there is a GPU here";
+  EXPECT_TRUE(refused([] { cuda_backend(0); }, {"no usable GPU"}));
+}
+
+TEST(CudaDevice, LibrariesSayTheirVersions) {
+  EXPECT_NE(library_versions().find("cuDNN 9."), std::string::npos) << library_versions();
+  bool found = false;
+  for (const std::string& path : library_paths()) found |= path.find("libcudnn") != std::string::npos;
+  EXPECT_TRUE(found) << "libcudnn is loaded, but not among the paths";
+}
+
+}  // namespace
