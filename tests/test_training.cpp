@@ -403,6 +403,17 @@ class Checkpoint : public testing::Test {
     if (out) *out = weights(model);
     return report;
   }
+
+  // A run that ended early and left its checkpoint in run/; returns what it was asked for.
+  FitOptions stopped_after(std::int64_t steps, const test::BackendKind& kind,
+                           decltype(FitOptions::settings) settings = {}) {
+    FitOptions options;
+    options.settings = std::move(settings);
+    options.checkpoint = folder.file("run");
+    options.stop_after = steps;
+    run(kind, {}, options);
+    return options;
+  }
 };
 
 void expect_same(const EpochReport& a, const EpochReport& b) {
@@ -490,11 +501,7 @@ TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
 
 TEST_F(Checkpoint, NamesWhatDiffers) {
   const test::BackendKind& kind = test::backends()[0];
-  FitOptions options;
-  options.settings = {{"--model", "small"}};
-  options.checkpoint = folder.file("run");
-  options.stop_after = 5;
-  run(kind, {}, options);
+  FitOptions options = stopped_after(5, kind, {{"--model", "small"}});
   options.resume = last("run");
   options.checkpoint = {};
   options.stop_after = 6;
@@ -515,11 +522,7 @@ TEST_F(Checkpoint, NamesWhatDiffers) {
 
 TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
   const test::BackendKind& kind = test::backends()[0];
-  FitOptions options;
-  options.settings = {{"--model", "small"}};
-  options.checkpoint = folder.file("run");
-  options.stop_after = 5;
-  run(kind, {}, options);
+  stopped_after(5, kind, {{"--model", "small"}});
 
   std::unique_ptr<Backend> backend = kind.make();
   Tiny other;
@@ -561,10 +564,7 @@ TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
 
 TEST_F(Checkpoint, DamageIsNoticed) {
   const test::BackendKind& kind = test::backends()[0];
-  FitOptions options;
-  options.checkpoint = folder.file("run");
-  options.stop_after = 3;
-  run(kind, {}, options);
+  stopped_after(3, kind);
   const std::string good = test::contents(last("run"));
   std::unique_ptr<Backend> backend = kind.make();
   Small model;
@@ -596,10 +596,7 @@ TEST_F(Checkpoint, DamageIsNoticed) {
 // A full disk, as far as a process can have its own: a file may not grow beyond a limit.
 TEST_F(Checkpoint, AFullDiskLeavesTheEarlierOne) {
   const test::BackendKind& kind = test::backends()[0];
-  FitOptions options;
-  options.checkpoint = folder.file("run");
-  options.stop_after = 3;
-  run(kind, {}, options);
+  FitOptions options = stopped_after(3, kind);
   const std::string before = test::contents(last("run"));
   options.resume = options.checkpoint;
   options.stop_after = 5;
