@@ -35,7 +35,7 @@ struct NormShape {
 struct GroupNormShape {
   std::int64_t pictures = 0, pixels = 1, channels = 0, groups = 1;
   double epsilon = 1e-5;
-  std::int64_t in_group() const { return channels / groups; }  // neighbouring channels
+  constexpr std::int64_t in_group() const { return channels / groups; }  // neighbouring channels
 };
 
 class Backend {

@@ -57,8 +57,8 @@ class Shape {
 struct ConvShape {
   std::int64_t n = 0, h = 0, w = 0, c_in = 0, c_out = 0, kh = 1, kw = 1;
   std::int64_t stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0, dilation_h = 1, dilation_w = 1, groups = 1;
-  std::int64_t out_h() const { return (h + 2 * pad_h - dilation_h * (kh - 1) - 1) / stride_h + 1; }
-  std::int64_t out_w() const { return (w + 2 * pad_w - dilation_w * (kw - 1) - 1) / stride_w + 1; }
+  constexpr std::int64_t out_h() const { return (h + 2 * pad_h - dilation_h * (kh - 1) - 1) / stride_h + 1; }
+  constexpr std::int64_t out_w() const { return (w + 2 * pad_w - dilation_w * (kw - 1) - 1) / stride_w + 1; }
   std::int64_t x_elements() const { return n * h * w * c_in; }
   std::int64_t y_elements() const { return n * out_h() * out_w() * c_out; }
   std::int64_t w_elements() const { return c_out * kh * kw * (c_in / groups); }
@@ -69,8 +69,8 @@ struct ConvShape {
 // One pooling: x[n, h, w, c] → y[n, out_h, out_w, c]. Average pooling divides by the elements inside the picture.
 struct PoolShape {
   std::int64_t n = 0, h = 0, w = 0, c = 0, kh = 2, kw = 2, stride_h = 2, stride_w = 2, pad_h = 0, pad_w = 0;
-  std::int64_t out_h() const { return (h + 2 * pad_h - kh) / stride_h + 1; }
-  std::int64_t out_w() const { return (w + 2 * pad_w - kw) / stride_w + 1; }
+  constexpr std::int64_t out_h() const { return (h + 2 * pad_h - kh) / stride_h + 1; }
+  constexpr std::int64_t out_w() const { return (w + 2 * pad_w - kw) / stride_w + 1; }
   bool operator==(const PoolShape&) const = default;
 };
 
