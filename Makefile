@@ -13,7 +13,6 @@ ONEDNN    ?= auto
 OPENMP    ?= auto
 ZLIB      ?= auto
 CLI11     ?= auto
-JSON      ?= auto
 STB       ?= auto
 PROTOBUF  ?= auto
 GTEST     ?= auto
@@ -28,11 +27,11 @@ CUDA_ARCH ?= 80 90#          compute capabilities; the last one also as PTX, whi
 WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in CI
 
 # The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line; the second is for
-# safetensors, ONNX and TensorBoard files, the third for the tests, and the last for .ci/run, which lays real data and
+# ONNX and TensorBoard files, the third for the tests, and the last for .ci/run, which lays real data and
 # looks for races with clang.
 PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev curl ca-certificates
-PACKAGES_FILES := nlohmann-json3-dev libprotobuf-dev protobuf-compiler
-PACKAGES_TESTS := libgtest-dev pkg-config
+PACKAGES_FILES := libprotobuf-dev protobuf-compiler
+PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
@@ -137,17 +136,10 @@ STB_PACKAGE    := libstb-dev
 STB_WITHOUT    := picture files cannot be read
 
 GTEST_NAME     := GoogleTest
-GTEST_NEEDS    := gtest/gtest.h libgtest.a libgtest_main.a
+GTEST_NEEDS    := gtest/gtest.h libgtest.a libgtest_main.a nlohmann/json.hpp#  a second opinion on the JSON we read and write
 GTEST_VERSION  := $(shell sed -n 's/^Version: //p' $(dir $(call find,libgtest.a))pkgconfig/gtest.pc 2>/dev/null)
-GTEST_PACKAGE  := libgtest-dev
+GTEST_PACKAGE  := libgtest-dev nlohmann-json3-dev
 GTEST_WITHOUT  := make test will not build
-
-JSON_NAME      := nlohmann-json
-JSON_NEEDS     := nlohmann/json.hpp
-JSON_VERSION   := $(call version,$(if $(call find,nlohmann/detail/abi_macros.hpp),$\
-  nlohmann/detail/abi_macros.hpp,nlohmann/json.hpp),$(addprefix NLOHMANN_JSON_VERSION_,MAJOR MINOR PATCH))
-JSON_PACKAGE   := nlohmann-json3-dev
-JSON_WITHOUT   := no safetensors files
 
 PROTOBUF_NAME    := protobuf
 PROTOBUF_NEEDS   := protoc google/protobuf/message_lite.h libprotobuf-lite.so
@@ -198,8 +190,8 @@ define decide
   $1_STATE   := $(if $(filter 0,$($1)),off: $1=0,$(if $($1_REASON),off: $($1_REASON),$($1_VERSION)))
   $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
 endef
-switches := ONEDNN OPENMP ZLIB CLI11 STB JSON PROTOBUF GTEST CUDA UCX
-known    := ONEDNN OPENMP ZLIB CLI11 STB JSON PROTOBUF GTEST CUDA CUDNN NCCL UCX
+switches := ONEDNN OPENMP ZLIB CLI11 STB PROTOBUF GTEST CUDA UCX
+known    := ONEDNN OPENMP ZLIB CLI11 STB PROTOBUF GTEST CUDA CUDNN NCCL UCX
 $(foreach n,$(known),$(eval $(call examine,$n)))
 $(foreach n,$(switches),$(eval $(call decide,$n)))
 
@@ -223,13 +215,12 @@ chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard c
           $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
           $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
           $(call either,$(CLI11_ON),$(wildcard layers/options_cli11.cpp),layers/options_plain.cpp) \
-          $(call either,$(JSON_ON),$(wildcard core/safetensors.cpp),core/safetensors_none.cpp) \
           $(call either,$(PROTOBUF_ON),layers/onnx.cpp layers/tensorboard.cpp,$\
             layers/onnx_none.cpp layers/tensorboard_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
           $(call either,$(UCX_ON),$(dist_room),dist/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
-          layers/options_cli11.cpp layers/options_plain.cpp core/safetensors.cpp core/safetensors_none.cpp \
+          layers/options_cli11.cpp layers/options_plain.cpp \
           layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp
 common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp)
 
@@ -263,7 +254,6 @@ Tandem $(VERSION) in $(BUILD)/: $(CXX_NAME) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFL
   $(call row,ZLIB)
   $(call row,CLI11)
   $(call row,STB)
-  $(call row,JSON)
   $(call row,PROTOBUF)
   $(call row,GTEST)
   $(call row,CUDA)$(if $(CUDA_ON), for sm_$(call join_by,$(CUDA_ARCH),$(comma) sm_)

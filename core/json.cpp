@@ -203,6 +203,11 @@ const Json* Json::find(std::string_view name) const {
 
 Json Json::parse(std::string_view text) { return Reader(text).document(); }
 
+bool is_utf8(std::string_view text) {
+  while (const std::size_t n = utf8_length(text)) text.remove_prefix(n);
+  return text.empty();
+}
+
 std::string json_quoted(std::string_view text) {
   std::string out = "\"";
   for (std::size_t i = 0; i < text.size();) {

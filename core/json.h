@@ -29,8 +29,8 @@ struct JsonMember {
   Json value;
 };
 
-std::string json_quoted(
-    std::string_view text);         // "…" with what needs it escaped; bytes that are not UTF-8 become U+FFFD
+bool is_utf8(std::string_view text);
+std::string json_quoted(std::string_view text);  // "…", what needs it escaped; bytes that are not UTF-8 become U+FFFD
 std::string json_number(double v);  // seven digits; null for what is not finite, which is all that JSON has
 
 }  // namespace tandem

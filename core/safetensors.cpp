@@ -8,16 +8,14 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <set>
 
 #include "core/atomic_file.h"
 #include "core/backend.h"
+#include "core/json.h"
 
 namespace tandem {
 namespace {
 
-using Json = nlohmann::json;
 using Entry = SafetensorsFile::Entry;
 
 constexpr std::uint64_t largest_header = 100'000'000;  // the format's own bound
@@ -64,59 +62,51 @@ std::vector<double> decoded(const std::vector<std::byte>& bytes, auto&& as_doubl
   return v;
 }
 
-// The whole number at `j`, or a refusal that names it.
-template <class Refuse>
-std::uint64_t whole(const Json& j, const Refuse& no) {
-  if (!j.is_number_unsigned()) no();
-  return j.get<std::uint64_t>();
-}
-
-// JSON allows a name twice and any depth; the format allows neither.
 Json parse_header(const std::string& file, const std::string& text) {
-  std::vector<std::set<std::string>> names(3);
-  auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    using Event = Json::parse_event_t;
-    if ((event == Event::object_start || event == Event::array_start) && depth > 2)
-      refuse(file, ": its header is nested deeper than the format allows", again);
-    if (event == Event::object_start) names[std::size_t(depth)].clear();
-    if (event == Event::key && !names[std::size_t(depth) - 1].insert(parsed.get<std::string>()).second)
-      refuse(file, ": the name ", parsed.dump(), " is there twice", again);
-    return true;
-  };
   try {
-    return Json::parse(text, watch);
-  } catch (const Json::exception& e) {
-    refuse(file, ": its header is not JSON (", e.what(), ")", again);
+    return Json::parse(text);
+  } catch (const Error& e) {
+    refuse(file, ": its header is not JSON that the format allows (", e.what(), ")", again);
   }
 }
+
+// Numbers of JSON are doubles here: exact up to 2⁵³, which is more bytes than any file has.
+bool whole(const Json& j) { return j.is(Json::Kind::number) && j.number >= 0 && j.number == std::floor(j.number); }
 
 Entry parse_entry(const std::string& file, const std::string& name, const Json& j) {
   auto no = [&](const auto&... why) { refuse(file, ": ", name, ": ", why..., again); };
-  if (!j.is_object()) no("is not described by an object");
-  for (const char* key : {"dtype", "shape", "data_offsets"})
-    if (!j.contains(key)) no("has no ", key);
-  if (!j["dtype"].is_string()) no("its dtype is not a string");
-  if (!j["shape"].is_array()) no("its shape is not a list");
-  const Json& offsets = j["data_offsets"];
-  if (!offsets.is_array() || offsets.size() != 2) no("its data_offsets are not two numbers");
+  if (!j.is(Json::Kind::object)) no("is not described by an object");
+  auto member = [&](const char* key, Json::Kind kind, const char* article) -> const Json& {
+    const Json* found = j.find(key);
+    if (!found) no("has no ", key);
+    if (!found->is(kind)) no("its ", key, " is not ", article);
+    return *found;
+  };
+  const std::string& dtype = member("dtype", Json::Kind::text, "a string").text;
+  const std::vector<Json>& extents = member("shape", Json::Kind::array, "a list").items;
+  const std::vector<Json>& offsets = member("data_offsets", Json::Kind::array, "a list").items;
 
   Entry e;
-  e.dtype = j["dtype"].get<std::string>();
-  const std::uint64_t size = element_bytes(e.dtype);
-  if (size == 0) refuse(file, ": ", name, " has the type ", e.dtype, ", which is not supported; convert it to F32");
-  if (j["shape"].size() > Shape::max_rank)
-    refuse(file, ": ", name, " has ", j["shape"].size(), " axes; tensors here have at most ", Shape::max_rank);
+  e.dtype = dtype;
+  const std::uint64_t size = element_bytes(dtype);
+  if (size == 0) refuse(file, ": ", name, " has the type ", dtype, ", which is not supported; convert it to F32");
+  if (extents.size() > Shape::max_rank)
+    refuse(file, ": ", name, " has ", extents.size(), " axes; tensors here have at most ", Shape::max_rank);
   std::uint64_t bytes = size;
-  for (const Json& extent : j["shape"]) {
-    const std::uint64_t n = whole(extent, [&] { no("its shape holds ", extent.dump(), ", not a whole number"); });
-    if (n > std::uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, n, &bytes) || bytes > std::uint64_t(INT64_MAX))
-      no("its shape ", j["shape"].dump(), " is larger than any memory");
-    e.shape.append(std::int64_t(n));
+  for (const Json& extent : extents) {
+    if (!whole(extent)) no("its shape holds something that is not a whole number");
+    if (extent.number > 0x1p53 || __builtin_mul_overflow(bytes, std::uint64_t(extent.number), &bytes) ||
+        bytes > std::uint64_t(INT64_MAX))
+      no("its shape is larger than any memory");
+    e.shape.append(std::int64_t(extent.number));
   }
-  e.begin = whole(offsets[0], [&] { no("its data_offsets are ", offsets.dump()); });
-  e.end = whole(offsets[1], [&] { no("its data_offsets are ", offsets.dump()); });
-  if (e.end < e.begin || e.end - e.begin != bytes)
-    no("its data_offsets ", offsets.dump(), " do not hold the ", bytes, " bytes of ", e.dtype, " ", j["shape"].dump());
+  if (offsets.size() != 2 || !whole(offsets[0]) || !whole(offsets[1]) || offsets[1].number > 0x1p53)
+    no("its data_offsets are not two whole numbers");
+  if (offsets[1].number - offsets[0].number != double(bytes))
+    no("its data_offsets hold ", offsets[1].number - offsets[0].number, " bytes, not the ", bytes, " of ", dtype, " ",
+       e.shape);
+  e.begin = std::uint64_t(offsets[0].number);
+  e.end = e.begin + bytes;
   return e;
 }
 
@@ -166,15 +156,15 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   if (text.empty() || text[0] != '{') refuse(file, ": its header does not begin with {", again);
   const Json header = parse_header(file, text);
 
-  for (const auto& [name, entry] : header.items()) {
+  for (const auto& [name, entry] : header.members) {
     if (name != "__metadata__") {
       tensors_[name] = parse_entry(file, name, entry);
       continue;
     }
-    if (!entry.is_object()) refuse(file, ": its __metadata__ is not a dictionary", again);
-    for (const auto& [key, value] : entry.items()) {
-      if (!value.is_string()) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
-      metadata_[key] = value.get<std::string>();
+    if (!entry.is(Json::Kind::object)) refuse(file, ": its __metadata__ is not a dictionary", again);
+    for (const auto& [key, value] : entry.members) {
+      if (!value.is(Json::Kind::text)) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
+      metadata_[key] = value.text;
     }
   }
 
@@ -295,23 +285,26 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   for (const auto& named : items_) order.push_back(&named);
   std::stable_sort(order.begin(), order.end(),
                    [](auto* a, auto* b) { return element_bytes(a->second.dtype) > element_bytes(b->second.dtype); });
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata_.empty()) header["__metadata__"] = metadata_;
+  auto quoted = [&](const std::string& word) {
+    require(is_utf8(word), path.string(), ": the name or metadata string ", json_quoted(word), " is not UTF-8");
+    return json_quoted(word);
+  };
+  std::ostringstream header;
+  const char* comma = "";
+  for (const auto& [key, value] : metadata_)
+    header << std::exchange(comma, ",") << quoted(key) << ':' << quoted(value);
+  const std::string metadata = header.str();
+  header.str("");
+  if (!metadata.empty()) header << "\"__metadata__\":{" << metadata << '}';
   std::uint64_t at = 0;
   for (const auto* named : order) {
     const auto& [name, item] = *named;
     const std::uint64_t bytes = std::uint64_t(item.shape.elements()) * element_bytes(item.dtype);
-    header[name] = {{"dtype", item.dtype},
-                    {"shape", std::vector<std::int64_t>(item.shape.begin(), item.shape.end())},
-                    {"data_offsets", {at, at + bytes}}};
+    header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype << "\",\"shape\":" << item.shape
+           << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
     at += bytes;
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const Json::exception& e) {
-    fail(path.string(), ": a name or a metadata string is not UTF-8: ", e.what());
-  }
+  std::string text = '{' + header.str() + '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
   require(text.size() <= largest_header, path.string(), ": names and metadata are longer than the format allows");
 

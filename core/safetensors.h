@@ -3,7 +3,7 @@
 //
 //   u64 N | N bytes of JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …} | the elements
 //
-// Little-endian and row-major. Where there is no JSON library (safetensors_none.cpp) everything here refuses.
+// Little-endian and row-major.
 #pragma once
 #include <filesystem>
 #include <map>
