@@ -171,9 +171,10 @@ UCX_WITHOUT    := one process
 
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
-dist_room := $(filter-out dist/none.cpp,$(wildcard dist/*.cpp))
+# Ranks in one process need no network library; these do.
+network   := $(wildcard dist/ucx.cpp dist/rendezvous.cpp dist/start.cpp)
 CUDA_EMPTY := $(if $(wildcard cuda/backend.cpp),,cuda/ holds no backend yet)
-UCX_EMPTY  := $(if $(dist_room),,dist/ holds no strategies yet)
+UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
 ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)
 
@@ -218,15 +219,16 @@ chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard c
           $(call either,$(PROTOBUF_ON),layers/onnx.cpp layers/tensorboard.cpp,$\
             layers/onnx_none.cpp layers/tensorboard_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
-          $(call either,$(UCX_ON),$(dist_room),dist/none.cpp)
+          $(call either,$(UCX_ON),$(network),dist/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
           layers/options_cli11.cpp layers/options_plain.cpp \
           layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp
-common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp)
+common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp) \
+          $(filter-out $(network) dist/none.cpp,$(wildcard dist/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
 # Programs that look inside a room which is not there are left out with it.
-rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(UCX_ON),,dist/)
+rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(UCX_ON),,$(network:.cpp=.h))
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
 left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))

@@ -1,0 +1,75 @@
+// Wire: messages between the ranks of a job, for message_communicator.cpp; in-process (in_process.cpp) and UCX (ucx.cpp).
+//
+// A message is matched by (from, context, number, kind) and, within these, in the order of sending. When it meets the
+// receive that waits for it, the rest of the two headers must be equal: a difference is a disagreement between the
+// programs, and the text names both sides.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "dist/communicator.h"
+
+namespace tandem {
+
+enum class Kind : std::uint8_t { message, broadcast, all_reduce, reduce_scatter, all_gather, barrier };
+const char* name_of(Kind kind);
+
+struct Header {
+  std::uint64_t context = 0;  // of the communicator: a split has one of its own
+  std::uint32_t number = 0;   // of the collective on its communicator, from 1; of a message: its tag
+  Kind kind = Kind::message;
+  DType dtype = DType::f32;
+  Combine combine = Combine::sum;
+  std::uint8_t root = 0;   // lowest byte
+  std::int64_t count = 0;  // elements of the whole collective
+
+  bool meets(const Header& o) const { return context == o.context && number == o.number && kind == o.kind; }
+  bool agrees(const Header& o) const {
+    return dtype == o.dtype && combine == o.combine && root == o.root && count == o.count;
+  }
+};
+std::string describe(const Header& header);  // "all_reduce #3 (sum of 1024 f32)"
+
+// What a rank is at: to find, when a wait is too long, who keeps all the others waiting.
+struct Standing {
+  int waits_for = -1;       // rank in the job; −1: for nobody
+  std::uint64_t steps = 0;  // how far it is: grows from step to step, and from one collective to the next
+  bool left = false;
+};
+// Follows the waiting from `rank` to one that waits for nobody. Where ranks wait for each other in a circle a message was
+// lost: to one that is behind, from the one ahead of it for which it waits.
+int culprit(const std::vector<Standing>& all, int rank);
+
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string where(int rank) const = 0;
+
+  // One message under way; destroying it gives it up, and its memory is not touched afterwards.
+  class Request {
+   public:
+    virtual ~Request() = default;
+    virtual bool done() = 0;  // throws CommunicationError
+  };
+  virtual std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) = 0;
+  virtual std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) = 0;
+
+  virtual void progress() = 0;  // throws CommunicationError when another rank has failed
+  virtual void rest() = 0;      // until something has happened, until wake(), or a few milliseconds
+  virtual void wake() = 0;
+  virtual std::uint64_t bytes_sent() const = 0;
+
+  // A collective begins. A wire that sees what all ranks began can name a disagreement at once.
+  virtual void announce(const Header& header, int ranks) { (void)header, (void)ranks; }
+  virtual void stand(const Standing& standing) = 0;
+  // After a wait of too long: who is to blame, as far as can be known.
+  virtual int blame(int waits_for) = 0;
+  virtual void fail(int culprit, const std::string& text) = 0;
+};
+
+// A communicator of all ranks of the wire. deadline: seconds that any wait may last.
+std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double deadline, struct ChoiceTable table);
+
+}  // namespace tandem

@@ -1,0 +1,423 @@
+// Collectives on in-process ranks: results against sums in double, bit-identical on all ranks; a fault at every message.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "dist/in_process.h"
+#include "dist/wire.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+using Body = std::function<void(Communicator&)>;
+
+// Runs body on every rank, in a thread each; what a rank threw, or "".
+std::vector<std::string> on_ranks(int n, const Body& body, const InProcessOptions& options = {},
+                                  std::vector<int>* culprits = nullptr) {
+  auto ranks = in_process(n, options);
+  std::vector<std::string> said(static_cast<std::size_t>(n));
+  if (culprits) culprits->assign(static_cast<std::size_t>(n), -2);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ranks.size(); r++)
+    threads.emplace_back([&, r, mine = std::move(ranks[r])]() mutable {
+      try {
+        body(*mine);
+      } catch (const CommunicationError& e) {
+        said[r] = e.what();
+        if (culprits) (*culprits)[r] = e.rank;
+      } catch (const std::exception& e) {
+        said[r] = e.what();
+      }
+      mine.reset();  // leaves
+    });
+  for (auto& t : threads) t.join();
+  return said;
+}
+
+void all_well(const std::vector<std::string>& said) {
+  for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
+}
+
+template <class T>
+std::vector<T> numbers_of(int rank, std::int64_t n) {
+  std::vector<T> x;
+  for (double v : numbers("rank " + std::to_string(rank), n)) x.push_back(T(v));
+  return x;
+}
+
+struct Gathered {  // what all ranks ended with
+  std::mutex mutex;
+  std::vector<std::vector<std::byte>> bytes;
+  explicit Gathered(int n) : bytes(static_cast<std::size_t>(n)) {}
+  template <class T>
+  void keep(int rank, const std::vector<T>& x) {
+    std::lock_guard lock(mutex);
+    auto p = reinterpret_cast<const std::byte*>(x.data());
+    bytes[static_cast<std::size_t>(rank)].assign(p, p + x.size() * sizeof(T));
+  }
+  void all_equal() const {
+    for (std::size_t r = 1; r < bytes.size(); r++) EXPECT_TRUE(bytes[r] == bytes[0]) << "rank " << r << " differs";
+  }
+};
+
+ChoiceTable only(Algorithm reduce, Algorithm broadcast = Algorithm::tree) {
+  return {{{~0ul, reduce}}, {{~0ul, broadcast}}};
+}
+
+const std::vector<int> sizes{2, 3, 4, 7, 8};
+const std::vector<std::int64_t> counts{1, 2, 5, 64, 1000, 300000};
+
+// One call of all_reduce on n ranks: right within the rounding of n − 1 additions, and the same bits everywhere.
+template <class T>
+void check_all_reduce(int n, std::int64_t count, const ChoiceTable& table, Combine combine, double unit) {
+  SCOPED_TRACE(std::to_string(n) + " ranks, " + std::to_string(count) + " elements");
+  std::vector<double> want(static_cast<std::size_t>(count), combine == Combine::sum ? 0 : -1e300), size = want;
+  std::fill(size.begin(), size.end(), 0.0);
+  for (int r = 0; r < n; r++) {
+    auto x = numbers_of<T>(r, count);
+    for (std::size_t i = 0; i < x.size(); i++) {
+      want[i] = combine == Combine::sum ? want[i] + double(x[i]) : std::max(want[i], double(x[i]));
+      size[i] += std::abs(double(x[i]));
+    }
+  }
+  Gathered result(n);
+  all_well(on_ranks(n,
+                    [&](Communicator& c) {
+                      auto x = numbers_of<T>(c.rank(), count);
+                      c.all_reduce(buffer(x), combine).wait();
+                      result.keep(c.rank(), x);
+                      for (std::size_t i = 0; i < x.size(); i++)
+                        if (!(std::abs(double(x[i]) - want[i]) <= unit * size[i]))
+                          fail("element ", i, " is ", double(x[i]), " and should be ", want[i]);
+                    },
+                    {.table = table}));
+  result.all_equal();
+}
+
+TEST(Communicator, AllReduceSums) {
+  for (int n : sizes)
+    for (std::int64_t count : counts) {
+      for (Algorithm a : {Algorithm::doubling, Algorithm::halving, Algorithm::ring, Algorithm::direct}) {
+        SCOPED_TRACE(name_of(a));
+        check_all_reduce<float>(n, count, only(a), Combine::sum, 6e-8 * n);
+        check_all_reduce<double>(n, count, only(a), Combine::sum, 1.2e-16 * n);
+      }
+      check_all_reduce<float>(n, count, {}, Combine::sum, 6e-8 * n);
+    }
+}
+
+TEST(Communicator, LargestWins) {
+  for (int n : sizes)
+    for (Algorithm a : {Algorithm::doubling, Algorithm::halving, Algorithm::ring})
+      check_all_reduce<float>(n, 1000, only(a), Combine::max, 0);
+}
+
+// One rounding to 8 bits by the owner (2^-8 at most), where a ring would make n − 1 of them.
+TEST(Communicator, Bf16IsAddedInF32AndRoundedOnce) {
+  for (int n : sizes) {
+    check_all_reduce<bf16>(n, 20000, only(Algorithm::ring), Combine::sum, std::ldexp(1, -8) + 6e-8 * n);
+    check_all_reduce<bf16>(n, 100, {}, Combine::sum, std::ldexp(1, -8) * (std::log2(n) + 2));
+  }
+}
+
+TEST(Communicator, ANaNReachesEveryRank) {
+  for (Combine combine : {Combine::sum, Combine::max})
+    all_well(on_ranks(3, [&](Communicator& c) {
+      std::vector<float> x{1, 2, 3};
+      if (c.rank() == 1) x[2] = std::nanf("");
+      c.all_reduce(buffer(x), combine).wait();
+      require(x[0] == (combine == Combine::sum ? 3.f : 1.f) && std::isnan(x[2]), "got ", x[0], " and ", x[2]);
+    }));
+}
+
+TEST(Communicator, ZerosOfBothSignsGiveTheSameMaximum) {
+  Gathered result(2);
+  all_well(on_ranks(2, [&](Communicator& c) {
+    std::vector<float> x{c.rank() ? 0.f : -0.f, c.rank() ? -0.f : 0.f};
+    c.all_reduce(buffer(x), Combine::max).wait();
+    result.keep(c.rank(), x);
+  }));
+  result.all_equal();
+}
+
+TEST(Communicator, BroadcastFromEveryRoot) {
+  for (int n : sizes)
+    for (Algorithm a : {Algorithm::tree, Algorithm::spread})
+      for (std::int64_t count : {std::int64_t(1), std::int64_t(5), std::int64_t(300000)})
+        for (int root = 0; root < n; root++) {
+          SCOPED_TRACE(std::string(name_of(a)) + ", " + std::to_string(n) + " ranks, root " + std::to_string(root));
+          const auto want = numbers_of<float>(root, count);
+          all_well(on_ranks(n,
+                            [&](Communicator& c) {
+                              auto x = numbers_of<float>(c.rank(), count);
+                              c.broadcast(buffer(x), root).wait();
+                              require(x == want, "not what the root has");
+                            },
+                            {.table = only(Algorithm::ring, a)}));
+        }
+}
+
+TEST(Communicator, ScatterAndGatherPieces) {
+  for (int n : sizes)
+    for (std::int64_t count : counts) {
+      SCOPED_TRACE(std::to_string(n) + " ranks, " + std::to_string(count) + " elements");
+      Cuts uneven = even_cuts(count, n);
+      uneven[1] = 0;  // rank 0 has nothing
+      for (const Cuts& cuts : {Cuts{}, uneven}) {
+        Gathered result(n);
+        all_well(on_ranks(n, [&](Communicator& c) {
+          std::vector<double> x(static_cast<std::size_t>(count));
+          for (std::size_t i = 0; i < x.size(); i++) x[i] = double(i) * (c.rank() + 1);
+          c.reduce_scatter(buffer(x), Combine::sum, cuts).wait();
+          const Cuts at = cuts.empty() ? even_cuts(count, n) : cuts;
+          for (std::size_t i = 0; i < x.size(); i++)
+            if (std::int64_t(i) < at[static_cast<std::size_t>(c.rank())] ||
+                std::int64_t(i) >= at[static_cast<std::size_t>(c.rank()) + 1])
+              x[i] = -1;  // only this rank's piece counts
+          c.all_gather(buffer(x), cuts).wait();
+          for (std::size_t i = 0; i < x.size(); i++)
+            require(x[i] == double(i) * n * (n + 1) / 2, "element ", i, " is ", x[i]);
+          result.keep(c.rank(), x);
+        }));
+        result.all_equal();
+      }
+    }
+}
+
+TEST(Communicator, MessagesKeepTheirOrderWithinATag) {
+  all_well(on_ranks(2, [&](Communicator& c) {
+    std::vector<float> a{1}, b{2}, other{3};
+    if (c.rank() == 0) {
+      Work first = c.send(1, buffer(a)), second = c.send(1, buffer(b)), third = c.send(1, buffer(other), 7);
+      first.wait(), second.wait(), third.wait();
+    } else {
+      std::vector<float> x(1), y(1), z(1);
+      c.recv(0, buffer(z), 7).wait();
+      c.recv(0, buffer(x)).wait();
+      c.recv(0, buffer(y)).wait();
+      require(x == a && y == b && z == other, "wrong order");
+    }
+  }));
+}
+
+TEST(Communicator, ManyAreUnderWayAtOnce) {
+  all_well(on_ranks(4, [&](Communicator& c) {
+    std::vector<std::vector<float>> x(20, std::vector<float>(5000));
+    std::vector<Work> works;
+    for (std::size_t k = 0; k < x.size(); k++) {
+      std::fill(x[k].begin(), x[k].end(), float(k) + float(c.rank()));
+      works.push_back(c.all_reduce(buffer(x[k])));
+    }
+    for (std::size_t k = x.size(); k-- > 0;) {
+      works[k].wait();
+      require(x[k][77] == 4 * float(k) + 6, "collective ", k, " gave ", x[k][77]);
+    }
+  }));
+}
+
+TEST(Communicator, RanksMayWaitInDifferentOrders) {
+  all_well(on_ranks(4,
+                    [&](Communicator& c) {
+                      std::vector<float> x(200000, 1), y(1000, 1);
+                      Work a = c.all_reduce(buffer(x)), b = c.all_reduce(buffer(y));
+                      if (c.rank() % 2) std::swap(a, b);
+                      a.wait(), b.wait();
+                      require(x[5] == 4 && y[5] == 4, "sums ", x[5], " and ", y[5]);
+                    },
+                    {.deadline = 20}));
+}
+
+TEST(Communicator, SplitsByColourAndKey) {
+  all_well(on_ranks(7, [&](Communicator& c) {
+    auto part = c.split(c.rank() % 2, -c.rank());
+    require(part->size() == (c.rank() % 2 ? 3 : 4), "size ", part->size());
+    require(part->rank() == (c.rank() % 2 ? (5 - c.rank()) / 2 : (6 - c.rank()) / 2), "rank ", part->rank());
+    std::vector<float> x{float(c.rank())}, y{1};
+    Work whole = c.all_reduce(buffer(y));  // at the same time
+    part->all_reduce(buffer(x)).wait();
+    whole.wait();
+    require(x[0] == (c.rank() % 2 ? 9 : 12) && y[0] == 7, "sums ", x[0], " and ", y[0]);
+    auto evens = c.split(c.rank() % 2 ? -1 : 0, 0);
+    require(!evens == (c.rank() % 2 == 1), "no communicator for a negative colour");
+    if (evens) evens->barrier().wait();
+  }));
+}
+
+TEST(Communicator, OneRankHasNothingToDo) {
+  auto c = alone();
+  std::vector<float> x{1, 2};
+  c->all_reduce(buffer(x)).wait();
+  c->broadcast(buffer(x), 0).wait();
+  c->barrier().wait();
+  EXPECT_EQ(x, (std::vector<float>{1, 2}));
+  all_well(on_ranks(1, [&](Communicator& one) {
+    std::vector<float> y{5};
+    one.all_reduce(buffer(y)).wait();
+    require(one.split(0, 0)->size() == 1 && y[0] == 5, "changed");
+  }));
+}
+
+TEST(Communicator, ABarrierWaitsForTheLast) {
+  std::atomic<int> arrived{0};
+  all_well(on_ranks(5, [&](Communicator& c) {
+    if (c.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    arrived++;
+    c.barrier().wait();
+    require(arrived == 5, "went on after ", arrived.load());
+  }));
+}
+
+// ---- what goes wrong ---------------------------------------------------------------------------------------------------
+// Every rank is told, with both calls in the text.
+void disagree(const Body& body, std::initializer_list<std::string> parts) {
+  const auto said = on_ranks(3,
+                             [&](Communicator& c) {
+                               body(c);
+                               c.barrier().wait();  // whose part happened to be complete hears of it here
+                             },
+                             {.deadline = 20});
+  for (const std::string& s : said)
+    for (const std::string& part : parts) EXPECT_NE(s.find(part), std::string::npos) << part << " is not in: " << s;
+}
+
+TEST(Communicator, DisagreementIsNamed) {
+  std::vector<std::vector<float>> x(3, std::vector<float>(10));
+  auto mine = [&](Communicator& c) { return buffer(x[static_cast<std::size_t>(c.rank())]); };
+  disagree(
+      [&](Communicator& c) {
+        if (c.rank() == 1)
+          c.broadcast(mine(c), 1).wait();
+        else
+          c.all_reduce(mine(c)).wait();
+      },
+      {"rank 1", "broadcast #1 (10 f32 from rank 1)", "all_reduce #1 (sum of 10 f32)"});
+  disagree(
+      [&](Communicator& c) {
+        Buffer b = mine(c);
+        if (c.rank() == 2) b.count = 9;
+        c.all_reduce(b).wait();
+      },
+      {"rank 2", "sum of 9 f32", "sum of 10 f32"});
+  disagree([&](Communicator& c) { c.broadcast(mine(c), c.rank() == 1).wait(); }, {"from rank 0", "from rank 1"});
+  disagree([&](Communicator& c) { c.all_reduce(mine(c), c.rank() ? Combine::max : Combine::sum).wait(); },
+           {"sum of", "maximum of"});
+  const auto said = on_ranks(2, [&](Communicator& c) {
+    Buffer b = mine(c);
+    if (c.rank() == 0) return c.send(1, b).wait();
+    b.count = 4;
+    c.recv(0, b).wait();
+  });
+  for (const std::string& s : said) EXPECT_NE(s.find("10 f32"), std::string::npos) << s;
+}
+
+TEST(Communicator, WhoLeavesIsNamed) {
+  std::vector<int> culprits;
+  const auto said = on_ranks(
+      3,
+      [](Communicator& c) {
+        std::vector<float> x(100);
+        if (c.rank() != 2) c.all_reduce(buffer(x)).wait();
+      },
+      {.deadline = 20}, &culprits);
+  EXPECT_NE(said[0].find("rank 2, which has left"), std::string::npos) << said[0];
+  EXPECT_EQ(culprits[0], 2);
+  EXPECT_EQ(culprits[1], 2);
+}
+
+TEST(Communicator, AFailedOneStaysFailed) {
+  on_ranks(2,
+           [](Communicator& c) {
+             std::vector<float> x(100);
+             if (c.rank() == 1) return;
+             for (int i = 0; i < 2; i++) EXPECT_THROW(c.all_reduce(buffer(x)).wait(), CommunicationError);
+           },
+           {.deadline = 20});
+}
+
+// Who keeps the others waiting: the end of the chain, or across the gap in a circle.
+TEST(Communicator, TheCulpritIsWhoWaitsForNobody) {
+  EXPECT_EQ(culprit({{1, 5, false}, {2, 5, false}, {-1, 4, false}}, 0), 2);
+  EXPECT_EQ(culprit({{1, 5, false}, {2, 5, true}, {-1, 4, false}}, 0), 1);
+  EXPECT_EQ(culprit({{1, 6, false}, {2, 5, false}, {0, 7, false}}, 0), 2);  // 1 is two steps behind 2
+  EXPECT_EQ(culprit({{1, 6, false}, {2, 5, false}, {1, 4, false}}, 0), 1);
+}
+
+// All the collectives that a training step uses, small and in several chunks.
+void a_step(Communicator& c) {
+  std::vector<float> small(7, 1), large(300000, 1);
+  c.broadcast(buffer(small), 1).wait();
+  Work first = c.all_reduce(buffer(large));
+  c.all_reduce(buffer(small)).wait();
+  first.wait();
+  c.reduce_scatter(buffer(small)).wait();
+  c.all_gather(buffer(small)).wait();
+  c.barrier().wait();
+}
+
+void fault_everywhere(Fault::Kind kind, double deadline) {
+  for (int n : {2, 3, 4}) {
+    Outcome calm;
+    all_well(on_ranks(n, a_step, {.outcome = &calm}));
+    ASSERT_GT(calm.messages, 0);
+    std::vector<std::thread> runs;
+    std::mutex mutex;
+    for (std::int64_t at = 0; at < calm.messages; at++)
+      runs.emplace_back([&, at] {
+        Outcome outcome;
+        std::vector<int> culprits;
+        const auto said =
+            on_ranks(n, a_step, {.deadline = deadline, .fault = {kind, at}, .outcome = &outcome}, &culprits);
+        std::lock_guard lock(mutex);
+        for (int r = 0; r < n; r++) {
+          const auto i = static_cast<std::size_t>(r);
+          if (culprits[i] == -2) continue;  // ended well, or was killed
+          EXPECT_EQ(culprits[i], outcome.faulty) << n << " ranks, message " << at << ", rank " << r << ": " << said[i];
+        }
+        EXPECT_GT(std::count_if(said.begin(), said.end(), [](const std::string& s) { return !s.empty(); }), 0)
+            << "nobody noticed message " << at;
+      });
+    for (auto& t : runs) t.join();
+  }
+}
+TEST(Communicator, AKilledRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::killed, 60); }
+TEST(Communicator, AStoppedRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::stopped, 2); }
+TEST(Communicator, ALostMessageNamesItsSender) { fault_everywhere(Fault::Kind::lost, 2); }
+
+// Random collectives one after the other: nothing hangs and every result is right.
+TEST(Communicator, RandomPrograms) {
+  for (std::uint32_t seed = 0; seed < 40; seed++) {
+    const int n = 2 + int(seed % 7);
+    all_well(on_ranks(n, [&](Communicator& c) {
+      std::uint32_t state = seed * 2654435761u + 1;  // the same on every rank
+      auto draw = [&](std::uint32_t below) { return (state = state * 1664525u + 1013904223u) / 65536 % below; };
+      for (int i = 0; i < 8; i++) {
+        std::vector<double> x(1 + draw(3000), double(c.rank()));
+        switch (draw(4)) {
+          case 0:
+            c.all_reduce(buffer(x)).wait();
+            require(x.back() == n * (n - 1) / 2.0, "sum ", x.back());
+            break;
+          case 1: {
+            const int root = int(draw(std::uint32_t(n)));
+            c.broadcast(buffer(x), root).wait();
+            require(x.back() == root, "broadcast ", x.back());
+            break;
+          }
+          case 2:
+            c.all_gather(buffer(x)).wait();
+            require(x.back() == n - 1, "gather ", x.back());
+            break;
+          default: c.barrier().wait();
+        }
+      }
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
