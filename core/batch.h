@@ -14,9 +14,10 @@ struct Batch {
   Tensor samples;          // i32 [b]: which picture of the set each is, to address random numbers by
   std::int64_t index = 0;  // of this batch in its epoch, from 0
   std::int64_t epoch = 0;
-  std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight
+  std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank
 
   std::int64_t size() const { return samples.defined() ? samples.extent(0) : 0; }
+  std::int64_t over_ranks() const { return global > 0 ? global : size(); }
 };
 
 class BatchSource {

@@ -9,15 +9,16 @@ void Accumulation::begin(const Batch& batch) {
     space_.zero_gradients();
     pictures_ = 0;
   }
-  pictures_ += batch.size();
-  // Each loss is a mean: weighed with its pictures, the gradients add up to a sum over all of them.
+  // Each loss is a mean over this rank's part of the batch: weighed with its pictures, the gradients add up, over batches
+  // and over ranks, to a sum over all of them.
+  pictures_ += batch.over_ranks();
   optimizer_.gradients_are_sums_of(batches_ == 1 ? 1 : double(pictures_));
   optimizer_.stage();
 }
 
 bool Accumulation::backward(const Variable& loss, const Batch& batch) {
   const bool due = (batch.index + 1) % batches_ == 0 || batch.index + 1 == per_epoch_;
-  space_.backward(loss, batches_ == 1 ? 1 : double(batch.size()), due);
+  space_.backward(loss, double(batch.size()) / double(batches_ == 1 ? batch.over_ranks() : 1), due);
   if (count_ == 0)
     loss_ = loss.value();
   else {

@@ -104,6 +104,12 @@ class Progress {
     std::fprintf(stderr, "warning: it goes on, but not bit for bit as it would have:\n");
     for (const std::string& d : differences) std::fprintf(stderr, "  %s\n", d.c_str());
   }
+  void ranks(const Strategy& strategy, std::int64_t batch, double rate, double scaled) {
+    if (!on_) return;
+    std::fprintf(stderr, "%d ranks, %s: batch %lld = %d × %lld, lr %g", strategy.size(), strategy.name().c_str(),
+                 static_cast<long long>(batch), strategy.size(), static_cast<long long>(batch / strategy.size()), rate);
+    std::fprintf(stderr, scaled == rate ? "\n" : " → %g\n", scaled);
+  }
   void stopped(const std::string& reason, std::int64_t steps, std::int64_t total) {
     clear();
     if (on_)
@@ -305,6 +311,7 @@ int stopping_signal() { return stopped_by; }
 FitOptions fit_options(const Options& o) {
   return {.epochs = o.overfit_batch ? 1 : o.epochs,
           .schedule = Schedule::parse(o.schedule),
+          .scale_learning_rate = o.scale_learning_rate && o.global_batch == 0,
           .seed = o.seed,
           .metrics = o.metrics,
           .log_every = o.log_every,
@@ -403,12 +410,16 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::optional<Ema> ema;
   if (options.ema > 0) ema.emplace(space, options.ema);
 
-  const double given_rate = optimizer.learning_rate(), base_rate = strategy.scaled_learning_rate(given_rate);
+  const double given_rate = optimizer.learning_rate(),
+               base_rate = options.scale_learning_rate ? strategy.scaled_learning_rate(given_rate) : given_rate;
   const std::int64_t per_epoch = data.train.batches_per_epoch();
   Accumulation accumulation(space, optimizer, options.accumulate, per_epoch);
   const double steps_per_epoch = double(accumulation.steps_per_epoch()), total = steps_per_epoch * options.epochs;
+  const bool warms_up = options.schedule.warmup > 0 || options.schedule.kind == Schedule::Kind::one_cycle;
+  const double rise = warms_up || base_rate == given_rate ? 0 : std::min(5 * steps_per_epoch, total / 10);
   auto rate_of = [&](std::int64_t step) {
-    return base_rate * options.schedule.factor(double(step), total, steps_per_epoch);
+    const double base = double(step) < rise ? given_rate + (base_rate - given_rate) * double(step) / rise : base_rate;
+    return base * options.schedule.factor(double(step), total, steps_per_epoch);
   };
 
   FitReport report;
@@ -434,6 +445,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                  {"step", at.step}});
   Progress progress(options.progress && speaks, options.epochs);
   if (files.resumes()) progress.resumed(files.from(), at, report.differences);
+  if (strategy.size() > 1) {
+    const std::int64_t all = data.train.make(0, 0).over_ranks();
+    progress.ranks(strategy, all, given_rate, base_rate);
+  }
   StopOnSignal signals;
   Counters counters(optimizer.state());
   // A device is asked for its flag every few steps, since asking waits for it; on the host looking is free.

@@ -82,6 +82,11 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   };
   real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
   note(rate_given);
+  specs.push_back({"--lr-scale", "linear: on n ranks the learning rate is n times as high, unless --global-batch; or none",
+                   o.scale_learning_rate ? "linear" : "none", [&](const std::string& v) {
+                     if (v != "linear" && v != "none") bad("--lr-scale", v, "linear or none");
+                     o.scale_learning_rate = v == "linear";
+                   }});
   specs.push_back({"--schedule", "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", o.schedule,
                    [&](const std::string& v) {
                      try {

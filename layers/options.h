@@ -25,6 +25,7 @@ struct Options {
   int batch = 128;       // per rank
   int global_batch = 0;  // over all ranks; 0: batch × ranks
   double learning_rate = 0.05;
+  bool scale_learning_rate = true;  // with the number of ranks, where --batch is per rank
   std::string schedule = "one-cycle";
   std::string optimizer = "sgd";  // sgd, adamw, lars
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;

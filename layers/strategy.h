@@ -53,7 +53,7 @@ class Strategy {
   virtual void request_stop() { stop_ = true; }
   virtual bool stopped() const { return stop_; }
 
-  // What --batch means: the step's batch over all ranks, and the learning rate that goes with it.
+  // The learning rate for a batch that is as many times larger as there are ranks.
   virtual double scaled_learning_rate(double rate) const { return rate; }
 
  protected:

@@ -1,0 +1,26 @@
+// Synchronous data parallelism: every rank has the whole model and a share of every batch, the gradients are summed over the
+// ranks while backward still runs, and every rank makes the same step. What n ranks with b pictures each compute is what one
+// machine computes with n·b pictures (batch norm aside: it sees a rank's own pictures).
+//
+// The gradient vector is cut into buckets, ranges of it. A thread of the strategy reduces each bucket as soon as backward has
+// finished it, in an order that is the same on all ranks: the one in which rank 0's first backward finished them. Nothing is
+// packed or copied. Parameters change only when the whole step has arrived.
+#pragma once
+#include <memory>
+
+#include "dist/communicator.h"
+#include "layers/strategy.h"
+
+namespace tandem {
+
+struct AllReduceOptions {
+  std::int64_t bucket_bytes = 0;    // 0: an eighth of the vector, between 256 KiB and 4 MiB
+  DType wire = DType::f32;          // bf16: gradients travel rounded, in half the bytes
+  std::int64_t check_every = 1000;  // steps between two comparisons of all ranks' parameters; 0: only at the end
+};
+
+// Throws CommunicationError from begin() and
+// step() when another rank fails, and Error when ranks do not have the same model.
+std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options = {});
+
+}  // namespace tandem

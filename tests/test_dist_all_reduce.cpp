@@ -1,0 +1,294 @@
+// Synchronous all-reduce on in-process ranks: what K ranks compute is what one machine computes with the whole batch.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "dist/all_reduce.h"
+#include "dist/in_process.h"
+#include "layers/accumulation.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+// No batch norm: a batch in parts has the gradient of the whole.
+struct Plain : Module {
+  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
+  Linear& fc2 = child<Linear>("fc2", 32, 10);
+  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+// With running statistics, a weight that is used twice and one that is not used at all.
+struct Odd : Module {
+  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
+  Linear& twice = child<Linear>("twice", 16, 16);
+  Linear& idle = child<Linear>("idle", 16, 16);
+  Linear& fc = child<Linear>("fc", 16, 10);
+  Variable forward(const Variable& x) override { return fc(twice(twice(global_average_pool(bn(conv(x)))))); }
+};
+
+struct Ended {
+  std::vector<double> weights, statistics;
+  double loss = 0;
+  std::string said;  // what it threw
+};
+
+std::vector<Ended> on_ranks(int n, const std::function<void(Strategy&, Ended&)>& body,
+                            const AllReduceOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
+  auto ranks = in_process(n, wire);
+  std::vector<Ended> runs(static_cast<std::size_t>(n));
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ranks.size(); r++)
+    threads.emplace_back([&, r, mine = std::move(ranks[r])]() mutable {
+      try {
+        auto strategy = all_reduce(std::move(mine), options);
+        body(*strategy, runs[r]);
+      } catch (const std::exception& e) {
+        runs[r].said = e.what();
+      }
+    });
+  for (auto& t : threads) t.join();
+  return runs;
+}
+
+void same_bits(const std::vector<Ended>& runs) {
+  for (std::size_t r = 0; r < runs.size(); r++) {
+    EXPECT_EQ(runs[r].said, "") << "rank " << r;
+    EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
+    EXPECT_TRUE(runs[r].statistics == runs[0].statistics) << "rank " << r << " has other statistics than rank 0";
+  }
+}
+
+// The seven lines of a user's own loop, on any strategy, in double on the reference backend.
+template <class Model>
+void train(Strategy& strategy, Ended& run, std::int64_t global_batch, int steps, double clip = 0, int accumulate = 1) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 209, .test = 10, .seed = 3});
+  Loader source(data.train,
+                {.batch = global_batch / strategy.size(),
+                 .seed = 5,
+                 .rank = strategy.rank(),
+                 .world = strategy.size(),
+                 .prefetch = 0},
+                *backend);
+  Model model;
+  ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
+                       DType::f64);  // begin() makes them equal
+  SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
+  sgd.clip_norm = clip;
+  strategy.begin(space);
+  sgd.bind(space);
+  strategy.bind(sgd);
+  const std::int64_t per_epoch = source.batches_per_epoch();
+  Accumulation accumulation(space, sgd, accumulate, per_epoch);
+  int done = 0;
+  for (std::int64_t epoch = 0; done < steps; epoch++) {
+    source.start(epoch);
+    for (Batch batch; done < steps && source.next(batch);) {
+      accumulation.begin(batch);
+      Variable x(batch.images.cast(DType::f64));
+      Variable loss = cross_entropy(model(x), batch.labels);
+      if (!accumulation.backward(loss, batch)) continue;
+      strategy.step(sgd, Variable(accumulation.loss()));
+      done++;
+    }
+  }
+  strategy.merge_statistics(space);
+  strategy.end();
+  run.weights = space.values.values();
+  run.statistics = space.statistics.values();
+}
+
+double furthest(const std::vector<double>& a, const std::vector<double>& b) { return difference(a, b).error; }
+
+TEST(AllReduce, RanksTogetherAreOneMachine) {
+  // 209 pictures in batches of 42 or 48: the last batch of an epoch is smaller, and its shares differ in size.
+  for (int n : {2, 3, 4, 7, 8}) {
+    const std::int64_t batch = n == 8 ? 48 : n == 4 ? 44 : 42;
+    for (auto [steps, tolerance] : {std::pair{1, 1e-12}, {50, 1e-9}}) {
+      Ended whole;
+      Strategy one;
+      // One machine draws with the seed that rank 0 has.
+      train<Plain>(one, whole, batch, steps, 0.5);
+      auto runs = on_ranks(n, [&, steps = steps](Strategy& s, Ended& run) { train<Plain>(s, run, batch, steps, 0.5); });
+      same_bits(runs);
+      EXPECT_LE(furthest(runs[0].weights, whole.weights), tolerance) << n << " ranks, " << steps << " steps";
+    }
+  }
+}
+
+TEST(AllReduce, AccumulatedBatchesAreOneMachinesToo) {
+  Ended whole;
+  Strategy one;
+  train<Plain>(one, whole, 24, 20, 0, 3);
+  auto runs = on_ranks(3, [&](Strategy& s, Ended& run) { train<Plain>(s, run, 24, 20, 0, 3); });
+  same_bits(runs);
+  EXPECT_LE(furthest(runs[0].weights, whole.weights), 1e-9);
+}
+
+TEST(AllReduce, BucketsOfAnySizeGiveTheSame) {
+  auto large = on_ranks(3, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12); });
+  auto small = on_ranks(3, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12); }, {.bucket_bytes = 8192});
+  same_bits(large);
+  same_bits(small);
+  EXPECT_LE(furthest(small[0].weights, large[0].weights), 1e-12);
+}
+
+TEST(AllReduce, Bf16OnTheWireLeavesRanksEqual) {
+  auto run = [](Strategy& s, Ended& run) {
+    auto backend = reference_backend(1);
+    Plain model;
+    ParameterSpace space(model, *backend, 1);
+    SGD sgd({.learning_rate = 0.1});
+    s.begin(space);
+    sgd.bind(space);
+    Tensor x = Tensor::of(*backend, {4, 8, 8, 1}, numbers("x" + std::to_string(s.rank()), 256));
+    Tensor y = Tensor::of(*backend, {4}, {0, 1, 2, 3}, DType::i32);
+    for (int i = 0; i < 10; i++) {
+      space.zero_gradients();
+      Variable loss = cross_entropy(model(Variable(x)), y);
+      space.backward(loss, 1.0 / s.size());
+      sgd.stage();
+      s.step(sgd, loss);
+    }
+    s.end();
+    run.weights = space.values.values();
+  };
+  auto exact = on_ranks(3, run), rounded = on_ranks(3, run, {.wire = DType::bf16});
+  same_bits(exact);
+  same_bits(rounded);
+  EXPECT_GT(furthest(rounded[0].weights, exact[0].weights), 0);
+  EXPECT_LE(furthest(rounded[0].weights, exact[0].weights), 0.01);
+}
+
+TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
+  std::mutex mutex;
+  std::vector<std::vector<double>> before;
+  auto runs = on_ranks(2, [&](Strategy& s, Ended& run) {
+    auto backend = reference_backend(1);
+    Odd model;
+    ParameterSpace space(model, *backend, 1, {}, DType::f64);
+    s.begin(space);
+    std::vector<double> v = numbers("statistics" + std::to_string(s.rank()), space.statistics.elements(), 0.5, 2);
+    space.statistics.copy_from(Tensor::of(*backend, space.statistics.shape(), v, DType::f64));
+    {
+      std::lock_guard lock(mutex);
+      before.push_back(v);
+    }
+    s.merge_statistics(space);
+    run.statistics = space.statistics.values();
+    for (const auto& seg : space.statistic_segments()) run.weights.push_back(double(seg.begin));
+  });
+  same_bits(runs);
+  const auto mean = std::size_t(runs[0].weights[0]), var = std::size_t(runs[0].weights[1]);
+  for (std::size_t c = 0; c < 16; c++) {
+    const double a = before[0][mean + c], b = before[1][mean + c];
+    EXPECT_NEAR(runs[0].statistics[mean + c], (a + b) / 2, 1e-12);
+    EXPECT_NEAR(runs[0].statistics[var + c], (before[0][var + c] + before[1][var + c]) / 2 + (a - b) * (a - b) / 4,
+                1e-12);
+  }
+}
+
+// ---- the whole loop ----------------------------------------------------------------------------------------------------
+FitOptions quiet(int epochs) {
+  FitOptions o;
+  o.epochs = epochs;
+  o.progress = false;
+  return o;
+}
+
+void fit_on(Strategy& strategy, Ended& run, FitOptions options, const std::function<void(std::int64_t)>& each = {},
+            double rate = 0.05) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+  std::int64_t made = 0;
+  LoaderOptions o{.batch = 48 / strategy.size(), .seed = 2, .prefetch = 0};
+  if (each) o.transform = [&](Batch&) { each(made++); };
+  Loader train(data.train, o, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
+  Odd model;
+  SGD sgd({.learning_rate = rate, .momentum = 0.9});
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
+  for (auto& [name, p] : model.parameters())
+    for (double v : p->variable.value().values()) run.weights.push_back(v);
+  for (auto& [name, s] : model.statistics())
+    for (double v : s->tensor.values()) run.statistics.push_back(v);
+  run.loss = double(report.steps);
+  run.statistics.push_back(*report.epochs.back().test_accuracy);  // over all ranks
+  run.statistics.push_back(report.epochs.back().train_loss);
+}
+
+TEST(AllReduce, FitEndsWithTheSameOnEveryRank) {
+  for (int n : {2, 3}) same_bits(on_ranks(n, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(2)); }));
+}
+
+TEST(AllReduce, TheLearningRateGrowsWithTheRanks) {
+  Strategy one;
+  EXPECT_EQ(one.scaled_learning_rate(0.1), 0.1);
+  on_ranks(4, [](Strategy& s, Ended&) { EXPECT_DOUBLE_EQ(s.scaled_learning_rate(0.1), 0.4); });
+}
+
+TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
+  auto runs = on_ranks(3, [](Strategy& s, Ended& run) {
+    fit_on(s, run, quiet(50), [&](std::int64_t made) {
+      if (made == 22 && s.rank() == 1) s.request_stop();
+    });
+  });
+  same_bits(runs);
+  for (const Ended& run : runs) EXPECT_LT(run.loss, 40);
+  for (const Ended& run : runs) EXPECT_EQ(run.loss, runs[0].loss);
+}
+
+TEST(AllReduce, ALossThatIsNotFiniteStopsEveryRank) {
+  auto runs = on_ranks(3, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(3), {}, 1e30); });
+  for (const Ended& run : runs) EXPECT_NE(run.said.find("not finite"), std::string::npos) << run.said;
+}
+
+TEST(AllReduce, DifferentModelsAreRefused) {
+  auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
+    if (s.rank() == 0)
+      train<Plain>(s, run, 42, 1);
+    else
+      train<Odd>(s, run, 42, 1);
+  });
+  for (const Ended& run : runs)
+    EXPECT_NE(run.said.find("rank 0 and rank 1 do not train the same model"), std::string::npos) << run.said;
+}
+
+TEST(AllReduce, ParametersThatDriftApartAreFound) {
+  auto runs = on_ranks(3, [](Strategy& s, Ended& run) {
+    auto backend = reference_backend(1);
+    Plain model;
+    ParameterSpace space(model, *backend, 1);
+    s.begin(space);
+    if (s.rank() == 2) space.values.range(70, {1}).fill(0.125);
+    s.end();
+    run.said = "not found";
+  });
+  for (const Ended& run : runs)
+    EXPECT_NE(run.said.find("rank 0 and rank 2 no longer have the same"), std::string::npos) << run.said;
+}
+
+TEST(AllReduce, ARankThatDiesStopsTheOthers) {
+  for (std::int64_t at : {3, 20, 77}) {
+    Outcome outcome;
+    auto runs = on_ranks(3, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 30); }, {},
+                         {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+    for (std::size_t r = 0; r < runs.size(); r++) {
+      EXPECT_NE(runs[r].said, "") << "rank " << r;
+      if (int(r) == outcome.faulty) continue;
+      EXPECT_NE(runs[r].said.find("rank " + std::to_string(outcome.faulty) + ", which has left"), std::string::npos)
+          << runs[r].said;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
