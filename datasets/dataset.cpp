@@ -44,8 +44,22 @@ const Place& place_of(const std::string& name) {
 std::string dataset_names() { return "mnist fashion-mnist cifar-10 cifar-100 cifar-100-coarse"; }
 
 Dataset load_dataset(const std::string& given, const std::filesystem::path& directory, const FolderOptions& folder) {
-  const std::string name = official(given);
-  if (directory == "synthetic" && !name.starts_with("synthetic")) return load_dataset("synthetic-" + name, {}, folder);
+  const std::string name = official(given), drawn = "synthetic-mnist synthetic-fashion-mnist synthetic-cifar-10";
+  const bool known = (" " + dataset_names() + " " + drawn + " ").find(" " + name + " ") != std::string::npos;
+  if (directory == "synthetic" && !name.starts_with("synthetic")) {
+    if ((" " + drawn + " ").find(" synthetic-" + name + " ") == std::string::npos)
+      refuse("--data synthetic: there are no such pictures in place of ", given,
+             ", only of mnist, fashion-mnist and cifar-10");
+    return load_dataset("synthetic-" + name, {}, folder);
+  }
+  const std::filesystem::path path(given);
+  std::error_code ignored;
+  const bool is_folder = !known && std::filesystem::is_directory(path, ignored);
+  if ((folder.size || folder.skip_broken) && !is_folder && (known || std::filesystem::exists(path, ignored)))
+    refuse(given, ": is no folder of pictures, and only those have a use for ",
+           folder.size ? "--size" : "--skip-broken");
+  if (!directory.empty() && !known && std::filesystem::exists(path, ignored))
+    refuse(given, ": is a path of its own: --data ", directory.string(), " has no use beside it");
   if (name == "mnist") return mnist(find_data(name, directory));
   if (name == "fashion-mnist") return fashion_mnist(find_data(name, directory));
   if (name == "cifar-10") return cifar10(find_data(name, directory));
@@ -54,14 +68,12 @@ Dataset load_dataset(const std::string& given, const std::filesystem::path& dire
   if (name == "synthetic-mnist") return synthetic({.name = name});
   if (name == "synthetic-fashion-mnist") return synthetic(SyntheticOptions::fashion_mnist());
   if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
-  const std::filesystem::path path(given);
+  if (is_folder) return picture_folder(path, folder);
   if (path.extension() == ".npy") return npy_dataset(path);
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) return picture_folder(path, folder);
   if (std::filesystem::exists(path, ignored))
     refuse(given, ": is a file: name the folder that holds a folder of pictures per class, or an .npy file");
-  refuse("there is no data set called ", given, ", and no such folder: choose one of ", dataset_names(),
-         ", synthetic-mnist synthetic-fashion-mnist synthetic-cifar-10, a folder of pictures or an .npy file");
+  refuse("there is no data set called ", given, ", and no such folder: choose one of ", dataset_names(), ", ", drawn,
+         ", a folder of pictures or an .npy file");
 }
 
 std::map<std::string, std::string> description(const Dataset& data) {

@@ -41,6 +41,10 @@ std::vector<File> files_in(const fs::path& directory, const std::vector<std::str
     for (const auto& entry : fs::recursive_directory_iterator(directory / name))
       if (entry.is_regular_file() && is_picture(entry.path()))
         files.push_back({entry.path(), std::int32_t(at - classes.begin())});
+    if (files.size() == before)
+      refuse((directory / name).string(),
+             ": holds no pictures (.jpg, .png, .bmp, .ppm or .pgm), and each folder there ",
+             "is a class: put some in, or remove it");
     std::sort(files.begin() + std::int64_t(before), files.end(),
               [](const File& a, const File& b) { return a.path < b.path; });
   }
@@ -172,6 +176,11 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   const std::vector<std::string> classes = folders_in(has("train") ? directory / "train" : directory);
   if (classes.empty())
     refuse(where, ": holds no folders: expected a folder of pictures per class, like ", where, "/cat/1.jpg");
+  if (classes.size() == 1) {
+    const fs::path only = (has("train") ? directory / "train" : directory) / classes.front();
+    refuse(where, ": has a single class, ", classes.front(), ", expected at least two",
+           folders_in(only).empty() ? "" : ": did you mean " + only.string() + "?");
+  }
   std::vector<File> training = files_in(has("train") ? directory / "train" : directory, classes), testing;
   if (second)
     testing = files_in(directory / second, classes);
@@ -182,10 +191,8 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
     for (std::int64_t i = 0; i < n; i++) (held[i] ? testing : rest).push_back(training[i]);
     training = rest;
   }
-  if (training.empty() || testing.empty())
-    refuse(where, ": ", training.empty() ? "no training pictures" : "no test pictures",
-           ", expected .jpg, .png, .bmp, .ppm or .pgm files in folders named after their class, like ", where, "/",
-           classes.front(), "/1.jpg");
+  if (testing.empty())
+    refuse((directory / second).string(), ": holds no folders: expected one per class, as in train/");
 
   Decoder decoder{options};
   bool grey = true;

@@ -65,7 +65,9 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
           ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
           std::min(pictures_.height(), pictures_.width()));
-  require(o.augment.cutout >= 0, who, ": a cutout of ", o.augment.cutout, " pixels");
+  if (const auto side = std::min(pictures_.height(), pictures_.width());
+      o.augment.cutout < 0 || o.augment.cutout > side)
+    refuse(who, ": a cutout of ", o.augment.cutout, " pixels, expected at most the picture's ", side);
   require(o.mixup >= 0 && o.mixup <= 4, who, ": mixup's alpha is ", o.mixup, ", expected 0 to 4");
   bool device = backend.on_device();
   if (device) {

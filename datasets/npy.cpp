@@ -128,7 +128,8 @@ void narrow(const ByteSource& file, const std::vector<std::uint8_t>& raw, Tensor
 Tensor read_npy(ByteSource& file) {
   std::uint8_t start[12] = {};
   file.read(start, 10, 10);
-  if (std::memcmp(start, "\x93NUMPY", 6) != 0) file.mistaken("does not begin as an .npy file");
+  if (std::memcmp(start, "\x93NUMPY", 6) != 0)
+    file.mistaken("its first bytes are not \\x93NUMPY, as those of an .npy file are");
   const int version = start[6];
   if (version < 1 || version > 3) file.mistaken("version ", version, " of the .npy format, expected 1, 2 or 3");
   std::uint64_t length = start[8] | start[9] << 8, before = 10;
@@ -243,6 +244,13 @@ Dataset npy_dataset(const std::filesystem::path& images) {
     return npy_pictures(path.string(), *x, *y);
   };
   Pictures train = part(images);
+  if (train.classes < 2) refuse(labels_of(images).string(), ": all labels are 0, expected at least two classes");
+  std::vector<char> seen(std::size_t(train.classes), 0);
+  for (std::int64_t i = 0; i < train.count(); i++) seen[std::size_t(train.labels.data<std::int32_t>()[i])] = 1;
+  if (auto gap = std::find(seen.begin(), seen.end(), 0); gap != seen.end())
+    refuse(labels_of(images).string(), ": no picture has the label ", gap - seen.begin(), ", the largest is ",
+           train.classes - 1, ", expected 0, 1, 2, … without a gap: numpy.unique(labels, return_inverse=True)[1] ",
+           "numbers them so");
   std::string name = images.filename().string();
   if (std::size_t at = name.find("train"); at != std::string::npos) {
     std::filesystem::path other = images.parent_path() / name.replace(at, 5, "test");
@@ -253,7 +261,10 @@ Dataset npy_dataset(const std::filesystem::path& images) {
       if (!(a == b))
         refuse(other.string(), ": pictures ", d.test.images.shape(), ", expected the shape of those in ",
                images.string(), ", ", a, ": write both alike");
-      d.train.classes = d.test.classes = std::max(d.train.classes, d.test.classes);
+      if (d.test.classes > d.train.classes)
+        refuse(labels_of(other).string(), ": has the label ", d.test.classes - 1, ", and the largest of the training ",
+               "pictures is ", d.train.classes - 1);
+      d.test.classes = d.train.classes;
       measure(d);
       return d;
     }

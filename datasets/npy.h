@@ -15,7 +15,8 @@ Tensor read_npy(ByteSource& file);
 // "test" where these have "train"; where there are none, a tenth is held back.
 Dataset npy_dataset(const std::filesystem::path& images);
 
-// The two arrays as pictures; classes: the largest label + 1.
+// The two arrays as pictures; classes: the largest label + 1. npy_dataset refuses training labels with a gap, and test labels
+// that training has not: labels from 1, or those of a subset, would silently make classes without a picture.
 Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& labels);
 
 }  // namespace tandem

@@ -188,6 +188,14 @@ TEST(Npy, RefusesWhatItCannotRead) {
   expect(npy("|u1", "(3, 3, 3)", Bytes(27)), {"3 pictures, expected 2", "a_labels.npy"});
   expect(npy("<f4", "(2, 1, 1)", {0, 0, 0, 0, 0, 0, 0, 0x40}), {"element 1 is 2, expected 0 to 1"});
   expect(npy("<i8", "(2, 1, 1)", {0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}), {"element 0 is 4294967296"});
+  auto labelled = [&](Bytes labels, std::initializer_list<std::string> parts) {
+    save(dir.file("a_labels.npy"), npy("|u1", "(2,)", labels));
+    expect(good, parts);
+  };
+  labelled({0, 0}, {"a_labels.npy: all labels are 0"});
+  labelled({1, 2}, {"no picture has the label 0, the largest is 2", "numpy.unique"});
+  labelled({0, 2}, {"no picture has the label 1"});
+  expect({'P', 'K', 3, 4, 0, 0, 0, 0, 0, 0, 0, 0}, {"first bytes", "NUMPY"});
   fs::remove(dir.file("a_labels.npy"));
   expect(good, {"a_labels.npy: there is no such file", "save the labels of"});
 }
@@ -302,7 +310,8 @@ TEST(PictureFolder, TrainAndTestAreFolders) {
 TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
   NEEDS_STB();
   TemporaryFolder dir;
-  for (int i = 0; i < 20; i++) save(dir.file("all/cat/" + std::to_string(i) + ".ppm"), square_pnm(6, i));
+  for (int i = 0; i < 20; i++)
+    save(dir.file(std::string(i < 10 ? "all/cat/" : "all/dog/") + std::to_string(i) + ".ppm"), square_pnm(6, i));
   const std::string broken = dir.file("all/cat/3.ppm");
   Bytes cut = square_pnm(6, 3);
   cut.resize(40);
@@ -321,7 +330,36 @@ TEST(PictureFolder, BrokenPicturesAreRefusedOrCounted) {
   fs::create_directories(dir.file("empty"));
   EXPECT_TRUE(refused([&] { load_dataset(dir.file("empty")); }, {"holds no folders"}));
   fs::create_directories(dir.file("empty/cat"));
-  EXPECT_TRUE(refused([&] { load_dataset(dir.file("empty")); }, {"no training pictures"}));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("empty")); }, {"single class, cat"}));
+}
+
+// As PyTorch's ImageFolder: at any depth, and no class without a picture; one class alone is the wrong folder.
+TEST(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
+  NEEDS_STB();
+  TemporaryFolder dir;
+  for (const char* name : {"cat", "dog"}) save(dir.file(std::string("up/all/") + name + "/1.ppm"), square_pnm(6, 1));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("up")); }, {"single class, all", "did you mean", "up/all?"}));
+  fs::create_directories(dir.file("up/all/eel/deep"));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("up/all")); }, {"up/all/eel: holds no pictures", "remove it"}));
+  save(dir.file("up/all/eel/deep/er/1.ppm"), square_pnm(6, 1));
+  EXPECT_EQ(load_dataset(dir.file("up/all")).classes(), 3);
+  for (const char* name : {"train/0", "train/5", "val/5"})
+    save(dir.file(std::string("gap/") + name + "/1.ppm"), square_pnm(6, 1));
+  const Dataset gap = load_dataset(dir.file("gap"));
+  EXPECT_EQ(gap.classes(), 2);
+  EXPECT_EQ(gap.test.labels.values(), std::vector<double>{1});
+  fs::create_directories(dir.file("gap/val/0"));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("gap")); }, {"gap/val/0: holds no pictures"}));
+}
+
+TEST(LoadDataset, OptionsWithoutUseAreNamed) {
+  TemporaryFolder dir;
+  EXPECT_TRUE(refused([] { load_dataset("synthetic-mnist", {}, {.size = 64}); }, {"synthetic-mnist", "--size"}));
+  EXPECT_TRUE(refused([] { load_dataset("mnist", "synthetic", {.skip_broken = true}); }, {"--skip-broken"}));
+  save(dir.file("a.npy"), npy("|u1", "(2, 3, 3)", Bytes(18)));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("a.npy"), {}, {.size = 64}); }, {"a.npy", "--size"}));
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("a.npy"), "/data"); }, {"a.npy", "--data /data"}));
+  EXPECT_TRUE(refused([] { load_dataset("cifar-100", "synthetic"); }, {"in place of cifar-100", "only of mnist"}));
 }
 
 // ---- real files, where they are ($TANDEM_DATA) ------------------------------------------------------------------------

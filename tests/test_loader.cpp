@@ -80,7 +80,9 @@ TEST(Cut, EveryEpochIsCoveredOnceAndNoShareIsEmpty) {
           Cut cut(n, batch, world, drop);
           SCOPED_TRACE(testing::Message() << n << " pictures, " << world << " × " << batch << (drop ? ", drop" : ""));
           std::int64_t global = batch * world, at = 0;
-          if (n < world) { ASSERT_EQ(cut.batches, 0); }
+          if (n < world) {
+            ASSERT_EQ(cut.batches, 0);
+          }
           for (std::int64_t k = 0; k < cut.batches; k++) {
             ASSERT_EQ(cut.begin(k), at);
             std::int64_t least = batch, most = 0;
@@ -330,7 +332,7 @@ TEST_F(LoaderTest, AugmentationIsEvenlySpread) {
     columns[crop.dx + 4]++;
     both[crop.dy + 4][crop.dx + 4]++;
   }
-  EXPECT_NEAR(flips, n / 2, 5 * 71);                                  // five deviations everywhere
+  EXPECT_NEAR(flips, n / 2, 5 * 71);  // five deviations everywhere
   for (int k = 0; k < 9; k++) {
     EXPECT_NEAR(rows[k], n / 9.0, 5 * 44.5);
     EXPECT_NEAR(columns[k], n / 9.0, 5 * 44.5);
@@ -368,7 +370,7 @@ TEST_F(LoaderTest, AugmentationDoesNotDependOnRanks) {
 
 TEST_F(LoaderTest, CutoutBlanksASquare) {
   for (std::int64_t channels : {1, 3})
-    for (int side : {1, 4, 30}) {
+    for (int side : {1, 4, 8}) {
       Pictures p = patterned(40, 9, 8, channels);
       LoaderOptions o = options(40);
       o.augment = {2, true};
@@ -391,7 +393,8 @@ TEST_F(LoaderTest, CutoutBlanksASquare) {
             }
       }
       if (side != 4) {
-        EXPECT_EQ(clipped, side == 1 ? 0 : 40);
+        EXPECT_EQ(clipped > 30, side == 8)
+            << clipped << " of 40";  // 4 in 36 positions keep all rows, 1 in 8 all columns
       }
     }
 }
@@ -482,10 +485,10 @@ TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
     loader.start(5);
     for (std::int64_t k = 0; loader.next(b); k++) {
       Batch kept = copy(b);
-      EXPECT_TRUE(same(b, loader.make(5, k)));                        // while the epoch is under way
-      EXPECT_TRUE(same(b, other.make(5, k)));                         // by one that never started
+      EXPECT_TRUE(same(b, loader.make(5, k)));  // while the epoch is under way
+      EXPECT_TRUE(same(b, other.make(5, k)));   // by one that never started
       EXPECT_FALSE(same(b, loader.make(6, k)));
-      EXPECT_TRUE(same(b, kept));                                     // make() has left the loader's own batch alone
+      EXPECT_TRUE(same(b, kept));  // make() has left the loader's own batch alone
     }
   }
 }
@@ -634,6 +637,7 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   expect([](LoaderOptions& o) { o.prefetch = -1; }, "prefetch is -1");
   expect([](LoaderOptions& o) { o.dtype = DType::u8; }, "batches of u8");
   expect([](LoaderOptions& o) { o.augment.pad_crop = 5; }, "padding by 5 pixels, expected less than the picture's 5");
+  expect([](LoaderOptions& o) { o.augment.cutout = 6; }, "a cutout of 6 pixels, expected at most the picture's 5");
   expect([](LoaderOptions& o) { o.world = 31; }, "30 pictures do not fill a batch of 31 over all ranks");
   expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "30 pictures do not fill a batch of 31");
   p.labels.write<std::int32_t>()[4] = 10;
