@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
@@ -26,6 +28,16 @@ std::string read_file(const std::string& path) {
   std::fclose(file);
   if (error) refuse(path, ": cannot be read: ", std::strerror(error));
   return text;
+}
+
+void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
+                       const std::string& kind) {
+  std::error_code none;  // devices and pipes have nothing to lose
+  if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return;
+  std::string head(256, '\0');
+  std::ifstream(path, std::ios::binary).read(head.data(), std::streamsize(head.size()));
+  if (head.find(mark) == head.npos)
+    refuse(option, " ", path, ": is there and holds something else than ", kind, ": choose another name");
 }
 
 }  // namespace tandem

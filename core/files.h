@@ -10,4 +10,9 @@ namespace tandem {
 void write_file(const std::string& path, std::string_view text);
 std::string read_file(const std::string& path);  // throws UsageError when there is no such file, or it cannot be read
 
+// Throws UsageError, beginning with `option`, when `path` is a file that holds something and not `mark` among its first 256
+// bytes: what is not a `kind` written earlier was named by mistake, and must not be lost.
+void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
+                       const std::string& kind);
+
 }  // namespace tandem

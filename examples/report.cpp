@@ -12,7 +12,7 @@ using namespace tandem;
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     std::vector<std::string> paths;
-    std::string output = "report.html", title;
+    std::string output, title;
     for (int i = 1; i < argc; i++) {
       const std::string word = argv[i];
       if (word == "--help" || word == "-h") {
@@ -21,16 +21,24 @@ int main(int argc, char** argv) {
       }
       if (word == "-o" || word == "--title") {
         if (++i == argc) refuse(word, " needs a value");
-        (word == "-o" ? output : title) = argv[i];
+        std::string& value = word == "-o" ? output : title;
+        if (!value.empty()) refuse(word, " is given twice (", value, " and ", argv[i], ")");
+        value = argv[i];
       } else if (word.starts_with("-")) {
         refuse("unknown option ", word, " (there are -o FILE and --title TEXT)");
       } else {
         paths.push_back(word);
       }
     }
-    for (const std::string& path : paths)
-      if (std::error_code none; std::filesystem::equivalent(path, output, none))
+    if (output.empty()) output = "report.html";
+    std::error_code none;
+    for (std::size_t i = 0; i < paths.size(); i++) {
+      if (std::filesystem::equivalent(paths[i], output, none))
         refuse("-o ", output, " would overwrite a run that is to be read");
+      for (std::size_t k = 0; k < i; k++)
+        if (std::filesystem::equivalent(paths[i], paths[k], none))
+          refuse(paths[k], " and ", paths[i], " are the same run: name it once");
+    }
     if (paths.empty()) refuse("which runs? Name the files that they wrote with --metrics");
 
     std::vector<RunLog> runs;

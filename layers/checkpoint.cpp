@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-constexpr const char *form = "tandem checkpoint", *version = "1";
+constexpr const char* version = "1";
 constexpr const char* setting = "setting ";
 
 // One bit that changed anywhere changes it: every step is a bijection of what came before. Eight bytes at a time.
@@ -83,8 +83,9 @@ class Opened {
  public:
   explicit Opened(const std::string& path) : file(path) {
     const auto& m = file.metadata();
-    if (!m.count("format") || m.at("format") != form)
-      refuse(path, ": is a safetensors file, but not a checkpoint of a training run");
+    if (!m.count("format") || m.at("format") != checkpoint_format)
+      refuse(path, ": is a safetensors file, but not a checkpoint of a training run (weights of PyTorch are read by ",
+             "--import-torch)");
     if (text("version") != version)
       refuse(path, ": is a checkpoint of version ", text("version"), ", this program reads version ", version);
     const std::string now = checksum(m, file.tensors(), [&](const std::string& n) { return file.bytes(n); });
@@ -142,7 +143,7 @@ std::string hex(std::uint64_t v) {
 
 void save_checkpoint(const std::string& file, const Training& training, const RunPosition& at,
                      const Settings& settings) {
-  std::map<std::string, std::string> m{{"format", form},
+  std::map<std::string, std::string> m{{"format", checkpoint_format},
                                        {"version", version},
                                        {"layout", hex(training.space.layout_hash())},
                                        {"optimizer", training.optimizer.name()},
@@ -156,6 +157,8 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
                                        {"best epoch", std::to_string(at.best_epoch)},
                                        {"best", exact(at.best.first)},
                                        {"best, second", exact(at.best.second)}};
+  if (!at.run.empty()) m["run"] = at.run;
+  if (at.ended) m["ended"] = "no better validation";
   for (const auto& [name, value] : settings) m[setting + name] = value;
   const Named tensors = tensors_of(training);
   SafetensorsWriter writer;
@@ -201,6 +204,8 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   at.batches = opened.whole("batches");
   at.step = opened.whole("step");
   at.so_far = {opened.real("loss"), opened.real("correct"), opened.real("samples")};
+  if (opened.file.metadata().count("run")) at.run = opened.text("run");
+  at.ended = opened.file.metadata().count("ended") != 0;
   at.best_epoch = opened.whole("best epoch");
   at.best = {opened.real("best"), opened.real("best, second")};
 
@@ -216,11 +221,12 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   std::map<std::string, std::string> then, now(settings.begin(), settings.end());
   for (const auto& [key, value] : opened.file.metadata())
     if (key.starts_with(setting)) then[key.substr(std::strlen(setting))] = value;
+  auto shown = [](const std::string& value) { return value.empty() ? "not given" : value; };
   for (const auto& [name, value] : now)
     if (!then.count(name))
-      differences->push_back(name + " is " + value + " and was not recorded");
+      differences->push_back(name + " is " + shown(value) + " and was not recorded");
     else if (then[name] != value)
-      differences->push_back(name + " was " + then[name] + " and is " + value);
+      differences->push_back(name + " was " + shown(then[name]) + " and is " + shown(value));
   return at;
 }
 
@@ -231,6 +237,12 @@ void load_weights(const std::string& file, ParameterSpace& space) {
   opened.check(model);
   for (auto& [name, t] : model) opened.file.read(opened.file.has("average/" + name) ? "average/" + name : name, t);
   space.count_writes(space.all());
+}
+
+std::string run_of(const Settings& settings) {
+  Checksum sum;
+  for (const auto& [name, value] : settings) sum.add(name), sum.add(value);
+  return sum.text();
 }
 
 Settings surroundings(const Backend& backend) {

@@ -30,6 +30,8 @@ struct RunPosition {
   std::int64_t batches = 0;           // in an epoch
   std::int64_t step = 0;              // optimizer steps done
   Score so_far = {};                  // of the running epoch, over all ranks
+  std::string run = {};               // which run this is (run_of)
+  bool ended = false;                 // before its last epoch, since validation no longer became better
   // The best epoch so far (from 1; 0: none yet) and its merit: the larger, the better.
   std::int64_t best_epoch = 0;
   std::pair<double, double> best = {-std::numeric_limits<double>::infinity(), 0};
@@ -50,6 +52,12 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
 
 // Only the weights and running statistics, for using a trained model: the moving average where the file has one.
 void load_weights(const std::string& file, ParameterSpace& space);
+
+// What the metadata of a checkpoint call it, so that other readers can tell.
+inline constexpr const char* checkpoint_format = "tandem checkpoint";
+
+// A name for the run that these settings describe: the same for the same settings, and so in every part of a run.
+std::string run_of(const Settings& settings);
 
 // This machine and program, as far as the last bits of results depend on them.
 Settings surroundings(const Backend& backend);

@@ -1,6 +1,7 @@
 #include "layers/exchange.h"
 
 #include "core/atomic_file.h"
+#include "core/files.h"
 #include "layers/onnx.h"
 #include "layers/torch_weights.h"
 
@@ -15,6 +16,8 @@ Exchange::Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& sp
   }
   if (!files_.import_torch.empty()) import_torch(model, space.backend(), picture_, files_.import_torch);
   if (!files_.export_onnx.empty()) onnx_of(model, space.backend(), picture_);
+  check_replaceable("--export-torch", files_.export_torch, "\"producer\":\"tandem\"", "an earlier export");
+  check_replaceable("--export-onnx", files_.export_onnx, "\x12\x06tandem", "an earlier export");  // producer_name
   for (const std::string& path : {files_.export_torch, files_.export_onnx})
     if (!path.empty()) AtomicFile can_be_written(path);
   if (!files_.tensorboard.empty()) events_.emplace(files_.tensorboard);

@@ -1,5 +1,8 @@
 #include "layers/fit.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,10 +11,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
+#include "core/atomic_file.h"
 #include "core/backend.h"
 #include "core/elementwise.h"
-#include "core/safetensors.h"
 #include "layers/accumulation.h"
 #include "layers/metrics.h"
 #include "layers/options.h"
@@ -92,15 +96,17 @@ class Progress {
     if (e.test_accuracy) std::fprintf(stderr, "  test %.2f %%", 100 * *e.test_accuracy);
     std::fprintf(stderr, "  %.0f images/s  %.1f s\n", e.images_per_second, e.seconds);
   }
-  void resumed(const std::string& from, const RunPosition& at, const std::vector<std::string>& differences) {
+  // `over`: why nothing is left to do; empty: something is.
+  void resumed(const std::string& from, const RunPosition& at, const std::string& over,
+               const std::vector<std::string>& differences) {
     if (!on_) return;
     std::fprintf(stderr, "%s: %lld of %d epochs are done", from.c_str(), static_cast<long long>(at.epoch), epochs_);
     if (at.batch > 0)
       std::fprintf(stderr, " and %lld of %lld batches", static_cast<long long>(at.batch),
                    static_cast<long long>(at.batches));
-    std::fprintf(stderr, ", %lld steps%s\n", static_cast<long long>(at.step),
-                 at.epoch >= epochs_ ? ": nothing is left to do (a larger --epochs goes on)" : "");
-    if (differences.empty()) return;
+    std::fprintf(stderr, ", %lld steps%s%s\n", static_cast<long long>(at.step),
+                 over.empty() ? "" : ": nothing is left to do: ", over.c_str());
+    if (differences.empty() || !over.empty()) return;
     std::fprintf(stderr, "warning: it goes on, but not bit for bit as it would have:\n");
     for (const std::string& d : differences) std::fprintf(stderr, "  %s\n", d.c_str());
   }
@@ -192,14 +198,20 @@ class OneBatch : public BatchSource {
     b.index = index;
     return b;
   }
-  static std::string verdict(double first, double last, std::int64_t took) {
-    char text[200];
+  // Prints what the steps tell. Throws Error unless that is that the model learns.
+  static void judge(double first, double last, std::int64_t took, bool all) {
+    const bool unknown = took == 0 || first < near_zero, learns = !unknown && (last < near_zero || last < first / 10);
+    const char* verdict = unknown
+                              ? "that cannot tell whether the model learns: begin with new weights, whose loss can fall"
+                          : last < near_zero ? "the model can learn"
+                          : learns ? "it learns, but not to zero: dropout and label smoothing do that, or --lr"
+                          : !all   ? "that cannot tell whether the model learns: too few steps were made"
+                                   : "the model does NOT learn: look at --lr, the labels and the model";
+    char text[300];
     std::snprintf(text, sizeof text, "one batch: loss %.4g → %.4g in %lld steps: %s", first, last,
-                  static_cast<long long>(took),
-                  last < near_zero    ? "the model can learn"
-                  : last < first / 10 ? "it learns, but not to zero: dropout and label smoothing do that, or --lr"
-                                      : "the model does NOT learn: look at --lr, the labels and the model");
-    return text;
+                  static_cast<long long>(took), verdict);
+    if (!learns) fail(text);
+    std::printf("%s\n", text);
   }
 
  private:
@@ -208,32 +220,67 @@ class OneBatch : public BatchSource {
   std::int64_t epoch_ = 0, next_ = 0;
 };
 
+// Keeps a second run out of a folder. The kernel lets go when the process ends, however it ends, and nothing is left behind.
+class FolderLock {
+ public:
+  FolderLock() = default;
+  FolderLock(const FolderLock&) = delete;
+  ~FolderLock() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  void take(const std::string& option, const std::string& folder) {
+    descriptor_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor_ < 0 || flock(descriptor_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+    const std::string holder = held_by();
+    refuse(option, " ", folder, ": another run", holder.empty() ? "" : " (process " + holder + ")",
+           " writes its checkpoints there: wait for its end, or choose another folder");
+  }
+
+ private:
+  // /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
+  std::string held_by() const {
+    struct stat s {};
+    fstat(descriptor_, &s);
+    std::ifstream locks("/proc/locks");
+    for (std::string number, kind, advisory, mode, process, place, rest;
+         locks >> number >> kind >> advisory >> mode >> process >> place && std::getline(locks, rest);)
+      if (kind == "FLOCK" && place.ends_with(":" + std::to_string(s.st_ino)) && process != "0") return process;
+    return "";
+  }
+  int descriptor_ = -1;
+};
+
 // The files of a run: last.safetensors and best.safetensors in a folder.
 class CheckpointFiles {
  public:
-  // Nothing is written yet, but what would make that fail after hours of training fails now.
-  CheckpointFiles(const FitOptions& options, bool writes) : from_(options.resume), folder_(options.checkpoint) {
+  CheckpointFiles(const FitOptions& options, bool writes)
+      : from_(options.resume), folder_(options.checkpoint), option_("--checkpoint"), speaks_(writes) {
     namespace fs = std::filesystem;
     std::error_code none;
     if (!from_.empty() && fs::is_directory(from_, none)) {
-      if (folder_.empty()) folder_ = from_;
+      if (folder_.empty()) folder_ = from_, option_ = "--resume";
       from_ = file(from_, "last");
     }
     if (!from_.empty() && !fs::exists(from_, none)) refuse("--resume ", options.resume, ": there is no ", from_);
-    if (folder_.empty() || !writes) return;
-    if (fs::exists(last(), none) && (from_.empty() || !fs::equivalent(from_, last(), none)))
-      refuse("--checkpoint ", folder_, ": holds another run's last.safetensors. Go on with that by --resume ", folder_,
-             ", or choose another folder");
-    fs::create_directories(folder_, none);
+    if (!folder_.empty() && fs::exists(folder_, none) && !fs::is_directory(folder_, none))
+      refuse("--checkpoint ", folder_, ": is a file, not a folder: name a folder for last.safetensors and ",
+             "best.safetensors");
+    check_strangers();
+  }
+  // Something will be written: what would make that fail after hours of training fails now.
+  void begin() {
+    if (!writes()) return;
+    std::error_code none;
+    std::filesystem::create_directories(folder_, none);
     if (access(folder_.c_str(), W_OK) != 0)
-      refuse("--checkpoint ", folder_, ": cannot be written: ", std::strerror(errno));
-    const std::string trial = file(folder_, "trial");
-    SafetensorsWriter().write(trial);
-    fs::remove(trial, none);
+      refuse(option_, " ", folder_, ": cannot be written: ", std::strerror(errno));
+    lock_.take(option_, folder_);
+    check_strangers();  // once more: the run that held the folder may have ended just now
+    AtomicFile can_be_written(last());
   }
   bool resumes() const { return !from_.empty(); }
   const std::string& from() const { return from_; }
-  bool writes() const { return !folder_.empty(); }
+  bool writes() const { return !folder_.empty() && speaks_; }
   std::string last() const { return file(folder_, "last"); }
   std::string best() const { return file(folder_, "best"); }
 
@@ -247,12 +294,29 @@ class CheckpointFiles {
       differences.push_back("convolution algorithms are chosen by timing (--deterministic: by rule)");
     return at;
   }
+  // The checkpoint from which a failed run can go on, for its error.
+  std::string kept(std::int64_t saved_at) const {
+    if (!speaks_) return "";
+    if (saved_at >= 0) return "; " + last() + " holds the run after step " + std::to_string(saved_at);
+    return resumes() ? "; " + from_ + " is as it was" : "; no checkpoint was written (--checkpoint: every epoch)";
+  }
 
  private:
+  // Nothing that another run left is overwritten.
+  void check_strangers() const {
+    std::error_code none;
+    if (!writes()) return;
+    for (const std::string& there : {last(), best()})
+      if (std::filesystem::exists(there, none) && (from_.empty() || !std::filesystem::equivalent(from_, last(), none)))
+        refuse("--checkpoint ", folder_, ": holds another run's ", std::filesystem::path(there).filename().string(),
+               ". Go on with that by --resume ", folder_, ", or choose another folder");
+  }
   static std::string file(const std::string& folder, const char* name) {
     return (std::filesystem::path(folder) / name).string() + ".safetensors";
   }
-  std::string from_, folder_;
+  std::string from_, folder_, option_;
+  bool speaks_;
+  FolderLock lock_;
 };
 
 std::string text_of(double v) {
@@ -280,9 +344,9 @@ Settings settings_of(const Options& o) {
           {"--exact-conv", yes(o.exact_conv)}};
 }
 
-// Everything that decides what this run computes.
-Settings all_settings(const FitOptions& options, const Optimizer& optimizer, const Strategy& strategy,
-                      const Backend& backend, const BatchSource& train) {
+// What was asked for: all that decides what this run computes beside the machine and the program.
+Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const Strategy& strategy,
+                   const BatchSource& train) {
   Settings s{{"--epochs", std::to_string(options.epochs)},
              {"--seed", std::to_string(options.seed)},
              {"--lr", text_of(optimizer.learning_rate())},
@@ -293,8 +357,14 @@ Settings all_settings(const FitOptions& options, const Optimizer& optimizer, con
              {"batches in an epoch", std::to_string(train.batches_per_epoch())},
              {"ranks", std::to_string(strategy.size())}};
   s.insert(s.end(), options.settings.begin(), options.settings.end());
-  const Settings here = surroundings(backend);
-  s.insert(s.end(), here.begin(), here.end());
+  return s;
+}
+
+// What training keeps beside parameters and gradients.
+TrainingState state_of(const Training& t) {
+  TrainingState s{t.optimizer.name()};
+  for (const auto& [name, vector] : t.optimizer.vectors()) s.bytes += vector.bytes();
+  if (t.ema) s.name += " and the average", s.bytes += t.ema->values.bytes() + t.ema->statistics.bytes();
   return s;
 }
 
@@ -333,14 +403,18 @@ Loss cross_entropy_loss(double label_smoothing) {
   };
 }
 
-Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy) {
+namespace {
+
+// `stop`, if given, ends it early, with numbers that mean nothing.
+Evaluation evaluate_unless(const volatile std::sig_atomic_t* stop, Module& model, BatchSource& source,
+                           Strategy* strategy) {
   NoGrad off;
   bool training = model.training();
   model.eval();
   Score score;
   Tensor correct;
   source.start(0);
-  for (Batch batch; source.next(batch);) {
+  for (Batch batch; !(stop && *stop) && source.next(batch);) {
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
     Variable loss = cross_entropy(model(Variable(batch.images)), batch.labels, 0, &correct);
     score.loss += loss.item() * double(batch.size());
@@ -350,6 +424,12 @@ Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy) {
   model.train(training);
   if (strategy) score = strategy->combine(score);
   return score.samples > 0 ? Evaluation{score.loss / score.samples, score.correct / score.samples} : Evaluation{};
+}
+
+}  // namespace
+
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy) {
+  return evaluate_unless(nullptr, model, source, strategy);
 }
 
 Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct) {
@@ -397,7 +477,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
   if (options.patience > 0 && !data.validation)
     refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
-  const CheckpointFiles files(options, speaks);
+  CheckpointFiles files(options, speaks);
 
   for (BatchSource* source : {&data.train, data.validation, data.test})
     if (source) source->share(strategy.rank(), strategy.size());
@@ -425,16 +505,38 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   FitReport report;
   RunPosition at;  // how far the run has come
   const Training training{space, optimizer, ema ? &*ema : nullptr};
-  const Settings settings = all_settings(options, optimizer, strategy, backend, data.train);
+  Settings settings = recipe_of(options, optimizer, strategy, data.train);
+  at.run = run_of(settings);
+  for (const auto& here : surroundings(backend)) settings.push_back(here);
   if (files.resumes()) at = files.load(training, settings, per_epoch, report.differences);
   if (!speaks) at.so_far = {};
   at.batches = per_epoch;
+  std::int64_t saved_at = -1;  // the step of last.safetensors, once it is this run's
   auto save = [&](const std::string& file) {
-    if (speaks && files.writes()) save_checkpoint(file, training, at, settings);
+    if (!files.writes()) return;
+    save_checkpoint(file, training, at, settings);
+    saved_at = at.step;
   };
+  // Why no step is to be made, of a run that was resumed.
+  const std::int64_t no_better = at.epoch - at.best_epoch;
+  const bool impatient =
+      at.ended ? options.patience <= no_better : options.patience > 0 && at.batch == 0 && no_better >= options.patience;
+  std::string over;
+  if (at.epoch >= options.epochs)
+    over = "a larger --epochs goes on";
+  else if (impatient)
+    over = "validation was no better since epoch " + std::to_string(at.best_epoch) + ", a larger --patience goes on";
+  else if (options.stop_after > 0 && at.step >= options.stop_after)
+    over = "--stop-after " + std::to_string(options.stop_after) + " is behind it";
+  else {
+    at.ended = false;
+    files.begin();
+  }
+  const std::int64_t began = at.step;
 
-  MetricsFile metrics(speaks ? options.metrics : "", files.resumes());
+  MetricsFile metrics(speaks ? options.metrics : "", files.resumes(), at.run);
   metrics.write({{"event", std::string(files.resumes() ? "resume" : "start")},
+                 {"run", at.run},
                  {"parameters", space.parameters()},
                  {"epochs", std::int64_t(options.epochs)},
                  {"batches_per_epoch", per_epoch},
@@ -444,7 +546,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                  {"seed", std::int64_t(options.seed)},
                  {"step", at.step}});
   Progress progress(options.progress && speaks, options.epochs);
-  if (files.resumes()) progress.resumed(files.from(), at, report.differences);
+  if (files.resumes()) progress.resumed(files.from(), at, over, report.differences);
   if (strategy.size() > 1) {
     const std::int64_t all = data.train.make(0, 0).over_ranks();
     progress.ranks(strategy, all, given_rate, base_rate);
@@ -454,12 +556,17 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   // A device is asked for its flag every few steps, since asking waits for it; on the host looking is free.
   const std::int64_t look_every = backend.on_device() ? 16 : 1;
   double first_loss = 0, last_loss = 0;
-  Observer observer(options.observe, backend, strategy.rank(), std::int64_t(total));
+  const std::int64_t last_step =
+      options.stop_after > 0 ? std::min(options.stop_after, std::int64_t(total)) : std::int64_t(total);
+  Observer observer(options.observe, backend, strategy.rank(), at.step, last_step);
   OnLane lane(observer.trace(), "step");
-  if (options.observe.summary && speaks) observer.before(model, data.train.make(0, 0).images);
+  if (options.observe.summary && speaks) observer.before(model, data.train.make(0, 0).images, state_of(training));
   const auto run_begin = Clock::now();
   std::string reason = "finished";
   auto stop = [&](const std::string& why) { report.stopped = true, reason = why; };
+  if (!over.empty() && at.epoch < options.epochs)
+    stop(impatient ? "no better since epoch " + std::to_string(at.best_epoch) : "--stop-after");
+  bool learnt = false;  // the one batch
 
   // A step before this one, or this one, was not finite, and since then nothing was applied: its batches once more.
   auto give_up = [&](std::int64_t applied, std::int64_t batch) {
@@ -480,7 +587,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     optimizer.learning_rate(given_rate);
     throw NotFinite("step " + std::to_string(applied + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
                     std::to_string(k) + "): the loss or its gradient is not finite: " + why +
-                    "; the parameters are those before this step. A smaller --lr usually helps");
+                    "; the parameters are those before this step. A smaller --lr usually helps" + files.kept(saved_at));
   };
 
   while (at.epoch < options.epochs && !report.stopped) {
@@ -531,10 +638,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       if (first_loss == 0) first_loss = now;
       last_loss = now;
       if (due && options.log_every > 0 && at.step % options.log_every == 0)
-        metrics.write({{"event", std::string("step")},
-                       {"step", at.step},
-                       {"loss", now},
-                       {"learning_rate", e.learning_rate}});
+        metrics.write(
+            {{"event", std::string("step")}, {"step", at.step}, {"loss", now}, {"learning_rate", e.learning_rate}});
       loss_sum += now * double(batch.size());
       seen += double(batch.size());
       progress.step(e.epoch, batch.index + 1, per_epoch, loss_sum / seen, correct.item() / seen,
@@ -542,8 +647,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       if (!due) continue;
       exchange.end_step(at.step, loss_sum / seen, correct.item() / seen, e.learning_rate,
                         (seen - at.so_far.samples) * strategy.size() / seconds_since(begin));
-      if (stop_signal || (one_batch && now < OneBatch::near_zero)) strategy.request_stop();
-      if (strategy.stopped()) stop("strategy");
+      learnt = learnt || (one_batch && now < OneBatch::near_zero);
+      if (stop_signal || learnt) strategy.request_stop();
+      if (strategy.stopped()) stop(learnt ? "loss below 0.01" : "strategy");
       if (options.stop_after > 0 && at.step >= options.stop_after) stop("--stop-after");
       if (report.stopped) break;
     }
@@ -556,7 +662,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     e.images_per_second = (at.so_far.samples - before) / e.seconds;
     strategy.end_epoch(e.epoch - 1);
     strategy.merge_statistics(space);
-    if (strategy.stopped()) stop("strategy");
+    if (strategy.stopped() && !report.stopped) stop("strategy");
     if (report.stopped) {
       save(files.last());
       break;
@@ -567,18 +673,24 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       std::optional<Ema::Shown> averages;
       if (ema) averages.emplace(*ema);
       if (data.validation) {
-        Evaluation v = evaluate(model, *data.validation, &strategy);
+        Evaluation v = evaluate_unless(&stop_signal, model, *data.validation, &strategy);
         e.validation_loss = v.loss;
         e.validation_accuracy = v.accuracy;
       }
       if (data.test) {
-        Evaluation t = evaluate(model, *data.test, &strategy);
+        Evaluation t = evaluate_unless(&stop_signal, model, *data.test, &strategy);
         e.test_loss = t.loss;
         e.test_accuracy = t.accuracy;
       }
     }
     phase.reset();
     observer.evaluation(false);
+    // A signal ends an evaluation too, on all ranks; a run that goes on begins with it.
+    if (strategy.combine({double(stop_signal != 0), 0, 0}).loss > 0) {
+      stop("strategy");
+      save(files.last());
+      break;
+    }
     if (!one_batch) report.epochs.push_back(e);  // programs rely on the test accuracy of an epoch
     if (speaks) metrics.write(fields_of(e));
     exchange.end_epoch(at.step, curves_of(e));
@@ -587,18 +699,16 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     const bool better = merit(e) > at.best;
     if (better) at.best = merit(e), at.best_epoch = e.epoch;
     at.epoch++, at.batch = 0, at.so_far = {};
+    at.ended = options.patience > 0 && at.epoch - at.best_epoch >= options.patience && at.epoch < options.epochs;
     save(files.last());
     if (better) save(files.best());
-    if (options.patience > 0 && e.epoch - at.best_epoch >= options.patience && at.epoch < options.epochs)
-      stop("no better since epoch " + std::to_string(at.best_epoch));
+    if (at.ended) stop("no better since epoch " + std::to_string(at.best_epoch));
   }
   stopped_by = report.stopped ? stop_signal : 0;
   if (stopped_by) reason = stopped_by == SIGINT ? "SIGINT" : "SIGTERM";
-  if (report.stopped) progress.stopped(reason, at.step, std::int64_t(total));
+  if (report.stopped && over.empty()) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
   observer.end();
-  if (one_batch && speaks && !stop_signal)
-    std::printf("%s\n", OneBatch::verdict(first_loss, last_loss, at.step).c_str());
   optimizer.learning_rate(given_rate);
   if (ema) ema->swap();
   model.eval();
@@ -614,6 +724,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   if (!report.epochs.empty() && report.epochs.back().test_accuracy)
     end.push_back({"test_accuracy", *report.epochs.back().test_accuracy});
   metrics.write(end);
+  if (one_batch && speaks && !stopped_by)
+    OneBatch::judge(first_loss, last_loss, at.step - began, at.step == std::int64_t(total));
   return report;
 }
 

@@ -29,18 +29,22 @@ struct FitOptions {
   bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
   std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
   ObserveOptions observe = {};
-  bool overfit_batch = false;  // train on the first batch alone, until its loss is near zero: can it learn at all?
+  // Train on the first batch alone, until its loss is near zero: can it learn at all? Throws Error where it cannot, or where
+  // too few steps were made to tell.
+  bool overfit_batch = false;
   ExchangeFiles exchange = {};
 
   int accumulate = 1;  // batches to a step (layers/accumulation.h)
   double ema = 0;  // decay of a moving average of the weights (layers/ema.h), which is then what is evaluated; 0: none
   int patience = 0;  // stop after so many epochs in which validation has not become better; 0: never
   // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written after
-  // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation.
+  // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation. Refused when
+  // it holds another run's, or while another process writes there.
   std::string checkpoint = {};
-  std::string resume = {};      // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
-  std::int64_t stop_after = 0;  // stop at this step, counted from the beginning of the run; 0: do not
-  Settings settings = {};       // recorded in checkpoints beside what fit knows itself
+  std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
+  std::int64_t stop_after =
+      0;  // stop at this step, counted from the beginning of the run; 0: do not. One that is past: no step
+  Settings settings = {};  // recorded in checkpoints beside what fit knows itself
 };
 
 struct Options;
@@ -67,8 +71,8 @@ struct FitReport {
 FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
               const FitOptions& options, Strategy* strategy = nullptr);
 
-// SIGINT (Ctrl-C) or SIGTERM ends fit() after the step under way, with everything written; a second one ends the program
-// at once. This is the signal that stopped the last fit() of the process, or 0; run_program makes it the exit status.
+// SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything written; a second
+// one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program makes it the exit status.
 int stopping_signal();
 
 // Mean loss (plain cross-entropy) and accuracy over a source, in eval mode, without recording; the model's mode is restored.

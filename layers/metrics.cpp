@@ -4,8 +4,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <string_view>
 
+#include "core/files.h"
 #include "core/json.h"
 #include "layers/options.h"
 
@@ -26,16 +26,28 @@ std::string json_object(const MetricFields& fields) {
   return line + "}";
 }
 
-MetricsFile::MetricsFile(const std::string& path, bool append) : path_(path) {
+namespace {
+
+// Which run the first line of a file of metrics names.
+std::string run_in(const std::string& path) {
+  std::string line;
+  std::getline(std::ifstream(path), line);
+  try {
+    const Json first = Json::parse(line);
+    if (const Json* run = first.find("run")) return run->text;
+  } catch (const Error&) {}  // cut off: it names none
+  return "";
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(const std::string& path, bool append, const std::string& run) : path_(path) {
   if (path.empty()) return;
-  // Named by mistake, a program or a table of results must not be emptied; devices and pipes have nothing to lose.
-  if (std::error_code none; std::filesystem::is_regular_file(path, none) && std::filesystem::file_size(path, none)) {
-    constexpr std::string_view begins = R"({"event":)";
-    std::string found(begins.size(), 0);
-    std::ifstream(path).read(found.data(), std::streamsize(found.size()));
-    if (found != begins)
-      throw UsageError("--metrics " + path + ": is there and holds something else than metrics: choose another name");
-  }
+  check_replaceable("--metrics", path, R"({"event":)", "metrics");
+  if (std::error_code none; append && !run.empty() && std::filesystem::is_regular_file(path, none) &&
+                            std::filesystem::file_size(path, none) && run_in(path) != run)
+    refuse("--metrics ", path, ": holds the metrics of another run than the one that is resumed: name the file that ",
+           "that run wrote, or a new one");
   file_ = std::fopen(path.c_str(), append ? "a+" : "w");
   if (!file_) throw UsageError("--metrics " + path + ": cannot be written: " + std::strerror(errno));
   // The last line of a run that was killed may be half a line.

@@ -17,9 +17,9 @@ std::string json_object(const MetricFields& fields);
 class MetricsFile {
  public:
   MetricsFile() = default;
-  // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with. Throws UsageError
-  // when the file cannot be written, or holds something else than metrics.
-  explicit MetricsFile(const std::string& path, bool append = false);
+  // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with, where their first
+  // line has the same "run". Throws UsageError when the file cannot be written, or holds something else.
+  explicit MetricsFile(const std::string& path, bool append = false, const std::string& run = "");
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   void write(const MetricFields& fields);  // throws Error when the disk is full

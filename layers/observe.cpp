@@ -7,7 +7,7 @@
 #include "autograd/tape.h"
 #include "core/atomic_file.h"
 #include "core/backend.h"
-#include "layers/summary.h"
+#include "core/files.h"
 
 namespace tandem {
 
@@ -141,12 +141,15 @@ std::string MemoryReport::text(std::size_t rows) const {
 }
 
 // ---- the observer ----------------------------------------------------------------------------------------------------
-Observer::Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t total)
+Observer::Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end)
     : options_(std::move(options)), backend_(backend) {
   if (rank != 0) options_ = {};
   // A short run has fewer steps to spare: at least one is looked at, and the first only when there is no other.
-  options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, total - 1));
-  first_ = std::max<std::int64_t>(0, std::min(options_.warm_up, total - options_.steps));
+  const std::int64_t there = end - begin;
+  options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, there - 1));
+  first_ = begin + std::max<std::int64_t>(0, std::min(options_.warm_up, there - options_.steps));
+  if (!options_.dot.empty()) check_replaceable("--dot", options_.dot, "digraph tape", "a picture of a tape");
+  if (!options_.trace.empty()) check_replaceable("--trace", options_.trace, "began_unix_us", "a trace");
   for (const std::string& file : {options_.dot, options_.trace})
     if (!file.empty()) AtomicFile probe(file);  // without commit() nothing changes
   if (options_.profile || !options_.trace.empty()) {
@@ -156,9 +159,11 @@ Observer::Observer(ObserveOptions options, Backend& backend, int rank, std::int6
   }
 }
 
-void Observer::before(Module& model, const Tensor& images) {
+void Observer::before(Module& model, const Tensor& images, const TrainingState& state) {
   if (!options_.summary) return;
-  std::printf("%s", summary(model, images.shape(), images.dtype()).text().c_str());
+  ModelSummary s = summary(model, images.shape(), images.dtype());
+  s.state = state;
+  std::printf("%s", s.text().c_str());
   std::fflush(stdout);
 }
 
@@ -189,7 +194,11 @@ void Observer::end() {
   if (trace_) trace_->record(false);
   if (options_.profile) std::printf("%s", profile_of(*trace_).text().c_str());
   if (options_.memory) std::printf("%s", memory_.text().c_str());
-  if (!options_.trace.empty()) trace_->write(options_.trace);
+  auto nothing = [](const char* option, const std::string& file) {
+    std::fprintf(stderr, "%s %s: not written, since no step that it would show was made\n", option, file.c_str());
+  };
+  if (!options_.trace.empty()) step_ >= first_ ? trace_->write(options_.trace) : nothing("--trace", options_.trace);
+  if (!options_.dot.empty() && !drawn_) nothing("--dot", options_.dot);
   std::fflush(stdout);
   options_ = {};
 }

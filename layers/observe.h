@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/trace.h"
-#include "layers/module.h"
+#include "layers/summary.h"
 
 namespace tandem {
 
@@ -54,15 +54,16 @@ struct MemoryReport {
 // ---- the observer ----------------------------------------------------------------------------------------------------------
 class Observer {
  public:
-  // Only rank 0 shows anything. Throws UsageError when a file cannot be written, before an hour of training is lost.
-  Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t total_steps);
+  // Of steps numbered from `begin` to before `end`. Only rank 0 shows anything. Throws UsageError when a file cannot be
+  // written, or holds something else, before an hour of training is lost.
+  Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end);
 
-  Trace* trace() { return trace_ ? &*trace_ : nullptr; }  // null: none was asked for
-  void before(Module& model, const Tensor& images);       // prints the summary
-  void step(std::int64_t number);                         // a step begins
-  void tape(const Variable& loss);                        // between forward and backward
-  void evaluation(bool begins);                           // traced, the first time
-  void end();                                             // prints and writes what is left; a second call does nothing
+  Trace* trace() { return trace_ ? &*trace_ : nullptr; }                         // null: none was asked for
+  void before(Module& model, const Tensor& images, const TrainingState& state);  // prints the summary
+  void step(std::int64_t number);                                                // a step begins
+  void tape(const Variable& loss);                                               // between forward and backward
+  void evaluation(bool begins);                                                  // traced, the first time
+  void end();  // prints and writes what is left; a second call does nothing
 
   // Within its scope a part of the step runs: "forward", "backward", "optimizer", "evaluation".
   class Phase {

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -47,7 +48,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   auto whole = [&](std::string name, int& target, int low, std::string help) {
     specs.push_back({name, help, std::to_string(target), [name, &target, low](const std::string& v) {
                        target = number<int>(name, v, low, 1'000'000'000,
-                                            "a whole number of at least " + std::to_string(low));
+                                            "a whole number from " + std::to_string(low) + " to 1000000000");
                      }});
   };
   auto real = [&](std::string name, double& target, double high, std::string help) {
@@ -76,12 +77,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   whole("--epochs", o.epochs, 1, "passes over the training pictures");
   whole("--batch", o.batch, 1, "pictures per step and rank");
   whole("--global-batch", o.global_batch, 0, "pictures per step over all ranks (instead of --batch)");
-  bool rate_given = false, decay_given = false;
-  auto note = [&](bool& given) {  // of the option added last
-    specs.back().set = [set = specs.back().set, &given](const std::string& v) { set(v), given = true; };
-  };
   real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
-  note(rate_given);
   specs.push_back({"--lr-scale", "linear: on n ranks the learning rate is n times as high, unless --global-batch; or none",
                    o.scale_learning_rate ? "linear" : "none", [&](const std::string& v) {
                      if (v != "linear" && v != "none") bad("--lr-scale", v, "linear or none");
@@ -103,7 +99,6 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                    }});
   real("--momentum", o.momentum, 0.9999, "momentum (with sgd in Nesterov's form; adamw's beta1; 0: none)");
   real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm");
-  note(decay_given);
   real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes");
   real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
   real("--ema", o.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
@@ -113,7 +108,8 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)");
   real("--mixup", o.mixup, 4, "mix pictures in pairs, in proportions from Beta(a, a) (0: not)");
   specs.push_back({"--seed", "seed of all random numbers", std::to_string(o.seed), [&](const std::string& v) {
-                     o.seed = number<std::uint64_t>("--seed", v, 0, ~std::uint64_t{0}, "a whole number of at least 0");
+                     o.seed = number<std::uint64_t>("--seed", v, 0, ~std::uint64_t{0},
+                                                    "a whole number from 0 to 18446744073709551615");
                    }});
   specs.push_back({"--device", "cpu, reference, cuda or cuda:INDEX", o.device, [&](const std::string& v) {
                      if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
@@ -163,12 +159,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   if (!only.empty())
     std::erase_if(specs,
                   [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
+  for (OptionSpec& s : specs)
+    s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) { set(v), o.given.insert(name); };
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
-  if (o.patience > 0 && o.val == 0)
-    throw UsageError("--patience needs validation pictures to judge by: add --val, say --val 5000");
-  if (o.optimizer == "adamw" && !rate_given) o.learning_rate = 1e-3;
-  if (o.optimizer == "adamw" && !decay_given) o.weight_decay = 1e-2;
+  if (o.optimizer == "adamw" && !o.given.count("--lr")) o.learning_rate = 1e-3;
+  if (o.optimizer == "adamw" && !o.given.count("--weight-decay")) o.weight_decay = 1e-2;
+  refuse_contradictions(o);
   return o;
 }
 
@@ -237,6 +234,8 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
 }
 
 int run_program(int argc, char** argv, const std::function<void()>& body) {
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a file that may not grow further is then an error of write(), named and cleaned up after
   std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "tandem";
   auto say = [&](const char* what) { std::fprintf(stderr, "%s: %s\n", program.c_str(), what); };
   try {

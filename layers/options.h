@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,12 +49,17 @@ struct Options {
   ObserveOptions observe = {};
   bool overfit_batch = false;
   bool deterministic = false, exact_conv = false;
+  std::set<std::string> given = {};  // the names that were on the command line
 };
 
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError.
 // `only`: the options that this program has (all, when empty): what it would not heed it should not accept.
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
                       const std::vector<std::string>& only = {});
+
+// Throws UsageError for the first line of a table (contradictions.cpp) that holds: options that contradict each other or do
+// nothing together, and files that would overwrite each other. parse_options calls it.
+void refuse_contradictions(const Options& options);
 
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);

@@ -35,7 +35,7 @@ std::string text_of(const Json& v) {
 
 void flatten(const Json& object, const std::string& prefix, std::vector<std::pair<std::string, std::string>>& out) {
   for (const auto& [name, v] : object.members) {
-    if (prefix.empty() && name == "event") continue;
+    if (prefix.empty() && (name == "event" || name == "run")) continue;
     if (v.is(Json::Kind::object))
       flatten(v, prefix + name + ".", out);
     else if (v.is(Json::Kind::number) && v.number == std::floor(v.number) && std::fabs(v.number) < 1e15)

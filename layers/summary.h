@@ -15,6 +15,12 @@ struct ModuleSummary {
   std::size_t saved_bytes = 0;  // what its operations keep for backward; what others keep already is not counted again
 };
 
+// What training keeps in memory beside parameters and gradients: an optimizer's vectors, a moving average.
+struct TrainingState {
+  std::string name = "sgd";
+  std::size_t bytes = 0;
+};
+
 struct ModelSummary {
   std::vector<ModuleSummary> modules;  // in the order in which they first ran; one that never ran comes last
   Shape input;
@@ -24,9 +30,10 @@ struct ModelSummary {
   std::size_t saved_bytes = 0, parameter_bytes = 0, statistic_bytes = 0;
   // The most that saved activations and gradients of activations take together in a training step. What kernels borrow is not in it.
   std::size_t backward_peak_bytes = 0;
-  // Parameters, gradients and `states` vectors of the optimizer (1 for SGD with momentum, 2 for AdamW) beside that peak.
-  std::size_t training_bytes(int states = 1) const {
-    return (2 + std::size_t(states)) * parameter_bytes + statistic_bytes + backward_peak_bytes;
+  TrainingState state;  // of SGD with momentum, unless it is set
+  // Parameters, gradients and the state of training beside that peak.
+  std::size_t training_bytes() const {
+    return 2 * parameter_bytes + statistic_bytes + state.bytes + backward_peak_bytes;
   }
   std::string text() const;  // a table, and the sums in words
 };

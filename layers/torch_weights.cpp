@@ -7,6 +7,7 @@
 #include "autograd/recorder.h"
 #include "core/backend.h"
 #include "core/safetensors.h"
+#include "layers/checkpoint.h"
 #include "layers/space.h"
 #include "layers/trace_model.h"
 
@@ -65,6 +66,8 @@ std::string text(const Shape& s) { return (std::ostringstream() << s).str(); }
 
 void import_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
   const SafetensorsFile file(path);
+  if (const auto& m = file.metadata(); m.count("format") && m.at("format") == checkpoint_format)
+    refuse(path, ": is a checkpoint of a training run, not weights from PyTorch: --resume goes on with it");
   auto all = state(model, backend, picture);
   std::string problems;
   int count = 0;
@@ -107,6 +110,7 @@ void export_torch(Module& model, Backend& backend, const Shape& picture, const s
       writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
   }
   writer.metadata("format", "pt");
+  writer.metadata("producer", "tandem");  // so that a later export may replace it
   writer.write(path);
 }
 

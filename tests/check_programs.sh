@@ -46,6 +46,16 @@ echo 'a table' >"$there/table"
 short 2 'holds something else than metrics' --metrics "$there/table"
 [ "$(cat "$there/table")" = 'a table' ] || complain "a file that held no metrics was written to"
 
+# ---- Learning one batch is a check: only a yes is success --------------------------------------------------------------
+says 1 'cannot tell whether the model learns: too few steps' \
+  "$build/fashion_mnist" --data synthetic --model mlp --overfit-batch --stop-after 2
+
+# ---- A page about runs -----------------------------------------------------------------------------------------------
+echo '{"event":"start","batches_per_epoch":1}' >"$there/run.jsonl"
+ln "$there/run.jsonl" "$there/again.jsonl"
+says 2 '-o is given twice (a.html and b.html)' "$build/report" "$there/run.jsonl" -o a.html -o b.html
+says 2 'are the same run' "$build/report" "$there/run.jsonl" "$there/again.jsonl" -o "$there/a.html"
+
 # ---- Any data set ----------------------------------------------------------------------------------------------------
 mkdir -p "$there/all/cat" "$there/all/dog"
 for i in 0 1 2 3 4 5 6 7 8 9; do
@@ -71,6 +81,10 @@ if [ -w /dev/full ]; then
   "$build/first_gradient" >/dev/full 2>"$there/said" && complain "a full disk under standard output goes unnoticed"
   grep -q 'standard output could not be written' "$there/said" || complain "a full disk: $(cat "$there/said")"
 fi
+ulimit -S -f 1000  # of 512 bytes: less than a checkpoint
+short 1 'last.safetensors: could not be written: File too large; nothing was written' --checkpoint "$there/run"
+ulimit -S -f unlimited
+[ -z "$(ls "$there/run")" ] || complain "a file that grew too large leaves $(ls "$there/run")"
 
 # ---- Signals ---------------------------------------------------------------------------------------------------------
 # begun ARGUMENTS…: starts a long training in the background ($!) and returns once it trains.

@@ -5,6 +5,8 @@
 #include <fstream>
 
 #include "core/safetensors.h"
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
 #include "layers/models.h"
@@ -141,6 +143,41 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
 }
 
 // A Linear that stands behind a flattened picture, with something element-wise in between.
+TEST(TorchWeights, OnlyAnEarlierExportIsReplaced) {
+  test::TemporaryFolder folder;
+  auto backend = reference_backend();
+  Dataset data = synthetic({.side = 28, .train = 32, .test = 16});
+  int runs = 0;
+  auto exported = [&](const std::string& torch, const std::string& onnx, const std::string& import = "") {
+    Loader train(data.train, {.batch = 16}, *backend);
+    auto model = make_model("mlp", 10, 1, 28);
+    SGD sgd({.learning_rate = 0.05});
+    FitOptions options{.epochs = 1, .progress = false};
+    options.exchange = {.import_torch = import, .export_torch = torch, .export_onnx = onnx};
+    options.checkpoint = folder.file("run" + std::to_string(runs++));
+    options.stop_after = 1;
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train}, options);
+  };
+  const std::string torch = folder.file("w.safetensors"), onnx = folder.file("m.onnx"), mine = folder.file("mine");
+  try {
+    exported(torch, onnx);
+  } catch (const UsageError& e) {
+    GTEST_SKIP() << e.what();  // built without protobuf
+  }
+  EXPECT_NO_THROW(exported(torch, onnx)) << "onto earlier exports";
+  const std::string checkpoint = folder.file("run0") + "/last.safetensors";
+  for (const std::string& precious : {checkpoint, onnx, mine}) {
+    std::ofstream(mine) << "a thesis";
+    const std::string before = test::contents(precious);
+    EXPECT_TRUE(refused([&] { exported(precious, ""); }, {"--export-torch " + precious, "something else"}));
+    if (precious != onnx) {
+      EXPECT_TRUE(refused([&] { exported("", precious); }, {"--export-onnx " + precious, "something else"}));
+    }
+    EXPECT_TRUE(test::contents(precious) == before);
+  }
+  EXPECT_TRUE(refused([&] { exported("", "", checkpoint); }, {"is a checkpoint", "--resume goes on with it"}));
+}
+
 TEST(TorchWeights, TheLinearBehindAFlattenIsFoundThroughActivations) {
   struct Net : Module {
     Linear& fc = child<Linear>("fc", 12, 2, false);

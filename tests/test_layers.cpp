@@ -658,7 +658,8 @@ TEST(Fit, NonFiniteLossStopsBeforeItDoesHarm) {
     const std::string text = test::contents(options.metrics);
     const std::size_t end = text.rfind('\n', text.size() - 2) + 1;  // the last line says that the run ended
     EXPECT_EQ(nlohmann::json::parse(text.substr(end))["event"], "end");
-    const nlohmann::json last = nlohmann::json::parse(text.substr(text.rfind('\n', end - 2) + 1, end - text.rfind('\n', end - 2) - 2));
+    const nlohmann::json last =
+        nlohmann::json::parse(text.substr(text.rfind('\n', end - 2) + 1, end - text.rfind('\n', end - 2) - 2));
     ASSERT_EQ(last["event"], "not_finite");
     EXPECT_EQ(last["step"], 3);
     EXPECT_NE(last["reason"].get<std::string>().find("log in squash"), std::string::npos);
@@ -912,6 +913,8 @@ TEST(CommandLine, BadValuesAreNamed) {
     EXPECT_TRUE(usage({std::string("--batch=") + value}, {"--batch"})) << value;
   for (const char* value : {"-1", "nan", "inf", "0.1x", "1e7"})
     EXPECT_TRUE(usage({std::string("--lr=") + value}, {"--lr"})) << value;
+  EXPECT_TRUE(usage({"--batch", "99999999999999"}, {"--batch", "from 1 to 1000000000"}));
+  EXPECT_TRUE(usage({"--seed", "99999999999999999999"}, {"--seed", "to 18446744073709551615"}));
   EXPECT_TRUE(usage({"--momentum", "1"}, {"--momentum", "0.9999"}));
   EXPECT_TRUE(usage({"--label-smoothing", "1"}, {"--label-smoothing"}));
   EXPECT_TRUE(usage({"--model", "vgg"}, {"--model", "vgg", "resnet18"}));
@@ -919,6 +922,52 @@ TEST(CommandLine, BadValuesAreNamed) {
   EXPECT_TRUE(usage({"--dtype", "f16"}, {"--dtype", "bf16"}));
   EXPECT_TRUE(usage({"--device", "tpu"}, {"--device", "cuda"}));
   EXPECT_TRUE(usage({"--seed", "-1"}, {"--seed"}));
+}
+
+TEST(CommandLine, WhatCannotBeMeantTogetherIsRefused) {
+  using Words = std::vector<std::string>;
+  test::TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("run"));
+  std::filesystem::create_directory_symlink(folder.file("run"), folder.file("link"));
+  const std::string run = folder.file("run"), last = run + "/last.safetensors", link = folder.file("link");
+  const std::pair<Words, std::vector<std::string>> table[] = {
+      {{"--batch", "64", "--global-batch", "128"}, {"--batch and --global-batch"}},
+      {{"--lr-scale", "linear", "--global-batch", "128"}, {"--lr-scale", "--global-batch"}},
+      {{"--patience", "3"}, {"--patience", "add --val"}},
+      {{"--mixup", "0.2", "--batch", "1"}, {"--mixup", "batch of 1"}},
+      {{"--mixup", "0.2", "--global-batch", "1"}, {"--mixup", "batch of 1"}},
+      {{"--log-every", "5"}, {"--log-every", "--metrics"}},
+      {{"--resume", run, "--import-torch", "w.safetensors"}, {"--resume", "--import-torch"}},
+      {{"--overfit-batch", "--val", "100"}, {"--overfit-batch", "--val"}},
+      {{"--overfit-batch", "--epochs", "8"}, {"--overfit-batch", "--epochs"}},
+      {{"--overfit-batch", "--checkpoint", run}, {"--overfit-batch", "--checkpoint"}},
+      {{"--overfit-batch", "--resume", run}, {"--overfit-batch", "--resume"}},
+      {{"--metrics", "x", "--trace", "x"}, {"--metrics and --trace both mean x"}},
+      {{"--dot", "./x", "--export-onnx", "a/../x"}, {"--dot and --export-onnx both mean ./x"}},
+      {{"--export-torch", "x", "--export-onnx", "x"}, {"--export-torch and --export-onnx"}},
+      {{"--import-torch", "x", "--export-torch", "x"}, {"--export-torch and --import-torch"}},
+      {{"--checkpoint", run, "--export-torch", last}, {"--export-torch and --checkpoint", last}},
+      {{"--checkpoint", link, "--export-torch", last}, {"--export-torch and --checkpoint", last}},
+      {{"--checkpoint", "new", "--export-onnx", "new/best.safetensors"}, {"--export-onnx and --checkpoint"}},
+      {{"--resume", run, "--trace", last}, {"--trace and --resume"}},
+      {{"--resume", last, "--export-torch", last}, {"--export-torch and --resume"}},
+      {{"--checkpoint", "new/", "--metrics", "new"}, {"--metrics and --checkpoint"}},
+      {{"--tensorboard", "new", "--dot", "new"}, {"--dot and --tensorboard"}},
+  };
+  for (const auto& [words, parts] : table) try {
+      parsed(words);
+      ADD_FAILURE() << words[0] << " " << words[1] << " was accepted; expected: " << parts[0];
+    } catch (const UsageError& e) {
+      for (const std::string& part : parts)
+        EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what() << "\nwithout: " << part;
+    }
+  const Words accepted[] = {
+      {"--resume", run, "--checkpoint", run},      {"--resume", last, "--checkpoint", link},
+      {"--tensorboard", run, "--checkpoint", run}, {"--metrics", run + "/metrics.jsonl", "--checkpoint", run},
+      {"--overfit-batch", "--stop-after", "20"},   {"--mixup", "0", "--batch", "1"},
+      {"--batch", "64", "--global-batch", "0"},    {"--patience", "3", "--val", "100"},
+  };
+  for (const Words& words : accepted) EXPECT_NO_THROW(parsed(words)) << words[0] << " " << words[1];
 }
 
 TEST(CommandLine, DevicesAreMadeOrRefusedWithTheCause) {

@@ -18,6 +18,7 @@
 #include "layers/fit.h"
 #include "layers/layers.h"
 #include "layers/models.h"
+#include "layers/options.h"
 #include "layers/report.h"
 #include "layers/summary.h"
 #include "tests/support.h"
@@ -194,8 +195,8 @@ TEST(SeeingTape, DotNamesOperationsModulesAndParameters) {
   Variable x(Tensor::full(*backend, {2, 4, 4, 3}, 0.5));
   Variable loss = sum(model(x));
   std::string dot = dot_of(loss);
-  for (const char* part : {"conv2d\\n[2,4,4,8]", "conv.weight\\n[8,3,3,3]", "label=\"bn\"", "average_pool2d",
-                           "sum", "saves 384 B", "constant"})
+  for (const char* part : {"conv2d\\n[2,4,4,8]", "conv.weight\\n[8,3,3,3]", "label=\"bn\"", "average_pool2d", "sum",
+                           "saves 384 B", "constant"})
     EXPECT_NE(dot.find(part), std::string::npos) << part << "\n" << dot;
   EXPECT_EQ(std::count(dot.begin(), dot.end(), '{'), std::count(dot.begin(), dot.end(), '}'));
   std::size_t edges = 0;
@@ -315,7 +316,7 @@ TEST(SeeingMemory, RunningOutSaysWhoHoldsWhat) {
 struct Looked {
   TemporaryFolder folder;
   FitReport report;
-  std::string said;
+  std::string said, complained, failure;
   std::vector<double> weights;
   explicit Looked(const std::function<void(FitOptions&, const TemporaryFolder&)>& change, int pictures = 128) {
     auto backend = cpu_backend(1);
@@ -329,7 +330,13 @@ struct Looked {
     options.metrics = folder.file("run.jsonl");
     change(options, folder);
     testing::internal::CaptureStdout();
-    report = fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
+    testing::internal::CaptureStderr();
+    try {
+      report = fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
+    } catch (const Error& e) {
+      failure = e.what();
+    }
+    complained = testing::internal::GetCapturedStderr();
     said = testing::internal::GetCapturedStdout();
     for (auto& [name, p] : model->parameters())
       for (double v : p->variable.value().values()) weights.push_back(v);
@@ -403,14 +410,76 @@ TEST(SeeingFit, ProfileSumsToTheStep) {
 }
 
 TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
-  Looked good([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; });
+  Looked good([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1, o.progress = true; });
   EXPECT_NE(good.said.find("the model can learn"), std::string::npos) << good.said;
+  EXPECT_NE(good.complained.find("of 300 (loss below 0.01)"), std::string::npos) << good.complained;
   EXPECT_LT(good.report.steps, 300);
-  Looked bad([](FitOptions& o, const TemporaryFolder&) {
-    o.overfit_batch = true, o.epochs = 1;
+  auto still = [](FitOptions& o, std::int64_t steps) {
+    o.overfit_batch = true, o.epochs = 1, o.stop_after = steps;
     o.schedule = Schedule::parse("warmup:1000000+constant");  // a learning rate of nearly nothing
+  };
+  Looked bad([&](FitOptions& o, const TemporaryFolder&) { still(o, 0); });
+  EXPECT_NE(bad.failure.find("does NOT learn"), std::string::npos) << bad.failure;
+  EXPECT_NE(test::contents(bad.folder.file("run.jsonl")).find("\"end\""), std::string::npos);
+  Looked brief([&](FitOptions& o, const TemporaryFolder&) { still(o, 5); });
+  EXPECT_NE(brief.failure.find("cannot tell whether the model learns: too few steps"), std::string::npos)
+      << brief.failure;
+  EXPECT_EQ(bad.said + brief.said, "") << "a verdict that is none";
+}
+
+TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
+  TemporaryFolder run;
+  auto options = [&](FitOptions& o) { o.checkpoint = run.file("run"); };
+  Looked first([&](FitOptions& o, const TemporaryFolder&) { options(o); });
+  auto looks = [&](FitOptions& o, const TemporaryFolder& f) {
+    o.resume = run.file("run");
+    o.observe = {.dot = f.file("tape.dot"), .trace = f.file("trace.json"), .warm_up = 2, .steps = 2};
+  };
+  Looked nothing(looks);
+  for (const char* file : {"tape.dot", "trace.json"}) {
+    EXPECT_FALSE(std::filesystem::exists(nothing.folder.file(file)));
+    EXPECT_NE(nothing.complained.find(std::string(file) + ": not written"), std::string::npos) << nothing.complained;
+  }
+  Looked third([&](FitOptions& o, const TemporaryFolder& f) {  // steps 17 to 24: those looked at are among them
+    looks(o, f);
+    o.epochs = 3;
   });
-  EXPECT_NE(bad.said.find("does NOT learn"), std::string::npos) << bad.said;
+  EXPECT_EQ(third.complained, "");
+  EXPECT_NE(test::contents(third.folder.file("trace.json")).find("\"conv2d\""), std::string::npos);
+
+  Looked other([](FitOptions& o, const TemporaryFolder& f) {
+    o.observe.dot = f.file("thesis.dot");
+    write_file(o.observe.dot, "graph of mine {}");
+  });
+  EXPECT_NE(other.failure.find("--dot "), std::string::npos);
+  EXPECT_NE(other.failure.find("something else"), std::string::npos) << other.failure;
+  EXPECT_EQ(test::contents(other.folder.file("thesis.dot")), "graph of mine {}");
+}
+
+TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
+  auto with = [](const std::string& optimizer, double ema) {
+    auto backend = reference_backend();
+    Dataset data = synthetic({.side = 28, .train = 32, .test = 16});
+    Loader train(data.train, {.batch = 16}, *backend);
+    auto model = make_model("mlp", 10, 1, 28);
+    Options o;
+    o.optimizer = optimizer;
+    auto made = make_optimizer(o);
+    FitOptions options{.epochs = 1, .progress = false, .ema = ema, .stop_after = 1};
+    options.observe.summary = true;
+    testing::internal::CaptureStdout();
+    fit(*model, cross_entropy_loss(), *made, *backend, {train}, options);
+    std::string said = testing::internal::GetCapturedStdout();
+    return said.substr(said.rfind("with parameters and "));
+  };
+  // mlp: 203,530 parameters, 0.777 MiB; parameters, gradients and one vector are 2.33 MiB, and the tape's part is the same.
+  auto mib = [](const std::string& line) { return std::stod(line.substr(line.rfind("MiB") - 5)); };
+  const std::string sgd = with("sgd", 0), adamw = with("adamw", 0), average = with("adamw", 0.9);
+  EXPECT_EQ(sgd.find("with parameters and sgd "), 0u) << sgd;
+  EXPECT_EQ(adamw.find("with parameters and adamw "), 0u) << adamw;
+  EXPECT_EQ(average.find("with parameters and adamw and the average "), 0u) << average;
+  EXPECT_NEAR(mib(adamw) - mib(sgd), 0.777, 0.02) << sgd << adamw;
+  EXPECT_NEAR(mib(average) - mib(adamw), 0.777, 0.02) << average;
 }
 
 // ---- charts and pages --------------------------------------------------------------------------------------------------

@@ -372,6 +372,7 @@ class Checkpoint : public testing::Test {
  protected:
   test::TemporaryFolder folder;
   Dataset data = pictures();
+  std::function<void(Batch&)> at_evaluation = {};
   std::string last(const std::string& name) { return folder.file(name) + "/last.safetensors"; }
 
   // A run of its own, with everything made anew, as another process would.
@@ -387,7 +388,7 @@ class Checkpoint : public testing::Test {
                   .seed = options.seed,
                   .transform = std::move(transform)},
                  *backend);
-    Loader held(data.test, {.batch = 50, .dtype = r.dtype, .shuffle = false}, *backend);
+    Loader held(data.test, {.batch = 50, .dtype = r.dtype, .shuffle = false, .transform = at_evaluation}, *backend);
     Small model;
     Options o;
     o.optimizer = r.optimizer;
@@ -501,16 +502,18 @@ TEST_F(Checkpoint, IsWrittenOnSigtermAndEveryEpoch) {
 
 TEST_F(Checkpoint, NamesWhatDiffers) {
   const test::BackendKind& kind = test::backends()[0];
-  FitOptions options = stopped_after(5, kind, {{"--model", "small"}});
+  FitOptions options = stopped_after(5, kind, {{"--model", "small"}, {"--data", ""}});
   options.resume = last("run");
   options.checkpoint = {};
   options.stop_after = 6;
   options.seed = 2;
-  options.settings = {{"--model", "large"}};
+  options.settings = {{"--model", "large"}, {"--data", "elsewhere"}};
   FitReport report = run(kind, {.ema = 0.5}, options);
   std::string all;
   for (const std::string& d : report.differences) all += d + "\n";
-  EXPECT_EQ(all, "--ema was 0.9 and is 0.5\n--model was small and is large\n--seed was 1 and is 2\n");
+  EXPECT_EQ(all,
+            "--data was not given and is elsewhere\n--ema was 0.9 and is 0.5\n--model was small and is large\n"
+            "--seed was 1 and is 2\n");
 
   const test::BackendKind one_thread{kind.name, [&](int) { return kind.make_with(1); }};
   options.seed = 1;
@@ -653,6 +656,118 @@ TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
   EXPECT_EQ(events, (std::vector<std::string>{"start", "epoch", "end", "?", "resume", "epoch", "end"}));
 }
 
+TEST_F(Checkpoint, MetricsOfAnotherRunAreNotGoneOnWith) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options = stopped_after(30, kind), other;
+  other.metrics = folder.file("other.jsonl");
+  other.seed = 2;
+  other.stop_after = 2;
+  run(kind, {}, other);
+  const std::string before = test::contents(other.metrics);
+  options.resume = options.checkpoint;
+  options.stop_after = 31;
+  options.metrics = other.metrics;
+  EXPECT_TRUE(refused([&] { run(kind, {}, options); }, {"--metrics " + other.metrics, "another run", "a new one"}));
+  EXPECT_EQ(test::contents(other.metrics), before);
+  options.metrics = folder.file("new.jsonl");  // which the third part then goes on with
+  run(kind, {}, options);
+  options.stop_after = 32;
+  options.seed = 3;  // is said, and is still the run that was begun
+  EXPECT_EQ(run(kind, {}, options).steps, 32);
+}
+
+TEST_F(Checkpoint, NothingLeftToDoDoesNothing) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions options = stopped_after(30, kind);
+  const std::string before = test::contents(last("run"));
+  std::vector<double> there, then;
+  options.resume = options.checkpoint;
+  run(kind, {}, options, &there);
+  for (std::int64_t stop : {29, 30}) {  // 24 are an epoch
+    options.stop_after = stop;
+    options.checkpoint = folder.file("elsewhere");
+    testing::internal::CaptureStderr();
+    FitReport none = run(kind, {}, options, &then);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    EXPECT_EQ(none.steps, 30);
+    EXPECT_TRUE(none.stopped && none.epochs.empty());
+    EXPECT_EQ(then, there);
+  }
+  options.stop_after = 0;
+  EXPECT_EQ(run(kind, {.epochs = 1}, options).steps, 30);  // behind its last epoch
+  EXPECT_FALSE(std::filesystem::exists(folder.file("elsewhere"))) << "a folder in which nothing is written";
+  EXPECT_TRUE(test::contents(last("run")) == before);
+}
+
+TEST_F(Checkpoint, AFolderBelongsToOneRunAtATime) {
+  const test::BackendKind& kind = test::backends()[0];
+  FitOptions first;
+  first.checkpoint = folder.file("run");
+  first.stop_after = 2;
+  testing::AssertionResult said = testing::AssertionFailure() << "no second run was tried";
+  run(kind, {}, first, nullptr, [&, tried = false](Batch&) mutable {
+    if (std::exchange(tried, true)) return;
+    said = refused([&] { run(kind, {}, first); },
+                   {"--checkpoint " + first.checkpoint, "another run (process " + std::to_string(getpid()) + ")"});
+  });
+  EXPECT_TRUE(said);
+  int files = 0;
+  for ([[maybe_unused]] auto& f : std::filesystem::directory_iterator(first.checkpoint)) files++;
+  EXPECT_EQ(files, 1) << "the lock leaves nothing behind";
+  first.resume = first.checkpoint;
+  first.stop_after = 3;
+  EXPECT_EQ(run(kind, {}, first).steps, 3) << "and ends with its run";
+
+  std::filesystem::rename(last("run"), first.checkpoint + "/best.safetensors");
+  first.resume = {};
+  EXPECT_TRUE(refused([&] { run(kind, {}, first); }, {"another run's best.safetensors"}));
+  std::ofstream(folder.file("file")) << "x";
+  first.checkpoint = folder.file("file");
+  EXPECT_TRUE(refused([&] { run(kind, {}, first); }, {"is a file, not a folder"}));
+}
+
+TEST_F(Checkpoint, TheLastGoodOneStaysWhenAValueIsNotFinite) {
+  const test::BackendKind& kind = test::backends()[0];
+  auto spoil = [](Batch& b) {
+    if (b.epoch == 1 && b.index == 3) b.images = Tensor::full(b.images.backend(), b.images.shape(), NAN);
+  };
+  FitOptions options;
+  options.checkpoint = folder.file("run");
+  EXPECT_TRUE(refused([&] { run(kind, {}, options, nullptr, spoil); },
+                      {"step 28 ", last("run") + " holds the run after step 24"}));
+  options.resume = options.checkpoint;
+  EXPECT_TRUE(refused([&] { run(kind, {}, options, nullptr, spoil); }, {"step 28 ", last("run") + " is as it was"}));
+  options.stop_after = 25;
+  EXPECT_EQ(run(kind, {}, options).steps, 25);
+  EXPECT_TRUE(refused([&] { run(kind, {}, {}, nullptr, spoil); }, {"no checkpoint was written"}));
+}
+
+// A signal that comes while pictures are evaluated does not wait for the next step; the rest is the same bit for bit.
+TEST_F(Checkpoint, ASignalEndsAnEvaluation) {
+  const test::BackendKind kind{test::backends()[0].name, [](int) { return test::backends()[0].make_with(1); }};
+  std::vector<double> whole, parts;
+  const Recipe recipe{.epochs = 2};
+  FitOptions options;
+  options.checkpoint = folder.file("straight");
+  FitReport straight = run(kind, recipe, options, &whole);
+  options.checkpoint = folder.file("run");
+  at_evaluation = [sent = false](Batch& b) mutable {
+    if (b.index == 0 && !std::exchange(sent, true)) std::raise(SIGTERM);
+  };
+  FitReport stopped = run(kind, recipe, options);
+  EXPECT_TRUE(stopped.stopped);
+  EXPECT_EQ(stopped.steps, 24);
+  EXPECT_TRUE(stopped.epochs.empty()) << "half an evaluation was reported";
+  EXPECT_EQ(stopping_signal(), SIGTERM);
+  at_evaluation = {};
+  options.resume = options.checkpoint;
+  FitReport rest = run(kind, recipe, options, &parts);
+  EXPECT_EQ(rest.steps, 48);
+  EXPECT_EQ(parts, whole);
+  ASSERT_EQ(rest.epochs.size(), 2u);
+  for (int i : {0, 1}) expect_same(rest.epochs[i], straight.epochs[i]);
+}
+
 // ---- early stop -----------------------------------------------------------------------------------------------------
 TEST(Patience, StopsWhenValidationNoLongerImproves) {
   std::unique_ptr<Backend> backend = reference_backend();
@@ -667,6 +782,23 @@ TEST(Patience, StopsWhenValidationNoLongerImproves) {
   EXPECT_EQ(report.epochs.size(), 4u);
   EXPECT_TRUE(report.stopped);
   EXPECT_EQ(report.best_epoch, 1);
+
+  // So ended, it stays ended, whether it is asked to be patient again or not; a larger patience goes on.
+  test::TemporaryFolder folder;
+  options.checkpoint = folder.file("run");
+  fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
+  const std::string ended = test::contents(options.checkpoint + "/last.safetensors");
+  options.resume = options.checkpoint;
+  for (int patience : {3, 2, 0}) {
+    options.patience = patience;
+    report = fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options);
+    EXPECT_TRUE(report.stopped && report.epochs.empty()) << patience;
+    EXPECT_TRUE(test::contents(options.checkpoint + "/last.safetensors") == ended);
+  }
+  options.patience = 5;
+  EXPECT_EQ(fit(model, cross_entropy_loss(), still, *backend, {train, &held}, options).epochs.size(), 2u);
+  options = quiet(10);
+  options.patience = 3;
   SGD learns({.learning_rate = 0.02, .momentum = 0.9});
   report = fit(model, cross_entropy_loss(), learns, *backend, {train, &held}, options);
   for (const EpochReport& e : report.epochs)
