@@ -138,7 +138,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     read_bytes("its header", {.dtype = "U8", .shape = {}, .begin = 0, .end = count}, to);
   };
   unsigned char head[8] = {};
-  if (size < sizeof head) refuse(file, ": is ", size, " bytes short, not a safetensors file", again);
+  if (size < sizeof head)
+    refuse(file, ": ", size ? "has only " + std::to_string(size) + " bytes" : "is empty", ", not a safetensors file",
+           again);
   read_at(head, sizeof head, 0);
   if (is_pickle(head))
     refuse(file,
@@ -291,8 +293,7 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   };
   std::ostringstream header;
   const char* comma = "";
-  for (const auto& [key, value] : metadata_)
-    header << std::exchange(comma, ",") << quoted(key) << ':' << quoted(value);
+  for (const auto& [key, value] : metadata_) header << std::exchange(comma, ",") << quoted(key) << ':' << quoted(value);
   const std::string metadata = header.str();
   header.str("");
   if (!metadata.empty()) header << "\"__metadata__\":{" << metadata << '}';
@@ -300,8 +301,8 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   for (const auto* named : order) {
     const auto& [name, item] = *named;
     const std::uint64_t bytes = std::uint64_t(item.shape.elements()) * element_bytes(item.dtype);
-    header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype << "\",\"shape\":" << item.shape
-           << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
+    header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype
+           << "\",\"shape\":" << item.shape << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
     at += bytes;
   }
   std::string text = '{' + header.str() + '}';

@@ -298,7 +298,8 @@ class CheckpointFiles {
   std::string kept(std::int64_t saved_at) const {
     if (!speaks_) return "";
     if (saved_at >= 0) return "; " + last() + " holds the run after step " + std::to_string(saved_at);
-    return resumes() ? "; " + from_ + " is as it was" : "; no checkpoint was written (--checkpoint: every epoch)";
+    if (resumes()) return "; " + from_ + " is as it was";
+    return writes() ? "; no epoch had ended, so there is no checkpoint" : "; there is no checkpoint without --checkpoint";
   }
 
  private:

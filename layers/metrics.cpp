@@ -46,8 +46,8 @@ MetricsFile::MetricsFile(const std::string& path, bool append, const std::string
   check_replaceable("--metrics", path, R"({"event":)", "metrics");
   if (std::error_code none; append && !run.empty() && std::filesystem::is_regular_file(path, none) &&
                             std::filesystem::file_size(path, none) && run_in(path) != run)
-    refuse("--metrics ", path, ": holds the metrics of another run than the one that is resumed: name the file that ",
-           "that run wrote, or a new one");
+    refuse("--metrics ", path, ": holds the metrics of another run than the one that is resumed: name that run's own ",
+           "file, or a new one");
   file_ = std::fopen(path.c_str(), append ? "a+" : "w");
   if (!file_) throw UsageError("--metrics " + path + ": cannot be written: " + std::strerror(errno));
   // The last line of a run that was killed may be half a line.

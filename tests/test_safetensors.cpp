@@ -207,8 +207,8 @@ TEST(Safetensors, WhatIsDamagedIsRefusedByName) {
   put(file, made("{\"a\":" + good + "}", 8));
   EXPECT_NO_THROW(SafetensorsFile{file});
 
-  EXPECT_TRUE(says("", {"is 0 bytes short"}));
-  EXPECT_TRUE(says("1234567", {"is 7 bytes short"}));
+  EXPECT_TRUE(says("", {": is empty, not a safetensors file"}));
+  EXPECT_TRUE(says("1234567", {"has only 7 bytes"}));
   EXPECT_TRUE(says(std::string(8, '\xff'), {"promise a header of 18446744073709551615 bytes", "has 8"}));
   EXPECT_TRUE(says(made("{\"a\":" + good + "}", 8).substr(0, 20), {"promise a header", "cut off"}));
   EXPECT_TRUE(says(made("{\"a\":" + good + "}", 7), {"describes 8 bytes of elements and the file holds 7", "cut off"}));
