@@ -199,6 +199,11 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   Dataset d;
   d.name = directory.filename().empty() ? directory.parent_path().filename().string() : directory.filename().string();
   d.train = decoder.read(where + " train", training, grey);
+  std::vector<char> seen(classes.size(), 0);
+  for (std::int64_t i = 0; i < d.train.count(); i++) seen[std::size_t(d.train.labels.data<std::int32_t>()[i])] = 1;
+  if (const auto none = std::find(seen.begin(), seen.end(), 0); none != seen.end())
+    refuse(where, ": the class ", classes[std::size_t(none - seen.begin())], " has no picture to train on",
+           second ? "" : " (a tenth of all is drawn for testing)", ": add some");
   d.test = decoder.read(where + " test", testing, grey);
   if (decoder.broken)
     std::fprintf(stderr, "%s: %lld of %zu pictures left out that cannot be decoded, the first is %s\n", where.c_str(),

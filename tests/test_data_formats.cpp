@@ -341,7 +341,11 @@ TEST(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
   EXPECT_TRUE(refused([&] { load_dataset(dir.file("up")); }, {"single class, all", "did you mean", "up/all?"}));
   fs::create_directories(dir.file("up/all/eel/deep"));
   EXPECT_TRUE(refused([&] { load_dataset(dir.file("up/all")); }, {"up/all/eel: holds no pictures", "remove it"}));
-  save(dir.file("up/all/eel/deep/er/1.ppm"), square_pnm(6, 1));
+  fs::remove_all(dir.file("up/all/eel"));  // two pictures are left, one of them to test with
+  EXPECT_TRUE(refused([&] { load_dataset(dir.file("up/all")); }, {"the class", "no picture to train on", "a tenth"}));
+  for (int i = 0; i < 9; i++)
+    for (const char* name : {"cat", "dog", "eel/deep/er"})
+      save(dir.file(std::string("up/all/") + name + "/" + std::to_string(i) + ".ppm"), square_pnm(6, 1));
   EXPECT_EQ(load_dataset(dir.file("up/all")).classes(), 3);
   for (const char* name : {"train/0", "train/5", "val/5"})
     save(dir.file(std::string("gap/") + name + "/1.ppm"), square_pnm(6, 1));
