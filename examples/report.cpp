@@ -46,7 +46,8 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < paths.size(); i++) {
       runs.push_back(read_run(paths[i]));
       runs.back().label = labels[i];
-      for (const std::string& remark : runs.back().remarks) std::fprintf(stderr, "%s\n", remark.c_str());
+      for (const std::string& remark : runs.back().remarks)
+        std::fprintf(stderr, "%s%s\n", remark.starts_with(paths[i]) ? "" : (paths[i] + ": ").c_str(), remark.c_str());
     }
     if (title.empty()) title = runs.size() == 1 ? labels[0] : std::to_string(runs.size()) + " runs";
     write_file(output, report_page(runs, title));

@@ -178,6 +178,7 @@ class Counters {
 class OneBatch : public BatchSource {
  public:
   static constexpr std::int64_t steps = 300;
+  std::int64_t size() const { return batch_.size(); }
   static constexpr double near_zero = 0.01;  // a loss below this ends it
   explicit OneBatch(BatchSource& source) : source_(source), batch_(source.make(0, 0)) {}
   void share(int rank, int world) override {
@@ -199,8 +200,10 @@ class OneBatch : public BatchSource {
     return b;
   }
   // Prints what the steps tell. Throws Error unless that is that the model learns.
-  static void judge(double first, double last, std::int64_t took, bool all) {
-    const bool unknown = took == 0 || first < near_zero, learns = !unknown && (last < near_zero || last < first / 10);
+  // `right`: the share of the pictures that the last step had right; with label smoothing the loss alone stays high.
+  static void judge(double first, double last, double right, std::int64_t took, bool all) {
+    const bool unknown = took == 0 || first < near_zero;
+    const bool learns = !unknown && (last < near_zero || last < first / 10 || (right > 0.95 && last < first / 2));
     const char* verdict = unknown
                               ? "that cannot tell whether the model learns: begin with new weights, whose loss can fall"
                           : last < near_zero ? "the model can learn"
@@ -556,7 +559,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   Counters counters(optimizer.state());
   // A device is asked for its flag every few steps, since asking waits for it; on the host looking is free.
   const std::int64_t look_every = backend.on_device() ? 16 : 1;
-  double first_loss = 0, last_loss = 0;
+  double first_loss = 0, last_loss = 0, last_correct = 0;
   const std::int64_t last_step =
       options.stop_after > 0 ? std::min(options.stop_after, std::int64_t(total)) : std::int64_t(total);
   Observer observer(options.observe, backend, strategy.rank(), at.step, last_step);
@@ -601,7 +604,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
     Tensor correct = Tensor::full(backend, {1}, at.so_far.correct, DType::i32);
-    double loss_sum = at.so_far.loss, seen = at.so_far.samples;
+    double loss_sum = at.so_far.loss, seen = at.so_far.samples, correct_before = at.so_far.correct;
     auto begin = Clock::now();
     progress.begin();
     data.train.start(at.epoch, at.batch);
@@ -638,6 +641,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       const double now = l.item();
       if (first_loss == 0) first_loss = now;
       last_loss = now;
+      if (one_batch) last_correct = correct.item() - std::exchange(correct_before, correct.item());
       if (due && options.log_every > 0 && at.step % options.log_every == 0)
         metrics.write(
             {{"event", std::string("step")}, {"step", at.step}, {"loss", now}, {"learning_rate", e.learning_rate}});
@@ -726,7 +730,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     end.push_back({"test_accuracy", *report.epochs.back().test_accuracy});
   metrics.write(end);
   if (one_batch && speaks && !stopped_by)
-    OneBatch::judge(first_loss, last_loss, at.step - began, at.step == std::int64_t(total));
+    OneBatch::judge(first_loss, last_loss, last_correct / double(one_batch->size()), at.step - began,
+                    at.step == std::int64_t(total));
   return report;
 }
 

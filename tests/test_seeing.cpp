@@ -318,10 +318,10 @@ struct Looked {
   FitReport report;
   std::string said, complained, failure;
   std::vector<double> weights;
-  explicit Looked(const std::function<void(FitOptions&, const TemporaryFolder&)>& change, int pictures = 128) {
+  explicit Looked(const std::function<void(FitOptions&, const TemporaryFolder&)>& change, double smoothing = 0) {
     auto backend = cpu_backend(1);
     backend->deterministic(true);  // a stopwatch may choose another convolution the second time, and so other last bits
-    Dataset data = synthetic({.side = 28, .train = pictures, .test = 64});
+    Dataset data = synthetic({.side = 28, .train = 128, .test = 64});
     Loader train(data.train, {.batch = 16, .drop_last = true, .seed = 1}, *backend);
     Loader test(data.test, {.batch = 32, .shuffle = false}, *backend);
     auto model = make_model("lenet5", 10, 1, 28);
@@ -332,7 +332,7 @@ struct Looked {
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
     try {
-      report = fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
+      report = fit(*model, cross_entropy_loss(smoothing), sgd, *backend, {train, nullptr, &test}, options);
     } catch (const Error& e) {
       failure = e.what();
     }
@@ -425,6 +425,8 @@ TEST(SeeingFit, OneBatchIsLearntByHeartAndItsVerdictCanBeNo) {
   EXPECT_NE(brief.failure.find("cannot tell whether the model learns: too few steps"), std::string::npos)
       << brief.failure;
   EXPECT_EQ(bad.said + brief.said, "") << "a verdict that is none";
+  Looked smooth([](FitOptions& o, const TemporaryFolder&) { o.overfit_batch = true, o.epochs = 1; }, 0.1);
+  EXPECT_NE(smooth.said.find("it learns, but not to zero"), std::string::npos) << smooth.failure;
 }
 
 TEST(SeeingFit, WhatNoStepCanFillIsNotWritten) {
