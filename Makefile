@@ -27,12 +27,13 @@ CUDA_ARCH ?= 80 90#          compute capabilities; the last one also as PTX, whi
 WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in CI
 
 # The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line; the second is for
-# ONNX and TensorBoard files, the third for the tests, and the last for .ci/run, which lays real data and
-# looks for races with clang.
+# ONNX and TensorBoard files, the third for several processes and machines, the fourth for the tests, and the last for
+# .ci/run, which lays real data, looks for races with clang, and starts ranks by another launcher.
 PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
+PACKAGES_DIST  := libucx-dev libssl-dev iproute2
 PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config
-PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd
+PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
 .DEFAULT_GOAL := all
@@ -164,9 +165,9 @@ NCCL_NEEDS     := nccl.h libnccl.so
 NCCL_VERSION   := $(call version,nccl.h,NCCL_MAJOR NCCL_MINOR NCCL_PATCH)
 
 UCX_NAME       := UCX
-UCX_NEEDS      := ucp/api/ucp.h libucp.so libucs.so
+UCX_NEEDS      := ucp/api/ucp.h libucp.so libucs.so openssl/hmac.h libcrypto.so
 UCX_VERSION    := $(call version,ucp/api/ucp_version.h,UCP_API_MAJOR UCP_API_MINOR)
-UCX_PACKAGE    := libucx-dev
+UCX_PACKAGE    := libucx-dev libssl-dev
 UCX_WITHOUT    := one process
 
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
@@ -206,7 +207,7 @@ endif
 # -fopenmp-simd needs no library: loops marked `omp simd` are still vectorised, on one thread.
 FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
 LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(PROTOBUF_ON),-lprotobuf-lite) \
-         $(if $(UCX_ON),-lucp -lucs) -lpthread
+         $(if $(UCX_ON),-lucp -lucs -lcrypto) -lpthread
 LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcudnn $(if $(NCCL_REASON),,-lnccl))
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/i
           layers/options_cli11.cpp layers/options_plain.cpp \
           layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp
 common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp) \
-          $(filter-out $(network) dist/none.cpp,$(wildcard dist/*.cpp))
+          $(filter-out $(network) dist/none.cpp dist/tandem-run.cpp,$(wildcard dist/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
 # Programs that look inside a room which is not there are left out with it.
@@ -240,10 +241,12 @@ CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 OBJ      := $(BUILD)/obj
 protos   := $(if $(PROTOBUF_ON),$(basename $(wildcard layers/*.proto)))
 objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o $(protos:%=$(OBJ)/%.pb.o)
-programs := $(examples:examples/%.cpp=$(BUILD)/%)
+launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
+programs := $(examples:examples/%.cpp=$(BUILD)/%) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
-every_object   := $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches))
+every_object   := $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches)) \
+                  $(if $(launcher),$(OBJ)/dist/tandem-run.o)
 
 # ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
 row = $($1_NAME) $($1_STATE)$(if $($1_ON),, ($($1_WITHOUT)))
@@ -329,7 +332,9 @@ $(OBJ)/layers/onnx.o $(OBJ)/layers/tensorboard.o: compile += -isystem $(BUILD)/p
 $(BUILD)/libtandem.a: $(objects) $(BUILD)/link.flags
 	@rm -f $@
 	$(call say,ar $@)ar rcs $@ $(objects)
-$(programs): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
+$(launcher): $(OBJ)/dist/tandem-run.o $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link)
+$(filter-out $(launcher),$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
 $(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
@@ -394,7 +399,7 @@ check-deps:
 	@echo '$(if $(missing),Missing: apt-get install $(missing),Nothing is missing.)'
 
 packages:
-	@echo $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_TESTS) $(PACKAGES_CI)
+	@echo $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_DIST) $(PACKAGES_TESTS) $(PACKAGES_CI)
 packages-demo:
 	@echo $(PACKAGES_DEMO)
 

@@ -105,6 +105,7 @@ class Communicator {
   virtual void rest() {}  // sleeps until something has happened, until wake(), or a few milliseconds
   virtual void wake() {}
   virtual std::uint64_t bytes_sent() const { return 0; }
+  virtual std::string transport() const { return "nothing"; }  // what carries the messages, in words
   // Gives up, and tells the other ranks why: their calls throw this text.
   virtual void fail(int culprit, const std::string& text) { (void)culprit, (void)text; }
 };

@@ -181,6 +181,7 @@ class InProcessWire : public Wire {
     room_->of(rank_).changed.notify_all();
   }
   std::uint64_t bytes_sent() const override { return bytes_; }
+  std::string transport() const override { return "this process"; }
 
   void announce(const Header& header, int ranks) override {
     std::lock_guard lock(room_->mutex);

@@ -305,6 +305,7 @@ class MessageCommunicator : public Communicator {
   void rest() override { group_->job->wire->rest(); }
   void wake() override { group_->job->wire->wake(); }
   std::uint64_t bytes_sent() const override { return group_->job->wire->bytes_sent(); }
+  std::string transport() const override { return group_->job->wire->transport(); }
   void fail(int culprit, const std::string& text) override { group_->job->fail(culprit, text); }
 
  private:

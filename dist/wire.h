@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "dist/algorithms.h"
 #include "dist/communicator.h"
 
 namespace tandem {
@@ -60,6 +61,7 @@ class Wire {
   virtual void rest() = 0;      // until something has happened, until wake(), or a few milliseconds
   virtual void wake() = 0;
   virtual std::uint64_t bytes_sent() const = 0;
+  virtual std::string transport() const = 0;
 
   // A collective begins. A wire that sees what all ranks began can name a disagreement at once.
   virtual void announce(const Header& header, int ranks) { (void)header, (void)ranks; }
@@ -70,6 +72,6 @@ class Wire {
 };
 
 // A communicator of all ranks of the wire. deadline: seconds that any wait may last.
-std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double deadline, struct ChoiceTable table);
+std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double deadline, ChoiceTable table);
 
 }  // namespace tandem

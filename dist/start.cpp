@@ -1,0 +1,91 @@
+#include "dist/start.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "core/error.h"
+#include "dist/algorithms.h"
+#include "dist/all_reduce.h"
+#include "dist/rendezvous.h"
+#include "dist/ucx.h"
+
+namespace tandem {
+namespace {
+
+std::string host_name() {
+  char name[256] = "?";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+// Processes share memory when they run on the same boot of the same machine, under the same name and in the same IPC
+// namespace: the name alone is the same in many containers, and differs within a machine.
+std::string host_identity() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  struct stat s {};
+  if (stat("/proc/self/ns/ipc", &s) == 0) id.append(":").append(std::to_string(s.st_ino));
+  return id.append(":").append(host_name());
+}
+
+// What must be the same on all ranks, a line each.
+std::string agreement(const Variables& variables) {
+  auto value = [&](const char* name, const char* otherwise) {
+    const char* v = variables(name);
+    return std::string(v && *v ? v : otherwise);
+  };
+  std::ostringstream text;
+  text << "Tandem's messages: version 1\nUCX " << Ucx::version() << "\nTANDEM_STRATEGY "
+       << value("TANDEM_STRATEGY", "all-reduce") << "\nTANDEM_WIRE " << value("TANDEM_WIRE", "f32") << "\n";
+  return text.str();
+}
+
+std::string first_difference(const std::string& a, const std::string& b) {
+  std::istringstream x(a), y(b);
+  for (std::string p, q; std::getline(x, p) && std::getline(y, q);)
+    if (p != q) return p + " and " + q;
+  return "a different number of settings";
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> communicator_from_environment(const Variables& variables) {
+  const Place place = place_in(variables);
+  if (place.size == 1) return alone();
+  const Deadlines deadlines = Deadlines::from(variables);
+  Rendezvous rendezvous(place, deadlines, variables);
+  auto ucx = Ucx::open(rendezvous.interface_address());
+
+  const auto agreed = rendezvous.exchange(agreement(variables));
+  const auto hosts = rendezvous.exchange(host_name());
+  const auto identities = rendezvous.exchange(host_identity());
+  std::vector<std::string> names;
+  for (std::size_t r = 0; r < hosts.size(); r++) names.push_back("rank " + std::to_string(r) + " on " + hosts[r]);
+  for (std::size_t r = 1; r < agreed.size(); r++)
+    require(agreed[r] == agreed[0], names[0], " and ", names[r],
+            " do not fit together: ", first_difference(agreed[0], agreed[r]));
+  const auto addresses = rendezvous.exchange(ucx->address());
+  const std::string nonce = rendezvous.exchange(place.rank == 0 ? random_bytes(8) : "")[0];
+  std::uint64_t number = 0;
+  for (unsigned char c : nonce) number = number << 8 | c;
+  auto control = std::make_shared<Control>(rendezvous, names, deadlines);
+  return over_messages(ucx->connect(addresses, number, control), deadlines.wait, {});
+}
+
+std::unique_ptr<Strategy> strategy_from_environment() {
+  auto communicator = communicator_from_environment();
+  if (communicator->size() == 1) return std::make_unique<Strategy>();
+  auto value = [](const char* name) {
+    const char* v = process_environment()(name);
+    return std::string(v ? v : "");
+  };
+  const std::string strategy = value("TANDEM_STRATEGY"), wire = value("TANDEM_WIRE");
+  if (!strategy.empty() && strategy != "all-reduce") refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce");
+  if (!wire.empty() && wire != "f32" && wire != "bf16") refuse("TANDEM_WIRE=", wire, ": choose f32 or bf16");
+  return all_reduce(std::move(communicator), {.wire = wire == "bf16" ? DType::bf16 : DType::f32});
+}
+
+}  // namespace tandem

@@ -1,0 +1,422 @@
+#include "dist/ucx.h"
+
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <list>
+#include <map>
+#include <sstream>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+void check(ucs_status_t status, const char* call, const char* hint = "") {
+  if (status != UCS_OK) fail("UCX: ", call, ": ", ucs_status_string(status), hint);
+}
+#define UCX_CHECK(call) check(call, #call)
+
+// What travels before the elements.
+struct Envelope {
+  std::uint64_t nonce;
+  std::int32_t from;
+  std::int32_t unused = 0;
+  Header header;
+};
+constexpr unsigned message_id = 1;
+
+std::string interface_of(const std::string& address) {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string name;
+  for (ifaddrs* a = all; a; a = a->ifa_next) {
+    if (!a->ifa_addr || (a->ifa_addr->sa_family != AF_INET && a->ifa_addr->sa_family != AF_INET6)) continue;
+    char text[NI_MAXHOST];
+    const socklen_t length = a->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(a->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
+        (address == text || address == std::string("::ffff:") + text))
+      name = a->ifa_name;
+  }
+  freeifaddrs(all);
+  return name;
+}
+
+class UcxWire;
+
+class UcxWorker : public Ucx, public std::enable_shared_from_this<UcxWorker> {
+ public:
+  explicit UcxWorker(const std::string& interface_address) {
+    // UCX takes transports' options from the environment only; what the user has set stays.
+    setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
+    setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
+    if (std::string devices = interface_of(interface_address); !devices.empty()) {
+      std::error_code none;
+      for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none))
+        devices.append(",").append(entry.path().filename().string()).append(":1");
+      setenv("UCX_NET_DEVICES", devices.c_str(), 0);
+    }
+    ucp_config_t* config = nullptr;
+    UCX_CHECK(ucp_config_read(nullptr, nullptr, &config));
+    ucp_params_t p{};
+    p.field_mask = UCP_PARAM_FIELD_FEATURES;
+    p.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+    const ucs_status_t status = ucp_init(&p, config, &context_);
+    ucp_config_release(config);
+    check(status, "ucp_init", " (ucx_info -d lists the transports; UCX_LOG_LEVEL=info says more)");
+    ucp_worker_params_t w{};
+    w.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    w.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    UCX_CHECK(ucp_worker_create(context_, &w, &worker_));
+    UCX_CHECK(ucp_worker_get_efd(worker_, &events_));
+    wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  }
+  ~UcxWorker() override {
+    if (worker_) ucp_worker_destroy(worker_);
+    if (context_) ucp_cleanup(context_);
+    if (wake_ >= 0) close(wake_);
+  }
+  std::string address() const override {
+    ucp_address_t* a = nullptr;
+    std::size_t length = 0;
+    UCX_CHECK(ucp_worker_get_address(worker_, &a, &length));
+    std::string s(reinterpret_cast<const char*>(a), length);
+    ucp_worker_release_address(worker_, a);
+    return s;
+  }
+  std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
+                                std::shared_ptr<Control> control) override;
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int events_ = -1, wake_ = -1;
+};
+
+class UcxWire : public Wire {
+ public:
+  UcxWire(std::shared_ptr<UcxWorker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
+          std::shared_ptr<Control> control)
+      : ucx_(std::move(ucx)),
+        worker_(ucx_->worker_),
+        control_(std::move(control)),
+        addresses_(std::move(addresses)),
+        nonce_(nonce),
+        peers_(addresses_.size()) {
+    ucp_am_handler_param_t p{};
+    p.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                   UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+    p.id = message_id;
+    p.cb = arrived;
+    p.arg = this;
+    p.flags = UCP_AM_FLAG_WHOLE_MSG;
+    UCX_CHECK(ucp_worker_set_am_recv_handler(worker_, &p));
+    control_->on_failure([wake = ucx_->wake_] { signal(wake); });
+  }
+  ~UcxWire() override {
+    control_->on_failure(nullptr);
+    const bool well = !control_failed() && error_.empty();
+    for (Peer& p : peers_)
+      if (p.endpoint) hang_up(p, well);
+    for (Unexpected& u : unexpected_)
+      if (u.held) ucp_am_data_release(worker_, u.data);
+    ucp_am_handler_param_t p{};
+    p.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB;
+    p.id = message_id;
+    ucp_worker_set_am_recv_handler(worker_, &p);
+  }
+
+  int rank() const override { return control_->rank(); }
+  int size() const override { return control_->size(); }
+  std::string where(int rank) const override { return control_->name(rank); }
+
+  std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
+    auto post = std::make_unique<Post>(*this, to, header, const_cast<void*>(data), bytes);
+    post->envelope = {.nonce = nonce_, .from = rank(), .header = header};
+    ucp_request_param_t p{};
+    p.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    p.memory_type = UCS_MEMORY_TYPE_HOST;
+    bytes_ += bytes;
+    post->take(ucp_am_send_nbx(endpoint(to), message_id, &post->envelope, sizeof post->envelope, data, bytes, &p));
+    return post;
+  }
+  std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
+    auto post = std::make_unique<Post>(*this, from, header, data, bytes);
+    auto match = std::find_if(unexpected_.begin(), unexpected_.end(),
+                              [&](Unexpected& u) { return u.from == from && u.header.meets(header); });
+    if (match == unexpected_.end()) {
+      receives_.push_back(post.get());
+    } else {
+      Unexpected u = std::move(*match);
+      unexpected_.erase(match);
+      deliver(*post, u);
+      if (u.held) ucp_am_data_release(worker_, u.data);
+    }
+    return post;
+  }
+
+  void progress() override {
+    for (int i = 0; i < 64 && ucp_worker_progress(worker_); i++) {}
+    control_->check();
+    if (!error_.empty()) throw CommunicationError(culprit_, error_);
+    for (Post* p : receives_)
+      if (control_->gone(p->peer))
+        throw CommunicationError(
+            p->peer, describe(p->header) + ": " + where(rank()) + " waits for " + where(p->peer) + ", which has left");
+  }
+  void rest() override {
+    for (int i = 0; i < 100; i++)
+      if (ucp_worker_progress(worker_)) return;
+    if (ucp_worker_arm(worker_) != UCS_OK) return;  // something has come meanwhile
+    pollfd p[] = {{ucx_->events_, POLLIN, 0}, {ucx_->wake_, POLLIN, 0}};
+    poll(p, 2, 10);
+    std::uint64_t count;
+    (void)!read(ucx_->wake_, &count, sizeof count);
+  }
+  void wake() override { signal(ucx_->wake_); }
+  std::uint64_t bytes_sent() const override { return bytes_; }
+  std::string transport() const override {
+    std::string names;
+    for (const Peer& p : peers_) {
+      if (!p.endpoint) continue;
+      char* text = nullptr;
+      std::size_t length = 0;
+      std::FILE* memory = open_memstream(&text, &length);
+      if (!memory) continue;
+      ucp_ep_print_info(p.endpoint, memory);  // a line each: "lane[0]:  2:tcp/eth0.0 md[1] …"
+      std::fclose(memory);
+      std::istringstream words(text);
+      std::free(text);
+      for (std::string w; words >> w;)
+        if (w.starts_with("lane[") && words >> w) {
+          const std::string one = w.substr(w.find(':') + 1);
+          if (names.find(one) == std::string::npos) names += (names.empty() ? " " : ", ") + one;
+        }
+    }
+    return "UCX" + names;
+  }
+
+  void announce(const Header& header, int) override {
+    for (const Unexpected& u : unexpected_)
+      if (differ(header, u.header)) throw disagreement(u.from, u.header, header);
+    announced_[{header.context, header.number}] = header;
+    if (announced_.size() > 4096) announced_.erase(announced_.begin());
+  }
+  void stand(const Standing& standing) override { control_->stand(standing); }
+  int blame(int waits_for) override { return control_->blame(waits_for); }
+  void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
+
+ private:
+  struct Peer {
+    ucp_ep_h endpoint = nullptr;
+    ucs_status_t error = UCS_OK;
+  };
+  struct Unexpected {  // a message that nobody waits for yet
+    int from;
+    Header header;
+    void* data;  // UCX's, when held
+    std::size_t bytes;
+    bool rendezvous, held;
+    std::string copy;
+  };
+  struct Post : Request {
+    Post(UcxWire& wire, int peer, const Header& header, void* data, std::size_t bytes)
+        : wire(wire), peer(peer), header(header), data(data), bytes(bytes) {}
+    ~Post() override {
+      wire.receives_.remove(this);
+      if (!request) return;
+      // The memory must not be touched once this is gone: UCX lets go of it when the request has ended.
+      ucp_request_cancel(wire.worker_, request);
+      Peer& p = wire.peers_[std::size_t(peer)];
+      for (int i = 0; i < 1000 && ucp_request_check_status(request) == UCS_INPROGRESS; i++) {
+        if (i == 10 && p.endpoint) wire.hang_up(p, false);
+        for (int k = 0; k < 100; k++) ucp_worker_progress(wire.worker_);
+        usleep(100);
+      }
+      ucp_request_free(request);
+    }
+    bool done() override {
+      if (!error.empty()) throw CommunicationError(peer, error);
+      if (finished) return true;
+      if (!request) return false;
+      const ucs_status_t status = ucp_request_check_status(request);
+      if (status == UCS_INPROGRESS) return false;
+      ucp_request_free(std::exchange(request, nullptr));
+      finished = true;
+      if (status != UCS_OK) wire.lost(peer, header, status);
+      return true;
+    }
+    void take(ucs_status_ptr_t p) {
+      if (UCS_PTR_IS_ERR(p)) wire.lost(peer, header, UCS_PTR_STATUS(p));
+      if (UCS_PTR_IS_PTR(p))
+        request = p;
+      else
+        finished = true;
+    }
+    UcxWire& wire;
+    int peer;
+    Header header;
+    void* data;
+    std::size_t bytes;
+    Envelope envelope;
+    void* request = nullptr;
+    bool finished = false;
+    std::string error;
+  };
+
+  static void signal(int fd) {
+    const std::uint64_t one = 1;
+    (void)!write(fd, &one, sizeof one);
+  }
+  bool control_failed() const {
+    try {
+      control_->check();
+      return false;
+    } catch (const CommunicationError&) {
+      return true;
+    }
+  }
+
+  // UCX knows that a connection is lost, the Control why: it gets a moment to say so.
+  [[noreturn]] void lost(int peer, const Header& header, ucs_status_t status) {
+    for (int i = 0; i < 100; i++) {
+      control_->check();
+      usleep(5000);
+    }
+    throw CommunicationError(peer, describe(header) + ": " + where(rank()) + " has lost the connection to " +
+                                       where(peer) + ": " + ucs_status_string(status));
+  }
+
+  ucp_ep_h endpoint(int to) {
+    Peer& p = peers_[std::size_t(to)];
+    if (p.endpoint) return p.endpoint;
+    ucp_ep_params_t e{};
+    e.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    e.address = reinterpret_cast<const ucp_address_t*>(addresses_[std::size_t(to)].data());
+    e.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    e.err_handler.cb = [](void* peer, ucp_ep_h, ucs_status_t status) { static_cast<Peer*>(peer)->error = status; };
+    e.err_handler.arg = &p;
+    const ucs_status_t status = ucp_ep_create(worker_, &e, &p.endpoint);
+    if (status != UCS_OK)
+      tandem::fail("UCX finds no way from ", where(rank()), " to ", where(to), ": ", ucs_status_string(status),
+                   " (UCX_TLS and UCX_NET_DEVICES must fit on both)");
+    return p.endpoint;
+  }
+  void hang_up(Peer& p, bool flush) {
+    ucp_request_param_t c{};
+    c.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    c.flags = flush && p.error == UCS_OK ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
+    ucs_status_ptr_t r = ucp_ep_close_nbx(std::exchange(p.endpoint, nullptr), &c);
+    if (!UCS_PTR_IS_PTR(r)) return;
+    for (int i = 0; i < 2000 && ucp_request_check_status(r) == UCS_INPROGRESS; i++) {
+      for (int k = 0; k < 100; k++) ucp_worker_progress(worker_);
+      if (i > 10) usleep(1000);
+    }
+    ucp_request_free(r);
+  }
+
+  static bool differ(const Header& a, const Header& b) {
+    return a.kind != Kind::message && b.kind != Kind::message && a.context == b.context && a.number == b.number &&
+           (a.kind != b.kind || !a.agrees(b));
+  }
+  CommunicationError disagreement(int from, const Header& theirs, const Header& mine) const {
+    return {from, where(from) + " calls " + describe(theirs) + " where " + where(rank()) + " calls " + describe(mine)};
+  }
+
+  // Gives a message to the receive that waits for it. May be called by UCX.
+  void deliver(Post& post, Unexpected& u) {
+    if (!u.header.agrees(post.header) || u.bytes != post.bytes) {
+      post.error = disagreement(u.from, u.header, post.header).what();
+    } else if (u.rendezvous) {
+      ucp_request_param_t p{};
+      p.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+      p.memory_type = UCS_MEMORY_TYPE_HOST;
+      ucs_status_ptr_t r = ucp_am_recv_data_nbx(worker_, u.data, post.data, post.bytes, &p);
+      u.held = false;  // UCX's again
+      if (UCS_PTR_IS_ERR(r))
+        post.error = describe(post.header) + ": " + where(post.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
+      else if (UCS_PTR_IS_PTR(r))
+        post.request = r;
+      else
+        post.finished = true;
+    } else {
+      if (post.bytes > 0) std::memcpy(post.data, u.held || u.copy.empty() ? u.data : u.copy.data(), post.bytes);
+      post.finished = true;
+    }
+  }
+
+  static ucs_status_t arrived(void* self, const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
+                              const ucp_am_recv_param_t* param) {
+    return static_cast<UcxWire*>(self)->arrived(head, head_bytes, data, bytes, *param);
+  }
+  ucs_status_t arrived(const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
+                       const ucp_am_recv_param_t& param) {
+    Envelope e;
+    if (head_bytes != sizeof e) return UCS_OK;
+    std::memcpy(&e, head, sizeof e);
+    if (e.nonce != nonce_ || e.from < 0 || e.from >= size()) return UCS_OK;  // not of this job
+    Unexpected u{.from = e.from,
+                 .header = e.header,
+                 .data = data,
+                 .bytes = bytes,
+                 .rendezvous = (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0,
+                 .held = false,
+                 .copy = {}};
+    auto match = std::find_if(receives_.begin(), receives_.end(),
+                              [&](Post* p) { return p->peer == u.from && p->header.meets(u.header); });
+    if (match != receives_.end()) {
+      Post* post = *match;
+      receives_.erase(match);
+      deliver(*post, u);
+      return u.rendezvous && post->error.empty() ? UCS_INPROGRESS : UCS_OK;
+    }
+    if (auto known = announced_.find({e.header.context, e.header.number});
+        known != announced_.end() && differ(known->second, e.header) && error_.empty()) {
+      error_ = disagreement(u.from, e.header, known->second).what();
+      culprit_ = u.from;
+    }
+    u.held = u.rendezvous || (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
+    if (!u.held) u.copy.assign(static_cast<const char*>(data), bytes);
+    const bool held = u.held;
+    unexpected_.push_back(std::move(u));
+    return held ? UCS_INPROGRESS : UCS_OK;
+  }
+
+  std::shared_ptr<UcxWorker> ucx_;
+  ucp_worker_h worker_;
+  std::shared_ptr<Control> control_;
+  std::vector<std::string> addresses_;
+  std::uint64_t nonce_;
+  std::vector<Peer> peers_;
+  std::list<Post*> receives_;
+  std::list<Unexpected> unexpected_;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, Header> announced_;
+  std::string error_;
+  int culprit_ = -1;
+  std::uint64_t bytes_ = 0;
+};
+
+std::shared_ptr<Wire> UcxWorker::connect(std::vector<std::string> addresses, std::uint64_t nonce,
+                                         std::shared_ptr<Control> control) {
+  return std::make_shared<UcxWire>(shared_from_this(), std::move(addresses), nonce, std::move(control));
+}
+
+}  // namespace
+
+std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address) {
+  return std::make_shared<UcxWorker>(interface_address);
+}
+
+std::string Ucx::version() { return ucp_get_version_string(); }
+
+}  // namespace tandem

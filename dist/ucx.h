@@ -1,0 +1,25 @@
+// Messages between hosts over UCX active messages: RDMA where there is, TCP otherwise, shared memory inside a host. Endpoints
+// are in UCX's PEER error mode, so that a lost peer ends every request; who was lost, the Control says by name.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/control.h"
+#include "dist/wire.h"
+
+namespace tandem {
+
+class Ucx {
+ public:
+  virtual ~Ucx() = default;
+  // interface_address: of this host; UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES says otherwise.
+  static std::shared_ptr<Ucx> open(const std::string& interface_address);
+  virtual std::string address() const = 0;  // for the others to connect to
+  // addresses: of all ranks. nonce: the job's; messages with another one are dropped.
+  virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
+                                        std::shared_ptr<Control> control) = 0;
+  static std::string version();
+};
+
+}  // namespace tandem
