@@ -131,6 +131,16 @@ class AllReduce : public Strategy {
   int size() const override { return communicator_->size(); }
   double scaled_learning_rate(double rate) const override { return rate * size(); }
 
+  // Where ranks share memory, the vectors lie there.
+  SpaceMemory memory() override {
+    return [this](Backend& backend, std::int64_t elements) {
+      auto shared = backend.on_device() ? nullptr : communicator_->allocate(std::size_t(elements) * sizeof(float));
+      if (!shared) return Tensor::zeros(backend, {elements}, DType::f32);
+      void* at = shared.get();
+      return Tensor::wrap(backend, at, {elements}, DType::f32, std::move(shared));
+    };
+  }
+
   void begin(ParameterSpace& space) override {
     require(!space.backend().on_device(),
             "the all-reduce strategy works on the host's memory so far: use --device cpu");

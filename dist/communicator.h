@@ -102,6 +102,13 @@ class Communicator {
   // calls it, and it waits for all.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
+  // Memory in which this communicator's collectives need no copies, zeroed; null: any memory will do. Every rank calls it
+  // with the same number of bytes, and it waits for all.
+  virtual std::shared_ptr<void> allocate(std::size_t bytes) {
+    (void)bytes;
+    return nullptr;
+  }
+
   virtual void rest() {}  // sleeps until something has happened, until wake(), or a few milliseconds
   virtual void wake() {}
   virtual std::uint64_t bytes_sent() const { return 0; }

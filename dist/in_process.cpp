@@ -198,6 +198,10 @@ class InProcessWire : public Wire {
     std::lock_guard lock(room_->mutex);
     room_->of(rank_).standing = standing;
   }
+  bool left(int rank) const override {
+    std::lock_guard lock(room_->mutex);
+    return room_->of(rank).standing.left;
+  }
   int blame(int waits_for) override {
     std::lock_guard lock(room_->mutex);
     std::vector<Standing> all;

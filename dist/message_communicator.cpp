@@ -237,6 +237,8 @@ class MessageCommunicator : public Communicator {
   int size() const override { return group_->size(); }
   std::string where(int rank) const override { return group_->job->wire->where(group_->ranks[std::size_t(rank)]); }
 
+  const Group& group() const { return *group_; }
+
   Work send(int to, Buffer data, int tag) override {
     check_peer(to, "send");
     return begin(message(data, tag), data,
@@ -380,6 +382,12 @@ int culprit(const std::vector<Standing>& all, int rank) {
   for (int i = last.waits_for; i != at; i = all[std::size_t(i)].waits_for)
     if (gap(i) > gap(widest)) widest = i;
   return all[std::size_t(widest)].waits_for;
+}
+
+Messages messages_under(const Communicator& communicator) {
+  const auto* c = dynamic_cast<const MessageCommunicator*>(&communicator);
+  require(c != nullptr, "this communicator does not rest on messages");
+  return {c->group().job->wire, c->group().ranks, c->group().job->deadline};
 }
 
 std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double deadline, ChoiceTable table) {

@@ -3,12 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
 #include "core/error.h"
 #include "dist/algorithms.h"
 #include "dist/all_reduce.h"
+#include "dist/hierarchy.h"
 #include "dist/rendezvous.h"
 #include "dist/ucx.h"
 
@@ -72,7 +74,9 @@ std::unique_ptr<Communicator> communicator_from_environment(const Variables& var
   std::uint64_t number = 0;
   for (unsigned char c : nonce) number = number << 8 | c;
   auto control = std::make_shared<Control>(rendezvous, names, deadlines);
-  return over_messages(ucx->connect(addresses, number, control), deadlines.wait, {});
+  const auto here = std::find(identities.begin(), identities.end(), identities[std::size_t(place.rank)]);
+  return hierarchy(over_messages(ucx->connect(addresses, number, control), deadlines.wait, {}),
+                   int(here - identities.begin()));
 }
 
 std::unique_ptr<Strategy> strategy_from_environment() {

@@ -169,7 +169,7 @@ class UcxWire : public Wire {
     control_->check();
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     for (Post* p : receives_)
-      if (control_->gone(p->peer))
+      if (left(p->peer))
         throw CommunicationError(
             p->peer, describe(p->header) + ": " + where(rank()) + " waits for " + where(p->peer) + ", which has left");
   }
@@ -212,6 +212,7 @@ class UcxWire : public Wire {
     if (announced_.size() > 4096) announced_.erase(announced_.begin());
   }
   void stand(const Standing& standing) override { control_->stand(standing); }
+  bool left(int rank) const override { return control_->gone(rank); }
   int blame(int waits_for) override { return control_->blame(waits_for); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
 

@@ -66,10 +66,19 @@ class Wire {
   // A collective begins. A wire that sees what all ranks began can name a disagreement at once.
   virtual void announce(const Header& header, int ranks) { (void)header, (void)ranks; }
   virtual void stand(const Standing& standing) = 0;
+  virtual bool left(int rank) const = 0;  // has ended, without a failure
   // After a wait of too long: who is to blame, as far as can be known.
   virtual int blame(int waits_for) = 0;
   virtual void fail(int culprit, const std::string& text) = 0;
 };
+
+// What a communicator of messages rests on; throws for another one.
+struct Messages {
+  std::shared_ptr<Wire> wire;
+  std::vector<int> job_ranks;  // of its ranks
+  double deadline;
+};
+Messages messages_under(const Communicator& communicator);
 
 // A communicator of all ranks of the wire. deadline: seconds that any wait may last.
 std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double deadline, ChoiceTable table);

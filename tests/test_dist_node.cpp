@@ -1,0 +1,194 @@
+// Collectives in shared memory, and over several hosts of several ranks: threads that map the same memory, each for itself.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "dist/hierarchy.h"
+#include "dist/in_process.h"
+#include "dist/node.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+// per_host ranks on each host; the messages between them are in-process ones.
+template <class Body>
+std::vector<std::string> on_hosts(int ranks, int per_host, const Body& body, double deadline = 30) {
+  auto bases = in_process(ranks, {.deadline = deadline});
+  std::vector<std::string> said(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < bases.size(); r++)
+    threads.emplace_back([&, r, base = std::move(bases[r])]() mutable {
+      try {
+        auto c = hierarchy(std::move(base), int(r) / per_host);
+        body(*c);
+      } catch (const std::exception& e) {
+        said[r] = e.what();
+      }
+    });
+  for (auto& t : threads) t.join();
+  return said;
+}
+void all_well(const std::vector<std::string>& said) {
+  for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
+}
+
+template <class T>
+void is(const T* x, std::int64_t i, double want, const char* what) {
+  require(double(x[i]) == want, what, ": element ", i, " is ", double(x[i]), " and should be ", want);
+}
+
+// Whole numbers, so that sums are exact: element i of rank r is (i mod 8) + r.
+template <class T>
+void exercise(Communicator& c, T* x, std::int64_t count) {
+  const int n = c.size(), me = c.rank();
+  auto fill = [&] {
+    for (std::int64_t i = 0; i < count; i++) x[i] = T(float(i % 8 + me));
+  };
+  const Buffer b{x, count, dtype_of<T>};
+  fill();
+  c.all_reduce(b).wait();
+  for (std::int64_t i = 0; i < count; i++) is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "sum");
+  fill();
+  c.all_reduce(b, Combine::max).wait();
+  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "maximum");
+  fill();
+  c.broadcast(b, n - 1).wait();
+  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "broadcast");
+  Cuts cuts = even_cuts(count, n);
+  cuts[1] /= 2;
+  for (const Cuts& given : {Cuts{}, cuts}) {
+    const Cuts at = given.empty() ? even_cuts(count, n) : given;
+    fill();
+    c.all_gather(b, given).wait();
+    for (int r = 0; r < n; r++)
+      for (std::int64_t i = at[std::size_t(r)]; i < at[std::size_t(r) + 1]; i++) is(x, i, double(i % 8 + r), "gather");
+    fill();
+    c.reduce_scatter(b, Combine::sum, given).wait();
+    for (std::int64_t i = at[std::size_t(me)]; i < at[std::size_t(me) + 1]; i++)
+      is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "scatter");
+  }
+  c.barrier().wait();
+}
+
+const std::vector<std::int64_t> counts{1, 5, 700, 5000, 70000, 300001};
+
+TEST(CommunicatorNode, AnyMemory) {
+  for (int n : {2, 3, 4, 7})
+    all_well(on_hosts(n, n, [](Communicator& c) {
+      for (std::int64_t count : counts) {
+        std::vector<float> f(static_cast<std::size_t>(count));
+        exercise(c, f.data(), count);
+        std::vector<double> d(f.size());
+        exercise(c, d.data(), count);
+        std::vector<bf16> h(f.size());
+        exercise(c, h.data(), count);
+      }
+    }));
+}
+
+TEST(CommunicatorNode, ItsOwnMemoryInPlace) {
+  for (int n : {2, 3, 4, 7})
+    all_well(on_hosts(n, n, [](Communicator& c) {
+      auto memory = c.allocate(300001 * 8 + 4096), other = c.allocate(100000);
+      for (std::int64_t count : counts) {
+        exercise(c, static_cast<float*>(memory.get()), count);
+        exercise(c, static_cast<double*>(memory.get()) + 3, count);
+        exercise(c, static_cast<bf16*>(memory.get()), count);
+        if (count <= 10000) exercise(c, static_cast<float*>(other.get()), count);
+      }
+      // Not at the same place on all ranks: still right.
+      exercise(c, static_cast<float*>(memory.get()) + c.rank(), 50000);
+    }));
+}
+
+TEST(CommunicatorNode, ManyAreUnderWayAtOnce) {
+  all_well(on_hosts(4, 4, [](Communicator& c) {
+    std::vector<std::vector<float>> x(20, std::vector<float>(50000));
+    std::vector<Work> works;
+    for (std::size_t k = 0; k < x.size(); k++) {
+      std::fill(x[k].begin(), x[k].end(), float(k) + float(c.rank()));
+      works.push_back(c.all_reduce(buffer(x[k])));
+    }
+    for (std::size_t k = x.size(); k-- > 0;) {
+      works[k].wait();
+      is(x[k].data(), 77, 4 * double(k) + 6, "sum");
+    }
+  }));
+}
+
+TEST(CommunicatorNode, FractionsHaveTheSameBitsEverywhere) {
+  std::vector<std::vector<float>> result(3);
+  all_well(on_hosts(3, 3, [&](Communicator& c) {
+    for (std::int64_t count : {500, 200000}) {
+      std::vector<float> x;
+      for (double v : numbers("rank " + std::to_string(c.rank()), count)) x.push_back(float(v));
+      c.all_reduce(buffer(x)).wait();
+      auto& mine = result[std::size_t(c.rank())];
+      mine.insert(mine.end(), x.begin(), x.end());
+    }
+  }));
+  EXPECT_TRUE(result[0] == result[1] && result[0] == result[2]);
+}
+
+TEST(CommunicatorNode, DisagreementIsNamed) {
+  const auto said = on_hosts(3, 3, [](Communicator& c) {
+    std::vector<float> x(c.rank() == 1 ? 9 : 10);
+    c.all_reduce(buffer(x)).wait();
+    c.barrier().wait();
+  });
+  for (const auto& s : said) {
+    EXPECT_NE(s.find("sum of 9 f32"), std::string::npos) << s;
+    EXPECT_NE(s.find("sum of 10 f32"), std::string::npos) << s;
+  }
+  for (const auto& s : on_hosts(2, 2, [](Communicator& c) { c.allocate(c.rank() ? 4096 : 8192); }))
+    EXPECT_NE(s.find("different amounts of memory"), std::string::npos) << s;
+}
+
+TEST(CommunicatorNode, WhoLeavesAndWhoStopsIsNamed) {
+  auto said = on_hosts(3, 3, [](Communicator& c) {
+    std::vector<float> x(100000);
+    c.all_reduce(buffer(x)).wait();
+    if (c.rank() == 1) throw Error("a full disk");
+    c.all_reduce(buffer(x)).wait();
+  });
+  EXPECT_NE(said[0].find("rank 1, which has left"), std::string::npos) << said[0];
+  EXPECT_NE(said[2].find("rank 1, which has left"), std::string::npos) << said[2];
+  said = on_hosts(
+      3, 3,
+      [](Communicator& c) {
+        std::vector<float> x(100000);
+        if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
+        c.all_reduce(buffer(x)).wait();
+      },
+      1);
+  for (const auto& s : said) EXPECT_NE(s.find("rank 2 has not come for 1 s"), std::string::npos) << s;
+}
+
+TEST(CommunicatorHierarchy, HostsOfSeveralRanks) {
+  for (auto [ranks, per_host] : {std::pair{4, 2}, {6, 3}, {6, 2}, {5, 2}, {3, 1}})
+    all_well(on_hosts(ranks, per_host, [](Communicator& c) {
+      auto memory = c.allocate(300001 * 4);
+      for (std::int64_t count : counts) {
+        std::vector<float> x(static_cast<std::size_t>(count));
+        exercise(c, x.data(), count);
+        if (memory) exercise(c, static_cast<float*>(memory.get()), count);
+      }
+      std::vector<std::vector<float>> x(12, std::vector<float>(40000));
+      std::vector<Work> works;
+      for (std::size_t k = 0; k < x.size(); k++) {
+        std::fill(x[k].begin(), x[k].end(), float(k) + float(c.rank()));
+        works.push_back(c.all_reduce(buffer(x[k])));
+      }
+      const int n = c.size();
+      for (std::size_t k = 0; k < x.size(); k++) {
+        works[k].wait();
+        is(x[k].data(), 39999, double(n) * double(k) + n * (n - 1) / 2.0, "sum");
+      }
+    }));
+}
+
+}  // namespace
+}  // namespace tandem::test
