@@ -1,0 +1,42 @@
+#!/bin/sh
+# Several hosts, laid out on this machine by hosts.sh: the same weights everywhere, no byte too many, a cut link named.
+set -u
+build=${BUILD:-build}
+[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
+there=$(mktemp -d)
+trap 'rm -rf "$there"' EXIT
+sh tests/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
+case $? in 77) cat "$there/out"; exit 77 ;; 0) ;; *) cat "$there/out"; exit 1 ;; esac
+wrong=0
+complain() { echo "$*"; wrong=1; }
+export TANDEM_SILENCE=3
+train="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"
+
+# same COUNT COMMAND…: that many ranks print an accuracy, and it is one.
+same() {
+  count=$1
+  shift
+  timeout --foreground 120 "$@" >"$there/out" 2>&1 || complain "$*: exit status $?: $(cat "$there/out")"
+  [ "$(sed -n 's/.*\(test accuracy .*\)/\1/p' "$there/out" | sort | uniq -c | awk '{ print $1 }')" = "$count" ] ||
+    complain "$*: not $count equal accuracies: $(cat "$there/out")"
+}
+same 2 sh tests/hosts.sh 2 1gbit -- $train
+RANKS=2 same 4 sh tests/hosts.sh 2 1gbit -- $train
+LAUNCHER=1 same 3 sh tests/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
+
+# Ten all-reduces of 1 MiB: each host may send 2(n−1)/n MiB in each, and a little for finding each other.
+for hosts in 2 3; do
+  COUNTERS=$there/counters timeout --foreground 60 sh tests/hosts.sh $hosts 1gbit -- "$build/tandem-run" --check-rank \
+    >"$there/out" 2>&1 || complain "--check-rank on $hosts hosts: $(cat "$there/out")"
+  awk -v n=$hosts '{ bound = 10 * 2 * (n - 1) / n * 1048576
+                     if ($2 > 1.05 * bound) { print $1 " sent " $2 " bytes, " $2 / bound " of the bound"; bad = 1 } }
+                   END { exit bad || NR != n }' "$there/counters" || complain "bytes between $hosts hosts"
+done
+
+# A link that is cut: both sides end, and name each other.
+CUT=1:6 timeout --foreground 60 sh tests/hosts.sh 2 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
+  --epochs 100000 >"$there/out" 2>&1
+[ $? -eq 1 ] || complain "a cut link: exit status $?: $(cat "$there/out")"
+grep -q '0@host0.*rank 1 on host1' "$there/out" || complain "host 0 does not name rank 1: $(cat "$there/out")"
+grep -q '1@host1.*rank 0 on host0' "$there/out" || complain "host 1 does not name rank 0: $(cat "$there/out")"
+exit $wrong
