@@ -174,7 +174,6 @@ UCX_WITHOUT    := one process
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
 network   := $(wildcard dist/ucx.cpp dist/rendezvous.cpp dist/start.cpp)
-CUDA_EMPTY := $(if $(wildcard cuda/backend.cpp),,cuda/ holds no backend yet)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
 ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)
@@ -208,7 +207,7 @@ endif
 FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
 LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(PROTOBUF_ON),-lprotobuf-lite) \
          $(if $(UCX_ON),-lucp -lucs -lcrypto) -lpthread
-LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcudnn $(if $(NCCL_REASON),,-lnccl))
+LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64 -lcudart -lcublas -lcudnn)
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
 # A part that may be missing is chosen here, by source file, or by its stand-in; there is no #ifdef for it in the code.

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -48,6 +49,7 @@ class Backend {
 
   const std::string& name() const { return name_; }  // "reference", "cpu", "cuda"
   virtual std::string description() const = 0;       // device and library versions, one line
+  virtual std::vector<std::string> libraries() const { return {}; }  // files of those libraries that this process has loaded
   CachingAllocator& memory() { return memory_; }
   int threads() const { return threads_; }          // host threads per parallel region; 1 on devices
   virtual bool on_device() const { return false; }  // false: pointers may be read by the host
@@ -63,13 +65,16 @@ class Backend {
   // The owner of weights that may have been prepared (laid out in the backend's own format) is gone.
   virtual void forget(const WriteCount& owner) { (void)owner; }
 
-  // A step that can be replayed. The default calls it each time; cuda records a graph.
+  // A step that can be replayed. The default calls it each time; cuda records a graph: it calls the step twice and once more
+  // to record, and from then on repeats what that queued on the device, at the same addresses, without calling it. A step that
+  // cannot be recorded is called each time, and a line on stderr says why. The result must be gone before the backend is.
   virtual std::function<void()> record(std::function<void()> step) { return step; }
 
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;
   bool deterministic() const { return deterministic_; }
   virtual void exact_convolution(bool on) = 0;  // leaves Winograd out; on the reference backend: plain loops only
+  virtual void tf32(bool on) { (void)on; }      // f32 products by a GPU's tensor cores, with 10 bits of precision
 
   // ---- matrices ----------------------------------------------------------------------------------------------------
   // c = op(a)·op(b) (+ c if add), all of one type, of rank 2, or of rank 3 with a leading batch axis.

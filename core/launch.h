@@ -46,7 +46,7 @@ void parallel_ranges([[maybe_unused]] int threads, std::int64_t n, [[maybe_unuse
 template <class F>
 void launch(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) return device_launch(backend.stream(), n, f);
+  if (backend.on_device()) return launch_functor(backend.stream(), n, f);
 #endif
   parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
     const F g = f;  // a private copy: the compiler then knows that no store changes its pointers
@@ -59,7 +59,7 @@ void launch(Backend& backend, std::int64_t n, const F& f) {
 template <class F>
 void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
-  if (backend.on_device()) return device_launch(backend.stream(), n, f);
+  if (backend.on_device()) return launch_functor(backend.stream(), n, f);
 #endif
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++) f(i);

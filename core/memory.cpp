@@ -87,11 +87,15 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   std::size_t rounded = size_class(bytes);
   std::lock_guard lock(mutex_);
   statistics_.requests++;
+  if (pool_) stream = -pool_;
   void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
-  if (!block)
-    fail("out of ", source_->name(), ": asked for ", readable_bytes(double(bytes)), " (", name_of(memory_use()),
-         ") while ", readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
+  if (!block) {
+    const std::string state = source_->state();
+    fail("out of ", source_->name(), state.empty() ? "" : " (" + state + ")", ": asked for ",
+         readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
+         readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
          " blocks are in use: ", by_use(statistics_.live), "; a smaller --batch needs less");
+  }
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
   statistics_.live[static_cast<std::size_t>(memory_use())] += rounded;
@@ -123,7 +127,7 @@ void* CachingAllocator::take_small(std::size_t bytes, int stream) {
     return block;
   }
   void* block = acquire(bytes);
-  if (block) small_[block] = {bytes, memory_use()};
+  if (block) small_[block] = {bytes, memory_use(), std::max(0, -stream)};
   return block;
 }
 
@@ -159,12 +163,12 @@ void CachingAllocator::give(void* block, int stream) noexcept {
   if (auto small = small_.find(block); small != small_.end()) {
     bytes = small->second.bytes;
     use = small->second.use;
-    free_small_[{bytes, stream}].push_back(block);
+    free_small_[{bytes, small->second.pool ? -small->second.pool : stream}].push_back(block);
   } else {
     auto piece = pieces_.find(static_cast<std::byte*>(block));
     bytes = piece->second.bytes;
     use = piece->second.use;
-    piece->second.stream = stream;
+    if (piece->second.stream >= 0) piece->second.stream = stream;
     give_large(piece);
   }
   statistics_.live_blocks--;
@@ -196,6 +200,7 @@ void CachingAllocator::give_large(Pieces::iterator piece) {
 
 void CachingAllocator::trim_locked() {
   for (auto& [key, blocks] : free_small_) {
+    if (key.second < 0) continue;  // a pool's
     for (void* block : blocks) {
       small_.erase(block);
       source_->release(block, key.first);
@@ -205,7 +210,7 @@ void CachingAllocator::trim_locked() {
   }
   for (auto it = segments_.begin(); it != segments_.end();) {
     auto piece = pieces_.find(it->first);
-    if (!piece->second.free || piece->second.bytes != it->second) {
+    if (!piece->second.free || piece->second.bytes != it->second || piece->second.stream < 0) {
       ++it;
       continue;
     }
@@ -222,7 +227,47 @@ void CachingAllocator::trim() {
   trim_locked();
 }
 
-CachingAllocator::~CachingAllocator() { trim_locked(); }
+void CachingAllocator::use_pool(int pool) {
+  std::lock_guard lock(mutex_);
+  require(pool == 0 || pool_ == 0, "memory: pool ", pool_, " is in use, pool ", pool, " cannot be");
+  pool_ = pool;
+}
+
+void CachingAllocator::release_pool(int pool) {
+  if (pool == 0) return;
+  std::lock_guard lock(mutex_);
+  for (auto& [block, small] : small_)
+    if (small.pool == pool) small.pool = 0;
+  for (auto& [key, blocks] : free_small_) {
+    if (key.second != -pool) continue;
+    auto& ordinary = free_small_[{key.first, 0}];  // std::map: the loop's iterator stays valid
+    ordinary.insert(ordinary.end(), blocks.begin(), blocks.end());
+    blocks.clear();
+  }
+  for (auto& [at, piece] : pieces_) {
+    if (piece.stream != -pool) continue;
+    if (piece.free) {
+      free_large_.erase({-pool, piece.bytes, at});
+      free_large_.insert({0, piece.bytes, at});
+    }
+    piece.stream = 0;
+  }
+}
+
+std::size_t CachingAllocator::pool_bytes(int pool) const {
+  std::lock_guard lock(mutex_);
+  std::size_t bytes = 0;
+  for (const auto& [block, small] : small_)
+    if (pool && small.pool == pool) bytes += small.bytes;
+  for (const auto& [at, piece] : pieces_)
+    if (pool && piece.stream == -pool) bytes += piece.bytes;
+  return bytes;
+}
+
+CachingAllocator::~CachingAllocator() {
+  for (int pool = 1; pool <= pools_; pool++) release_pool(pool);
+  trim_locked();
+}
 
 MemoryStatistics CachingAllocator::statistics() const {
   std::lock_guard lock(mutex_);

@@ -69,6 +69,8 @@ class MemorySource {
   virtual void release(void* block, std::size_t bytes) = 0;
   virtual const char* name() const = 0;
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }  // large blocks are cut from pieces this big
+  // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty: unknown.
+  virtual std::string state() const { return {}; }
 };
 
 // What a block is for. Whoever asks for memory says so with MemoryUse, and the allocator counts each use apart: so it can
@@ -107,6 +109,9 @@ std::string by_use(const std::array<std::size_t, uses>& bytes);
 // Thread-safe. A block given back on a stream may be taken again by the same stream at once (work on one stream is in
 // order), and by no other; the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked and
 // what is held.
+//
+// A pool is for a recorded step, whose replays use the addresses of the recording: what is taken while a pool is in use comes
+// from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it alone.
 class CachingAllocator {
  public:
   static constexpr std::size_t large = std::size_t{1} << 20;
@@ -114,7 +119,11 @@ class CachingAllocator {
   ~CachingAllocator();
   void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes at least
   void give(void* block, int stream = 0) noexcept;
-  void trim();                                    // returns what is wholly free to the source
+  void trim();                                    // returns what is wholly free to the source, but for the pools
+  int new_pool() { return ++pools_; }
+  void use_pool(int pool);      // from now on; 0: none. Throws when one is in use already
+  void release_pool(int pool);  // its memory is ordinary from now on, what is still held as soon as that is given back
+  std::size_t pool_bytes(int pool) const;  // obtained for it from the source
   MemoryStatistics statistics() const;
   void reset_peak();
   static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to
@@ -123,13 +132,14 @@ class CachingAllocator {
   struct Piece {  // of a segment; pieces of one segment lie one behind the other in pieces_
     std::size_t bytes;
     std::byte* segment;
-    int stream;
+    int stream;  // of whoever held it last; −pool for a piece of a pool
     bool free;
     Use use = Use::other;
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
 
+  // Free blocks wait under a number: their stream, or, for those of a pool, −pool.
   void* take_small(std::size_t bytes, int stream);
   void* take_large(std::size_t bytes, int stream);
   void give_large(Pieces::iterator piece);
@@ -143,11 +153,13 @@ class CachingAllocator {
   struct Small {
     std::size_t bytes;
     Use use;
+    int pool = 0;
   };
   std::unordered_map<void*, Small> small_;              // every small block obtained from the source
   Pieces pieces_{&bookkeeping_};
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
+  int pool_ = 0, pools_ = 0;  // in use; made so far
   MemoryStatistics statistics_;
 };
 
@@ -179,6 +191,7 @@ class Storage : public Counted {
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   std::size_t bytes() const { return bytes_; }
   WriteCount* whole() { return &whole_; }
+  const std::vector<std::unique_ptr<WriteCount>>& segments() const { return segments_; }
   WriteCount* add_segment(std::string name);  // lives as long as the storage
 
   static void* operator new(std::size_t);   // storages come and go with every activation: recycled, not malloc'ed

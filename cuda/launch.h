@@ -6,16 +6,6 @@
 
 namespace tandem {
 
-// f64 lives in the reference backend: functors over double are not compiled for the device.
-template <class F>
-inline constexpr bool holds_double = false;
-template <>
-inline constexpr bool holds_double<double> = true;
-template <template <class...> class F, class... A>
-inline constexpr bool holds_double<F<A...>> = (holds_double<A> || ...);
-template <template <class, auto, auto...> class F, class A, auto b, auto... c>
-inline constexpr bool holds_double<F<A, b, c...>> = holds_double<A>;
-
 template <class F>
 __global__ void __launch_bounds__(256) for_each_index(std::int64_t n, F f) {
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < n; i += gridDim.x * std::int64_t{256}) f(i);
@@ -24,14 +14,32 @@ __global__ void __launch_bounds__(256) for_each_index(std::int64_t n, F f) {
 // Blocks of 256 threads, at most 8 waves of a large device's: more only wait, and a stride costs nothing.
 template <class F>
 void device_launch(void* stream, std::int64_t n, const F& f) {
+  if (n <= 0) return;
+  const std::int64_t blocks = (n + 255) / 256, most = 8 * 1024;
+  for_each_index<<<static_cast<unsigned>(blocks < most ? blocks : most), 256, 0, static_cast<cudaStream_t>(stream)>>>(
+      n, f);
+  CUDA_CHECK(cudaGetLastError(), "a kernel of ", n, " indices did not start");
+}
+
+// The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference backend
+// and is not compiled for the device: it would cost as much as the rest.
+template <class F>
+inline constexpr bool holds_double = false;
+template <>
+inline constexpr bool holds_double<double> = true;
+template <template <class...> class F, class... A>
+inline constexpr bool holds_double<F<A...>> = (holds_double<A> || ...);
+template <template <class, auto, auto...> class F, class A, auto b, auto... c>
+inline constexpr bool holds_double<F<A, b, c...>> = holds_double<A>;
+template <template <class, class, auto, auto...> class F, class A, class B, auto b, auto... c>
+inline constexpr bool holds_double<F<A, B, b, c...>> = holds_double<A> || holds_double<B>;
+
+template <class F>
+void launch_functor(void* stream, std::int64_t n, const F& f) {
   if constexpr (holds_double<F>)
     fail("cuda backend: f64 lives in the reference backend");
-  else if (n > 0) {
-    const std::int64_t blocks = (n + 255) / 256, most = 8 * 1024;
-    for_each_index<<<static_cast<unsigned>(blocks < most ? blocks : most), 256, 0, static_cast<cudaStream_t>(stream)>>>(
-        n, f);
-    CUDA_CHECK(cudaGetLastError(), "a kernel of ", n, " indices did not start");
-  }
+  else
+    device_launch(stream, n, f);
 }
 
 }  // namespace tandem

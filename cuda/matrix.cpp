@@ -36,11 +36,13 @@ void Matrix::product(bool transpose_a, bool transpose_b, std::int64_t m, std::in
                      DType type_a, const void* b, DType type_b, float beta, void* c, DType type_c, std::int64_t batch) {
   require(std::max({m, n, k}) <= std::numeric_limits<int>::max(), "matrix product: [", m, ", ", k, "]·[", k, ", ", n,
           "] is too large for cuBLAS");
+  if (m * n * batch == 0) return;
   const float one = 1;
   const auto op = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  const auto leading = [](std::int64_t width) { return int(std::max<std::int64_t>(1, width)); };
   CUBLAS_CHECK(cublasGemmStridedBatchedEx(
                    handle_, op(transpose_b), op(transpose_a), int(n), int(m), int(k), &one, b, library_type(type_b),
-                   int(transpose_b ? k : n), k * n, a, library_type(type_a), int(transpose_a ? m : k), m * k, &beta, c,
+                   leading(transpose_b ? k : n), k * n, a, library_type(type_a), leading(transpose_a ? m : k), m * k, &beta, c,
                    library_type(type_c), int(n), m * n, int(batch), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "matrix product [", m, ", ", k, "]·[", k, ", ", n, "] of ", name_of(type_a));
 }

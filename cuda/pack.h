@@ -7,7 +7,7 @@
 namespace tandem::cuda {
 
 template <class T, int V>
-struct alignas(sizeof(T) * V) Pack {
+struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {  // eight floats beside eight bf16: two moves
   T v[V];
 };
 

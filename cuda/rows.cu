@@ -279,7 +279,7 @@ void bias_relu(const Grid& grid, std::int64_t rows, std::int64_t channels, const
       [&]<int V> {
         device_launch(grid.stream, rows * channels / V, BiasRelu<T, V>{bias, relu, y, channels});
       },
-      y);
+      y, bias);
 }
 template <class From, class To>
 void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool add) {

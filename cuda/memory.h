@@ -1,0 +1,49 @@
+// Where the device's memory comes from, and pinned host memory on the way there.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "core/memory.h"
+#include "cuda/device.h"
+
+namespace tandem::cuda {
+
+class DeviceMemory : public MemorySource {
+ public:
+  explicit DeviceMemory(const Device& device);
+  void* acquire(std::size_t bytes) override;
+  void release(void* block, std::size_t bytes) override;
+  const char* name() const override { return name_.c_str(); }
+  // "79.1 GiB: 0.4 GiB free, 70 GiB ours, 8.7 GiB held by others or by libraries"
+  std::string state() const override;
+
+ private:
+  std::string name_;
+  std::size_t ours_ = 0;
+};
+// The words of state(), from numbers.
+std::string memory_state(std::size_t free, std::size_t total, std::size_t ours);
+
+// Small pieces of host memory reach the device without waiting for it: they are copied into one of several pinned slots, from
+// where the device fetches them when their turn comes. With all slots under way, send() waits for the oldest: so the host is
+// never further ahead than that many steps. What does not fit a slot is copied directly, and waited for.
+class Staging {
+ public:
+  static constexpr std::size_t slot_bytes = 4096;
+  static constexpr int slots = 32;
+  explicit Staging(cudaStream_t stream);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  void send(void* device, const void* host, std::size_t bytes);
+  void fetch(void* host, const void* device, std::size_t bytes);  // waits for the stream
+
+ private:
+  cudaStream_t stream_;
+  std::byte* pinned_ = nullptr;
+  std::vector<cudaEvent_t> gone_;  // the slot's last copy has left it
+  int next_ = 0;
+};
+
+}  // namespace tandem::cuda

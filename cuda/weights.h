@@ -1,0 +1,36 @@
+// Narrow copies of weights. Parameters are f32; products of bf16 pictures want bf16 weights. The whole parameter vector is
+// converted at once, by one kernel, when a segment of it is asked for that was written since: once a step.
+#pragma once
+#include <functional>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace tandem::cuda {
+
+class NarrowWeights {
+ public:
+  // Queues the conversion of `elements` f32 numbers into the type of `to`.
+  using Convert = std::function<void(const float* from, std::int64_t elements, Tensor& to)>;
+  explicit NarrowWeights(Convert convert) : convert_(std::move(convert)) {}
+
+  // The elements of w, in `type`, valid until w is written to; null where w is no segment of a parameter vector, which alone
+  // has a name under which a copy could be kept.
+  const void* of(const Tensor& w, DType type);
+  void forget(const WriteCount& owner);  // its vector is gone
+  // From now on every copy is stale. A recorded step must hold the conversion: it would otherwise replay with old weights.
+  void convert_again();
+
+ private:
+  struct Copy {
+    Tensor narrow;
+    std::vector<std::uint64_t> counts;  // of the vector's segments, when it was converted; empty: stale
+    std::unordered_map<const WriteCount*, std::size_t> index;
+  };
+  Convert convert_;
+  std::map<std::pair<const Storage*, DType>, Copy> copies_;
+};
+
+}  // namespace tandem::cuda
