@@ -175,6 +175,7 @@ cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
 network   := $(wildcard dist/ucx.cpp dist/rendezvous.cpp dist/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
+CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
 ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)
 
@@ -311,7 +312,7 @@ $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
 	$(call say,$(if $(CUDA_ON),nvcc,$(CXX)) $<)$(kernel) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
 	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
-$(OBJ)/cuda/%.o $(OBJ)/dist/%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
+$(OBJ)/cuda/%.o $(OBJ)/dist/%.o $(OBJ)/tests/test_cuda%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags

@@ -5,7 +5,9 @@
 #include "core/backend.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"
+#include "cuda/memory.h"
 #include "cuda/recording.h"
+#include "cuda/weights.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -85,7 +87,10 @@ std::string run(int calls, std::function<void(std::string&)> step, std::string r
   testing::internal::CaptureStderr();
   for (int i = 0; i < calls; i++) recording();
   const std::string said = testing::internal::GetCapturedStderr();
-  if (why) *why = recording.why_eager(), EXPECT_NE(said.find(*why), std::string::npos);
+  if (why) {
+    *why = recording.why_eager();
+    EXPECT_NE(said.find(*why), std::string::npos);
+  }
   EXPECT_EQ(recording.recorded(), recording.why_eager().empty() && calls > Recording::eager_calls);
   return log;
 }
@@ -106,13 +111,84 @@ TEST(CudaRecording, WhatCannotBeRecordedRunsEagerlyAndSaysWhy) {
   EXPECT_EQ(why, "the device refuses");
 }
 
-TEST(CudaRecording, AnErrorWhileRecordingEndsTheCapture) {
+TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
+  std::string why;
+  EXPECT_EQ(run(4,
+                [](std::string& log) {
+                  if (log.ends_with('[')) fail("cuDNN refuses to be captured");
+                  log += 's';
+                },
+                "", &why),
+            "ss[]ss");
+  EXPECT_EQ(why, "cuDNN refuses to be captured");
   std::string log;
   int calls = 0;
-  Recording recording([&] { if (++calls == 3) fail("a real error"); }, std::make_unique<FakeCapture>(log));
+  Recording recording([&] { if (++calls >= 3) fail("a real error"); }, std::make_unique<FakeCapture>(log));
   recording(), recording();
-  EXPECT_THROW(recording(), Error);
-  EXPECT_EQ(log, "[]");
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(refused([&] { recording(); }, {"a real error"}));
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(log, "[]") << "the stream does not stay in capture mode";
+}
+
+// ---- narrow copies of the weights ------------------------------------------------------------------------------------
+struct Space {  // a parameter vector of two segments, and copies of it in bf16
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tensor values = Tensor::of(*backend, {128}, test::numbers("values", 128));
+  WriteCount *first = values.storage()->add_segment("first"), *second = values.storage()->add_segment("second");
+  Tensor a = values.range(0, {10}), b = values.range(64, {8, 8});
+  int conversions = 0;
+  NarrowWeights weights{[this](const float* from, std::int64_t elements, Tensor& to) {
+    conversions++;
+    for (std::int64_t i = 0; i < elements; i++) to.write<bf16>()[i] = bf16(from[i]);
+  }};
+  Space() { a.count_on(first), b.count_on(second); }
+  std::vector<float> narrow(const Tensor& w) {
+    const bf16* p = static_cast<const bf16*>(weights.of(w, DType::bf16));
+    return std::vector<float>(p, p + w.elements());
+  }
+};
+std::vector<float> rounded(const Tensor& w) {
+  std::vector<float> v;
+  for (double x : w.values()) v.push_back(bf16(float(x)));
+  return v;
+}
+
+TEST(CudaWeights, TheWholeVectorIsConvertedOnceForEachWrite) {
+  Space s;
+  EXPECT_EQ(s.narrow(s.a), rounded(s.a));
+  EXPECT_EQ(s.narrow(s.b), rounded(s.b));
+  EXPECT_EQ(s.narrow(s.a), rounded(s.a));
+  EXPECT_EQ(s.conversions, 1);
+  s.b.fill(0.5);
+  EXPECT_EQ(s.narrow(s.a), rounded(s.a)) << "not the segment that was written";
+  EXPECT_EQ(s.conversions, 1);
+  EXPECT_EQ(s.narrow(s.b), rounded(s.b));
+  EXPECT_EQ(s.conversions, 2);
+}
+
+TEST(CudaWeights, ARecordedStepHoldsTheConversion) {
+  Space s;
+  s.narrow(s.a);
+  s.weights.convert_again();
+  s.narrow(s.b), s.narrow(s.a);
+  EXPECT_EQ(s.conversions, 2);
+}
+
+TEST(CudaWeights, OthersThanParametersHaveNoCopyAndTheDeadAreForgotten) {
+  Space s;
+  EXPECT_EQ(s.weights.of(Tensor::zeros(*s.backend, {4}), DType::bf16), nullptr);
+  s.narrow(s.a);
+  s.weights.forget(*s.second);
+  EXPECT_EQ(s.narrow(s.a), rounded(s.a));
+  EXPECT_EQ(s.conversions, 2);
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+TEST(CudaMemory, WhoHoldsTheDeviceIsSaid) {
+  EXPECT_EQ(memory_state(std::size_t{1} << 30, std::size_t{80} << 30, std::size_t{70} << 30),
+            "80.0 GiB: 1.00 GiB free, 70.0 GiB ours, 9.00 GiB held by other programs and by libraries");
+  EXPECT_NE(memory_state(10, 5, 10).find("0 B held by other"), std::string::npos) << "numbers that do not add up";
 }
 
 // ---- where there is no GPU -------------------------------------------------------------------------------------------
@@ -129,6 +205,12 @@ TEST(CudaDevice, IsRefusedWithoutAGpuAndNeverReplacedByTheCpu) {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) GTEST_SKIP() << "there is a GPU here";
   EXPECT_TRUE(refused([] { cuda_backend(0); }, {"no usable GPU"}));
+}
+
+TEST(CudaDevice, RunsTheOpTable) {
+  bool there = false;
+  for (const test::BackendKind& kind : test::backends()) there |= kind.name == "cuda";
+  if (!there) GTEST_SKIP() << "no GPU: the op table ran on the other backends";
 }
 
 TEST(CudaDevice, LibrariesSayTheirVersions) {
