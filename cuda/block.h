@@ -16,7 +16,7 @@ __device__ A over_block(A mine, const Op& op) {
   __shared__ A shared[256];
   __syncthreads();
   shared[threadIdx.x] = mine;
-  for (int half = 128; half > 0; half /= 2) {
+  for (unsigned half = 128; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) shared[threadIdx.x] = op(shared[threadIdx.x], shared[threadIdx.x + half]);
   }

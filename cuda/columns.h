@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(256) column_parts(F f, std::int64_t rows, std:
   const int lane = threadIdx.y * blockDim.x + threadIdx.x;
   for (int n = 0; n < N; n++)
     for (int v = 0; v < V; v++) shared[(n * V + v) * 256 + lane] = sums[n][v];
-  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.y < half)
       for (int j = 0; j < N * V; j++) shared[j * 256 + lane] += shared[j * 256 + lane + half * blockDim.x];
@@ -59,10 +59,9 @@ void column_sums(const Grid& grid, std::int64_t rows, std::int64_t channels, flo
   const std::int64_t wanted = std::max<std::int64_t>(1, 4 * grid.processors / across),
                      useful = (rows + 8 * y - 1) / (8 * y);
   const unsigned down = unsigned(std::clamp<std::int64_t>(std::min(wanted, useful), 1, most_parts));
-  column_parts<N, V><<<dim3(across, down), dim3(x, y), 0, grid.stream>>>(f, rows, channels, scratch);
-  CUDA_CHECK(cudaGetLastError(), "sums over ", rows, " rows of ", channels);
-  column_totals<N><<<unsigned((channels + 7) / 8), dim3(32, 8), 0, grid.stream>>>(finish, scratch, int(down), channels);
-  CUDA_CHECK(cudaGetLastError(), "sums over ", rows, " rows of ", channels);
+  start(column_parts<N, V, F>, dim3(across, down), dim3(x, y), grid.stream, f, rows, channels, scratch);
+  start(column_totals<N, Finish>, unsigned((channels + 7) / 8), dim3(32, 8), grid.stream, finish, scratch, int(down),
+        channels);
 }
 
 }  // namespace tandem::cuda

@@ -92,9 +92,8 @@ template <class T>
 void group_norm(const Grid& grid, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
                 float* mean, float* inverse_deviation) {
   if (s.pictures == 0) return;
-  group_norm_kernel<<<unsigned(s.pictures * s.groups), 256, 0, grid.stream>>>(s, x, gamma, beta, y, mean,
-                                                                              inverse_deviation);
-  CUDA_CHECK(cudaGetLastError(), "group_norm of ", s.pictures, " × ", s.pixels, " × ", s.channels);
+  start(group_norm_kernel<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, gamma, beta, y, mean,
+        inverse_deviation);
 }
 
 template <class T>
@@ -106,9 +105,8 @@ void group_norm_backward(const Grid& grid, const GroupNormShape& s, const T* x, 
                       ChannelSums<T>{s, x, dy, mean, inverse_deviation},
                       PutSums{out.dgamma, out.dbeta, out.add_dgamma, out.add_dbeta});
   if (!out.dx) return;
-  group_norm_dx<<<unsigned(s.pictures * s.groups), 256, 0, grid.stream>>>(s, x, dy, gamma, mean, inverse_deviation,
-                                                                          out.dx, out.add_dx);
-  CUDA_CHECK(cudaGetLastError(), "group_norm_backward of ", s.pictures, " × ", s.pixels, " × ", s.channels);
+  start(group_norm_dx<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, dy, gamma, mean, inverse_deviation,
+        out.dx, out.add_dx);
 }
 
 #define TANDEM_GROUP_NORM(T)                                                                                       \

@@ -6,6 +6,17 @@
 
 namespace tandem {
 
+#if defined(__CUDACC__)
+// kernel<<<blocks, threads, 0, stream>>>(arguments…). Tests put a function of their own in its place, which runs the same
+// kernels on the host (tests/emulated_cuda.h).
+template <class... Parameters, class... Arguments>
+void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Arguments... arguments) {
+  kernel<<<blocks, threads, 0, stream>>>(arguments...);
+  CUDA_CHECK(cudaGetLastError(), "a kernel of ", blocks.x, " × ", blocks.y, " blocks of ", threads.x, " × ", threads.y,
+             " threads did not start");
+}
+#endif
+
 template <class F>
 __global__ void __launch_bounds__(256) for_each_index(std::int64_t n, F f) {
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < n; i += gridDim.x * std::int64_t{256}) f(i);
@@ -16,9 +27,7 @@ template <class F>
 void device_launch(void* stream, std::int64_t n, const F& f) {
   if (n <= 0) return;
   const std::int64_t blocks = (n + 255) / 256, most = 8 * 1024;
-  for_each_index<<<static_cast<unsigned>(blocks < most ? blocks : most), 256, 0, static_cast<cudaStream_t>(stream)>>>(
-      n, f);
-  CUDA_CHECK(cudaGetLastError(), "a kernel of ", n, " indices did not start");
+  start(for_each_index<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 
 // The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference backend

@@ -14,14 +14,12 @@ struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {  // eight floats 
 template <int V, class T>
 __device__ inline void load(const T* from, float (&to)[V]) {
   const auto pack = *reinterpret_cast<const Pack<T, V>*>(from);
-#pragma unroll
   for (int i = 0; i < V; i++) to[i] = float(pack.v[i]);
 }
 
 template <int V, class T>
 __device__ inline void store(T* to, const float (&from)[V]) {
   Pack<T, V> pack;
-#pragma unroll
   for (int i = 0; i < V; i++) pack.v[i] = T(from[i]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }

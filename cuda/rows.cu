@@ -32,6 +32,7 @@ struct PutSum {
 };
 
 struct Larger {  // a NaN is larger than any number
+  using Value = float;
   template <class A>
   __device__ A operator()(A a, A b) const {
     return a >= b || a != a ? a : b;
@@ -39,27 +40,35 @@ struct Larger {  // a NaN is larger than any number
 };
 
 // One block for each row of `middle` neighbours.
-template <class T, class A, class Op>
-__global__ void __launch_bounds__(256) reduce_rows(Op op, A start, std::int64_t middle, const T* x, T* y, bool add) {
+struct Sum : Plus {
+  using Value = double;
+};
+// A reduction begins with: nothing.
+__host__ __device__ inline double beginning(Sum) { return 0; }
+__host__ __device__ inline float beginning(Larger) { return -INFINITY; }
+
+template <class T, class Op>
+__global__ void __launch_bounds__(256) reduce_rows(Op op, std::int64_t middle, const T* x, T* y, bool add) {
+  using A = typename Op::Value;
   const T* row = x + blockIdx.x * middle;
-  A mine = start;
+  A mine = beginning(op);
   for (std::int64_t k = threadIdx.x; k < middle; k += 256) mine = op(mine, A(float(row[k])));
   const A all = over_block(mine, op);
   if (threadIdx.x == 0) y[blockIdx.x] = T(float(all + (add ? A(float(y[blockIdx.x])) : A(0))));
 }
 
 // One thread for each result; neighbours are neighbours in memory.
-template <class T, class A, class Op>
+template <class T, class Op>
 struct ReduceMiddle {
   Op op;
-  A start;
   std::int64_t middle, inner;
   const T* x;
   T* y;
   bool add;
   __device__ void operator()(std::int64_t i) const {
+    using A = typename Op::Value;
     const T* from = x + i / inner * middle * inner + i % inner;
-    A all = start;
+    A all = beginning(op);
     for (std::int64_t k = 0; k < middle; k++) all = op(all, A(float(from[k * inner])));
     y[i] = T(float(all + (add ? A(float(y[i])) : A(0))));
   }
@@ -221,49 +230,42 @@ template <class T>
 void reduce(const Grid& grid, Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x,
             T* y, bool add) {
   if (outer * inner == 0) return;
-  auto run = [&](auto combine, auto start) {
-    using A = decltype(start);
+  auto run = [&]<class Op>(Op combine) {
     if (inner > 1 || middle < 64)
-      return device_launch(grid.stream, outer * inner,
-                           ReduceMiddle<T, A, decltype(combine)>{combine, start, middle, inner, x, y, add});
-    reduce_rows<<<unsigned(outer), 256, 0, grid.stream>>>(combine, start, middle, x, y, add);
-    CUDA_CHECK(cudaGetLastError(), "reduce ", outer, " rows of ", middle);
+      return device_launch(grid.stream, outer * inner, ReduceMiddle<T, Op>{combine, middle, inner, x, y, add});
+    start(reduce_rows<T, Op>, unsigned(outer), 256, grid.stream, combine, middle, x, y, add);
   };
   if (op == Reduction::sum)
-    run(Plus(), 0.0);
+    run(Sum());
   else
-    run(Larger(), -INFINITY);
+    run(Larger());
 }
 
 template <class T>
 void sum_of_squares(const Grid& grid, std::int64_t n, const T* x, float* y, bool add, float* scratch) {
   const int blocks = int(std::clamp<std::int64_t>((n + 2047) / 2048, 1, std::min(4 * grid.processors, most_parts)));
-  square_parts<<<unsigned(blocks), 256, 0, grid.stream>>>(n, x, scratch);
-  square_total<<<1, 256, 0, grid.stream>>>(scratch, blocks, y, add);
-  CUDA_CHECK(cudaGetLastError(), "sum of squares of ", n);
+  start(square_parts<T>, unsigned(blocks), 256, grid.stream, n, x, scratch);
+  start(square_total, 1, 256, grid.stream, scratch, blocks, y, add);
 }
 
 template <class T>
 void log_softmax(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, T* y) {
   if (rows * classes == 0) return;
-  log_softmax_rows<<<blocks_of_rows(rows), warps(), 0, grid.stream>>>(rows, classes, x, y);
-  CUDA_CHECK(cudaGetLastError(), "log_softmax [", rows, ", ", classes, "]");
+  start(log_softmax_rows<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, x, y);
 }
 template <class T>
 void log_softmax_backward(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
                           bool add) {
   if (rows * classes == 0) return;
-  log_softmax_rows_backward<<<blocks_of_rows(rows), warps(), 0, grid.stream>>>(rows, classes, y, dy, dx, add);
-  CUDA_CHECK(cudaGetLastError(), "log_softmax_backward [", rows, ", ", classes, "]");
+  start(log_softmax_rows_backward<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, y, dy, dx, add);
 }
 template <class T>
 void cross_entropy(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
                    double smoothing, float* loss, float* probabilities, std::int32_t* correct, float* scratch) {
   if (rows > 0)
-    cross_entropy_rows<<<blocks_of_rows(rows), warps(), 0, grid.stream>>>(rows, classes, x, labels, float(smoothing),
-                                                                          probabilities, scratch, scratch + rows);
-  cross_entropy_total<<<1, 256, 0, grid.stream>>>(rows, scratch, scratch + rows, loss, correct);
-  CUDA_CHECK(cudaGetLastError(), "cross_entropy [", rows, ", ", classes, "]");
+    start(cross_entropy_rows<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, x, labels,
+          float(smoothing), probabilities, scratch, scratch + rows);
+  start(cross_entropy_total, 1, 256, grid.stream, rows, scratch, scratch + rows, loss, correct);
 }
 template <class T>
 void cross_entropy_backward(const Grid& grid, std::int64_t rows, std::int64_t classes, const float* probabilities,
