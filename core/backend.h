@@ -69,6 +69,7 @@ class Backend {
   // to record, and from then on repeats what that queued on the device, at the same addresses, without calling it. A step that
   // cannot be recorded is called each time, and a line on stderr says why. The result must be gone before the backend is.
   virtual std::function<void()> record(std::function<void()> step) { return step; }
+  virtual bool records() const { return false; }
 
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;

@@ -5,13 +5,13 @@
 
 #include <memory>
 
+#include "core/recording.h"
 #include "cuda/check.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "cuda/matrix.h"
 #include "cuda/memory.h"
-#include "cuda/recording.h"
 #include "cuda/weights.h"
 
 namespace tandem {
@@ -115,6 +115,8 @@ class CudaBackend final : public Backend {
     auto recording = std::make_shared<Recording>(std::move(step), std::make_unique<Graph>(*this));
     return [recording] { (*recording)(); };
   }
+
+  bool records() const override { return true; }
 
   void deterministic(bool on) override {
     deterministic_ = on;

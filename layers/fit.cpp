@@ -19,6 +19,8 @@
 #include "layers/accumulation.h"
 #include "layers/metrics.h"
 #include "layers/options.h"
+#include "layers/replay.h"
+#include "layers/tally.h"
 
 namespace tandem {
 namespace {
@@ -557,8 +559,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   }
   StopOnSignal signals;
   Counters counters(optimizer.state());
-  // A device is asked for its flag every few steps, since asking waits for it; on the host looking is free.
-  const std::int64_t look_every = backend.on_device() ? 16 : 1;
+  // A device is asked for its flag and its loss every few steps, since asking waits for it; on the host looking is free.
+  const std::int64_t look_every = backend.records() && !one_batch ? 16 : 1;
   double first_loss = 0, last_loss = 0, last_correct = 0;
   const std::int64_t last_step =
       options.stop_after > 0 ? std::min(options.stop_after, std::int64_t(total)) : std::int64_t(total);
@@ -594,6 +596,36 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                     "; the parameters are those before this step. A smaller --lr usually helps" + files.kept(saved_at));
   };
 
+  // What a batch is for, from pictures to parameters. On a device it is recorded, so what the host does in it must not matter
+  // in a replay: what varies is in StepState.
+  Batch batch;
+  bool due = false;
+  Tensor correct = Tensor::zeros(backend, {1}, DType::i32);
+  Tally tally(backend);
+  Replay step(
+      backend,
+      [&] {
+        Variable l;
+        {
+          Observer::Phase phase(observer, "forward");
+          l = batch_loss(loss, model(Variable(batch.images)), batch, &correct);
+        }
+        observer.tape(l);
+        {
+          Observer::Phase phase(observer, "backward");
+          due = accumulation.backward(l, batch);
+        }
+        exchange.after_backward();
+        tally.add(l.value(), double(batch.size()));
+        if (!due) return;
+        Observer::Phase phase(observer, "optimizer");
+        strategy.step(optimizer, Variable(accumulation.loss()));
+        if (ema) ema->update(optimizer);
+      },
+      strategy.size() > 1      ? "several ranks exchange gradients in it"
+      : options.accumulate > 1 ? "--accumulate makes it of several batches"
+                               : "");
+
   while (at.epoch < options.epochs && !report.stopped) {
     EpochReport e{.epoch = int(at.epoch) + 1,
                   .learning_rate = rate_of(std::max<std::int64_t>(0, at.step - 1)),
@@ -603,12 +635,13 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                   .test_accuracy = {}};
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
-    Tensor correct = Tensor::full(backend, {1}, at.so_far.correct, DType::i32);
-    double loss_sum = at.so_far.loss, seen = at.so_far.samples, correct_before = at.so_far.correct;
+    correct.fill(at.so_far.correct);
+    tally.begin(at.so_far.loss);
+    double seen = at.so_far.samples, correct_before = at.so_far.correct;
     auto begin = Clock::now();
     progress.begin();
     data.train.start(at.epoch, at.batch);
-    for (Batch batch; data.train.next(batch);) {
+    while (data.train.next(batch)) {
       observer.step(at.step);
       Span step_span("step", "phase", nullptr, at.step);
       e.learning_rate = rate_of(at.step);
@@ -616,43 +649,37 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       accumulation.begin(batch);
       counters.batch(batch);
       exchange.begin_step(at.step + 1, batch.index == 0);
-      Variable l;
-      {
-        Observer::Phase phase(observer, "forward");
-        l = batch_loss(loss, model(Variable(batch.images)), batch, &correct);
-      }
-      observer.tape(l);
-      bool due = false;
-      {
-        Observer::Phase phase(observer, "backward");
-        due = accumulation.backward(l, batch);
-      }
-      exchange.after_backward();
+      step(batch, observer.looks() || exchange.watching());
+      if (backend.records()) space.count_writes(space.all());  // a replay wrote to them, and told nobody
       if (due) {
-        Observer::Phase phase(observer, "optimizer");
-        strategy.step(optimizer, Variable(accumulation.loss()));
-        if (ema) ema->update(optimizer);
         at.step++;
         at.batch = batch.index + 1;
-        if (at.step % look_every == 0 || at.batch == per_epoch)
+      }
+      seen += double(batch.size());
+      const bool logs = due && options.log_every > 0 && at.step % options.log_every == 0;
+      const bool looks = at.step % look_every == 0 || at.batch == per_epoch || at.step == 1 || logs ||
+                         exchange.due(at.step);
+      Tally::Sums sums;
+      if (looks) {
+        if (due)
           if (StepState state = optimizer.read_state(); state.not_finite)
             give_up(static_cast<std::int64_t>(state.step), batch.index);
+        sums = tally.read();
+        if (first_loss == 0) first_loss = sums.last;
+        last_loss = sums.last;
+        if (logs)
+          metrics.write({{"event", std::string("step")},
+                         {"step", at.step},
+                         {"loss", sums.last},
+                         {"learning_rate", e.learning_rate}});
+        const double accuracy = correct.item() / seen;
+        const double rate = (seen - at.so_far.samples) * strategy.size() / seconds_since(begin);
+        progress.step(e.epoch, batch.index + 1, per_epoch, sums.loss / seen, accuracy, rate, e.learning_rate);
+        if (due) exchange.end_step(at.step, sums.loss / seen, accuracy, e.learning_rate, rate);
+        if (one_batch) last_correct = correct.item() - std::exchange(correct_before, correct.item());
+        learnt = learnt || (due && one_batch && sums.last < OneBatch::near_zero);
       }
-      const double now = l.item();
-      if (first_loss == 0) first_loss = now;
-      last_loss = now;
-      if (one_batch) last_correct = correct.item() - std::exchange(correct_before, correct.item());
-      if (due && options.log_every > 0 && at.step % options.log_every == 0)
-        metrics.write(
-            {{"event", std::string("step")}, {"step", at.step}, {"loss", now}, {"learning_rate", e.learning_rate}});
-      loss_sum += now * double(batch.size());
-      seen += double(batch.size());
-      progress.step(e.epoch, batch.index + 1, per_epoch, loss_sum / seen, correct.item() / seen,
-                    (seen - at.so_far.samples) * strategy.size() / seconds_since(begin), e.learning_rate);
       if (!due) continue;
-      exchange.end_step(at.step, loss_sum / seen, correct.item() / seen, e.learning_rate,
-                        (seen - at.so_far.samples) * strategy.size() / seconds_since(begin));
-      learnt = learnt || (one_batch && now < OneBatch::near_zero);
       if (stop_signal || learnt) strategy.request_stop();
       if (strategy.stopped()) stop(learnt ? "loss below 0.01" : "strategy");
       if (options.stop_after > 0 && at.step >= options.stop_after) stop("--stop-after");
@@ -661,7 +688,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     backend.synchronize();
     e.seconds = seconds_since(begin);
     const double before = at.so_far.samples;  // were trained by the run that was resumed
-    at.so_far = strategy.combine({loss_sum, correct.item(), seen});
+    at.so_far = strategy.combine({tally.read().loss, correct.item(), seen});
     e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
     e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
     e.images_per_second = (at.so_far.samples - before) / e.seconds;

@@ -62,6 +62,10 @@ class Observer {
   void before(Module& model, const Tensor& images, const TrainingState& state);  // prints the summary
   void step(std::int64_t number);                                                // a step begins
   void tape(const Variable& loss);                                               // between forward and backward
+  // This step must run on the host, or there is nothing to see.
+  bool looks() const {
+    return (trace_ && trace_->recording()) || (!options_.dot.empty() && !drawn_) || (options_.memory && last_looked());
+  }
   void evaluation(bool begins);                                                  // traced, the first time
   void end();  // prints and writes what is left; a second call does nothing
 

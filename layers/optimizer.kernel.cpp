@@ -60,17 +60,16 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   rates_ = Tensor::of(backend, {std::int64_t(rates.size())}, rates);
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
+  host_ = {};
   host_.seed = seed;
+  backend.upload(state_.raw_write(), &host_, sizeof host_);
   allocate();
   stage();
 }
 
 void Optimizer::stage() {
-  StepState device = read_state();  // the device counts steps and keeps the flag
-  host_.step = device.step;
-  host_.not_finite = device.not_finite;
   host_.learning_rate = static_cast<float>(learning_rate_);
-  state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
+  state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
 }
 
 void Optimizer::step(const Tensor* loss) {
@@ -101,17 +100,17 @@ StepState Optimizer::read_state() const {
 }
 
 void Optimizer::clear_not_finite() {
-  host_ = read_state();
-  host_.not_finite = 0;
-  state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
+  StepState now = read_state();
+  now.not_finite = 0;
+  state_.backend().upload(state_.raw_write(), &now, sizeof now);
 }
 
 double Optimizer::gradient_norm() const { return std::sqrt(sums_.slice(0, 1).item()) * read_state().gradient_average; }
 
 void Optimizer::resume_at(std::uint64_t step) {
-  host_ = read_state();
-  host_.step = step;
-  state_.backend().upload(state_.raw_write(), &host_, sizeof host_);
+  StepState now = read_state();
+  now.step = step;
+  state_.backend().upload(state_.raw_write(), &now, sizeof now);
 }
 
 void Optimizer::check_range(Range range) const {

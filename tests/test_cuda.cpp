@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "core/backend.h"
+#include "core/recording.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"
 #include "cuda/memory.h"
-#include "cuda/recording.h"
 #include "cuda/weights.h"
 #include "tests/support.h"
 

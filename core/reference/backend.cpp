@@ -17,7 +17,8 @@ int threads_or_all(int threads) {
 }
 }  // namespace
 
-ReferenceBackend::ReferenceBackend(int threads) : Backend("reference", heap_memory(), threads_or_all(threads)) {}
+ReferenceBackend::ReferenceBackend(int threads, std::unique_ptr<MemorySource> source)
+    : Backend("reference", std::move(source), threads_or_all(threads)) {}
 
 std::string ReferenceBackend::description() const {
   return "reference loops, " + std::to_string(threads()) + (threads() == 1 ? " thread" : " threads");

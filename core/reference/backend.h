@@ -70,9 +70,9 @@ void sum_columns(const Backend& backend, std::int64_t rows, std::int64_t columns
   });
 }
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend : public Backend {
  public:
-  explicit ReferenceBackend(int threads);
+  explicit ReferenceBackend(int threads, std::unique_ptr<MemorySource> source = heap_memory());
   std::string description() const override;
   bool supports(DType dtype) const override;
 

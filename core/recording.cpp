@@ -1,8 +1,8 @@
-#include "cuda/recording.h"
+#include "core/recording.h"
 
 #include <cstdio>
 
-namespace tandem::cuda {
+namespace tandem {
 
 void Recording::operator()() {
   if (recorded_) return capture_->replay();
@@ -24,4 +24,4 @@ void Recording::operator()() {
   step_();
 }
 
-}  // namespace tandem::cuda
+}  // namespace tandem

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace tandem::cuda {
+namespace tandem {
 
 // Thrown by what a recorded step cannot hold: reading a value on the host, a copy from memory that will have changed.
 struct NotRecordable : Error {
@@ -42,4 +42,4 @@ class Recording {
   std::string why_eager_;
 };
 
-}  // namespace tandem::cuda
+}  // namespace tandem

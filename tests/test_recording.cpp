@@ -1,0 +1,225 @@
+// Recorded steps, without a device: a twin of the reference backend that records as a GPU does. While it records, nothing
+// that is computed stays (a graph only writes it down: the twin puts all memory back as it was), and nothing may be read or
+// sent; a replay does the work again. Training on it must give the bits of training without.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+
+#include "core/recording.h"
+#include "core/reference/backend.h"
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/models.h"
+#include "layers/options.h"
+#include "layers/replay.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using tandem::test::refused;
+
+namespace {
+
+// Every block its own, and all of them known.
+struct Listed : MemorySource {
+  std::map<std::byte*, std::size_t>& blocks;
+  explicit Listed(std::map<std::byte*, std::size_t>& b) : blocks(b) {}
+  void* acquire(std::size_t bytes) override {
+    auto* p = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    std::memset(p, 0, bytes);
+    blocks[p] = bytes;
+    return p;
+  }
+  void release(void* p, std::size_t) override {
+    blocks.erase(static_cast<std::byte*>(p));
+    std::free(p);
+  }
+  const char* name() const override { return "the twin's memory"; }
+  std::size_t segment_bytes() const override { return 0; }
+};
+
+struct Blocks {  // a base, so that it outlives the allocator
+  std::map<std::byte*, std::size_t> blocks;
+};
+
+class Twin : private Blocks, public reference::ReferenceBackend {
+ public:
+  std::string log;  // s: the step was called, […]: while recording, r: a replay
+  bool refuses = false;
+
+  Twin() : ReferenceBackend(1, std::make_unique<Listed>(blocks)) { deterministic(true); }
+  bool records() const override { return true; }
+  std::function<void()> record(std::function<void()> step) override {
+    auto logged = [this, step] {
+      if (!replaying_) log += 's';
+      step();
+    };
+    auto recording = std::make_shared<Recording>(logged, std::make_unique<Snapshot>(*this, logged));
+    return [recording] { (*recording)(); };
+  }
+  void upload(void* to, const void* from, std::size_t bytes) override {
+    if (recording_) throw NotRecordable("sent from the host");
+    ReferenceBackend::upload(to, from, bytes);
+  }
+  void download(void* to, const void* from, std::size_t bytes) override {
+    if (recording_ || replaying_) throw NotRecordable("read on the host");
+    ReferenceBackend::download(to, from, bytes);
+  }
+
+ private:
+  struct Snapshot : Capture {
+    Twin& t;
+    std::function<void()> step;
+    int pool;
+    std::map<std::byte*, std::vector<std::byte>> before;
+    Snapshot(Twin& twin, std::function<void()> s) : t(twin), step(std::move(s)), pool(twin.memory().new_pool()) {}
+    ~Snapshot() override { t.memory().release_pool(pool); }
+    void begin() override {
+      t.log += '[';
+      for (auto& [p, n] : t.blocks) before[p].assign(p, p + n);
+      t.memory().use_pool(pool);
+      t.recording_ = true;
+    }
+    std::string end() override {
+      t.recording_ = false;
+      t.memory().use_pool(0);
+      for (auto& [p, bytes] : before)
+        if (t.blocks.count(p)) std::memcpy(p, bytes.data(), bytes.size());
+      before.clear();
+      t.log += ']';
+      return t.refuses ? "the twin refuses" : "";
+    }
+    void replay() override {
+      t.log += 'r';
+      t.replaying_ = true;
+      step();
+      t.replaying_ = false;
+    }
+  };
+  bool recording_ = false, replaying_ = false;
+};
+
+struct Trained {
+  std::string log, said;
+  std::vector<double> weights, statistics;
+  std::vector<EpochReport> epochs;
+};
+
+struct Recipe {
+  std::int64_t pictures = 64, batch = 16;
+  std::string optimizer = "sgd";
+  double ema = 0, mixup = 0;
+  int accumulate = 1;
+  std::function<void(Batch&)> transform = {};
+};
+
+Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)> change = {}) {
+  Trained out;
+  Dataset data = synthetic({.side = 28, .train = int(r.pictures), .test = 20});
+  Loader loader(data.train,
+                {.batch = r.batch, .augment = {.pad_crop = 2, .flip = true}, .mixup = r.mixup, .seed = 3, .prefetch = 0,
+                 .transform = r.transform},
+                backend);
+  Loader held(data.test, {.batch = 20, .shuffle = false, .prefetch = 0}, backend);
+  auto model = make_model("lenet5", 10, 1, 28);
+  Options o;
+  o.optimizer = r.optimizer;
+  o.learning_rate = 0.01;
+  o.clip = 5;
+  auto optimizer = make_optimizer(o);
+  FitOptions options{.epochs = 3, .schedule = Schedule::parse("cosine"), .progress = false, .accumulate = r.accumulate,
+                     .ema = r.ema};
+  if (change) change(options);
+  Strategy one;
+  testing::internal::CaptureStderr();
+  const FitReport report = fit(*model, cross_entropy_loss(0.1), *optimizer, backend, {loader, nullptr, &held}, options, &one);
+  out.said = testing::internal::GetCapturedStderr();
+  out.epochs = report.epochs;
+  for (auto& [name, p] : model->parameters())
+    for (double v : p->variable.value().values()) out.weights.push_back(v);
+  for (auto& [name, s] : model->statistics())
+    for (double v : s->tensor.values()) out.statistics.push_back(v);
+  return out;
+}
+
+// Trains with and without recording, and returns what the twin did.
+Trained same_bits(const Recipe& r, bool refuses = false, std::function<void(FitOptions&)> change = {}) {
+  auto plain_backend = reference_backend(1);
+  Twin twin;
+  twin.refuses = refuses;
+  const Trained plain = train(*plain_backend, r, change);
+  Trained recorded = train(twin, r, change);
+  EXPECT_EQ(plain.weights, recorded.weights);
+  EXPECT_EQ(plain.statistics, recorded.statistics);
+  EXPECT_EQ(plain.epochs.size(), recorded.epochs.size());
+  for (std::size_t i = 0; i < std::min(plain.epochs.size(), recorded.epochs.size()); i++) {
+    EXPECT_EQ(plain.epochs[i].train_loss, recorded.epochs[i].train_loss);
+    EXPECT_EQ(plain.epochs[i].train_accuracy, recorded.epochs[i].train_accuracy);
+    EXPECT_EQ(plain.epochs[i].test_loss, recorded.epochs[i].test_loss);
+  }
+  recorded.log = twin.log;
+  return recorded;
+}
+
+TEST(RecordedStep, GivesTheBitsOfTheStepItself) {
+  for (const char* optimizer : {"sgd", "adamw", "lars"})
+    EXPECT_EQ(same_bits({.optimizer = optimizer, .ema = 0.9}).log, "ss[s]rrrrrrrrrr") << optimizer;
+}
+
+TEST(RecordedStep, TheSmallerLastBatchOfAnEpochRunsEagerly) {
+  // 4 batches of 16 and one of 6: the recording goes on behind it.
+  EXPECT_EQ(same_bits({.pictures = 70}).log, "ss[s]rrrrrrrrrr");
+}
+
+TEST(RecordedStep, WhatCannotBeRecordedSaysWhyAndTrainsTheSame) {
+  const Trained mixed = same_bits({.mixup = 0.4});
+  EXPECT_EQ(mixed.log, "");
+  EXPECT_NE(mixed.said.find("mixup"), std::string::npos) << mixed.said;
+  const Trained summed = same_bits({.accumulate = 2});
+  EXPECT_EQ(summed.log, "");
+  EXPECT_NE(summed.said.find("--accumulate"), std::string::npos) << summed.said;
+  const Trained refused = same_bits({}, true);
+  EXPECT_EQ(refused.log, "ss[s]sssssssss" "s") << "the gradients of the recording do not count";
+  EXPECT_NE(refused.said.find("the twin refuses"), std::string::npos) << refused.said;
+}
+
+TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
+  std::vector<Tensor> all;  // kept, or the allocator gives the same memory again
+  const Trained moved = same_bits({.transform = [&all](Batch& b) { all.push_back(b.images = b.images.clone()); }});
+  EXPECT_EQ(moved.log.find('r'), std::string::npos) << moved.log;
+  EXPECT_NE(moved.said.find("other memory"), std::string::npos) << moved.said;
+}
+
+TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
+  test::TemporaryFolder folder;
+  const Trained looked = same_bits({}, false, [&](FitOptions& o) {
+    o.observe.trace = folder.file("trace.json");
+    o.observe.warm_up = 5;
+    o.observe.steps = 2;
+  });
+  EXPECT_EQ(looked.log, "ss[s]rrrrrrrr") << "twelve steps, two of them looked at";
+}
+
+TEST(RecordedStep, AValueReadInTheModelIsRefusedAndTheReasonSaid) {
+  Twin twin;
+  struct Reads : Module {
+    Linear& inner = child<Linear>("inner", 28 * 28, 10);
+    Variable forward(const Variable& x) override {
+      Variable y = inner(flatten(x));
+      y.value().values();
+      return y;
+    }
+  } model;
+  Dataset data = synthetic({.side = 28, .train = 64, .test = 20});
+  Loader loader(data.train, {.batch = 16, .prefetch = 0}, twin);
+  SGD sgd({.learning_rate = 0.01});
+  Strategy one;
+  testing::internal::CaptureStderr();
+  fit(model, cross_entropy_loss(), sgd, twin, {loader}, {.epochs = 2, .progress = false}, &one);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("read on the host"), std::string::npos);
+  EXPECT_EQ(twin.log, "ss[s]ssssss");
+}
+
+}  // namespace
