@@ -1,6 +1,8 @@
 // A batch of pictures, and where batches come from. The training loop knows no more of data than this.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "core/tensor.h"
 
@@ -33,6 +35,8 @@ class BatchSource {
   virtual bool next(Batch& batch) = 0;
   // Batch `index` of any epoch once more, bit for bit, in memory of its own.
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
+  // What a program must know to show a trained model further pictures, as text; saved beside the weights.
+  virtual std::map<std::string, std::string> description() const { return {}; }
 };
 
 }  // namespace tandem

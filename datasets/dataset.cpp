@@ -76,21 +76,21 @@ Dataset load_dataset(const std::string& given, const std::filesystem::path& dire
          ", a folder of pictures or an .npy file");
 }
 
-std::map<std::string, std::string> description(const Dataset& data) {
+std::map<std::string, std::string> description(const Pictures& p) {
   auto list = [](const auto& values, const char* between) {
     std::ostringstream text;
     text.precision(9);  // enough to have the same float again
     for (std::size_t i = 0; i < values.size(); i++) text << (i ? between : "") << values[i];
     return text.str();
   };
-  std::vector<std::string> classes = data.train.class_names;
-  for (int c = int(classes.size()); c < data.classes(); c++) classes.push_back(std::to_string(c));
-  return {{"dataset", data.name},
+  std::vector<std::string> classes = p.class_names;
+  for (int c = int(classes.size()); c < p.classes; c++) classes.push_back(std::to_string(c));
+  return {{"pictures", p.name},
           {"classes", list(classes, "\n")},
-          {"mean", list(data.train.mean, ",")},
-          {"std", list(data.train.deviation, ",")},
-          {"channels", std::to_string(data.channels())},
-          {"side", std::to_string(data.side())}};
+          {"mean", list(p.mean, ",")},
+          {"std", list(p.deviation, ",")},
+          {"channels", std::to_string(p.channels())},
+          {"side", std::to_string(p.height())}};
 }
 
 std::string download_command(const std::string& name, const std::filesystem::path& folder) {

@@ -55,8 +55,8 @@ Dataset load_dataset(const std::string& name, const std::filesystem::path& direc
 std::string dataset_names();  // "mnist fashion-mnist …"
 
 // What a program must know to show a trained model further pictures: classes (names, one a line), mean and std per
-// channel with bytes as 0 … 1, channels, side, dataset. Saved beside the weights.
-std::map<std::string, std::string> description(const Dataset& data);
+// channel with bytes as 0 … 1, channels, side, pictures (their name). Saved beside the weights; examples/predict.cpp reads it.
+std::map<std::string, std::string> description(const Pictures& pictures);
 
 // The folder that holds the files of mnist, fashion-mnist, cifar-10 or cifar-100: looked for in `directory` (the option --data) where one is
 // given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own folder and in the place

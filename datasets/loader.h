@@ -129,6 +129,7 @@ class Loader final : public BatchSource {
 
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
+  std::map<std::string, std::string> description() const override { return tandem::description(pictures_); }
   const Pictures& pictures() const { return pictures_; }
   const LoaderOptions& options() const { return options_; }
 

@@ -1,9 +1,8 @@
 // Trains a residual network on CIFAR-10. The defaults are the recipe of examples/recipes/resnet20_cifar10.py.
 #include <cstdio>
-#include <optional>
 
-#include "datasets/loader.h"
 #include "layers/fit.h"
+#include "layers/loading.h"
 #include "layers/models.h"
 #include "layers/options.h"
 
@@ -15,25 +14,11 @@ int main(int argc, char** argv) {
                               {.model = "resnet20", .epochs = 10, .learning_rate = 0.4, .augment = true});
     auto backend = make_backend(o);
     Dataset data = load_dataset("cifar-10", o.data);
-    auto [training, held_back] = split(data.train, o.val, o.seed);
+    Loaders loaders(data, o, *backend);
 
-    Loader train(training,
-                 {.batch = o.batch,
-                  .global_batch = o.global_batch,
-                  .dtype = o.dtype,
-                  .augment = {.pad_crop = o.augment ? 4 : 0, .flip = o.augment, .cutout = o.cutout},
-                  .mixup = o.mixup,
-                  .drop_last = true,
-                  .seed = o.seed},
-                 *backend);
-    std::optional<Loader> validation;
-    if (o.val) validation.emplace(held_back, LoaderOptions{.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
-    Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
-
-    auto model = make_model(o.model, 10, 3, 32);
+    auto model = make_model(o.model, data.classes(), data.channels(), data.side());
     auto optimizer = make_optimizer(o);
-    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend,
-                           {train, validation ? &*validation : nullptr, &test}, fit_options(o));
+    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend, loaders, fit_options(o));
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

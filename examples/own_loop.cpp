@@ -1,6 +1,7 @@
 // A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch forward,
-// loss, backward, step. Trains LeNet-5 for one epoch.
+// loss, backward, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5 for one epoch.
 #include <cstdio>
+#include <filesystem>
 
 #include "datasets/loader.h"
 #include "layers/fit.h"
@@ -13,7 +14,8 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o = parse_options(argc, argv, "A user's own training loop.",
                               {.model = "lenet5", .epochs = 1, .learning_rate = 0.05},
-                              {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype"});
+                              {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype",
+                               "--checkpoint", "--resume"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);
@@ -24,9 +26,12 @@ int main(int argc, char** argv) {
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(space);
 
-    for (int epoch = 0; epoch < o.epochs; epoch++) {
+    RunPosition at;
+    if (!o.resume.empty()) at = load_checkpoint(o.resume + "/last.safetensors", {space, sgd});
+    if (!o.checkpoint.empty()) std::filesystem::create_directories(o.checkpoint);
+    while (at.epoch < o.epochs) {
       double sum = 0;
-      train.start(epoch);
+      train.start(at.epoch);
       for (Batch batch; train.next(batch);) {
         Variable logits = (*model)(Variable(batch.images));
         Variable loss = cross_entropy(logits, batch.labels);
@@ -34,10 +39,13 @@ int main(int argc, char** argv) {
         space.backward(loss);
         sgd.step();
         sum += loss.item();
+        at.step++;
       }
+      at.epoch++;
       Evaluation e = evaluate(*model, test);
-      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", epoch + 1, sum / double(train.batches_per_epoch()),
+      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sum / double(train.batches_per_epoch()),
                   100 * e.accuracy);
+      if (!o.checkpoint.empty()) save_checkpoint(o.checkpoint + "/last.safetensors", {space, sgd}, at);
     }
   });
 }

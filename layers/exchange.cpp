@@ -7,8 +7,9 @@
 
 namespace tandem {
 
-Exchange::Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& space, BatchSource& train, bool writes)
-    : files_(files), model_(model), space_(space) {
+Exchange::Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& space, BatchSource& train,
+                   const std::map<std::string, std::string>& about, bool writes)
+    : files_(files), model_(model), space_(space), about_(about) {
   if (!writes) files_.export_torch = files_.export_onnx = files_.tensorboard = "";
   if (!(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
     const Shape batch = train.make(0, 0).images.shape();
@@ -48,7 +49,7 @@ void Exchange::end_epoch(std::int64_t step, const std::vector<std::pair<std::str
 }
 
 void Exchange::end() {
-  if (!files_.export_torch.empty()) export_torch(model_, space_.backend(), picture_, files_.export_torch);
+  if (!files_.export_torch.empty()) export_torch(model_, space_.backend(), picture_, files_.export_torch, about_);
   if (!files_.export_onnx.empty()) export_onnx(model_, space_.backend(), picture_, files_.export_onnx);
 }
 

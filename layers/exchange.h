@@ -20,8 +20,9 @@ class Exchange {
   static constexpr std::int64_t every = 50;  // steps from one point of a curve to the next
 
   // Reads what is to be imported, and makes sure that what is to be written at the end can be: an hour later is too late.
-  // `writes` is true on the one rank that does.
-  Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& space, BatchSource& train, bool writes);
+  // `about` goes along with exported weights. `writes` is true on the one rank that does.
+  Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& space, BatchSource& train,
+           const std::map<std::string, std::string>& about, bool writes);
 
   void begin_step(std::int64_t step, bool first_of_epoch);  // histograms of the first batch of every epoch
   bool due(std::int64_t step) const { return events_ && step % every == 0; }  // end_step will write
@@ -37,6 +38,7 @@ class Exchange {
   Module& model_;
   ParameterSpace& space_;
   Shape picture_;
+  std::map<std::string, std::string> about_;
   std::int64_t step_ = 0;
   std::optional<EventFile> events_;
   std::optional<WatchActivations> watch_;

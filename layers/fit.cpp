@@ -363,6 +363,7 @@ Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const 
              {"batches in an epoch", std::to_string(train.batches_per_epoch())},
              {"ranks", std::to_string(strategy.size())}};
   s.insert(s.end(), options.settings.begin(), options.settings.end());
+  for (const auto& described : train.description()) s.push_back(described);
   return s;
 }
 
@@ -489,7 +490,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (source) source->share(strategy.rank(), strategy.size());
   strategy.prepare(model, loss);
   ParameterSpace space(model, backend, options.seed, strategy.memory());
-  Exchange exchange(options.exchange, model, space, data.train, speaks);
+  std::map<std::string, std::string> about = data.train.description();
+  for (const auto& [name, value] : options.settings)
+    if (name == "--model") about["model"] = value;
+  Exchange exchange(options.exchange, model, space, data.train, about, speaks);
   strategy.begin(space);
   optimizer.bind(space, options.seed);
   strategy.bind(optimizer);

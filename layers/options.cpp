@@ -190,11 +190,14 @@ void refuse_value(const OptionSpec& spec) {
   throw UsageError(spec.name + (spec.flag ? " takes no value" : " needs a value"));
 }
 
-void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line) {
+void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words) {
   for (const auto& [spec, value] : line.given)  // a value left out has the next option's name put in its place
     if (!spec->flag && (value.empty() || value.starts_with("--"))) refuse_value(*spec);
-  if (!line.unknown.empty()) {
-    const std::string& word = line.unknown.front();
+  for (const std::string& word : line.unknown) {
+    if (words && !word.starts_with("-")) {
+      words->push_back(word);
+      continue;
+    }
     throw UsageError(
         (word.starts_with("-") ? "unknown option " + word.substr(0, word.find('=')) : "unexpected argument " + word) +
         (specs.empty() ? ": this program takes none" : " (--help lists the options)"));

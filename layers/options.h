@@ -78,15 +78,16 @@ struct OptionSpec {
   std::function<void(const std::string&)> set;  // throws UsageError on a bad value
   bool flag = false;                            // takes no value
 };
-// --help prints and exits with 0. Throws UsageError. Without specs, any argument is refused.
-void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs);
+// --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.
+void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
+                        std::vector<std::string>* words = nullptr);
 
 // A parser only takes the words apart; what they mean and what is refused is said here, once for both.
 struct CommandLine {
   std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
   std::vector<std::string> unknown;                              // words that belong to no option, in that order
 };
-void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line);
+void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words);
 [[noreturn]] void refuse_value(const OptionSpec& spec);  // a flag was given one, or another option was not
 
 }  // namespace tandem

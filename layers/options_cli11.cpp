@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
+void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
+                        std::vector<std::string>* words) {
   CLI::App app(description);
   app.allow_extras();
   std::map<const CLI::Option*, std::pair<const OptionSpec*, std::size_t>>
@@ -35,7 +36,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
       line.given.emplace_back(spec, spec->flag ? "" : option->results().at(used++));
     }
   line.unknown = app.remaining();
-  set_options(specs, line);
+  set_options(specs, line, words);
 }
 
 }  // namespace tandem

@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
+void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
+                        std::vector<std::string>* words) {
   CommandLine line;
   for (int i = 1; i < argc; i++) {
     const std::string word = argv[i], name = word.substr(0, word.find('='));
@@ -30,7 +31,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
       line.given.emplace_back(&*spec, joined ? word.substr(name.size() + 1) : argv[i]);
     }
   }
-  set_options(specs, line);
+  set_options(specs, line, words);
 }
 
 }  // namespace tandem

@@ -95,7 +95,8 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
   }
 }
 
-void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
+void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path,
+                  const std::map<std::string, std::string>& about) {
   NoGrad off;
   SafetensorsWriter writer;
   const std::int64_t zero = 0;
@@ -109,6 +110,7 @@ void export_torch(Module& model, Backend& backend, const Shape& picture, const s
     if (name.ends_with(mean))
       writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
   }
+  for (const auto& [key, value] : about) writer.metadata(key, value);
   writer.metadata("format", "pt");
   writer.metadata("producer", "tandem");  // so that a later export may replace it
   writer.write(path);

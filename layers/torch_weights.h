@@ -3,6 +3,7 @@
 // Names are the same on both sides. Shapes are not: a filter is [O, I, H, W] there and [O, H, W, I] here, and a Linear behind a
 // flattened picture reads it as (c, h, w) there and as (h, w, c) here. Which Linear that is, one forward pass tells.
 #pragma once
+#include <map>
 #include <string>
 
 #include "layers/module.h"
@@ -14,7 +15,9 @@ namespace tandem {
 // missing, unexpected or of another shape, before anything has been changed.
 void import_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path);
 
-// For model.load_state_dict(safetensors.torch.load_file(path)). The old file stays until the new one is complete.
-void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path);
+// For model.load_state_dict(safetensors.torch.load_file(path)). `about` goes into the file's metadata, for classifier.h. The old
+// file stays until the new one is complete.
+void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path,
+                  const std::map<std::string, std::string>& about = {});
 
 }  // namespace tandem

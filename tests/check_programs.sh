@@ -38,7 +38,6 @@ done
 
 # ---- What they refuse before they train ------------------------------------------------------------------------------
 short 2 '--epochs is given twice (1 and 2)' --epochs 2
-says 2 '1 picture does not fill a batch of 128' "$build/fashion_mnist" --data synthetic --val 59999
 says 2 'cannot hold back 60000 of 60000' "$build/fashion_mnist" --data synthetic --val 60000
 says 2 'run datasets/get-data.sh cifar-10' "$build/cifar10" --data "$there"
 short 2 'cannot be written' --metrics "$there/no/such/folder"
@@ -72,6 +71,24 @@ fi
 says 2 'choose one of mnist' "$build/train" --data-set imagenet
 says 0 'synthetic-cifar-10: 50000 + 10000 pictures, 32 × 32, 3 channels, 10 classes' env OMP_NUM_THREADS=$threads \
   "$build/train" --data-set cifar10 --data synthetic --model mlp --epochs 1 --val 49000
+
+# ---- A trained model at work -----------------------------------------------------------------------------------------
+short 0 "test accuracy" --checkpoint "$there/run" --export-torch "$there/mlp.safetensors"
+printf 'P5 40 30 255\n%1200s' ' ' >"$there/grey.pgm"
+for weights in run/best mlp; do
+  if grep -q 'stb_image off' "$build/summary"; then continue; fi
+  says 0 'grey.pgm: ' "$build/predict" --weights "$there/$weights.safetensors" "$there/grey.pgm" "$there/grey.pgm" --top 2
+  [ "$(grep -c ' %, .* %$' "$there/out")" -eq 2 ] || complain "predict --top 2: $(cat "$there/out")"
+  says 2 'table: ' "$build/predict" --weights "$there/$weights.safetensors" "$there/table"
+done
+says 2 'does not fit this model' "$build/predict" --weights "$there/mlp.safetensors" --model lenet5 "$there/grey.pgm"
+says 2 'does not say the' "$build/predict" --weights tests/reference/interop.safetensors "$there/grey.pgm"
+says 2 'which pictures' "$build/predict" --weights "$there/mlp.safetensors"
+says 2 'Name a checkpoint with --weights' "$build/predict" "$there/grey.pgm"
+says 2 'unknown option --bogus' "$build/predict" --bogus "$there/grey.pgm"
+says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --checkpoint "$there/own"
+says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --resume "$there/own"
+grep -q 'epoch 1' "$there/out" && complain "own_loop --resume began again"
 
 # ---- Surroundings ----------------------------------------------------------------------------------------------------
 for threads in abc 1000; do short 0 'test accuracy'; done

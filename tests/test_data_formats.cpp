@@ -124,8 +124,8 @@ TEST(DatasetOf, HoldsBackATenth) {
   EXPECT_EQ(d.side(), 4);
   for (std::int64_t i = 0; i < 5; i++)  // picture and label stay together
     EXPECT_EQ(d.test.images.data<std::uint8_t>()[i * 32] % 3, d.test.labels.data<std::int32_t>()[i]);
-  const auto about = description(d);
-  EXPECT_EQ(about.at("dataset"), "mine");
+  const auto about = description(d.train);
+  EXPECT_EQ(about.at("pictures"), "mine train");
   EXPECT_EQ(about.at("classes"), "0\n1\n2");
   EXPECT_EQ(about.at("side"), "4");
   EXPECT_EQ(std::stof(about.at("mean")), d.train.mean[0]);

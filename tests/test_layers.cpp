@@ -1003,6 +1003,7 @@ TEST(CommandLine, HelpListsEveryOptionAndExits) {
 TEST(CommandLine, BothParsersReadTheSame) {
   for (auto parse : {&parse_command_line, &parse_plain_command_line}) {
     std::string value, log;
+    std::vector<std::string> files, *taken = nullptr;
     auto read = [&](std::vector<std::string> words) {
       value = "none", log = "";
       words.insert(words.begin(), "program");
@@ -1016,7 +1017,7 @@ TEST(CommandLine, BothParsersReadTheSame) {
       specs.push_back({"--on", "a flag", "", [&](const std::string&) { log += "on "; }, true});
       specs.push_back({"--off", "a flag", "", [&](const std::string&) { log += "off "; }, true});
       specs.push_back({"--no-on", "its opposite", "", [&](const std::string&) { log += "no-on "; }, true});
-      parse(int(argv.size()), argv.data(), "A program.", specs);
+      parse(int(argv.size()), argv.data(), "A program.", specs, taken);
     };
     read({});
     EXPECT_EQ(value + log, "none");
@@ -1051,11 +1052,16 @@ TEST(CommandLine, BothParsersReadTheSame) {
       } catch (const UsageError& e) {
         EXPECT_EQ(e.what(), text);
       }
+    taken = &files;
+    read({"a", "--value", "v", "b"});
+    EXPECT_EQ(value, "v");
+    EXPECT_EQ(files, (Words{"a", "b"}));
+    EXPECT_TRUE(refused([&] { read({"a", "--bogus"}); }, {"unknown option --bogus"}));
     char program[] = "program", word[] = "word";
     char* argv[] = {program, word};
-    EXPECT_TRUE(refused([&] { parse(2, argv, "A program without options.", {}); },
+    EXPECT_TRUE(refused([&] { parse(2, argv, "A program without options.", {}, nullptr); },
                         {"unexpected argument word: this program takes none"}));
-    EXPECT_NO_THROW(parse(1, argv, "A program without options.", {}));
+    EXPECT_NO_THROW(parse(1, argv, "A program without options.", {}, nullptr));
   }
 }
 
