@@ -7,6 +7,7 @@
 
 #include "datasets/cifar.h"
 #include "datasets/folder.h"
+#include "datasets/idx.h"
 #include "datasets/image.h"
 #include "datasets/loader.h"
 #include "datasets/mnist.h"
@@ -367,6 +368,78 @@ TEST(LoadDataset, OptionsWithoutUseAreNamed) {
 }
 
 // ---- real files, where they are ($TANDEM_DATA) ------------------------------------------------------------------------
+// Reads a damaged copy of a file: it must be refused with its path and what mends it, or give just what the good one gives
+// (a bit of a header may mean nothing). Returns whether it was refused.
+template <class Read>
+bool refuses(const fs::path& copy, const Bytes& bytes, const std::vector<double>& good, const Read& read) {
+  save(copy, bytes);
+  try {
+    EXPECT_EQ(read(copy), good);
+    return false;
+  } catch (const UsageError& e) {
+    const std::string said = e.what();
+    EXPECT_TRUE(said.starts_with(copy.string() + ":") && said.find("delete it and run") != said.npos) << said;
+    return true;
+  }
+}
+
+template <class Read>
+void expect_damage_to_be_seen(const fs::path& file, const fs::path& copy, const Read& read, std::size_t from,
+                              std::size_t to, int flips) {
+  const Bytes whole = load(file);
+  const std::vector<double> good = read(file);
+  for (std::size_t part = 0; part < 8; part++)
+    EXPECT_TRUE(refuses(copy, {whole.begin(), whole.begin() + std::ptrdiff_t(whole.size() * part / 8)}, good, read));
+  EXPECT_TRUE(refuses(copy, {whole.begin(), whole.end() - 1}, good, read));
+  Bytes longer = whole;
+  longer.push_back(0);
+  EXPECT_TRUE(refuses(copy, longer, good, read));
+  int seen = 0;
+  Philox random(1, Stream::test);
+  for (int k = 0; k < flips; k++) {
+    Bytes bad = whole;
+    const std::size_t bit = 8 * from + random.word(std::uint32_t(k)) % (8 * (std::min(to, whole.size()) - from));
+    bad[bit / 8] ^= std::uint8_t(1u << bit % 8);
+    seen += refuses(copy, bad, good, read);
+  }
+  EXPECT_GE(seen, flips * 9 / 10) << file;
+}
+
+TEST(RealFiles, DamagedIdxAndCifarFilesAreRefused) {
+  const char* root = std::getenv("TANDEM_DATA");
+  TemporaryFolder dir;
+  const fs::path there = root ? root : "", fashion = there / "fashion-mnist", cifar = there / "cifar-10-batches-bin";
+  if (!root || !fs::exists(fashion) || !fs::exists(cifar)) GTEST_SKIP() << "no data in $TANDEM_DATA";
+  const std::string source = "run datasets/get-data.sh";
+  auto idx = [&](int rank) { return [&, rank](const fs::path& p) { return read_idx(p, rank, source).values(); }; };
+  try {  // compressed: the checksum sees every bit, wherever it lies
+    expect_damage_to_be_seen(fashion / "t10k-labels-idx1-ubyte.gz", dir.file("labels.gz"), idx(1), 0, SIZE_MAX, 400);
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("zlib"), std::string::npos) << e.what();
+    GTEST_SKIP() << "built without zlib";
+  }
+  auto plain = open_bytes(fashion / "t10k-labels-idx1-ubyte.gz", source)->read_all();
+  save(dir.file("labels"), plain);
+  expect_damage_to_be_seen(dir.file("labels"), dir.file("copy"), idx(1), 0, 8, 64);  // the header, which has no spare bit
+
+  // Pixels have no checksum; a label has bounds.
+  auto records = [&](const fs::path& p) {
+    std::vector<std::uint8_t> pixels(1000 * 3072);
+    std::vector<std::int32_t> labels(1000);
+    read_cifar(*open_bytes(p, source), CifarLayout::cifar10(), 1000, pixels.data(), labels.data());
+    return std::vector<double>(labels.begin(), labels.end());
+  };
+  Bytes batch = load(cifar / "test_batch.bin");
+  batch.resize(1000 * 3073);
+  save(dir.file("batch"), batch);
+  expect_damage_to_be_seen(dir.file("batch"), dir.file("copy"), records, 0, SIZE_MAX, 0);
+  for (std::size_t record = 0; record < 1000; record += 37) {
+    Bytes bad = batch;
+    bad[record * 3073] ^= 0x40;
+    EXPECT_TRUE(refuses(dir.file("copy"), bad, {}, records)) << record;
+  }
+}
+
 TEST(RealFiles, DamageIsRefusedWithPathAndMend) {
   NEEDS_STB();
   const char* root = std::getenv("TANDEM_DATA");
