@@ -34,7 +34,7 @@ void check_replaceable(const std::string& option, const std::string& path, std::
                        const std::string& kind) {
   std::error_code none;  // devices and pipes have nothing to lose
   if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return;
-  std::string head(256, '\0');
+  std::string head(1 << 16, '\0');  // a safetensors header may begin with a thousand names of classes
   std::ifstream(path, std::ios::binary).read(head.data(), std::streamsize(head.size()));
   if (head.find(mark) == head.npos)
     refuse(option, " ", path, ": is there and holds something else than ", kind, ": choose another name");
