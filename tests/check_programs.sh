@@ -73,9 +73,9 @@ says 0 'synthetic-cifar-10: 50000 + 10000 pictures, 32 × 32, 3 channels, 10 cla
   "$build/train" --data-set cifar10 --data synthetic --model mlp --epochs 1 --val 49000
 
 # ---- A trained model at work -----------------------------------------------------------------------------------------
-short 0 "test accuracy" --checkpoint "$there/run" --export-torch "$there/mlp.safetensors"
+short 0 "test accuracy" --checkpoint "$there/trained" --export-torch "$there/mlp.safetensors"
 printf 'P5 40 30 255\n%1200s' ' ' >"$there/grey.pgm"
-for weights in run/best mlp; do
+for weights in trained/best mlp; do
   if grep -q 'stb_image off' "$build/summary"; then continue; fi
   says 0 'grey.pgm: ' "$build/predict" --weights "$there/$weights.safetensors" "$there/grey.pgm" "$there/grey.pgm" --top 2
   [ "$(grep -c ' %, .* %$' "$there/out")" -eq 2 ] || complain "predict --top 2: $(cat "$there/out")"

@@ -42,6 +42,14 @@ void* from_heap(std::size_t bytes, std::size_t alignment) {
 [[gnu::weak]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return from_heap(bytes, static_cast<std::size_t>(alignment));
 }
+// std::stable_sort asks this one.
+[[gnu::weak]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return from_heap(bytes, 0);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::weak]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::weak]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 [[gnu::weak]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
