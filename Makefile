@@ -173,7 +173,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/ucx.cpp dist/rendezvous.cpp dist/start.cpp)
+network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/rendezvous.cpp dist/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
@@ -348,7 +348,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test needs-gtest fuzz libfuzzer bench demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network drill demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 
@@ -385,6 +385,16 @@ libfuzzer: $(BUILD)/fuzz_formats
 bench: bench-step
 bench-%: $(BUILD)/bench_%
 	$< $(BENCH_ARGS)
+
+# All-reduce beside Open MPI and Gloo; the several hosts of it need root.
+bench-network: $(BUILD)/bench_network $(BUILD)/tandem-run
+	@BUILD=$(BUILD) bash tests/bench/network.sh
+
+# Accidents to training jobs: kills, stops and cut links, drawn from a seed.
+DRILLS     ?= 50
+DRILL_SEED ?= 1
+drill: $(programs)
+	@BUILD=$(BUILD) sh tests/drill.sh $(DRILLS) $(DRILL_SEED)
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:
@@ -435,6 +445,7 @@ help:
 	@echo 'make test         builds and runs all tests; the last line counts them (TESTS=Conv* for some)'
 	@echo 'make fuzz         damaged files and options on everything that reads them (SEEDED=100000 TIME=30)'
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
+	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'
 	@echo 'make packages     the Debian packages that all of this can use'

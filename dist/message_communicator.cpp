@@ -60,7 +60,7 @@ struct Group {
 class Collective : public Work::Operation {
  public:
   static constexpr std::size_t chunk_bytes = 512 << 10;
-  static constexpr std::size_t window = 4;  // chunks under way in each direction
+  static constexpr std::size_t window = 8;  // chunks under way in each direction
 
   Collective(std::shared_ptr<Group> group, const Header& header, Buffer data, Steps steps)
       : group_(std::move(group)),

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,10 +56,13 @@ struct Intent {
   std::int64_t place = -1;  // segment · 2⁴⁴ + byte in it, of a buffer from allocate()
 };
 
-struct alignas(64) Desk {  // one per rank, written by it alone but for the bell
-  std::atomic<std::uint64_t> arrived{0};
-  std::atomic<std::uint32_t> bell{0}, sleeping{0};
-  Intent intents[2];
+struct Desk {                   // one per rank, written by it alone but for the bell
+  struct alignas(64) Arrival {  // at odd and even rounds, each in a cache line
+    std::atomic<std::uint64_t> ticket{0};
+    Intent intent;
+  } arrivals[2];
+  alignas(64) std::atomic<std::uint32_t> bell{0};
+  std::atomic<std::uint32_t> sleeping{0};
 };
 constexpr std::size_t slot_bytes = 256 << 10, small_bytes = 4096;
 
@@ -99,7 +103,7 @@ class NodeOperation : public Work::Operation {
   std::uint64_t ticket_ = 0;
   bool entered_ = false;
   int slot_ = 0;
-  Clock::time_point since_ = Clock::now();
+  Clock::time_point since_;  // when others were first looked for in vain
 };
 
 class NodeCommunicator : public Communicator {
@@ -114,7 +118,7 @@ class NodeCommunicator : public Communicator {
     slots_ = arena_.get() + desks;
     new (&desks_[rank_]) Desk;
     base_->barrier().wait();
-    spins_ = int(std::thread::hardware_concurrency()) >= ranks_ ? 1000 : 0;
+    spins_ = int(std::thread::hardware_concurrency()) >= ranks_ ? 3000 : 0;
   }
 
   int rank() const override { return rank_; }
@@ -184,17 +188,17 @@ class NodeCommunicator : public Communicator {
 
   bool arrived(std::uint64_t ticket) const {
     for (int r = 0; r < ranks_; r++)
-      if (desks_[r].arrived.load(std::memory_order_acquire) < ticket) return false;
+      if (desks_[r].arrivals[ticket % 2].ticket.load(std::memory_order_acquire) < ticket) return false;
     return true;
   }
   bool front_arrived() const { return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->ticket_); }
   int last_to_arrive(std::uint64_t ticket) const {
     for (int r = 0; r < ranks_; r++)
-      if (desks_[r].arrived.load() < ticket) return r;
+      if (desks_[r].arrivals[ticket % 2].ticket.load() < ticket) return r;
     return rank_;
   }
   void arrive(std::uint64_t ticket) {
-    desks_[rank_].arrived.store(ticket);
+    desks_[rank_].arrivals[ticket % 2].ticket.store(ticket);
     for (int r = 0; r < ranks_; r++)
       if (r != rank_ && desks_[r].sleeping.load()) ring(desks_[r]);
   }
@@ -222,6 +226,7 @@ class NodeCommunicator : public Communicator {
     if (front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.ticket_))
       throw CommunicationError(
           job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
+    if (front.since_ == Clock::time_point()) front.since_ = Clock::now();
     if (std::chrono::duration<double>(Clock::now() - front.since_).count() > deadline_) {
       const int blamed = wire_->blame(job);
       throw CommunicationError(blamed, describe(front.header_) + ": " + where(last) + " has not come for " +
@@ -280,7 +285,10 @@ void NodeOperation::wait() {
   node_.try_to([&] {
     while (round_ != rounds_) {
       bool moved = node_.carry_on();
-      for (int i = 0; i < node_.spins_ && !moved; i++) moved = node_.carry_on();
+      for (int i = 1; i <= node_.spins_ && !moved; i++) {
+        if (i % 100 == 0) sched_yield();  // who is awaited may want this core
+        moved = node_.carry_on();
+      }
       if (moved) continue;
       NodeOperation& front = *node_.queue_.front();
       node_.look(front);
@@ -296,13 +304,13 @@ bool NodeOperation::step() {
   if (!entered_) {
     ticket_ = ++node_.tickets_;
     if (round_ == 0) {
-      node_.desks_[node_.rank_].intents[header_.number % 2] = {header_, node_.place_of(data_)};
+      node_.desks_[node_.rank_].arrivals[ticket_ % 2].intent = {header_, node_.place_of(data_)};
       if (header_.kind != Kind::barrier && data_.bytes() <= small_bytes) way_ = Way::small;
     }
     before();
     entered_ = true;
     node_.arrive(ticket_);
-    since_ = Clock::now();
+    since_ = {};
   }
   if (!node_.arrived(ticket_)) return false;
   if (round_ == 0) decide();
@@ -313,7 +321,7 @@ bool NodeOperation::step() {
 }
 
 void NodeOperation::decide() {
-  auto intent = [&](int r) -> const Intent& { return node_.desks_[r].intents[header_.number % 2]; };
+  auto intent = [&](int r) -> const Intent& { return node_.desks_[r].arrivals[ticket_ % 2].intent; };
   bool same_place = true;
   for (int r = 0; r < node_.ranks_; r++) {
     const Intent& theirs = intent(r);

@@ -4,6 +4,7 @@
 // seconds, and the last line says which rank failed first, and how. Nothing is left behind.
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -37,7 +38,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 struct Command {
   std::vector<Host> hosts;  // {"", n}: here
   std::string strategy, logs, ssh = "ssh", port, start_timeout;
-  bool go_on = false, check = false;
+  bool go_on = false, check = false, bind = true;
   std::vector<std::string> program;
 };
 
@@ -51,6 +52,8 @@ const char* usage =
     "  --port PORT            of rank 0, with -H (default: chosen at random; on this host any free one)\n"
     "  --start-timeout SEC    until all ranks have come (default 60)\n"
     "  --on-failure WHAT      stop (the default) ends all ranks with the first that fails; continue does not\n"
+    "  --no-bind              ranks may run on every core (default: each has its share of them, as long as there is "
+    "one)\n"
     "  --ssh COMMAND          instead of ssh\n"
     "  --check                no program: finds the ranks, sends small messages round, and shows what they run on\n";
 
@@ -69,8 +72,8 @@ Command parse(int argc, char** argv) {
       std::fputs(usage, stdout);
       std::exit(0);
     }
-    if (name == "--check") {
-      c.check = true;
+    if (name == "--check" || name == "--no-bind") {
+      (name == "--check" ? c.check : c.bind) = name == "--check";
       continue;
     }
     if (const auto equals = name.find('='); name.starts_with("--") && equals != std::string::npos) {
@@ -236,13 +239,28 @@ class Job {
         // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
-        start(number, h, set, here_only ? "" : token);
+        start(number, local, h, set, here_only ? "" : token);
       }
   }
 
   bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == this_host(); }
 
-  void start(int number, const Host& host, const std::vector<std::pair<std::string, std::string>>& set,
+  // Cores [k·c/n, (k+1)·c/n) of those that this process may use: ranks that share a core wait for each other.
+  static void take_cores(int local, int ranks) {
+    cpu_set_t allowed, mine;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    const int count = CPU_COUNT(&allowed);
+    if (ranks < 2 || ranks > count) return;
+    CPU_ZERO(&mine);
+    for (int cpu = 0, k = 0; cpu < CPU_SETSIZE; cpu++) {
+      if (!CPU_ISSET(cpu, &allowed)) continue;
+      if (k >= local * count / ranks && k < (local + 1) * count / ranks) CPU_SET(cpu, &mine);
+      k++;
+    }
+    sched_setaffinity(0, sizeof mine, &mine);
+  }
+
+  void start(int number, int local, const Host& host, const std::vector<std::pair<std::string, std::string>>& set,
              const std::string& token) {
     ranks_.emplace_back();
     Rank& r = ranks_.back();
@@ -292,6 +310,7 @@ class Job {
       if (here) {
         for (const auto& [name, value] : set) setenv(name.c_str(), value.c_str(), 1);
         if (!token.empty()) setenv("TANDEM_TOKEN", token.c_str(), 1);
+        if (c_.bind) take_cores(local, host.slots);
       }
       execvp(arguments[0], arguments.data());
       std::fprintf(stderr, "%s cannot be started: %s\n", arguments[0], std::strerror(errno));

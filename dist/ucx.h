@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "dist/channel.h"
 #include "dist/control.h"
 #include "dist/wire.h"
 
@@ -19,6 +20,9 @@ class Ucx {
   // addresses: of all ranks. nonce: the job's; messages with another one are dropped.
   virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                         std::shared_ptr<Control> control) = 0;
+  // The twin of connect() for messages that go where their header says. One worker carries either a wire or a channel.
+  virtual std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
+                                           std::shared_ptr<Control> control) = 0;
   static std::string version();
 };
 

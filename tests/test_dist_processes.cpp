@@ -11,6 +11,7 @@
 #include "dist/control.h"
 #include "dist/rendezvous.h"
 #include "dist/ucx.h"
+#include "tests/channel_server.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -362,6 +363,20 @@ TEST(Ucx, WhoLeavesIsNamed) {
   });
   EXPECT_NE(said[0].find("rank 1 on here"), std::string::npos) << said[0];
   EXPECT_NE(said[2].find("rank 1 on here"), std::string::npos) << said[2];
+}
+
+TEST(Ucx, AServerAddsUpWhatWorkersPush) {
+  for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)}) {
+    Meeting m{.ranks = 3, .set = {}};
+    all_well(m.run([&](int rank) {
+      Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+      auto ucx = Ucx::open(r.interface_address());
+      const auto addresses = r.exchange(ucx->address());
+      auto control = std::make_shared<Control>(r, names(3), m.deadlines());
+      auto c = ucx->channel(addresses, 7, control);
+      serve_or_push(*c, count, 20);
+    }));
+  }
 }
 
 }  // namespace

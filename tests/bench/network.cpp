@@ -1,0 +1,37 @@
+// All-reduce of f32 sums as a strategy uses it, in memory from allocate(): for every size a line with the bytes and the median
+// over seven batches of the seconds that one takes. The peers (peers/network_mpi.c, peers/network_gloo.py) do the same.
+//   tandem-run -n 2 bench_network BYTES…
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "dist/start.h"
+#include "layers/options.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    auto c = communicator_from_environment();
+    for (int i = 1; i < argc; i++) {
+      const std::int64_t bytes = std::atoll(argv[i]), calls = std::clamp<std::int64_t>((4 << 20) / bytes, 1, 500);
+      std::vector<float> own;
+      auto shared = c->allocate(std::size_t(bytes));
+      if (!shared) own.resize(std::size_t(bytes / 4));
+      const Buffer data{shared ? shared.get() : own.data(), bytes / 4, DType::f32};
+      std::vector<double> seconds;
+      for (int batch = -1; batch < 7; batch++) {
+        c->barrier().wait();
+        const auto begin = std::chrono::steady_clock::now();
+        for (std::int64_t k = 0; k < calls; k++) c->all_reduce(data).wait();
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        if (batch >= 0) seconds.push_back(took.count() / double(calls));  // the first one warms up
+      }
+      std::sort(seconds.begin(), seconds.end());
+      if (c->rank() == 0) std::printf("%lld %.9f\n", static_cast<long long>(bytes), seconds[3]);
+    }
+    c->barrier().wait();
+  });
+}

@@ -1,0 +1,67 @@
+// What both channels are tried with: rank 0 holds numbers; every other rank pushes additions and gets the sum back, as a
+// parameter server's workers do.
+#pragma once
+#include <cstring>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "dist/channel.h"
+
+namespace tandem::test {
+
+inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
+  enum : std::uint64_t { push = 1, answer = 2, end = 3 };
+  auto bytes_of = [](std::vector<float>& x) { return std::as_writable_bytes(std::span(x)); };
+  const int workers = c.size() - 1;
+  if (c.rank() == 0) {
+    std::vector<float> sum(count);
+    std::map<int, std::vector<float>> staged, answers;
+    std::deque<Work> sends;
+    int ended = 0, applied = 0;
+    c.on_message({.place = [&](int from, const Note& note, std::size_t) -> std::span<std::byte> {
+                    if (note[0] == end) return {};
+                    staged[from].resize(count);
+                    return bytes_of(staged[from]);
+                  },
+                  .arrived =
+                      [&](int from, const Note& note, std::span<std::byte>) {
+                        if (note[0] == end) {
+                          ended++;
+                          return;
+                        }
+                        for (std::size_t i = 0; i < count; i++) sum[i] += staged[from][i];
+                        applied++;
+                        answers[from] = sum;
+                        sends.push_back(c.send(from, {answer, note[1]}, std::as_bytes(std::span(answers[from]))));
+                      }});
+    while (ended < workers) {
+      if (!c.progress()) c.rest();
+      std::deque<Work> before;  // done() may bring new messages, and these new answers
+      before.swap(sends);
+      for (Work& w : before)
+        if (!w.done()) sends.push_back(std::move(w));
+    }
+    while (!sends.empty()) {
+      Work last = std::move(sends.front());
+      sends.pop_front();
+      last.wait();
+    }
+    require(applied == workers * pushes, applied, " pushes were applied");
+    for (float v : sum) require(v == float(workers * (workers + 1) / 2 * pushes), "the sum is ", v);
+    return;
+  }
+  std::vector<float> mine(count, float(c.rank())), now(count);
+  std::uint64_t answered = 0;
+  c.on_message({.place = [&](int, const Note&, std::size_t) { return bytes_of(now); },
+                .arrived = [&](int, const Note& note, std::span<std::byte>) { answered = note[1]; }});
+  for (std::uint64_t step = 1; step <= std::uint64_t(pushes); step++) {
+    c.send(0, {push, step}, std::as_bytes(std::span(mine))).wait();
+    while (answered != step)
+      if (!c.progress()) c.rest();
+    require(now[count - 1] >= float(step) * float(c.rank()), "the answer to push ", step, " is ", now[count - 1]);
+  }
+  c.send(0, {end}, {}).wait();
+}
+
+}  // namespace tandem::test
