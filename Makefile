@@ -306,7 +306,8 @@ endif
 
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
 light := $(if $(filter -O3,$(FLAGS)),-O1)
-$(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o: compile += $(light)
+quick := $(filter-out dist/algorithms.cpp dist/node.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
+$(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(quick:%.cpp=$(OBJ)/%.o): compile += $(light)
 
 $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
 	$(call say,$(if $(CUDA_ON),nvcc,$(CXX)) $<)$(kernel) -MMD -MP -MF $(@:.o=.d) -c $< -o $@

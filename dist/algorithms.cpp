@@ -215,6 +215,15 @@ void combine_elements(Combine combine, DType dtype, void* into, const void* from
            [&]<class T> { each(combine, static_cast<T*>(into), static_cast<const T*>(from), count); });
 }
 
+void narrow(bf16* into, const float* from, std::int64_t count) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; i++) into[i] = bf16(from[i]);
+}
+void widen(float* into, const bf16* from, std::int64_t count) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; i++) into[i] = from[i];
+}
+
 void combine_wide(Combine combine, float* into, const bf16* from, std::int64_t count) {
   each(combine, into, from, count);
 }

@@ -60,6 +60,9 @@ Algorithm choose(const std::vector<Choice>& rows, std::size_t bytes);
 
 // into[i] = combine(into[i], from[i])
 void combine_elements(Combine combine, DType dtype, void* into, const void* from, std::int64_t count);
+// To bf16, rounded, and back.
+void narrow(bf16* into, const float* from, std::int64_t count);
+void widen(float* into, const bf16* from, std::int64_t count);
 // bf16 into f32, for Steps::wide.
 void combine_wide(Combine combine, float* into, const bf16* from, std::int64_t count);
 

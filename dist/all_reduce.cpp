@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/backend.h"
+#include "dist/algorithms.h"
 
 namespace tandem {
 namespace {
@@ -34,10 +35,14 @@ class Reducer {
     {
       std::lock_guard lock(mutex_);
       queue_.push_back({data, wire});
-      open_++;
+      if (open_++ == 0) since_ = Clock::now();
     }
     changed_.notify_all();
     communicator_.wake();
+  }
+  double seconds() const {  // in which something was under way
+    std::lock_guard lock(mutex_);
+    return seconds_;
   }
   // Until all is reduced; throws what went wrong.
   void finish() {
@@ -71,13 +76,15 @@ class Reducer {
         for (const Item& item : fresh) start(works, item);
         std::int64_t closed = 0;
         while (!works.empty() && works.front().work.done()) {
-          widen(works.front());
+          UnderWay& u = works.front();
+          widen(static_cast<float*>(u.data.data), u.narrow.data(), std::int64_t(u.narrow.size()));
           works.pop_front();
           closed++;
         }
         if (closed > 0) {
           std::lock_guard lock(mutex_);
           open_ -= closed;
+          if (open_ == 0) seconds_ += std::chrono::duration<double>(Clock::now() - since_).count();
           changed_.notify_all();
         } else if (!works.empty()) {
           communicator_.rest();
@@ -94,19 +101,20 @@ class Reducer {
     UnderWay& u = works.back();
     Buffer b = item.data;
     if (item.wire == DType::bf16 && b.dtype == DType::f32) {
-      const float* wide = static_cast<const float*>(b.data);
-      u.narrow.assign(wide, wide + b.count);
+      u.narrow.resize(std::size_t(b.count));
+      narrow(u.narrow.data(), static_cast<const float*>(b.data), b.count);
       b = buffer(u.narrow);
     }
     u.work = communicator_.all_reduce(b);
   }
-  static void widen(UnderWay& u) { std::copy(u.narrow.begin(), u.narrow.end(), static_cast<float*>(u.data.data)); }
 
   Communicator& communicator_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Item> queue_;
   std::int64_t open_ = 0;  // given and not yet reduced
+  Clock::time_point since_;
+  double seconds_ = 0;
   bool end_ = false;
   std::exception_ptr failed_;
   std::thread thread_;
@@ -177,6 +185,14 @@ class AllReduce : public Strategy {
   }
 
   void request_stop() override { wish_ = true; }
+
+  std::vector<std::pair<std::string, double>> measures() const override {
+    const double all = reducer_.seconds();
+    return {{"sent_bytes", double(communicator_->bytes_sent())},
+            {"exchange_seconds", all},
+            {"exposed_seconds", exposed_},
+            {"hidden_share", all > 0 ? 1 - exposed_ / all : 0}};
+  }
 
   void merge_statistics(ParameterSpace& space) override {
     if (size() == 1 || space.statistics.elements() == 0) return;

@@ -72,8 +72,7 @@ class Collective : public Work::Operation {
     chunk_ = std::int64_t(chunk_bytes / size_of(data.dtype));
     if (data.dtype == DType::bf16 && steps_.wide_steps > 0) {
       wide_.resize(std::size_t(steps_.wide.length()));
-      const auto* narrow = reinterpret_cast<const bf16*>(data_.at(steps_.wide.begin));
-      for (std::size_t i = 0; i < wide_.size(); i++) wide_[i] = narrow[i];
+      widen(wide_.data(), reinterpret_cast<const bf16*>(data_.at(steps_.wide.begin)), steps_.wide.length());
     }
     job_.try_to([&] {
       if (header.kind != Kind::message) wire_.announce(header, group_->size());
@@ -182,10 +181,8 @@ class Collective : public Work::Operation {
     if (moved) post();
     if (in_.over() && out_.over()) {
       if (++at_ == steps_.list.size()) job_.finished++;
-      if (at_ == steps_.wide_steps && !wide_.empty()) {
-        auto* narrow = reinterpret_cast<bf16*>(data_.at(steps_.wide.begin));
-        for (std::size_t i = 0; i < wide_.size(); i++) narrow[i] = bf16(wide_[i]);
-      }
+      if (at_ == steps_.wide_steps && !wide_.empty())
+        narrow(reinterpret_cast<bf16*>(data_.at(steps_.wide.begin)), wide_.data(), steps_.wide.length());
       begin();
       return true;
     }

@@ -367,9 +367,9 @@ void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::by
   if (dtype == DType::bf16) {
     float wide[1024];
     const auto* first = reinterpret_cast<const bf16*>(from(0));
-    std::copy(first, first + count, wide);
+    widen(wide, first, count);
     for (int r = 1; r < ranks; r++) combine_wide(combine, wide, reinterpret_cast<const bf16*>(from(r)), count);
-    for (std::int64_t i = 0; i < count; i++) reinterpret_cast<bf16*>(into)[i] = bf16(wide[i]);
+    narrow(reinterpret_cast<bf16*>(into), wide, count);
     return;
   }
   if (into != from(0)) std::memcpy(into, from(0), bytes);

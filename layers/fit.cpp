@@ -757,6 +757,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                    {"stopped", std::int64_t(report.stopped)},
                    {"reason", reason},
                    {"seconds", seconds_since(run_begin)}};
+  for (const auto& [name, value] : strategy.measures()) end.push_back({name, value});
   if (!report.epochs.empty() && report.epochs.back().test_accuracy)
     end.push_back({"test_accuracy", *report.epochs.back().test_accuracy});
   metrics.write(end);

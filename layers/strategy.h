@@ -13,6 +13,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "layers/optimizer.h"
 
@@ -52,6 +54,9 @@ class Strategy {
   // A request to stop (SIGTERM, early stop) rides on the next step, so that all ranks stop at the same one.
   virtual void request_stop() { stop_ = true; }
   virtual bool stopped() const { return stop_; }
+
+  // What it measured on this rank so far, by name: for the last line of the metrics.
+  virtual std::vector<std::pair<std::string, double>> measures() const { return {}; }
 
   // The learning rate for a batch that is as many times larger as there are ranks.
   virtual double scaled_learning_rate(double rate) const { return rate; }
