@@ -25,6 +25,44 @@ struct bf16 {
   TANDEM_HD operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };
 
+// IEEE's half: 5 bits of exponent (up to 65504, down to 6e-8), 11 of precision. Rounds to nearest, ties to even; beyond the
+// largest it is infinity, which is what dynamic loss scaling looks for (core/step.h).
+struct f16 {
+  std::uint16_t bits = 0;
+  f16() = default;
+  TANDEM_HD f16(float value) {
+#if defined(__CUDA_ARCH__)
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
+    const std::uint32_t u = std::bit_cast<std::uint32_t>(value), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+    std::uint32_t h;
+    if (a > 0x7f800000u) {
+      h = 0x7e00u | ((a >> 13) & 0x1ffu);  // NaN
+    } else if (a >= 0x477ff000u) {
+      h = 0x7c00u;  // 65520 and more
+    } else if (a >= 0x38800000u) {
+      h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+    } else {  // denormal: adding 0.5 puts its last bit where a float's is, rounded
+      h = std::bit_cast<std::uint32_t>(std::bit_cast<float>(a) + 0.5f) - 0x3f000000u;
+    }
+    bits = static_cast<std::uint16_t>(sign | h);
+#endif
+  }
+  TANDEM_HD operator float() const {
+#if defined(__CUDA_ARCH__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
+    const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, a = bits & 0x7fffu;
+    if (a >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((a & 0x3ffu) << 13));
+    if (a >= 0x400u) return std::bit_cast<float>(sign | ((a << 13) + 0x38000000u));
+    const float small = static_cast<float>(a) * 0x1p-24f;  // exact
+    return sign ? -small : small;
+#endif
+  }
+};
+
 constexpr std::size_t size_of(DType t) {
   switch (t) {
     case DType::f32: case DType::i32: return 4;
@@ -49,6 +87,7 @@ constexpr const char* name_of(DType t) {
 
 template <class T> inline constexpr DType dtype_of = DType::f32;
 template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<f16> = DType::f16;
 template <> inline constexpr DType dtype_of<double> = DType::f64;
 template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;
@@ -58,12 +97,16 @@ template <class T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <class T> using Accumulator = typename AccumulatorOf<T>::type;
 
+// f16 is among them in kernels that nvcc compiles.
 // Calls f.template operator()<T>() with the C++ type behind a floating dtype: dispatch(x.dtype(), "relu", [&]<class T> { … });
 template <class F>
 decltype(auto) dispatch(DType t, const char* op, F&& f) {
   switch (t) {
     case DType::f32: return f.template operator()<float>();
     case DType::bf16: return f.template operator()<bf16>();
+#if TANDEM_TRAINS_F16
+    case DType::f16: return f.template operator()<f16>();
+#endif
     case DType::f64: return f.template operator()<double>();
     default: fail(op, ": not defined for ", name_of(t), " (cast to f32 first)");
   }

@@ -34,6 +34,8 @@ Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> 
     store.operator()<std::uint8_t>();
   else if (dtype == DType::i32)
     store.operator()<std::int32_t>();
+  else if (dtype == DType::f16)
+    store.operator()<f16>();
   else
     dispatch(dtype, "Tensor::of", store);
   Tensor t(backend, shape, dtype);
@@ -134,6 +136,8 @@ std::vector<double> Tensor::values() const {
     load.operator()<std::uint8_t>();
   else if (dtype_ == DType::i32)
     load.operator()<std::int32_t>();
+  else if (dtype_ == DType::f16)
+    load.operator()<f16>();
   else
     dispatch(dtype_, "values", load);
   return out;
@@ -151,6 +155,8 @@ double Tensor::item() const {
     load.operator()<std::uint8_t>();
   else if (dtype_ == DType::i32)
     load.operator()<std::int32_t>();
+  else if (dtype_ == DType::f16)
+    load.operator()<f16>();
   else
     dispatch(dtype_, "item", load);
   return result;

@@ -23,6 +23,7 @@ template <class F>
 void typed(DType dtype, const char* op, const F& f) {
   if (dtype == DType::f32) return f.template operator()<float>();
   if (dtype == DType::bf16) return f.template operator()<bf16>();
+  if (dtype == DType::f16) return f.template operator()<f16>();
   if (dtype == DType::f64) fail(op, ": cuda backend: f64 lives in the reference backend");
   fail(op, ": not defined for ", name_of(dtype), " (cast to f32 first)");
 }
@@ -89,7 +90,7 @@ class CudaBackend final : public Backend {
   }
   std::vector<std::string> libraries() const override { return library_paths(); }
   bool on_device() const override { return true; }
-  bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16; }
+  bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
   void* stream() const override { return queue_.stream; }
 
   // ---- memory ------------------------------------------------------------------------------------------------------

@@ -340,6 +340,7 @@ template <class F>
 void typed(DType type, const F& f) {
   if (type == DType::f32) return f.template operator()<float>();
   if (type == DType::bf16) return f.template operator()<bf16>();
+  if (type == DType::f16) return f.template operator()<f16>();
   fail("conv2d: cuda backend: not defined for ", name_of(type));
 }
 

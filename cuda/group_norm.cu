@@ -116,6 +116,7 @@ void group_norm_backward(const Grid& grid, const GroupNormShape& s, const T* x, 
                                     const float*, const float*, const NormOutputs<T>&, float*);
 TANDEM_GROUP_NORM(float)
 TANDEM_GROUP_NORM(bf16)
+TANDEM_GROUP_NORM(f16)
 #undef TANDEM_GROUP_NORM
 
 }  // namespace tandem::cuda

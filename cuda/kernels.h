@@ -1,4 +1,4 @@
-// The kernels that are ours, as functions that the host calls. T is float or bf16 (activations); parameters, statistics and
+// The kernels that are ours, as functions that the host calls. T is float, bf16 or f16 (activations); parameters, statistics and
 // losses are float. Pointers are of device memory, those called optional may be null; everything is queued on the stream
 // and nothing waits. Arithmetic is float, sums are finished in double, in a fixed order: the same bits in every run.
 #pragma once

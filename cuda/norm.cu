@@ -268,6 +268,7 @@ void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const
                                     const float*, const float*, const float*, const NormOutputs<T>&, float*);
 TANDEM_NORM(float)
 TANDEM_NORM(bf16)
+TANDEM_NORM(f16)
 #undef TANDEM_NORM
 
 }  // namespace tandem::cuda

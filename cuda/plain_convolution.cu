@@ -97,6 +97,7 @@ void plain_convolution_backward_filter(const Grid& grid, const ConvShape& s, con
   template void plain_convolution_backward_filter(const Grid&, const ConvShape&, const T*, const T*, float*, bool);
 TANDEM_PLAIN(float)
 TANDEM_PLAIN(bf16)
+TANDEM_PLAIN(f16)
 #undef TANDEM_PLAIN
 
 }  // namespace tandem::cuda

@@ -137,6 +137,7 @@ void average_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, T*
   template void average_pool_backward(const Grid&, const PoolShape&, const T*, T*, bool);
 TANDEM_POOL(float)
 TANDEM_POOL(bf16)
+TANDEM_POOL(f16)
 #undef TANDEM_POOL
 
 }  // namespace tandem::cuda

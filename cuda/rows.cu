@@ -302,8 +302,11 @@ void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool ad
   template void convert(const Grid&, std::int64_t, const T*, float*, bool);
 TANDEM_ROWS(float)
 TANDEM_ROWS(bf16)
+TANDEM_ROWS(f16)
 #undef TANDEM_ROWS
 template void convert(const Grid&, std::int64_t, const float*, bf16*, bool);
 template void convert(const Grid&, std::int64_t, const bf16*, bf16*, bool);
+template void convert(const Grid&, std::int64_t, const float*, f16*, bool);
+template void convert(const Grid&, std::int64_t, const f16*, f16*, bool);
 
 }  // namespace tandem::cuda

@@ -16,10 +16,10 @@ void Accumulation::begin(const Batch& batch) {
   optimizer_.stage();
 }
 
-bool Accumulation::backward(const Variable& loss, const Batch& batch) {
+bool Accumulation::backward(const Variable& loss, const Variable& scaled, const Batch& batch) {
   if (count_ == 0) space_.zero_gradients();  // also when a step that was half done is done again
   const bool due = (batch.index + 1) % batches_ == 0 || batch.index + 1 == per_epoch_;
-  space_.backward(loss, double(batch.size()) / double(batches_ == 1 ? batch.over_ranks() : 1), due);
+  space_.backward(scaled, double(batch.size()) / double(batches_ == 1 ? batch.over_ranks() : 1), due);
   if (count_ == 0)
     loss_ = loss.value();
   else {

@@ -21,7 +21,8 @@ class Accumulation {
   // Before the forward pass: stages the optimizer. The gradients of a finished step are forgotten.
   void begin(const Batch& batch);
   // loss: the mean over this batch. True when the step is due.
-  bool backward(const Variable& loss, const Batch& batch);
+  bool backward(const Variable& loss, const Batch& batch) { return backward(loss, loss, batch); }
+  bool backward(const Variable& loss, const Variable& scaled, const Batch& batch);  // by the scaled loss (loss scaling)
   const Tensor& loss() const { return loss_; }  // of the step so far; not finite when one of its batches' was not
 
  private:

@@ -617,7 +617,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
         observer.tape(l);
         {
           Observer::Phase phase(observer, "backward");
-          due = accumulation.backward(l, batch);
+          due = accumulation.backward(l, optimizer.scaled(l), batch);
         }
         exchange.after_backward();
         tally.add(l.value(), double(batch.size()));
@@ -666,7 +666,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       Tally::Sums sums;
       if (looks) {
         if (due)
-          if (StepState state = optimizer.read_state(); state.not_finite)
+          if (StepState state = optimizer.read_state(); state.not_finite == 1)
             give_up(static_cast<std::int64_t>(state.step), batch.index);
         sums = tally.read();
         if (first_loss == 0) first_loss = sums.last;

@@ -5,6 +5,7 @@
 // to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is not finite
 // sets a flag there, and from then on nothing is applied until the caller has looked.
 #pragma once
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,8 @@ class Optimizer {
   void epoch(std::uint32_t epoch) { host_.epoch = epoch; }
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next stage() on.
   void gradients_are_sums_of(double samples) { host_.gradient_average = static_cast<float>(1 / samples); }
+  std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
+  Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
 
   // The whole of it for one machine: stage(), and after backward step(). `loss`, if given, must be finite too.

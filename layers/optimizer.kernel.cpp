@@ -13,15 +13,44 @@ struct Judge {
   const T* sum_of_squares;
   const T* loss;  // may be null
   float clip;
+  bool scaled;
+  LossScaling scaling;
   TANDEM_HD void operator()(std::int64_t) const {
     T sum = *sum_of_squares;
-    bool finite = sum - sum == 0 && (!loss || *loss - *loss == 0);
-    if (!finite) state->not_finite = 1;
-    if (state->not_finite) return;
-    float norm = static_cast<float>(std::sqrt(sum)) * state->gradient_average;
-    state->gradient_scale = state->gradient_average * (clip > 0 && norm > clip ? clip / norm : 1.f);
+    const float average = scaled ? state->gradient_average / state->loss_scale : state->gradient_average;
+    if (loss && !(*loss - *loss == 0)) {  // no scale is to blame for that
+      state->not_finite = 1;
+      return;
+    }
+    if (!judge_step(*state, sum - sum == 0, scaled, scaling)) return;
+    float norm = static_cast<float>(std::sqrt(sum)) * average;
+    state->gradient_scale = average * (clip > 0 && norm > clip ? clip / norm : 1.f);
     state->step++;
   }
+};
+
+template <class T>
+struct TimesLossScale {
+  const StepState* state;
+  const T* x;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t i) const { y[i] = x[i] * T(state->loss_scale); }
+};
+
+// y = x · loss_scale, and the same for the gradient.
+struct LossScaleNode : Node {
+  static constexpr auto name = "loss_scale";
+  Tensor state;
+  explicit LossScaleNode(Tensor s) : Node(name), state(std::move(s)) {}
+  static Tensor times(const Tensor& x, const Tensor& state) {
+    Tensor y = Tensor::like(x);
+    dispatch_wide(x.dtype(), name, [&]<class T> {
+      launch(x.backend(), x.elements(),
+             TimesLossScale<T>{reinterpret_cast<const StepState*>(state.raw()), x.data<T>(), y.write<T>()});
+    });
+    return y;
+  }
+  void backward(Tensor dy, std::span<Sink> sinks) override { sinks[0].give(times(dy, state)); }
 };
 
 template <class T, bool momentum, bool nesterov>
@@ -62,6 +91,7 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
   host_ = {};
   host_.seed = seed;
+  if (loss_scaling) host_.loss_scale = loss_scaling->first;
   backend.upload(state_.raw_write(), &host_, sizeof host_);
   allocate();
   stage();
@@ -85,11 +115,17 @@ void Optimizer::measure(Range range, bool add) {
   space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
 
+Variable Optimizer::scaled(const Variable& loss) const {
+  if (!loss_scaling) return loss;
+  return record<LossScaleNode>(LossScaleNode::times(loss.value(), state_), {&loss}, {}, state_);
+}
+
 void Optimizer::judge(const Tensor* loss) {
   auto* state = reinterpret_cast<StepState*>(state_.raw_write());
   dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
     launch(space_->backend(), 1,
-           Judge<T>{state, sums_.data<T>(), loss ? loss->data<T>() : nullptr, static_cast<float>(clip_norm)});
+           Judge<T>{state, sums_.data<T>(), loss ? loss->data<T>() : nullptr, static_cast<float>(clip_norm),
+                    loss_scaling.has_value(), loss_scaling.value_or(LossScaling())});
   });
 }
 

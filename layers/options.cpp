@@ -117,13 +117,15 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                      o.device = v;
                    }});
   specs.push_back(
-      {"--dtype", "f32, or bf16 activations with f32 parameters", name_of(o.dtype), [&](const std::string& v) {
+      {"--dtype", "of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32", name_of(o.dtype), [&](const std::string& v) {
          if (v == "f32")
            o.dtype = DType::f32;
          else if (v == "bf16")
            o.dtype = DType::bf16;
+         else if (v == "f16")
+           o.dtype = DType::f16;
          else
-           bad("--dtype", v, "f32 or bf16");
+           bad("--dtype", v, "f32, bf16 or f16");
        }});
   // More threads than cores only wait for each other; the bound catches the slip of a finger.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
@@ -153,6 +155,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   text("--tensorboard", o.exchange.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
   flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
   flag("--exact-conv", o.exact_conv, true, "no Winograd convolution");
+  flag("--tf32", o.tf32, true, "f32 products with 10 bits of precision, on a GPU's tensor cores");
   for (const std::string& name : only)
     require(std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; }),
             "parse_options: there is no option ", name);
@@ -182,6 +185,7 @@ std::unique_ptr<Optimizer> make_optimizer(const Options& o) {
                                                  .momentum = o.momentum,
                                                  .nesterov = o.nesterov,
                                                  .weight_decay = o.weight_decay});
+  if (o.dtype == DType::f16) optimizer->loss_scaling.emplace();
   optimizer->clip_norm = o.clip;
   return optimizer;
 }
@@ -233,6 +237,12 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
     throw UsageError(std::string("--dtype ") + name_of(o.dtype) + ": not supported by " + backend->description());
   backend->deterministic(o.deterministic);
   backend->exact_convolution(o.exact_conv);
+  if (o.tf32 && !backend->on_device()) throw UsageError("--tf32 is for --device cuda");
+  backend->tf32(o.tf32);
+  if (backend->on_device()) {  // two libraries of one name on a machine are found out here
+    std::fprintf(stderr, "%s\n", backend->description().c_str());
+    for (const std::string& file : backend->libraries()) std::fprintf(stderr, "  %s\n", file.c_str());
+  }
   return backend;
 }
 

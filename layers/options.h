@@ -48,7 +48,7 @@ struct Options {
   int log_every = 0;
   ObserveOptions observe = {};
   bool overfit_batch = false;
-  bool deterministic = false, exact_conv = false;
+  bool deterministic = false, exact_conv = false, tf32 = false;
   std::set<std::string> given = {};  // the names that were on the command line
 };
 

@@ -22,8 +22,22 @@ struct Blocks {
   }
 };
 
+// A device has a thread for each element, so that neighbours read neighbours.
+template <class Update>
+struct Elements {
+  Update update;
+  std::int64_t begin;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    if (update.state->not_finite) return;
+    Update u = update;
+    if constexpr (requires { u.begin(i); }) u.begin((begin + i) / ParameterSpace::alignment);
+    u(begin + i);
+  }
+};
+
 template <class Update>
 void update_blocks(ParameterSpace& space, Range range, const Update& update) {
+  if (space.backend().on_device()) return launch(space.backend(), range.length(), Elements<Update>{update, range.begin});
   launch_blocks(space.backend(), range.length() / ParameterSpace::alignment, Blocks<Update>{update, range.begin});
 }
 

@@ -28,7 +28,9 @@ const Grid grid{nullptr, 5};
 template <class T>
 struct CudaKernels : testing::Test {
   std::unique_ptr<Backend> reference = reference_backend();
-  static constexpr double tolerance = sizeof(T) == 4 ? 3e-6 : 0x1p-7;
+  static constexpr bool half = std::is_same_v<T, f16>;
+  static constexpr double tolerance = sizeof(T) == 4 ? 3e-6 : half ? 0x1p-10 : 0x1p-7;
+  static constexpr DType oracle = half ? DType::f32 : dtype_of<T>;  // the reference backend has no f16
   static Values rounded(Values v) {
     for (double& x : v) x = double(Accumulator<T>(T(float(x))));
     return v;
@@ -36,12 +38,12 @@ struct CudaKernels : testing::Test {
   Values pictures(const std::string& name, std::int64_t n, double low = -1, double high = 1) {
     return rounded(numbers(name, n, low, high));
   }
-  Tensor tensor(const Values& v, const Shape& s) { return Tensor::of(*reference, s, v, dtype_of<T>); }
+  Tensor tensor(const Values& v, const Shape& s) { return Tensor::of(*reference, s, v, oracle); }
   Tensor wide(const Values& v) { return Tensor::of(*reference, {std::int64_t(v.size())}, v); }
   Tensor whole(const std::vector<std::int32_t>& v) {
     return Tensor::of(*reference, {std::int64_t(v.size())}, Values(v.begin(), v.end()), DType::i32);
   }
-  Tensor room(const Shape& s, bool f32 = false) { return Tensor(*reference, s, f32 ? DType::f32 : dtype_of<T>); }
+  Tensor room(const Shape& s, bool f32 = false) { return Tensor(*reference, s, f32 ? DType::f32 : oracle); }
 
   // Runs it three times, with the threads in three orders, and returns what it gave; the three must be equal bit for bit.
   static std::vector<Values> in_any_order(const std::function<std::vector<Values>()>& run) {
@@ -60,7 +62,7 @@ struct CudaKernels : testing::Test {
     return first;
   }
 };
-using Types = testing::Types<float, bf16>;
+using Types = testing::Types<float, bf16, f16>;
 TYPED_TEST_SUITE(CudaKernels, Types);
 
 std::size_t scratch_for(int sums, std::int64_t channels) {
