@@ -45,7 +45,7 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
   MAKEFLAGS += -j$(shell nproc)
 endif
 # Goals that compile nothing must work before there is a compiler; with only those, nothing below writes or fails.
-compiling := $(filter-out help clean uninstall packages packages-demo demo check-deps,$(or $(MAKECMDGOALS),all))
+compiling := $(filter-out help clean uninstall packages packages-demo demo check-deps gpu-check,$(or $(MAKECMDGOALS),all))
 
 comma  := ,
 space  := $() $()
@@ -349,7 +349,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network drill demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network drill gpu-check demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 
@@ -396,6 +396,10 @@ DRILLS     ?= 50
 DRILL_SEED ?= 1
 drill: $(programs)
 	@BUILD=$(BUILD) sh tests/drill.sh $(DRILLS) $(DRILL_SEED)
+
+# Checks and measures on the GPU of this machine: STAGE=ops, train or bench (tests/gpu_check.sh).
+gpu-check:
+	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(STAGE)
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:
@@ -447,6 +451,7 @@ help:
 	@echo 'make fuzz         damaged files and options on everything that reads them (SEEDED=100000 TIME=30)'
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
+	@echo 'make gpu-check    STAGE=ops, train or bench: what only a machine with a GPU can tell'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'
 	@echo 'make packages     the Debian packages that all of this can use'

@@ -26,6 +26,7 @@ struct Augment {
   int pad_crop = 0;    // surround with this many black pixels, then cut the old size out of it at random
   bool flip = false;   // mirror left and right, with probability one half
   int cutout = 0;      // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
+  bool alternate = false;  // with flip: mirrored in every other epoch instead, which half of them first is drawn once
 
   // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.
   static Augment usual(int side) { return {.pad_crop = std::min(std::max(4, side / 8), side - 1), .flip = true}; }
@@ -70,6 +71,7 @@ struct Crop {
 };
 TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint32_t epoch, std::int32_t sample) {
   Words r = Philox(seed, Stream::augment, epoch, std::uint32_t(sample)).block(0);
+  if (a.alternate) r.w[2] = Philox(seed, Stream::augment, 0, std::uint32_t(sample)).block(0).w[2] ^ (epoch << 31);
   std::uint64_t choices = 2 * std::uint64_t(a.pad_crop) + 1;
   return {std::int32_t((r.w[0] * choices) >> 32) - a.pad_crop, std::int32_t((r.w[1] * choices) >> 32) - a.pad_crop,
           a.flip && (r.w[2] >> 31)};

@@ -343,6 +343,18 @@ TEST_F(LoaderTest, AugmentationIsEvenlySpread) {
   EXPECT_NEAR(moved, n * 8 / 9.0, 5 * 44.5);
 }
 
+TEST(LoaderAugment, AlternatingFlipsMirrorEveryPictureInEveryOtherEpoch) {
+  const Augment a{.flip = true, .alternate = true};
+  int first = 0;
+  for (std::int32_t sample = 0; sample < 1000; sample++) {
+    const bool flipped = draw_crop(a, 7, 0, sample).flip;
+    first += flipped;
+    for (std::uint32_t epoch = 1; epoch < 6; epoch++)
+      ASSERT_EQ(draw_crop(a, 7, epoch, sample).flip, flipped != (epoch % 2 == 1));
+  }
+  EXPECT_NEAR(first, 500, 5 * 16);
+}
+
 // A picture is augmented alike whatever rank or batch it comes in.
 TEST_F(LoaderTest, AugmentationDoesNotDependOnRanks) {
   Pictures p = patterned(60);
