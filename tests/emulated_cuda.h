@@ -8,6 +8,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <cudnn.h>
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -52,7 +53,7 @@ class Block {
         if (threads_[t].state == State::ready) {
           any = true;
           current_ = t;
-          swapcontext(&scheduler_, &threads_[t].context);
+          enter(threads_[t]);
         }
       any |= release();
     }
@@ -82,7 +83,9 @@ class Block {
   enum class State { ready, barrier, shuffle, done };
   struct Thread {
     uint3 index;
-    ucontext_t context{};
+    ucontext_t context{};  // to begin with
+    jmp_buf place = {};    // to go on at: changing over by jumps costs no system call
+    bool begun = false;
     State state = State::ready;
     int shuffles = 0;
     std::uint64_t value[2] = {};
@@ -104,17 +107,23 @@ class Block {
     getcontext(&context);
     context.uc_stack.ss_sp = memory;
     context.uc_stack.ss_size = stack;
-    context.uc_link = &scheduler_;
     makecontext(&context, &Block::body, 0);
   }
   static void body() {
     here().kernel_();
     here().threads_[here().current_].state = State::done;
+    _longjmp(here().scheduler_, 1);
+  }
+  __attribute__((noinline)) void enter(Thread& t) {
+    if (_setjmp(scheduler_)) return;
+    if (t.begun) _longjmp(t.place, 1);
+    t.begun = true;
+    setcontext(&t.context);
   }
   void wait(State what) {
     Thread& t = threads_[current_];
     t.state = what;
-    swapcontext(&t.context, &scheduler_);
+    if (!_setjmp(t.place)) _longjmp(scheduler_, 1);
   }
   // Lets go on who waits for nobody any more: a whole warp at a shuffle, all that are left at a barrier.
   bool release() {
@@ -135,7 +144,7 @@ class Block {
 
   std::function<void()> kernel_;
   std::vector<Thread> threads_;
-  ucontext_t scheduler_{};
+  jmp_buf scheduler_;
   std::size_t current_ = 0;
 };
 
