@@ -31,6 +31,11 @@ two=$(sed -n 's/.*test accuracy \([0-9.]*\).*/\1/p' "$there/out" | head -n 1)
 awk -v a="$one" -v b="$two" 'BEGIN { exit !(a - b < 1 && b - a < 1) }' || complain "one process $one %, two ranks $two %"
 says 0 '2 ranks, all-reduce: batch 128 = 2 × 64, lr 0.05 → 0.1' "$build/tandem-run" -n 2 $(train) --batch 64
 says 0 '3 ranks, all-reduce (bf16)' env TANDEM_WIRE=bf16 "$build/tandem-run" -n 3 $(train) --batch 64
+# What two ranks began three go on with, and then one.
+says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --global-batch 48 --checkpoint "$there/run"
+long=$(train | sed 's/--epochs 1/--epochs 2/')
+says 0 'ranks was 2 and is 3' "$build/tandem-run" -n 3 $long --global-batch 48 --resume "$there/run"
+says 0 'ranks was 3 and is 1' $(echo "$long" | sed 's/--epochs 2/--epochs 3/') --global-batch 48 --resume "$there/run"
 if command -v mpirun >/dev/null; then
   root=$([ "$(id -u)" -eq 0 ] && echo --allow-run-as-root)
   says 0 '2 ranks, all-reduce: batch 128' mpirun $root --oversubscribe -np 2 $(train) --batch 64
