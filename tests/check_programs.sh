@@ -30,11 +30,17 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10 train; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10 train airbench; do
   says 0 '--help' "$build/$program" --help
   says 2 'unexpected argument word' "$build/$program" word
   says 2 'unknown option --bogus' "$build/$program" --bogus word
 done
+
+# ---- Without a GPU: one line with the cause, and never a training on the CPU instead -------------------------------------
+if ! [ -e /dev/nvidia0 ]; then
+  says 2 'train: --device cuda: ' "$build/train" --data synthetic --device cuda
+  says 2 '--tf32 is for --device cuda' "$build/train" --data synthetic --tf32
+fi
 
 # ---- What they refuse before they train ------------------------------------------------------------------------------
 short 2 '--epochs is given twice (1 and 2)' --epochs 2

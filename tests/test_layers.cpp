@@ -919,7 +919,7 @@ TEST(CommandLine, BadValuesAreNamed) {
   EXPECT_TRUE(usage({"--label-smoothing", "1"}, {"--label-smoothing"}));
   EXPECT_TRUE(usage({"--model", "vgg"}, {"--model", "vgg", "resnet18"}));
   EXPECT_TRUE(usage({"--schedule", "linear"}, {"--schedule", "linear", "cosine"}));
-  EXPECT_TRUE(usage({"--dtype", "f16"}, {"--dtype", "bf16"}));
+  EXPECT_TRUE(usage({"--dtype", "f8"}, {"--dtype", "bf16"}));
   EXPECT_TRUE(usage({"--device", "tpu"}, {"--device", "cuda"}));
   EXPECT_TRUE(usage({"--seed", "-1"}, {"--seed"}));
 }
