@@ -1,5 +1,10 @@
 #include "core/files.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -38,6 +43,34 @@ void check_replaceable(const std::string& option, const std::string& path, std::
   std::ifstream(path, std::ios::binary).read(head.data(), std::streamsize(head.size()));
   if (head.find(mark) == head.npos)
     refuse(option, " ", path, ": is there and holds something else than ", kind, ": choose another name");
+}
+
+namespace {
+
+// /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
+std::string holder_of(int descriptor) {
+  struct stat s {};
+  fstat(descriptor, &s);
+  std::string inode = ":";
+  inode += std::to_string(s.st_ino);
+  std::ifstream locks("/proc/locks");
+  for (std::string number, kind, advisory, mode, process, place, rest;
+       locks >> number >> kind >> advisory >> mode >> process >> place && std::getline(locks, rest);)
+    if (kind == "FLOCK" && place.ends_with(inode) && process != "0")
+      return " (process " + process + ")";
+  return "";
+}
+
+}  // namespace
+
+void FileLock::take(const std::string& path, const std::string& name, const std::string& does) {
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ >= 0 && flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    refuse(name, ": another run", holder_of(descriptor_), " ", does);
+}
+
+FileLock::~FileLock() {
+  if (descriptor_ >= 0) close(descriptor_);
 }
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Whole text files.
+// Whole text files, and locks on files and folders.
 #pragma once
 #include <string>
 #include <string_view>
@@ -10,9 +10,23 @@ namespace tandem {
 void write_file(const std::string& path, std::string_view text);
 std::string read_file(const std::string& path);  // throws UsageError when there is no such file, or it cannot be read
 
-// Throws UsageError, beginning with `option`, when `path` is a file that holds something and not `mark` among its first 256
-// bytes: what is not a `kind` written earlier was named by mistake, and must not be lost.
+// Throws UsageError, beginning with `option`, when `path` is a file that holds something and not `mark` among its first 64 KiB:
+// what is not a `kind` written earlier was named by mistake, and must not be lost.
 void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
                        const std::string& kind);
+
+// Keeps a second process out of a file or folder. The kernel lets go when the process ends, however it ends, and nothing is left
+// behind.
+class FileLock {
+ public:
+  FileLock() = default;
+  FileLock(const FileLock&) = delete;
+  ~FileLock();
+  // Throws UsageError when another process has it: "NAME: another run (process 17) DOES". Where there are no locks, none is taken.
+  void take(const std::string& path, const std::string& name, const std::string& does);
+
+ private:
+  int descriptor_ = -1;
+};
 
 }  // namespace tandem

@@ -130,12 +130,14 @@ Extent pnm(const Reader& r) {
       v = 10 * std::max<std::int64_t>(v, 0) + r.bytes[at] - '0';
       if (v > 65535) break;
     }
-    if (v < 1 || v > 65535) r.file.reject("a PNM header without its numbers");
+    if (v < 1) r.file.reject("a PNM header without its numbers");
+    if (v > 65535) r.file.mistaken("a PNM header with a number above 65535");
     return v;
   };
   const std::int64_t width = number(), height = number(), most = number();
   // stb_image 2.27 reads beyond its memory where it converts the channels of 16-bit PNM.
   if (most > 255) r.file.mistaken("a PNM of 16 bits a channel, expected 8");
+  if (most < 255) r.file.mistaken("a PNM whose largest value is ", most, ", expected 255");  // stb would not scale it
   const std::uint64_t channels = r.bytes[1] == '6' ? 3 : 1;
   const Extent found = r.extent(height, width, 1);
   r.need(at + 1 + std::uint64_t(height * width) * channels);

@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
     Options o = parse_options(argc, argv, "A user's own training loop.",
                               {.model = "lenet5", .epochs = 1, .learning_rate = 0.05},
                               {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype",
-                               "--checkpoint", "--resume"});
+                               "--checkpoint"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
     Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);
@@ -26,9 +26,10 @@ int main(int argc, char** argv) {
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(space);
 
-    RunPosition at;
-    if (!o.resume.empty()) at = load_checkpoint(o.resume + "/last.safetensors", {space, sgd});
+    RunPosition at;  // with --checkpoint FOLDER it goes on where it was
+    const std::filesystem::path file = std::filesystem::path(o.checkpoint) / "own_loop.safetensors";
     if (!o.checkpoint.empty()) std::filesystem::create_directories(o.checkpoint);
+    if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {space, sgd});
     while (at.epoch < o.epochs) {
       double sum = 0;
       train.start(at.epoch);
@@ -45,7 +46,7 @@ int main(int argc, char** argv) {
       Evaluation e = evaluate(*model, test);
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sum / double(train.batches_per_epoch()),
                   100 * e.accuracy);
-      if (!o.checkpoint.empty()) save_checkpoint(o.checkpoint + "/last.safetensors", {space, sgd}, at);
+      if (!o.checkpoint.empty()) save_checkpoint(file, {space, sgd}, at);
     }
   });
 }

@@ -18,7 +18,13 @@ int main(int argc, char** argv) {
     auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
     parse_command_line(argc, argv, "Says what is on pictures: predict --weights FILE PICTURE…",
                        {{"--weights", "a checkpoint, or a file of --export-torch", "", into(weights)},
-                        {"--model", "its model, where the file does not say: " + model_names(), "", into(model)},
+                        {"--model", "its model, where the file does not say: " + model_names(), "", [&](const std::string& name) {
+                          try {
+                            check_model_name(model = name);
+                          } catch (const Error& e) {
+                            refuse("--model: ", e.what());
+                          }
+                        }},
                         {"--top", "how many classes to print for a picture", top, into(top)}},
                        &files);
     if (weights.empty()) refuse("with which weights? Name a checkpoint with --weights");
@@ -33,7 +39,7 @@ int main(int argc, char** argv) {
 
     std::vector<std::uint8_t> pixels(files.size() * std::size_t(bytes));
     for (std::size_t i = 0; i < files.size(); i++) {
-      auto file = open_bytes(files[i], {"make it again", "make it again"});
+      auto file = open_bytes(files[i], {"look at its name", "make it again"});
       fit_square(decode_image(*file, channels), side, pixels.data() + i * std::size_t(bytes));
     }
     const auto probabilities = classify(pixels);

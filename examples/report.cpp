@@ -13,24 +13,12 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     std::vector<std::string> paths;
     std::string output, title;
-    for (int i = 1; i < argc; i++) {
-      const std::string word = argv[i];
-      if (word == "--help" || word == "-h") {
-        std::printf("report RUN.jsonl… [-o report.html] [--title TEXT]: one page about runs, side by side.\n");
-        return;
-      }
-      if (word == "-o" || word == "--title") {
-        if (++i == argc) refuse(word, " needs a value");
-        std::string& value = word == "-o" ? output : title;
-        if (!value.empty()) refuse(word, " is given twice (", value, " and ", argv[i], ")");
-        value = argv[i];
-      } else if (word.starts_with("-")) {
-        refuse("unknown option ", word, " (there are -o FILE and --title TEXT)");
-      } else {
-        paths.push_back(word);
-      }
-    }
+    auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
+    parse_command_line(argc, argv, "One page about runs, side by side: report RUN.jsonl…",
+                       {{"-o", "the page", "report.html", into(output)}, {"--title", "its title", "", into(title)}},
+                       &paths);
     if (output.empty()) output = "report.html";
+    check_replaceable("-o", output, R"(name="generator" content="Tandem")", "a page of report");
     std::error_code none;
     for (std::size_t i = 0; i < paths.size(); i++) {
       if (std::filesystem::equivalent(paths[i], output, none))

@@ -1,8 +1,5 @@
 #include "layers/fit.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,6 +13,7 @@
 #include "core/atomic_file.h"
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/files.h"
 #include "layers/accumulation.h"
 #include "layers/metrics.h"
 #include "layers/options.h"
@@ -28,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// Ctrl-C and SIGTERM ask for a stop at the next step; the second of either ends the program at once.
+// Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program at once.
 volatile std::sig_atomic_t stop_signal = 0;
 int stopped_by = 0;
 
@@ -45,7 +43,7 @@ class StopOnSignal {
     struct sigaction action {};
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;
-    for (auto [number, before] : {std::pair{SIGINT, &interrupt_}, {SIGTERM, &terminate_}}) {
+    for (auto [number, before] : {std::pair{SIGINT, &interrupt_}, {SIGTERM, &terminate_}, {SIGHUP, &hang_up_}}) {
       sigaction(number, &action, before);
       if (before->sa_handler == SIG_IGN) sigaction(number, before, nullptr);  // in the background, under nohup
     }
@@ -53,6 +51,7 @@ class StopOnSignal {
   ~StopOnSignal() {
     sigaction(SIGINT, &interrupt_, nullptr);
     sigaction(SIGTERM, &terminate_, nullptr);
+    sigaction(SIGHUP, &hang_up_, nullptr);
   }
 
  private:
@@ -67,7 +66,7 @@ class StopOnSignal {
     }
   }
   struct sigaction interrupt_ {
-  }, terminate_{};
+  }, terminate_{}, hang_up_{};
 };
 
 // At most ten times a second on a terminal, where the line renews itself; silent otherwise until the epoch's own line.
@@ -201,6 +200,7 @@ class OneBatch : public BatchSource {
     b.index = index;
     return b;
   }
+  std::map<std::string, std::string> description() const override { return source_.description(); }
   // Prints what the steps tell. Throws Error unless that is that the model learns.
   // `right`: the share of the pictures that the last step had right; with label smoothing the loss alone stays high.
   static void judge(double first, double last, double right, std::int64_t took, bool all) {
@@ -209,7 +209,7 @@ class OneBatch : public BatchSource {
     const char* verdict = unknown
                               ? "that cannot tell whether the model learns: begin with new weights, whose loss can fall"
                           : last < near_zero ? "the model can learn"
-                          : learns ? "it learns, but not to zero: dropout and label smoothing do that, or --lr"
+                          : learns ? "it learns, but not to zero: dropout, label smoothing and mixup do that, or --lr"
                           : !all   ? "that cannot tell whether the model learns: too few steps were made"
                                    : "the model does NOT learn: look at --lr, the labels and the model";
     char text[300];
@@ -223,36 +223,6 @@ class OneBatch : public BatchSource {
   BatchSource& source_;
   Batch batch_;
   std::int64_t epoch_ = 0, next_ = 0;
-};
-
-// Keeps a second run out of a folder. The kernel lets go when the process ends, however it ends, and nothing is left behind.
-class FolderLock {
- public:
-  FolderLock() = default;
-  FolderLock(const FolderLock&) = delete;
-  ~FolderLock() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  void take(const std::string& option, const std::string& folder) {
-    descriptor_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor_ < 0 || flock(descriptor_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
-    const std::string holder = held_by();
-    refuse(option, " ", folder, ": another run", holder.empty() ? "" : " (process " + holder + ")",
-           " writes its checkpoints there: wait for its end, or choose another folder");
-  }
-
- private:
-  // /proc/locks: "1: FLOCK  ADVISORY  WRITE 24280 fe:00:10952785 0 EOF".
-  std::string held_by() const {
-    struct stat s {};
-    fstat(descriptor_, &s);
-    std::ifstream locks("/proc/locks");
-    for (std::string number, kind, advisory, mode, process, place, rest;
-         locks >> number >> kind >> advisory >> mode >> process >> place && std::getline(locks, rest);)
-      if (kind == "FLOCK" && place.ends_with(":" + std::to_string(s.st_ino)) && process != "0") return process;
-    return "";
-  }
-  int descriptor_ = -1;
 };
 
 // The files of a run: last.safetensors and best.safetensors in a folder.
@@ -279,7 +249,7 @@ class CheckpointFiles {
     std::filesystem::create_directories(folder_, none);
     if (access(folder_.c_str(), W_OK) != 0)
       refuse(option_, " ", folder_, ": cannot be written: ", std::strerror(errno));
-    lock_.take(option_, folder_);
+    lock_.take(folder_, option_ + " " + folder_, "writes its checkpoints there: wait for its end, or choose another folder");
     check_strangers();  // once more: the run that held the folder may have ended just now
     AtomicFile can_be_written(last());
   }
@@ -322,7 +292,7 @@ class CheckpointFiles {
   }
   std::string from_, folder_, option_;
   bool speaks_;
-  FolderLock lock_;
+  FileLock lock_;
 };
 
 std::string text_of(double v) {
@@ -544,7 +514,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   }
   const std::int64_t began = at.step;
 
-  MetricsFile metrics(speaks ? options.metrics : "", files.resumes(), at.run);
+  // What may still be refused comes before the first line is written; a run with nothing left to do writes none.
+  const std::int64_t last_step =
+      options.stop_after > 0 ? std::min(options.stop_after, std::int64_t(total)) : std::int64_t(total);
+  Observer observer(options.observe, backend, strategy.rank(), at.step, last_step);
+  MetricsFile metrics(speaks && over.empty() ? options.metrics : "", files.resumes(), at.run);
   metrics.write({{"event", std::string(files.resumes() ? "resume" : "start")},
                  {"run", at.run},
                  {"parameters", space.parameters()},
@@ -566,9 +540,6 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   // A device is asked for its flag and its loss every few steps, since asking waits for it; on the host looking is free.
   const std::int64_t look_every = backend.records() && !one_batch ? 16 : 1;
   double first_loss = 0, last_loss = 0, last_correct = 0;
-  const std::int64_t last_step =
-      options.stop_after > 0 ? std::min(options.stop_after, std::int64_t(total)) : std::int64_t(total);
-  Observer observer(options.observe, backend, strategy.rank(), at.step, last_step);
   OnLane lane(observer.trace(), "step");
   if (options.observe.summary && speaks) observer.before(model, data.train.make(0, 0).images, state_of(training));
   const auto run_begin = Clock::now();
@@ -741,7 +712,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (at.ended) stop("no better since epoch " + std::to_string(at.best_epoch));
   }
   stopped_by = report.stopped ? stop_signal : 0;
-  if (stopped_by) reason = stopped_by == SIGINT ? "SIGINT" : "SIGTERM";
+  if (stopped_by) reason = stopped_by == SIGINT ? "SIGINT" : stopped_by == SIGHUP ? "SIGHUP" : "SIGTERM";
   if (report.stopped && over.empty()) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
   observer.end();

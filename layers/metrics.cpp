@@ -1,5 +1,7 @@
 #include "layers/metrics.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -44,11 +46,16 @@ std::string run_in(const std::string& path) {
 MetricsFile::MetricsFile(const std::string& path, bool append, const std::string& run) : path_(path) {
   if (path.empty()) return;
   check_replaceable("--metrics", path, R"({"event":)", "metrics");
-  if (std::error_code none; append && !run.empty() && std::filesystem::is_regular_file(path, none) &&
+  std::error_code none;
+  if (append && !run.empty() && std::filesystem::is_regular_file(path, none) &&
                             std::filesystem::file_size(path, none) && run_in(path) != run)
     refuse("--metrics ", path, ": holds the metrics of another run than the one that is resumed: name that run's own ",
            "file, or a new one");
-  file_ = std::fopen(path.c_str(), append ? "a+" : "w");
+  file_ = std::fopen(path.c_str(), "a+");
+  if (file_ && std::filesystem::is_regular_file(path, none)) {
+    lock_.take(path, "--metrics " + path, "writes its metrics there: wait for its end, or name another file");
+    if (!append && ftruncate(fileno(file_), 0) != 0) fail(path, ": cannot be emptied: ", std::strerror(errno));
+  }
   if (!file_) throw UsageError("--metrics " + path + ": cannot be written: " + std::strerror(errno));
   // The last line of a run that was killed may be half a line.
   if (append && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n') std::fputc('\n', file_);

@@ -6,6 +6,8 @@
 #include <variant>
 #include <vector>
 
+#include "core/files.h"
+
 namespace tandem {
 
 using MetricValue = std::variant<double, std::int64_t, std::string>;
@@ -18,7 +20,8 @@ class MetricsFile {
  public:
   MetricsFile() = default;
   // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with, where their first
-  // line has the same "run". Throws UsageError when the file cannot be written, or holds something else.
+  // line has the same "run". Throws UsageError when the file cannot be written, holds something else, or
+  // another process writes its metrics there.
   explicit MetricsFile(const std::string& path, bool append = false, const std::string& run = "");
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
@@ -27,6 +30,7 @@ class MetricsFile {
  private:
   std::string path_;
   std::FILE* file_ = nullptr;
+  FileLock lock_;
 };
 
 }  // namespace tandem

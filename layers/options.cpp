@@ -252,6 +252,8 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
   std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "tandem";
   auto say = [&](const char* what) { std::fprintf(stderr, "%s: %s\n", program.c_str(), what); };
   try {
+    // Libraries may have taken SIGHUP for themselves before main() (UCX does): a closed terminal must end the program.
+    if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
     body();
     // What was printed may still wait in a buffer, for a disk that is full.
     if (std::fflush(stdout) != 0) fail("standard output could not be written: ", std::strerror(errno));

@@ -192,6 +192,7 @@ std::string duration(double s) {
 std::string report_page(const std::vector<RunLog>& runs, const std::string& title) {
   std::string page =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"generator\" content=\"Tandem\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
       html_escaped(title) + "</title>\n<style>\n" + chart_style() + page_style + "</style>\n</head>\n" +
       "<body>\n<main>\n<h1>" + html_escaped(title) + "</h1>\n";

@@ -71,7 +71,9 @@ Schedule Schedule::parse(const std::string& text) {
     }
     std::istringstream in(list);
     for (std::string item; std::getline(in, item, ',');) s.milestones.push_back(number(item, text));
-    require(!s.milestones.empty(), "schedule '", text, "': step:EPOCHS[:GAMMA]");
+    for (std::size_t i = 1; i < s.milestones.size(); i++)
+      require(s.milestones[i] > s.milestones[i - 1], "schedule '", text, "': its epochs must rise");
+    require(!s.milestones.empty() && !list.ends_with(','), "schedule '", text, "': step:EPOCHS[:GAMMA]");
     if (s.milestones.size() == 1) {
       s.every = s.milestones[0];
       s.milestones.clear();

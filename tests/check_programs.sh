@@ -93,8 +93,8 @@ says 2 'which pictures' "$build/predict" --weights "$there/mlp.safetensors"
 says 2 'Name a checkpoint with --weights' "$build/predict" "$there/grey.pgm"
 says 2 'unknown option --bogus' "$build/predict" --bogus "$there/grey.pgm"
 says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --checkpoint "$there/own"
-says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --resume "$there/own"
-grep -q 'epoch 1' "$there/out" && complain "own_loop --resume began again"
+says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --checkpoint "$there/own"
+grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its checkpoint"
 
 # ---- Surroundings ----------------------------------------------------------------------------------------------------
 for threads in abc 1000; do short 0 'test accuracy'; done
@@ -120,7 +120,7 @@ begun() {
   until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.2; done
   sleep 0.5
 }
-for signal in INT=130 TERM=143; do
+for signal in INT=130 TERM=143 HUP=129; do
   begun --model mlp
   kill -s "${signal%=*}" $!
   wait $!
