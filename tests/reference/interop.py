@@ -2,7 +2,7 @@
 """Weights and graphs, exchanged with PyTorch and onnxruntime: both directions, for six models.
 
     make build/bench_interop
-    python3 -m venv --system-site-packages venv && venv/bin/pip install safetensors onnx onnxruntime
+    python3 -m venv --system-site-packages venv && venv/bin/pip install 'numpy<2' safetensors onnx onnxruntime
     venv/bin/python tests/reference/interop.py [MODEL …]
 
 Builds each model in PyTorch with random weights and statistics, and prints the largest difference of the logits, relative to the
