@@ -32,7 +32,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
 PACKAGES_DIST  := libucx-dev libssl-dev iproute2
-PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config
+PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config procps
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
 
 # ---- make itself -----------------------------------------------------------------------------------------------------

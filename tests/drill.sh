@@ -6,6 +6,7 @@ set -u
 build=${BUILD:-build}
 count=${1:-50} seed=${2:-1}
 [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
+command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 export OMP_NUM_THREADS=1 TANDEM_SILENCE=2
