@@ -3,6 +3,7 @@
 set -u
 build=${BUILD:-build}
 [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
+command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 wrong=0
