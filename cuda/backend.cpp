@@ -2,6 +2,7 @@
 // the rest to kernels of our own (kernels.h). This file unpacks tensors into pointers, keeps narrow copies of the weights, and
 // records steps.
 #include "core/backend.h"
+#include "core/operands.h"
 
 #include <memory>
 
@@ -21,21 +22,7 @@ namespace {
 // f.operator()<T>() for the types that pictures have.
 template <class F>
 void typed(DType dtype, const char* op, const F& f) {
-  if (dtype == DType::f32) return f.template operator()<float>();
-  if (dtype == DType::bf16) return f.template operator()<bf16>();
-  if (dtype == DType::f16) return f.template operator()<f16>();
-  if (dtype == DType::f64) fail(op, ": cuda backend: f64 lives in the reference backend");
-  fail(op, ": not defined for ", name_of(dtype), " (cast to f32 first)");
-}
-
-// Absent tensors are null pointers.
-template <class T>
-const T* data(const Tensor* t) {
-  return t ? t->data<T>() : nullptr;
-}
-template <class T>
-T* write_if(Tensor* t) {
-  return t ? t->write<T>() : nullptr;
+  typed_among<float, bf16, f16>(dtype, op, "cuda", f);
 }
 
 struct Queue {  // the stream, gone after all that uses it

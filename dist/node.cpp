@@ -414,24 +414,26 @@ void NodeOperation::after() {
   };
   auto mine = [&] { return Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]}; };
 
-  if (way_ == Way::small) {
-    auto from = [&](int r, std::int64_t at) { return node_.slot(r, slot_) + std::size_t(at) * size; };
-    switch (header_.kind) {
-      case Kind::broadcast:
-        if (header_.root != me) std::memcpy(data_.data, from(header_.root, 0), data_.bytes());
-        break;
-      case Kind::all_gather:
-        for (int r = 0; r < n; r++) {
-          const Piece p{cuts_[std::size_t(r)], cuts_[std::size_t(r) + 1]};
-          if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), from(r, p.begin), part(nullptr, p).bytes());
-        }
-        break;
-      default:
-        blocks(header_.kind == Kind::all_reduce ? Piece{0, data_.count} : mine(), [&](Piece p) {
-          reduce(header_.combine, data_.dtype, n, p.length(), data_.at(p.begin),
-                 [&](int r) { return from(r, p.begin); });
-        });
+  // Where the others' elements are read as they lie, nothing but reading is to be done; false: there are sums to make.
+  auto copied = [&](auto&& of) {
+    if (header_.kind == Kind::broadcast) {
+      if (header_.root != me) std::memcpy(data_.data, of(header_.root, 0), data_.bytes());
+      return true;
     }
+    if (header_.kind != Kind::all_gather) return false;
+    for (int r = 0; r < n; r++) {
+      const Piece p{cuts_[std::size_t(r)], cuts_[std::size_t(r) + 1]};
+      if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), part(nullptr, p).bytes());
+    }
+    return true;
+  };
+
+  if (way_ == Way::small) {
+    auto of = [&](int r, std::int64_t at) { return node_.slot(r, slot_) + std::size_t(at) * size; };
+    if (copied(of)) return;
+    blocks(header_.kind == Kind::all_reduce ? Piece{0, data_.count} : mine(), [&](Piece p) {
+      reduce(header_.combine, data_.dtype, n, p.length(), data_.at(p.begin), [&](int r) { return of(r, p.begin); });
+    });
     return;
   }
 
@@ -439,27 +441,15 @@ void NodeOperation::after() {
     if (round_ == 1) return;
     const std::int64_t place = node_.place_of(data_);
     auto of = [&](int r, std::int64_t at) { return node_.at_place(place, r) + std::size_t(at) * size; };
-    switch (header_.kind) {
-      case Kind::broadcast:
-        if (header_.root != me) std::memcpy(data_.data, of(header_.root, 0), data_.bytes());
-        break;
-      case Kind::all_gather:
-        for (int r = 0; r < n; r++) {
-          const Piece p{cuts_[std::size_t(r)], cuts_[std::size_t(r) + 1]};
-          if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), part(nullptr, p).bytes());
-        }
-        break;
-      default: {
-        const bool all = header_.kind == Kind::all_reduce;
-        alignas(64) std::byte sum[block * 8];
-        blocks(all ? share(data_.count, me, n) : mine(), [&](Piece p) {
-          reduce(header_.combine, data_.dtype, n, p.length(), sum, [&](int r) { return of(r, p.begin); });
-          for (int r = 0; r < n; r++)
-            if (all || r == me) std::memcpy(of(r, p.begin), sum, part(nullptr, p).bytes());
-        });
-        node_.bytes_ += all ? data_.bytes() / std::size_t(n) * std::size_t(n - 1) : 0;
-      }
-    }
+    if (copied(of)) return;
+    const bool all = header_.kind == Kind::all_reduce;
+    alignas(64) std::byte sum[block * 8];
+    blocks(all ? share(data_.count, me, n) : mine(), [&](Piece p) {
+      reduce(header_.combine, data_.dtype, n, p.length(), sum, [&](int r) { return of(r, p.begin); });
+      for (int r = 0; r < n; r++)
+        if (all || r == me) std::memcpy(of(r, p.begin), sum, part(nullptr, p).bytes());
+    });
+    node_.bytes_ += all ? data_.bytes() / std::size_t(n) * std::size_t(n - 1) : 0;
     return;
   }
 

@@ -43,15 +43,18 @@ class StopOnSignal {
     struct sigaction action {};
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;
-    for (auto [number, before] : {std::pair{SIGINT, &interrupt_}, {SIGTERM, &terminate_}, {SIGHUP, &hang_up_}}) {
-      sigaction(number, &action, before);
-      if (before->sa_handler == SIG_IGN) sigaction(number, before, nullptr);  // in the background, under nohup
+    for (auto& [number, name, before] : handled_) {
+      sigaction(number, &action, &before);
+      if (before.sa_handler == SIG_IGN) sigaction(number, &before, nullptr);  // in the background, under nohup
     }
   }
   ~StopOnSignal() {
-    sigaction(SIGINT, &interrupt_, nullptr);
-    sigaction(SIGTERM, &terminate_, nullptr);
-    sigaction(SIGHUP, &hang_up_, nullptr);
+    for (auto& [number, name, before] : handled_) sigaction(number, &before, nullptr);
+  }
+  const char* name_of(int signal) const {
+    for (auto& [number, name, before] : handled_)
+      if (number == signal) return name;
+    return "";
   }
 
  private:
@@ -65,8 +68,11 @@ class StopOnSignal {
       std::raise(number);
     }
   }
-  struct sigaction interrupt_ {
-  }, terminate_{}, hang_up_{};
+  struct Handled {
+    int number;
+    const char* name;
+    struct sigaction before {};
+  } handled_[3] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}};
 };
 
 // At most ten times a second on a terminal, where the line renews itself; silent otherwise until the epoch's own line.
@@ -712,7 +718,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (at.ended) stop("no better since epoch " + std::to_string(at.best_epoch));
   }
   stopped_by = report.stopped ? stop_signal : 0;
-  if (stopped_by) reason = stopped_by == SIGINT ? "SIGINT" : stopped_by == SIGHUP ? "SIGHUP" : "SIGTERM";
+  if (stopped_by) reason = signals.name_of(stopped_by);
   if (report.stopped && over.empty()) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
   observer.end();

@@ -3,12 +3,9 @@
 set -u
 build=${BUILD:-build}
 [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
-there=$(mktemp -d)
-trap 'rm -rf "$there"' EXIT
+. tests/says.sh
 sh tests/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
 case $? in 77) cat "$there/out"; exit 77 ;; 0) ;; *) cat "$there/out"; exit 1 ;; esac
-wrong=0
-complain() { echo "$*"; wrong=1; }
 export TANDEM_SILENCE=3
 train="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"
 

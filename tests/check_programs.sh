@@ -2,21 +2,9 @@
 # The examples as a user meets them: what they print, what they refuse and in how many words, how they end.
 set -u
 build=${BUILD:-build}
-there=$(mktemp -d)
-trap 'rm -rf "$there"' EXIT
-wrong=0
-complain() { echo "$*"; wrong=1; }
+limit=120 one_line=1
+. tests/says.sh
 
-# says STATUS TEXT COMMAND…: it ends with that status and prints the text; a refusal is one line.
-says() {
-  status=$1 text=$2
-  shift 2
-  timeout --foreground 120 "$@" >"$there/out" 2>&1
-  got=$?
-  [ $got -eq "$status" ] || complain "$*: exit status $got, expected $status: $(cat "$there/out")"
-  grep -qF -- "$text" "$there/out" || complain "$*: does not say '$text' but: $(cat "$there/out")"
-  [ "$status" -ne 2 ] || [ "$(wc -l <"$there/out")" -eq 1 ] || complain "$*: more than one line: $(cat "$there/out")"
-}
 # Training small enough to be over at once.
 threads=1
 short() {

@@ -4,21 +4,10 @@ set -u
 build=${BUILD:-build}
 [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
 command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
-there=$(mktemp -d)
-trap 'rm -rf "$there"' EXIT
-wrong=0
-complain() { echo "$*"; wrong=1; }
+limit=60
+. tests/says.sh
 export OMP_NUM_THREADS=1 TANDEM_SILENCE=2
 
-# says STATUS TEXT COMMAND…: it ends with that status within a minute, and prints the text.
-says() {
-  status=$1 text=$2
-  shift 2
-  timeout --foreground 60 "$@" >"$there/out" 2>&1
-  got=$?
-  [ $got -eq "$status" ] || complain "$*: exit status $got, expected $status: $(cat "$there/out")"
-  grep -qF -- "$text" "$there/out" || complain "$*: does not say '$text' but: $(cat "$there/out")"
-}
 train() { echo "$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"; }
 
 # ---- the same everywhere ---------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "layers/accumulation.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
+#include "tests/ranks.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -45,17 +46,11 @@ std::vector<Ended> on_ranks(int n, const std::function<void(Strategy&, Ended&)>&
                             const AllReduceOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
   auto ranks = in_process(n, wire);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < ranks.size(); r++)
-    threads.emplace_back([&, r, mine = std::move(ranks[r])]() mutable {
-      try {
-        auto strategy = all_reduce(std::move(mine), options);
-        body(*strategy, runs[r]);
-      } catch (const std::exception& e) {
-        runs[r].said = e.what();
-      }
-    });
-  for (auto& t : threads) t.join();
+  const auto said = ranks_say(n, [&](int r) {
+    auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), options);
+    body(*strategy, runs[std::size_t(r)]);
+  });
+  for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
   return runs;
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/channel_server.h"
+#include "tests/ranks.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -15,18 +16,10 @@ namespace {
 template <class Body>
 std::vector<std::string> on_channels(int n, const Body& body, double deadline = 20) {
   auto channels = in_process_channels(n, deadline);
-  std::vector<std::string> said(static_cast<std::size_t>(n));
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < channels.size(); r++)
-    threads.emplace_back([&, r, c = std::move(channels[r])]() mutable {
-      try {
-        body(*c);
-      } catch (const std::exception& e) {
-        said[r] = e.what();
-      }
-    });
-  for (auto& t : threads) t.join();
-  return said;
+  return ranks_say(n, [&](int r) {
+    auto c = std::move(channels[std::size_t(r)]);
+    body(*c);
+  });
 }
 
 TEST(CommunicatorChannel, AServerAddsUpWhatWorkersPush) {

@@ -9,6 +9,7 @@
 
 #include "dist/in_process.h"
 #include "dist/wire.h"
+#include "tests/ranks.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -20,27 +21,16 @@ using Body = std::function<void(Communicator&)>;
 std::vector<std::string> on_ranks(int n, const Body& body, const InProcessOptions& options = {},
                                   std::vector<int>* culprits = nullptr) {
   auto ranks = in_process(n, options);
-  std::vector<std::string> said(static_cast<std::size_t>(n));
   if (culprits) culprits->assign(static_cast<std::size_t>(n), -2);
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < ranks.size(); r++)
-    threads.emplace_back([&, r, mine = std::move(ranks[r])]() mutable {
-      try {
-        body(*mine);
-      } catch (const CommunicationError& e) {
-        said[r] = e.what();
-        if (culprits) (*culprits)[r] = e.rank;
-      } catch (const std::exception& e) {
-        said[r] = e.what();
-      }
-      mine.reset();  // leaves
-    });
-  for (auto& t : threads) t.join();
-  return said;
-}
-
-void all_well(const std::vector<std::string>& said) {
-  for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
+  return ranks_say(n, [&](int r) {
+    auto mine = std::move(ranks[std::size_t(r)]);  // at the end it leaves
+    try {
+      body(*mine);
+    } catch (const CommunicationError& e) {
+      if (culprits) (*culprits)[std::size_t(r)] = e.rank;
+      throw;
+    }
+  });
 }
 
 template <class T>
@@ -206,18 +196,7 @@ TEST(Communicator, MessagesKeepTheirOrderWithinATag) {
 }
 
 TEST(Communicator, ManyAreUnderWayAtOnce) {
-  all_well(on_ranks(4, [&](Communicator& c) {
-    std::vector<std::vector<float>> x(20, std::vector<float>(5000));
-    std::vector<Work> works;
-    for (std::size_t k = 0; k < x.size(); k++) {
-      std::fill(x[k].begin(), x[k].end(), float(k) + float(c.rank()));
-      works.push_back(c.all_reduce(buffer(x[k])));
-    }
-    for (std::size_t k = x.size(); k-- > 0;) {
-      works[k].wait();
-      require(x[k][77] == 4 * float(k) + 6, "collective ", k, " gave ", x[k][77]);
-    }
-  }));
+  all_well(on_ranks(4, [](Communicator& c) { many_at_once(c, 5000); }));
 }
 
 TEST(Communicator, RanksMayWaitInDifferentOrders) {

@@ -8,6 +8,7 @@
 #include "dist/hierarchy.h"
 #include "dist/in_process.h"
 #include "dist/node.h"
+#include "tests/ranks.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -17,22 +18,10 @@ namespace {
 template <class Body>
 std::vector<std::string> on_hosts(int ranks, int per_host, const Body& body, double deadline = 30) {
   auto bases = in_process(ranks, {.deadline = deadline});
-  std::vector<std::string> said(static_cast<std::size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < bases.size(); r++)
-    threads.emplace_back([&, r, base = std::move(bases[r])]() mutable {
-      try {
-        auto c = hierarchy(std::move(base), int(r) / per_host);
-        body(*c);
-      } catch (const std::exception& e) {
-        said[r] = e.what();
-      }
-    });
-  for (auto& t : threads) t.join();
-  return said;
-}
-void all_well(const std::vector<std::string>& said) {
-  for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
+  return ranks_say(ranks, [&](int r) {
+    auto c = hierarchy(std::move(bases[std::size_t(r)]), r / per_host);
+    body(*c);
+  });
 }
 
 template <class T>
@@ -105,18 +94,7 @@ TEST(CommunicatorNode, ItsOwnMemoryInPlace) {
 }
 
 TEST(CommunicatorNode, ManyAreUnderWayAtOnce) {
-  all_well(on_hosts(4, 4, [](Communicator& c) {
-    std::vector<std::vector<float>> x(20, std::vector<float>(50000));
-    std::vector<Work> works;
-    for (std::size_t k = 0; k < x.size(); k++) {
-      std::fill(x[k].begin(), x[k].end(), float(k) + float(c.rank()));
-      works.push_back(c.all_reduce(buffer(x[k])));
-    }
-    for (std::size_t k = x.size(); k-- > 0;) {
-      works[k].wait();
-      is(x[k].data(), 77, 4 * double(k) + 6, "sum");
-    }
-  }));
+  all_well(on_hosts(4, 4, [](Communicator& c) { many_at_once(c, 50000); }));
 }
 
 TEST(CommunicatorNode, FractionsHaveTheSameBitsEverywhere) {
@@ -134,15 +112,7 @@ TEST(CommunicatorNode, FractionsHaveTheSameBitsEverywhere) {
 }
 
 TEST(CommunicatorNode, DisagreementIsNamed) {
-  const auto said = on_hosts(3, 3, [](Communicator& c) {
-    std::vector<float> x(c.rank() == 1 ? 9 : 10);
-    c.all_reduce(buffer(x)).wait();
-    c.barrier().wait();
-  });
-  for (const auto& s : said) {
-    EXPECT_NE(s.find("sum of 9 f32"), std::string::npos) << s;
-    EXPECT_NE(s.find("sum of 10 f32"), std::string::npos) << s;
-  }
+  expect_disagreement_named(on_hosts(3, 3, disagree));
   for (const auto& s : on_hosts(2, 2, [](Communicator& c) { c.allocate(c.rank() ? 4096 : 8192); }))
     EXPECT_NE(s.find("different amounts of memory"), std::string::npos) << s;
 }

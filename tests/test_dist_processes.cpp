@@ -12,6 +12,7 @@
 #include "dist/rendezvous.h"
 #include "dist/ucx.h"
 #include "tests/channel_server.h"
+#include "tests/ranks.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -58,25 +59,8 @@ struct Meeting {
   Deadlines deadlines() const { return {.start = start, .silence = 3, .wait = 10}; }
   // What each rank threw, or "".
   template <class Body>
-  std::vector<std::string> run(const Body& body) const {
-    std::vector<std::string> said(static_cast<std::size_t>(ranks));
-    std::vector<std::thread> threads;
-    for (int r = 0; r < ranks; r++)
-      threads.emplace_back([&, r] {
-        try {
-          body(r);
-        } catch (const std::exception& e) {
-          said[static_cast<std::size_t>(r)] = e.what();
-        }
-      });
-    for (auto& t : threads) t.join();
-    return said;
-  }
+  std::vector<std::string> run(const Body& body) const { return ranks_say(ranks, body); }
 };
-
-void all_well(const std::vector<std::string>& said) {
-  for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
-}
 
 void exchanges(Rendezvous& r) {
   for (int round = 0; round < 3; round++) {
@@ -342,17 +326,7 @@ TEST(Ucx, CollectivesOfAllSizes) {
     }));
 }
 
-TEST(Ucx, DisagreementIsNamed) {
-  const auto said = over_ucx(2, [&](Communicator& c) {
-    std::vector<float> x(c.rank() == 1 ? 9 : 10);
-    c.all_reduce(buffer(x)).wait();
-    c.barrier().wait();
-  });
-  for (const auto& s : said) {
-    EXPECT_NE(s.find("sum of 9 f32"), std::string::npos) << s;
-    EXPECT_NE(s.find("sum of 10 f32"), std::string::npos) << s;
-  }
-}
+TEST(Ucx, DisagreementIsNamed) { expect_disagreement_named(over_ucx(2, disagree)); }
 
 TEST(Ucx, WhoLeavesIsNamed) {
   const auto said = over_ucx(3, [&](Communicator& c) {

@@ -11,6 +11,7 @@
 #include "core/cpu/pool.h"
 #include "core/cpu/rows.h"
 #include "core/launch.h"
+#include "core/operands.h"
 
 namespace tandem {
 namespace cpu {
@@ -69,20 +70,7 @@ int threads_or_all(int threads) {
 // f.operator()<T>() for the type of x: float or bf16.
 template <class F>
 void typed(DType dtype, const char* op, const F& f) {
-  if (dtype == DType::f32) return f.template operator()<float>();
-  if (dtype == DType::bf16) return f.template operator()<bf16>();
-  if (dtype == DType::f64) fail(op, ": cpu backend: f64 lives in the reference backend");
-  fail(op, ": not defined for ", name_of(dtype), " (cast to f32 first)");
-}
-
-// Absent tensors are null pointers.
-template <class T>
-const T* data(const Tensor* t) {
-  return t ? t->data<T>() : nullptr;
-}
-template <class T>
-T* write_if(Tensor* t) {
-  return t ? t->write<T>() : nullptr;
+  typed_among<float, bf16>(dtype, op, "cpu", f);
 }
 
 // The state of a parameter. Other weights have no name under which a prepared form could be kept.
