@@ -195,8 +195,11 @@ void refuse_value(const OptionSpec& spec) {
 }
 
 void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words) {
+  auto named = [&](const std::string& word) {
+    return std::any_of(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == word; });
+  };
   for (const auto& [spec, value] : line.given)  // a value left out has the next option's name put in its place
-    if (!spec->flag && (value.empty() || value.starts_with("--"))) refuse_value(*spec);
+    if (!spec->flag && (value.empty() || value.starts_with("--") || named(value))) refuse_value(*spec);
   for (const std::string& word : line.unknown) {
     if (words && !word.starts_with("-")) {
       words->push_back(word);

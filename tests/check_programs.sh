@@ -47,6 +47,9 @@ says 1 'cannot tell whether the model learns: too few steps' \
 echo '{"event":"start","batches_per_epoch":1}' >"$there/run.jsonl"
 ln "$there/run.jsonl" "$there/again.jsonl"
 says 2 '-o is given twice (a.html and b.html)' "$build/report" "$there/run.jsonl" -o a.html -o b.html
+says 2 '--title needs a value' "$build/report" "$there/run.jsonl" --title -o
+echo 'not a page' >"$there/notes.html"
+says 2 'holds something else than a page of report' "$build/report" "$there/run.jsonl" -o "$there/notes.html"
 says 2 'are the same run' "$build/report" "$there/run.jsonl" "$there/again.jsonl" -o "$there/a.html"
 
 # ---- Any data set ----------------------------------------------------------------------------------------------------
@@ -77,12 +80,20 @@ for weights in trained/best mlp; do
 done
 says 2 'does not fit this model' "$build/predict" --weights "$there/mlp.safetensors" --model lenet5 "$there/grey.pgm"
 says 2 'does not say the' "$build/predict" --weights tests/reference/interop.safetensors "$there/grey.pgm"
+says 2 "no model 'foo'" "$build/predict" --weights "$there/mlp.safetensors" --model foo "$there/grey.pgm"
 says 2 'which pictures' "$build/predict" --weights "$there/mlp.safetensors"
 says 2 'Name a checkpoint with --weights' "$build/predict" "$there/grey.pgm"
 says 2 'unknown option --bogus' "$build/predict" --bogus "$there/grey.pgm"
 says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --checkpoint "$there/own"
 says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --checkpoint "$there/own"
 grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its checkpoint"
+
+# ---- Nothing the user had is lost ------------------------------------------------------------------------------------
+short 0 'test accuracy' --metrics "$there/kept.jsonl"
+cp "$there/kept.jsonl" "$there/before.jsonl"
+short 2 'holds something else than a picture of a tape' --metrics "$there/kept.jsonl" --dot "$there/table"
+short 2 'holds something else than a trace' --metrics "$there/kept.jsonl" --trace "$there/table"
+cmp -s "$there/kept.jsonl" "$there/before.jsonl" || complain "a refused command changed the metrics of an earlier run"
 
 # ---- Surroundings ----------------------------------------------------------------------------------------------------
 for threads in abc 1000; do short 0 'test accuracy'; done
@@ -108,6 +119,10 @@ begun() {
   until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.2; done
   sleep 0.5
 }
+begun --model mlp
+short 2 'writes its metrics there: wait for its end' --metrics "$there/metrics"
+kill -s TERM $!
+wait $!
 for signal in INT=130 TERM=143 HUP=129; do
   begun --model mlp
   kill -s "${signal%=*}" $!

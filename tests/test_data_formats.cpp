@@ -243,6 +243,10 @@ TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   jpeg[94] = 0x3f;  // height 0x3f07
   jpeg[96] = 0x3f;
   EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"pixels, more than 171 bytes can hold"}));
+  Bytes dim = small_pnm(true);  // stb would not scale its values
+  const std::string_view text(reinterpret_cast<const char*>(dim.data()), dim.size());
+  dim[text.find("255")] = '0';
+  EXPECT_TRUE(refused([&] { decode(dim, 1); }, {"largest value is 55, expected 255"}));
   Bytes pnm = {'P', '5', ' ', '1', '6', '0', '0', '0', ' ', '1', '6', '0', '0', '0', ' ', '2', '5', '5', '\n'};
   EXPECT_TRUE(refused([&] { decode(pnm, 3); }, {"can hold"}));
   Bytes deep = {'P', '5', ' ', '1', ' ', '1', ' ', '6', '5', '5', '3', '5', '\n', 0, 0};

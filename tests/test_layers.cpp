@@ -528,7 +528,8 @@ TEST(Schedules, CountInEpochs) {
 
 TEST(Schedules, UnknownFormsAreRefused) {
   for (const char* text : {"", "cosin", "step", "step:", "step:a", "step:0", "step:-3", "step:3:x", "warmup:5",
-                           "warmup:x+cosine", "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine "})
+                           "warmup:x+cosine", "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine ", "step:3,2:0.1",
+                           "step:100,:0.1", "step:5,5"})
     EXPECT_TRUE(refused([&] { Schedule::parse(text); }, {"schedule"})) << "'" << text << "'";
 }
 

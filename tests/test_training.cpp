@@ -17,6 +17,7 @@
 #include "layers/accumulation.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
+#include "layers/loading.h"
 #include "layers/models.h"
 #include "layers/options.h"
 #include "tests/support.h"
@@ -137,6 +138,30 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
 }
 
 // Buckets and shards are measured one by one and added up.
+TEST(Loading, LoadersAreWhatTheOptionsSay) {
+  auto backend = reference_backend(1);
+  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 100, .test = 30, .seed = 3});
+  Options o;
+  o.batch = 32;
+  Loaders all(data, o, *backend);
+  EXPECT_EQ(all.train.pictures().count(), 100);
+  EXPECT_EQ(all.train.batches_per_epoch(), 3);  // the last, of four pictures, is left out
+  EXPECT_EQ(all.test.pictures_per_epoch(), 30);
+  EXPECT_FALSE(all.validation);
+  EXPECT_EQ(FitData(all).validation, nullptr);
+
+  o.val = 80, o.augment = true, o.cutout = 3, o.mixup = 0.2;
+  Loaders few(data, o, *backend);
+  EXPECT_EQ(few.train.pictures_per_epoch(), 20);  // fewer than a batch: that is the batch
+  EXPECT_EQ(FitData(few).validation->pictures_per_epoch(), 80);
+  EXPECT_EQ(few.train.options().augment.pad_crop, 4);
+  EXPECT_EQ(few.train.options().augment.cutout, 3);
+  EXPECT_EQ(few.train.options().mixup, 0.2);
+  EXPECT_FALSE(few.validation->options().shuffle);
+  EXPECT_EQ(few.test.description().at("side"), "8");
+  EXPECT_THROW(Loaders(data, (o.val = 100, o), *backend), UsageError);
+}
+
 TEST(Optimizers, LarsMeasuresInRanges) {
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> backend = kind.make();
