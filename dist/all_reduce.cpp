@@ -137,6 +137,7 @@ class AllReduce : public Strategy {
   std::string name() const override { return options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce"; }
   int rank() const override { return communicator_->rank(); }
   int size() const override { return communicator_->size(); }
+  std::string where() const override { return communicator_->where(rank()); }
   double scaled_learning_rate(double rate) const override { return rate * size(); }
 
   // Where ranks share memory, the vectors lie there.
@@ -171,12 +172,14 @@ class AllReduce : public Strategy {
     reducer_.finish();
     exposed_ += std::chrono::duration<double>(Clock::now() - begin).count();
     stop_ = flags_[1] > 0;
+    // Before they change: who fails here has the state of a whole step.
+    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0) compare_parameters();
     const Tensor anywhere =
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
     optimizer.step(&anywhere);
     // Whoever looks for the cause runs backward once more, by itself: then nothing may be sent.
     rewind(optimizer.read_state().not_finite == 0);
-    if (options_.check_every > 0 && ++steps_ % options_.check_every == 0) compare_parameters();
+    steps_++;
   }
 
   void end() override {
@@ -217,6 +220,13 @@ class AllReduce : public Strategy {
     }
     v.resize(n);
     space.statistics.copy_from(Tensor::of(space.backend(), space.statistics.shape(), v, space.statistics.dtype()));
+  }
+
+  // The lowest rank of those that hold the majority; of two halves the one with rank 0 has it.
+  bool saves_after_failure() override {
+    const std::vector<int> left = communicator_->survivors();
+    const int twice = 2 * int(left.size());
+    return !left.empty() && left[0] == rank() && (twice > size() || (twice == size() && rank() == 0));
   }
 
   Score combine(const Score& mine) override {

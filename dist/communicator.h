@@ -115,6 +115,8 @@ class Communicator {
   virtual std::string transport() const { return "nothing"; }  // what carries the messages, in words
   // Gives up, and tells the other ranks why: their calls throw this text.
   virtual void fail(int culprit, const std::string& text) { (void)culprit, (void)text; }
+  // After a failure: the ranks of the job that still reach each other, this one among them; may take seconds. Before: none.
+  virtual std::vector<int> survivors() { return {}; }
 };
 
 // A job of one rank.

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 namespace tandem {
 namespace {
@@ -37,13 +38,15 @@ void tell(int fd, const std::string& bytes) {
 
 }  // namespace
 
-Control::Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines)
+Control::Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines,
+                 std::unique_ptr<RollCall> roll_call)
     : rank_(rendezvous.place().rank),
       names_(std::move(names)),
       deadlines_(deadlines),
       connections_(rendezvous.take_connections()),
       standings_(names_.size()),
-      gone_(names_.size()) {
+      gone_(names_.size()),
+      roll_call_(std::move(roll_call)) {
   require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
   thread_ = std::thread([this] { run(); });
 }
@@ -107,12 +110,32 @@ void Control::on_failure(std::function<void()> wake) {
   wake_ = std::move(wake);
 }
 
+std::vector<int> Control::survivors() {
+  std::unique_lock lock(mutex_);
+  if (failed_ || !outgoing_.empty())
+    called_.wait_for(lock, std::chrono::seconds(5), [&] { return !survivors_.empty(); });
+  return survivors_;
+}
+
+void Control::call_roll() {
+  std::vector<bool> lost(names_.size());
+  for (std::size_t r = 0; r < lost.size(); r++) lost[r] = int(r) != rank_ && (int(r) == culprit_ || gone(int(r)));
+  std::vector<int> found;
+  if (roll_call_) found = roll_call_->answer(lost);
+  for (int r = 0; r < size() && !roll_call_; r++)
+    if (!lost[std::size_t(r)]) found.push_back(r);
+  std::lock_guard lock(mutex_);
+  survivors_ = std::move(found);
+  called_.notify_all();
+}
+
 void Control::run() {
   const std::size_t n = connections_.size();
   std::vector<std::string> heard(n);
   std::vector<double> last(n, now());
   std::vector<bool> left(n, false);
   double told = 0;
+  bool called = false;
   auto peer = [&](std::size_t i) { return rank_ == 0 ? int(i) : 0; };
   // Failures are for all; rank 0 passes them on.
   auto report = [&](int culprit, const std::string& text) {
@@ -137,6 +160,7 @@ void Control::run() {
     }
     if (!outgoing.empty())
       for (int fd : connections_) tell(fd, outgoing);
+    if (failed_ && !std::exchange(called, true)) call_roll();
     if (end) {
       const std::string note = packed({Note::goodbye, rank_, -1, 0, 0});
       for (int fd : connections_) tell(fd, note);

@@ -1,15 +1,17 @@
 // Liveness, apart from the exchange of data: a thread in every rank tells rank 0 each second what it is at, and rank 0 tells
 // all of them what all are at. A rank whose connection closes has died; one that is silent for Deadlines::silence counts as
-// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name.
+// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure it answers the
+// roll call.
 #pragma once
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "dist/rendezvous.h"
+#include "dist/roll_call.h"
 #include "dist/wire.h"
 
 namespace tandem {
@@ -17,7 +19,8 @@ namespace tandem {
 class Control {
  public:
   // Takes the connections of the rendezvous. names: "rank 2 on node7", for all ranks.
-  Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines);
+  Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines,
+          std::unique_ptr<RollCall> roll_call = nullptr);
   ~Control();  // says good-bye
   Control(const Control&) = delete;
 
@@ -35,9 +38,12 @@ class Control {
   int blame(int waits_for) const;
   void fail(int culprit, const std::string& text);
   void on_failure(std::function<void()> wake);  // called once, by the thread here
+  // After a failure: the ranks that still reach each other; waits for the roll call, a few seconds at most. Before: none.
+  std::vector<int> survivors();
 
  private:
   void run();
+  void call_roll();
   void failed(int culprit, const std::string& text);
   [[noreturn]] void raise() const;
 
@@ -53,6 +59,9 @@ class Control {
   int culprit_ = -1;
   std::string outgoing_;  // a failure that the thread has to tell
   std::function<void()> wake_;
+  std::unique_ptr<RollCall> roll_call_;
+  std::vector<int> survivors_;  // empty until the roll call is over
+  std::condition_variable called_;
   bool end_ = false;
   int wake_pipe_[2];
   std::thread thread_;

@@ -67,6 +67,7 @@ class Hierarchy : public Communicator {
   std::uint64_t bytes_sent() const override { return base_->bytes_sent(); }
   std::string transport() const override { return "shared memory, and between hosts " + base_->transport(); }
   void fail(int culprit, const std::string& text) override { base_->fail(culprit, text); }
+  std::vector<int> survivors() override { return base_->survivors(); }
 
   void carry_on() {
     std::size_t before = 3;

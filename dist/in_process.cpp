@@ -214,6 +214,13 @@ class InProcessWire : public Wire {
     if (room_->failed.empty()) room_->failed = text, room_->failed_rank = culprit;
     room_->notify_all();
   }
+  std::vector<int> survivors() override {
+    std::lock_guard lock(room_->mutex);
+    std::vector<int> all;
+    for (int r = 0; r < size() && !room_->failed.empty(); r++)
+      if (r != room_->failed_rank) all.push_back(r);
+    return all;
+  }
 
  private:
   static void wait_in(std::list<Post*>& list, Post& post) {

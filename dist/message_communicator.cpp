@@ -306,6 +306,7 @@ class MessageCommunicator : public Communicator {
   std::uint64_t bytes_sent() const override { return group_->job->wire->bytes_sent(); }
   std::string transport() const override { return group_->job->wire->transport(); }
   void fail(int culprit, const std::string& text) override { group_->job->fail(culprit, text); }
+  std::vector<int> survivors() override { return group_->job->wire->survivors(); }
 
  private:
   void check_peer(int peer, const char* what) const {

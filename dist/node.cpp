@@ -167,6 +167,7 @@ class NodeCommunicator : public Communicator {
   std::uint64_t bytes_sent() const override { return bytes_ + base_->bytes_sent(); }
   std::string transport() const override { return "shared memory"; }
   void fail(int culprit, const std::string& text) override { base_->fail(culprit, text); }
+  std::vector<int> survivors() override { return base_->survivors(); }
 
  private:
   friend class NodeOperation;

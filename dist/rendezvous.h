@@ -1,7 +1,5 @@
-// Rendezvous: how the ranks of a job find each other. Rank 0 listens on TCP; the others come, and each side proves to the
-// other that it knows the job's token (HMAC-SHA256 over both sides' random numbers: nothing of the token crosses the network,
-// and what was heard cannot be used again). The port is closed when all have come. Connections that say something else, or
-// nothing, are dropped after a few seconds and keep nobody waiting.
+// Rendezvous: how the ranks of a job find each other. Rank 0 listens on TCP; the others come, by a handshake in which both sides
+// prove that they know the job's token. The port is closed when all have come.
 //
 // Ranks on one host need nothing: rank 0 takes a free port on the loopback interface and leaves it, with a token, in a file
 // that only this user can read. Ranks on several hosts need MASTER_ADDR and TANDEM_TOKEN.
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "dist/environment.h"
+#include "dist/handshake.h"
 
 namespace tandem {
 
@@ -33,23 +32,17 @@ class Rendezvous {
   std::vector<std::string> exchange(const std::string& mine);
   // The address of this host on the way to rank 0 (at rank 0: on the way to rank 1).
   std::string interface_address() const;
+  const std::string& token() const { return token_; }
   // The connections, for liveness (control.h): at rank 0 one to each rank (−1 for itself), elsewhere one to rank 0 first.
   std::vector<int> take_connections();
 
  private:
-  void host(const std::string& token, int listener, const std::vector<std::string>& hosts);
-  void join(const std::string& token, const std::string& address, int port);
+  void host(int socket, const std::vector<std::string>& hosts);
+  void join(const std::string& where, int port);
   Place place_;
   Deadlines deadlines_;
+  std::string token_;
   std::vector<int> connections_;
 };
-
-// "\x17\x00…": 32 random bytes; hex for people.
-std::string random_bytes(std::size_t count);
-std::string hex(const std::string& bytes);
-
-// Frames on a connection: a length and so many bytes. Throw Error when the other side is gone or takes longer than `seconds`.
-void send_frame(int connection, const std::string& bytes, double seconds);
-std::string receive_frame(int connection, double seconds);
 
 }  // namespace tandem

@@ -73,7 +73,8 @@ std::unique_ptr<Communicator> communicator_from_environment(const Variables& var
   const std::string nonce = rendezvous.exchange(place.rank == 0 ? random_bytes(8) : "")[0];
   std::uint64_t number = 0;
   for (unsigned char c : nonce) number = number << 8 | c;
-  auto control = std::make_shared<Control>(rendezvous, names, deadlines);
+  auto roll_call = std::make_unique<RollCall>(rendezvous);
+  auto control = std::make_shared<Control>(rendezvous, names, deadlines, std::move(roll_call));
   const auto here = std::find(identities.begin(), identities.end(), identities[std::size_t(place.rank)]);
   return hierarchy(over_messages(ucx->connect(addresses, number, control), deadlines.wait, {}),
                    int(here - identities.begin()));

@@ -175,6 +175,7 @@ class UcxWire : public Wire, private Link {
   bool left(int rank) const override { return control_->gone(rank); }
   int blame(int waits_for) override { return control_->blame(waits_for); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
+  std::vector<int> survivors() override { return control_->survivors(); }
 
  private:
   struct Unexpected {  // a message that nobody waits for yet

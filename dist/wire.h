@@ -70,6 +70,7 @@ class Wire {
   // After a wait of too long: who is to blame, as far as can be known.
   virtual int blame(int waits_for) = 0;
   virtual void fail(int culprit, const std::string& text) = 0;
+  virtual std::vector<int> survivors() = 0;  // after a failure: those that still reach each other
 };
 
 // What a communicator of messages rests on; throws for another one.

@@ -113,6 +113,19 @@ class Opened {
     if (t.empty() || *end) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a number");
     return v;
   }
+  RunPosition position() const {
+    RunPosition at;
+    at.epoch = whole("epoch");
+    at.batch = whole("batch");
+    at.batches = whole("batches");
+    at.step = whole("step");
+    at.so_far = {real("loss"), real("correct"), real("samples")};
+    if (file.metadata().count("run")) at.run = text("run");
+    at.ended = file.metadata().count("ended") != 0;
+    at.best_epoch = whole("best epoch");
+    at.best = {real("best"), real("best, second")};
+    return at;
+  }
   // Throws before anything was read when a tensor is not there or of another shape.
   void check(const Named& wanted) const {
     const std::string path = file.path().string();
@@ -198,17 +211,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   if (opened.text("layout") != hex(training.space.layout_hash()))
     refuse(file, ": is of another model: the same tensors in another order");
 
-  RunPosition at;
-  at.epoch = opened.whole("epoch");
-  at.batch = opened.whole("batch");
-  at.batches = opened.whole("batches");
-  at.step = opened.whole("step");
-  at.so_far = {opened.real("loss"), opened.real("correct"), opened.real("samples")};
-  if (opened.file.metadata().count("run")) at.run = opened.text("run");
-  at.ended = opened.file.metadata().count("ended") != 0;
-  at.best_epoch = opened.whole("best epoch");
-  at.best = {opened.real("best"), opened.real("best, second")};
-
+  const RunPosition at = opened.position();
   for (auto& [name, t] : wanted) opened.file.read(name, t);
   training.space.count_writes(training.space.all());
   training.optimizer.resume_at(std::uint64_t(at.step));
@@ -229,6 +232,8 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
       differences->push_back(name + " was " + shown(then[name]) + " and is " + shown(value));
   return at;
 }
+
+RunPosition position_in(const std::string& file) { return Opened(file).position(); }
 
 void load_weights(const std::string& file, ParameterSpace& space) {
   const Opened opened(file);

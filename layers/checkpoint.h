@@ -50,6 +50,9 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
 RunPosition load_checkpoint(const std::string& file, const Training& training, const Settings& settings = {},
                             std::vector<std::string>* differences = nullptr);
 
+// How far the run had come that wrote the file. Throws UsageError when it is damaged.
+RunPosition position_in(const std::string& file);
+
 // Only the weights and running statistics, for using a trained model: the moving average where the file has one.
 void load_weights(const std::string& file, ParameterSpace& space);
 

@@ -231,6 +231,23 @@ class OneBatch : public BatchSource {
   std::int64_t epoch_ = 0, next_ = 0;
 };
 
+// Calls `save` when its scope is left by an exception.
+class OnFailure {
+ public:
+  explicit OnFailure(std::function<void()> save) : save_(std::move(save)) {}
+  ~OnFailure() {
+    if (std::uncaught_exceptions() > before_) try {
+        save_();
+      } catch (const std::exception& e) {
+        std::fprintf(stderr, "no checkpoint of what is left: %s\n", e.what());
+      }
+  }
+
+ private:
+  std::function<void()> save_;
+  int before_ = std::uncaught_exceptions();
+};
+
 // The files of a run: last.safetensors and best.safetensors in a folder.
 class CheckpointFiles {
  public:
@@ -274,6 +291,15 @@ class CheckpointFiles {
     if (!training.space.backend().deterministic())
       differences.push_back("convolution algorithms are chosen by timing (--deterministic: by rule)");
     return at;
+  }
+  // Rank 0 is lost, or could be, and this rank writes what is left, unless there is something newer. Rank 0 may still hold the
+  // folder's lock, stopped; what it would write is no newer either.
+  bool take_over(const RunPosition& at) {
+    if (folder_.empty()) return false;
+    std::filesystem::create_directories(folder_);
+    if (!std::filesystem::exists(last())) return true;
+    const RunPosition there = position_in(last());
+    return there.run == at.run && there.step < at.step;
   }
   // The checkpoint from which a failed run can go on, for its error.
   std::string kept(std::int64_t saved_at) const {
@@ -607,6 +633,16 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       : options.accumulate > 1 ? "--accumulate makes it of several batches"
                                : "");
 
+  // When another rank is lost. What is here is a whole step's: parameters change only when all that it needs has arrived.
+  Score whole = at.so_far;  // of the running epoch, after that step
+  OnFailure keep([&] {
+    if (at.step == began || !strategy.saves_after_failure()) return;
+    at.so_far = whole;
+    if (!files.take_over(at)) return;
+    save_checkpoint(files.last(), training, at, settings);
+    std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
+                 strategy.where().c_str(), files.last().c_str(), static_cast<long long>(at.step));
+  });
   while (at.epoch < options.epochs && !report.stopped) {
     EpochReport e{.epoch = int(at.epoch) + 1,
                   .learning_rate = rate_of(std::max<std::int64_t>(0, at.step - 1)),
@@ -659,6 +695,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
         if (due) exchange.end_step(at.step, sums.loss / seen, accuracy, e.learning_rate, rate);
         if (one_batch) last_correct = correct.item() - std::exchange(correct_before, correct.item());
         learnt = learnt || (due && one_batch && sums.last < OneBatch::near_zero);
+        if (due) whole = {sums.loss, correct.item(), seen};
       }
       if (!due) continue;
       if (stop_signal || learnt) strategy.request_stop();
@@ -669,7 +706,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     backend.synchronize();
     e.seconds = seconds_since(begin);
     const double before = at.so_far.samples;  // were trained by the run that was resumed
-    at.so_far = strategy.combine({tally.read().loss, correct.item(), seen});
+    whole = at.so_far = strategy.combine({tally.read().loss, correct.item(), seen});
     e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
     e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
     e.images_per_second = (at.so_far.samples - before) / e.seconds;
@@ -711,7 +748,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 
     const bool better = merit(e) > at.best;
     if (better) at.best = merit(e), at.best_epoch = e.epoch;
-    at.epoch++, at.batch = 0, at.so_far = {};
+    at.epoch++, at.batch = 0, whole = at.so_far = {};
     at.ended = options.patience > 0 && at.epoch - at.best_epoch >= options.patience && at.epoch < options.epochs;
     save(files.last());
     if (better) save(files.best());

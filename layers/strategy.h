@@ -36,6 +36,7 @@ class Strategy {
   virtual std::string name() const { return "one machine"; }
   virtual int rank() const { return 0; }
   virtual int size() const { return 1; }
+  virtual std::string where() const { return "this machine"; }  // "rank 2 on node7"
 
   virtual void prepare(Module& model, Loss& loss) { (void)model, (void)loss; }
   virtual SpaceMemory memory() { return {}; }
@@ -54,6 +55,10 @@ class Strategy {
   // A request to stop (SIGTERM, early stop) rides on the next step, so that all ranks stop at the same one.
   virtual void request_stop() { stop_ = true; }
   virtual bool stopped() const { return stop_; }
+
+  // After one of these calls threw since another rank is lost: shall this one write what is left of the run? Takes seconds, in
+  // which the ranks that are left look for each other.
+  virtual bool saves_after_failure() { return false; }
 
   // What it measured on this rank so far, by name: for the last line of the metrics.
   virtual std::vector<std::pair<std::string, double>> measures() const { return {}; }

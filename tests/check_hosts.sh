@@ -30,10 +30,17 @@ for hosts in 2 3; do
                    END { exit bad || NR != n }' "$there/counters" || complain "bytes between $hosts hosts"
 done
 
-# A link that is cut: both sides end, and name each other.
+# A link that is cut: both sides end, and name each other; of two halves rank 0's writes what is left.
 CUT=1:6 timeout --foreground 60 sh tests/hosts.sh 2 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
-  --epochs 100000 >"$there/out" 2>&1
+  --epochs 100000 --checkpoint "$there/halves" >"$there/out" 2>&1
 [ $? -eq 1 ] || complain "a cut link: exit status $?: $(cat "$there/out")"
 grep -q '0@host0.*rank 1 on host1' "$there/out" || complain "host 0 does not name rank 1: $(cat "$there/out")"
 grep -q '1@host1.*rank 0 on host0' "$there/out" || complain "host 1 does not name rank 0: $(cat "$there/out")"
+[ "$(grep -o 'rank . on host. has written' "$there/out")" = 'rank 0 on host0 has written' ] ||
+  complain "not rank 0 alone has written: $(cat "$there/out")"
+# Of three hosts those that have lost rank 0 are the majority.
+CUT=0:6 timeout --foreground 60 sh tests/hosts.sh 3 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
+  --epochs 100000 --checkpoint "$there/thirds" >"$there/out" 2>&1
+[ "$(grep -o 'rank . on host. has written' "$there/out")" = 'rank 1 on host1 has written' ] ||
+  complain "not rank 1 alone has written: $(cat "$there/out")"
 exit $wrong

@@ -46,23 +46,25 @@ grep -q '^\[2@.*\] I am 2' "$there/out" || complain "no prefix: $(cat "$there/ou
 says 0 'done 0' "$build/tandem-run" -n 2 --on-failure continue sh -c '[ $RANK = 0 ] || exit 0; sleep 1; echo done $RANK'
 
 # ---- a rank that dies, or stops --------------------------------------------------------------------------------------
-# begun: a long training of three ranks in the background; the process of rank 1 is in $victim.
+# begun RANK OPTIONS…: a long training of three ranks in the background; the process of that rank is in $victim.
 begun() {
+  rank=$1
+  shift
   rm -f "$there/metrics"
-  "$build/tandem-run" -n 3 "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/metrics" \
-    >"$there/out" 2>&1 &
+  "$build/tandem-run" -n 3 $endless --log-every 100 --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
   launcher=$!
   tries=0
-  until grep -q epoch_ "$there/metrics" 2>/dev/null || grep -q '"epoch"' "$there/metrics" 2>/dev/null || [ $tries -eq 150 ]; do
+  until grep -q '"event": *"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
     tries=$((tries + 1))
-    sleep 0.2
+    sleep 0.1
   done
   victim=
   for p in $(pgrep -P $launcher); do
-    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx 'RANK=1' && victim=$p
+    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$rank" && victim=$p
   done
-  [ "$victim" ] || complain "there is no rank 1: $(cat "$there/out")"
+  [ "$victim" ] || complain "there is no rank $rank: $(cat "$there/out")"
 }
+endless="$build/fashion_mnist --data synthetic --model mlp --global-batch 48 --epochs 100000"
 # ended SECONDS TEXT…: the launcher ends by itself, with all its ranks, and says so.
 ended() {
   limit=$1
@@ -77,13 +79,30 @@ ended() {
   left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
   [ "$left" -eq 0 ] || complain "$left processes are left"
 }
-begun
-kill -KILL "$victim"
-ended 6 'rank 1 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has died'
-begun
+begun 1
 kill -STOP "$victim"
 ended 9 'rank 1 on .* has said nothing for 2 s'
-begun
+begun 1
 kill -TERM $launcher
 ended 15
+
+# ---- what is left is written by the lowest rank of the majority, and goes on as if nothing had happened ---------------------
+step_written() {
+  step=$(sed -n 's/.*the run after step \([0-9]*\).*/\1/p' "$there/out")
+  : "${step:=0}"
+}
+weights() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1" | cksum; }
+begun 2 --checkpoint "$there/killed-2"
+kill -KILL "$victim"
+ended 6 'rank 2 on .* failed first: it was killed by SIGKILL' 'rank 2 on .* has died' 'rank 0 on .* has written'
+step_written
+says 0 'ranks was 3 and is 2' "$build/tandem-run" -n 2 $endless --resume "$there/killed-2" --stop-after $((step + 20))
+begun 0 --checkpoint "$there/killed"
+kill -KILL "$victim"
+ended 6 'rank 0 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has written .*/last.safetensors'
+step_written
+says 0 "$step steps" "$build/tandem-run" -n 3 $endless --resume "$there/killed" --stop-after $((step + 50))
+says 0 'stopped after' "$build/tandem-run" -n 3 $endless --checkpoint "$there/whole" --stop-after $((step + 50))
+[ "$(weights "$there/killed/last.safetensors")" = "$(weights "$there/whole/last.safetensors")" ] ||
+  complain "a run that was killed after step $step and resumed has other weights"
 exit $wrong
