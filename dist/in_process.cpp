@@ -72,6 +72,16 @@ struct Room {
     notify(send.from);
     notify(recv.to);
   }
+  // What a killed rank has under way ends at once, or others would meet some of it while it unwinds.
+  void forget(int rank) {
+    for (std::size_t r = 0; r < sides.size(); r++)
+      for (auto* list : {&sides[r].sends, &sides[r].receives})
+        std::erase_if(*list, [&](Post* p) {
+          const bool its = rank == (list == &sides[r].sends ? p->from : p->to);
+          if (its) p->waits_in = nullptr;
+          return its;
+        });
+  }
   static std::string name(int rank) { return "rank " + std::to_string(rank); }
   static void disagree(const Header& a, int rank_a, const Header& b, int rank_b, Post* post) {
     post->error = name(rank_a) + " calls " + describe(a) + " where " + name(rank_b) + " calls " + describe(b);
@@ -119,7 +129,10 @@ class InProcessWire : public Wire {
       switch (room_->options.fault.kind) {
         case Fault::Kind::none: break;
         case Fault::Kind::lost: post->finished = true; return post;
-        case Fault::Kind::killed: lock.unlock(); throw Killed(Room::name(rank_) + " is killed by the test");
+        case Fault::Kind::killed:
+          room_->forget(rank_);
+          lock.unlock();
+          throw Killed(Room::name(rank_) + " is killed by the test");
         case Fault::Kind::stopped:
           room_->of(rank_).changed.wait(lock, [&] { return !room_->failed.empty(); });
           throw CommunicationError(room_->failed_rank, room_->failed);

@@ -1,5 +1,5 @@
-// Communicators over messages: carries out the steps of algorithms.h, in chunks, so that a chunk is combined while the next
-// one travels.
+// Communicators over messages: carries out the steps of algorithms.h, in chunks, so that a chunk is combined and sent on while
+// the next one travels.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <numeric>
+#include <utility>
 
 #include "dist/algorithms.h"
 #include "dist/wire.h"
@@ -15,6 +16,9 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// With its header it is one fragment of UCX's over TCP (64 KiB), which needs no putting together.
+constexpr std::size_t chunk_bytes = 60 << 10;
 
 class Collective;
 
@@ -27,6 +31,14 @@ struct Job {
   std::uint64_t finished = 0;
   std::string broken;  // why; empty: it works
   int culprit = -1;
+  std::vector<std::unique_ptr<std::byte[]>> spare;  // each for one chunk that is to be combined
+
+  std::unique_ptr<std::byte[]> staging() {
+    if (spare.empty()) return std::make_unique_for_overwrite<std::byte[]>(chunk_bytes);
+    auto last = std::move(spare.back());
+    spare.pop_back();
+    return last;
+  }
 
   // What fails is told to the others, once; from then on everything here fails with the same words.
   template <class F>
@@ -59,8 +71,7 @@ struct Group {
 // ---- one operation under way -------------------------------------------------------------------------------------------
 class Collective : public Work::Operation {
  public:
-  static constexpr std::size_t chunk_bytes = 512 << 10;
-  static constexpr std::size_t window = 8;  // chunks under way in each direction
+  static constexpr std::size_t window = 16;  // chunks under way in each direction
 
   Collective(std::shared_ptr<Group> group, const Header& header, Buffer data, Steps steps)
       : group_(std::move(group)),
@@ -68,15 +79,16 @@ class Collective : public Work::Operation {
         wire_(*job_.wire),
         header_(header),
         data_(data),
-        steps_(std::move(steps)) {
-    chunk_ = std::int64_t(chunk_bytes / size_of(data.dtype));
+        steps_(std::move(steps)),
+        in_(steps_.list, &Step::from, &Step::in, std::int64_t(chunk_bytes / size_of(data.dtype))),
+        out_(steps_.list, &Step::to, &Step::out, std::int64_t(chunk_bytes / size_of(data.dtype))) {
     if (data.dtype == DType::bf16 && steps_.wide_steps > 0) {
       wide_.resize(std::size_t(steps_.wide.length()));
       widen(wide_.data(), reinterpret_cast<const bf16*>(data_.at(steps_.wide.begin)), steps_.wide.length());
     }
     job_.try_to([&] {
       if (header.kind != Kind::message) wire_.announce(header, group_->size());
-      begin();
+      post();
     });
     job_.under_way.push_back(this);
   }
@@ -100,105 +112,143 @@ class Collective : public Work::Operation {
   }
 
  private:
-  // A piece cut into chunks; the front of `under_way` is chunk `done`.
-  struct Stream {
-    Piece piece;
-    std::int64_t next = 0, done = 0, chunks = 0;
-    std::deque<std::unique_ptr<Wire::Request>> under_way;
-    bool over() const { return done == chunks; }
+  // What goes one way: the pieces of all steps, one after the other, in chunks.
+  class Stream {
+   public:
+    struct Chunk {
+      std::size_t step = 0;
+      std::int64_t number = 0;  // in its step
+    };
+    struct UnderWay {
+      std::unique_ptr<std::byte[]> staging;
+      std::unique_ptr<Wire::Request> request;  // given up before the memory that it writes to
+    };
+    Stream(const std::vector<Step>& steps, int Step::*peer, Piece Step::*piece, std::int64_t chunk)
+        : steps_(steps), peer_(peer), piece_(piece), chunk_(chunk) {
+      skip(next_);
+      skip(done_);
+    }
+
+    bool over() const { return done_.step == steps_.size(); }
+    bool may_begin() const { return next_.step < steps_.size() && under_way.size() < window; }
+    Chunk next() const { return next_; }
+    Chunk done() const { return done_; }  // the front of `under_way`
+    int peer(Chunk c) const { return steps_[c.step].*peer_; }
+    Piece piece(Chunk c) const {
+      const Piece whole = steps_[c.step].*piece_;
+      return {whole.begin + c.number * chunk_, std::min(whole.begin + (c.number + 1) * chunk_, whole.end)};
+    }
+    void begin(UnderWay u) {
+      under_way.push_back(std::move(u));
+      go_on(next_);
+    }
+    void end() {
+      under_way.pop_front();
+      go_on(done_);
+    }
+    // Whether any of these elements has still to go this way in a step before `step`.
+    bool awaits(Piece p, std::size_t step) const {
+      for (Chunk c = done_; c.step < step; c = {c.step + 1}) {
+        const Piece rest{(steps_[c.step].*piece_).begin + c.number * chunk_, (steps_[c.step].*piece_).end};
+        if (steps_[c.step].*peer_ >= 0 && std::max(rest.begin, p.begin) < std::min(rest.end, p.end)) return true;
+      }
+      return false;
+    }
+    std::deque<UnderWay> under_way;
+
+   private:
+    void skip(Chunk& c) const {
+      while (c.step < steps_.size() && steps_[c.step].*peer_ < 0) c.step++;
+    }
+    void go_on(Chunk& c) const {  // an empty piece is one chunk: it is sent too
+      if (++c.number * chunk_ < (steps_[c.step].*piece_).length()) return;
+      c = {c.step + 1};
+      skip(c);
+    }
+
+    const std::vector<Step>& steps_;
+    int Step::*peer_;
+    Piece Step::*piece_;
+    std::int64_t chunk_;
+    Chunk next_, done_;
   };
 
-  bool over() const { return at_ == steps_.list.size(); }
+  bool over() const { return in_.over() && out_.over(); }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
-  const Step& step() const { return steps_.list[at_]; }
-  Piece part(const Stream& s, std::int64_t k) const {
-    return {s.piece.begin + k * chunk_, std::min(s.piece.begin + (k + 1) * chunk_, s.piece.end)};
-  }
-  int awaited() const { return !in_.over() ? step().from : step().to; }
-
-  void begin() {
-    if (over()) return;
-    auto stream = [&](int peer, Piece p) {
-      Stream s{.piece = p, .under_way = {}};
-      s.chunks =
-          peer < 0 ? 0 : std::max<std::int64_t>(1, (p.length() + chunk_ - 1) / chunk_);  // an empty one is sent too
-      return s;
-    };
-    in_ = stream(step().from, step().in);
-    out_ = stream(step().to, step().out);
-    if (step().combine) {
-      const auto length =
-          std::size_t(std::min<std::int64_t>(window, in_.chunks) * std::min(chunk_, step().in.length()));
-      staging_.resize(std::max(staging_.size(), length * size_of(data_.dtype)));
-    }
-    post();
+  int awaited() const {
+    const bool for_in = !in_.over() && !in_waits_for_out_ && (out_.over() || !in_.under_way.empty());
+    return for_in ? in_.peer(in_.done()) : out_.peer(out_.done());
   }
 
-  std::byte* staging(std::int64_t k) {
-    return staging_.data() + std::size_t(k % std::int64_t(window)) * std::size_t(std::min(chunk_, step().in.length())) *
-                                 size_of(data_.dtype);
+  // Steps overlap: a chunk leaves as soon as what it holds is there, and comes in as soon as what it replaces has left.
+  bool may_leave(Stream::Chunk c) const {
+    // A barrier has no elements that would tell what depends on what.
+    if (header_.kind == Kind::barrier) return in_.done().step >= c.step;
+    return !in_.awaits(out_.piece(c), c.step);
   }
+  bool may_change(Stream::Chunk c) const { return !out_.awaits(in_.piece(c), c.step + 1); }
 
-  void post() {
+  bool post() {
     const std::size_t size = size_of(data_.dtype);
-    for (; in_.next < in_.chunks && in_.under_way.size() < window; in_.next++) {
-      const Piece p = part(in_, in_.next);
-      void* to = step().combine ? staging(in_.next) : data_.at(p.begin);
-      in_.under_way.push_back(wire_.recv(job(step().from), header_, to, std::size_t(p.length()) * size));
+    bool posted = false;
+    for (; in_.may_begin(); posted = true) {
+      const Stream::Chunk c = in_.next();
+      const Piece p = in_.piece(c);
+      const bool staged = steps_.list[c.step].combine;
+      if (!staged && (in_.awaits(p, c.step) || !may_change(c))) break;
+      Stream::UnderWay u;
+      if (staged) u.staging = job_.staging();
+      void* to = staged ? u.staging.get() : data_.at(p.begin);
+      u.request = wire_.recv(job(in_.peer(c)), header_, to, std::size_t(p.length()) * size);
+      in_.begin(std::move(u));
     }
-    for (; out_.next < out_.chunks && out_.under_way.size() < window; out_.next++) {
-      const Piece p = part(out_, out_.next);
-      out_.under_way.push_back(wire_.send(job(step().to), header_, data_.at(p.begin), std::size_t(p.length()) * size));
+    for (; out_.may_begin() && may_leave(out_.next()); posted = true) {
+      const Piece p = out_.piece(out_.next());
+      out_.begin({nullptr,
+                  wire_.send(job(out_.peer(out_.next())), header_, data_.at(p.begin), std::size_t(p.length()) * size)});
     }
-  }
-
-  // What is combined is also what is sent: each chunk leaves before it changes.
-  bool exchanges() const {
-    return step().combine && step().to >= 0 && step().in.begin < step().out.end && step().out.begin < step().in.end;
+    return posted;
   }
 
   void carry_on() {
-    while (work()) since_ = Clock::now();
-  }
-
-  // True when something was finished.
-  bool work() {
-    if (over()) return false;
+    if (over()) return;
     bool moved = false;
-    while (!out_.under_way.empty() && out_.under_way.front()->done()) {
-      out_.under_way.pop_front();
-      out_.done++;
-      if (!moved) wire_.stand({});
-      moved = true;
-    }
-    while (!in_.under_way.empty() && in_.under_way.front()->done() && (!exchanges() || out_.done > in_.done)) {
-      if (step().combine) combine(in_.done);
-      in_.under_way.pop_front();
-      in_.done++;
-      if (!moved) wire_.stand({});
-      moved = true;
-    }
-    if (moved) post();
-    if (in_.over() && out_.over()) {
-      if (++at_ == steps_.list.size()) job_.finished++;
-      if (at_ == steps_.wide_steps && !wide_.empty())
-        narrow(reinterpret_cast<bf16*>(data_.at(steps_.wide.begin)), wide_.data(), steps_.wide.length());
-      begin();
-      return true;
-    }
-    return moved;
+    auto moves = [&] {
+      if (!std::exchange(moved, true)) wire_.stand({});  // before it goes on: it may be stopped in that
+    };
+    do {
+      while (!out_.under_way.empty() && out_.under_way.front().request->done()) {
+        moves();
+        out_.end();
+      }
+      in_waits_for_out_ = false;
+      while (!in_.under_way.empty() && in_.under_way.front().request->done()) {
+        const Stream::Chunk c = in_.done();
+        std::unique_ptr<std::byte[]>& staging = in_.under_way.front().staging;
+        if (staging && (in_waits_for_out_ = !may_change(c))) break;
+        moves();
+        if (staging) {
+          combine(c, staging.get());
+          job_.spare.push_back(std::move(staging));
+        }
+        in_.end();
+      }
+    } while (post());
+    if (!moved) return;
+    since_ = Clock::now();
+    if (over()) job_.finished++;
   }
 
-  void combine(std::int64_t k) {
-    const Piece p = part(in_, k);
-    if (at_ < steps_.wide_steps && !wide_.empty())
-      combine_wide(header_.combine, wide_.data() + (p.begin - steps_.wide.begin),
-                   reinterpret_cast<const bf16*>(staging(k)), p.length());
-    else
-      combine_elements(header_.combine, data_.dtype, data_.at(p.begin), staging(k), p.length());
+  void combine(Stream::Chunk c, const std::byte* from) {
+    const Piece p = in_.piece(c);
+    if (c.step >= steps_.wide_steps || wide_.empty())
+      return combine_elements(header_.combine, data_.dtype, data_.at(p.begin), from, p.length());
+    float* wide = wide_.data() + (p.begin - steps_.wide.begin);
+    combine_wide(header_.combine, wide, reinterpret_cast<const bf16*>(from), p.length());
+    if (c.step + 1 == steps_.wide_steps) narrow(reinterpret_cast<bf16*>(data_.at(p.begin)), wide, p.length());
   }
 
-  std::uint64_t far() const { return job_.finished << 16 | at_; }
+  std::uint64_t far() const { return job_.finished << 16 | in_.done().step; }
   int job(int rank) const { return group_->ranks[std::size_t(rank)]; }
 
   void too_late() {
@@ -218,12 +268,10 @@ class Collective : public Work::Operation {
   Header header_;
   Buffer data_;
   Steps steps_;
-  std::int64_t chunk_;
-  std::size_t at_ = 0;
-  std::vector<std::byte> staging_;
   std::vector<float> wide_;
   Clock::time_point since_ = Clock::now();
-  Stream in_, out_;  // last: they are given up before the memory that they write to
+  Stream in_, out_;
+  bool in_waits_for_out_ = false;  // what has come may not be combined before what it changes has left
 };
 
 // ---- the communicator --------------------------------------------------------------------------------------------------

@@ -243,11 +243,11 @@ TEST(Communicator, OneRankHasNothingToDo) {
 
 TEST(Communicator, ABarrierWaitsForTheLast) {
   std::atomic<int> arrived{0};
-  all_well(on_ranks(5, [&](Communicator& c) {
+  all_well(on_ranks(8, [&](Communicator& c) {  // so many that some neither hear from the last nor send to it
     if (c.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     arrived++;
     c.barrier().wait();
-    require(arrived == 5, "went on after ", arrived.load());
+    require(arrived == 8, "went on after ", arrived.load());
   }));
 }
 
@@ -328,7 +328,7 @@ TEST(Communicator, TheCulpritIsWhoWaitsForNobody) {
 
 // All the collectives that a training step uses, small and in several chunks.
 void a_step(Communicator& c) {
-  std::vector<float> small(7, 1), large(300000, 1);
+  std::vector<float> small(7, 1), large(100000, 1);
   c.broadcast(buffer(small), 1).wait();
   Work first = c.all_reduce(buffer(large));
   c.all_reduce(buffer(small)).wait();
