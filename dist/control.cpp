@@ -16,7 +16,7 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// What travels: a head and, for a failure, a text.
+// What travels: a head and a text: what a rank waits in, or why the job has failed.
 struct Note {
   enum Kind : std::uint32_t { standing, failure, goodbye } kind;
   std::int32_t rank;  // whose standing; who is to blame; who leaves
@@ -44,7 +44,7 @@ Control::Control(Rendezvous& rendezvous, std::vector<std::string> names, const D
       names_(std::move(names)),
       deadlines_(deadlines),
       connections_(rendezvous.take_connections()),
-      standings_(names_.size()),
+      told_(names_.size()),
       gone_(names_.size()),
       roll_call_(std::move(roll_call)) {
   require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
@@ -71,15 +71,54 @@ void Control::raise() const {
 
 void Control::stand(const Standing& standing) {
   std::lock_guard lock(mutex_);
-  standings_[std::size_t(rank_)] = standing;
+  mine_ = standing;
 }
 
 int Control::blame(int waits_for) const {
   std::lock_guard lock(mutex_);
-  std::vector<Standing> all = standings_;
+  std::vector<Standing> all = standings();
+  all[std::size_t(rank_)] = mine_;
   all[std::size_t(rank_)].waits_for = waits_for;
-  for (std::size_t r = 0; r < all.size(); r++) all[r].left = gone_[r];
   return tandem::culprit(all, rank_);
+}
+
+std::vector<Standing> Control::standings() const {
+  std::vector<Standing> all;
+  for (const Told& t : told_) all.push_back(t.standing);
+  for (std::size_t r = 0; r < all.size(); r++) all[r].left = gone_[r];
+  return all;
+}
+
+void Control::take(int rank, const Standing& standing, const std::string& in) {
+  Told& t = told_[std::size_t(rank)];
+  if (t.standing.waits_for != standing.waits_for || t.standing.steps != standing.steps || t.in != in) t.since = now();
+  t.standing = standing;
+  t.in = in;
+}
+
+void Control::warn_of_standstill() {
+  auto waits = [&](const Told& t) { return t.standing.waits_for >= 0 && now() - t.since >= deadlines_.patience; };
+  const auto first = std::find_if(told_.begin(), told_.end(), waits);
+  if (first == told_.end()) {
+    warned_ = false;
+    return;
+  }
+  if (std::exchange(warned_, true)) return;
+  const int blamed = tandem::culprit(standings(), int(first - told_.begin()));
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", deadlines_.patience);
+  std::string text =
+      std::string("warning: no progress for ") + seconds + " s: " + name(blamed) + " keeps the others waiting";
+  for (int r = 0, shown = 0; r < size(); r++) {
+    const Told& t = told_[std::size_t(r)];
+    if (t.standing.waits_for < 0) continue;
+    if (shown++ == 8) {
+      text += "; …";
+      break;
+    }
+    text += "; " + name(r) + " waits for rank " + std::to_string(t.standing.waits_for) + " in " + t.in;
+  }
+  std::fprintf(stderr, "%s\n", text.c_str());
 }
 
 void Control::fail(int culprit, const std::string& text) {
@@ -135,6 +174,7 @@ void Control::run() {
   std::vector<double> last(n, now());
   std::vector<bool> left(n, false);
   double told = 0;
+  const double beat = std::min(1.0, deadlines_.patience / 4);  // seconds between two heartbeats
   bool called = false;
   auto peer = [&](std::size_t i) { return rank_ == 0 ? int(i) : 0; };
   // Failures are for all; rank 0 passes them on.
@@ -146,7 +186,7 @@ void Control::run() {
   for (;;) {
     std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
     for (std::size_t i = 0; i < n; i++) polled.push_back({left[i] ? -1 : connections_[i], POLLIN, 0});
-    poll(polled.data(), polled.size(), int(std::clamp((told + 1 - now()) * 1000, 0.0, 1000.0)));
+    poll(polled.data(), polled.size(), int(std::clamp((told + beat - now()) * 1000, 0.0, 1000.0)));
     if (polled[0].revents) {
       char bytes[64];
       while (read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
@@ -195,7 +235,7 @@ void Control::run() {
         heard[i].erase(0, sizeof note + note.length);
         if (note.kind == Note::standing && note.rank != rank_ && note.rank >= 0) {
           std::lock_guard lock(mutex_);
-          standings_[std::size_t(note.rank)] = {.waits_for = note.waits_for, .steps = note.steps};
+          take(note.rank, {.waits_for = note.waits_for, .steps = note.steps}, text);
         } else if (note.kind == Note::failure) {
           if (rank_ == 0)
             report(note.rank, text);
@@ -218,15 +258,18 @@ void Control::run() {
         report(peer(i), name(peer(i)) + text);
       }
     }
-    if (now() - told >= 1) {
+    if (now() - told >= beat) {
       told = now();
       std::string notes;
       {
         std::lock_guard lock(mutex_);
-        for (int r = 0; r < size(); r++)
+        take(rank_, mine_, mine_.waits_for >= 0 ? describe(mine_.in) : "");
+        for (int r = 0; r < size(); r++) {
+          const Told& t = told_[std::size_t(r)];
           if (rank_ == 0 || r == rank_)
-            notes +=
-                packed({Note::standing, r, standings_[std::size_t(r)].waits_for, 0, standings_[std::size_t(r)].steps});
+            notes += packed({Note::standing, r, t.standing.waits_for, 0, t.standing.steps}, t.in);
+        }
+        if (rank_ == 0 && !failed_) warn_of_standstill();
       }
       for (std::size_t i = 0; i < n; i++)
         if (!left[i]) tell(connections_[i], notes);

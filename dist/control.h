@@ -1,7 +1,7 @@
 // Liveness, apart from the exchange of data: a thread in every rank tells rank 0 each second what it is at, and rank 0 tells
 // all of them what all are at. A rank whose connection closes has died; one that is silent for Deadlines::silence counts as
-// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure it answers the
-// roll call.
+// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure the roll call is
+// answered here. A standstill of Deadlines::patience is no failure: rank 0 warns on stderr, once, and says who waits for whom.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -44,6 +44,9 @@ class Control {
  private:
   void run();
   void call_roll();
+  void take(int rank, const Standing& standing, const std::string& in);
+  std::vector<Standing> standings() const;
+  void warn_of_standstill();
   void failed(int culprit, const std::string& text);
   [[noreturn]] void raise() const;
 
@@ -52,7 +55,14 @@ class Control {
   Deadlines deadlines_;
   std::vector<int> connections_;
   mutable std::mutex mutex_;
-  std::vector<Standing> standings_;
+  struct Told {
+    Standing standing;
+    std::string in;    // what it waits in, in words
+    double since = 0;  // when it first stood so
+  };
+  Standing mine_;
+  std::vector<Told> told_;
+  bool warned_ = false;  // of this standstill
   std::vector<std::atomic<bool>> gone_;
   std::atomic<bool> failed_{false};
   std::string text_;

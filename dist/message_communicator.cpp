@@ -98,14 +98,17 @@ class Collective : public Work::Operation {
     job_.try_to([&] {
       wire_.progress();
       for (Collective* each : job_.under_way) each->carry_on();
-      if (!over() && seconds() > job_.deadline) too_late();
+      if (over()) return;
+      const double waited = seconds();
+      if (waited > job_.deadline) too_late();
+      if (waited > 0.5) wire_.stand(standing());
     });
     return over();
   }
 
   void wait() override {
     while (!advance()) {
-      wire_.stand({.waits_for = job(awaited()), .steps = far()});
+      wire_.stand(standing());
       wire_.rest();
     }
     wire_.stand({});
@@ -248,7 +251,7 @@ class Collective : public Work::Operation {
     if (c.step + 1 == steps_.wide_steps) narrow(reinterpret_cast<bf16*>(data_.at(p.begin)), wide, p.length());
   }
 
-  std::uint64_t far() const { return job_.finished << 16 | in_.done().step; }
+  Standing standing() const { return {job(awaited()), job_.finished << 16 | in_.done().step, false, header_}; }
   int job(int rank) const { return group_->ranks[std::size_t(rank)]; }
 
   void too_late() {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <thread>
+#include <utility>
 
 #include "dist/wire.h"
 
@@ -220,6 +221,9 @@ class NodeCommunicator : public Communicator {
     return s.memory.get() + s.each * std::size_t(rank) + (place & ((std::int64_t(1) << 44) - 1));
   }
 
+  Standing standing(const NodeOperation& front) const {
+    return {job_ranks_[std::size_t(last_to_arrive(front.ticket_))], front.ticket_, false, front.header_};
+  }
   // Failures of others, and waits of too long.
   void look(NodeOperation& front) {
     wire_->progress();
@@ -228,7 +232,9 @@ class NodeCommunicator : public Communicator {
       throw CommunicationError(
           job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
     if (front.since_ == Clock::time_point()) front.since_ = Clock::now();
-    if (std::chrono::duration<double>(Clock::now() - front.since_).count() > deadline_) {
+    const double waited = std::chrono::duration<double>(Clock::now() - front.since_).count();
+    if (waited > 0.5) wire_->stand(standing(front)), stands_ = true;
+    if (waited > deadline_) {
       const int blamed = wire_->blame(job);
       throw CommunicationError(blamed, describe(front.header_) + ": " + where(last) + " has not come for " +
                                            std::to_string(int(deadline_)) + " s" +
@@ -242,6 +248,7 @@ class NodeCommunicator : public Communicator {
       moved = true;
       if (queue_.front()->round_ == queue_.front()->rounds_) queue_.pop_front();
     }
+    if (moved && std::exchange(stands_, false)) wire_->stand({});
     return moved;
   }
   template <class F>
@@ -266,6 +273,7 @@ class NodeCommunicator : public Communicator {
   std::deque<NodeOperation*> queue_;  // carried out one after the other, in the same order on all ranks
   std::uint64_t tickets_ = 0, uses_ = 0, bytes_ = 0;
   std::uint32_t number_ = 0, heard_ = 0;
+  bool stands_ = false;  // the others were told that this rank waits
 };
 
 // ---- an operation --------------------------------------------------------------------------------------------------------
@@ -293,10 +301,8 @@ void NodeOperation::wait() {
       if (moved) continue;
       NodeOperation& front = *node_.queue_.front();
       node_.look(front);
-      node_.wire_->stand(
-          {.waits_for = node_.job_ranks_[std::size_t(node_.last_to_arrive(front.ticket_))], .steps = front.ticket_});
+      node_.wire_->stand(node_.standing(front)), node_.stands_ = true;
       node_.rest();
-      node_.wire_->stand({});
     }
   });
 }

@@ -65,6 +65,7 @@ Deadlines Deadlines::from(const Variables& variables) {
   };
   take("TANDEM_START_TIMEOUT", d.start);
   take("TANDEM_SILENCE", d.silence);
+  take("TANDEM_PATIENCE", d.patience);
   take("TANDEM_DEADLINE", d.wait);
   return d;
 }

@@ -36,6 +36,7 @@ struct Standing {
   int waits_for = -1;       // rank in the job; −1: for nobody
   std::uint64_t steps = 0;  // how far it is: grows from step to step, and from one collective to the next
   bool left = false;
+  Header in = {};  // what it waits in
 };
 // Follows the waiting from `rank` to one that waits for nobody. Where ranks wait for each other in a circle a message was
 // lost: to one that is behind, from the one ahead of it for which it waits.

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "dist/control.h"
+#include "dist/node.h"
 #include "dist/rendezvous.h"
 #include "dist/ucx.h"
 #include "tests/channel_server.h"
@@ -59,7 +60,9 @@ struct Meeting {
   Deadlines deadlines() const { return {.start = start, .silence = 3, .wait = 10}; }
   // What each rank threw, or "".
   template <class Body>
-  std::vector<std::string> run(const Body& body) const { return ranks_say(ranks, body); }
+  std::vector<std::string> run(const Body& body) const {
+    return ranks_say(ranks, body);
+  }
 };
 
 void exchanges(Rendezvous& r) {
@@ -262,7 +265,7 @@ TEST(Control, SilenceIsADeath) {
   const auto said = m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
     if (rank == 1) {
-      sleep(4);
+      sleep(3);
       return;
     }
     Control c(r, names(3), {.start = 5, .silence = 1.2, .wait = 10});
@@ -337,6 +340,40 @@ TEST(Ucx, WhoLeavesIsNamed) {
   });
   EXPECT_NE(said[0].find("rank 1 on here"), std::string::npos) << said[0];
   EXPECT_NE(said[2].find("rank 1 on here"), std::string::npos) << said[2];
+}
+
+// A rank that computes for long is no failure: its heartbeats go on. But the others learn for whom they wait.
+TEST(Ucx, AStandstillIsAWarning) {
+  for (bool node : {false, true}) {
+    testing::internal::CaptureStderr();
+    Meeting m{.ranks = 3, .set = {}};
+    const auto said = m.run([&](int rank) {
+      Rendezvous r(m.place(rank), m.deadlines(), variables({}));
+      auto ucx = Ucx::open(r.interface_address());
+      const auto addresses = r.exchange(ucx->address());
+      Deadlines d = m.deadlines();
+      d.patience = 0.8;
+      auto control = std::make_shared<Control>(r, names(3), d);
+      auto c = over_messages(ucx->connect(addresses, 7, control), d.wait, {});
+      if (node) c = on_node(std::move(c));
+      std::vector<float> x(100000, 1);
+      if (rank == 1) sleep(3);
+      Work work = c->all_reduce(buffer(x));
+      if (rank == 2)  // as a thread does that has several under way
+        while (!work.done()) c->rest();
+      work.wait();
+      c->barrier().wait();
+    });
+    const std::string text = testing::internal::GetCapturedStderr();
+    all_well(said);
+    EXPECT_NE(
+        text.find("no progress for 0.8 s: rank 1 on here keeps the others waiting; rank 0 on here waits for rank"),
+        std::string::npos)
+        << text;
+    EXPECT_NE(text.find("rank 2 on here waits for rank 1 in all_reduce #1 (sum of 100000 f32)"), std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << text;
+  }
 }
 
 TEST(Ucx, AServerAddsUpWhatWorkersPush) {
