@@ -235,7 +235,8 @@ left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call joi
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))
 examples := $(call programs_of,examples/*.cpp)
 benches  := $(call programs_of,tests/bench/*.cpp)
-tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/fuzz/targets.cpp)
+tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/dumps.cpp tests/op_table.cpp tests/fuzz/targets.cpp)
+gpu_check := $(wildcard tests/gpu/*.cpp) tests/dumps.cpp tests/op_table.cpp# what only a GPU can tell, without GoogleTest
 CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 
 OBJ      := $(BUILD)/obj
@@ -245,7 +246,7 @@ launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(examples:examples/%.cpp=$(BUILD)/%) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
-every_object   := $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches)) \
+every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check))) \
                   $(if $(launcher),$(OBJ)/dist/tandem-run.o)
 
 # ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
@@ -339,6 +340,8 @@ $(filter-out $(launcher),$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/
 	$(call say,link $@)$(call link)
 $(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
+$(BUILD)/gpu_check: $(gpu_check:%.cpp=$(OBJ)/%.o) $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link)
 $(BUILD)/tandem_tests: $(test_objects) $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link,-lgtest_main -lgtest)
 
@@ -355,7 +358,7 @@ all: $(BUILD)/libtandem.a $(programs)
 
 # The pictures that some tests need lie in $TANDEM_DATA; without them those tests are skipped, by name.
 # TESTS='Conv*:Tape*' runs some only; TEST_SHARDS=1 runs them in one process; CHECKS= leaves the scripts out.
-test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs)
+test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs) $(BUILD)/gpu_check
 	$(if $(left_out),@echo 'left out (no $(strip $(rooms_off))): $(left_out)')
 	@BUILD=$(BUILD) CXX='$(CXX)' DEPENDENCIES='$(every_object:.o=.d)' $(if $(TESTS),GTEST_FILTER='$(TESTS)') \
 	  sh tests/run.sh $(BUILD)/tandem_tests $(CHECKS)

@@ -26,6 +26,7 @@ struct Augment {
   int pad_crop = 0;    // surround with this many black pixels, then cut the old size out of it at random
   bool flip = false;   // mirror left and right, with probability one half
   int cutout = 0;      // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
+  bool reflect = false;    // with pad_crop: surround with the picture's own reflection, which leaves out its edge, not with black
   bool alternate = false;  // with flip: mirrored in every other epoch instead, which half of them first is drawn once
 
   // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.
@@ -76,6 +77,9 @@ TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint3
   return {std::int32_t((r.w[0] * choices) >> 32) - a.pad_crop, std::int32_t((r.w[1] * choices) >> 32) - a.pad_crop,
           a.flip && (r.w[2] >> 31)};
 }
+
+// The place inside [0, n) that place i shows, where a picture is surrounded by its reflection; −n < i < 2n − 1.
+TANDEM_HD inline std::int64_t reflected(std::int64_t i, std::int64_t n) { return i < 0 ? -i : i < n ? i : 2 * (n - 1) - i; }
 
 // The square that cutout blanks: rows [top, bottom) and columns [left, right), cut off where it leaves the picture.
 struct Square {

@@ -23,6 +23,7 @@ struct MakeBatch : BatchWork {
     std::int32_t sample = order[p];
     Crop crop = draw_crop(augment, seed, epoch, sample);
     std::int64_t from_row = row + crop.dy, from_column = (crop.flip ? width - 1 - column : column) + crop.dx;
+    if (augment.reflect) from_row = reflected(from_row, height), from_column = reflected(from_column, width);
     bool inside = from_row >= 0 && from_row < height && from_column >= 0 && from_column < width;
     const std::uint8_t* x = pictures + ((sample * height + from_row) * width + from_column) * channels;
     Square s = augment.cutout ? draw_cutout(augment, seed, epoch, sample, height, width) : Square();
@@ -60,18 +61,30 @@ struct MakeBatch : BatchWork {
   }
 
   void cut_out(const std::uint8_t* x, Crop crop, std::uint8_t* out) const {
-    // Columns [begin, end) of the output, before mirroring, lie inside the picture; the rest is black.
+    // Columns [begin, end) of the output, before mirroring, lie inside the picture; the rest is black, or its reflection.
     std::int64_t begin = std::max<std::int64_t>(0, -crop.dx), end = std::min(width, width - crop.dx);
     for (std::int64_t row = 0; row < height; row++, out += width * channels) {
       std::int64_t from_row = row + crop.dy;
-      if (from_row < 0 || from_row >= height) {
+      if (augment.reflect) {
+        from_row = reflected(from_row, height);
+      } else if (from_row < 0 || from_row >= height) {
         std::memset(out, 0, width * channels);
         continue;
       }
       const std::uint8_t* from = x + (from_row * width + begin + crop.dx) * channels;
       std::int64_t left = crop.flip ? width - end : begin, inside = end - begin;
-      std::memset(out, 0, left * channels);
-      std::memset(out + (left + inside) * channels, 0, (width - left - inside) * channels);
+      if (augment.reflect) {
+        const std::uint8_t* line = x + from_row * width * channels;
+        for (std::int64_t column = 0; column < width; column++) {
+          if (column == left) column += inside;
+          if (column < width)
+            std::memcpy(out + column * channels,
+                        line + reflected((crop.flip ? width - 1 - column : column) + crop.dx, width) * channels, channels);
+        }
+      } else {
+        std::memset(out, 0, left * channels);
+        std::memset(out + (left + inside) * channels, 0, (width - left - inside) * channels);
+      }
       std::uint8_t* to = out + left * channels;
       if (!crop.flip) std::memcpy(to, from, inside * channels);
       else if (channels == 1) mirror<1>(from, inside, to);

@@ -39,7 +39,7 @@ std::string text_of(double v) {
 }  // namespace
 
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults,
-                      const std::vector<std::string>& only) {
+                      const std::vector<std::string>& only, const std::vector<OptionSpec>& own) {
   Options o = defaults;
   std::vector<OptionSpec> specs;
   auto text = [&](std::string name, std::string& target, std::string help) {
@@ -162,6 +162,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   if (!only.empty())
     std::erase_if(specs,
                   [&](const OptionSpec& s) { return std::find(only.begin(), only.end(), s.name) == only.end(); });
+  specs.insert(specs.end(), own.begin(), own.end());
   for (OptionSpec& s : specs)
     s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) { set(v), o.given.insert(name); };
   parse_command_line(argc, argv, description, specs);

@@ -52,10 +52,17 @@ struct Options {
   std::set<std::string> given = {};  // the names that were on the command line
 };
 
+struct OptionSpec {
+  std::string name, help, fallback;             // "--batch", what it is, the default as text
+  std::function<void(const std::string&)> set;  // throws UsageError on a bad value
+  bool flag = false;                            // takes no value
+};
+
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError.
-// `only`: the options that this program has (all, when empty): what it would not heed it should not accept.
+// `only`: the options that this program has (all, when empty): what it would not heed it should not accept. `own`: what it
+// has besides.
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
-                      const std::vector<std::string>& only = {});
+                      const std::vector<std::string>& only = {}, const std::vector<OptionSpec>& own = {});
 
 // Throws UsageError for the first line of a table (contradictions.cpp) that holds: options that contradict each other or do
 // nothing together, and files that would overwrite each other. parse_options calls it.
@@ -73,11 +80,6 @@ int run_program(int argc, char** argv, const std::function<void()>& body);
 
 // ---- the seam to the command-line parser ---------------------------------------------------------------------------------
 // options_cli11.cpp where CLI11 is installed, options_plain.cpp otherwise.
-struct OptionSpec {
-  std::string name, help, fallback;             // "--batch", what it is, the default as text
-  std::function<void(const std::string&)> set;  // throws UsageError on a bad value
-  bool flag = false;                            // takes no value
-};
 // --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
                         std::vector<std::string>* words = nullptr);

@@ -4,73 +4,12 @@
 
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "core/random.h"
-#include "core/safetensors.h"
 
 namespace tandem::test {
 
 namespace fs = std::filesystem;
 
-fs::path source(const std::string& path) { return fs::path(__FILE__).parent_path().parent_path() / path; }
-
-std::string contents(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good(), file.string(), ": cannot be read (the tests run in the root of the source tree)");
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-// ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
-Dumps::Dumps(const fs::path& path) : file_(path.string()), attributes_(std::make_shared<nlohmann::json>()) {
-  const SafetensorsFile file(path);
-  for (auto& [name, entry] : file.tensors()) tensors_[name] = {entry.shape, file.values(name)};
-  for (auto& [dump, text] : file.metadata()) (*attributes_)[dump] = nlohmann::json::parse(text);
-}
-
-const Dumps& Dumps::of(const std::string& name) {
-  static std::map<std::string, Dumps> files;
-  auto found = files.find(name);
-  if (found == files.end())
-    found = files.emplace(name, Dumps(source("tests/reference/" + name + ".safetensors"))).first;
-  return found->second;
-}
-
-const Dump& Dumps::at(const std::string& tensor) const {
-  auto found = tensors_.find(tensor);
-  require(found != tensors_.end(), file_, " holds no ", tensor);
-  return found->second;
-}
-
-const nlohmann::json& Dumps::attributes(const std::string& dump) const {
-  require(attributes_->contains(dump), file_, " holds no case ", dump);
-  return (*attributes_)[dump];
-}
-
-std::vector<std::string> Dumps::cases() const {
-  std::vector<std::string> names;
-  for (auto& [name, value] : attributes_->items()) names.push_back(name);
-  return names;
-}
-
 // ---- comparing ------------------------------------------------------------------------------------------------------
-Difference difference(const std::vector<double>& got, const std::vector<double>& want, double floor) {
-  Difference worst;
-  if (got.size() != want.size()) return {INFINITY, 0, double(got.size()), double(want.size())};
-  double largest = floor;
-  for (double w : want) largest = std::max(largest, std::abs(w));
-  for (std::size_t i = 0; i < got.size(); i++) {
-    double error = std::abs(got[i] - want[i]) / largest;
-    if (!(error <= std::numeric_limits<double>::max())) error = INFINITY;
-    if (error > worst.error) worst = {error, i, got[i], want[i]};
-  }
-  return worst;
-}
-
 testing::AssertionResult close(const std::string& name, const std::vector<double>& got, const std::vector<double>& want,
                                double tolerance, double floor) {
   if (got.size() != want.size())
@@ -118,18 +57,6 @@ TemporaryFolder::TemporaryFolder() {
 TemporaryFolder::~TemporaryFolder() {
   std::error_code ignored;
   fs::remove_all(path_, ignored);
-}
-
-std::vector<double> numbers(const std::string& name, std::int64_t n, double low, double high, double step) {
-  std::uint64_t seed = 1469598103934665603u;
-  for (unsigned char c : name) seed = (seed ^ c) * 1099511628211u;
-  Philox random(seed, Stream::test);
-  std::vector<double> v(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; i < n; i++) {
-    double x = low + (high - low) * uniform(random.word(static_cast<std::uint32_t>(i)));
-    v[i] = step > 0 ? std::round(x / step) * step : x;
-  }
-  return v;
 }
 
 }  // namespace tandem::test

@@ -330,7 +330,7 @@ TEST(Training, FollowsPyTorchStepByStep) {
   for (const char* name : {"tiny_sgd", "tiny_momentum", "tiny_nesterov", "tiny_weight_decay"})
     for (Run& run : runs) {
       SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
-      const nlohmann::json& a = dumps.attributes(name);
+      const test::Attributes a = dumps.attributes(name);
       Tiny model;
       ParameterSpace space(model, *run.backend, 1, {}, run.dtype);
       for (const Segment& s : space.segments())
@@ -343,7 +343,7 @@ TEST(Training, FollowsPyTorchStepByStep) {
       Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
       Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
       std::vector<double> losses;
-      for (int step = 0; step < a["steps"]; step++) {
+      for (int step = 0; step < int(a["steps"]); step++) {
         sgd.stage();
         space.zero_gradients();
         Variable loss = cross_entropy(model(x), labels);
@@ -499,7 +499,7 @@ TEST(Schedules, FollowPyTorch) {
     const Schedule schedule = Schedule::parse(text);
     std::vector<double> rates, by_epoch;
     const double base = dumps.attributes(name)["base_lr"];
-    for (int step = 0; step < dumps.attributes(name)["steps"]; step++) {
+    for (int step = 0; step < int(dumps.attributes(name)["steps"]); step++) {
       rates.push_back(base * schedule.factor(step, 100, 1));
       by_epoch.push_back(base * schedule.factor(step, 100, 10));
     }

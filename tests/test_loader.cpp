@@ -239,6 +239,10 @@ float expected_pixel(const Pictures& p, const LoaderOptions& o, std::int64_t epo
   Crop crop = draw_crop(o.augment, o.seed, std::uint32_t(epoch), sample);
   int sy = y + crop.dy, sx = (crop.flip ? int(p.width()) - 1 - x : x) + crop.dx;
   int v = 0;
+  if (o.augment.reflect) {
+    while (sy < 0 || sy >= p.height()) sy = sy < 0 ? -sy : 2 * int(p.height()) - 2 - sy;
+    while (sx < 0 || sx >= p.width()) sx = sx < 0 ? -sx : 2 * int(p.width()) - 2 - sx;
+  }
   if (sy >= 0 && sy < p.height() && sx >= 0 && sx < p.width())
     v = p.images.data<std::uint8_t>()[((sample * p.height() + sy) * p.width() + sx) * p.channels() + c];
   return float((v / 255.0 - p.mean[c]) / p.deviation[c]);
@@ -246,7 +250,8 @@ float expected_pixel(const Pictures& p, const LoaderOptions& o, std::int64_t epo
 
 TEST_F(LoaderTest, PixelsAreCutMirroredAndNormalised) {
   for (std::int64_t channels : {1, 2, 3, 4})
-    for (Augment augment : {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true}}) {
+    for (Augment augment : {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true},
+                            Augment{.pad_crop = 6, .flip = true, .reflect = true}, Augment{.pad_crop = 3, .reflect = true}}) {
       Pictures p = patterned(40, 7, 9, channels);
       LoaderOptions o = options(16);
       o.augment = augment;
@@ -275,7 +280,7 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
       Pictures p = patterned(50, 28, 28, channels);
       LoaderOptions o = options(32);
       o.dtype = dtype;
-      o.augment = {3, true, 9};
+      o.augment = {.pad_crop = 3, .flip = true, .cutout = 9, .reflect = channels == 3};
       Loader loader(p, o, *host);
       Batch a = loader.make(4, 0), b = copy(a);
       b.images.fill(0);

@@ -90,7 +90,7 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
   for (const char* name : {"tiny_adamw", "tiny_adamw_plain", "tiny_lars"})
     for (Run& run : runs) {
       SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
-      const nlohmann::json& a = dumps.attributes(name);
+      const test::Attributes a = dumps.attributes(name);
       const bool lars = a["op"] == "lars";
       Tiny model;
       for (auto& [parameter, p] : model.parameters()) {
@@ -113,7 +113,7 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
       Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
       Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
       std::vector<double> losses;
-      for (int step = 0; step < a["steps"]; step++) {
+      for (int step = 0; step < int(a["steps"]); step++) {
         optimizer->stage();
         space.zero_gradients();
         Variable loss = cross_entropy(model(x), labels);

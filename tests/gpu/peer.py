@@ -1,4 +1,4 @@
-"""PyTorch's milliseconds for the models of bench_gpu: channels_last, bf16 autocast, torch.compile, data on the device.
+"""PyTorch's milliseconds for the models of gpu_check: channels_last, bf16 autocast, torch.compile, data on the device.
 Prints one JSON object a line: {"peer": "resnet18 bf16 batch 512", "value": 12.3, "unit": "ms"}."""
 import json
 import statistics

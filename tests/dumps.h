@@ -1,0 +1,87 @@
+// Numbers that tests compare with: PyTorch's dumps, read by name; numbers drawn by name; how far two results are apart.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/error.h"
+#include "core/json.h"
+
+namespace tandem::test {
+
+// A file of the source tree: "autograd/ops.h".
+std::filesystem::path source(const std::string& path);
+std::string contents(const std::filesystem::path& file);
+
+// ---- PyTorch's dumps ------------------------------------------------------------------------------------------------
+// One tensor of a safetensors file, whatever its type there.
+struct Dump {
+  Shape shape;
+  std::vector<double> values;
+  Tensor on(Backend& backend, DType dtype) const { return Tensor::of(backend, shape, values, dtype); }
+};
+
+// The attributes of a case, by name: a["stride"]. Numbers turn into the type that is asked for.
+class Attribute {
+ public:
+  explicit Attribute(const Json& json) : json_(&json) {}
+  template <class N>
+    requires std::is_arithmetic_v<N>
+  operator N() const {
+    require(json_->is(Json::Kind::number), "an attribute is no number");
+    return N(json_->number);
+  }
+  bool operator==(int n) const { return int(*this) == n; }
+  bool operator==(std::string_view text) const { return json_->is(Json::Kind::text) && json_->text == text; }
+  bool is_array() const { return json_->is(Json::Kind::array); }
+  Attribute operator[](int i) const { return Attribute(json_->items.at(std::size_t(i))); }
+
+ private:
+  const Json* json_;
+};
+class Attributes {
+ public:
+  explicit Attributes(const Json& json) : json_(&json) {}
+  Attribute operator[](const char* name) const {
+    const Json* member = json_->find(name);
+    require(member != nullptr, "there is no attribute ", name);
+    return Attribute(*member);
+  }
+
+ private:
+  const Json* json_;
+};
+
+// tests/reference/NAME.safetensors, written by generate.py. Tensors are called "case/tensor"; the metadata of a case is
+// a JSON object of its attributes. A name that is not there throws Error.
+class Dumps {
+ public:
+  static const Dumps& of(const std::string& name);  // read once
+  bool has(const std::string& tensor) const { return tensors_.count(tensor) != 0; }
+  const Dump& at(const std::string& tensor) const;
+  Attributes attributes(const std::string& dump) const;
+  std::vector<std::string> cases() const;
+
+ private:
+  explicit Dumps(const std::filesystem::path& file);
+  std::string file_;
+  std::map<std::string, Dump> tensors_;
+  std::map<std::string, Json> attributes_;
+};
+
+// ---- numbers --------------------------------------------------------------------------------------------------------
+// n numbers in [low, high), the same for the same name on every machine; step > 0 rounds them to multiples of it.
+std::vector<double> numbers(const std::string& name, std::int64_t n, double low = -1, double high = 1, double step = 0);
+
+// The largest |got − want|, divided by the largest |want| (by `floor` where that is smaller), and where it is. NaN counts
+// as infinite; so does a different number of elements.
+struct Difference {
+  double error = 0;
+  std::size_t index = 0;
+  double got = 0, want = 0;
+};
+Difference difference(const std::vector<double>& got, const std::vector<double>& want, double floor = 1e-6);
+
+}  // namespace tandem::test

@@ -1,0 +1,39 @@
+// What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench` (tests/gpu_check.sh). Prints one table (table.h).
+//   ops    every row of the op table, convolutions, products, optimizers and batches against the host; all of it twice
+//   touch  the same work once, compared with nothing: for compute-sanitizer
+//   train  the same seed on the host and on the GPU: steps 1–20, and 200 steps smoothed beside the host's own spread
+//   bench  milliseconds of a training step (one replay), and the shares of the card's ceilings of product and copy
+// --device cpu tries the program itself, with small sizes, where there is no GPU.
+#include "layers/options.h"
+#include "tests/gpu/table.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) {
+  int held = 0;
+  const int status = run_program(argc, argv, [&] {
+    Options o{.device = "cuda"};
+    std::string jsonl;
+    double seconds = 1e9;
+    std::vector<std::string> words;
+    auto number = [&](const std::string& v) { seconds = std::stod(v); };
+    parse_command_line(argc, argv, "What only a GPU can tell: ops, touch, train or bench.",
+                       {{"--device", "cuda, cuda:1, or cpu to try the program itself", "cuda", [&](auto& v) { o.device = v; }},
+                        {"--jsonl", "file for the table as JSON lines", "", [&](auto& v) { jsonl = v; }},
+                        {"--seconds", "after which nothing new is begun", "no limit", number}},
+                       &words);
+    const std::string stage = words.size() == 1 ? words[0] : "";
+    const bool small = o.device == "cpu" || o.device == "reference";
+    const gpu::Machine machine{[&] { return make_backend(o); },
+                               [&] { return small ? reference_backend(2) : cpu_backend(0); }, small};
+    gpu::Table table(jsonl, seconds);
+    if (stage != "touch") table.note(machine.device()->description());
+    if (stage == "ops") gpu::check_operations(machine, table);
+    else if (stage == "touch") gpu::touch_operations(machine);
+    else if (stage == "train") gpu::check_training(machine, table);
+    else if (stage == "bench") gpu::measure_speed(machine, table);
+    else refuse("name one stage: ops, touch, train or bench");
+    held = table.status();
+  });
+  return status ? status : held;
+}

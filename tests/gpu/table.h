@@ -1,0 +1,73 @@
+// The table of gpu_check: one line for each thing that was checked or measured, on the screen and as JSON. When the time is
+// up, what was not reached gets its line, too: no table ends without saying what it lacks.
+#pragma once
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/backend.h"
+#include "layers/metrics.h"
+
+namespace tandem::gpu {
+
+class Table {
+ public:
+  Table(const std::string& jsonl, double seconds) : file_(jsonl, true), seconds_(seconds) {}
+
+  // Holds when value ≤ bound; what is not a number does not.
+  void check(const std::string& what, double value, double bound, const char* unit = "") {
+    const bool holds = value <= bound;
+    failed_ += !holds;
+    std::printf("%-72s %10.3g ≤ %-9.3g %s%s\n", what.c_str(), value, bound, unit, holds ? "" : "  FAILED");
+    keep({{"check", what}, {"value", value}, {"bound", bound}, {"holds", std::int64_t(holds)}});
+  }
+  // The first seven digits say how fast, `share` of which ceiling (none: 0).
+  void measured(const std::string& what, double value, const char* unit, double share = 0, const char* of = "") {
+    std::printf("%-72s %10.3f %s", what.c_str(), value, unit);
+    if (share > 0) std::printf("  %.0f %% of %s", 100 * share, of);
+    std::printf("\n");
+    MetricFields fields{{"bench", what}, {"value", value}, {"unit", std::string(unit)}};
+    if (share > 0) fields.push_back({"share", share});
+    keep(fields);
+  }
+  // False when the time is up; then the line says that `what` was missed.
+  bool time_for(const std::string& what) {
+    if (std::chrono::duration<double>(Clock::now() - begin_).count() < seconds_) return true;
+    missed_++;
+    std::printf("%-72s     MISSED: the time was up\n", what.c_str());
+    keep({{"missed", what}});
+    return false;
+  }
+  void note(const std::string& text) {
+    std::printf("%s\n", text.c_str());
+    keep({{"note", text}});
+  }
+  int status() const { return failed_ ? 1 : missed_ ? 3 : 0; }  // exit status: 1 where a line does not hold, 3: missed some
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void keep(const MetricFields& fields) {
+    std::fflush(stdout);
+    file_.write(fields);
+  }
+  MetricsFile file_;
+  double seconds_;
+  Clock::time_point begin_ = Clock::now();
+  int failed_ = 0, missed_ = 0;
+};
+
+// ---- the stages: each on a device, against a host that computes the same --------------------------------------------------
+struct Machine {
+  std::function<std::unique_ptr<Backend>()> device, host;
+  bool small = false;  // a device that is none: sizes that a CPU can bear
+};
+void check_operations(const Machine&, Table&);
+void touch_operations(const Machine&);  // once each, with nothing to compare: for compute-sanitizer
+void check_training(const Machine&, Table&);
+void measure_speed(const Machine&, Table&);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,102 @@
+// Training on the device beside the host: the same seed and data.
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "layers/models.h"
+#include "layers/optimizer.h"
+#include "layers/replay.h"
+#include "tests/gpu/table.h"
+
+namespace tandem::gpu {
+namespace {
+
+using Values = std::vector<double>;
+
+// The losses of so many steps. `shuffle` is the seed of the order and the crops; the initial weights are always the same.
+Values losses(Backend& backend, const std::string& name, std::int64_t batch_size, int steps, std::uint64_t shuffle) {
+  backend.deterministic(true);
+  backend.exact_convolution(true);
+  const Dataset data = synthetic({.side = 28, .channels = 1, .train = 2048, .test = 16});
+  Loader loader(data.train, {.batch = batch_size, .augment = {.pad_crop = 4, .flip = true}, .drop_last = true, .seed = shuffle, .prefetch = 0},
+                backend);
+  auto model = make_model(name, 10, 1, 28);
+  ParameterSpace space(*model, backend, 1);
+  SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
+  sgd.bind(space, 1);
+  Batch batch;
+  Tensor last(backend, Shape{});
+  Replay step(
+      backend,
+      [&] {
+        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+        space.zero_gradients();
+        space.backward(l);
+        sgd.step(&l.value());
+        last.copy_from(l.value());
+      },
+      "");
+  Values all;
+  for (int epoch = 0; int(all.size()) < steps; epoch++) {
+    sgd.epoch(std::uint32_t(epoch));
+    loader.start(epoch);
+    while (int(all.size()) < steps && loader.next(batch)) {
+      sgd.stage();
+      step(batch, false);
+      space.count_writes(space.all());
+      all.push_back(last.item());
+    }
+  }
+  return all;
+}
+
+// The mean of the `window` values before each multiple of it.
+Values smoothed(const Values& v, int window) {
+  Values means;
+  for (std::size_t end = std::size_t(window); end <= v.size(); end += std::size_t(window)) {
+    double sum = 0;
+    for (std::size_t i = end - std::size_t(window); i < end; i++) sum += v[i];
+    means.push_back(sum / window);
+  }
+  return means;
+}
+
+}  // namespace
+
+void check_training(const Machine& machine, Table& table) {
+  struct Case {
+    const char* name;
+    std::int64_t batch;
+  };
+  const int steps = machine.small ? 40 : 200, window = steps / 4;
+  const Case cases[] = {{"lenet5", machine.small ? 8 : 64}, {"smallcnn-bn", 32}, {"resnet20", 16}};
+  for (const Case& c : std::span(cases, machine.small ? 1 : 3)) {
+    const std::string what = std::string(c.name) + " f32 batch " + std::to_string(c.batch);
+    if (!table.time_for(what)) continue;
+    auto device = machine.device(), again = machine.device(), host = machine.host();
+    const Values got = losses(*device, c.name, c.batch, steps, 1), want = losses(*host, c.name, c.batch, steps, 1);
+    double difference = 0;
+    for (std::size_t i = 0; i < 20; i++) difference = std::max(difference, std::abs(got[i] - want[i]));
+    table.check(what + ": losses of steps 1–20, device − host", difference, 1e-4);
+    const Values twice = losses(*again, c.name, c.batch, steps, 1);
+    table.check(what + ": losses that differ in a second run, deterministic", double(got != twice), 0);
+
+    // The host's own spread: the same weights, other orders and crops. A run may leave it by a quarter of its width.
+    if (!table.time_for(what + ": the host's spread")) continue;
+    Values low = smoothed(want, window), high = low;
+    for (std::uint64_t shuffle : {2, 3, 4}) {
+      const Values other = smoothed(losses(*host, c.name, c.batch, steps, shuffle), window);
+      for (std::size_t i = 0; i < low.size(); i++) low[i] = std::min(low[i], other[i]), high[i] = std::max(high[i], other[i]);
+    }
+    const Values at = smoothed(got, window);
+    double beyond = 0;
+    for (std::size_t i = 0; i < at.size(); i++)
+      beyond = std::max(beyond, std::max(low[i] - at[i], at[i] - high[i]) / std::max(1e-9, high[i] - low[i]));
+    table.check(what + ": " + std::to_string(steps) + " steps, means of " + std::to_string(window) + ", beyond the host's spread",
+                beyond, 0.25, "of its width");
+  }
+}
+
+}  // namespace tandem::gpu
