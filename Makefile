@@ -390,9 +390,9 @@ bench: bench-step
 bench-%: $(BUILD)/bench_%
 	$< $(BENCH_ARGS)
 
-# All-reduce beside Open MPI and Gloo; the several hosts of it need root.
-bench-network: $(BUILD)/bench_network $(BUILD)/tandem-run
-	@BUILD=$(BUILD) bash tests/bench/network.sh
+# All-reduce beside Open MPI and Gloo, and the training step beside DDP (PARTS="host hosts steps"); several hosts need root.
+bench-network: $(BUILD)/bench_network $(BUILD)/bench_distributed $(BUILD)/tandem-run
+	@BUILD=$(BUILD) bash tests/bench/network.sh $(PARTS)
 
 # Accidents to training jobs: kills, stops and cut links, drawn from a seed.
 DRILLS     ?= 50

@@ -194,7 +194,8 @@ class AllReduce : public Strategy {
     return {{"sent_bytes", double(communicator_->bytes_sent())},
             {"exchange_seconds", all},
             {"exposed_seconds", exposed_},
-            {"hidden_share", all > 0 ? 1 - exposed_ / all : 0}};
+            {"hidden_share", all > 0 ? 1 - exposed_ / all : 0},
+            {"bucket_bytes", buckets_.empty() ? 0 : double(buckets_[0].range.length()) * 4}};
   }
 
   void merge_statistics(ParameterSpace& space) override {

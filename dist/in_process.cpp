@@ -182,7 +182,7 @@ class InProcessWire : public Wire {
           if (p->from == rank_) left(int(r), p->header);
   }
 
-  void rest() override {
+  void rest(int) override {
     std::unique_lock lock(room_->mutex);
     Room::Side& mine = room_->of(rank_);
     mine.changed.wait_for(lock, std::chrono::milliseconds(10), [&] { return mine.woken || mine.events != mine.seen; });

@@ -133,7 +133,7 @@ class UcxWire : public Wire, private Link {
   }
 
   void progress() override {
-    for (int i = 0; i < 64 && ucp_worker_progress(worker_); i++) {}
+    for (int i = 0; i < 64 && Link::progress(); i++) {}
     control_->check();
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     for (Post* p : receives_)
@@ -141,7 +141,7 @@ class UcxWire : public Wire, private Link {
         throw CommunicationError(
             p->peer, describe(p->header) + ": " + where(rank()) + " waits for " + where(p->peer) + ", which has left");
   }
-  void rest() override { sleep(); }
+  void rest(int looks) override { sleep(looks); }
   void wake() override { signal(ucx_->wake); }
   std::uint64_t bytes_sent() const override { return bytes_; }
   std::string transport() const override {

@@ -49,7 +49,7 @@ class UcxChannel : public Channel, private Link {
   }
 
   bool progress() override {
-    for (int i = 0; i < 64 && ucp_worker_progress(worker_); i++) {}
+    for (int i = 0; i < 64 && Link::progress(); i++) {}
     control_->check();
     bool any = false;
     while (receiver_.place && !fresh_.empty()) {
@@ -88,7 +88,7 @@ class UcxChannel : public Channel, private Link {
     }
     return any;
   }
-  void rest() override { sleep(); }
+  void rest() override { sleep(100); }
   void wake() override { signal(ucx_->wake); }
 
  private:

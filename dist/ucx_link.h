@@ -1,6 +1,7 @@
 // What the wire and the channel of UCX have in common: the worker, the endpoints, and how they end. Included by ucx*.cpp only.
 #pragma once
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
@@ -84,12 +85,19 @@ class Link {
     for (Peer& p : peers_)
       if (p.endpoint) hang_up(p, well);
   }
-  void sleep() {
-    for (int i = 0; i < 100; i++)
-      if (ucp_worker_progress(worker_)) return;
+  bool progress() {
+    const bool some = ucp_worker_progress(worker_) != 0;
+    if (some) in_vain_ = 0;
+    return some;
+  }
+  void sleep(int looks) {
+    for (int i = 0; i < looks; i++)
+      if (progress()) return;
+    // Called again and again for nothing: what is to come may need this core, and in real time nobody would take it from us.
+    if (++in_vain_ > 10) sched_yield();
     if (ucp_worker_arm(worker_) != UCS_OK) return;  // something has come meanwhile
     pollfd p[] = {{ucx_->events, POLLIN, 0}, {ucx_->wake, POLLIN, 0}};
-    poll(p, 2, 10);
+    if (poll(p, 2, 10) == 0) in_vain_ = 0;
     std::uint64_t count;
     (void)!read(ucx_->wake, &count, sizeof count);
   }
@@ -153,6 +161,7 @@ class Link {
   std::vector<std::string> addresses_;
   std::uint64_t nonce_;
   std::vector<Peer> peers_;
+  int in_vain_ = 0;  // sleeps, one after the other, that something ended and nothing came of
 };
 
 }  // namespace tandem::ucx

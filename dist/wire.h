@@ -59,7 +59,8 @@ class Wire {
   virtual std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) = 0;
 
   virtual void progress() = 0;  // throws CommunicationError when another rank has failed
-  virtual void rest() = 0;      // until something has happened, until wake(), or a few milliseconds
+  // Until something has happened, until wake(), or a few milliseconds; looks so many times before it sleeps.
+  virtual void rest(int looks) = 0;
   virtual void wake() = 0;
   virtual std::uint64_t bytes_sent() const = 0;
   virtual std::string transport() const = 0;

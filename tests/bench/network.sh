@@ -1,10 +1,15 @@
 #!/bin/bash
-# All-reduce beside Open MPI and Gloo in the same run: ours, theirs, ours, theirs, three times, medians. One host with 2 and 4
-# ranks; and, with the rights for tests/hosts.sh, 2 and 4 hosts at 1 Gbit/s, with the bytes that each interface sent.
-# Prints a table, and writes $BUILD/bench-network.jsonl. A peer that is not installed is left out.
+# tests/bench/network.sh [host] [hosts] [steps]: the network beside its peers in the same run: ours, theirs, ours, theirs, $TURNS
+# times (default 3), medians. Prints tables, and writes $BUILD/bench-network.jsonl. A peer that is not installed is left out.
+#   host    all-reduce beside Open MPI and Gloo on one host, 2 and 4 ranks
+#   hosts   the same on 2 and 4 hosts at 1 Gbit/s; `link` is what plain TCP streams round the same hosts get (peers/link.py)
+#   steps   training on 2 hosts at 1 Gbit/s and 200 Mbit/s, beside PyTorch's DDP on Gloo
+# The hosts are those of tests/hosts.sh, and need its rights.
 set -u
 build=${BUILD:-build}
+turns=${TURNS:-3}
 out=$build/bench-network.jsonl
+parts=" ${*:-host hosts steps} "
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 python=${PYTHON:-/usr/bin/python3}
@@ -14,9 +19,10 @@ command -v mpicc >/dev/null && mpicc -O2 tests/bench/peers/network_mpi.c -o "$th
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 : >"$out"
 one="1024 65536 1048576 16777216 67108864"
-many="65536 1048576 16777216"
+many="65536 1048576 16777216 67108864"
 
-strip() { sed -n 's/^\[0@[^]]*\] //; /^[0-9]* [0-9.]*$/p'; }
+strip() { sed -n 's/^\[0@[^]]*\] //; /^[a-z0-9]* [0-9][0-9. ]*$/p'; }
+link() { sh tests/hosts.sh "$1" "$2" -- "$python" tests/bench/peers/link.py 16777216 | strip >>"$there/link"; }
 gloo_here() { # RANKS SIZES…
   local n=$1 r port=$((20000 + RANDOM % 10000))
   shift
@@ -54,18 +60,19 @@ peers() {
 }
 median_of() { awk -v s="$2" '$1 == s { print $2 }' "$1" 2>/dev/null | sort -g | awk '{ v[NR] = $1 } END { if (NR) print v[int((NR + 1) / 2)] }'; }
 
-printf '%-28s %12s %12s %12s %8s %s\n' all-reduce ours 'Open MPI' Gloo ratio unit
 measure() { # PLACE N SIZES…
   local place=$1 n=$2 size
   shift 2
-  rm -f "$there"/ours "$there"/*.out
-  for turn in 1 2 3; do
+  rm -f "$there"/ours "$there"/*.out "$there/link"
+  for ((turn = 0; turn < turns; turn++)); do
+    [ "$place" = hosts ] && link "$n" 1gbit
     ours "$place" "$n" "$@"
     peers "$place" "$n" "$@"
   done 2>"$there/errors"
   for size in "$@"; do
     awk -v size="$size" -v n="$n" -v place="$place" -v a="$(median_of "$there/ours" "$size")" \
-      -v b="$(median_of "$there/mpi.out" "$size")" -v c="$(median_of "$there/gloo.out" "$size")" -v out="$out" '
+      -v b="$(median_of "$there/mpi.out" "$size")" -v c="$(median_of "$there/gloo.out" "$size")" \
+      -v l="$(median_of "$there/link" 16777216)" -v out="$out" '
       function shown(t) { return t == "" ? "-" : sprintf("%.4g", value(t)) }
       function value(t) { return small ? t * 1e6 : 2 * (n - 1) / n * size / t / 1e9 }
       BEGIN {
@@ -75,15 +82,54 @@ measure() { # PLACE N SIZES…
         unit = small ? "us" : "GB/s"
         peer = b == "" ? c : c == "" || b < c ? b : c
         ratio = a == "" || peer == "" ? "" : sprintf("%.3g", peer / a)
-        printf "%-28s %12s %12s %12s %8s %s\n", name, shown(a), shown(b), shown(c), ratio == "" ? "-" : ratio, unit
+        bound = l == "" || small ? "" : 16777216 / l / 1e9
+        printf "%-28s %10s %10s %10s %8s %10s %9s %s\n", name, shown(a), shown(b), shown(c), ratio == "" ? "-" : ratio,
+          bound == "" ? "-" : sprintf("%.4g", bound), bound == "" || a == "" ? "-" : sprintf("%.3g", value(a) / bound), unit
         if (a == "") exit
-        printf "{\"bench\":\"%s\",\"ours\":%.6g,\"peer\":%s,\"ratio\":%s,\"unit\":\"%s\"}\n", name, value(a),
-          peer == "" ? "null" : sprintf("%.6g", value(peer)), ratio == "" ? "null" : ratio, unit >>out
+        printf "{\"bench\":\"%s\",\"ours\":%.6g,\"peer\":%s,\"ratio\":%s,%s\"unit\":\"%s\"}\n", name, value(a),
+          peer == "" ? "null" : sprintf("%.6g", value(peer)), ratio == "" ? "null" : ratio,
+          bound == "" ? "" : sprintf("\"bound\":%.6g,", bound), unit >>out
       }'
   done
 }
-for n in 2 4; do measure host $n $one; done
-if sh tests/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1; then
+# The training step on 2 hosts: no longer than 1.15 times the longer of computing and sending, and the first and last bucket.
+steps() { # RATE MODEL BATCH
+  local rate=$1 model=$2 batch=$3
+  rm -f "$there"/{ours,gloo.out,link}
+  for ((turn = 0; turn < turns; turn++)); do
+    link 2 "$rate"
+    sh tests/hosts.sh 2 "$rate" -- "$build/bench_distributed" "$model" "$batch" | strip >>"$there/ours"
+    [ "${gloo:-}" ] && GLOO_SOCKET_IFNAME=eth0 sh tests/hosts.sh 2 "$rate" -- "$python" tests/bench/peers/step_ddp.py \
+      "$model" "$batch" | strip >>"$there/gloo.out"
+  done 2>"$there/errors"
+  column() { awk -v k="$2" '{ print 1, $k }' "$1" 2>/dev/null >"$there/column"; median_of "$there/column" 1; }
+  awk -v compute="$(column "$there/ours" 3)" -v step="$(column "$there/ours" 4)" -v bytes="$(column "$there/ours" 5)" \
+    -v bucket="$(column "$there/ours" 6)" -v exposed="$(column "$there/ours" 7)" -v theirs="$(column "$there/gloo.out" 3)" \
+    -v peer="$(column "$there/gloo.out" 4)" -v l="$(median_of "$there/link" 16777216)" \
+    -v name="step/2x1host/$rate/$model" -v out="$out" '
+    BEGIN {
+      if (step == "" || l == "") { print name ": no result"; exit }
+      per_byte = l * 1e3 / 16777216
+      sent = bytes * per_byte  # 2(n−1)/n of them, n = 2
+      bound = 1.15 * (compute > sent ? compute : sent) + 2 * bucket * per_byte
+      printf "%-28s %10.1f %10s %8s %10.1f %10.1f %10.1f %9.2f %10s\n", name, step, peer == "" ? "-" : sprintf("%.1f", peer),
+        peer == "" ? "-" : sprintf("%.2f", peer / step), compute, sent, bound, bound / step, theirs == "" ? "-" : sprintf("%.1f", theirs)
+      printf "{\"bench\":\"%s\",\"ours\":%.6g,\"peer\":%s,\"ratio\":%s,\"bound\":%.6g,\"compute\":%.6g,\"link\":%.6g,\"exposed\":%.6g,\"unit\":\"ms\"}\n",
+        name, step, peer == "" ? "null" : sprintf("%.6g", peer), peer == "" ? "null" : sprintf("%.3g", peer / step), bound,
+        compute, sent, exposed >>out
+    }'
+}
+
+wants() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
+title() { printf '%-28s %10s %10s %10s %8s %10s %9s %s\n' all-reduce ours 'Open MPI' Gloo ratio link 'of it' unit; }
+if wants host; then
+  title
+  for n in 2 4; do measure host $n $one; done
+fi
+wants hosts || wants steps || exit 0
+sh tests/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1 || { echo "several hosts: left out ($(cat "$there/rights"))"; exit 0; }
+if wants hosts; then
+  title
   for n in 2 4; do
     measure hosts $n $many
     # What the interface of host 0 sent in the last run, beside the bound: 2(n−1)/n·M in each of its all-reduces.
@@ -91,10 +137,14 @@ if sh tests/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1; then
       k = split(sizes, s, " ")
       for (i = 1; i <= k; i++) { calls = 4194304 / s[i]; calls = calls < 1 ? 1 : calls > 500 ? 500 : int(calls); sum += 8 * calls * s[i] }
       bound = 2 * (n - 1) / n * sum
-      printf "%-28s %12.4g %12.4g %12s %8.3g bytes\n", "sent/1x" n "hosts", $2, bound, "(the bound)", bound / $2
+      printf "%-28s %10.4g %10.4g %10s %8.3g bytes\n", "sent/1x" n "hosts", $2, bound, "(the bound)", bound / $2
       printf "{\"bench\":\"sent/1x%dhosts\",\"ours\":%d,\"peer\":%d,\"ratio\":%.4g,\"unit\":\"bytes\"}\n", n, $2, bound, bound / $2 >>out
     }' "$there/counters"
   done
-else
-  echo "several hosts: left out ($(cat "$there/rights"))"
+fi
+if wants steps; then
+  printf '%-28s %10s %10s %8s %10s %10s %10s %9s %10s\n' 'training step, ms' ours DDP ratio compute link bound 'in it' "DDP's compute"
+  for rate in 1gbit 200mbit; do
+    for model in ${MODELS:-smallcnn resnet20 vgg11}; do steps $rate $model "${BATCH:-128}"; done
+  done
 fi

@@ -11,7 +11,7 @@ One line in, one line out; the first line out is "torch VERSION threads N".
 
   MODEL DTYPE BATCH [FORMAT]   builds a model, times both memory formats, keeps
                  the faster:  ready FORMAT CONTIGUOUS_MS CHANNELS_LAST_MS MODE
-                 MODEL  lenet5 smallcnn resnet20 resnet18
+                 MODEL  lenet5 smallcnn vgg11 resnet20 resnet18
                  DTYPE  f32; bf16-autocast: float32 weights under torch.autocast;
                         bf16-cast: everything bfloat16, weights and SGD too;
                         bf16: the faster of the two
@@ -102,9 +102,21 @@ def smallcnn():
         nn.Linear(3136, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
+def vgg11():
+    layers, inputs = [], 3
+    for outputs in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
+        if outputs:
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+            inputs = outputs
+        else:
+            layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+
+
 MODELS = {  # builder, shape of one picture
     "lenet5": (lenet5, (1, 28, 28)),
     "smallcnn": (smallcnn, (1, 28, 28)),
+    "vgg11": (vgg11, (3, 32, 32)),
     "resnet20": (lambda: ResNet((16, 32, 64), 3, projection=False), (3, 32, 32)),
     "resnet18": (lambda: ResNet((64, 128, 256, 512), 2, projection=True), (3, 32, 32)),
 }

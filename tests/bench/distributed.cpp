@@ -1,0 +1,113 @@
+// The training step of several ranks, as they were started: for every model a line
+//   MODEL BATCH COMPUTE STEP BYTES BUCKET EXPOSED
+// COMPUTE: milliseconds of forward, backward and SGD with momentum while all ranks compute and nothing is exchanged; STEP: the
+// same with the gradients exchanged; both medians over alternating blocks. BYTES of gradients, of one bucket; EXPOSED
+// milliseconds of a step in which it only waited for the network. The peer (peers/step_ddp.py) does the same.
+//   tandem-run -n 2 bench_distributed MODEL BATCH …
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "core/random.h"
+#include "layers/models.h"
+#include "layers/options.h"
+#include "layers/strategy.h"
+
+using namespace tandem;
+
+namespace {
+
+// On a machine that other work is using, the bench may be started in real time (chrt -f 10): there, threads of equal rank do
+// not take turns, and those that move bytes must go before those that compute, as they would by themselves.
+void helpers_first() {
+  sched_param mine{};
+  if (sched_getscheduler(0) != SCHED_FIFO || sched_getparam(0, &mine) != 0) return;
+  const sched_param above{.sched_priority = mine.sched_priority + 1};
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    if (const int id = std::atoi(task.path().filename().c_str()); id != getpid())
+      sched_setscheduler(id, SCHED_FIFO, &above);
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+struct Training {
+  std::unique_ptr<Module> model;
+  ParameterSpace space;
+  SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
+  Variable images;
+  Tensor labels;
+
+  Training(Backend& backend, const std::string& name, std::int64_t batch, const SpaceMemory& memory)
+      : model(make_model(name, 10, gray(name) ? 1 : 3, gray(name) ? 28 : 32)), space(*model, backend, 1, memory) {
+    const Shape shape = gray(name) ? Shape{batch, 28, 28, 1} : Shape{batch, 32, 32, 3};
+    std::vector<double> pixels(std::size_t(shape.elements())), classes(static_cast<std::size_t>(batch));
+    Philox random(3, Stream::test);
+    for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
+    for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
+    images = Variable(Tensor::of(backend, shape, pixels));
+    labels = Tensor::of(backend, {batch}, classes, DType::i32);
+  }
+  static bool gray(const std::string& name) { return name == "smallcnn" || name == "lenet5"; }
+
+  void step(Strategy& strategy) {
+    const Variable loss = cross_entropy((*model)(images), labels);
+    space.zero_gradients();
+    space.backward(loss, 1.0 / strategy.size());
+    strategy.step(sgd, loss);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    auto backend = cpu_backend(0);
+    for (int a = 1; a + 1 < argc; a += 2) {
+      const std::string name = argv[a];
+      const std::int64_t batch = std::atoll(argv[a + 1]);
+      Strategy nothing;
+      auto strategy = strategy_from_environment();
+      Training alone(*backend, name, batch, {}), shared(*backend, name, batch, strategy->memory());
+      strategy->begin(shared.space);
+      alone.sgd.bind(alone.space);
+      shared.sgd.bind(shared.space);
+      helpers_first();
+      auto measured = [&](const std::string& what) {
+        for (const auto& [name, value] : strategy->measures())
+          if (name == what) return value;
+        return 0.0;
+      };
+      auto block = [&](Training& t, Strategy& s, int steps) {
+        strategy->combine({});  // all ranks begin together
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; i < steps; i++) t.step(s);
+        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / steps;
+      };
+      block(alone, nothing, 2);
+      const double once = block(shared, *strategy, 3);
+      // As many on all ranks: rank 0's clock decides.
+      const int steps =
+          int(strategy->combine({.loss = strategy->rank() == 0 ? std::clamp(300 / once, 1.0, 20.0) : 0}).loss);
+      std::vector<double> compute, step;
+      const double exposed = measured("exposed_seconds");
+      for (int round = 0; round < 5; round++) {
+        compute.push_back(block(alone, nothing, steps));
+        step.push_back(block(shared, *strategy, steps));
+      }
+      if (strategy->rank() == 0)
+        std::printf("%s %lld %.4f %.4f %lld %lld %.4f\n", name.c_str(), static_cast<long long>(batch), median(compute),
+                    median(step), static_cast<long long>(shared.space.gradients.bytes()),
+                    static_cast<long long>(measured("bucket_bytes")),
+                    (measured("exposed_seconds") - exposed) * 1e3 / (5 * steps));
+      strategy->end();
+    }
+  });
+}
