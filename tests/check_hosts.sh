@@ -21,6 +21,16 @@ same 2 sh tests/hosts.sh 2 1gbit -- $train
 RANKS=2 same 4 sh tests/hosts.sh 2 1gbit -- $train
 LAUNCHER=1 same 3 sh tests/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
 
+# Every collective, from 4 B to 256 MiB, on 2, 3 and 4 hosts, and on 2 of 2 ranks.
+if [ -x "$build/tandem_tests" ]; then
+  for many in '2 1' '3 1' '4 1' '2 2'; do
+    RANKS=${many#* } timeout --foreground 120 sh tests/hosts.sh "${many% *}" none -- "$build/tandem_tests" \
+      --gtest_filter=Hosts.DISABLED_Collectives --gtest_also_run_disabled_tests >"$there/out" 2>&1 &&
+      [ "$(grep -c 'PASSED.* 1 test' "$there/out")" = $((${many% *} * ${many#* })) ] ||
+      complain "collectives on $many: $(cat "$there/out")"
+  done
+fi
+
 # Ten all-reduces of 1 MiB: each host may send 2(n−1)/n MiB in each, and a little for finding each other.
 for hosts in 2 3; do
   COUNTERS=$there/counters timeout --foreground 60 sh tests/hosts.sh $hosts 1gbit -- "$build/tandem-run" --check-rank \

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "dist/communicator.h"
 
 namespace tandem::test {
@@ -30,6 +31,56 @@ std::vector<std::string> ranks_say(int n, const Body& body) {
 
 inline void all_well(const std::vector<std::string>& said) {
   for (std::size_t r = 0; r < said.size(); r++) EXPECT_EQ(said[r], "") << "rank " << r;
+}
+
+template <class T>
+void is(const T* x, std::int64_t i, double want, const char* what) {
+  require(double(x[i]) == want, what, ": element ", i, " is ", double(x[i]), " and should be ", want);
+}
+
+// Whole numbers, so that sums are exact: element i of rank r is (i mod 8) + r.
+template <class T>
+void exercise(Communicator& c, T* x, std::int64_t count) {
+  const int n = c.size(), me = c.rank();
+  auto fill = [&] {
+    for (std::int64_t i = 0; i < count; i++) x[i] = T(float(i % 8 + me));
+  };
+  const Buffer b{x, count, dtype_of<T>};
+  fill();
+  c.all_reduce(b).wait();
+  for (std::int64_t i = 0; i < count; i++) is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "sum");
+  fill();
+  c.all_reduce(b, Combine::max).wait();
+  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "maximum");
+  fill();
+  c.broadcast(b, n - 1).wait();
+  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "broadcast");
+  Cuts cuts = even_cuts(count, n);
+  cuts[1] /= 2;
+  for (const Cuts& given : {Cuts{}, cuts}) {
+    const Cuts at = given.empty() ? even_cuts(count, n) : given;
+    fill();
+    c.all_gather(b, given).wait();
+    for (int r = 0; r < n; r++)
+      for (std::int64_t i = at[std::size_t(r)]; i < at[std::size_t(r) + 1]; i++) is(x, i, double(i % 8 + r), "gather");
+    fill();
+    c.reduce_scatter(b, Combine::sum, given).wait();
+    for (std::int64_t i = at[std::size_t(me)]; i < at[std::size_t(me) + 1]; i++)
+      is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "scatter");
+  }
+  c.barrier().wait();
+}
+
+inline const std::vector<std::int64_t> lengths{1, 5, 700, 5000, 70000, 300001};
+
+// One sum of 256 MiB.
+constexpr std::int64_t much = 64 << 20;
+inline void sum_much(Communicator& c, float* x) {
+  for (std::int64_t i = 0; i < much; i++) x[i] = float(i % 1000 + c.rank());
+  c.all_reduce({x, much, DType::f32}).wait();
+  const int n = c.size();
+  for (std::int64_t i = 0; i < much; i++)
+    if (x[i] != float(n * int(i % 1000) + n * (n - 1) / 2)) is(x, i, double(n * (i % 1000)) + n * (n - 1) / 2.0, "sum");
 }
 
 // Twenty sums of `count` elements at once, waited for in the opposite order.

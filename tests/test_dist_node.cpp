@@ -24,50 +24,10 @@ std::vector<std::string> on_hosts(int ranks, int per_host, const Body& body, dou
   });
 }
 
-template <class T>
-void is(const T* x, std::int64_t i, double want, const char* what) {
-  require(double(x[i]) == want, what, ": element ", i, " is ", double(x[i]), " and should be ", want);
-}
-
-// Whole numbers, so that sums are exact: element i of rank r is (i mod 8) + r.
-template <class T>
-void exercise(Communicator& c, T* x, std::int64_t count) {
-  const int n = c.size(), me = c.rank();
-  auto fill = [&] {
-    for (std::int64_t i = 0; i < count; i++) x[i] = T(float(i % 8 + me));
-  };
-  const Buffer b{x, count, dtype_of<T>};
-  fill();
-  c.all_reduce(b).wait();
-  for (std::int64_t i = 0; i < count; i++) is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "sum");
-  fill();
-  c.all_reduce(b, Combine::max).wait();
-  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "maximum");
-  fill();
-  c.broadcast(b, n - 1).wait();
-  for (std::int64_t i = 0; i < count; i++) is(x, i, double(i % 8 + n - 1), "broadcast");
-  Cuts cuts = even_cuts(count, n);
-  cuts[1] /= 2;
-  for (const Cuts& given : {Cuts{}, cuts}) {
-    const Cuts at = given.empty() ? even_cuts(count, n) : given;
-    fill();
-    c.all_gather(b, given).wait();
-    for (int r = 0; r < n; r++)
-      for (std::int64_t i = at[std::size_t(r)]; i < at[std::size_t(r) + 1]; i++) is(x, i, double(i % 8 + r), "gather");
-    fill();
-    c.reduce_scatter(b, Combine::sum, given).wait();
-    for (std::int64_t i = at[std::size_t(me)]; i < at[std::size_t(me) + 1]; i++)
-      is(x, i, double(n * (i % 8)) + n * (n - 1) / 2.0, "scatter");
-  }
-  c.barrier().wait();
-}
-
-const std::vector<std::int64_t> counts{1, 5, 700, 5000, 70000, 300001};
-
 TEST(CommunicatorNode, AnyMemory) {
   for (int n : {2, 3, 4, 7})
     all_well(on_hosts(n, n, [](Communicator& c) {
-      for (std::int64_t count : counts) {
+      for (std::int64_t count : lengths) {
         std::vector<float> f(static_cast<std::size_t>(count));
         exercise(c, f.data(), count);
         std::vector<double> d(f.size());
@@ -82,7 +42,7 @@ TEST(CommunicatorNode, ItsOwnMemoryInPlace) {
   for (int n : {2, 3, 4, 7})
     all_well(on_hosts(n, n, [](Communicator& c) {
       auto memory = c.allocate(300001 * 8 + 4096), other = c.allocate(100000);
-      for (std::int64_t count : counts) {
+      for (std::int64_t count : lengths) {
         exercise(c, static_cast<float*>(memory.get()), count);
         exercise(c, static_cast<double*>(memory.get()) + 3, count);
         exercise(c, static_cast<bf16*>(memory.get()), count);
@@ -91,6 +51,15 @@ TEST(CommunicatorNode, ItsOwnMemoryInPlace) {
       // Not at the same place on all ranks: still right.
       exercise(c, static_cast<float*>(memory.get()) + c.rank(), 50000);
     }));
+}
+
+// 256 MiB: more than what any transport keeps under way.
+TEST(CommunicatorNode, AQuarterOfAGibibyte) {
+  all_well(on_hosts(2, 2, [](Communicator& c) {
+    sum_much(c, static_cast<float*>(c.allocate(much * sizeof(float)).get()));
+    std::vector<float> own(much);
+    sum_much(c, own.data());
+  }));
 }
 
 TEST(CommunicatorNode, ManyAreUnderWayAtOnce) {
@@ -141,7 +110,7 @@ TEST(CommunicatorHierarchy, HostsOfSeveralRanks) {
   for (auto [ranks, per_host] : {std::pair{4, 2}, {6, 3}, {6, 2}, {5, 2}, {3, 1}})
     all_well(on_hosts(ranks, per_host, [](Communicator& c) {
       auto memory = c.allocate(300001 * 4);
-      for (std::int64_t count : counts) {
+      for (std::int64_t count : lengths) {
         std::vector<float> x(static_cast<std::size_t>(count));
         exercise(c, x.data(), count);
         if (memory) exercise(c, static_cast<float*>(memory.get()), count);

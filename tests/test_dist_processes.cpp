@@ -11,6 +11,7 @@
 #include "dist/control.h"
 #include "dist/node.h"
 #include "dist/rendezvous.h"
+#include "dist/start.h"
 #include "dist/ucx.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
@@ -327,6 +328,26 @@ TEST(Ucx, CollectivesOfAllSizes) {
       require(in.back() == float((c.rank() + n - 1) % n), "received ", in.back());
       c.barrier().wait();
     }));
+}
+
+// As one rank of those that tests/check_hosts.sh starts.
+TEST(Hosts, DISABLED_Collectives) {
+  auto c = communicator_from_environment();
+  ASSERT_GT(c->size(), 1);
+  for (std::int64_t count : lengths) {
+    std::vector<float> f(static_cast<std::size_t>(count));
+    exercise(*c, f.data(), count);
+    std::vector<double> d(f.size());
+    exercise(*c, d.data(), count);
+    std::vector<bf16> h(f.size());
+    exercise(*c, h.data(), count);
+  }
+  many_at_once(*c, 50000);
+  if (c->size() == 2) {
+    std::vector<float> x(much);
+    sum_much(*c, x.data());
+  }
+  c->barrier().wait();
 }
 
 TEST(Ucx, DisagreementIsNamed) { expect_disagreement_named(over_ucx(2, disagree)); }
