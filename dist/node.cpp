@@ -119,7 +119,9 @@ class NodeCommunicator : public Communicator {
     slots_ = arena_.get() + desks;
     new (&desks_[rank_]) Desk;
     base_->barrier().wait();
-    spins_ = int(std::thread::hardware_concurrency()) >= ranks_ ? 3000 : 0;
+    const bool own_core = int(std::thread::hardware_concurrency()) >= ranks_;
+    spins_ = own_core ? 3000 : 40;
+    spins_per_yield_ = own_core ? 100 : 1;
   }
 
   int rank() const override { return rank_; }
@@ -265,7 +267,8 @@ class NodeCommunicator : public Communicator {
   std::shared_ptr<Wire> wire_;
   std::vector<int> job_ranks_;
   double deadline_;
-  int ranks_, rank_, spins_;
+  int ranks_, rank_;
+  int spins_, spins_per_yield_;  // before a rank that waits sleeps
   std::shared_ptr<std::byte> arena_;
   Desk* desks_;
   std::byte* slots_;
@@ -295,7 +298,7 @@ void NodeOperation::wait() {
     while (round_ != rounds_) {
       bool moved = node_.carry_on();
       for (int i = 1; i <= node_.spins_ && !moved; i++) {
-        if (i % 100 == 0) sched_yield();  // who is awaited may want this core
+        if (i % node_.spins_per_yield_ == 0) sched_yield();  // who is awaited may want this core
         moved = node_.carry_on();
       }
       if (moved) continue;
