@@ -173,7 +173,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/handshake.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/start.cpp)
+network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
@@ -246,7 +246,7 @@ launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(examples:examples/%.cpp=$(BUILD)/%) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
-every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check))) \
+every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp)) \
                   $(if $(launcher),$(OBJ)/dist/tandem-run.o)
 
 # ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
@@ -340,6 +340,8 @@ $(filter-out $(launcher),$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/
 	$(call say,link $@)$(call link)
 $(bench_programs): $(BUILD)/bench_%: $(OBJ)/tests/bench/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
+$(BUILD)/strangers: $(OBJ)/tests/strangers.o
+	$(call say,link $@)$(call link)
 $(BUILD)/gpu_check: $(gpu_check:%.cpp=$(OBJ)/%.o) $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
 $(BUILD)/tandem_tests: $(test_objects) $(BUILD)/libtandem.a
@@ -352,13 +354,13 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network drill gpu-check demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 
 # The pictures that some tests need lie in $TANDEM_DATA; without them those tests are skipped, by name.
 # TESTS='Conv*:Tape*' runs some only; TEST_SHARDS=1 runs them in one process; CHECKS= leaves the scripts out.
-test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs) $(BUILD)/gpu_check
+test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs) $(BUILD)/gpu_check $(BUILD)/strangers
 	$(if $(left_out),@echo 'left out (no $(strip $(rooms_off))): $(left_out)')
 	@BUILD=$(BUILD) CXX='$(CXX)' DEPENDENCIES='$(every_object:.o=.d)' $(if $(TESTS),GTEST_FILTER='$(TESTS)') \
 	  sh tests/run.sh $(BUILD)/tandem_tests $(CHECKS)
@@ -399,6 +401,10 @@ DRILLS     ?= 50
 DRILL_SEED ?= 1
 drill: $(programs)
 	@BUILD=$(BUILD) sh tests/drill.sh $(DRILLS) $(DRILL_SEED)
+# Connections from somebody who does not belong there, while ranks meet and while they train.
+STRANGERS ?= 10000
+strangers: $(programs) $(BUILD)/strangers
+	@BUILD=$(BUILD) sh tests/strangers.sh $(STRANGERS)
 
 # Checks and measures on the GPU of this machine: STAGE=ops, train or bench (tests/gpu_check.sh).
 gpu-check:
@@ -454,6 +460,7 @@ help:
 	@echo 'make fuzz         damaged files and options on everything that reads them (SEEDED=100000 TIME=30)'
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
+	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
 	@echo 'make gpu-check    STAGE=ops, train or bench: what only a machine with a GPU can tell'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'

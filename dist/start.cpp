@@ -59,11 +59,12 @@ std::unique_ptr<Communicator> communicator_from_environment(const Variables& var
   if (place.size == 1) return alone();
   const Deadlines deadlines = Deadlines::from(variables);
   Rendezvous rendezvous(place, deadlines, variables);
-  auto ucx = Ucx::open(rendezvous.interface_address());
-
   const auto agreed = rendezvous.exchange(agreement(variables));
   const auto hosts = rendezvous.exchange(host_name());
   const auto identities = rendezvous.exchange(host_identity());
+  const bool one_host = std::all_of(identities.begin(), identities.end(), [&](auto& i) { return i == identities[0]; });
+  const std::string interface = rendezvous.interface_address();
+  auto ucx = Ucx::open(interface, rendezvous.exchange(interface), one_host);
   std::vector<std::string> names;
   for (std::size_t r = 0; r < hosts.size(); r++) names.push_back("rank " + std::to_string(r) + " on " + hosts[r]);
   for (std::size_t r = 1; r < agreed.size(); r++)

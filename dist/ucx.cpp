@@ -16,6 +16,8 @@
 #include <sstream>
 #include <utility>
 
+#include "dist/port_guard.h"
+
 namespace tandem {
 namespace ucx {
 namespace {
@@ -38,10 +40,11 @@ std::string interface_of(const std::string& address) {
 
 }  // namespace
 
-Worker::Worker(const std::string& interface_address) {
+Worker::Worker(const std::string& interface_address, const std::vector<std::string>& ranks, bool one_host) {
   // UCX takes transports' options from the environment only; what the user has set stays.
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
+  if (one_host) setenv("UCX_TLS", "self,sm", 0);
   std::string devices = interface_of(interface_address), rdma;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none))
@@ -60,7 +63,10 @@ Worker::Worker(const std::string& interface_address) {
   ucp_worker_params_t w{};
   w.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   w.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  const std::vector<int> before = listening_sockets();
   UCX_CHECK(ucp_worker_create(context, &w, &worker));
+  for (int s : listening_sockets())
+    if (!ranks.empty() && std::find(before.begin(), before.end(), s) == before.end()) hear_only(s, ranks);
   UCX_CHECK(ucp_worker_get_efd(worker, &events));
   wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 }
@@ -304,8 +310,9 @@ std::shared_ptr<Wire> Worker::connect(std::vector<std::string> addresses, std::u
 
 }  // namespace ucx
 
-std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address) {
-  return std::make_shared<ucx::Worker>(interface_address);
+std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, const std::vector<std::string>& ranks,
+                               bool one_host) {
+  return std::make_shared<ucx::Worker>(interface_address, ranks, one_host);
 }
 
 std::string Ucx::version() { return ucp_get_version_string(); }

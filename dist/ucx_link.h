@@ -20,7 +20,7 @@ inline void check(ucs_status_t status, const char* call, const char* hint = "") 
 
 class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
  public:
-  explicit Worker(const std::string& interface_address);
+  Worker(const std::string& interface_address, const std::vector<std::string>& ranks, bool one_host);
   ~Worker() override;
   std::string address() const override;
   std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,

@@ -1,0 +1,3 @@
+#!/bin/sh
+# Three hundred of `make strangers`.
+exec sh tests/strangers.sh 300
