@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/queue.h"
 #include "core/tensor.h"
 
 namespace tandem {
@@ -61,6 +62,14 @@ class Backend {
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // within the device
   virtual void synchronize() = 0;
+
+  // What goes on behind the host's back (core/queue.h). The defaults are those of a backend behind which nothing does.
+  virtual bool asynchronous() const { return on_device(); }  // operations may return before their work is done
+  virtual Queue& queue();                                    // in which all operations stand, in the order of the calls
+  virtual std::unique_ptr<Queue> new_queue();                // beside it
+  virtual std::unique_ptr<Event> new_event();                // events and queues must be gone before the backend is
+  virtual std::shared_ptr<void> pinned(std::size_t bytes);   // memory of the host that the device reads and writes
+  virtual std::string identity() const { return {}; }        // of the device, the same in no other machine; empty: the host
 
   // The owner of weights that may have been prepared (laid out in the backend's own format) is gone.
   virtual void forget(const WriteCount& owner) { (void)owner; }
@@ -159,5 +168,6 @@ std::unique_ptr<Backend> reference_backend(int threads = 1);
 std::unique_ptr<Backend> cpu_backend(int threads = 0);  // 0: OMP_NUM_THREADS, else all cores
 // The GPU with this index; throws Error with the cause when there is none. Defined in cuda/, or in cuda/none.cpp.
 std::unique_ptr<Backend> cuda_backend(int index);
+int cuda_devices();  // that this process sees; 0 where there is none, or no CUDA. Defined there too
 
 }  // namespace tandem

@@ -13,6 +13,7 @@
 #include "cuda/kernels.h"
 #include "cuda/matrix.h"
 #include "cuda/memory.h"
+#include "cuda/queue.h"
 #include "cuda/weights.h"
 
 namespace tandem {
@@ -56,6 +57,7 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(const Device& device)
       : Backend("cuda", std::make_unique<DeviceMemory>(device), 1),
         device_(device),
+        in_order_(device.index, queue_.stream),
         grid_{queue_.stream, device.processors},
         staging_(queue_.stream),
         workspace_(memory(), matrix_workspace),
@@ -96,6 +98,11 @@ class CudaBackend final : public Backend {
     if (recording_) throw NotRecordable("the host waits for the GPU");
     CUDA_CHECK(cudaStreamSynchronize(queue_.stream), "GPU ", device_.index, " (", device_.name, ")");
   }
+  tandem::Queue& queue() override { return in_order_; }
+  std::unique_ptr<tandem::Queue> new_queue() override { return cuda::new_queue(device_.index); }
+  std::unique_ptr<Event> new_event() override { return std::make_unique<DeviceEvent>(device_.index); }
+  std::shared_ptr<void> pinned(std::size_t bytes) override { return pinned_memory(bytes); }
+  std::string identity() const override { return device_.uuid; }
   void forget(const WriteCount& owner) override { weights_.forget(owner); }
 
   // ---- recording ---------------------------------------------------------------------------------------------------
@@ -356,6 +363,7 @@ class CudaBackend final : public Backend {
 
   Device device_;
   Queue queue_;
+  DeviceQueue in_order_;
   Grid grid_;
   Staging staging_;
   Scratch workspace_;
@@ -370,6 +378,12 @@ class CudaBackend final : public Backend {
 
 std::unique_ptr<Backend> cuda_backend(int index) {
   return std::make_unique<cuda::CudaBackend>(cuda::use_device(index));
+}
+int cuda_devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();  // it stays set otherwise
+  return 0;
 }
 
 }  // namespace tandem

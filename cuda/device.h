@@ -13,6 +13,7 @@ struct Device {
   int major = 0, minor = 0;  // compute capability
   int processors = 0;        // multiprocessors
   std::size_t bytes = 0;     // of memory
+  std::string uuid = {};     // 32 hexadecimal digits
 };
 
 // Makes `index` this thread's device. Throws Error with the cause and what to do where it cannot be used.

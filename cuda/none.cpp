@@ -4,5 +4,6 @@
 namespace tandem {
 
 std::unique_ptr<Backend> cuda_backend(int) { fail("this build has no CUDA backend"); }
+int cuda_devices() { return 0; }
 
 }  // namespace tandem

@@ -24,7 +24,8 @@ struct CommunicationError : Error {
   int rank;  // at fault, as far as is known; −1: unknown
 };
 
-// Elements in memory that the host can read; the caller keeps them alive until the Work is done.
+// Elements in memory that the host can read (of a device, where the communicator is one of devices: dist/on_devices.h); the
+// caller keeps them alive until the Work is done.
 struct Buffer {
   void* data = nullptr;
   std::int64_t count = 0;
@@ -109,6 +110,8 @@ class Communicator {
     return nullptr;
   }
 
+  // For who waits for something else than a Work, while the other ranks need this one: throws when one of them has failed or left.
+  virtual void check() {}
   virtual void rest() {}  // sleeps until something has happened, until wake(), or a few milliseconds
   virtual void wake() {}
   virtual std::uint64_t bytes_sent() const { return 0; }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <iterator>
 
 #include "core/error.h"
+#include "layers/strategy.h"
 
 namespace tandem {
 namespace {
@@ -125,5 +127,7 @@ Place place_in(const Variables& variables) {
   if (p.job.empty()) p.job = "parent=" + parent();
   return p;
 }
+
+int local_rank_from_environment() { return std::max(0, place_in().local_rank); }
 
 }  // namespace tandem

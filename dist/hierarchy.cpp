@@ -63,6 +63,7 @@ class Hierarchy : public Communicator {
 
   // The host's ranks ring on a futex and the other hosts on a descriptor: nothing waits for both, so the pauses are short.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+  void check() override { base_->check(); }
   std::shared_ptr<void> allocate(std::size_t bytes) override { return scatter_->allocate(bytes); }
   std::uint64_t bytes_sent() const override { return base_->bytes_sent(); }
   std::string transport() const override { return "shared memory, and between hosts " + base_->transport(); }

@@ -352,6 +352,16 @@ class MessageCommunicator : public Communicator {
     return std::make_unique<MessageCommunicator>(part);
   }
 
+  void check() override {
+    Job& job = *group_->job;
+    job.try_to([&] {
+      job.wire->progress();
+      for (int r = 0; r < size(); r++)
+        if (r != rank() && job.wire->left(group_->ranks[std::size_t(r)]))
+          throw CommunicationError(group_->ranks[std::size_t(r)],
+                                   where(rank()) + " needs " + where(r) + ", which has left");
+    });
+  }
   void rest() override { group_->job->wire->rest(1); }
   void wake() override { group_->job->wire->wake(); }
   std::uint64_t bytes_sent() const override { return group_->job->wire->bytes_sent(); }

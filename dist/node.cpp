@@ -167,6 +167,7 @@ class NodeCommunicator : public Communicator {
     heard_ = mine.bell.load();
   }
   void wake() override { ring(desks_[rank_]); }
+  void check() override { base_->check(); }
   std::uint64_t bytes_sent() const override { return bytes_ + base_->bytes_sent(); }
   std::string transport() const override { return "shared memory"; }
   void fail(int culprit, const std::string& text) override { base_->fail(culprit, text); }

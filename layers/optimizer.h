@@ -37,6 +37,7 @@ class Optimizer {
   // The whole of it for one machine: stage(), and after backward step(). `loss`, if given, must be finite too.
   void stage();  // sends learning rate and epoch to the device; before the forward pass
   void step(const Tensor* loss = nullptr);
+  void update(const Tensor* loss);  // step() with the gradients that are there, wherever they came from
 
   // Its parts, for strategies.
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range

@@ -105,6 +105,10 @@ void Optimizer::stage() {
 void Optimizer::step(const Tensor* loss) {
   require(space_ != nullptr, "the optimizer is not bound: call bind(space) first");
   require(space_->gradients_complete(), "step() before backward(): there are no gradients");
+  update(loss);
+}
+
+void Optimizer::update(const Tensor* loss) {
   measure(space_->all(), false);
   judge(loss);
   apply(space_->all());

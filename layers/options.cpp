@@ -222,6 +222,8 @@ void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, 
   for (const auto& [spec, value] : line.given) spec->set(value);
 }
 
+int device_of_rank(int local_rank, int devices) { return devices > 0 ? local_rank % devices : 0; }
+
 std::unique_ptr<Backend> make_backend(const Options& o) {
   std::unique_ptr<Backend> backend;
   try {
@@ -230,8 +232,9 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
     else if (o.device == "cpu")
       backend = cpu_backend(o.threads);
     else
-      backend =
-          cuda_backend(o.device == "cuda" ? 0 : number<int>("--device", o.device.substr(5), 0, 1023, "cuda:INDEX"));
+      backend = cuda_backend(o.device == "cuda"
+                                 ? device_of_rank(local_rank_from_environment(), cuda_devices())
+                                 : number<int>("--device", o.device.substr(5), 0, 1023, "cuda:INDEX"));
   } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {

@@ -68,6 +68,8 @@ Options parse_options(int argc, char** argv, const std::string& description, con
 // nothing together, and files that would overwrite each other. parse_options calls it.
 void refuse_contradictions(const Options& options);
 
+// Which of a host's GPUs `--device cuda` is: one for each rank there, and around again where there are more ranks.
+int device_of_rank(int local_rank, int devices);
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);
 

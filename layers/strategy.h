@@ -8,7 +8,7 @@
 //   bind(optimizer)             after the optimizer has its state
 //   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
 //   end_epoch(epoch), end()     after end() every rank holds the same weights
-// Parameters change only inside step().
+// Parameters change only inside step(). Between begin() and end() the backend must not go away.
 #pragma once
 #include <functional>
 #include <memory>
@@ -45,6 +45,14 @@ class Strategy {
   // Everything between backward() and the next forward. A loss or gradient that is not finite on any rank leaves all
   // parameters as they are, on every rank.
   virtual void step(Optimizer& optimizer, const Variable& loss) { optimizer.step(&loss.value()); }
+
+  // On a device, a step() that can be replayed is three: the first and the last only queue work, so that each may be recorded;
+  // between them the host exchanges, and waits with a deadline until all has arrived.
+  virtual bool in_parts() const { return false; }  // once it has begun
+  virtual void hand_over(const Tensor& loss) { (void)loss; }
+  virtual void exchange() {}
+  virtual void update(Optimizer& optimizer) { (void)optimizer; }
+
   virtual void end_epoch(int epoch) { (void)epoch; }
   virtual void end() {}
 
@@ -73,5 +81,7 @@ class Strategy {
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
 // dist/, or in dist/none.cpp where there is no network library: then a distributed start is refused, never run as copies.
 std::unique_ptr<Strategy> strategy_from_environment();
+// Which of the ranks on this host this process is; 0 where the launcher does not say. Defined in dist/ in any case.
+int local_rank_from_environment();
 
 }  // namespace tandem

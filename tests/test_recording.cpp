@@ -1,13 +1,7 @@
-// Recorded steps, without a device: a twin of the reference backend that records as a GPU does. While it records, nothing
-// that is computed stays (a graph only writes it down: the twin puts all memory back as it was), and nothing may be read or
-// sent; a replay does the work again. Training on it must give the bits of training without.
+// Recorded steps, on a twin of the reference backend that records as a GPU does. Training on it must give the bits of
+// training without.
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <map>
-
-#include "core/recording.h"
-#include "core/reference/backend.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/fit.h"
@@ -16,90 +10,13 @@
 #include "layers/options.h"
 #include "layers/replay.h"
 #include "tests/support.h"
+#include "tests/twin.h"
 
 using namespace tandem;
 using tandem::test::refused;
+using tandem::test::Twin;
 
 namespace {
-
-// Every block its own, and all of them known.
-struct Listed : MemorySource {
-  std::map<std::byte*, std::size_t>& blocks;
-  explicit Listed(std::map<std::byte*, std::size_t>& b) : blocks(b) {}
-  void* acquire(std::size_t bytes) override {
-    auto* p = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-    std::memset(p, 0, bytes);
-    blocks[p] = bytes;
-    return p;
-  }
-  void release(void* p, std::size_t) override {
-    blocks.erase(static_cast<std::byte*>(p));
-    std::free(p);
-  }
-  const char* name() const override { return "the twin's memory"; }
-  std::size_t segment_bytes() const override { return 0; }
-};
-
-struct Blocks {  // a base, so that it outlives the allocator
-  std::map<std::byte*, std::size_t> blocks;
-};
-
-class Twin : private Blocks, public reference::ReferenceBackend {
- public:
-  std::string log;  // s: the step was called, […]: while recording, r: a replay
-  bool refuses = false;
-
-  Twin() : ReferenceBackend(1, std::make_unique<Listed>(blocks)) { deterministic(true); }
-  bool records() const override { return true; }
-  std::function<void()> record(std::function<void()> step) override {
-    auto logged = [this, step] {
-      if (!replaying_) log += 's';
-      step();
-    };
-    auto recording = std::make_shared<Recording>(logged, std::make_unique<Snapshot>(*this, logged));
-    return [recording] { (*recording)(); };
-  }
-  void upload(void* to, const void* from, std::size_t bytes) override {
-    if (recording_) throw NotRecordable("sent from the host");
-    ReferenceBackend::upload(to, from, bytes);
-  }
-  void download(void* to, const void* from, std::size_t bytes) override {
-    if (recording_ || replaying_) throw NotRecordable("read on the host");
-    ReferenceBackend::download(to, from, bytes);
-  }
-
- private:
-  struct Snapshot : Capture {
-    Twin& t;
-    std::function<void()> step;
-    int pool;
-    std::map<std::byte*, std::vector<std::byte>> before;
-    Snapshot(Twin& twin, std::function<void()> s) : t(twin), step(std::move(s)), pool(twin.memory().new_pool()) {}
-    ~Snapshot() override { t.memory().release_pool(pool); }
-    void begin() override {
-      t.log += '[';
-      for (auto& [p, n] : t.blocks) before[p].assign(p, p + n);
-      t.memory().use_pool(pool);
-      t.recording_ = true;
-    }
-    std::string end() override {
-      t.recording_ = false;
-      t.memory().use_pool(0);
-      for (auto& [p, bytes] : before)
-        if (t.blocks.count(p)) std::memcpy(p, bytes.data(), bytes.size());
-      before.clear();
-      t.log += ']';
-      return t.refuses ? "the twin refuses" : "";
-    }
-    void replay() override {
-      t.log += 'r';
-      t.replaying_ = true;
-      step();
-      t.replaying_ = false;
-    }
-  };
-  bool recording_ = false, replaying_ = false;
-};
 
 struct Trained {
   std::string log, said;

@@ -1,0 +1,63 @@
+#include "cuda/queue.h"
+
+#include "core/memory.h"
+#include "cuda/check.h"
+
+namespace tandem::cuda {
+
+DeviceEvent::DeviceEvent(int device) : device_(device) {
+  CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+}
+
+bool DeviceEvent::done() {
+  CUDA_CHECK(cudaSetDevice(device_));  // a thread begins on device 0, and would wake it
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) return false;
+  CUDA_CHECK(status, "GPU ", device_);
+  return true;
+}
+
+void* DeviceQueue::handle() {
+  CUDA_CHECK(cudaSetDevice(device_));
+  return stream_;
+}
+
+// In a recorded step the mark is a node of the graph, which makes it anew at each launch; a plain one would be an edge of it.
+void DeviceQueue::mark(Event& event) {
+  handle();
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  CUDA_CHECK(cudaStreamIsCapturing(stream_, &capture));
+  CUDA_CHECK(cudaEventRecordWithFlags(
+      dynamic_cast<DeviceEvent&>(event).event(), stream_,
+      capture == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
+}
+
+void DeviceQueue::fetch(void* pinned, const void* device, std::size_t bytes) {
+  handle();
+  if (bytes) CUDA_CHECK(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, stream_));
+}
+
+void DeviceQueue::send(void* device, const void* pinned, std::size_t bytes) {
+  handle();
+  if (bytes) CUDA_CHECK(cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_));
+}
+
+std::unique_ptr<Queue> new_queue(int device) {
+  struct Own : DeviceQueue {
+    explicit Own(int d, cudaStream_t s) : DeviceQueue(d, s), stream(s) {}
+    ~Own() override { cudaStreamDestroy(stream); }
+    cudaStream_t stream;
+  };
+  CUDA_CHECK(cudaSetDevice(device));
+  cudaStream_t stream = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return std::make_unique<Own>(device, stream);
+}
+
+std::shared_ptr<void> pinned_memory(std::size_t bytes) {
+  void* p = nullptr;
+  CUDA_CHECK(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), readable_bytes(double(bytes)), " of pinned memory");
+  return {p, [](void* q) { cudaFreeHost(q); }};
+}
+
+}  // namespace tandem::cuda
