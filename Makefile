@@ -220,16 +220,18 @@ chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard c
           $(call either,$(PROTOBUF_ON),layers/onnx.cpp layers/tensorboard.cpp,$\
             layers/onnx_none.cpp layers/tensorboard_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
+          $(call either,$(if $(NCCL_REASON),,1),$(wildcard dist/nccl.cpp),dist/nccl_none.cpp) \
           $(call either,$(UCX_ON),$(network),dist/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
           layers/options_cli11.cpp layers/options_plain.cpp \
-          layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp
+          layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp \
+          dist/nccl.cpp dist/nccl_none.cpp
 common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp) \
           $(filter-out $(network) dist/none.cpp dist/tandem-run.cpp,$(wildcard dist/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
 # Programs that look inside a room which is not there are left out with it.
-rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(UCX_ON),,$(network:.cpp=.h))
+rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),dist/nccl_functions.h) $(if $(UCX_ON),,$(network:.cpp=.h))
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
 left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))
@@ -315,6 +317,7 @@ $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
 $(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
 	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/%.o $(OBJ)/dist/%.o $(OBJ)/tests/test_cuda%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
+$(OBJ)/dist/nccl.o $(OBJ)/tests/test_nccl.o: compile += -I$(CUDA_HOME)/include
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags

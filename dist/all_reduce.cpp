@@ -3,134 +3,43 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <thread>
 
 #include "core/backend.h"
 #include "dist/algorithms.h"
+#include "dist/on_devices.h"
+#include "dist/reducer.h"
 
 namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Reduces what it is given, in that order, in a thread of its own. While it is idle the communicator is its caller's.
-class Reducer {
- public:
-  explicit Reducer(Communicator& communicator) : communicator_(communicator), thread_([this] { run(); }) {}
-  ~Reducer() {
-    {
-      std::lock_guard lock(mutex_);
-      end_ = true;
-    }
-    changed_.notify_all();
-    communicator_.wake();
-    thread_.join();
-  }
-
-  void reduce(Buffer data, DType wire) {
-    {
-      std::lock_guard lock(mutex_);
-      queue_.push_back({data, wire});
-      if (open_++ == 0) since_ = Clock::now();
-    }
-    changed_.notify_all();
-    communicator_.wake();
-  }
-  double seconds() const {  // in which something was under way
-    std::lock_guard lock(mutex_);
-    return seconds_;
-  }
-  // Until all is reduced; throws what went wrong.
-  void finish() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_ == 0 || failed_; });
-    if (failed_) std::rethrow_exception(failed_);
-  }
-
- private:
-  struct Item {
-    Buffer data;
-    DType wire;
-  };
-  struct UnderWay {
-    Buffer data;
-    std::vector<bf16> narrow;
-    Work work;
-  };
-
-  void run() {
-    std::deque<UnderWay> works;
-    try {
-      for (;;) {
-        std::vector<Item> fresh;
-        {
-          std::unique_lock lock(mutex_);
-          if (works.empty()) changed_.wait(lock, [&] { return end_ || !queue_.empty(); });
-          if (end_) return;
-          fresh.swap(queue_);
-        }
-        for (const Item& item : fresh) start(works, item);
-        std::int64_t closed = 0;
-        while (!works.empty() && works.front().work.done()) {
-          UnderWay& u = works.front();
-          widen(static_cast<float*>(u.data.data), u.narrow.data(), std::int64_t(u.narrow.size()));
-          works.pop_front();
-          closed++;
-        }
-        if (closed > 0) {
-          std::lock_guard lock(mutex_);
-          open_ -= closed;
-          if (open_ == 0) seconds_ += std::chrono::duration<double>(Clock::now() - since_).count();
-          changed_.notify_all();
-        } else if (!works.empty()) {
-          communicator_.rest();
-        }
-      }
-    } catch (...) {
-      std::lock_guard lock(mutex_);
-      failed_ = std::current_exception();
-      changed_.notify_all();
-    }
-  }
-  void start(std::deque<UnderWay>& works, const Item& item) {
-    works.push_back({item.data, {}, {}});
-    UnderWay& u = works.back();
-    Buffer b = item.data;
-    if (item.wire == DType::bf16 && b.dtype == DType::f32) {
-      u.narrow.resize(std::size_t(b.count));
-      narrow(u.narrow.data(), static_cast<const float*>(b.data), b.count);
-      b = buffer(u.narrow);
-    }
-    u.work = communicator_.all_reduce(b);
-  }
-
-  Communicator& communicator_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Item> queue_;
-  std::int64_t open_ = 0;  // given and not yet reduced
-  Clock::time_point since_;
-  double seconds_ = 0;
-  bool end_ = false;
-  std::exception_ptr failed_;
-  std::thread thread_;
-};
-
 struct Bucket {
   Range range;
   std::vector<std::size_t> segments;
   std::size_t missing = 0;  // segments whose gradient is not final yet
   bool launched = false;
+  std::vector<bf16> narrow = {};          // as it travels
+  std::unique_ptr<Event> final = {};  // on a device: it is there
+};
+
+// Where the device works behind the host's back: backward only marks a bucket's event when its gradients are queued, which a
+// recording can hold, and the exchange begins when the device has come there.
+struct BehindTheHost {
+  std::unique_ptr<Communicator> over;   // on the device's memory
+  std::unique_ptr<Communicator> flags;  // apart: what is under way below `over` begins in an order of its own
+  std::unique_ptr<Event> end;          // of backward
+  std::shared_ptr<void> loss;          // this rank's, in the host's memory at the end of backward
+  DType loss_type = DType::f32;
+  Tensor anywhere;  // NaN when a loss is not finite on some rank, else 0
+  Tensor narrow;    // the gradients in bf16, when they travel so
 };
 
 class AllReduce : public Strategy {
  public:
   AllReduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options)
-      : communicator_(std::move(communicator)), options_(options), reducer_(*communicator_) {
+      : communicator_(std::move(communicator)), options_(options), reducer_(*communicator_, options.deadline) {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
   }
 
@@ -151,47 +60,82 @@ class AllReduce : public Strategy {
   }
 
   void begin(ParameterSpace& space) override {
-    require(!space.backend().on_device(),
-            "the all-reduce strategy works on the host's memory so far: use --device cpu");
     space_ = &space;
     compare_layouts();
+    behind_.reset();
+    Backend& backend = space.backend();
+    if (backend.asynchronous()) {
+      behind_ = std::make_unique<BehindTheHost>();
+      behind_->flags = communicator_->split(0, rank());
+      behind_->over = on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
+      behind_->end = backend.new_event();
+      behind_->loss = backend.pinned(sizeof(double));
+      behind_->anywhere = Tensor::zeros(backend, {1}, space.values.dtype());
+      if (options_.wire == DType::bf16) behind_->narrow = Tensor::zeros(backend, {space.elements()}, DType::bf16);
+      backend.synchronize();
+    }
     for (Tensor* t : {&space.values, &space.statistics})
-      if (t->elements() > 0) communicator_->broadcast(whole(*t), 0).wait();
+      if (t->elements() > 0) over().broadcast(whole(*t), 0).wait();
     space.count_writes(space.all());
     cut_buckets();
     space.on_gradient([this](const Segment& segment) { ready(std::size_t(&segment - space_->segments().data())); });
   }
 
   void step(Optimizer& optimizer, const Variable& loss) override {
-    if (!ordered_) agree_on_order();
-    for (std::size_t b : order_) launch(b);
-    flags_[0] = std::isfinite(loss.item()) ? 0 : 1;
-    flags_[1] = wish_ ? 1 : 0;
-    reducer_.reduce({flags_, 2, DType::f32}, DType::f32);
+    if (behind_) {
+      hand_over(loss.value());
+      exchange();
+      return update(optimizer);
+    }
     const auto begin = Clock::now();
-    reducer_.finish();
-    exposed_ += std::chrono::duration<double>(Clock::now() - begin).count();
-    stop_ = flags_[1] > 0;
-    // Before they change: who fails here has the state of a whole step.
-    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0) compare_parameters();
+    exchange([&] { return std::isfinite(loss.item()); });
+    exposed_ += seconds_since(begin);
     const Tensor anywhere =
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
     optimizer.step(&anywhere);
     // Whoever looks for the cause runs backward once more, by itself: then nothing may be sent.
     rewind(optimizer.read_state().not_finite == 0);
-    steps_++;
+  }
+
+  bool in_parts() const override { return behind_ != nullptr; }
+  // The end of backward. Queued, and perhaps recorded.
+  void hand_over(const Tensor& loss) override {
+    for (Bucket& b : buckets_)
+      if (b.segments.empty()) pack(b);
+    Queue& queue = space_->backend().queue();
+    behind_->loss_type = loss.dtype();
+    queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
+    queue.mark(*behind_->end);
+  }
+  void exchange() override {
+    Clock::time_point end;  // of backward
+    exchange([&] {
+      end = Clock::now();
+      const void* loss = behind_->loss.get();
+      return std::isfinite(behind_->loss_type == DType::f64 ? *static_cast<const double*>(loss)
+                                                            : double(*static_cast<const float*>(loss)));
+    });
+    exposed_ += seconds_since(end);
+    behind_->anywhere.fill(flags_[0] > 0 ? std::nan("") : 0);
+    rewind(true);
+  }
+  void update(Optimizer& optimizer) override {
+    if (behind_->narrow.defined()) space_->gradients.copy_from(behind_->narrow);
+    optimizer.update(&behind_->anywhere);
   }
 
   void end() override {
     compare_parameters();
     space_->on_gradient(nullptr);
+    for (Bucket& b : buckets_) b.final.reset();
+    behind_.reset();
   }
 
   void request_stop() override { wish_ = true; }
 
   std::vector<std::pair<std::string, double>> measures() const override {
     const double all = reducer_.seconds();
-    return {{"sent_bytes", double(communicator_->bytes_sent())},
+    return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : communicator_->bytes_sent())},
             {"exchange_seconds", all},
             {"exposed_seconds", exposed_},
             {"hidden_share", all > 0 ? 1 - exposed_ / all : 0},
@@ -237,7 +181,26 @@ class AllReduce : public Strategy {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
   static Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+  Communicator& over() { return behind_ ? *behind_->over : *communicator_; }
+
+  // Of all buckets and the flags; `finite` is asked when this rank's backward is over.
+  void exchange(const std::function<bool()>& finite) {
+    if (!ordered_) agree_on_order();
+    for (std::size_t b : order_) launch(b);
+    reducer_.add({behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
+                    flags_[0] = finite() ? 0 : 1;
+                    flags_[1] = wish_ ? 1 : 0;
+                    return over.all_reduce({flags_, 2, DType::f32});
+                  }});
+    reducer_.finish();
+    stop_ = flags_[1] > 0;
+    // Before they change: who fails here has the state of a whole step.
+    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0) compare_parameters();
+    steps_++;
+  }
 
   // ---- buckets ---------------------------------------------------------------------------------------------------------
   void cut_buckets() {
@@ -256,31 +219,65 @@ class AllReduce : public Strategy {
         of_segment_[s].push_back(std::size_t(b));
       }
     }
+    if (behind_)
+      for (Bucket& b : buckets_) b.final = space_->backend().new_event();
     order_.resize(buckets_.size());
     for (std::size_t b = 0; b < buckets_.size(); b++) order_[b] = b;
     ordered_ = false;
+    finished_.clear();
     rewind(true);
   }
 
   void rewind(bool armed) {
-    for (Bucket& b : buckets_) b.missing = b.segments.size(), b.launched = false;
+    for (Bucket& b : buckets_) b.launched = false;
+    restart();
     armed_ = armed;
+  }
+  void restart() {
+    for (Bucket& b : buckets_) b.missing = b.segments.size();
+    seen_.assign(of_segment_.size(), false);
     next_ = 0;
   }
 
-  // Called by backward, in its thread.
+  // Called by backward, in its thread, once for every segment: one that comes again begins another backward.
   void ready(std::size_t segment) {
-    for (std::size_t b : of_segment_[segment])
-      if (buckets_[b].missing > 0 && --buckets_[b].missing == 0 && !ordered_) finished_.push_back(std::int32_t(b));
-    if (!armed_ || !ordered_) return;
+    if (seen_[segment]) restart();
+    seen_[segment] = true;
+    for (std::size_t b : of_segment_[segment]) {
+      if (--buckets_[b].missing > 0) continue;
+      if (!ordered_) finished_.push_back(std::int32_t(b));
+      if (behind_) pack(buckets_[b]);
+    }
+    if (behind_ || !armed_ || !ordered_) return;
     while (next_ < order_.size() && buckets_[order_[next_]].missing == 0) launch(order_[next_++]);
   }
 
-  void launch(std::size_t b) {
-    if (std::exchange(buckets_[b].launched, true)) return;
-    const Range r = buckets_[b].range;
-    Tensor part = space_->gradients.range(r.begin, {r.length()});
-    reducer_.reduce(whole(part), options_.wire);
+  Tensor gradients(const Bucket& b) { return space_->gradients.range(b.range.begin, {b.range.length()}); }
+
+  // Queued, and perhaps recorded: a bucket's gradients as they travel, and that they are there.
+  void pack(Bucket& b) {
+    if (behind_->narrow.defined()) behind_->narrow.range(b.range.begin, {b.range.length()}).copy_from(gradients(b));
+    space_->backend().queue().mark(*b.final);
+  }
+
+  void launch(std::size_t at) {
+    Bucket& b = buckets_[at];
+    if (std::exchange(b.launched, true)) return;
+    Tensor part = behind_ && behind_->narrow.defined() ? behind_->narrow.range(b.range.begin, {b.range.length()})
+                                                       : gradients(b);
+    const Buffer data = whole(part);
+    if (behind_ || options_.wire == DType::f32 || data.dtype != DType::f32) {
+      reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
+      return;
+    }
+    b.narrow.resize(std::size_t(data.count));
+    auto* wide = static_cast<float*>(data.data);
+    reducer_.add({over(), nullptr,
+                  [&b, wide](Communicator& over) {
+                    narrow(b.narrow.data(), wide, std::int64_t(b.narrow.size()));
+                    return over.all_reduce(buffer(b.narrow));
+                  },
+                  [&b, wide] { widen(wide, b.narrow.data(), std::int64_t(b.narrow.size())); }});
   }
 
   void agree_on_order() {
@@ -309,20 +306,28 @@ class AllReduce : public Strategy {
   void compare_parameters() {
     // FNV-1a over words: a difference in any bit shows.
     std::uint64_t h = 1469598103934665603u;
+    std::vector<std::uint32_t> copy;
     const auto* words = static_cast<const std::uint32_t*>(space_->values.raw());
+    if (behind_) {
+      copy.resize(space_->values.bytes() / sizeof *words);
+      space_->backend().download(copy.data(), words, space_->values.bytes());
+      words = copy.data();
+    }
     for (std::size_t i = 0; i < space_->values.bytes() / sizeof *words; i++) h = (h ^ words[i]) * 1099511628211u;
     compare(h, "no longer have the same parameters (after " + std::to_string(steps_) +
                    " steps): they run different programs, or a machine computes wrongly");
   }
 
-  std::unique_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> communicator_;
   AllReduceOptions options_;
   ParameterSpace* space_ = nullptr;
+  std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of
   std::vector<Bucket> buckets_;
   std::vector<std::vector<std::size_t>> of_segment_;
   std::vector<std::size_t> order_;
   std::vector<std::int32_t> finished_;  // buckets in the order in which the first backward finished them
   bool ordered_ = false, armed_ = true, wish_ = false;
+  std::vector<bool> seen_;  // segments whose gradient came in this backward
   std::size_t next_ = 0;
   std::int64_t steps_ = 0;
   double exposed_ = 0;       // seconds that a step waited for the network after backward

@@ -4,11 +4,13 @@
 //
 // The gradient vector is cut into buckets, ranges of it. A thread of the strategy reduces each bucket as soon as backward has
 // finished it, in an order that is the same on all ranks: the one in which rank 0's first backward finished them. Nothing is
-// packed or copied. Parameters change only when the whole step has arrived.
+// packed or copied. Parameters change only when the whole step has arrived. On devices (on_devices.h) the buckets lie in their
+// memory, and an event behind each tells the thread that it is finished.
 #pragma once
 #include <memory>
 
 #include "dist/communicator.h"
+#include "dist/nccl.h"
 #include "layers/strategy.h"
 
 namespace tandem {
@@ -17,6 +19,8 @@ struct AllReduceOptions {
   std::int64_t bucket_bytes = 0;    // 0: an eighth of the vector, between 256 KiB and 4 MiB
   DType wire = DType::f32;          // bf16: gradients travel rounded, in half the bytes
   std::int64_t check_every = 1000;  // steps between two comparisons of all ranks' parameters; 0: only at the end
+  double deadline = 300;            // seconds that a device may need for anything
+  const NcclLibrary* nccl = nullptr;  // null: the installed one
 };
 
 // Throws CommunicationError from begin() and

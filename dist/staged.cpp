@@ -57,7 +57,7 @@ class StagedWork : public Work::Operation {
 
 class Staged : public Communicator {
  public:
-  Staged(std::unique_ptr<Communicator> host, Backend& backend, const StagedOptions& options)
+  Staged(std::shared_ptr<Communicator> host, Backend& backend, const StagedOptions& options)
       : host_(std::move(host)),
         backend_(backend),
         options_(options),
@@ -215,7 +215,7 @@ class Staged : public Communicator {
     }
   }
 
-  std::unique_ptr<Communicator> host_;
+  std::shared_ptr<Communicator> host_;
   Backend& backend_;
   StagedOptions options_;
   std::unique_ptr<Queue> down_, up_;
@@ -239,7 +239,7 @@ void StagedWork::wait() {
 
 }  // namespace
 
-std::unique_ptr<Communicator> staged(std::unique_ptr<Communicator> host, Backend& backend,
+std::unique_ptr<Communicator> staged(std::shared_ptr<Communicator> host, Backend& backend,
                                      const StagedOptions& options) {
   return std::make_unique<Staged>(std::move(host), backend, options);
 }

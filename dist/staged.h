@@ -19,7 +19,7 @@ struct StagedOptions {
 };
 
 // `backend` outlives it. Where ranks add up in the order of their pieces (a ring of three or more), sums depend on the chunks.
-std::unique_ptr<Communicator> staged(std::unique_ptr<Communicator> host, Backend& backend,
+std::unique_ptr<Communicator> staged(std::shared_ptr<Communicator> host, Backend& backend,
                                      const StagedOptions& options = {});
 
 }  // namespace tandem

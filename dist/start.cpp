@@ -91,7 +91,8 @@ std::unique_ptr<Strategy> strategy_from_environment() {
   const std::string strategy = value("TANDEM_STRATEGY"), wire = value("TANDEM_WIRE");
   if (!strategy.empty() && strategy != "all-reduce") refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce");
   if (!wire.empty() && wire != "f32" && wire != "bf16") refuse("TANDEM_WIRE=", wire, ": choose f32 or bf16");
-  return all_reduce(std::move(communicator), {.wire = wire == "bf16" ? DType::bf16 : DType::f32});
+  return all_reduce(std::move(communicator), {.wire = wire == "bf16" ? DType::bf16 : DType::f32,
+                                              .deadline = Deadlines::from(process_environment()).wait});
 }
 
 }  // namespace tandem

@@ -609,6 +609,16 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   bool due = false;
   Tensor correct = Tensor::zeros(backend, {1}, DType::i32);
   Tally tally(backend);
+  const bool parts = strategy.in_parts();
+  const std::function<void()> update = [&] {
+    if (!due) return;
+    Observer::Phase phase(observer, "optimizer");
+    if (parts)
+      strategy.update(optimizer);
+    else
+      strategy.step(optimizer, Variable(accumulation.loss()));
+    if (ema) ema->update(optimizer);
+  };
   Replay step(
       backend,
       [&] {
@@ -624,14 +634,17 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
         }
         exchange.after_backward();
         tally.add(l.value(), double(batch.size()));
-        if (!due) return;
-        Observer::Phase phase(observer, "optimizer");
-        strategy.step(optimizer, Variable(accumulation.loss()));
-        if (ema) ema->update(optimizer);
+        if (!parts) return update();
+        if (due) strategy.hand_over(accumulation.loss());
       },
-      strategy.size() > 1      ? "several ranks exchange gradients in it"
-      : options.accumulate > 1 ? "--accumulate makes it of several batches"
-                               : "");
+      !parts ? std::function<void()>() : [&] {
+        Observer::Phase phase(observer, "exchange");
+        if (due) strategy.exchange();
+      },
+      parts ? update : std::function<void()>(),
+      strategy.size() > 1 && !parts ? "several ranks exchange gradients in it"
+      : options.accumulate > 1      ? "--accumulate makes it of several batches"
+                                    : "");
 
   // When another rank is lost. What is here is a whole step's: parameters change only when all that it needs has arrived.
   Score whole = at.so_far;  // of the running epoch, after that step

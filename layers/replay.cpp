@@ -4,8 +4,13 @@
 
 namespace tandem {
 
-Replay::Replay(Backend& backend, std::function<void()> step, std::string why_not)
-    : backend_(backend), step_(std::move(step)), never_(!backend.records()) {
+Replay::Replay(Backend& backend, std::function<void()> backward, std::function<void()> exchange,
+               std::function<void()> update, std::string why_not)
+    : backend_(backend),
+      backward_(std::move(backward)),
+      exchange_(std::move(exchange)),
+      update_(std::move(update)),
+      never_(!backend.records()) {
   if (!why_not.empty()) cannot(why_not);
 }
 
@@ -14,25 +19,32 @@ void Replay::cannot(const std::string& why) {
   never_ = true;
 }
 
+void Replay::run(const std::function<void()>& backward, const std::function<void()>& update) const {
+  backward();
+  if (exchange_) exchange_();
+  if (update) update();
+}
+
 void Replay::operator()(const Batch& batch, bool looked_at) {
   if (!never_ && batch.other_labels.defined()) cannot("mixup draws another proportion for every batch");
-  if (never_ || looked_at) return step_();
+  if (never_ || looked_at) return run(backward_, update_);
   const Key key{batch.images.raw(), batch.labels.raw(), batch.samples.defined() ? batch.samples.raw() : nullptr,
-                batch.images.shape(), batch.images.dtype()};
+                batch.images.shape(), batch.images.dtype(), batch.over_ranks()};
   if (key == key_) {
     strangers_ = 0;
-    return recorded_();
+    return run(recorded_backward_, recorded_update_);
   }
-  if (recorded_ && ++strangers_ < 3) return step_();
+  if (recorded_backward_ && ++strangers_ < 3) return run(backward_, update_);
   if (strangers_ > 0 && key.shape == key_.shape) {
     cannot("every batch comes in other memory");
-    return step_();
+    return run(backward_, update_);
   }
-  recorded_ = nullptr;  // gone before the next one takes memory
-  recorded_ = backend_.record(step_);
+  recorded_backward_ = recorded_update_ = nullptr;  // gone before the next ones take memory
+  recorded_backward_ = backend_.record(backward_);
+  if (update_) recorded_update_ = backend_.record(update_);
   key_ = key;
   strangers_ = 0;
-  recorded_();
+  run(recorded_backward_, recorded_update_);
 }
 
 }  // namespace tandem

@@ -51,6 +51,7 @@ class TwinQueue : public Queue {
   void fetch(void* pinned, const void* device, std::size_t bytes) override;
   void send(void* device, const void* pinned, std::size_t bytes) override;
   void* handle() override { return this; }
+  Twin& twin() { return twin_; }
 
   void add(std::function<bool()> work) {  // true: it is done
     std::lock_guard lock(mutex_);

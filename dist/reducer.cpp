@@ -1,0 +1,106 @@
+#include "dist/reducer.h"
+
+#include <algorithm>
+#include <deque>
+#include <iterator>
+#include <list>
+#include <string>
+
+namespace tandem {
+
+Reducer::Reducer(Communicator& ranks, double deadline)
+    : ranks_(ranks), deadline_(deadline), thread_([this] { run(); }) {}
+
+Reducer::~Reducer() {
+  {
+    std::lock_guard lock(mutex_);
+    end_ = true;
+  }
+  changed_.notify_all();
+  ranks_.wake();
+  thread_.join();
+}
+
+void Reducer::add(Exchange exchange) {
+  {
+    std::lock_guard lock(mutex_);
+    given_.push_back(std::move(exchange));
+    open_++;
+  }
+  changed_.notify_all();
+  ranks_.wake();
+}
+
+void Reducer::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return open_ == 0 || failed_; });
+  if (failed_) std::rethrow_exception(failed_);
+}
+
+double Reducer::seconds() const {
+  std::lock_guard lock(mutex_);
+  return seconds_;
+}
+
+// The device is asked again and again, since it rings no bell; meanwhile the other ranks may fail.
+bool Reducer::may_begin(const Exchange& exchange) {
+  if (!exchange.after || exchange.after->done()) {
+    asked_ = {};
+    return true;
+  }
+  if (asked_ == Clock::time_point()) asked_ = Clock::now();
+  if (since(asked_) > deadline_) {
+    const int me = ranks_.rank();
+    const std::string text = ranks_.where(me) + ": its device has not come to the end of backward for " +
+                             std::to_string(int(deadline_)) + " s";
+    ranks_.fail(me, text);
+    throw CommunicationError(me, text);
+  }
+  ranks_.check();
+  return false;
+}
+
+void Reducer::run() {
+  std::deque<Exchange> waiting;
+  std::list<UnderWay> under_way;
+  Clock::time_point began;
+  try {
+    for (;;) {
+      {
+        std::unique_lock lock(mutex_);
+        if (waiting.empty() && under_way.empty()) changed_.wait(lock, [&] { return end_ || !given_.empty(); });
+        if (end_) return;
+        std::move(given_.begin(), given_.end(), std::back_inserter(waiting));
+        given_.clear();
+      }
+      while (!waiting.empty() && may_begin(waiting.front())) {
+        if (under_way.empty()) began = Clock::now();
+        under_way.push_back({std::move(waiting.front()), {}});
+        waiting.pop_front();
+        Exchange& e = under_way.back().exchange;
+        under_way.back().work = e.begin(e.over);
+      }
+      const auto closed = std::int64_t(under_way.remove_if([](UnderWay& u) {
+        if (!u.work.done()) return false;
+        if (u.exchange.end) u.exchange.end();
+        return true;
+      }));
+      if (closed > 0) {
+        std::lock_guard lock(mutex_);
+        open_ -= closed;
+        if (under_way.empty()) seconds_ += since(began);
+        changed_.notify_all();
+      } else if (!waiting.empty()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      } else if (!under_way.empty()) {
+        under_way.front().exchange.over.rest();
+      }
+    }
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    failed_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,57 @@
+// Exchanges in a thread of its own, while the strategy's thread computes. Each begins when what it waits for is there, and all
+// in the order in which they were given, which is the same on all ranks.
+//
+// While it is idle, communicators are their caller's; from add() to finish() they are this thread's.
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/queue.h"
+#include "dist/communicator.h"
+
+namespace tandem {
+
+class Reducer {
+ public:
+  struct Exchange {
+    Communicator& over;
+    Event* after;  // what the device has to come to before it may begin; null: nothing
+    std::function<Work(Communicator& over)> begin;
+    std::function<void()> end = {};
+  };
+
+  // ranks: where a rank fails that does not come to its event within `deadline` seconds.
+  Reducer(Communicator& ranks, double deadline);
+  ~Reducer();
+  void add(Exchange exchange);
+  void finish();           // until all is over; throws what went wrong
+  double seconds() const;  // in which something was under way
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct UnderWay {
+    Exchange exchange;
+    Work work;
+  };
+  void run();
+  bool may_begin(const Exchange& exchange);
+  static double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+  Communicator& ranks_;
+  double deadline_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Exchange> given_;
+  std::int64_t open_ = 0;  // given and not yet over
+  double seconds_ = 0;
+  bool end_ = false;
+  std::exception_ptr failed_;
+  Clock::time_point asked_;  // when the first of those that wait was first asked for its event
+  std::thread thread_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,202 @@
+// A libnccl for tests: ranks are threads, memory is that of twins (twin.h), streams are their queues. It is as strict as the
+// real one is: communicators do not block, a call stands in its stream only when the error has been asked and was "success",
+// ranks that call different things wait for ever, and so do those of a rank that is gone.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "dist/algorithms.h"
+#include "dist/nccl.h"
+#include "dist/nccl_functions.h"
+#include "tests/twin.h"
+
+namespace tandem::test::fake_nccl {
+
+// What goes wrong, of all communicators until the next calm().
+struct Trouble {
+  std::atomic<int> rank{-1};           // whose
+  std::atomic<int> after{0};           // calls
+  std::atomic<int> error{ncclSuccess};  // the asynchronous error, or that of the start
+  std::atomic<bool> at_start{false};
+  std::atomic<bool> silent{false};     // nothing is ever done
+  std::atomic<int> started{0}, aborted{0};
+};
+inline Trouble trouble;
+inline void calm() {
+  trouble.rank = -1, trouble.after = 0, trouble.error = ncclSuccess, trouble.at_start = false, trouble.silent = false;
+  trouble.started = trouble.aborted = 0;
+}
+
+enum class What { all_reduce, reduce, broadcast };
+struct Asked {
+  What what;
+  std::size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t operation;
+  int root;
+  bool operator==(const Asked&) const = default;
+};
+struct Meeting {  // of one collective
+  std::vector<std::unique_ptr<Asked>> asked;
+  std::vector<std::vector<std::byte>> data;
+  int here = 0;
+  std::vector<std::byte> result;
+};
+struct World {
+  std::mutex mutex;
+  int ranks = 0, joined = 0;
+  std::map<std::uint64_t, Meeting> meetings;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> messages;
+};
+struct Comm {
+  std::shared_ptr<World> world;
+  int rank = 0, calls = 0, polls = 0;
+  std::uint64_t number = 0;
+  bool aborted = false;
+  std::vector<std::pair<TwinQueue*, std::function<bool()>>> unsettled;
+};
+inline Comm& of(ncclComm_t c) { return *reinterpret_cast<Comm*>(c); }
+
+inline std::mutex worlds_mutex;
+inline std::map<std::uint64_t, std::shared_ptr<World>> worlds;
+
+inline DType dtype_of_nccl(ncclDataType_t t) {
+  return t == ncclFloat64 ? DType::f64 : t == ncclBfloat16 ? DType::bf16 : t == ncclFloat32 ? DType::f32 : DType::u8;
+}
+
+inline ncclResult_t get_version(int* v) { return *v = 22809, ncclSuccess; }
+inline ncclResult_t get_unique_id(ncclUniqueId* id) {
+  static std::atomic<std::uint64_t> next{1};
+  const std::uint64_t mine = next++;
+  std::memcpy(id, &mine, sizeof mine);
+  return ncclSuccess;
+}
+inline ncclResult_t comm_init(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  if (config->blocking != 0) return ncclInvalidUsage;
+  if (trouble.at_start && trouble.rank == rank) return ncclResult_t(trouble.error.load());
+  std::uint64_t key;
+  std::memcpy(&key, &id, sizeof key);
+  auto comm = std::make_unique<Comm>();
+  {
+    std::lock_guard lock(worlds_mutex);
+    auto& world = worlds[key];
+    if (!world) world = std::make_shared<World>();
+    comm->world = world;
+  }
+  std::lock_guard lock(comm->world->mutex);
+  comm->world->ranks = ranks;
+  comm->world->joined++;
+  comm->rank = rank;
+  comm->polls = 2;
+  trouble.started++;
+  *out = reinterpret_cast<ncclComm_t>(comm.release());
+  return ncclInProgress;
+}
+inline ncclResult_t get_async_error(ncclComm_t c, ncclResult_t* state) {
+  Comm& comm = of(c);
+  if (comm.aborted) return ncclInvalidUsage;
+  *state = ncclInProgress;
+  {
+    std::lock_guard lock(comm.world->mutex);
+    if (comm.world->joined < comm.world->ranks) return ncclSuccess;
+  }
+  if (trouble.rank == comm.rank && trouble.error != ncclSuccess && comm.calls > trouble.after) {
+    *state = ncclResult_t(trouble.error.load());
+    return ncclSuccess;
+  }
+  if (comm.polls-- > 0) return ncclSuccess;
+  for (auto& [stream, work] : comm.unsettled) stream->add(std::move(work));
+  comm.unsettled.clear();
+  *state = ncclSuccess;
+  return ncclSuccess;
+}
+inline ncclResult_t comm_abort(ncclComm_t c) {
+  if (!c || of(c).aborted) return ncclInvalidUsage;
+  of(c).aborted = true;  // and kept: a call on it afterwards would be a mistake of ours, not a crash
+  trouble.aborted++;
+  return ncclSuccess;
+}
+inline const char* get_error_string(ncclResult_t r) { return r == ncclSystemError ? "unhandled system error" : "an error"; }
+inline const char* get_last_error(ncclComm_t) { return "the fake's last words"; }
+inline ncclResult_t group_start() { return ncclSuccess; }
+inline ncclResult_t group_end() { return ncclInProgress; }
+
+inline ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, std::function<bool(Twin&)> work) {
+  Comm& comm = of(c);
+  if (comm.aborted) return ncclInvalidUsage;
+  comm.calls++;
+  comm.polls = 2;
+  auto* stream = reinterpret_cast<TwinQueue*>(s);
+  comm.unsettled.push_back({stream, [stream, work = std::move(work)] { return !trouble.silent && work(stream->twin()); }});
+  return ncclInProgress;
+}
+
+inline ncclResult_t collective(Asked asked, const void* from, void* to, ncclComm_t c, cudaStream_t s) {
+  const std::size_t bytes = asked.count * size_of(dtype_of_nccl(asked.type));
+  return enqueue(c, s, [world = of(c).world, rank = of(c).rank, number = of(c).number++, asked, from, to, bytes](Twin& twin) {
+    std::lock_guard lock(world->mutex);
+    Meeting& m = world->meetings[number];
+    const auto n = std::size_t(world->ranks), me = std::size_t(rank);
+    m.asked.resize(n), m.data.resize(n);
+    if (!m.asked[me]) {
+      m.asked[me] = std::make_unique<Asked>(asked);
+      m.data[me].resize(bytes);
+      twin.read(m.data[me].data(), from, bytes);
+      m.here++;
+    }
+    if (m.here < world->ranks) return false;
+    for (const auto& a : m.asked)
+      if (!(*a == *m.asked[0])) return false;
+    if (m.result.empty() && bytes > 0) {
+      m.result = m.data[asked.what == What::broadcast ? std::size_t(asked.root) : 0];
+      for (std::size_t r = 1; r < n && asked.what != What::broadcast; r++)
+        combine_elements(asked.operation == ncclSum ? Combine::sum : Combine::max, dtype_of_nccl(asked.type),
+                         m.result.data(), m.data[r].data(), std::int64_t(asked.count));
+    }
+    if (asked.what != What::reduce || asked.root == rank) twin.write(to, m.result.data(), bytes);
+    return true;
+  });
+}
+inline ncclResult_t all_reduce(const void* from, void* to, std::size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
+                               cudaStream_t s) {
+  return collective({What::all_reduce, n, t, o, 0}, from, to, c, s);
+}
+inline ncclResult_t reduce(const void* from, void* to, std::size_t n, ncclDataType_t t, ncclRedOp_t o, int root,
+                           ncclComm_t c, cudaStream_t s) {
+  return collective({What::reduce, n, t, o, root}, from, to, c, s);
+}
+inline ncclResult_t broadcast(const void* from, void* to, std::size_t n, ncclDataType_t t, int root, ncclComm_t c,
+                              cudaStream_t s) {
+  return collective({What::broadcast, n, t, ncclSum, root}, from, to, c, s);
+}
+inline ncclResult_t send(const void* from, std::size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) {
+  return enqueue(c, s, [world = of(c).world, me = of(c).rank, peer, from, bytes = n * size_of(dtype_of_nccl(t))](Twin& twin) {
+    std::vector<std::byte> data(bytes);
+    twin.read(data.data(), from, bytes);
+    std::lock_guard lock(world->mutex);
+    world->messages[{me, peer}].push_back(std::move(data));
+    return true;
+  });
+}
+inline ncclResult_t recv(void* to, std::size_t, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s) {
+  return enqueue(c, s, [world = of(c).world, me = of(c).rank, peer, to](Twin& twin) {
+    std::lock_guard lock(world->mutex);
+    auto& waiting = world->messages[{peer, me}];
+    if (waiting.empty()) return false;
+    twin.write(to, waiting.front().data(), waiting.front().size());
+    waiting.pop_front();
+    return true;
+  });
+}
+
+inline const NcclFunctions functions{get_version,      get_unique_id,  comm_init,   get_async_error, comm_abort,
+                                     get_error_string, get_last_error, group_start, group_end,       all_reduce,
+                                     reduce,           broadcast,      send,        recv};
+inline const NcclLibrary library{22809, "", &functions};
+
+}  // namespace tandem::test::fake_nccl

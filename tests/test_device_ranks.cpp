@@ -1,0 +1,216 @@
+// Training with several ranks whose tensors are on devices: twins that run behind the host's back and record (twin.h), over
+// in-process ranks. What they compute must be the bits of the same ranks in the host's memory.
+#include <gtest/gtest.h>
+
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "dist/all_reduce.h"
+#include "dist/in_process.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/options.h"
+#include "tests/ranks.h"
+#include "tests/support.h"
+#include "tests/twin.h"
+
+namespace tandem::test {
+namespace {
+
+// With running statistics, a weight that is used twice and one that is not used at all.
+struct Odd : Module {
+  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
+  Linear& wide = child<Linear>("wide", 16, 128);
+  Linear& twice = child<Linear>("twice", 128, 128);
+  Linear& idle = child<Linear>("idle", 16, 16);
+  Linear& fc = child<Linear>("fc", 128, 10);
+  Variable forward(const Variable& x) override { return fc(twice(twice(wide(global_average_pool(bn(conv(x))))))); }
+};
+
+struct Ended {
+  std::vector<double> weights, statistics, losses;
+  std::int64_t steps = 0;
+  std::string log, said;
+  bool operator==(const Ended& o) const {
+    return weights == o.weights && statistics == o.statistics && losses == o.losses && steps == o.steps;
+  }
+};
+
+struct Recipe {
+  std::int64_t pictures = 96;
+  std::string optimizer = "sgd";
+  double rate = 0.02, ema = 0;
+  int accumulate = 1;
+  AllReduceOptions exchange = {.bucket_bytes = 16384, .deadline = 30};
+  int refuses = -1;  // the rank whose twin cannot record
+  std::function<void(Strategy&, std::int64_t batch)> each = {};
+  InProcessOptions wire = {.deadline = 30};
+};
+
+Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
+  Ended out;
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = r.pictures, .test = 31, .seed = 3});
+  std::int64_t made = 0;
+  LoaderOptions o{.batch = 24 / strategy.size(), .seed = 2, .prefetch = 0};
+  if (r.each) o.transform = [&](Batch&) { r.each(strategy, made++); };
+  Loader source(data.train, o, backend), test(data.test, {.batch = 31, .shuffle = false, .prefetch = 0}, backend);
+  Odd model;
+  Options choice;
+  choice.optimizer = r.optimizer;
+  choice.learning_rate = r.rate;
+  choice.clip = 5;
+  auto optimizer = make_optimizer(choice);
+  FitOptions options{.epochs = 3, .progress = false, .accumulate = r.accumulate, .ema = r.ema};
+  const FitReport report =
+      fit(model, cross_entropy_loss(0.1), *optimizer, backend, {source, nullptr, &test}, options, &strategy);
+  for (auto& [name, p] : model.parameters())
+    for (double v : p->variable.value().values()) out.weights.push_back(v);
+  for (auto& [name, s] : model.statistics())
+    for (double v : s->tensor.values()) out.statistics.push_back(v);
+  for (const EpochReport& e : report.epochs) {
+    out.losses.push_back(e.train_loss);
+    out.losses.push_back(*e.test_accuracy);
+  }
+  out.steps = report.steps;
+  return out;
+}
+
+// n ranks, on twins or in the host's memory.
+std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
+  auto ranks = in_process(n, r.wire);
+  std::vector<Ended> runs(static_cast<std::size_t>(n));
+  testing::internal::CaptureStderr();
+  const auto said = ranks_say(n, [&](int rank) {
+    const auto i = std::size_t(rank);
+    std::unique_ptr<Backend> backend = reference_backend(1);
+    Twin* twin = nullptr;
+    if (devices) {
+      auto owned = std::make_unique<Twin>();
+      twin = owned.get();
+      twin->behind = true;
+      twin->refuses = rank == r.refuses;
+      backend = std::move(owned);
+    }
+    auto strategy = all_reduce(std::move(ranks[i]), r.exchange);
+    runs[i] = train(*backend, *strategy, r);
+    if (twin) runs[i].log = twin->log;
+  });
+  const std::string all = testing::internal::GetCapturedStderr();
+  for (std::size_t i = 0; i < runs.size(); i++) runs[i].said = said[i].empty() ? all : said[i];
+  return runs;
+}
+
+std::vector<Ended> same_as_on_the_host(int n, const Recipe& r) {
+  const auto host = on_ranks(n, r, false), twins = on_ranks(n, r, true);
+  for (std::size_t i = 0; i < twins.size(); i++) {
+    EXPECT_FALSE(host[i].weights.empty()) << host[i].said;
+    EXPECT_TRUE(twins[i] == host[i]) << "rank " << i << " differs from the host's: " << twins[i].said;
+    EXPECT_TRUE(twins[i].weights == twins[0].weights) << "rank " << i << " differs from rank 0";
+  }
+  return twins;
+}
+
+TEST(DeviceRanks, GiveTheBitsOfTheHost) {
+  for (int n : {2, 3, 4})
+    for (const char* optimizer : {"sgd", "lars"})
+      for (const Ended& e : same_as_on_the_host(n, {.optimizer = optimizer, .ema = 0.9}))
+        // Two eager steps; then each half is recorded, and replayed ever after.
+        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(18, 'r')) << n << " ranks";
+}
+
+TEST(DeviceRanks, GradientsMayTravelInBf16) {
+  Recipe r;
+  r.exchange.wire = DType::bf16;
+  same_as_on_the_host(2, r);
+}
+
+TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {
+  // 24, 24, 24 and 17 pictures: of the last batch rank 0 has 5 or 6 of 17, and where it has as many as always, its gradient
+  // weighs more.
+  for (int n : {2, 3})
+    for (std::int64_t pictures : {89, 95}) {
+      Recipe r;
+      r.pictures = pictures;
+      for (const Ended& e : same_as_on_the_host(n, r)) EXPECT_NE(e.log.find("rrss"), std::string::npos) << e.log;
+    }
+}
+
+TEST(DeviceRanks, AHalfThatCannotBeRecordedRunsEagerlyAndSaysWhy) {
+  Recipe r;
+  r.refuses = 1;
+  const auto runs = same_as_on_the_host(2, r);
+  EXPECT_EQ(runs[0].log, "ssss[s]r[s]r" + std::string(18, 'r'));
+  EXPECT_EQ(runs[1].log, "ssss[s]s[s]s" + std::string(18, 's'));
+  EXPECT_NE(runs[1].said.find("the twin refuses"), std::string::npos);
+}
+
+TEST(DeviceRanks, AccumulatedBatchesAreNotRecorded) {
+  Recipe r;
+  r.accumulate = 2;
+  for (const Ended& e : same_as_on_the_host(2, r)) {
+    EXPECT_EQ(e.log, "");
+    EXPECT_NE(e.said.find("--accumulate"), std::string::npos);
+  }
+}
+
+TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
+  Recipe r;
+  r.each = [](Strategy& s, std::int64_t batch) {
+    if (batch == 7 && s.rank() == 1) s.request_stop();
+  };
+  const auto runs = on_ranks(3, r, true);
+  for (const Ended& e : runs) {
+    EXPECT_EQ(e.steps, runs[0].steps);
+    EXPECT_LT(e.steps, 12);
+    EXPECT_GT(e.steps, 5);
+    EXPECT_TRUE(e.weights == runs[0].weights);
+  }
+}
+
+TEST(DeviceRanks, ALossThatIsNotFiniteStopsEveryRank) {
+  Recipe r;
+  r.rate = 1e30;
+  for (const Ended& e : on_ranks(3, r, true)) EXPECT_NE(e.said.find("not finite"), std::string::npos) << e.said;
+}
+
+TEST(DeviceRanks, ParametersAreComparedOnTheWay) {
+  Recipe r;
+  r.exchange.check_every = 3;
+  same_as_on_the_host(2, r);
+}
+
+TEST(DeviceRanks, ARankThatDiesStopsTheOthers) {
+  for (std::int64_t at : {3, 60, 177}) {
+    Outcome outcome;
+    Recipe r;
+    r.wire = {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
+    const auto runs = on_ranks(3, r, true);
+    ASSERT_GE(outcome.faulty, 0);
+    for (std::size_t i = 0; i < runs.size(); i++)
+      EXPECT_NE(runs[i].said.find("rank " + std::to_string(outcome.faulty)), std::string::npos) << runs[i].said;
+  }
+}
+
+TEST(DeviceRanks, ADeviceThatNeverEndsBackwardIsNamed) {
+  auto ranks = in_process(2, {.deadline = 30});
+  const auto said = ranks_say(2, [&](int rank) {
+    Twin twin;
+    twin.behind = true;
+    auto strategy = all_reduce(std::move(ranks[std::size_t(rank)]), {.bucket_bytes = 16384, .deadline = 1});
+    Recipe r;
+    r.each = [&](Strategy& s, std::int64_t batch) { twin.stuck = s.rank() == 1 && batch == 5; };
+    train(twin, *strategy, r);
+  });
+  for (const auto& s : said)
+    EXPECT_NE(s.find("rank 1: its device has not come to the end of backward for 1 s"), std::string::npos) << s;
+}
+
+TEST(DeviceRanks, EachRankOfAHostTakesAGpuOfItsOwn) {
+  EXPECT_EQ(device_of_rank(0, 4), 0);
+  EXPECT_EQ(device_of_rank(3, 4), 3);
+  EXPECT_EQ(device_of_rank(5, 4), 1);  // shared
+  EXPECT_EQ(device_of_rank(1, 0), 0);  // there is none: cuda_backend() says why
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,202 @@
+// NCCL over in-process ranks, with a libnccl of our own (fake_nccl.h): sums, order, and every way in which it can go wrong.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "dist/in_process.h"
+#include "dist/nccl_functions.h"
+#include "dist/on_devices.h"
+#include "tests/device_collectives.h"
+#include "tests/fake_nccl.h"
+
+namespace tandem::test {
+namespace {
+
+using Body = std::function<void(Communicator&, Twin&)>;
+
+// A deadline that is not reached in tests that do not ask for it.
+std::vector<std::string> on_ranks(int n, const Body& body, NcclOptions options = {.deadline = 30, .patience = 0.1}) {
+  auto ranks = in_process(n, {.deadline = 30});
+  return ranks_say(n, [&](int r) {
+    std::shared_ptr<Communicator> host = std::move(ranks[std::size_t(r)]);
+    Twin twin;
+    twin.behind = true;
+    auto mine = over_nccl(fake_nccl::library, std::move(host), twin, options);
+    body(*mine, twin);
+  });
+}
+
+// Calm before; and afterwards every communicator that was started was aborted, once.
+struct Nccl : testing::Test {
+  Nccl() { fake_nccl::calm(); }
+  ~Nccl() override {
+    EXPECT_EQ(fake_nccl::trouble.started, fake_nccl::trouble.aborted);
+    fake_nccl::calm();
+  }
+};
+
+TEST_F(Nccl, SumsAndMaxima) {
+  for (int n : {2, 3, 4})
+    for (std::int64_t count : {1, 7, 1000})
+      all_well(on_ranks(n, [&](Communicator& c, Twin& twin) { sums_and_maxima(c, twin, count); }));
+}
+
+TEST_F(Nccl, PiecesAndCopiesOfThem) {
+  for (int n : {2, 3, 4}) all_well(on_ranks(n, pieces_and_copies));
+}
+
+TEST_F(Nccl, MessagesBothWays) {
+  for (int n : {2, 3}) all_well(on_ranks(n, messages_both_ways));
+}
+
+TEST_F(Nccl, ManyAreUnderWayAtOnce) {
+  all_well(on_ranks(3, [](Communicator& c, Twin&) { many_at_once(c, 100); }));
+}
+
+TEST_F(Nccl, DifferentCallsAreNamed) {
+  const auto said = on_ranks(3, [](Communicator& c, Twin&) { disagree(c); });
+  expect_disagreement_named(said);
+  for (const auto& s : said) EXPECT_NE(s.find("rank 1 calls all_reduce #1 (sum of 9 f32) where rank 0"), std::string::npos) << s;
+}
+
+TEST_F(Nccl, ARankThatDoesNotCallIsNamed) {
+  const auto said = on_ranks(3, [](Communicator& c, Twin& twin) {
+    if (c.rank() == 1) fail("rank 1 is gone");
+    sums_and_maxima(c, twin, 100);
+  });
+  for (int r : {0, 2})
+    EXPECT_NE(said[std::size_t(r)].find("rank 1, which has left"), std::string::npos) << said[std::size_t(r)];
+}
+
+// All have agreed on the call, but one dies before its device has done anything: NCCL does not notice.
+TEST_F(Nccl, ARankThatDiesInsideACallIsNamed) {
+  const auto said = on_ranks(3, [](Communicator& c, Twin& twin) {
+    twin.stuck = c.rank() == 1;
+    Tensor x = Tensor::zeros(twin, {100});
+    Work sum = c.all_reduce(whole(x));
+    const auto begin = std::chrono::steady_clock::now();
+    while (!sum.done())
+      if (c.rank() == 1 && std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(300)) fail("rank 1 is gone");
+  });
+  for (int r : {0, 2})
+    EXPECT_NE(said[std::size_t(r)].find("needs rank 1, which has left"), std::string::npos) << said[std::size_t(r)];
+}
+
+TEST_F(Nccl, AnErrorOfTheLibraryIsToldToAllRanks) {
+  fake_nccl::trouble.rank = 2;
+  fake_nccl::trouble.after = 1;
+  fake_nccl::trouble.error = ncclSystemError;
+  const auto said = on_ranks(3, [](Communicator& c, Twin& twin) {
+    for (int i = 0; i < 10; i++) {
+      Tensor x = on(twin, of_rank(c.rank(), 100));
+      c.all_reduce(whole(x)).wait();
+    }
+  });
+  for (const auto& s : said) {
+    EXPECT_NE(s.find("all_reduce #2 (sum of 100 f32) over NCCL: rank 2: unhandled system error"), std::string::npos) << s;
+    EXPECT_NE(s.find("the fake's last words (NCCL_DEBUG=INFO tells more)"), std::string::npos) << s;
+  }
+}
+
+TEST_F(Nccl, AFailedOneStaysFailed) {
+  fake_nccl::trouble.rank = 0;
+  fake_nccl::trouble.error = ncclInternalError;
+  const auto said = on_ranks(2, [](Communicator& c, Twin& twin) {
+    Tensor x = on(twin, of_rank(c.rank(), 100));
+    std::string first;
+    try {
+      c.all_reduce(whole(x)).wait();
+    } catch (const CommunicationError& e) {
+      first = e.what();
+    }
+    try {
+      c.all_reduce(whole(x)).wait();
+    } catch (const CommunicationError& e) {
+      require(first == e.what(), "first: ", first, ", then: ", e.what());
+      throw;
+    }
+  });
+  for (const auto& s : said) EXPECT_NE(s.find("rank 0: an error"), std::string::npos) << s;
+}
+
+TEST_F(Nccl, NoWaitIsWithoutADeadline) {
+  fake_nccl::trouble.silent = true;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto said = on_ranks(3, [](Communicator& c, Twin& twin) {
+    Tensor x = on(twin, of_rank(c.rank(), 100));
+    c.all_reduce(whole(x)).wait();
+  }, {.deadline = 1, .patience = 0.1});
+  for (const auto& s : said)
+    EXPECT_NE(s.find("all_reduce #1 (sum of 100 f32) over NCCL: rank"), std::string::npos) << s;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_F(Nccl, AStartThatFailsOnOneRankFailsOnAll) {
+  fake_nccl::trouble.rank = 1;
+  fake_nccl::trouble.at_start = true;
+  fake_nccl::trouble.error = ncclSystemError;
+  for (const auto& s : on_ranks(3, [](Communicator&, Twin&) {}))
+    EXPECT_NE(s.find("ncclCommInitRankConfig over NCCL: rank 1: unhandled system error"), std::string::npos) << s;
+}
+
+TEST_F(Nccl, GivenUpWorksLeaveTheRestInOrder) {
+  all_well(on_ranks(2, [](Communicator& c, Twin& twin) {
+    Tensor x = on(twin, of_rank(c.rank(), 100)), y = on(twin, of_rank(c.rank(), 100));
+    { Work given_up = c.all_reduce(whole(x)); }
+    c.all_reduce(whole(y)).wait();
+    expect(y.values(), over(2, 100, true), "the second");
+    expect(x.values(), over(2, 100, true), "the first, which the device has had all the same");
+  }));
+}
+
+// ---- which way -----------------------------------------------------------------------------------------------------------
+struct Chosen {
+  std::string transport, said;
+};
+Chosen choose_on(std::vector<std::string> devices, std::vector<NcclLibrary> libraries) {
+  auto ranks = in_process(int(devices.size()), {.deadline = 30});
+  Chosen chosen;
+  testing::internal::CaptureStderr();
+  all_well(ranks_say(int(devices.size()), [&](int r) {
+    const auto i = std::size_t(r);
+    std::shared_ptr<Communicator> host = std::move(ranks[i]);
+    Twin twin;
+    twin.behind = true;
+    twin.uuid = devices[i];
+    auto mine = on_devices(host, twin, 30, libraries[i]);
+    sums_and_maxima(*mine, twin, 100);
+    if (r == 0) chosen.transport = mine->transport();
+  }));
+  chosen.said = testing::internal::GetCapturedStderr();
+  return chosen;
+}
+
+TEST_F(Nccl, JoinsRanksWithAGpuEach) {
+  const NcclLibrary& fake = fake_nccl::library;
+  const Chosen c = choose_on({"a", "b", "c"}, {fake, fake, fake});
+  EXPECT_EQ(c.transport, "NCCL 2.28.9");
+  EXPECT_EQ(c.said, "");
+}
+
+TEST_F(Nccl, OtherwiseTheHostsMemoryIsUsedAndTheReasonSaid) {
+  const NcclLibrary& fake = fake_nccl::library;
+  const NcclLibrary older{22703, "", &fake_nccl::functions}, none{.why_not = "libnccl.so.2: cannot open shared object file"};
+  struct Case {
+    std::vector<std::string> devices;
+    std::vector<NcclLibrary> libraries;
+    const char* why;
+  };
+  for (const Case& k : {Case{{"a", "b", "a"}, {fake, fake, fake}, "rank 0 and rank 2 share a GPU"},
+                        Case{{"a", ""}, {fake, fake}, "rank 1 has no GPU"},
+                        Case{{"a", "b"}, {fake, none}, "rank 1: libnccl.so.2: cannot open"},
+                        Case{{"a", "b"}, {fake, older}, "rank 0 has NCCL 22809, rank 1 22703"}}) {
+    const Chosen c = choose_on(k.devices, k.libraries);
+    EXPECT_NE(c.transport.find("pinned memory"), std::string::npos) << c.transport;
+    EXPECT_NE(c.said.find(k.why), std::string::npos) << c.said;
+    EXPECT_EQ(std::count(c.said.begin(), c.said.end(), '\n'), 1) << "one line";
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
