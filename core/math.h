@@ -51,4 +51,15 @@ TANDEM_HD inline float error_function(float x) {
 }
 TANDEM_HD inline double error_function(double x) { return std::erf(x); }
 
+// a·b + c, rounded once where the processor can and twice where it cannot. Said outright where two pieces of code must give
+// the same bits: compilers choose for themselves which product of a sum they fuse.
+template <class T>
+TANDEM_HD inline T fused(T a, T b, T c) {
+#if defined(__FMA__) || defined(__CUDA_ARCH__)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 }  // namespace tandem

@@ -98,10 +98,7 @@ class Progress {
   void line(const EpochReport& e) {
     if (!on_) return;
     if (terminal_) std::fprintf(stderr, "\r\033[K");
-    std::fprintf(stderr, "epoch %d/%d  loss %.4f", e.epoch, epochs_, e.train_loss);
-    if (e.validation_accuracy) std::fprintf(stderr, "  validation %.2f %%", 100 * *e.validation_accuracy);
-    if (e.test_accuracy) std::fprintf(stderr, "  test %.2f %%", 100 * *e.test_accuracy);
-    std::fprintf(stderr, "  %.0f images/s  %.1f s\n", e.images_per_second, e.seconds);
+    std::fprintf(stderr, "%s\n", line_of(e, epochs_).c_str());
   }
   // `over`: why nothing is left to do; empty: something is.
   void resumed(const std::string& from, const RunPosition& at, const std::string& over,
@@ -138,25 +135,6 @@ class Progress {
   int epochs_;
   Clock::time_point last_{}, begin_ = Clock::now();
 };
-
-MetricFields fields_of(const EpochReport& e) {
-  MetricFields f{{"event", std::string("epoch")},
-                 {"epoch", std::int64_t(e.epoch)},
-                 {"train_loss", e.train_loss},
-                 {"train_accuracy", e.train_accuracy}};
-  if (e.validation_accuracy) {
-    f.push_back({"val_loss", *e.validation_loss});
-    f.push_back({"val_accuracy", *e.validation_accuracy});
-  }
-  if (e.test_accuracy) {
-    f.push_back({"test_loss", *e.test_loss});
-    f.push_back({"test_accuracy", *e.test_accuracy});
-  }
-  f.push_back({"learning_rate", e.learning_rate});
-  f.push_back({"images_per_second", e.images_per_second});
-  f.push_back({"seconds", e.seconds});
-  return f;
-}
 
 const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
 
@@ -384,6 +362,37 @@ std::pair<double, double> merit(const EpochReport& e) {
 }
 
 }  // namespace
+
+MetricFields fields_of(const EpochReport& e) {
+  MetricFields f{{"event", std::string("epoch")},
+                 {"epoch", std::int64_t(e.epoch)},
+                 {"train_loss", e.train_loss},
+                 {"train_accuracy", e.train_accuracy}};
+  if (e.validation_accuracy) {
+    f.push_back({"val_loss", *e.validation_loss});
+    f.push_back({"val_accuracy", *e.validation_accuracy});
+  }
+  if (e.test_accuracy) {
+    f.push_back({"test_loss", *e.test_loss});
+    f.push_back({"test_accuracy", *e.test_accuracy});
+  }
+  f.push_back({"learning_rate", e.learning_rate});
+  f.push_back({"images_per_second", e.images_per_second});
+  f.push_back({"seconds", e.seconds});
+  return f;
+}
+
+std::string line_of(const EpochReport& e, int epochs) {
+  char text[200];
+  int n = std::snprintf(text, sizeof text, "epoch %d/%d  loss %.4f", e.epoch, epochs, e.train_loss);
+  auto add = [&](const char* format, auto... values) {
+    n += std::snprintf(text + n, sizeof text - std::size_t(n), format, values...);
+  };
+  if (e.validation_accuracy) add("  validation %.2f %%", 100 * *e.validation_accuracy);
+  if (e.test_accuracy) add("  test %.2f %%", 100 * *e.test_accuracy);
+  add("  %.0f images/s  %.1f s", e.images_per_second, e.seconds);
+  return text;
+}
 
 int stopping_signal() { return stopped_by; }
 

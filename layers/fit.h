@@ -6,6 +6,7 @@
 #include "core/batch.h"
 #include "layers/checkpoint.h"
 #include "layers/exchange.h"
+#include "layers/metrics.h"
 #include "layers/observe.h"
 #include "layers/schedule.h"
 #include "layers/strategy.h"
@@ -56,6 +57,9 @@ struct EpochReport {
   std::optional<double> validation_loss, validation_accuracy, test_loss, test_accuracy;
   double images_per_second = 0, seconds = 0;  // of training; evaluation is not counted
 };
+
+MetricFields fields_of(const EpochReport& e);            // its line in the metrics
+std::string line_of(const EpochReport& e, int epochs);  // and on the screen
 
 struct FitReport {
   std::vector<EpochReport> epochs;

@@ -44,6 +44,9 @@ class Optimizer {
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void judge(const Tensor* loss);               // sums → StepState: finite? clip factor
   virtual void apply(Range range) = 0;
+  // In place of apply() where a server applies: gradients become what it is to be sent, clipped and with weight decay.
+  // Throws Error where this optimizer's steps cannot be made elsewhere.
+  virtual void finish_gradients(Range range);
 
   const Tensor& state() const { return state_; }  // StepState on the device
   StepState read_state() const;                   // waits for the device
@@ -84,6 +87,8 @@ class SGD : public Optimizer {
   explicit SGD(const SGDOptions& options);
   std::string name() const override { return "sgd"; }
   void apply(Range range) override;
+  void finish_gradients(Range range) override;
+  const SGDOptions& options() const { return options_; }
   const Tensor& velocity() const { return velocity_; }
   std::vector<std::pair<std::string, Tensor>> vectors() const override;
 

@@ -1,6 +1,7 @@
 // Optimizers: what they have in common, and SGD.
 #include <cmath>
 
+#include "core/math.h"
 #include "layers/update.h"
 
 namespace tandem {
@@ -62,14 +63,25 @@ struct UpdateSGD {
   T *w, *v;
   TANDEM_HD void operator()(std::int64_t i) const {
     const float* r = rates + i / ParameterSpace::alignment * 2;
-    T gradient = g[i] * T(state->gradient_scale) + T(r[1]) * w[i];
+    T gradient = fused(T(r[1]), w[i], g[i] * T(state->gradient_scale));
     T direction = gradient;
     if (momentum) {
-      T velocity = T(mu) * v[i] + gradient;
+      T velocity = fused(T(mu), v[i], gradient);
       v[i] = velocity;
-      direction = nesterov ? gradient + T(mu) * velocity : velocity;
+      direction = nesterov ? fused(T(mu), velocity, gradient) : velocity;
     }
-    w[i] -= T(state->learning_rate) * T(r[0]) * direction;
+    w[i] = fused(-T(state->learning_rate) * T(r[0]), direction, w[i]);
+  }
+};
+
+template <class T>
+struct WholeGradient {  // what UpdateSGD begins with
+  const StepState* state;
+  const float* rates;
+  T* g;
+  const T* w;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    g[i] = fused(T(rates[i / ParameterSpace::alignment * 2 + 1]), w[i], g[i] * T(state->gradient_scale));
   }
 };
 
@@ -118,6 +130,8 @@ void Optimizer::update(const Tensor* loss) {
 void Optimizer::measure(Range range, bool add) {
   space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
+
+void Optimizer::finish_gradients(Range) { fail(name(), ": its steps are made where the parameters are, not by a server"); }
 
 Variable Optimizer::scaled(const Variable& loss) const {
   if (!loss_scaling) return loss;
@@ -176,6 +190,15 @@ double SGD::decay_of(const Segment& s) const {
 std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
   if (!velocity_.defined()) return {};
   return {{"velocity", velocity_}};
+}
+
+void SGD::finish_gradients(Range range) {
+  check_range(range);
+  dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
+    update_blocks(*space_, range,
+                  WholeGradient<T>{device_state(), rates_.data<float>(), space_->gradients.write<T>(),
+                                   space_->values.data<T>()});
+  });
 }
 
 void SGD::apply(Range range) {

@@ -1,0 +1,49 @@
+// A shard: a range of the flat parameter vector, the rule by which it changes, and what that keeps. There is no network here:
+// the server and the simulator each have shards, and give them the same pushes and pulls.
+//
+// A worker's gradient was computed at the weights of its last pull; τ is the number of updates between that pull and the push.
+// One thread at a time.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/tensor.h"
+#include "dist/rules.h"
+
+namespace tandem {
+
+class Shard {
+ public:
+  // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the learning
+  // rate, one for each 64 of them. The rule must outlive it.
+  Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers);
+
+  // The weights as they are now, in memory that stays as it is until this worker's next pull.
+  const Tensor& pull(int worker);
+  // Applies a gradient, and returns its τ.
+  std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum);
+
+  const Tensor& values() const { return values_; }
+  const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
+  std::uint64_t version() const { return version_; }  // updates applied
+  double mean_delay() const { return mean_delay_; }   // τ̄ = 0.98·τ̄ + 0.02·τ, which begins with workers − 1
+  double correction(int worker, const Tensor& gradient) const;  // ‖c‖/‖g‖ as the next push would have it; f32
+  double gap(int worker) const;                                 // ‖w − w_sent‖/√P
+
+ private:
+  struct Worker {
+    Tensor sent, squares, own;
+    std::uint64_t version = 0;  // of what it was sent
+  };
+  template <class T>
+  RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;
+
+  const Rule& rule_;
+  mutable Tensor values_, velocity_;
+  std::vector<float> scales_;
+  mutable std::vector<Worker> workers_;
+  std::uint64_t version_ = 0;
+  double mean_delay_;
+};
+
+}  // namespace tandem

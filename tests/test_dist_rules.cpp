@@ -1,0 +1,214 @@
+// Update rules: hand-computed sequences with known delays, what they become when a constant is zero or nothing is late, and
+// that they do not see how the vector is cut.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "dist/shard.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr std::int64_t n = 256;
+
+std::vector<double> drawn(std::uint32_t what) {
+  std::vector<double> v(n);
+  const Philox random(7, Stream::test, 0, what);
+  for (std::int64_t i = 0; i < n; i++) v[std::size_t(i)] = double(uniform(random.word(std::uint32_t(i)))) - 0.5;
+  return v;
+}
+
+// Who pulls and who pushes, in this order: with three workers delays of 0 to 4.
+struct Event {
+  bool push;
+  int worker;
+};
+const std::vector<Event> schedule{{false, 0}, {false, 1}, {false, 2}, {true, 0}, {false, 0}, {true, 0},
+                                  {true, 1},  {false, 1}, {false, 0}, {true, 0}, {true, 2},  {false, 2},
+                                  {true, 1},  {true, 2},  {false, 0}, {true, 0}};
+
+// The rule as ALGORITHMS has it, for one element, in double.
+struct Element {
+  double w, velocity = 0;
+  struct Worker {
+    double sent, squares = 0, own = 0;
+    int version = 0;
+  };
+  std::vector<Worker> workers;
+  int version = 0;
+  double mean_delay;
+  Element(double first, int k) : w(first), workers(std::size_t(k), {first}), mean_delay(k - 1) {}
+};
+using Step = std::function<void(Element&, Element::Worker&, double g, double delay)>;
+constexpr double eta = 0.1f, mu = 0.9f;
+
+double adaptive(Element& e, Element::Worker& m, double g) {
+  m.squares = double(0.95f) * m.squares + (1 - double(0.95f)) * g * g;
+  return 2 / std::sqrt(m.squares + double(1e-7f)) * g * g * (e.w - m.sent);
+}
+double capped(double c, double g) { return std::clamp(c, -std::abs(g), std::abs(g)); }
+double trust(const Element& e, double delay) { return std::min(1.0, (1 + e.mean_delay) / (1 + delay)); }
+
+const std::vector<std::pair<std::string, Step>> by_hand{
+    {"asgd", [](Element& e, auto&, double g, double) { e.w -= eta * g; }},
+    {"asgd-m", [](Element& e, auto&, double g, double) { e.velocity = mu * e.velocity + g, e.w -= eta * e.velocity; }},
+    {"sa-asgd", [](Element& e, auto&, double g, double delay) { e.w -= eta / std::max(1.0, delay) * g; }},
+    {"dc-asgd-c",
+     [](Element& e, Element::Worker& m, double g, double) { e.w -= eta * (g + double(0.04f) * g * g * (e.w - m.sent)); }},
+    {"dc-asgd-a", [](Element& e, Element::Worker& m, double g, double) { e.w -= eta * (g + adaptive(e, m, g)); }},
+    {"dc-asgd-k",
+     [](Element& e, Element::Worker& m, double g, double) {
+       e.velocity = mu * e.velocity + g + adaptive(e, m, g);
+       e.w -= eta * e.velocity;
+     }},
+    {"dana-slim",
+     [](Element& e, Element::Worker& m, double g, double) {
+       m.own = mu * m.own + g;
+       e.w -= eta * (mu * m.own + g);
+     }},
+    {"ddc-asgd",
+     [](Element& e, Element::Worker& m, double g, double delay) {
+       const double c = capped(adaptive(e, m, g), g);
+       e.velocity = std::pow(0.9, 1 + 0.3 * delay) * e.velocity + trust(e, delay) * (g + c);
+       e.w -= eta * e.velocity;
+     }},
+    {"ddc-la",
+     [](Element& e, Element::Worker& m, double g, double delay) {
+       const double d = trust(e, delay) * (g + capped(adaptive(e, m, g), g));
+       m.own = mu * m.own + d;
+       e.w -= eta * (mu * m.own + d);
+     }},
+};
+
+std::vector<double> run_by_hand(const Step& step) {
+  std::vector<double> ended;
+  const std::vector<double> first = drawn(0);
+  for (std::int64_t i = 0; i < n; i++) {
+    Element e(first[std::size_t(i)], 3);
+    std::uint32_t pushes = 0;
+    for (const Event& event : schedule) {
+      Element::Worker& m = e.workers[std::size_t(event.worker)];
+      if (!event.push) {
+        m.sent = e.w, m.version = e.version;
+        continue;
+      }
+      const double delay = e.version++ - m.version;
+      e.mean_delay = 0.98 * e.mean_delay + 0.02 * delay;
+      step(e, m, drawn(++pushes)[std::size_t(i)], delay);
+    }
+    ended.push_back(e.w);
+  }
+  return ended;
+}
+
+// The schedule on shards that cut the vector at these places.
+std::vector<double> run(const std::string& rule_text, DType dtype, const std::vector<std::int64_t>& cuts = {0, n}) {
+  auto backend = reference_backend();
+  const auto rule = make_rule(rule_text);
+  const Tensor first = Tensor::of(*backend, {n}, drawn(0), dtype);
+  std::vector<Shard> shards;
+  for (std::size_t s = 0; s + 1 < cuts.size(); s++)
+    shards.emplace_back(*rule, first.slice(cuts[s], cuts[s + 1]),
+                        std::vector<float>(std::size_t((cuts[s + 1] - cuts[s]) / 64), 1.f), 3);
+  std::uint32_t pushes = 0;
+  for (const Event& event : schedule) {
+    Tensor g;
+    if (event.push) g = Tensor::of(*backend, {n}, drawn(++pushes), dtype);
+    for (std::size_t s = 0; s < shards.size(); s++)
+      if (event.push)
+        shards[s].push(event.worker, g.slice(cuts[s], cuts[s + 1]), double(0.1f), 0.9);
+      else
+        shards[s].pull(event.worker);
+  }
+  std::vector<double> ended;
+  for (const Shard& s : shards)
+    for (double v : s.values().values()) ended.push_back(v);
+  return ended;
+}
+
+TEST(Rules, HandComputedSequences) {
+  for (const auto& [name, step] : by_hand) {
+    const std::vector<double> wanted = run_by_hand(step), f64 = run(name, DType::f64), f32 = run(name, DType::f32);
+    for (std::size_t i = 0; i < wanted.size(); i++) {
+      // The rule rounds its few scalars to f32, as the optimizers do.
+      ASSERT_NEAR(f64[i], wanted[i], 1e-7) << name << " at " << i;
+      ASSERT_NEAR(f32[i], wanted[i], 2e-6) << name << " at " << i;
+    }
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, step] : by_hand) names.push_back(name);
+  auto known = rule_names();
+  std::sort(names.begin(), names.end()), std::sort(known.begin(), known.end());
+  EXPECT_EQ(names, known) << "a rule has no hand-computed sequence";
+}
+
+TEST(Rules, DoNotSeeHowTheVectorIsCut) {
+  for (const std::string& name : rule_names()) {
+    const auto whole = run(name, DType::f32);
+    EXPECT_EQ(whole, run(name, DType::f32, {0, 64, 192, n})) << name;
+    EXPECT_EQ(whole, run(name, DType::f32, {0, 128, n})) << name;
+  }
+}
+
+TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
+  EXPECT_EQ(run("dc-asgd-c:lambda=0", DType::f32), run("asgd", DType::f32));
+  EXPECT_EQ(run("dc-asgd-a:lambda=0", DType::f32), run("asgd", DType::f32));
+  EXPECT_EQ(run("dc-asgd-k:lambda=0", DType::f32), run("asgd-m", DType::f32));
+  EXPECT_NE(run("dc-asgd-a", DType::f32), run("asgd", DType::f32));
+  EXPECT_NE(run("ddc-asgd:kappa=1", DType::f32), run("ddc-asgd", DType::f32));
+}
+
+TEST(Rules, OneWorkerIsSGDWithMomentum) {
+  for (const char* name : {"ddc-asgd", "dc-asgd-k", "asgd-m"}) {
+    auto backend = cpu_backend(1);
+    Linear a(96, 40), b(96, 40);
+    ParameterSpace one(a, *backend, 3), other(b, *backend, 3);
+    SGD sgd({.learning_rate = 0.07, .momentum = 0.9, .weight_decay = 5e-4}), sent({.learning_rate = 0.07, .weight_decay = 5e-4});
+    sgd.clip_norm = sent.clip_norm = 0.5;
+    sgd.bind(one), sent.bind(other);
+    const auto rule = make_rule(name);
+    Shard shard(*rule, other.values, std::vector<float>(std::size_t(other.elements() / 64), 1.f), 1);
+    for (std::uint32_t step = 0; step < 30; step++) {
+      const std::vector<double> pixels = drawn(step);
+      const Tensor x = Tensor::of(*backend, {2, 96}, std::span(pixels).first(192));
+      for (auto* side : {&one, &other}) {
+        side->zero_gradients();
+        Variable y = (side == &one ? a : b)(Variable(x));
+        side->backward(sum(y * y * y));
+      }
+      sgd.stage(), sgd.step();
+      sent.stage(), sent.measure(other.all(), false), sent.judge(nullptr), sent.finish_gradients(other.all());
+      shard.push(0, other.gradients, 0.07, 0.9);
+      other.values.copy_from(shard.pull(0));
+      other.count_writes(other.all());
+      ASSERT_EQ(one.values.values(), other.values.values()) << name << ", step " << step;
+    }
+  }
+}
+
+TEST(Rules, NamesAndConstantsAreChecked) {
+  auto said = [](const std::string& text) {
+    try {
+      make_rule(text);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(said("adgs").find("ddc-asgd, ddc-la, asgd"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:kapa=1").find("decay, kappa, lambda"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:kappa").find("KEY=NUMBER"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:kappa=-1"), "");
+  EXPECT_NE(said("ddc-asgd:kappa=nan"), "");
+  EXPECT_NE(said("asgd:lambda=1").find("no constants"), std::string::npos);
+  EXPECT_EQ(said("ddc-asgd:kappa=0.5,lambda=1"), "");
+}
+
+}  // namespace
+}  // namespace tandem::test
