@@ -125,9 +125,7 @@ struct Trust : DcAsgdA<T> {
     const T most = std::abs(g);
     return c > most ? most : c < -most ? -most : c;
   }
-  T correction(const RuleVectors<T>& x, std::int64_t i) const {
-    return capped(DcAsgdA<T>::correction(x, i), x.g[i]);
-  }
+  T correction(const RuleVectors<T>& x, std::int64_t i) const { return capped(DcAsgdA<T>::correction(x, i), x.g[i]); }
   T direction(const RuleVectors<T>& x, std::int64_t i) const {
     return share * (x.g[i] + capped(this->kept_correction(x, i), x.g[i]));
   }
@@ -205,7 +203,8 @@ std::unique_ptr<Rule> make(std::string name, Constants constants) {
 }
 
 const std::vector<Row>& table() {
-  static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}}, dynamic{{"lambda", 2}, {"decay", 0.95}, {"kappa", 0.3}};
+  static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}},
+      dynamic{{"lambda", 2}, {"decay", 0.95}, {"kappa", 0.3}};
   static const std::vector<Row> rows{{"ddc-asgd", dynamic, make<DdcAsgd>},
                                      {"ddc-la", adaptive, make<DdcLa>},
                                      {"asgd", {}, make<Asgd>},

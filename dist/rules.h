@@ -12,12 +12,12 @@ namespace tandem {
 // The vectors of one shard and one worker. Those that a rule does not keep may be null.
 template <class T>
 struct RuleVectors {
-  T* w = nullptr;           // the shard's weights
-  const T* g = nullptr;     // the gradient, with weight decay in it
-  T* velocity = nullptr;    // the shard's
-  const T* sent = nullptr;  // w as this worker was last sent it
-  T* squares = nullptr;     // this worker's running mean of g²
-  T* own = nullptr;         // this worker's velocity
+  T* w = nullptr;                 // the shard's weights
+  const T* g = nullptr;           // the gradient, with weight decay in it
+  T* velocity = nullptr;          // the shard's
+  const T* sent = nullptr;        // w as this worker was last sent it
+  T* squares = nullptr;           // this worker's running mean of g²
+  T* own = nullptr;               // this worker's velocity
   const float* scales = nullptr;  // of the learning rate, one for each block of 64 elements; 0: frozen
 };
 

@@ -7,7 +7,11 @@
 namespace tandem {
 
 Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers)
-    : rule_(rule), values_(first.clone()), scales_(std::move(scales)), workers_(std::size_t(workers)), mean_delay_(workers - 1) {
+    : rule_(rule),
+      values_(first.clone()),
+      scales_(std::move(scales)),
+      workers_(std::size_t(workers)),
+      mean_delay_(workers - 1) {
   require(std::int64_t(scales_.size()) * 64 == first.elements(), "a shard of ", first.elements(), " elements has ",
           scales_.size(), " scales, one for each 64 are wanted");
   MemoryUse use(Use::optimizer);
@@ -23,8 +27,8 @@ Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, i
 template <class T>
 RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
   auto write = [](Tensor& t) { return t.defined() ? t.write<T>() : nullptr; };
-  return {values_.write<T>(), gradient.data<T>(),   write(velocity_),  worker.sent.data<T>(),
-          write(worker.squares), write(worker.own), scales_.data()};
+  return {values_.write<T>(),    gradient.data<T>(), write(velocity_), worker.sent.data<T>(),
+          write(worker.squares), write(worker.own),  scales_.data()};
 }
 
 const Tensor& Shard::pull(int worker) {

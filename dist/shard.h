@@ -25,8 +25,8 @@ class Shard {
 
   const Tensor& values() const { return values_; }
   const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
-  std::uint64_t version() const { return version_; }  // updates applied
-  double mean_delay() const { return mean_delay_; }   // τ̄ = 0.98·τ̄ + 0.02·τ, which begins with workers − 1
+  std::uint64_t version() const { return version_; }                                   // updates applied
+  double mean_delay() const { return mean_delay_; }  // τ̄ = 0.98·τ̄ + 0.02·τ, which begins with workers − 1
   double correction(int worker, const Tensor& gradient) const;  // ‖c‖/‖g‖ as the next push would have it; f32
   double gap(int worker) const;                                 // ‖w − w_sent‖/√P
 

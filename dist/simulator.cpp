@@ -38,8 +38,8 @@ class Simulation;
 class Method {
  public:
   virtual ~Method() = default;
-  virtual double way_there() const { return 0; }  // seconds from a worker's gradient to its arrival
-  virtual void arrived(int worker) = 0;           // a gradient
+  virtual double way_there() const { return 0; }      // seconds from a worker's gradient to its arrival
+  virtual void arrived(int worker) = 0;               // a gradient
   virtual void visited(int worker) { (void)worker; }  // what Simulation::visit() asked for
   virtual const Tensor& weights() = 0;                // as they are to be evaluated
 };
@@ -48,11 +48,18 @@ class Simulation {
  public:
   Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
              const SimulatorOptions& options)
-      : model_(model), loss_(loss), data_(data), options_(options), space_(model, backend, options.seed),
-        decays_({.learning_rate = sgd.learning_rate, .weight_decay = sgd.weight_decay}), given_(sgd),
-        correct_(Tensor::zeros(backend, {1}, DType::i32)), machines_(std::size_t(options.cluster.workers)),
+      : model_(model),
+        loss_(loss),
+        data_(data),
+        options_(options),
+        space_(model, backend, options.seed),
+        decays_({.learning_rate = sgd.learning_rate, .weight_decay = sgd.weight_decay}),
+        given_(sgd),
+        correct_(Tensor::zeros(backend, {1}, DType::i32)),
+        machines_(std::size_t(options.cluster.workers)),
         active_(options.cluster.workers) {
     decays_.bind(space_, options.seed);
+    counters_.emplace(decays_.state());
     for (Machine& m : machines_) m.statistics = space_.statistics.clone();
     statistics_ = space_.statistics.clone();
     batches_ = data.train.batches_per_epoch() * options.epochs;
@@ -91,8 +98,9 @@ class Simulation {
     space_.values.copy_from(weights);
     space_.count_writes(space_.all());
     space_.statistics.copy_from(m.statistics);
-    const Batch batch = data_.train.make(m.ticket / data_.train.batches_per_epoch(), m.ticket % data_.train.batches_per_epoch());
-    mode().samples = batch.samples;
+    const Batch batch =
+        data_.train.make(m.ticket / data_.train.batches_per_epoch(), m.ticket % data_.train.batches_per_epoch());
+    counters_->batch(batch);
     decays_.epoch(std::uint32_t(batch.epoch));
     decays_.stage();
     model_.train();
@@ -101,7 +109,7 @@ class Simulation {
     space_.backward(l);
     decays_.measure(space_.all(), false);
     decays_.judge(&l.value());
-    applied_++;
+    computed_++;
     seen_ += double(batch.size());
     if (decays_.read_state().not_finite) {
       decays_.clear_not_finite();
@@ -172,16 +180,23 @@ class Simulation {
         method.visited(e.worker);
       else
         method.arrived(e.worker);
+      applied_ += std::exchange(computed_, 0);  // only now: what was computed together has one learning rate
       while (applied_ >= std::int64_t(report_.epochs.size() + 1) * per_epoch) end_epoch(metrics);
     }
     report_.seconds = now_;
     if (looks_) report_.gap /= double(looks_), report_.correction /= double(looks_);
     show();
-    MetricFields end{{"event", std::string("end")}, {"steps", applied_}, {"seconds", now_},
-                     {"stopped", std::int64_t(report_.diverged)}, {"reason", std::string(report_.diverged ? "diverged" : "finished")},
-                     {"refused", report_.refused}, {"gap", report_.gap}, {"correction", report_.correction}};
+    MetricFields end{{"event", std::string("end")},
+                     {"steps", applied_},
+                     {"seconds", now_},
+                     {"stopped", std::int64_t(report_.diverged)},
+                     {"reason", std::string(report_.diverged ? "diverged" : "finished")},
+                     {"refused", report_.refused},
+                     {"gap", report_.gap},
+                     {"correction", report_.correction}};
     std::int64_t pushes = 0, sum = 0;
-    for (std::size_t d = 0; d < report_.delays.size(); d++) pushes += report_.delays[d], sum += std::int64_t(d) * report_.delays[d];
+    for (std::size_t d = 0; d < report_.delays.size(); d++)
+      pushes += report_.delays[d], sum += std::int64_t(d) * report_.delays[d];
     if (pushes) end.push_back({"mean_delay", double(sum) / double(pushes)});
     if (!report_.epochs.empty() && report_.epochs.back().test_accuracy)
       end.push_back({"test_accuracy", *report_.epochs.back().test_accuracy});
@@ -253,13 +268,14 @@ class Simulation {
   ParameterSpace space_;
   SGD decays_;  // makes no steps: clips, adds weight decay, and looks for what is not finite
   SGDOptions given_;
+  std::optional<Counters> counters_;
   Tensor correct_, statistics_;
   std::vector<Machine> machines_;
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
   std::priority_queue<Event> events_;
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0;
-  std::int64_t batches_ = 0, next_ticket_ = 0, applied_ = 0, pushes_ = 0, looks_ = 0;
+  std::int64_t batches_ = 0, next_ticket_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };
 
@@ -267,8 +283,13 @@ class Simulation {
 class Served : public Method {
  public:
   Served(Simulation& s, const Asynchrony& how, bool ring)
-      : s_(s), how_(how), ring_(ring), rule_(make_rule(how.rule)), shard_(*rule_, s.space().values, s.scales(), s.workers()),
-        clocks_(std::size_t(s.workers())), waits_(std::size_t(s.workers())) {
+      : s_(s),
+        how_(how),
+        ring_(ring),
+        rule_(make_rule(how.rule)),
+        shard_(*rule_, s.space().values, s.scales(), s.workers()),
+        clocks_(std::size_t(s.workers())),
+        waits_(std::size_t(s.workers())) {
     if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.space().values);
   }
   double way_there() const override { return ring_ ? 0 : s_.one_way(); }
@@ -340,8 +361,14 @@ class Local : public Method {
  public:
   enum class Kind { local, post_local, cocod, elastic };
   Local(Simulation& s, Kind kind, std::int64_t steps)
-      : s_(s), kind_(kind), steps_(steps), rule_(make_rule("asgd-m")), centre_(s.space().values.clone()),
-        mean_(Tensor::like(centre_)), scales_(s.scales()), workers_(std::size_t(s.workers())) {
+      : s_(s),
+        kind_(kind),
+        steps_(steps),
+        rule_(make_rule("asgd-m")),
+        centre_(s.space().values.clone()),
+        mean_(Tensor::like(centre_)),
+        scales_(s.scales()),
+        workers_(std::size_t(s.workers())) {
     for (Worker& w : workers_) {
       w.x = centre_.clone();
       w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
@@ -352,7 +379,9 @@ class Local : public Method {
   void arrived(int worker) override {
     Worker& w = workers_[std::size_t(worker)];
     if (s_.gradient(worker, w.x))
-      rule_->push({.w = w.x.write<float>(), .g = s_.computed().data<float>(), .velocity = w.velocity.write<float>(),
+      rule_->push({.w = w.x.write<float>(),
+                   .g = s_.computed().data<float>(),
+                   .velocity = w.velocity.write<float>(),
                    .scales = scales_.data()},
                   centre_.elements(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
     const std::int64_t until = kind_ == Kind::post_local && !s_.past_first_decay() ? 1 : steps_;
@@ -458,7 +487,8 @@ SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd,
   const VirtualCluster& c = options.cluster;
   require(c.workers >= 1, "a simulation of ", c.workers, " workers");
   for (const auto& [worker, factor] : c.slower)
-    if (worker < 0 || worker >= c.workers) refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
+    if (worker < 0 || worker >= c.workers)
+      refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
   if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
   Simulation simulation(model, loss, sgd, backend, data, options);
   const auto method = make_method(simulation, options.strategy);

@@ -14,21 +14,22 @@ namespace tandem {
 
 struct VirtualCluster {
   int workers = 8;
-  double compute = 0.128, shape = 100;  // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
-  std::map<int, double> slower;         // worker → how many times as long its steps take
-  double latency = 0, bandwidth = 0;    // of a worker's link: seconds, and bytes a second each way; 0: infinite
+  double compute = 0.128,
+         shape = 100;            // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
+  std::map<int, double> slower;  // worker → how many times as long its steps take
+  double latency = 0, bandwidth = 0;  // of a worker's link: seconds, and bytes a second each way; 0: infinite
 };
 
 struct SimulatorOptions {
   // As --strategy: "ddc-asgd", "ssp:3", … (dist/asynchrony.h), or "all-reduce", or local-sgd:H, post-local-sgd:H, cocod-sgd:H
   // and easgd:H, whose workers make H steps of their own between two exchanges.
   std::string strategy = "ddc-asgd";
-  VirtualCluster cluster;
-  int epochs = 1;         // of all workers together
-  Schedule schedule;      // by pictures applied, as on the server
+  VirtualCluster cluster = {};
+  int epochs = 1;          // of all workers together
+  Schedule schedule = {};  // by pictures applied, as on the server
   std::uint64_t seed = 1;
-  std::string metrics;    // file for JSON lines, as fit() writes them; their seconds are virtual
-  bool progress = true;   // a line an epoch on stderr
+  std::string metrics = {};  // file for JSON lines, as fit() writes them; their seconds are virtual
+  bool progress = true;      // a line an epoch on stderr
 };
 
 struct SimulatorReport {

@@ -145,20 +145,6 @@ std::vector<std::pair<std::string, double>> curves_of(const EpochReport& e) {
   return values;
 }
 
-// What mode() holds while a loop runs: where dropout finds its counters.
-class Counters {
- public:
-  explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
-  ~Counters() {
-    mode().step_state = before_.step_state;
-    mode().samples = before_.samples;
-  }
-  void batch(const Batch& b) { mode().samples = b.samples; }
-
- private:
-  Mode before_;
-};
-
 // The first batch of a source, again and again: `steps` of it are an epoch.
 class OneBatch : public BatchSource {
  public:

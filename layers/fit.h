@@ -79,6 +79,20 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 // one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program makes it the exit status.
 int stopping_signal();
 
+// What mode() holds while a loop runs: where dropout finds its counters.
+class Counters {
+ public:
+  explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
+  ~Counters() {
+    mode().step_state = before_.step_state;
+    mode().samples = before_.samples;
+  }
+  void batch(const Batch& b) { mode().samples = b.samples; }
+
+ private:
+  Mode before_;
+};
+
 // Mean loss (plain cross-entropy) and accuracy over a source, in eval mode, without recording; the model's mode is restored.
 struct Evaluation {
   double loss = 0, accuracy = 0;
