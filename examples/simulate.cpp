@@ -17,7 +17,8 @@ namespace {
 double number(const std::string& option, const std::string& text, double low) {
   std::istringstream in(text);
   double v = 0;
-  if (!(in >> v) || !in.eof() || !(v >= low) || !std::isfinite(v)) refuse(option, " ", text, ": expected a number from ", low);
+  if (!(in >> v) || !in.eof() || !(v >= low) || !std::isfinite(v))
+    refuse(option, " ", text, ": expected a number from ", low);
   return v;
 }
 
@@ -29,13 +30,20 @@ int main(int argc, char** argv) {
     VirtualCluster& c = s.cluster;
     Options o = parse_options(
         argc, argv, "Simulates asynchronous training by many workers.",
-        {.data_set = "fashion-mnist", .model = "smallcnn", .epochs = 2, .batch = 64, .learning_rate = 0.02,
-         .schedule = "constant", .nesterov = false, .threads = 1},
-        {"--data", "--data-set", "--size", "--skip-broken", "--model", "--epochs", "--batch", "--lr", "--schedule", "--momentum",
-         "--weight-decay", "--label-smoothing", "--augment", "--no-augment", "--cutout", "--mixup", "--seed", "--device", "--dtype", "--threads",
-         "--val", "--metrics", "--deterministic"},
-        {{"--strategy", "an update rule, ssp:3, bsp, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8", s.strategy,
-          [&](const std::string& v) { s.strategy = v; }},
+        {.data_set = "fashion-mnist",
+         .model = "smallcnn",
+         .epochs = 2,
+         .batch = 64,
+         .learning_rate = 0.02,
+         .schedule = "constant",
+         .nesterov = false,
+         .threads = 1},
+        {"--data",    "--data-set",   "--size",     "--skip-broken", "--model",        "--epochs",
+         "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
+         "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
+         "--dtype",   "--threads",    "--val",      "--metrics",     "--deterministic"},
+        {{"--strategy", "an update rule, ssp:3, bsp, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
+          s.strategy, [&](const std::string& v) { s.strategy = v; }},
          {"--workers", "how many", "8", [&](const std::string& v) { c.workers = int(number("--workers", v, 1)); }},
          {"--compute", "milliseconds of a step, on average", "128",
           [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
@@ -61,7 +69,8 @@ int main(int argc, char** argv) {
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
     const SimulatorReport r =
         simulate(*model, cross_entropy_loss(o.label_smoothing),
-                 {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend, loaders, s);
+                 {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend,
+                 loaders, s);
     std::int64_t pushes = 0, sum = 0, most = 0;
     for (std::size_t d = 0; d < r.delays.size(); d++) {
       pushes += r.delays[d], sum += std::int64_t(d) * r.delays[d];
@@ -81,7 +90,8 @@ int main(int argc, char** argv) {
         for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
         std::printf("%6zu %8lld %s\n", b * step, static_cast<long long>(bars[b]), bar.c_str());
       }
-      std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap, r.correction);
+      std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
+                  r.correction);
     }
     std::printf("%.1f s of virtual time", r.seconds);
     if (r.refused) std::printf("; %lld gradients were not finite and refused", static_cast<long long>(r.refused));

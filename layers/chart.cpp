@@ -81,7 +81,8 @@ std::string svg_of(const Chart& chart) {
     for (std::size_t i = 0; i < std::min(l.x.size(), l.y.size()); i++)
       if (std::isfinite(l.x[i]) && std::isfinite(l.y[i])) {
         x0 = std::min(x0, l.x[i]), x1 = std::max(x1, l.x[i]);
-        y0 = std::min(y0, l.y[i]), y1 = std::max(y1, l.y[i]);
+        const double error = i < l.error.size() && std::isfinite(l.error[i]) ? l.error[i] : 0;
+        y0 = std::min(y0, l.y[i] - error), y1 = std::max(y1, l.y[i] + error);
       }
   for (double x : chart.x_holds)
     if (x0 <= x1) x0 = std::min(x0, x), x1 = std::max(x1, x);
@@ -112,6 +113,12 @@ std::string svg_of(const Chart& chart) {
   }
   const double scale = chart.percent ? 100 : 1;
   std::vector<double> ys = round_ticks(scale * y0, scale * y1, 5), xs = round_ticks(x0, x1, 6);
+  if (chart.x_powers) {
+    xs.clear();
+    for (double t = std::ceil(x0 - 1e-9); t <= x1 + 1e-9; t += std::max(1.0, std::ceil((x1 - x0) / 8))) xs.push_back(t);
+    if (xs.empty()) xs = {x0};
+  }
+  auto shown_x = [&](double x) { return chart.x_powers ? std::exp2(x) : x; };
   double ylow = ys.front() / scale, yhigh = ys.back() / scale;
   if (x0 == x1) x0 -= 0.5, x1 += 0.5, xs = {x0 + 0.5};  // one point stands in the middle
   auto px = [&](double x) { return left + (x - x0) / (x1 - x0) * plot_w; };
@@ -124,7 +131,11 @@ std::string svg_of(const Chart& chart) {
   }
   for (double t : xs) {
     if (t < x0 - 1e-9 * std::fabs(x0) || t > x1 + 1e-9 * std::fabs(x1)) continue;
-    text("tick", px(t), top + plot_h + 16, "middle", short_number(std::fabs(t) < 1e-12 ? 0 : t, 4));
+    text("tick", px(t), top + plot_h + 16, "middle",
+         short_number(chart.x_powers         ? shown_x(t)
+                      : std::fabs(t) < 1e-12 ? 0
+                                             : t,
+                      4));
   }
   svg += "<line class=\"axis\" x1=\"" + place(left) + "\" x2=\"" + place(left + plot_w) + "\" y1=\"" +
          place(top + plot_h) + "\" y2=\"" + place(top + plot_h) + "\"/>\n";
@@ -137,7 +148,7 @@ std::string svg_of(const Chart& chart) {
   std::vector<Ending> endings;
   for (const Line& l : chart.lines) {
     const std::size_t n = std::min(l.x.size(), l.y.size());
-    std::string path, dots;
+    std::string path, dots, bars;
     bool pen = false;
     Ending end{&l, NAN, NAN};
     for (std::size_t i = 0; i < n; i++) {
@@ -148,17 +159,20 @@ std::string svg_of(const Chart& chart) {
       end.x = px(l.x[i]), end.y = py(l.y[i]);
       path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(end.y);
       pen = true;
+      if (i < l.error.size() && l.error[i] > 0 && std::isfinite(l.error[i]))
+        bars += "<path d=\"M" + place(end.x) + " " + place(py(l.y[i] - l.error[i])) + "L" + place(end.x) + " " +
+                place(py(l.y[i] + l.error[i])) + "\"/>";
       if (n <= 60 && l.stroke != Line::Stroke::faint)
         dots += "<circle cx=\"" + place(end.x) + "\" cy=\"" + place(end.y) + "\" r=\"" +
                 (l.stroke == Line::Stroke::solid ? "2.6" : "1.8") + "\"><title>" +
-                html_escaped(l.label + ", " + chart.x_unit + " " + short_number(l.x[i], 5) + ": " +
+                html_escaped(l.label + ", " + chart.x_unit + " " + short_number(shown_x(l.x[i]), 5) + ": " +
                              labelled(l.y[i], chart.percent)) +
                 "</title></circle>";
     }
     if (path.empty()) continue;
     static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint"};
     svg += "<g class=\"c" + std::to_string(l.colour % 8) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path +
-           "\"/>" + dots + "</g>\n";
+           "\"/>" + bars + dots + "</g>\n";
     if (l.labelled) endings.push_back(end);
   }
   std::vector<double> heights;

@@ -12,6 +12,7 @@ struct Line {
   int colour = 0;            // 0, 1, … ; eight are told apart
   enum class Stroke { solid, dashed, dotted, faint } stroke = Stroke::solid;
   bool labelled = true;  // false: it belongs to another line of its colour
+  std::vector<double> error = {};  // of each y, drawn as a bar of ± this much; may be shorter, or not finite
 };
 
 struct Chart {
@@ -21,6 +22,7 @@ struct Chart {
   bool from_zero = false;            // the y axis begins at 0
   std::vector<double> x_holds = {};  // the x axis holds these too: charts beside each other then agree
   bool percent = false;              // y is a share of 1
+  bool x_powers = false;             // x is a binary logarithm: the axis shows 2^x
 };
 
 // <svg>…</svg>, with title and description for screen readers. Without a finite point it says "no values".

@@ -59,8 +59,8 @@ const std::vector<std::pair<std::string, Step>> by_hand{
     {"asgd", [](Element& e, auto&, double g, double) { e.w -= eta * g; }},
     {"asgd-m", [](Element& e, auto&, double g, double) { e.velocity = mu * e.velocity + g, e.w -= eta * e.velocity; }},
     {"sa-asgd", [](Element& e, auto&, double g, double delay) { e.w -= eta / std::max(1.0, delay) * g; }},
-    {"dc-asgd-c",
-     [](Element& e, Element::Worker& m, double g, double) { e.w -= eta * (g + double(0.04f) * g * g * (e.w - m.sent)); }},
+    {"dc-asgd-c", [](Element& e, Element::Worker& m, double g,
+                     double) { e.w -= eta * (g + double(0.04f) * g * g * (e.w - m.sent)); }},
     {"dc-asgd-a", [](Element& e, Element::Worker& m, double g, double) { e.w -= eta * (g + adaptive(e, m, g)); }},
     {"dc-asgd-k",
      [](Element& e, Element::Worker& m, double g, double) {
@@ -169,7 +169,8 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
     auto backend = cpu_backend(1);
     Linear a(96, 40), b(96, 40);
     ParameterSpace one(a, *backend, 3), other(b, *backend, 3);
-    SGD sgd({.learning_rate = 0.07, .momentum = 0.9, .weight_decay = 5e-4}), sent({.learning_rate = 0.07, .weight_decay = 5e-4});
+    SGD sgd({.learning_rate = 0.07, .momentum = 0.9, .weight_decay = 5e-4}),
+        sent({.learning_rate = 0.07, .weight_decay = 5e-4});
     sgd.clip_norm = sent.clip_norm = 0.5;
     sgd.bind(one), sent.bind(other);
     const auto rule = make_rule(name);

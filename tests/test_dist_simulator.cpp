@@ -34,7 +34,8 @@ struct Bench {
       for (double v : p->variable.value().values()) all.push_back(v);
     return all;
   }
-  Trained run(SimulatorOptions options, const SGDOptions& sgd = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 5e-4},
+  Trained run(SimulatorOptions options,
+              const SGDOptions& sgd = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 5e-4},
               std::int64_t batch = 16) {
     Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0}, *backend);
     Loader test(data.test, {.batch = 100, .shuffle = false, .prefetch = 0}, *backend);
