@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
       for (std::size_t b = 0; b < bars.size(); b++) {
         std::string bar;
         for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
-        std::printf("%6zu %8lld %s\n", b * step, static_cast<long long>(bars[b]), bar.c_str());
+        std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
       }
       std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
                   r.correction);
