@@ -59,9 +59,15 @@ void Trace::Lane::counter(const char* name, double value) {
   mark_ = before;
 }
 
-std::string Trace::json() const {
+std::string Trace::json(const std::vector<std::string>& others) const {
   std::string out = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"began_unix_us\":" + std::to_string(unix_us_) +
-                    "},\"traceEvents\":[\n";
+                    "},\"traceEvents\":[\n" + events();
+  for (const std::string& other : others) out += ",\n" + other;
+  return out + "\n]}\n";
+}
+
+std::string Trace::events(std::int64_t shift) const {
+  std::string out;
   const std::string pid = std::to_string(rank_);
   auto metadata = [&](const char* what, int tid, const std::string& argument) {
     out += "{\"ph\":\"M\",\"name\":\"" + std::string(what) + "\",\"pid\":" + pid + ",\"tid\":" + std::to_string(tid) +
@@ -91,7 +97,7 @@ std::string Trace::json() const {
       std::string label = placed && std::strcmp(e->kind, "module") == 0 ? *e->where : e->name;
       out += ",\n{\"ph\":\"" + std::string(counts ? "C" : "X") + "\",\"name\":" + json_quoted(label) +
              ",\"cat\":" + json_quoted(e->kind) + ",\"pid\":" + pid + ",\"tid\":" + std::to_string(lane->index()) +
-             ",\"ts\":" + number("%.3f", double(e->begin) / 1e3);
+             ",\"ts\":" + number("%.3f", double(e->begin + shift) / 1e3);
       std::string arguments;
       auto argument = [&](const char* name, const std::string& value) {
         arguments += (arguments.empty() ? "\"" : ",\"") + std::string(name) + "\":" + value;
@@ -111,11 +117,13 @@ std::string Trace::json() const {
     if (lane->dropped())
       out += ",\n{\"ph\":\"i\",\"s\":\"t\",\"name\":\"" + std::to_string(lane->dropped()) +
              " later events were dropped\",\"pid\":" + pid + ",\"tid\":" + std::to_string(lane->index()) +
-             ",\"ts\":" + number("%.3f", double((*lane)[lane->size() - 1].end) / 1e3) + "}";
+             ",\"ts\":" + number("%.3f", double((*lane)[lane->size() - 1].end + shift) / 1e3) + "}";
   }
-  return out + "\n]}\n";
+  return out;
 }
 
-void Trace::write(const std::string& path) const { write_file(path, json()); }
+void Trace::write(const std::string& path, const std::vector<std::string>& others) const {
+  write_file(path, json(others));
+}
 
 }  // namespace tandem

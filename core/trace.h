@@ -62,6 +62,7 @@ class Trace {
   explicit Trace(std::string process = "tandem", int rank = 0, std::size_t limit = std::size_t{1} << 18);
   Trace(const Trace&) = delete;
 
+  void name(std::string process) { process_ = std::move(process); }
   Lane& lane(const std::string& name);  // made at the first call; shown in that order
   // Off: spans that begin from now on are not recorded, on any lane.
   void record(bool on) { on_.store(on, std::memory_order_relaxed); }
@@ -70,8 +71,10 @@ class Trace {
 
   const std::vector<std::unique_ptr<Lane>>& lanes() const { return lanes_; }
   const Lane* find(const std::string& name) const;  // null when there is none
-  std::string json() const;                         // Chrome's trace event format; times in µs
-  void write(const std::string& path) const;        // throws UsageError when the file cannot be written
+  // Chrome's trace event format; times in µs. others: events() of other ranks, shown beside these.
+  std::string json(const std::vector<std::string>& others = {}) const;
+  std::string events(std::int64_t shift_ns = 0) const;  // its rows alone, their times moved to another rank's clock
+  void write(const std::string& path, const std::vector<std::string>& others = {}) const;  // throws UsageError
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/backend.h"
+#include "core/trace.h"
 #include "dist/algorithms.h"
 #include "dist/on_devices.h"
 #include "dist/reducer.h"
@@ -20,7 +22,7 @@ struct Bucket {
   std::vector<std::size_t> segments;
   std::size_t missing = 0;  // segments whose gradient is not final yet
   bool launched = false;
-  std::vector<bf16> narrow = {};          // as it travels
+  std::vector<bf16> narrow = {};      // as it travels
   std::unique_ptr<Event> final = {};  // on a device: it is there
 };
 
@@ -29,8 +31,8 @@ struct Bucket {
 struct BehindTheHost {
   std::unique_ptr<Communicator> over;   // on the device's memory
   std::unique_ptr<Communicator> flags;  // apart: what is under way below `over` begins in an order of its own
-  std::unique_ptr<Event> end;          // of backward
-  std::shared_ptr<void> loss;          // this rank's, in the host's memory at the end of backward
+  std::unique_ptr<Event> end;           // of backward
+  std::shared_ptr<void> loss;           // this rank's, in the host's memory at the end of backward
   DType loss_type = DType::f32;
   Tensor anywhere;  // NaN when a loss is not finite on some rank, else 0
   Tensor narrow;    // the gradients in bf16, when they travel so
@@ -67,7 +69,8 @@ class AllReduce : public Strategy {
     if (backend.asynchronous()) {
       behind_ = std::make_unique<BehindTheHost>();
       behind_->flags = communicator_->split(0, rank());
-      behind_->over = on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
+      behind_->over =
+          on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
       behind_->end = backend.new_event();
       behind_->loss = backend.pinned(sizeof(double));
       behind_->anywhere = Tensor::zeros(backend, {1}, space.values.dtype());
@@ -133,6 +136,43 @@ class AllReduce : public Strategy {
 
   void request_stop() override { wish_ = true; }
 
+  std::vector<std::string> gather(const std::string& mine) override {
+    const auto n = std::size_t(size()), me = std::size_t(rank());
+    std::vector<double> lengths(n);
+    lengths[me] = double(mine.size());
+    communicator_->all_gather(buffer(lengths)).wait();
+    Cuts cuts{0};
+    for (double length : lengths) cuts.push_back(cuts.back() + std::int64_t(length));
+    std::vector<std::uint8_t> text(static_cast<std::size_t>(cuts.back()));
+    std::copy(mine.begin(), mine.end(), text.begin() + cuts[me]);
+    communicator_->all_gather(buffer(text), cuts).wait();
+    std::vector<std::string> all;
+    for (std::size_t r = 0; r < n; r++) all.emplace_back(text.begin() + cuts[r], text.begin() + cuts[r + 1]);
+    return all;
+  }
+
+  // Rank 0 answers each rank's questions with its time; the quickest of twenty answers counts.
+  ClockOffset watch(Trace& trace) override {
+    ClockOffset best{.ns = 0, .error_ns = rank() == 0 ? 0 : std::numeric_limits<std::int64_t>::max()};
+    std::vector<double> time(1);
+    for (int r = 1; r < size(); r++)
+      for (int i = 0; i < 20; i++) {
+        if (rank() == 0) {
+          communicator_->recv(r, buffer(time)).wait();
+          time[0] = double(trace.now());
+          communicator_->send(r, buffer(time)).wait();
+        } else if (rank() == r) {
+          const std::int64_t asked = trace.now();
+          communicator_->send(0, buffer(time)).wait();
+          communicator_->recv(0, buffer(time)).wait();
+          const std::int64_t heard = trace.now(), error = (heard - asked + 1) / 2;
+          if (error < best.error_ns) best = {std::int64_t(time[0]) - asked - error, error};
+        }
+      }
+    reducer_.watch(trace);
+    return best;
+  }
+
   std::vector<std::pair<std::string, double>> measures() const override {
     const double all = reducer_.seconds();
     return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : communicator_->bytes_sent())},
@@ -190,11 +230,12 @@ class AllReduce : public Strategy {
   void exchange(const std::function<bool()>& finite) {
     if (!ordered_) agree_on_order();
     for (std::size_t b : order_) launch(b);
-    reducer_.add({behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
-                    flags_[0] = finite() ? 0 : 1;
-                    flags_[1] = wish_ ? 1 : 0;
-                    return over.all_reduce({flags_, 2, DType::f32});
-                  }});
+    reducer_.add(
+        {behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
+           flags_[0] = finite() ? 0 : 1;
+           flags_[1] = wish_ ? 1 : 0;
+           return over.all_reduce({flags_, 2, DType::f32});
+         }});
     reducer_.finish();
     stop_ = flags_[1] > 0;
     // Before they change: who fails here has the state of a whole step.
@@ -263,8 +304,8 @@ class AllReduce : public Strategy {
   void launch(std::size_t at) {
     Bucket& b = buckets_[at];
     if (std::exchange(b.launched, true)) return;
-    Tensor part = behind_ && behind_->narrow.defined() ? behind_->narrow.range(b.range.begin, {b.range.length()})
-                                                       : gradients(b);
+    Tensor part =
+        behind_ && behind_->narrow.defined() ? behind_->narrow.range(b.range.begin, {b.range.length()}) : gradients(b);
     const Buffer data = whole(part);
     if (behind_ || options_.wire == DType::f32 || data.dtype != DType::f32) {
       reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});

@@ -31,6 +31,11 @@ void Reducer::add(Exchange exchange) {
   ranks_.wake();
 }
 
+void Reducer::watch(Trace& trace) {
+  std::lock_guard lock(mutex_);
+  trace_ = &trace;
+}
+
 void Reducer::finish() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return open_ == 0 || failed_; });
@@ -75,14 +80,25 @@ void Reducer::run() {
       }
       while (!waiting.empty() && may_begin(waiting.front())) {
         if (under_way.empty()) began = Clock::now();
-        under_way.push_back({std::move(waiting.front()), {}});
+        std::int64_t lane = 1;  // the first that is free: the spans of a lane must not overlap
+        while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; }))
+          lane++;
+        under_way.push_back({std::move(waiting.front()), {}, count_++, lane});
+        if (trace_ && trace_->recording()) under_way.back().since = trace_->now();
         waiting.pop_front();
         Exchange& e = under_way.back().exchange;
         under_way.back().work = e.begin(e.over);
       }
-      const auto closed = std::int64_t(under_way.remove_if([](UnderWay& u) {
+      const auto closed = std::int64_t(under_way.remove_if([&](UnderWay& u) {
         if (!u.work.done()) return false;
         if (u.exchange.end) u.exchange.end();
+        if (u.since >= 0)
+          trace_->lane("exchange " + std::to_string(u.lane))
+              .add({.name = "all-reduce",
+                    .kind = "exchange",
+                    .begin = u.since,
+                    .end = trace_->now(),
+                    .number = u.number});
         return true;
       }));
       if (closed > 0) {

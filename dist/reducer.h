@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/queue.h"
+#include "core/trace.h"
 #include "dist/communicator.h"
 
 namespace tandem {
@@ -28,14 +29,16 @@ class Reducer {
   Reducer(Communicator& ranks, double deadline);
   ~Reducer();
   void add(Exchange exchange);
-  void finish();           // until all is over; throws what went wrong
-  double seconds() const;  // in which something was under way
+  void watch(Trace& trace);  // before the first exchange: each is a span of it from now on
+  void finish();             // until all is over; throws what went wrong
+  double seconds() const;    // in which something was under way
 
  private:
   using Clock = std::chrono::steady_clock;
   struct UnderWay {
     Exchange exchange;
     Work work;
+    std::int64_t number = 0, lane = 0, since = -1;  // on the trace
   };
   void run();
   bool may_begin(const Exchange& exchange);
@@ -43,6 +46,8 @@ class Reducer {
 
   Communicator& ranks_;
   double deadline_;
+  Trace* trace_ = nullptr;
+  std::int64_t count_ = 0;  // exchanges begun: the same on all ranks
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Exchange> given_;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "core/atomic_file.h"
 #include "core/backend.h"
@@ -135,6 +136,22 @@ class Progress {
   int epochs_;
   Clock::time_point last_{}, begin_ = Clock::now();
 };
+
+// What one rank measured, as text for another: "sent_bytes 17\n…".
+using Measures = std::vector<std::pair<std::string, double>>;
+std::string text_of(const Measures& measures) {
+  std::ostringstream text;
+  text.precision(17);
+  for (const auto& [name, value] : measures) text << name << ' ' << value << '\n';
+  return text.str();
+}
+Measures measures_in(const std::string& text) {
+  Measures all;
+  std::istringstream words(text);
+  double value;
+  for (std::string name; words >> name >> value;) all.push_back({name, value});
+  return all;
+}
 
 const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
 
@@ -545,6 +562,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   const std::int64_t last_step =
       options.stop_after > 0 ? std::min(options.stop_after, std::int64_t(total)) : std::int64_t(total);
   Observer observer(options.observe, backend, strategy.rank(), at.step, last_step);
+  observer.share(strategy);
   MetricsFile metrics(speaks && over.empty() ? options.metrics : "", files.resumes(), at.run);
   metrics.write({{"event", std::string(files.resumes() ? "resume" : "start")},
                  {"run", at.run},
@@ -773,6 +791,14 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   exchange.end();
   report.steps = at.step;
   report.best_epoch = int(at.best_epoch);
+  if (strategy.size() > 1) {
+    const std::vector<std::string> all = strategy.gather(text_of(strategy.measures()));
+    for (std::size_t r = 0; r < all.size(); r++) {
+      MetricFields rank{{"event", std::string("rank")}, {"rank", std::int64_t(r)}};
+      for (const auto& [name, value] : measures_in(all[r])) rank.push_back({name, value});
+      metrics.write(rank);
+    }
+  }
   MetricFields end{{"event", std::string("end")},
                    {"steps", report.steps},
                    {"epochs", std::int64_t(report.epochs.size())},

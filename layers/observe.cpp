@@ -142,21 +142,28 @@ std::string MemoryReport::text(std::size_t rows) const {
 
 // ---- the observer ----------------------------------------------------------------------------------------------------
 Observer::Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end)
-    : options_(std::move(options)), backend_(backend) {
-  if (rank != 0) options_ = {};
+    : options_(std::move(options)), backend_(backend), rank_(rank) {
+  if (rank != 0) options_ = {.dot = {}, .trace = options_.trace, .warm_up = options_.warm_up, .steps = options_.steps};
   // A short run has fewer steps to spare: at least one is looked at, and the first only when there is no other.
   const std::int64_t there = end - begin;
   options_.steps = std::max<std::int64_t>(1, std::min(options_.steps, there - 1));
   first_ = begin + std::max<std::int64_t>(0, std::min(options_.warm_up, there - options_.steps));
   if (!options_.dot.empty()) check_replaceable("--dot", options_.dot, "digraph tape", "a picture of a tape");
-  if (!options_.trace.empty()) check_replaceable("--trace", options_.trace, "began_unix_us", "a trace");
+  if (!options_.trace.empty() && rank == 0) check_replaceable("--trace", options_.trace, "began_unix_us", "a trace");
   for (const std::string& file : {options_.dot, options_.trace})
-    if (!file.empty()) AtomicFile probe(file);  // without commit() nothing changes
+    if (!file.empty() && rank == 0) AtomicFile probe(file);  // without commit() nothing changes
   if (options_.profile || !options_.trace.empty()) {
     trace_.emplace("tandem", rank);
     for (const char* lane : {"step", "forward", "backward", "optimizer", "evaluation"}) trace_->lane(lane);
     trace_->record(false);
   }
+}
+
+void Observer::share(Strategy& strategy) {
+  if (options_.trace.empty() || strategy.size() == 1) return;
+  trace_->name(strategy.where());
+  strategy_ = &strategy;
+  clock_ = strategy.watch(*trace_);
 }
 
 void Observer::before(Module& model, const Tensor& images, const TrainingState& state) {
@@ -197,7 +204,13 @@ void Observer::end() {
   auto nothing = [](const char* option, const std::string& file) {
     std::fprintf(stderr, "%s %s: not written, since no step that it would show was made\n", option, file.c_str());
   };
-  if (!options_.trace.empty()) step_ >= first_ ? trace_->write(options_.trace) : nothing("--trace", options_.trace);
+  std::vector<std::string> others;
+  if (strategy_) {
+    others = strategy_->gather(rank_ == 0 ? "" : trace_->events(clock_.ns));
+    others.erase(others.begin());
+  }
+  if (!options_.trace.empty() && rank_ == 0)
+    step_ >= first_ ? trace_->write(options_.trace, others) : nothing("--trace", options_.trace);
   if (!options_.dot.empty() && !drawn_) nothing("--dot", options_.dot);
   std::fflush(stdout);
   options_ = {};

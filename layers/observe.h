@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/trace.h"
+#include "layers/strategy.h"
 #include "layers/summary.h"
 
 namespace tandem {
@@ -16,7 +17,7 @@ struct ObserveOptions {
   bool summary = false;  // the table of modules, before the first step
   std::string dot;       // file for a picture of the first step's tape
   bool profile = false;  // a table of operations, over the steps that are looked at
-  std::string trace;     // file for Chrome's trace viewer: those steps, and the first evaluation
+  std::string trace;     // file for Chrome's trace viewer: those steps, and the first evaluation, of all ranks
   bool memory = false;   // who holds the memory, at the last of those steps
   // Which steps: `steps` of them after `warm_up`, when kernels are chosen and memory stands still; fewer in a short run.
   std::int64_t warm_up = 10, steps = 20;
@@ -58,6 +59,8 @@ class Observer {
   // written, or holds something else, before an hour of training is lost.
   Observer(ObserveOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end);
 
+  // Of several ranks' traces one file is made, by rank 0: before the first step, on all ranks.
+  void share(Strategy& strategy);
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }                         // null: none was asked for
   void before(Module& model, const Tensor& images, const TrainingState& state);  // prints the summary
   void step(std::int64_t number);                                                // a step begins
@@ -66,8 +69,8 @@ class Observer {
   bool looks() const {
     return (trace_ && trace_->recording()) || (!options_.dot.empty() && !drawn_) || (options_.memory && last_looked());
   }
-  void evaluation(bool begins);                                                  // traced, the first time
-  void end();  // prints and writes what is left; a second call does nothing
+  void evaluation(bool begins);  // traced, the first time
+  void end();                    // prints and writes what is left; a second call does nothing
 
   // Within its scope a part of the step runs: "forward", "backward", "optimizer", "evaluation".
   class Phase {
@@ -90,6 +93,9 @@ class Observer {
   std::int64_t first_, step_ = -1;
   bool drawn_ = false, evaluated_ = false;
   std::optional<Trace> trace_;
+  int rank_;
+  Strategy* strategy_ = nullptr;
+  Strategy::ClockOffset clock_;
   MemoryReport memory_;
 };
 

@@ -68,6 +68,14 @@ class Strategy {
   // which the ranks that are left look for each other.
   virtual bool saves_after_failure() { return false; }
 
+  // Every rank's text, in the order of ranks. All ranks call it.
+  virtual std::vector<std::string> gather(const std::string& mine) { return {mine}; }
+  // From now on its exchanges are spans of this trace. All ranks call it; what comes back brings this trace's times to rank 0's.
+  struct ClockOffset {
+    std::int64_t ns = 0, error_ns = 0;  // to be added; how far it may be off
+  };
+  virtual ClockOffset watch(Trace& trace) { return (void)trace, ClockOffset{}; }
+
   // What it measured on this rank so far, by name: for the last line of the metrics.
   virtual std::vector<std::pair<std::string, double>> measures() const { return {}; }
 

@@ -1,11 +1,18 @@
 // Synchronous all-reduce on in-process ranks: what K ranks compute is what one machine computes with the whole batch.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <map>
 #include <mutex>
 #include <thread>
 
+#include "core/files.h"
+#include "core/json.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "dist/all_reduce.h"
@@ -222,6 +229,41 @@ void fit_on(Strategy& strategy, Ended& run, FitOptions options, const std::funct
 
 TEST(AllReduce, FitEndsWithTheSameOnEveryRank) {
   for (int n : {2, 3}) same_bits(on_ranks(n, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(2)); }));
+}
+
+// One file with the lanes of all ranks, their clocks aligned: an all-reduce ends nowhere before it has begun everywhere.
+TEST(AllReduce, ATraceHoldsAllRanks) {
+  const std::string file = (std::filesystem::temp_directory_path() / ("trace-" + std::to_string(getpid()))).string();
+  const int n = 3;
+  same_bits(on_ranks(n,
+                     [&](Strategy& s, Ended& run) {
+                       usleep(useconds_t(s.rank()) * 30000);  // their traces begin at different times
+                       FitOptions o = quiet(1);
+                       o.observe.trace = file;
+                       o.observe.warm_up = 1;
+                       fit_on(s, run, o);
+                     },
+                     {.bucket_bytes = 4096}));
+  const Json trace = Json::parse(read_file(file));
+  std::filesystem::remove(file);
+  std::map<int, std::vector<std::array<double, 3>>> spans;  // by number: rank, begin, end in µs
+  std::map<int, std::string> names;
+  for (const Json& e : trace.find("traceEvents")->items) {
+    const int rank = int(e.find("pid")->number);
+    if (e.find("name")->text == "process_name") names[rank] = e.find("args")->find("name")->text;
+    if (const Json* kind = e.find("cat"); kind && kind->text == "exchange")
+      spans[int(e.find("args")->find("number")->number)].push_back(
+          {double(rank), e.find("ts")->number, e.find("ts")->number + e.find("dur")->number});
+  }
+  for (int r = 0; r < n; r++) EXPECT_EQ(names[r], "rank " + std::to_string(r));
+  EXPECT_GT(spans.size(), 4u);
+  for (const auto& [number, of] : spans) {
+    ASSERT_EQ(of.size(), std::size_t(n)) << "all-reduce " << number;
+    double last_begin = 0, first_end = 1e18;
+    for (const auto& s : of) last_begin = std::max(last_begin, s[1]), first_end = std::min(first_end, s[2]);
+    EXPECT_LE(last_begin, first_end + 5000)
+        << "all-reduce " << number;  // the clocks' error: half a round trip of threads
+  }
 }
 
 TEST(AllReduce, TheLearningRateGrowsWithTheRanks) {
