@@ -20,6 +20,7 @@ says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --global-batch 64
 two=$(sed -n 's/.*test accuracy \([0-9.]*\).*/\1/p' "$there/out" | head -n 1)
 awk -v a="$one" -v b="$two" 'BEGIN { exit !(a - b < 1 && b - a < 1) }' || complain "one process $one %, two ranks $two %"
 says 0 '2 ranks, all-reduce: batch 128 = 2 × 64, lr 0.05 → 0.1' "$build/tandem-run" -n 2 $(train) --batch 64
+says 0 '2 ranks, all-reduce: batch 128' "$build/tandem-run" -n 2 --strategy all-reduce $(train) --batch 64
 says 0 '3 ranks, all-reduce (bf16)' env TANDEM_WIRE=bf16 "$build/tandem-run" -n 3 $(train) --batch 64
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --global-batch 48 --checkpoint "$there/run"
@@ -51,7 +52,7 @@ begun() {
   rank=$1
   shift
   rm -f "$there/metrics"
-  "$build/tandem-run" -n 3 $endless --log-every 100 --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
+  "$build/tandem-run" -n 3 $endless --log-every ${every:-100} --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
   launcher=$!
   tries=0
   until grep -q '"event": *"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
@@ -105,4 +106,12 @@ says 0 "$step steps" "$build/tandem-run" -n 3 $endless --resume "$there/killed" 
 says 0 'stopped after' "$build/tandem-run" -n 3 $endless --checkpoint "$there/whole" --stop-after $((step + 50))
 [ "$(weights "$there/killed/last.safetensors")" = "$(weights "$there/whole/last.safetensors")" ] ||
   complain "a run that was killed after step $step and resumed has other weights"
+
+# ---- a signal to one rank while all evaluate, which here is nearly all of the time, stops all at the same step ---------------
+endless="$build/fashion_mnist --data synthetic --model smallcnn --val 59000 --batch 50 --epochs 1000" every=3
+begun 1 --checkpoint "$there/signal"
+sleep 0.5
+kill -TERM "$victim"
+ended 25 'stopped after step [0-9]* of .*strategy' 'rank 1 on .* ended with exit status 143'
+[ -e "$there/signal/last.safetensors" ] || complain "a signal in an evaluation leaves no checkpoint"
 exit $wrong
