@@ -118,6 +118,26 @@ TEST(DeviceRanks, GiveTheBitsOfTheHost) {
         EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(18, 'r')) << n << " ranks";
 }
 
+// Also on a GPU, where there is one: with events in the graphs, and NCCL of one rank where there is libnccl.
+TEST(DeviceRanks, OneRankIsOneMachine) {
+  auto same = [](const std::function<std::unique_ptr<Backend>()>& make) {
+    auto plain = make(), exchanging = make();
+    plain->deterministic(true), exchanging->deterministic(true);
+    Strategy one;
+    const Ended want = train(*plain, one, {});
+    auto ranks = all_reduce(alone(), {.bucket_bytes = 16384});
+    testing::internal::CaptureStderr();
+    EXPECT_TRUE(train(*exchanging, *ranks, {}) == want) << exchanging->name();
+    testing::internal::GetCapturedStderr();
+  };
+  same([] {
+    auto twin = std::make_unique<Twin>();
+    twin->behind = true;
+    return twin;
+  });
+  if (cuda_devices() > 0) same([] { return cuda_backend(0); });
+}
+
 TEST(DeviceRanks, GradientsMayTravelInBf16) {
   Recipe r;
   r.exchange.wire = DType::bf16;
