@@ -205,8 +205,7 @@ class Nccl : public Communicator {
   void carry_on() {
     if (failed_) std::rethrow_exception(failed_);
     try {
-      for (auto& call : calls_)
-        if (!go_on(*call)) break;
+      for (std::size_t i = 0; i < calls_.size() && go_on(i);) i++;
       while (!calls_.empty() && calls_.front()->over) {
         calls_.pop_front();
         since_ = Clock::now();
@@ -223,12 +222,10 @@ class Nccl : public Communicator {
     }
   }
   // True when the next one may be queued.
-  bool go_on(Call& call) {
+  bool go_on(std::size_t number) {
+    Call& call = *calls_[number];
     if (call.over) return true;
-    if (call.at == Call::At::waits) {
-      verify(call.queue(static_cast<cudaStream_t>(stream_->handle())), describe(call.header));
-      call.at = Call::At::queued;
-    }
+    if (call.at == Call::At::waits) queue(number);
     if (call.at == Call::At::queued) {  // until it has settled nothing stands in the stream
       if (!settled(describe(call.header))) return false;
       stream_->mark(*call.event);
@@ -237,6 +234,19 @@ class Nccl : public Communicator {
     if (call.at == Call::At::marked && call.event->done()) call.at = Call::At::done;
     call.over = agreed(call) && call.at == Call::At::done;
     return true;
+  }
+  // Messages that wait together go together: else two ranks that send to each other first would wait for ever.
+  void queue(std::size_t first) {
+    auto message = [&](std::size_t i) { return i < calls_.size() && calls_[i]->header.kind == Kind::message; };
+    const std::string what = describe(calls_[first]->header);
+    const bool group = message(first);
+    std::size_t i = first;
+    if (group) verify(nccl_.group_start(), what);
+    do {
+      verify(calls_[i]->queue(static_cast<cudaStream_t>(stream_->handle())), what);
+      calls_[i]->at = Call::At::queued;
+    } while (group && message(++i));
+    if (group) verify(nccl_.group_end(), what);
   }
   bool settled(const std::string& what) {
     ncclResult_t state = ncclSuccess;

@@ -32,7 +32,8 @@ struct NcclOptions {
 
 // Collectives on the memory of `backend`, a device that no other rank has. Every rank calls it, and it waits for all. The caller
 // sees to it that the device is done with a buffer before the call, and leaves the buffer alone until the Work is done; tags of
-// messages between two ranks are ignored: they arrive in the order in which they were sent.
+// messages between two ranks are ignored: they arrive in the order in which they were sent. Ranks that send to each other call
+// send and recv before they wait for either.
 std::unique_ptr<Communicator> over_nccl(const NcclLibrary& nccl, std::shared_ptr<Communicator> host, Backend& backend,
                                         const NcclOptions& options = {});
 

@@ -51,7 +51,11 @@ struct World {
   std::mutex mutex;
   int ranks = 0, joined = 0;
   std::map<std::uint64_t, Meeting> meetings;
-  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> messages;
+  struct Message {
+    std::vector<std::byte> data;
+    std::shared_ptr<bool> taken;
+  };
+  std::map<std::pair<int, int>, std::deque<Message>> messages;
 };
 struct Comm {
   std::shared_ptr<World> world;
@@ -123,8 +127,24 @@ inline ncclResult_t comm_abort(ncclComm_t c) {
 }
 inline const char* get_error_string(ncclResult_t r) { return r == ncclSystemError ? "unhandled system error" : "an error"; }
 inline const char* get_last_error(ncclComm_t) { return "the fake's last words"; }
-inline ncclResult_t group_start() { return ncclSuccess; }
-inline ncclResult_t group_end() { return ncclInProgress; }
+// A group is one piece of work, of which the parts go on side by side.
+struct Group {
+  bool open = false;
+  ncclComm_t comm = nullptr;
+  TwinQueue* stream = nullptr;
+  std::vector<std::function<bool()>> parts;
+};
+inline thread_local Group group;
+inline ncclResult_t group_start() { return group.open = true, ncclSuccess; }
+inline ncclResult_t group_end() {
+  Group g = std::exchange(group, {});
+  if (!g.comm) return ncclSuccess;
+  of(g.comm).unsettled.push_back({g.stream, [parts = std::move(g.parts)]() mutable {
+                                    std::erase_if(parts, [](auto& part) { return part(); });
+                                    return parts.empty();
+                                  }});
+  return ncclInProgress;
+}
 
 inline ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, std::function<bool(Twin&)> work) {
   Comm& comm = of(c);
@@ -132,7 +152,13 @@ inline ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, std::function<bool(Twi
   comm.calls++;
   comm.polls = 2;
   auto* stream = reinterpret_cast<TwinQueue*>(s);
-  comm.unsettled.push_back({stream, [stream, work = std::move(work)] { return !trouble.silent && work(stream->twin()); }});
+  std::function<bool()> piece = [stream, work = std::move(work)] { return !trouble.silent && work(stream->twin()); };
+  if (group.open) {
+    group.comm = c, group.stream = stream;
+    group.parts.push_back(std::move(piece));
+  } else {
+    comm.unsettled.push_back({stream, std::move(piece)});
+  }
   return ncclInProgress;
 }
 
@@ -174,13 +200,17 @@ inline ncclResult_t broadcast(const void* from, void* to, std::size_t n, ncclDat
                               cudaStream_t s) {
   return collective({What::broadcast, n, t, ncclSum, root}, from, to, c, s);
 }
+// A message is sent when it has been received.
 inline ncclResult_t send(const void* from, std::size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, s, [world = of(c).world, me = of(c).rank, peer, from, bytes = n * size_of(dtype_of_nccl(t))](Twin& twin) {
-    std::vector<std::byte> data(bytes);
-    twin.read(data.data(), from, bytes);
+  return enqueue(c, s, [world = of(c).world, me = of(c).rank, peer, from, bytes = n * size_of(dtype_of_nccl(t)),
+                        taken = std::make_shared<bool>(false), sent = false](Twin& twin) mutable {
     std::lock_guard lock(world->mutex);
-    world->messages[{me, peer}].push_back(std::move(data));
-    return true;
+    if (!std::exchange(sent, true)) {
+      std::vector<std::byte> data(bytes);
+      twin.read(data.data(), from, bytes);
+      world->messages[{me, peer}].push_back({std::move(data), taken});
+    }
+    return *taken;
   });
 }
 inline ncclResult_t recv(void* to, std::size_t, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s) {
@@ -188,7 +218,8 @@ inline ncclResult_t recv(void* to, std::size_t, ncclDataType_t, int peer, ncclCo
     std::lock_guard lock(world->mutex);
     auto& waiting = world->messages[{peer, me}];
     if (waiting.empty()) return false;
-    twin.write(to, waiting.front().data(), waiting.front().size());
+    twin.write(to, waiting.front().data.data(), waiting.front().data.size());
+    *waiting.front().taken = true;
     waiting.pop_front();
     return true;
   });
