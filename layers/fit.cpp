@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -29,7 +30,7 @@ double seconds_since(Clock::time_point t) { return std::chrono::duration<double>
 
 // Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program at once.
 volatile std::sig_atomic_t stop_signal = 0;
-int stopped_by = 0;
+std::atomic<int> stopped_by = 0;  // ranks may be threads of one process
 
 double now() {  // what a handler may call
   timespec t{};
