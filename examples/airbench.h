@@ -39,11 +39,13 @@ struct Net : Module {
   Linear& head = child<Linear>("head", 256, 10, false);
 
   Net() {
-    for (auto& [name, p] : parameters()) {
-      const bool bias = name.ends_with("bias"), norm = name.find("norm") != std::string::npos;
-      if (name == "whiten.weight" || (norm && !bias)) p->frozen = true;
-      if (norm && bias) p->learning_rate_scale = 64;
-    }
+    auto each = [](Module& m, auto f) {
+      for (auto& [name, p] : m.parameters()) f(*p, name.ends_with("bias"));
+    };
+    each(whiten, [](Parameter& p, bool bias) { p.frozen = !bias; });
+    for (Group* g : {&group1, &group2, &group3})
+      for (BatchNorm2d* norm : {&g->norm1, &g->norm2})
+        each(*norm, [](Parameter& p, bool bias) { p.frozen = !bias, p.learning_rate_scale = bias ? 64 : 1; });
   }
   Variable forward(const Variable& x) override {
     Variable y = group3(group2(group1(gelu(whiten(x)))));
