@@ -23,6 +23,7 @@ struct StepState {
   float loss_scale = 1;         // what the loss was multiplied by (f16)
   std::int32_t unscaled_steps = 0;  // steps since the loss scale last changed
   std::uint64_t step = 0;       // updates applied so far
+  std::uint64_t skipped = 0;    // steps that overflowed and were not
 };
 // Dynamic loss scaling, for f16: a loss times a power of two lifts small gradients above what f16 rounds to zero. The scale
 // doubles after so many steps without an overflow and is halved by each, whose step is skipped. At scale 1 an overflow is a
@@ -39,7 +40,7 @@ TANDEM_HD inline bool judge_step(StepState& s, bool finite, bool scaled, const L
   s.not_finite = 0;
   if (!finite) {
     s.not_finite = scaled && s.loss_scale > 1 ? 2 : 1;
-    if (s.not_finite == 2) s.loss_scale *= 0.5f;
+    if (s.not_finite == 2) s.loss_scale *= 0.5f, s.skipped++;
     s.unscaled_steps = 0;
     return false;
   }

@@ -126,6 +126,16 @@ class Opened {
     at.best = {real("best"), real("best, second")};
     return at;
   }
+  // `s` as it was then; without f16 no step was skipped, and older files do not hold the scale.
+  StepState state(StepState s) const {
+    if (file.metadata().count("loss scale")) {
+      s.loss_scale = float(real("loss scale"));
+      s.unscaled_steps = std::int32_t(whole("steps at this scale"));
+      s.skipped = std::uint64_t(whole("skipped steps"));
+    }
+    s.step = std::uint64_t(whole("step")) - s.skipped;
+    return s;
+  }
   // Throws before anything was read when a tensor is not there or of another shape.
   void check(const Named& wanted) const {
     const std::string path = file.path().string();
@@ -170,6 +180,12 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
                                        {"best epoch", std::to_string(at.best_epoch)},
                                        {"best", exact(at.best.first)},
                                        {"best, second", exact(at.best.second)}};
+  if (training.optimizer.loss_scaling) {
+    const StepState state = training.optimizer.read_state();
+    m["loss scale"] = exact(state.loss_scale);
+    m["steps at this scale"] = std::to_string(state.unscaled_steps);
+    m["skipped steps"] = std::to_string(state.skipped);
+  }
   if (!at.run.empty()) m["run"] = at.run;
   if (at.ended) m["ended"] = "no better validation";
   for (const auto& [name, value] : settings) m[setting + name] = value;
@@ -212,9 +228,10 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     refuse(file, ": is of another model: the same tensors in another order");
 
   const RunPosition at = opened.position();
+  const StepState state = opened.state(training.optimizer.read_state());
   for (auto& [name, t] : wanted) opened.file.read(name, t);
   training.space.count_writes(training.space.all());
-  training.optimizer.resume_at(std::uint64_t(at.step));
+  training.optimizer.resume_at(state);
   if (training.ema && !average) {
     training.ema->values.copy_from(training.space.values);
     training.ema->statistics.copy_from(training.space.statistics);

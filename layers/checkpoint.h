@@ -3,7 +3,7 @@
 //   conv1.weight …                      parameters and running statistics, by their names
 //   optimizer/velocity/conv1.weight …   what the optimizer remembers
 //   average/conv1.weight …              the moving average, where there is one
-//   metadata                            position, settings, the layout's hash, a checksum over all of it
+//   metadata                            position, settings, the loss scale of f16, the layout's hash, a checksum over all of it
 //
 // Random numbers need nothing: they are functions of counters. A file is replaced as a whole or not at all.
 #pragma once

@@ -596,8 +596,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   bool learnt = false;  // the one batch
 
   // A step before this one, or this one, was not finite, and since then nothing was applied: its batches once more.
-  auto give_up = [&](std::int64_t applied, std::int64_t batch) {
-    std::int64_t k = (batch / options.accumulate - (at.step - 1 - applied)) * options.accumulate;
+  auto give_up = [&](std::int64_t done, std::int64_t batch) {
+    std::int64_t k = (batch / options.accumulate - (at.step - 1 - done)) * options.accumulate;
     const std::int64_t end = std::min(k + options.accumulate, per_epoch);
     std::string why = does_not_repeat;
     for (; k < end && why == does_not_repeat; k++) {
@@ -606,13 +606,13 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       why = diagnose(model, loss, space, again);
     }
     progress.clear();
-    metrics.write({{"event", std::string("not_finite")}, {"step", applied + 1}, {"reason", why}});
+    metrics.write({{"event", std::string("not_finite")}, {"step", done + 1}, {"reason", why}});
     metrics.write({{"event", std::string("end")},
-                   {"steps", applied},
+                   {"steps", done},
                    {"stopped", std::int64_t(1)},
                    {"reason", std::string("not finite")}});
     optimizer.learning_rate(given_rate);
-    throw NotFinite("step " + std::to_string(applied + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
+    throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
                     std::to_string(k) + "): the loss or its gradient is not finite: " + why +
                     "; the parameters are those before this step. A smaller --lr usually helps" + files.kept(saved_at));
   };
@@ -707,7 +707,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       if (looks) {
         if (due)
           if (StepState state = optimizer.read_state(); state.not_finite == 1)
-            give_up(static_cast<std::int64_t>(state.step), batch.index);
+            give_up(static_cast<std::int64_t>(state.step + state.skipped), batch.index);
         sums = tally.read();
         if (first_loss == 0) first_loss = sums.last;
         last_loss = sums.last;

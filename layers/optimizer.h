@@ -53,9 +53,10 @@ class Optimizer {
   void clear_not_finite();
   double gradient_norm() const;  // of the last step, before clipping; waits for the device
 
-  // What it remembers from step to step, for checkpoints: vectors as long as the parameters', and the number of steps.
+  // What it remembers from step to step, for checkpoints: vectors as long as the parameters', and of read_state() the steps
+  // applied and skipped and the loss scale with its counter; the scale only where both then and now there is scaling.
   virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
-  void resume_at(std::uint64_t step);
+  void resume_at(const StepState& then);
 
  protected:
   virtual void allocate() = 0;

@@ -161,9 +161,11 @@ void Optimizer::clear_not_finite() {
 
 double Optimizer::gradient_norm() const { return std::sqrt(sums_.slice(0, 1).item()) * read_state().gradient_average; }
 
-void Optimizer::resume_at(std::uint64_t step) {
+void Optimizer::resume_at(const StepState& then) {
   StepState now = read_state();
-  now.step = step;
+  now.step = then.step;
+  now.skipped = then.skipped;
+  if (loss_scaling) now.loss_scale = then.loss_scale, now.unscaled_steps = then.unscaled_steps;
   state_.backend().upload(state_.raw_write(), &now, sizeof now);
 }
 

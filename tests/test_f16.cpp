@@ -6,8 +6,10 @@
 #include "core/step.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
+#include "layers/checkpoint.h"
 #include "layers/fit.h"
 #include "layers/models.h"
+#include "layers/options.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -94,6 +96,62 @@ TEST(LossScaling, StepsThatOverflowAreSkippedUntilTheScaleFits) {
   EXPECT_LT(steps, 12u) << "of twelve steps some overflowed f32";
   for (double v : w) ASSERT_TRUE(std::isfinite(v));
   EXPECT_NE(w, trained({}, 0));
+}
+
+// Overflows, skipped steps and a scale that grows again lie before and behind the place where the run is cut.
+TEST(LossScaling, AResumedRunGivesTheBitsOfTheUninterruptedOne) {
+  test::TemporaryFolder folder;
+  for (const char* name : {"sgd", "adamw"})
+    for (std::optional<LossScaling> scaling : {std::optional(LossScaling{.first = 0x1p127f, .most = 0x1p127f, .patience = 2}), {}}) {
+      const std::string place = folder.file(std::string(name) + (scaling ? " scaled" : ""));
+      auto run = [&](int stop_after, bool resumes, bool saves) {
+        auto backend = reference_backend(1);
+        Dataset data = synthetic({.side = 28, .train = 96, .test = 20});
+        Loader loader(data.train, {.batch = 16, .seed = 3, .prefetch = 0}, *backend);
+        auto model = make_model("lenet5", 10, 1, 28);
+        auto optimizer = make_optimizer({.learning_rate = 0.01, .optimizer = name});
+        optimizer->loss_scaling = scaling;
+        FitOptions options{.epochs = 4, .progress = false};
+        options.stop_after = stop_after;
+        if (saves) options.checkpoint = place;
+        if (resumes) options.resume = place;
+        fit(*model, cross_entropy_loss(), *optimizer, *backend, {loader}, options);
+        std::vector<double> all;
+        for (auto& [path, p] : model->parameters())
+          for (double v : p->variable.value().values()) all.push_back(v);
+        return std::pair(all, optimizer->read_state());
+      };
+      const auto [straight, end] = run(0, false, false);
+      run(9, false, true);
+      const auto [parts, again] = run(0, true, false);
+      EXPECT_EQ(straight, parts) << name;
+      EXPECT_EQ(end.loss_scale, again.loss_scale);
+      EXPECT_EQ(end.unscaled_steps, again.unscaled_steps);
+      EXPECT_EQ(end.step, again.step);
+      EXPECT_EQ(end.skipped, again.skipped);
+      EXPECT_EQ(end.step + end.skipped, 24u);
+      EXPECT_EQ(end.skipped > 0, scaling.has_value());
+    }
+}
+
+TEST(LossScaling, ACheckpointWithoutAScaleIsReadAsBefore) {
+  test::TemporaryFolder folder;
+  auto backend = reference_backend(1);
+  auto model = make_model("lenet5", 10, 1, 28);
+  ParameterSpace space(*model, *backend, 1);
+  SGD plain({.momentum = 0.9}), scaled({.momentum = 0.9});
+  scaled.loss_scaling = LossScaling{.first = 512};
+  plain.bind(space), scaled.bind(space);
+  RunPosition at;
+  at.step = 7;
+  const std::string file = folder.file("older.safetensors");
+  save_checkpoint(file, {space, plain}, at);
+  load_checkpoint(file, {space, scaled});
+  EXPECT_EQ(scaled.read_state().loss_scale, 512) << "it begins anew";
+  EXPECT_EQ(scaled.read_state().step, 7u);
+  save_checkpoint(file, {space, scaled}, at);
+  load_checkpoint(file, {space, plain});
+  EXPECT_EQ(plain.read_state().loss_scale, 1) << "which has no use for it";
 }
 
 }  // namespace
