@@ -271,7 +271,7 @@ class Engine {
     Trace::Lane* lane = tracing();
     Trace::Event event{.name = node.op, .kind = "op", .where = node.scope};
     if (lane) {
-      event.begin = lane->now();
+      event = lane->begin(event);
       event.flops =
           node.flops() * double(std::count_if(sinks_.begin(), sinks_.begin() + std::min<long>(2, node.inputs.size()),
                                               [](const Sink& s) { return s.wanted(); }));
@@ -281,11 +281,10 @@ class Engine {
     }
     if (dy.defined()) node.backward(std::move(dy), sinks_);
     if (lane) {
-      event.end = lane->now();
       for (int i = 0; i < node.inputs.size(); i++)
         if (Node* input = node.inputs[i].pointer())
           event.bytes += double(input->shape.elements()) * double(size_of(input->dtype));
-      lane->add(event);
+      lane->add_now(event);
     }
     if (mode().check) check(node);
     for (int i = 0; i < node.inputs.size(); i++) {

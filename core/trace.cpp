@@ -38,6 +38,58 @@ const Trace::Lane* Trace::find(const std::string& name) const {
 
 void Trace::Lane::add(const Event& e) {
   mark_ = e.end;
+  keep(e);
+  if (Follower* f = trace_.follower()) {
+    f->passed(e.name);
+    follow(e);
+  }
+}
+
+Trace::Event Trace::Lane::begin(Event e) {
+  if (Follower* f = trace_.follower()) {
+    f->enter(e.where && !e.where->empty() && std::strcmp(e.kind, "module") == 0 ? e.where->c_str() : e.name);
+    e.mark = trace_.last_mark_ = f->mark();
+  }
+  e.begin = now();
+  return e;
+}
+
+void Trace::Lane::add_now(Event e) {
+  mark_ = e.end = now();
+  keep(e);
+  Follower* f = trace_.follower();
+  if (!f || e.mark < 0) return;
+  f->leave();
+  follow(e);
+}
+
+void Trace::Lane::follow(const Event& e) {
+  const std::int64_t begin = e.mark >= 0 ? e.mark : trace_.last_mark_;
+  trace_.last_mark_ = trace_.follower_->mark();
+  trace_.followed_.push_back({this, e, trace_.last_mark_});
+  trace_.followed_.back().event.mark = std::max<std::int64_t>(0, begin);
+}
+
+void Trace::follow(Follower* follower) {
+  follower_ = follower;
+  followed_thread_ = std::this_thread::get_id();
+  if (follower) last_mark_ = follower->mark();
+}
+
+void Trace::collect() {
+  Follower* f = follower();
+  if (!f || followed_.empty()) return;  // waiting for the device is for those who look
+  const std::vector<std::int64_t> times = f->times([this] { return now(); });
+  for (Followed& s : followed_) {
+    s.event.begin = times[std::size_t(s.event.mark)];
+    s.event.end = times[std::size_t(s.end)];
+    lane("device: " + s.lane->name()).keep(s.event);
+  }
+  followed_.clear();
+  last_mark_ = f->mark();
+}
+
+void Trace::Lane::keep(const Event& e) {
   if (size_ >= trace_.limit_) {
     dropped_++;
     return;
@@ -54,9 +106,8 @@ void Trace::Lane::until_now(Event e) {
 }
 
 void Trace::Lane::counter(const char* name, double value) {
-  std::int64_t t = now(), before = mark_;
-  add({.name = name, .kind = "counter", .begin = t, .end = t, .bytes = value});
-  mark_ = before;
+  const std::int64_t t = now();
+  keep({.name = name, .kind = "counter", .begin = t, .end = t, .bytes = value});
 }
 
 std::string Trace::json(const std::vector<std::string>& others) const {

@@ -7,18 +7,35 @@
 //   { Span s("forward", "phase"); … }              // one span
 //   trace.write("run.json");                       // for chrome://tracing or ui.perfetto.dev
 //
+// Work that is queued on a device runs later than the span in which it was queued. A Follower marks the device's queue where
+// spans begin and end; collect() then lays the same spans, as the device saw them, on lanes called "device: forward", ….
+//
 // A lane is written by one thread at a time; different lanes at once. Reading (events, json, write) is for when nobody
 // writes. Memory for events comes in chunks of 1024 and is bounded: what comes beyond is dropped and counted.
 #pragma once
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tandem {
+
+// A device, or a profiler, that is told of spans as they begin and end, by the one thread that queues the work.
+class Follower {
+ public:
+  virtual ~Follower() = default;
+  virtual void enter(const char* name) = 0;   // a span begins,
+  virtual void leave() = 0;                   // and the last that began ends
+  virtual void passed(const char* name) = 0;  // an operation was queued, whose beginning nobody told
+  virtual std::int64_t mark() = 0;            // puts a mark into the queue and returns its number, from 0
+  // When the device passed each mark, in ns of the clock `now`; waits for the device. Marks are counted from 0 again.
+  virtual std::vector<std::int64_t> times(const std::function<std::int64_t()>& now) = 0;
+};
 
 class Trace {
  public:
@@ -29,6 +46,7 @@ class Trace {
     std::int64_t begin = 0, end = 0;     // ns since the trace began
     std::int64_t number = -1;            // of the step or the batch; −1: none
     double flops = 0, bytes = 0;         // of the work; 0: unknown. A counter has its value in `bytes`
+    std::int64_t mark = -1;              // in the device's queue, where it began; −1: none, or where the last one ended
   };
 
   class Lane {
@@ -42,6 +60,8 @@ class Trace {
     std::int64_t mark() const { return mark_; }
     void mark(std::int64_t t) { mark_ = t; }
     void add(const Event& e);                      // begin and end are set
+    Event begin(Event e);                          // begins now, for the follower, too; add_now() ends it
+    void add_now(Event e);
     void until_now(Event e);                       // a span from mark() to now
     void counter(const char* name, double value);  // a number over time: bytes in use, staleness
     std::size_t size() const { return size_; }
@@ -49,7 +69,10 @@ class Trace {
     std::size_t dropped() const { return dropped_; }
 
    private:
+    friend class Trace;
     static constexpr std::size_t chunk = 1024;
+    void keep(const Event& e);
+    void follow(const Event& e);
     Trace& trace_;
     std::string name_;
     int index_;
@@ -69,6 +92,10 @@ class Trace {
   bool recording() const { return on_.load(std::memory_order_relaxed); }
   std::int64_t now() const { return (Clock::now() - begin_).count(); }
 
+  // From now on the spans of this thread are the follower's, too; null: no longer. collect() first.
+  void follow(Follower* follower);
+  void collect();
+
   const std::vector<std::unique_ptr<Lane>>& lanes() const { return lanes_; }
   const Lane* find(const std::string& name) const;  // null when there is none
   // Chrome's trace event format; times in µs. others: events() of other ranks, shown beside these.
@@ -87,6 +114,17 @@ class Trace {
   std::atomic<bool> on_{true};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Lane>> lanes_;
+
+  struct Followed {  // ended on the host, and to be found again on the device
+    Lane* lane;
+    Event event;
+    std::int64_t end;  // mark
+  };
+  Follower* follower() const { return follower_ && std::this_thread::get_id() == followed_thread_ ? follower_ : nullptr; }
+  Follower* follower_ = nullptr;
+  std::thread::id followed_thread_;
+  std::int64_t last_mark_ = -1;
+  std::vector<Followed> followed_;
 };
 
 Trace::Lane*& thread_lane();  // where this thread stands; null: nowhere
@@ -121,13 +159,11 @@ class Span {
                 std::int64_t number = -1)
       : lane_(tracing()) {
     if (!lane_) return;
-    event_ = {.name = name, .kind = kind, .where = where, .begin = lane_->now(), .number = number};
+    event_ = lane_->begin({.name = name, .kind = kind, .where = where, .number = number});
     lane_->mark(event_.begin);
   }
   ~Span() {
-    if (!lane_) return;
-    event_.end = lane_->now();
-    lane_->add(event_);
+    if (lane_) lane_->add_now(event_);
   }
   Span(const Span&) = delete;
 

@@ -17,8 +17,11 @@ Profile profile_of(const Trace& trace) {
   std::map<std::pair<std::string, std::string>, ProfileRow> fine;
   std::map<std::string, ProfileRow> coarse;
   auto is = [](const char* a, const char* b) { return std::strcmp(a, b) == 0; };
+  const std::string prefix = trace.find("device: step") ? "device: " : "";
   for (const auto& lane : trace.lanes()) {
-    bool forward = lane->name() == "forward", backward = lane->name() == "backward";
+    const bool forward = lane->name() == prefix + "forward", backward = lane->name() == prefix + "backward",
+               step = lane->name() == prefix + "step";
+    if (!prefix.empty() && !lane->name().starts_with(prefix)) continue;
     for (std::size_t i = 0; i < lane->size(); i++) {
       const Trace::Event& e = (*lane)[i];
       const double ms = double(e.end - e.begin) / 1e6;
@@ -27,7 +30,7 @@ Profile profile_of(const Trace& trace) {
         if (is(e.name, "forward")) p.forward_ms += ms;
         if (is(e.name, "backward")) p.backward_ms += ms;
         if (is(e.name, "optimizer")) p.optimizer_ms += ms;
-      } else if (is(e.kind, "wait") && lane->name() == "step") {
+      } else if (is(e.kind, "wait") && step) {
         p.wait_ms += ms;
       } else if (is(e.kind, "op") && (forward || backward)) {
         const std::string module = e.where ? *e.where : "";
@@ -156,6 +159,8 @@ Observer::Observer(ObserveOptions options, Backend& backend, int rank, std::int6
     trace_.emplace("tandem", rank);
     for (const char* lane : {"step", "forward", "backward", "optimizer", "evaluation"}) trace_->lane(lane);
     trace_->record(false);
+    follower_ = backend_.follower();
+    if (follower_) trace_->follow(follower_.get());
   }
 }
 
@@ -176,7 +181,7 @@ void Observer::before(Module& model, const Tensor& images, const TrainingState& 
 
 void Observer::step(std::int64_t number) {
   step_ = number;
-  if (trace_) trace_->record(number >= first_ && number < first_ + options_.steps);
+  if (trace_) trace_->collect(), trace_->record(number >= first_ && number < first_ + options_.steps);
   if (Trace::Lane* lane = tracing()) lane->counter("bytes in use", double(backend_.memory().statistics().live_bytes));
 }
 
@@ -198,6 +203,7 @@ void Observer::evaluation(bool begins) {
 }
 
 void Observer::end() {
+  if (follower_) trace_->collect(), trace_->follow(nullptr);
   if (trace_) trace_->record(false);
   if (options_.profile) std::printf("%s", profile_of(*trace_).text().c_str());
   if (options_.memory) std::printf("%s", memory_.text().c_str());

@@ -24,7 +24,8 @@ struct ObserveOptions {
 };
 
 // ---- where the time goes ---------------------------------------------------------------------------------------------------
-// Sums over the spans of a trace: lanes "forward" and "backward" hold operations, "step" the steps and the waits.
+// Sums over the spans of a trace: lanes "forward" and "backward" hold operations, "step" the steps and the waits. Where a device
+// was followed its own lanes count, "device: forward", …: on the host's nothing but the queueing is seen.
 struct ProfileRow {
   std::string op, module;                  // module is empty in sums over all modules
   double calls = 0;                        // per step, forward
@@ -92,6 +93,7 @@ class Observer {
   Backend& backend_;
   std::int64_t first_, step_ = -1;
   bool drawn_ = false, evaluated_ = false;
+  std::unique_ptr<Follower> follower_;  // of the device, if it is one
   std::optional<Trace> trace_;
   int rank_;
   Strategy* strategy_ = nullptr;

@@ -2,6 +2,10 @@
 // training without.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <map>
+
+#include "core/json.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/fit.h"
@@ -117,6 +121,60 @@ TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
     o.observe.steps = 2;
   });
   EXPECT_EQ(looked.log, "ss[s]rrrrrrrr") << "twelve steps, two of them looked at";
+}
+
+// A twin that a trace may follow, and that passes each mark at once.
+struct Followed : Twin {
+  struct Marks : Follower {
+    std::vector<std::chrono::steady_clock::time_point> marks;
+    int open = 0;
+    void enter(const char*) override { open++; }
+    void leave() override { open--; }
+    void passed(const char*) override {}
+    std::int64_t mark() override {
+      marks.push_back(std::chrono::steady_clock::now());
+      return std::int64_t(marks.size()) - 1;
+    }
+    std::vector<std::int64_t> times(const std::function<std::int64_t()>& now) override {
+      const std::int64_t here = now();
+      const auto at = std::chrono::steady_clock::now();
+      std::vector<std::int64_t> all;
+      for (auto& m : marks) all.push_back(here - std::chrono::nanoseconds(at - m).count());
+      marks.clear();
+      EXPECT_EQ(open, 0) << "every range that began has ended";
+      return all;
+    }
+  };
+  std::unique_ptr<Follower> follower() override { return std::make_unique<Marks>(); }
+};
+
+TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
+  test::TemporaryFolder folder;
+  Followed twin;
+  train(twin, {}, [&](FitOptions& o) {
+    o.observe.trace = folder.file("trace.json");
+    o.observe.warm_up = 5;
+    o.observe.steps = 2;
+  });
+  const Json trace = Json::parse(test::contents(folder.file("trace.json")));
+  std::map<double, std::string> lanes;
+  std::map<std::string, int> steps, operations;
+  double host = 0, device = 0;
+  for (const Json& e : trace.find("traceEvents")->items) {
+    const double lane = e.find("tid") ? e.find("tid")->number : 0;
+    const std::string name = e.find("name")->text;
+    if (name == "thread_name") lanes[lane] = e.find("args")->find("name")->text;
+    if (e.find("ph")->text != "X") continue;
+    steps[lanes[lane]] += name == "step";
+    operations[lanes[lane]] += e.find("cat")->text == "op";
+    if (name == "step") (lanes[lane] == "step" ? host : device) += e.find("ts")->number;
+  }
+  EXPECT_EQ(steps["step"], 2);
+  EXPECT_EQ(steps["device: step"], 2);
+  EXPECT_GT(operations["forward"], 5);
+  EXPECT_EQ(operations["device: forward"], operations["forward"]);
+  EXPECT_EQ(operations["device: backward"], operations["backward"]);
+  EXPECT_NEAR(device, host, 2 * 20'000.0) << "both are on one clock";
 }
 
 TEST(RecordedStep, AValueReadInTheModelIsRefusedAndTheReasonSaid) {

@@ -162,6 +162,62 @@ TEST(SeeingTrace, LanesOfSeveralThreadsAndABound) {
   EXPECT_TRUE(refused([&] { trace.write("/nowhere/t.json"); }, {"/nowhere/t.json", "cannot be written"}));
 }
 
+// A device that passes a mark every millisecond, the first 5 ms after the trace began, and writes down what it is told.
+struct FakeDevice : Follower {
+  std::string told;
+  std::int64_t marks = 0, passed_ms = 5;
+  void enter(const char* name) override { told += std::string("(") + name; }
+  void leave() override { told += ")"; }
+  void passed(const char* name) override { told += std::string(" ") + name; }
+  std::int64_t mark() override { return marks++; }
+  std::vector<std::int64_t> times(const std::function<std::int64_t()>&) override {
+    std::vector<std::int64_t> all;
+    for (; marks > 0; marks--) all.push_back(1'000'000 * passed_ms++);
+    return all;
+  }
+};
+
+TEST(SeeingTrace, ADeviceSeesTheSameSpansLater) {
+  FakeDevice device;
+  Trace trace;
+  trace.follow(&device);
+  {
+    OnLane on(&trace, "forward");
+    Span phase("forward");
+    trace.lane("forward").until_now({.name = "conv2d", .kind = "op", .flops = 8e6});
+    { Span inner("relu", "op"); }
+    trace.lane("forward").counter("bytes", 1);
+  }
+  EXPECT_EQ(device.told, "(forward conv2d(relu))");
+  EXPECT_EQ(trace.find("device: forward"), nullptr) << "nothing is known before collect()";
+  std::thread other([&] {
+    OnLane on(&trace, "loader");
+    Span span("make batch");
+  });
+  other.join();
+  trace.collect();
+  const Trace::Lane* lane = trace.find("device: forward");
+  ASSERT_NE(lane, nullptr);
+  ASSERT_EQ(lane->size(), 3u) << "counters are the host's";
+  auto span = [&](std::size_t i) { return std::tuple(std::string((*lane)[i].name), (*lane)[i].begin / 1'000'000, (*lane)[i].end / 1'000'000); };
+  // Marks: follow, forward begins, conv2d ends, relu begins, relu ends, forward ends.
+  EXPECT_EQ(span(0), std::tuple(std::string("conv2d"), 6, 7)) << "from where the phase began to where it was queued";
+  EXPECT_EQ(span(1), std::tuple(std::string("relu"), 8, 9));
+  EXPECT_EQ(span(2), std::tuple(std::string("forward"), 6, 10));
+  EXPECT_EQ((*lane)[0].flops, 8e6);
+  EXPECT_EQ(trace.find("device: loader"), nullptr) << "another thread queues nothing";
+  EXPECT_TRUE(nlohmann::json::accept(trace.json()));
+  const std::int64_t marks = device.marks;
+  trace.collect();
+  EXPECT_EQ(device.marks, marks) << "without new spans the device is left alone";
+  trace.follow(nullptr);
+  {
+    OnLane on(&trace, "forward");
+    Span span("forward");
+  }
+  EXPECT_EQ(device.marks, marks);
+}
+
 // ---- the tape --------------------------------------------------------------------------------------------------------
 struct TwoLayers : Module {
   Conv2d& conv = child<Conv2d>("conv", 3, 8, 3, Conv2dOptions{.padding = 1});

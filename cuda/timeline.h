@@ -1,0 +1,18 @@
+// A stream as a trace sees it: an event for each mark, and the same spans as NVTX ranges for NVIDIA's own profilers, which cost
+// nothing where none is attached.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "core/trace.h"
+
+namespace tandem::cuda {
+
+std::unique_ptr<Follower> follow(cudaStream_t stream);
+
+// Times of marks from the milliseconds between one and the next, the first of them at `first`: a sum in double, since a float
+// that counts from the first would have no microseconds left after some seconds.
+std::vector<std::int64_t> times_of(std::int64_t first, const std::vector<float>& between);
+
+}  // namespace tandem::cuda
