@@ -3,56 +3,25 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "core/launch.h"
+#include "core/box.h"
 
 namespace tandem {
 namespace {
 
-// A box of `shape` inside a larger contiguous tensor: element (i, j, …) lies at begin + i·step[0] + j·step[1] + …
-struct Box {
-  std::int64_t begin = 0, step[Shape::max_rank] = {};
-};
-
-// One row (the last axis) per index, so that the division by extents is paid once a row.
-template <class T, bool add>
-struct CopyRows {
-  int rank;
-  std::int64_t extent[Shape::max_rank];
-  Box from, to;
-  const T* x;
-  T* y;
-  TANDEM_HD void operator()(std::int64_t row) const {
-    std::int64_t p = from.begin, q = to.begin;
-    for (int k = rank - 2; k >= 0; k--) {
-      std::int64_t i = row % extent[k];
-      row /= extent[k];
-      p += i * from.step[k];
-      q += i * to.step[k];
-    }
-    std::int64_t n = extent[rank - 1], s = from.step[rank - 1], t = to.step[rank - 1];
-    for (std::int64_t i = 0; i < n; i++) {
-      using A = Accumulator<T>;
-      y[q + i * t] = T(add ? A(y[q + i * t]) + A(x[p + i * s]) : A(x[p + i * s]));
-    }
-  }
-};
-
 void copy_box(const Shape& shape, const Tensor& x, const Box& from, Tensor& y, const Box& to, bool add) {
   if (shape.elements() == 0) return;
+  Backend& backend = x.backend();
   dispatch(x.dtype(), "copy", [&]<class T> {
-    auto run = [&](auto copy) {
-      copy.rank = std::max(1, shape.rank());
-      copy.extent[0] = 1;
-      for (int k = 0; k < shape.rank(); k++) copy.extent[k] = shape[k];
-      copy.from = from;
-      copy.to = to;
-      copy.x = x.data<T>();
-      copy.y = y.write<T>();
-      std::int64_t rows = shape.elements() / copy.extent[copy.rank - 1];
-      launch(x.backend(), rows, copy);
+    BoxCopy<T> box{.rank = std::max(1, shape.rank()), .from = from, .to = to, .x = x.data<T>(), .y = y.write<T>()};
+    for (int k = 0; k < shape.rank(); k++) box.extent[k] = shape[k];
+    constexpr int V = 16 / sizeof(T);
+    const std::int64_t n = shape.elements();
+    auto run = [&]<bool adds> {
+      if (!backend.on_device()) return launch(backend, n / box.extent[box.rank - 1], CopyRows<T, adds>{box});
+      if (in_packs(box, V)) return launch(backend, n / V, CopyPacks<T, adds, V>{box});
+      launch(backend, n, CopyPacks<T, adds, 1>{box});
     };
-    if (add) run(CopyRows<T, true>{});
-    else run(CopyRows<T, false>{});
+    add ? run.template operator()<true>() : run.template operator()<false>();
   });
 }
 
@@ -130,7 +99,7 @@ struct ConcatNode : Node {
   }
 };
 
-// One row of channels per index, of y forward and of x backward.
+// One row of channels per index, of y forward and of x backward: what a host does in one pass. A device fills, and copies a box.
 template <class T>
 struct Shortcut {
   std::int64_t h, w, c, out_h, out_w, stride, widen;
@@ -162,6 +131,18 @@ struct ShortcutBackward {
   }
 };
 
+// The pixels of x, of shape `from`, that are y's; and y without the channels that were added.
+Box taken(const Shape& from, std::int64_t stride) {
+  Box b = whole(from);
+  b.step[1] *= stride, b.step[2] *= stride;
+  return b;
+}
+Box inner(const Shape& to, std::int64_t widen) {
+  Box b = whole(to);
+  b.begin = widen;
+  return b;
+}
+
 struct ShortcutNode : Node {
   static constexpr auto name = "pad_shortcut";
   Shape from, to;
@@ -170,6 +151,10 @@ struct ShortcutNode : Node {
   Attributes attributes() const override { return {{"stride", {double(stride)}}, {"widen", {double(widen)}}}; }
   void backward(Tensor dy, std::span<Sink> sinks) override {
     auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+    if (dy.backend().on_device()) {
+      if (!add) dx->fill(0);
+      return copy_box({to[0], to[1], to[2], from[3]}, dy, inner(to, widen), *dx, taken(from, stride), true);
+    }
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
       launch_blocks(dy.backend(), from[0] * from[1] * from[2],
                     ShortcutBackward<T>{from[1], from[2], from[3], to[1], to[2], stride, widen, add, dy.data<T>(),
@@ -185,6 +170,11 @@ Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
           " at least 1, widening ", widen, " at least 0");
   Shape s = x.shape(), shape{s[0], (s[1] + stride - 1) / stride, (s[2] + stride - 1) / stride, s[3] + 2 * widen};
   Tensor y(x.backend(), shape, x.dtype());
+  if (x.backend().on_device()) {
+    if (widen) y.fill(0);
+    copy_box({shape[0], shape[1], shape[2], s[3]}, x.value(), taken(s, stride), y, inner(shape, widen), false);
+    return record<ShortcutNode>(y, {&x}, {}, s, shape, stride, widen);
+  }
   dispatch(x.dtype(), "pad_shortcut", [&]<class T> {
     launch_blocks(x.backend(), shape[0] * shape[1] * shape[2],
                   Shortcut<T>{s[1], s[2], s[3], shape[1], shape[2], stride, widen, x.value().data<T>(), y.write<T>()});

@@ -66,4 +66,20 @@ void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
   });
 }
 
+// Sums: f.part(i, lane, lanes) gives what this lane finds of sum i, f.finish(i, sum) gets the whole. A host thread is the one
+// lane of its sums; on a device `lanes` threads, 2 to 32 or 256, share one, so that neighbours read neighbours, and what they
+// found is added in a fixed order.
+template <int lanes, class F>
+void launch_sums(Backend& backend, std::int64_t n, const F& f) {
+#if defined(__CUDACC__)
+  if (backend.on_device()) {
+    if constexpr (holds_double<F>) fail("cuda backend: f64 lives in the reference backend");
+    else return device_launch_sums<lanes>(backend.stream(), n, f);
+  }
+#endif
+  parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i++) f.finish(i, f.part(i, 0, 1));
+  });
+}
+
 }  // namespace tandem

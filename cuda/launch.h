@@ -30,6 +30,36 @@ void device_launch(void* stream, std::int64_t n, const F& f) {
   start(for_each_index<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 
+// launch_sums(): `lanes` threads to a sum, whose parts are two doubles. Every thread of a warp takes part in each exchange.
+template <int lanes, class F>
+__global__ void __launch_bounds__(256) for_each_sum(std::int64_t n, F f) {
+  constexpr int each = 256 / lanes;  // sums of a block at once
+  __shared__ double shared[2][8];
+  for (std::int64_t first = blockIdx.x * std::int64_t{each}; first < n; first += gridDim.x * std::int64_t{each}) {
+    const std::int64_t i = first + threadIdx.x / lanes;
+    auto sum = f.part(i < n ? i : first, int(threadIdx.x % lanes), lanes);
+    for (int by = (lanes < 32 ? lanes : 32) / 2; by > 0; by /= 2) {
+      sum.a += __shfl_xor_sync(~0u, sum.a, by);
+      sum.b += __shfl_xor_sync(~0u, sum.b, by);
+    }
+    if (lanes > 32) {
+      __syncthreads();
+      if (threadIdx.x % 32 == 0) shared[0][threadIdx.x / 32] = sum.a, shared[1][threadIdx.x / 32] = sum.b;
+      __syncthreads();
+      sum.a = sum.b = 0;
+      for (int warp = 0; warp < 8; warp++) sum.a += shared[0][warp], sum.b += shared[1][warp];
+    }
+    if (i < n && threadIdx.x % lanes == 0) f.finish(i, sum);
+  }
+}
+template <int lanes, class F>
+void device_launch_sums(void* stream, std::int64_t n, const F& f) {
+  static_assert(lanes == 256 || (lanes >= 2 && lanes <= 32));
+  if (n <= 0) return;
+  const std::int64_t blocks = (n * lanes + 255) / 256, most = 8 * 1024;
+  start(for_each_sum<lanes, F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
+}
+
 // The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference backend
 // and is not compiled for the device: it would cost as much as the rest.
 template <class F>

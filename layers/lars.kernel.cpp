@@ -1,49 +1,15 @@
 // LARS. The norms of all weight tensors and of their gradients come from one pass over the two flat vectors, which leaves two
-// sums per block of 64, and one over these sums, which adds up each segment's: two launches for any number of tensors.
+// sums per block of 64, and one over these sums, which adds up each segment's (squares.h): two launches for any number of
+// tensors.
 #include <cmath>
 
+#include "layers/squares.h"
 #include "layers/update.h"
 
 namespace tandem {
 namespace {
 
-template <class T>
-struct SquaresOfBlocks {
-  std::int64_t first;
-  const T *w, *g;
-  T* out;
-  TANDEM_HD void operator()(std::int64_t b) const {
-    T ww = 0, gg = 0;
-    const std::int64_t begin = (first + b) * ParameterSpace::alignment;
-#pragma omp simd reduction(+ : ww, gg)
-    for (std::int64_t i = begin; i < begin + ParameterSpace::alignment; i++) {
-      ww += w[i] * w[i];
-      gg += g[i] * g[i];
-    }
-    out[2 * (first + b)] = ww;
-    out[2 * (first + b) + 1] = gg;
-  }
-};
-
-// sums: [0] all gradients (by TotalSquares), then two of each segment. Blocks outside [first, last) are another range's.
-template <class T>
-struct SquaresOfSegments {
-  std::int64_t first, last;
-  bool add;
-  const std::int32_t* bounds;
-  const T* partial;
-  T* sums;
-  TANDEM_HD void operator()(std::int64_t s) const {
-    double ww = 0, gg = 0;
-    for (std::int64_t b = bounds[2 * s] > first ? bounds[2 * s] : first; b < bounds[2 * s + 1] && b < last; b++) {
-      ww += double(partial[2 * b]);
-      gg += double(partial[2 * b + 1]);
-    }
-    T* out = sums + 1 + 2 * s;
-    out[0] = T(ww) + (add ? out[0] : T(0));
-    out[1] = T(gg) + (add ? out[1] : T(0));
-  }
-};
+static_assert(square_block == ParameterSpace::alignment);
 
 template <class T>
 struct TotalSquares {
@@ -116,10 +82,10 @@ void LARS::measure(Range range, bool add) {
   const std::int64_t first = range.begin / ParameterSpace::alignment, last = range.end / ParameterSpace::alignment;
   const std::int64_t count = bounds_.extent(0);
   dispatch_wide(space_->values.dtype(), "LARS", [&]<class T> {
-    launch_blocks(
+    launch_sums<16>(
         space_->backend(), last - first,
         SquaresOfBlocks<T>{first, space_->values.data<T>(), space_->gradients.data<T>(), partial_.write<T>()});
-    launch_blocks(
+    launch_sums<256>(
         space_->backend(), count,
         SquaresOfSegments<T>{first, last, add, bounds_.data<std::int32_t>(), partial_.data<T>(), sums_.write<T>()});
     launch(space_->backend(), 1, TotalSquares<T>{count, sums_.write<T>()});

@@ -2,6 +2,8 @@
 // arithmetic, what is read and written, and that no result depends on which thread was first. On a GPU the op table runs them.
 #include <gtest/gtest.h>
 
+#include "core/box.h"
+#include "layers/squares.h"
 #include "tests/support.h"
 // The emulator renames a namespace and the words of CUDA's language, so the kernels come behind it, and nothing behind them.
 #include "tests/emulated_cuda.h"
@@ -411,6 +413,89 @@ TYPED_TEST(CudaKernels, PlainConvolution) {
       EXPECT_TRUE(close("y", got[0], y.values(), this->tolerance));
       EXPECT_TRUE(close("dx", got[1], dx.values(), this->tolerance));
       EXPECT_TRUE(close("dw", got[2], dw.values(), 3e-6));
+    }
+}
+
+// ---- what *.kernel.cpp files launch --------------------------------------------------------------------------------------
+template <class F>
+void in_three_orders(const F& f) {
+  for (Order o : {Order::forward, Order::backward, Order::random}) emulated::order = o, f();
+  emulated::order = Order::forward;
+}
+
+TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
+  constexpr std::int64_t blocks = 83, first = 2;
+  const Values w = numbers("w", 64 * (first + blocks)), g = numbers("g", 64 * (first + blocks), -3, 3);
+  Values first_bits;
+  in_three_orders([&] {
+    Buffer<float> bw(w), bg(g), parts(Values(2 * (first + blocks), 0.0)), sums(Values{9, 0, 0, 1, 2, 0, 0});
+    device_launch_sums<16>(nullptr, blocks, SquaresOfBlocks<float>{first, bw.data(), bg.data(), parts.data()});
+    const Values got = parts.values();
+    Values squares(2 * (first + blocks), 0.0);
+    for (std::int64_t b = first; b < first + blocks; b++)
+      for (std::int64_t i = 64 * b; i < 64 * b + 64; i++)
+        squares[std::size_t(2 * b)] += w[std::size_t(i)] * w[std::size_t(i)], squares[std::size_t(2 * b + 1)] += g[std::size_t(i)] * g[std::size_t(i)];
+    EXPECT_TRUE(close("blocks", got, squares, 1e-6));
+    // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks inside.
+    Buffer<std::int32_t> bounds(Values{0, 2, 2, 40, 40, 85});
+    device_launch_sums<256>(nullptr, 3, SquaresOfSegments<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
+    auto sum = [&](std::int64_t begin, std::int64_t end, std::int64_t which) {
+      double s = 0;
+      for (std::int64_t b = begin; b < end; b++) s += got[std::size_t(2 * b + which)];
+      return s;
+    };
+    const Values segments = sums.values();
+    EXPECT_TRUE(close("segments", segments, {9, 0, 0, 1 + sum(2, 40, 0), 2 + sum(2, 40, 1), sum(40, 80, 0), sum(40, 80, 1)}, 1e-6));
+    if (first_bits.empty()) first_bits = segments;
+    EXPECT_EQ(segments, first_bits) << "the order of the threads shows";
+  });
+}
+
+TYPED_TEST(CudaKernels, CopiesOfBoxes) {
+  using T = TypeParam;
+  constexpr int V = 16 / sizeof(T);
+  struct Move {
+    const char* name;
+    Shape shape;
+    Box from, to;
+    bool packs;
+  };
+  const Move moves[] = {
+      {"rows of 16 between others", {3, 4, 16}, {8, {96, 24, 1}}, {16, {160, 32, 1}}, true},
+      {"begins off a pack", {3, 4, 16}, {1, {96, 24, 1}}, {16, {160, 32, 1}}, false},
+      {"rows off a pack", {3, 4, 16}, {0, {100, 25, 1}}, {0, {64, 16, 1}}, false},
+      {"a row that is no multiple", {5, 19}, {0, {40, 1}}, {8, {32, 1}}, false},
+      {"every third", {4, 8}, {2, {24, 3}}, {0, {8, 1}}, false},
+      {"transposed", {8, 6}, {0, {1, 8}}, {0, {6, 1}}, false},
+      {"one axis", {24}, {8, {1}}, {0, {1}}, true},
+  };
+  const Values x = this->pictures("x", 600), old = this->pictures("old", 600);
+  for (const Move& m : moves)
+    for (bool add : {false, true}) {
+      SCOPED_TRACE(testing::Message() << m.name << " add " << add);
+      BoxCopy<T> box{.rank = m.shape.rank(), .from = m.from, .to = m.to};
+      for (int k = 0; k < m.shape.rank(); k++) box.extent[k] = m.shape[k];
+      const std::int64_t n = m.shape.elements();
+      auto copied = [&](auto f) {  // f runs it on the box
+        Buffer<T> bx(x), by(old);
+        box.x = bx.data(), box.y = by.data();
+        EXPECT_EQ(in_packs(box, V), m.packs);
+        f();
+        return by.values();
+      };
+      const Values want = copied([&] {
+        for (std::int64_t row = 0; row < n / box.extent[box.rank - 1]; row++)
+          add ? CopyRows<T, true>{box}(row) : CopyRows<T, false>{box}(row);
+      });
+      in_three_orders([&] {
+        EXPECT_EQ(want, copied([&] {
+          add ? device_launch(nullptr, n, CopyPacks<T, true, 1>{box}) : device_launch(nullptr, n, CopyPacks<T, false, 1>{box});
+        }));
+        if (!m.packs) return;
+        EXPECT_EQ(want, copied([&] {
+          add ? device_launch(nullptr, n / V, CopyPacks<T, true, V>{box}) : device_launch(nullptr, n / V, CopyPacks<T, false, V>{box});
+        }));
+      });
     }
 }
 
