@@ -76,6 +76,21 @@ std::string by_use(const std::array<std::size_t, uses>& bytes) {
   return text.empty() ? "nothing" : text;
 }
 
+namespace {
+
+// What to change, by who holds most.
+std::string remedy(const std::array<std::size_t, uses>& live) {
+  switch (static_cast<Use>(std::max_element(live.begin(), live.end()) - live.begin())) {
+    case Use::parameters:
+    case Use::gradients: return "a smaller --model needs less";
+    case Use::optimizer: return "a smaller --model, or --optimizer sgd, keeps less; an average (--ema) is as large as the model";
+    case Use::data: return "a smaller data set fits; it lies in this memory as a whole";
+    default: return "a smaller --batch needs less (--accumulate makes steps of several), and --dtype bf16 half of it";
+  }
+}
+
+}  // namespace
+
 // Eight classes per power of two waste at most an eighth; large blocks are cut to 4 KiB.
 std::size_t CachingAllocator::size_class(std::size_t bytes) {
   if (bytes <= 512) return 512;
@@ -94,7 +109,11 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
     fail("out of ", source_->name(), state.empty() ? "" : " (" + state + ")", ": asked for ",
          readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
          readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
-         " blocks are in use: ", by_use(statistics_.live), "; a smaller --batch needs less");
+         " blocks are in use: ", by_use(statistics_.live),
+         statistics_.reserved_bytes > statistics_.live_bytes
+             ? ", and " + readable_bytes(double(statistics_.reserved_bytes - statistics_.live_bytes)) + " is free in pieces too small"
+             : "",
+         "; ", remedy(statistics_.live));
   }
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;

@@ -54,6 +54,36 @@ TEST(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
   EXPECT_EQ(held, 0u);
 }
 
+struct Little : MemorySource {  // and others hold the rest
+  void* acquire(std::size_t bytes) override {
+    if (held + bytes > std::size_t{8} << 20) return nullptr;
+    held += bytes;
+    return std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  }
+  void release(void* block, std::size_t bytes) override {
+    held -= bytes;
+    std::free(block);
+  }
+  const char* name() const override { return "the memory of GPU 0"; }
+  std::size_t segment_bytes() const override { return std::size_t{4} << 20; }
+  std::string state() const override { return "16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others"; }
+  std::size_t held = 0;
+};
+
+TEST(MemoryEnds, SaysWhatWasAskedWhoHoldsWhatAndWhatToChange) {
+  for (auto [use, remedy] : {std::pair(Use::activations, "--batch"), {Use::optimizer, "--optimizer sgd"}, {Use::parameters, "--model"},
+                             {Use::data, "data set"}}) {
+    CachingAllocator memory(std::make_unique<Little>());
+    MemoryUse mine(use);
+    void *a = memory.take(std::size_t{3} << 20), *b = memory.take(std::size_t{3} << 20);
+    MemoryUse now(Use::scratch);
+    EXPECT_TRUE(refused([&] { memory.take(std::size_t{2} << 20); },
+                        {"out of the memory of GPU 0 (16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others)", "asked for 2.00 MiB (scratch)",
+                         "6.00 MiB in 2 blocks", std::string(name_of(use)) + " 6.00 MiB", "2.00 MiB is free in pieces too small", remedy}));
+    memory.give(a), memory.give(b);
+  }
+}
+
 TEST(MemoryPool, WhatIsHeldWhenAPoolIsReleasedIsOrdinaryAfterwards) {
   std::size_t held = 0;
   CachingAllocator memory(std::make_unique<Counted4K>(held));
