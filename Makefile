@@ -150,7 +150,7 @@ PROTOBUF_PACKAGE := libprotobuf-dev protobuf-compiler
 PROTOBUF_WITHOUT := no ONNX and TensorBoard files
 
 CUDA_NAME      := CUDA
-CUDA_NEEDS     := nvcc cuda_runtime.h libcudart.so libcublas.so cudnn.h libcudnn.so
+CUDA_NEEDS     := nvcc cuda_runtime.h libcudart.so libcublas.so libcublasLt.so cudnn.h libcudnn.so
 NVCC           := $(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc))
 CUDA_VERSION   := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p'))
 CUDA_PACKAGE   := cuda-toolkit-13-0 libcudnn9-dev-cuda-13 (from NVIDIA's repository)
@@ -208,7 +208,7 @@ endif
 FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
 LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(PROTOBUF_ON),-lprotobuf-lite) \
          $(if $(UCX_ON),-lucp -lucs -lcrypto) -lpthread
-LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64 -lcudart -lcublas -lcudnn)
+LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcudnn)
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
 # A part that may be missing is chosen here, by source file, or by its stand-in; there is no #ifdef for it in the code.

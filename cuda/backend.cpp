@@ -14,6 +14,7 @@
 #include "cuda/matrix.h"
 #include "cuda/memory.h"
 #include "cuda/queue.h"
+#include "cuda/timeline.h"
 #include "cuda/weights.h"
 
 namespace tandem {
@@ -81,6 +82,7 @@ class CudaBackend final : public Backend {
   bool on_device() const override { return true; }
   bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
   void* stream() const override { return queue_.stream; }
+  std::unique_ptr<Follower> follower() override { return follow(queue_.stream); }
 
   // ---- memory ------------------------------------------------------------------------------------------------------
   void upload(void* to, const void* from, std::size_t bytes) override {
@@ -140,6 +142,11 @@ class CudaBackend final : public Backend {
   void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     const std::int64_t n = w.extent(0), k = w.extent(1), m = y.elements() / std::max<std::int64_t>(1, n);
     const Narrow narrow(*this, w, x.dtype());
+    if (bias) {
+      const Narrow b(*this, *bias, x.dtype());
+      const LinearKey key{m, n, k, x.dtype(), relu, alignment_of({x.raw(), narrow.data(), b.data(), y.raw()})};
+      if (matrix_.linear(key, x.raw(), narrow.data(), b.data(), y.raw_write(), recording_)) return;
+    }
     matrix_.product(false, true, m, n, k, x.raw(), x.dtype(), narrow.data(), x.dtype(), 0.f, y.raw_write(), y.dtype());
     typed(x.dtype(), "linear", [&]<class T> { bias_relu(grid_, m, n, data<float>(bias), relu, y.write<T>()); });
   }

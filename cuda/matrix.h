@@ -1,13 +1,53 @@
 // Matrix products by cuBLAS. Row-major matrices are the transposes of cuBLAS's column-major ones, so C = A·B is asked for
-// as Cᵀ = Bᵀ·Aᵀ. Sums are f32 (TF32 only when asked for); inputs and outputs f32 or bf16.
+// as Cᵀ = Bᵀ·Aᵀ. Sums are f32 (TF32 only when asked for); inputs and outputs f32, bf16 or f16.
 #pragma once
+#include <cublasLt.h>
 #include <cublas_v2.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/dtype.h"
 
 namespace tandem::cuda {
+
+// A linear layer whose bias, and perhaps ReLU, the product itself adds: y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]), all of one
+// type. What cuBLASLt's plan for it was made for.
+struct LinearKey {
+  std::int64_t m, n, k;
+  DType type;
+  bool relu;
+  int alignment;  // of the least aligned pointer, in bytes
+  bool operator==(const LinearKey&) const = default;
+  std::string text() const;  // for errors
+};
+
+// Which of these layers are fused: asked once for each key, and remembered. A key is refused where the library has no plan, and
+// where its ReLU swallows NaN, as a maximum with zero may: a failure must stay visible. While a step is recorded nobody can
+// look, so that what was never seen then runs unfused.
+template <class Plan>
+class FusedPlans {
+ public:
+  std::function<std::optional<Plan>(const LinearKey&)> plan;         // the library's best, or none
+  std::function<bool(const LinearKey&, const Plan&)> nan_survives;   // runs it on NaN
+  const Plan* of(const LinearKey& key, bool recording) {
+    for (const auto& [known, chosen] : all_)
+      if (known == key) return chosen ? &*chosen : nullptr;
+    if (recording) return nullptr;
+    std::optional<Plan> p = plan(key);
+    if (p && key.relu && !nan_survives(key, *p)) p.reset();
+    all_.emplace_back(key, std::move(p));
+    return all_.back().second ? &*all_.back().second : nullptr;
+  }
+  void clear() { all_.clear(); }
+
+ private:
+  std::vector<std::pair<LinearKey, std::optional<Plan>>> all_;
+};
 
 class Matrix {
  public:
@@ -19,10 +59,24 @@ class Matrix {
   // C[m, n] = op(A)·op(B) + beta·C, `batch` times, with dense strides between.
   void product(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
                DType type_a, const void* b, DType type_b, float beta, void* c, DType type_c, std::int64_t batch = 1);
+  // False when no plan serves: then nothing was done.
+  bool linear(const LinearKey& key, const void* x, const void* w, const void* bias, void* y, bool recording);
   void tf32(bool on);
 
  private:
+  void run(const LinearKey& key, const cublasLtMatmulAlgo_t& algorithm, float alpha, const void* x, const void* w, const void* bias,
+           void* y);
   cublasHandle_t handle_ = nullptr;
+  cublasLtHandle_t lt_ = nullptr;
+  cudaStream_t stream_;
+  void* workspace_;
+  std::size_t workspace_bytes_;
+  bool tf32_ = false;
+  FusedPlans<cublasLtMatmulAlgo_t> plans_;
+  struct {
+    const void *x = nullptr, *w = nullptr, *bias = nullptr;
+    void* y = nullptr;
+  } tried_;  // the buffers of the call that asks for a plan
 };
 
 }  // namespace tandem::cuda

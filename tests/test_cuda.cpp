@@ -6,7 +6,9 @@
 #include "core/recording.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"
+#include "cuda/matrix.h"
 #include "cuda/memory.h"
+#include "cuda/timeline.h"
 #include "cuda/weights.h"
 #include "tests/support.h"
 
@@ -66,6 +68,47 @@ TEST(CudaPlans, EnginesAreJudgedByTheirNotes) {
   EXPECT_TRUE(acceptable(random, DType::bf16, {}));
   EXPECT_FALSE(acceptable(random, DType::bf16, {.deterministic = true}));
   EXPECT_FALSE(acceptable(narrowed, DType::f32, {.tf32 = true}));
+}
+
+// ---- fused linear layers -----------------------------------------------------------------------------------------------
+TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
+  struct Asked {
+    int plans = 0, probes = 0;
+  } asked;
+  FusedPlans<int> fused;
+  fused.plan = [&](const LinearKey& k) { return asked.plans++, k.n == 7 ? std::nullopt : std::optional(int(k.m)); };
+  fused.nan_survives = [&](const LinearKey& k, int) { return asked.probes++, k.k != 3; };
+  const LinearKey head{128, 10, 256, DType::bf16, false, 16};
+  auto with = [&](auto change) {
+    LinearKey k = head;
+    change(k);
+    return k;
+  };
+  EXPECT_EQ(fused.of(head, true), nullptr) << "while a step is recorded nothing can be tried,";
+  EXPECT_EQ(asked.plans, 0) << "nor is it remembered";
+  ASSERT_NE(fused.of(head, false), nullptr);
+  EXPECT_EQ(*fused.of(head, true), 128) << "what is known is used in a recording, too";
+  EXPECT_EQ(asked.plans, 1);
+  EXPECT_EQ(asked.probes, 0) << "a bias alone lets NaN through";
+  for (const LinearKey& other : {with([](LinearKey& k) { k.m = 64; }), with([](LinearKey& k) { k.n = 11; }), with([](LinearKey& k) { k.k = 8; }),
+                                 with([](LinearKey& k) { k.type = DType::f32; }), with([](LinearKey& k) { k.relu = true; }),
+                                 with([](LinearKey& k) { k.alignment = 4; })}) {
+    const int before = asked.plans;
+    EXPECT_NE(fused.of(other, false), nullptr);
+    EXPECT_EQ(asked.plans, before + 1) << other.text();
+  }
+  EXPECT_EQ(asked.probes, 1);
+  const LinearKey none = with([](LinearKey& k) { k.n = 7; }), swallows = with([](LinearKey& k) { k.k = 3, k.relu = true; });
+  for (int again = 0; again < 2; again++) {
+    EXPECT_EQ(fused.of(none, false), nullptr);
+    EXPECT_EQ(fused.of(swallows, false), nullptr);
+  }
+  EXPECT_EQ(asked.plans, 9) << "a refusal is remembered, too";
+  EXPECT_EQ(asked.probes, 2);
+  fused.clear();
+  fused.of(head, false);
+  EXPECT_EQ(asked.plans, 10);
+  EXPECT_EQ(swallows.text(), "linear [128, 3]·[10, 3]ᵀ + bias, ReLU of bf16");
 }
 
 // ---- recording -------------------------------------------------------------------------------------------------------
@@ -189,6 +232,14 @@ TEST(CudaMemory, WhoHoldsTheDeviceIsSaid) {
   EXPECT_EQ(memory_state(std::size_t{1} << 30, std::size_t{80} << 30, std::size_t{70} << 30),
             "80.0 GiB: 1.00 GiB free, 70.0 GiB ours, 9.00 GiB held by other programs and by libraries");
   EXPECT_NE(memory_state(10, 5, 10).find("0 B held by other"), std::string::npos) << "numbers that do not add up";
+}
+
+// ---- the device in a trace -------------------------------------------------------------------------------------------
+TEST(CudaTimeline, TimesAreSumsThatKeepTheirDigits) {
+  EXPECT_EQ(times_of(10, {}), (std::vector<std::int64_t>{10}));
+  EXPECT_EQ(times_of(0, {0.5f, 0.25f}), (std::vector<std::int64_t>{0, 500'000, 750'000}));
+  const std::vector<std::int64_t> long_one = times_of(0, std::vector<float>(100'001, 1.f));
+  EXPECT_EQ(long_one.back(), 100'001'000'000) << "a microsecond is seen after a hundred seconds";
 }
 
 // ---- where there is no GPU -------------------------------------------------------------------------------------------
