@@ -131,6 +131,7 @@ class AllReduce : public Strategy {
     compare_parameters();
     space_->on_gradient(nullptr);
     for (Bucket& b : buckets_) b.final.reset();
+    if (behind_) sent_ = behind_->over->bytes_sent();
     behind_.reset();
   }
 
@@ -175,7 +176,7 @@ class AllReduce : public Strategy {
 
   std::vector<std::pair<std::string, double>> measures() const override {
     const double all = reducer_.seconds();
-    return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : communicator_->bytes_sent())},
+    return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : std::max(sent_, communicator_->bytes_sent()))},
             {"exchange_seconds", all},
             {"exposed_seconds", exposed_},
             {"hidden_share", all > 0 ? 1 - exposed_ / all : 0},
@@ -371,6 +372,7 @@ class AllReduce : public Strategy {
   std::vector<bool> seen_;  // segments whose gradient came in this backward
   std::size_t next_ = 0;
   std::int64_t steps_ = 0;
+  std::uint64_t sent_ = 0;   // by devices, in a run that has ended
   double exposed_ = 0;       // seconds that a step waited for the network after backward
   float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks that want to stop
   Reducer reducer_;          // last: its thread ends first

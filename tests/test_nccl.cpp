@@ -4,9 +4,11 @@
 #include <chrono>
 #include <thread>
 
+#include "dist/all_reduce.h"
 #include "dist/in_process.h"
 #include "dist/nccl_functions.h"
 #include "dist/on_devices.h"
+#include "layers/layers.h"
 #include "tests/device_collectives.h"
 #include "tests/fake_nccl.h"
 
@@ -196,6 +198,55 @@ TEST_F(Nccl, OtherwiseTheHostsMemoryIsUsedAndTheReasonSaid) {
     EXPECT_NE(c.said.find(k.why), std::string::npos) << c.said;
     EXPECT_EQ(std::count(c.said.begin(), c.said.end(), '\n'), 1) << "one line";
   }
+}
+
+// ---- training ------------------------------------------------------------------------------------------------------------
+TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
+  struct Small : Module {
+    Linear& a = child<Linear>("a", 16, 100, true, true);
+    Linear& b = child<Linear>("b", 100, 10);
+    Variable forward(const Variable& x) override { return b(a(x)); }
+  };
+  struct Ended {
+    std::vector<double> weights, measured;
+  };
+  auto run = [](bool device) {
+    auto ranks = in_process(2, {.deadline = 30});
+    std::vector<Ended> ended(2);
+    all_well(ranks_say(2, [&](int r) {
+      Twin twin;
+      twin.behind = device;
+      twin.uuid = r == 0 ? "a" : "b";
+      auto strategy = all_reduce(std::move(ranks[std::size_t(r)]),
+                                 {.bucket_bytes = 4096, .deadline = 30, .nccl = &fake_nccl::library});
+      Small model;
+      ParameterSpace space(model, twin, 1);
+      SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
+      strategy->begin(space);
+      sgd.bind(space);
+      for (int step = 0; step < 5; step++) {
+        const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(r + 2 * step), 64));
+        const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
+        const Variable loss = cross_entropy(model(Variable(x)), y);
+        space.zero_gradients();
+        space.backward(loss, 0.5);
+        sgd.stage();
+        strategy->step(sgd, loss);
+      }
+      strategy->end();
+      Ended& mine = ended[std::size_t(r)];
+      mine.weights = space.values.values();
+      for (const auto& [name, value] : strategy->measures())
+        if (name == "sent_bytes") mine.measured.push_back(value - 5 * double(space.gradients.bytes()));
+    }));
+    EXPECT_TRUE(ended[0].weights == ended[1].weights);
+    return ended[0];
+  };
+  const Ended host = run(false), device = run(true);
+  EXPECT_EQ(fake_nccl::trouble.started, 2);
+  EXPECT_TRUE(device.weights == host.weights);
+  ASSERT_EQ(device.measured.size(), 1u);
+  EXPECT_GT(device.measured[0], 0) << "the gradients, and a little on the host";
 }
 
 }  // namespace
