@@ -355,11 +355,13 @@ class MessageCommunicator : public Communicator {
   void check() override {
     Job& job = *group_->job;
     job.try_to([&] {
-      job.wire->progress();
-      for (int r = 0; r < size(); r++)
-        if (r != rank() && job.wire->left(group_->ranks[std::size_t(r)]))
-          throw CommunicationError(group_->ranks[std::size_t(r)],
-                                   where(rank()) + " needs " + where(r) + ", which has left");
+      int gone = -1;
+      for (int r = size() - 1; r >= 0; r--)
+        if (r != rank() && job.wire->left(group_->ranks[std::size_t(r)])) gone = r;
+      job.wire->progress();  // afterwards: who left because of a failure has told of it before
+      if (gone >= 0)
+        throw CommunicationError(group_->ranks[std::size_t(gone)],
+                                 where(rank()) + " needs " + where(gone) + ", which has left");
     });
   }
   void rest() override { group_->job->wire->rest(1); }

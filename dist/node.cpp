@@ -229,9 +229,10 @@ class NodeCommunicator : public Communicator {
   }
   // Failures of others, and waits of too long.
   void look(NodeOperation& front) {
-    wire_->progress();
     const int last = last_to_arrive(front.ticket_), job = job_ranks_[std::size_t(last)];
-    if (front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.ticket_))
+    const bool gone = front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.ticket_);
+    wire_->progress();  // afterwards: who left because of a failure has told of it before
+    if (gone)
       throw CommunicationError(
           job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
     if (front.since_ == Clock::time_point()) front.since_ = Clock::now();

@@ -140,12 +140,12 @@ class UcxWire : public Wire, private Link {
 
   void progress() override {
     for (int i = 0; i < 64 && Link::progress(); i++) {}
-    control_->check();
+    const auto gone = std::find_if(receives_.begin(), receives_.end(), [&](const Post* p) { return left(p->peer); });
+    control_->check();  // afterwards: who left because of a failure has told of it before
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
-    for (Post* p : receives_)
-      if (left(p->peer))
-        throw CommunicationError(
-            p->peer, describe(p->header) + ": " + where(rank()) + " waits for " + where(p->peer) + ", which has left");
+    if (gone != receives_.end())
+      throw CommunicationError((*gone)->peer, describe((*gone)->header) + ": " + where(rank()) + " waits for " +
+                                                  where((*gone)->peer) + ", which has left");
   }
   void rest(int looks) override { sleep(looks); }
   void wake() override { signal(ucx_->wake); }

@@ -68,7 +68,8 @@ class Wire {
   // A collective begins. A wire that sees what all ranks began can name a disagreement at once.
   virtual void announce(const Header& header, int ranks) { (void)header, (void)ranks; }
   virtual void stand(const Standing& standing) = 0;
-  virtual bool left(int rank) const = 0;  // has ended, without a failure
+  // Has ended. If that was because of a failure, progress() knows of it now: ask that before you blame this rank.
+  virtual bool left(int rank) const = 0;
   // After a wait of too long: who is to blame, as far as can be known.
   virtual int blame(int waits_for) = 0;
   virtual void fail(int culprit, const std::string& text) = 0;

@@ -367,6 +367,40 @@ TEST(Communicator, AKilledRankIsNamedAtEveryMessage) { fault_everywhere(Fault::K
 TEST(Communicator, AStoppedRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::stopped, 2); }
 TEST(Communicator, ALostMessageNamesItsSender) { fault_everywhere(Fault::Kind::lost, 2); }
 
+// Between two looks of rank 0, rank 1 leaves, rank 2 notices, tells it, and leaves too: it is not rank 2 that is to blame.
+TEST(Communicator, WhoLeavesBecauseOfAFailureIsNotBlamed) {
+  struct Between : Wire {
+    mutable bool seen = false;
+    int rank() const override { return 0; }
+    int size() const override { return 3; }
+    std::string where(int r) const override { return "rank " + std::to_string(r); }
+    std::unique_ptr<Request> send(int, const Header&, const void*, std::size_t) override { return nullptr; }
+    std::unique_ptr<Request> recv(int, const Header&, void*, std::size_t) override { return nullptr; }
+    void progress() override {
+      if (seen) throw CommunicationError(1, "rank 2 needs rank 1, which has left");
+    }
+    void rest(int) override {}
+    void wake() override {}
+    std::uint64_t bytes_sent() const override { return 0; }
+    std::string transport() const override { return "nothing"; }
+    void stand(const Standing&) override {}
+    bool left(int r) const override {
+      if (r == 2) seen = true;
+      return r == 2;
+    }
+    int blame(int waits_for) override { return waits_for; }
+    void fail(int, const std::string&) override {}
+    std::vector<int> survivors() override { return {}; }
+  };
+  auto c = over_messages(std::make_shared<Between>(), 30, {});
+  try {
+    c->check();
+    FAIL() << "it does not throw";
+  } catch (const CommunicationError& e) {
+    EXPECT_EQ(e.rank, 1) << e.what();
+  }
+}
+
 // Random collectives one after the other: nothing hangs and every result is right.
 TEST(Communicator, RandomPrograms) {
   for (std::uint32_t seed = 0; seed < 40; seed++) {

@@ -82,7 +82,7 @@ TEST_F(Nccl, ARankThatDiesInsideACallIsNamed) {
       if (c.rank() == 1 && std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(300)) fail("rank 1 is gone");
   });
   for (int r : {0, 2})
-    EXPECT_NE(said[std::size_t(r)].find("needs rank 1, which has left"), std::string::npos) << said[std::size_t(r)];
+    EXPECT_NE(said[std::size_t(r)].find("rank 1, which has left"), std::string::npos) << said[std::size_t(r)];
 }
 
 TEST_F(Nccl, AnErrorOfTheLibraryIsToldToAllRanks) {
