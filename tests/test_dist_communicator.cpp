@@ -364,8 +364,8 @@ void fault_everywhere(Fault::Kind kind, double deadline) {
   }
 }
 TEST(Communicator, AKilledRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::killed, 60); }
-TEST(Communicator, AStoppedRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::stopped, 2); }
-TEST(Communicator, ALostMessageNamesItsSender) { fault_everywhere(Fault::Kind::lost, 2); }
+TEST(Communicator, AStoppedRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::stopped, 4); }
+TEST(Communicator, ALostMessageNamesItsSender) { fault_everywhere(Fault::Kind::lost, 4); }
 
 // Between two looks of rank 0, rank 1 leaves, rank 2 notices, tells it, and leaves too: it is not rank 2 that is to blame.
 TEST(Communicator, WhoLeavesBecauseOfAFailureIsNotBlamed) {
