@@ -6,7 +6,7 @@ build=${BUILD:-build}
 command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
 limit=60
 . tests/says.sh
-export OMP_NUM_THREADS=1 TANDEM_SILENCE=2
+export OMP_NUM_THREADS=1
 
 train() { echo "$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"; }
 
@@ -68,21 +68,23 @@ begun() {
 endless="$build/fashion_mnist --data synthetic --model mlp --global-batch 48 --epochs 100000"
 # ended SECONDS TEXT…: the launcher ends by itself, with all its ranks, and says so.
 ended() {
-  limit=$1
+  at_most=$1
   shift
   began=$(date +%s)
   wait $launcher
   got=$?
   took=$(($(date +%s) - began))
   [ $got -ne 0 ] || complain "the launcher ended well"
-  [ $took -le "$limit" ] || complain "the rest took $took s to end"
+  [ $took -le "$at_most" ] || complain "the rest took $took s to end"
   for text in "$@"; do grep -qE -- "$text" "$there/out" || complain "does not say '$text' but: $(tail -n 8 "$there/out")"; done
   left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
   [ "$left" -eq 0 ] || complain "$left processes are left"
 }
+export TANDEM_SILENCE=2
 begun 1
 kill -STOP "$victim"
 ended 9 'rank 1 on .* has said nothing for 2 s'
+unset TANDEM_SILENCE
 begun 1
 kill -TERM $launcher
 ended 15
@@ -102,10 +104,21 @@ begun 0 --checkpoint "$there/killed"
 kill -KILL "$victim"
 ended 6 'rank 0 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has written .*/last.safetensors'
 step_written
-says 0 "$step steps" "$build/tandem-run" -n 3 $endless --resume "$there/killed" --stop-after $((step + 50))
-says 0 'stopped after' "$build/tandem-run" -n 3 $endless --checkpoint "$there/whole" --stop-after $((step + 50))
-[ "$(weights "$there/killed/last.safetensors")" = "$(weights "$there/whole/last.safetensors")" ] ||
+# same FOLDER FOLDER: their runs have the same weights and optimizer's state.
+same() { [ "$(weights "$there/$1/last.safetensors")" = "$(weights "$there/$2/last.safetensors")" ]; }
+# whole FOLDER STEPS: a run that nothing happens to.
+whole() { says 0 "stopped after step $2 of" "$build/tandem-run" -n 3 $endless --checkpoint "$there/$1" --stop-after "$2"; }
+cp -r "$there/killed" "$there/left"
+says 0 "stopped after step $((step + 50)) of" "$build/tandem-run" -n 3 $endless --resume "$there/killed" --stop-after $((step + 50))
+grep -q "$step steps" "$there/out" || complain "resumed elsewhere than after step $step: $(cat "$there/out")"
+whole whole $((step + 50))
+if ! same killed whole; then
   complain "a run that was killed after step $step and resumed has other weights"
+  whole again $((step + 50))
+  whole until "$step"
+  same whole again || complain "and so has every run: they do not repeat"
+  same left until || complain "and what was written after step $step is not what a whole run has there"
+fi
 
 # ---- a signal to one rank while all evaluate, which here is nearly all of the time, stops all at the same step ---------------
 endless="$build/fashion_mnist --data synthetic --model smallcnn --val 59000 --batch 50 --epochs 1000" every=3
