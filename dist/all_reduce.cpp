@@ -11,6 +11,7 @@
 #include "dist/algorithms.h"
 #include "dist/on_devices.h"
 #include "dist/reducer.h"
+#include "dist/sync_batch_norm.h"
 
 namespace tandem {
 namespace {
@@ -45,11 +46,25 @@ class AllReduce : public Strategy {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
   }
 
+  ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
+
   std::string name() const override { return options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce"; }
   int rank() const override { return communicator_->rank(); }
   int size() const override { return communicator_->size(); }
   std::string where() const override { return communicator_->where(rank()); }
   double scaled_learning_rate(double rate) const override { return rate * size(); }
+
+  void sync_batch_norm(Module& model) override {
+    if (size() == 1) return;
+    tandem::sync_batch_norm(model, across_);
+    syncs_ = true;
+  }
+  void by_itself(bool on) override {
+    if (syncs_ && space_ && !on)
+      across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
+    else
+      across_->gather = nullptr;
+  }
 
   // Where ranks share memory, the vectors lie there.
   SpaceMemory memory() override {
@@ -81,6 +96,7 @@ class AllReduce : public Strategy {
       if (t->elements() > 0) over().broadcast(whole(*t), 0).wait();
     space.count_writes(space.all());
     cut_buckets();
+    by_itself(false);
     space.on_gradient([this](const Segment& segment) { ready(std::size_t(&segment - space_->segments().data())); });
   }
 
@@ -129,6 +145,7 @@ class AllReduce : public Strategy {
 
   void end() override {
     compare_parameters();
+    by_itself(true);
     space_->on_gradient(nullptr);
     for (Bucket& b : buckets_) b.final.reset();
     if (behind_) sent_ = behind_->over->bytes_sent();
@@ -179,15 +196,22 @@ class AllReduce : public Strategy {
     return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : std::max(sent_, communicator_->bytes_sent()))},
             {"exchange_seconds", all},
             {"exposed_seconds", exposed_},
-            {"hidden_share", all > 0 ? 1 - exposed_ / all : 0},
+            {"hidden_share", all > 0 ? std::max(0.0, 1 - exposed_ / all) : 0},
             {"bucket_bytes", buckets_.empty() ? 0 : double(buckets_[0].range.length()) * 4}};
   }
 
   void merge_statistics(ParameterSpace& space) override {
     if (size() == 1 || space.statistics.elements() == 0) return;
+    // What is the same on all ranks stays as it is, to the bit.
+    const std::vector<double> mine = space.statistics.values();
+    std::vector<double> most = mine;
+    for (double x : mine) most.push_back(-x);
+    communicator_->all_reduce(buffer(most), Combine::max).wait();
+    std::vector<bool> same;
+    for (std::size_t i = 0; i < mine.size(); i++) same.push_back(most[i] == -most[mine.size() + i]);
     // Statistics, and the squares of all of them: a variance over all ranks is the mean of the variances and the
     // variance of the means.
-    std::vector<double> v = space.statistics.values();
+    std::vector<double> v = mine;
     const std::size_t n = v.size();
     v.resize(2 * n);
     for (std::size_t i = 0; i < n; i++) v[n + i] = v[i] * v[i];
@@ -200,11 +224,14 @@ class AllReduce : public Strategy {
       auto mean = std::find_if(segments.begin(), segments.end(), [&](auto& s) { return s.name == twin; });
       if (mean == segments.end()) continue;
       for (std::int64_t i = 0; i < var.length; i++) {
-        const auto m = std::size_t(mean->begin + i);
-        v[std::size_t(var.begin + i)] += std::max(0.0, v[n + m] - v[m] * v[m]);
+        const auto m = std::size_t(mean->begin + i), at = std::size_t(var.begin + i);
+        v[at] += std::max(0.0, v[n + m] - v[m] * v[m]);
+        same[at] = same[at] && same[m];
       }
     }
     v.resize(n);
+    for (std::size_t i = 0; i < n; i++)
+      if (same[i]) v[i] = mine[i];
     space.statistics.copy_from(Tensor::of(space.backend(), space.statistics.shape(), v, space.statistics.dtype()));
   }
 
@@ -226,6 +253,19 @@ class AllReduce : public Strategy {
   static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
   static Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
   Communicator& over() { return behind_ ? *behind_->over : *communicator_; }
+
+  // Every rank's numbers, in the order of ranks, while buckets may be under way.
+  std::vector<double> of_all(const std::vector<double>& mine) {
+    const auto begin = Clock::now();
+    auto all = std::make_shared<std::vector<double>>(mine.size() * std::size_t(size()));
+    std::copy(mine.begin(), mine.end(), all->begin() + std::ptrdiff_t(mine.size()) * rank());
+    reducer_.call({.over = *communicator_,
+                   .after = nullptr,
+                   .begin = [all](Communicator& over) { return over.all_gather(buffer(*all)); },
+                   .name = "batch norm"});
+    exposed_ += seconds_since(begin);
+    return *all;
+  }
 
   // Of all buckets and the flags; `finite` is asked when this rank's backward is over.
   void exchange(const std::function<bool()>& finite) {
@@ -343,7 +383,7 @@ class AllReduce : public Strategy {
         fail(communicator_->where(0), " and ", communicator_->where(r), " ", what);
   }
   void compare_layouts() {
-    compare(space_->layout_hash(), "do not train the same model: start all ranks with the same program and options");
+    compare(space_->layout_hash() + (syncs_ ? 1 : 0), "do not train the same model: start all ranks with the same program and options");
   }
   void compare_parameters() {
     // FNV-1a over words: a difference in any bit shows.
@@ -361,6 +401,8 @@ class AllReduce : public Strategy {
   }
 
   std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<AcrossRanks> across_ = std::make_shared<AcrossRanks>();  // asked by the batch norms
+  bool syncs_ = false;
   AllReduceOptions options_;
   ParameterSpace* space_ = nullptr;
   std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of

@@ -1,6 +1,6 @@
 // Synchronous data parallelism: every rank has the whole model and a share of every batch, the gradients are summed over the
 // ranks while backward still runs, and every rank makes the same step. What n ranks with b pictures each compute is what one
-// machine computes with n·b pictures (batch norm aside: it sees a rank's own pictures).
+// machine computes with n·b pictures (batch norm aside: it sees a rank's own pictures, unless sync_batch_norm.h is asked for).
 //
 // The gradient vector is cut into buckets, ranges of it. A thread of the strategy reduces each bucket as soon as backward has
 // finished it, in an order that is the same on all ranks: the one in which rank 0's first backward finished them. Nothing is

@@ -31,6 +31,18 @@ void Reducer::add(Exchange exchange) {
   ranks_.wake();
 }
 
+void Reducer::call(Exchange exchange) {
+  bool over = false;
+  exchange.end = [this, &over] {
+    std::lock_guard lock(mutex_);
+    over = true;
+  };
+  add(std::move(exchange));
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return over || failed_; });
+  if (failed_) std::rethrow_exception(failed_);
+}
+
 void Reducer::watch(Trace& trace) {
   std::lock_guard lock(mutex_);
   trace_ = &trace;
@@ -94,7 +106,7 @@ void Reducer::run() {
         if (u.exchange.end) u.exchange.end();
         if (u.since >= 0)
           trace_->lane("exchange " + std::to_string(u.lane))
-              .add({.name = "all-reduce",
+              .add({.name = u.exchange.name,
                     .kind = "exchange",
                     .begin = u.since,
                     .end = trace_->now(),

@@ -23,6 +23,7 @@ class Reducer {
     Event* after;  // what the device has to come to before it may begin; null: nothing
     std::function<Work(Communicator& over)> begin;
     std::function<void()> end = {};
+    const char* name = "all-reduce";  // on the trace
   };
 
   // ranks: where a rank fails that does not come to its event within `deadline` seconds.
@@ -30,6 +31,7 @@ class Reducer {
   ~Reducer();
   void add(Exchange exchange);
   void watch(Trace& trace);  // before the first exchange: each is a span of it from now on
+  void call(Exchange exchange);  // adds it, and waits for it alone; it has no `end`
   void finish();             // until all is over; throws what went wrong
   double seconds() const;    // in which something was under way
 

@@ -343,6 +343,7 @@ Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const 
              {"--clip", text_of(optimizer.clip_norm)},
              {"--accumulate", std::to_string(options.accumulate)},
              {"--ema", text_of(options.ema)},
+             {"--sync-bn", options.sync_batch_norm ? "yes" : "no"},
              {"pictures in an epoch", std::to_string(train.pictures_per_epoch())},
              {"batches in an epoch", std::to_string(train.batches_per_epoch())},
              {"ranks", std::to_string(strategy.size())}};
@@ -411,6 +412,7 @@ FitOptions fit_options(const Options& o) {
           .overfit_batch = o.overfit_batch,
           .exchange = o.exchange,
           .accumulate = o.accumulate,
+          .sync_batch_norm = o.sync_batch_norm,
           .ema = o.ema,
           .patience = o.patience,
           .checkpoint = o.checkpoint,
@@ -504,6 +506,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   for (BatchSource* source : {&data.train, data.validation, data.test})
     if (source) source->share(strategy.rank(), strategy.size());
   strategy.prepare(model, loss);
+  if (options.sync_batch_norm) strategy.sync_batch_norm(model);
   ParameterSpace space(model, backend, options.seed, strategy.memory());
   std::map<std::string, std::string> about = data.train.description();
   for (const auto& [name, value] : options.settings)
@@ -587,7 +590,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   const std::int64_t look_every = backend.records() && !one_batch ? 16 : 1;
   double first_loss = 0, last_loss = 0, last_correct = 0;
   OnLane lane(observer.trace(), "step");
-  if (options.observe.summary && speaks) observer.before(model, data.train.make(0, 0).images, state_of(training));
+  if (options.observe.summary && speaks) {
+    strategy.by_itself(true);
+    observer.before(model, data.train.make(0, 0).images, state_of(training));
+    strategy.by_itself(false);
+  }
   const auto run_begin = Clock::now();
   std::string reason = "finished";
   auto stop = [&](const std::string& why) { report.stopped = true, reason = why; };
@@ -597,6 +604,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 
   // A step before this one, or this one, was not finite, and since then nothing was applied: its batches once more.
   auto give_up = [&](std::int64_t done, std::int64_t batch) {
+    strategy.by_itself(true);  // each rank finds what it can, and ends where it finds it
     std::int64_t k = (batch / options.accumulate - (at.step - 1 - done)) * options.accumulate;
     const std::int64_t end = std::min(k + options.accumulate, per_epoch);
     std::string why = does_not_repeat;
@@ -658,6 +666,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       parts ? update : std::function<void()>(),
       strategy.size() > 1 && !parts ? "several ranks exchange gradients in it"
       : options.accumulate > 1      ? "--accumulate makes it of several batches"
+      : strategy.size() > 1 && options.sync_batch_norm ? "batch norm exchanges its sums in it"
                                     : "");
 
   // When another rank is lost. What is here is a whole step's: parameters change only when all that it needs has arrived.

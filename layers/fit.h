@@ -36,6 +36,7 @@ struct FitOptions {
   ExchangeFiles exchange = {};
 
   int accumulate = 1;  // batches to a step (layers/accumulation.h)
+  bool sync_batch_norm = false;  // its statistics are over the pictures of all ranks; on one machine they are anyway
   double ema = 0;  // decay of a moving average of the weights (layers/ema.h), which is then what is evaluated; 0: none
   int patience = 0;  // stop after so many epochs in which validation has not become better; 0: never
   // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written after

@@ -42,6 +42,8 @@ BatchNorm2d::BatchNorm2d(std::int64_t channels, bool relu, double epsilon, doubl
 Variable BatchNorm2d::forward(const Variable& x, const Variable& residual) {
   BatchNormOptions o = options_;
   o.training = training();
+  if (o.training && in_training_)
+    return in_training_(x, *weight_, *bias_, running_mean_->tensor, running_var_->tensor, o, residual);
   return batch_norm(x, *weight_, *bias_, running_mean_->tensor, running_var_->tensor, o, residual);
 }
 

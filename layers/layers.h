@@ -38,10 +38,17 @@ class BatchNorm2d : public Module {
   Variable operator()(const Variable& x) { return Module::operator()(x); }
   Variable operator()(const Variable& x, const Variable& residual);
 
+  // What is called in training in place of the operation batch_norm, with its arguments; empty, as at first: that one.
+  using Operation = std::function<Variable(const Variable& x, const Variable& gamma, const Variable& beta,
+                                           Tensor& running_mean, Tensor& running_variance,
+                                           const BatchNormOptions& options, const Variable& residual)>;
+  void normalise_by(Operation operation) { in_training_ = std::move(operation); }
+
  private:
   BatchNormOptions options_;
   Parameter *weight_, *bias_;
   Statistic *running_mean_, *running_var_;
+  Operation in_training_;
 };
 
 // Over groups of neighbouring channels within each picture: x [N, …, channels].

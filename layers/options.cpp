@@ -103,6 +103,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
   real("--ema", o.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
   whole("--accumulate", o.accumulate, 1, "batches to a step");
+  flag("--sync-bn", o.sync_batch_norm, true, "batch norm over the pictures of all ranks");
   flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip");
   flag("--no-augment", o.augment, false, "neither");
   whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)");

@@ -35,6 +35,7 @@ struct Options {
   double mixup = 0;    // α; 0: none
   double ema = 0;      // decay of the weights' average; 0: none
   int accumulate = 1;  // batches to a step
+  bool sync_batch_norm = false;  // over all ranks
   int patience = 0;    // epochs without improvement before the run stops; 0: no limit
   std::string checkpoint = {}, resume = {};
   int stop_after = 0;  // steps; 0: no limit

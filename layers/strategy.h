@@ -3,6 +3,7 @@
 //
 // The order of calls in fit():
 //   prepare(model, loss)        may replace layers and the loss
+//   sync_batch_norm(model)      where it is asked for
 //   memory()                    where the parameter vectors live
 //   begin(space)                broadcast the first weights, hook the gradients
 //   bind(optimizer)             after the optimizer has its state
@@ -39,6 +40,11 @@ class Strategy {
   virtual std::string where() const { return "this machine"; }  // "rank 2 on node7"
 
   virtual void prepare(Module& model, Loss& loss) { (void)model, (void)loss; }
+  // The batch norms of the model take their statistics over the pictures of all ranks, between begin() and end(): all ranks
+  // must run the model together, in forward and backward.
+  virtual void sync_batch_norm(Module& model) { (void)model; }
+  // While it is on, this rank runs the model by itself, and nothing of that is exchanged.
+  virtual void by_itself(bool on) { (void)on; }
   virtual SpaceMemory memory() { return {}; }
   virtual void begin(ParameterSpace& space) { (void)space; }
   virtual void bind(Optimizer& optimizer) { (void)optimizer; }
