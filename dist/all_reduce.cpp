@@ -1,7 +1,6 @@
 #include "dist/all_reduce.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,8 +14,6 @@
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct Bucket {
   Range range;
@@ -106,9 +103,7 @@ class AllReduce : public Strategy {
       exchange();
       return update(optimizer);
     }
-    const auto begin = Clock::now();
     exchange([&] { return std::isfinite(loss.item()); });
-    exposed_ += seconds_since(begin);
     const Tensor anywhere =
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
     optimizer.step(&anywhere);
@@ -127,14 +122,12 @@ class AllReduce : public Strategy {
     queue.mark(*behind_->end);
   }
   void exchange() override {
-    Clock::time_point end;  // of backward
     exchange([&] {
-      end = Clock::now();
+      reducer_.waits();
       const void* loss = behind_->loss.get();
       return std::isfinite(behind_->loss_type == DType::f64 ? *static_cast<const double*>(loss)
                                                             : double(*static_cast<const float*>(loss)));
     });
-    exposed_ += seconds_since(end);
     behind_->anywhere.fill(flags_[0] > 0 ? std::nan("") : 0);
     rewind(true);
   }
@@ -192,11 +185,11 @@ class AllReduce : public Strategy {
   }
 
   std::vector<std::pair<std::string, double>> measures() const override {
-    const double all = reducer_.seconds();
+    const double exposed = reducer_.exposed(), all = reducer_.hidden() + exposed;
     return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : std::max(sent_, communicator_->bytes_sent()))},
             {"exchange_seconds", all},
-            {"exposed_seconds", exposed_},
-            {"hidden_share", all > 0 ? std::max(0.0, 1 - exposed_ / all) : 0},
+            {"exposed_seconds", exposed},
+            {"hidden_share", all > 0 ? 1 - exposed / all : 0},
             {"bucket_bytes", buckets_.empty() ? 0 : double(buckets_[0].range.length()) * 4}};
   }
 
@@ -249,27 +242,24 @@ class AllReduce : public Strategy {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
   static Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
   Communicator& over() { return behind_ ? *behind_->over : *communicator_; }
 
   // Every rank's numbers, in the order of ranks, while buckets may be under way.
   std::vector<double> of_all(const std::vector<double>& mine) {
-    const auto begin = Clock::now();
     auto all = std::make_shared<std::vector<double>>(mine.size() * std::size_t(size()));
     std::copy(mine.begin(), mine.end(), all->begin() + std::ptrdiff_t(mine.size()) * rank());
     reducer_.call({.over = *communicator_,
                    .after = nullptr,
                    .begin = [all](Communicator& over) { return over.all_gather(buffer(*all)); },
                    .name = "batch norm"});
-    exposed_ += seconds_since(begin);
     return *all;
   }
 
   // Of all buckets and the flags; `finite` is asked when this rank's backward is over.
   void exchange(const std::function<bool()>& finite) {
     if (!ordered_) agree_on_order();
+    if (!behind_) reducer_.waits();
     for (std::size_t b : order_) launch(b);
     reducer_.add(
         {behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
@@ -415,7 +405,6 @@ class AllReduce : public Strategy {
   std::size_t next_ = 0;
   std::int64_t steps_ = 0;
   std::uint64_t sent_ = 0;   // by devices, in a run that has ended
-  double exposed_ = 0;       // seconds that a step waited for the network after backward
   float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks that want to stop
   Reducer reducer_;          // last: its thread ends first
 };

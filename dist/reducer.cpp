@@ -5,6 +5,7 @@
 #include <iterator>
 #include <list>
 #include <string>
+#include <utility>
 
 namespace tandem {
 
@@ -37,10 +38,12 @@ void Reducer::call(Exchange exchange) {
     std::lock_guard lock(mutex_);
     over = true;
   };
+  waits();
   add(std::move(exchange));
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return over || failed_; });
   if (failed_) std::rethrow_exception(failed_);
+  wait_ends();
 }
 
 void Reducer::watch(Trace& trace) {
@@ -52,11 +55,32 @@ void Reducer::finish() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return open_ == 0 || failed_; });
   if (failed_) std::rethrow_exception(failed_);
+  wait_ends();
 }
 
-double Reducer::seconds() const {
+void Reducer::waits() {
   std::lock_guard lock(mutex_);
-  return seconds_;
+  count_hidden();
+  waits_ = Clock::now();
+}
+
+void Reducer::wait_ends() {
+  if (waits_ != Clock::time_point()) exposed_ += since(std::exchange(waits_, {}));
+  if (open_ > 0) ahead_ = Clock::now();
+}
+
+void Reducer::count_hidden() {
+  if (ahead_ != Clock::time_point()) hidden_ += since(std::exchange(ahead_, {}));
+}
+
+double Reducer::hidden() const {
+  std::lock_guard lock(mutex_);
+  return hidden_;
+}
+
+double Reducer::exposed() const {
+  std::lock_guard lock(mutex_);
+  return exposed_;
 }
 
 // The device is asked again and again, since it rings no bell; meanwhile the other ranks may fail.
@@ -80,7 +104,6 @@ bool Reducer::may_begin(const Exchange& exchange) {
 void Reducer::run() {
   std::deque<Exchange> waiting;
   std::list<UnderWay> under_way;
-  Clock::time_point began;
   try {
     for (;;) {
       {
@@ -91,7 +114,10 @@ void Reducer::run() {
         given_.clear();
       }
       while (!waiting.empty() && may_begin(waiting.front())) {
-        if (under_way.empty()) began = Clock::now();
+        if (under_way.empty()) {
+          std::lock_guard lock(mutex_);
+          if (waits_ == Clock::time_point()) ahead_ = Clock::now();
+        }
         std::int64_t lane = 1;  // the first that is free: the spans of a lane must not overlap
         while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; }))
           lane++;
@@ -116,7 +142,7 @@ void Reducer::run() {
       if (closed > 0) {
         std::lock_guard lock(mutex_);
         open_ -= closed;
-        if (under_way.empty()) seconds_ += since(began);
+        if (under_way.empty()) count_hidden();
         changed_.notify_all();
       } else if (!waiting.empty()) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));

@@ -30,10 +30,12 @@ class Reducer {
   Reducer(Communicator& ranks, double deadline);
   ~Reducer();
   void add(Exchange exchange);
-  void watch(Trace& trace);  // before the first exchange: each is a span of it from now on
+  void watch(Trace& trace);      // before the first exchange: each is a span of it from now on
   void call(Exchange exchange);  // adds it, and waits for it alone; it has no `end`
-  void finish();             // until all is over; throws what went wrong
-  double seconds() const;    // in which something was under way
+  void waits();                  // backward is over, and the step waits from now until finish() ends; any thread
+  void finish();                 // until all is over; throws what went wrong
+  double hidden() const;         // seconds in which something was under way and the step did not wait
+  double exposed() const;        // seconds in which it waited
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -44,6 +46,7 @@ class Reducer {
   };
   void run();
   bool may_begin(const Exchange& exchange);
+  void wait_ends(), count_hidden();  // under the lock
   static double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
   Communicator& ranks_;
@@ -54,7 +57,9 @@ class Reducer {
   std::condition_variable changed_;
   std::vector<Exchange> given_;
   std::int64_t open_ = 0;  // given and not yet over
-  double seconds_ = 0;
+  double hidden_ = 0, exposed_ = 0;
+  Clock::time_point ahead_;  // since when something is under way and the step does not wait; the epoch: nothing is
+  Clock::time_point waits_;  // since when the step waits; the epoch: it does not
   bool end_ = false;
   std::exception_ptr failed_;
   Clock::time_point asked_;  // when the first of those that wait was first asked for its event

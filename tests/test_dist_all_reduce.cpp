@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "core/files.h"
 #include "core/json.h"
@@ -17,6 +19,7 @@
 #include "datasets/synthetic.h"
 #include "dist/all_reduce.h"
 #include "dist/in_process.h"
+#include "dist/reducer.h"
 #include "layers/accumulation.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
@@ -286,6 +289,59 @@ TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
 TEST(AllReduce, ALossThatIsNotFiniteStopsEveryRank) {
   auto runs = on_ranks(3, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(3), {}, 1e30); });
   for (const Ended& run : runs) EXPECT_NE(run.said.find("not finite"), std::string::npos) << run.said;
+}
+
+// What was under way while backward went on, and how long the step waited afterwards: no second counts as both.
+TEST(AllReduce, TheReducerTellsWhatBackwardHid) {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
+  struct Timed : Work::Operation {
+    Clock::time_point until = Clock::now() + milliseconds(60);
+    bool advance() override { return Clock::now() >= until; }
+    void wait() override {}
+  };
+  auto ranks = alone();
+  const auto begin = Clock::now();
+  auto since = [&](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
+  Reducer reducer(*ranks, 30);
+  double before = 0;
+  for (int step = 0; step < 2; step++) {
+    auto work = [](Communicator&) { return Work(std::make_unique<Timed>()); };
+    const auto backward = Clock::now();
+    reducer.add({*ranks, nullptr, work});
+    std::this_thread::sleep_for(milliseconds(30));
+    reducer.waits();
+    before += since(backward);
+    reducer.add({*ranks, nullptr, work});
+    reducer.finish();
+    std::this_thread::sleep_for(milliseconds(20));  // the update
+  }
+  EXPECT_GT(reducer.hidden(), 0);
+  EXPECT_LE(reducer.hidden(), before);
+  EXPECT_GE(reducer.exposed(), 2 * 0.06);
+  EXPECT_LE(reducer.hidden() + reducer.exposed(), since(begin) - 2 * 0.02);
+}
+
+// The first step waits for the ranks' agreement on an order too, but no gradient is under way then.
+TEST(AllReduce, ALateRankMakesNoShareNegative) {
+  static thread_local bool late;
+  struct Late : Plain {
+    Variable forward(const Variable& x) override {
+      if (std::exchange(late, false)) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      return Plain::forward(x);
+    }
+  };
+  auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
+    late = s.rank() == 1;
+    train<Late>(s, run, 42, 1);
+    const auto all = s.measures();
+    std::map<std::string, double> measured(all.begin(), all.end());
+    EXPECT_GE(measured["hidden_share"], 0) << "rank " << s.rank();
+    EXPECT_LE(measured["hidden_share"], 1) << "rank " << s.rank();
+    EXPECT_LE(measured["exposed_seconds"], measured["exchange_seconds"]) << "rank " << s.rank();
+    EXPECT_GT(measured["exposed_seconds"], 0) << "rank " << s.rank();
+  });
+  same_bits(runs);
 }
 
 TEST(AllReduce, DifferentModelsAreRefused) {
