@@ -223,6 +223,16 @@ void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, 
   for (const auto& [spec, value] : line.given) spec->set(value);
 }
 
+namespace {
+int cuda_index(const std::string& device) {  // of "cuda:1"
+  try {
+    return number<int>("--device", device.substr(5), 0, 1023, "");
+  } catch (const UsageError&) {
+    bad("--device", device, "cuda or cuda:INDEX, from 0");
+  }
+}
+}  // namespace
+
 int device_of_rank(int local_rank, int devices) { return devices > 0 ? local_rank % devices : 0; }
 
 std::unique_ptr<Backend> make_backend(const Options& o) {
@@ -235,14 +245,15 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
     else
       backend = cuda_backend(o.device == "cuda"
                                  ? device_of_rank(local_rank_from_environment(), cuda_devices())
-                                 : number<int>("--device", o.device.substr(5), 0, 1023, "cuda:INDEX"));
+                                 : cuda_index(o.device));
   } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {
     throw UsageError("--device " + o.device + ": " + e.what());
   }
   if (!backend->supports(o.dtype))
-    throw UsageError(std::string("--dtype ") + name_of(o.dtype) + ": not supported by " + backend->description());
+    throw UsageError(std::string("--dtype ") + name_of(o.dtype) + ": not supported by " + backend->description() +
+                     (o.dtype == DType::f16 ? " (f16 is for --device cuda)" : ""));
   backend->deterministic(o.deterministic);
   backend->exact_convolution(o.exact_conv);
   if (o.tf32 && !backend->on_device()) throw UsageError("--tf32 is for --device cuda");
@@ -264,7 +275,8 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
     if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
     body();
     // What was printed may still wait in a buffer, for a disk that is full.
-    if (std::fflush(stdout) != 0) fail("standard output could not be written: ", std::strerror(errno));
+    if (std::fflush(stdout) != 0 || std::ferror(stdout))
+      fail("standard output could not be written: ", errno ? std::strerror(errno) : "an earlier line was lost");
     return stopping_signal() ? 128 + stopping_signal() : 0;
   } catch (const UsageError& e) {
     say(e.what());
