@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <map>
 #include <thread>
 
@@ -190,6 +191,11 @@ std::unique_ptr<Optimizer> make_optimizer(const Options& o) {
   if (o.dtype == DType::f16) optimizer->loss_scaling.emplace();
   optimizer->clip_norm = o.clip;
   return optimizer;
+}
+
+void end_after_help() {
+  std::cout.flush();
+  std::exit(std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout ? 1 : 0);
 }
 
 void refuse_value(const OptionSpec& spec) {

@@ -93,6 +93,7 @@ struct CommandLine {
   std::vector<std::string> unknown;                              // words that belong to no option, in that order
 };
 void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words);
+[[noreturn]] void end_after_help();  // 0, or 1 where it could not be printed
 [[noreturn]] void refuse_value(const OptionSpec& spec);  // a flag was given one, or another option was not
 
 }  // namespace tandem

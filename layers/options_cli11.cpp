@@ -22,7 +22,8 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& e) {
-    std::exit(app.exit(e));
+    app.exit(e);
+    end_after_help();
   } catch (const CLI::ParseError& e) {
     const std::string text = e.what(), name = text.substr(0, text.find_first_of(": "));
     for (const OptionSpec& spec : specs)
