@@ -11,6 +11,7 @@
 #include "dist/on_devices.h"
 #include "dist/reducer.h"
 #include "dist/sync_batch_norm.h"
+#include "dist/top_k.h"
 
 namespace tandem {
 namespace {
@@ -21,6 +22,7 @@ struct Bucket {
   std::size_t missing = 0;  // segments whose gradient is not final yet
   bool launched = false;
   std::vector<bf16> narrow = {};      // as it travels
+  std::unique_ptr<TopK> top_k = {};   // or what of it does
   std::unique_ptr<Event> final = {};  // on a device: it is there
 };
 
@@ -41,11 +43,14 @@ class AllReduce : public Strategy {
   AllReduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options)
       : communicator_(std::move(communicator)), options_(options), reducer_(*communicator_, options.deadline) {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
+    require(options.top_k == 0 || options.wire == DType::f32, "all-reduce: the largest gradients travel as f32");
   }
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
 
-  std::string name() const override { return options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce"; }
+  std::string name() const override {
+    return options_.top_k > 0 ? "all-reduce (top-k)" : options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
+  }
   int rank() const override { return communicator_->rank(); }
   int size() const override { return communicator_->size(); }
   std::string where() const override { return communicator_->where(rank()); }
@@ -78,6 +83,9 @@ class AllReduce : public Strategy {
     compare_layouts();
     behind_.reset();
     Backend& backend = space.backend();
+    if (options_.top_k > 0 && (backend.asynchronous() || space.gradients.dtype() != DType::f32))
+      refuse("TANDEM_WIRE=topk chooses among f32 gradients in the host's memory, not on ", backend.description(),
+             ": leave it out, or choose bf16");
     if (backend.asynchronous()) {
       behind_ = std::make_unique<BehindTheHost>();
       behind_->flags = communicator_->split(0, rank());
@@ -108,7 +116,10 @@ class AllReduce : public Strategy {
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
     optimizer.step(&anywhere);
     // Whoever looks for the cause runs backward once more, by itself: then nothing may be sent.
-    rewind(optimizer.read_state().not_finite == 0);
+    const bool made = optimizer.read_state().not_finite == 0;
+    for (Bucket& b : buckets_)
+      if (b.top_k) b.top_k->settle(made);
+    rewind(made);
   }
 
   bool in_parts() const override { return behind_ != nullptr; }
@@ -291,6 +302,8 @@ class AllReduce : public Strategy {
         of_segment_[s].push_back(std::size_t(b));
       }
     }
+    if (options_.top_k > 0)
+      for (Bucket& b : buckets_) b.top_k = std::make_unique<TopK>(options_.top_k, b.range.length());
     if (behind_)
       for (Bucket& b : buckets_) b.final = space_->backend().new_event();
     order_.resize(buckets_.size());
@@ -338,12 +351,17 @@ class AllReduce : public Strategy {
     Tensor part =
         behind_ && behind_->narrow.defined() ? behind_->narrow.range(b.range.begin, {b.range.length()}) : gradients(b);
     const Buffer data = whole(part);
+    auto* wide = static_cast<float*>(data.data);
+    if (b.top_k) {
+      reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.top_k->begin(over, wide); },
+                    [&b, wide] { b.top_k->end(wide); }});
+      return;
+    }
     if (behind_ || options_.wire == DType::f32 || data.dtype != DType::f32) {
       reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
       return;
     }
     b.narrow.resize(std::size_t(data.count));
-    auto* wide = static_cast<float*>(data.data);
     reducer_.add({over(), nullptr,
                   [&b, wide](Communicator& over) {
                     narrow(b.narrow.data(), wide, std::int64_t(b.narrow.size()));

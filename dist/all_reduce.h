@@ -18,6 +18,7 @@ namespace tandem {
 struct AllReduceOptions {
   std::int64_t bucket_bytes = 0;    // 0: an eighth of the vector, between 256 KiB and 4 MiB
   DType wire = DType::f32;          // bf16: gradients travel rounded, in half the bytes
+  double top_k = 0;  // the share of a bucket that travels, its largest (top_k.h; on the host, in f32); 0: all of it
   std::int64_t check_every = 1000;  // steps between two comparisons of all ranks' parameters; 0: only at the end
   double deadline = 300;            // seconds that a device may need for anything
   const NcclLibrary* nccl = nullptr;  // null: the installed one

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -52,6 +53,13 @@ std::string first_difference(const std::string& a, const std::string& b) {
   return "a different number of settings";
 }
 
+// Above 0 and up to 1; 0 where the text is none of that.
+double share_in(const std::string& text) {
+  double v = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  return error == std::errc() && end == text.data() + text.size() && v > 0 && v <= 1 ? v : 0;
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> communicator_from_environment(const Variables& variables) {
@@ -90,8 +98,11 @@ std::unique_ptr<Strategy> strategy_from_environment() {
   };
   const std::string strategy = value("TANDEM_STRATEGY"), wire = value("TANDEM_WIRE");
   if (!strategy.empty() && strategy != "all-reduce") refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce");
-  if (!wire.empty() && wire != "f32" && wire != "bf16") refuse("TANDEM_WIRE=", wire, ": choose f32 or bf16");
+  const double top_k = wire.starts_with("topk:") ? share_in(wire.substr(5)) : 0;
+  if (!wire.empty() && wire != "f32" && wire != "bf16" && top_k == 0)
+    refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");
   return all_reduce(std::move(communicator), {.wire = wire == "bf16" ? DType::bf16 : DType::f32,
+                                              .top_k = top_k,
                                               .deadline = Deadlines::from(process_environment()).wait});
 }
 
