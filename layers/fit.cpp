@@ -29,8 +29,9 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program at once.
-volatile std::sig_atomic_t stop_signal = 0;
-std::atomic<int> stopped_by = 0;  // ranks may be threads of one process
+// Ranks may be threads of one process.
+std::atomic<int> stop_signal = 0, stopped_by = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a handler may write to it");
 
 double now() {  // what a handler may call
   timespec t{};
@@ -41,7 +42,7 @@ double now() {  // what a handler may call
 class StopOnSignal {
  public:
   StopOnSignal() {
-    stop_signal = stopped_by = 0;
+    stop_signal = 0, stopped_by = 0;
     struct sigaction action {};
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;
@@ -430,7 +431,7 @@ Loss cross_entropy_loss(double label_smoothing) {
 namespace {
 
 // `stop`, if given, ends it early, with numbers that mean nothing.
-Evaluation evaluate_unless(const volatile std::sig_atomic_t* stop, Module& model, BatchSource& source,
+Evaluation evaluate_unless(const std::atomic<int>* stop, Module& model, BatchSource& source,
                            Strategy* strategy) {
   NoGrad off;
   bool training = model.training();
@@ -790,7 +791,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (better) save(files.best());
     if (at.ended) stop("no better since epoch " + std::to_string(at.best_epoch));
   }
-  stopped_by = report.stopped ? stop_signal : 0;
+  stopped_by = report.stopped ? stop_signal.load() : 0;
   if (stopped_by) reason = signals.name_of(stopped_by);
   if (report.stopped && over.empty()) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
