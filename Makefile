@@ -410,8 +410,11 @@ strangers: $(programs) $(BUILD)/strangers
 	@BUILD=$(BUILD) sh tests/strangers.sh $(STRANGERS)
 
 # Checks and measures on the GPU of this machine: STAGE=ops, train or bench (tests/gpu_check.sh).
+# One of the three names and nothing else: it stands in a shell's line.
+gpu_stage = $(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench,$(value STAGE))),$\
+              $(error gpu-check: STAGE=$(value STAGE): choose ops, train or bench))
 gpu-check:
-	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(STAGE)
+	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh '$(gpu_stage)'
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:

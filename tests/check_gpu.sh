@@ -8,8 +8,39 @@ limit=120
 export OMP_WAIT_POLICY=passive
 
 says 2 'choose ops, train or bench' sh tests/gpu_check.sh all
-if ! command -v nvidia-smi >/dev/null 2>&1; then says 1 'no GPU: there is no nvidia-smi' sh tests/gpu_check.sh ops; fi
-says 2 'name one stage' "$build/gpu_check" --device cpu
+says 2 'choose ops, train or bench' sh tests/gpu_check.sh ops train
+for stage in '' 'ops train' 'ops;echo done' "ops'; echo done; '"; do
+  says 2 'choose ops, train or bench' make --no-print-directory CUDA=0 gpu-check STAGE="$stage"
+  grep -qx done "$there/out" && complain "make gpu-check executes its STAGE: $stage"
+done
+says 2 'name one stage' "$build/gpu_check" --device nowhere
+says 2 'name one stage' "$build/gpu_check" ops train
+for seconds in abc 1x -1 nan; do says 2 "--seconds $seconds: expected" "$build/gpu_check" ops --device cpu --seconds "$seconds"; done
+says 2 '--jsonl /nowhere/x: cannot be written' "$build/gpu_check" ops --device cpu --jsonl /nowhere/x
+says 2 '--jsonl Makefile: is there and holds something else' "$build/gpu_check" ops --device cpu --jsonl Makefile
+
+# ---- no GPU ------------------------------------------------------------------------------------------------------------
+if ! command -v nvidia-smi >/dev/null 2>&1; then says 2 'no GPU: there is no nvidia-smi' sh tests/gpu_check.sh ops; fi
+mkdir "$there/bin"
+before=$(ls tests/bench/results)
+nvidia_smi() { printf '#!/bin/sh\necho "%s"\nexit %s\n' "$1" "$2" >"$there/bin/nvidia-smi" && chmod +x "$there/bin/nvidia-smi"; }
+for answer in 'No devices were found:0' 'No devices were found:6' 'Failed to initialize NVML, Driver/library version mismatch:18' \
+  'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver:9' 'A card, [N/A], 580.1:0' 'A card, 9.0, 580.1:3' ':0'; do
+  nvidia_smi "${answer%:*}" "${answer##*:}"
+  says 2 'gpu-check: no GPU: nvidia-smi' env PATH="$there/bin:$PATH" sh tests/gpu_check.sh ops
+done
+[ "$(ls tests/bench/results)" = "$before" ] || complain "without a GPU a table is left in tests/bench/results"
+
+# ---- a signal ----------------------------------------------------------------------------------------------------------
+mkdir "$there/slow" "$there/tmp"
+printf '#!/bin/sh\necho $$ >%s\nexec sleep 300\n' "$there/slow/pid" >"$there/slow/gpu_check"
+chmod +x "$there/slow/gpu_check"
+for signal in INT:130 TERM:143; do
+  says "${signal#*:}" "STOPPED by SIG${signal%:*}" env TMPDIR="$there/tmp" BUILD="$there/slow" DEVICE=cpu \
+    timeout --preserve-status -s "${signal%:*}" 2 sh tests/gpu_check.sh ops
+  kill -0 "$(cat "$there/slow/pid")" 2>/dev/null && complain "SIG${signal%:*} to gpu_check.sh leaves its program"
+  [ -z "$(ls "$there/tmp")" ] || complain "SIG${signal%:*} to gpu_check.sh leaves its folder: $(ls "$there/tmp")"
+done
 
 # ---- the stages, dry ---------------------------------------------------------------------------------------------------
 try() {  # try STATUS LIMIT STAGE: its steps are in $there/out
@@ -17,16 +48,18 @@ try() {  # try STATUS LIMIT STAGE: its steps are in $there/out
   grep -q 'FAILED' "$there/out" && complain "gpu-check $3 on the CPU: $(grep FAILED "$there/out")"
   for what in $4; do grep -q "^  $what" "$there/out" || complain "gpu-check $3 has no step $what: $(tail -n 9 "$there/out")"; done
 }
-try 0 100 ops 'ops touch memcheck racecheck'
+try 3 100 ops 'ops touch memcheck racecheck'
+grep -q '^verdict: what was done holds, but left out or missed: memcheck; racecheck$' "$there/out" ||
+  complain "gpu-check's verdict does not say what was left out: $(tail -n 1 "$there/out")"
 for op in conv2d batch_norm cross_entropy dropout sgd 'a batch of pictures' 'twelve steps'; do
   grep -q "^$op.* ≤ " "$there/out" || complain "gpu-check ops has no line for $op"
 done
-try 0 100 train 'train airbench the.same.recipe'
-for line in 'losses of steps 1–20' 'second run, deterministic' "beyond the host's spread"; do
+try 3 100 train 'train airbench goals the.same.recipe'
+for line in 'losses of steps 1–20' 'second run, deterministic' "inside the host's spread" 'a quarter is allowed' 'not judged: no GPU'; do
   grep -q "$line" "$there/out" || complain "gpu-check train has no line for $line"
 done
-try 0 100 bench 'bench PyTorch'
-try 1 4 ops 'ops touch'
+try 3 100 bench 'bench PyTorch ratios'
+try 3 4 ops 'ops touch'
 grep -q 'MISSED' "$there/out" || complain "gpu-check in 4 seconds missed nothing: $(cat "$there/out")"
 "$build/gpu_check" ops --device cpu --seconds 0 >"$there/out" 2>&1
 [ $? -eq 3 ] && grep -q 'conv2d f32, .* cases *MISSED: the time was up' "$there/out" ||
@@ -43,6 +76,20 @@ if command -v python3 >/dev/null; then
   echo '{"peer":"lenet5 bf16 batch 128","value":5}' >>"$there/rows.jsonl"
   says 1 'MISSED' python3 tests/gpu/ratios.py "$there/rows.jsonl"
 fi
+
+# ---- goals of airbench94 -----------------------------------------------------------------------------------------------
+goals() {  # goals STATUS TEXT ACCURACY SECONDS: of two runs, the other with 94.00 % in 2 s
+  printf 'run 1: test accuracy 94.00 %%, 2.000 s  (94 %% is reached)\nrun 2: test accuracy %s %%, %s s\n' "$3" "$4" >"$there/runs"
+  says "$1" "$2" awk -v gpu=1 -v jsonl="$there/goals.jsonl" -f tests/gpu/goals.awk "$there/runs"
+}
+goals 0 'seconds ' 94.00 2.000
+grep -q 'NOT' "$there/out" && complain "airbench's goals are reached, and it says: $(cat "$there/out")"
+goals 1 '94  ' 93.99 1.900
+grep -q 'accuracy.*NOT REACHED' "$there/out" || complain "93.995 % pass for 94: $(cat "$there/out")"
+goals 1 's  NOT REACHED' 94.50 2.001
+grep -qx '{"bench":"airbench94, mean of 2 runs","value":2.0005,"unit":"s","accuracy":0.942500}' "$there/goals.jsonl" ||
+  complain "airbench's seconds are not kept: $(cat "$there/goals.jsonl")"
+says 1 'no runs' awk -v gpu=1 -f tests/gpu/goals.awk /dev/null
 
 quietly() { "$@" >"$there/out" 2>&1 || complain "$*: exit status $?: $(cat "$there/out")"; }
 
@@ -72,8 +119,10 @@ if [ -x "$cuda/bin/nvcc" ] && [ -e "$cuda/include/cublas_v2.h" ]; then
     found=$(library "${pair%:*}")
     [ -n "$found" ] && ln -s "$found" "$site/${pair#*:}/lib/$(basename "$found")"
   done
-  says 1 'there is no nvcc' env PATH="$PATH" sh -c 'sed "s#/usr/local/cuda/bin/nvcc##" tests/wheels.sh >"$1/wheels.sh"
-    sh "$1/wheels.sh" "$1/nowhere" "$1/empty"' sh "$there"
+  if ! [ -x /usr/bin/nvcc ]; then
+    says 1 'there is no nvcc' env PATH=/usr/bin:/bin CUDA_HOME=/nowhere sh tests/wheels.sh "$there/nowhere" "$there/empty"
+    quietly env PATH="/usr/bin:/bin:$cuda/bin" CUDA_HOME=/nowhere sh tests/wheels.sh "$there/nowhere" "$there/empty"
+  fi
   quietly sh tests/wheels.sh "$there/site" "$there/cuda"
   cat >"$there/one.cu" <<'END'
 #include <cublas_v2.h>

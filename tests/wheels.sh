@@ -14,9 +14,9 @@ for f in "$site"/*/lib/*.so* "$site"/*/lib/*.a; do
   [ -e "$home/lib64/$plain" ] || link "$f" "$home/lib64/$plain"
 done
 # nvcc looks for its parts beside itself, where the headers of the other wheels are not.
-for nvcc in "$site"/*/bin/nvcc /usr/local/cuda/bin/nvcc; do
+for nvcc in "$site"/*/bin/nvcc "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" "$(command -v nvcc)"; do
   [ -x "$nvcc" ] || continue
-  printf '#!/bin/sh\nexec %s -I%s/include -isystem %s/include/cccl "$@"\n' "$nvcc" "$home" "$home" >"$home/bin/nvcc"
+  printf '#!/bin/sh\nexec "%s" "-I%s/include" -isystem "%s/include/cccl" "$@"\n' "$nvcc" "$home" "$home" >"$home/bin/nvcc"
   chmod +x "$home/bin/nvcc"
   for tool in "$(dirname "$nvcc")"/*; do [ "$tool" = "$nvcc" ] || link "$tool" "$home/bin/$(basename "$tool")"; done
   exit 0

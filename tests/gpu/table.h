@@ -2,8 +2,10 @@
 // up, what was not reached gets its line, too: no table ends without saying what it lacks.
 #pragma once
 #include <chrono>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,7 +18,13 @@ namespace tandem::gpu {
 
 class Table {
  public:
-  Table(const std::string& jsonl, double seconds) : file_(jsonl, true), seconds_(seconds) {}
+  // Lines are added to the file; an empty name: to none. Throws UsageError when it cannot be written or holds something else.
+  Table(const std::string& jsonl, double seconds) : seconds_(seconds) {
+    if (jsonl.empty()) return;
+    check_replaceable("--jsonl", jsonl, "{\"note\":", "such a table");
+    file_.reset(std::fopen(jsonl.c_str(), "a"));
+    if (!file_) refuse("--jsonl ", jsonl, ": cannot be written: ", std::strerror(errno));
+  }
 
   // Holds when value ≤ bound; what is not a number does not.
   void check(const std::string& what, double value, double bound, const char* unit = "") {
@@ -52,9 +60,14 @@ class Table {
   using Clock = std::chrono::steady_clock;
   void keep(const MetricFields& fields) {
     std::fflush(stdout);
-    file_.write(fields);
+    if (!file_) return;
+    if (std::fprintf(file_.get(), "%s\n", json_object(fields).c_str()) < 0 || std::fflush(file_.get()) != 0)
+      fail("--jsonl: the table could not be written: ", std::strerror(errno));
   }
-  MetricsFile file_;
+  struct Close {
+    void operator()(std::FILE* f) const { std::fclose(f); }
+  };
+  std::unique_ptr<std::FILE, Close> file_;
   double seconds_;
   Clock::time_point begin_ = Clock::now();
   int failed_ = 0, missed_ = 0;
