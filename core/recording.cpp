@@ -20,6 +20,7 @@ void Recording::operator()() {
   }
   recorded_ = why_eager_.empty();
   if (recorded_) return capture_->replay();
+  capture_.reset();  // the memory that it holds is wanted by the eager steps
   std::fprintf(stderr, "the step runs eagerly, it cannot be recorded: %s\n", why_eager_.c_str());
   step_();
 }

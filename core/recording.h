@@ -36,7 +36,7 @@ class Recording {
 
  private:
   std::function<void()> step_;
-  std::unique_ptr<Capture> capture_;
+  std::unique_ptr<Capture> capture_;  // none once the step cannot be recorded
   int calls_ = 0;
   bool recorded_ = false;
   std::string why_eager_;

@@ -177,6 +177,32 @@ TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
   EXPECT_NEAR(device, host, 2 * 20'000.0) << "both are on one clock";
 }
 
+TEST(RecordedStep, WhatCannotBeRecordedKeepsNoCapture) {
+  struct Counting : Capture {
+    int& alive;
+    bool refuses;
+    Counting(int& a, bool r) : alive(a), refuses(r) { alive++; }
+    ~Counting() override { alive--; }
+    void begin() override {}
+    std::string end() override { return refuses ? "refused" : ""; }
+    void replay() override {}
+  };
+  for (const char* how : {"recorded", "refused", "thrown"}) {
+    const bool recorded = how == std::string("recorded"), throws = how == std::string("thrown");
+    int alive = 0, steps = 0, at_last = -1;
+    Recording recording([&] {
+      if (++steps == 3 && throws) throw NotRecordable("a value is read on the host");
+      at_last = alive;
+    }, std::make_unique<Counting>(alive, !recorded));
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 4; i++) recording();
+    testing::internal::GetCapturedStderr();
+    EXPECT_EQ(alive, recorded) << how;
+    EXPECT_EQ(at_last, recorded) << how << ": the eager step finds its memory free";
+    EXPECT_EQ(steps, recorded ? 3 : 5) << how;
+  }
+}
+
 TEST(RecordedStep, AValueReadInTheModelIsRefusedAndTheReasonSaid) {
   Twin twin;
   struct Reads : Module {
