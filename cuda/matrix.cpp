@@ -148,7 +148,8 @@ bool Matrix::linear(const LinearKey& key, const void* x, const void* w, const vo
 void Matrix::tf32(bool on) {
   if (on != tf32_) plans_.clear();
   tf32_ = on;
-  CUBLAS_CHECK(cublasSetMathMode(handle_, on ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH));
+  const int arithmetic = on ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH;  // sums are f32 in either
+  CUBLAS_CHECK(cublasSetMathMode(handle_, cublasMath_t(arithmetic | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
 }
 
 void Matrix::product(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, const void* a,
