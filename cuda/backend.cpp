@@ -103,7 +103,7 @@ class CudaBackend final : public Backend {
   tandem::Queue& queue() override { return in_order_; }
   std::unique_ptr<tandem::Queue> new_queue() override { return cuda::new_queue(device_.index); }
   std::unique_ptr<Event> new_event() override { return std::make_unique<DeviceEvent>(device_.index); }
-  std::shared_ptr<void> pinned(std::size_t bytes) override { return pinned_memory(bytes); }
+  std::shared_ptr<void> pinned(std::size_t bytes) override { return pinned_memory(device_.index, bytes); }
   std::string identity() const override { return device_.uuid; }
   void forget(const WriteCount& owner) override { weights_.forget(owner); }
 

@@ -6,11 +6,12 @@
 namespace tandem::cuda {
 
 DeviceEvent::DeviceEvent(int device) : device_(device) {
+  CUDA_CHECK(cudaSetDevice(device_));  // a thread begins on device 0, and would wake it
   CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
 }
 
 bool DeviceEvent::done() {
-  CUDA_CHECK(cudaSetDevice(device_));  // a thread begins on device 0, and would wake it
+  CUDA_CHECK(cudaSetDevice(device_));
   const cudaError_t status = cudaEventQuery(event_);
   if (status == cudaErrorNotReady) return false;
   CUDA_CHECK(status, "GPU ", device_);
@@ -54,7 +55,8 @@ std::unique_ptr<Queue> new_queue(int device) {
   return std::make_unique<Own>(device, stream);
 }
 
-std::shared_ptr<void> pinned_memory(std::size_t bytes) {
+std::shared_ptr<void> pinned_memory(int device, std::size_t bytes) {
+  CUDA_CHECK(cudaSetDevice(device));
   void* p = nullptr;
   CUDA_CHECK(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), readable_bytes(double(bytes)), " of pinned memory");
   return {p, [](void* q) { cudaFreeHost(q); }};

@@ -36,6 +36,6 @@ class DeviceQueue : public Queue {
 
 // One that goes away with the object.
 std::unique_ptr<Queue> new_queue(int device);
-std::shared_ptr<void> pinned_memory(std::size_t bytes);
+std::shared_ptr<void> pinned_memory(int device, std::size_t bytes);
 
 }  // namespace tandem::cuda
