@@ -23,6 +23,10 @@
 #include "core/backend.h"
 #include "core/random.h"
 
+// The linker's names of where all __shared__ variables lie. They are weak: a file may have none.
+extern char shared_begin[] __asm__("__start_emulated_shared") __attribute__((weak));
+extern char shared_end[] __asm__("__stop_emulated_shared") __attribute__((weak));
+
 namespace tandem::emulated {
 
 enum class Order { forward, backward, random };
@@ -40,6 +44,7 @@ class Block {
 
   void run() {
     Block* before = std::exchange(now(), this);
+    std::memset(shared_begin, 0xff, std::size_t(shared_end - shared_begin));  // NaN: what this block has not written shows
     for (std::size_t t = 0; t < threads_.size(); t++) prepare(threads_[t].context, stacks().data() + t * stack);
     std::vector<std::size_t> turn(threads_.size());
     for (std::size_t t = 0; t < turn.size(); t++) turn[t] = t;
@@ -230,7 +235,7 @@ void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_
 #undef __device__
 #undef __host__
 #undef __launch_bounds__
-#define __shared__ static
+#define __shared__ static __attribute__((section("emulated_shared")))
 #define __global__
 #define __device__
 #define __host__

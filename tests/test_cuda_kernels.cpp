@@ -504,7 +504,6 @@ void races(int* out) {
   __shared__ int shared[64];
   shared[threadIdx.x] = int(threadIdx.x);
   out[threadIdx.x] = shared[63 - threadIdx.x];
-  shared[threadIdx.x] = -1;
 }
 void diverges(int*) {
   if (threadIdx.x % 2) __syncthreads();
@@ -518,6 +517,10 @@ TEST(CudaEmulator, ShowsRacesAndBarriersThatAreNotReached) {
   start(races, 1, 64, nullptr, backward.data());
   emulated::order = Order::forward;
   EXPECT_NE(forward, backward);
+  for (int t = 0; t < 32; t++) {
+    EXPECT_EQ(forward[std::size_t(t)], -1) << "not written yet, whatever an earlier block has left";
+    EXPECT_EQ(backward[std::size_t(63 - t)], -1);
+  }
   EXPECT_THROW(start(diverges, 1, 64, nullptr, forward.data()), std::logic_error);
 }
 
