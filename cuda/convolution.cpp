@@ -30,6 +30,25 @@ int alignment_of(std::initializer_list<const void*> pointers) {
   return int(all & (~all + 1));  // the lowest bit that is set in any address, or 16
 }
 
+PlanKey PlanKey::of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w, const void* y) {
+  PlanKey key{pass, s, type, gradient};
+  const int element = int(size_of(type));
+  key.alignment = {std::max(element, alignment_of({x})), std::max(int(size_of(key.type_of_filters())), alignment_of({w})),
+                   std::max(element, alignment_of({y}))};
+  return key;
+}
+
+Choice choose(std::size_t candidates, bool first, const std::function<std::optional<float>(std::size_t)>& milliseconds) {
+  Choice best;
+  for (std::size_t i = 0; i < candidates && !(first && best.candidate); i++) {
+    const std::optional<float> t = milliseconds(i);
+    if (!t) continue;
+    best.ran++;
+    if (!best.candidate || *t < best.milliseconds) best.candidate = i, best.milliseconds = *t;
+  }
+  return best;
+}
+
 Layout Layout::pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c) {
   return {{n, c, h, w}, {h * w * c, 1, w * c, c}};
 }
@@ -141,10 +160,9 @@ const Names& names_of(Pass pass) {
 
 Descriptor operation_graph(cudnnHandle_t handle, const PlanKey& key) {
   const ConvShape& s = key.shape;
-  const bool filter = key.pass == Pass::backward_filter;
-  const Descriptor x = tensor(x_uid, key.type, Layout::pictures(s.n, s.h, s.w, s.c_in), key.alignment),
-                   w = tensor(w_uid, filter ? key.gradient : key.type, Layout::filters(s), key.alignment),
-                   y = tensor(y_uid, key.type, Layout::pictures(s.n, s.out_h(), s.out_w(), s.c_out), key.alignment);
+  const Descriptor x = tensor(x_uid, key.type, Layout::pictures(s.n, s.h, s.w, s.c_in), key.alignment.x),
+                   w = tensor(w_uid, key.type_of_filters(), Layout::filters(s), key.alignment.w),
+                   y = tensor(y_uid, key.type, Layout::pictures(s.n, s.out_h(), s.out_w(), s.c_out), key.alignment.y);
   Descriptor c(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
   const cudnnDataType_t arithmetic = CUDNN_DATA_FLOAT;
   const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
@@ -231,6 +249,7 @@ struct Convolution::State {
     PlanKey key;
     std::optional<Plan> plan;  // none: our own kernel
     std::string engine;
+    bool tried;  // not so what was chosen while a step was recorded
   };
   std::vector<std::unique_ptr<Entry>> entries;
 
@@ -261,47 +280,69 @@ struct Convolution::State {
     CUDNN_CHECK(cudnnBackendExecute(handle, plan.plan.raw(), pack.raw()), key.text());
   }
 
-  float milliseconds(const Plan& plan, const PlanKey& key, const void* x, const void* w, const void* y) {
-    cudaEvent_t begin, end;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    run(plan, key, x, w, y);  // the first run pays for loading the kernel
-    float best = 1e30f;
-    for (int i = 0; i < 3; i++) {
-      float t = 0;
-      CUDA_CHECK(cudaEventRecord(begin, grid.stream));
-      run(plan, key, x, w, y);
-      CUDA_CHECK(cudaEventRecord(end, grid.stream));
-      CUDA_CHECK(cudaEventSynchronize(end));
-      CUDA_CHECK(cudaEventElapsedTime(&t, begin, end));
-      best = std::min(best, t);
+  struct Stopwatch {
+    cudaEvent_t begin = nullptr, end = nullptr;
+    Stopwatch() {
+      CUDA_CHECK(cudaEventCreate(&begin));
+      CUDA_CHECK(cudaEventCreate(&end));
     }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return best;
+    ~Stopwatch() {
+      for (cudaEvent_t e : {begin, end})
+        if (e) cudaEventDestroy(e);
+    }
+    Stopwatch(const Stopwatch&) = delete;
+  };
+
+  // The best of three runs; none where the plan does not run.
+  std::optional<float> milliseconds(const Stopwatch& watch, const Plan& plan, const PlanKey& key, const void* x, const void* w,
+                                    const void* y) {
+    try {
+      run(plan, key, x, w, y);  // the first run pays for loading the kernel
+      float best = 1e30f;
+      for (int i = 0; i < 3; i++) {
+        float t = 0;
+        CUDA_CHECK(cudaEventRecord(watch.begin, grid.stream));
+        run(plan, key, x, w, y);
+        CUDA_CHECK(cudaEventRecord(watch.end, grid.stream));
+        CUDA_CHECK(cudaEventSynchronize(watch.end));
+        CUDA_CHECK(cudaEventElapsedTime(&t, watch.begin, watch.end));
+        best = std::min(best, t);
+      }
+      return best;
+    } catch (const Error&) {
+      cudaGetLastError();  // it stays set otherwise, and the next launch would be blamed
+      CUDA_CHECK(cudaStreamSynchronize(grid.stream), key.text());  // a device that has failed is no matter of one engine
+      return {};
+    }
   }
 
   // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway), and
-  // the fastest stays; in deterministic mode, and while recording, it is the first.
+  // the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be tried: the first is
+  // taken and stays for the recording, and an eager call chooses again.
   Entry& entry(const PlanKey& key, const void* x, const void* w, const void* y) {
     for (auto& e : entries)
-      if (e->key == key) return *e;
-    auto e = std::make_unique<Entry>(Entry{key, {}, {}});
-    const bool by_rule = rules.deterministic || recording;
-    std::vector<Plan> plans = candidates(handle, key, rules, by_rule ? 1 : 8);
-    std::size_t fastest = 0;
-    float best = 1e30f;
-    if (plans.size() > 1)
-      for (std::size_t i = 0; i < plans.size(); i++)
-        if (const float t = milliseconds(plans[i], key, x, w, y); t < best) best = t, fastest = i;
-    if (plans.empty()) {
-      e->engine = "plain kernel: cuDNN has no acceptable engine";
-    } else {
+      if (e->key == key && (e->tried || recording)) return *e;
+    auto e = std::make_unique<Entry>(Entry{key, {}, {}, !recording});
+    std::vector<Plan> plans;
+    if (!key.empty()) plans = candidates(handle, key, rules, recording ? 1 : 8);
+    Choice choice;
+    if (recording) {
+      if (!plans.empty()) choice.candidate = 0;
+    } else if (!plans.empty()) {
+      const Stopwatch watch;
+      choice = choose(plans.size(), rules.deterministic,
+                      [&](std::size_t i) { return milliseconds(watch, plans[i], key, x, w, y); });
+    }
+    if (choice.candidate) {
       std::ostringstream out;
-      out << "engine " << plans[fastest].engine;
-      if (plans.size() > 1) out << ", the fastest of " << plans.size() << ", " << best << " ms";
+      out << "engine " << plans[*choice.candidate].engine;
+      if (choice.ran > 1) out << ", the fastest of " << choice.ran << ", " << choice.milliseconds << " ms";
       e->engine = out.str();
-      e->plan = std::move(plans[fastest]);
+      e->plan = std::move(plans[*choice.candidate]);
+    } else {
+      e->engine = std::string("plain kernel: ") + (key.empty()     ? "nothing is multiplied"
+                                                   : plans.empty() ? "cuDNN has no acceptable engine"
+                                                                   : "no engine of cuDNN runs, or there is no workspace for it");
     }
     entries.push_back(std::move(e));
     return *entries.back();
@@ -347,7 +388,7 @@ void typed(DType type, const F& f) {
 }  // namespace
 
 void Convolution::forward(const ConvShape& s, DType type, const void* x, const void* w, void* y) {
-  const PlanKey key{Pass::forward, s, type, type, alignment_of({x, w, y})};
+  const PlanKey key = PlanKey::of(Pass::forward, s, type, type, x, w, y);
   if (auto& e = state_->entry(key, x, w, y); e.plan) return state_->run(*e.plan, key, x, w, y);
   typed(type, [&]<class T> {
     plain_convolution(state_->grid, s, static_cast<const T*>(x), static_cast<const T*>(w), static_cast<T*>(y));
@@ -359,7 +400,7 @@ void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, 
   const std::size_t bytes = size_of(type) * std::size_t(s.x_elements());
   State::Block room(*state_, add ? bytes : 0);
   void* to = add ? room.data() : dx;
-  const PlanKey key{Pass::backward_data, s, type, type, alignment_of({dy, w, to})};
+  const PlanKey key = PlanKey::of(Pass::backward_data, s, type, type, to, w, dy);
   auto& e = state_->entry(key, to, w, dy);
   typed(type, [&]<class T> {
     if (!e.plan)
@@ -375,7 +416,7 @@ void Convolution::backward_filter(const ConvShape& s, DType type, const void* x,
   const std::size_t elements = std::size_t(s.w_elements());
   State::Block wide(*state_, add ? elements * sizeof(float) : 0);
   float* to = add ? static_cast<float*>(wide.data()) : dw;
-  PlanKey key{Pass::backward_filter, s, type, DType::f32, alignment_of({x, dy, to})};
+  PlanKey key = PlanKey::of(Pass::backward_filter, s, type, DType::f32, x, to, dy);
   auto* e = &state_->entry(key, x, to, dy);
   if (e->plan) {
     state_->run(*e->plan, key, x, to, dy);
@@ -385,8 +426,7 @@ void Convolution::backward_filter(const ConvShape& s, DType type, const void* x,
   typed(type, [&]<class T> {
     if (type != DType::f32) {
       State::Block narrow(*state_, elements * sizeof(T));
-      key.gradient = type;
-      key.alignment = alignment_of({x, dy, narrow.data()});
+      key = PlanKey::of(Pass::backward_filter, s, type, type, x, narrow.data(), dy);
       e = &state_->entry(key, x, narrow.data(), dy);
       if (e->plan) {
         state_->run(*e->plan, key, x, narrow.data(), dy);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,23 @@ namespace tandem::cuda {
 enum class Pass { forward, backward_data, backward_filter };
 const char* name_of(Pass);
 
+// What each tensor's address is a multiple of, in bytes: 16, 8, 4 or 2. One for each: cuDNN takes none below its element's size.
+struct Alignments {
+  int x = 16, w = 16, y = 16;
+  bool operator==(const Alignments&) const = default;
+};
+
 // What a plan was made for. Two calls share one only when all of it is equal.
 struct PlanKey {
   Pass pass;
   ConvShape shape;
-  DType type;          // of pictures and, but for a filter gradient, of filters
-  DType gradient;      // of a filter gradient: f32, or `type` where no engine writes f32
-  int alignment = 16;  // of the least aligned pointer, in bytes: 16, 8, 4 or 2
+  DType type;      // of pictures and, but for a filter gradient, of filters
+  DType gradient;  // of a filter gradient: f32, or `type` where no engine writes f32
+  Alignments alignment = {};
+  static PlanKey of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w, const void* y);
+  DType type_of_filters() const { return pass == Pass::backward_filter ? gradient : type; }
+  // Nothing is multiplied: an empty batch. cuDNN refuses it, and our own kernels write the zeros there are to write.
+  bool empty() const { return shape.x_elements() == 0 || shape.w_elements() == 0 || shape.y_elements() == 0; }
   bool operator==(const PlanKey&) const = default;
   std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
 };
@@ -45,6 +56,15 @@ struct EngineRules {
 };
 // Judged by the notes that cuDNN gives of an engine; `type`: of the pictures.
 bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
+
+// Which of the candidates to keep: the fastest that runs, or, with `first`, the first that does. What does not run (it wants
+// more workspace than there is, or the library refuses it after all) has no milliseconds and is left out.
+struct Choice {
+  std::optional<std::size_t> candidate;  // none: not one of them runs
+  std::size_t ran = 0;
+  float milliseconds = 0;
+};
+Choice choose(std::size_t candidates, bool first, const std::function<std::optional<float>(std::size_t)>& milliseconds);
 
 class Convolution {
  public:
