@@ -1,6 +1,7 @@
 // Communicators over messages: carries out the steps of algorithms.h, in chunks, so that a chunk is combined and sent on while
 // the next one travels.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -308,6 +309,8 @@ class MessageCommunicator : public Communicator {
   Work all_reduce(Buffer data, Combine combine) override {
     return start(collective(Kind::all_reduce, data, combine), data, [&] {
       Algorithm algorithm = choose(group_->job->table.all_reduce, data.bytes());
+      // Halving is for powers of two: among others one rank would send for two.
+      if (algorithm == Algorithm::halving && !std::has_single_bit(unsigned(size()))) algorithm = Algorithm::ring;
       if (data.dtype == DType::bf16 && algorithm != Algorithm::doubling) algorithm = Algorithm::direct;
       return all_reduce_steps(algorithm, rank(), size(), data.count);
     });

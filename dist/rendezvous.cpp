@@ -54,6 +54,12 @@ void write_private(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+void forget_meeting(const std::string& job, const Variables& variables) {
+  Place place;
+  place.job = job;
+  unlink(meeting_file(place, variables).c_str());
+}
+
 Deadlines Deadlines::from(const Variables& variables) {
   Deadlines d;
   auto take = [&](const char* name, double& v) {

@@ -21,6 +21,9 @@ struct Deadlines {
   static Deadlines from(const Variables& variables = process_environment());
 };
 
+// Removes what rank 0 of this job may have left: where it was killed before all had come, nobody else does.
+void forget_meeting(const std::string& job, const Variables& variables = process_environment());
+
 class Rendezvous {
  public:
   // Waits until all ranks have come. Throws Error that says which are missing, UsageError when something must be set.

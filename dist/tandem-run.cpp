@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -174,7 +175,8 @@ class Job {
     if (!c_.logs.empty() && mkdir(c_.logs.c_str(), 0777) != 0 && errno != EEXIST)
       refuse("--log-dir ", c_.logs, ": cannot be made: ", std::strerror(errno));
     start_all();
-    double stop_at = 0, kill_at = 0;  // 0: not decided
+    double stop_at = 0, kill_at = 0, stopped_since = 0;  // 0: not decided, not so
+    const double silence = Deadlines::from().silence;
     while (std::any_of(ranks_.begin(), ranks_.end(),
                        [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
       wait(stop_at || kill_at ? 50 : 1000);
@@ -191,6 +193,12 @@ class Job {
         kill_at = now() + 4;
       }
       if (kill_at && now() >= kill_at) signal_all(SIGKILL);
+      // Stopped ranks (SIGSTOP) that others wait for are named by those; when nobody is left to wait, nobody would.
+      stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
+      if (stopped_since && now() >= stopped_since + silence && !kill_at) {
+        std::fprintf(stderr, "tandem-run: the ranks that are left are stopped (SIGSTOP) since %g s: they are ended\n", silence);
+        kill_at = now();
+      }
       const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
       if (none && !drained_at_) drained_at_ = now() + 0.5;
       if (drained_at_ && now() >= drained_at_) break;  // a grandchild holds the pipes
@@ -199,6 +207,7 @@ class Job {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {}
     for (Rank& r : ranks_)
       for (int k : {0, 1}) finish_line(r, k);
+    if (here_only()) forget_meeting("TANDEM_JOB=" + job_);
     return verdict();
   }
 
@@ -210,8 +219,8 @@ class Job {
     for (const Host& h : c_.hosts)
       host_list +=
           (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
-    const bool here_only = c_.hosts.size() == 1 && is_here(c_.hosts[0].name);
-    const std::string job = hex(random_bytes(8)), token = hex(random_bytes(32));
+    job_ = hex(random_bytes(8));
+    const std::string token = hex(random_bytes(32));
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
     const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port;
     int number = 0;
@@ -221,11 +230,11 @@ class Job {
                                                              {"WORLD_SIZE", std::to_string(size)},
                                                              {"LOCAL_RANK", std::to_string(local)},
                                                              {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
-                                                             {"TANDEM_JOB", job},
+                                                             {"TANDEM_JOB", job_},
                                                              {"TANDEM_HOSTS", host_list}};
         if (!c_.strategy.empty()) set.push_back({"TANDEM_STRATEGY", c_.strategy});
         if (!c_.start_timeout.empty()) set.push_back({"TANDEM_START_TIMEOUT", c_.start_timeout});
-        if (!here_only) {
+        if (!here_only()) {
           const std::string& first = c_.hosts[0].name;
           set.push_back({"MASTER_ADDR", is_here(first) && is_here(h.name) ? "127.0.0.1"
                                         : is_here(first)                  ? this_host()
@@ -239,10 +248,11 @@ class Job {
         // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
-        start(number, local, h, set, here_only ? "" : token);
+        start(number, local, h, set, here_only() ? "" : token);
       }
   }
 
+  bool here_only() const { return c_.hosts.size() == 1 && is_here(c_.hosts[0].name); }
   bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == this_host(); }
 
   // Cores [k·c/n, (k+1)·c/n) of those that this process may use: ranks that share a core wait for each other.
@@ -346,6 +356,22 @@ class Job {
         if (r.pid == pid && r.running) r.running = false, r.status = status, r.ended = now();
   }
 
+  bool only_stopped_are_left() const {
+    bool ended = false, any = false;
+    for (const Rank& r : ranks_) {
+      if (!r.running) {
+        ended = true;
+        continue;
+      }
+      std::string line;
+      std::getline(std::ifstream("/proc/" + std::to_string(r.pid) + "/stat") >> std::ws, line);
+      const std::size_t name_ends = line.rfind(") ");
+      if (name_ends == std::string::npos || line[name_ends + 2] != 'T') return false;
+      any = true;
+    }
+    return ended && any;
+  }
+
   void show(Rank& r, int k, std::string_view text) {
     if (r.log) std::fwrite(text.data(), 1, text.size(), r.log), std::fflush(r.log);
     r.partial[k] += text;
@@ -392,6 +418,7 @@ class Job {
 
   Command c_;
   std::vector<Rank> ranks_;
+  std::string job_;
   double drained_at_ = 0;
 };
 

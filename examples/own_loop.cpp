@@ -1,5 +1,6 @@
 // A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch forward,
-// loss, backward, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5 for one epoch.
+// loss, backward, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5 for one epoch, on one machine or,
+// under tandem-run, on several ranks.
 #include <cstdio>
 #include <filesystem>
 
@@ -21,8 +22,13 @@ int main(int argc, char** argv) {
     Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
+    auto strategy = strategy_from_environment();  // this machine, or one of several ranks
+    for (Loader* loader : {&train, &test}) loader->share(strategy->rank(), strategy->size());
+
     auto model = make_model(o.model, 10, 1, 28);
-    ParameterSpace space(*model, *backend, o.seed);  // the parameters get their memory: one flat vector
+    // The parameters get their memory: one flat vector.
+    ParameterSpace space(*model, *backend, o.seed, strategy->memory());
+    strategy->begin(space);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(space);
 
@@ -31,22 +37,26 @@ int main(int argc, char** argv) {
     if (!o.checkpoint.empty()) std::filesystem::create_directories(o.checkpoint);
     if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {space, sgd});
     while (at.epoch < o.epochs) {
-      double sum = 0;
+      Score score;
       train.start(at.epoch);
       for (Batch batch; train.next(batch);) {
         Variable logits = (*model)(Variable(batch.images));
         Variable loss = cross_entropy(logits, batch.labels);
         space.zero_gradients();
-        space.backward(loss);
-        sgd.step();
-        sum += loss.item();
+        space.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
+        strategy->step(sgd, loss);
+        score.loss += loss.item() * double(batch.size()), score.samples += double(batch.size());
         at.step++;
       }
       at.epoch++;
-      Evaluation e = evaluate(*model, test);
-      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sum / double(train.batches_per_epoch()),
+      score = strategy->combine(score);
+      strategy->merge_statistics(space);
+      Evaluation e = evaluate(*model, test, strategy.get());
+      if (strategy->rank() > 0) continue;
+      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), score.loss / score.samples,
                   100 * e.accuracy);
       if (!o.checkpoint.empty()) save_checkpoint(file, {space, sgd}, at);
     }
+    strategy->end();
   });
 }

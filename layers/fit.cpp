@@ -353,6 +353,22 @@ Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const 
   return s;
 }
 
+// Ranks that were told different things would train what nobody asked for. Where the data lie may differ from host to host.
+void agree(Strategy& strategy, const Settings& settings) {
+  if (strategy.size() == 1) return;
+  std::string mine = strategy.where() + "\n";
+  for (const auto& [name, value] : settings)
+    if (name != "--data") mine += name + " " + value + "\n";
+  const std::vector<std::string> all = strategy.gather(mine);
+  for (std::size_t r = 1; r < all.size(); r++) {
+    std::istringstream a(all[0]), b(all[r]);
+    std::string first, other, x, y;
+    std::getline(a, first), std::getline(b, other);
+    while (bool(std::getline(a, x)) & bool(std::getline(b, y)))
+      if (x != y) refuse(first, " and ", other, " were told different things: ", x, " and ", y);
+  }
+}
+
 // What training keeps beside parameters and gradients.
 TrainingState state_of(const Training& t) {
   TrainingState s{t.optimizer.name()};
@@ -506,6 +522,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 
   for (BatchSource* source : {&data.train, data.validation, data.test})
     if (source) source->share(strategy.rank(), strategy.size());
+  Settings settings = recipe_of(options, optimizer, strategy, data.train);
+  agree(strategy, settings);
   strategy.prepare(model, loss);
   if (options.sync_batch_norm) strategy.sync_batch_norm(model);
   ParameterSpace space(model, backend, options.seed, strategy.memory());
@@ -534,7 +552,6 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   FitReport report;
   RunPosition at;  // how far the run has come
   const Training training{space, optimizer, ema ? &*ema : nullptr};
-  Settings settings = recipe_of(options, optimizer, strategy, data.train);
   at.run = run_of(settings);
   for (const auto& here : surroundings(backend)) settings.push_back(here);
   if (files.resumes()) at = files.load(training, settings, per_epoch, report.differences);

@@ -355,6 +355,21 @@ TEST(AllReduce, DifferentModelsAreRefused) {
     EXPECT_NE(run.said.find("rank 0 and rank 1 do not train the same model"), std::string::npos) << run.said;
 }
 
+TEST(AllReduce, RanksThatWereToldDifferentThingsAreRefused) {
+  auto said = [](const std::function<void(FitOptions&)>& other, double rate = 0.05) {
+    return on_ranks(3, [&](Strategy& s, Ended& run) {
+      FitOptions o = quiet(1);
+      if (s.rank() == 2) other(o);
+      fit_on(s, run, o, {}, s.rank() == 2 ? rate : 0.05);
+    });
+  };
+  for (const Ended& run : said([](FitOptions& o) { o.seed = 7; }))
+    EXPECT_EQ(run.said, "rank 0 and rank 2 were told different things: --seed 1 and --seed 7");
+  for (const Ended& run : said([](FitOptions&) {}, 0.1))
+    EXPECT_EQ(run.said, "rank 0 and rank 2 were told different things: --lr 0.05 and --lr 0.1");
+  same_bits(said([](FitOptions& o) { o.settings = {{"--data", "elsewhere"}}; }));
+}
+
 TEST(AllReduce, ParametersThatDriftApartAreFound) {
   auto runs = on_ranks(3, [](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
