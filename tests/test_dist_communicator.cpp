@@ -1,6 +1,8 @@
 // Collectives on in-process ranks: results against sums in double, bit-identical on all ranks; a fault at every message.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -338,29 +340,67 @@ void a_step(Communicator& c) {
   c.barrier().wait();
 }
 
+// The longest time that this process was kept from running while it lives: a rank that did not run looks like one that is gone.
+class Stall {
+ public:
+  Stall()
+      : thread_([this] {
+          using Clock = std::chrono::steady_clock;
+          while (!end_) {
+            const auto before = Clock::now();
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            longest_ = std::max(longest_, std::chrono::duration<double>(Clock::now() - before).count());
+          }
+        }) {}
+  ~Stall() { seconds(); }
+  double seconds() {  // and ends it
+    end_ = true;
+    if (thread_.joinable()) thread_.join();
+    return longest_;
+  }
+
+ private:
+  std::atomic<bool> end_{false};
+  double longest_ = 0;
+  std::thread thread_;
+};
+
+// What was said wrongly when a fault hits message 0, 1, 2, … of n ranks.
+std::vector<std::string> wrong_names(int n, Fault::Kind kind, double deadline, std::int64_t messages) {
+  std::vector<std::string> wrong;
+  std::vector<std::thread> runs;
+  std::mutex mutex;
+  for (std::int64_t at = 0; at < messages; at++)
+    runs.emplace_back([&, at] {
+      Outcome outcome;
+      std::vector<int> culprits;
+      const auto said =
+          on_ranks(n, a_step, {.deadline = deadline, .fault = {kind, at}, .outcome = &outcome}, &culprits);
+      const std::string where = std::to_string(n) + " ranks, message " + std::to_string(at);
+      std::lock_guard lock(mutex);
+      for (std::size_t r = 0; r < said.size(); r++)
+        if (culprits[r] != -2 && culprits[r] != outcome.faulty)  // −2: ended well, or was killed
+          wrong.push_back(where + ", rank " + std::to_string(r) + ", not " + std::to_string(outcome.faulty) + ": " +
+                          said[r]);
+      if (std::all_of(said.begin(), said.end(), [](const std::string& s) { return s.empty(); }))
+        wrong.push_back(where + ": nobody noticed");
+    });
+  for (auto& t : runs) t.join();
+  return wrong;
+}
+
 void fault_everywhere(Fault::Kind kind, double deadline) {
   for (int n : {2, 3, 4}) {
     Outcome calm;
     all_well(on_ranks(n, a_step, {.outcome = &calm}));
     ASSERT_GT(calm.messages, 0);
-    std::vector<std::thread> runs;
-    std::mutex mutex;
-    for (std::int64_t at = 0; at < calm.messages; at++)
-      runs.emplace_back([&, at] {
-        Outcome outcome;
-        std::vector<int> culprits;
-        const auto said =
-            on_ranks(n, a_step, {.deadline = deadline, .fault = {kind, at}, .outcome = &outcome}, &culprits);
-        std::lock_guard lock(mutex);
-        for (int r = 0; r < n; r++) {
-          const auto i = static_cast<std::size_t>(r);
-          if (culprits[i] == -2) continue;  // ended well, or was killed
-          EXPECT_EQ(culprits[i], outcome.faulty) << n << " ranks, message " << at << ", rank " << r << ": " << said[i];
-        }
-        EXPECT_GT(std::count_if(said.begin(), said.end(), [](const std::string& s) { return !s.empty(); }), 0)
-            << "nobody noticed message " << at;
-      });
-    for (auto& t : runs) t.join();
+    for (int attempt = 1;; attempt++) {
+      Stall stall;
+      const std::vector<std::string> wrong = wrong_names(n, kind, deadline, calm.messages);
+      if (stall.seconds() > deadline / 8 && !wrong.empty() && attempt < 3) continue;  // the machine was busy elsewhere
+      for (const std::string& w : wrong) ADD_FAILURE() << w;
+      break;
+    }
   }
 }
 TEST(Communicator, AKilledRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::killed, 60); }
