@@ -51,7 +51,8 @@ try() {  # try STATUS LIMIT STAGE: its steps are in $there/out
 try 3 100 ops 'ops touch memcheck racecheck'
 grep -q '^verdict: what was done holds, but left out or missed: memcheck; racecheck$' "$there/out" ||
   complain "gpu-check's verdict does not say what was left out: $(tail -n 1 "$there/out")"
-for op in conv2d batch_norm cross_entropy dropout sgd 'a batch of pictures' 'twelve steps'; do
+for op in conv2d batch_norm cross_entropy dropout sgd 'a batch of pictures' 'twelve steps' \
+  '2 ranks on one device, sums' '3 ranks on one device, sums' '2 ranks on one device, 18 steps'; do
   grep -q "^$op.* ≤ " "$there/out" || complain "gpu-check ops has no line for $op"
 done
 try 3 100 train 'train airbench goals the.same.recipe'

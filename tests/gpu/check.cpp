@@ -1,5 +1,6 @@
 // What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench` (tests/gpu_check.sh). Prints one table (table.h).
-//   ops    every row of the op table, convolutions, products, optimizers and batches against the host; all of it twice
+//   ops    every row of the op table, convolutions, products, optimizers and batches against the host; all of it twice;
+//          what several ranks stand on
 //   touch  the same work once, compared with nothing: for compute-sanitizer
 //   train  the same seed on the host and on the GPU: steps 1–20, and 200 steps smoothed beside the host's own spread
 //   bench  milliseconds of a training step (one replay), and the shares of the card's ceilings of product and copy
@@ -36,7 +37,7 @@ int main(int argc, char** argv) {
                                [&] { return small ? reference_backend(2) : cpu_backend(0); }, small};
     gpu::Table table(jsonl, seconds);
     if (stage != "touch") table.note(machine.device()->description());
-    if (stage == "ops") gpu::check_operations(machine, table);
+    if (stage == "ops") gpu::check_operations(machine, table), gpu::check_ranks(machine, table);
     else if (stage == "touch") gpu::touch_operations(machine);
     else if (stage == "train") gpu::check_training(machine, table);
     else gpu::measure_speed(machine, table);

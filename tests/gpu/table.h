@@ -79,6 +79,7 @@ struct Machine {
   bool small = false;  // a device that is none: sizes that a CPU can bear
 };
 void check_operations(const Machine&, Table&);
+void check_ranks(const Machine&, Table&);
 void touch_operations(const Machine&);  // once each, with nothing to compare: for compute-sanitizer
 void check_training(const Machine&, Table&);
 void measure_speed(const Machine&, Table&);
