@@ -106,13 +106,13 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
   if (!block) {
     const std::string state = source_->state();
+    const std::size_t kept = kept_for_pools(stream), free = statistics_.reserved_bytes - statistics_.live_bytes - kept;
     fail("out of ", source_->name(), state.empty() ? "" : " (" + state + ")", ": asked for ",
          readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
          readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
          " blocks are in use: ", by_use(statistics_.live),
-         statistics_.reserved_bytes > statistics_.live_bytes
-             ? ", and " + readable_bytes(double(statistics_.reserved_bytes - statistics_.live_bytes)) + " is free in pieces too small"
-             : "",
+         kept ? ", " + readable_bytes(double(kept)) + " is kept for recorded steps, eager work cannot have it" : "",
+         free ? ", and " + readable_bytes(double(free)) + " is free in pieces too small" : "",
          "; ", remedy(statistics_.live));
   }
   statistics_.live_blocks++;
@@ -123,6 +123,16 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
     statistics_.at_peak = statistics_.live;
   }
   return block;
+}
+
+// What is free, but in a pool that a request under this number may not have.
+std::size_t CachingAllocator::kept_for_pools(int stream) const {
+  std::size_t bytes = 0;
+  for (const auto& [key, blocks] : free_small_)
+    if (key.second < 0 && key.second != stream) bytes += key.first * blocks.size();
+  for (const auto& [number, size, at] : free_large_)
+    if (number < 0 && number != stream) bytes += size;
+  return bytes;
 }
 
 // From the source; once more after returning what is free, since blocks of other sizes may be what is in the way.

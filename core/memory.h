@@ -145,6 +145,7 @@ class CachingAllocator {
   void give_large(Pieces::iterator piece);
   void* acquire(std::size_t bytes);
   void trim_locked();
+  std::size_t kept_for_pools(int stream) const;
 
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;

@@ -84,6 +84,19 @@ TEST(MemoryEnds, SaysWhatWasAskedWhoHoldsWhatAndWhatToChange) {
   }
 }
 
+TEST(MemoryEnds, NamesWhatIsKeptForRecordedSteps) {
+  CachingAllocator memory(std::make_unique<Little>());
+  const int pool = memory.new_pool();
+  memory.use_pool(pool);
+  memory.give(memory.take(std::size_t{3} << 20));
+  memory.give(memory.take(1024));
+  memory.use_pool(0);
+  EXPECT_TRUE(refused([&] { memory.take(std::size_t{5} << 20); },
+                      {"0 B in 0 blocks", "4.00 MiB is kept for recorded steps, eager work cannot have it"}));
+  memory.release_pool(pool);
+  memory.give(memory.take(std::size_t{5} << 20));
+}
+
 TEST(MemoryPool, WhatIsHeldWhenAPoolIsReleasedIsOrdinaryAfterwards) {
   std::size_t held = 0;
   CachingAllocator memory(std::make_unique<Counted4K>(held));
