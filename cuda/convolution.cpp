@@ -30,7 +30,8 @@ int alignment_of(std::initializer_list<const void*> pointers) {
   return int(all & (~all + 1));  // the lowest bit that is set in any address, or 16
 }
 
-PlanKey PlanKey::of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w, const void* y) {
+PlanKey PlanKey::of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w,
+                    const void* y) {
   PlanKey key{pass, s, type, gradient};
   const int element = int(size_of(type));
   key.alignment = {std::max(element, alignment_of({x})), std::max(int(size_of(key.type_of_filters())), alignment_of({w})),
@@ -38,7 +39,8 @@ PlanKey PlanKey::of(Pass pass, const ConvShape& s, DType type, DType gradient, c
   return key;
 }
 
-Choice choose(std::size_t candidates, bool first, const std::function<std::optional<float>(std::size_t)>& milliseconds) {
+Choice choose(std::size_t candidates, bool first,
+              const std::function<std::optional<float>(std::size_t)>& milliseconds) {
   Choice best;
   for (std::size_t i = 0; i < candidates && !(first && best.candidate); i++) {
     const std::optional<float> t = milliseconds(i);
@@ -294,8 +296,8 @@ struct Convolution::State {
   };
 
   // The best of three runs; none where the plan does not run.
-  std::optional<float> milliseconds(const Stopwatch& watch, const Plan& plan, const PlanKey& key, const void* x, const void* w,
-                                    const void* y) {
+  std::optional<float> milliseconds(const Stopwatch& watch, const Plan& plan, const PlanKey& key, const void* x,
+                                    const void* w, const void* y) {
     try {
       run(plan, key, x, w, y);  // the first run pays for loading the kernel
       float best = 1e30f;
@@ -316,9 +318,9 @@ struct Convolution::State {
     }
   }
 
-  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway), and
-  // the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be tried: the first is
-  // taken and stays for the recording, and an eager call chooses again.
+  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway),
+  // and the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be tried: the
+  // first is taken and stays for the recording, and an eager call chooses again.
   Entry& entry(const PlanKey& key, const void* x, const void* w, const void* y) {
     for (auto& e : entries)
       if (e->key == key && (e->tried || recording)) return *e;
@@ -340,9 +342,9 @@ struct Convolution::State {
       e->engine = out.str();
       e->plan = std::move(plans[*choice.candidate]);
     } else {
-      e->engine = std::string("plain kernel: ") + (key.empty()     ? "nothing is multiplied"
-                                                   : plans.empty() ? "cuDNN has no acceptable engine"
-                                                                   : "no engine of cuDNN runs, or there is no workspace for it");
+      e->engine = key.empty()     ? "plain kernel: nothing is multiplied"
+                  : plans.empty() ? "plain kernel: cuDNN has no acceptable engine"
+                                  : "plain kernel: no engine of cuDNN runs, or there is no workspace for it";
     }
     entries.push_back(std::move(e));
     return *entries.back();

@@ -19,7 +19,7 @@ namespace tandem::cuda {
 enum class Pass { forward, backward_data, backward_filter };
 const char* name_of(Pass);
 
-// What each tensor's address is a multiple of, in bytes: 16, 8, 4 or 2. One for each: cuDNN takes none below its element's size.
+// What each tensor's address is a multiple of, in bytes: 16, 8, 4 or 2. cuDNN takes none below the size of an element.
 struct Alignments {
   int x = 16, w = 16, y = 16;
   bool operator==(const Alignments&) const = default;
@@ -32,7 +32,8 @@ struct PlanKey {
   DType type;      // of pictures and, but for a filter gradient, of filters
   DType gradient;  // of a filter gradient: f32, or `type` where no engine writes f32
   Alignments alignment = {};
-  static PlanKey of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w, const void* y);
+  static PlanKey of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w,
+                    const void* y);
   DType type_of_filters() const { return pass == Pass::backward_filter ? gradient : type; }
   // Nothing is multiplied: an empty batch. cuDNN refuses it, and our own kernels write the zeros there are to write.
   bool empty() const { return shape.x_elements() == 0 || shape.w_elements() == 0 || shape.y_elements() == 0; }
@@ -57,8 +58,8 @@ struct EngineRules {
 // Judged by the notes that cuDNN gives of an engine; `type`: of the pictures.
 bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
 
-// Which of the candidates to keep: the fastest that runs, or, with `first`, the first that does. What does not run (it wants
-// more workspace than there is, or the library refuses it after all) has no milliseconds and is left out.
+// Which of the candidates to keep: the fastest that runs, or, with `first`, the first that does. What does not run (it
+// wants more workspace than there is, or the library refuses it after all) has no milliseconds and is left out.
 struct Choice {
   std::optional<std::size_t> candidate;  // none: not one of them runs
   std::size_t ran = 0;
@@ -82,7 +83,7 @@ class Convolution {
 
   void rules(const EngineRules& rules);  // forgets the plans when they change
   EngineRules rules() const;
-  // While a step is recorded no plan may be tried with a stopwatch: the first acceptable one is taken.
+  // While a step is recorded no plan may be tried: what is not known yet gets the first acceptable one.
   void recording(bool on);
   struct Chosen {
     PlanKey key;

@@ -64,7 +64,8 @@ TEST(CudaPlans, EachTensorHasItsOwnAlignmentAtLeastItsElements) {
             (Alignments{16, 4, 16}));
   EXPECT_EQ(PlanKey::of(Pass::backward_filter, s, DType::bf16, DType::bf16, at(4096), at(4098), at(4096)).alignment,
             (Alignments{16, 2, 16}));
-  EXPECT_EQ(PlanKey::of(Pass::forward, s, DType::bf16, DType::f32, at(4096), at(4098), at(4096)).alignment, (Alignments{16, 2, 16}));
+  EXPECT_EQ(PlanKey::of(Pass::forward, s, DType::bf16, DType::bf16, at(4096), at(4098), at(4096)).alignment,
+            (Alignments{16, 2, 16}));
 }
 
 TEST(CudaPlans, AnEmptyBatchIsNotForCudnn) {
