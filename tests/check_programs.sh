@@ -114,7 +114,7 @@ begun() {
   rm -f "$there/metrics"
   # In the background of a shell SIGINT is ignored; env gives it back.
   OMP_NUM_THREADS=1 env --default-signal=INT "$build/fashion_mnist" --data synthetic --epochs 100000 \
-    --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
+    --metrics "$there/metrics" "$@" >"$there/begun" 2>&1 &
   tries=0
   until grep -q start "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do tries=$((tries + 1)); sleep 0.2; done
   sleep 0.5
@@ -128,7 +128,7 @@ for signal in INT=130 TERM=143 HUP=129; do
   kill -s "${signal%=*}" $!
   wait $!
   got=$?
-  [ $got -eq "${signal#*=}" ] || complain "SIG${signal%=*}: exit status $got: $(cat "$there/out")"
+  [ $got -eq "${signal#*=}" ] || complain "SIG${signal%=*}: exit status $got: $(cat "$there/begun")"
   tail -n 1 "$there/metrics" | grep -q "\"event\":\"end\".*\"stopped\":1,\"reason\":\"SIG${signal%=*}\"" ||
     complain "SIG${signal%=*}: the metrics end with $(tail -n 1 "$there/metrics")"
 done
@@ -139,6 +139,6 @@ kill -0 $! 2>/dev/null || complain "one SIGTERM ended the program within its ste
 kill -s TERM $!
 wait $!
 got=$?
-[ $got -eq 143 ] || complain "SIGTERM twice: exit status $got: $(cat "$there/out")"
+[ $got -eq 143 ] || complain "SIGTERM twice: exit status $got: $(cat "$there/begun")"
 grep -q '"event":"end"' "$there/metrics" && complain "SIGTERM twice waited for the end of the step"
 exit $wrong
