@@ -141,7 +141,7 @@ class Staged : public Communicator {
   void carry_on() {
     bool any = false, copies = false;
     for (auto& [number, lane] : lanes_)
-      while (begin_next(lane) | exchange(lane) | land(lane)) any = true;
+      while (int(begin_next(lane)) + int(exchange(lane)) + int(land(lane)) > 0) any = true;  // all three of them
     const auto now = Clock::now();
     if (any) moved_ = now;
     for (auto& [number, lane] : lanes_)

@@ -364,7 +364,7 @@ void agree(Strategy& strategy, const Settings& settings) {
     std::istringstream a(all[0]), b(all[r]);
     std::string first, other, x, y;
     std::getline(a, first), std::getline(b, other);
-    while (bool(std::getline(a, x)) & bool(std::getline(b, y)))
+    while (std::getline(a, x) && std::getline(b, y))
       if (x != y) refuse(first, " and ", other, " were told different things: ", x, " and ", y);
   }
 }
