@@ -31,4 +31,9 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   return a;
 }
 
+std::string Asynchrony::text() const {
+  if (kind == Kind::asp) return rule;
+  return (kind == Kind::bsp ? "bsp+" : "ssp:" + std::to_string(staleness) + "+") + rule;
+}
+
 }  // namespace tandem

@@ -30,13 +30,13 @@ enum What : std::uint64_t {
   push_here,      // shard, landing block (version_of), exchange, samples, block and offset of the gradient in the worker's memory
   pull_part,      // shard, exchange: the weights, please
   pull_here,      // shard, exchange, landing block
-  answer_part,    // shard, first, exchange, samples applied, version: of the weights
-  answer_end,     // shard, exchange, samples applied, version, refused; which exchanges are in it, of all workers
+  answer_part,    // shard, first, exchange, pushes applied, version: of the weights
+  answer_end,     // shard, exchange, pushes applied, version, refused; which exchanges are in it, of all workers
   answer_here,    // the same, and the weights are in the landing block
   idle,           // shard: nothing will be pushed for now
   // at the beginning, and when an owner is lost
   first_part,     // shard, first, vector (0: weights, 1: velocity): rank 0's
-  offer,          // shard, samples, version + 1: the copy that this rank has, and which exchanges are in it
+  offer,          // shard, pushes, version + 1: the copy that this rank has, and which exchanges are in it
   copy_wanted,    // shard
   copy_part,      // shard, first
   snapshot_part,  // shard, first, number of the snapshot, vector
@@ -47,6 +47,7 @@ enum What : std::uint64_t {
   want, ticket_is, // a ticket; its number, how many are done
   done,           // ticket; its score
   stop_all, over, // no more tickets; all are done
+  leaves,         // this worker trains no more
   bye, end        // this rank has the last weights; all have
 };
 constexpr std::uint64_t none = UINT64_MAX;
@@ -183,12 +184,16 @@ class Member::Thread {
     // The strategy goes on when it pulls; here nobody waits.
   }
 
-  std::optional<std::int64_t> ticket() {
+  std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop) {
     const double begin = now();
     std::optional<std::int64_t> t;
+    bool told = false;
     wait(
-        "a ticket", [&] { return over_ || (trains() && drawn_); }, [&] { t = over_ ? std::nullopt : std::exchange(drawn_, {}); },
-        true);
+        "a ticket", [&] { return over_ || (trains() && drawn_); },
+        [&] { t = over_ ? std::nullopt : std::exchange(drawn_, {}); }, [&] {
+          if (asked_to_stop && asked_to_stop() && !std::exchange(told, true))
+            commands_.push_back([this] { send(0, {stop_all}, {}); }), channel_->wake();
+        });
     waited_ += now() - begin;
     holds_ = t;
     return t;
@@ -225,8 +230,16 @@ class Member::Thread {
     return taken;
   }
 
+  void leave() {
+    if (!trains()) return;
+    tell([this] {
+      send(0, {leaves}, {});
+      tell_idle();
+    });
+  }
   void finish(Buffer parameters, Buffer statistics) {
-    wait("the others to end", [&] { return over_; }, [] {}, true);
+    leave();
+    wait("the others to end", [&] { return over_; }, [] {}, [] {});
     if (trains()) wait("the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
     tell([this] {
       if (trains())
@@ -238,7 +251,7 @@ class Member::Thread {
       pull(parameters, statistics);
       tell([this] { send(0, {bye}, {}); });
     }
-    wait("the others to end", [&] { return ended_; });
+    wait("the others to end", [&] { return ended_; }, [] {}, [] {});
   }
   void stop() {
     tell([this] { send(0, {stop_all}, {}); });
@@ -302,7 +315,7 @@ class Member::Thread {
     int half = 0;
     bool here = false;
     std::uint64_t version = 0;
-    std::int64_t samples = 0;
+    std::int64_t pushes = 0;
     std::vector<ExchangeId> applied = {};
   };
   struct Adoption {
@@ -358,17 +371,17 @@ class Member::Thread {
     commands_.push_back(std::move(command));
     channel_->wake();
   }
+  // Throws after the deadline; where others may take as long as they like, while they live, `meanwhile` is called now and then.
   void wait(const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
-            bool patiently = false) {
+            const std::function<void()>& meanwhile = {}) {
     std::unique_lock lock(mutex_);
     const auto ready = [&] { return done() || failed_; };
-    // Others may take as long as they like, as long as they live.
-    while (!changed_.wait_for(lock, std::chrono::duration<double>(deadline_), ready))
-      if (!patiently) {
-        const std::string text = channel_->where(rank_) + " waited for " + what + " longer than " +
-                                 std::to_string(int(deadline_)) + " s" + missing_;
-        throw CommunicationError(-1, text);
-      }
+    while (!changed_.wait_for(lock, std::chrono::duration<double>(meanwhile ? 0.1 : deadline_), ready)) {
+      if (!meanwhile)
+        throw CommunicationError(-1, channel_->where(rank_) + " waited for " + what + " longer than " +
+                                         std::to_string(int(deadline_)) + " s" + missing_);
+      meanwhile();
+    }
     if (failed_) std::rethrow_exception(failed_);
     then();
   }
@@ -514,11 +527,14 @@ class Member::Thread {
     complete_[std::size_t(s)] = {.half = int(exchange_.id & 1),
                                  .here = true,
                                  .version = n[version_of],
-                                 .samples = std::int64_t(n[samples_of]),
+                                 .pushes = std::int64_t(n[samples_of]),
                                  .applied = tables_[std::size_t(s)]};
     if (--missing_answers_ > 0) return;
     if (idle_) tell_idle();
-    if (exchange_.gradient) {
+    if (exchange_.gradient && rank_ == 0) {
+      if (!exchange_.refused) scores_[0] = {exchange_.score.loss, exchange_.score.correct, exchange_.score.samples};
+      was_done(0, exchange_.ticket);
+    } else if (exchange_.gradient) {
       auto score = std::make_shared<std::array<double, 3>>();
       if (!exchange_.refused) *score = {exchange_.score.loss, exchange_.score.correct, exchange_.score.samples};
       send(0, {done, 0, 0, std::uint64_t(exchange_.ticket)}, std::as_bytes(std::span(*score)), score);
@@ -600,7 +616,7 @@ class Member::Thread {
       const Request& r = requests_[std::size_t(s)][std::size_t(a.worker)];
       const bool here = r.here() || (r.kind == push_part && r.block);
       const ServedCounts& counts = served(s).counts();
-      Note note{answer_part, std::uint64_t(s), 0, a.exchange, std::uint64_t(counts.samples), served(s).shard().version()};
+      Note note{answer_part, std::uint64_t(s), 0, a.exchange, std::uint64_t(counts.pushes), served(s).shard().version()};
       if (!here)
         send_parts(a.worker, note, static_cast<const std::byte*>(a.weights.raw()), length(s));
       note[what] = here ? answer_here : answer_end;
@@ -687,7 +703,7 @@ class Member::Thread {
       const Copy& mine = complete_[std::size_t(s)];
       auto table = std::make_shared<std::vector<ExchangeId>>(mine.applied);
       table->resize(std::size_t(workers()));
-      send(to, {offer, std::uint64_t(s), 0, 0, std::uint64_t(mine.samples), mine.here ? mine.version + 1 : 0},
+      send(to, {offer, std::uint64_t(s), 0, 0, std::uint64_t(mine.pushes), mine.here ? mine.version + 1 : 0},
            std::as_bytes(std::span(*table)), table);
       if (!ready_) continue;
       if (missing_answers_ > 0 && !answered_[std::size_t(s)]) landed_[std::size_t(s)] = 0, send_exchange(s);
@@ -716,7 +732,7 @@ class Member::Thread {
     const std::unique_ptr<Adoption> a = std::move(adoptions_[std::size_t(s)]);
     const Copy& copy = a->offers[a->from];
     serve(s, a->values);
-    served(s).go_on(copy.version, copy.samples, copy.applied);
+    served(s).go_on(copy.version, copy.pushes, copy.applied);
     std::vector<Tensor> kept = served(s).shard().kept();
     const auto& snapshot = snapshots_[std::size_t(s)].kept;
     if (snapshot.size() == kept.size())
@@ -737,6 +753,15 @@ class Member::Thread {
   }
 
   // ---- rank 0 -----------------------------------------------------------------------------------------------------------
+  void was_done(int worker, std::int64_t ticket) {
+    const Scores v = std::exchange(scores_[worker], {});
+    if (tickets_.done(ticket))
+      change([&] {
+        score_.loss += v[0], score_.correct += v[1], score_.samples += v[2];
+        tickets_done_ = tickets_.count_done();
+      });
+    hand_out();
+  }
   void hand_out() {
     if (!begun_) return;
     for (auto w = waiting_for_ticket_.begin(); w != waiting_for_ticket_.end();) {
@@ -748,7 +773,10 @@ class Member::Thread {
     }
     for (const int w : waiting_for_ticket_)
       if (told_idle_.insert(w).second) send(w, {ticket_is, 0, 0, none, std::uint64_t(tickets_.count_done()), wanted_[w]}, {});
-    if (!tickets_.over() || over_told_) return;
+    if (over_told_) return;
+    bool all_left = true;
+    for (int m = 0; m < workers(); m++) all_left = all_left && (left_.count(m) || !channel_->living()[std::size_t(m)]);
+    if (!tickets_.over() && !all_left) return;
     over_told_ = true;
     for (int r = 0; r < ranks_; r++)
       if (channel_->living()[std::size_t(r)])
@@ -766,7 +794,7 @@ class Member::Thread {
   void lost_to_rank_0(int rank) {
     waiting_for_ticket_.erase(std::remove(waiting_for_ticket_.begin(), waiting_for_ticket_.end(), rank),
                               waiting_for_ticket_.end());
-    told_idle_.erase(rank), byes_.erase(rank);
+    told_idle_.erase(rank), byes_.erase(rank), left_.erase(rank), wanted_.erase(rank);
     if (begun_) {
       tickets_.lost(rank);
       hand_out();
@@ -935,7 +963,7 @@ class Member::Thread {
         if (auto& a = adoptions_[std::size_t(s)]; a) {
           a->offers[from] = {.here = n[version_of] > 0,
                              .version = n[version_of] - 1,
-                             .samples = std::int64_t(n[samples_of]),
+                             .pushes = std::int64_t(n[samples_of]),
                              .applied = tables_in_[{from, s}]};
           adopt(s);
         } else if (owner(s) != rank_) {  // this rank has not heard of the loss yet
@@ -1010,14 +1038,7 @@ class Member::Thread {
         idle_ = true;
         if (missing_answers_ == 0) tell_idle();
         return;
-      case done:
-        if (tickets_.done(std::int64_t(n[number])))
-          change([&] {
-            const Scores& v = scores_[from];
-            score_.loss += v[0], score_.correct += v[1], score_.samples += v[2];
-            tickets_done_ = tickets_.count_done();
-          });
-        return hand_out();
+      case done: return was_done(from, std::int64_t(n[number]));
       case stop_all:
         stop_asked_ = true;
         tickets_.stop();
@@ -1029,6 +1050,12 @@ class Member::Thread {
         });
         over_told_ = true;
         return;
+      case leaves:
+        left_.insert(from);
+        waiting_for_ticket_.erase(std::remove(waiting_for_ticket_.begin(), waiting_for_ticket_.end(), from),
+                                  waiting_for_ticket_.end());
+        tickets_.lost(from);
+        return hand_out();
       case bye:
         byes_.insert(from);
         return count_byes();
@@ -1116,7 +1143,7 @@ class Member::Thread {
   // rank 0
   Tickets tickets_;
   std::vector<int> waiting_for_ticket_;
-  std::set<int> told_idle_, byes_;
+  std::set<int> told_idle_, byes_, left_;
   std::map<int, std::uint64_t> wanted_;
   bool over_told_ = false, end_told_ = false, stop_asked_ = false;
   std::map<int, std::string> saying_;
@@ -1163,7 +1190,10 @@ void Member::begin(Buffer parameters, Buffer statistics, std::vector<float> scal
                    Buffer velocity) {
   thread_->begin(parameters, statistics, std::move(scales), std::move(options), std::move(tickets), velocity);
 }
-std::optional<std::int64_t> Member::ticket() { return thread_->ticket(); }
+std::optional<std::int64_t> Member::ticket(const std::function<bool()>& asked_to_stop) {
+  return thread_->ticket(asked_to_stop);
+}
+void Member::leave() { thread_->leave(); }
 void Member::push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
   thread_->push(gradient, statistics, samples, score);
 }

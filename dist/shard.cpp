@@ -36,8 +36,11 @@ RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
 }
 
 void Shard::was_sent(Worker& w, const Tensor& at) {
-  w.before = std::exchange(w.sent, at);
-  w.version_before = std::exchange(w.version, version_);
+  const bool first = w.sent.same_memory(values_);  // then the next gradient is of this one too
+  w.before = first ? at : w.sent;
+  w.version_before = first ? version_ : w.version;
+  w.sent = at;
+  w.version = version_;
 }
 
 const Tensor& Shard::pull(int worker) {

@@ -30,6 +30,7 @@ class Optimizer {
   void epoch(std::uint32_t epoch) { host_.epoch = epoch; }
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next stage() on.
   void gradients_are_sums_of(double samples) { host_.gradient_average = static_cast<float>(1 / samples); }
+  void scale_gradients(double factor);  // of this step, before it
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never

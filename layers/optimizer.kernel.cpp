@@ -114,6 +114,13 @@ void Optimizer::stage() {
   state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
 }
 
+void Optimizer::scale_gradients(double factor) {
+  const float before = host_.gradient_average;
+  host_.gradient_average = static_cast<float>(factor) * before;
+  stage();
+  host_.gradient_average = before;
+}
+
 void Optimizer::step(const Tensor* loss) {
   require(space_ != nullptr, "the optimizer is not bound: call bind(space) first");
   require(space_->gradients_complete(), "step() before backward(): there are no gradients");

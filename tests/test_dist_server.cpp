@@ -199,16 +199,16 @@ TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   }
 }
 
-TEST(Server, TheLearningRateFollowsTheSamplesApplied) {
+TEST(Server, TheLearningRateFollowsWhatWasApplied) {
   ServerOptions o{.how = Asynchrony::parse("asgd")};
   std::vector<std::int64_t> asked;
-  o.learning_rate = [&](std::int64_t samples) {
-    asked.push_back(samples);
+  o.learning_rate = [&](std::int64_t pushes) {
+    asked.push_back(pushes);
     return 0.1;
   };
   serve(1, {.options = o, .tickets = 4}, bowls);
   std::erase_if(asked, [&, first = true](std::int64_t) mutable { return first = !first; });  // the statistics ask too
-  EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 16, 32, 48}));
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 1, 2, 3}));
 }
 
 }  // namespace
