@@ -131,6 +131,8 @@ class ParameterServer : public Strategy {
              ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
     if (sgd->options().nesterov && rank() == 0 && size() > 1)
       std::fprintf(stderr, "note: %s knows no Nesterov momentum; its momentum is the plain one\n", options_.how.text().c_str());
+    // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
+    optimizer.gradients_are_shares_of(drawn_ ? 1 : workers());
     momentum_ = sgd->options().momentum;
     optimizer_ = &optimizer;
   }
@@ -158,8 +160,6 @@ class ParameterServer : public Strategy {
       begin_exchange(Tickets(0, INT64_MAX / 2, options_.deadline));
     }
     learning_rate_ = optimizer.learning_rate();
-    // A loop of the user's own has weighed its loss with its share of a batch of all ranks, and a push is a batch of its own.
-    if (!drawn_ && workers() > 1) optimizer.scale_gradients(workers());
     optimizer.measure(space_->all(), false);
     optimizer.judge(&loss.value());
     const bool finite = optimizer.read_state().not_finite == 0;

@@ -1,7 +1,6 @@
 #include "dist/simulator.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <numbers>
@@ -12,6 +11,7 @@
 #include "core/math.h"
 #include "core/random.h"
 #include "dist/asynchrony.h"
+#include "dist/local_sgd.h"
 #include "dist/shard.h"
 #include "layers/metrics.h"
 
@@ -360,7 +360,7 @@ class Served : public Method {
 //                   (Zhang, Choromanska and LeCun 2015)
 class Local : public Method {
  public:
-  enum class Kind { local, post_local, cocod, elastic };
+  using Kind = LocalSteps::Kind;
   Local(Simulation& s, Kind kind, std::int64_t steps)
       : s_(s),
         kind_(kind),
@@ -463,21 +463,7 @@ class Local : public Method {
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<Served>(s, Asynchrony::parse("bsp"), true);
-  static const std::pair<const char*, Local::Kind> local[] = {{"local-sgd", Local::Kind::local},
-                                                              {"post-local-sgd", Local::Kind::post_local},
-                                                              {"cocod-sgd", Local::Kind::cocod},
-                                                              {"easgd", Local::Kind::elastic}};
-  const std::string name = text.substr(0, text.find(':'));
-  for (const auto& [known, kind] : local) {
-    if (name != known) continue;
-    std::int64_t steps = 8;
-    if (name != text) {
-      const char *from = text.data() + name.size() + 1, *to = text.data() + text.size();
-      const auto [end, error] = std::from_chars(from, to, steps);
-      if (error != std::errc() || end != to || steps < 1) refuse(text, ": write ", name, ":STEPS, from 1");
-    }
-    return std::make_unique<Local>(s, kind, steps);
-  }
+  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
   return std::make_unique<Served>(s, Asynchrony::parse(text), false);
 }
 

@@ -9,6 +9,7 @@
 #include "dist/algorithms.h"
 #include "dist/all_reduce.h"
 #include "dist/hierarchy.h"
+#include "dist/local_sgd.h"
 #include "dist/rendezvous.h"
 #include "dist/socket_channel.h"
 #include "dist/ucx.h"
@@ -186,7 +187,12 @@ std::unique_ptr<Strategy> strategy_from_environment() {
     return std::string(v ? v : "");
   };
   const std::string strategy = value("TANDEM_STRATEGY"), wire = value("TANDEM_WIRE");
-  if (!strategy.empty() && strategy != "all-reduce") refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce");
+  if (const auto local = LocalSteps::parse(strategy)) {
+    if (!wire.empty() && wire != "f32") refuse("TANDEM_WIRE=", wire, ": under ", strategy, " weights travel, as f32");
+    return local_sgd(std::move(communicator), *local, {.deadline = Deadlines::from(process_environment()).wait});
+  }
+  if (!strategy.empty() && strategy != "all-reduce")
+    refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS or cocod-sgd:STEPS");
   const double top_k = wire.starts_with("topk:") ? share_in(wire.substr(5)) : 0;
   if (!wire.empty() && wire != "f32" && wire != "bf16" && top_k == 0)
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");

@@ -606,6 +606,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     files.begin();
   }
   const std::int64_t began = at.step;
+  strategy.plan(rate_of, at.step, std::int64_t(total));
 
   // What may still be refused comes before the first line is written; a run with nothing left to do writes none.
   const std::int64_t last_step =
@@ -656,7 +657,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     const std::int64_t since = apart ? 0 : at.step - 1 - done;  // apart, every step is looked at
     std::int64_t k = (batch / options.accumulate - since) * options.accumulate;
     const std::int64_t end = std::min(k + options.accumulate, per_epoch);
-    std::string why = does_not_repeat;
+    const std::string elsewhere = strategy.not_finite_on();
+    std::string why = elsewhere.empty() ? does_not_repeat : "it was so on " + elsewhere;
     for (; k < end && why == does_not_repeat; k++) {
       Batch again = data.train.make(at.epoch, k);
       counters.batch(again);
@@ -672,6 +674,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
                     std::to_string(k) + "): the loss or its gradient is not finite: " + why +
                     "; the parameters are those before this step. A smaller --lr usually helps" + files.kept(saved_at));
+  };
+
+  auto give_up_if_so = [&](std::int64_t batch) {
+    if (const StepState state = optimizer.read_state(); strategy.gives_up(state))
+      give_up(std::min(static_cast<std::int64_t>(state.step + state.skipped), at.step - 1), batch);
   };
 
   // What a batch is for, from pictures to parameters. On a device it is recorded, so what the host does in it must not matter
@@ -722,6 +729,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   Score whole = at.so_far;  // of the running epoch, after that step
   OnFailure keep([&] {
     if (at.step == began || !strategy.saves_after_failure()) return;
+    // A step that was made before its exchange failed.
+    if (const StepState made = optimizer.read_state(); due && std::int64_t(made.step + made.skipped) > at.step)
+      at.step++, at.batch = batch.index + 1;
     at.so_far = whole;
     if (!files.take_over(at)) return;
     save_checkpoint(files.last(), training, at, settings);
@@ -780,9 +790,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                          exchange.due(at.step);
       Tally::Sums sums;
       if (looks) {
-        if (due)
-          if (StepState state = optimizer.read_state(); state.not_finite == 1)
-            give_up(static_cast<std::int64_t>(state.step + state.skipped), batch.index);
+        if (due) give_up_if_so(batch.index);
         sums = tally.read();
         if (first_loss == 0) first_loss = sums.last;
         last_loss = sums.last;
@@ -806,17 +814,29 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       if (options.stop_after > 0 && at.step >= options.stop_after) stop("--stop-after");
       if (report.stopped) break;
     }
+    strategy.end_epoch(e.epoch - 1);
     backend.synchronize();
     e.seconds = seconds_since(begin);
+    if (at.step > began) give_up_if_so(batch.index);
     const double before = at.so_far.samples;  // were trained by the run that was resumed
     whole = at.so_far = strategy.trained({tally.read().loss, double(correct.item()), seen});
     e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
     e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
+<<<<<<< HEAD
     e.images_per_second = (at.so_far.samples - before) / std::max(1e-9, e.seconds);
     strategy.end_epoch(e.epoch - 1);
     strategy.merge_statistics(space);
     if (strategy.stopped() && !report.stopped) stop(learnt ? "loss below 0.01" : "strategy");
     if (apart && options.stop_after > 0 && strategy.steps(0) >= options.stop_after) stop("--stop-after");
+=======
+    e.images_per_second = (at.so_far.samples - before) / e.seconds;
+    strategy.merge_statistics(space);
+    if (ema) {
+      Ema::Shown averages(*ema);
+      strategy.merge_averages(space);
+    }
+    if (strategy.stopped() && !report.stopped) stop("strategy");
+>>>>>>> local
     if (report.stopped) {
       if (apart) place(), at.so_far = {};
       save(files.last());

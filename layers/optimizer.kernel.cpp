@@ -102,6 +102,7 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
   host_ = {};
+  weigh();
   host_.seed = seed;
   if (loss_scaling) host_.loss_scale = loss_scaling->first;
   backend.upload(state_.raw_write(), &host_, sizeof host_);
@@ -112,13 +113,6 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
 void Optimizer::stage() {
   host_.learning_rate = static_cast<float>(learning_rate_);
   state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
-}
-
-void Optimizer::scale_gradients(double factor) {
-  const float before = host_.gradient_average;
-  host_.gradient_average = static_cast<float>(factor) * before;
-  stage();
-  host_.gradient_average = before;
 }
 
 void Optimizer::step(const Tensor* loss) {

@@ -8,8 +8,9 @@
 //   memory()                    where the parameter vectors live
 //   begin(space)                broadcast the first weights, hook the gradients
 //   bind(optimizer)             after the optimizer has its state
+//   plan(rate, done, total)     after a run that is resumed was loaded
 //   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
-//   end_epoch(epoch), end()     after end() every rank holds the same weights
+//   end_epoch(epoch), end()     after each every rank holds the same weights
 // Parameters change only inside step(). Between begin() and end() the backend must not go away.
 #pragma once
 #include <functional>
@@ -73,6 +74,9 @@ class Strategy {
   virtual SpaceMemory memory() { return {}; }
   virtual void begin(ParameterSpace& space) { (void)space; }
   virtual void bind(Optimizer& optimizer) { (void)optimizer; }
+  // What is ahead: the learning rate of every step from 0 to `total`, of which `done` are made.
+  using Rates = std::function<double(std::int64_t step)>;
+  virtual void plan(const Rates& rate, std::int64_t done, std::int64_t total) { (void)rate, (void)done, (void)total; }
   // Everything between backward() and the next forward. A loss or gradient that is not finite on any rank leaves all
   // parameters as they are, on every rank.
   virtual void step(Optimizer& optimizer, const Variable& loss) { optimizer.step(&loss.value()); }
@@ -84,11 +88,18 @@ class Strategy {
   virtual void exchange() {}
   virtual void update(Optimizer& optimizer) { (void)optimizer; }
 
+  // After a step or an epoch: do all ranks, now, give a step up whose loss or gradient was not finite? `state`: this rank's
+  // optimizer's. If it was so on another rank only, the second says on which.
+  virtual bool gives_up(const StepState& state) const { return state.not_finite == 1; }
+  virtual std::string not_finite_on() const { return ""; }
+
   virtual void end_epoch(int epoch) { (void)epoch; }
   virtual void end() {}
 
   // Running statistics as evaluation and checkpoints should see them; scores over all ranks.
   virtual void merge_statistics(ParameterSpace& space) { (void)space; }
+  // While the space holds averages over steps (EMA) instead of weights: those over all ranks' steps, on every rank.
+  virtual void merge_averages(ParameterSpace& space) { (void)space; }
   virtual Score combine(const Score& mine) { return mine; }
   // What was trained in an epoch, of which this rank trained `mine`; apart: by all since the last call, at rank 0.
   virtual Score trained(const Score& mine) { return combine(mine); }
