@@ -168,10 +168,10 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_NE(said("bsp+ddc-asgd").find("nothing is late"), std::string::npos);
   EXPECT_NE(said("easgd:0").find("easgd:STEPS"), std::string::npos);
   EXPECT_NE(said("sgd").find("there is no update rule sgd"), std::string::npos);
-  EXPECT_EQ(said("ssp:3+ddc-la"), "");
-  const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:kappa=1");
+  EXPECT_EQ(said("ssp:3+dana-slim"), "");
+  const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:lambda=1");
   EXPECT_EQ(a.staleness, 3);
-  EXPECT_EQ(a.rule, "ddc-asgd:kappa=1");
+  EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");
 }
 
 }  // namespace
