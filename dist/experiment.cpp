@@ -142,6 +142,16 @@ struct Search {
 
 Search search(const Plan& plan, const Results& results, const std::string& strategy, int workers) {
   Search s;
+  // Of the numbers that the plan names before this one, the nearest, as the ratio goes.
+  const auto first = plan.workers.begin(), here = std::find(first, plan.workers.end(), workers);
+  double nearest_rate = 0;
+  if (here != first) {
+    auto far = [&](int k) { return std::abs(std::log(double(k) / workers)); };
+    const int nearest = *std::min_element(first, here, [&](int a, int b) { return far(a) < far(b); });
+    s = search(plan, results, strategy, nearest);
+    if (!s.missing.empty()) return s;
+    nearest_rate = s.rate;
+  }
   auto score = [&](double rate, int epochs) {  // mean over the tuning seeds
     double sum = 0;
     for (int k = 0; k < plan.tuning_seeds; k++) {
@@ -153,28 +163,34 @@ Search search(const Plan& plan, const Results& results, const std::string& strat
     }
     return sum;
   };
-  std::vector<double> rates = plan.rates;
-  std::set<int> budgets{std::max(1, plan.epochs / 4), std::max(1, plan.epochs / 2), plan.epochs};
-  for (int epochs : budgets) {
-    std::vector<std::pair<double, double>> scored;
-    for (double r : rates) scored.push_back({score(r, epochs), r});
-    if (!s.missing.empty()) return s;
-    std::stable_sort(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first > b.first; });
-    const std::size_t kept = epochs == plan.epochs ? 1 : std::max<std::size_t>(2, (scored.size() + 1) / 2);
-    rates.clear();
-    for (std::size_t i = 0; i < std::min(kept, scored.size()); i++) rates.push_back(scored[i].second);
-  }
-  // At an edge of what was tried: further out, while that is better.
-  double best = rates[0], at_best = score(best, plan.epochs);
-  for (const double factor : {2.0, 0.5}) {
-    const double edge = factor > 1 ? plan.rates.back() : plan.rates.front();
-    if (!near(best, edge)) continue;
-    for (int steps = 0; steps < 8; steps++) {
-      const double next = score(best * factor, plan.epochs);
+  double best = nearest_rate;
+  if (best == 0) {
+    std::vector<double> rates = plan.rates;
+    for (int epochs : std::set<int>{std::max(1, plan.epochs / 4), std::max(1, plan.epochs / 2)}) {
+      if (epochs == plan.epochs) break;
+      std::vector<std::pair<double, double>> scored;
+      for (double r : rates) scored.push_back({score(r, epochs), r});
       if (!s.missing.empty()) return s;
-      if (next <= at_best) break;
-      best *= factor, at_best = next;
+      std::stable_sort(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first > b.first; });
+      rates.clear();
+      for (std::size_t i = 0; i < scored.size() && i < std::max<std::size_t>(2, (scored.size() + 1) / 2); i++)
+        rates.push_back(scored[i].second);
     }
+    std::vector<std::pair<double, double>> scored;
+    for (double r : rates) scored.push_back({score(r, plan.epochs), r});
+    if (!s.missing.empty()) return s;
+    best = std::max_element(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
+  }
+  // From the best by factors of two, up and down, while that is better.
+  double at_best = score(best, plan.epochs);
+  const double above = score(2 * best, plan.epochs), below = score(best / 2, plan.epochs);
+  if (!s.missing.empty()) return s;
+  const double factor = above >= below ? 2 : 0.5;
+  for (int steps = 0; steps < 12; steps++) {
+    const double next = score(best * factor, plan.epochs);
+    if (!s.missing.empty()) return s;
+    if (next <= at_best) break;
+    best *= factor, at_best = next;
   }
   s.rate = best;
   return s;
@@ -205,6 +221,12 @@ Plan read_plan(const std::string& path) {
   if (p.strategies.empty() || p.workers.empty() || p.rates.empty())
     refuse(path, ": \"strategies\", \"workers\" and \"rates\" must each name one at least");
   std::sort(p.rates.begin(), p.rates.end());
+  auto twice = [&](const auto& list, const char* name) {
+    for (std::size_t i = 0; i < list.size(); i++)
+      if (std::find(list.begin(), list.begin() + std::ptrdiff_t(i), list[i]) != list.begin() + std::ptrdiff_t(i))
+        refuse(path, ": \"", name, "\" names ", list[i], " twice");
+  };
+  twice(p.strategies, "strategies"), twice(p.workers, "workers"), twice(p.rates, "rates");
   if (p.title.empty()) p.title = std::filesystem::path(path).stem().string();
   return p;
 }

@@ -1,9 +1,11 @@
 // An experiment: strategies × workers, each with the learning rate that suits it, by many simulated runs (dist/simulator.h).
 //
-// The learning rate is found for every pair of strategy and number of workers by the same rule: all rates of the grid are
-// tried for a quarter of the epochs, the better half of them for half the epochs, the better half of those to the end; the
-// grid grows by factors of two while the best lies at its edge. Only pictures held back from training decide, and seeds of
-// their own. Then the final runs, with other seeds: these alone see the test pictures.
+// The learning rate is found for every pair of strategy and number of workers by the same rule. With the first number of
+// workers that the plan names all rates of the grid are tried for a quarter of the epochs, the better half of them for half the
+// epochs, the better half of those to the end; every other number begins with the rate of the nearest that came before it. From
+// there twice and half the rate are tried to the end, and on in the better direction as long as that is better still: a grid
+// has no edges. Only pictures held back from training decide, and seeds of their own. Then the final runs, with other seeds:
+// these alone see the test pictures.
 //
 // Every run is a line of a file as soon as it ends, so that what was interrupted goes on where it was.
 #pragma once

@@ -106,6 +106,9 @@ TEST_F(Experiment, PlansAreChecked) {
   EXPECT_NE(refused("{" + rest + R"(,"model":3})").find("not a text"), std::string::npos);
   EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[0],"rates":[0.1]})"), "");
   EXPECT_NE(refused(R"({"strategies":[]})").find("at least"), std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["asgd","bsp","asgd"],"workers":[1],"rates":[0.1]})").find("asgd twice"),
+            std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[4,4],"rates":[0.1]})").find("4 twice"), std::string::npos);
   EXPECT_NE(refused("[1]").find("is not a plan"), std::string::npos);
   EXPECT_NE(refused("{"), "");
 }
