@@ -153,6 +153,17 @@ TEST(Simulator, ThousandWorkers) {
   EXPECT_EQ(std::accumulate(r.delays.begin(), r.delays.end(), std::int64_t{0}), 1200);
 }
 
+TEST(Simulator, MoreWorkersThanTheMemoryHoldsAreRefused) {
+  Bench bench;
+  try {
+    bench.run(of("ddc-asgd", 1'000'000'000));
+    FAIL();
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("1000000000 workers with ddc-asgd keep "), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("3 vectors of 2410 parameters each"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Simulator, StrategiesAreChecked) {
   Bench bench;
   auto said = [&](const std::string& strategy) {
