@@ -9,6 +9,7 @@
 //
 // Every run is a line of a file as soon as it ends, so that what was interrupted goes on where it was.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -62,6 +63,17 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
 // The rate that the results chose for a strategy and a number of workers; 0: not known yet.
 double chosen_rate(const Plan& plan, const Results& results, const std::string& strategy, int workers);
 
+struct Mean {
+  double value = NAN, error = NAN;  // standard error; NaN with fewer than two
+  std::size_t count = 0;
+};
+Mean mean_of(const std::vector<double>& values);
+// Of the final runs' accuracy on test pictures; and by how much it is more than another strategy's, pair by pair of one seed.
+Mean test_accuracy(const Results& results, const std::string& strategy, int workers);
+Mean advantage(const Results& results, const std::string& strategy, const std::string& other, int workers);
+
+// Markdown: accuracies with the learning rates that were chosen, and the first strategy against each other one.
+std::string experiment_table(const Plan& plan, const Results& results);
 std::string experiment_page(const Plan& plan, const Results& results);
 
 }  // namespace tandem

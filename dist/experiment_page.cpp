@@ -10,22 +10,6 @@
 namespace tandem {
 namespace {
 
-struct Mean {
-  double value = NAN, error = NAN;  // standard error
-  std::size_t count = 0;
-};
-Mean mean_of(const std::vector<double>& v) {
-  Mean m;
-  m.count = v.size();
-  if (v.empty()) return m;
-  double sum = 0, squares = 0;
-  for (double x : v) sum += x;
-  m.value = sum / double(v.size());
-  for (double x : v) squares += (x - m.value) * (x - m.value);
-  if (v.size() > 1) m.error = std::sqrt(squares / double(v.size() - 1) / double(v.size()));
-  return m;
-}
-
 std::string text(const char* format, auto... values) {
   char t[160];
   std::snprintf(t, sizeof t, format, values...);
@@ -41,11 +25,9 @@ std::string experiment_page(const Plan& plan, const Results& results) {
   for (const auto& [t, o] : results)
     if (t.final) cells[{t.strategy, t.workers}][t.seed] = &o;
   auto cell = [&](const std::string& strategy, int workers) -> const Cell& { return cells[{strategy, workers}]; };
-  auto accuracy = [&](const std::string& strategy, int workers) {
-    std::vector<double> v;
-    for (const auto& [seed, o] : cell(strategy, workers)) v.push_back(o->test);
-    return mean_of(v);
-  };
+  auto accuracy = [&](const std::string& strategy, int k) { return test_accuracy(results, strategy, k); };
+  std::vector<int> all_workers = plan.workers;
+  std::sort(all_workers.begin(), all_workers.end());
 
   std::string page =
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
@@ -73,11 +55,11 @@ std::string experiment_page(const Plan& plan, const Results& results) {
 
   // ---- the table ----
   page += "<h2>Test accuracy</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>workers</th>";
-  for (int k : plan.workers) page += "<th>" + std::to_string(k) + "</th>";
+  for (int k : all_workers) page += "<th>" + std::to_string(k) + "</th>";
   page += "</tr></thead>\n<tbody>\n";
   for (const std::string& s : plan.strategies) {
     page += "<tr><td>" + html_escaped(s) + "</td>";
-    for (int k : plan.workers) {
+    for (int k : all_workers) {
       const Mean m = accuracy(s, k);
       bool best = m.count > 0;
       for (const std::string& other : plan.strategies)
@@ -100,16 +82,12 @@ std::string experiment_page(const Plan& plan, const Results& results) {
     const std::string& first = plan.strategies[0];
     page += "<h2>" + html_escaped(first) +
             " against each other strategy</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>workers</th>";
-    for (int k : plan.workers) page += "<th>" + std::to_string(k) + "</th>";
+    for (int k : all_workers) page += "<th>" + std::to_string(k) + "</th>";
     page += "</tr></thead>\n<tbody>\n";
     for (std::size_t i = 1; i < plan.strategies.size(); i++) {
       page += "<tr><td>" + html_escaped(plan.strategies[i]) + "</td>";
-      for (int k : plan.workers) {
-        std::vector<double> differences;
-        for (const auto& [seed, o] : cell(plan.strategies[i], k))
-          if (const auto mine = cell(first, k).find(seed); mine != cell(first, k).end())
-            differences.push_back(mine->second->test - o->test);
-        const Mean m = mean_of(differences);
+      for (int k : all_workers) {
+        const Mean m = advantage(results, first, plan.strategies[i], k);
         page += m.count == 0 ? "<td>–</td>"
                              : text("<td%s>%+.2f", m.value > 2 * m.error ? " class=\"best\"" : "", 100 * m.value) +
                                    (m.count > 1 ? text(" ± %.2f", 100 * m.error) : "") + "</td>";
@@ -144,7 +122,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
                     .x_powers = true};
   for (std::size_t i = 0; i < plan.strategies.size(); i++) {
     Line a = line(i), g = line(i), c = line(i);
-    for (int k : plan.workers) {
+    for (int k : all_workers) {
       const Mean m = accuracy(plan.strategies[i], k);
       a.x.push_back(std::log2(k)), a.y.push_back(m.value), a.error.push_back(m.error);
       std::vector<double> gap, correction;
@@ -161,7 +139,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
   draw(by_workers), draw(gaps), draw(corrections);
   page += "</div>\n";
 
-  for (int k : plan.workers) {
+  for (int k : all_workers) {
     page += "<h2>" + std::to_string(k) + (k == 1 ? " worker" : " workers") + "</h2>\n<div class=\"charts\">\n";
     Chart by_epoch{.title = "Test accuracy", .x_unit = "epoch", .y_unit = "%", .percent = true};
     Chart by_time{.title = "Test accuracy", .x_unit = "seconds of virtual time", .y_unit = "%", .percent = true};

@@ -66,6 +66,18 @@ TEST_F(Experiment, FindsTheRateAndGrowsTheGrid) {
   const std::string page = experiment_page(plan, results);
   EXPECT_NE(page.find("Try &lt;1&gt;"), std::string::npos);
   EXPECT_EQ(page.find("nan"), std::string::npos);
+
+  // Seeds 1, 2, 3 give the best accuracy, 0.9 − 0.1/4, and 1e-4 more for each: deviation 1e-4, error 1e-4/√3.
+  const Mean a = test_accuracy(results, "a", 16), difference = advantage(results, "a", "b", 16);
+  EXPECT_EQ(a.count, 3u);
+  EXPECT_NEAR(a.value, 0.8752, 1e-12);
+  EXPECT_NEAR(a.error, 1e-4 / std::sqrt(3), 1e-12);
+  EXPECT_NEAR(difference.value, 0, 1e-12);  // paired: what a seed adds to both is no difference
+  EXPECT_NEAR(difference.error, 0, 1e-12);
+  const std::string table = experiment_table(plan, results);
+  EXPECT_NE(table.find("| workers | 1 | 16 |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| a | 87.52 ± 0.01 (0.16) | 87.52 ± 0.01 (0.16) |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| b | +0.00 ± 0.00 |"), std::string::npos) << table;
 }
 
 TEST_F(Experiment, GoesOnWhereItWasInterrupted) {
