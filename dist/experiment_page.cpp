@@ -35,7 +35,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       html_escaped(plan.title) + "</title>\n<style>\n" + chart_style() +
       "body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}\n"
       "main{max-width:1180px;margin:0 auto;padding:24px 16px}h1{font-size:24px}h2{font-size:18px;margin-top:32px}\n"
-      ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}\n"
+      ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:14px}\n"
       ".charts>div{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px}\n"
       ".scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}\n"
       "th,td{padding:4px 12px;text-align:right;border-bottom:1px solid "
@@ -139,21 +139,30 @@ std::string experiment_page(const Plan& plan, const Results& results) {
   draw(by_workers), draw(gaps), draw(corrections);
   page += "</div>\n";
 
+  auto alike = [](const Line& a, const Line& b) {  // histograms: no bar differs by more than two points
+    for (std::size_t i = 0; i < std::max(a.y.size(), b.y.size()); i++)
+      if (std::abs((i < a.y.size() ? a.y[i] : 0) - (i < b.y.size() ? b.y[i] : 0)) > 0.02) return false;
+    return true;
+  };
   for (int k : all_workers) {
+    if (std::none_of(results.begin(), results.end(), [&](const auto& r) { return r.first.workers == k; })) continue;
     page += "<h2>" + std::to_string(k) + (k == 1 ? " worker" : " workers") + "</h2>\n<div class=\"charts\">\n";
-    Chart by_epoch{.title = "Test accuracy", .x_unit = "epoch", .y_unit = "%", .percent = true};
+    Chart by_epoch{.title = "Test accuracy", .x_unit = "epoch", .y_unit = "%", .percent = true, .x_whole = true};
     Chart by_time{.title = "Test accuracy", .x_unit = "seconds of virtual time", .y_unit = "%", .percent = true};
     Chart delays{.title = "Delay of a gradient",
                  .x_unit = "updates",
                  .y_unit = "% of pushes",
+                 .note = "strategies that wait for nobody have the same: each is drawn once",
                  .from_zero = true,
-                 .percent = true};
+                 .percent = true,
+                 .x_whole = true};
     Chart grid{.title = "Learning rates tried",
                .x_unit = "learning rate",
                .y_unit = "%",
-               .note = "runs of full length, on pictures held back",
+               .note = "full length, pictures held back; without what is 25 points below the best",
                .percent = true,
                .x_powers = true};
+    double best = 0;
     for (std::size_t i = 0; i < plan.strategies.size(); i++) {
       const Cell& runs = cell(plan.strategies[i], k);
       Line e = line(i), t = line(i), d = line(i), g = line(i);
@@ -174,10 +183,18 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       for (const auto& [trial, o] : results)
         if (!trial.final && trial.strategy == plan.strategies[i] && trial.workers == k && trial.epochs == plan.epochs)
           tried[trial.rate].push_back(o.validation);
-      for (const auto& [rate, v] : tried) g.x.push_back(std::log2(rate)), g.y.push_back(mean_of(v).value);
+      for (const auto& [rate, v] : tried) {
+        const double mean = mean_of(v).value;
+        best = std::max(best, mean);
+        g.x.push_back(std::log2(rate)), g.y.push_back(mean);
+      }
       by_epoch.lines.push_back(e), by_time.lines.push_back(t), grid.lines.push_back(g);
-      if (all > 0) delays.lines.push_back(d);
+      if (all > 0 && std::none_of(delays.lines.begin(), delays.lines.end(), [&](const Line& l) { return alike(l, d); }))
+        delays.lines.push_back(d);
     }
+    for (Line& l : grid.lines)
+      for (double& y : l.y)
+        if (y < best - 0.25) y = NAN;
     draw(by_epoch), draw(by_time);
     if (k > 1) draw(delays);
     draw(grid);

@@ -4,6 +4,7 @@
 //   build/experiment examples/experiments/fashion_mnist.json
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 
 #include "core/files.h"
@@ -55,9 +56,11 @@ int main(int argc, char** argv) {
     check_model_name(plan.model);
     const Schedule schedule = Schedule::parse(plan.schedule);
 
-    const Dataset set = load_dataset(plan.data_set, o.data, o.folder);
+    std::optional<Dataset> pictures;  // a page or a table needs none
+    if (!only_page) pictures = load_dataset(plan.data_set, o.data, o.folder);
     auto run = [&](const Trial& trial) {
       auto backend = cpu_backend(1);  // this thread's own
+      const Dataset& set = *pictures;
       Options mine = o;
       mine.seed = trial.seed;
       Loaders loaders(set, mine, *backend);
