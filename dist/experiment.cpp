@@ -142,6 +142,7 @@ struct Search {
 
 Search search(const Plan& plan, const Results& results, const std::string& strategy, int workers) {
   Search s;
+  const int longest = plan.tuning_epochs ? plan.tuning_epochs : plan.epochs;
   // Of the numbers that the plan names before this one, the nearest, as the ratio goes.
   const auto first = plan.workers.begin(), here = std::find(first, plan.workers.end(), workers);
   double nearest_rate = 0;
@@ -166,8 +167,8 @@ Search search(const Plan& plan, const Results& results, const std::string& strat
   double best = nearest_rate;
   if (best == 0) {
     std::vector<double> rates = plan.rates;
-    for (int epochs : std::set<int>{std::max(1, plan.epochs / 4), std::max(1, plan.epochs / 2)}) {
-      if (epochs == plan.epochs) break;
+    for (int epochs : std::set<int>{std::max(1, longest / 4), std::max(1, longest / 2)}) {
+      if (epochs == longest) break;
       std::vector<std::pair<double, double>> scored;
       for (double r : rates) scored.push_back({score(r, epochs), r});
       if (!s.missing.empty()) return s;
@@ -177,17 +178,17 @@ Search search(const Plan& plan, const Results& results, const std::string& strat
         rates.push_back(scored[i].second);
     }
     std::vector<std::pair<double, double>> scored;
-    for (double r : rates) scored.push_back({score(r, plan.epochs), r});
+    for (double r : rates) scored.push_back({score(r, longest), r});
     if (!s.missing.empty()) return s;
     best = std::max_element(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
   }
   // From the best by factors of two, up and down, while that is better.
-  double at_best = score(best, plan.epochs);
-  const double above = score(2 * best, plan.epochs), below = score(best / 2, plan.epochs);
+  double at_best = score(best, longest);
+  const double above = score(2 * best, longest), below = score(best / 2, longest);
   if (!s.missing.empty()) return s;
   const double factor = above >= below ? 2 : 0.5;
   for (int steps = 0; steps < 12; steps++) {
-    const double next = score(best * factor, plan.epochs);
+    const double next = score(best * factor, longest);
     if (!s.missing.empty()) return s;
     if (next <= at_best) break;
     best *= factor, at_best = next;
@@ -216,10 +217,12 @@ Plan read_plan(const std::string& path) {
   m.number("momentum", p.momentum, 0), m.number("weight_decay", p.weight_decay, 0), m.number("shape", p.shape, 0);
   if (const Json* v = m.take("augment", Json::Kind::boolean, "true or false")) p.augment = v->boolean;
   m.list("strategies", p.strategies), m.list("workers", p.workers), m.list("rates", p.rates);
-  m.number("tuning_seeds", p.tuning_seeds, 1), m.number("seeds", p.seeds, 1);
+  m.number("tuning_seeds", p.tuning_seeds, 1), m.number("tuning_epochs", p.tuning_epochs, 0), m.number("seeds", p.seeds, 1);
   m.done();
   if (p.strategies.empty() || p.workers.empty() || p.rates.empty())
     refuse(path, ": \"strategies\", \"workers\" and \"rates\" must each name one at least");
+  if (p.tuning_epochs > p.epochs)
+    refuse(path, ": \"tuning_epochs\" is ", p.tuning_epochs, ", more than the ", p.epochs, " of \"epochs\"");
   std::sort(p.rates.begin(), p.rates.end());
   auto twice = [&](const auto& list, const char* name) {
     for (std::size_t i = 0; i < list.size(); i++)

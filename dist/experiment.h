@@ -27,6 +27,7 @@ struct Plan {
   std::vector<int> workers;
   std::vector<double> rates;  // ascending
   int tuning_seeds = 1, seeds = 5;
+  int tuning_epochs = 0;  // of the runs that choose; 0: all epochs. Fewer are cheaper, and favour rates that begin fast
 };
 // A JSON object with these names. Throws UsageError that names what is wrong or unknown.
 Plan read_plan(const std::string& path);

@@ -159,7 +159,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
     Chart grid{.title = "Learning rates tried",
                .x_unit = "learning rate",
                .y_unit = "%",
-               .note = "full length, pictures held back; without what is 25 points below the best",
+               .note = "on pictures held back; without what is 25 points below the best",
                .percent = true,
                .x_powers = true};
     double best = 0;
@@ -181,7 +181,8 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       for (std::size_t j = 0; j < histogram.size(); j++) d.x.push_back(double(j)), d.y.push_back(histogram[j] / all);
       std::map<double, std::vector<double>> tried;
       for (const auto& [trial, o] : results)
-        if (!trial.final && trial.strategy == plan.strategies[i] && trial.workers == k && trial.epochs == plan.epochs)
+        if (!trial.final && trial.strategy == plan.strategies[i] && trial.workers == k &&
+            trial.epochs == (plan.tuning_epochs ? plan.tuning_epochs : plan.epochs))
           tried[trial.rate].push_back(o.validation);
       for (const auto& [rate, v] : tried) {
         const double mean = mean_of(v).value;

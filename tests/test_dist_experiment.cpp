@@ -80,6 +80,11 @@ TEST_F(Experiment, FindsTheRateAndGrowsTheGrid) {
   EXPECT_NE(table.find("| b | +0.00 ± 0.00 |"), std::string::npos) << table;
 }
 
+TEST_F(Experiment, TheSearchMayBeShorterThanTheRuns) {
+  plan.tuning_epochs = 2;
+  for (const auto& [t, o] : carry_out()) EXPECT_TRUE(t.final ? t.epochs == 4 : t.epochs <= 2);
+}
+
 TEST_F(Experiment, GoesOnWhereItWasInterrupted) {
   const std::size_t all = carry_out().size();
   const int needed = runs;
@@ -114,6 +119,7 @@ TEST_F(Experiment, PlansAreChecked) {
   EXPECT_EQ(refused("{" + rest + "}"), "");
   EXPECT_NE(refused("{" + rest + R"(,"epoch":3})").find("\"epoch\" is nothing that a plan has"), std::string::npos);
   EXPECT_NE(refused("{" + rest + R"(,"epochs":0})").find("from 1"), std::string::npos);
+  EXPECT_NE(refused("{" + rest + R"(,"epochs":2,"tuning_epochs":3})").find("more than the 2"), std::string::npos);
   EXPECT_NE(refused("{" + rest + R"(,"epochs":2.5})").find("whole number"), std::string::npos);
   EXPECT_NE(refused("{" + rest + R"(,"model":3})").find("not a text"), std::string::npos);
   EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[0],"rates":[0.1]})"), "");
