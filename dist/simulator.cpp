@@ -302,6 +302,7 @@ class Served : public Method {
         clocks_(std::size_t(s.workers())),
         waits_(std::size_t(s.workers())) {
     if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.space().values);
+    for (int m = 0; m < s.workers(); m++) shard_.pull(m);
   }
   double way_there() const override { return ring_ ? 0 : s_.one_way(); }
   const Tensor& weights() override { return shard_.values(); }
