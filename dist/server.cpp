@@ -269,7 +269,8 @@ class Member::Thread {
     return tickets_done_;
   }
   bool velocity(Buffer into) {
-    if (!make_rule(options_.how.rule)->keeps().velocity) return false;
+    const Rule::Keeps keeps = make_rule(options_.how.rule)->keeps();
+    if (!keeps.velocity && !keeps.own) return false;
     tell([this, into] {
       velocity_into_ = static_cast<std::byte*>(into.data);
       velocity_missing_ = parameters_;
@@ -987,7 +988,7 @@ class Member::Thread {
           return;
         }
         auto copy = std::make_shared<std::vector<std::byte>>(std::size_t(length(s)) * size_);
-        std::memcpy(copy->data(), served(s).shard().kept()[0].raw(), copy->size());
+        std::memcpy(copy->data(), served(s).shard().velocity(0).raw(), copy->size());
         return send_parts(from, {velocity_part, std::uint64_t(s)}, copy->data(), length(s), copy);
       }
       case velocity_part:
@@ -1070,8 +1071,9 @@ class Member::Thread {
     } else {
       serve(s, f.values.defined() ? f.values : tensor(0));
     }
-    if (f.velocity_arrived == length(s) && f.velocity.defined() && !served(s).shard().kept().empty())
-      std::memcpy(served(s).shard().kept()[0].raw_write(), f.velocity.raw(), f.velocity.bytes());
+    if (f.velocity_arrived == length(s) && f.velocity.defined())
+      if (Tensor v = served(s).shard().velocity(0); v.defined())
+        std::memcpy(v.raw_write(), f.velocity.raw(), f.velocity.bytes());
     serve_early(s);
   }
 

@@ -97,7 +97,8 @@ class Member {
   // What all workers have trained since the last call; rank 0 knows.
   Score trained();
   std::int64_t tickets_done() const;    // of all; rank 0 knows, the others as they heard with their last ticket
-  // The velocity of all shards, at rank 0, for checkpoints; false where the rule keeps none.
+  // The velocity of all shards, at rank 0, for checkpoints (where each worker has its own: rank 0's); false where the rule keeps
+  // none.
   bool velocity(Buffer into);
   Counts counts() const;
   std::vector<ShardEvent> events() const;  // of this rank's first shard, when recorded
