@@ -765,6 +765,14 @@ class Member::Thread {
   }
   void hand_out() {
     if (!begun_) return;
+    bool all_left = true;
+    int may_want = 0;
+    for (int m = 0; m < workers(); m++)
+      if (!left_.count(m) && channel_->living()[std::size_t(m)]) all_left = false, may_want++;
+    // Who makes a step together draws for it together: the batches of a step are then those of one machine with all of them.
+    const bool together = options_.how.kind == Asynchrony::Kind::bsp;
+    std::sort(waiting_for_ticket_.begin(), waiting_for_ticket_.end());
+    if (together && int(waiting_for_ticket_.size()) < may_want) return;
     for (auto w = waiting_for_ticket_.begin(); w != waiting_for_ticket_.end();) {
       const auto t = tickets_.draw(*w, now());
       if (!t) break;
@@ -775,8 +783,6 @@ class Member::Thread {
     for (const int w : waiting_for_ticket_)
       if (told_idle_.insert(w).second) send(w, {ticket_is, 0, 0, none, std::uint64_t(tickets_.count_done()), wanted_[w]}, {});
     if (over_told_) return;
-    bool all_left = true;
-    for (int m = 0; m < workers(); m++) all_left = all_left && (left_.count(m) || !channel_->living()[std::size_t(m)]);
     if (!tickets_.over() && !all_left) return;
     over_told_ = true;
     for (int r = 0; r < ranks_; r++)

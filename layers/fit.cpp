@@ -822,21 +822,14 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     whole = at.so_far = strategy.trained({tally.read().loss, double(correct.item()), seen});
     e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
     e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
-<<<<<<< HEAD
     e.images_per_second = (at.so_far.samples - before) / std::max(1e-9, e.seconds);
-    strategy.end_epoch(e.epoch - 1);
-    strategy.merge_statistics(space);
-    if (strategy.stopped() && !report.stopped) stop(learnt ? "loss below 0.01" : "strategy");
-    if (apart && options.stop_after > 0 && strategy.steps(0) >= options.stop_after) stop("--stop-after");
-=======
-    e.images_per_second = (at.so_far.samples - before) / e.seconds;
     strategy.merge_statistics(space);
     if (ema) {
       Ema::Shown averages(*ema);
       strategy.merge_averages(space);
     }
-    if (strategy.stopped() && !report.stopped) stop("strategy");
->>>>>>> local
+    if (strategy.stopped() && !report.stopped) stop(learnt ? "loss below 0.01" : "strategy");
+    if (apart && options.stop_after > 0 && strategy.steps(0) >= options.stop_after) stop("--stop-after");
     if (report.stopped) {
       if (apart) place(), at.so_far = {};
       save(files.last());

