@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "dist/algorithms.h"
 #include "dist/all_reduce.h"
+#include "dist/asynchrony.h"
 #include "dist/hierarchy.h"
 #include "dist/rendezvous.h"
 #include "dist/socket_channel.h"
@@ -176,6 +177,17 @@ std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
   auto control =
       std::make_shared<Control>(rendezvous, Control::Job{nonce, 0, agreement(variables), std::move(seats)}, deadlines);
   return carry(control, ucx, std::move(gate), rendezvous.token());
+}
+
+bool goes_on_without_lost_ranks(const std::string& strategy) {
+  if (strategy.empty() || strategy == "all-reduce") return false;
+  if (strategy.starts_with("easgd")) return true;  // its centre lies on the servers too
+  try {
+    Asynchrony::parse(strategy);
+    return true;
+  } catch (const Error&) {  // of another family, or none
+    return false;
+  }
 }
 
 std::unique_ptr<Strategy> strategy_from_environment() {
