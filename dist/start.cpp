@@ -115,7 +115,7 @@ std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadline
                          [&](const std::string& address) {
                            mine.address = address;
                            if (chosen_channel(variables) == "ucx" || (chosen_channel(variables).empty() && mine.rdma)) {
-                             ucx = Ucx::open(address);
+                             ucx = Ucx::open(address, {}, place.one_host());
                              mine.ucx = ucx->address();
                            }
                            return mine.text();
