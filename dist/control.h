@@ -46,6 +46,7 @@ class Control {
   const Deadlines& deadlines() const { return deadlines_; }
   double deadline() const { return deadlines_.wait; }
   const Job& job() const { return job_; }  // as it was when this rank came
+  bool goes_on() const { return goes_on_; }
 
   // Any thread.
   void check() const {  // throws CommunicationError when the job has failed

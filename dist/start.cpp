@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "dist/algorithms.h"
 #include "dist/all_reduce.h"
+#include "dist/asynchrony.h"
 #include "dist/hierarchy.h"
 #include "dist/local_sgd.h"
 #include "dist/parameter_server.h"
@@ -116,7 +117,7 @@ std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadline
                          [&](const std::string& address) {
                            mine.address = address;
                            if (chosen_channel(variables) == "ucx" || (chosen_channel(variables).empty() && mine.rdma)) {
-                             ucx = Ucx::open(address);
+                             ucx = Ucx::open(address, {}, place.one_host());
                              mine.ucx = ucx->address();
                            }
                            return mine.text();
@@ -199,6 +200,8 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
 }
 
 }  // namespace
+
+bool goes_on_without_lost_ranks(const std::string& strategy) { return Asynchrony::is_one(strategy); }
 
 std::unique_ptr<Strategy> strategy_from_environment() {
   auto value = [](const char* name) {

@@ -604,8 +604,6 @@ TEST_P(Losses, WhoEndsWellIsNotLostAndWhoFailsIs) {
   EXPECT_EQ(board[11], 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Channels, Losses, testing::Values("sockets", "ucx"));
-
 TEST(Sockets, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
   Board board;
   Processes p(4, quick, [&](int rank, const Variables& v) {
@@ -636,9 +634,9 @@ TEST(Sockets, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
   for (std::size_t r : {0, 1, 3}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
 
-TEST(Sockets, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
+TEST_P(Losses, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
   Board board;
-  Processes p(2, quick, [&](int rank, const Variables& v) {
+  Processes p(2, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     if (rank == 1) {
@@ -663,9 +661,9 @@ TEST(Sockets, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
 }
 
 // ---- and back again ------------------------------------------------------------------------------------------------------
-TEST(Sockets, AKilledRankComesBackTwice) {
+TEST_P(Losses, AKilledRankComesBackTwice) {
   Board board;
-  Processes p(4, quick, [&](int rank, const Variables& v) {
+  Processes p(4, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
     board[20] = int(c->incarnation());
@@ -702,6 +700,8 @@ TEST(Sockets, AKilledRankComesBackTwice) {
   }
   for (std::size_t r : {0, 1, 3, 5}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
+
+INSTANTIATE_TEST_SUITE_P(Channels, Losses, testing::Values("sockets", "ucx"));
 
 TEST(Sockets, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
   Board board;
