@@ -77,7 +77,8 @@ bool Served::pull(int worker, ExchangeId exchange) {
       if (other.here && !other.idle) slowest = std::min(slowest, other.clock);
     w.clock = slowest == UINT64_MAX ? 0 : slowest;
   }
-  w.here = true;
+  // With bsp the others wait for a newcomer from its first push on: they hold tickets already, and it none.
+  w.here = w.here || options_.how.kind != Kind::bsp;
   return true;
 }
 

@@ -585,7 +585,7 @@ class Member::Thread {
                         .place = [this, s](int worker, ExchangeId exchange) { return place_for(s, worker, exchange); }});
     const std::vector<bool> living = channel_->living();
     for (int m = 0; m < workers(); m++)
-      if (!living[std::size_t(m)]) served(s).lost(m);
+      if (!living[std::size_t(m)] || returned_.count(m)) served(s).lost(m);  // until it asks here
   }
   Served& served(int s) { return *served_[std::size_t(s)]; }
   bool serves(int s) const { return served_[std::size_t(s)] != nullptr; }
@@ -786,9 +786,11 @@ class Member::Thread {
     if (!tickets_.over() && !all_left) return;
     over_told_ = true;
     for (int r = 0; r < ranks_; r++)
-      if (channel_->living()[std::size_t(r)])
-        send(r, {over, 0, 0, std::uint64_t(stop_asked_), std::uint64_t(tickets_.count_done())}, {});
+      if (channel_->living()[std::size_t(r)]) tell_over(r);
     count_byes();
+  }
+  void tell_over(int rank) {
+    send(rank, {over, 0, 0, std::uint64_t(stop_asked_), std::uint64_t(tickets_.count_done())}, {});
   }
   void count_byes() {
     if (!over_told_ || end_told_) return;
@@ -1032,6 +1034,7 @@ class Member::Thread {
       case want:
         if (n[number] <= wanted_[from]) return;
         wanted_[from] = n[number];
+        if (over_told_) return tell_over(from);  // it came back late
         waiting_for_ticket_.push_back(from);
         return hand_out();
       case ticket_is:
