@@ -809,7 +809,11 @@ class Member::Thread {
       hand_out();
       count_byes();
     }
-    for (auto& [k, texts] : said_) answer_gathering(k);
+    std::erase_if(told_, [&](const auto& t) { return t.second == rank; });
+    for (auto& [k, texts] : said_) {
+      texts.erase(rank);
+      answer_gathering(k);
+    }
   }
   void answer_gathering(std::uint64_t k) {
     auto& texts = said_[k];

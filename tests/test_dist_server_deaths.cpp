@@ -55,6 +55,7 @@ Outcome run(const Drill& drill) {
         Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, DType::f32, memory);
         float* g = gradient.write<float>();
         for (std::int64_t i = 0; i < n; i++) g[i] = i / 64 % drill.ranks == r ? -1.f : 0.f;
+        if (member.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
         member.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
                      {.how = Asynchrony::parse(drill.strategy),
                       .servers = drill.servers,
