@@ -219,6 +219,10 @@ class Member::Thread {
     });
   }
 
+  void ask() {
+    wait("the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
+    tell([this] { start({}); });
+  }
   bool pull(Buffer parameters, Buffer statistics) {
     const double begin = now();
     bool taken = true;
@@ -240,17 +244,14 @@ class Member::Thread {
   void finish(Buffer parameters, Buffer statistics) {
     leave();
     wait("the others to end", [&] { return over_; }, [] {}, [] {});
-    if (trains()) wait("the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
-    tell([this] {
-      if (trains())
-        start({});
-      else
-        send(0, {bye}, {});
-    });
     if (trains()) {
+      ask();
       pull(parameters, statistics);
-      tell([this] { send(0, {bye}, {}); });
     }
+    tell([this] {
+      said_bye_ = true;
+      send(0, {bye}, {});
+    });
     wait("the others to end", [&] { return ended_; }, [] {}, [] {});
   }
   void stop() {
@@ -410,7 +411,7 @@ class Member::Thread {
         std::deque<Sending> before;  // done() may bring new messages, and these new answers
         before.swap(sends_);
         for (Sending& s : before)
-          if (!s.work.done()) sends_.push_back(std::move(s));
+          if (!gone_well([&] { return s.work.done(); })) sends_.push_back(std::move(s));
         if (now() >= next_look) {
           next_look = now() + 0.5;
           look_around();
@@ -422,8 +423,19 @@ class Member::Thread {
     }
   }
 
+  // At the end a rank may have left that this one still has something to say to, of a loss for example. If there is more to
+  // it, progress() says so.
+  template <class F>
+  bool gone_well(const F& f) {
+    try {
+      return f();
+    } catch (const CommunicationError&) {
+      if (!said_bye_) throw;
+      return true;
+    }
+  }
   void send(int to, const Note& note, std::span<const std::byte> bytes, std::shared_ptr<void> keep = {}) {
-    sends_.push_back({channel_->send(to, note, bytes), std::move(keep)});
+    gone_well([&] { return sends_.push_back({channel_->send(to, note, bytes), std::move(keep)}), true; });
     std::lock_guard lock(mutex_);
     counts_.bytes += to == rank_ ? 0 : std::int64_t(bytes.size());
   }
@@ -1071,6 +1083,7 @@ class Member::Thread {
         tickets_.lost(from);
         return hand_out();
       case bye:
+        if (end_told_) return send(from, {end}, {});  // it came back late
         byes_.insert(from);
         return count_byes();
       case end: return change([&] { ended_ = true; });
@@ -1118,7 +1131,7 @@ class Member::Thread {
   std::shared_ptr<void> landing_, statistics_out_;
   std::uint64_t landing_block_ = 0;
 
-  bool begun_ = false, ready_ = false;
+  bool begun_ = false, ready_ = false, said_bye_ = false;
   std::vector<std::function<void()>> before_begin_;
   std::list<std::pair<Note, std::string>> waiting_room_;
   std::vector<float> scales_;
@@ -1214,6 +1227,7 @@ void Member::push(Buffer gradient, Buffer statistics, std::int64_t samples, cons
 }
 bool Member::pull(Buffer parameters, Buffer statistics) { return thread_->pull(parameters, statistics); }
 void Member::finish(Buffer parameters, Buffer statistics) { thread_->finish(parameters, statistics); }
+void Member::ask() { thread_->ask(); }
 void Member::stop() { thread_->stop(); }
 bool Member::stopped() const { return thread_->stopped(); }
 Score Member::trained() { return thread_->trained(); }

@@ -85,7 +85,8 @@ class Member {
   std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop = {});
   // For the ticket that was drawn last. statistics: the running ones after its batches.
   void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score);
-  // The answer to the last push, or to begin(). True when its gradient was taken, false when it was refused: not finite.
+  void ask();  // for the weights alone
+  // The answer to the last push, to ask() or to begin(). True when its gradient was taken, false when it was refused: not finite.
   bool pull(Buffer parameters, Buffer statistics);
   // Nothing comes from here any more: what was drawn is drawn again by others, and the run is over when all workers say so.
   void leave();
