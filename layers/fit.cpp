@@ -714,6 +714,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                   .validation_accuracy = {},
                   .test_loss = {},
                   .test_accuracy = {}};
+    strategy.begin_epoch(e.epoch - 1);
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
     correct.fill(at.so_far.correct);

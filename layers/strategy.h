@@ -8,6 +8,7 @@
 //   begin(space)                broadcast the first weights, hook the gradients
 //   bind(optimizer)             after the optimizer has its state
 //   plan(rate, done, total)     after a run that is resumed was loaded
+//   begin_epoch(epoch)
 //   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
 //   end_epoch(epoch), end()     after each every rank holds the same weights
 // Parameters change only inside step(). Between begin() and end() the backend must not go away.
@@ -68,6 +69,7 @@ class Strategy {
   virtual bool gives_up(const StepState& state) const { return state.not_finite == 1; }
   virtual std::string not_finite_on() const { return ""; }
 
+  virtual void begin_epoch(int epoch) { (void)epoch; }
   virtual void end_epoch(int epoch) { (void)epoch; }
   virtual void end() {}
 

@@ -83,6 +83,7 @@ struct OwnLoop {
   int accumulate = 1;
   MakeOptimizer optimizer = usual_sgd;
   std::function<double(std::int64_t step)> rate = {};  // empty: the optimizer's own
+  bool begins_epochs = true;                           // tells the strategy
 };
 
 // The seven lines of a user's own loop, on any strategy, in double on the reference backend.
@@ -110,6 +111,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   Accumulation accumulation(space, *optimizer, o.accumulate, per_epoch);
   int done = 0;
   for (int epoch = 0; done < o.steps; epoch++) {
+    if (o.begins_epochs) strategy.begin_epoch(epoch);
     source.start(epoch);
     for (Batch batch; done < o.steps && source.next(batch);) {
       if (o.rate) optimizer->learning_rate(o.rate(done));

@@ -138,6 +138,33 @@ Numbers cocod_by_hand(int n, const OwnLoop& o, std::int64_t steps) {
   return machines.mean();
 }
 
+Numbers easgd_by_hand(int n, const OwnLoop& o, std::int64_t steps) {
+  Machines<Plain> machines(n, o);
+  Numbers z = machines.mean();
+  std::int64_t made = 0, done = 0;
+  auto exchange = [&] {
+    Numbers pulls(z.size());
+    for (auto& m : machines.all) {
+      Numbers x = m.x();
+      for (std::size_t i = 0; i < x.size(); i++) {
+        const double pull = 0.9 / n * (x[i] - z[i]);
+        x[i] -= pull, pulls[i] += pull;
+      }
+      m.x(x);
+    }
+    for (std::size_t i = 0; i < z.size(); i++) z[i] += pulls[i];
+    made = 0;
+  };
+  for (int epoch = 0; done < o.steps; epoch++) {
+    for (auto& m : machines.all) m.source->start(epoch);
+    while (done < o.steps && machines.step(0))
+      if (done++; ++made == steps) exchange();
+    if (made > 0) exchange();
+    if (!o.begins_epochs) machines.set(z);
+  }
+  return z;
+}
+
 // ---- what is computed --------------------------------------------------------------------------------------------------
 TEST(LocalSgd, OneStepBetweenExchangesIsAllReduce) {
   for (int n : {2, 3, 4})
@@ -186,6 +213,16 @@ TEST(LocalSgd, CocodAddsWhatWasDoneSinceToTheMean) {
       const auto got = trained(n, "cocod-sgd:" + std::to_string(steps), o, {.bucket_bytes = 4096});
       EXPECT_LE(furthest(got[0].weights, cocod_by_hand(n, o, steps)), 1e-12) << n << " ranks, " << steps << " steps";
     }
+}
+
+TEST(LocalSgd, EasgdDrawsRanksAndTheirCentreTogether) {
+  for (int n : {2, 3})
+    for (std::int64_t steps : {1, 2, 3, 8})
+      for (bool begins : {true, false}) {
+        const OwnLoop o{.global_batch = 24, .steps = 25, .begins_epochs = begins};
+        const auto got = trained(n, "easgd:" + std::to_string(steps), o, {.bucket_bytes = 4096});
+        EXPECT_LE(furthest(got[0].weights, easgd_by_hand(n, o, steps)), 1e-12) << n << " ranks, " << steps << " steps";
+      }
 }
 
 TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
@@ -237,7 +274,7 @@ TEST(LocalSgd, AResumedRunKnowsWhetherTheRateHasDecayed) {
 }
 
 TEST(LocalSgd, OneRankIsOneMachineBitForBit) {
-  for (const char* strategy : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3"}) {
+  for (const char* strategy : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3"}) {
     Ended whole, own;
     Strategy one;
     const OwnLoop o{.steps = 12, .rate = [](std::int64_t step) { return step < 6 ? 0.1 : 0.02; }};
@@ -285,7 +322,7 @@ TEST(LocalSgd, TheSimulatorComputesTheSame) {
 }
 
 // ---- the whole loop ----------------------------------------------------------------------------------------------------
-const char* const all_kinds[] = {"local-sgd:4", "post-local-sgd:4", "cocod-sgd:4"};
+const char* const all_kinds[] = {"local-sgd:4", "post-local-sgd:4", "cocod-sgd:4", "easgd:4"};
 
 TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {
   for (const char* strategy : all_kinds)
@@ -303,7 +340,7 @@ TEST(LocalSgd, TheLearningRateIsNotScaled) {
 }
 
 TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
-  for (auto [strategy, exchanges] : {std::pair{"local-sgd:3", 1}, {"post-local-sgd:3", 1}, {"cocod-sgd:3", 2}}) {
+  for (auto [strategy, exchanges] : {std::pair{"local-sgd:3", 1}, {"post-local-sgd:3", 1}, {"cocod-sgd:3", 2}, {"easgd:3", 2}}) {
     const auto runs = on_ranks(3, strategy, [](Strategy& s, Ended& run) {
       fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
         if (made == 21 && s.rank() == 1) s.request_stop();
@@ -319,7 +356,7 @@ TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
 }
 
 TEST(LocalSgd, ALossThatIsNotFiniteOnOneRankStopsAll) {
-  for (const char* strategy : {"local-sgd:3", "local-sgd:100", "post-local-sgd:3", "cocod-sgd:3", "cocod-sgd:100"})
+  for (const char* strategy : {"local-sgd:3", "local-sgd:100", "post-local-sgd:3", "cocod-sgd:3", "cocod-sgd:100", "easgd:3", "easgd:100"})
     for (int culprit : {0, 2}) {
       const auto runs = on_ranks(3, strategy, [&](Strategy& s, Ended& run) {
         fit_on(s, run, quiet(3), [&](Batch& batch, std::int64_t) {
@@ -353,7 +390,7 @@ TEST(LocalSgd, FewerBytesTravel) {
     return measured["sent_bytes"];
   };
   const double always = sent("all-reduce");
-  for (const char* strategy : {"local-sgd:8", "cocod-sgd:8"}) {
+  for (const char* strategy : {"local-sgd:8", "cocod-sgd:8", "easgd:8"}) {
     const double ratio = always / sent(strategy);
     EXPECT_GT(ratio, 6.5) << strategy;  // with the first weights, an exchange at the end, and a comparison
     EXPECT_LT(ratio, 8.5) << strategy;
@@ -387,7 +424,7 @@ TEST(LocalSgd, NamesAreRead) {
 }
 
 TEST(LocalSgd, ARankThatDiesStopsTheOthers) {
-  for (const char* strategy : {"local-sgd:3", "cocod-sgd:3"})
+  for (const char* strategy : {"local-sgd:3", "cocod-sgd:3", "easgd:3"})
     for (std::int64_t at : {3, 20, 77}) {
       Outcome outcome;
       const auto runs =
