@@ -63,11 +63,12 @@ class Channel {
 struct ChannelFaults {
   struct Death {
     int rank;
-    std::int64_t at;  // throws Killed out of its at-th call of send(), from 0, and is then lost to the others
+    std::int64_t at;  // throws Killed out of its at-th call of send(), from 0, and is then lost to the others; the count
+                      // goes on when it returns
   };
   std::vector<Death> deaths = {};
   std::uint64_t delays = 0;      // seed; messages of different senders overtake each other. 0: they do not
-  bool duplicates = false;       // with delays: now and then one without bytes arrives twice
+  bool duplicates = false;       // with delays: now and then one without bytes comes again, after others
   bool shared_memory = true;     // false: shared_by() is always empty, as between hosts
   std::int64_t* sends = nullptr;  // counts calls of send() over all ranks, when all are gone
 };
@@ -76,5 +77,7 @@ struct ChannelFaults {
 // exception is in flight counts as a death.
 std::vector<std::unique_ptr<Channel>> in_process_channels(int ranks, double deadline = 300,
                                                           const ChannelFaults& faults = {});
+// A rank that was lost comes back, with a fresh channel; `other`: any channel of the job, which may be in use meanwhile.
+std::unique_ptr<Channel> in_process_return(Channel& other, int rank);
 
 }  // namespace tandem

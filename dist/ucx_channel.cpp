@@ -33,6 +33,13 @@ class UcxChannel : public Channel, private Link {
   }
   int rank() const override { return control_->rank(); }
   int size() const override { return control_->size(); }
+  std::string where(int rank) const override { return control_->name(rank); }
+  std::vector<bool> living() const override { return std::vector<bool>(std::size_t(size()), true); }
+  std::shared_ptr<void> share(std::size_t bytes) override {
+    return {new std::byte[bytes](), [](void* p) { delete[] static_cast<std::byte*>(p); }};
+  }
+  std::span<std::byte> shared_by(int, int) override { return {}; }
+  void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
   void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
 
   Work send(int to, const Note& note, std::span<const std::byte> bytes) override {

@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
+#include <map>
+#include <set>
 #include <thread>
+
+#include "dist/in_process.h"
 
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
@@ -14,8 +19,8 @@ namespace tandem::test {
 namespace {
 
 template <class Body>
-std::vector<std::string> on_channels(int n, const Body& body, double deadline = 20) {
-  auto channels = in_process_channels(n, deadline);
+std::vector<std::string> on_channels(int n, const Body& body, double deadline = 20, const ChannelFaults& faults = {}) {
+  auto channels = in_process_channels(n, deadline, faults);
   return ranks_say(n, [&](int r) {
     auto c = std::move(channels[std::size_t(r)]);
     body(*c);
@@ -64,6 +69,197 @@ TEST(CommunicatorChannel, NoRoomAndNoReceiverAreNamed) {
     if (c.rank() == 1) c.send(0, {}, bytes).wait();
   });
   EXPECT_EQ(said[1], "rank 1 sends a message to rank 0, which has left");
+}
+
+// ---- ranks that are lost, and come back ----------------------------------------------------------------------------------
+TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
+  for (std::uint64_t seed : {0, 1, 2, 3}) {
+    std::int64_t sends = 0;
+    std::vector<std::string> told(5);
+    const auto said = on_channels(
+        5,
+        [&](Channel& c) {
+          Listener l(c);
+          for (std::uint64_t i = 0; i < 40; i++)
+            for (int to = 0; to < 5; to++) c.send(to, {i}).wait();  // also to the dead
+          l.until([&] { return l.lost == std::set<int>{2, 4}; });
+          l.until([&] { return l.notes[0].size() >= 40 && l.notes[1].size() >= 40 && l.notes[3].size() >= 40; });
+          told[std::size_t(c.rank())] = l.told;
+          EXPECT_EQ(c.living(), (std::vector<bool>{true, true, false, true, false}));
+          for (auto& [from, notes] : l.notes)
+            for (std::size_t i = 0; i < notes.size(); i++) EXPECT_EQ(notes[i], i) << "of rank " << from;
+          for (int r : {0, 1, 3}) c.send(r, {40}).wait();
+          l.until([&] { return l.notes[0].size() == 41 && l.notes[1].size() == 41 && l.notes[3].size() == 41; });
+        },
+        20, {.deaths = {{2, 7}, {4, 23}}, .delays = seed, .sends = &sends});
+    for (std::size_t r : {0, 1, 3}) EXPECT_EQ(said[r], "") << "rank " << r;
+    EXPECT_EQ(said[2], "rank 2 is killed by the test");
+    EXPECT_EQ(said[4], "rank 4 is killed by the test");
+    EXPECT_EQ(told[1], told[0]);
+    EXPECT_EQ(told[3], told[0]);
+    EXPECT_EQ(sends, 3 * 203 + 8 + 24);
+  }
+}
+
+TEST(CommunicatorChannel, WithoutRankZeroOrSomebodyWhoHearsOfItALossIsEverybodysFailure) {
+  auto said = on_channels(
+      3,
+      [](Channel& c) {
+        Listener l(c);
+        if (c.rank() == 0) c.send(1, {}), c.send(1, {});
+        l.until([] { return false; });
+      },
+      20, {.deaths = {{0, 1}}});
+  for (const auto& s : said) EXPECT_EQ(s, "rank 0 is killed by the test");
+  said = on_channels(
+      3,
+      [](Channel& c) {
+        c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
+                      .arrived = [](int, const Note&, std::span<std::byte>) {}});
+        if (c.rank() == 2) c.send(1, {});
+        for (;;)
+          if (!c.progress()) c.rest();
+      },
+      20, {.deaths = {{2, 0}}});
+  for (const auto& s : said) EXPECT_EQ(s, "rank 2 is killed by the test");
+  said = on_channels(3, [](Channel& c) {
+    Listener l(c);
+    if (c.rank() == 1) c.fail(2, "rank 2 has done it");
+    l.until([] { return false; });
+  });
+  for (const auto& s : said) EXPECT_EQ(s, "rank 2 has done it");
+}
+
+TEST(CommunicatorChannel, WhoEndsWithAnErrorIsLostAndWhoEndsWellIsNot) {
+  const auto said = on_channels(4, [](Channel& c) {
+    Listener l(c);
+    if (c.rank() == 2) throw Error("a full disk");
+    if (c.rank() == 3) return;
+    l.until([&] { return l.lost.count(2) > 0; });
+    EXPECT_EQ(l.told, "rank 2 has left with an error; ");
+  });
+  EXPECT_EQ(said, (std::vector<std::string>{"", "", "a full disk", ""}));
+}
+
+TEST(CommunicatorChannel, ALostRankComesBack) {
+  for (std::uint64_t seed : {0, 5, 6}) {
+    auto channels = in_process_channels(3, 20, {.deaths = {{1, 2}, {1, 4}}, .delays = seed});
+    std::vector<std::string> told(3);
+    all_well(ranks_say(3, [&](int r) {
+      auto c = std::move(channels[std::size_t(r)]);
+      if (r != 1) {
+        Listener l(*c);
+        std::uint64_t sent = 0;
+        // Messages to rank 1 all the while: none may reach another incarnation than the one that this rank knows.
+        std::uint64_t era = 0;
+        l.until([&] {
+          const auto told_so_far = l.told;
+          era = std::uint64_t(std::count(told_so_far.begin(), told_so_far.end(), ';'));
+          c->send(1, {era, sent++}).wait();
+          return told_so_far.find("back as 2") != std::string::npos && l.notes[1].size() >= 2 && l.notes[1].back() == 999;
+        });
+        told[std::size_t(r)] = l.told;
+        // Each of rank 0 and 2 stays until the other is done with it.
+        c->send(2 - r, {0}).wait();
+        l.until([&] { return !l.notes[2 - r].empty(); });
+        return;
+      }
+      for (std::uint64_t k = 0; k < 3; k++) {
+        require(c->incarnation() == k, "incarnation ", c->incarnation(), " instead of ", k);
+        require(c->living()[1], "rank 1 is not there for itself");
+        try {
+          Listener l(*c);
+          if (k == 2) {
+            c->send(0, {999}).wait();
+            c->send(2, {999}).wait();
+            // Both have heard of everything before they end.
+            for (int i = 0; i < 20; i++)
+              if (!c->progress()) c->rest();
+          } else {
+            for (std::uint64_t i = 0;; i++) c->send(int(i % 2) * 2, {i}).wait();
+          }
+          for (auto& [from, eras] : l.notes)
+            for (std::uint64_t e : eras) require(e == 2 * k, "rank ", from, " sent to another incarnation");
+          require(l.told.empty(), "who came back was told ", l.told);
+        } catch (const Killed&) {
+          auto fresh = in_process_return(*c, 1);
+          c = std::move(fresh);
+        }
+      }
+    }));
+    EXPECT_EQ(told[0],
+              "rank 1 is killed by the test; rank 1 is back as 1; rank 1 is killed by the test; rank 1 is back as 2; ");
+    EXPECT_EQ(told[2], told[0]);
+  }
+}
+
+TEST(CommunicatorChannel, MemoryIsShared) {
+  for (bool shared : {true, false}) {
+    auto channels = in_process_channels(2, 20, {.deaths = {{1, 1}}, .shared_memory = shared});
+    all_well(ranks_say(2, [&](int r) {
+      auto c = std::move(channels[std::size_t(r)]);
+      if (r == 1) {
+        try {
+          auto a = c->share(100), b = c->share(5000);
+          static_cast<int*>(b.get())[1] = 7;
+          Listener l(*c);
+          c->send(0, {1}).wait();
+          c->send(0, {2});
+        } catch (const Killed&) {
+          c = in_process_return(*c, 1);
+        }
+        auto a = c->share(8);
+        Listener l(*c);
+        c->send(0, {3}).wait();
+        l.until([&] { return !l.notes[0].empty(); });
+        require(static_cast<int*>(a.get())[1] == (shared ? 9 : 0), "rank 0 has written ", static_cast<int*>(a.get())[1]);
+        return;
+      }
+      Listener l(*c);
+      l.until([&] { return l.notes[1].size() == 1; });
+      auto old = c->shared_by(1, 1);
+      require(old.size() == (shared ? 5000 : 0), "a block of ", old.size());
+      l.until([&] { return l.notes[1].size() == 2; });
+      require(old.empty() || reinterpret_cast<int*>(old.data())[1] == 7, "what rank 1 wrote is gone");
+      auto fresh = c->shared_by(1, 0);
+      require(fresh.size() == (shared ? 8 : 0) && c->shared_by(1, 1).empty(), "a fresh block of ", fresh.size());
+      if (shared) reinterpret_cast<int*>(fresh.data())[1] = 9;
+      c->send(1, {4}).wait();
+    }));
+  }
+}
+
+TEST(CommunicatorChannel, DelayedMessagesOfARankKeepTheirOrderAndSomeComeTwice) {
+  std::set<std::vector<int>> orders;
+  int doubles = 0;
+  for (std::uint64_t seed : {0, 7, 8, 9}) {
+    std::vector<int> order;
+    all_well(on_channels(
+        4,
+        [&](Channel& c) {
+          std::map<int, std::uint64_t> next;
+          int twice = 0;
+          c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
+                        .arrived =
+                            [&](int from, const Note& note, std::span<std::byte>) {
+                              require(note[0] <= next[from], "message ", note[0], " of rank ", from, " after ", next[from]);
+                              twice += note[0] < next[from];
+                              next[from] = std::max(next[from], note[0] + 1);
+                              order.push_back(from);
+                            }});
+          if (c.rank() == 0)
+            while (next[1] + next[2] + next[3] < 300)
+              if (!c.progress()) c.rest();
+          if (c.rank() == 0) doubles += twice;
+          std::vector<Work> works;
+          for (std::uint64_t i = 0; i < 100 && c.rank() > 0; i++) works.push_back(c.send(0, {i}));
+          for (Work& w : works) w.wait();
+        },
+        20, {.delays = seed, .duplicates = seed != 8}));
+    orders.insert(order);
+  }
+  EXPECT_GT(doubles, 10);
+  EXPECT_EQ(orders.size(), 4u);
 }
 
 }  // namespace
