@@ -56,13 +56,14 @@ class LocalSgd : public Replicas {
     optimizer.stage();
   }
 
-  void plan(const Rates& rate, std::int64_t done, std::int64_t total) override {
-    steps_ = done;
+  void follow(const Course& course) override {
+    steps_ = course.done;
     set_centre();
-    first_decay_ = total / 2;
+    const double total = double(course.epochs) * course.steps_per_epoch;
+    first_decay_ = std::int64_t(total / 2);
     double largest = 0, before = 0;
-    for (std::int64_t step = 0; step < total; step++) {
-      const double r = rate(step);
+    for (std::int64_t step = 0; double(step) < total; step++) {
+      const double r = course.learning_rate(double(step));
       if (r < 0.9 * before || r < 0.5 * largest) {
         first_decay_ = step;
         break;
@@ -140,7 +141,7 @@ class LocalSgd : public Replicas {
   std::int64_t steps_between() const {
     if (how_.kind != LocalSteps::Kind::post_local) return how_.steps;
     if (first_decay_ < 0)
-      refuse(name(), " asks when the learning rate decays: call plan() before the first step, as fit() does");
+      refuse(name(), " asks when the learning rate decays: call follow() before the first step, as fit() does");
     return steps_ < first_decay_ ? 1 : how_.steps;
   }
 
