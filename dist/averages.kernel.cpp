@@ -20,6 +20,17 @@ struct JoinMean {
   TANDEM_HD void operator()(std::int64_t i) const { x[i] = sent[i] = sum[i] = sum[i] / ranks + (x[i] - sent[i]); }
 };
 
+template <class T>
+struct DrawTogether {
+  T alpha;
+  T *x, *z, *sum;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    z[i] += sum[i];
+    sum[i] = alpha * (x[i] - z[i]);
+    x[i] -= sum[i];
+  }
+};
+
 }  // namespace
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks) {
@@ -31,6 +42,12 @@ void take_mean(Tensor& x, const Tensor& sum, int ranks) {
 void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks) {
   dispatch_wide(x.dtype(), "the mean over ranks", [&]<class T> {
     launch(x.backend(), x.elements(), JoinMean<T>{T(ranks), x.write<T>(), sent.write<T>(), sum.write<T>()});
+  });
+}
+
+void draw_together(Tensor& x, Tensor& z, Tensor& sum, double alpha) {
+  dispatch_wide(x.dtype(), "the centre of all ranks", [&]<class T> {
+    launch(x.backend(), x.elements(), DrawTogether<T>{T(alpha), x.write<T>(), z.write<T>(), sum.write<T>()});
   });
 }
 

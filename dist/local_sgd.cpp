@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/backend.h"
+#include "core/elementwise.h"
 #include "dist/averages.h"
 #include "dist/on_devices.h"
 #include "dist/reducer.h"
@@ -46,7 +47,7 @@ class LocalSgd : public Replicas {
     buckets_ = cut(space.elements(), space.values.dtype(), options_.bucket_bytes);
     if (size() == 1) return;
     sum_ = vector(shared_memory(backend, space.values.bytes()));
-    if (how_.kind == LocalSteps::Kind::cocod) sent_ = vector(nullptr);
+    if (how_.kind == LocalSteps::Kind::cocod || elastic()) other_ = vector(nullptr);
   }
 
   void bind(Optimizer& optimizer) override {
@@ -55,12 +56,14 @@ class LocalSgd : public Replicas {
     optimizer.stage();
   }
 
-  void plan(const Rates& rate, std::int64_t done, std::int64_t total) override {
-    steps_ = done;
-    first_decay_ = total / 2;
+  void follow(const Course& course) override {
+    steps_ = course.done;
+    set_centre();
+    const double total = double(course.epochs) * course.steps_per_epoch;
+    first_decay_ = std::int64_t(total / 2);
     double largest = 0, before = 0;
-    for (std::int64_t step = 0; step < total; step++) {
-      const double r = rate(step);
+    for (std::int64_t step = 0; double(step) < total; step++) {
+      const double r = course.learning_rate(double(step));
       if (r < 0.9 * before || r < 0.5 * largest) {
         first_decay_ = step;
         break;
@@ -71,6 +74,7 @@ class LocalSgd : public Replicas {
 
   void step(Optimizer& optimizer, const Variable& loss) override {
     if (optimizer_ != &optimizer) bind(optimizer);
+    if (!centred_ || shown_) set_centre();  // a loop that does not call begin_epoch() goes on from the centre
     optimizer.step(&loss.value());
     stepped();
   }
@@ -86,6 +90,9 @@ class LocalSgd : public Replicas {
     return size() == 1 || not_finite_ < 0 || bad() ? "" : communicator_->where(not_finite_);
   }
 
+  void begin_epoch(int) override {
+    if (std::exchange(shown_, false)) swap_with_centre();
+  }
   void end_epoch(int) override {
     settle();
     if (size() > 1 && not_finite_ < 0) compare_weights();
@@ -102,7 +109,8 @@ class LocalSgd : public Replicas {
     optimizer_ = nullptr;
     if (over_) sent_by_devices_ = over_->bytes_sent();
     over_.reset(), flags_.reset(), ready_.reset();
-    sum_ = sent_ = {};
+    sum_ = other_ = {};
+    centred_ = shown_ = false;
   }
 
   ClockOffset watch(Trace& trace) override {
@@ -127,11 +135,13 @@ class LocalSgd : public Replicas {
     void* at = memory.get();
     return Tensor::wrap(backend, at, x.shape(), x.dtype(), std::move(memory));
   }
+  bool elastic() const { return how_.kind == LocalSteps::Kind::elastic; }
+  bool overlaps() const { return elastic() || how_.kind == LocalSteps::Kind::cocod; }
   bool bad() const { return optimizer_->read_state().not_finite == 1; }  // waits for the device
   std::int64_t steps_between() const {
     if (how_.kind != LocalSteps::Kind::post_local) return how_.steps;
     if (first_decay_ < 0)
-      refuse(name(), " asks when the learning rate decays: call plan() before the first step, as fit() does");
+      refuse(name(), " asks when the learning rate decays: call follow() before the first step, as fit() does");
     return steps_ < first_decay_ ? 1 : how_.steps;
   }
 
@@ -141,11 +151,11 @@ class LocalSgd : public Replicas {
     steps_++, made_++;
     if (size() == 1 || not_finite_ >= 0 || made_ < until) return;
     made_ = 0;
-    if (how_.kind == LocalSteps::Kind::cocod)
-      go_on_from_the_last_mean();
+    if (overlaps())
+      meet();
     else
       take_mean_of_all();
-    equal_ = how_.kind != LocalSteps::Kind::cocod;
+    equal_ = !overlaps();
   }
 
   void take_mean_of_all() {
@@ -158,22 +168,36 @@ class LocalSgd : public Replicas {
     take_mean(space_->values, sum_, size());
     space_->count_writes(space_->all());
   }
-  // This one, and then the next mean is under way.
-  void go_on_from_the_last_mean() {
+  // The last sum is used, and then the next is under way.
+  void meet() {
     quiet();
     if (not_finite_ >= 0) return;
-    join();
+    use();
     start();
   }
   // The weights of a step that is to be looked at stay as they are.
-  void join() {
-    if (std::exchange(fresh_, false) && !bad()) {
-      join_mean(space_->values, sent_, sum_, size());
-      space_->count_writes(space_->all());
-      return;
+  void use() {
+    const bool fresh = std::exchange(fresh_, false), mine = !bad();
+    if (elastic()) {
+      if (!fresh) sum_.fill(0);
+      if (mine) draw_together(space_->values, other_, sum_, 0.9 / size());
+    } else if (fresh && mine) {
+      join_mean(space_->values, other_, sum_, size());
+    } else {
+      other_.copy_from(space_->values);
+      sum_.copy_from(space_->values);
     }
-    sent_.copy_from(space_->values);
+    space_->count_writes(space_->all());
+  }
+  void set_centre() {
+    centred_ = true, shown_ = false;
+    if (elastic() && size() > 1) other_.copy_from(space_->values);
+  }
+  void swap_with_centre() {
     sum_.copy_from(space_->values);
+    space_->values.copy_from(other_);
+    other_.copy_from(sum_);
+    space_->count_writes(space_->all());
   }
 
   // Sums over all ranks, of sum_ and of what this one has to tell.
@@ -203,11 +227,21 @@ class LocalSgd : public Replicas {
 
   // All ranks have the same weights.
   void settle() {
-    if (size() == 1) return;
+    if (size() == 1 || shown_) return;
+    if (elastic()) return show_centre();
     quiet();
-    if (fresh_ && not_finite_ < 0) join();
+    if (fresh_ && not_finite_ < 0) use();
     if (!(equal_ && made_ == 0) && not_finite_ < 0) take_mean_of_all();
     made_ = 0, equal_ = true;
+  }
+  void show_centre() {
+    if (made_ > 0) meet();
+    quiet();
+    made_ = 0;
+    if (not_finite_ >= 0) return;
+    if (std::exchange(fresh_, false)) add_into(other_, sum_);
+    swap_with_centre();
+    shown_ = true;
   }
   void compare_weights() {
     space_->backend().synchronize();
@@ -222,11 +256,12 @@ class LocalSgd : public Replicas {
   std::unique_ptr<Event> ready_;                // on a device: what is to be summed is there
   std::vector<Range> buckets_;
   Tensor sum_;                                      // over ranks; weights change only when all of it has arrived
-  Tensor sent_;                                     // cocod: x as it went into sum_
+  Tensor other_;                                    // cocod: x as it went into sum_; easgd: the centre, or x while that is shown
   std::int64_t steps_ = 0, made_ = 0;               // in all; since the last exchange
   std::int64_t first_decay_ = -1;                   // the step before which the learning rate first decays; −1: unknown
   bool equal_ = true;                               // after the last exchange all ranks had the same weights
   bool under_way_ = false, fresh_ = false;          // a sum; one that has arrived and is not used yet
+  bool centred_ = false, shown_ = false;            // easgd: there is a centre; the model has it
   float told_[2] = {0, 0};                          // of all ranks, the largest: ranks − a rank that is bad; wants to stop
   int not_finite_ = -1;                             // the first rank of which all know that a step was not finite
   std::uint64_t sent_by_devices_ = 0;               // in a run that has ended

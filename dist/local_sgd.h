@@ -6,14 +6,18 @@
 //                   one step to the next, or to half of its largest; where it never does, for half of the run (Lin et al. 2018)
 //   cocod-sgd       the mean is made while the next steps run, and then what they did is added to it:
 //                   x = mean of what was sent + (x − what this rank sent) (Shen et al. 2019)
+//   easgd           each rank is drawn to a centre z, and the centre to all of them: x −= α(x − z), z += Σα(x − z), α = 0.9/ranks.
+//                   That sum, too, is made while the next steps run: it is not needed before the next exchange. What is evaluated,
+//                   saved, and left at the end is the centre; ranks go on from their own weights (Zhang, Choromanska and LeCun
+//                   2015, the synchronous form; in the simulator workers come to the centre one by one, as in theirs without)
 //
 // Velocities and moments stay where they are: any optimizer will do. With SGD one step between exchanges is all-reduce, since
 // the mean of velocities is the velocity of the mean. A picture weighs the same on all ranks, also in a last batch of which they
 // have shares that differ. The learning rate is not scaled by the number of ranks: a step is made on the batch of one.
 //
-// At the end of an epoch all ranks hold the mean, and running statistics are merged as under all-reduce. Wishes to stop and losses
-// that are not finite ride on the exchanges, so all ranks hear of them at the same step; under cocod-sgd that is the exchange
-// after. When a rank is lost, its host or another writes its own weights, those of no other: at most so many steps past a mean.
+// At the end of an epoch all ranks hold the mean, or the centre, and running statistics are merged as under all-reduce. Wishes to stop and losses
+// that are not finite ride on the exchanges, so all ranks hear of them at the same step; under cocod-sgd and easgd that is
+// the exchange after. When a rank is lost, its host or another writes its own weights, those of no other: at most so many steps past a mean.
 // A run that is resumed begins with the velocity of the rank that saved it, on all ranks.
 #pragma once
 #include <memory>

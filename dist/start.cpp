@@ -224,8 +224,8 @@ std::unique_ptr<Strategy> strategy_from_environment() {
     return local_sgd(std::move(communicator), *local, {.deadline = Deadlines::from(process_environment()).wait});
   }
   if (!strategy.empty() && strategy != "all-reduce")
-    refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce; local-sgd:STEPS, post-local-sgd:STEPS or cocod-sgd:STEPS; ",
-           "bsp, ssp:STEPS or an update rule of the parameter server: ", listed(rule_names()));
+    refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce; local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or ",
+           "easgd:STEPS; bsp, ssp:STEPS or an update rule of the parameter server: ", listed(rule_names()));
   const double top_k = wire.starts_with("topk:") ? share_in(wire.substr(5)) : 0;
   if (!wire.empty() && wire != "f32" && wire != "bf16" && top_k == 0)
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");

@@ -606,7 +606,6 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     files.begin();
   }
   const std::int64_t began = at.step;
-  strategy.plan(rate_of, at.step, std::int64_t(total));
 
   // What may still be refused comes before the first line is written; a run with nothing left to do writes none.
   const std::int64_t last_step =
@@ -741,6 +740,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   double seen = 0;
   strategy.follow({.epochs = options.epochs,
                    .stop_after = options.stop_after,
+                   .done = at.step,
                    .steps_per_epoch = steps_per_epoch,
                    .learning_rate = rate_of,
                    .so_far = [&] { return Score{tally.read().loss, double(correct.item()), seen}; },
@@ -760,6 +760,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                   .validation_accuracy = {},
                   .test_loss = {},
                   .test_accuracy = {}};
+    strategy.begin_epoch(e.epoch - 1);
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
     correct.fill(at.so_far.correct);

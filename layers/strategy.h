@@ -8,7 +8,8 @@
 //   memory()                    where the parameter vectors live
 //   begin(space)                broadcast the first weights, hook the gradients
 //   bind(optimizer)             after the optimizer has its state
-//   plan(rate, done, total)     after a run that is resumed was loaded
+//   follow(course)              after a run that is resumed was loaded
+//   begin_epoch(epoch)
 //   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
 //   end_epoch(epoch), end()     after each every rank holds the same weights
 // Parameters change only inside step(). Between begin() and end() the backend must not go away.
@@ -34,9 +35,10 @@ struct Score {
   double correct = 0, samples = 0;
 };
 
-// What a run is to be, for strategies whose ranks are apart: they count its steps and set its learning rate themselves.
+// What a run is to be. Strategies whose ranks are apart count its steps and set its learning rate themselves.
 struct Course {
   std::int64_t epochs = 1, stop_after = 0;     // steps; 0: none
+  std::int64_t done = 0;                       // steps of the run that is resumed
   double steps_per_epoch = 1;                  // of all ranks
   std::function<double(double step)> learning_rate = {};  // any thread
   std::function<Score()> so_far = {};          // what this rank has trained since the last start() of its batches
@@ -74,9 +76,6 @@ class Strategy {
   virtual SpaceMemory memory() { return {}; }
   virtual void begin(ParameterSpace& space) { (void)space; }
   virtual void bind(Optimizer& optimizer) { (void)optimizer; }
-  // What is ahead: the learning rate of every step from 0 to `total`, of which `done` are made.
-  using Rates = std::function<double(std::int64_t step)>;
-  virtual void plan(const Rates& rate, std::int64_t done, std::int64_t total) { (void)rate, (void)done, (void)total; }
   // Everything between backward() and the next forward. A loss or gradient that is not finite on any rank leaves all
   // parameters as they are, on every rank.
   virtual void step(Optimizer& optimizer, const Variable& loss) { optimizer.step(&loss.value()); }
@@ -93,6 +92,7 @@ class Strategy {
   virtual bool gives_up(const StepState& state) const { return state.not_finite == 1; }
   virtual std::string not_finite_on() const { return ""; }
 
+  virtual void begin_epoch(int epoch) { (void)epoch; }
   virtual void end_epoch(int epoch) { (void)epoch; }
   virtual void end() {}
 

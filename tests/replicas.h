@@ -82,7 +82,9 @@ struct OwnLoop {
   double clip = 0;
   int accumulate = 1;
   MakeOptimizer optimizer = usual_sgd;
-  std::function<double(std::int64_t step)> rate = {};  // empty: the optimizer's own
+  std::function<double(double step)> rate = {};  // empty: the optimizer's own
+  std::int64_t done = 0, of = 0;                       // steps that were made before, of so many
+  bool begins_epochs = true;                           // tells the strategy
 };
 
 // The seven lines of a user's own loop, on any strategy, in double on the reference backend.
@@ -105,14 +107,15 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   strategy.begin(space);
   optimizer->bind(space);
   strategy.bind(*optimizer);
-  if (o.rate) strategy.plan(o.rate, 0, o.steps);
+  if (o.rate) strategy.follow({.done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate});
   const std::int64_t per_epoch = source.batches_per_epoch();
   Accumulation accumulation(space, *optimizer, o.accumulate, per_epoch);
   int done = 0;
   for (int epoch = 0; done < o.steps; epoch++) {
+    if (o.begins_epochs) strategy.begin_epoch(epoch);
     source.start(epoch);
     for (Batch batch; done < o.steps && source.next(batch);) {
-      if (o.rate) optimizer->learning_rate(o.rate(done));
+      if (o.rate) optimizer->learning_rate(o.rate(double(o.done + done)));
       accumulation.begin(batch);
       Variable x(batch.images.cast(DType::f64));
       Variable loss = cross_entropy(model(x), batch.labels);

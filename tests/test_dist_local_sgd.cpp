@@ -9,6 +9,7 @@
 #include "dist/all_reduce.h"
 #include "dist/local_sgd.h"
 #include "dist/simulator.h"
+#include "layers/checkpoint.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -105,7 +106,7 @@ Numbers local_sgd_by_hand(int n, const OwnLoop& o, const std::function<std::int6
   std::int64_t made = 0, done = 0;
   for (int epoch = 0; done < o.steps; epoch++) {
     for (auto& m : machines.all) m.source->start(epoch);
-    while (done < o.steps && machines.step(o.rate ? o.rate(done) : 0)) {
+    while (done < o.steps && machines.step(o.rate ? o.rate(double(done)) : 0)) {
       if (++made >= until(done++)) machines.set(machines.mean()), made = 0;
     }
     machines.set(machines.mean()), made = 0;
@@ -130,12 +131,39 @@ Numbers cocod_by_hand(int n, const OwnLoop& o, std::int64_t steps) {
       mean = machines.mean();
       made = 0;
     };
-    while (done < o.steps && machines.step(o.rate ? o.rate(done) : 0))
+    while (done < o.steps && machines.step(o.rate ? o.rate(double(done)) : 0))
       if (done++; ++made == steps) exchange();
     exchange();
     machines.set(mean);
   }
   return machines.mean();
+}
+
+Numbers easgd_by_hand(int n, const OwnLoop& o, std::int64_t steps) {
+  Machines<Plain> machines(n, o);
+  Numbers z = machines.mean();
+  std::int64_t made = 0, done = 0;
+  auto exchange = [&] {
+    Numbers pulls(z.size());
+    for (auto& m : machines.all) {
+      Numbers x = m.x();
+      for (std::size_t i = 0; i < x.size(); i++) {
+        const double pull = 0.9 / n * (x[i] - z[i]);
+        x[i] -= pull, pulls[i] += pull;
+      }
+      m.x(x);
+    }
+    for (std::size_t i = 0; i < z.size(); i++) z[i] += pulls[i];
+    made = 0;
+  };
+  for (int epoch = 0; done < o.steps; epoch++) {
+    for (auto& m : machines.all) m.source->start(epoch);
+    while (done < o.steps && machines.step(0))
+      if (done++; ++made == steps) exchange();
+    if (made > 0) exchange();
+    if (!o.begins_epochs) machines.set(z);
+  }
+  return z;
 }
 
 // ---- what is computed --------------------------------------------------------------------------------------------------
@@ -188,17 +216,27 @@ TEST(LocalSgd, CocodAddsWhatWasDoneSinceToTheMean) {
     }
 }
 
+TEST(LocalSgd, EasgdDrawsRanksAndTheirCentreTogether) {
+  for (int n : {2, 3})
+    for (std::int64_t steps : {1, 2, 3, 8})
+      for (bool begins : {true, false}) {
+        const OwnLoop o{.global_batch = 24, .steps = 25, .begins_epochs = begins};
+        const auto got = trained(n, "easgd:" + std::to_string(steps), o, {.bucket_bytes = 4096});
+        EXPECT_LE(furthest(got[0].weights, easgd_by_hand(n, o, steps)), 1e-12) << n << " ranks, " << steps << " steps";
+      }
+}
+
 TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
   auto by_hand = [](const OwnLoop& o, std::int64_t from) {
     return local_sgd_by_hand(2, o, [=](std::int64_t step) { return step < from ? 1 : 4; });
   };
-  const std::vector<std::pair<std::function<double(std::int64_t)>, std::int64_t>> rates = {
-      {[](std::int64_t s) { return s < 7 ? 0.1 : 0.01; }, 7},                            // in steps
-      {[](std::int64_t s) { return s < 3 ? 0.02 * double(s + 1) : s < 8 ? 0.1 : 0.08; }, 8},  // after a warm-up
-      {[](std::int64_t s) { return 0.05 * (1 + std::cos(3.1415926 * double(s) / 60)); }, 31},  // to half of the largest
-      {[](std::int64_t) { return 0.1; }, 10}};                                           // never: half of the run
+  const std::vector<std::pair<std::function<double(double)>, std::int64_t>> rates = {
+      {[](double s) { return s < 7 ? 0.1 : 0.01; }, 7},                            // in steps
+      {[](double s) { return s < 3 ? 0.02 * (s + 1) : s < 8 ? 0.1 : 0.08; }, 8},  // after a warm-up
+      {[](double s) { return 0.05 * (1 + std::cos(3.1415926 * s / 60)); }, 31},  // to half of the largest
+      {[](double) { return 0.1; }, 10}};                                           // never: half of the run
   for (const auto& [rate, from] : rates) {
-    const OwnLoop o{.global_batch = 24, .steps = from > 20 ? 60 : 20, .rate = rate};
+    const OwnLoop o{.global_batch = 24, .steps = from > 20 ? 60 : 20, .rate = rate, .of = from > 20 ? 60 : 20};
     const auto got = trained(2, "post-local-sgd:4", o)[0].weights;
     EXPECT_LE(furthest(got, by_hand(o, from)), 1e-11) << from;
     EXPECT_GT(furthest(got, by_hand(o, from - 2)), 1e-9) << from;
@@ -206,41 +244,25 @@ TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
   }
   // A loop that says nothing of its rates is told so.
   for (const Ended& run : on_ranks(2, "post-local-sgd:4", [](Strategy& s, Ended& run) { train<Plain>(s, run, {}); }))
-    EXPECT_NE(run.said.find("call plan()"), std::string::npos) << run.said;
+    EXPECT_NE(run.said.find("call follow()"), std::string::npos) << run.said;
 }
 
 TEST(LocalSgd, AResumedRunKnowsWhetherTheRateHasDecayed) {
-  // The same five steps, as the first of a run and as the last, behind the decay.
-  auto run_from = [](std::int64_t done) {
-    return on_ranks(2, "post-local-sgd:2", [&](Strategy& s, Ended& run) {
-      struct Resumed : Strategy {
-        Strategy& inner;
-        std::int64_t done;
-        Resumed(Strategy& s, std::int64_t d) : inner(s), done(d) {}
-        int rank() const override { return inner.rank(); }
-        int size() const override { return inner.size(); }
-        void begin(ParameterSpace& space) override { inner.begin(space); }
-        void bind(Optimizer& o) override { inner.bind(o); }
-        void plan(const Rates&, std::int64_t, std::int64_t) override {
-          inner.plan([](std::int64_t step) { return step < 50 ? 0.1 : 0.01; }, done, 100);
-        }
-        void step(Optimizer& o, const Variable& loss) override { inner.step(o, loss); }
-        void end_epoch(int epoch) override { inner.end_epoch(epoch); }
-        void end() override { inner.end(); }
-      } resumed(s, done);
-      train<Plain>(resumed, run, {.steps = 5, .rate = [](std::int64_t) { return 0.1; }});
-    })[0].weights;
-  };
-  const OwnLoop o{.steps = 5};
-  EXPECT_LE(furthest(run_from(0), local_sgd_by_hand(2, o, [](std::int64_t) { return 1; })), 1e-12);
-  EXPECT_LE(furthest(run_from(60), local_sgd_by_hand(2, o, [](std::int64_t) { return 2; })), 1e-12);
+  for (auto [done, between] : {std::pair{0, 1}, {48, 2}}) {
+    const OwnLoop o{.steps = 5, .rate = [](double step) { return step < 48 ? 0.1 : 0.01; }, .done = done, .of = 100};
+    OwnLoop first = o;  // of which the machines by hand know nothing else
+    first.rate = [&, done = done](double step) { return o.rate(step + double(done)); };
+    EXPECT_LE(furthest(trained(2, "post-local-sgd:2", o)[0].weights,
+                       local_sgd_by_hand(2, first, [between = between](std::int64_t) { return between; })),
+              1e-12);
+  }
 }
 
 TEST(LocalSgd, OneRankIsOneMachineBitForBit) {
-  for (const char* strategy : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3"}) {
+  for (const char* strategy : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3"}) {
     Ended whole, own;
     Strategy one;
-    const OwnLoop o{.steps = 12, .rate = [](std::int64_t step) { return step < 6 ? 0.1 : 0.02; }};
+    const OwnLoop o{.steps = 12, .rate = [](double step) { return step < 6 ? 0.1 : 0.02; }, .of = 12};
     train<Odd>(one, whole, o);
     const auto runs = on_ranks(1, strategy, [&](Strategy& s, Ended& run) { train<Odd>(s, run, o); });
     EXPECT_EQ(runs[0].said, "");
@@ -285,7 +307,7 @@ TEST(LocalSgd, TheSimulatorComputesTheSame) {
 }
 
 // ---- the whole loop ----------------------------------------------------------------------------------------------------
-const char* const all_kinds[] = {"local-sgd:4", "post-local-sgd:4", "cocod-sgd:4"};
+const char* const all_kinds[] = {"local-sgd:4", "post-local-sgd:4", "cocod-sgd:4", "easgd:4"};
 
 TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {
   for (const char* strategy : all_kinds)
@@ -303,7 +325,7 @@ TEST(LocalSgd, TheLearningRateIsNotScaled) {
 }
 
 TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
-  for (auto [strategy, exchanges] : {std::pair{"local-sgd:3", 1}, {"post-local-sgd:3", 1}, {"cocod-sgd:3", 2}}) {
+  for (auto [strategy, exchanges] : {std::pair{"local-sgd:3", 1}, {"post-local-sgd:3", 1}, {"cocod-sgd:3", 2}, {"easgd:3", 2}}) {
     const auto runs = on_ranks(3, strategy, [](Strategy& s, Ended& run) {
       fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
         if (made == 21 && s.rank() == 1) s.request_stop();
@@ -319,7 +341,7 @@ TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
 }
 
 TEST(LocalSgd, ALossThatIsNotFiniteOnOneRankStopsAll) {
-  for (const char* strategy : {"local-sgd:3", "local-sgd:100", "post-local-sgd:3", "cocod-sgd:3", "cocod-sgd:100"})
+  for (const char* strategy : {"local-sgd:3", "local-sgd:100", "post-local-sgd:3", "cocod-sgd:3", "cocod-sgd:100", "easgd:3", "easgd:100"})
     for (int culprit : {0, 2}) {
       const auto runs = on_ranks(3, strategy, [&](Strategy& s, Ended& run) {
         fit_on(s, run, quiet(3), [&](Batch& batch, std::int64_t) {
@@ -353,7 +375,7 @@ TEST(LocalSgd, FewerBytesTravel) {
     return measured["sent_bytes"];
   };
   const double always = sent("all-reduce");
-  for (const char* strategy : {"local-sgd:8", "cocod-sgd:8"}) {
+  for (const char* strategy : {"local-sgd:8", "cocod-sgd:8", "easgd:8"}) {
     const double ratio = always / sent(strategy);
     EXPECT_GT(ratio, 6.5) << strategy;  // with the first weights, an exchange at the end, and a comparison
     EXPECT_LT(ratio, 8.5) << strategy;
@@ -387,7 +409,7 @@ TEST(LocalSgd, NamesAreRead) {
 }
 
 TEST(LocalSgd, ARankThatDiesStopsTheOthers) {
-  for (const char* strategy : {"local-sgd:3", "cocod-sgd:3"})
+  for (const char* strategy : {"local-sgd:3", "cocod-sgd:3", "easgd:3"})
     for (std::int64_t at : {3, 20, 77}) {
       Outcome outcome;
       const auto runs =
@@ -400,6 +422,36 @@ TEST(LocalSgd, ARankThatDiesStopsTheOthers) {
         EXPECT_NE(runs[r].said.find("rank " + std::to_string(outcome.faulty) + ", which has left"), std::string::npos)
             << runs[r].said;
       }
+    }
+}
+
+// What it writes is a run after a whole number of steps, also where the step was made before its exchange failed.
+TEST(LocalSgd, WhatIsLeftOfARunGoesOnWhereItWas) {
+  for (const char* strategy : {"local-sgd:3", "cocod-sgd:3", "easgd:3"})
+    for (std::int64_t at : {300, 411, 555}) {
+      TemporaryFolder folder;
+      Outcome outcome;
+      testing::internal::CaptureStderr();
+      on_ranks(3, strategy,
+               [&](Strategy& s, Ended& run) {
+                 FitOptions o = quiet(1000);
+                 o.checkpoint = folder.file("run");
+                 fit_on(s, run, o);
+               },
+               {}, {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+      const std::string said = testing::internal::GetCapturedStderr();
+      EXPECT_NE(said.find("rank " + std::to_string(outcome.faulty == 0 ? 1 : 0) + " has written"), std::string::npos)
+          << said;
+      const std::string file = folder.file("run/last.safetensors");
+      auto backend = reference_backend(1);
+      Odd model;
+      ParameterSpace space(model, *backend, 1);
+      SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+      sgd.bind(space);
+      const RunPosition there = load_checkpoint(file, {space, sgd});
+      EXPECT_EQ(sgd.read_state().step, std::uint64_t(there.step)) << strategy << ", message " << at;
+      EXPECT_EQ(there.epoch * there.batches + there.batch, there.step) << strategy << ", message " << at;
+      EXPECT_GT(there.step, 3);
     }
 }
 
