@@ -30,6 +30,7 @@ ends() {  # LAUNCHER STATUS
 
 # ---- one host ----------------------------------------------------------------------------------------------------------
 for channel in sockets ucx; do
+  : >"$there/out"  # what the last job said is not this one's
   TANDEM_CHANNEL=$channel "$build/tandem-run" -n 4 --restart 1 $program >"$there/out" 2>&1 &
   launcher=$!
   until_said 'hears rank' 16
@@ -52,6 +53,7 @@ for channel in sockets ucx; do
   ends $launcher 0
   [ "$(grep -c 'ends well' "$there/out")" = 3 ] || complain "not 3 end well: $(cat "$there/out")"
 done
+: >"$there/out"
 "$build/tandem-run" -n 3 $program >"$there/out" 2>&1 &
 launcher=$!
 until_said 'hears rank' 9
