@@ -245,10 +245,9 @@ bool Loader::next(Batch& batch) {
 Batch Loader::make(std::int64_t epoch, std::int64_t index) {
   require(epoch >= 0 && epoch <= UINT32_MAX && index >= 0 && index < cut_.batches, "loader of ", pictures_.name,
           ": there is no batch ", index, " in epoch ", epoch, ", which has ", cut_.batches);
-  std::vector<std::int32_t> other;
-  if (epoch != epoch_) order_epoch(other, epoch);
+  if (epoch != epoch_ && epoch != made_epoch_) order_epoch(made_order_, epoch), made_epoch_ = epoch;
   auto [first, last] = cut_.share(index, options_.rank);
-  const std::int32_t* order = (epoch == epoch_ ? order_ : other).data() + first;
+  const std::int32_t* order = (epoch == epoch_ ? order_ : made_order_).data() + first;
   Tensor device;  // given back to the stream's allocator at once, after the kernel that reads it
   if (backend_.on_device()) {
     device = Tensor(backend_, {last - first}, DType::i32);

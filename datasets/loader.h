@@ -128,7 +128,8 @@ class Loader final : public BatchSource {
   // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(): its
   // memory is then filled anew (clone() what must stay). Rethrows what went wrong in the thread.
   bool next(Batch& batch) override;
-  // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way.
+  // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way; the last epoch's
+  // order is kept, so that the batches of one in turn cost one shuffle.
   Batch make(std::int64_t epoch, std::int64_t index) override;
   // This rank's part from the next start() on. Throws when the pictures make no batch for so many ranks.
   void share(int rank, int world) override;
@@ -156,6 +157,8 @@ class Loader final : public BatchSource {
   std::vector<std::int32_t> order_;
   const std::int32_t* order_pointer_ = nullptr;
   std::int64_t epoch_ = -1;
+  std::vector<std::int32_t> made_order_;    // of the epoch that make() was last asked for
+  std::int64_t made_epoch_ = -1;
   std::vector<Batch> memory_, ring_;        // batch k is made in memory_[k % size]; ring_ has what was made
 
   // Batches [released_, given_) belong to the caller, [given_, made_) are ready. While a thread runs, the mutex guards

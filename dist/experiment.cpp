@@ -142,6 +142,17 @@ struct Search {
 
 Search search(const Plan& plan, const Results& results, const std::string& strategy, int workers) {
   Search s;
+  const int longest = plan.tuning_epochs ? plan.tuning_epochs : plan.epochs;
+  // Of the numbers that the plan names before this one, the nearest, as the ratio goes.
+  const auto first = plan.workers.begin(), here = std::find(first, plan.workers.end(), workers);
+  double nearest_rate = 0;
+  if (here != first) {
+    auto far = [&](int k) { return std::abs(std::log(double(k) / workers)); };
+    const int nearest = *std::min_element(first, here, [&](int a, int b) { return far(a) < far(b); });
+    s = search(plan, results, strategy, nearest);
+    if (!s.missing.empty()) return s;
+    nearest_rate = s.rate;
+  }
   auto score = [&](double rate, int epochs) {  // mean over the tuning seeds
     double sum = 0;
     for (int k = 0; k < plan.tuning_seeds; k++) {
@@ -153,28 +164,34 @@ Search search(const Plan& plan, const Results& results, const std::string& strat
     }
     return sum;
   };
-  std::vector<double> rates = plan.rates;
-  std::set<int> budgets{std::max(1, plan.epochs / 4), std::max(1, plan.epochs / 2), plan.epochs};
-  for (int epochs : budgets) {
-    std::vector<std::pair<double, double>> scored;
-    for (double r : rates) scored.push_back({score(r, epochs), r});
-    if (!s.missing.empty()) return s;
-    std::stable_sort(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first > b.first; });
-    const std::size_t kept = epochs == plan.epochs ? 1 : std::max<std::size_t>(2, (scored.size() + 1) / 2);
-    rates.clear();
-    for (std::size_t i = 0; i < std::min(kept, scored.size()); i++) rates.push_back(scored[i].second);
-  }
-  // At an edge of what was tried: further out, while that is better.
-  double best = rates[0], at_best = score(best, plan.epochs);
-  for (const double factor : {2.0, 0.5}) {
-    const double edge = factor > 1 ? plan.rates.back() : plan.rates.front();
-    if (!near(best, edge)) continue;
-    for (int steps = 0; steps < 8; steps++) {
-      const double next = score(best * factor, plan.epochs);
+  double best = nearest_rate;
+  if (best == 0) {
+    std::vector<double> rates = plan.rates;
+    for (int epochs : std::set<int>{std::max(1, longest / 4), std::max(1, longest / 2)}) {
+      if (epochs == longest) break;
+      std::vector<std::pair<double, double>> scored;
+      for (double r : rates) scored.push_back({score(r, epochs), r});
       if (!s.missing.empty()) return s;
-      if (next <= at_best) break;
-      best *= factor, at_best = next;
+      std::stable_sort(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first > b.first; });
+      rates.clear();
+      for (std::size_t i = 0; i < scored.size() && i < std::max<std::size_t>(2, (scored.size() + 1) / 2); i++)
+        rates.push_back(scored[i].second);
     }
+    std::vector<std::pair<double, double>> scored;
+    for (double r : rates) scored.push_back({score(r, longest), r});
+    if (!s.missing.empty()) return s;
+    best = std::max_element(scored.begin(), scored.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
+  }
+  // From the best by factors of two, up and down, while that is better.
+  double at_best = score(best, longest);
+  const double above = score(2 * best, longest), below = score(best / 2, longest);
+  if (!s.missing.empty()) return s;
+  const double factor = above >= below ? 2 : 0.5;
+  for (int steps = 0; steps < 12; steps++) {
+    const double next = score(best * factor, longest);
+    if (!s.missing.empty()) return s;
+    if (next <= at_best) break;
+    best *= factor, at_best = next;
   }
   s.rate = best;
   return s;
@@ -200,11 +217,19 @@ Plan read_plan(const std::string& path) {
   m.number("momentum", p.momentum, 0), m.number("weight_decay", p.weight_decay, 0), m.number("shape", p.shape, 0);
   if (const Json* v = m.take("augment", Json::Kind::boolean, "true or false")) p.augment = v->boolean;
   m.list("strategies", p.strategies), m.list("workers", p.workers), m.list("rates", p.rates);
-  m.number("tuning_seeds", p.tuning_seeds, 1), m.number("seeds", p.seeds, 1);
+  m.number("tuning_seeds", p.tuning_seeds, 1), m.number("tuning_epochs", p.tuning_epochs, 0), m.number("seeds", p.seeds, 1);
   m.done();
   if (p.strategies.empty() || p.workers.empty() || p.rates.empty())
     refuse(path, ": \"strategies\", \"workers\" and \"rates\" must each name one at least");
+  if (p.tuning_epochs > p.epochs)
+    refuse(path, ": \"tuning_epochs\" is ", p.tuning_epochs, ", more than the ", p.epochs, " of \"epochs\"");
   std::sort(p.rates.begin(), p.rates.end());
+  auto twice = [&](const auto& list, const char* name) {
+    for (std::size_t i = 0; i < list.size(); i++)
+      if (std::find(list.begin(), list.begin() + std::ptrdiff_t(i), list[i]) != list.begin() + std::ptrdiff_t(i))
+        refuse(path, ": \"", name, "\" names ", list[i], " twice");
+  };
+  twice(p.strategies, "strategies"), twice(p.workers, "workers"), twice(p.rates, "rates");
   if (p.title.empty()) p.title = std::filesystem::path(path).stem().string();
   return p;
 }

@@ -1,12 +1,15 @@
 // An experiment: strategies × workers, each with the learning rate that suits it, by many simulated runs (dist/simulator.h).
 //
-// The learning rate is found for every pair of strategy and number of workers by the same rule: all rates of the grid are
-// tried for a quarter of the epochs, the better half of them for half the epochs, the better half of those to the end; the
-// grid grows by factors of two while the best lies at its edge. Only pictures held back from training decide, and seeds of
-// their own. Then the final runs, with other seeds: these alone see the test pictures.
+// The learning rate is found for every pair of strategy and number of workers by the same rule. With the first number of
+// workers that the plan names all rates of the grid are tried for a quarter of the epochs, the better half of them for half the
+// epochs, the better half of those to the end; every other number begins with the rate of the nearest that came before it. From
+// there twice and half the rate are tried to the end, and on in the better direction as long as that is better still: a grid
+// has no edges. Only pictures held back from training decide, and seeds of their own. Then the final runs, with other seeds:
+// these alone see the test pictures.
 //
 // Every run is a line of a file as soon as it ends, so that what was interrupted goes on where it was.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -24,6 +27,7 @@ struct Plan {
   std::vector<int> workers;
   std::vector<double> rates;  // ascending
   int tuning_seeds = 1, seeds = 5;
+  int tuning_epochs = 0;  // of the runs that choose; 0: all epochs. Fewer are cheaper, and favour rates that begin fast
 };
 // A JSON object with these names. Throws UsageError that names what is wrong or unknown.
 Plan read_plan(const std::string& path);
@@ -60,6 +64,17 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
 // The rate that the results chose for a strategy and a number of workers; 0: not known yet.
 double chosen_rate(const Plan& plan, const Results& results, const std::string& strategy, int workers);
 
+struct Mean {
+  double value = NAN, error = NAN;  // standard error; NaN with fewer than two
+  std::size_t count = 0;
+};
+Mean mean_of(const std::vector<double>& values);
+// Of the final runs' accuracy on test pictures; and by how much it is more than another strategy's, pair by pair of one seed.
+Mean test_accuracy(const Results& results, const std::string& strategy, int workers);
+Mean advantage(const Results& results, const std::string& strategy, const std::string& other, int workers);
+
+// Markdown: accuracies with the learning rates that were chosen, and the first strategy against each other one.
+std::string experiment_table(const Plan& plan, const Results& results);
 std::string experiment_page(const Plan& plan, const Results& results);
 
 }  // namespace tandem

@@ -10,22 +10,6 @@
 namespace tandem {
 namespace {
 
-struct Mean {
-  double value = NAN, error = NAN;  // standard error
-  std::size_t count = 0;
-};
-Mean mean_of(const std::vector<double>& v) {
-  Mean m;
-  m.count = v.size();
-  if (v.empty()) return m;
-  double sum = 0, squares = 0;
-  for (double x : v) sum += x;
-  m.value = sum / double(v.size());
-  for (double x : v) squares += (x - m.value) * (x - m.value);
-  if (v.size() > 1) m.error = std::sqrt(squares / double(v.size() - 1) / double(v.size()));
-  return m;
-}
-
 std::string text(const char* format, auto... values) {
   char t[160];
   std::snprintf(t, sizeof t, format, values...);
@@ -41,11 +25,9 @@ std::string experiment_page(const Plan& plan, const Results& results) {
   for (const auto& [t, o] : results)
     if (t.final) cells[{t.strategy, t.workers}][t.seed] = &o;
   auto cell = [&](const std::string& strategy, int workers) -> const Cell& { return cells[{strategy, workers}]; };
-  auto accuracy = [&](const std::string& strategy, int workers) {
-    std::vector<double> v;
-    for (const auto& [seed, o] : cell(strategy, workers)) v.push_back(o->test);
-    return mean_of(v);
-  };
+  auto accuracy = [&](const std::string& strategy, int k) { return test_accuracy(results, strategy, k); };
+  std::vector<int> all_workers = plan.workers;
+  std::sort(all_workers.begin(), all_workers.end());
 
   std::string page =
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
@@ -53,7 +35,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       html_escaped(plan.title) + "</title>\n<style>\n" + chart_style() +
       "body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}\n"
       "main{max-width:1180px;margin:0 auto;padding:24px 16px}h1{font-size:24px}h2{font-size:18px;margin-top:32px}\n"
-      ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}\n"
+      ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:14px}\n"
       ".charts>div{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px}\n"
       ".scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}\n"
       "th,td{padding:4px 12px;text-align:right;border-bottom:1px solid "
@@ -73,11 +55,11 @@ std::string experiment_page(const Plan& plan, const Results& results) {
 
   // ---- the table ----
   page += "<h2>Test accuracy</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>workers</th>";
-  for (int k : plan.workers) page += "<th>" + std::to_string(k) + "</th>";
+  for (int k : all_workers) page += "<th>" + std::to_string(k) + "</th>";
   page += "</tr></thead>\n<tbody>\n";
   for (const std::string& s : plan.strategies) {
     page += "<tr><td>" + html_escaped(s) + "</td>";
-    for (int k : plan.workers) {
+    for (int k : all_workers) {
       const Mean m = accuracy(s, k);
       bool best = m.count > 0;
       for (const std::string& other : plan.strategies)
@@ -100,16 +82,12 @@ std::string experiment_page(const Plan& plan, const Results& results) {
     const std::string& first = plan.strategies[0];
     page += "<h2>" + html_escaped(first) +
             " against each other strategy</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>workers</th>";
-    for (int k : plan.workers) page += "<th>" + std::to_string(k) + "</th>";
+    for (int k : all_workers) page += "<th>" + std::to_string(k) + "</th>";
     page += "</tr></thead>\n<tbody>\n";
     for (std::size_t i = 1; i < plan.strategies.size(); i++) {
       page += "<tr><td>" + html_escaped(plan.strategies[i]) + "</td>";
-      for (int k : plan.workers) {
-        std::vector<double> differences;
-        for (const auto& [seed, o] : cell(plan.strategies[i], k))
-          if (const auto mine = cell(first, k).find(seed); mine != cell(first, k).end())
-            differences.push_back(mine->second->test - o->test);
-        const Mean m = mean_of(differences);
+      for (int k : all_workers) {
+        const Mean m = advantage(results, first, plan.strategies[i], k);
         page += m.count == 0 ? "<td>–</td>"
                              : text("<td%s>%+.2f", m.value > 2 * m.error ? " class=\"best\"" : "", 100 * m.value) +
                                    (m.count > 1 ? text(" ± %.2f", 100 * m.error) : "") + "</td>";
@@ -144,7 +122,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
                     .x_powers = true};
   for (std::size_t i = 0; i < plan.strategies.size(); i++) {
     Line a = line(i), g = line(i), c = line(i);
-    for (int k : plan.workers) {
+    for (int k : all_workers) {
       const Mean m = accuracy(plan.strategies[i], k);
       a.x.push_back(std::log2(k)), a.y.push_back(m.value), a.error.push_back(m.error);
       std::vector<double> gap, correction;
@@ -161,21 +139,30 @@ std::string experiment_page(const Plan& plan, const Results& results) {
   draw(by_workers), draw(gaps), draw(corrections);
   page += "</div>\n";
 
-  for (int k : plan.workers) {
+  auto alike = [](const Line& a, const Line& b) {  // histograms: no bar differs by more than two points
+    for (std::size_t i = 0; i < std::max(a.y.size(), b.y.size()); i++)
+      if (std::abs((i < a.y.size() ? a.y[i] : 0) - (i < b.y.size() ? b.y[i] : 0)) > 0.02) return false;
+    return true;
+  };
+  for (int k : all_workers) {
+    if (std::none_of(results.begin(), results.end(), [&](const auto& r) { return r.first.workers == k; })) continue;
     page += "<h2>" + std::to_string(k) + (k == 1 ? " worker" : " workers") + "</h2>\n<div class=\"charts\">\n";
-    Chart by_epoch{.title = "Test accuracy", .x_unit = "epoch", .y_unit = "%", .percent = true};
+    Chart by_epoch{.title = "Test accuracy", .x_unit = "epoch", .y_unit = "%", .percent = true, .x_whole = true};
     Chart by_time{.title = "Test accuracy", .x_unit = "seconds of virtual time", .y_unit = "%", .percent = true};
     Chart delays{.title = "Delay of a gradient",
                  .x_unit = "updates",
                  .y_unit = "% of pushes",
+                 .note = "strategies that wait for nobody have the same: each is drawn once",
                  .from_zero = true,
-                 .percent = true};
+                 .percent = true,
+                 .x_whole = true};
     Chart grid{.title = "Learning rates tried",
                .x_unit = "learning rate",
                .y_unit = "%",
-               .note = "runs of full length, on pictures held back",
+               .note = "on pictures held back; without what is 25 points below the best",
                .percent = true,
                .x_powers = true};
+    double best = 0;
     for (std::size_t i = 0; i < plan.strategies.size(); i++) {
       const Cell& runs = cell(plan.strategies[i], k);
       Line e = line(i), t = line(i), d = line(i), g = line(i);
@@ -194,12 +181,21 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       for (std::size_t j = 0; j < histogram.size(); j++) d.x.push_back(double(j)), d.y.push_back(histogram[j] / all);
       std::map<double, std::vector<double>> tried;
       for (const auto& [trial, o] : results)
-        if (!trial.final && trial.strategy == plan.strategies[i] && trial.workers == k && trial.epochs == plan.epochs)
+        if (!trial.final && trial.strategy == plan.strategies[i] && trial.workers == k &&
+            trial.epochs == (plan.tuning_epochs ? plan.tuning_epochs : plan.epochs))
           tried[trial.rate].push_back(o.validation);
-      for (const auto& [rate, v] : tried) g.x.push_back(std::log2(rate)), g.y.push_back(mean_of(v).value);
+      for (const auto& [rate, v] : tried) {
+        const double mean = mean_of(v).value;
+        best = std::max(best, mean);
+        g.x.push_back(std::log2(rate)), g.y.push_back(mean);
+      }
       by_epoch.lines.push_back(e), by_time.lines.push_back(t), grid.lines.push_back(g);
-      if (all > 0) delays.lines.push_back(d);
+      if (all > 0 && std::none_of(delays.lines.begin(), delays.lines.end(), [&](const Line& l) { return alike(l, d); }))
+        delays.lines.push_back(d);
     }
+    for (Line& l : grid.lines)
+      for (double& y : l.y)
+        if (y < best - 0.25) y = NAN;
     draw(by_epoch), draw(by_time);
     if (k > 1) draw(delays);
     draw(grid);

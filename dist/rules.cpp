@@ -114,42 +114,34 @@ struct DanaSlim {
 };
 
 // Dynamic delay compensation. The thesis (Qu 2021) says what is adjusted by each delay, the trust in the momentum and in the
-// correction, and not how; how is ours. The correction never exceeds the gradient; the momentum shrinks with the delay, and
-// so does the weight of a gradient that is later than the others. One worker: SGD with momentum, bit for bit.
+// correction, and not how; how is ours:
+//   c = λ·g⊙g⊙(w − w_sent) as in the adaptive form, but never more than the gradient itself: |c| ≤ |g|, λ₀ = 50
+//   a = min(1, (1 + τ̄)/(1 + τ))      less of a gradient that is later than the others
+//   d = a·(g + c);  u = μ·u + d       u the worker's: its terms are all as far apart as its own steps, however many others
+//                                     there are (DANA has that of Hakimi et al.)
+//   θ = τ/(1 + τ)                     0: nothing is late. Towards 1: as late as it can be
+//   w −= η·((1 − θ)·u + θ·(μ·u + d))
+// With θ = 0 that is Polyak's momentum, so that one worker is SGD with momentum, bit for bit; with θ = 1 it is Nesterov's,
+// which looks ahead to where the momentum of this worker will have brought the weights when its next gradient comes. In
+// between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction rises.
 template <class T>
-struct Trust : DcAsgdA<T> {
-  T share;
-  Trust(const Hyper& h, const Constants& k)
-      : DcAsgdA<T>(h, k), share(rounded<T>(std::min(1.0, (1 + h.mean_delay) / (1 + h.delay)))) {}
+struct DdcAsgd : DcAsgdA<T> {
+  static constexpr Rule::Keeps keeps{.sent = true, .squares = true, .own = true};
+  T mu, share, ahead;
+  DdcAsgd(const Hyper& h, const Constants& k)
+      : DcAsgdA<T>(h, k),
+        mu(rounded<T>(h.momentum)),
+        share(rounded<T>(std::min(1.0, (1 + h.mean_delay) / (1 + h.delay)))),
+        ahead(rounded<T>(h.delay / (1 + h.delay))) {}
   static T capped(T c, T g) {
     const T most = std::abs(g);
     return c > most ? most : c < -most ? -most : c;
   }
   T correction(const RuleVectors<T>& x, std::int64_t i) const { return capped(DcAsgdA<T>::correction(x, i), x.g[i]); }
-  T direction(const RuleVectors<T>& x, std::int64_t i) const {
-    return share * (x.g[i] + capped(this->kept_correction(x, i), x.g[i]));
-  }
-};
-template <class T>
-struct DdcAsgd : Trust<T> {  // v = μ^(1+κτ)·v + a·(g + c);  w −= η·v
-  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .squares = true};
-  T mu;
-  DdcAsgd(const Hyper& h, const Constants& k)
-      : Trust<T>(h, k), mu(rounded<T>(std::pow(h.momentum, 1 + k.at("kappa") * h.delay))) {}
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
-    x.velocity[i] = fused(mu, x.velocity[i], this->direction(x, i));
-    x.w[i] = fused(-rate, x.velocity[i], x.w[i]);
-  }
-};
-template <class T>
-struct DdcLa : Trust<T> {  // d = a·(g + c);  u = μ·u + d;  w −= η·(μ·u + d), u the worker's
-  static constexpr Rule::Keeps keeps{.sent = true, .squares = true, .own = true};
-  T mu;
-  DdcLa(const Hyper& h, const Constants& k) : Trust<T>(h, k), mu(rounded<T>(h.momentum)) {}
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
-    const T d = this->direction(x, i);
-    x.own[i] = fused(mu, x.own[i], d);
-    x.w[i] = fused(-rate, fused(mu, x.own[i], d), x.w[i]);
+    const T d = share * (x.g[i] + capped(this->kept_correction(x, i), x.g[i]));
+    const T u = x.own[i] = fused(mu, x.own[i], d);
+    x.w[i] = fused(-rate, fused(ahead, fused(mu, u, d) - u, u), x.w[i]);
   }
 };
 
@@ -178,8 +170,9 @@ class RuleOf final : public Rule {
 
  private:
   template <class T>
-  void run(const RuleVectors<T>& x, std::int64_t n, const Hyper& h) const {
+  void run(const RuleVectors<T>& given, std::int64_t n, const Hyper& h) const {
     const Formula<T> f(h, constants_);
+    const RuleVectors<T> x = given;  // this function's own: no store can change it, so nothing is read again
     const T eta = rounded<T>(h.learning_rate);
     for (std::int64_t b = 0; b < n; b += block) {
       const T rate = eta * T(x.scales[b / block]);
@@ -204,9 +197,8 @@ std::unique_ptr<Rule> make(std::string name, Constants constants) {
 
 const std::vector<Row>& table() {
   static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}},
-      dynamic{{"lambda", 2}, {"decay", 0.95}, {"kappa", 0.3}};
+      dynamic{{"lambda", 50}, {"decay", 0.95}};
   static const std::vector<Row> rows{{"ddc-asgd", dynamic, make<DdcAsgd>},
-                                     {"ddc-la", adaptive, make<DdcLa>},
                                      {"asgd", {}, make<Asgd>},
                                      {"asgd-m", {}, make<MomentumAsgd>},
                                      {"sa-asgd", {}, make<SaAsgd>},
@@ -217,13 +209,13 @@ const std::vector<Row>& table() {
   return rows;
 }
 
+}  // namespace
+
 std::string listed(const std::vector<std::string>& names) {
   std::string all;
   for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
   return all;
 }
-
-}  // namespace
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;

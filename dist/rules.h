@@ -41,8 +41,9 @@ class Rule {
   virtual double correction(const RuleVectors<float>& x, std::int64_t elements, const Hyper& hyper) const = 0;
 };
 
-// "ddc-asgd", or with constants of its own: "ddc-asgd:kappa=0.3,lambda=1". Throws UsageError that lists names or constants.
+// "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Throws UsageError that lists names or constants.
 std::unique_ptr<Rule> make_rule(const std::string& text);
 std::vector<std::string> rule_names();
+std::string listed(const std::vector<std::string>& names);  // "a, b, c"
 
 }  // namespace tandem

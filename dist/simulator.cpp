@@ -1,7 +1,8 @@
 #include "dist/simulator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <numbers>
@@ -10,8 +11,10 @@
 #include "core/backend.h"
 #include "core/elementwise.h"
 #include "core/math.h"
+#include "core/memory.h"
 #include "core/random.h"
 #include "dist/asynchrony.h"
+#include "dist/local_sgd.h"
 #include "dist/shard.h"
 #include "layers/metrics.h"
 
@@ -32,6 +35,8 @@ double gamma_draw(double shape, const Philox& random) {
   }
 }
 
+double physical_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE)); }
+
 class Simulation;
 
 // What happens when a worker's step has ended. Everything that a method changes it changes in these calls.
@@ -46,8 +51,9 @@ class Method {
 
 class Simulation {
  public:
+  // vectors: as long as the weights, that the strategy keeps for each worker.
   Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
-             const SimulatorOptions& options)
+             const SimulatorOptions& options, int vectors)
       : model_(model),
         loss_(loss),
         data_(data),
@@ -56,10 +62,15 @@ class Simulation {
         decays_({.learning_rate = sgd.learning_rate, .weight_decay = sgd.weight_decay}),
         given_(sgd),
         correct_(Tensor::zeros(backend, {1}, DType::i32)),
-        machines_(std::size_t(options.cluster.workers)),
         active_(options.cluster.workers) {
     decays_.bind(space_, options.seed);
     counters_.emplace(decays_.state());
+    const double bytes = double(vectors * space_.values.bytes() + space_.statistics.bytes()) * active_;
+    if (const double has = physical_memory(); has > 0 && bytes > has)
+      refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors, " vectors of ",
+             space_.parameters(), " parameters each, and this machine has ", readable_bytes(has),
+             ": choose fewer workers or a smaller model");
+    machines_.resize(std::size_t(active_));
     for (Machine& m : machines_) m.statistics = space_.statistics.clone();
     statistics_ = space_.statistics.clone();
     batches_ = data.train.batches_per_epoch() * options.epochs;
@@ -291,6 +302,7 @@ class Served : public Method {
         clocks_(std::size_t(s.workers())),
         waits_(std::size_t(s.workers())) {
     if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.space().values);
+    for (int m = 0; m < s.workers(); m++) shard_.pull(m);
   }
   double way_there() const override { return ring_ ? 0 : s_.one_way(); }
   const Tensor& weights() override { return shard_.values(); }
@@ -359,7 +371,7 @@ class Served : public Method {
 //                   (Zhang, Choromanska and LeCun 2015)
 class Local : public Method {
  public:
-  enum class Kind { local, post_local, cocod, elastic };
+  using Kind = LocalSteps::Kind;
   Local(Simulation& s, Kind kind, std::int64_t steps)
       : s_(s),
         kind_(kind),
@@ -460,23 +472,16 @@ class Local : public Method {
   double mean_ready_ = 0;
 };
 
+// Vectors as long as the weights that a strategy keeps for each worker.
+int vectors_of_a_worker(const std::string& text) {
+  if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
+  const auto rule = make_rule(Asynchrony::parse(text == "all-reduce" ? "bsp" : text).rule);
+  return 1 + rule->keeps().squares + rule->keeps().own;  // what it was sent, always
+}
+
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<Served>(s, Asynchrony::parse("bsp"), true);
-  static const std::pair<const char*, Local::Kind> local[] = {{"local-sgd", Local::Kind::local},
-                                                              {"post-local-sgd", Local::Kind::post_local},
-                                                              {"cocod-sgd", Local::Kind::cocod},
-                                                              {"easgd", Local::Kind::elastic}};
-  const std::string name = text.substr(0, text.find(':'));
-  for (const auto& [known, kind] : local) {
-    if (name != known) continue;
-    std::int64_t steps = 8;
-    if (name != text) {
-      const char *from = text.data() + name.size() + 1, *to = text.data() + text.size();
-      const auto [end, error] = std::from_chars(from, to, steps);
-      if (error != std::errc() || end != to || steps < 1) refuse(text, ": write ", name, ":STEPS, from 1");
-    }
-    return std::make_unique<Local>(s, kind, steps);
-  }
+  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
   return std::make_unique<Served>(s, Asynchrony::parse(text), false);
 }
 
@@ -490,7 +495,7 @@ SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd,
     if (worker < 0 || worker >= c.workers)
       refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
   if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
-  Simulation simulation(model, loss, sgd, backend, data, options);
+  Simulation simulation(model, loss, sgd, backend, data, options, vectors_of_a_worker(options.strategy));
   const auto method = make_method(simulation, options.strategy);
   return simulation.run(*method);
 }

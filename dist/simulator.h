@@ -42,7 +42,8 @@ struct SimulatorReport {
   bool diverged = false;             // a run of them: it was ended
 };
 
-// Trains; afterwards the model holds the servers' weights. Throws UsageError for a strategy that there is not.
+// Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1 to 3.
+// Throws UsageError for a strategy that there is not, and for more workers than the memory holds.
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options);
 

@@ -10,6 +10,8 @@
 #include "dist/all_reduce.h"
 #include "dist/asynchrony.h"
 #include "dist/hierarchy.h"
+#include "dist/local_sgd.h"
+#include "dist/parameter_server.h"
 #include "dist/rendezvous.h"
 #include "dist/socket_channel.h"
 #include "dist/ucx.h"
@@ -179,26 +181,51 @@ std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
   return carry(control, ucx, std::move(gate), rendezvous.token());
 }
 
-bool goes_on_without_lost_ranks(const std::string& strategy) {
-  if (strategy.empty() || strategy == "all-reduce") return false;
-  if (strategy.starts_with("easgd")) return true;  // its centre lies on the servers too
-  try {
-    Asynchrony::parse(strategy);
-    return true;
-  } catch (const Error&) {  // of another family, or none
-    return false;
-  }
+namespace {
+
+// The parameter server's, from the environment.
+ParameterServerOptions server_options(const Asynchrony& how, int ranks, const std::function<std::string(const char*)>& value) {
+  ParameterServerOptions o{.how = how, .deadline = Deadlines::from(process_environment()).wait};
+  const std::string servers = value("TANDEM_SERVERS"), pipeline = value("TANDEM_PIPELINE"), wire = value("TANDEM_WIRE");
+  const auto [end, error] = std::from_chars(servers.data(), servers.data() + servers.size(), o.servers);
+  if (!servers.empty() && (error != std::errc() || end != servers.data() + servers.size() || o.servers < 0))
+    refuse("TANDEM_SERVERS=", servers, ": expected a number of ranks from 0");
+  if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
+  o.pipeline = pipeline == "1";
+  if (!wire.empty() && wire != "f32" && wire != "bf16")
+    refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
+  o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
+  o.pace = Pace::parse(value("TANDEM_PACE"), value("TANDEM_SLOW"), ranks);
+  return o;
 }
 
+}  // namespace
+
+bool goes_on_without_lost_ranks(const std::string& strategy) { return Asynchrony::is_one(strategy); }
+
 std::unique_ptr<Strategy> strategy_from_environment() {
-  auto communicator = communicator_from_environment();
-  if (communicator->size() == 1) return std::make_unique<Strategy>();
   auto value = [](const char* name) {
     const char* v = process_environment()(name);
     return std::string(v ? v : "");
   };
   const std::string strategy = value("TANDEM_STRATEGY"), wire = value("TANDEM_WIRE");
-  if (!strategy.empty() && strategy != "all-reduce") refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce");
+  const int ranks = place_in(process_environment()).size;
+  if (ranks > 1 && Asynchrony::is_one(strategy)) {
+    const auto options = server_options(Asynchrony::parse(strategy), ranks, value);
+    return parameter_server(channel_from_environment(), options);
+  }
+  auto communicator = communicator_from_environment();
+  if (communicator->size() == 1) return std::make_unique<Strategy>();
+  for (const char* name : {"TANDEM_SERVERS", "TANDEM_PACE", "TANDEM_SLOW", "TANDEM_PIPELINE"})
+    if (!value(name).empty())
+      refuse(name, "=", value(name), ": is for a parameter server; choose a strategy that has one, such as --strategy ddc-asgd");
+  if (const auto local = LocalSteps::parse(strategy)) {
+    if (!wire.empty() && wire != "f32") refuse("TANDEM_WIRE=", wire, ": under ", strategy, " weights travel, as f32");
+    return local_sgd(std::move(communicator), *local, {.deadline = Deadlines::from(process_environment()).wait});
+  }
+  if (!strategy.empty() && strategy != "all-reduce")
+    refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce; local-sgd:STEPS, post-local-sgd:STEPS or cocod-sgd:STEPS; ",
+           "bsp, ssp:STEPS or an update rule of the parameter server: ", listed(rule_names()));
   const double top_k = wire.starts_with("topk:") ? share_in(wire.substr(5)) : 0;
   if (!wire.empty() && wire != "f32" && wire != "bf16" && top_k == 0)
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");

@@ -1,9 +1,10 @@
 // Strategies × workers, by simulation, each with the learning rate that suits it: build/experiment PLAN.json. Beside the plan
-// it writes PLAN.jsonl, a line for each run (what was interrupted goes on), and PLAN.html, the page.
+// it writes PLAN.jsonl, a line for each run (what was interrupted goes on), and PLAN.html, the page; the tables it prints.
 //
 //   build/experiment examples/experiments/fashion_mnist.json
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 
 #include "core/files.h"
@@ -20,7 +21,7 @@ int main(int argc, char** argv) {
     std::vector<std::string> paths;
     std::string data, results_file, page_file;
     int jobs = 2;
-    bool only_page = false;
+    bool only_page = false, only_table = false;
     auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
     parse_command_line(argc, argv,
                        "Strategies of distributed training, side by side, by simulation: experiment PLAN.json",
@@ -33,6 +34,8 @@ int main(int argc, char** argv) {
                          }},
                         {"--results", "the runs (default: beside the plan, .jsonl)", "", into(results_file)},
                         {"-o", "the page (default: beside the plan, .html)", "", into(page_file)},
+                        {"--table", "only print the tables of the runs that there are", "",
+                         [&](const std::string&) { only_table = true; }, true},
                         {"--page", "only draw the page of the runs that there are", "",
                          [&](const std::string&) { only_page = true; }, true}},
                        &paths);
@@ -41,6 +44,10 @@ int main(int argc, char** argv) {
     const std::filesystem::path stem = std::filesystem::path(paths[0]).replace_extension();
     if (results_file.empty()) results_file = stem.string() + ".jsonl";
     if (page_file.empty()) page_file = stem.string() + ".html";
+    if (only_table) {
+      std::fputs(experiment_table(plan, read_results(results_file, plan)).c_str(), stdout);
+      return;
+    }
     check_replaceable("-o", page_file, R"(name="generator" content="Tandem")", "a page of experiment");
 
     Options o{.data = data, .model = plan.model, .batch = plan.batch, .augment = plan.augment, .val = plan.val};
@@ -49,9 +56,11 @@ int main(int argc, char** argv) {
     check_model_name(plan.model);
     const Schedule schedule = Schedule::parse(plan.schedule);
 
-    const Dataset set = load_dataset(plan.data_set, o.data, o.folder);
+    std::optional<Dataset> pictures;  // a page or a table needs none
+    if (!only_page) pictures = load_dataset(plan.data_set, o.data, o.folder);
     auto run = [&](const Trial& trial) {
       auto backend = cpu_backend(1);  // this thread's own
+      const Dataset& set = *pictures;
       Options mine = o;
       mine.seed = trial.seed;
       Loaders loaders(set, mine, *backend);
@@ -90,6 +99,7 @@ int main(int argc, char** argv) {
     const Results results =
         only_page ? read_results(results_file, plan) : carry_out(plan, results_file, jobs, run, ended);
     write_file(page_file, experiment_page(plan, results));
+    std::fputs(experiment_table(plan, results).c_str(), stdout);
     std::printf("%s: %zu runs\n", page_file.c_str(), results.size());
   });
 }

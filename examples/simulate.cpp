@@ -44,7 +44,11 @@ int main(int argc, char** argv) {
          "--dtype",   "--threads",    "--val",      "--metrics",     "--deterministic"},
         {{"--strategy", "an update rule, ssp:3, bsp, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
           s.strategy, [&](const std::string& v) { s.strategy = v; }},
-         {"--workers", "how many", "8", [&](const std::string& v) { c.workers = int(number("--workers", v, 1)); }},
+         {"--workers", "how many", "8", [&](const std::string& v) {
+            const double n = number("--workers", v, 1);
+            if (n != std::floor(n) || n > 1e9) refuse("--workers ", v, ": expected a whole number up to 1000000000");
+            c.workers = int(n);
+          }},
          {"--compute", "milliseconds of a step, on average", "128",
           [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
          {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",

@@ -115,9 +115,15 @@ std::string svg_of(const Chart& chart) {
   std::vector<double> ys = round_ticks(scale * y0, scale * y1, 5), xs = round_ticks(x0, x1, 6);
   if (chart.x_powers) {
     xs.clear();
-    for (double t = std::ceil(x0 - 1e-9); t <= x1 + 1e-9; t += std::max(1.0, std::ceil((x1 - x0) / 8))) xs.push_back(t);
+    if (x0 >= 0)
+      for (double t = std::ceil(x0 - 1e-9); t <= x1 + 1e-9; t += std::max(1.0, std::ceil((x1 - x0) / 8))) xs.push_back(t);
+    else  // shares: 0.001, 0.003, 0.01, …
+      for (double ten = std::floor(x0 / std::log2(10)); ten * std::log2(10) <= x1 + 1e-9; ten++)
+        for (double t : {std::pow(10, ten), 3 * std::pow(10, ten)})
+          if (std::log2(t) >= x0 - 1e-9 && std::log2(t) <= x1 + 1e-9) xs.push_back(std::log2(t));
     if (xs.empty()) xs = {x0};
   }
+  if (chart.x_whole) std::erase_if(xs, [](double t) { return std::fabs(t - std::round(t)) > 1e-9; });
   auto shown_x = [&](double x) { return chart.x_powers ? std::exp2(x) : x; };
   double ylow = ys.front() / scale, yhigh = ys.back() / scale;
   if (x0 == x1) x0 -= 0.5, x1 += 0.5, xs = {x0 + 0.5};  // one point stands in the middle

@@ -23,6 +23,7 @@ struct Chart {
   std::vector<double> x_holds = {};  // the x axis holds these too: charts beside each other then agree
   bool percent = false;              // y is a share of 1
   bool x_powers = false;             // x is a binary logarithm: the axis shows 2^x
+  bool x_whole = false;              // x counts something: no ticks between whole numbers
 };
 
 // <svg>…</svg>, with title and description for screen readers. Without a finite point it says "no values".

@@ -66,6 +66,23 @@ TEST_F(Experiment, FindsTheRateAndGrowsTheGrid) {
   const std::string page = experiment_page(plan, results);
   EXPECT_NE(page.find("Try &lt;1&gt;"), std::string::npos);
   EXPECT_EQ(page.find("nan"), std::string::npos);
+
+  // Seeds 1, 2, 3 give the best accuracy, 0.9 − 0.1/4, and 1e-4 more for each: deviation 1e-4, error 1e-4/√3.
+  const Mean a = test_accuracy(results, "a", 16), difference = advantage(results, "a", "b", 16);
+  EXPECT_EQ(a.count, 3u);
+  EXPECT_NEAR(a.value, 0.8752, 1e-12);
+  EXPECT_NEAR(a.error, 1e-4 / std::sqrt(3), 1e-12);
+  EXPECT_NEAR(difference.value, 0, 1e-12);  // paired: what a seed adds to both is no difference
+  EXPECT_NEAR(difference.error, 0, 1e-12);
+  const std::string table = experiment_table(plan, results);
+  EXPECT_NE(table.find("| workers | 1 | 16 |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| a | 87.52 ± 0.01 (0.16) | 87.52 ± 0.01 (0.16) |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| b | +0.00 ± 0.00 |"), std::string::npos) << table;
+}
+
+TEST_F(Experiment, TheSearchMayBeShorterThanTheRuns) {
+  plan.tuning_epochs = 2;
+  for (const auto& [t, o] : carry_out()) EXPECT_TRUE(t.final ? t.epochs == 4 : t.epochs <= 2);
 }
 
 TEST_F(Experiment, GoesOnWhereItWasInterrupted) {
@@ -102,10 +119,14 @@ TEST_F(Experiment, PlansAreChecked) {
   EXPECT_EQ(refused("{" + rest + "}"), "");
   EXPECT_NE(refused("{" + rest + R"(,"epoch":3})").find("\"epoch\" is nothing that a plan has"), std::string::npos);
   EXPECT_NE(refused("{" + rest + R"(,"epochs":0})").find("from 1"), std::string::npos);
+  EXPECT_NE(refused("{" + rest + R"(,"epochs":2,"tuning_epochs":3})").find("more than the 2"), std::string::npos);
   EXPECT_NE(refused("{" + rest + R"(,"epochs":2.5})").find("whole number"), std::string::npos);
   EXPECT_NE(refused("{" + rest + R"(,"model":3})").find("not a text"), std::string::npos);
   EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[0],"rates":[0.1]})"), "");
   EXPECT_NE(refused(R"({"strategies":[]})").find("at least"), std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["asgd","bsp","asgd"],"workers":[1],"rates":[0.1]})").find("asgd twice"),
+            std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[4,4],"rates":[0.1]})").find("4 twice"), std::string::npos);
   EXPECT_NE(refused("[1]").find("is not a plan"), std::string::npos);
   EXPECT_NE(refused("{"), "");
 }

@@ -48,12 +48,11 @@ struct Element {
 using Step = std::function<void(Element&, Element::Worker&, double g, double delay)>;
 constexpr double eta = 0.1f, mu = 0.9f;
 
-double adaptive(Element& e, Element::Worker& m, double g) {
+double adaptive(Element& e, Element::Worker& m, double g, double lambda = 2) {
   m.squares = double(0.95f) * m.squares + (1 - double(0.95f)) * g * g;
-  return 2 / std::sqrt(m.squares + double(1e-7f)) * g * g * (e.w - m.sent);
+  return lambda / std::sqrt(m.squares + double(1e-7f)) * g * g * (e.w - m.sent);
 }
 double capped(double c, double g) { return std::clamp(c, -std::abs(g), std::abs(g)); }
-double trust(const Element& e, double delay) { return std::min(1.0, (1 + e.mean_delay) / (1 + delay)); }
 
 const std::vector<std::pair<std::string, Step>> by_hand{
     {"asgd", [](Element& e, auto&, double g, double) { e.w -= eta * g; }},
@@ -74,15 +73,10 @@ const std::vector<std::pair<std::string, Step>> by_hand{
      }},
     {"ddc-asgd",
      [](Element& e, Element::Worker& m, double g, double delay) {
-       const double c = capped(adaptive(e, m, g), g);
-       e.velocity = std::pow(0.9, 1 + 0.3 * delay) * e.velocity + trust(e, delay) * (g + c);
-       e.w -= eta * e.velocity;
-     }},
-    {"ddc-la",
-     [](Element& e, Element::Worker& m, double g, double delay) {
-       const double d = trust(e, delay) * (g + capped(adaptive(e, m, g), g));
+       const double share = std::min(1.0, (1 + e.mean_delay) / (1 + delay)), theta = delay / (1 + delay);
+       const double d = share * (g + capped(adaptive(e, m, g, 50), g));
        m.own = mu * m.own + d;
-       e.w -= eta * (mu * m.own + d);
+       e.w -= eta * ((1 - theta) * m.own + theta * (mu * m.own + d));
      }},
 };
 
@@ -138,7 +132,7 @@ TEST(Rules, HandComputedSequences) {
     for (std::size_t i = 0; i < wanted.size(); i++) {
       // The rule rounds its few scalars to f32, as the optimizers do.
       ASSERT_NEAR(f64[i], wanted[i], 1e-7) << name << " at " << i;
-      ASSERT_NEAR(f32[i], wanted[i], 2e-6) << name << " at " << i;
+      ASSERT_NEAR(f32[i], wanted[i], 5e-6) << name << " at " << i;
     }
   }
   std::vector<std::string> names;
@@ -161,7 +155,7 @@ TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
   EXPECT_EQ(run("dc-asgd-a:lambda=0", DType::f32), run("asgd", DType::f32));
   EXPECT_EQ(run("dc-asgd-k:lambda=0", DType::f32), run("asgd-m", DType::f32));
   EXPECT_NE(run("dc-asgd-a", DType::f32), run("asgd", DType::f32));
-  EXPECT_NE(run("ddc-asgd:kappa=1", DType::f32), run("ddc-asgd", DType::f32));
+  EXPECT_NE(run("ddc-asgd:lambda=2", DType::f32), run("ddc-asgd", DType::f32));
 }
 
 TEST(Rules, OneWorkerIsSGDWithMomentum) {
@@ -202,13 +196,13 @@ TEST(Rules, NamesAndConstantsAreChecked) {
     }
     return std::string();
   };
-  EXPECT_NE(said("adgs").find("ddc-asgd, ddc-la, asgd"), std::string::npos);
-  EXPECT_NE(said("ddc-asgd:kapa=1").find("decay, kappa, lambda"), std::string::npos);
-  EXPECT_NE(said("ddc-asgd:kappa").find("KEY=NUMBER"), std::string::npos);
-  EXPECT_NE(said("ddc-asgd:kappa=-1"), "");
-  EXPECT_NE(said("ddc-asgd:kappa=nan"), "");
+  EXPECT_NE(said("adgs").find("ddc-asgd, asgd, asgd-m"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:lamda=1").find("decay, lambda"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:lambda").find("KEY=NUMBER"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:lambda=-1"), "");
+  EXPECT_NE(said("ddc-asgd:lambda=nan"), "");
   EXPECT_NE(said("asgd:lambda=1").find("no constants"), std::string::npos);
-  EXPECT_EQ(said("ddc-asgd:kappa=0.5,lambda=1"), "");
+  EXPECT_EQ(said("ddc-asgd:decay=0.5,lambda=1"), "");
 }
 
 }  // namespace

@@ -24,45 +24,65 @@ std::vector<double> drawn(std::uint32_t what) {
 }
 
 struct Ended {
-  std::vector<double> weights;
+  std::vector<double> weights, statistics;
   Member::Counts counts;
+  std::vector<ShardEvent> events;
+  std::string said;
 };
-// body(rank, member, gradient, weights) for each of `ranks` threads, then finish().
-template <class Body>
-std::vector<Ended> serve(int ranks, ServerOptions options, DType dtype, const Body& body) {
-  auto channels = in_process_channels(ranks, 30);
+
+struct Serving {
+  ServerOptions options = {};
+  DType dtype = DType::f32;
+  std::int64_t tickets = 40;
+  ChannelFaults faults = {};
+};
+
+Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+
+// step(rank, member, ticket, gradient, weights) fills in the gradient of every ticket, in a thread for each of `ranks`.
+template <class Step>
+std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
+  ServerOptions& options = how.options;
+  auto channels = in_process_channels(ranks, 30, how.faults);
   std::vector<Ended> ends(static_cast<std::size_t>(ranks));
-  options.deadline = 30;
   if (!options.learning_rate) options.learning_rate = [](std::int64_t) { return double(0.1f); };
   options.chunk = 700;  // several to a shard, and a rest
-  all_well(ranks_say(ranks, [&](int r) {
+  const auto said = ranks_say(ranks, [&](int r) {
     auto backend = reference_backend();
-    Tensor weights = Tensor::of(*backend, {n}, drawn(0), dtype), gradient = Tensor::zeros(*backend, {n}, dtype);
-    Member member(std::move(channels[std::size_t(r)]), weights, std::vector<float>(n / 64, 1.f), options);
-    body(r, member, gradient, weights);
-    member.finish(weights);
-    ends[std::size_t(r)] = {weights.values(), member.counts()};
-  }));
-  for (std::size_t r = 1; r < ends.size(); r++) EXPECT_EQ(ends[r].weights, ends[0].weights) << "rank " << r;
+    Tensor weights = Tensor::of(*backend, {n}, drawn(r == 0 ? 0 : 77), how.dtype);
+    Tensor statistics = Tensor::of(*backend, {40}, std::vector<double>(40, 1.0), how.dtype);
+    Member member(std::move(channels[std::size_t(r)]), 30);
+    auto memory = member.memory(n * size_of(how.dtype));
+    Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, how.dtype, memory);
+    member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f), options, {0, how.tickets, 300});
+    if (member.trains()) member.pull(whole(weights), whole(statistics));
+    while (auto ticket = member.ticket()) {
+      step(r, member, *ticket, gradient, weights);
+      member.push(whole(gradient), whole(statistics), 16, {1, 2, 16});
+      member.pull(whole(weights), whole(statistics));
+    }
+    member.finish(whole(weights), whole(statistics));
+    member.gather("");
+    ends[std::size_t(r)] = {weights.values(), statistics.values(), member.counts(), member.events(), ""};
+  });
+  for (std::size_t r = 0; r < ends.size(); r++) ends[r].said = said[r];
   return ends;
 }
+// Nobody failed, and all who train have the same weights.
+void all_well(const std::vector<Ended>& ends) {
+  for (std::size_t r = 0; r < ends.size(); r++) ASSERT_EQ(ends[r].said, "") << "rank " << r;
+  for (std::size_t r = 0; r < ends.size(); r++)
+    EXPECT_TRUE(ends[r].counts.exchanges == 0 || ends[r].weights == ends[0].weights) << "rank " << r;
+}
 
-// Gradients of a bowl, w − centre, that differ from worker to worker and step to step.
-void bowl(Tensor& g, const Tensor& w, int rank, int step) {
-  const std::vector<double> at = w.values(), centre = drawn(std::uint32_t(100 + rank + 16 * step));
+// Gradients of a bowl, w − centre, another centre for every ticket.
+void bowl(Tensor& g, const Tensor& w, std::int64_t ticket) {
+  const std::vector<double> at = w.values(), centre = drawn(std::uint32_t(100 + ticket));
   std::vector<double> v(n);
   for (std::size_t i = 0; i < v.size(); i++) v[i] = at[i] - centre[i];
   g.copy_from(Tensor::of(g.backend(), {n}, v, g.dtype()));
 }
-auto steps_of(int steps) {
-  return [steps](int rank, Member& member, Tensor& gradient, Tensor& weights) {
-    for (int s = 0; s < steps; s++) {
-      bowl(gradient, weights, rank, s);
-      member.push(gradient, 16);
-      member.pull(weights);
-    }
-  };
-}
+void bowls(int, Member&, std::int64_t ticket, Tensor& gradient, Tensor& weights) { bowl(gradient, weights, ticket); }
 
 TEST(Server, CutsAreEven) {
   EXPECT_EQ(shard_cuts(n, 1), (std::vector<std::int64_t>{0, n}));
@@ -76,117 +96,119 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
     for (int step = 0; step < 20; step++) {
       std::vector<double> g(n, 0.0);
       for (int r = 0; r < ranks; r++) {
-        const std::vector<double> centre = drawn(std::uint32_t(100 + r + 16 * step));
+        const std::vector<double> centre = drawn(std::uint32_t(100 + r + ranks * step));
         for (std::size_t i = 0; i < g.size(); i++) g[i] += (w[i] - centre[i]) / ranks;
       }
       for (std::size_t i = 0; i < g.size(); i++) v[i] = double(0.9f) * v[i] + g[i], w[i] -= double(0.1f) * v[i];
     }
-    std::vector<double> first;
-    for (int servers = 1; servers <= ranks; servers++) {
-      const auto ends = serve(ranks, {.how = Asynchrony::parse("bsp"), .servers = servers}, DType::f64, steps_of(20));
+    for (bool shared : {true, false}) {
+      const auto ends = serve(ranks, {.options = {.how = Asynchrony::parse("bsp")}, .dtype = DType::f64, .tickets = 20 * ranks,
+                                      .faults = {.shared_memory = shared}}, bowls);
+      all_well(ends);
       double most = 0;
       for (std::size_t i = 0; i < w.size(); i++) most = std::max(most, std::abs(ends[0].weights[i] - w[i]));
-      EXPECT_LT(most, 1e-12) << ranks << " ranks, " << servers << " servers";
-      if (servers == 1) first = ends[0].weights;
-      EXPECT_EQ(ends[0].weights, first) << servers << " servers";
-      EXPECT_EQ(ends[0].counts.version, 20u);
-      EXPECT_EQ(ends[0].counts.samples, 20 * 16 * ranks);
+      EXPECT_LT(most, 1e-12) << ranks << " ranks";
+      EXPECT_EQ(ends[0].counts.shard.version, 20u);
+      EXPECT_EQ(ends[0].counts.shard.samples, 20 * 16 * ranks);
     }
   }
 }
 
-TEST(Server, OneWorkerIsOneMachine) {
-  const auto ends = serve(1, {}, DType::f32, steps_of(10));
-  EXPECT_EQ(ends[0].counts.delays, std::vector<std::int64_t>{10});
-  EXPECT_EQ(ends[0].weights, serve(1, {.how = Asynchrony::parse("asp+asgd-m")}, DType::f32, steps_of(10))[0].weights);
+TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
+  const auto alone = serve(1, {}, bowls);
+  all_well(alone);
+  EXPECT_EQ(alone[0].counts.shard.delays, std::vector<std::int64_t>{40});
+  EXPECT_EQ(alone[0].weights, serve(1, {.options = {.how = Asynchrony::parse("asp+asgd-m")}}, bowls)[0].weights);
+  for (int servers : {1, 3})
+    for (bool shared : {true, false}) {
+      const auto ends = serve(1 + servers, {.options = {.servers = servers}, .faults = {.shared_memory = shared}}, bowls);
+      all_well(ends);
+      EXPECT_EQ(ends[0].weights, alone[0].weights) << servers << " servers";
+      EXPECT_EQ(ends[0].statistics, alone[0].statistics);
+      EXPECT_EQ(ends[0].counts.shard.version, 40u);  // the statistics
+    }
 }
 
-TEST(Server, EveryRuleAppliesWhatItAcknowledges) {
-  for (const std::string& rule : rule_names()) {
-    const auto ends = serve(4, {.how = Asynchrony::parse(rule), .servers = 3}, DType::f32, steps_of(15));
-    for (int s = 0; s < 3; s++) {
-      EXPECT_EQ(ends[std::size_t(s)].counts.applied, std::vector<std::int64_t>(4, 15)) << rule;
-      EXPECT_EQ(ends[std::size_t(s)].counts.version, 60u);
-      std::int64_t pushes = 0;
-      for (std::int64_t d : ends[std::size_t(s)].counts.delays) pushes += d;
-      EXPECT_EQ(pushes, 60);
+TEST(Server, EveryRuleAppliesEveryTicketOnce) {
+  for (const std::string& rule : rule_names())
+    for (bool shared : {true, false}) {
+      const auto ends = serve(4, {.options = {.how = Asynchrony::parse(rule)}, .tickets = 60, .faults = {.shared_memory = shared}}, bowls);
+      all_well(ends);
+      for (const Ended& e : ends) {
+        EXPECT_EQ(e.counts.shard.version, 60u) << rule;
+        std::int64_t pushes = 0, applied = 0;
+        for (std::int64_t d : e.counts.shard.delays) pushes += d;
+        for (std::int64_t a : e.counts.shard.applied) applied += a;
+        EXPECT_EQ(pushes, 60);
+        EXPECT_EQ(applied, 60);
+      }
     }
-    EXPECT_EQ(ends[3].counts.version, 0u);  // no server
-  }
 }
 
 // All elements of a gradient are the same, and so are those of a whole version of a shard.
 TEST(Server, APulledShardIsOfOneVersion) {
   const auto cuts = shard_cuts(n, 4);
-  serve(4, {.how = Asynchrony::parse("asgd")}, DType::f32,
-        [&](int rank, Member& member, Tensor& gradient, Tensor& weights) {
-          for (int s = 0; s < 40; s++) {
-            const std::vector<double> before = drawn(0);
-            gradient.fill(0.001 * (rank + 1));
-            member.push(gradient, 1);
-            member.pull(weights);
-            const std::vector<double> now = weights.values();
-            for (int shard = 0; shard < 4; shard++) {
-              const auto begin = std::size_t(cuts[std::size_t(shard)]);
-              for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
-                ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5)
-                    << "shard " << shard << ", element " << i;
-            }
-          }
-        });
+  for (bool shared : {true, false})
+    all_well(serve(4, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 160, .faults = {.delays = 5, .shared_memory = shared}},
+                   [&](int rank, Member&, std::int64_t, Tensor& gradient, Tensor& weights) {
+                     const std::vector<double> before = drawn(0), now = weights.values();
+                     for (int shard = 0; shard < 4; shard++) {
+                       const auto begin = std::size_t(cuts[std::size_t(shard)]);
+                       for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
+                         ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5) << "shard " << shard << ", element " << i;
+                     }
+                     gradient.fill(0.001 * (rank + 1));
+                   }));
 }
 
 TEST(Server, SspHoldsBackWhoIsAhead) {
   for (int bound : {0, 2}) {
-    std::vector<std::atomic<int>> at(3);
+    std::vector<int> pushed(3);
     int most = 0;
     std::mutex mutex;
-    serve(3, {.how = Asynchrony::parse("ssp:" + std::to_string(bound)), .servers = 2}, DType::f32,
-          [&](int rank, Member& member, Tensor& gradient, Tensor& weights) {
-            for (int s = 0; s < 12; s++) {
-              if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
-              {
-                std::lock_guard lock(mutex);
-                for (auto& other : at) most = std::max(most, s - other);
-              }
-              member.push(gradient, 1);
-              member.pull(weights);
-              at[std::size_t(rank)] = s + 1;
-            }
-          });
-    // `at` follows the push: a worker whose push is applied and not yet acknowledged is one further than it says.
+    all_well(serve(3, {.options = {.how = Asynchrony::parse("ssp:" + std::to_string(bound))}, .tickets = 36},
+                   [&](int rank, Member&, std::int64_t, Tensor& gradient, Tensor&) {
+                     if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
+                     gradient.fill(0);
+                     std::lock_guard lock(mutex);
+                     most = std::max(most, pushed[std::size_t(rank)] - *std::min_element(pushed.begin(), pushed.end()));
+                     pushed[std::size_t(rank)]++;
+                   }));
+    // `pushed` precedes the push.
     EXPECT_LE(most, bound + 1);
     EXPECT_GE(most, std::min(bound, 2));
   }
 }
 
 TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
-  const auto ends = serve(2, {.how = Asynchrony::parse("asgd")}, DType::f32,
-                          [&](int rank, Member& member, Tensor& gradient, Tensor& weights) {
-                            for (int s = 0; s < 5; s++) {
-                              bowl(gradient, weights, rank, s);
-                              if (rank == 1 && s == 2) gradient.write<float>()[n - 1] = std::nanf("");
-                              member.push(gradient, 16);
-                              member.pull(weights);
-                            }
-                          });
-  EXPECT_EQ(ends[1].counts.refused, (std::vector<std::int64_t>{0, 1}));
-  EXPECT_EQ(ends[1].counts.applied, (std::vector<std::int64_t>{5, 4}));
-  for (double w : ends[0].weights) ASSERT_TRUE(std::isfinite(w));
+  for (bool shared : {true, false}) {
+    std::atomic<int> by_rank_1 = 0;
+    const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 30, .faults = {.shared_memory = shared}},
+                            [&](int rank, Member&, std::int64_t t, Tensor& gradient, Tensor& weights) {
+                              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              bowl(gradient, weights, t);
+                              if (rank == 1 && ++by_rank_1 == 3) gradient.write<float>()[n - 1] = std::nanf("");
+                            });
+    all_well(ends);
+    ASSERT_GE(by_rank_1, 3);
+    EXPECT_EQ(ends[1].counts.shard.refused, (std::vector<std::int64_t>{0, 1}));
+    EXPECT_EQ(ends[0].counts.shard.refused, (std::vector<std::int64_t>{0, 0}));  // its half was finite
+    EXPECT_EQ(ends[1].counts.shard.version, 29u);
+    EXPECT_EQ(ends[1].counts.refused, 1);
+    for (double w : ends[0].weights) ASSERT_TRUE(std::isfinite(w));
+  }
 }
 
-TEST(Server, TheLearningRateFollowsTheSamplesApplied) {
+TEST(Server, TheLearningRateFollowsWhatWasApplied) {
   ServerOptions o{.how = Asynchrony::parse("asgd")};
-  std::mutex mutex;
   std::vector<std::int64_t> asked;
-  o.learning_rate = [&](std::int64_t samples) {
-    std::lock_guard lock(mutex);
-    asked.push_back(samples);
+  o.learning_rate = [&](std::int64_t pushes) {
+    asked.push_back(pushes);
     return 0.1;
   };
-  o.servers = 1;
-  serve(1, o, DType::f32, steps_of(4));
-  EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 16, 32, 48}));
+  serve(1, {.options = o, .tickets = 4}, bowls);
+  std::erase_if(asked, [&, first = true](std::int64_t) mutable { return first = !first; });  // the statistics ask too
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 1, 2, 3}));
 }
 
 }  // namespace

@@ -153,6 +153,17 @@ TEST(Simulator, ThousandWorkers) {
   EXPECT_EQ(std::accumulate(r.delays.begin(), r.delays.end(), std::int64_t{0}), 1200);
 }
 
+TEST(Simulator, MoreWorkersThanTheMemoryHoldsAreRefused) {
+  Bench bench;
+  try {
+    bench.run(of("ddc-asgd", 1'000'000'000));
+    FAIL();
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("1000000000 workers with ddc-asgd keep "), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("3 vectors of 2410 parameters each"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Simulator, StrategiesAreChecked) {
   Bench bench;
   auto said = [&](const std::string& strategy) {
@@ -168,10 +179,10 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_NE(said("bsp+ddc-asgd").find("nothing is late"), std::string::npos);
   EXPECT_NE(said("easgd:0").find("easgd:STEPS"), std::string::npos);
   EXPECT_NE(said("sgd").find("there is no update rule sgd"), std::string::npos);
-  EXPECT_EQ(said("ssp:3+ddc-la"), "");
-  const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:kappa=1");
+  EXPECT_EQ(said("ssp:3+dana-slim"), "");
+  const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:lambda=1");
   EXPECT_EQ(a.staleness, 3);
-  EXPECT_EQ(a.rule, "ddc-asgd:kappa=1");
+  EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");
 }
 
 }  // namespace
