@@ -226,7 +226,7 @@ class SocketChannel : public Channel {
       if (!message->done) channel.progress();
       if (message->done) return true;
       const Peer& p = channel.peers_[std::size_t(message->to)];
-      if (p.broken != 0 && channel.control_->gone(message->to))
+      if (p.fd < 0 && channel.control_->gone(message->to))
         throw CommunicationError(message->to, channel.where(channel.rank_) + " sends a message to " +
                                                   channel.where(message->to) + ", which has left");
       return false;

@@ -732,6 +732,43 @@ TEST(Sockets, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
   for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
 
+// As one rank of those that tests/check_losses.sh starts: messages between all, until there is a file $TANDEM_TEST_END. What
+// happens is printed.
+TEST(Hosts, DISABLED_LossesAndReturns) {
+  auto c = channel_from_environment();
+  std::vector<std::byte> large(1 << 20), room(large.size());
+  bool end = false;
+  std::map<int, int> arrived;
+  auto say = [&](const std::string& text) {
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+  };
+  c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(room).first(n); },
+                 .arrived =
+                     [&](int from, const Note& note, std::span<std::byte>) {
+                       end = end || note[0] == 99;
+                       if (++arrived[from] == 3) say("hears " + c->where(from));
+                     },
+                 .lost = [&](int, const std::string& why) { say("lost: " + why); },
+                 .returned =
+                     [&](int rank, std::uint64_t incarnation) {
+                       arrived[rank] = 0;
+                       say(c->where(rank) + " is back as " + std::to_string(incarnation));
+                     }});
+  say(c->where(c->rank()) + ", process " + std::to_string(getpid()) + ", incarnation " +
+      std::to_string(c->incarnation()));
+  while (!end) {
+    if (c->rank() == 0) end = access(std::getenv("TANDEM_TEST_END"), F_OK) == 0;
+    std::vector<Work> works;
+    for (int to = 0; to < c->size() && (!end || c->rank() == 0); to++)
+      works.push_back(c->send(to, {end ? 99u : 0u}, std::span(large).first(std::size_t(to) << 16)));
+    for (Work& w : works) w.wait();
+    for (int i = 0; i < 20; i++)
+      if (!c->progress()) c->rest();
+  }
+  say("ends well");
+}
+
 // How fast 4 MiB messages go one way: MB/s on the standard output.
 TEST(Sockets, DISABLED_Speed) {
   for (const char* channel : {"sockets", "ucx"}) {
