@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/backend.h"
+#include "core/trace.h"
 
 namespace tandem {
 namespace {
@@ -94,6 +95,16 @@ class ParameterServer : public Strategy {
     return std::max(mine, (first_ticket_ + member_.tickets_done()) / batches_to_a_step());
   }
 
+  void sync_batch_norm(Module&) override {
+    if (size() > 1)
+      refuse("--sync-bn: under ", options_.how.text(), " ranks run the model when they like, and have no batch in common: "
+             "leave it out, or choose --strategy all-reduce");
+  }
+  ClockOffset watch(Trace& trace) override {
+    trace_ = &trace;
+    return {};
+  }
+
   // Where ranks of a host can see it, gradients are pushed without a copy.
   SpaceMemory memory() override {
     return [this](Backend& backend, std::int64_t elements) {
@@ -130,7 +141,7 @@ class ParameterServer : public Strategy {
       refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", options_.how.text(),
              ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
     if (sgd->options().nesterov && rank() == 0 && size() > 1)
-      std::fprintf(stderr, "note: %s knows no Nesterov momentum; its momentum is the plain one\n", options_.how.text().c_str());
+      std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", options_.how.text().c_str());
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
     optimizer.gradients_are_shares_of(drawn_ ? 1 : workers());
     momentum_ = sgd->options().momentum;
@@ -181,9 +192,15 @@ class ParameterServer : public Strategy {
     }
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, samples_) : 0;
     samples_ = 0;
-    if (options_.pipeline) return push_behind(samples, score);
-    member_.push(gradients_.download(space_->gradients), statistics_.download(space_->statistics), samples, score);
-    pull();
+    const std::int64_t began = trace_ ? trace_->now() : 0;
+    if (options_.pipeline) {
+      push_behind(samples, score);
+    } else {
+      member_.push(gradients_.download(space_->gradients), statistics_.download(space_->statistics), samples, score);
+      pull();
+    }
+    if (trace_ && trace_->recording())
+      trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
     step_began_ = Clock::now();
   }
   void trains_samples(std::int64_t n) { samples_ += n; }
@@ -302,7 +319,6 @@ class ParameterServer : public Strategy {
     if (std::exchange(behind_, true)) pull();
     member_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_statistics_.data(), s.count, s.dtype}, samples, score);
     turn_ = 1 - turn_;
-    step_began_ = Clock::now();
   }
   void keep_pace() {
     const Pace& p = options_.pace;
@@ -320,6 +336,7 @@ class ParameterServer : public Strategy {
   std::unique_ptr<Drawn> drawn_;
   ParameterSpace* space_ = nullptr;
   Optimizer* optimizer_ = nullptr;
+  Trace* trace_ = nullptr;
   double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
   OnHost values_, gradients_, statistics_;
