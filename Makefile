@@ -396,7 +396,7 @@ bench-%: $(BUILD)/bench_%
 	$< $(BENCH_ARGS)
 
 # All-reduce beside Open MPI and Gloo, and the training step beside DDP (PARTS="host hosts steps"); several hosts need root.
-bench-network: $(BUILD)/bench_network $(BUILD)/bench_distributed $(BUILD)/tandem-run
+bench-network: $(BUILD)/bench_network $(BUILD)/bench_server $(BUILD)/bench_distributed $(BUILD)/tandem-run
 	@BUILD=$(BUILD) bash tests/bench/network.sh $(PARTS)
 
 # Accidents to training jobs: kills, stops and cut links, drawn from a seed.
