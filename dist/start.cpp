@@ -26,9 +26,12 @@ std::string agreement(const Variables& variables) {
     return std::string(v && *v ? v : otherwise);
   };
   std::ostringstream text;
-  text << "Tandem's messages: version 2\nUCX " << Ucx::version() << "\nTANDEM_STRATEGY "
-       << value("TANDEM_STRATEGY", "all-reduce") << "\nTANDEM_WIRE " << value("TANDEM_WIRE", "f32") << "\nTANDEM_SERVERS " << value("TANDEM_SERVERS", "0") << "\nTANDEM_CHANNEL "
-       << value("TANDEM_CHANNEL", "") << "\n";
+  text << "Tandem's messages: version 2\nUCX " << Ucx::version() << "\n";
+  for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
+                                        {"TANDEM_WIRE", "f32"},
+                                        {"TANDEM_SERVERS", "0"},
+                                        {"TANDEM_CHANNEL", ""}})
+    text << name << " " << value(name, otherwise) << "\n";
   return text.str();
 }
 
