@@ -309,7 +309,7 @@ endif
 
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
 light := $(if $(filter -O3,$(FLAGS)),-O1)
-quick := $(filter-out dist/algorithms.cpp dist/node.cpp dist/rules.cpp dist/served.cpp dist/shard.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
+quick := $(filter-out dist/algorithms.cpp dist/node.cpp dist/owner.cpp dist/rules.cpp dist/served.cpp dist/shard.cpp dist/worker.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(quick:%.cpp=$(OBJ)/%.o): compile += $(light)
 
 $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags

@@ -47,7 +47,8 @@ const Tensor& Shard::pull(int worker) {
   Worker& w = workers_[std::size_t(worker)];
   // What it was sent the last time but one may be overwritten; when nothing is pipelined, also the last time.
   Tensor& place = pipeline_ ? w.before : w.sent;
-  const Tensor into = place.same_memory(values_) ? Tensor::like(values_) : place;
+  const bool in_use = place.same_memory(values_) || (pipeline_ && place.same_memory(w.sent));
+  const Tensor into = in_use ? Tensor::like(values_) : place;
   pull(worker, into);
   return w.sent;
 }
