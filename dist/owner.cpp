@@ -95,10 +95,10 @@ void Owner::adopt(Adoptions::Adopted&& a) {
 
 void Owner::when_served(int s, int from, std::function<void()> handle) {
   if (held(s).served) return handle();
-  held(s).early.push_back({from, std::move(handle)});
+  held(s).early.keep(from, std::move(handle));
 }
 void Owner::open(int s) {
-  for (Early& e : std::exchange(held(s).early, {})) e.handle();
+  held(s).early.handle();
   answer(s);
 }
 
@@ -151,7 +151,6 @@ Tensor Owner::place_answer(int s, int worker, ExchangeId exchange) {
 void Owner::request(int from, const Note& n) {
   const int s = int(n[word::shard]);
   when_served(s, from, [this, from, n, s] {
-    if (!post_.lives(from)) return;
     Client& c = client(s, from);
     const std::uint64_t before = std::exchange(c.landing, n[word::landing]);
     const ExchangeId exchange = n[word::number];
@@ -208,7 +207,7 @@ void Owner::velocity_wanted(int from, int s) {
 // ---- losses -----------------------------------------------------------------------------------------------------------------
 void Owner::lost(int rank) {
   for (int s = 0; s < layout_.shards(); s++) {
-    std::erase_if(held(s).early, [&](const Early& e) { return e.from == rank; });
+    held(s).early.forget(rank);
     if (rank >= layout_.workers()) continue;
     client(s, rank).arrived = 0;
     if (!held(s).served) continue;

@@ -13,6 +13,7 @@
 
 #include "dist/adoptions.h"
 #include "dist/coordinator.h"
+#include "dist/early.h"
 #include "dist/letters.h"
 #include "dist/owner.h"
 #include "dist/post.h"
@@ -294,15 +295,15 @@ class Member::Thread {
   // This rank knows who owns what, and has a part in it.
   void go() {
     ready_ = true;
-    for (auto& f : std::exchange(early_, {})) f();
+    early_.handle();
     if (!trains()) return;
     worker_->start({});
     worker_->ask_for_ticket();
   }
-  // What concerns shards waits until this rank has begun, whatever it is, in the order in which it came.
-  void when_ready(std::function<void()> f) {
+  // What concerns shards, messages and losses alike, waits until this rank has begun.
+  void when_ready(int from, std::function<void()> f) {
     if (ready_) return f();
-    early_.push_back(std::move(f));
+    early_.keep(from, std::move(f));
   }
 
   void answered(const Worker::Exchange& x) {
@@ -332,7 +333,8 @@ class Member::Thread {
 
   // ---- losses -----------------------------------------------------------------------------------------------------------
   void lost(int rank) {
-    when_ready([this, rank] {
+    early_.forget(rank);
+    when_ready(Early::nobody, [this, rank] {
       owner_->lost(rank);
       adoptions_->lost(rank);
       for (int s = 0; s < layout_->shards(); s++)
@@ -350,7 +352,7 @@ class Member::Thread {
     worker_->owner_changed(s);
   }
   void returned(int rank) {
-    when_ready([this, rank] {
+    when_ready(Early::nobody, [this, rank] {
       layout_->returned.insert(rank);
       owner_->returned(rank);
     });
@@ -395,7 +397,7 @@ class Member::Thread {
     std::vector<std::byte> letter = letters_.take(bytes);
     if (!about_a_shard(n)) return arrived(from, n, letter);
     if (!ready_) {  // then it comes again
-      early_.push_back([this, from, n, letter = std::move(letter)] {
+      early_.keep(from, [this, from, n, letter = std::move(letter)] {
         const std::span<std::byte> at = place(from, n, letter.size());
         if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
         arrived(from, n, at);
@@ -443,7 +445,7 @@ class Member::Thread {
       case What::leaves: return coordinator_->leaves(from, now());
       case What::bye: return coordinator_->says_bye(from);
       case What::ask_owners:
-        return when_ready([this, from] {
+        return when_ready(from, [this, from] {
           const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
           post_.send(from, note(What::owners), std::as_bytes(std::span(*owners)), owners);
         });
@@ -492,7 +494,7 @@ class Member::Thread {
 
   // The member's thread's.
   Letters letters_;
-  std::vector<std::function<void()>> early_;  // when_ready()
+  Early early_;  // when_ready()
   bool ready_ = false, over_heard_ = false;
   double next_snapshot_ = 0;
 
