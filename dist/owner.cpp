@@ -80,7 +80,7 @@ void Owner::serve(int s, const Tensor& first) {
           .place = [this, s](int worker, ExchangeId exchange) { return place_answer(s, worker, exchange); }});
   const std::vector<bool> living = post_.living();
   for (int m = 0; m < layout_.workers(); m++)  // nobody waits for who is not there, or may not be yet, until it asks here
-    if (!living[std::size_t(m)] || layout_.returned.count(m)) held(s).served->lost(m);
+    if (!living[std::size_t(m)] || returned_.count(m)) held(s).served->lost(m);
 }
 
 void Owner::adopt(Adoptions::Adopted&& a) {
@@ -217,6 +217,7 @@ void Owner::lost(int rank) {
 }
 void Owner::returned(int rank) {
   if (rank >= layout_.workers()) return;
+  returned_.insert(rank);
   for (int s = 0; s < layout_.shards(); s++) {
     client(s, rank) = {};
     if (held(s).served) held(s).served->returned(rank);

@@ -6,7 +6,7 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <optional>
+#include <set>
 #include <vector>
 
 #include "core/backend.h"
@@ -76,6 +76,7 @@ class Owner {
   std::unique_ptr<Backend> host_;
   std::shared_ptr<void> others_;  // stands for memory that lives as long as the channel
   std::vector<Held> shards_;
+  std::set<int> returned_;
   std::uint64_t snapshots_ = 0;
   std::weak_ptr<const void> snapshot_under_way_;
 };

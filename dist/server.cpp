@@ -352,10 +352,7 @@ class Member::Thread {
     worker_->owner_changed(s);
   }
   void returned(int rank) {
-    when_ready(Early::nobody, [this, rank] {
-      layout_->returned.insert(rank);
-      owner_->returned(rank);
-    });
+    when_ready(Early::nobody, [this, rank] { owner_->returned(rank); });
     if (coordinator_) coordinator_->returned(rank);
   }
 
@@ -471,13 +468,15 @@ class Member::Thread {
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
     }
   }
-  // This rank has come back, and may have heard of more losses than rank 0 had when it said so.
+  // This rank has come back, and may have heard of more losses than rank 0 had when it said so. It owned nothing, so what is
+  // its own now was a lost rank's. It has no copies, and says so: whoever adopts something meanwhile may be waiting for that.
   void owners_are(std::vector<int> owner) {
     require(owner.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
     const std::vector<bool> living = post_.living();
     for (int& o : owner)
       while (!living[std::size_t(o)]) o = layout_->successor(o, living);
     layout_->owner = std::move(owner);
+    for (int s = 0; s < layout_->shards(); s++) change_owner(s, layout_->owner[std::size_t(s)]);
     go();
   }
 
