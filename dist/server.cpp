@@ -294,15 +294,15 @@ class Member::Thread {
   // This rank knows who owns what, and has a part in it.
   void go() {
     ready_ = true;
-    for (auto& f : std::exchange(early_, {})) f();
+    for (Early& e : std::exchange(early_, {})) e.handle();
     if (!trains()) return;
     worker_->start({});
     worker_->ask_for_ticket();
   }
   // What concerns shards waits until this rank has begun, whatever it is, in the order in which it came.
-  void when_ready(std::function<void()> f) {
+  void when_ready(std::function<void()> f, int from = -1) {
     if (ready_) return f();
-    early_.push_back(std::move(f));
+    early_.push_back({from, std::move(f)});
   }
 
   void answered(const Worker::Exchange& x) {
@@ -332,6 +332,7 @@ class Member::Thread {
 
   // ---- losses -----------------------------------------------------------------------------------------------------------
   void lost(int rank) {
+    std::erase_if(early_, [&](const Early& e) { return e.from == rank; });  // it may be back by then, as another one
     when_ready([this, rank] {
       owner_->lost(rank);
       adoptions_->lost(rank);
@@ -395,11 +396,11 @@ class Member::Thread {
     std::vector<std::byte> letter = letters_.take(bytes);
     if (!about_a_shard(n)) return arrived(from, n, letter);
     if (!ready_) {  // then it comes again
-      early_.push_back([this, from, n, letter = std::move(letter)] {
+      early_.push_back({from, [this, from, n, letter = std::move(letter)] {
         const std::span<std::byte> at = place(from, n, letter.size());
         if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
         arrived(from, n, at);
-      });
+      }});
       return;
     }
     check(from, n, bytes.size());
@@ -446,7 +447,7 @@ class Member::Thread {
         return when_ready([this, from] {
           const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
           post_.send(from, note(What::owners), std::as_bytes(std::span(*owners)), owners);
-        });
+        }, from);
 
       case What::heard: return change([&] { heard_[n[word::number]] = parted(text_of(letter)); });
       case What::owners: return owners_are(numbers_in<int>(letter));
@@ -492,7 +493,11 @@ class Member::Thread {
 
   // The member's thread's.
   Letters letters_;
-  std::vector<std::function<void()>> early_;  // when_ready()
+  struct Early {
+    int from;  // whose message; −1: none
+    std::function<void()> handle;
+  };
+  std::vector<Early> early_;  // when_ready()
   bool ready_ = false, over_heard_ = false;
   double next_snapshot_ = 0;
 
