@@ -7,26 +7,14 @@
 // decay are done where the gradient is made. --batch is per rank, and a rank's batch is a step of its own: the learning rate
 // does not grow with the ranks, but with bsp.
 #pragma once
-#include <map>
 #include <memory>
-#include <string>
 
-#include "core/random.h"
 #include "dist/channel.h"
+#include "dist/pace.h"
 #include "dist/server.h"
 #include "layers/strategy.h"
 
 namespace tandem {
-
-// Workers that sleep until a step has taken as long as a Gamma distribution says, so that asynchrony can be shown on few cores.
-struct Pace {
-  double mean = 0, shape = 100;   // seconds; 0: nobody sleeps. Shape 0: always the mean
-  std::map<int, double> slower = {};  // rank → how many times as long its steps take
-  // "60" or "60:100" (milliseconds, shape) and "3:4,5:2" (rank:factor). Throws UsageError.
-  static Pace parse(const std::string& pace, const std::string& slow, int ranks);
-};
-// One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
-double gamma_draw(double shape, const Philox& random);
 
 struct ParameterServerOptions {
   Asynchrony how = {};
