@@ -1,4 +1,4 @@
-// Asynchronous data parallelism by the parameter server (server.h): every rank pushes the gradients of its batches and goes on
+// Asynchronous data parallelism (NFDT; the server: patent CN109902818A) by the parameter server (server.h): every rank pushes the gradients of its batches and goes on
 // with the weights that come back; what is done with a gradient that comes late is the update rule's matter (rules.h). Batches
 // are drawn as tickets, so that who is faster trains more of them. With bsp the ranks wait for each other, and what they compute
 // is what all_reduce.h computes.
