@@ -1,9 +1,9 @@
-// Asynchronous data parallelism (NFDT; the server: patent CN109902818A) by the parameter server (server.h): every rank pushes the gradients of its batches and goes on
-// with the weights that come back; what is done with a gradient that comes late is the update rule's matter (rules.h). Batches
-// are drawn as tickets, so that who is faster trains more of them. With bsp the ranks wait for each other, and what they compute
-// is what all_reduce.h computes.
+// Asynchronous data parallelism by the parameter server (server.h): what the patent CN109902818A and NFDT describe. Every rank
+// pushes the gradients of its batches and goes on with the weights that come back; what is done with a gradient that comes late
+// is the update rule's matter (rules.h). Batches are drawn as tickets, so that who is faster trains more of them. With bsp the
+// ranks wait for each other, and what they compute is what all_reduce.h computes.
 //
-// Learning rate, momentum and schedule are the servers', as functions of the samples that they have applied; clipping and weight
+// Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
 // decay are done where the gradient is made. --batch is per rank, and a rank's batch is a step of its own: the learning rate
 // does not grow with the ranks, but with bsp.
 #pragma once
