@@ -1,10 +1,10 @@
+#include "dist/pace.h"
+
 #include <charconv>
 #include <cmath>
 #include <numbers>
 
 #include "core/error.h"
-#include "core/random.h"
-#include "dist/parameter_server.h"
 
 namespace tandem {
 

@@ -1,32 +1,20 @@
-// Asynchronous data parallelism by the parameter server (server.h): every rank pushes the gradients of its batches and goes on
-// with the weights that come back; what is done with a gradient that comes late is the update rule's matter (rules.h). Batches
-// are drawn as tickets, so that who is faster trains more of them. With bsp the ranks wait for each other, and what they compute
-// is what all_reduce.h computes.
+// Asynchronous data parallelism by the parameter server (server.h): what the patent CN109902818A and NFDT describe. Every rank
+// pushes the gradients of its batches and goes on with the weights that come back; what is done with a gradient that comes late
+// is the update rule's matter (rules.h). Batches are drawn as tickets, so that who is faster trains more of them. With bsp the
+// ranks wait for each other, and what they compute is what all_reduce.h computes.
 //
-// Learning rate, momentum and schedule are the servers', as functions of the samples that they have applied; clipping and weight
+// Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
 // decay are done where the gradient is made. --batch is per rank, and a rank's batch is a step of its own: the learning rate
 // does not grow with the ranks, but with bsp.
 #pragma once
-#include <map>
 #include <memory>
-#include <string>
 
-#include "core/random.h"
 #include "dist/channel.h"
+#include "dist/pace.h"
 #include "dist/server.h"
 #include "layers/strategy.h"
 
 namespace tandem {
-
-// Workers that sleep until a step has taken as long as a Gamma distribution says, so that asynchrony can be shown on few cores.
-struct Pace {
-  double mean = 0, shape = 100;   // seconds; 0: nobody sleeps. Shape 0: always the mean
-  std::map<int, double> slower = {};  // rank → how many times as long its steps take
-  // "60" or "60:100" (milliseconds, shape) and "3:4,5:2" (rank:factor). Throws UsageError.
-  static Pace parse(const std::string& pace, const std::string& slow, int ranks);
-};
-// One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
-double gamma_draw(double shape, const Philox& random);
 
 struct ParameterServerOptions {
   Asynchrony how = {};

@@ -62,16 +62,7 @@ begun() {
   rm -f "$there/metrics"
   "$build/tandem-run" -n 3 $endless --log-every ${every:-100} --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
   launcher=$!
-  tries=0
-  until grep -q '"event": *"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-  victim=
-  for p in $(pgrep -P $launcher); do
-    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$rank" && victim=$p
-  done
-  [ "$victim" ] || complain "there is no rank $rank: $(cat "$there/out")"
+  begins $launcher "$rank"
 }
 endless="$build/fashion_mnist --data synthetic --model mlp --global-batch 48 --epochs 100000"
 # ended SECONDS TEXT…: the launcher ends by itself, with all its ranks, and says so.

@@ -37,16 +37,7 @@ begun() {
   : >"$there/out"
   "$run" -n 3 --strategy ddc-asgd "$@" $endless --log-every 50 --metrics "$there/metrics" >"$there/out" 2>&1 &
   launcher=$!
-  tries=0
-  until grep -q '"event":"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-  victim=
-  for p in $(pgrep -P $launcher); do
-    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$rank" && victim=$p
-  done
-  [ "$victim" ] || complain "there is no rank $rank: $(cat "$there/out")"
+  begins $launcher "$rank"
 }
 steps() { sed -n 's/.*"step","step":\([0-9]*\).*/\1/p' "$there/metrics" | tail -n 1; }
 # goes_on: more steps come.
