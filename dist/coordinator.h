@@ -25,7 +25,8 @@ class Coordinator {
   void begin(int workers, bool together, Tickets tickets);
 
   void says(int rank, std::uint64_t gathering, std::string text);
-  void wants(int worker, std::uint64_t request, double now);  // a ticket; requests ascend, and one that comes again is passed over
+  // A ticket. Requests ascend, and one that comes again is passed over.
+  void wants(int worker, std::uint64_t request, double now);
   bool done(std::int64_t ticket, double now);                 // true: it was not done before
   void leaves(int worker, double now);                        // draws no more; what it has is drawn again
   void stop(double now);

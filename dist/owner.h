@@ -46,7 +46,7 @@ class Owner {
     std::vector<bf16> narrow;  // and as it came, where gradients travel as bf16
     std::int64_t arrived = 0;  // elements
     Tensor answers[2];       // made here when they are sent; the second when pipelined: the rule looks at both
-    std::uint64_t landing = 0;  // where it wants the answer
+    std::uint64_t landing = word::none;  // where it wants the answer
   };
   struct First {
     Tensor values, velocity;

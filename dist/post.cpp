@@ -18,7 +18,7 @@ bool Post::gone_well(const F& f) {
 
 void Post::send(int to, const Note& note, std::span<const std::byte> bytes, std::shared_ptr<const void> keep) {
   gone_well([&] {
-    sends_.push_back({channel_.send(to, note, bytes), std::move(keep)});
+    sends_.push_back({std::move(keep), channel_.send(to, note, bytes)});
     return true;
   });
   if (to != rank()) bytes_ += std::int64_t(bytes.size());

@@ -46,8 +46,8 @@ class Post {
 
  private:
   struct Sending {
+    std::shared_ptr<const void> keep;  // outlives the work: who gives that up waits for a reader
     Work work;
-    std::shared_ptr<const void> keep;
   };
   template <class F>
   bool gone_well(const F& f);

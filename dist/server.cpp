@@ -38,9 +38,9 @@ std::vector<T> numbers_in(const std::vector<std::byte>& letter) {
 
 }  // namespace
 
-// Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until something is
-// so; the member's thread carries messages and hands each to the part of this rank that it is for. What `mutex_` guards is both
-// threads'; what begin() makes is made before the member's thread is told of it.
+// Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until something
+// is so; the member's thread carries messages and hands each to the part of this rank that it is for. What `mutex_` guards is
+// both threads'; what begin() makes is made before the member's thread is told of it.
 class Member::Thread {
  public:
   Thread(std::unique_ptr<Channel> channel, double deadline)
@@ -89,7 +89,8 @@ class Member::Thread {
 
   void begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
              Buffer velocity) {
-    layout_ = std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count, statistics.count);
+    layout_ = std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count,
+                                             statistics.count);
     scales.resize(std::size_t(layout_->whole() / 64), 1.f);
     worker_ = std::make_unique<Worker>(*layout_, post_,
                                        Worker::Hears{.over = [this](const Worker::Exchange& x) { answered(x); },
@@ -99,7 +100,8 @@ class Member::Thread {
       counts_.shard = first.counts();
       if (layout_->options.record) events_ = first.events();
     });
-    adoptions_ = std::make_unique<Adoptions>(*layout_, post_, [this](Adoptions::Adopted&& a) { owner_->adopt(std::move(a)); });
+    adoptions_ = std::make_unique<Adoptions>(*layout_, post_,
+                                             [this](Adoptions::Adopted&& a) { owner_->adopt(std::move(a)); });
     std::vector<std::byte> v;
     if (rank() == 0) {
       worker_->keep_first(parameters, statistics);
@@ -238,8 +240,8 @@ class Member::Thread {
     const auto ready = [&] { return done() || failed_; };
     while (!changed_.wait_for(lock, std::chrono::duration<double>(meanwhile ? 0.1 : deadline_), ready)) {
       if (!meanwhile)
-        throw CommunicationError(-1, where() + " waited for " + what + " longer than " + std::to_string(int(deadline_)) + " s" +
-                                         missing_);
+        throw CommunicationError(-1, where() + " waited for " + what + " longer than " + std::to_string(int(deadline_)) +
+                                         " s" + missing_);
       meanwhile();
     }
     if (failed_) std::rethrow_exception(failed_);

@@ -36,19 +36,19 @@ void Worker::copy_answer(int h, Buffer parameters, Buffer statistics) const {
 }
 
 // ---- out ------------------------------------------------------------------------------------------------------------------
-// What is sent from the first half stays as it is: the second exchange lands there, and only who has it all has answered the first.
+// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one who has
+// not got it all.
 void Worker::send_first(std::vector<std::byte> velocity) {
   const auto v = std::make_shared<std::vector<std::byte>>(std::move(velocity));
   for (int s = 0; s < layout_.shards(); s++) {
+    const int to = layout_.owner[std::size_t(s)];
     const bool both = !v->empty() && layout_.of_parameters(s);
-    send_first_part(s, 0, both ? 2 : 1, half(0), landing_);
-    if (both) send_first_part(s, 1, 2, v->data(), v);
+    Note n = note(What::first_part, s);
+    n[word::vector] = 0, n[word::vectors] = both ? 2 : 1;
+    post_.send_parts(to, n, layout_.part(half(0), s), layout_.options.chunk, landing_);
+    n[word::vector] = 1;
+    if (both) post_.send_parts(to, n, layout_.part(v->data(), s), layout_.options.chunk, v);
   }
-}
-void Worker::send_first_part(int s, std::uint64_t vector, std::uint64_t vectors, void* from, const std::shared_ptr<void>& keep) {
-  Note n = note(What::first_part, s);
-  n[word::vector] = vector, n[word::vectors] = vectors;
-  post_.send_parts(layout_.owner[std::size_t(s)], n, layout_.part(from, s), layout_.options.chunk, keep);
 }
 
 // Ascending also over returns: to an owner that has seen an exchange, the first of the next incarnation is newer.
@@ -137,11 +137,11 @@ void Worker::ask_velocity(void* into) {
 
 // ---- in -------------------------------------------------------------------------------------------------------------------
 std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t bytes) {
+  const int s = int(n[word::shard]);
   const auto in = [&](void* vector) {
-    const Buffer part = layout_.part(vector, int(n[word::shard]));
-    return std::span(part.at(std::int64_t(n[word::first])), bytes);
+    return std::span(layout_.part(vector, s).at(std::int64_t(n[word::first])), bytes);
   };
-  if (what_of(n) == What::velocity_part && velocity_missing_ > 0 && layout_.of_parameters(int(n[word::shard]))) return in(velocity_into_);
+  if (what_of(n) == What::velocity_part && velocity_missing_ > 0 && layout_.of_parameters(s)) return in(velocity_into_);
   if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half()));
   return {};
 }

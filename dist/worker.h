@@ -1,9 +1,9 @@
-// Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards, in parts
-// or, where they reach it, by the name of the place in which it lies; their answers land here. When all are there the exchange
-// is over, and the training thread takes the weights.
+// Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards, in
+// parts or, where they reach it, by the name of the place in which it lies; their answers land here. When all are there the
+// exchange is over, and the training thread takes the weights.
 //
-// Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that this worker
-// was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
+// Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that this
+// worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
 //
 // A rank that only serves has one too; it starts no exchange, and has no copies to offer.
 //
@@ -74,10 +74,10 @@ class Worker {
     int half;
     ShardState state;
   };
-  std::byte* half(int h) const { return static_cast<std::byte*>(landing_.get()) + std::size_t(h) * layout_.bytes(layout_.whole()); }
+  std::byte* half(int h) const { return static_cast<std::byte*>(landing_.get()) + layout_.bytes(h * layout_.whole()); }
   ExchangeId numbered(std::uint64_t count) const;
   bool waits_for(const Note& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
-  void send(int s), send_first_part(int s, std::uint64_t vector, std::uint64_t vectors, void* from, const std::shared_ptr<void>& keep);
+  void send(int s);
   void look(int s);  // is this answer complete, and with it the exchange?
   void tell_idle(int s);
 

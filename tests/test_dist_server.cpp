@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/random.h"
+#include "dist/post.h"
 #include "dist/rules.h"
 #include "dist/server.h"
 #include "dist/shard.h"
@@ -252,6 +253,34 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
         EXPECT_EQ(shard.values().values(), part(ends[0].weights).values()) << "shard " << s;
       }
     }
+}
+
+// A rank that dies gives up what it was sending, while another one may be reading it.
+TEST(Post, WhatIsBeingReadIsKept) {
+  auto channels = in_process_channels(2, 10);
+  std::vector<int> there(3);
+  std::atomic<bool> reading = false;
+  channels[1]->on_message({.place =
+                               [&](int, const Note&, std::size_t) {
+                                 reading = true;
+                                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                                 return std::as_writable_bytes(std::span(there));
+                               },
+                           .arrived = [](int, const Note&, std::span<std::byte>) {}});
+  {
+    auto post = std::make_unique<Post>(*channels[0]);
+    std::shared_ptr<std::vector<int>> sent(new std::vector<int>{1, 2, 3}, [](std::vector<int>* v) {
+      v->assign(3, -1);
+      delete v;
+    });
+    const auto bytes = std::as_bytes(std::span(*sent));
+    post->send(1, {}, bytes, std::move(sent));
+    std::thread other([&] { channels[1]->progress(); });
+    while (!reading) std::this_thread::yield();
+    post.reset();
+    other.join();
+  }
+  EXPECT_EQ(there, (std::vector<int>{1, 2, 3}));
 }
 
 // Rank 0 evaluates, say: its training thread does nothing for the server.
