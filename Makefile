@@ -173,7 +173,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/start.cpp)
+network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/seats.cpp dist/socket_channel.cpp dist/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
@@ -309,7 +309,7 @@ endif
 
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
 light := $(if $(filter -O3,$(FLAGS)),-O1)
-quick := $(filter-out dist/algorithms.cpp dist/node.cpp dist/rules.cpp dist/served.cpp dist/shard.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
+quick := $(filter-out dist/algorithms.cpp dist/node.cpp dist/owner.cpp dist/rules.cpp dist/served.cpp dist/shard.cpp dist/worker.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(quick:%.cpp=$(OBJ)/%.o): compile += $(light)
 
 $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
@@ -396,7 +396,7 @@ bench-%: $(BUILD)/bench_%
 	$< $(BENCH_ARGS)
 
 # All-reduce beside Open MPI and Gloo, and the training step beside DDP (PARTS="host hosts steps"); several hosts need root.
-bench-network: $(BUILD)/bench_network $(BUILD)/bench_distributed $(BUILD)/tandem-run
+bench-network: $(BUILD)/bench_network $(BUILD)/bench_server $(BUILD)/bench_distributed $(BUILD)/tandem-run
 	@BUILD=$(BUILD) bash tests/bench/network.sh $(PARTS)
 
 # Accidents to training jobs: kills, stops and cut links, drawn from a seed.

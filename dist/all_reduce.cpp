@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 
 #include "core/backend.h"
-#include "core/trace.h"
 #include "dist/algorithms.h"
 #include "dist/on_devices.h"
 #include "dist/reducer.h"
+#include "dist/replicas.h"
 #include "dist/sync_batch_norm.h"
 #include "dist/top_k.h"
 
@@ -38,10 +36,10 @@ struct BehindTheHost {
   Tensor narrow;    // the gradients in bf16, when they travel so
 };
 
-class AllReduce : public Strategy {
+class AllReduce : public Replicas {
  public:
   AllReduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options)
-      : communicator_(std::move(communicator)), options_(options), reducer_(*communicator_, options.deadline) {
+      : Replicas(std::move(communicator)), options_(options), reducer_(*communicator_, options.deadline) {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
     require(options.top_k == 0 || options.wire == DType::f32, "all-reduce: the largest gradients travel as f32");
   }
@@ -51,9 +49,6 @@ class AllReduce : public Strategy {
   std::string name() const override {
     return options_.top_k > 0 ? "all-reduce (top-k)" : options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
   }
-  int rank() const override { return communicator_->rank(); }
-  int size() const override { return communicator_->size(); }
-  std::string where() const override { return communicator_->where(rank()); }
   double scaled_learning_rate(double rate) const override { return rate * size(); }
 
   void sync_batch_norm(Module& model) override {
@@ -71,7 +66,7 @@ class AllReduce : public Strategy {
   // Where ranks share memory, the vectors lie there.
   SpaceMemory memory() override {
     return [this](Backend& backend, std::int64_t elements) {
-      auto shared = backend.on_device() ? nullptr : communicator_->allocate(std::size_t(elements) * sizeof(float));
+      auto shared = shared_memory(backend, std::size_t(elements) * sizeof(float));
       if (!shared) return Tensor::zeros(backend, {elements}, DType::f32);
       void* at = shared.get();
       return Tensor::wrap(backend, at, {elements}, DType::f32, std::move(shared));
@@ -80,7 +75,7 @@ class AllReduce : public Strategy {
 
   void begin(ParameterSpace& space) override {
     space_ = &space;
-    compare_layouts();
+    compare_layouts(space, syncs_ ? 1 : 0);
     behind_.reset();
     Backend& backend = space.backend();
     if (options_.top_k > 0 && (backend.asynchronous() || space.gradients.dtype() != DType::f32))
@@ -97,9 +92,7 @@ class AllReduce : public Strategy {
       if (options_.wire == DType::bf16) behind_->narrow = Tensor::zeros(backend, {space.elements()}, DType::bf16);
       backend.synchronize();
     }
-    for (Tensor* t : {&space.values, &space.statistics})
-      if (t->elements() > 0) over().broadcast(whole(*t), 0).wait();
-    space.count_writes(space.all());
+    spread(space, over());
     cut_buckets();
     by_itself(false);
     space.on_gradient([this](const Segment& segment) { ready(std::size_t(&segment - space_->segments().data())); });
@@ -148,7 +141,7 @@ class AllReduce : public Strategy {
   }
 
   void end() override {
-    compare_parameters();
+    compare_parameters(*space_, steps_);
     by_itself(true);
     space_->on_gradient(nullptr);
     for (Bucket& b : buckets_) b.final.reset();
@@ -156,104 +149,18 @@ class AllReduce : public Strategy {
     behind_.reset();
   }
 
-  void request_stop() override { wish_ = true; }
-
-  std::vector<std::string> gather(const std::string& mine) override {
-    const auto n = std::size_t(size()), me = std::size_t(rank());
-    std::vector<double> lengths(n);
-    lengths[me] = double(mine.size());
-    communicator_->all_gather(buffer(lengths)).wait();
-    Cuts cuts{0};
-    for (double length : lengths) cuts.push_back(cuts.back() + std::int64_t(length));
-    std::vector<std::uint8_t> text(static_cast<std::size_t>(cuts.back()));
-    std::copy(mine.begin(), mine.end(), text.begin() + cuts[me]);
-    communicator_->all_gather(buffer(text), cuts).wait();
-    std::vector<std::string> all;
-    for (std::size_t r = 0; r < n; r++) all.emplace_back(text.begin() + cuts[r], text.begin() + cuts[r + 1]);
-    return all;
-  }
-
-  // Rank 0 answers each rank's questions with its time; the quickest of twenty answers counts.
   ClockOffset watch(Trace& trace) override {
-    ClockOffset best{.ns = 0, .error_ns = rank() == 0 ? 0 : std::numeric_limits<std::int64_t>::max()};
-    std::vector<double> time(1);
-    for (int r = 1; r < size(); r++)
-      for (int i = 0; i < 20; i++) {
-        if (rank() == 0) {
-          communicator_->recv(r, buffer(time)).wait();
-          time[0] = double(trace.now());
-          communicator_->send(r, buffer(time)).wait();
-        } else if (rank() == r) {
-          const std::int64_t asked = trace.now();
-          communicator_->send(0, buffer(time)).wait();
-          communicator_->recv(0, buffer(time)).wait();
-          const std::int64_t heard = trace.now(), error = (heard - asked + 1) / 2;
-          if (error < best.error_ns) best = {std::int64_t(time[0]) - asked - error, error};
-        }
-      }
+    const ClockOffset offset = Replicas::watch(trace);
     reducer_.watch(trace);
-    return best;
+    return offset;
   }
 
   std::vector<std::pair<std::string, double>> measures() const override {
-    const double exposed = reducer_.exposed(), all = reducer_.hidden() + exposed;
-    return {{"sent_bytes", double(behind_ ? behind_->over->bytes_sent() : std::max(sent_, communicator_->bytes_sent()))},
-            {"exchange_seconds", all},
-            {"exposed_seconds", exposed},
-            {"hidden_share", all > 0 ? 1 - exposed / all : 0},
-            {"bucket_bytes", buckets_.empty() ? 0 : double(buckets_[0].range.length()) * 4}};
-  }
-
-  void merge_statistics(ParameterSpace& space) override {
-    if (size() == 1 || space.statistics.elements() == 0) return;
-    // What is the same on all ranks stays as it is, to the bit.
-    const std::vector<double> mine = space.statistics.values();
-    std::vector<double> most = mine;
-    for (double x : mine) most.push_back(-x);
-    communicator_->all_reduce(buffer(most), Combine::max).wait();
-    std::vector<bool> same;
-    for (std::size_t i = 0; i < mine.size(); i++) same.push_back(most[i] == -most[mine.size() + i]);
-    // Statistics, and the squares of all of them: a variance over all ranks is the mean of the variances and the
-    // variance of the means.
-    std::vector<double> v = mine;
-    const std::size_t n = v.size();
-    v.resize(2 * n);
-    for (std::size_t i = 0; i < n; i++) v[n + i] = v[i] * v[i];
-    communicator_->all_reduce(buffer(v)).wait();
-    for (double& x : v) x /= size();
-    const auto& segments = space.statistic_segments();
-    for (const auto& var : segments) {
-      if (!var.name.ends_with("running_var")) continue;
-      const std::string twin = var.name.substr(0, var.name.size() - 3) + "mean";
-      auto mean = std::find_if(segments.begin(), segments.end(), [&](auto& s) { return s.name == twin; });
-      if (mean == segments.end()) continue;
-      for (std::int64_t i = 0; i < var.length; i++) {
-        const auto m = std::size_t(mean->begin + i), at = std::size_t(var.begin + i);
-        v[at] += std::max(0.0, v[n + m] - v[m] * v[m]);
-        same[at] = same[at] && same[m];
-      }
-    }
-    v.resize(n);
-    for (std::size_t i = 0; i < n; i++)
-      if (same[i]) v[i] = mine[i];
-    space.statistics.copy_from(Tensor::of(space.backend(), space.statistics.shape(), v, space.statistics.dtype()));
-  }
-
-  // The lowest rank of those that hold the majority; of two halves the one with rank 0 has it.
-  bool saves_after_failure() override {
-    const std::vector<int> left = communicator_->survivors();
-    const int twice = 2 * int(left.size());
-    return !left.empty() && left[0] == rank() && (twice > size() || (twice == size() && rank() == 0));
-  }
-
-  Score combine(const Score& mine) override {
-    std::vector<double> v{mine.loss, mine.correct, mine.samples};
-    communicator_->all_reduce(buffer(v)).wait();
-    return {v[0], v[1], v[2]};
+    return measured(reducer_, behind_ ? behind_->over->bytes_sent() : std::max(sent_, communicator_->bytes_sent()),
+                    buckets_.empty() ? 0 : buckets_[0].range.length() * 4);
   }
 
  private:
-  static Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
   Communicator& over() { return behind_ ? *behind_->over : *communicator_; }
 
   // Every rank's numbers, in the order of ranks, while buckets may be under way.
@@ -281,20 +188,18 @@ class AllReduce : public Strategy {
     reducer_.finish();
     stop_ = flags_[1] > 0;
     // Before they change: who fails here has the state of a whole step.
-    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0) compare_parameters();
+    if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
+      compare_parameters(*space_, steps_);
     steps_++;
   }
 
   // ---- buckets ---------------------------------------------------------------------------------------------------------
   void cut_buckets() {
-    const std::int64_t total = space_->elements(), size = std::int64_t(size_of(space_->gradients.dtype()));
-    std::int64_t bytes = options_.bucket_bytes;
-    if (bytes <= 0) bytes = std::clamp<std::int64_t>(total * size / 8, 256 << 10, 4 << 20);
-    const std::int64_t length = std::max<std::int64_t>(1, bytes / size / ParameterSpace::cut) * ParameterSpace::cut;
     buckets_.clear();
     of_segment_.assign(space_->segments().size(), {});
-    for (std::int64_t begin = 0; begin < total; begin += length)
-      buckets_.push_back({.range = {begin, std::min(total, begin + length)}, .segments = {}});
+    for (const Range& range : cut(space_->elements(), space_->gradients.dtype(), options_.bucket_bytes))
+      buckets_.push_back({.range = range, .segments = {}});
+    const std::int64_t length = buckets_.empty() ? 1 : buckets_[0].range.length();
     for (std::size_t s = 0; s < space_->segments().size(); s++) {
       const Segment& segment = space_->segments()[s];
       for (std::int64_t b = segment.local_begin / length; b * length < segment.local_begin + segment.length; b++) {
@@ -380,35 +285,6 @@ class AllReduce : public Strategy {
     ordered_ = true;
   }
 
-  // ---- what must be equal ----------------------------------------------------------------------------------------------
-  // Throws Error that names the first rank whose number is not rank 0's.
-  void compare(std::uint64_t mine, const std::string& what) {
-    std::vector<std::uint8_t> all(std::size_t(size()) * sizeof mine);
-    std::memcpy(all.data() + std::size_t(rank()) * sizeof mine, &mine, sizeof mine);
-    communicator_->all_gather(buffer(all)).wait();
-    for (int r = 1; r < size(); r++)
-      if (std::memcmp(all.data(), all.data() + std::size_t(r) * sizeof mine, sizeof mine) != 0)
-        fail(communicator_->where(0), " and ", communicator_->where(r), " ", what);
-  }
-  void compare_layouts() {
-    compare(space_->layout_hash() + (syncs_ ? 1 : 0), "do not train the same model: start all ranks with the same program and options");
-  }
-  void compare_parameters() {
-    // FNV-1a over words: a difference in any bit shows.
-    std::uint64_t h = 1469598103934665603u;
-    std::vector<std::uint32_t> copy;
-    const auto* words = static_cast<const std::uint32_t*>(space_->values.raw());
-    if (behind_) {
-      copy.resize(space_->values.bytes() / sizeof *words);
-      space_->backend().download(copy.data(), words, space_->values.bytes());
-      words = copy.data();
-    }
-    for (std::size_t i = 0; i < space_->values.bytes() / sizeof *words; i++) h = (h ^ words[i]) * 1099511628211u;
-    compare(h, "no longer have the same parameters (after " + std::to_string(steps_) +
-                   " steps): they run different programs, or a machine computes wrongly");
-  }
-
-  std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<AcrossRanks> across_ = std::make_shared<AcrossRanks>();  // asked by the batch norms
   bool syncs_ = false;
   AllReduceOptions options_;
@@ -418,7 +294,7 @@ class AllReduce : public Strategy {
   std::vector<std::vector<std::size_t>> of_segment_;
   std::vector<std::size_t> order_;
   std::vector<std::int32_t> finished_;  // buckets in the order in which the first backward finished them
-  bool ordered_ = false, armed_ = true, wish_ = false;
+  bool ordered_ = false, armed_ = true;
   std::vector<bool> seen_;  // segments whose gradient came in this backward
   std::size_t next_ = 0;
   std::int64_t steps_ = 0;

@@ -1,5 +1,6 @@
 #include "dist/asynchrony.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/error.h"
@@ -29,6 +30,17 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   if (a.kind == Kind::bsp && (rule->keeps().squares || rule->keeps().own || rule->keeps().sent))
     refuse(text, ": with bsp nothing is late, and the update is one for all workers: leave ", a.rule, " out");
   return a;
+}
+
+bool Asynchrony::is_one(const std::string& text) {
+  const std::string name = text.substr(0, text.find_first_of(":+"));
+  const auto rules = rule_names();
+  return name == "bsp" || name == "ssp" || name == "asp" || std::find(rules.begin(), rules.end(), name) != rules.end();
+}
+
+std::string Asynchrony::text() const {
+  if (kind == Kind::asp) return rule;
+  return (kind == Kind::bsp ? "bsp+" : "ssp:" + std::to_string(staleness) + "+") + rule;
 }
 
 }  // namespace tandem

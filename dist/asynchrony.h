@@ -17,6 +17,8 @@ struct Asynchrony {
   // "ddc-asgd" (and every other rule), "bsp", "ssp:3", "ssp:3+ddc-asgd", "asp+asgd". Without a rule, bsp and ssp have asgd-m.
   // Throws UsageError that says what there is.
   static Asynchrony parse(const std::string& text);
+  static bool is_one(const std::string& text);  // begins as one of these
+  std::string text() const;  // "ddc-asgd", "ssp:3+ddc-asgd"
 };
 
 }  // namespace tandem

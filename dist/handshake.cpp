@@ -132,6 +132,10 @@ std::string address_of(int connection) {
   return text_of(a, length);
 }
 
+bool is_loopback(const std::string& address) {
+  return address == "::1" || address.starts_with("127.") || address.starts_with("::ffff:127.");
+}
+
 // ---- the side that listens ---------------------------------------------------------------------------------------------
 Gate::Gate(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
   if (listen(socket_, 512) == 0) return;
@@ -277,6 +281,22 @@ std::string receive_frame(int fd, double seconds) {
   const std::uint32_t length = word_at(receive_all(fd, 4, until), 0);
   require(length <= frame_limit, "a frame of ", length, " bytes is too long");
   return receive_all(fd, length, until);
+}
+
+std::string bundle(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& t : texts) all += word(std::uint32_t(t.size())) + t;
+  return all;
+}
+
+std::vector<std::string> unbundle(const std::string& bundled) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
+    require(bundled.size() - at >= 4 && bundled.size() - at - 4 >= word_at(bundled, at), "a damaged message");
+    texts.push_back(bundled.substr(at + 4, word_at(bundled, at)));
+    at += 4;
+  }
+  return texts;
 }
 
 }  // namespace tandem

@@ -12,6 +12,7 @@ namespace tandem {
 int bound_socket(bool loopback, int port);
 int port_of(int socket);
 std::string address_of(int connection);  // "10.0.0.3": of this side
+bool is_loopback(const std::string& address);
 
 // The side that listens.
 class Gate {
@@ -52,5 +53,9 @@ std::string hmac(const std::string& key, const std::string& text);
 // Frames on a connection: a length and so many bytes. Throw Error when the other side is gone or takes longer than `seconds`.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
+
+// Several texts in one, and back; throws Error where it is damaged.
+std::string bundle(const std::vector<std::string>& texts);
+std::vector<std::string> unbundle(const std::string& bundled);
 
 }  // namespace tandem

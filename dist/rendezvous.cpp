@@ -21,13 +21,6 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-std::string word(std::uint32_t v) { return {reinterpret_cast<const char*>(&v), sizeof v}; }
-std::uint32_t word_at(const std::string& s, std::size_t at) {
-  std::uint32_t v;
-  std::memcpy(&v, s.data() + at, sizeof v);
-  return v;
-}
-
 // ---- the file in which ranks of one host find each other -----------------------------------------------------------------
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");
@@ -76,43 +69,68 @@ Deadlines Deadlines::from(const Variables& variables) {
   return d;
 }
 
-Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables)
-    : place_(place), deadlines_(deadlines) {
-  connections_.assign(std::size_t(place.rank == 0 ? place.size : 1), -1);
-  if (place.size == 1) return;
+Door::~Door() {
+  if (!file.empty()) unlink(file.c_str());
+}
+
+Rendezvous::Way Rendezvous::way(const Variables& variables) {
   const char* given = variables("TANDEM_TOKEN");
   token_ = given ? given : "";
   if (!token_.empty() && token_.size() < 16)
     refuse("TANDEM_TOKEN is shorter than 16 characters: take `openssl rand -hex 32`");
-  const bool by_file = place.one_host() && token_.empty();
-  if (!by_file && (token_.empty() || (place.master.empty() && !place.one_host())))
-    refuse("ranks on several hosts (", place.family, ", ", place.size, " ranks", place.local_size > 0 ? ", " : "",
-           place.local_size > 0 ? std::to_string(place.local_size) + " here" : "", ") need ",
-           place.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
+  const bool by_file = place_.one_host() && token_.empty();
+  if (!by_file && (token_.empty() || (place_.master.empty() && !place_.one_host())))
+    refuse("ranks on several hosts (", place_.family, ", ", place_.size, " ranks", place_.local_size > 0 ? ", " : "",
+           place_.local_size > 0 ? std::to_string(place_.local_size) + " here" : "", ") need ",
+           place_.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
            "TANDEM_TOKEN, the same secret on all of them: TANDEM_TOKEN=$(openssl rand -hex 32)");
-  const int port = place.port ? place.port : 29500;
+  if (by_file) return {meeting_file(place_, variables), "127.0.0.1", 0};
+  return {"", place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
+}
+
+Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, bool stays_open)
+    : place_(place), deadlines_(deadlines) {
+  connections_.assign(std::size_t(place.rank == 0 ? place.size : 1), -1);
+  if (place.size == 1) return;
+  const Way way = this->way(variables);
+  if (place.rank != 0) {
+    join(way, [](const std::string& verdict) {
+      if (verdict != "+") fail("rank 0 says: ", verdict.empty() ? "" : verdict.substr(1));
+      return true;
+    });
+    return;
+  }
   std::vector<std::string> hosts;  // where each rank should be, if the launcher says
   if (const char* list = variables("TANDEM_HOSTS"); list && *list)
     for (const Host& h : hosts_in_list(list)) hosts.insert(hosts.end(), std::size_t(h.slots), h.name);
+  const bool by_file = !way.file.empty();
+  if (by_file) token_ = hex(random_bytes(32));
+  const int socket = bound_socket(by_file, way.port);
+  door_ = std::make_unique<Door>();
   if (by_file) {
-    const std::string file = meeting_file(place, variables);
-    if (place.rank == 0) {
-      token_ = hex(random_bytes(32));
-      const int socket = bound_socket(true, 0);
-      write_private(file, std::to_string(port_of(socket)) + " " + token_ + "\n");
-      struct Removed {
-        std::string file;
-        ~Removed() { unlink(file.c_str()); }
-      } removed{file};
-      host(socket, hosts);
-    } else {
-      join(file, 0);
-    }
-  } else if (place.rank == 0) {
-    host(bound_socket(false, port), hosts);
-  } else {
-    join(place.master.empty() ? "127.0.0.1" : place.master, port);
+    write_private(way.file, std::to_string(port_of(socket)) + " " + token_ + "\n");
+    door_->file = way.file;
   }
+  door_->gate = std::make_unique<Gate>(socket, token_);
+  host(hosts);
+  if (!stays_open) door_.reset();
+}
+
+Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
+                       Welcome& welcome)
+    : place_(place), deadlines_(deadlines) {
+  if (place.rank == 0) refuse("TANDEM_INCARNATION=", back.incarnation, ": rank 0 keeps the list, and cannot come back");
+  connections_.assign(1, -1);
+  join(way(variables), [&](const std::string& verdict) {
+    if (verdict.starts_with("-")) return false;  // not given up yet
+    if (!verdict.starts_with("?")) fail("rank 0 says: ", verdict.empty() ? "" : verdict.substr(1));
+    send_frame(connections_[0],
+               bundle({std::to_string(back.incarnation), back.terms, back.card(interface_address())}), 5);
+    const std::string answer = receive_frame(connections_[0], 5);
+    if (!answer.starts_with("+")) fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
+    welcome = Welcome::from(answer.substr(1));
+    return true;
+  });
 }
 
 Rendezvous::~Rendezvous() {
@@ -121,10 +139,11 @@ Rendezvous::~Rendezvous() {
 }
 
 std::vector<int> Rendezvous::take_connections() { return std::exchange(connections_, {}); }
+std::unique_ptr<Door> Rendezvous::take_door() { return std::move(door_); }
 
 // ---- rank 0 --------------------------------------------------------------------------------------------------------------
-void Rendezvous::host(int socket, const std::vector<std::string>& hosts) {
-  Gate gate(socket, token_);
+void Rendezvous::host(const std::vector<std::string>& hosts) {
+  Gate& gate = *door_->gate;
   std::vector<std::string> addresses(std::size_t(place_.size));
   int missing = place_.size - 1;
   const double until = now() + deadlines_.start;
@@ -173,33 +192,34 @@ void Rendezvous::host(int socket, const std::vector<std::string>& hosts) {
 }
 
 // ---- the others ------------------------------------------------------------------------------------------------------------
-void Rendezvous::join(const std::string& where, int port) {
-  const bool by_file = token_.empty();
+template <class Verdict>
+void Rendezvous::join(const Way& way, const Verdict& accepted) {
+  const bool by_file = !way.file.empty();
   const double until = now() + deadlines_.start;
   std::string why = "nothing was tried";
   for (double pause = 0.02; now() < until;
        std::this_thread::sleep_for(std::chrono::duration<double>(pause)), pause = std::min(1.0, pause * 1.5)) {
-    std::string address = where;
+    int port = way.port;
     if (by_file) {
-      std::ifstream file(where);
-      address = "127.0.0.1";
+      std::ifstream file(way.file);
       if (!(file >> port >> token_)) {
-        why = "rank 0 has not left its port in " + where;
+        why = "rank 0 has not left its port in " + way.file;
         pause = std::min(pause, 0.1);
         continue;
       }
     }
     std::string verdict;
     try {
-      connections_[0] = knock(address, port, token_, place_.rank, place_.size, 5);
+      connections_[0] = knock(way.address, port, token_, place_.rank, place_.size, 5);
       verdict = receive_frame(connections_[0], std::max(1.0, until + 5 - now()));
     } catch (const Error& e) {
       if (connections_[0] >= 0) close(std::exchange(connections_[0], -1));
       why = std::string(e.what()) + (by_file ? "" : " (is TANDEM_TOKEN the same on all hosts?)");
       continue;
     }
-    if (verdict == "+") return;
-    fail("rank 0 says: ", verdict.empty() ? "" : verdict.substr(1));
+    if (accepted(verdict)) return;
+    close(std::exchange(connections_[0], -1));
+    why = verdict.substr(1);
   }
   fail("rank ", place_.rank, " does not find rank 0: ", why);
 }
@@ -217,8 +237,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string& mine) {
   if (place_.rank == 0) {
     for (int r = 1; r < place_.size; r++)
       with(r, [&] { all[std::size_t(r)] = receive_frame(connections_[std::size_t(r)], deadlines_.start); });
-    std::string packed;
-    for (const std::string& s : all) packed += word(std::uint32_t(s.size())) + s;
+    const std::string packed = bundle(all);
     for (int r = 1; r < place_.size; r++)
       with(r, [&] { send_frame(connections_[std::size_t(r)], packed, deadlines_.start); });
   } else {
@@ -227,20 +246,18 @@ std::vector<std::string> Rendezvous::exchange(const std::string& mine) {
       send_frame(connections_[0], mine, deadlines_.start);
       packed = receive_frame(connections_[0], deadlines_.start);
     });
-    std::size_t at = 0;
-    for (std::string& s : all) {
-      require(at + 4 <= packed.size() && at + 4 + word_at(packed, at) <= packed.size(), "rendezvous: a damaged answer");
-      s = packed.substr(at + 4, word_at(packed, at));
-      at += 4 + s.size();
-    }
+    all = unbundle(packed);
+    require(all.size() == std::size_t(place_.size), "rendezvous: a damaged answer");
   }
   return all;
 }
 
 std::string Rendezvous::interface_address() const {
-  for (int fd : connections_)
-    if (fd >= 0) return address_of(fd);
-  return "127.0.0.1";
+  std::string first = "127.0.0.1";
+  for (std::size_t i = connections_.size(); i-- > 0;)
+    if (connections_[i] >= 0)
+      if (const std::string a = address_of(connections_[i]); !is_loopback(a) || is_loopback(first)) first = a;
+  return first;
 }
 
 }  // namespace tandem

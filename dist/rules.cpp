@@ -209,13 +209,13 @@ const std::vector<Row>& table() {
   return rows;
 }
 
+}  // namespace
+
 std::string listed(const std::vector<std::string>& names) {
   std::string all;
   for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
   return all;
 }
-
-}  // namespace
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;

@@ -44,5 +44,6 @@ class Rule {
 // "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Throws UsageError that lists names or constants.
 std::unique_ptr<Rule> make_rule(const std::string& text);
 std::vector<std::string> rule_names();
+std::string listed(const std::vector<std::string>& names);  // "a, b, c"
 
 }  // namespace tandem

@@ -47,7 +47,7 @@ void Served::count(int worker, std::int64_t delay, std::int64_t samples) {
   if (counts_.delays.size() <= at) counts_.delays.resize(at + 1);
   counts_.delays[at]++;
   counts_.applied[std::size_t(worker)]++;
-  counts_.samples += samples;
+  counts_.pushes++, counts_.samples += samples;
   counts_.version = shard_.version();
 }
 
@@ -77,7 +77,8 @@ bool Served::pull(int worker, ExchangeId exchange) {
       if (other.here && !other.idle) slowest = std::min(slowest, other.clock);
     w.clock = slowest == UINT64_MAX ? 0 : slowest;
   }
-  w.here = true;
+  // With bsp the others wait for a newcomer from its first push on: they hold tickets already, and it none.
+  w.here = w.here || options_.how.kind != Kind::bsp;
   return true;
 }
 
@@ -98,7 +99,7 @@ void Served::apply(int worker) {
   Worker& w = workers_[std::size_t(worker)];
   const Tensor gradient = std::exchange(w.gradient, {});
   if (finite(worker, gradient)) {
-    const double rate = options_.learning_rate(counts_.samples);
+    const double rate = options_.learning_rate(counts_.pushes);
     std::int64_t delay;
     if (options_.record) events_.push_back({true, worker, w.waits});
     if (options_.how.kind == Kind::asp) {  // is answered at once
@@ -144,7 +145,7 @@ void Served::apply_together() {
       first = false;
       if (options_.record) events_.push_back({true, int(m), w.waits});
     }
-    delay = shard_.push(0, mean_, options_.learning_rate(counts_.samples), options_.momentum);
+    delay = shard_.push(0, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   }
   for (std::size_t m = 0; m < workers_.size(); m++) {
     Worker& w = workers_[m];
@@ -174,10 +175,10 @@ std::vector<Served::Answer> Served::answers() {
   return all;
 }
 
-void Served::go_on(std::uint64_t version, std::int64_t samples, const std::vector<ExchangeId>& applied) {
+void Served::go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied) {
   shard_.go_on_at(version);
   applied_ = applied;
-  counts_.version = version, counts_.samples = samples;
+  counts_.version = version, counts_.pushes = pushes;
 }
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ using ExchangeId = std::uint64_t;
 
 struct ServedCounts {
   std::uint64_t version = 0;  // updates applied
-  std::int64_t samples = 0;   // in them
+  std::int64_t pushes = 0, samples = 0;  // in them
   std::vector<std::int64_t> delays = {};             // delays[τ]: pushes that were so late; the last: or later
   std::vector<std::int64_t> applied = {}, refused = {};  // of each worker
 };
@@ -35,7 +35,7 @@ class Served {
   struct Options {
     Asynchrony how = {};
     double momentum = 0.9;
-    std::function<double(std::int64_t samples)> learning_rate = {};  // after so many samples were applied here
+    std::function<double(std::int64_t pushes)> learning_rate = {};  // after so many pushes were applied here
     bool pipeline = false, record = false;
     // Where the answer to this exchange is to be made, in memory that stays until the worker's next one (pipelined: but one).
     std::function<Tensor(int worker, ExchangeId exchange)> place = {};
@@ -61,7 +61,7 @@ class Served {
 
   const std::vector<ExchangeId>& applied() const { return applied_; }  // of each worker, the last that is in the weights
   // Goes on where another owner stopped.
-  void go_on(std::uint64_t version, std::int64_t samples, const std::vector<ExchangeId>& applied);
+  void go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied);
   Shard& shard() { return shard_; }
   const ServedCounts& counts() const { return counts_; }
   const std::vector<ShardEvent>& events() const { return events_; }

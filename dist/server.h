@@ -40,7 +40,8 @@ struct ServerOptions {
   Asynchrony how = {};
   int servers = 0;  // the last so many ranks only serve; 0: all ranks train, and serve
   double momentum = 0.9;
-  std::function<double(std::int64_t samples)> learning_rate = {};  // after so many samples were applied
+  // After so many pushes were applied to a shard. (Not samples: the smaller last batch of an epoch is a step too.)
+  std::function<double(std::int64_t pushes)> learning_rate = {};
   bool pipeline = false;       // a pull is answered with what the push before it made: nobody waits, τ grows by one
   DType wire = DType::f32;     // of gradients: bf16 in half the bytes
   std::int64_t chunk = 256 << 10;  // elements of a message
@@ -79,13 +80,17 @@ class Member {
   // at rank 0, to go on with; none: zero.
   void begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
              Buffer velocity = {});
-  // The next step of this worker; waits. Nothing: the run is over. A rank that only serves does so in here.
-  std::optional<std::int64_t> ticket();
+  // The next step of this worker; waits. Nothing: the run is over. A rank that only serves does so in here. asked_to_stop is
+  // looked at meanwhile, and where it is true that is stop().
+  std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop = {});
   // For the ticket that was drawn last. statistics: the running ones after its batches.
   void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score);
-  // The answer to the last push, or to begin(). True when its gradient was taken, false when it was refused: not finite.
+  void ask();  // for the weights alone
+  // The answer to the last push, to ask() or to begin(). True when its gradient was taken, false when it was refused: not finite.
   bool pull(Buffer parameters, Buffer statistics);
-  // Nothing comes from here any more. Waits for the others; then the last weights.
+  // Nothing comes from here any more: what was drawn is drawn again by others, and the run is over when all workers say so.
+  void leave();
+  // Leaves, and waits for the others; then the last weights.
   void finish(Buffer parameters, Buffer statistics);
   void stop();  // no more tickets are drawn, by anyone; any rank
   bool stopped() const;
@@ -93,7 +98,8 @@ class Member {
   // What all workers have trained since the last call; rank 0 knows.
   Score trained();
   std::int64_t tickets_done() const;    // of all; rank 0 knows, the others as they heard with their last ticket
-  // The velocity of all shards, at rank 0, for checkpoints; false where the rule keeps none.
+  // The velocity of all shards, at rank 0, for checkpoints (where each worker has its own: rank 0's); false where the rule keeps
+  // none.
   bool velocity(Buffer into);
   Counts counts() const;
   std::vector<ShardEvent> events() const;  // of this rank's first shard, when recorded

@@ -36,15 +36,19 @@ RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
 }
 
 void Shard::was_sent(Worker& w, const Tensor& at) {
-  w.before = std::exchange(w.sent, at);
-  w.version_before = std::exchange(w.version, version_);
+  const bool first = w.sent.same_memory(values_);  // then the next gradient is of this one too
+  w.before = first ? at : w.sent;
+  w.version_before = first ? version_ : w.version;
+  w.sent = at;
+  w.version = version_;
 }
 
 const Tensor& Shard::pull(int worker) {
   Worker& w = workers_[std::size_t(worker)];
   // What it was sent the last time but one may be overwritten; when nothing is pipelined, also the last time.
   Tensor& place = pipeline_ ? w.before : w.sent;
-  const Tensor into = place.same_memory(values_) ? Tensor::like(values_) : place;
+  const bool in_use = place.same_memory(values_) || (pipeline_ && place.same_memory(w.sent));
+  const Tensor into = in_use ? Tensor::like(values_) : place;
   pull(worker, into);
   return w.sent;
 }

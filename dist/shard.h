@@ -38,6 +38,8 @@ class Shard {
 
   // What the rule keeps, in one order for all shards of a rule: for snapshots.
   std::vector<Tensor> kept() const;
+  // The shard's velocity, or where each worker has its own this one's; undefined where the rule has none.
+  const Tensor& velocity(int worker) const { return velocity_.defined() ? velocity_ : workers_[std::size_t(worker)].own; }
   // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
   void go_on_at(std::uint64_t version);
   void forget(int worker);  // another one has its number: what is kept of it begins anew

@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <numbers>
 #include <queue>
 
 #include "core/backend.h"
@@ -15,25 +13,13 @@
 #include "core/memory.h"
 #include "core/random.h"
 #include "dist/asynchrony.h"
+#include "dist/local_sgd.h"
+#include "dist/pace.h"
 #include "dist/shard.h"
 #include "layers/metrics.h"
 
 namespace tandem {
 namespace {
-
-// One draw from the Gamma distribution with this shape and mean 1 (Marsaglia and Tsang 2000).
-double gamma_draw(double shape, const Philox& random) {
-  if (shape <= 0) return 1;
-  std::uint32_t at = 0;
-  auto next = [&] { return (double(random.word(at++)) + 0.5) * 0x1p-32; };
-  const double a = shape < 1 ? shape + 1 : shape, d = a - 1.0 / 3, c = 1 / std::sqrt(9 * d);
-  for (;;) {
-    const double far = std::sqrt(-2 * std::log(next())), x = far * std::cos(2 * std::numbers::pi * next());
-    const double v = std::pow(1 + c * x, 3);
-    if (v <= 0 || std::log(next()) >= 0.5 * x * x + d - d * v + d * std::log(v)) continue;
-    return d * v / shape * (shape < 1 ? std::pow(next(), 1 / shape) : 1);
-  }
-}
 
 double physical_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE)); }
 
@@ -371,7 +357,7 @@ class Served : public Method {
 //                   (Zhang, Choromanska and LeCun 2015)
 class Local : public Method {
  public:
-  enum class Kind { local, post_local, cocod, elastic };
+  using Kind = LocalSteps::Kind;
   Local(Simulation& s, Kind kind, std::int64_t steps)
       : s_(s),
         kind_(kind),
@@ -472,32 +458,16 @@ class Local : public Method {
   double mean_ready_ = 0;
 };
 
-constexpr std::pair<const char*, Local::Kind> local[] = {{"local-sgd", Local::Kind::local},
-                                                         {"post-local-sgd", Local::Kind::post_local},
-                                                         {"cocod-sgd", Local::Kind::cocod},
-                                                         {"easgd", Local::Kind::elastic}};
-
 // Vectors as long as the weights that a strategy keeps for each worker.
 int vectors_of_a_worker(const std::string& text) {
-  for (const auto& [known, kind] : local)
-    if (text.substr(0, text.find(':')) == known) return kind == Local::Kind::cocod ? 3 : 2;
+  if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
   const auto rule = make_rule(Asynchrony::parse(text == "all-reduce" ? "bsp" : text).rule);
   return 1 + rule->keeps().squares + rule->keeps().own;  // what it was sent, always
 }
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<Served>(s, Asynchrony::parse("bsp"), true);
-  const std::string name = text.substr(0, text.find(':'));
-  for (const auto& [known, kind] : local) {
-    if (name != known) continue;
-    std::int64_t steps = 8;
-    if (name != text) {
-      const char *from = text.data() + name.size() + 1, *to = text.data() + text.size();
-      const auto [end, error] = std::from_chars(from, to, steps);
-      if (error != std::errc() || end != to || steps < 1) refuse(text, ": write ", name, ":STEPS, from 1");
-    }
-    return std::make_unique<Local>(s, kind, steps);
-  }
+  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
   return std::make_unique<Served>(s, Asynchrony::parse(text), false);
 }
 

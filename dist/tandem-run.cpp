@@ -1,7 +1,8 @@
 // tandem-run: starts a program as several ranks, here or over ssh, and ends them together.
 //
 // Every line that a rank prints gets its place in front, [rank@host]. When a rank fails, the others are ended within five
-// seconds, and the last line says which rank failed first, and how. Nothing is left behind.
+// seconds, and the last line says which rank failed first, and how. Nothing is left behind. Where the strategy is one of a
+// parameter server, only rank 0 counts: the others go on without a rank that failed, which may be started again.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -38,7 +39,8 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 struct Command {
   std::vector<Host> hosts;  // {"", n}: here
-  std::string strategy, logs, ssh = "ssh", port, start_timeout;
+  std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow;
+  int restarts = 0;
   bool go_on = false, check = false, bind = true;
   std::vector<std::string> program;
 };
@@ -48,7 +50,12 @@ const char* usage =
     "  -n RANKS               on this host\n"
     "  -H HOST:RANKS,…        over ssh; the first host has rank 0\n"
     "  --hostfile FILE        a host a line: host, host:RANKS or host slots=RANKS; # begins a comment\n"
-    "  --strategy NAME        all-reduce (the default)\n"
+    "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, ssp:STEPS;\n"
+    "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
+    "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
+    "  --pace MS[:SHAPE]      a step of a worker takes so many milliseconds, drawn from a gamma distribution\n"
+    "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"
+    "  --restart N            with a parameter server, a rank other than 0 that failed is started again, up to N times\n"
     "  --log-dir FOLDER       what each rank prints goes to FOLDER/rank-R.log too\n"
     "  --port PORT            of rank 0, with -H (default: chosen at random; on this host any free one)\n"
     "  --start-timeout SEC    until all ranks have come (default 60)\n"
@@ -57,6 +64,19 @@ const char* usage =
     "one)\n"
     "  --ssh COMMAND          instead of ssh\n"
     "  --check                no program: finds the ranks, sends small messages round, and shows what they run on\n";
+
+double number_in(const std::string& option, const std::string& text) {
+  char* end = nullptr;
+  const double v = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end || !(v > 0) || v > 1e9) refuse(option, ": '", text, "' is no number above 0");
+  return v;
+}
+int count_in(const std::string& option, const std::string& text) {
+  char* end = nullptr;
+  const long v = std::strtol(text.c_str(), &end, 10);
+  if (text.empty() || *end || v < 0 || v > 1000000) refuse(option, ": '", text, "' is no whole number from 0");
+  return int(v);
+}
 
 Command parse(int argc, char** argv) {
   Command c;
@@ -94,6 +114,21 @@ Command parse(int argc, char** argv) {
       file = value;
     } else if (name == "--strategy") {
       c.strategy = value;
+    } else if (name == "--servers") {
+      c.servers = std::to_string(count_in("--servers " + value, value));
+    } else if (name == "--pace") {
+      const auto colon = value.find(':');
+      number_in("--pace " + value, value.substr(0, colon));
+      if (colon != std::string::npos) number_in("--pace " + value, value.substr(colon + 1));
+      c.pace = value;
+    } else if (name == "--slow") {
+      const auto colon = value.find(':');
+      if (colon == std::string::npos) refuse("--slow ", value, ": expected RANK:FACTOR, as in --slow 3:4");
+      count_in("--slow " + value, value.substr(0, colon));
+      number_in("--slow " + value, value.substr(colon + 1));
+      c.slow += (c.slow.empty() ? "" : ",") + value;
+    } else if (name == "--restart") {
+      c.restarts = count_in("--restart " + value, value);
     } else if (name == "--log-dir") {
       c.logs = value;
     } else if (name == "--port") {
@@ -119,6 +154,11 @@ Command parse(int argc, char** argv) {
     c.hosts = hosts_in_file(file);
   else
     c.hosts = {{"", n > 0 ? n : 1}};
+  int ranks = 0;
+  for (const Host& h : c.hosts) ranks += h.slots;
+  std::istringstream slow(c.slow);
+  for (std::string one; std::getline(slow, one, ',');)
+    if (std::stoi(one) >= ranks) refuse("--slow ", one, ": there is no rank ", std::stoi(one), " of ", ranks);
   return c;
 }
 
@@ -135,8 +175,12 @@ std::string this_host() {
 }
 
 struct Rank {
-  int number = 0;
-  std::string host;
+  int number = 0, local = 0;
+  Host place;
+  std::string host;  // for people
+  std::vector<std::pair<std::string, std::string>> set;  // in its environment
+  int restarts = 0;
+  bool forgiven = false;  // its end was told, and is nobody else's
   pid_t pid = -1;
   int pipes[2] = {-1, -1};       // its stdout and stderr
   std::string partial[2], last;  // a line that is not complete yet; the last one on stderr
@@ -179,8 +223,11 @@ class Job {
     const double silence = Deadlines::from().silence;
     while (std::any_of(ranks_.begin(), ranks_.end(),
                        [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
-      wait(stop_at || kill_at ? 50 : 1000);
-      const bool any = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
+      const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
+      wait(stop_at || kill_at || soon ? 50 : 1000);
+      if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
+      const bool any = std::any_of(ranks_.begin(), ranks_.end(),
+                                   [&](const Rank& r) { return r.failed() && (!goes_on_ || r.number == 0); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
       if (any && !c_.go_on && !stop_at) stop_at = now() + 0.5;
       if (asked && !kill_at) {
@@ -220,7 +267,13 @@ class Job {
       host_list +=
           (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
     job_ = hex(random_bytes(8));
-    const std::string token = hex(random_bytes(32));
+    // Who starts a rank again by hand, on another host, must know the token: it can be given.
+    const char* token = std::getenv("TANDEM_TOKEN");
+    token_ = here_only() ? "" : token && *token ? token : hex(random_bytes(32));
+    const char* strategy = std::getenv("TANDEM_STRATEGY");
+    goes_on_ = goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
+    if (c_.restarts > 0 && !goes_on_)
+      refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
     const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port;
     int number = 0;
@@ -248,7 +301,13 @@ class Job {
         // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
-        start(number, local, h, set, here_only() ? "" : token);
+        for (const auto& [name, value] :
+             {std::pair{"TANDEM_SERVERS", c_.servers}, {"TANDEM_PACE", c_.pace}, {"TANDEM_SLOW", c_.slow}})
+          if (!value.empty()) set.push_back({name, value});
+        ranks_.push_back({});
+        Rank& r = ranks_.back();
+        r.number = number, r.local = local, r.place = h, r.host = h.name.empty() ? this_host() : h.name, r.set = set;
+        start(r);
       }
   }
 
@@ -270,15 +329,14 @@ class Job {
     sched_setaffinity(0, sizeof mine, &mine);
   }
 
-  void start(int number, int local, const Host& host, const std::vector<std::pair<std::string, std::string>>& set,
-             const std::string& token) {
-    ranks_.emplace_back();
-    Rank& r = ranks_.back();
-    r.number = number;
-    r.host = host.name.empty() ? this_host() : host.name;
+  void start(Rank& r) {
+    const Host& host = r.place;
+    auto set = r.set;
+    if (r.restarts > 0) set.push_back({"TANDEM_INCARNATION", std::to_string(r.restarts)});
+    r.status = 0, r.forgiven = false, r.last.clear();
     if (!c_.logs.empty()) {
-      const std::string path = c_.logs + "/rank-" + std::to_string(number) + ".log";
-      r.log = std::fopen(path.c_str(), "we");
+      const std::string path = c_.logs + "/rank-" + std::to_string(r.number) + ".log";
+      r.log = std::fopen(path.c_str(), r.restarts ? "ae" : "we");
       if (!r.log) refuse("--log-dir: ", path, ": cannot be written: ", std::strerror(errno));
     }
     std::vector<std::string> words = c_.program;
@@ -319,8 +377,8 @@ class Job {
       std::signal(SIGPIPE, SIG_DFL);
       if (here) {
         for (const auto& [name, value] : set) setenv(name.c_str(), value.c_str(), 1);
-        if (!token.empty()) setenv("TANDEM_TOKEN", token.c_str(), 1);
-        if (c_.bind) take_cores(local, host.slots);
+        if (!token_.empty()) setenv("TANDEM_TOKEN", token_.c_str(), 1);
+        if (c_.bind) take_cores(r.local, host.slots);
       }
       execvp(arguments[0], arguments.data());
       std::fprintf(stderr, "%s cannot be started: %s\n", arguments[0], std::strerror(errno));
@@ -328,10 +386,31 @@ class Job {
     }
     setpgid(r.pid, r.pid);
     close(in[0]), close(out[1]), close(err[1]);
-    if (!here) (void)!write(in[1], (token + "\n").data(), token.size() + 1);
+    if (!here) (void)!write(in[1], (token_ + "\n").data(), token_.size() + 1);
     close(in[1]);
     r.pipes[0] = out[0], r.pipes[1] = err[0];
     r.running = true;
+  }
+
+  // In a job of a parameter server: says who is gone, and starts it again.
+  void go_on_without_the_lost() {
+    for (Rank& r : ranks_) {
+      // A moment first: it may have failed because rank 0 has.
+      if (r.number == 0 || !r.failed() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
+      const bool again = r.restarts < c_.restarts && ranks_[0].running;
+      if (!std::exchange(r.forgiven, true))
+        std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
+                     r.how().c_str(), again ? ", and it is started again" : "");
+      // What it has to say comes first.
+      if (!again || (now() < r.ended + 0.5 && (r.pipes[0] >= 0 || r.pipes[1] >= 0))) continue;
+      for (int k : {0, 1}) {
+        finish_line(r, k);
+        if (r.pipes[k] >= 0) close(std::exchange(r.pipes[k], -1));
+      }
+      kill(-r.pid, SIGKILL);  // what it may have started itself
+      r.restarts++;
+      start(r);
+    }
   }
 
   void wait(int milliseconds) {
@@ -401,10 +480,10 @@ class Job {
   int verdict() {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
-      if (r.failed() && (!first || r.ended < first->ended)) first = &r;
+      if (r.failed() && !(goes_on_ && r.number != 0) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return 0;
     for (const Rank& other : ranks_)
-      if (other.failed() && other.number != first->number && other.ended < first->ended + 1 &&
+      if (other.failed() && !goes_on_ && other.number != first->number && other.ended < first->ended + 1 &&
           first->last.find("rank " + std::to_string(other.number) + " on ") != std::string::npos &&
           other.last.find("rank " + std::to_string(first->number) + " on ") == std::string::npos) {
         first = &other;
@@ -418,7 +497,8 @@ class Job {
 
   Command c_;
   std::vector<Rank> ranks_;
-  std::string job_;
+  std::string job_, token_;
+  bool goes_on_ = false;  // without ranks other than 0
   double drained_at_ = 0;
 };
 

@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
         score.loss += loss.item() * double(batch.size()), score.samples += double(batch.size());
         at.step++;
       }
-      at.epoch++;
+      strategy->end_epoch(int(at.epoch++));
       score = strategy->combine(score);
       strategy->merge_statistics(space);
       Evaluation e = evaluate(*model, test, strategy.get());

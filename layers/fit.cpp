@@ -123,6 +123,11 @@ class Progress {
                  static_cast<long long>(batch), strategy.size(), static_cast<long long>(batch / strategy.size()), rate);
     std::fprintf(stderr, scaled == rate ? "\n" : " → %g\n", scaled);
   }
+  void workers(const Strategy& strategy, std::int64_t batch, double rate) {
+    if (on_)
+      std::fprintf(stderr, "%d ranks, %s: batch %lld each, lr %g\n", strategy.size(), strategy.name().c_str(),
+                   static_cast<long long>(batch), rate);
+  }
   void stopped(const std::string& reason, std::int64_t steps, std::int64_t total) {
     clear();
     if (on_)
@@ -377,6 +382,22 @@ TrainingState state_of(const Training& t) {
   return s;
 }
 
+// Rank 0's word on the last epoch, where it alone evaluated.
+void tell_all(Strategy& strategy, FitReport& report) {
+  std::ostringstream text;
+  text.precision(17);
+  if (!report.epochs.empty())
+    for (const auto& v : {report.epochs.back().validation_loss, report.epochs.back().validation_accuracy,
+                          report.epochs.back().test_loss, report.epochs.back().test_accuracy})
+      text << v.value_or(-1) << ' ';
+  std::istringstream words(strategy.gather(text.str())[0]);
+  if (strategy.rank() == 0 || report.epochs.empty()) return;
+  EpochReport& e = report.epochs.back();
+  double v;
+  for (auto* field : {&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy})
+    if (words >> v && v >= 0) *field = v;
+}
+
 // How good an epoch was: the larger, the better. Test pictures never choose.
 std::pair<double, double> merit(const EpochReport& e) {
   if (e.validation_accuracy) return {*e.validation_accuracy, -*e.validation_loss};
@@ -512,16 +533,19 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
               const FitOptions& options, Strategy* given) {
   std::optional<OneBatch> one_batch;
   if (options.overfit_batch) one_batch.emplace(given_data.train);
-  const FitData data = one_batch ? FitData{*one_batch} : given_data;
   std::unique_ptr<Strategy> from_environment = given ? nullptr : strategy_from_environment();
   Strategy& strategy = given ? *given : *from_environment;
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
-  if (options.patience > 0 && !data.validation)
+  if (options.patience > 0 && !given_data.validation)
     refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
   CheckpointFiles files(options, speaks);
 
-  for (BatchSource* source : {&data.train, data.validation, data.test})
-    if (source) source->share(strategy.rank(), strategy.size());
+  const bool apart = strategy.apart(), judges = !apart || speaks;
+  BatchSource& given_train = one_batch ? static_cast<BatchSource&>(*one_batch) : given_data.train;
+  const FitData data{strategy.batches(given_train, options.accumulate), one_batch ? nullptr : given_data.validation,
+                     one_batch ? nullptr : given_data.test};
+  for (BatchSource* source : {data.validation, data.test})
+    if (source) source->share(apart ? 0 : strategy.rank(), apart ? 1 : strategy.size());
   Settings settings = recipe_of(options, optimizer, strategy, data.train);
   agree(strategy, settings);
   strategy.prepare(model, loss);
@@ -541,12 +565,14 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                base_rate = options.scale_learning_rate ? strategy.scaled_learning_rate(given_rate) : given_rate;
   const std::int64_t per_epoch = data.train.batches_per_epoch();
   Accumulation accumulation(space, optimizer, options.accumulate, per_epoch);
-  const double steps_per_epoch = double(accumulation.steps_per_epoch()), total = steps_per_epoch * options.epochs;
+  const std::int64_t together = strategy.batches_to_a_step(), tickets = accumulation.steps_per_epoch();
+  const double steps_per_epoch = double((tickets + together - 1) / together), total = steps_per_epoch * options.epochs;
   const bool warms_up = options.schedule.warmup > 0 || options.schedule.kind == Schedule::Kind::one_cycle;
   const double rise = warms_up || base_rate == given_rate ? 0 : std::min(5 * steps_per_epoch, total / 10);
-  auto rate_of = [&](std::int64_t step) {
-    const double base = double(step) < rise ? given_rate + (base_rate - given_rate) * double(step) / rise : base_rate;
-    return base * options.schedule.factor(double(step), total, steps_per_epoch);
+  // By value: servers ask it in a thread of their own.
+  auto rate_of = [given_rate, base_rate, rise, total, steps_per_epoch, schedule = options.schedule](double step) {
+    const double base = step < rise ? given_rate + (base_rate - given_rate) * step / rise : base_rate;
+    return base * schedule.factor(step, total, steps_per_epoch);
   };
 
   FitReport report;
@@ -560,6 +586,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::int64_t saved_at = -1;  // the step of last.safetensors, once it is this run's
   auto save = [&](const std::string& file) {
     if (!files.writes()) return;
+    strategy.collect(optimizer);
     save_checkpoint(file, training, at, settings);
     saved_at = at.step;
   };
@@ -600,7 +627,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   if (files.resumes()) progress.resumed(files.from(), at, over, report.differences);
   if (strategy.size() > 1) {
     const std::int64_t all = data.train.make(0, 0).over_ranks();
-    progress.ranks(strategy, all, given_rate, base_rate);
+    if (apart)
+      progress.workers(strategy, all, base_rate);
+    else
+      progress.ranks(strategy, all, given_rate, base_rate);
   }
   StopOnSignal signals;
   Counters counters(optimizer.state());
@@ -623,9 +653,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   // A step before this one, or this one, was not finite, and since then nothing was applied: its batches once more.
   auto give_up = [&](std::int64_t done, std::int64_t batch) {
     strategy.by_itself(true);  // each rank finds what it can, and ends where it finds it
-    std::int64_t k = (batch / options.accumulate - (at.step - 1 - done)) * options.accumulate;
+    const std::int64_t since = apart ? 0 : at.step - 1 - done;  // apart, every step is looked at
+    std::int64_t k = (batch / options.accumulate - since) * options.accumulate;
     const std::int64_t end = std::min(k + options.accumulate, per_epoch);
-    std::string why = does_not_repeat;
+    const std::string elsewhere = strategy.not_finite_on();
+    std::string why = elsewhere.empty() ? does_not_repeat : "it was so on " + elsewhere;
     for (; k < end && why == does_not_repeat; k++) {
       Batch again = data.train.make(at.epoch, k);
       counters.batch(again);
@@ -641,6 +673,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
                     std::to_string(k) + "): the loss or its gradient is not finite: " + why +
                     "; the parameters are those before this step. A smaller --lr usually helps" + files.kept(saved_at));
+  };
+
+  auto give_up_if_so = [&](std::int64_t batch) {
+    if (const StepState state = optimizer.read_state(); strategy.gives_up(state))
+      give_up(std::min(static_cast<std::int64_t>(state.step + state.skipped), at.step - 1), batch);
   };
 
   // What a batch is for, from pictures to parameters. On a device it is recorded, so what the host does in it must not matter
@@ -691,12 +728,31 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   Score whole = at.so_far;  // of the running epoch, after that step
   OnFailure keep([&] {
     if (at.step == began || !strategy.saves_after_failure()) return;
+    // A step that was made before its exchange failed.
+    if (const StepState made = optimizer.read_state(); due && std::int64_t(made.step + made.skipped) > at.step)
+      at.step++, at.batch = batch.index + 1;
     at.so_far = whole;
     if (!files.take_over(at)) return;
     save_checkpoint(files.last(), training, at, settings);
     std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
                  strategy.where().c_str(), files.last().c_str(), static_cast<long long>(at.step));
   });
+  double seen = 0;
+  strategy.follow({.epochs = options.epochs,
+                   .stop_after = options.stop_after,
+                   .done = at.step,
+                   .steps_per_epoch = steps_per_epoch,
+                   .learning_rate = rate_of,
+                   .so_far = [&] { return Score{tally.read().loss, double(correct.item()), seen}; },
+                   .asked_to_stop = [] { return stop_signal != 0; },
+                   .resumed = files.resumes()});
+  // Apart, the run's place is that of all ranks.
+  auto place = [&] {
+    at.step = strategy.steps(0);
+    const std::int64_t drawn = at.step * together;
+    at.epoch = std::min<std::int64_t>(drawn / tickets, options.epochs);
+    at.batch = at.epoch < options.epochs ? drawn % tickets * options.accumulate : 0;
+  };
   while (at.epoch < options.epochs && !report.stopped) {
     EpochReport e{.epoch = int(at.epoch) + 1,
                   .learning_rate = rate_of(std::max<std::int64_t>(0, at.step - 1)),
@@ -704,11 +760,13 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                   .validation_accuracy = {},
                   .test_loss = {},
                   .test_accuracy = {}};
+    strategy.begin_epoch(e.epoch - 1);
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
     correct.fill(at.so_far.correct);
     tally.begin(at.so_far.loss);
-    double seen = at.so_far.samples, correct_before = at.so_far.correct;
+    seen = at.so_far.samples;
+    double correct_before = at.so_far.correct;
     auto begin = Clock::now();
     progress.begin();
     data.train.start(at.epoch, at.batch);
@@ -722,19 +780,18 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       exchange.begin_step(at.step + 1, batch.index == 0);
       step(batch, observer.looks() || exchange.watching());
       if (backend.records()) space.count_writes(space.all());  // a replay wrote to them, and told nobody
+      const std::int64_t before = at.step;
       if (due) {
-        at.step++;
+        at.step = apart ? strategy.steps(0) : at.step + 1;
         at.batch = batch.index + 1;
       }
       seen += double(batch.size());
-      const bool logs = due && options.log_every > 0 && at.step % options.log_every == 0;
-      const bool looks = at.step % look_every == 0 || at.batch == per_epoch || at.step == 1 || logs ||
+      const bool logs = due && options.log_every > 0 && at.step / options.log_every > before / options.log_every;
+      const bool looks = apart || at.step % look_every == 0 || at.batch == per_epoch || at.step == 1 || logs ||
                          exchange.due(at.step);
       Tally::Sums sums;
       if (looks) {
-        if (due)
-          if (StepState state = optimizer.read_state(); state.not_finite == 1)
-            give_up(static_cast<std::int64_t>(state.step + state.skipped), batch.index);
+        if (due) give_up_if_so(batch.index);
         sums = tally.read();
         if (first_loss == 0) first_loss = sums.last;
         last_loss = sums.last;
@@ -753,21 +810,29 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       }
       if (!due) continue;
       if (stop_signal || learnt) strategy.request_stop();
+      if (apart) continue;  // its batches end when all have ended
       if (strategy.stopped()) stop(learnt ? "loss below 0.01" : "strategy");
       if (options.stop_after > 0 && at.step >= options.stop_after) stop("--stop-after");
       if (report.stopped) break;
     }
+    strategy.end_epoch(e.epoch - 1);
     backend.synchronize();
     e.seconds = seconds_since(begin);
+    if (at.step > began) give_up_if_so(batch.index);
     const double before = at.so_far.samples;  // were trained by the run that was resumed
-    whole = at.so_far = strategy.combine({tally.read().loss, correct.item(), seen});
+    whole = at.so_far = strategy.trained({tally.read().loss, double(correct.item()), seen});
     e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
     e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
-    e.images_per_second = (at.so_far.samples - before) / e.seconds;
-    strategy.end_epoch(e.epoch - 1);
+    e.images_per_second = (at.so_far.samples - before) / std::max(1e-9, e.seconds);
     strategy.merge_statistics(space);
-    if (strategy.stopped() && !report.stopped) stop("strategy");
+    if (ema) {
+      Ema::Shown averages(*ema);
+      strategy.merge_averages(space);
+    }
+    if (strategy.stopped() && !report.stopped) stop(learnt ? "loss below 0.01" : "strategy");
+    if (apart && options.stop_after > 0 && strategy.steps(0) >= options.stop_after) stop("--stop-after");
     if (report.stopped) {
+      if (apart) place(), at.so_far = {};
       save(files.last());
       break;
     }
@@ -776,13 +841,13 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     {
       std::optional<Ema::Shown> averages;
       if (ema) averages.emplace(*ema);
-      if (data.validation) {
-        Evaluation v = evaluate_unless(&stop_signal, model, *data.validation, &strategy);
+      if (data.validation && judges) {
+        Evaluation v = evaluate_unless(&stop_signal, model, *data.validation, apart ? nullptr : &strategy);
         e.validation_loss = v.loss;
         e.validation_accuracy = v.accuracy;
       }
-      if (data.test) {
-        Evaluation t = evaluate_unless(&stop_signal, model, *data.test, &strategy);
+      if (data.test && judges) {
+        Evaluation t = evaluate_unless(&stop_signal, model, *data.test, apart ? nullptr : &strategy);
         e.test_loss = t.loss;
         e.test_accuracy = t.accuracy;
       }
@@ -790,8 +855,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     phase.reset();
     observer.evaluation(false);
     // A signal ends an evaluation too, on all ranks; a run that goes on begins with it.
-    if (strategy.combine({double(stop_signal != 0), 0, 0}).loss > 0) {
+    if (apart ? stop_signal && judges : strategy.combine({double(stop_signal != 0), 0, 0}).loss > 0) {
       stop("strategy");
+      if (apart) strategy.end(), place(), at.so_far = {};
       save(files.last());
       break;
     }
@@ -803,7 +869,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     const bool better = merit(e) > at.best;
     if (better) at.best = merit(e), at.best_epoch = e.epoch;
     at.epoch++, at.batch = 0, whole = at.so_far = {};
-    at.ended = options.patience > 0 && at.epoch - at.best_epoch >= options.patience && at.epoch < options.epochs;
+    if (apart) at.step = at.epoch * std::int64_t(steps_per_epoch);
+    at.ended = judges && options.patience > 0 && at.epoch - at.best_epoch >= options.patience && at.epoch < options.epochs;
     save(files.last());
     if (better) save(files.best());
     if (at.ended) stop("no better since epoch " + std::to_string(at.best_epoch));
@@ -812,6 +879,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   if (stopped_by) reason = signals.name_of(stopped_by);
   if (report.stopped && over.empty()) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
+  if (apart) at.step = std::max(at.step, strategy.steps(0)), tell_all(strategy, report);
   observer.end();
   optimizer.learning_rate(given_rate);
   if (ema) ema->swap();

@@ -214,6 +214,7 @@ void Observer::end() {
   if (strategy_) {
     others = strategy_->gather(rank_ == 0 ? "" : trace_->events(clock_.ns));
     others.erase(others.begin());
+    std::erase(others, "");  // of ranks that were lost
   }
   if (!options_.trace.empty() && rank_ == 0)
     step_ >= first_ ? trace_->write(options_.trace, others) : nothing("--trace", options_.trace);

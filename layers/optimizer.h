@@ -29,7 +29,10 @@ class Optimizer {
   void learning_rate(double rate) { learning_rate_ = rate; }  // from the next step on
   void epoch(std::uint32_t epoch) { host_.epoch = epoch; }
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next stage() on.
-  void gradients_are_sums_of(double samples) { host_.gradient_average = static_cast<float>(1 / samples); }
+  void gradients_are_sums_of(double samples) { samples_ = samples, weigh(); }
+  // The gradients are a rank's share of a mean over all ranks' pictures, and the rank steps by them alone: this many times larger
+  // they are a mean over its own. From the next stage() on.
+  void gradients_are_shares_of(int ranks) { ranks_ = ranks, weigh(); }
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
@@ -71,7 +74,8 @@ class Optimizer {
   Tensor state_, sums_;
 
  private:
-  double learning_rate_;
+  void weigh() { host_.gradient_average = static_cast<float>(ranks_ / samples_); }
+  double learning_rate_, samples_ = 1, ranks_ = 1;
   StepState host_;
 };
 

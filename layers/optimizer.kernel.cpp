@@ -102,6 +102,7 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
   host_ = {};
+  weigh();
   host_.seed = seed;
   if (loss_scaling) host_.loss_scale = loss_scaling->first;
   backend.upload(state_.raw_write(), &host_, sizeof host_);

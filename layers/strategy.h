@@ -2,13 +2,16 @@
 // all-reduce, the parameter server and the rest are one file each in dist/ and override what differs.
 //
 // The order of calls in fit():
+//   batches(train, …)           which of them this rank trains
 //   prepare(model, loss)        may replace layers and the loss
 //   sync_batch_norm(model)      where it is asked for
 //   memory()                    where the parameter vectors live
 //   begin(space)                broadcast the first weights, hook the gradients
 //   bind(optimizer)             after the optimizer has its state
+//   follow(course)              after a run that is resumed was loaded
+//   begin_epoch(epoch)
 //   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
-//   end_epoch(epoch), end()     after end() every rank holds the same weights
+//   end_epoch(epoch), end()     after each every rank holds the same weights
 // Parameters change only inside step(). Between begin() and end() the backend must not go away.
 #pragma once
 #include <functional>
@@ -17,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/batch.h"
 #include "layers/optimizer.h"
 
 namespace tandem {
@@ -31,6 +35,17 @@ struct Score {
   double correct = 0, samples = 0;
 };
 
+// What a run is to be. Strategies whose ranks are apart count its steps and set its learning rate themselves.
+struct Course {
+  std::int64_t epochs = 1, stop_after = 0;     // steps; 0: none
+  std::int64_t done = 0;                       // steps of the run that is resumed
+  double steps_per_epoch = 1;                  // of all ranks
+  std::function<double(double step)> learning_rate = {};  // any thread
+  std::function<Score()> so_far = {};          // what this rank has trained since the last start() of its batches
+  std::function<bool()> asked_to_stop = {};    // by a signal
+  bool resumed = false;                        // the optimizer remembers steps
+};
+
 class Strategy {
  public:
   virtual ~Strategy() = default;
@@ -38,6 +53,19 @@ class Strategy {
   virtual int rank() const { return 0; }
   virtual int size() const { return 1; }
   virtual std::string where() const { return "this machine"; }  // "rank 2 on node7"
+
+  // Ranks are at different places of the run: nobody waits at the end of an epoch, and rank 0 alone evaluates, for all.
+  virtual bool apart() const { return false; }
+  // What this rank trains of `train`, `accumulate` batches to a step; lives as long as the strategy.
+  virtual BatchSource& batches(BatchSource& train, int accumulate) {
+    (void)accumulate;
+    train.share(rank(), size());
+    return train;
+  }
+  virtual int batches_to_a_step() const { return 1; }  // of batches(), beside the accumulated ones: those of other ranks
+  virtual void follow(const Course& course) { (void)course; }         // before the first start() of the batches
+  virtual std::int64_t steps(std::int64_t mine) const { return mine; }  // of all ranks, when this one has made so many
+  virtual void collect(Optimizer& optimizer) { (void)optimizer; }     // at rank 0: what it remembers, from where that is
 
   virtual void prepare(Module& model, Loss& loss) { (void)model, (void)loss; }
   // The batch norms of the model take their statistics over the pictures of all ranks, between begin() and end(): all ranks
@@ -59,12 +87,22 @@ class Strategy {
   virtual void exchange() {}
   virtual void update(Optimizer& optimizer) { (void)optimizer; }
 
+  // After a step or an epoch: do all ranks, now, give a step up whose loss or gradient was not finite? `state`: this rank's
+  // optimizer's. If it was so on another rank only, the second says on which.
+  virtual bool gives_up(const StepState& state) const { return state.not_finite == 1; }
+  virtual std::string not_finite_on() const { return ""; }
+
+  virtual void begin_epoch(int epoch) { (void)epoch; }
   virtual void end_epoch(int epoch) { (void)epoch; }
   virtual void end() {}
 
   // Running statistics as evaluation and checkpoints should see them; scores over all ranks.
   virtual void merge_statistics(ParameterSpace& space) { (void)space; }
+  // While the space holds averages over steps (EMA) instead of weights: those over all ranks' steps, on every rank.
+  virtual void merge_averages(ParameterSpace& space) { (void)space; }
   virtual Score combine(const Score& mine) { return mine; }
+  // What was trained in an epoch, of which this rank trained `mine`; apart: by all since the last call, at rank 0.
+  virtual Score trained(const Score& mine) { return combine(mine); }
 
   // A request to stop (SIGTERM, early stop) rides on the next step, so that all ranks stop at the same one.
   virtual void request_stop() { stop_ = true; }

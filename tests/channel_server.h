@@ -1,9 +1,12 @@
-// What both channels are tried with: rank 0 holds numbers; every other rank pushes additions and gets the sum back, as a
-// parameter server's workers do.
+// What all channels are tried with. serve_or_push: rank 0 holds numbers; every other rank pushes additions and gets the sum
+// back, as a parameter server's workers do.
 #pragma once
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "dist/channel.h"
@@ -63,5 +66,41 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
   }
   c.send(0, {end}, {}).wait();
 }
+
+// A rank that only listens: what it was told, in order.
+struct Listener {
+  explicit Listener(Channel& c) : channel(c) {
+    c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
+                  .arrived =
+                      [this](int from, const Note& note, std::span<std::byte>) {
+                        require(!lost.count(from), "a message of rank ", from, " after its loss");
+                        notes[from].push_back(note[0]);
+                      },
+                  .lost =
+                      [this](int rank, const std::string& why) {
+                        require(!channel.living()[std::size_t(rank)], "rank ", rank, " is lost and lives");
+                        told += why + "; ";
+                        lost.insert(rank);
+                      },
+                  .returned =
+                      [this](int rank, std::uint64_t incarnation) {
+                        require(channel.living()[std::size_t(rank)], "rank ", rank, " is back and does not live");
+                        told += "rank " + std::to_string(rank) + " is back as " + std::to_string(incarnation) + "; ";
+                        lost.erase(rank);
+                      }});
+  }
+  template <class Done>
+  void until(const Done& done, double seconds = 10) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!done()) {
+      if (!channel.progress()) channel.rest();
+      require(std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(seconds), "waited in vain: ", told);
+    }
+  }
+  Channel& channel;
+  std::set<int> lost;
+  std::map<int, std::vector<std::uint64_t>> notes;
+  std::string told;
+};
 
 }  // namespace tandem::test

@@ -22,6 +22,12 @@ awk -v a="$one" -v b="$two" 'BEGIN { exit !(a - b < 1 && b - a < 1) }' || compla
 says 0 '2 ranks, all-reduce: batch 128 = 2 × 64, lr 0.05 → 0.1' "$build/tandem-run" -n 2 $(train) --batch 64
 says 0 '2 ranks, all-reduce: batch 128' "$build/tandem-run" -n 2 --strategy all-reduce $(train) --batch 64
 says 0 '3 ranks, all-reduce (bf16)' env TANDEM_WIRE=bf16 "$build/tandem-run" -n 3 $(train) --batch 64
+# Steps of their own: all ranks end with the same, whatever the exchange.
+for strategy in local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4; do
+  says 0 "3 ranks, $strategy: batch 192 = 3 × 64, lr 0.05" "$build/tandem-run" -n 3 --strategy $strategy $(train) --batch 64
+  [ "$(sed -n 's/.*test accuracy \([0-9.]*\).*/\1/p' "$there/out" | sort | uniq -c | awk '{ print $1 }')" = 3 ] ||
+    complain "under $strategy three ranks print different accuracies: $(cat "$there/out")"
+done
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --global-batch 48 --checkpoint "$there/run"
 long=$(train | sed 's/--epochs 1/--epochs 2/')
@@ -38,6 +44,8 @@ says 2 'which program?' "$build/tandem-run" -n 2
 says 2 'expected a number of ranks' "$build/tandem-run" -n 0 true
 says 2 'unknown option --nodes' "$build/tandem-run" --nodes 2 true
 says 2 'choose all-reduce' "$build/tandem-run" -n 2 --strategy gossip $(train)
+says 2 'easgd:STEPS, from 1' "$build/tandem-run" -n 2 --strategy easgd:0 $(train)
+says 2 'weights travel, as f32' env TANDEM_WIRE=bf16 "$build/tandem-run" -n 2 --strategy local-sgd:4 $(train)
 says 2 'RANK=0 is set, but WORLD_SIZE is not' env RANK=0 $(train)
 says 127 'cannot be started' "$build/tandem-run" -n 2 "$there/no-such-program"
 says 1 'these ranks are missing: 1' env RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TANDEM_JOB="check $$" TANDEM_START_TIMEOUT=1 $(train)
@@ -54,16 +62,7 @@ begun() {
   rm -f "$there/metrics"
   "$build/tandem-run" -n 3 $endless --log-every ${every:-100} --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
   launcher=$!
-  tries=0
-  until grep -q '"event": *"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-  victim=
-  for p in $(pgrep -P $launcher); do
-    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$rank" && victim=$p
-  done
-  [ "$victim" ] || complain "there is no rank $rank: $(cat "$there/out")"
+  begins $launcher "$rank"
 }
 endless="$build/fashion_mnist --data synthetic --model mlp --global-batch 48 --epochs 100000"
 # ended SECONDS TEXT…: the launcher ends by itself, with all its ranks, and says so.

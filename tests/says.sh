@@ -16,3 +16,20 @@ says() {
   [ "$status" -ne 2 ] || [ -z "${one_line:-}" ] || [ "$(wc -l <"$there/out")" -eq 1 ] ||
     complain "$*: more than one line: $(cat "$there/out")"
 }
+
+# rank_of LAUNCHER RANK: the process that it started as that rank.
+rank_of() {
+  for p in $(pgrep -P "$1"); do
+    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "RANK=$2" && echo "$p"
+  done
+}
+# begins LAUNCHER RANK: waits for the first "step" in $there/metrics; that rank's process is in $victim.
+begins() {
+  tries=0
+  until grep -q '"event": *"step"' "$there/metrics" 2>/dev/null || [ $tries -eq 300 ]; do
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+  victim=$(rank_of "$1" "$2")
+  [ "$victim" ] || complain "there is no rank $2: $(cat "$there/out")"
+}

@@ -6,6 +6,7 @@
 #include "datasets/synthetic.h"
 #include "dist/all_reduce.h"
 #include "dist/in_process.h"
+#include "dist/local_sgd.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
 #include "layers/options.h"
@@ -42,6 +43,7 @@ struct Recipe {
   double rate = 0.02, ema = 0;
   int accumulate = 1;
   AllReduceOptions exchange = {.bucket_bytes = 16384, .deadline = 30};
+  std::string local = {};  // "local-sgd:4": instead of all-reduce
   int refuses = -1;  // the rank whose twin cannot record
   std::function<void(Strategy&, std::int64_t batch)> each = {};
   InProcessOptions wire = {.deadline = 30};
@@ -91,7 +93,9 @@ std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
       twin->refuses = rank == r.refuses;
       backend = std::move(owned);
     }
-    auto strategy = all_reduce(std::move(ranks[i]), r.exchange);
+    auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
+                                    : local_sgd(std::move(ranks[i]), *LocalSteps::parse(r.local),
+                                                {.bucket_bytes = 16384, .deadline = 30});
     runs[i] = train(*backend, *strategy, r);
     if (twin) runs[i].log = twin->log;
   });
@@ -142,6 +146,17 @@ TEST(DeviceRanks, GradientsMayTravelInBf16) {
   Recipe r;
   r.exchange.wire = DType::bf16;
   same_as_on_the_host(2, r);
+}
+
+TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
+  for (const char* local : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3"})
+    for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
+      SCOPED_TRACE(local);
+      for (const Ended& e :
+           same_as_on_the_host(3, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = local}))
+        // The update is recorded with backward; the half behind the exchange has the average's.
+        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
+    }
 }
 
 TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {
@@ -248,9 +263,12 @@ TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
 }
 
 TEST(DeviceRanks, ALossThatIsNotFiniteStopsEveryRank) {
-  Recipe r;
-  r.rate = 1e30;
-  for (const Ended& e : on_ranks(3, r, true)) EXPECT_NE(e.said.find("not finite"), std::string::npos) << e.said;
+  for (const char* local : {"", "local-sgd:3", "cocod-sgd:3", "easgd:3"}) {
+    Recipe r;
+    r.rate = 1e30;
+    r.local = local;
+    for (const Ended& e : on_ranks(3, r, true)) EXPECT_NE(e.said.find("not finite"), std::string::npos) << e.said;
+  }
 }
 
 TEST(DeviceRanks, ParametersAreComparedOnTheWay) {
@@ -260,9 +278,11 @@ TEST(DeviceRanks, ParametersAreComparedOnTheWay) {
 }
 
 TEST(DeviceRanks, ARankThatDiesStopsTheOthers) {
-  for (std::int64_t at : {3, 60, 177}) {
+  for (auto [local, at] : std::vector<std::pair<std::string, std::int64_t>>{
+           {"", 3}, {"", 60}, {"", 177}, {"local-sgd:3", 60}, {"cocod-sgd:3", 60}, {"easgd:3", 60}}) {
     Outcome outcome;
     Recipe r;
+    r.local = local;
     r.wire = {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome};
     const auto runs = on_ranks(3, r, true);
     ASSERT_GE(outcome.faulty, 0);

@@ -15,104 +15,24 @@
 
 #include "core/files.h"
 #include "core/json.h"
-#include "datasets/loader.h"
-#include "datasets/synthetic.h"
 #include "dist/all_reduce.h"
-#include "dist/in_process.h"
 #include "dist/reducer.h"
-#include "layers/accumulation.h"
-#include "layers/fit.h"
-#include "layers/layers.h"
-#include "tests/ranks.h"
-#include "tests/support.h"
+#include "tests/replicas.h"
 
 namespace tandem::test {
 namespace {
 
-// No batch norm: a batch in parts has the gradient of the whole.
-struct Plain : Module {
-  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
-  Linear& fc2 = child<Linear>("fc2", 32, 10);
-  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
-};
-
-// With running statistics, a weight that is used twice and one that is not used at all.
-struct Odd : Module {
-  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
-  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
-  Linear& twice = child<Linear>("twice", 16, 16);
-  Linear& idle = child<Linear>("idle", 16, 16);
-  Linear& fc = child<Linear>("fc", 16, 10);
-  Variable forward(const Variable& x) override { return fc(twice(twice(global_average_pool(bn(conv(x)))))); }
-};
-
-struct Ended {
-  std::vector<double> weights, statistics;
-  double loss = 0;
-  std::string said;  // what it threw
-};
-
 std::vector<Ended> on_ranks(int n, const std::function<void(Strategy&, Ended&)>& body,
                             const AllReduceOptions& options = {}, const InProcessOptions& wire = {.deadline = 30}) {
-  auto ranks = in_process(n, wire);
-  std::vector<Ended> runs(static_cast<std::size_t>(n));
-  const auto said = ranks_say(n, [&](int r) {
-    auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), options);
-    body(*strategy, runs[std::size_t(r)]);
-  });
-  for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
-  return runs;
+  return test::on_ranks(
+      n, [&](std::unique_ptr<Communicator> ranks) { return all_reduce(std::move(ranks), options); }, body, wire);
 }
 
-void same_bits(const std::vector<Ended>& runs) {
-  for (std::size_t r = 0; r < runs.size(); r++) {
-    EXPECT_EQ(runs[r].said, "") << "rank " << r;
-    EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
-    EXPECT_TRUE(runs[r].statistics == runs[0].statistics) << "rank " << r << " has other statistics than rank 0";
-  }
-}
-
-// The seven lines of a user's own loop, on any strategy, in double on the reference backend.
 template <class Model>
 void train(Strategy& strategy, Ended& run, std::int64_t global_batch, int steps, double clip = 0, int accumulate = 1) {
-  auto backend = reference_backend(1);
-  Dataset data = synthetic({.side = 8, .channels = 1, .train = 209, .test = 10, .seed = 3});
-  Loader source(data.train,
-                {.batch = global_batch / strategy.size(),
-                 .seed = 5,
-                 .rank = strategy.rank(),
-                 .world = strategy.size(),
-                 .prefetch = 0},
-                *backend);
-  Model model;
-  ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
-                       DType::f64);  // begin() makes them equal
-  SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-  sgd.clip_norm = clip;
-  strategy.begin(space);
-  sgd.bind(space);
-  strategy.bind(sgd);
-  const std::int64_t per_epoch = source.batches_per_epoch();
-  Accumulation accumulation(space, sgd, accumulate, per_epoch);
-  int done = 0;
-  for (std::int64_t epoch = 0; done < steps; epoch++) {
-    source.start(epoch);
-    for (Batch batch; done < steps && source.next(batch);) {
-      accumulation.begin(batch);
-      Variable x(batch.images.cast(DType::f64));
-      Variable loss = cross_entropy(model(x), batch.labels);
-      if (!accumulation.backward(loss, batch)) continue;
-      strategy.step(sgd, Variable(accumulation.loss()));
-      done++;
-    }
-  }
-  strategy.merge_statistics(space);
-  strategy.end();
-  run.weights = space.values.values();
-  run.statistics = space.statistics.values();
+  test::train<Model>(strategy, run,
+                     {.global_batch = global_batch, .steps = steps, .clip = clip, .accumulate = accumulate});
 }
-
-double furthest(const std::vector<double>& a, const std::vector<double>& b) { return difference(a, b).error; }
 
 TEST(AllReduce, RanksTogetherAreOneMachine) {
   // 209 pictures in batches of 42 or 48: the last batch of an epoch is smaller, and its shares differ in size.
@@ -203,33 +123,6 @@ TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
 }
 
 // ---- the whole loop ----------------------------------------------------------------------------------------------------
-FitOptions quiet(int epochs) {
-  FitOptions o;
-  o.epochs = epochs;
-  o.progress = false;
-  return o;
-}
-
-void fit_on(Strategy& strategy, Ended& run, FitOptions options, const std::function<void(std::int64_t)>& each = {},
-            double rate = 0.05) {
-  auto backend = reference_backend(1);
-  Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-  std::int64_t made = 0;
-  LoaderOptions o{.batch = 48 / strategy.size(), .seed = 2, .prefetch = 0};
-  if (each) o.transform = [&](Batch&) { each(made++); };
-  Loader train(data.train, o, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
-  Odd model;
-  SGD sgd({.learning_rate = rate, .momentum = 0.9});
-  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
-  for (auto& [name, p] : model.parameters())
-    for (double v : p->variable.value().values()) run.weights.push_back(v);
-  for (auto& [name, s] : model.statistics())
-    for (double v : s->tensor.values()) run.statistics.push_back(v);
-  run.loss = double(report.steps);
-  run.statistics.push_back(*report.epochs.back().test_accuracy);  // over all ranks
-  run.statistics.push_back(report.epochs.back().train_loss);
-}
-
 TEST(AllReduce, FitEndsWithTheSameOnEveryRank) {
   for (int n : {2, 3}) same_bits(on_ranks(n, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(2)); }));
 }
@@ -277,7 +170,7 @@ TEST(AllReduce, TheLearningRateGrowsWithTheRanks) {
 
 TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {
   auto runs = on_ranks(3, [](Strategy& s, Ended& run) {
-    fit_on(s, run, quiet(50), [&](std::int64_t made) {
+    fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
       if (made == 22 && s.rank() == 1) s.request_stop();
     });
   });

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -71,42 +72,6 @@ TEST(CommunicatorChannel, NoRoomAndNoReceiverAreNamed) {
 }
 
 // ---- ranks that are lost, and come back ----------------------------------------------------------------------------------
-// A rank that only listens: what it was told, in order.
-struct Listener {
-  explicit Listener(Channel& c) : channel(c) {
-    c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
-                  .arrived =
-                      [this](int from, const Note& note, std::span<std::byte>) {
-                        require(!lost.count(from), "a message of rank ", from, " after its loss");
-                        notes[from].push_back(note[0]);
-                      },
-                  .lost =
-                      [this](int rank, const std::string& why) {
-                        require(!channel.living()[std::size_t(rank)], "rank ", rank, " is lost and lives");
-                        told += why + "; ";
-                        lost.insert(rank);
-                      },
-                  .returned =
-                      [this](int rank, std::uint64_t incarnation) {
-                        require(channel.living()[std::size_t(rank)], "rank ", rank, " is back and does not live");
-                        told += "rank " + std::to_string(rank) + " is back as " + std::to_string(incarnation) + "; ";
-                        lost.erase(rank);
-                      }});
-  }
-  template <class Done>
-  void until(const Done& done, double seconds = 10) {
-    const auto begin = std::chrono::steady_clock::now();
-    while (!done()) {
-      if (!channel.progress()) channel.rest();
-      require(std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(seconds), "waited in vain: ", told);
-    }
-  }
-  Channel& channel;
-  std::set<int> lost;
-  std::map<int, std::vector<std::uint64_t>> notes;
-  std::string told;
-};
-
 TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
   for (std::uint64_t seed : {0, 1, 2, 3}) {
     std::int64_t sends = 0;

@@ -8,6 +8,7 @@
 #include "core/random.h"
 #include "dist/rules.h"
 #include "dist/server.h"
+#include "dist/shard.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 
@@ -199,16 +200,79 @@ TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   }
 }
 
-TEST(Server, TheLearningRateFollowsTheSamplesApplied) {
+TEST(Server, TheLearningRateFollowsWhatWasApplied) {
   ServerOptions o{.how = Asynchrony::parse("asgd")};
   std::vector<std::int64_t> asked;
-  o.learning_rate = [&](std::int64_t samples) {
-    asked.push_back(samples);
+  o.learning_rate = [&](std::int64_t pushes) {
+    asked.push_back(pushes);
     return 0.1;
   };
   serve(1, {.options = o, .tickets = 4}, bowls);
   std::erase_if(asked, [&, first = true](std::int64_t) mutable { return first = !first; });  // the statistics ask too
-  EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 16, 32, 48}));
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 1, 2, 3}));
+}
+
+// The events of a run that nobody could have foretold, given to shards that know nothing of threads and messages.
+TEST(Server, ARecordedRunIsRepeatedToTheBit) {
+  constexpr int ranks = 3;
+  const auto cuts = shard_cuts(n, ranks);
+  const auto rate = [](std::int64_t pushes) { return 0.1 / double(1 + pushes / 20); };
+  std::vector<std::pair<std::string, bool>> all{{"ssp:1+ddc-asgd", false}, {"ddc-asgd", true}};
+  for (const std::string& rule : rule_names()) all.push_back({rule, false});
+  for (const auto& [strategy, pipeline] : all)
+    for (bool shared : {true, false}) {
+      SCOPED_TRACE(strategy + (pipeline ? ", pipelined" : ""));
+      std::vector<std::vector<double>> gradients[ranks];
+      ServerOptions o{.how = Asynchrony::parse(strategy), .learning_rate = rate, .pipeline = pipeline, .record = true};
+      const auto ends = serve(ranks, {.options = o, .tickets = 45, .faults = {.delays = 3, .shared_memory = shared}},
+                              [&](int rank, Member&, std::int64_t ticket, Tensor& gradient, Tensor& weights) {
+                                bowl(gradient, weights, ticket);
+                                gradients[rank].push_back(gradient.values());
+                              });
+      all_well(ends);
+      auto backend = reference_backend();
+      for (std::size_t s = 0; s < ranks; s++) {
+        const auto part = [&](const std::vector<double>& v) {
+          return Tensor::of(*backend, {cuts[s + 1] - cuts[s]},
+                            std::vector<double>(v.begin() + cuts[s], v.begin() + cuts[s + 1]), DType::f32);
+        };
+        const Tensor first = part(drawn(0));
+        const auto rule = make_rule(o.how.rule);
+        Shard shard(*rule, first, std::vector<float>(std::size_t(first.elements() / 64), 1.f), ranks, pipeline);
+        std::int64_t pushes = 0;
+        std::size_t pulls = 0;
+        for (const ShardEvent& e : ends[s].events) {
+          if (e.push)  // exchange 1 was a pull alone
+            shard.push(e.worker, part(gradients[e.worker].at(std::size_t(e.exchange) - 2)), rate(pushes++), o.momentum);
+          else
+            shard.pull(e.worker), pulls++;
+        }
+        EXPECT_EQ(pushes, 45);
+        EXPECT_EQ(pulls, 45u + 2 * ranks);  // and each worker's first and last
+        EXPECT_EQ(shard.values().values(), part(ends[0].weights).values()) << "shard " << s;
+      }
+    }
+}
+
+// Rank 0 evaluates, say: its training thread does nothing for the server.
+TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
+  for (bool shared : {true, false}) {
+    std::atomic<int> others = 0;
+    int meanwhile = 0;
+    all_well(serve(3, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 60, .faults = {.shared_memory = shared}},
+                   [&](int rank, Member&, std::int64_t, Tensor& gradient, Tensor&) {
+                     gradient.fill(0);
+                     if (rank != 0) {
+                       others++;  // the push before was answered, by rank 0 too
+                     } else if (meanwhile == 0) {
+                       const int before = others;
+                       for (int ms = 0; ms < 5000 && others < before + 20; ms++)
+                         std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                       meanwhile = others - before;
+                     }
+                   }));
+    EXPECT_GE(meanwhile, 20);
+  }
 }
 
 }  // namespace

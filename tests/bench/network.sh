@@ -1,16 +1,17 @@
 #!/bin/bash
-# tests/bench/network.sh [host] [hosts] [steps]: the network beside its peers in the same run: ours, theirs, ours, theirs, $TURNS
+# tests/bench/network.sh [host] [hosts] [steps] [server]: the network beside its peers in the same run: ours, theirs, ours, theirs, $TURNS
 # times (default 3), medians. Prints tables, and writes $BUILD/bench-network.jsonl. A peer that is not installed is left out.
 #   host    all-reduce beside Open MPI and Gloo on one host, 2 and 4 ranks
 #   hosts   the same on 2 and 4 hosts at 1 Gbit/s; `link` is what plain TCP streams round the same hosts get (peers/link.py)
 #   steps   training on 2 hosts at 1 Gbit/s and 200 Mbit/s, beside PyTorch's DDP on Gloo
+#   server  push and pull with one server and one worker: on one host beside memory copy, on 2 hosts beside the link
 # The hosts are those of tests/hosts.sh, and need its rights.
 set -u
 build=${BUILD:-build}
 turns=${TURNS:-3}
 cores=$(nproc)
 out=$build/bench-network.jsonl
-parts=" ${*:-host hosts steps} "
+parts=" ${*:-host hosts server steps} "
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 python=${PYTHON:-/usr/bin/python3}
@@ -63,6 +64,8 @@ peers() {
 }
 median_of() { awk -v s="$2" '$1 == s { print $2 }' "$1" 2>/dev/null | sort -g | awk '{ v[NR] = $1 } END { if (NR) print v[int((NR + 1) / 2)] }'; }
 
+column() { awk -v k="$2" '{ print 1, $k }' "$1" 2>/dev/null >"$there/column"; median_of "$there/column" 1; }
+
 measure() { # PLACE N SIZES…
   local place=$1 n=$2 size
   shift 2
@@ -105,7 +108,6 @@ steps() { # RATE MODEL BATCH
     gloo_with 2 && GLOO_SOCKET_IFNAME=eth0 sh tests/hosts.sh 2 "$rate" -- "$python" tests/bench/peers/step_ddp.py \
       "$model" "$batch" | strip >>"$there/gloo.out"
   done 2>"$there/errors"
-  column() { awk -v k="$2" '{ print 1, $k }' "$1" 2>/dev/null >"$there/column"; median_of "$there/column" 1; }
   awk -v compute="$(column "$there/ours" 3)" -v step="$(column "$there/ours" 4)" -v bytes="$(column "$there/ours" 5)" \
     -v bucket="$(column "$there/ours" 6)" -v exposed="$(column "$there/ours" 7)" -v theirs="$(column "$there/gloo.out" 3)" \
     -v peer="$(column "$there/gloo.out" 4)" -v l="$(median_of "$there/link" 16777216)" \
@@ -123,13 +125,34 @@ steps() { # RATE MODEL BATCH
     }'
 }
 
+# Push and pull: NAME, and what the bytes of both divided by their time are held against, in bytes a second.
+server() {
+  awk -v name="$1" -v push="$(column "$there/ours" 2)" -v pull="$(column "$there/ours" 3)" -v n="$(column "$there/ours" 1)" \
+    -v bound="$2" -v what="$3" -v out="$out" '
+    BEGIN {
+      if (push == "" || bound == "") { print name ": no result"; exit }
+      rate = 8 * n / (push + pull)
+      printf "%-28s %10.2f %10.2f %10.4g %10.4g %9.3f %s\n", name, push * 1e3, pull * 1e3, rate / 1e9, bound / 1e9, rate / bound, what
+      printf "{\"bench\":\"%s\",\"floats\":%d,\"push\":%.6g,\"pull\":%.6g,\"rate\":%.6g,\"bound\":%.6g,\"share\":%.4g,\"unit\":\"s and bytes/s\"}\n",
+        name, n, push, pull, rate, bound, rate / bound >>out
+    }'
+}
+
 wants() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
 title() { printf '%-28s %10s %10s %10s %8s %10s %9s %s\n' all-reduce ours 'Open MPI' Gloo ratio link 'of it' unit; }
 if wants host; then
   title
   for n in 2 4; do measure host $n $one; done
 fi
-wants hosts || wants steps || exit 0
+if wants server; then
+  printf '%-28s %10s %10s %10s %10s %9s\n' 'server' 'push, ms' 'pull, ms' GB/s bound 'of it'
+  rm -f "$there/ours"
+  for ((turn = 0; turn < turns; turn++)); do
+    "$build/tandem-run" -n 2 --strategy asgd --servers 1 "$build/bench_server" 10000000 | strip >>"$there/ours"
+  done 2>"$there/errors"
+  server server/1host "$(awk -v n="$(column "$there/ours" 1)" -v t="$(column "$there/ours" 4)" 'BEGIN { print 4 * n / t }')" 'memory copy'
+fi
+wants hosts || wants steps || wants server || exit 0
 sh tests/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1 || { echo "several hosts: left out ($(cat "$there/rights"))"; exit 0; }
 if wants hosts; then
   title
@@ -144,6 +167,14 @@ if wants hosts; then
       printf "{\"bench\":\"sent/1x%dhosts\",\"ours\":%d,\"peer\":%d,\"ratio\":%.4g,\"unit\":\"bytes\"}\n", n, $2, bound, bound / $2 >>out
     }' "$there/counters"
   done
+fi
+if wants server; then
+  rm -f "$there/ours" "$there/link"
+  for ((turn = 0; turn < turns; turn++)); do
+    link 2 1gbit
+    TANDEM_STRATEGY=asgd TANDEM_SERVERS=1 sh tests/hosts.sh 2 1gbit -- "$build/bench_server" 4000000 | strip >>"$there/ours"
+  done 2>"$there/errors"
+  server server/1x2hosts "$(awk -v l="$(median_of "$there/link" 16777216)" 'BEGIN { print 16777216 / l }')" link
 fi
 if wants steps; then
   printf '%-28s %10s %10s %8s %10s %10s %10s %9s %10s\n' 'training step, ms' ours DDP ratio compute link bound 'in it' "DDP's compute"

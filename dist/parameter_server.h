@@ -1,0 +1,31 @@
+// Asynchronous data parallelism by the parameter server (server.h): what the patent CN109902818A and NFDT describe. Every rank
+// pushes the gradients of its batches and goes on with the weights that come back; what is done with a gradient that comes late
+// is the update rule's matter (rules.h). Batches are drawn as tickets, so that who is faster trains more of them. With bsp the
+// ranks wait for each other, and what they compute is what all_reduce.h computes.
+//
+// Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
+// decay are done where the gradient is made. --batch is per rank, and a rank's batch is a step of its own: the learning rate
+// does not grow with the ranks, but with bsp.
+#pragma once
+#include <memory>
+
+#include "dist/channel.h"
+#include "dist/pace.h"
+#include "dist/server.h"
+#include "layers/strategy.h"
+
+namespace tandem {
+
+struct ParameterServerOptions {
+  Asynchrony how = {};
+  int servers = 0;          // the last so many ranks only serve; 0: all ranks train, and serve
+  bool pipeline = false;    // server.h
+  DType wire = DType::f32;  // or bf16
+  double deadline = 300;    // seconds that any wait may last
+  Pace pace = {};
+};
+
+// Throws UsageError from bind() for an optimizer whose steps no server makes, and CommunicationError once rank 0 is lost.
+std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {});
+
+}  // namespace tandem

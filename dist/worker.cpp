@@ -1,0 +1,194 @@
+#include "dist/worker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+Worker::Worker(const ServerLayout& layout, Post& post, Hears hears)
+    : layout_(layout),
+      post_(post),
+      hears_(std::move(hears)),
+      landing_(post.share(2 * layout.bytes(layout.whole()))),
+      statistics_out_(post.share(std::max<std::size_t>(64, layout.bytes(layout.statistics)))),
+      landing_block_(post.place_of(landing_.get())->block),
+      answers_(std::size_t(layout.shards())),
+      copies_(std::size_t(layout.shards())) {}
+
+// ---- the training thread's ------------------------------------------------------------------------------------------------
+void Worker::keep_first(Buffer parameters, Buffer statistics) {
+  copy(half(0), parameters.data, parameters.bytes());
+  copy(half(0) + layout_.bytes(layout_.parameters), statistics.data, statistics.bytes());
+  for (auto& c : copies_) c = Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
+}
+void Worker::keep_statistics(Buffer statistics) { copy(statistics_out_.get(), statistics.data, statistics.bytes()); }
+void Worker::copy_answer(int h, Buffer parameters, Buffer statistics) const {
+  copy(parameters.data, half(h), parameters.bytes());
+  if (layout_.statistics) copy(statistics.data, half(h) + layout_.bytes(layout_.parameters), statistics.bytes());
+}
+
+// ---- out ------------------------------------------------------------------------------------------------------------------
+// What is sent from the first half stays as it is: the second exchange lands there, and only who has it all has answered the first.
+void Worker::send_first(std::vector<std::byte> velocity) {
+  const auto v = std::make_shared<std::vector<std::byte>>(std::move(velocity));
+  for (int s = 0; s < layout_.shards(); s++) {
+    const bool both = !v->empty() && layout_.of_parameters(s);
+    send_first_part(s, 0, both ? 2 : 1, half(0), landing_);
+    if (both) send_first_part(s, 1, 2, v->data(), v);
+  }
+}
+void Worker::send_first_part(int s, std::uint64_t vector, std::uint64_t vectors, void* from, const std::shared_ptr<void>& keep) {
+  Note n = note(What::first_part, s);
+  n[word::vector] = vector, n[word::vectors] = vectors;
+  post_.send_parts(layout_.owner[std::size_t(s)], n, layout_.part(from, s), layout_.options.chunk, keep);
+}
+
+// Ascending also over returns: to an owner that has seen an exchange, the first of the next incarnation is newer.
+ExchangeId Worker::numbered(std::uint64_t count) const { return (post_.incarnation() << 40) | count; }
+
+void Worker::start(Exchange exchange) {
+  exchange_ = exchange;
+  exchange_.id = numbered(++exchanges_);
+  answers_.assign(answers_.size(), {});
+  missing_ = int(answers_.size());
+  idle_ = false;
+  if (exchange_.gradient && layout_.wire() != layout_.dtype) {
+    narrow_.resize(std::size_t(layout_.parameters));
+    const auto* wide = static_cast<const float*>(exchange_.gradient);
+    for (std::size_t i = 0; i < narrow_.size(); i++) narrow_[i] = bf16(wide[i]);
+  }
+  for (int s = 0; s < layout_.shards(); s++) send(s);
+}
+
+void Worker::send(int s) {
+  const int to = layout_.owner[std::size_t(s)];
+  const bool reaches = post_.reaches(to);
+  Note n = note(What::pull, s);
+  n[word::number] = exchange_.id, n[word::samples] = std::uint64_t(exchange_.samples);
+  n[word::landing] = reaches ? landing_block_ : word::none;
+  if (!exchange_.gradient) return post_.send(to, n);
+  Buffer part{nullptr, layout_.length(s), layout_.pushed_as(s)};
+  if (!layout_.of_parameters(s))
+    part.data = statistics_out_.get();
+  else if (part.dtype == layout_.dtype)
+    part.data = layout_.part(const_cast<void*>(exchange_.gradient), s).data;
+  else
+    part.data = narrow_.data() + layout_.begin(s);
+  // Narrow ones lie in no shared memory: they are widened where parts arrive.
+  if (const auto place = post_.place_of(part.data); place && reaches) {
+    n[word::what] = std::uint64_t(What::push_here), n[word::block] = place->block, n[word::offset] = place->offset;
+    return post_.send(to, n);
+  }
+  n[word::what] = std::uint64_t(What::push_part);
+  if (part.count == 0) return post_.send(to, n);
+  post_.send_parts(to, n, part, layout_.options.chunk);
+}
+
+void Worker::owner_changed(int s) {
+  const auto& mine = copies_[std::size_t(s)];
+  Note n = note(What::offer, s);
+  if (mine) n[word::pushes] = std::uint64_t(mine->state.pushes), n[word::version] = mine->state.version + 1;
+  auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
+  applied->resize(std::size_t(layout_.workers()));
+  post_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
+  if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
+    a = {};
+    send(s);  // whether it is applied already, the table of the copy says
+  }
+  if (idle_ && missing_ == 0) tell_idle(s);
+}
+
+void Worker::ask_for_ticket() {
+  Note n = note(What::want);
+  n[word::request] = numbered(++requests_);
+  post_.send(0, n);
+}
+bool Worker::awaits(const Note& n) {
+  if (n[word::request] != numbered(requests_) || served_ == requests_) return false;
+  if (n[word::number] != word::none) served_ = requests_;
+  return true;
+}
+
+void Worker::be_idle() {
+  idle_ = true;
+  if (missing_ > 0) return;
+  for (int s = 0; s < layout_.shards(); s++) tell_idle(s);
+}
+void Worker::tell_idle(int s) {
+  Note n = note(What::idle, s);
+  n[word::number] = exchange_.id;
+  post_.send(layout_.owner[std::size_t(s)], n);
+}
+
+void Worker::ask_velocity(void* into) {
+  velocity_into_ = static_cast<std::byte*>(into);
+  velocity_missing_ = layout_.parameters;
+  for (int s = 0; s < layout_.shards(); s++)
+    if (layout_.of_parameters(s)) post_.send(layout_.owner[std::size_t(s)], note(What::velocity_wanted, s));
+}
+
+// ---- in -------------------------------------------------------------------------------------------------------------------
+std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t bytes) {
+  const auto in = [&](void* vector) {
+    const Buffer part = layout_.part(vector, int(n[word::shard]));
+    return std::span(part.at(std::int64_t(n[word::first])), bytes);
+  };
+  if (what_of(n) == What::velocity_part && velocity_missing_ > 0 && layout_.of_parameters(int(n[word::shard]))) return in(velocity_into_);
+  if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half()));
+  return {};
+}
+
+void Worker::answer_part(const Note& n, std::int64_t elements) {
+  if (!waits_for(n)) return;
+  answers_[n[word::shard]].landed += elements;
+  look(int(n[word::shard]));
+}
+
+void Worker::answer_ended(const Note& n, std::vector<ExchangeId> applied) {
+  if (!waits_for(n)) return;
+  const int s = int(n[word::shard]);
+  Answer& a = answers_[std::size_t(s)];
+  a.ended = true;
+  a.state = {n[word::version], std::int64_t(n[word::pushes]), std::move(applied)};
+  if (what_of(n) == What::answer_here) a.landed = layout_.length(s);
+  a.refused = n[word::refused] != 0;
+  look(s);
+}
+
+void Worker::look(int s) {
+  Answer& a = answers_[std::size_t(s)];
+  if (!a.ended || a.landed < layout_.length(s)) return;
+  a.complete = true;
+  exchange_.refused = exchange_.refused || a.refused;
+  copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
+  if (--missing_ > 0) return;
+  if (idle_) be_idle();  // it was told so meanwhile
+  hears_.over(exchange_);
+}
+
+void Worker::copy_wanted(int from, int s) {
+  const auto& mine = copies_[std::size_t(s)];
+  require(mine.has_value(), post_.where(from), " asks ", post_.where(post_.rank()), " for a copy that it has not");
+  post_.send_parts(from, note(What::copy_part, s), layout_.part(half(mine->half), s), layout_.options.chunk);
+}
+
+void Worker::velocity_part(std::int64_t elements) {
+  if ((velocity_missing_ -= elements) == 0) hears_.velocity_here();
+}
+
+std::string Worker::missing() const {
+  std::string all;
+  for (std::size_t s = 0; s < answers_.size() && missing_ > 0; s++)
+    if (!answers_[s].complete) all += (all.empty() ? ": no answer from " : ", ") + post_.where(layout_.owner[s]);
+  return all;
+}
+
+}  // namespace tandem

@@ -1,0 +1,115 @@
+#!/bin/sh
+# Training by the parameter server, in real processes: every strategy ends with the same weights everywhere; workers that die, are
+# stopped, start again or are asked to end; what is refused.
+set -u
+build=${BUILD:-build}
+[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
+command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; exit 77; }
+limit=60
+. tests/says.sh
+export OMP_NUM_THREADS=1
+run="$build/tandem-run"
+train="$build/fashion_mnist --data synthetic --model mlp --val 50000 --epochs 1 --lr 0.02 --batch 50"
+
+# ---- every rank ends with the same weights --------------------------------------------------------------------------------
+# alike RANKS: so many lines with the same accuracy.
+alike() {
+  [ "$(sed -n 's/.*test accuracy \([0-9.]*\).*/\1/p' "$there/out" | sort | uniq -c | awk '{ print $1 }')" = "$1" ] ||
+    complain "$1 ranks do not print one accuracy: $(cat "$there/out")"
+}
+says 0 '3 ranks, ddc-asgd: batch 50 each, lr 0.02' "$run" -n 3 --strategy ddc-asgd $train && alike 3
+says 0 '3 ranks, ssp:2+asgd-m' "$run" -n 3 --strategy ssp:2+asgd-m $train && alike 3
+says 0 '2 ranks, bsp+asgd-m: batch 50 each, lr 0.04' "$run" -n 2 --strategy bsp $train && alike 2
+says 0 '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train && alike 3
+says 0 '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train && alike 2
+says 0 '2 ranks, ddc-asgd' env TANDEM_CHANNEL=ucx "$run" -n 2 --strategy ddc-asgd $train && alike 2
+# A checkpoint goes on, with other ranks too.
+says 0 'stopped after step 100 of 200' "$run" -n 2 --strategy ddc-asgd $train --checkpoint "$there/run" --stop-after 100
+says 0 'ranks was 2 and is 3' "$run" -n 3 --strategy ddc-asgd $train --resume "$there/run"
+
+# ---- losses ----------------------------------------------------------------------------------------------------------------
+endless="$build/fashion_mnist --data synthetic --model mlp --batch 50 --lr 0.001 --epochs 100000"
+# begun RANK OPTIONS…: a long training of three ranks in the background; that rank's process is in $victim.
+begun() {
+  rank=$1
+  shift
+  rm -f "$there/metrics"
+  : >"$there/out"
+  "$run" -n 3 --strategy ddc-asgd "$@" $endless --log-every 50 --metrics "$there/metrics" >"$there/out" 2>&1 &
+  launcher=$!
+  begins $launcher "$rank"
+}
+steps() { sed -n 's/.*"step","step":\([0-9]*\).*/\1/p' "$there/metrics" | tail -n 1; }
+# goes_on: more steps come.
+goes_on() {
+  before=$(steps)
+  tries=0
+  until [ "$(steps)" -gt $((before + 200)) ] || [ $tries -eq 100 ]; do
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+  [ $tries -lt 100 ] || complain "after $before steps nothing goes on: $(cat "$there/out")"
+}
+said() {
+  tries=0
+  until grep -qE -- "$1" "$there/out" || [ $tries -eq 150 ]; do
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+  [ $tries -lt 150 ] || complain "does not say '$1' but: $(cat "$there/out")"
+}
+# ended STATUS: after a signal, well, and nothing is left.
+ended() {
+  wait $launcher
+  got=$?
+  [ $got -eq "$1" ] || complain "the launcher ended with $got, expected $1: $(cat "$there/out")"
+  left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
+  [ "$left" -eq 0 ] || complain "$left processes are left"
+}
+for channel in sockets ucx; do
+  TANDEM_CHANNEL=$channel begun 2
+  kill -KILL "$victim"
+  said 'rank 2 on .* was killed by SIGKILL: the others go on without it'
+  goes_on
+  kill -TERM $launcher
+  ended 143
+done
+grep -q '"adopted_shards":1' "$there/metrics" || complain "nobody adopted the shard: $(tail -n 3 "$there/metrics")"
+begun 1 --restart 1
+kill -KILL "$victim"
+said 'and it is started again'
+sleep 3
+goes_on
+kill -TERM $launcher
+ended 143
+tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
+export TANDEM_SILENCE=2
+begun 1
+kill -STOP "$victim"
+goes_on
+sleep 3
+goes_on
+kill -CONT "$victim"
+goes_on
+kill -TERM $launcher
+ended 143
+unset TANDEM_SILENCE
+# A worker that is asked to end asks all of them.
+begun 2
+kill -TERM "$victim"
+ended 0
+said 'stopped after step [0-9]* of'
+# Rank 0 keeps the list: without it nobody goes on.
+begun 0
+kill -KILL "$victim"
+ended 137
+said 'rank 0 on .* has died'
+
+# ---- what is refused -------------------------------------------------------------------------------------------------------
+says 2 'one at least must train' "$run" -n 2 --strategy asgd --servers 2 $train
+says 2 'Choose --optimizer sgd' "$run" -n 2 --strategy ddc-asgd $train --optimizer adamw
+says 2 'have no batch in common' "$run" -n 2 --strategy ddc-asgd $train --sync-bn
+says 2 'as KEY=NUMBER' "$run" -n 2 --strategy ddc-asgd:kapa=1 $train
+says 2 'ssp:STEPS for workers' "$run" -n 2 --strategy ssp $train
+says 2 'is for a parameter server' "$run" -n 2 --strategy all-reduce --pace 10 $train
+exit $wrong

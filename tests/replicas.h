@@ -1,0 +1,163 @@
+// What every strategy whose ranks are replicas is tried with: two models, a loop of one's own, and fit().
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "dist/in_process.h"
+#include "layers/accumulation.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "tests/ranks.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+
+// No batch norm: a batch in parts has the gradient of the whole.
+struct Plain : Module {
+  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
+  Linear& fc2 = child<Linear>("fc2", 32, 10);
+  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+// With running statistics, a weight that is used twice and one that is not used at all.
+struct Odd : Module {
+  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
+  Linear& twice = child<Linear>("twice", 16, 16);
+  Linear& idle = child<Linear>("idle", 16, 16);
+  Linear& fc = child<Linear>("fc", 16, 10);
+  Variable forward(const Variable& x) override { return fc(twice(twice(global_average_pool(bn(conv(x)))))); }
+};
+
+struct Ended {
+  std::vector<double> weights, statistics;
+  std::vector<std::vector<double>> epochs = {};  // the weights at the end of each
+  double loss = 0;
+  std::string said;  // what it threw
+};
+
+using MakeStrategy = std::function<std::unique_ptr<Strategy>(std::unique_ptr<Communicator>)>;
+
+inline std::vector<Ended> on_ranks(int n, const MakeStrategy& make, const std::function<void(Strategy&, Ended&)>& body,
+                                   const InProcessOptions& wire = {.deadline = 30}) {
+  auto ranks = in_process(n, wire);
+  std::vector<Ended> runs(static_cast<std::size_t>(n));
+  const auto said = ranks_say(n, [&](int r) {
+    auto strategy = make(std::move(ranks[std::size_t(r)]));
+    body(*strategy, runs[std::size_t(r)]);
+  });
+  for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
+  return runs;
+}
+
+inline void same_bits(const std::vector<Ended>& runs) {
+  for (std::size_t r = 0; r < runs.size(); r++) {
+    EXPECT_EQ(runs[r].said, "") << "rank " << r;
+    EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
+    EXPECT_TRUE(runs[r].statistics == runs[0].statistics) << "rank " << r << " has other statistics than rank 0";
+    EXPECT_TRUE(runs[r].epochs == runs[0].epochs) << "rank " << r << " had other weights at the end of an epoch";
+  }
+}
+
+inline double furthest(const std::vector<double>& a, const std::vector<double>& b) { return difference(a, b).error; }
+
+// ---- a loop of one's own ----------------------------------------------------------------------------------------------
+// 209 pictures: the last batch of an epoch is smaller, and its shares differ in size.
+inline Dataset odd_number_of_pictures() {
+  return synthetic({.side = 8, .channels = 1, .train = 209, .test = 10, .seed = 3});
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>()>;
+inline std::unique_ptr<Optimizer> usual_sgd() {
+  return std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
+}
+
+struct OwnLoop {
+  std::int64_t global_batch = 42;
+  int steps = 1;
+  double clip = 0;
+  int accumulate = 1;
+  MakeOptimizer optimizer = usual_sgd;
+  std::function<double(double step)> rate = {};  // empty: the optimizer's own
+  std::int64_t done = 0, of = 0;                       // steps that were made before, of so many
+  bool begins_epochs = true;                           // tells the strategy
+};
+
+// The seven lines of a user's own loop, on any strategy, in double on the reference backend.
+template <class Model>
+void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
+  auto backend = reference_backend(1);
+  Dataset data = odd_number_of_pictures();
+  Loader source(data.train,
+                {.batch = o.global_batch / strategy.size(),
+                 .seed = 5,
+                 .rank = strategy.rank(),
+                 .world = strategy.size(),
+                 .prefetch = 0},
+                *backend);
+  Model model;
+  ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
+                       DType::f64);  // begin() makes them equal
+  const auto optimizer = o.optimizer();
+  optimizer->clip_norm = o.clip;
+  strategy.begin(space);
+  optimizer->bind(space);
+  strategy.bind(*optimizer);
+  if (o.rate) strategy.follow({.done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate});
+  const std::int64_t per_epoch = source.batches_per_epoch();
+  Accumulation accumulation(space, *optimizer, o.accumulate, per_epoch);
+  int done = 0;
+  for (int epoch = 0; done < o.steps; epoch++) {
+    if (o.begins_epochs) strategy.begin_epoch(epoch);
+    source.start(epoch);
+    for (Batch batch; done < o.steps && source.next(batch);) {
+      if (o.rate) optimizer->learning_rate(o.rate(double(o.done + done)));
+      accumulation.begin(batch);
+      Variable x(batch.images.cast(DType::f64));
+      Variable loss = cross_entropy(model(x), batch.labels);
+      if (!accumulation.backward(loss, batch)) continue;
+      strategy.step(*optimizer, Variable(accumulation.loss()));
+      done++;
+    }
+    strategy.end_epoch(epoch);
+    run.epochs.push_back(space.values.values());
+  }
+  strategy.merge_statistics(space);
+  strategy.end();
+  run.weights = space.values.values();
+  run.statistics = space.statistics.values();
+}
+
+// ---- the whole loop ---------------------------------------------------------------------------------------------------
+inline FitOptions quiet(int epochs) {
+  FitOptions o;
+  o.epochs = epochs;
+  o.progress = false;
+  return o;
+}
+
+inline void fit_on(Strategy& strategy, Ended& run, FitOptions options, const std::function<void(Batch&, std::int64_t)>& each = {},
+                   double rate = 0.05) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+  std::int64_t made = 0;
+  LoaderOptions o{.batch = 48 / strategy.size(), .seed = 2, .prefetch = 0};
+  if (each) o.transform = [&](Batch& batch) { each(batch, made++); };
+  Loader train(data.train, o, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
+  Odd model;
+  SGD sgd({.learning_rate = rate, .momentum = 0.9});
+  FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
+  for (auto& [name, p] : model.parameters())
+    for (double v : p->variable.value().values()) run.weights.push_back(v);
+  for (auto& [name, s] : model.statistics())
+    for (double v : s->tensor.values()) run.statistics.push_back(v);
+  run.loss = double(report.steps);
+  run.statistics.push_back(*report.epochs.back().test_accuracy);  // over all ranks
+  run.statistics.push_back(report.epochs.back().train_loss);
+}
+
+}  // namespace tandem::test

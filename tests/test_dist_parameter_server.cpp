@@ -1,0 +1,291 @@
+// The parameter server as a strategy of fit() and of loops of one's own, on ranks that are threads: with one worker it is one
+// machine, with bsp it is all-reduce, and otherwise every batch is trained once, whoever is how fast.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "dist/all_reduce.h"
+#include "dist/in_process.h"
+#include "dist/parameter_server.h"
+#include "layers/accumulation.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "tests/ranks.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+struct Small : Module {  // with running statistics
+  Conv2d& conv = adopt("conv", Conv2d::before_norm(1, 16, 3));
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 16, true);
+  Linear& fc = child<Linear>("fc", 16, 10);
+  Variable forward(const Variable& x) override { return fc(global_average_pool(bn(conv(x)))); }
+};
+struct Plain : Module {
+  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
+  Linear& fc2 = child<Linear>("fc2", 32, 10);
+  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+struct Ended {
+  std::vector<double> weights, statistics;
+  FitReport report;
+  std::vector<std::pair<std::string, double>> measures;
+  double measure(const std::string& name) const {
+    for (auto& [n, v] : measures)
+      if (n == name) return v;
+    return 0;
+  }
+};
+
+struct Recipe {
+  FitOptions fit = {.epochs = 2, .schedule = Schedule::parse("cosine"), .progress = false};
+  SGDOptions sgd = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-3};
+  std::int64_t batch = 16;
+  double clip = 0;
+  int test = 40;
+};
+
+template <class Model>
+Ended train(Strategy* strategy, const Recipe& run) {
+  auto backend = cpu_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 208, .test = run.test, .seed = 3});
+  Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = 0}, *backend);
+  Loader test(data.test, {.batch = 16, .shuffle = false, .prefetch = 0}, *backend);
+  Model model;
+  SGD sgd(run.sgd);
+  sgd.clip_norm = run.clip;
+  Strategy one;
+  Ended e;
+  e.report = fit(model, cross_entropy_loss(), sgd, *backend, {source, nullptr, &test}, run.fit, strategy ? strategy : &one);
+  for (auto& [name, p] : model.parameters())
+    for (double v : p->variable.value().values()) e.weights.push_back(v);
+  for (auto& [name, s] : model.statistics())
+    for (double v : s->tensor.values()) e.statistics.push_back(v);
+  if (strategy) e.measures = strategy->measures();
+  return e;
+}
+
+template <class Model = Small>
+std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe& run = {}, const ChannelFaults& faults = {}) {
+  auto channels = in_process_channels(n, 30, faults);
+  std::vector<Ended> runs(static_cast<std::size_t>(n));
+  options.deadline = 30;
+  all_well(ranks_say(n, [&](int r) {
+    auto strategy = parameter_server(std::move(channels[std::size_t(r)]), options);
+    runs[std::size_t(r)] = train<Model>(strategy.get(), run);
+  }));
+  for (int r = 0; r < n - options.servers; r++) {
+    EXPECT_EQ(runs[std::size_t(r)].weights, runs[0].weights) << "rank " << r;
+    EXPECT_EQ(runs[std::size_t(r)].statistics, runs[0].statistics) << "rank " << r;
+  }
+  return runs;
+}
+ParameterServerOptions by(const std::string& strategy, int servers = 0) {
+  return {.how = Asynchrony::parse(strategy), .servers = servers};
+}
+
+TEST(ParameterServer, OneWorkerIsOneMachineToTheBit) {
+  Recipe run;
+  run.batch = 17, run.clip = 1;  // the last batch of an epoch is smaller
+  const Ended alone = train<Small>(nullptr, run);
+  for (int servers : {0, 1, 3})
+    for (const char* strategy : {"ddc-asgd", "asp+asgd-m", "bsp"}) {
+      const auto runs = on_ranks(1 + servers, by(strategy, servers), run);
+      EXPECT_EQ(runs[0].weights, alone.weights) << strategy << ", " << servers << " servers";
+      EXPECT_EQ(runs[0].statistics, alone.statistics);
+      EXPECT_EQ(runs[0].report.steps, alone.report.steps);
+      EXPECT_EQ(runs[0].report.epochs.back().test_accuracy, alone.report.epochs.back().test_accuracy);
+      EXPECT_NEAR(runs[0].report.epochs.back().train_loss, alone.report.epochs.back().train_loss, 1e-9);
+      EXPECT_EQ(runs[0].report.epochs.back().train_accuracy, alone.report.epochs.back().train_accuracy);
+    }
+}
+
+TEST(ParameterServer, EveryRankEndsWithTheSameWeightsAndReport) {
+  for (const char* strategy : {"ddc-asgd", "asgd", "ssp:1", "dana-slim"})
+    for (int servers : {0, 1}) {
+      const auto runs = on_ranks(3, by(strategy, servers));
+      for (const Ended& e : runs) {
+        EXPECT_EQ(e.report.steps, 26) << strategy;
+        EXPECT_EQ(e.report.epochs.back().test_accuracy, runs[0].report.epochs.back().test_accuracy);
+      }
+      double exchanges = 0;
+      for (const Ended& e : runs) exchanges += e.measure("exchanges");
+      EXPECT_EQ(exchanges, 26 + 2 * (3 - servers));  // each worker's first pull and last
+    }
+}
+
+TEST(ParameterServer, ItLearns) {
+  Recipe run;
+  run.fit.epochs = 12;
+  run.sgd.learning_rate = 0.1;
+  run.fit.scale_learning_rate = false;
+  const double one = train<Plain>(nullptr, run).report.epochs.back().train_accuracy;
+  EXPECT_GT(one, 0.9);
+  for (const char* strategy : {"ddc-asgd", "ssp:2+asgd-m"}) {
+    const auto runs = on_ranks<Plain>(4, by(strategy), run);
+    EXPECT_GT(runs[0].report.epochs.back().train_accuracy, one - 0.2) << strategy;
+  }
+}
+
+TEST(ParameterServer, StopAfterAndAccumulationCountTheStepsOfAll) {
+  Recipe run;
+  run.fit.stop_after = 9;
+  for (int n : {1, 3}) {
+    const auto runs = on_ranks(n, by("ddc-asgd"), run);
+    EXPECT_EQ(runs[0].report.steps, 9) << n << " ranks";
+    EXPECT_TRUE(runs[0].report.stopped);
+  }
+  run.fit.stop_after = 0;
+  run.fit.accumulate = 3;
+  EXPECT_EQ(on_ranks(1, by("ddc-asgd"), run)[0].weights, train<Small>(nullptr, run).weights);
+  EXPECT_EQ(on_ranks(3, by("ddc-asgd"), run)[0].report.steps, 10);
+}
+
+TEST(ParameterServer, BspHasTheStepsAndRatesOfAllReduce) {
+  Recipe run;
+  run.batch = 4;  // 208 = 13 · 4 · 4
+  for (const char* schedule : {"one-cycle", "step:1:0.1", "cosine"}) {
+    run.fit.schedule = Schedule::parse(schedule);
+    for (int n : {2, 4}) {
+      auto ranks = in_process(n, {.deadline = 30});
+      std::vector<Ended> rings(static_cast<std::size_t>(n));
+      all_well(ranks_say(n, [&](int r) {
+        auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), {});
+        rings[std::size_t(r)] = train<Plain>(strategy.get(), run);
+      }));
+      const auto runs = on_ranks<Plain>(n, by("bsp"), run);
+      EXPECT_EQ(runs[0].report.steps, rings[0].report.steps);
+      EXPECT_LT(difference(runs[0].weights, rings[0].weights).error, 1e-5) << n << " ranks, " << schedule;
+    }
+  }
+}
+
+// A loop of one's own, in double on the reference backend.
+std::vector<double> own_loop(Strategy& strategy, std::int64_t global_batch, int steps) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 209, .test = 10, .seed = 3});
+  Loader source(data.train, {.batch = global_batch / strategy.size(), .seed = 5, .rank = strategy.rank(),
+                             .world = strategy.size(), .prefetch = 0}, *backend);
+  Plain model;
+  ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);  // begin() makes them equal
+  SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
+  strategy.begin(space);
+  sgd.bind(space);
+  strategy.bind(sgd);
+  int done = 0;
+  for (std::int64_t epoch = 0; done < steps; epoch++) {
+    source.start(epoch);
+    for (Batch batch; done < steps && source.next(batch); done++) {
+      sgd.stage();
+      Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
+      space.zero_gradients();
+      space.backward(loss, double(batch.size()) / double(batch.over_ranks()));
+      strategy.step(sgd, loss);
+    }
+  }
+  strategy.end();
+  return space.values.values();
+}
+
+TEST(ParameterServer, BspIsAllReduceInDouble) {
+  for (int n : {2, 3, 4})
+    for (bool shared : {true, false}) {
+      std::vector<std::vector<double>> rings(static_cast<std::size_t>(n)), served = rings;
+      auto ranks = in_process(n, {.deadline = 30});
+      auto channels = in_process_channels(n, 30, {.shared_memory = shared});
+      all_well(ranks_say(n, [&](int r) {
+        auto ring = all_reduce(std::move(ranks[std::size_t(r)]), {});
+        rings[std::size_t(r)] = own_loop(*ring, 12 * n, 20);
+        auto server = parameter_server(std::move(channels[std::size_t(r)]), by("bsp"));
+        served[std::size_t(r)] = own_loop(*server, 12 * n, 20);
+      }));
+      for (int r = 0; r < n; r++) EXPECT_EQ(served[std::size_t(r)], served[0]) << "rank " << r;
+      EXPECT_LT(difference(served[0], rings[0]).error, 1e-12) << n << " ranks";
+    }
+}
+
+TEST(ParameterServer, PipelinedAndInHalfTheBytesItLearnsToo) {
+  Recipe run;
+  run.fit.epochs = 15;
+  ParameterServerOptions piped = by("ddc-asgd"), narrow = by("ddc-asgd");
+  piped.pipeline = true, narrow.wire = DType::bf16;
+  for (bool shared : {true, false})
+    for (const auto& o : {piped, narrow})
+      EXPECT_GT(on_ranks<Plain>(3, o, run, {.shared_memory = shared})[0].report.epochs.back().train_accuracy, 0.5);
+}
+
+// Pipelined, a gradient is computed at what the push before the last one made.
+TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
+  constexpr int steps = 12;
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 64, .test = 10, .seed = 3});
+  Loader source(data.train, {.batch = 16, .seed = 5, .prefetch = 0}, *backend);
+  auto gradient_at = [&](Plain& model, ParameterSpace& space, SGD& sgd, int step) {
+    const Batch batch = source.make(0, step % 4);
+    sgd.stage();
+    Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
+    space.zero_gradients();
+    space.backward(loss);
+    return loss;
+  };
+  Plain model, other;
+  ParameterSpace space(model, *backend, 1, {}, DType::f64), by_hand(other, *backend, 1, {}, DType::f64);
+  SGD sgd({.learning_rate = 0.125}), same({.learning_rate = 0.125});
+  ParameterServerOptions o = by("asp+asgd");
+  o.pipeline = true;
+  auto strategy = parameter_server(std::move(in_process_channels(1)[0]), o);
+  strategy->begin(space);
+  sgd.bind(space), same.bind(by_hand);
+  strategy->bind(sgd);
+  std::vector<std::vector<double>> weights{by_hand.values.values()};
+  for (int t = 0; t < steps; t++) {
+    strategy->step(sgd, gradient_at(model, space, sgd, t));
+    const auto& used = weights[std::size_t(std::max(0, t - 1))];
+    by_hand.values.copy_from(Tensor::of(*backend, by_hand.values.shape(), used, DType::f64));
+    by_hand.count_writes(by_hand.all());
+    gradient_at(other, by_hand, same, t);
+    std::vector<double> next = weights.back(), g = by_hand.gradients.values();
+    for (std::size_t i = 0; i < next.size(); i++) next[i] -= 0.125 * g[i];
+    weights.push_back(next);
+  }
+  strategy->end();
+  EXPECT_LT(difference(space.values.values(), weights.back()).error, 1e-12);
+}
+
+TEST(ParameterServer, WhatResumesGoesOn) {
+  const auto folder = std::filesystem::temp_directory_path() / "tandem-test-ps";
+  std::filesystem::remove_all(folder);
+  Recipe all, half;
+  all.fit.schedule = half.fit.schedule = Schedule::parse("constant");
+  half.fit.stop_after = 17;
+  half.fit.checkpoint = folder.string();
+  const Ended whole = on_ranks(1, by("ddc-asgd"), all)[0];
+  on_ranks(1, by("ddc-asgd"), half);
+  std::filesystem::copy_file(folder / "last.safetensors", folder / "kept");
+  Recipe rest = all;
+  rest.fit.resume = folder.string();
+  const auto three = on_ranks(3, by("ddc-asgd"), rest);
+  EXPECT_EQ(three[0].report.steps, 26);
+  std::filesystem::copy_file(folder / "kept", folder / "last.safetensors", std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(on_ranks(1, by("asp+asgd-m"), rest)[0].weights, whole.weights);  // velocities came along
+  std::filesystem::remove_all(folder);
+}
+
+TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {
+  auto channels = in_process_channels(2);
+  EXPECT_TRUE(refused([&] { parameter_server(std::move(channels[0]), by("ddc-asgd", 2)); }, {"--servers 2", "must train"}));
+  auto strategy = parameter_server(std::move(in_process_channels(1)[0]), by("ddc-asgd"));
+  AdamW adam({});
+  EXPECT_TRUE(refused([&] { strategy->bind(adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
+  EXPECT_TRUE(refused([] { Pace::parse("x", "", 2); }, {"--pace x"}));
+  EXPECT_TRUE(refused([] { Pace::parse("60", "2:4", 2); }, {"--slow 2:4", "ranks 0 to 1"}));
+  EXPECT_TRUE(refused([] { Pace::parse("", "1:4", 2); }, {"--pace MILLISECONDS"}));
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -1,0 +1,185 @@
+// Ranks of a parameter server that die, at every message that they send: the others go on, and what a living worker was told is
+// applied is in every shard, once. TANDEM_EVERY_MESSAGE=1 tries all messages; otherwise some of them.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "dist/in_process.h"
+#include "dist/server.h"
+#include "tests/ranks.h"
+#include "tests/support.h"
+
+namespace tandem::test {
+namespace {
+
+constexpr std::int64_t n = 4 * 1024, statistics = 64;
+Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+
+struct Drill {
+  std::string strategy;
+  int ranks = 4, servers = 0;
+  std::int64_t tickets = 24;
+  ChannelFaults faults = {};
+  bool returns = false;  // who dies comes back
+};
+struct Outcome {
+  std::vector<std::string> said;
+  std::vector<std::int64_t> told;            // pushes that each worker was told of, by all that had its number
+  std::vector<std::int64_t> told_at_last;    // by the one that is there at the end
+  std::vector<std::vector<double>> weights;  // at the end, of each rank
+  std::int64_t done = 0;                     // tickets, as rank 0 counts
+  std::int64_t adopted = 0;
+  std::vector<bool> died;
+};
+
+// Each push of worker m adds one to its own blocks: 64 elements in every 64 · ranks, in all shards.
+Outcome run(const Drill& drill) {
+  std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, 10, drill.faults);
+  const auto size = std::size_t(drill.ranks);
+  Outcome o{.said = {}, .told = std::vector<std::int64_t>(size), .told_at_last = std::vector<std::int64_t>(size),
+            .weights = std::vector<std::vector<double>>(size), .died = std::vector<bool>(size)};
+  std::vector<std::atomic<std::int64_t>> told(size);
+  std::atomic<std::int64_t> adopted = 0;
+  Channel* first = channels[0].get();
+  std::mutex mutex;
+  o.said = ranks_say(drill.ranks, [&](int r) {
+    auto channel = std::move(channels[std::size_t(r)]);
+    for (int life = 0;; life++) try {
+        o.told_at_last[std::size_t(r)] = 0;
+        auto backend = reference_backend(1);
+        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {statistics});
+        Member member(std::move(channel), 10);
+        auto memory = member.memory(n * 4);
+        Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, DType::f32, memory);
+        float* g = gradient.write<float>();
+        for (std::int64_t i = 0; i < n; i++) g[i] = i / 64 % drill.ranks == r ? -1.f : 0.f;
+        if (member.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
+        member.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
+                     {.how = Asynchrony::parse(drill.strategy),
+                      .servers = drill.servers,
+                      .momentum = 0.5,
+                      .learning_rate = [](std::int64_t) { return 1.0; },
+                      .chunk = 300,
+                      .snapshots = 0.002},
+                     {0, drill.tickets, 300});
+        if (member.trains()) member.pull(whole(weights), whole(s));
+        while (member.ticket()) {
+          member.push(whole(gradient), whole(s), 16, {});
+          member.pull(whole(weights), whole(s));
+          told[std::size_t(r)]++, o.told_at_last[std::size_t(r)]++;
+        }
+        member.finish(whole(weights), whole(s));
+        member.gather("");
+        o.weights[std::size_t(r)] = weights.values();
+        adopted += member.counts().adopted;
+        if (r > 0) return;
+        o.done = member.tickets_done();
+        std::lock_guard lock(mutex);  // its channel goes
+        first = nullptr;
+        return;
+      } catch (const Killed&) {
+        o.died[std::size_t(r)] = true;
+        std::lock_guard lock(mutex);
+        if (!drill.returns || life > 3 || !first) throw;
+        channel = in_process_return(*first, r);
+      }
+  });
+  for (std::size_t r = 0; r < size; r++) o.told[r] = told[r];
+  o.adopted = adopted;
+  return o;
+}
+
+void expect_well(const Drill& drill, const Outcome& o, const std::string& what) {
+  SCOPED_TRACE(what);
+  const int workers = drill.ranks - drill.servers;
+  for (int r = 0; r < drill.ranks; r++) {
+    // Who comes back when all is over finds nobody.
+    const std::string& said = o.said[std::size_t(r)];
+    if (o.died[std::size_t(r)] &&
+        (!drill.returns || said.find("has left") != std::string::npos || said.find("killed by the test") != std::string::npos))
+      continue;
+    ASSERT_EQ(o.said[std::size_t(r)], "") << "rank " << r;
+    if (r >= workers) continue;
+    ASSERT_EQ(o.weights[std::size_t(r)], o.weights[0]) << "rank " << r;
+  }
+  EXPECT_EQ(o.done, drill.tickets);
+  if (!drill.strategy.ends_with("+asgd")) return;  // where a push of one is not a step of one
+  for (std::int64_t i = 0; i < n; i += 64) {
+    const auto m = std::size_t(i / 64 % drill.ranks);
+    const auto applied = std::int64_t(o.weights[0][std::size_t(i)]);
+    // A dead one was not told of its last.
+    ASSERT_LE(applied, o.told[m] + (o.died[m] ? 5 : 0)) << "pushes of worker " << m << " at element " << i;
+    ASSERT_GE(applied, !o.died[m] ? o.told[m] : drill.returns ? o.told_at_last[m] : 0) << "worker " << m << ", element " << i;
+  }
+}
+
+bool every_message() {
+  const char* v = std::getenv("TANDEM_EVERY_MESSAGE");
+  return v && *v == '1';
+}
+
+// Deaths of one rank at each of its messages; where it sent fewer, it does not die.
+void die_at_every_message(Drill drill, std::int64_t stride) {
+  if (every_message()) stride = 1;
+  const ChannelFaults faults = drill.faults;
+  int deaths = 0;
+  for (int r = 1; r < drill.ranks; r++)
+    for (std::int64_t at = (r * 7) % stride;; at += stride) {
+      drill.faults = faults;
+      drill.faults.deaths.push_back({r, at});
+      const Outcome o = run(drill);
+      expect_well(drill, o, drill.strategy + ": rank " + std::to_string(r) + " dies at its message " + std::to_string(at));
+      if (testing::Test::HasFatalFailure()) return;
+      if (!o.died[std::size_t(r)]) break;
+      deaths++;
+    }
+  EXPECT_GT(deaths, 3);
+}
+
+TEST(ServerDeaths, AnyRankAtAnyMessage) {
+  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd"})
+    for (bool shared : {true, false}) {
+      die_at_every_message({.strategy = strategy, .faults = {.shared_memory = shared}}, shared ? 17 : 29);
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST(ServerDeaths, RanksThatOnlyServe) {
+  for (const char* strategy : {"asp+asgd", "bsp"}) {
+    die_at_every_message({.strategy = strategy, .servers = 2}, 31);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(ServerDeaths, WithDelaysAndDuplicates) {
+  for (std::uint64_t seed = 1; seed <= (every_message() ? 20 : 2); seed++) {
+    die_at_every_message({.strategy = "asp+asgd", .faults = {.delays = seed, .duplicates = true, .shared_memory = seed % 2 == 0}}, 37);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(ServerDeaths, TwoRanks) {
+  const std::int64_t stride = every_message() ? 5 : 41;
+  for (std::int64_t a = 3; a < 160; a += stride)
+    for (std::int64_t b = 5; b < 160; b += stride) {
+      Drill drill{.strategy = "asp+asgd", .faults = {.deaths = {{1, a}, {2, b}}}};
+      expect_well(drill, run(drill), "ranks 1 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b));
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST(ServerDeaths, WhoDiedComesBack) {
+  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd"}) {
+    die_at_every_message({.strategy = strategy, .tickets = 40, .returns = true}, 33);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(ServerDeaths, RankZeroIsEverybodysEnd) {
+  const Outcome o = run({.strategy = "asp+asgd", .faults = {.deaths = {{0, 60}}}});
+  for (int r = 1; r < 4; r++) EXPECT_NE(o.said[std::size_t(r)].find("rank 0"), std::string::npos) << o.said[std::size_t(r)];
+}
+
+}  // namespace
+}  // namespace tandem::test
