@@ -26,13 +26,13 @@ void Adoptions::lost(int rank) {
 void Adoptions::offered(int from, const Note& n, std::vector<ExchangeId> applied) {
   const int s = int(n[word::shard]);
   Adoption& a = adoptions_[std::size_t(s)];
-  // Of who came back an offer may be late; nobody waits for that.
+  // Who comes back offers to all owners; most need nothing.
   if (!a.under_way && layout_.owner[std::size_t(s)] == post_.rank()) return;
   a.offers[from] = {n[word::version] > 0, {n[word::version] - 1, std::int64_t(n[word::pushes]), std::move(applied)}};
   choose(s);
 }
 
-// Once all who live have said what they have. Who came back has nothing that others have not.
+// Once all who live have said what they have, those too who came back: they may have been answered with more than anybody.
 void Adoptions::choose(int s) {
   Adoption& a = adoptions_[std::size_t(s)];
   if (!a.under_way || a.from >= 0) return;
@@ -40,7 +40,7 @@ void Adoptions::choose(int s) {
   const Offer* best = nullptr;
   int from = -1;
   for (int r = 0; r < layout_.ranks; r++) {
-    if (!living[std::size_t(r)] || layout_.returned.count(r)) continue;
+    if (!living[std::size_t(r)]) continue;
     const auto offer = a.offers.find(r);
     if (offer == a.offers.end()) return;
     if (offer->second.has && (!best || offer->second.state.version > best->state.version)) best = &offer->second, from = r;

@@ -80,7 +80,7 @@ void Owner::serve(int s, const Tensor& first) {
           .place = [this, s](int worker, ExchangeId exchange) { return place_answer(s, worker, exchange); }});
   const std::vector<bool> living = post_.living();
   for (int m = 0; m < layout_.workers(); m++)  // nobody waits for who is not there, or may not be yet, until it asks here
-    if (!living[std::size_t(m)] || layout_.returned.count(m)) held(s).served->lost(m);
+    if (!living[std::size_t(m)] || returned_.count(m)) held(s).served->lost(m);
 }
 
 void Owner::adopt(Adoptions::Adopted&& a) {
@@ -95,10 +95,10 @@ void Owner::adopt(Adoptions::Adopted&& a) {
 
 void Owner::when_served(int s, int from, std::function<void()> handle) {
   if (held(s).served) return handle();
-  held(s).early.push_back({from, std::move(handle)});
+  held(s).early.keep(from, std::move(handle));
 }
 void Owner::open(int s) {
-  for (Early& e : std::exchange(held(s).early, {})) e.handle();
+  held(s).early.handle();
   answer(s);
 }
 
@@ -151,7 +151,6 @@ Tensor Owner::place_answer(int s, int worker, ExchangeId exchange) {
 void Owner::request(int from, const Note& n) {
   const int s = int(n[word::shard]);
   when_served(s, from, [this, from, n, s] {
-    if (!post_.lives(from)) return;
     Client& c = client(s, from);
     const std::uint64_t before = std::exchange(c.landing, n[word::landing]);
     const ExchangeId exchange = n[word::number];
@@ -208,7 +207,7 @@ void Owner::velocity_wanted(int from, int s) {
 // ---- losses -----------------------------------------------------------------------------------------------------------------
 void Owner::lost(int rank) {
   for (int s = 0; s < layout_.shards(); s++) {
-    std::erase_if(held(s).early, [&](const Early& e) { return e.from == rank; });
+    held(s).early.forget(rank);
     if (rank >= layout_.workers()) continue;
     client(s, rank).arrived = 0;
     if (!held(s).served) continue;
@@ -218,6 +217,7 @@ void Owner::lost(int rank) {
 }
 void Owner::returned(int rank) {
   if (rank >= layout_.workers()) return;
+  returned_.insert(rank);
   for (int s = 0; s < layout_.shards(); s++) {
     client(s, rank) = {};
     if (held(s).served) held(s).served->returned(rank);

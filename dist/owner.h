@@ -6,11 +6,12 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <optional>
+#include <set>
 #include <vector>
 
 #include "core/backend.h"
 #include "dist/adoptions.h"
+#include "dist/early.h"
 #include "dist/post.h"
 #include "dist/rules.h"
 #include "dist/served.h"
@@ -51,15 +52,11 @@ class Owner {
     Tensor values, velocity;
     std::int64_t arrived = 0;  // elements, of all
   };
-  struct Early {
-    int from;
-    std::function<void()> handle;
-  };
   struct Held {
     std::unique_ptr<Served> served;  // null: this rank does not serve it, or not yet
     std::vector<Client> clients;
     First first;
-    std::vector<Early> early;  // what came before it was served
+    Early early;  // what came before it was served
   };
   Held& held(int s) { return shards_[std::size_t(s)]; }
   Client& client(int s, int worker) { return held(s).clients[std::size_t(worker)]; }
@@ -79,6 +76,7 @@ class Owner {
   std::unique_ptr<Backend> host_;
   std::shared_ptr<void> others_;  // stands for memory that lives as long as the channel
   std::vector<Held> shards_;
+  std::set<int> returned_;
   std::uint64_t snapshots_ = 0;
   std::weak_ptr<const void> snapshot_under_way_;
 };

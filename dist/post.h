@@ -23,7 +23,6 @@ class Post {
   std::uint64_t incarnation() const { return channel_.incarnation(); }
   std::string where(int rank) const { return channel_.where(rank); }
   std::vector<bool> living() const { return channel_.living(); }
-  bool lives(int rank) const { return living()[std::size_t(rank)]; }
 
   // keep: what the bytes lie in, until they have gone; null: the caller's, which stays.
   void send(int to, const Note& note, std::span<const std::byte> bytes = {}, std::shared_ptr<const void> keep = {});

@@ -13,6 +13,7 @@
 
 #include "dist/adoptions.h"
 #include "dist/coordinator.h"
+#include "dist/early.h"
 #include "dist/letters.h"
 #include "dist/owner.h"
 #include "dist/post.h"
@@ -294,15 +295,15 @@ class Member::Thread {
   // This rank knows who owns what, and has a part in it.
   void go() {
     ready_ = true;
-    for (Early& e : std::exchange(early_, {})) e.handle();
+    early_.handle();
     if (!trains()) return;
     worker_->start({});
     worker_->ask_for_ticket();
   }
-  // What concerns shards waits until this rank has begun, whatever it is, in the order in which it came.
-  void when_ready(std::function<void()> f, int from = -1) {
+  // What concerns shards, messages and losses alike, waits until this rank has begun.
+  void when_ready(int from, std::function<void()> f) {
     if (ready_) return f();
-    early_.push_back({from, std::move(f)});
+    early_.keep(from, std::move(f));
   }
 
   void answered(const Worker::Exchange& x) {
@@ -332,8 +333,8 @@ class Member::Thread {
 
   // ---- losses -----------------------------------------------------------------------------------------------------------
   void lost(int rank) {
-    std::erase_if(early_, [&](const Early& e) { return e.from == rank; });  // it may be back by then, as another one
-    when_ready([this, rank] {
+    early_.forget(rank);
+    when_ready(Early::nobody, [this, rank] {
       owner_->lost(rank);
       adoptions_->lost(rank);
       for (int s = 0; s < layout_->shards(); s++)
@@ -351,10 +352,7 @@ class Member::Thread {
     worker_->owner_changed(s);
   }
   void returned(int rank) {
-    when_ready([this, rank] {
-      layout_->returned.insert(rank);
-      owner_->returned(rank);
-    });
+    when_ready(Early::nobody, [this, rank] { owner_->returned(rank); });
     if (coordinator_) coordinator_->returned(rank);
   }
 
@@ -396,11 +394,11 @@ class Member::Thread {
     std::vector<std::byte> letter = letters_.take(bytes);
     if (!about_a_shard(n)) return arrived(from, n, letter);
     if (!ready_) {  // then it comes again
-      early_.push_back({from, [this, from, n, letter = std::move(letter)] {
+      early_.keep(from, [this, from, n, letter = std::move(letter)] {
         const std::span<std::byte> at = place(from, n, letter.size());
         if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
         arrived(from, n, at);
-      }});
+      });
       return;
     }
     check(from, n, bytes.size());
@@ -444,10 +442,10 @@ class Member::Thread {
       case What::leaves: return coordinator_->leaves(from, now());
       case What::bye: return coordinator_->says_bye(from);
       case What::ask_owners:
-        return when_ready([this, from] {
+        return when_ready(from, [this, from] {
           const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
           post_.send(from, note(What::owners), std::as_bytes(std::span(*owners)), owners);
-        }, from);
+        });
 
       case What::heard: return change([&] { heard_[n[word::number]] = parted(text_of(letter)); });
       case What::owners: return owners_are(numbers_in<int>(letter));
@@ -470,13 +468,15 @@ class Member::Thread {
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
     }
   }
-  // This rank has come back, and may have heard of more losses than rank 0 had when it said so.
+  // This rank has come back, and may have heard of more losses than rank 0 had when it said so. It owned nothing, so what is
+  // its own now was a lost rank's. It has no copies, and says so: whoever adopts something meanwhile may be waiting for that.
   void owners_are(std::vector<int> owner) {
     require(owner.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
     const std::vector<bool> living = post_.living();
     for (int& o : owner)
       while (!living[std::size_t(o)]) o = layout_->successor(o, living);
     layout_->owner = std::move(owner);
+    for (int s = 0; s < layout_->shards(); s++) change_owner(s, layout_->owner[std::size_t(s)]);
     go();
   }
 
@@ -493,11 +493,7 @@ class Member::Thread {
 
   // The member's thread's.
   Letters letters_;
-  struct Early {
-    int from;  // whose message; −1: none
-    std::function<void()> handle;
-  };
-  std::vector<Early> early_;  // when_ready()
+  Early early_;  // when_ready()
   bool ready_ = false, over_heard_ = false;
   double next_snapshot_ = 0;
 

@@ -2,7 +2,6 @@
 // parameters, but for the last one, where there are running statistics: it holds these, and rank 0 owns it.
 #pragma once
 #include <cstdint>
-#include <set>
 #include <vector>
 
 #include "dist/communicator.h"
@@ -20,9 +19,7 @@ struct ServerLayout {
   const std::int64_t parameters, statistics;  // elements; of the statistics a multiple of 64, the end of which is empty
   const std::vector<std::int64_t> cuts;       // shard s has [cuts[s], cuts[s + 1])
 
-  // What changes when ranks are lost; the member's thread alone looks at it.
-  std::vector<int> owner;   // of each shard
-  std::set<int> returned;   // who came back some time, and had no copy of anything then
+  std::vector<int> owner;  // of each shard. Changes when one is lost; the member's thread alone looks at it
 
   int workers() const { return ranks - options.servers; }  // the first ranks
   int shards() const { return int(cuts.size()) - 1; }

@@ -22,6 +22,7 @@ struct Drill {
   std::int64_t tickets = 24;
   ChannelFaults faults = {};
   bool returns = false;  // who dies comes back
+  int late = -1;         // a rank that begins when somebody has come back, and not begun again
 };
 struct Outcome {
   std::vector<std::string> said;
@@ -30,7 +31,7 @@ struct Outcome {
   std::vector<std::vector<double>> weights;  // at the end, of each rank
   std::int64_t done = 0;                     // tickets, as rank 0 counts
   std::int64_t adopted = 0;
-  std::vector<bool> died;
+  std::vector<char> died;  // by several threads
 };
 
 // Each push of worker m adds one to its own blocks: 64 elements in every 64 · ranks, in all shards.
@@ -38,9 +39,10 @@ Outcome run(const Drill& drill) {
   std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, 10, drill.faults);
   const auto size = std::size_t(drill.ranks);
   Outcome o{.said = {}, .told = std::vector<std::int64_t>(size), .told_at_last = std::vector<std::int64_t>(size),
-            .weights = std::vector<std::vector<double>>(size), .died = std::vector<bool>(size)};
+            .weights = std::vector<std::vector<double>>(size), .died = std::vector<char>(size)};
   std::vector<std::atomic<std::int64_t>> told(size);
   std::atomic<std::int64_t> adopted = 0;
+  std::atomic<bool> back = false;
   Channel* first = channels[0].get();
   std::mutex mutex;
   o.said = ranks_say(drill.ranks, [&](int r) {
@@ -55,6 +57,9 @@ Outcome run(const Drill& drill) {
         float* g = gradient.write<float>();
         for (std::int64_t i = 0; i < n; i++) g[i] = i / 64 % drill.ranks == r ? -1.f : 0.f;
         if (member.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
+        using ms = std::chrono::milliseconds;
+        for (int k = 0; r == drill.late && !back && k < 100; k++) std::this_thread::sleep_for(ms(1));
+        if (drill.late >= 0) std::this_thread::sleep_for(ms(r == drill.late ? 5 : 20 * std::min(1, life)));
         member.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
                      {.how = Asynchrony::parse(drill.strategy),
                       .servers = drill.servers,
@@ -83,6 +88,7 @@ Outcome run(const Drill& drill) {
         std::lock_guard lock(mutex);
         if (!drill.returns || life > 3 || !first) throw;
         channel = in_process_return(*first, r);
+        back = true;
       }
   });
   for (std::size_t r = 0; r < size; r++) o.told[r] = told[r];
@@ -174,6 +180,27 @@ TEST(ServerDeaths, WhoDiedComesBack) {
     die_at_every_message({.strategy = strategy, .tickets = 40, .returns = true}, 33);
     if (HasFatalFailure()) return;
   }
+}
+
+TEST(ServerDeaths, WhoComesBackBeforeOthersHaveBegun) {
+  for (const char* strategy : {"asp+asgd", "bsp"})
+    for (std::int64_t at = 0; at < 11; at++) {
+      const Drill drill{.strategy = strategy, .faults = {.deaths = {{3, at}}}, .returns = true, .late = 2};
+      expect_well(drill, run(drill), drill.strategy + ": rank 3 dies at its message " + std::to_string(at));
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST(ServerDeaths, TwoRanksComeBack) {
+  const std::int64_t stride = every_message() ? 3 : 23;
+  for (std::uint64_t seed : {0, 1, 2})
+    for (std::int64_t a = 3; a < 100; a += stride)
+      for (std::int64_t b = 5; b < 160; b += stride) {
+        const Drill drill{.strategy = "asp+asgd", .tickets = 40, .faults = {.deaths = {{3, a}, {2, b}}, .delays = seed},
+                          .returns = true};
+        expect_well(drill, run(drill), "ranks 3 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b));
+        if (HasFatalFailure()) return;
+      }
 }
 
 TEST(ServerDeaths, RankZeroIsEverybodysEnd) {
