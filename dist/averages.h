@@ -1,13 +1,13 @@
-// What ranks that trained by themselves make of each other's weights, element by element. Vectors of one length, in f32, or in
-// f64 on the reference backend; `sum` is that over all ranks.
+// What ranks that trained by themselves make of each other's weights, element by element. Vectors of one length, in f32, or
+// in f64 on the reference backend; `sum` is that over all ranks.
 #pragma once
 #include "core/tensor.h"
 
 namespace tandem {
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
-// CoCoD-SGD: x = sum/ranks + (x − sent), the mean of what all had sent, and what this rank has done since. Sent next, and summed
-// next, is what came of it.
+// CoCoD-SGD: x = sum/ranks + (x − sent), the mean of what all had sent, and what this rank has done since. Sent next, and
+// summed next, is what came of it.
 void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks);
 // EASGD: z += sum, the pulls of the last time; then sum = α(x − z) and x −= sum, this time's.
 void draw_together(Tensor& x, Tensor& z, Tensor& sum, double alpha);

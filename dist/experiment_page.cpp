@@ -63,7 +63,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       const Mean m = accuracy(s, k);
       bool best = m.count > 0;
       for (const std::string& other : plan.strategies)
-        if (accuracy(other, k).value > m.value) best = false;
+        if (accuracy(other, k).value > m.value + 1e-9) best = false;
       page += best ? "<td class=\"best\">" : "<td>";
       if (m.count == 0) {
         page += "–</td>";
@@ -190,7 +190,8 @@ std::string experiment_page(const Plan& plan, const Results& results) {
         g.x.push_back(std::log2(rate)), g.y.push_back(mean);
       }
       by_epoch.lines.push_back(e), by_time.lines.push_back(t), grid.lines.push_back(g);
-      if (all > 0 && std::none_of(delays.lines.begin(), delays.lines.end(), [&](const Line& l) { return alike(l, d); }))
+      const bool late = d.y.size() > 1;  // of who waits for all others nothing is
+      if (late && std::none_of(delays.lines.begin(), delays.lines.end(), [&](const Line& l) { return alike(l, d); }))
         delays.lines.push_back(d);
     }
     for (Line& l : grid.lines)

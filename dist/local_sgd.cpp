@@ -30,7 +30,8 @@ class LocalSgd : public Replicas {
   std::string name() const override { return how_.name(); }
 
   void sync_batch_norm(Module&) override {
-    if (size() > 1) refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
+    if (size() > 1)
+      refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
   }
 
   void begin(ParameterSpace& space) override {
@@ -125,8 +126,8 @@ class LocalSgd : public Replicas {
 
  private:
   Communicator& over() { return over_ ? *over_ : *communicator_; }
-  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in memory of
-  // its own.
+  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
+  // memory of its own.
   Tensor vector(std::shared_ptr<void> memory) {
     Backend& backend = space_->backend();
     const Tensor& x = space_->values;
@@ -207,10 +208,15 @@ class LocalSgd : public Replicas {
     if (ready_) space_->backend().queue().mark(*ready_);
     for (const Range& r : buckets_) {
       Tensor part = sum_.range(r.begin, {r.length()});
-      reducer_.add({over(), ready_.get(), [data = whole(part)](Communicator& c) { return c.all_reduce(data); }, {}, "mean"});
+      reducer_.add({.over = over(),
+                    .after = ready_.get(),
+                    .begin = [data = whole(part)](Communicator& c) { return c.all_reduce(data); },
+                    .name = name_});
     }
-    reducer_.add({flags_ ? *flags_ : *communicator_, ready_.get(),
-                  [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); }, {}, "mean"});
+    reducer_.add({.over = flags_ ? *flags_ : *communicator_,
+                  .after = ready_.get(),
+                  .begin = [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); },
+                  .name = name_});
     under_way_ = true;
   }
   void quiet() override {
@@ -248,6 +254,7 @@ class LocalSgd : public Replicas {
     compare_parameters(*space_, steps_);
   }
 
+  static constexpr const char* name_ = "sum of weights";  // on the trace
   LocalSteps how_;
   LocalSgdOptions options_;
   ParameterSpace* space_ = nullptr;
@@ -255,17 +262,17 @@ class LocalSgd : public Replicas {
   std::unique_ptr<Communicator> over_, flags_;  // on a device: on its memory, and beside that
   std::unique_ptr<Event> ready_;                // on a device: what is to be summed is there
   std::vector<Range> buckets_;
-  Tensor sum_;                                      // over ranks; weights change only when all of it has arrived
-  Tensor other_;                                    // cocod: x as it went into sum_; easgd: the centre, or x while that is shown
-  std::int64_t steps_ = 0, made_ = 0;               // in all; since the last exchange
-  std::int64_t first_decay_ = -1;                   // the step before which the learning rate first decays; −1: unknown
-  bool equal_ = true;                               // after the last exchange all ranks had the same weights
-  bool under_way_ = false, fresh_ = false;          // a sum; one that has arrived and is not used yet
-  bool centred_ = false, shown_ = false;            // easgd: there is a centre; the model has it
-  float told_[2] = {0, 0};                          // of all ranks, the largest: ranks − a rank that is bad; wants to stop
-  int not_finite_ = -1;                             // the first rank of which all know that a step was not finite
-  std::uint64_t sent_by_devices_ = 0;               // in a run that has ended
-  Reducer reducer_;                                 // last: its thread ends first
+  Tensor sum_;                              // over ranks; weights change only when all of it has arrived
+  Tensor other_;                            // cocod: x as it went into sum_; easgd: the centre, or x while that is shown
+  std::int64_t steps_ = 0, made_ = 0;       // in all; since the last exchange
+  std::int64_t first_decay_ = -1;           // the step before which the learning rate first decays; −1: unknown
+  bool equal_ = true;                       // after the last exchange all ranks had the same weights
+  bool under_way_ = false, fresh_ = false;  // a sum; one that has arrived and is not used yet
+  bool centred_ = false, shown_ = false;    // easgd: there is a centre; the model has it
+  float told_[2] = {0, 0};                  // the largest of all ranks: ranks − a rank that is bad; wants to stop
+  int not_finite_ = -1;                     // the first rank of which all know that a step was not finite
+  std::uint64_t sent_by_devices_ = 0;       // in a run that has ended
+  Reducer reducer_;                         // last: its thread ends first
 };
 
 }  // namespace

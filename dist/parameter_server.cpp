@@ -326,8 +326,10 @@ class ParameterServer : public Strategy {
     const auto slow = p.slower.find(rank());
     const double takes = p.mean * (slow == p.slower.end() ? 1 : slow->second) *
                          gamma_draw(p.shape, Philox(1, Stream::pace, std::uint32_t(rank()), paced_++));
-    const double left = takes - seconds_since(step_began_);
-    if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
+    for (double left; (left = takes - seconds_since(step_began_)) > 0;) {
+      if (member_.stopped() || (course_.asked_to_stop && course_.asked_to_stop())) return;
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
+    }
   }
 
   ParameterServerOptions options_;

@@ -1,5 +1,6 @@
-// Replicas: what strategies have in common under which every rank has the whole model and a share of every batch. They begin
-// with the weights of rank 0, say what must be equal, evaluate together, and know who writes a checkpoint when one is lost.
+// Replicas: what strategies have in common under which every rank has the whole model and a share of every batch. They
+// begin with the weights of rank 0, say what must be equal, evaluate together, and know who writes a checkpoint when a rank
+// is lost.
 #pragma once
 #include <memory>
 #include <string>
@@ -20,7 +21,8 @@ class Replicas : public Strategy {
   std::string where() const override { return communicator_->where(rank()); }
 
   void request_stop() override { wish_ = true; }
-  // Statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance of means.
+  // Statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance
+  // of means.
   void merge_statistics(ParameterSpace& space) override;
   Score combine(const Score& mine) override;
   std::vector<std::string> gather(const std::string& mine) override;

@@ -193,6 +193,7 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
   const auto [end, error] = std::from_chars(servers.data(), servers.data() + servers.size(), o.servers);
   if (!servers.empty() && (error != std::errc() || end != servers.data() + servers.size() || o.servers < 0))
     refuse("TANDEM_SERVERS=", servers, ": expected a number of ranks from 0");
+  if (o.servers >= ranks) refuse("--servers ", o.servers, ": there are ", ranks, " ranks, and one at least must train");
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
   if (!wire.empty() && wire != "f32" && wire != "bf16")
@@ -213,28 +214,29 @@ std::unique_ptr<Strategy> strategy_from_environment() {
   };
   const std::string strategy = value("TANDEM_STRATEGY"), wire = value("TANDEM_WIRE");
   const int ranks = place_in(process_environment()).size;
-  if (ranks > 1 && Asynchrony::is_one(strategy)) {
+  // What is wrong is said before ranks look for each other, and to one rank alone too.
+  if (Asynchrony::is_one(strategy)) {
     const auto options = server_options(Asynchrony::parse(strategy), ranks, value);
+    if (ranks == 1) return std::make_unique<Strategy>();
     return parameter_server(channel_from_environment(), options);
   }
-  auto communicator = communicator_from_environment();
-  if (communicator->size() == 1) return std::make_unique<Strategy>();
   for (const char* name : {"TANDEM_SERVERS", "TANDEM_PACE", "TANDEM_SLOW", "TANDEM_PIPELINE"})
     if (!value(name).empty())
       refuse(name, "=", value(name), ": is for a parameter server; choose a strategy that has one, such as --strategy ddc-asgd");
-  if (const auto local = LocalSteps::parse(strategy)) {
-    if (!wire.empty() && wire != "f32") refuse("TANDEM_WIRE=", wire, ": under ", strategy, " weights travel, as f32");
-    return local_sgd(std::move(communicator), *local, {.deadline = Deadlines::from(process_environment()).wait});
-  }
-  if (!strategy.empty() && strategy != "all-reduce")
+  const auto local = LocalSteps::parse(strategy);
+  if (!local && !strategy.empty() && strategy != "all-reduce")
     refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce; local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or ",
            "easgd:STEPS; bsp, ssp:STEPS or an update rule of the parameter server: ", listed(rule_names()));
   const double top_k = wire.starts_with("topk:") ? share_in(wire.substr(5)) : 0;
+  if (local && !wire.empty() && wire != "f32") refuse("TANDEM_WIRE=", wire, ": under ", strategy, " weights travel, as f32");
   if (!wire.empty() && wire != "f32" && wire != "bf16" && top_k == 0)
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");
-  return all_reduce(std::move(communicator), {.wire = wire == "bf16" ? DType::bf16 : DType::f32,
-                                              .top_k = top_k,
-                                              .deadline = Deadlines::from(process_environment()).wait});
+  if (ranks == 1) return std::make_unique<Strategy>();
+  const double deadline = Deadlines::from(process_environment()).wait;
+  auto communicator = communicator_from_environment();
+  if (local) return local_sgd(std::move(communicator), *local, {.deadline = deadline});
+  return all_reduce(std::move(communicator),
+                    {.wire = wire == "bf16" ? DType::bf16 : DType::f32, .top_k = top_k, .deadline = deadline});
 }
 
 }  // namespace tandem

@@ -189,6 +189,7 @@ struct Rank {
   int status = 0;
   double ended = 0;
   bool failed() const { return !running && status != 0; }
+  bool misled() const { return failed() && WIFEXITED(status) && WEXITSTATUS(status) == 2; }  // options: all ranks have them
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
     return "ended with exit status " + std::to_string(WEXITSTATUS(status));
@@ -227,9 +228,11 @@ class Job {
       wait(stop_at || kill_at || soon ? 50 : 1000);
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
       const bool any = std::any_of(ranks_.begin(), ranks_.end(),
-                                   [&](const Rank& r) { return r.failed() && (!goes_on_ || r.number == 0); });
+                                   [&](const Rank& r) { return r.failed() && (!goes_on_ || r.number == 0 || r.misled()); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
       if (any && !c_.go_on && !stop_at) stop_at = now() + 0.5;
+      // Rank 0's end is the job's: who was just started again would look for it in vain.
+      if (goes_on_ && !ranks_[0].running && !ranks_[0].failed() && !stop_at) stop_at = now() + 5;
       if (asked && !kill_at) {
         signal_all(asked);
         stop_at = now(), kill_at = now() + (asked_again ? 0 : 30);
@@ -396,7 +399,7 @@ class Job {
   void go_on_without_the_lost() {
     for (Rank& r : ranks_) {
       // A moment first: it may have failed because rank 0 has.
-      if (r.number == 0 || !r.failed() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
+      if (r.number == 0 || !r.failed() || r.misled() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
       const bool again = r.restarts < c_.restarts && ranks_[0].running;
       if (!std::exchange(r.forgiven, true))
         std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
@@ -480,7 +483,7 @@ class Job {
   int verdict() {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
-      if (r.failed() && !(goes_on_ && r.number != 0) && (!first || r.ended < first->ended)) first = &r;
+      if (r.failed() && !(goes_on_ && r.number != 0 && !r.misled()) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return 0;
     for (const Rank& other : ranks_)
       if (other.failed() && !goes_on_ && other.number != first->number && other.ended < first->ended + 1 &&

@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
     if (!only_page) pictures = load_dataset(plan.data_set, o.data, o.folder);
     auto run = [&](const Trial& trial) {
       auto backend = cpu_backend(1);  // this thread's own
+      backend->deterministic(true);   // the same bits whatever else the machine does
       const Dataset& set = *pictures;
       Options mine = o;
       mine.seed = trial.seed;

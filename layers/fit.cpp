@@ -829,7 +829,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       Ema::Shown averages(*ema);
       strategy.merge_averages(space);
     }
-    if (strategy.stopped() && !report.stopped) stop(learnt ? "loss below 0.01" : "strategy");
+    if (strategy.stopped() && !report.stopped)
+      stop(learnt ? "loss below 0.01" : apart ? "a rank was asked to stop" : "strategy");
     if (apart && options.stop_after > 0 && strategy.steps(0) >= options.stop_after) stop("--stop-after");
     if (report.stopped) {
       if (apart) place(), at.so_far = {};

@@ -30,8 +30,8 @@ class Optimizer {
   void epoch(std::uint32_t epoch) { host_.epoch = epoch; }
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next stage() on.
   void gradients_are_sums_of(double samples) { samples_ = samples, weigh(); }
-  // The gradients are a rank's share of a mean over all ranks' pictures, and the rank steps by them alone: this many times larger
-  // they are a mean over its own. From the next stage() on.
+  // The gradients are a rank's share of a mean over all ranks' pictures, and the rank steps by them alone: this many times
+  // larger they are a mean over its own. From the next stage() on.
   void gradients_are_shares_of(int ranks) { ranks_ = ranks, weigh(); }
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale

@@ -87,8 +87,8 @@ class Strategy {
   virtual void exchange() {}
   virtual void update(Optimizer& optimizer) { (void)optimizer; }
 
-  // After a step or an epoch: do all ranks, now, give a step up whose loss or gradient was not finite? `state`: this rank's
-  // optimizer's. If it was so on another rank only, the second says on which.
+  // After a step or an epoch: do all ranks, now, give a step up whose loss or gradient was not finite? `state`: this
+  // rank's optimizer's. If it was so on another rank only, the second says on which.
   virtual bool gives_up(const StepState& state) const { return state.not_finite == 1; }
   virtual std::string not_finite_on() const { return ""; }
 

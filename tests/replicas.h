@@ -140,8 +140,8 @@ inline FitOptions quiet(int epochs) {
   return o;
 }
 
-inline void fit_on(Strategy& strategy, Ended& run, FitOptions options, const std::function<void(Batch&, std::int64_t)>& each = {},
-                   double rate = 0.05) {
+inline void fit_on(Strategy& strategy, Ended& run, FitOptions options,
+                   const std::function<void(Batch&, std::int64_t)>& each = {}, double rate = 0.05) {
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
   std::int64_t made = 0;

@@ -31,7 +31,7 @@ struct Outcome {
   std::vector<std::vector<double>> weights;  // at the end, of each rank
   std::int64_t done = 0;                     // tickets, as rank 0 counts
   std::int64_t adopted = 0;
-  std::vector<bool> died;
+  std::vector<char> died;  // by several threads
 };
 
 // Each push of worker m adds one to its own blocks: 64 elements in every 64 · ranks, in all shards.
@@ -39,7 +39,7 @@ Outcome run(const Drill& drill) {
   std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, 10, drill.faults);
   const auto size = std::size_t(drill.ranks);
   Outcome o{.said = {}, .told = std::vector<std::int64_t>(size), .told_at_last = std::vector<std::int64_t>(size),
-            .weights = std::vector<std::vector<double>>(size), .died = std::vector<bool>(size)};
+            .weights = std::vector<std::vector<double>>(size), .died = std::vector<char>(size)};
   std::vector<std::atomic<std::int64_t>> told(size);
   std::atomic<std::int64_t> adopted = 0;
   std::atomic<bool> back = false;

@@ -132,12 +132,13 @@ class Twin : private Blocks, public reference::ReferenceBackend {
   // As a queue beside the queue sees it.
   void read(void* to, const void* from, std::size_t bytes) {
     std::lock_guard lock(mutex_);
-    const std::byte* at = seen_at(from);
+    const std::byte* at = place(seen_, from);
     std::memcpy(to, at ? at : from, bytes);
   }
   void write(void* to, const void* from, std::size_t bytes) {
     std::lock_guard lock(mutex_);
-    if (std::byte* at = seen_at(to)) std::memcpy(at, from, bytes);
+    for (Memory* also : {&seen_, before_})
+      if (std::byte* at = also ? place(*also, to) : nullptr) std::memcpy(at, from, bytes);
     std::memcpy(to, from, bytes);
   }
 
@@ -152,13 +153,19 @@ class Twin : private Blocks, public reference::ReferenceBackend {
     ~Snapshot() override { t.memory().release_pool(pool); }
     void begin() override {
       t.log += '[';
-      before = t.copy_of_all();
+      {
+        std::lock_guard lock(t.mutex_);
+        before = t.copy_of_all();
+        t.before_ = &before;
+      }
       t.memory().use_pool(pool);
       t.recording_ = true;
     }
     std::string end() override {
       t.recording_ = false;
       t.memory().use_pool(0);
+      std::lock_guard lock(t.mutex_);
+      t.before_ = nullptr;
       for (auto& [p, bytes] : before)
         if (t.blocks.count(p)) std::memcpy(p, bytes.data(), bytes.size());
       before.clear();
@@ -182,9 +189,9 @@ class Twin : private Blocks, public reference::ReferenceBackend {
     std::lock_guard lock(mutex_);
     seen_ = std::move(now);
   }
-  std::byte* seen_at(const void* p) {
-    auto at = seen_.upper_bound(static_cast<std::byte*>(const_cast<void*>(p)));
-    if (at == seen_.begin()) return nullptr;
+  static std::byte* place(Memory& memory, const void* p) {
+    auto at = memory.upper_bound(static_cast<std::byte*>(const_cast<void*>(p)));
+    if (at == memory.begin()) return nullptr;
     --at;
     const auto offset = static_cast<const std::byte*>(p) - at->first;
     return std::size_t(offset) < at->second.size() ? at->second.data() + offset : nullptr;
@@ -193,12 +200,13 @@ class Twin : private Blocks, public reference::ReferenceBackend {
   bool recording_ = false, replaying_ = false;
   std::mutex mutex_;
   Memory seen_;
+  Memory* before_ = nullptr;  // while recording: what comes back, and what other queues have written meanwhile
   TwinQueue in_order_{*this};
 };
 
 inline bool TwinQueue::step() { return !twin_.stuck && next(); }
 inline void TwinQueue::mark(Event& event) {
-  if (twin_.recording_) return;
+  if (this == &twin_.in_order_ && twin_.recording_) return;
   auto& e = dynamic_cast<TwinEvent&>(event);
   std::uint64_t mark;
   {
@@ -215,7 +223,7 @@ inline void TwinQueue::mark(Event& event) {
   });
 }
 inline void TwinQueue::fetch(void* pinned, const void* device, std::size_t bytes) {
-  if (twin_.recording_) return;
+  if (this == &twin_.in_order_ && twin_.recording_) return;
   if (this != &twin_.in_order_) {
     add([=, this] { return twin_.read(pinned, device, bytes), true; });
   } else {  // what is there now: the twin has computed it
