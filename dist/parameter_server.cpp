@@ -149,7 +149,7 @@ class ParameterServer : public Strategy {
   }
 
   // ---- the batches' side ------------------------------------------------------------------------------------------------
-  void begin_epoch(std::int64_t ticket) {
+  void start_at(std::int64_t ticket) {
     told_ = {};
     if (begun_) return;
     first_ticket_ = ticket;
@@ -353,7 +353,7 @@ class ParameterServer : public Strategy {
 
 void Drawn::start(std::int64_t epoch, std::int64_t first) {
   epoch_ = epoch;
-  strategy_.begin_epoch(epoch * tickets_per_epoch() + first / accumulate_);
+  strategy_.start_at(epoch * tickets_per_epoch() + first / accumulate_);
 }
 
 bool Drawn::next(Batch& batch) {
