@@ -118,7 +118,9 @@ class Member::Thread {
         worker_->send_first(std::move(v));
       }
       owner_->begin();
-      go();
+      ready_ = true;
+      early_.handle();
+      exchange();
     });
     // Here nobody waits: pull() does.
   }
@@ -294,10 +296,7 @@ class Member::Thread {
     if (std::exchange(next_snapshot_, now() + every) > 0) owner_->send_snapshots(layout_->successor(rank(), post_.living()));
   }
 
-  // This rank knows who owns what, and has a part in it.
-  void go() {
-    ready_ = true;
-    early_.handle();
+  void exchange() {
     if (!trains()) return;
     worker_->start({});
     worker_->ask_for_ticket();
@@ -336,26 +335,37 @@ class Member::Thread {
   // ---- losses -----------------------------------------------------------------------------------------------------------
   void lost(int rank) {
     early_.forget(rank);
-    when_ready(Early::nobody, [this, rank] {
+    when_ready(Early::nobody, [this, rank, living = post_.living()] {
       owner_->lost(rank);
       adoptions_->lost(rank);
+      if (changed_already()) return;
       for (int s = 0; s < layout_->shards(); s++)
-        if (layout_->owner[std::size_t(s)] == rank) change_owner(s, layout_->successor(rank, post_.living()));
+        if (layout_->owner[std::size_t(s)] == rank) change_owner(s, layout_->successor(rank, living));
     });
     if (coordinator_) coordinator_->lost(rank, now());
+    changes_heard_++;
+    begin_again();
   }
+  // All ranks count the losses and returns alike, one that comes back those since it did.
+  bool changed_already() { return ++changes_ <= known_changes_; }
   void change_owner(int s, int to) {
     layout_->owner[std::size_t(s)] = to;
-    if (to == rank()) {
-      adoptions_->begin(s);
-      std::lock_guard lock(mutex_);
-      counts_.adopted++;
-    }
+    if (to == rank()) adopt(s);
     worker_->owner_changed(s);
   }
+  void adopt(int s) {
+    adoptions_->begin(s);
+    std::lock_guard lock(mutex_);
+    counts_.adopted++;
+  }
   void returned(int rank) {
-    when_ready(Early::nobody, [this, rank] { owner_->returned(rank); });
+    when_ready(Early::nobody, [this, rank] {
+      owner_->returned(rank);
+      if (!changed_already()) returned_at_[rank] = changes_;
+    });
     if (coordinator_) coordinator_->returned(rank);
+    changes_heard_++;
+    begin_again();
   }
 
   // ---- what arrives -----------------------------------------------------------------------------------------------------
@@ -446,11 +456,16 @@ class Member::Thread {
       case What::ask_owners:
         return when_ready(from, [this, from] {
           const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
-          post_.send(from, note(What::owners), std::as_bytes(std::span(*owners)), owners);
+          Note n = note(What::owners);
+          n[word::number] = changes_ - returned_at_[from];
+          post_.send(from, n, std::as_bytes(std::span(*owners)), owners);
         });
 
       case What::heard: return change([&] { heard_[n[word::number]] = parted(text_of(letter)); });
-      case What::owners: return owners_are(numbers_in<int>(letter));
+      case What::owners:
+        owners_ = {n[word::number], numbers_in<int>(letter)};
+        require(owners_->second.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
+        return begin_again();
       case What::ticket_is: {
         if (!worker_->awaits(n)) return;
         const bool none = n[word::number] == word::none;
@@ -470,16 +485,20 @@ class Member::Thread {
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
     }
   }
-  // This rank has come back, and may have heard of more losses than rank 0 had when it said so. It owned nothing, so what is
-  // its own now was a lost rank's. It has no copies, and says so: whoever adopts something meanwhile may be waiting for that.
-  void owners_are(std::vector<int> owner) {
-    require(owner.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
-    const std::vector<bool> living = post_.living();
-    for (int& o : owner)
-      while (!living[std::size_t(o)]) o = layout_->successor(o, living);
-    layout_->owner = std::move(owner);
-    for (int s = 0; s < layout_->shards(); s++) change_owner(s, layout_->owner[std::size_t(s)]);
-    go();
+  // This rank has come back, and rank 0 says who owned what after so many losses and returns. Once it has heard of these itself
+  // it can reach the owners; what it hears of after them changes who they are. Its own shards are lost ranks', which fell to it
+  // meanwhile. It has no copies, and says so in the end to all owners: who adopts something waits for that.
+  void begin_again() {
+    if (!owners_ || changes_heard_ < owners_->first) return;
+    const auto [changes, owner] = *std::exchange(owners_, {});
+    known_changes_ = changes;
+    layout_->owner = owner;
+    for (int s = 0; s < layout_->shards(); s++)
+      if (owner[std::size_t(s)] == rank()) adopt(s);
+    ready_ = true;
+    early_.handle();
+    for (int s = 0; s < layout_->shards(); s++) worker_->owner_changed(s);
+    exchange();
   }
 
   const std::unique_ptr<Channel> channel_;
@@ -496,7 +515,12 @@ class Member::Thread {
   // The member's thread's.
   Letters letters_;
   Early early_;  // when_ready()
-  bool ready_ = false, over_heard_ = false;
+  bool ready_ = false;  // this rank knows who owns what, and has a part in it
+  bool over_heard_ = false;
+  // Losses and returns, since this rank is there: heard of, acted upon, and known to rank 0 when it named the owners.
+  std::uint64_t changes_heard_ = 0, changes_ = 0, known_changes_ = 0;
+  std::map<int, std::uint64_t> returned_at_;  // changes_ when that rank came back
+  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: known_changes_, by shard
   double next_snapshot_ = 0;
 
   // The training thread's.

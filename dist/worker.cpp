@@ -36,8 +36,8 @@ void Worker::copy_answer(int h, Buffer parameters, Buffer statistics) const {
 }
 
 // ---- out ------------------------------------------------------------------------------------------------------------------
-// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one who has
-// not got it all.
+// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one before
+// these have come.
 void Worker::send_first(std::vector<std::byte> velocity) {
   const auto v = std::make_shared<std::vector<std::byte>>(std::move(velocity));
   for (int s = 0; s < layout_.shards(); s++) {

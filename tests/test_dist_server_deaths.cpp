@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "core/random.h"
 #include "dist/in_process.h"
 #include "dist/server.h"
 #include "tests/ranks.h"
@@ -21,8 +22,9 @@ struct Drill {
   int ranks = 4, servers = 0;
   std::int64_t tickets = 24;
   ChannelFaults faults = {};
-  bool returns = false;  // who dies comes back
-  int late = -1;         // a rank that begins when somebody has come back, and not begun again
+  bool returns = false;       // who dies comes back
+  std::uint32_t dawdles = 0;  // a seed: ranks sleep now and then
+  int late = -1;              // a rank that begins when somebody has come back, and not begun again
 };
 struct Outcome {
   std::vector<std::string> said;
@@ -59,6 +61,13 @@ Outcome run(const Drill& drill) {
         if (member.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
         using ms = std::chrono::milliseconds;
         for (int k = 0; r == drill.late && !back && k < 100; k++) std::this_thread::sleep_for(ms(1));
+        const Philox random(6, Stream::test, std::uint32_t(r), drill.dawdles);
+        std::uint32_t drawn = std::uint32_t(100 * life);
+        const auto dawdle = [&](std::uint32_t seldom, std::uint32_t most) {
+          const std::uint32_t chance = random.word(drawn++);
+          if (drill.dawdles && chance % seldom == 0) std::this_thread::sleep_for(ms(chance / seldom % most));
+        };
+        dawdle(2, 12);
         if (drill.late >= 0) std::this_thread::sleep_for(ms(r == drill.late ? 5 : 20 * std::min(1, life)));
         member.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
                      {.how = Asynchrony::parse(drill.strategy),
@@ -70,6 +79,7 @@ Outcome run(const Drill& drill) {
                      {0, drill.tickets, 300});
         if (member.trains()) member.pull(whole(weights), whole(s));
         while (member.ticket()) {
+          dawdle(12, 6);
           member.push(whole(gradient), whole(s), 16, {});
           member.pull(whole(weights), whole(s));
           told[std::size_t(r)]++, o.told_at_last[std::size_t(r)]++;
@@ -193,16 +203,20 @@ TEST(ServerDeaths, WhoComesBackBeforeOthersHaveBegun) {
     }
 }
 
-TEST(ServerDeaths, TwoRanksComeBack) {
-  const std::int64_t stride = every_message() ? 3 : 23;
-  for (std::uint64_t seed : {0, 1, 2})
-    for (std::int64_t a = 3; a < 100; a += stride)
-      for (std::int64_t b = 5; b < 160; b += stride) {
-        const Drill drill{.strategy = "asp+asgd", .tickets = 40, .faults = {.deaths = {{3, a}, {2, b}}, .delays = seed},
-                          .returns = true};
-        expect_well(drill, run(drill), "ranks 3 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b));
-        if (HasFatalFailure()) return;
-      }
+// Two to five deaths anywhere, of ranks that come back and now and then take their time.
+TEST(ServerDeaths, AnyNumberAtRandom) {
+  for (std::uint32_t k = 0; k < (every_message() ? 3000u : 80u); k++) {
+    const Philox random(5, Stream::test, 0, k);
+    Drill drill{.strategy = "asp+asgd", .tickets = 40, .returns = true, .dawdles = k + 1};
+    drill.faults.delays = random.word(0) % 4, drill.faults.shared_memory = random.word(1) % 3 > 0;
+    std::string deaths;
+    for (std::uint32_t d = 0; d < 2 + random.word(2) % 4; d++) {
+      drill.faults.deaths.push_back({1 + int(random.word(3 + 2 * d) % 3), 2 + std::int64_t(random.word(4 + 2 * d) % 150)});
+      deaths += " " + std::to_string(drill.faults.deaths.back().rank) + "@" + std::to_string(drill.faults.deaths.back().at);
+    }
+    expect_well(drill, run(drill), std::to_string(k) + ": deaths" + deaths);
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST(ServerDeaths, RankZeroIsEverybodysEnd) {
