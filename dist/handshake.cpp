@@ -82,7 +82,8 @@ void tune(int fd) {
 std::string text_of(const sockaddr_storage& address, socklen_t length) {
   char host[NI_MAXHOST] = "?";
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
-  return host;
+  const std::string text = host;
+  return text.starts_with("::ffff:") ? text.substr(7) : text;  // an IPv4 address, met by a socket for both kinds
 }
 
 }  // namespace
@@ -133,7 +134,7 @@ std::string address_of(int connection) {
 }
 
 bool is_loopback(const std::string& address) {
-  return address == "::1" || address.starts_with("127.") || address.starts_with("::ffff:127.");
+  return address == "::1" || address.starts_with("127.");
 }
 
 // ---- the side that listens ---------------------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ std::vector<int> listening_sockets() {
 
 bool hear_only(int socket, const std::vector<std::string>& addresses) {
   std::vector<std::uint32_t> sources;
-  for (std::string text : addresses) {
-    if (text.starts_with("::ffff:")) text.erase(0, 7);
+  for (const std::string& text : addresses) {
     in_addr a{};
     if (inet_pton(AF_INET, text.c_str(), &a) != 1) return false;
     sources.push_back(ntohl(a.s_addr));

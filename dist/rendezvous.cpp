@@ -1,6 +1,8 @@
 #include "dist/rendezvous.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +11,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 #include <utility>
@@ -45,7 +49,36 @@ void write_private(const std::string& path, const std::string& text) {
   if (!written || rename(fresh.c_str(), path.c_str()) != 0) fail(path, ": cannot be written: ", std::strerror(errno));
 }
 
+// Files of jobs that are no more: rank 0 of a job keeps its own locked. (Young ones may not be locked yet.)
+void sweep(const std::string& folder) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("tandem-") || name.find_first_not_of("0123456789abcdef", 7) != std::string::npos) continue;
+    const int fd = open(entry.path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat s {};
+    if (fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_mtime < std::time(nullptr) - 60 &&
+        flock(fd, LOCK_EX | LOCK_NB) == 0)
+      unlink(entry.path().c_str());
+    if (fd >= 0) close(fd);
+  }
+}
+
+bool hung_up(int connection) {
+  char byte;
+  const ssize_t n = recv(connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 }  // namespace
+
+bool has_begun(const std::string& job, const Variables& variables) {
+  Place place;
+  place.job = job;
+  std::ifstream file(meeting_file(place, variables));
+  std::string port, token, begun;
+  return file >> port >> token >> begun && begun == "begun";
+}
 
 void forget_meeting(const std::string& job, const Variables& variables) {
   Place place;
@@ -108,12 +141,17 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   const int socket = bound_socket(by_file, way.port);
   door_ = std::make_unique<Door>();
   if (by_file) {
+    sweep(std::filesystem::path(way.file).parent_path());
     write_private(way.file, std::to_string(port_of(socket)) + " " + token_ + "\n");
     door_->file = way.file;
+    door_->lock.take(way.file, way.file, "meets there");
   }
   door_->gate = std::make_unique<Gate>(socket, token_);
   host(hosts);
-  if (!stays_open) door_.reset();
+  if (!stays_open)
+    door_.reset();
+  else if (by_file)
+    std::ofstream(way.file, std::ios::app) << "begun\n";
 }
 
 Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
@@ -123,6 +161,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   connections_.assign(1, -1);
   join(way(variables), [&](const std::string& verdict) {
     if (verdict.starts_with("-")) return false;  // not given up yet
+    if (verdict == "+") fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
     if (!verdict.starts_with("?")) fail("rank 0 says: ", verdict.empty() ? "" : verdict.substr(1));
     send_frame(connections_[0],
                bundle({std::to_string(back.incarnation), back.terms, back.card(interface_address())}), 5);
@@ -170,6 +209,9 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
       give_up(std::string("after ") + seconds + " s these ranks are missing: " + absent + " (here: " + present +
               "). TANDEM_START_TIMEOUT gives them longer");
     }
+    for (std::size_t r = 1; r < addresses.size(); r++)
+      if (connections_[r] >= 0 && hung_up(connections_[r]))
+        give_up("rank " + std::to_string(r) + ", from " + addresses[r] + ", ended before all ranks had come");
     for (const Gate::Guest& guest : gate.wait(0.2)) {
       const auto rank = std::size_t(guest.rank);
       std::string refusal;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/files.h"
 #include "dist/environment.h"
 #include "dist/handshake.h"
 #include "dist/seats.h"
@@ -28,10 +29,15 @@ struct Deadlines {
 // Removes what rank 0 of this job may have left: where it was killed before all had come, nobody else does.
 void forget_meeting(const std::string& job, const Variables& variables = process_environment());
 
+// Whether all ranks of this job have come. Only of one on a single host, without a token of its own, that goes on without lost
+// ranks, and as long as its rank 0 lives.
+bool has_begun(const std::string& job, const Variables& variables = process_environment());
+
 // The way in to rank 0, and the file that says where it is.
 struct Door {
   std::unique_ptr<Gate> gate;
   std::string file;  // empty: none
+  FileLock lock;     // of the file
   ~Door();
 };
 

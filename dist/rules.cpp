@@ -228,7 +228,7 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
   const auto row = std::find_if(table().begin(), table().end(), [&](const Row& r) { return r.name == name; });
   if (row == table().end()) refuse("there is no update rule ", name, ": choose one of ", listed(rule_names()));
   Constants constants = row->constants;
-  std::vector<std::string> known;
+  std::vector<std::string> known, given;
   for (const auto& [key, value] : constants) known.push_back(key);
   for (std::size_t at = name.size(); at < text.size();) {  // at the ':' or ',' before key=value
     const std::size_t end = std::min(text.find(',', at + 1), text.size());
@@ -239,6 +239,8 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     if (!constants.count(key) || error != std::errc() || stop != to || !(value >= 0) || !std::isfinite(value))
       refuse(text, ": '", item, "' is not what ", name, known.empty() ? " has: it has no constants" : " has: write ",
              known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0");
+    if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
+    given.push_back(key);
     constants[key] = value;
     at = end;
   }

@@ -473,13 +473,18 @@ std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
 
 }  // namespace
 
-SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
-                         const SimulatorOptions& options) {
+void check_simulation(const SimulatorOptions& options) {
   const VirtualCluster& c = options.cluster;
   require(c.workers >= 1, "a simulation of ", c.workers, " workers");
   for (const auto& [worker, factor] : c.slower)
     if (worker < 0 || worker >= c.workers)
       refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
+  vectors_of_a_worker(options.strategy);
+}
+
+SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
+                         const SimulatorOptions& options) {
+  check_simulation(options);
   if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
   Simulation simulation(model, loss, sgd, backend, data, options, vectors_of_a_worker(options.strategy));
   const auto method = make_method(simulation, options.strategy);

@@ -42,8 +42,11 @@ struct SimulatorReport {
   bool diverged = false;             // a run of them: it was ended
 };
 
+// Throws UsageError for a strategy that there is not and for slow workers that there are not; costs nothing.
+void check_simulation(const SimulatorOptions& options);
+
 // Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1 to 3.
-// Throws UsageError for a strategy that there is not, and for more workers than the memory holds.
+// Throws UsageError as check_simulation() does, and for more workers than the memory holds.
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options);
 

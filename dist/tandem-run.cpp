@@ -2,7 +2,8 @@
 //
 // Every line that a rank prints gets its place in front, [rank@host]. When a rank fails, the others are ended within five
 // seconds, and the last line says which rank failed first, and how. Nothing is left behind. Where the strategy is one of a
-// parameter server, only rank 0 counts: the others go on without a rank that failed, which may be started again.
+// parameter server, only rank 0 counts once all have met: the others go on without a rank that failed, which may be started
+// again.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -189,7 +190,11 @@ struct Rank {
   int status = 0;
   double ended = 0;
   bool failed() const { return !running && status != 0; }
-  bool misled() const { return failed() && WIFEXITED(status) && WEXITSTATUS(status) == 2; }  // options: all ranks have them
+  bool early = false;  // it failed before all ranks had met
+  // Others do not go on without it: its options are wrong, which all ranks have, or there is nothing to go on with yet.
+  bool ends_all() const {
+    return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
+  }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
     return "ended with exit status " + std::to_string(WEXITSTATUS(status));
@@ -228,7 +233,7 @@ class Job {
       wait(stop_at || kill_at || soon ? 50 : 1000);
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
       const bool any = std::any_of(ranks_.begin(), ranks_.end(),
-                                   [&](const Rank& r) { return r.failed() && (!goes_on_ || r.number == 0 || r.misled()); });
+                                   [&](const Rank& r) { return goes_on_ ? r.ends_all() : r.failed(); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
       if (any && !c_.go_on && !stop_at) stop_at = now() + 0.5;
       // Rank 0's end is the job's: who was just started again would look for it in vain.
@@ -399,7 +404,7 @@ class Job {
   void go_on_without_the_lost() {
     for (Rank& r : ranks_) {
       // A moment first: it may have failed because rank 0 has.
-      if (r.number == 0 || !r.failed() || r.misled() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
+      if (!r.failed() || r.ends_all() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
       const bool again = r.restarts < c_.restarts && ranks_[0].running;
       if (!std::exchange(r.forgiven, true))
         std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
@@ -432,10 +437,15 @@ class Job {
           else if (n == 0 || errno != EINTR)
             close(std::exchange(ranks_[i].pipes[k], -1));
         }
+    // Elsewhere nobody tells; then rank 0 says who is missing.
+    if (!begun_) begun_ = !goes_on_ || !here_only() || std::getenv("TANDEM_TOKEN") || has_begun("TANDEM_JOB=" + job_);
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
       for (Rank& r : ranks_)
-        if (r.pid == pid && r.running) r.running = false, r.status = status, r.ended = now();
+        if (r.pid == pid && r.running) {
+          r.running = false, r.status = status, r.ended = now();
+          r.early = !begun_ && ranks_[0].running;
+        }
   }
 
   bool only_stopped_are_left() const {
@@ -483,7 +493,7 @@ class Job {
   int verdict() {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
-      if (r.failed() && !(goes_on_ && r.number != 0 && !r.misled()) && (!first || r.ended < first->ended)) first = &r;
+      if ((goes_on_ ? r.ends_all() : r.failed()) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return 0;
     for (const Rank& other : ranks_)
       if (other.failed() && !goes_on_ && other.number != first->number && other.ended < first->ended + 1 &&
@@ -502,6 +512,7 @@ class Job {
   std::vector<Rank> ranks_;
   std::string job_, token_;
   bool goes_on_ = false;  // without ranks other than 0
+  bool begun_ = false;    // all have met, as far as can be seen here
   double drained_at_ = 0;
 };
 

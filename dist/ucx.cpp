@@ -31,7 +31,7 @@ std::string interface_of(const std::string& address) {
     char text[NI_MAXHOST];
     const socklen_t length = a->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     if (getnameinfo(a->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
-        (address == text || address == std::string("::ffff:") + text))
+        address == text)
       name = a->ifa_name;
   }
   freeifaddrs(all);

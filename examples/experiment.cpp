@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
     o.dtype = plan.dtype == "bf16" ? DType::bf16 : DType::f32;
     check_model_name(plan.model);
     const Schedule schedule = Schedule::parse(plan.schedule);
+    for (const std::string& strategy : plan.strategies) check_simulation({.strategy = strategy});
 
     std::optional<Dataset> pictures;  // a page or a table needs none
     if (!only_page) pictures = load_dataset(plan.data_set, o.data, o.folder);

@@ -68,6 +68,7 @@ int main(int argc, char** argv) {
     s.schedule = Schedule::parse(o.schedule);
     s.seed = o.seed;
     s.metrics = o.metrics;
+    check_simulation(s);
     auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     Loaders loaders(data, o, *backend);

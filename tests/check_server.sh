@@ -83,6 +83,9 @@ goes_on
 kill -TERM $launcher
 ended 143
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
+# Before all have met there is nothing to go on with.
+says 3 'failed first: it ended with exit status 3' "$run" -n 3 --strategy ddc-asgd --restart 1 \
+  sh -c '[ "$RANK" = 1 ] && sleep 1 && exit 3; exec "$@"' sh $train
 export TANDEM_SILENCE=2
 begun 1
 kill -STOP "$victim"

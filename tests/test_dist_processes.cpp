@@ -1,13 +1,17 @@
 // Rendezvous, liveness and UCX: ranks of one process that meet over real sockets.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <thread>
@@ -90,6 +94,30 @@ TEST(Rendezvous, RanksOfAHostMeetWithoutBeingTold) {
   }
 }
 
+TEST(Rendezvous, AFileSaysWhereRankZeroIs) {
+  const auto folder = std::filesystem::temp_directory_path() / ("tandem-meeting-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  chmod(folder.c_str(), 0700);
+  const std::string old = folder / "tandem-0123456789abcdef01234567", other = folder / "tandem-notes.txt";
+  for (const std::string& file : {old, other}) {
+    std::ofstream(file) << "1 2\n";
+    const timespec long_ago[2]{{1000, 0}, {1000, 0}};
+    utimensat(AT_FDCWD, file.c_str(), long_ago, 0);
+  }
+  Meeting m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", folder.string()}}};
+  EXPECT_FALSE(has_begun(m.job, variables(m.set)));
+  all_well(m.run([&](int rank) {
+    Rendezvous r(m.place(rank), m.deadlines(), variables(m.set), true);
+    r.exchange("");
+    require(has_begun(m.job, variables(m.set)), "has not begun");
+    r.exchange("");
+  }));
+  EXPECT_FALSE(has_begun(m.job, variables(m.set)));
+  EXPECT_FALSE(std::filesystem::exists(old)) << "of a job that is no more";
+  EXPECT_TRUE(std::filesystem::exists(other));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Rendezvous, RanksOfSeveralHostsMeetByToken) {
   Meeting m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
   all_well(m.run([&](int rank) {
@@ -120,6 +148,18 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
             std::string::npos)
       << said[0];
   EXPECT_NE(said[1].find("missing: 2 on b, 3 on b"), std::string::npos) << said[1];
+  // One that came and went is not waited for.
+  Meeting hasty{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
+  const auto heard = hasty.run([&](int rank) {
+    if (rank == 2) {
+      usleep(300000);
+      ::close(knock("127.0.0.1", hasty.port, "0123456789abcdef0123", 2, 3, 5));
+      return;
+    }
+    if (rank == 1) sleep(2);
+    Rendezvous r(hasty.place(rank), hasty.deadlines(), variables(hasty.set));
+  });
+  EXPECT_NE(heard[0].find("rank 2, from 127.0.0.1, ended before all ranks had come"), std::string::npos) << heard[0];
   // Nobody there at all.
   Meeting lonely{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
   EXPECT_TRUE(refused([&] { Rendezvous r(lonely.place(1), lonely.deadlines(), variables(lonely.set)); },
