@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <sstream>
+#include <utility>
 
 #include "core/error.h"
 #include "dist/algorithms.h"
@@ -192,7 +193,7 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
   const std::string servers = value("TANDEM_SERVERS"), pipeline = value("TANDEM_PIPELINE"), wire = value("TANDEM_WIRE");
   const auto [end, error] = std::from_chars(servers.data(), servers.data() + servers.size(), o.servers);
   if (!servers.empty() && (error != std::errc() || end != servers.data() + servers.size() || o.servers < 0))
-    refuse("TANDEM_SERVERS=", servers, ": expected a number of ranks from 0");
+    refuse("--servers ", servers, ": expected a number of ranks from 0");
   if (o.servers >= ranks) refuse("--servers ", o.servers, ": there are ", ranks, " ranks, and one at least must train");
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
@@ -220,12 +221,15 @@ std::unique_ptr<Strategy> strategy_from_environment() {
     if (ranks == 1) return std::make_unique<Strategy>();
     return parameter_server(channel_from_environment(), options);
   }
-  for (const char* name : {"TANDEM_SERVERS", "TANDEM_PACE", "TANDEM_SLOW", "TANDEM_PIPELINE"})
+  for (const auto& [name, written] : {std::pair{"TANDEM_SERVERS", "--servers "},
+                                      {"TANDEM_PACE", "--pace "},
+                                      {"TANDEM_SLOW", "--slow "},
+                                      {"TANDEM_PIPELINE", "TANDEM_PIPELINE="}})
     if (!value(name).empty())
-      refuse(name, "=", value(name), ": is for a parameter server; choose a strategy that has one, such as --strategy ddc-asgd");
+      refuse(written, value(name), ": is for a parameter server; choose a strategy that has one, such as --strategy ddc-asgd");
   const auto local = LocalSteps::parse(strategy);
   if (!local && !strategy.empty() && strategy != "all-reduce")
-    refuse("TANDEM_STRATEGY=", strategy, ": choose all-reduce; local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or ",
+    refuse("--strategy ", strategy, ": choose all-reduce; local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or ",
            "easgd:STEPS; bsp, ssp:STEPS or an update rule of the parameter server: ", listed(rule_names()));
   const double top_k = wire.starts_with("topk:") ? share_in(wire.substr(5)) : 0;
   if (local && !wire.empty() && wire != "f32") refuse("TANDEM_WIRE=", wire, ": under ", strategy, " weights travel, as f32");

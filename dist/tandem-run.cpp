@@ -75,7 +75,7 @@ double number_in(const std::string& option, const std::string& text) {
 int count_in(const std::string& option, const std::string& text) {
   char* end = nullptr;
   const long v = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end || v < 0 || v > 1000000) refuse(option, ": '", text, "' is no whole number from 0");
+  if (text.empty() || *end || v < 0 || v > 1000000) refuse(option, ": '", text, "' is no whole number from 0 to 1000000");
   return int(v);
 }
 
@@ -133,8 +133,11 @@ Command parse(int argc, char** argv) {
     } else if (name == "--log-dir") {
       c.logs = value;
     } else if (name == "--port") {
+      const int port = count_in("--port " + value, value);
+      if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
       c.port = value;
     } else if (name == "--start-timeout") {
+      number_in("--start-timeout " + value, value);
       c.start_timeout = value;
     } else if (name == "--ssh") {
       c.ssh = value;
