@@ -149,20 +149,18 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
       << said[0];
   EXPECT_NE(said[1].find("missing: 2 on b, 3 on b"), std::string::npos) << said[1];
   // One that came and went is not waited for.
-  Meeting hasty{.ranks = 4, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
+  Meeting hasty{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
   const auto heard = hasty.run([&](int rank) {
     if (rank == 1) return;
     while (rank == 2) try {
-        ::close(knock("127.0.0.1", hasty.port, "0123456789abcdef0123", 2, 4, 5));
+        ::close(knock("127.0.0.1", hasty.port, "0123456789abcdef0123", 2, 3, 5));
         return;
       } catch (const Error&) {  // rank 0 does not listen yet
         usleep(20000);
       }
     Rendezvous r(hasty.place(rank), hasty.deadlines(), variables(hasty.set));
   });
-  for (int r : {0, 3})
-    EXPECT_NE(heard[std::size_t(r)].find("rank 2, from 127.0.0.1, ended before all ranks had come"), std::string::npos)
-        << heard[std::size_t(r)];
+  EXPECT_NE(heard[0].find("rank 2, from 127.0.0.1, ended before all ranks had come"), std::string::npos) << heard[0];
   // Nobody there at all.
   Meeting lonely{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
   EXPECT_TRUE(refused([&] { Rendezvous r(lonely.place(1), lonely.deadlines(), variables(lonely.set)); },
