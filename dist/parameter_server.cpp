@@ -65,8 +65,7 @@ class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
       : options_(options), member_(std::move(channel), options.deadline) {
-    if (options.servers >= size())
-      refuse("--servers ", options.servers, ": there are ", size(), " ranks, and one at least must train");
+    check_servers(options.servers, size());
   }
 
   std::string name() const override {
@@ -371,6 +370,10 @@ bool Drawn::next(Batch& batch) {
 }
 
 }  // namespace
+
+void check_servers(int servers, int ranks) {
+  if (servers >= ranks) refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
+}
 
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
   return std::make_unique<ParameterServer>(std::move(channel), options);

@@ -36,8 +36,8 @@ std::string private_folder(const Variables& variables) {
   return folder;
 }
 
-std::string meeting_file(const Place& place, const Variables& variables) {
-  return private_folder(variables) + "/tandem-" + hex(hmac("name", place.job)).substr(0, 24);
+std::string meeting_file(const std::string& job, const Variables& variables) {
+  return private_folder(variables) + "/tandem-" + hex(hmac("name", job)).substr(0, 24);
 }
 
 void write_private(const std::string& path, const std::string& text) {
@@ -64,6 +64,10 @@ void sweep(const std::string& folder) {
   }
 }
 
+[[noreturn]] void refused_with(const std::string& answer) {
+  fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
+}
+
 bool hung_up(int connection) {
   char byte;
   const ssize_t n = recv(connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -73,17 +77,13 @@ bool hung_up(int connection) {
 }  // namespace
 
 bool has_begun(const std::string& job, const Variables& variables) {
-  Place place;
-  place.job = job;
-  std::ifstream file(meeting_file(place, variables));
+  std::ifstream file(meeting_file(job, variables));
   std::string port, token, begun;
   return file >> port >> token >> begun && begun == "begun";
 }
 
 void forget_meeting(const std::string& job, const Variables& variables) {
-  Place place;
-  place.job = job;
-  unlink(meeting_file(place, variables).c_str());
+  unlink(meeting_file(job, variables).c_str());
 }
 
 Deadlines Deadlines::from(const Variables& variables) {
@@ -117,7 +117,7 @@ Rendezvous::Way Rendezvous::way(const Variables& variables) {
            place_.local_size > 0 ? std::to_string(place_.local_size) + " here" : "", ") need ",
            place_.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
            "TANDEM_TOKEN, the same secret on all of them: TANDEM_TOKEN=$(openssl rand -hex 32)");
-  if (by_file) return {meeting_file(place_, variables), "127.0.0.1", 0};
+  if (by_file) return {meeting_file(place_.job, variables), "127.0.0.1", 0};
   return {"", place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
 }
 
@@ -128,7 +128,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   const Way way = this->way(variables);
   if (place.rank != 0) {
     join(way, [](const std::string& verdict) {
-      if (verdict != "+") fail("rank 0 says: ", verdict.empty() ? "" : verdict.substr(1));
+      if (verdict != "+") refused_with(verdict);
       return true;
     });
     return;
@@ -162,11 +162,11 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   join(way(variables), [&](const std::string& verdict) {
     if (verdict.starts_with("-")) return false;  // not given up yet
     if (verdict == "+") fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
-    if (!verdict.starts_with("?")) fail("rank 0 says: ", verdict.empty() ? "" : verdict.substr(1));
+    if (!verdict.starts_with("?")) refused_with(verdict);
     send_frame(connections_[0],
                bundle({std::to_string(back.incarnation), back.terms, back.card(interface_address())}), 5);
     const std::string answer = receive_frame(connections_[0], 5);
-    if (!answer.starts_with("+")) fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
+    if (!answer.starts_with("+")) refused_with(answer);
     welcome = Welcome::from(answer.substr(1));
     return true;
   });

@@ -194,7 +194,7 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
   const auto [end, error] = std::from_chars(servers.data(), servers.data() + servers.size(), o.servers);
   if (!servers.empty() && (error != std::errc() || end != servers.data() + servers.size() || o.servers < 0))
     refuse("--servers ", servers, ": expected a number of ranks from 0");
-  if (o.servers >= ranks) refuse("--servers ", o.servers, ": there are ", ranks, " ranks, and one at least must train");
+  check_servers(o.servers, ranks);
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
   if (!wire.empty() && wire != "f32" && wire != "bf16")

@@ -235,8 +235,7 @@ class Job {
       const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
       wait(stop_at || kill_at || soon ? 50 : 1000);
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
-      const bool any = std::any_of(ranks_.begin(), ranks_.end(),
-                                   [&](const Rank& r) { return goes_on_ ? r.ends_all() : r.failed(); });
+      const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return ends_job(r); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
       if (any && !c_.go_on && !stop_at) stop_at = now() + 0.5;
       // Rank 0's end is the job's: who was just started again would look for it in vain.
@@ -285,6 +284,8 @@ class Job {
     goes_on_ = goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
     if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
+    // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.
+    begun_ = !goes_on_ || !here_only() || (token && *token);
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
     const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port;
     int number = 0;
@@ -440,8 +441,7 @@ class Job {
           else if (n == 0 || errno != EINTR)
             close(std::exchange(ranks_[i].pipes[k], -1));
         }
-    // Elsewhere nobody tells; then rank 0 says who is missing.
-    if (!begun_) begun_ = !goes_on_ || !here_only() || std::getenv("TANDEM_TOKEN") || has_begun("TANDEM_JOB=" + job_);
+    if (!begun_) begun_ = has_begun("TANDEM_JOB=" + job_);
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
       for (Rank& r : ranks_)
@@ -487,6 +487,8 @@ class Job {
     if (k == 1 && !line.empty()) r.last = line;
   }
 
+  bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() : r.failed(); }
+
   void signal_all(int number) {
     for (const Rank& r : ranks_)
       if (r.running || number == SIGKILL) kill(-r.pid, number);
@@ -496,7 +498,7 @@ class Job {
   int verdict() {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
-      if ((goes_on_ ? r.ends_all() : r.failed()) && (!first || r.ended < first->ended)) first = &r;
+      if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return 0;
     for (const Rank& other : ranks_)
       if (other.failed() && !goes_on_ && other.number != first->number && other.ended < first->ended + 1 &&
