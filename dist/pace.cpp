@@ -27,8 +27,8 @@ namespace {
 double number(const std::string& option, const std::string& all, const std::string& text, double low) {
   double v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || !std::isfinite(v))
-    refuse(option, " ", all, ": '", text, "' is not a number from ", low);
+  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || v > 1e9)
+    refuse(option, " ", all, ": '", text, "' is no number from ", low, " to 1e9");
   return v;
 }
 
@@ -45,7 +45,7 @@ Pace Pace::parse(const std::string& pace, const std::string& slow, int ranks) {
     const std::size_t end = std::min(slow.find(',', at), slow.size());
     const std::string item = slow.substr(at, end - at);
     const std::size_t colon = item.find(':');
-    if (colon == std::string::npos) refuse("--slow ", slow, ": write RANK:FACTOR");
+    if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4");
     const double rank = number("--slow", slow, item.substr(0, colon), 0);
     if (rank >= ranks || rank != std::floor(rank)) refuse("--slow ", slow, ": there are ranks 0 to ", ranks - 1);
     p.slower[int(rank)] = number("--slow", slow, item.substr(colon + 1), 0.001);

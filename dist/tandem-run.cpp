@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "dist/hosts.h"
+#include "dist/pace.h"
 #include "dist/rendezvous.h"
 #include "dist/start.h"
 #include "layers/options.h"
@@ -118,15 +119,8 @@ Command parse(int argc, char** argv) {
     } else if (name == "--servers") {
       c.servers = std::to_string(count_in("--servers " + value, value));
     } else if (name == "--pace") {
-      const auto colon = value.find(':');
-      number_in("--pace " + value, value.substr(0, colon));
-      if (colon != std::string::npos) number_in("--pace " + value, value.substr(colon + 1));
       c.pace = value;
     } else if (name == "--slow") {
-      const auto colon = value.find(':');
-      if (colon == std::string::npos) refuse("--slow ", value, ": expected RANK:FACTOR, as in --slow 3:4");
-      count_in("--slow " + value, value.substr(0, colon));
-      number_in("--slow " + value, value.substr(colon + 1));
       c.slow += (c.slow.empty() ? "" : ",") + value;
     } else if (name == "--restart") {
       c.restarts = count_in("--restart " + value, value);
@@ -160,9 +154,7 @@ Command parse(int argc, char** argv) {
     c.hosts = {{"", n > 0 ? n : 1}};
   int ranks = 0;
   for (const Host& h : c.hosts) ranks += h.slots;
-  std::istringstream slow(c.slow);
-  for (std::string one; std::getline(slow, one, ',');)
-    if (std::stoi(one) >= ranks) refuse("--slow ", one, ": there is no rank ", std::stoi(one), " of ", ranks);
+  Pace::parse(c.pace, c.slow, ranks);
   return c;
 }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every command that a README shows behind a `$` is run as it stands there, in a folder of its own with the tree beside it.
 # It must end well, or still be at work when its time is over (a training need not be waited for): what this catches are
-# options, files and programs that are not what the text says.
+# options, files and programs that are not what the text says. And tests/README.md says what every test holds to account.
 #
 #   DOCUMENT_SECONDS  for each command (default 4)
 set -u
@@ -59,4 +59,7 @@ while IFS="$tab" read -r at command below <&3; do
   esac
 done 3<"$there/commands"
 [ $ran -gt 0 ] || { echo "no README shows a command"; exit 1; }
+for test in tests/test_*.cpp tests/check_*.sh; do
+  grep -qF "${test#tests/}" tests/README.md || { echo "tests/README.md says nothing of $test"; wrong=1; }
+done
 exit $wrong
