@@ -239,6 +239,7 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     if (!constants.count(key) || error != std::errc() || stop != to || !(value >= 0) || !std::isfinite(value))
       refuse(text, ": '", item, "' is not what ", name, known.empty() ? " has: it has no constants" : " has: write ",
              known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0");
+    if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
     if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
     given.push_back(key);
     constants[key] = value;
