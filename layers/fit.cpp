@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 
 #include "core/atomic_file.h"
@@ -29,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program at once.
-// Ranks may be threads of one process.
+// Ranks may be threads of one process: a signal stops them all.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a handler may write to it");
 
@@ -42,6 +43,8 @@ double now() {  // what a handler may call
 class StopOnSignal {
  public:
   StopOnSignal() {
+    std::lock_guard lock(mutex_);
+    if (trainings_++ > 0) return;
     stop_signal = 0, stopped_by = 0;
     struct sigaction action {};
     action.sa_handler = handle;
@@ -52,9 +55,14 @@ class StopOnSignal {
     }
   }
   ~StopOnSignal() {
+    std::lock_guard lock(mutex_);
+    if (--trainings_ > 0) return;
     for (auto& [number, name, before] : handled_) sigaction(number, &before, nullptr);
   }
-  const char* name_of(int signal) const {
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+  static const char* name_of(int signal) {
     for (auto& [number, name, before] : handled_)
       if (number == signal) return name;
     return "";
@@ -74,8 +82,11 @@ class StopOnSignal {
   struct Handled {
     int number;
     const char* name;
-    struct sigaction before {};
-  } handled_[3] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}};
+    struct sigaction before;
+  };
+  static inline Handled handled_[3] = {{SIGINT, "SIGINT", {}}, {SIGTERM, "SIGTERM", {}}, {SIGHUP, "SIGHUP", {}}};
+  static inline std::mutex mutex_;
+  static inline int trainings_ = 0;  // in this process, now: the first takes the signals, the last gives them back
 };
 
 // At most ten times a second on a terminal, where the line renews itself; silent otherwise until the epoch's own line.
@@ -877,7 +888,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (at.ended) stop("no better since epoch " + std::to_string(at.best_epoch));
   }
   stopped_by = report.stopped ? stop_signal.load() : 0;
-  if (stopped_by) reason = signals.name_of(stopped_by);
+  if (stopped_by) reason = StopOnSignal::name_of(stopped_by);
   if (report.stopped && over.empty()) progress.stopped(reason, at.step, std::int64_t(total));
   strategy.end();
   if (apart) at.step = std::max(at.step, strategy.steps(0)), tell_all(strategy, report);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -829,6 +830,43 @@ TEST(Fit, StopsAtTheStepAfterSigterm) {
   EXPECT_EQ(stopping_signal(), SIGTERM);
   fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
   EXPECT_EQ(stopping_signal(), 0);
+}
+
+// Ranks that are threads: one training ends while another goes on, and that one still stops; then signals are as they were.
+TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
+  std::promise<void> second_began, first_over;
+  auto train = [](const std::function<void()>& at_the_first_batch) {
+    std::unique_ptr<Backend> backend = reference_backend();
+    Tiny model;
+    SGD sgd({.learning_rate = 0.01});
+    Patterns data(*backend, 80, 16);
+    data.spoil = [&, met = false](std::vector<double>&) mutable {
+      if (!std::exchange(met, true)) at_the_first_batch();
+    };
+    return fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
+  };
+  struct sigaction before {}, after {};
+  sigaction(SIGTERM, nullptr, &before);
+  FitReport second;
+  std::thread beside;
+  const FitReport first = train([&] {
+    beside = std::thread([&] {
+      second = train([&] {
+        second_began.set_value();
+        first_over.get_future().wait();
+        std::raise(SIGTERM);
+      });
+    });
+    second_began.get_future().wait();
+  });
+  first_over.set_value();
+  beside.join();
+  EXPECT_FALSE(first.stopped);
+  EXPECT_TRUE(second.stopped);
+  EXPECT_EQ(second.steps, 3);  // the batch that spoils is the third
+  EXPECT_EQ(stopping_signal(), SIGTERM);
+  sigaction(SIGTERM, nullptr, &after);
+  EXPECT_EQ(before.sa_handler, after.sa_handler);
 }
 
 // ---- options --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // gradients go through pinned memory of the host.
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <thread>
 
 #include "datasets/loader.h"
@@ -72,6 +73,11 @@ std::string on_ranks(int n, const std::function<void(std::unique_ptr<Communicato
   return "";
 }
 
+// A training that a signal stopped (timeout(1) sends one) proves nothing: the program ends by it, as without a training.
+void end_if_stopped() {
+  if (const int signal = stopping_signal()) std::raise(signal);
+}
+
 // Elements of a sum over ranks, in chunks of odd sizes, that are not what they should be. Whole numbers: any order will do.
 int wrong_sums(Communicator& host, Backend& device, std::int64_t count) {
   Values mine, want;
@@ -134,8 +140,10 @@ void check_ranks(const Machine& machine, Table& table) {
     auto strategy = all_reduce(std::move(c), {.bucket_bytes = 65536, .deadline = 30});
     end = trained(*device, *strategy);
   });
+  end_if_stopped();
   Strategy alone;
   const Values one = trained(*machine.device(), alone);
+  end_if_stopped();
   judge(what + "parameters that differ between them", said, ends[0] != ends[1], 0);
   judge(what + "beside one rank", said, said.empty() ? test::difference(ends[0], one).error : 0, 1e-4, "of the largest");
 }
