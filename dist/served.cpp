@@ -70,7 +70,7 @@ bool Served::pull(int worker, ExchangeId exchange) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
-  w.pushes = false;
+  w.pushes = w.refused = false;
   if (!w.here && w.clock == 0) {  // a newcomer begins beside the slowest
     std::uint64_t slowest = UINT64_MAX;
     for (const Worker& other : workers_)

@@ -83,7 +83,7 @@ class Member::Thread {
       post_.send(0, n, std::as_bytes(std::span(*text)), text);
     });
     std::vector<std::string> all;
-    wait("what all ranks say", [&] { return heard_.count(k) > 0; }, [&] { all = heard_.at(k); });
+    wait("what all ranks say", [&] { return heard_.count(k) > 0; }, [&] { all = std::move(heard_.extract(k).mapped()); });
     return all;
   }
 
@@ -428,7 +428,7 @@ class Member::Thread {
       case What::answer_part: return wanted ? worker_->answer_part(n, elements) : void();
       case What::answer_end:
       case What::answer_here: return worker_->answer_ended(n, numbers_in<ExchangeId>(letter));
-      case What::velocity_part: return wanted ? worker_->velocity_part(elements) : void();
+      case What::velocity_part: return wanted ? worker_->velocity_part(s, elements) : void();
 
       case What::offer: return adoptions_->offered(from, n, numbers_in<ExchangeId>(letter));
       case What::copy_wanted: return worker_->copy_wanted(from, s);

@@ -31,6 +31,7 @@ std::string agreement(const Variables& variables) {
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
                                         {"TANDEM_WIRE", "f32"},
                                         {"TANDEM_SERVERS", "0"},
+                                        {"TANDEM_PIPELINE", "0"},
                                         {"TANDEM_CHANNEL", ""}})
     text << name << " " << value(name, otherwise) << "\n";
   return text.str();

@@ -21,7 +21,8 @@ Worker::Worker(const ServerLayout& layout, Post& post, Hears hears)
       statistics_out_(post.share(std::max<std::size_t>(64, layout.bytes(layout.statistics)))),
       landing_block_(post.place_of(landing_.get())->block),
       answers_(std::size_t(layout.shards())),
-      copies_(std::size_t(layout.shards())) {}
+      copies_(std::size_t(layout.shards())),
+      velocity_missing_(std::size_t(layout.shards())) {}
 
 // ---- the training thread's ------------------------------------------------------------------------------------------------
 void Worker::keep_first(Buffer parameters, Buffer statistics) {
@@ -104,6 +105,7 @@ void Worker::owner_changed(int s) {
     send(s);  // whether it is applied already, the table of the copy says
   }
   if (idle_ && missing_ == 0) tell_idle(s);
+  if (velocity_missing_[std::size_t(s)] > 0) ask_velocity_of(s);  // from its beginning: what came was another's
 }
 
 void Worker::ask_for_ticket() {
@@ -130,9 +132,12 @@ void Worker::tell_idle(int s) {
 
 void Worker::ask_velocity(void* into) {
   velocity_into_ = static_cast<std::byte*>(into);
-  velocity_missing_ = layout_.parameters;
   for (int s = 0; s < layout_.shards(); s++)
-    if (layout_.of_parameters(s)) post_.send(layout_.owner[std::size_t(s)], note(What::velocity_wanted, s));
+    if (layout_.of_parameters(s) && layout_.length(s) > 0) ask_velocity_of(s);
+}
+void Worker::ask_velocity_of(int s) {
+  velocity_missing_[std::size_t(s)] = layout_.length(s);
+  post_.send(layout_.owner[std::size_t(s)], note(What::velocity_wanted, s));
 }
 
 // ---- in -------------------------------------------------------------------------------------------------------------------
@@ -141,7 +146,7 @@ std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t byt
   const auto in = [&](void* vector) {
     return std::span(layout_.part(vector, s).at(std::int64_t(n[word::first])), bytes);
   };
-  if (what_of(n) == What::velocity_part && velocity_missing_ > 0 && layout_.of_parameters(s)) return in(velocity_into_);
+  if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0) return in(velocity_into_);
   if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half()));
   return {};
 }
@@ -180,8 +185,10 @@ void Worker::copy_wanted(int from, int s) {
   post_.send_parts(from, note(What::copy_part, s), layout_.part(half(mine->half), s), layout_.options.chunk);
 }
 
-void Worker::velocity_part(std::int64_t elements) {
-  if ((velocity_missing_ -= elements) == 0) hears_.velocity_here();
+void Worker::velocity_part(int s, std::int64_t elements) {
+  velocity_missing_[std::size_t(s)] -= elements;
+  const auto all_here = [](std::int64_t missing) { return missing == 0; };
+  if (std::all_of(velocity_missing_.begin(), velocity_missing_.end(), all_here)) hears_.velocity_here();
 }
 
 std::string Worker::missing() const {

@@ -59,7 +59,7 @@ class Worker {
   void answer_part(const Note& n, std::int64_t elements);
   void answer_ended(const Note& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
   void copy_wanted(int from, int s);
-  void velocity_part(std::int64_t elements);
+  void velocity_part(int s, std::int64_t elements);
 
   std::string missing() const;  // of whom it waits for an answer, by name
 
@@ -80,6 +80,7 @@ class Worker {
   void send(int s);
   void look(int s);  // is this answer complete, and with it the exchange?
   void tell_idle(int s);
+  void ask_velocity_of(int s);
 
   const ServerLayout& layout_;
   Post& post_;
@@ -97,7 +98,7 @@ class Worker {
   bool idle_ = false;
   std::uint64_t requests_ = 0, served_ = 0;  // for tickets; the last that was answered with one
   std::byte* velocity_into_ = nullptr;
-  std::int64_t velocity_missing_ = 0;  // elements
+  std::vector<std::int64_t> velocity_missing_;  // elements, by shard
 };
 
 }  // namespace tandem

@@ -52,7 +52,7 @@ Outcome run(const Drill& drill) {
     for (int life = 0;; life++) try {
         o.told_at_last[std::size_t(r)] = 0;
         auto backend = reference_backend(1);
-        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {statistics});
+        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {statistics}), velocity = Tensor::like(weights);
         Member member(std::move(channel), 10);
         auto memory = member.memory(n * 4);
         Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, DType::f32, memory);
@@ -83,6 +83,7 @@ Outcome run(const Drill& drill) {
           member.push(whole(gradient), whole(s), 16, {});
           member.pull(whole(weights), whole(s));
           told[std::size_t(r)]++, o.told_at_last[std::size_t(r)]++;
+          if (r == 0 && told[0] % 3 == 0) member.velocity(whole(velocity));  // as a checkpoint asks for it
         }
         member.finish(whole(weights), whole(s));
         member.gather("");
