@@ -64,7 +64,7 @@ class Drawn : public BatchSource {
 class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
-      : options_(options), member_(std::move(channel), options.deadline) {
+      : options_(options), member_(std::move(channel), options.deadline, options.tells) {
     check_servers(options.servers, size());
   }
 

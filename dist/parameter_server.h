@@ -23,6 +23,7 @@ struct ParameterServerOptions {
   DType wire = DType::f32;  // or bf16
   double deadline = 300;    // seconds that any wait may last
   Pace pace = {};
+  Member::Tells tells = {};  // server.h
 };
 
 // Throws UsageError where nobody would train. parameter_server() asks it; whoever can does so before the ranks have met.

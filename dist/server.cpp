@@ -43,8 +43,8 @@ std::vector<T> numbers_in(const std::vector<std::byte>& letter) {
 // both threads'; what begin() makes is made before the member's thread is told of it.
 class Member::Thread {
  public:
-  Thread(std::unique_ptr<Channel> channel, double deadline)
-      : channel_(std::move(channel)), deadline_(deadline), post_(*channel_) {
+  Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells)
+      : channel_(std::move(channel)), deadline_(deadline), tells_(std::move(tells)), post_(*channel_) {
     if (rank() == 0)
       coordinator_ = std::make_unique<Coordinator>(
           size(), [this](int to, const Note& n, const std::shared_ptr<const std::string>& text) {
@@ -53,8 +53,16 @@ class Member::Thread {
     channel_->on_message(
         {.place = [this](int from, const Note& n, std::size_t bytes) { return place(from, n, bytes); },
          .arrived = [this](int from, const Note& n, std::span<std::byte> b) { arrived(from, n, b); },
-         .lost = [this](int rank, const std::string&) { lost(rank); },
-         .returned = [this](int rank, std::uint64_t) { returned(rank); }});
+         .lost =
+             [this](int rank, const std::string& why) {
+               tell_person(why + ": the others go on without it");
+               lost(rank);
+             },
+         .returned =
+             [this](int rank, std::uint64_t) {
+               tell_person(channel_->where(rank) + " is back");
+               returned(rank);
+             }});
     thread_ = std::thread([this] { run(); });
   }
   ~Thread() {
@@ -284,6 +292,22 @@ class Member::Thread {
     }
   }
 
+  // Until the run is over: then ranks go, as they should.
+  void tell_person(const std::string& what) const {
+    if (coordinator_ && tells_ && !over_heard_) tells_(what);
+  }
+  void tell_refusals() const {
+    std::string all;
+    std::int64_t sum = 0;
+    for (const auto& [worker, count] : refused_) {
+      all += (all.empty() ? "" : ", ") + channel_->where(worker) + " " + std::to_string(count);
+      sum += count;
+    }
+    if (sum > 0)
+      tell_person(std::to_string(sum) + " of " + std::to_string(coordinator_->tickets_done()) +
+                  " gradients were not finite, and refused (" + all + "). A smaller --lr usually helps");
+  }
+
   void look_around() {
     if (coordinator_) coordinator_->look_around(now());
     if (!ready_) return;
@@ -311,10 +335,10 @@ class Member::Thread {
     std::array<double, 3> score{};
     if (!x.refused) score = {x.score.loss, x.score.correct, x.score.samples};
     if (x.gradient && coordinator_) {
-      done(x.ticket, score);  // at once: when its pull() returns it is counted
+      done(rank(), x.ticket, score, x.refused);  // at once: when its pull() returns it is counted
     } else if (x.gradient) {
       Note n = note(What::done);
-      n[word::number] = std::uint64_t(x.ticket);
+      n[word::number] = std::uint64_t(x.ticket), n[word::refused] = x.refused;
       const auto keep = std::make_shared<std::array<double, 3>>(score);
       post_.send(0, n, std::as_bytes(std::span(*keep)), keep);
     }
@@ -324,8 +348,10 @@ class Member::Thread {
       counts_.exchanges++, counts_.refused += x.refused;
     });
   }
-  void done(std::int64_t ticket, const std::array<double, 3>& score) {
+  void done(int worker, std::int64_t ticket, const std::array<double, 3>& score, bool refused) {
     if (!coordinator_->done(ticket, now())) return;
+    if (refused && refused_[worker]++ == 0)
+      tell_person("a gradient of " + channel_->where(worker) + " is not finite: it is refused, as all that are so will be");
     change([&] {
       score_.loss += score[0], score_.correct += score[1], score_.samples += score[2];
       tickets_done_ = coordinator_->tickets_done();
@@ -448,7 +474,7 @@ class Member::Thread {
       case What::done: {
         const std::vector<double> score = numbers_in<double>(letter);
         require(score.size() == 3, channel_->where(from), " sends a score of ", score.size(), " numbers");
-        return done(number, {score[0], score[1], score[2]});
+        return done(from, number, {score[0], score[1], score[2]}, n[word::refused] != 0);
       }
       case What::stop_all: return coordinator_->stop(now());
       case What::leaves: return coordinator_->leaves(from, now());
@@ -476,6 +502,7 @@ class Member::Thread {
         return none ? worker_->be_idle() : void();
       }
       case What::over:
+        tell_refusals();
         over_heard_ = true;
         return change([&] {
           over_ = true, stopped_ = number != 0;
@@ -503,6 +530,7 @@ class Member::Thread {
 
   const std::unique_ptr<Channel> channel_;
   const double deadline_;
+  const Tells tells_;
 
   // Made by begin(). `post_` goes before them: what it sends lies in them.
   std::unique_ptr<ServerLayout> layout_;
@@ -517,6 +545,7 @@ class Member::Thread {
   Early early_;  // when_ready()
   bool ready_ = false;  // this rank knows who owns what, and has a part in it
   bool over_heard_ = false;
+  std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, tickets
   // Losses and returns, since this rank is there: heard of, acted upon, and known to rank 0 when it named the owners.
   std::uint64_t changes_heard_ = 0, changes_ = 0, known_changes_ = 0;
   std::map<int, std::uint64_t> returned_at_;  // changes_ when that rank came back
@@ -548,8 +577,8 @@ class Member::Thread {
   std::thread thread_;  // last
 };
 
-Member::Member(std::unique_ptr<Channel> channel, double deadline)
-    : thread_(std::make_unique<Thread>(std::move(channel), deadline)) {}
+Member::Member(std::unique_ptr<Channel> channel, double deadline, Tells tells)
+    : thread_(std::make_unique<Thread>(std::move(channel), deadline, std::move(tells))) {}
 Member::~Member() = default;
 int Member::rank() const { return thread_->rank(); }
 int Member::size() const { return thread_->size(); }

@@ -61,8 +61,10 @@ class Member {
     std::int64_t adopted = 0;  // shards that came from lost ranks
   };
 
-  // deadline: seconds that any wait may last.
-  explicit Member(std::unique_ptr<Channel> channel, double deadline = 300);
+  // deadline: seconds that any wait may last. tells: at rank 0, what a person at the job should hear of, by the member's thread:
+  // who is lost or back, whose gradients are refused.
+  using Tells = std::function<void(const std::string&)>;
+  explicit Member(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {});
   ~Member();
   int rank() const;
   int size() const;

@@ -50,7 +50,7 @@ enum class What : std::uint64_t {
   say,         // number; a text
   ask_owners,  // by a rank that has come back
   want,        // request: a ticket, please. Ascending, also over the returns of a rank
-  done,        // number: of the ticket, which every server has applied; its score, three doubles
+  done,        // number: of the ticket, which every server has applied, or, with refused, some have not; its score, three doubles
   stop_all,    // nobody is to draw a ticket any more
   leaves,      // this worker draws no more tickets
   bye,         // this rank has the last weights

@@ -201,6 +201,7 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
+  o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.pace = Pace::parse(value("TANDEM_PACE"), value("TANDEM_SLOW"), ranks);
   return o;
 }

@@ -202,6 +202,18 @@ TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   }
 }
 
+TEST(Server, WhatIsRefusedLastCountsOnce) {
+  const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 30},
+                          [](int, Member&, std::int64_t t, Tensor& gradient, Tensor& weights) {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                            bowl(gradient, weights, t);
+                            if (t >= 20) gradient.write<float>()[n - 1] = std::nanf("");
+                          });
+  all_well(ends);
+  EXPECT_EQ(ends[0].counts.refused + ends[1].counts.refused, 10);
+  EXPECT_EQ(ends[1].counts.shard.version, 20u);
+}
+
 TEST(Server, TheLearningRateFollowsWhatWasApplied) {
   ServerOptions o{.how = Asynchrony::parse("asgd")};
   std::vector<std::int64_t> asked;
