@@ -38,13 +38,8 @@ class Members {
     if (const Json* v = take(name, Json::Kind::text, "a text")) to = v->text;
   }
   template <class T>
-  void number(const char* name, T& to, double low) {
-    const Json* v = take(name, Json::Kind::number, "a number");
-    if (!v) return;
-    if (!(v->number >= low) || (std::is_integral_v<T> && (v->number != std::floor(v->number) || v->number > 1e9)))
-      refuse(path_, ": \"", name, "\" is ", json_number(v->number), ": expected a ",
-             std::is_integral_v<T> ? "whole number" : "number", " from ", low);
-    to = T(v->number);
+  void number(const char* name, T& to, double low, double high = 1e9) {
+    if (const Json* v = take(name, Json::Kind::number, "a number")) to = within<T>(name, "is", v->number, low, high);
   }
   template <class T>
   void list(const char* name, std::vector<T>& to) {
@@ -57,8 +52,7 @@ class Members {
       if constexpr (texts) {
         to.push_back(item.text);
       } else {
-        if (!(item.number > 0)) refuse(path_, ": \"", name, "\" has ", json_number(item.number), " in it");
-        to.push_back(T(item.number));
+        to.push_back(within<T>(name, "has", item.number, std::is_integral_v<T> ? 1 : 1e-12, 1e9));
       }
     }
   }
@@ -67,6 +61,15 @@ class Members {
   }
 
  private:
+  template <class T>
+  T within(const char* name, const char* has, double value, double low, double high) const {
+    constexpr bool whole = std::is_integral_v<T>;
+    if (!(value >= low && value <= high) || (whole && value != std::floor(value)))
+      refuse(path_, ": \"", name, "\" ", has, " ", json_number(value), ": expected a ", whole ? "whole number" : "number", " from ",
+             low, " to ", high);
+    return T(value);
+  }
+
   const std::string& path_;
   const Json& json_;
   std::set<std::string> left_;
@@ -214,7 +217,7 @@ Plan read_plan(const std::string& path) {
   m.text("title", p.title), m.text("data_set", p.data_set), m.text("model", p.model), m.text("dtype", p.dtype);
   m.text("schedule", p.schedule);
   m.number("epochs", p.epochs, 1), m.number("batch", p.batch, 1), m.number("val", p.val, 1);
-  m.number("momentum", p.momentum, 0), m.number("weight_decay", p.weight_decay, 0), m.number("shape", p.shape, 0);
+  m.number("momentum", p.momentum, 0, 0.9999), m.number("weight_decay", p.weight_decay, 0), m.number("shape", p.shape, 0);
   if (const Json* v = m.take("augment", Json::Kind::boolean, "true or false")) p.augment = v->boolean;
   m.list("strategies", p.strategies), m.list("workers", p.workers), m.list("rates", p.rates);
   m.number("tuning_seeds", p.tuning_seeds, 1), m.number("tuning_epochs", p.tuning_epochs, 0), m.number("seeds", p.seeds, 1);
@@ -236,6 +239,9 @@ Plan read_plan(const std::string& path) {
 
 Results read_results(const std::string& path, const Plan& plan) {
   Results results;
+  std::error_code none;
+  if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none))
+    refuse(path, ": is not a regular file: name one for the results");
   std::ifstream file(path);
   std::string line;
   for (bool first = true; std::getline(file, line); first = false) {

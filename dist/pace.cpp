@@ -34,23 +34,36 @@ double number(const std::string& option, const std::string& all, const std::stri
 
 }  // namespace
 
-Pace Pace::parse(const std::string& pace, const std::string& slow, int ranks) {
-  Pace p;
-  if (!pace.empty()) {
-    const std::size_t colon = pace.find(':');
-    p.mean = number("--pace", pace, pace.substr(0, colon), 0) / 1e3;
-    if (colon != std::string::npos) p.shape = number("--pace", pace, pace.substr(colon + 1), 0);
-  }
+void check_shape(double shape) {
+  if (shape != 0 && !(shape >= 0.01 && shape <= 1e9))
+    refuse("a Gamma distribution of shape ", shape, ": expected 0 (always the mean), or 0.01 to 1e9");
+}
+
+std::map<int, double> parse_slower(const std::string& slow, int ranks) {
+  std::map<int, double> slower;
   for (std::size_t at = 0; at < slow.size();) {
     const std::size_t end = std::min(slow.find(',', at), slow.size());
     const std::string item = slow.substr(at, end - at);
     const std::size_t colon = item.find(':');
     if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4");
     const double rank = number("--slow", slow, item.substr(0, colon), 0);
-    if (rank >= ranks || rank != std::floor(rank)) refuse("--slow ", slow, ": there are ranks 0 to ", ranks - 1);
-    p.slower[int(rank)] = number("--slow", slow, item.substr(colon + 1), 0.001);
+    if (rank >= ranks || rank != std::floor(rank))
+      refuse("--slow ", slow, ": there is no ", item.substr(0, colon), " among 0 to ", ranks - 1);
+    slower[int(rank)] = number("--slow", slow, item.substr(colon + 1), 0.001);
     at = end + 1;
   }
+  return slower;
+}
+
+Pace Pace::parse(const std::string& pace, const std::string& slow, int ranks) {
+  Pace p;
+  if (!pace.empty()) {
+    const std::size_t colon = pace.find(':');
+    p.mean = number("--pace", pace, pace.substr(0, colon), 0) / 1e3;
+    if (colon != std::string::npos) p.shape = number("--pace", pace, pace.substr(colon + 1), 0);
+    check_shape(p.shape);
+  }
+  p.slower = parse_slower(slow, ranks);
   if (!p.slower.empty() && p.mean == 0) refuse("--slow ", slow, ": say how long a step takes too: --pace MILLISECONDS");
   return p;
 }

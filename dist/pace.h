@@ -10,6 +10,11 @@ namespace tandem {
 // One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
 double gamma_draw(double shape, const Philox& random);
 
+// Workers whose steps take longer, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1). Throws UsageError.
+std::map<int, double> parse_slower(const std::string& slow, int ranks);
+// Throws UsageError for a shape of which gamma_draw() makes no times: 0, and 0.01 and more.
+void check_shape(double shape);
+
 // Workers that sleep until a step has taken as long as a Gamma distribution says, so that asynchrony can be shown on few cores.
 struct Pace {
   double mean = 0, shape = 100;       // seconds; 0: nobody sleeps. Shape 0: always the mean

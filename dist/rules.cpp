@@ -236,9 +236,9 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     double value = 0;
     const char *from = item.data() + std::min(item.size(), key.size() + 1), *to = item.data() + item.size();
     const auto [stop, error] = std::from_chars(from, to, value);
-    if (!constants.count(key) || error != std::errc() || stop != to || !(value >= 0) || !std::isfinite(value))
+    if (!constants.count(key) || error != std::errc() || stop != to || !(value >= 0) || value > 1e9)
       refuse(text, ": '", item, "' is not what ", name, known.empty() ? " has: it has no constants" : " has: write ",
-             known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0");
+             known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0 to 1e9");
     if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
     if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
     given.push_back(key);

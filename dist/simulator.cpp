@@ -475,7 +475,12 @@ std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
 
 void check_simulation(const SimulatorOptions& options) {
   const VirtualCluster& c = options.cluster;
-  require(c.workers >= 1, "a simulation of ", c.workers, " workers");
+  if (c.workers < 1) refuse("a simulation of ", c.workers, " workers");
+  check_shape(c.shape);
+  constexpr double longest = 1e9;  // seconds, so that no sum of them is infinite
+  if (!(c.compute >= 0 && c.compute <= longest && c.latency >= 0 && c.latency <= longest))
+    refuse("steps of ", c.compute, " s and messages of ", c.latency, " s: expected 0 to 1e9");
+  if (c.bandwidth != 0 && !(c.bandwidth >= 1)) refuse("links of ", c.bandwidth, " bytes a second: expected 0 (no limit), or 1 and more");
   for (const auto& [worker, factor] : c.slower)
     if (worker < 0 || worker >= c.workers)
       refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);

@@ -245,7 +245,10 @@ class Job {
       // Stopped ranks (SIGSTOP) that others wait for are named by those; when nobody is left to wait, nobody would.
       stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
       if (stopped_since && now() >= stopped_since + silence && !kill_at) {
-        std::fprintf(stderr, "tandem-run: the ranks that are left are stopped (SIGSTOP) since %g s: they are ended\n", silence);
+        std::string names;
+        for (const Rank& r : ranks_)
+          if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
+        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n", silence, names.c_str());
         kill_at = now();
       }
       const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
@@ -500,8 +503,9 @@ class Job {
         break;
       }
     if (asked) return 128 + asked;
+    const bool told = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);  // of that nobody can
     std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
-                 first->how().c_str(), first->last.empty() ? "" : ": ", first->last.c_str());
+                 first->how().c_str(), told ? ": " : "", told ? first->last.c_str() : "");
     return WIFSIGNALED(first->status) ? 128 + WTERMSIG(first->status) : WEXITSTATUS(first->status);
   }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "dist/pace.h"
 #include "dist/simulator.h"
 #include "layers/loading.h"
 #include "layers/models.h"
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     SimulatorOptions s;
     VirtualCluster& c = s.cluster;
+    std::string slow;
     Options o = parse_options(
         argc, argv, "Simulates asynchronous training by many workers.",
         {.data_set = "fashion-mnist",
@@ -54,16 +56,13 @@ int main(int argc, char** argv) {
           [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
          {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
           [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
-         {"--slow", "WORKER:FACTOR, a worker whose steps take so many times as long; may be repeated", "",
-          [&](const std::string& v) {
-            const auto colon = v.find(':');
-            if (colon == std::string::npos) refuse("--slow ", v, ": write WORKER:FACTOR");
-            c.slower[int(number("--slow", v.substr(0, colon), 0))] = number("--slow", v.substr(colon + 1), 0.001);
-          }},
+         {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long", "",
+          [&](const std::string& v) { slow = v; }},
          {"--latency", "milliseconds of a message", "0",
           [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
          {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
           [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }}});
+    c.slower = parse_slower(slow, c.workers);
     s.epochs = o.epochs;
     s.schedule = Schedule::parse(o.schedule);
     s.seed = o.seed;

@@ -397,16 +397,17 @@ TrainingState state_of(const Training& t) {
 void tell_all(Strategy& strategy, FitReport& report) {
   std::ostringstream text;
   text.precision(17);
-  if (!report.epochs.empty())
-    for (const auto& v : {report.epochs.back().validation_loss, report.epochs.back().validation_accuracy,
-                          report.epochs.back().test_loss, report.epochs.back().test_accuracy})
-      text << v.value_or(-1) << ' ';
+  if (!report.epochs.empty()) {
+    const EpochReport& e = report.epochs.back();
+    for (const auto& v : {e.validation_loss, e.validation_accuracy, e.test_loss, e.test_accuracy})
+      v ? text << *v << ' ' : text << "- ";
+  }
   std::istringstream words(strategy.gather(text.str())[0]);
   if (strategy.rank() == 0 || report.epochs.empty()) return;
   EpochReport& e = report.epochs.back();
-  double v;
+  std::string word;  // a stream reads no inf and no nan, which losses may be
   for (auto* field : {&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy})
-    if (words >> v && v >= 0) *field = v;
+    if (words >> word && word != "-") *field = std::strtod(word.c_str(), nullptr);
 }
 
 // How good an epoch was: the larger, the better. Test pictures never choose.

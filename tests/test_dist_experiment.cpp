@@ -127,8 +127,16 @@ TEST_F(Experiment, PlansAreChecked) {
   EXPECT_NE(refused(R"({"strategies":["asgd","bsp","asgd"],"workers":[1],"rates":[0.1]})").find("asgd twice"),
             std::string::npos);
   EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[4,4],"rates":[0.1]})").find("4 twice"), std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[2.7],"rates":[0.1]})").find("whole number"), std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[1e300],"rates":[0.1]})").find("whole number from 1 to"), std::string::npos);
+  EXPECT_NE(refused("{" + rest + R"(,"momentum":5})").find("\"momentum\" is 5"), std::string::npos);
   EXPECT_NE(refused("[1]").find("is not a plan"), std::string::npos);
   EXPECT_NE(refused("{"), "");
+}
+
+TEST_F(Experiment, ResultsAreARegularFile) {
+  for (const char* path : {"/dev/null", "/tmp"})
+    EXPECT_TRUE(test::refused([&] { read_results(path, Plan{}); }, {path, "not a regular file"}));
 }
 
 }  // namespace

@@ -280,7 +280,9 @@ TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {
   AdamW adam({});
   EXPECT_TRUE(refused([&] { strategy->bind(adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
   EXPECT_TRUE(refused([] { Pace::parse("x", "", 2); }, {"--pace x"}));
-  EXPECT_TRUE(refused([] { Pace::parse("60", "2:4", 2); }, {"--slow 2:4", "ranks 0 to 1"}));
+  EXPECT_TRUE(refused([] { Pace::parse("60", "2:4", 2); }, {"--slow 2:4", "no 2 among 0 to 1"}));
+  EXPECT_TRUE(refused([] { Pace::parse("60", "0.5:4", 2); }, {"--slow 0.5:4"}));
+  EXPECT_TRUE(refused([] { Pace::parse("60:1e-310", "", 2); }, {"shape", "0.01"}));
   EXPECT_TRUE(refused([] { Pace::parse("", "1:4", 2); }, {"--pace MILLISECONDS"}));
 }
 

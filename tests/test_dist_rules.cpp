@@ -202,6 +202,7 @@ TEST(Rules, NamesAndConstantsAreChecked) {
   EXPECT_NE(said("ddc-asgd:lambda=-1"), "");
   EXPECT_NE(said("ddc-asgd:lambda=nan"), "");
   EXPECT_NE(said("asgd:lambda=1").find("no constants"), std::string::npos);
+  EXPECT_NE(said("ddc-asgd:lambda=1e39").find("to 1e9"), std::string::npos);
   EXPECT_NE(said("dc-asgd-a:decay=1.5").find("below 1"), std::string::npos);
   EXPECT_EQ(said("ddc-asgd:decay=0.5,lambda=1"), "");
   EXPECT_NE(said("ddc-asgd:lambda=3,lambda=4").find("lambda is given twice"), std::string::npos);

@@ -180,6 +180,11 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_NE(said("easgd:0").find("easgd:STEPS"), std::string::npos);
   EXPECT_NE(said("sgd").find("there is no update rule sgd"), std::string::npos);
   EXPECT_EQ(said("ssp:3+dana-slim"), "");
+  SimulatorOptions endless = of("asgd", 2);
+  endless.cluster.shape = 1e-310;
+  EXPECT_TRUE(refused([&] { check_simulation(endless); }, {"shape", "0.01"}));
+  endless.cluster.shape = 100, endless.cluster.bandwidth = 1e-320;
+  EXPECT_TRUE(refused([&] { check_simulation(endless); }, {"bytes a second"}));
   const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:lambda=1");
   EXPECT_EQ(a.staleness, 3);
   EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");
