@@ -129,5 +129,6 @@ Place place_in(const Variables& variables) {
 }
 
 int local_rank_from_environment() { return std::max(0, place_in().local_rank); }
+int local_size_from_environment() { return std::max(1, place_in().local_size); }
 
 }  // namespace tandem

@@ -1,11 +1,15 @@
 #include "layers/options.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
@@ -131,7 +135,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
        }});
   // More threads than cores only wait for each other; the bound catches the slip of a finger.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
-  specs.push_back({"--threads", "threads of the CPU backend (0: OMP_NUM_THREADS, else all cores)",
+  specs.push_back({"--threads", "threads of the CPU backend (0: OMP_NUM_THREADS, else all cores, or a rank's share of them)",
                    std::to_string(o.threads), [&o, most](const std::string& v) {
                      o.threads = number<int>("--threads", v, 0, most,
                                              "a whole number from 0 to " + std::to_string(most) + " (four per core)");
@@ -241,13 +245,26 @@ int cuda_index(const std::string& device) {  // of "cuda:1"
 
 int device_of_rank(int local_rank, int devices) { return devices > 0 ? local_rank % devices : 0; }
 
+int threads_of_rank(int local_size, int cores, int allowed) { return std::min(allowed, std::max(1, cores / local_size)); }
+
+namespace {
+// Where nobody says, ranks of one host do not take each other's cores: threads that wait for each other there spin in vain.
+int threads_for(const Options& o) {
+  const int ranks = local_size_from_environment();
+  if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
+  cpu_set_t bound;
+  const int cores = int(sysconf(_SC_NPROCESSORS_ONLN));
+  return threads_of_rank(ranks, cores, sched_getaffinity(0, sizeof bound, &bound) == 0 ? CPU_COUNT(&bound) : cores);
+}
+}  // namespace
+
 std::unique_ptr<Backend> make_backend(const Options& o) {
   std::unique_ptr<Backend> backend;
   try {
     if (o.device == "reference")
-      backend = reference_backend(o.threads);
+      backend = reference_backend(threads_for(o));
     else if (o.device == "cpu")
-      backend = cpu_backend(o.threads);
+      backend = cpu_backend(threads_for(o));
     else
       backend = cuda_backend(o.device == "cuda"
                                  ? device_of_rank(local_rank_from_environment(), cuda_devices())

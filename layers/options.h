@@ -71,6 +71,9 @@ void refuse_contradictions(const Options& options);
 
 // Which of a host's GPUs `--device cuda` is: one for each rank there, and around again where there are more ranks.
 int device_of_rank(int local_rank, int devices);
+// Of the CPU backend's threads, how many a rank has that shares its host's cores with others; `allowed`: the cores to which its
+// launcher has bound it.
+int threads_of_rank(int local_size, int cores, int allowed);
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);
 

@@ -133,7 +133,9 @@ class Strategy {
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
 // dist/, or in dist/none.cpp where there is no network library: then a distributed start is refused, never run as copies.
 std::unique_ptr<Strategy> strategy_from_environment();
-// Which of the ranks on this host this process is; 0 where the launcher does not say. Defined in dist/ in any case.
+// Which of the ranks on this host this process is, and of how many; 0 and 1 where the launcher does not say. Defined in dist/ in
+// any case.
 int local_rank_from_environment();
+int local_size_from_environment();
 
 }  // namespace tandem

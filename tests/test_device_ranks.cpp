@@ -314,5 +314,11 @@ TEST(DeviceRanks, EachRankOfAHostTakesAGpuOfItsOwn) {
   EXPECT_EQ(device_of_rank(1, 0), 0);  // there is none: cuda_backend() says why
 }
 
+TEST(DeviceRanks, RanksShareTheCoresOfAHost) {
+  EXPECT_EQ(threads_of_rank(2, 8, 8), 4);
+  EXPECT_EQ(threads_of_rank(2, 8, 1), 1);  // bound to a core by its launcher
+  EXPECT_EQ(threads_of_rank(3, 2, 2), 1);
+}
+
 }  // namespace
 }  // namespace tandem::test
