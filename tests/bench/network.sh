@@ -4,7 +4,8 @@
 #   host    all-reduce beside Open MPI and Gloo on one host, 2 and 4 ranks
 #   hosts   the same on 2 and 4 hosts at 1 Gbit/s; `link` is what plain TCP streams round the same hosts get (peers/link.py)
 #   steps   training on 2 hosts at 1 Gbit/s and 200 Mbit/s, beside PyTorch's DDP on Gloo
-#   server  push and pull with one server and one worker: on one host beside memory copy, on 2 hosts beside the link
+#   server  push and pull with one server and one worker: on one host beside memory copy, through memory that both see and over
+#           loopback; on 2 hosts beside the link
 # The hosts are those of tests/hosts.sh, and need its rights.
 set -u
 build=${BUILD:-build}
@@ -150,7 +151,21 @@ if wants server; then
   for ((turn = 0; turn < turns; turn++)); do
     "$build/tandem-run" -n 2 --strategy asgd --servers 1 "$build/bench_server" 10000000 | strip >>"$there/ours"
   done 2>"$there/errors"
-  server server/1host "$(awk -v n="$(column "$there/ours" 1)" -v t="$(column "$there/ours" 4)" 'BEGIN { print 4 * n / t }')" 'memory copy'
+  copy() { awk -v n="$(column "$there/ours" 1)" -v t="$(column "$there/ours" 4)" 'BEGIN { print 4 * n / t }'; }
+  server server/1host "$(copy)" 'memory copy'
+  # The shape of ps-lite's own benchmark: over loopback, since one of the two has another name and shared memory of its own.
+  if unshare --ipc --uts --mount true 2>/dev/null; then
+    rm -f "$there/ours"
+    for ((turn = 0; turn < turns; turn++)); do
+      loopback() { env TANDEM_STRATEGY=asgd TANDEM_SERVERS=1 WORLD_SIZE=2 RANK="$1" MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        TANDEM_TOKEN="$token" "${@:2}" "$build/bench_server" 10000000; }
+      port=$((20000 + RANDOM % 10000)) token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+      loopback 1 unshare --ipc --uts --mount sh -c 'hostname elsewhere; mount -t tmpfs none /dev/shm; exec "$@"' sh &
+      loopback 0 | strip >>"$there/ours"
+      wait
+    done 2>"$there/errors"
+    server server/loopback "$(copy)" 'memory copy'
+  fi
 fi
 wants hosts || wants steps || wants server || exit 0
 sh tests/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1 || { echo "several hosts: left out ($(cat "$there/rights"))"; exit 0; }
