@@ -188,7 +188,7 @@ void Owner::answer(int s) {
     n[word::what] = std::uint64_t(here ? What::answer_here : What::answer_end);
     n[word::pushes] = std::uint64_t(served.counts().pushes), n[word::version] = served.shard().version();
     // That is of the gradient. Statistics that are not finite are passed over too, and say so in the counts.
-    n[word::refused] = a.refused && layout_.of_parameters(s);
+    n[word::verdict] = layout_.of_parameters(s) ? std::uint64_t(a.verdict) : 0;
     auto applied = std::make_shared<std::vector<ExchangeId>>(served.applied());
     post_.send(a.worker, n, std::as_bytes(std::span(*applied)), applied);
   }

@@ -38,7 +38,7 @@ Served::Served(const Rule& rule, const Tensor& first, std::vector<float> scales,
 bool Served::finite(int worker, const Tensor& gradient) {
   if (workers_[std::size_t(worker)].samples > 0 && all_finite(gradient)) return true;
   counts_.refused[std::size_t(worker)]++;
-  workers_[std::size_t(worker)].refused = true;
+  workers_[std::size_t(worker)].verdict = Verdict::refused;
   return false;
 }
 
@@ -56,7 +56,8 @@ bool Served::push(int worker, ExchangeId exchange, const Tensor& gradient, std::
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
   w.pushes = w.here = true;
-  w.idle = w.refused = false;
+  w.idle = false;
+  w.verdict = Verdict::taken;
   w.samples = samples;
   w.clock++;
   // Another owner applied it, and could not tell.
@@ -70,7 +71,8 @@ bool Served::pull(int worker, ExchangeId exchange) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
-  w.pushes = w.refused = false;
+  w.pushes = false;
+  w.verdict = Verdict::taken;
   if (!w.here && w.clock == 0) {  // a newcomer begins beside the slowest
     std::uint64_t slowest = UINT64_MAX;
     for (const Worker& other : workers_)
@@ -151,7 +153,10 @@ void Served::apply_together() {
     Worker& w = workers_[m];
     if (!std::exchange(w.gradient, {}).defined()) continue;
     applied_[m] = w.waits;
-    if (good) count(int(m), delay, w.samples);
+    if (good)
+      count(int(m), delay, w.samples);
+    else if (w.verdict == Verdict::taken)
+      w.verdict = Verdict::left_out;
   }
 }
 
@@ -170,7 +175,7 @@ std::vector<Served::Answer> Served::answers() {
       shard_.pull(int(m), w.answer);
       if (options_.record) events_.push_back({false, int(m), w.waits});
     }
-    all.push_back({int(m), std::exchange(w.waits, 0), std::exchange(w.answer, {}), w.refused});
+    all.push_back({int(m), std::exchange(w.waits, 0), std::exchange(w.answer, {}), w.verdict});
   }
   return all;
 }

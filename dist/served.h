@@ -14,6 +14,9 @@ namespace tandem {
 
 using ExchangeId = std::uint64_t;
 
+// What became of a push. refused: it was not finite. left_out: with bsp, another's gradient of its step was refused.
+enum class Verdict : std::uint8_t { taken, left_out, refused };
+
 struct ServedCounts {
   std::uint64_t version = 0;  // updates applied
   std::int64_t pushes = 0, samples = 0;  // in them
@@ -55,7 +58,7 @@ class Served {
     int worker;
     ExchangeId exchange;
     Tensor weights;
-    bool refused;  // its gradient was not finite
+    Verdict verdict;
   };
   std::vector<Answer> answers();
 
@@ -71,7 +74,8 @@ class Served {
   struct Worker {
     ExchangeId seen = 0, waits = 0;  // waits: for an answer to this one; 0: for none
     bool pushes = false;             // and that is a push
-    bool here = true, idle = false, refused = false;  // here: others may have to wait for it
+    bool here = true, idle = false;  // here: others may have to wait for it
+    Verdict verdict = Verdict::taken;
     Tensor gradient;  // bsp: until all others' are there
     Tensor answer;    // is made already
     std::int64_t samples = 0;

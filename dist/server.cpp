@@ -177,7 +177,7 @@ class Member::Thread {
     wait("the answer to a push", [&] { return !waiting_; }, [&] { x = answered_; });
     waited_ += now() - begin;
     worker_->copy_answer(x.half(), parameters, statistics);
-    return !x.refused;
+    return x.verdict == Verdict::taken;
   }
 
   void leave() {
@@ -333,24 +333,24 @@ class Member::Thread {
 
   void answered(const Worker::Exchange& x) {
     std::array<double, 3> score{};
-    if (!x.refused) score = {x.score.loss, x.score.correct, x.score.samples};
+    if (x.verdict == Verdict::taken) score = {x.score.loss, x.score.correct, x.score.samples};
     if (x.gradient && coordinator_) {
-      done(rank(), x.ticket, score, x.refused);  // at once: when its pull() returns it is counted
+      done(rank(), x.ticket, score, x.verdict);  // at once: when its pull() returns it is counted
     } else if (x.gradient) {
       Note n = note(What::done);
-      n[word::number] = std::uint64_t(x.ticket), n[word::refused] = x.refused;
+      n[word::number] = std::uint64_t(x.ticket), n[word::verdict] = std::uint64_t(x.verdict);
       const auto keep = std::make_shared<std::array<double, 3>>(score);
       post_.send(0, n, std::as_bytes(std::span(*keep)), keep);
     }
     change([&] {
       waiting_ = false;
       answered_ = x;
-      counts_.exchanges++, counts_.refused += x.refused;
+      counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
     });
   }
-  void done(int worker, std::int64_t ticket, const std::array<double, 3>& score, bool refused) {
+  void done(int worker, std::int64_t ticket, const std::array<double, 3>& score, Verdict verdict) {
     if (!coordinator_->done(ticket, now())) return;
-    if (refused && refused_[worker]++ == 0)
+    if (verdict == Verdict::refused && refused_[worker]++ == 0)
       tell_person("a gradient of " + channel_->where(worker) + " is not finite: it is refused, as all that are so will be");
     change([&] {
       score_.loss += score[0], score_.correct += score[1], score_.samples += score[2];
@@ -474,7 +474,7 @@ class Member::Thread {
       case What::done: {
         const std::vector<double> score = numbers_in<double>(letter);
         require(score.size() == 3, channel_->where(from), " sends a score of ", score.size(), " numbers");
-        return done(from, number, {score[0], score[1], score[2]}, n[word::refused] != 0);
+        return done(from, number, {score[0], score[1], score[2]}, n[word::verdict] == std::uint64_t(Verdict::refused) ? Verdict::refused : Verdict::taken);
       }
       case What::stop_all: return coordinator_->stop(now());
       case What::leaves: return coordinator_->leaves(from, now());

@@ -88,7 +88,8 @@ class Member {
   // For the ticket that was drawn last. statistics: the running ones after its batches.
   void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score);
   void ask();  // for the weights alone
-  // The answer to the last push, to ask() or to begin(). True when its gradient was taken, false when it was refused: not finite.
+  // The answer to the last push, to ask() or to begin(). True when its gradient was taken by all owners;
+  // false when it was not finite, or, with bsp, another's of the same step.
   bool pull(Buffer parameters, Buffer statistics);
   // Nothing comes from here any more: what was drawn is drawn again by others, and the run is over when all workers say so.
   void leave();

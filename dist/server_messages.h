@@ -18,7 +18,7 @@ enum : std::size_t {
   number,  // of an exchange, a ticket, a gathering, a snapshot
   samples = 4, pushes = 4, tickets_done = 4,
   landing = 5, version = 5, request = 5, vectors = 5,
-  block = 6, refused = 6, vector = 6,
+  block = 6, verdict = 6, vector = 6,
   offset = 7
 };
 constexpr std::uint64_t none = UINT64_MAX;  // no ticket, no landing
@@ -33,7 +33,7 @@ enum class What : std::uint64_t {
   idle,           // shard, number: behind that exchange nothing is pushed for now; nobody need wait for it
   // The owner of a shard to a worker, for the exchange of that number.
   answer_part,  // shard, first, number; a part of the weights
-  answer_end,   // shard, number, pushes, version, refused; which exchanges are in the weights (ShardState::applied)
+  answer_end,   // shard, number, pushes, version, verdict; which exchanges are in the weights (ShardState::applied)
   answer_here,  // the same, and the weights are where `landing` said
   // Rank 0 to the owners of all shards, at the beginning. vector: 0 weights, 1 velocity; vectors: how many will come.
   first_part,  // shard, first, vector, vectors; a part of it
@@ -50,7 +50,7 @@ enum class What : std::uint64_t {
   say,         // number; a text
   ask_owners,  // by a rank that has come back
   want,        // request: a ticket, please. Ascending, also over the returns of a rank
-  done,        // number: of the ticket, which every server has applied, or, with refused, some have not; its score, three doubles
+  done,        // number: of the ticket, verdict: whether all owners have taken it; its score, three doubles
   stop_all,    // nobody is to draw a ticket any more
   leaves,      // this worker draws no more tickets
   bye,         // this rank has the last weights

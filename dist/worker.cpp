@@ -164,7 +164,7 @@ void Worker::answer_ended(const Note& n, std::vector<ExchangeId> applied) {
   a.ended = true;
   a.state = {n[word::version], std::int64_t(n[word::pushes]), std::move(applied)};
   if (what_of(n) == What::answer_here) a.landed = layout_.length(s);
-  a.refused = n[word::refused] != 0;
+  a.verdict = Verdict(std::min(n[word::verdict], std::uint64_t(Verdict::refused)));
   look(s);
 }
 
@@ -172,7 +172,7 @@ void Worker::look(int s) {
   Answer& a = answers_[std::size_t(s)];
   if (!a.ended || a.landed < layout_.length(s)) return;
   a.complete = true;
-  exchange_.refused = exchange_.refused || a.refused;
+  exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
   if (--missing_ > 0) return;
   if (idle_) be_idle();  // it was told so meanwhile

@@ -30,7 +30,7 @@ class Worker {
     std::int64_t samples = 0, ticket = -1;
     Score score = {};
     ExchangeId id = 0;     // set by start()
-    bool refused = false;  // by some owner: not finite
+    Verdict verdict = Verdict::taken;  // the worst of all owners
     int half() const { return int(id & 1); }  // where its answer lands
   };
   // over: the exchange has been answered as a whole. velocity_here: all of what ask_velocity() asked for.
@@ -67,7 +67,8 @@ class Worker {
   struct Answer {  // what has come of one, for a shard
     std::int64_t landed = 0;  // elements
     bool ended = false;       // which may come before the last part
-    bool complete = false, refused = false;
+    bool complete = false;
+    Verdict verdict = Verdict::taken;
     ShardState state = {};
   };
   struct Copy {

@@ -202,6 +202,29 @@ TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   }
 }
 
+TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
+  std::atomic<int> taken[2] = {0, 0};
+  const auto ends = ranks_say(2, [&, channels = std::make_shared<std::vector<std::unique_ptr<Channel>>>(in_process_channels(2, 30))](int r) {
+    auto backend = reference_backend();
+    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
+    Member member(std::move((*channels)[std::size_t(r)]), 30);
+    member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+                 {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 12, 300});
+    member.pull(whole(weights), whole(none));
+    while (const auto ticket = member.ticket()) {
+      gradient.fill(*ticket == 5 ? NAN : 1);  // in every shard
+      member.push(whole(gradient), whole(none), 16, {1, 1, 16});
+      taken[r] += member.pull(whole(weights), whole(none));
+    }
+    member.finish(whole(weights), whole(none));
+    member.gather("");
+    EXPECT_EQ(member.counts().shard.version, 5u) << "of six steps";
+    EXPECT_EQ(member.trained().samples, r == 0 ? 160 : 0);
+  });
+  EXPECT_EQ(ends, (std::vector<std::string>{"", ""}));
+  EXPECT_EQ(taken[0] + taken[1], 10);
+}
+
 TEST(Server, WhatIsRefusedLastCountsOnce) {
   const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 30},
                           [](int, Member&, std::int64_t t, Tensor& gradient, Tensor& weights) {
