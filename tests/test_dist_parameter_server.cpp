@@ -258,7 +258,7 @@ TEST(ParameterServer, WhatResumesGoesOn) {
   const auto folder = std::filesystem::temp_directory_path() / "tandem-test-ps";
   std::filesystem::remove_all(folder);
   Recipe all, half;
-  all.fit.schedule = half.fit.schedule = Schedule::parse("constant");
+  all.fit.schedule = half.fit.schedule = Schedule::parse("cosine");
   half.fit.stop_after = 17;
   half.fit.checkpoint = folder.string();
   const Ended whole = on_ranks(1, by("ddc-asgd"), all)[0];

@@ -202,6 +202,90 @@ TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   }
 }
 
+// A shard without a network: who is answered when.
+struct Alone {
+  std::unique_ptr<Backend> backend = reference_backend(1);
+  std::unique_ptr<Rule> rule = make_rule("asgd");
+  Tensor gradient = Tensor::full(*backend, {64}, 1);
+  std::vector<std::int64_t> rates_for = {};  // pushes
+  Served served;
+  explicit Alone(const char* how)
+      : served(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2,
+               {.how = Asynchrony::parse(how),
+                .learning_rate =
+                    [this](std::int64_t pushes) {
+                      rates_for.push_back(pushes);
+                      return 1.0;
+                    },
+                .place = [this](int, ExchangeId) { return Tensor::zeros(*backend, {64}); }}) {}
+  std::vector<int> answered() {
+    std::vector<int> all;
+    for (const Served::Answer& a : served.answers()) all.push_back(a.worker);
+    return all;
+  }
+  std::vector<int> after_push(int worker, ExchangeId exchange) {
+    served.push(worker, exchange, gradient, 16);
+    return answered();
+  }
+};
+using Workers = std::vector<int>;
+
+TEST(Served, WithSspNobodyIsFurtherAheadThanTheBound) {
+  Alone a("ssp:1+asgd");
+  EXPECT_EQ(a.after_push(0, 1), Workers{0});
+  EXPECT_EQ(a.after_push(0, 2), Workers{}) << "two steps ahead";
+  EXPECT_EQ(a.after_push(1, 1), (Workers{0, 1}));
+  EXPECT_EQ(a.after_push(0, 3), Workers{});
+  a.served.idle(1, 1);  // it has nothing to push for now
+  EXPECT_EQ(a.answered(), Workers{0});
+  EXPECT_EQ(a.after_push(1, 2), Workers{1});
+  a.served.idle(1, 1);  // late: it has pushed since
+  EXPECT_EQ(a.after_push(0, 4), Workers{});
+}
+
+TEST(Served, GoesOnWithTheCountsOfTheOwnerBefore) {
+  Alone a("asgd");
+  a.served.go_on(7, 9, {3, 0});
+  EXPECT_EQ(a.after_push(0, 3), Workers{0}) << "it is in the weights already, and its worker is told";
+  EXPECT_EQ(a.after_push(0, 4), Workers{0});
+  EXPECT_EQ(a.rates_for, std::vector<std::int64_t>{9});
+  EXPECT_EQ(a.served.counts().version, 8u);
+}
+
+TEST(Server, GradientsInHalfTheBytesArriveWhole) {
+  std::vector<std::vector<double>> weights;
+  for (DType wire : {DType::f32, DType::bf16}) {
+    ServerOptions o{.how = Asynchrony::parse("asgd")};
+    o.wire = wire;
+    const auto ends = serve(2, {.options = o, .faults = {.shared_memory = false}},
+                            [](int, Member&, std::int64_t, Tensor& gradient, Tensor&) { gradient.fill(1); });
+    all_well(ends);
+    weights.push_back(ends[0].weights);
+  }
+  EXPECT_EQ(weights[0], weights[1]);  // a one is one in both
+}
+
+TEST(Server, RunningStatisticsAreAWorkersShareOfTheDifference) {
+  auto channels = in_process_channels(2, 30);
+  const auto said = ranks_say(2, [&](int r) {
+    auto backend = reference_backend();
+    Tensor weights = Tensor::zeros(*backend, {n}), statistics = Tensor::full(*backend, {64}, 1);
+    Member member(std::move(channels[std::size_t(r)]), 30);
+    member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f),
+                 {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 1, 300});
+    member.pull(whole(weights), whole(statistics));
+    while (member.ticket()) {
+      statistics.fill(3);
+      member.push(whole(weights), whole(statistics), 16, {});
+      member.pull(whole(weights), whole(statistics));
+    }
+    member.finish(whole(weights), whole(statistics));
+    member.gather("");
+    EXPECT_EQ(statistics.values(), std::vector<double>(64, 2));  // half of the way from 1 to 3
+  });
+  EXPECT_EQ(said, (std::vector<std::string>{"", ""}));
+}
+
 TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
   std::atomic<int> taken[2] = {0, 0};
   const auto ends = ranks_say(2, [&, channels = std::make_shared<std::vector<std::unique_ptr<Channel>>>(in_process_channels(2, 30))](int r) {

@@ -867,6 +867,8 @@ TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
   EXPECT_EQ(stopping_signal(), SIGTERM);
   sigaction(SIGTERM, nullptr, &after);
   EXPECT_EQ(before.sa_handler, after.sa_handler);
+  train([] {});
+  EXPECT_EQ(stopping_signal(), 0);
 }
 
 // ---- options --------------------------------------------------------------------------------------------------------
