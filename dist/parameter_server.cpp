@@ -122,6 +122,9 @@ class ParameterServer : public Strategy {
     for (std::size_t r = 1; r < all.size(); r++)
       if (!all[r].empty() && all[r] != all[0])
         fail("rank 0 and rank ", r, " do not train the same model: start all ranks with the same program and options");
+    if (!drawn_ && options_.servers)
+      refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
+             "or train by fit()");
     if (drawn_ || size() == 1) return;  // the first pull brings rank 0's weights
     // A loop of the user's own computes its first gradient before anything is pulled.
     for (auto [vector, host] : {std::pair(&space.values, &values_), std::pair(&space.statistics, &statistics_)}) {
@@ -165,6 +168,7 @@ class ParameterServer : public Strategy {
   }
 
   void step(Optimizer& optimizer, const Variable& loss) override {
+    if (optimizer_ != &optimizer) bind(optimizer);  // a loop of the user's own need not
     if (!drawn_ && !begun_) {
       learning_rate_ = optimizer.learning_rate();
       begin_exchange(Tickets(0, INT64_MAX / 2, options_.deadline));
@@ -289,7 +293,7 @@ class ParameterServer : public Strategy {
     }
     OnHost velocity;
     Buffer v;
-    if (course_.resumed)
+    if (course_.resumed || !drawn_)  // a loop of the user's own does not say: zeros where it begins
       for (auto& [name, vector] : optimizer_->vectors())
         if (name == "velocity") v = velocity.download(vector);
     member_.begin(values_.download(space_->values), statistics_.download(space_->statistics), std::move(scales), std::move(o),

@@ -55,7 +55,9 @@ int main(int argc, char** argv) {
       if (strategy->rank() > 0) continue;
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), score.loss / score.samples,
                   100 * e.accuracy);
-      if (!o.checkpoint.empty()) save_checkpoint(file, {space, sgd}, at);
+      if (o.checkpoint.empty()) continue;
+      strategy->collect(sgd);  // under a parameter server: the momentum, from where it is
+      save_checkpoint(file, {space, sgd}, at);
     }
     strategy->end();
   });

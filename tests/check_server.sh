@@ -108,6 +108,19 @@ kill -KILL "$victim"
 ended 137
 said 'rank 0 on .* has died'
 
+# ---- a loop of one's own: its checkpoint has the momentum, which lies on the servers ----------------------------------------
+own="$build/own_loop --data synthetic --model mlp --batch 500 --checkpoint $there/own"
+says 0 'epoch 1' "$run" -n 2 --strategy asgd-m $own --epochs 1
+! command -v python3 >/dev/null || python3 - "$there/own/own_loop.safetensors" <<'END' || complain 'own_loop saved no momentum'
+import array, json, struct, sys
+b = open(sys.argv[1], 'rb').read()
+n = 8 + struct.unpack('<Q', b[:8])[0]
+at = json.loads(b[8:n])['optimizer/velocity/fc1.weight']['data_offsets']
+sys.exit(not any(array.array('f', b[n + at[0]:n + at[1]])))
+END
+says 0 'epoch 2' "$run" -n 2 --strategy asgd-m $own --epochs 2
+says 2 'none only serves' "$run" -n 2 --strategy asgd-m --servers 1 $own --epochs 1
+
 # ---- what is refused -------------------------------------------------------------------------------------------------------
 says 2 'one at least must train' "$run" -n 2 --strategy asgd --servers 2 $train
 says 2 'Choose --optimizer sgd' "$run" -n 2 --strategy ddc-asgd $train --optimizer adamw
