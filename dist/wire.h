@@ -70,7 +70,7 @@ class Wire {
   virtual void stand(const Standing& standing) = 0;
   // Has ended. If that was because of a failure, progress() knows of it now: ask that before you blame this rank.
   virtual bool left(int rank) const = 0;
-  // After a wait of too long: who is to blame, as far as can be known.
+  // After a wait of too long: who is to blame, as far as can be known; perhaps one that has left, see left().
   virtual int blame(int waits_for) = 0;
   virtual void fail(int culprit, const std::string& text) = 0;
   virtual std::vector<int> survivors() = 0;  // after a failure: those that still reach each other
