@@ -281,10 +281,7 @@ class Member::Thread {
         for (auto& c : commands) c();
         const bool some = channel_->progress();
         post_.let_go();
-        if (now() >= next_look) {
-          next_look = now() + 0.5;
-          look_around();
-        }
+        if (now() >= next_look) next_look = now() + look_around();
         if (!some) channel_->rest();
       }
     } catch (...) {
@@ -308,16 +305,19 @@ class Member::Thread {
                   " gradients were not finite, and refused (" + all + "). A smaller --lr usually helps");
   }
 
-  void look_around() {
+  double look_around() {  // and in how many seconds again
+    constexpr double seldom = 0.5;
     if (coordinator_) coordinator_->look_around(now());
-    if (!ready_) return;
+    if (!ready_) return seldom;
     {
       std::lock_guard lock(mutex_);
       missing_ = worker_->missing();
     }
     const double every = layout_->options.snapshots;
-    if (every <= 0 || over_heard_ || now() < next_snapshot_) return;
-    if (std::exchange(next_snapshot_, now() + every) > 0) owner_->send_snapshots(layout_->successor(rank(), post_.living()));
+    if (every <= 0 || over_heard_) return seldom;
+    if (now() >= next_snapshot_ && std::exchange(next_snapshot_, now() + every) > 0)
+      owner_->send_snapshots(layout_->successor(rank(), post_.living()));
+    return std::min(seldom, every);
   }
 
   void exchange() {

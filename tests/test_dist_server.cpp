@@ -6,10 +6,13 @@
 #include <cmath>
 
 #include "core/random.h"
+#include "dist/adoptions.h"
+#include "dist/in_process.h"
 #include "dist/post.h"
 #include "dist/rules.h"
 #include "dist/server.h"
 #include "dist/shard.h"
+#include "tests/channel_server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 
@@ -373,6 +376,130 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
         EXPECT_EQ(shard.values().values(), part(ends[0].weights).values()) << "shard " << s;
       }
     }
+}
+
+// ---- a shard alone -----------------------------------------------------------------------------------------------------
+TEST(Shard, APipelinedGradientIsAsOldAsThePullButOne) {
+  auto backend = reference_backend(1);
+  const auto rule = make_rule("asgd");
+  const Tensor g = Tensor::full(*backend, {64}, 1);
+  Tensor into[3] = {Tensor::like(g), Tensor::like(g), Tensor::like(g)};
+  Shard shard(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2, true);
+  shard.pull(0, into[0]);
+  EXPECT_EQ(shard.push(1, g, 1, 0), 0);
+  EXPECT_EQ(shard.push(1, g, 1, 0), 1);
+  EXPECT_EQ(shard.push_and_pull(0, g, 1, 0, into[1]), 2);  // of version 0, which both pulls gave
+  EXPECT_EQ(shard.push_and_pull(0, g, 1, 0, into[2]), 3);  // of version 0 still, under way before version 3 came
+  EXPECT_EQ(shard.push_and_pull(0, g, 1, 0, into[0]), 1);  // of version 3
+}
+
+TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
+  auto backend = reference_backend(1);
+  for (const std::string& name : rule_names()) {
+    SCOPED_TRACE(name);
+    const auto rule = make_rule(name);
+    const Tensor g = Tensor::full(*backend, {64}, 1);
+    Shard shard(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2);
+    for (int worker : {0, 1}) shard.pull(worker), shard.push(worker, g, 0.1, 0.9);
+    shard.forget(1);
+    const std::vector<Tensor> kept = shard.kept();
+    const std::size_t shared = rule->keeps().velocity, each = (kept.size() - shared) / 2;  // vectors
+    for (std::size_t k = 0; k < kept.size(); k++)
+      EXPECT_EQ(kept[k].values()[0] == 0, k >= shared + each) << "vector " << k;
+    EXPECT_EQ(shard.gap(1), 0);
+    EXPECT_EQ(shard.push(1, g, 0.1, 0.9), 0);
+  }
+}
+
+// ---- adoption ----------------------------------------------------------------------------------------------------------
+// Rank 1 is lost in the midst of its first snapshot, comes back, and sends its first snapshot.
+TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
+  constexpr std::int64_t half = 512;
+  auto channels = in_process_channels(2, 10);
+  Listener hears(*channels[1]);
+  Post post(*channels[0]);
+  ServerLayout layout({.how = Asynchrony::parse("asgd-m")}, 2, DType::f32, 4 * half, 0);
+  layout.owner[1] = 0;
+  std::vector<Adoptions::Adopted> adopted;
+  Adoptions adoptions(layout, post, [&](Adoptions::Adopted&& a) { adopted.push_back(std::move(a)); });
+  const auto fill = [](std::span<std::byte> at, float value) {
+    for (std::size_t i = 0; i < at.size(); i += sizeof value) std::memcpy(at.data() + i, &value, sizeof value);
+  };
+  const auto snapshot = [&](int part, float value) {
+    Note n = note(What::snapshot_part, 1);
+    n[word::first] = std::uint64_t(part * half), n[word::number] = 1, n[word::vectors] = 1;
+    fill(adoptions.place(1, n, half * sizeof value).value(), value);
+    adoptions.snapshot_part(n, half);
+  };
+  const auto adopt = [&] {
+    adoptions.begin(1);
+    Note offer = note(What::offer, 1);
+    adoptions.offered(0, offer, {0, 0});
+    offer[word::version] = 8;
+    adoptions.offered(1, offer, {3, 4});
+    const Note part = note(What::copy_part, 1);
+    fill(adoptions.place(1, part, 2 * half * sizeof(float)).value(), 5);
+    adoptions.copy_part(1, part, 2 * half);
+    return std::exchange(adopted, {}).at(0);
+  };
+  snapshot(0, 1);
+  adoptions.lost(1);
+  snapshot(1, 2);
+  EXPECT_TRUE(adopt().kept.empty());
+  snapshot(0, 3);
+  const Adoptions::Adopted a = adopt();
+  EXPECT_EQ(a.state.version, 7u);
+  EXPECT_EQ(a.state.applied, (std::vector<ExchangeId>{3, 4}));
+  ASSERT_EQ(a.kept.size(), 1u);
+  float ends[2];
+  std::memcpy(&ends[0], a.kept[0].data(), 4), std::memcpy(&ends[1], a.kept[0].data() + a.kept[0].size() - 4, 4);
+  EXPECT_EQ(ends[0], 3);
+  EXPECT_EQ(ends[1], 2);
+  post.let_go();
+}
+
+// Two servers, one of which dies: the gradients before were ones, those after it zeros, and the weights glide on.
+TEST(Server, AnAdoptedShardKeepsItsMomentum) {
+  auto channels = in_process_channels(3, 10);
+  std::atomic<bool> dies = false, dead = false;
+  const auto said = ranks_say(3, [&](int r) {
+    const std::shared_ptr<void> when_all_else_has_gone(nullptr, [&](void*) { dead = dead || r == 2; });
+    auto channel = std::move(channels[std::size_t(r)]);
+    auto backend = reference_backend();
+    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
+    Member member(std::move(channel), 10);
+    member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+                 {.how = Asynchrony::parse("asgd-m"),
+                  .servers = 2,
+                  .momentum = 0.5,
+                  .learning_rate = [](std::int64_t) { return 1.0; },
+                  .snapshots = 0.002},
+                 {0, 6, 300});
+    if (r == 2) {
+      while (!dies) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      throw Killed("killed by the test");
+    }
+    if (member.trains()) member.pull(whole(weights), whole(none));
+    while (const auto ticket = member.ticket()) {
+      if (*ticket == 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // some snapshots
+        dies = true;
+        while (!dead) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        gradient.fill(0);
+      }
+      member.push(whole(gradient), whole(none), 16, {});
+      member.pull(whole(weights), whole(none));
+    }
+    member.finish(whole(weights), whole(none));
+    member.gather("");
+    // v = 1, 1.5, 0.75, 0.375, …
+    if (r == 0) {
+      EXPECT_EQ(weights.values(), std::vector<double>(n, -(1 + 1.5 + 0.75 + 0.375 + 0.1875 + 0.09375)));
+    }
+    EXPECT_EQ(member.counts().adopted, r == 1 ? 1 : 0);
+  });
+  EXPECT_EQ(said[0], "");
+  EXPECT_EQ(said[1], "");
 }
 
 // A rank that dies gives up what it was sending, while another one may be reading it.
