@@ -23,6 +23,11 @@ says 0 '2 ranks, bsp+asgd-m: batch 50 each, lr 0.04' "$run" -n 2 --strategy bsp 
 says 0 '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train && alike 3
 says 0 '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train && alike 2
 says 0 '2 ranks, ddc-asgd' env TANDEM_CHANNEL=ucx "$run" -n 2 --strategy ddc-asgd $train && alike 2
+# Paced, who is four times as slow does about a quarter of what the other does.
+says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $train --metrics "$there/paced" --trace "$there/trace"
+exchanges() { sed -n "s/.*\"rank\":$1,.*\"exchanges\":\([0-9]*\).*/\1/p" "$there/paced"; }
+[ "$(exchanges 0)" -gt $((2 * $(exchanges 1))) ] || complain "paced ranks exchanged $(exchanges 0) and $(exchanges 1) times"
+grep -q '"push and pull"' "$there/trace" || complain 'the trace has no push and pull'
 # A checkpoint goes on, with other ranks too.
 says 0 'stopped after step 100 of 200' "$run" -n 2 --strategy ddc-asgd $train --checkpoint "$there/run" --stop-after 100
 says 0 'ranks was 2 and is 3' "$run" -n 3 --strategy ddc-asgd $train --resume "$there/run"
