@@ -52,6 +52,9 @@ class Drawn : public BatchSource {
   std::map<std::string, std::string> description() const override { return all_.description(); }
 
   std::int64_t tickets_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_; }
+  std::optional<std::int64_t> epoch() const {  // of the next batch; nothing: it is not drawn yet, or there is none
+    return ticket_ ? std::optional(*ticket_ / tickets_per_epoch()) : std::nullopt;
+  }
 
  private:
   ParameterServer& strategy_;
@@ -93,6 +96,10 @@ class ParameterServer : public Strategy {
   std::int64_t steps(std::int64_t mine) const override {
     return std::max(mine, (first_ticket_ + member_.tickets_done()) / batches_to_a_step());
   }
+  std::int64_t epochs_behind(std::int64_t epoch) const override {
+    return std::max(epoch + 1, over_ ? course_.epochs : drawn_->epoch().value_or(0));
+  }
+  bool saves_after_failure() override { return member_.is_first_of_what_is_left(); }
 
   void sync_batch_norm(Module&) override {
     if (size() > 1)

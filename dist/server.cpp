@@ -205,6 +205,12 @@ class Member::Thread {
   void stop() {
     tell([this] { post_.send(0, note(What::stop_all)); });
   }
+  bool is_first_of_what_is_left() const {
+    std::lock_guard lock(mutex_);
+    if (!failed_ || rank() == 0 || !trains()) return false;  // failed: the thread has ended, and the channel is this one's
+    const std::vector<bool> living = channel_->living();
+    return std::find(living.begin() + 1, living.end(), true) - living.begin() >= rank();
+  }
   bool stopped() const {
     std::lock_guard lock(mutex_);
     return stopped_;
@@ -602,6 +608,7 @@ bool Member::pull(Buffer parameters, Buffer statistics) { return thread_->pull(p
 void Member::finish(Buffer parameters, Buffer statistics) { thread_->finish(parameters, statistics); }
 void Member::ask() { thread_->ask(); }
 void Member::stop() { thread_->stop(); }
+bool Member::is_first_of_what_is_left() const { return thread_->is_first_of_what_is_left(); }
 bool Member::stopped() const { return thread_->stopped(); }
 Score Member::trained() { return thread_->trained(); }
 std::int64_t Member::tickets_done() const { return thread_->tickets_done(); }

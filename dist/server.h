@@ -95,6 +95,8 @@ class Member {
   void leave();
   // Leaves, and waits for the others; then the last weights.
   void finish(Buffer parameters, Buffer statistics);
+  // After one of these calls threw because rank 0 is lost: is this the lowest worker that lives, as far as it knows?
+  bool is_first_of_what_is_left() const;
   void stop();  // no more tickets are drawn, by anyone; any rank
   bool stopped() const;
 

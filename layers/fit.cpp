@@ -423,6 +423,7 @@ MetricFields fields_of(const EpochReport& e) {
                  {"epoch", std::int64_t(e.epoch)},
                  {"train_loss", e.train_loss},
                  {"train_accuracy", e.train_accuracy}};
+  if (e.first > 0 && e.first < e.epoch) f.push_back({"first_epoch", std::int64_t(e.first)});
   if (e.validation_accuracy) {
     f.push_back({"val_loss", *e.validation_loss});
     f.push_back({"val_accuracy", *e.validation_accuracy});
@@ -439,7 +440,8 @@ MetricFields fields_of(const EpochReport& e) {
 
 std::string line_of(const EpochReport& e, int epochs) {
   char text[200];
-  int n = std::snprintf(text, sizeof text, "epoch %d/%d  loss %.4f", e.epoch, epochs, e.train_loss);
+  const std::string from = e.first > 0 && e.first < e.epoch ? std::to_string(e.first) + "-" : "";
+  int n = std::snprintf(text, sizeof text, "epoch %s%d/%d  loss %.4f", from.c_str(), e.epoch, epochs, e.train_loss);
   auto add = [&](const char* format, auto... values) {
     n += std::snprintf(text + n, sizeof text - std::size_t(n), format, values...);
   };
@@ -738,12 +740,22 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 
   // When another rank is lost. What is here is a whole step's: parameters change only when all that it needs has arrived.
   Score whole = at.so_far;  // of the running epoch, after that step
+  // Apart, the run's place is that of all ranks.
+  auto place = [&] {
+    at.step = strategy.steps(0);
+    const std::int64_t drawn = at.step * together, epoch = at.epoch;
+    at.epoch = std::min<std::int64_t>(drawn / tickets, options.epochs);
+    at.batch = at.epoch < options.epochs ? drawn % tickets * options.accumulate : 0;
+    if (at.epoch != epoch) at.so_far = {};
+  };
   OnFailure keep([&] {
     if (at.step == began || !strategy.saves_after_failure()) return;
-    // A step that was made before its exchange failed.
-    if (const StepState made = optimizer.read_state(); due && std::int64_t(made.step + made.skipped) > at.step)
-      at.step++, at.batch = batch.index + 1;
     at.so_far = whole;
+    // A step that was made before its exchange failed.
+    if (apart)
+      place();
+    else if (const StepState made = optimizer.read_state(); due && std::int64_t(made.step + made.skipped) > at.step)
+      at.step++, at.batch = batch.index + 1;
     if (!files.take_over(at)) return;
     save_checkpoint(files.last(), training, at, settings);
     std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
@@ -758,13 +770,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                    .so_far = [&] { return Score{tally.read().loss, double(correct.item()), seen}; },
                    .asked_to_stop = [] { return stop_signal != 0; },
                    .resumed = files.resumes()});
-  // Apart, the run's place is that of all ranks.
-  auto place = [&] {
-    at.step = strategy.steps(0);
-    const std::int64_t drawn = at.step * together;
-    at.epoch = std::min<std::int64_t>(drawn / tickets, options.epochs);
-    at.batch = at.epoch < options.epochs ? drawn % tickets * options.accumulate : 0;
-  };
+  auto judged = Clock::now();  // the epoch before; apart, others train while one evaluates
   while (at.epoch < options.epochs && !report.stopped) {
     EpochReport e{.epoch = int(at.epoch) + 1,
                   .learning_rate = rate_of(std::max<std::int64_t>(0, at.step - 1)),
@@ -775,10 +781,11 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     strategy.begin_epoch(e.epoch - 1);
     model.train();
     optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
-    correct.fill(at.so_far.correct);
-    tally.begin(at.so_far.loss);
-    seen = at.so_far.samples;
-    double correct_before = at.so_far.correct;
+    const Score resumed = apart ? Score() : at.so_far;  // apart, what was trained is counted by the strategy
+    correct.fill(resumed.correct);
+    tally.begin(resumed.loss);
+    seen = resumed.samples;
+    double correct_before = resumed.correct;
     auto begin = Clock::now();
     progress.begin();
     data.train.start(at.epoch, at.batch);
@@ -813,12 +820,12 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                          {"loss", sums.last},
                          {"learning_rate", e.learning_rate}});
         const double accuracy = correct.item() / seen;
-        const double rate = (seen - at.so_far.samples) * strategy.size() / seconds_since(begin);
+        const double rate = (seen - resumed.samples) * strategy.size() / seconds_since(begin);
         progress.step(e.epoch, batch.index + 1, per_epoch, sums.loss / seen, accuracy, rate, e.learning_rate);
         if (due) exchange.end_step(at.step, sums.loss / seen, accuracy, e.learning_rate, rate);
         if (one_batch) last_correct = correct.item() - std::exchange(correct_before, correct.item());
         learnt = learnt || (due && one_batch && sums.last < OneBatch::near_zero);
-        if (due) whole = {sums.loss, correct.item(), seen};
+        if (due && !apart) whole = {sums.loss, correct.item(), seen};
       }
       if (!due) continue;
       if (stop_signal || learnt) strategy.request_stop();
@@ -831,11 +838,17 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     backend.synchronize();
     e.seconds = seconds_since(begin);
     if (at.step > began) give_up_if_so(batch.index);
-    const double before = at.so_far.samples;  // were trained by the run that was resumed
-    whole = at.so_far = strategy.trained({tally.read().loss, double(correct.item()), seen});
+    const Score before = at.so_far;  // was trained by the run that was resumed
+    at.so_far = strategy.trained({tally.read().loss, double(correct.item()), seen});
+    if (apart) {
+      const double meanwhile = seconds_since(std::exchange(judged, Clock::now()));
+      if (at.so_far.samples > seen) e.seconds = meanwhile;
+      at.so_far = before + at.so_far;
+    }
+    whole = at.so_far;
     e.train_loss = at.so_far.loss / std::max(1.0, at.so_far.samples);
     e.train_accuracy = at.so_far.correct / std::max(1.0, at.so_far.samples);
-    e.images_per_second = (at.so_far.samples - before) / std::max(1e-9, e.seconds);
+    e.images_per_second = (at.so_far.samples - before.samples) / std::max(1e-9, e.seconds);
     strategy.merge_statistics(space);
     if (ema) {
       Ema::Shown averages(*ema);
@@ -845,10 +858,12 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       stop(learnt ? "loss below 0.01" : apart ? "a rank was asked to stop" : "strategy");
     if (apart && options.stop_after > 0 && strategy.steps(0) >= options.stop_after) stop("--stop-after");
     if (report.stopped) {
-      if (apart) place(), at.so_far = {};
+      if (apart) place();
       save(files.last());
       break;
     }
+    if (apart) at.epoch = strategy.epochs_behind(at.epoch) - 1;
+    e.first = std::exchange(e.epoch, int(at.epoch) + 1);
     observer.evaluation(true);
     std::optional<Observer::Phase> phase(std::in_place, observer, "evaluation");
     {
@@ -870,7 +885,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     // A signal ends an evaluation too, on all ranks; a run that goes on begins with it.
     if (apart ? stop_signal && judges : strategy.combine({double(stop_signal != 0), 0, 0}).loss > 0) {
       stop("strategy");
-      if (apart) strategy.end(), place(), at.so_far = {};
+      if (apart) strategy.end(), place(), at.so_far = strategy.trained({});
       save(files.last());
       break;
     }

@@ -33,6 +33,9 @@ Loss cross_entropy_loss(double label_smoothing = 0);
 struct Score {
   double loss = 0;  // sum over samples
   double correct = 0, samples = 0;
+  friend Score operator+(const Score& a, const Score& b) {
+    return {a.loss + b.loss, a.correct + b.correct, a.samples + b.samples};
+  }
 };
 
 // What a run is to be. Strategies whose ranks are apart count its steps and set its learning rate themselves.
@@ -65,6 +68,8 @@ class Strategy {
   virtual int batches_to_a_step() const { return 1; }  // of batches(), beside the accumulated ones: those of other ranks
   virtual void follow(const Course& course) { (void)course; }         // before the first start() of the batches
   virtual std::int64_t steps(std::int64_t mine) const { return mine; }  // of all ranks, when this one has made so many
+  // Epochs that are behind this rank, which was in this one: apart, others may have trained all of several.
+  virtual std::int64_t epochs_behind(std::int64_t epoch) const { return epoch + 1; }
   virtual void collect(Optimizer& optimizer) { (void)optimizer; }     // at rank 0: what it remembers, from where that is
 
   virtual void prepare(Module& model, Loss& loss) { (void)model, (void)loss; }
