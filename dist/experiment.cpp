@@ -268,6 +268,21 @@ double chosen_rate(const Plan& plan, const Results& results, const std::string& 
   return search(plan, results, strategy, workers).rate;
 }
 
+namespace {
+// A last line that was cut off goes: it holds no run, and must not swallow the next one.
+void end_with_a_line(const std::string& path, std::ofstream& file) {
+  const std::string all = read_file(path);
+  const std::size_t begin = all.rfind('\n') + 1;
+  if (begin == all.size()) return;
+  try {
+    Json::parse(all.substr(begin));
+    file << "\n" << std::flush;
+  } catch (const Error&) {
+    std::filesystem::resize_file(path, begin);
+  }
+}
+}  // namespace
+
 Results carry_out(const Plan& plan, const std::string& path, int jobs, const std::function<Outcome(const Trial&)>& run,
                   const std::function<void(const Trial&, const Outcome&)>& ended) {
   Results results = read_results(path, plan);
@@ -276,11 +291,10 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
   std::ofstream file(path, std::ios::app);
   if (!file) refuse(path, ": cannot be written");
   lock.take(path, path, "writes its results there");
-  // A line that was cut off must not swallow the next one.
   if (fresh)
     file << "{\"experiment\":" << json_quoted(conditions(plan)) << "}\n" << std::flush;
   else
-    file << "\n" << std::flush;
+    end_with_a_line(path, file);
 
   std::mutex mutex;
   std::condition_variable changed;

@@ -9,6 +9,7 @@
 
 #include "core/backend.h"
 #include "core/trace.h"
+#include "dist/rules.h"
 
 namespace tandem {
 namespace {
@@ -149,8 +150,7 @@ class ParameterServer : public Strategy {
     if (!sgd)
       refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", options_.how.text(),
              ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
-    if (sgd->options().nesterov && rank() == 0 && size() > 1)
-      std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", options_.how.text().c_str());
+    if (rank() == 0 && size() > 1) note_what_does_not_hold(sgd->options());
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
     optimizer.gradients_are_shares_of(drawn_ ? 1 : workers());
     momentum_ = sgd->options().momentum;
@@ -282,6 +282,16 @@ class ParameterServer : public Strategy {
  private:
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
 
+  void note_what_does_not_hold(const SGDOptions& o) const {
+    const std::string how = options_.how.text();
+    const Rule::Keeps keeps = make_rule(options_.how.rule)->keeps();
+    if (o.momentum > 0 && !keeps.velocity && !keeps.own)
+      std::fprintf(stderr, "note: %s has no momentum: %g is not used\n", how.c_str(), o.momentum);
+    else if (o.nesterov)
+      std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", how.c_str());
+    if (space_->values.backend().deterministic() && !together() && workers() > 1)
+      std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", how.c_str());
+  }
   void begin_exchange(Tickets tickets) {
     std::vector<float> scales(std::size_t(space_->elements() / ParameterSpace::alignment));
     for (const Segment& s : space_->segments())

@@ -126,8 +126,7 @@ class Member::Thread {
         worker_->send_first(std::move(v));
       }
       owner_->begin();
-      ready_ = true;
-      early_.handle();
+      ready();
       exchange();
     });
     // Here nobody waits: pull() does.
@@ -275,7 +274,7 @@ class Member::Thread {
     try {
       // Others may still need what this rank has sent: after a good end it goes when all of that has gone, or soon after.
       constexpr double patience = 10;
-      double leaves_at = 0, next_look = 0;
+      double leaves_at = 0;
       for (;;) {
         std::deque<std::function<void()>> commands;
         {
@@ -287,7 +286,7 @@ class Member::Thread {
         for (auto& c : commands) c();
         const bool some = channel_->progress();
         post_.let_go();
-        if (now() >= next_look) next_look = now() + look_around();
+        if (now() >= next_look_) next_look_ = now() + look_around();
         if (!some) channel_->rest();
       }
     } catch (...) {
@@ -330,6 +329,11 @@ class Member::Thread {
     if (!trains()) return;
     worker_->start({});
     worker_->ask_for_ticket();
+  }
+  void ready() {
+    ready_ = true;
+    next_look_ = 0;
+    early_.handle();
   }
   // What concerns shards, messages and losses alike, waits until this rank has begun.
   void when_ready(int from, std::function<void()> f) {
@@ -528,8 +532,7 @@ class Member::Thread {
     layout_->owner = owner;
     for (int s = 0; s < layout_->shards(); s++)
       if (owner[std::size_t(s)] == rank()) adopt(s);
-    ready_ = true;
-    early_.handle();
+    ready();
     for (int s = 0; s < layout_->shards(); s++) worker_->owner_changed(s);
     exchange();
   }
@@ -556,7 +559,7 @@ class Member::Thread {
   std::uint64_t changes_heard_ = 0, changes_ = 0, known_changes_ = 0;
   std::map<int, std::uint64_t> returned_at_;  // changes_ when that rank came back
   std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: known_changes_, by shard
-  double next_snapshot_ = 0;
+  double next_look_ = 0, next_snapshot_ = 0;
 
   // The training thread's.
   std::optional<std::int64_t> holds_;  // a ticket

@@ -198,6 +198,8 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
   check_servers(o.servers, ranks);
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
+  if (o.pipeline && how.kind == Asynchrony::Kind::bsp)
+    refuse("TANDEM_PIPELINE=1: with bsp a step is made of gradients at the weights of now. Leave it out, or choose ddc-asgd");
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = wire == "bf16" ? DType::bf16 : DType::f32;

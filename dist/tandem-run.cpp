@@ -186,9 +186,14 @@ struct Rank {
   double ended = 0;
   bool failed() const { return !running && status != 0; }
   bool early = false;  // it failed before all ranks had met
-  // Others do not go on without it: its options are wrong, which all ranks have, or there is nothing to go on with yet.
+  // What it said last: it cannot go on because of that rank.
+  bool blames(int rank) const {
+    return failed() && WIFEXITED(status) && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
+  }
+  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or rank 0
+  // is gone.
   bool ends_all() const {
-    return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
+    return failed() && (number == 0 || early || blames(0) || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
   }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
@@ -472,7 +477,12 @@ class Job {
   }
 
   void show(Rank& r, int k, std::string_view text) {
-    if (r.log) std::fwrite(text.data(), 1, text.size(), r.log), std::fflush(r.log);
+    if (r.log && (std::fwrite(text.data(), 1, text.size(), r.log) < text.size() || std::fflush(r.log) != 0)) {
+      std::fprintf(stderr, "tandem-run: %s/rank-%d.log ends here, it could not be written: %s\n", c_.logs.c_str(), r.number,
+                   std::strerror(errno));
+      std::fclose(std::exchange(r.log, nullptr));
+      lost_logs_ = true;
+    }
     r.partial[k] += text;
     for (std::size_t end; (end = r.partial[k].find('\n')) != std::string::npos;) {
       print(r, k, r.partial[k].substr(0, end));
@@ -503,11 +513,9 @@ class Job {
     const Rank* first = nullptr;
     for (const Rank& r : ranks_)
       if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
-    if (!first) return 0;
+    if (!first) return lost_logs_ && !asked ? 1 : 0;
     for (const Rank& other : ranks_)
-      if (other.failed() && !goes_on_ && other.number != first->number && other.ended < first->ended + 1 &&
-          first->last.find("rank " + std::to_string(other.number) + " on ") != std::string::npos &&
-          other.last.find("rank " + std::to_string(first->number) + " on ") == std::string::npos) {
+      if (ends_job(other) && other.ended < first->ended + 1 && first->blames(other.number) && !other.blames(first->number)) {
         first = &other;
         break;
       }
@@ -523,6 +531,7 @@ class Job {
   std::string job_, token_;
   bool goes_on_ = false;  // without ranks other than 0
   bool begun_ = false;    // all have met, as far as can be seen here
+  bool lost_logs_ = false;
   double drained_at_ = 0;
 };
 

@@ -915,11 +915,16 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   exchange.end();
   report.steps = at.step;
   report.best_epoch = int(at.best_epoch);
+  double exchanges = 0, refused = 0;  // of all ranks, with a parameter server
   if (strategy.size() > 1) {
     const std::vector<std::string> all = strategy.gather(text_of(strategy.measures()));
     for (std::size_t r = 0; r < all.size(); r++) {
       MetricFields rank{{"event", std::string("rank")}, {"rank", std::int64_t(r)}};
-      for (const auto& [name, value] : measures_in(all[r])) rank.push_back({name, value});
+      for (const auto& [name, value] : measures_in(all[r])) {
+        rank.push_back({name, value});
+        if (name == "exchanges") exchanges += value;
+        if (name == "refused") refused += value;
+      }
       metrics.write(rank);
     }
   }
@@ -933,6 +938,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   if (!report.epochs.empty() && report.epochs.back().test_accuracy)
     end.push_back({"test_accuracy", *report.epochs.back().test_accuracy});
   metrics.write(end);
+  if (2 * refused > exchanges)
+    throw NotFinite("most gradients of this run were not finite, and not used (" + std::to_string(int(refused)) +
+                    "): it has diverged. A smaller --lr usually helps" + files.kept(saved_at));
   if (one_batch && speaks && !stopped_by)
     OneBatch::judge(first_loss, last_loss, last_correct / double(one_batch->size()), at.step - began,
                     at.step == std::int64_t(total));
