@@ -28,6 +28,15 @@ says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $tra
 exchanges() { sed -n "s/.*\"rank\":$1,.*\"exchanges\":\([0-9]*\).*/\1/p" "$there/paced"; }
 [ "$(exchanges 0)" -gt $((2 * $(exchanges 1))) ] || complain "paced ranks exchanged $(exchanges 0) and $(exchanges 1) times"
 grep -q '"push and pull"' "$there/trace" || complain 'the trace has no push and pull'
+# Rank 0 is slow: epochs that the others ended before it looked are one line.
+says 0 'epoch 1-' "$run" -n 3 --strategy ddc-asgd --pace 10 --slow 0:100 \
+  $build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 4 --batch 50
+# A resumed epoch's loss is of all of it.
+once="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 2 --lr 0.02 --batch 50 --deterministic --threads 1"
+says 0 'epoch 2/2' "$run" -n 2 --servers 1 --strategy ddc-asgd $once
+second=$(grep -o 'epoch 2/2  loss [0-9.]*' "$there/out")
+says 0 'stopped after step 150' "$run" -n 2 --servers 1 --strategy ddc-asgd $once --checkpoint "$there/half" --stop-after 150
+says 0 "$second" "$run" -n 2 --servers 1 --strategy ddc-asgd $once --resume "$there/half"
 # A checkpoint goes on, with other ranks too.
 says 0 'stopped after step 100 of 200' "$run" -n 2 --strategy ddc-asgd $train --checkpoint "$there/run" --stop-after 100
 says 0 'ranks was 2 and is 3' "$run" -n 3 --strategy ddc-asgd $train --resume "$there/run"
@@ -108,10 +117,21 @@ kill -TERM "$victim"
 ended 0
 said 'stopped after step [0-9]* of'
 # Rank 0 keeps the list: without it nobody goes on.
+forever=$endless
+endless="$forever --checkpoint $there/left"
 begun 0
+goes_on
 kill -KILL "$victim"
 ended 137
 said 'rank 0 on .* has died'
+said 'rank 1 on .* has written .*/left/last.safetensors: the run after step [1-9]'
+# Stopped, neither: nobody is started again for nothing.
+endless=$forever
+TANDEM_SILENCE=2 begun 0 --restart 1
+kill -STOP "$victim"
+ended 1
+said 'rank 0 on .* has said nothing'
+! grep -q 'started again' "$there/out" || complain "ranks are started again: $(cat "$there/out")"
 
 # ---- a loop of one's own: its checkpoint has the momentum, which lies on the servers ----------------------------------------
 own="$build/own_loop --data synthetic --model mlp --batch 500 --checkpoint $there/own"
@@ -130,6 +150,7 @@ says 2 'none only serves' "$run" -n 2 --strategy asgd-m --servers 1 $own --epoch
 says 2 'one at least must train' "$run" -n 2 --strategy asgd --servers 2 $train
 says 2 'Choose --optimizer sgd' "$run" -n 2 --strategy ddc-asgd $train --optimizer adamw
 says 2 'have no batch in common' "$run" -n 2 --strategy ddc-asgd $train --sync-bn
+says 2 'with bsp a step is made of gradients' env TANDEM_PIPELINE=1 "$run" -n 2 --strategy bsp $train
 says 2 'as KEY=NUMBER' "$run" -n 2 --strategy ddc-asgd:kapa=1 $train
 says 2 'ssp:STEPS for workers' "$run" -n 2 --strategy ssp $train
 says 2 'is for a parameter server' "$run" -n 2 --strategy all-reduce --pace 10 $train
