@@ -100,6 +100,8 @@ TEST_F(Experiment, GoesOnWhereItWasInterrupted) {
   runs = 0, until = 1 << 30;
   EXPECT_EQ(carry_out(1).size(), all);
   EXPECT_EQ(runs, needed - done);
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);) EXPECT_NO_THROW(Json::parse(line)) << line;
   runs = 0;
   EXPECT_EQ(carry_out().size(), all);
   EXPECT_EQ(runs, 0);
