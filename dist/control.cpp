@@ -98,7 +98,7 @@ void Control::stand(const Standing& standing) {
   mine_ = standing;
 }
 
-int Control::blame(int waits_for) const {
+int Control::last_in_line(int waits_for) const {
   std::lock_guard lock(mutex_);
   std::vector<Standing> all = standings();
   all[std::size_t(rank_)] = mine_;

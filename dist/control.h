@@ -54,7 +54,7 @@ class Control {
   }
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
   void stand(const Standing& standing);
-  int blame(int waits_for) const;
+  int last_in_line(int waits_for) const;
   void fail(int culprit, const std::string& text);
   void on_failure(std::function<void()> wake);  // called once, by the thread here
   // Of a job that goes on: how many changes there were since this rank came, and one of them, from 0.

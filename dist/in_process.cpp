@@ -215,13 +215,6 @@ class InProcessWire : public Wire {
     std::lock_guard lock(room_->mutex);
     return room_->of(rank).standing.left;
   }
-  int blame(int waits_for) override {
-    std::lock_guard lock(room_->mutex);
-    std::vector<Standing> all;
-    for (const Room::Side& s : room_->sides) all.push_back(s.standing);
-    all[std::size_t(rank_)].waits_for = waits_for;
-    return culprit(all, rank_);
-  }
   void fail(int culprit, const std::string& text) override {
     std::lock_guard lock(room_->mutex);
     if (room_->failed.empty()) room_->failed = text, room_->failed_rank = culprit;
@@ -236,6 +229,13 @@ class InProcessWire : public Wire {
   }
 
  private:
+  int last_in_line(int waits_for) override {
+    std::lock_guard lock(room_->mutex);
+    std::vector<Standing> all;
+    for (const Room::Side& s : room_->sides) all.push_back(s.standing);
+    all[std::size_t(rank_)].waits_for = waits_for;
+    return culprit(all, rank_);
+  }
   static void wait_in(std::list<Post*>& list, Post& post) {
     list.push_back(&post);
     post.waits_in = &list;

@@ -258,7 +258,6 @@ class Collective : public Work::Operation {
   void too_late() {
     const int waits_for = job(awaited());
     const int blamed = wire_.blame(waits_for);
-    wire_.progress();  // who has left meanwhile because of a failure has told of it before
     char time[32];
     std::snprintf(time, sizeof time, "%g s", job_.deadline);
     std::string text = describe(header_) + ": " + wire_.where(wire_.rank()) + " has heard nothing from " +

@@ -484,7 +484,7 @@ class Member::Thread {
       case What::done: {
         const std::vector<double> score = numbers_in<double>(letter);
         require(score.size() == 3, channel_->where(from), " sends a score of ", score.size(), " numbers");
-        return done(from, number, {score[0], score[1], score[2]}, n[word::verdict] == std::uint64_t(Verdict::refused) ? Verdict::refused : Verdict::taken);
+        return done(from, number, {score[0], score[1], score[2]}, verdict_of(n));
       }
       case What::stop_all: return coordinator_->stop(now());
       case What::leaves: return coordinator_->leaves(from, now());

@@ -1,6 +1,7 @@
 // What the ranks of a parameter server say to each other: the words of a message's note, and for each kind of message who
 // sends it to whom, when, and which words it has. Bytes that go with it stand behind a semicolon.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,9 @@ enum class What : std::uint64_t {
 inline What what_of(const Note& n) { return What(n[word::what]); }
 // Others are for the rank, or for rank 0; they may come before training begins.
 inline bool about_a_shard(const Note& n) { return n[word::what] < std::uint64_t(What::say); }
+inline Verdict verdict_of(const Note& n) {  // what is no verdict counts as the worst
+  return Verdict(std::min(n[word::verdict], std::uint64_t(Verdict::refused)));
+}
 inline Note note(What what, int shard = 0) { return {std::uint64_t(what), std::uint64_t(shard)}; }
 
 // How far the weights of a shard are.

@@ -179,11 +179,12 @@ class UcxWire : public Wire, private Link {
   }
   void stand(const Standing& standing) override { control_->stand(standing); }
   bool left(int rank) const override { return control_->gone(rank); }
-  int blame(int waits_for) override { return control_->blame(waits_for); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
   std::vector<int> survivors() override { return control_->survivors(); }
 
  private:
+  int last_in_line(int waits_for) override { return control_->last_in_line(waits_for); }
+
   struct Unexpected {  // a message that nobody waits for yet
     int from;
     Header header;

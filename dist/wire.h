@@ -70,10 +70,17 @@ class Wire {
   virtual void stand(const Standing& standing) = 0;
   // Has ended. If that was because of a failure, progress() knows of it now: ask that before you blame this rank.
   virtual bool left(int rank) const = 0;
-  // After a wait of too long: who is to blame, as far as can be known; perhaps one that has left, see left().
-  virtual int blame(int waits_for) = 0;
+  // After a wait of too long: who is to blame, as far as can be known. Throws CommunicationError when another rank has failed.
+  int blame(int waits_for) {
+    const int suspect = last_in_line(waits_for);
+    progress();  // a suspect that has left because of a failure has told of it before
+    return suspect;
+  }
   virtual void fail(int culprit, const std::string& text) = 0;
   virtual std::vector<int> survivors() = 0;  // after a failure: those that still reach each other
+
+ private:
+  virtual int last_in_line(int waits_for) = 0;  // culprit() of where all ranks stand; perhaps one that has left
 };
 
 // What a communicator of messages rests on; throws for another one.

@@ -164,7 +164,7 @@ void Worker::answer_ended(const Note& n, std::vector<ExchangeId> applied) {
   a.ended = true;
   a.state = {n[word::version], std::int64_t(n[word::pushes]), std::move(applied)};
   if (what_of(n) == What::answer_here) a.landed = layout_.length(s);
-  a.verdict = Verdict(std::min(n[word::verdict], std::uint64_t(Verdict::refused)));
+  a.verdict = verdict_of(n);
   look(s);
 }
 

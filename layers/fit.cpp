@@ -423,7 +423,7 @@ MetricFields fields_of(const EpochReport& e) {
                  {"epoch", std::int64_t(e.epoch)},
                  {"train_loss", e.train_loss},
                  {"train_accuracy", e.train_accuracy}};
-  if (e.first > 0 && e.first < e.epoch) f.push_back({"first_epoch", std::int64_t(e.first)});
+  if (e.several()) f.push_back({"first_epoch", std::int64_t(e.first)});
   if (e.validation_accuracy) {
     f.push_back({"val_loss", *e.validation_loss});
     f.push_back({"val_accuracy", *e.validation_accuracy});
@@ -440,7 +440,7 @@ MetricFields fields_of(const EpochReport& e) {
 
 std::string line_of(const EpochReport& e, int epochs) {
   char text[200];
-  const std::string from = e.first > 0 && e.first < e.epoch ? std::to_string(e.first) + "-" : "";
+  const std::string from = e.several() ? std::to_string(e.first) + "-" : "";
   int n = std::snprintf(text, sizeof text, "epoch %s%d/%d  loss %.4f", from.c_str(), e.epoch, epochs, e.train_loss);
   auto add = [&](const char* format, auto... values) {
     n += std::snprintf(text + n, sizeof text - std::size_t(n), format, values...);
@@ -862,7 +862,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
       save(files.last());
       break;
     }
-    if (apart) at.epoch = strategy.epochs_behind(at.epoch) - 1;
+    at.epoch = strategy.epochs_behind(at.epoch) - 1;
     e.first = std::exchange(e.epoch, int(at.epoch) + 1);
     observer.evaluation(true);
     std::optional<Observer::Phase> phase(std::in_place, observer, "evaluation");

@@ -56,6 +56,7 @@ struct EpochReport {
   int epoch = 0, first = 0;  // from 1; the first of several that ranks which train apart ended before rank 0 looked
   double train_loss = 0, train_accuracy = 0, learning_rate = 0;
   std::optional<double> validation_loss, validation_accuracy, test_loss, test_accuracy;
+  bool several() const { return first > 0 && first < epoch; }
   double images_per_second = 0, seconds = 0;  // of training: of evaluation only where others train meanwhile
 };
 

@@ -343,24 +343,19 @@ void a_step(Communicator& c) {
 // What was said wrongly when a fault hits message 0, 1, 2, … of n ranks.
 std::vector<std::string> wrong_names(int n, Fault::Kind kind, double deadline, std::int64_t messages) {
   std::vector<std::string> wrong;
-  std::vector<std::thread> runs;
   std::mutex mutex;
-  for (std::int64_t at = 0; at < messages; at++)
-    runs.emplace_back([&, at] {
-      Outcome outcome;
-      std::vector<int> culprits;
-      const auto said =
-          on_ranks(n, a_step, {.deadline = deadline, .fault = {kind, at}, .outcome = &outcome}, &culprits);
-      const std::string where = std::to_string(n) + " ranks, message " + std::to_string(at);
-      std::lock_guard lock(mutex);
-      for (std::size_t r = 0; r < said.size(); r++)
-        if (culprits[r] != -2 && culprits[r] != outcome.faulty)  // −2: ended well, or was killed
-          wrong.push_back(where + ", rank " + std::to_string(r) + ", not " + std::to_string(outcome.faulty) + ": " +
-                          said[r]);
-      if (std::all_of(said.begin(), said.end(), [](const std::string& s) { return s.empty(); }))
-        wrong.push_back(where + ": nobody noticed");
-    });
-  for (auto& t : runs) t.join();
+  all_well(ranks_say(int(messages), [&](int at) {
+    Outcome outcome;
+    std::vector<int> culprits;
+    const auto said = on_ranks(n, a_step, {.deadline = deadline, .fault = {kind, at}, .outcome = &outcome}, &culprits);
+    const std::string where = std::to_string(n) + " ranks, message " + std::to_string(at);
+    std::lock_guard lock(mutex);
+    for (std::size_t r = 0; r < said.size(); r++)
+      if (culprits[r] != -2 && culprits[r] != outcome.faulty)  // −2: ended well, or was killed
+        wrong.push_back(where + ", rank " + std::to_string(r) + ", not " + std::to_string(outcome.faulty) + ": " + said[r]);
+    if (std::all_of(said.begin(), said.end(), [](const std::string& s) { return s.empty(); }))
+      wrong.push_back(where + ": nobody noticed");
+  }));
   return wrong;
 }
 
@@ -368,9 +363,7 @@ std::vector<std::string> wrong_names(int n, Fault::Kind kind, double deadline, s
 // like one that is gone, so that deadlines must be longer than this.
 double seconds_of_a_calm_crowd(int n, std::int64_t messages) {
   const auto start = std::chrono::steady_clock::now();
-  std::vector<std::thread> runs;
-  for (std::int64_t i = 0; i < messages; i++) runs.emplace_back([&] { all_well(on_ranks(n, a_step)); });
-  for (auto& t : runs) t.join();
+  all_well(ranks_say(int(messages), [&](int) { all_well(on_ranks(n, a_step)); }));
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -423,7 +416,7 @@ TEST(Communicator, WhoLeavesBecauseOfAFailureIsNotBlamed) {
       if (r == 2) seen = true;
       return r == 2;
     }
-    int blame(int) override {
+    int last_in_line(int) override {
       left(2);
       return 2;
     }
