@@ -75,12 +75,15 @@ Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   std::int64_t row = x.value().elements() / x.extent(0), groups = (row + 3) / 4;
   bool known = m.samples.defined() && m.samples.elements() == x.extent(0);
   float keep_scale = float(1 / (1 - p));
-  std::uint32_t call = static_cast<std::uint32_t>(m.step_state.defined() ? 0 : m.draws++);
+  const bool loop = m.step_state.defined();  // which counts steps and epochs; otherwise calls take the epochs' place
+  std::uint32_t call = 0;
+  if (!loop || layer == by_call) call = static_cast<std::uint32_t>(m.draws++);
+  if (loop && layer == by_call) layer += call;
   dispatch(x.dtype(), "dropout", [&]<class T> {
     launch(x.backend(), x.extent(0) * groups,
            Drop<T>{row, groups, static_cast<std::uint32_t>(Stream::dropout) + layer,
                    static_cast<std::uint32_t>(p * 4294967296.0), keep_scale,
-                   m.step_state.defined() ? reinterpret_cast<const StepState*>(m.step_state.raw()) : nullptr, 0, call,
+                   loop ? reinterpret_cast<const StepState*>(m.step_state.raw()) : nullptr, m.seed, call,
                    known ? m.samples.data<std::int32_t>() : nullptr, x.value().data<T>(), y.write<T>(),
                    mask.write<std::uint8_t>()});
   });

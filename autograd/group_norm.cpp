@@ -1,5 +1,7 @@
 // Group and layer normalisation: one operation of the backend, seen in two ways. Saved are x, the means and the inverse
 // deviations; nothing differs between training and evaluation.
+#include <cmath>
+
 #include "autograd/ops.h"
 #include "core/backend.h"
 
@@ -34,7 +36,9 @@ struct GroupNormNode : Node {
   }
 };
 
-Variable normalise(const GroupNormShape& s, const Variable& x, const Variable& gamma, const Variable& beta) {
+Variable normalise(const char* op, const GroupNormShape& s, const Variable& x, const Variable& gamma,
+                   const Variable& beta) {
+  require(s.epsilon >= 0 && std::isfinite(s.epsilon), op, ": epsilon ", s.epsilon, " must be finite and at least 0");
   Tensor y = Tensor::like(x.value());
   Tensor mean(x.backend(), {s.pictures, s.groups}, gamma.dtype()), inverse = Tensor::like(mean);
   y.backend().group_norm(s, x.value(), gamma.value(), beta.value(), y, mean, inverse);
@@ -51,7 +55,8 @@ Variable group_norm(const Variable& x, int groups, const Variable& gamma, const 
   require(gamma.shape() == Shape({channels}) && beta.shape() == gamma.shape(), "group_norm: input ", x.shape(), " has ",
           channels, " channels, gamma is ", gamma.shape(), " and beta ", beta.shape());
   const std::int64_t row = pictures * channels;
-  return normalise({.pictures = pictures,
+  return normalise("group_norm",
+                   {.pictures = pictures,
                     .pixels = row ? x.value().elements() / row : 0,
                     .channels = channels,
                     .groups = groups,
@@ -66,6 +71,7 @@ Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& be
           " have to be the last axes of the input ", x.shape());
   const std::int64_t channels = gamma.value().elements();
   return normalise(
+      "layer_norm",
       {.pictures = channels ? x.value().elements() / channels : 0, .channels = channels, .epsilon = epsilon}, x, gamma,
       beta);
 }

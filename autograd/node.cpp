@@ -1,6 +1,7 @@
 #include "autograd/node.h"
 
 #include <algorithm>
+#include <deque>
 
 #include "autograd/variable.h"
 #include "core/backend.h"
@@ -17,6 +18,12 @@ Mode& mode() {
   static thread_local Mode m;
   return m;
 }
+
+ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
+  mode().check = before_.check;
+  mode().recorder = before_.recorder;
+}
+ModeOf::~ModeOf() { mode() = std::move(before_); }
 
 // ---- the arena -------------------------------------------------------------------------------------------------------
 // Nodes are small and die together: memory is handed out by moving a pointer through a chunk, and the pointer returns to the
@@ -144,8 +151,18 @@ Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(st
 }
 
 // ---- sinks -----------------------------------------------------------------------------------------------------------
+// A gradient that was sent away as final must not change while it travels.
+static void check_open(Leaf& leaf) {
+  if (leaf.handed_on && leaf.has_grad)
+    fail("the gradient of ", leaf.name.empty() ? "a leaf" : leaf.name,
+         " is already being exchanged, and backward() adds to it: zero the gradients before another pass; an operation that "
+         "calls backward() in its own names the parameters it uses there among its inputs");
+  leaf.handed_on = false;
+}
+
 Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
   if (Leaf* leaf = input_->leaf()) {
+    check_open(*leaf);
     if (!leaf->grad.defined()) leaf->grad = Tensor(backend, shape, dtype);
     return {&leaf->grad, std::exchange(leaf->has_grad, true)};
   }
@@ -161,6 +178,7 @@ Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
 
 void Sink::give(Tensor t) {
   if (Leaf* leaf = input_->leaf()) {
+    check_open(*leaf);
     if (!leaf->grad.defined())
       leaf->grad = t.unique() ? t : t.clone();
     else if (leaf->has_grad)
@@ -191,22 +209,31 @@ void Sink::give(Tensor t) {
 // and running one delivers to its inputs and counts them down. Among the ready the youngest runs first: it is the one whose
 // saved tensors were made last, so memory falls in the reverse of the order in which it rose. Nothing recurses: a chain of
 // 200,000 operations needs no more stack than one.
+//
+// One engine runs one pass. A node's backward, or a hook, may begin another on the same thread: that is an engine of its own,
+// which remembers how it found each node it counts and leaves it so. Hooks are the outermost pass's: only there is a gradient
+// final.
 class Engine {
  public:
+  explicit Engine(Engine* outer) : outer_(outer) {}
+
   void run(const Variable& root, const BackwardOptions& options) {
     MemoryUse use(Use::backward);
     require(root.defined() && root.value().elements() == 1, "backward() starts from a loss with one element",
             root.defined() ? ", this has the shape " : "", root.defined() ? root.shape() : Shape());
     require(root.requires_grad(),
-            "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad?)");
+            "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all of it "
+            "frozen?)");
     visit_ = next_visit();
-    stack_.clear();
-    ready_.clear();
+    struct Leave {
+      Engine& pass;
+      ~Leave() { pass.leave(); }
+    } leave{*this};
     count(root.node().pointer());
     Tensor seed = Tensor::full(root.backend(), root.shape(), options.seed, root.dtype());
     if (root.leaf()) {
       Sink(root.leaf()).give(seed);
-      fire(*root.leaf());
+      finished(*root.leaf());
     } else {
       root.node()->gradient = std::move(seed);
       push(Ref<Node>(root.node()));
@@ -217,16 +244,23 @@ class Engine {
       ready_.pop_back();
       step(*node, options.keep);
     }
-    for (Leaf* leaf : options.leaves)
-      if (leaf->visit_ != visit_) {
-        if (!leaf->grad.defined()) leaf->grad = Tensor::like(leaf->value);
-        if (!leaf->has_grad) leaf->grad.fill(0);
-        leaf->has_grad = true;
-        fire(*leaf);
-      }
+    if (outer_) return hand_to_outermost(options.leaves);
+    for (Leaf* leaf : options.leaves) finished(*leaf);
+    for (std::size_t i = 0; i < late_.size(); i++) {  // a hook may add to them
+      const Ref<Node> node = late_[i];
+      finished(*node->leaf());
+    }
   }
 
  private:
+  // A node as a pass within another pass found it.
+  struct Found {
+    Ref<Node> node;
+    std::uint64_t visit;
+    int pending;
+    Tensor gradient;
+  };
+
   static bool older(const Ref<Node>& a, const Ref<Node>& b) { return a->sequence < b->sequence; }
   static std::uint64_t next_visit() {  // one count for all threads: a leaf may be visited by one after the other
     static std::atomic<std::uint64_t> n{0};
@@ -236,34 +270,85 @@ class Engine {
     ready_.push_back(std::move(node));
     std::push_heap(ready_.begin(), ready_.end(), older);
   }
-  void fire(Leaf& leaf) {
-    if (leaf.hook) leaf.hook(leaf);
+  // Nothing more comes to this leaf in this pass.
+  void finished(Leaf& leaf) {
+    if (outer_) return;
+    zero_if_empty(leaf);
+    if (std::exchange(leaf.fired_, visit_) != visit_ && leaf.hook) leaf.hook(leaf);
+  }
+  static void zero_if_empty(Leaf& leaf) {
+    if (leaf.has_grad) return;
+    if (!leaf.grad.defined()) leaf.grad = Tensor::like(leaf.value);
+    leaf.grad.fill(0);
+    leaf.has_grad = true;
+  }
+
+  // The end of a pass within a pass. What an outer pass counted too may get its first gradient there.
+  void hand_to_outermost(std::span<Leaf* const> leaves) {
+    Engine* outermost = outer_;
+    while (outermost->outer_) outermost = outermost->outer_;
+    auto hand = [&](Leaf& leaf, std::uint64_t visit) {
+      bool counted = false;
+      for (const Engine* e = outer_; e; e = e->outer_) counted = counted || e->visit_ == visit;
+      if (!counted) zero_if_empty(leaf);
+      outermost->late_.push_back(Ref<Node>(&leaf));
+    };
+    for (const Found& f : found_)
+      if (Leaf* leaf = f.node->leaf()) hand(*leaf, f.visit);
+    for (Leaf* leaf : leaves)
+      if (leaf->visit_ != visit_) hand(*leaf, leaf->visit_);
+  }
+
+  void enter(Node* node) {
+    if (outer_) found_.push_back({Ref<Node>(node), node->visit_, node->pending_, std::move(node->gradient)});
+    node->visit_ = visit_;
+    node->pending_ = 0;
+    node->gradient = Tensor();  // left over from a pass that threw
+    stack_.push_back(node);
+  }
+
+  // The pass is over, or threw.
+  void leave() {
+    for (Found& f : found_) {
+      f.node->visit_ = f.visit;
+      f.node->pending_ = f.pending;
+      f.node->gradient = std::move(f.gradient);
+    }
+    found_.clear();
+    late_.clear();
+    stack_.clear();
+    ready_.clear();
   }
 
   void count(Node* root) {
-    root->visit_ = visit_;
-    root->pending_ = 0;
-    stack_.push_back(root);
+    enter(root);
     while (!stack_.empty()) {
       Node* node = stack_.back();
       stack_.pop_back();
-      require(!node->released_, "backward() ran a second time through ", node->where(),
-              ": its saved tensors were released; pass keep = true to the first call");
+      check_whole(*node);
       for (int i = 0; i < node->inputs.size(); i++) {
         Node* input = node->inputs[i].pointer();
         if (!input) continue;
-        if (input->visit_ != visit_) {
-          input->visit_ = visit_;
-          input->pending_ = 0;
-          input->gradient = Tensor();  // left over from a pass that threw
-          stack_.push_back(input);
-        }
+        if (input->visit_ != visit_) enter(input);
         input->pending_++;
       }
     }
   }
 
+  static void check_whole(const Node& node) {
+    require(!node.released_, "backward() ran a second time through ", node.where(),
+            ": its saved tensors were released; pass keep = true to the first call");
+  }
+
+  // mode().scope, while a node's backward runs.
+  struct InScope {
+    const std::string* before;
+    explicit InScope(const std::string* scope) : before(std::exchange(mode().scope, scope)) {}
+    ~InScope() { mode().scope = before; }
+  };
+
   void step(Node& node, bool keep) {
+    check_whole(node);  // an inner pass may have released it
     sinks_.clear();
     for (int i = 0; i < node.inputs.size(); i++) sinks_.emplace_back(node.inputs[i].pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
@@ -279,7 +364,10 @@ class Engine {
       for (int i = 0; i < node.saved.size(); i++)
         if (const Tensor& t = node.saved[i].tensor; t.defined()) event.bytes += double(t.bytes());
     }
-    if (dy.defined()) node.backward(std::move(dy), sinks_);
+    if (dy.defined()) {
+      InScope scope(node.scope);
+      node.backward(std::move(dy), sinks_);
+    }
     if (lane) {
       for (int i = 0; i < node.inputs.size(); i++)
         if (Node* input = node.inputs[i].pointer())
@@ -291,7 +379,7 @@ class Engine {
       Node* input = node.inputs[i].pointer();
       if (!input || --input->pending_ > 0) continue;
       if (Leaf* leaf = input->leaf())
-        fire(*leaf);
+        finished(*leaf);
       else
         push(node.inputs[i]);
     }
@@ -311,15 +399,25 @@ class Engine {
     }
   }
 
+  Engine* const outer_;
   std::uint64_t visit_ = 0;
   std::vector<Node*> stack_;
   std::vector<Ref<Node>> ready_;  // a heap, the youngest first
   std::vector<Sink> sinks_;
+  std::vector<Found> found_;     // of a pass within a pass
+  std::vector<Ref<Node>> late_;  // of the outermost pass: leaves that passes within it reached
 };
 
 void backward(const Variable& root, const BackwardOptions& options) {
-  static thread_local Engine engine;  // keeps its vectors from step to step
-  engine.run(root, options);
+  // This thread's passes, the outermost first. They keep their vectors from step to step.
+  static thread_local std::deque<Engine> passes;
+  static thread_local std::size_t under_way = 0;
+  if (under_way == passes.size()) passes.emplace_back(passes.empty() ? nullptr : &passes.back());
+  struct UnderWay {
+    UnderWay() { under_way++; }
+    ~UnderWay() { under_way--; }
+  } counts;
+  passes[under_way - 1].run(root, options);
 }
 
 // ---- variables -------------------------------------------------------------------------------------------------------

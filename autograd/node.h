@@ -106,8 +106,9 @@ class Node : public Counted {
  private:
   friend class Engine;
   friend class Sink;
+  // Of the pass that counted this node; a pass within a pass puts back what it found.
   int pending_ = 0;          // consumers whose backward has not run yet
-  std::uint64_t visit_ = 0;  // the backward pass that counted this node
+  std::uint64_t visit_ = 0;  // the number of the pass
   bool released_ = false;
   mutable const Node* next_dead_ = nullptr;
 };
@@ -121,7 +122,13 @@ struct Leaf final : Node {
   Tensor value, grad;     // grad is a range of the gradient vector once the parameter space is built
   bool has_grad = false;  // grad holds a sum; false: the next backward overwrites it
   std::string name;
-  std::function<void(Leaf&)> hook;  // fired once per backward, when the gradient is final
+  // Called once per backward, when the gradient is final: of the outermost one, where passes run within passes.
+  std::function<void(Leaf&)> hook;
+  bool handed_on = false;  // set by a hook that sends the gradient away: until it is zeroed, more of it is refused
+
+ private:
+  friend class Engine;
+  std::uint64_t fired_ = 0;  // the last pass that called the hook
 };
 
 class Variable;
@@ -133,7 +140,10 @@ struct BackwardOptions {
   double seed = 1;    // gradient of the root (the loss scale)
 };
 
-// Computes the gradients of every leaf that root depends on. root has one element.
+// Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node that it
+// went into has a zero gradient.
+// A hook, and a node's own backward (before it takes a place from a sink), may call it again, on the same leaves and, with
+// keep, on the same nodes. Hooks of leaves that only such inner passes reach are called at the end of the outermost one.
 void backward(const Variable& root, const BackwardOptions& options = {});
 
 // A non-finite value met while checks were on: says which operation produced it.
@@ -150,7 +160,8 @@ struct Mode {
   const std::string* scope;  // path of the module that is running
   Tensor step_state;         // StepState on the device; empty outside training loops
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
-  std::uint64_t draws = 0;   // dropout calls so far, where there is no step state
+  std::uint64_t seed = 0;    // of random draws where there is no step state
+  std::uint64_t draws = 0;   // dropout calls so far: of this step, or of the thread where there is no step state
   Recorder* recorder = nullptr;  // writes down every operation
   Mode();
 };
@@ -165,6 +176,18 @@ class NoGrad {
 
  private:
   bool before_;
+};
+
+// Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder). A node that keeps
+// a copy of mode() can so run its forward pass once more in backward(): the same draws, the same names, on a tape.
+class ModeOf {
+ public:
+  explicit ModeOf(const Mode& then);
+  ~ModeOf();
+  ModeOf(const ModeOf&) = delete;
+
+ private:
+  Mode before_;
 };
 
 struct TapeStatistics {

@@ -1,6 +1,8 @@
 // Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and the
 // inverse deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next convolution keeps
 // anyway.
+#include <cmath>
+
 #include "autograd/ops.h"
 #include "core/backend.h"
 
@@ -73,6 +75,9 @@ Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean,
                     Tensor& running_variance, const BatchNormOptions& o, const Variable& residual) {
   require(x.rank() >= 2, "batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
+  require(o.epsilon >= 0 && std::isfinite(o.epsilon), "batch_norm: epsilon ", o.epsilon,
+          " must be finite and at least 0");
+  require(o.momentum >= 0 && o.momentum <= 1, "batch_norm: momentum ", o.momentum, " must lie between 0 and 1");
   NormShape s = norm_shape(x, o);
   for (const Tensor* t : {&gamma.value(), &beta.value(), static_cast<const Tensor*>(&running_mean),
                           static_cast<const Tensor*>(&running_variance)})

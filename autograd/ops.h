@@ -110,9 +110,11 @@ Variable group_norm(const Variable& x, int groups, const Variable& gamma, const 
 Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
 
 // ---- dropout (dropout.kernel.cpp) ----------------------------------------------------------------------------------------
-// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream; the draw depends on
-// (seed, layer, epoch, picture), not on the position in the batch, when a training loop supplies them.
-Variable dropout(const Variable& x, double p, std::uint32_t layer = 0);
+// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream (the module Dropout has
+// one of its own; by default the calls of a step are numbered as they come); the draw depends on (seed, layer, epoch, picture), not
+// on the position in the batch, when a training loop supplies them. In a bare loop each call draws anew, from mode().seed.
+inline constexpr std::uint32_t by_call = 1u << 20;
+Variable dropout(const Variable& x, double p, std::uint32_t layer = by_call);
 
 // ---- losses (loss.cpp) -----------------------------------------------------------------------------------------------------
 Variable log_softmax(const Variable& x);  // along the last axis

@@ -13,8 +13,11 @@ class Variable {
   Variable(Tensor value, bool requires_grad = false, std::string name = "");
   Variable(Tensor value, Ref<Node> node) : value_(std::move(value)), node_(std::move(node)) {}
 
-  bool defined() const { return value().defined(); }
-  const Tensor& value() const { return leaf_ ? leaf_->value : value_; }
+  bool defined() const { return held().defined(); }
+  const Tensor& value() const {
+    if (!defined()) fail_undefined();
+    return held();
+  }
   const Shape& shape() const { return value().shape(); }
   std::int64_t extent(int axis) const { return value().extent(axis); }
   int rank() const { return value().rank(); }
@@ -34,6 +37,7 @@ class Variable {
   void backward(const BackwardOptions& options = {}) const { tandem::backward(*this, options); }
 
  private:
+  const Tensor& held() const { return leaf_ ? leaf_->value : value_; }
   Tensor value_;  // empty for a leaf: its value lives in the leaf, shared by every handle
   Ref<Node> node_;
   Leaf* leaf_ = nullptr;

@@ -17,7 +17,8 @@ struct StepState {
 
   // What the device finds, and keeps: the host need not wait for it.
   // 0: the update was applied. 1: a loss or gradient was not finite, and from then on none is. 2: the loss scale was too
-  // large for this step's gradients, which are skipped; the next step tries a smaller one.
+  // large for this step's gradients, which are skipped; the next step tries a smaller one. 3: it was 1, and somebody has
+  // looked: the next step is as any other.
   std::int32_t not_finite = 0;
   float gradient_scale = 1;     // gradients are multiplied by this before use: averaging, clipping, undoing the loss scale
   float loss_scale = 1;         // what the loss was multiplied by (f16)

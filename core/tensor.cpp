@@ -7,6 +7,11 @@
 
 namespace tandem {
 
+void fail_undefined() {
+  fail("an undefined Tensor or Variable was used: it was made without a value, or moved from; where an operation takes an "
+       "optional input, leave it out");
+}
+
 Tensor::Tensor(Backend& backend, const Shape& shape, DType dtype)
     : storage_(Storage::create(backend, std::max<std::size_t>(1, shape.elements() * size_of(dtype)))),
       writes_(storage_->whole()),

@@ -13,6 +13,8 @@
 
 namespace tandem {
 
+[[noreturn]] void fail_undefined();  // an undefined Tensor, or a Variable without one, was used
+
 class Tensor {
  public:
   Tensor() = default;                                                      // empty: defined() is false
@@ -37,7 +39,10 @@ class Tensor {
   std::int64_t elements() const { return elements_; }
   std::size_t bytes() const { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
   DType dtype() const { return dtype_; }
-  Backend& backend() const { return storage_->backend(); }
+  Backend& backend() const {
+    if (!storage_) fail_undefined();
+    return storage_->backend();
+  }
 
   // Reading and writing on the device. write() counts, so that whoever saved the old value notices.
   const void* raw() const { return storage_->data() + offset_ * size_of(dtype_); }

@@ -98,21 +98,23 @@ class AllReduce : public Replicas {
     space.on_gradient([this](const Segment& segment) { ready(std::size_t(&segment - space_->segments().data())); });
   }
 
-  void step(Optimizer& optimizer, const Variable& loss) override {
+  StepResult step(Optimizer& optimizer, const Variable& loss) override {
     if (behind_) {
       hand_over(loss.value());
       exchange();
-      return update(optimizer);
+      update(optimizer);
+      return optimizer.result();
     }
     exchange([&] { return std::isfinite(loss.item()); });
     const Tensor anywhere =
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
-    optimizer.step(&anywhere);
+    optimizer.update(&anywhere);
     // Whoever looks for the cause runs backward once more, by itself: then nothing may be sent.
     const bool made = optimizer.read_state().not_finite == 0;
     for (Bucket& b : buckets_)
       if (b.top_k) b.top_k->settle(made);
     rewind(made);
+    return optimizer.result();
   }
 
   bool in_parts() const override { return behind_ != nullptr; }
@@ -197,14 +199,17 @@ class AllReduce : public Replicas {
   void cut_buckets() {
     buckets_.clear();
     of_segment_.assign(space_->segments().size(), {});
-    for (const Range& range : cut(space_->elements(), space_->gradients.dtype(), options_.bucket_bytes))
-      buckets_.push_back({.range = range, .segments = {}});
-    const std::int64_t length = buckets_.empty() ? 1 : buckets_[0].range.length();
+    for (const Range& trained : space_->trainable())
+      for (const Range& range : cut(trained.length(), space_->gradients.dtype(), options_.bucket_bytes))
+        buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}, .segments = {}});
     for (std::size_t s = 0; s < space_->segments().size(); s++) {
       const Segment& segment = space_->segments()[s];
-      for (std::int64_t b = segment.local_begin / length; b * length < segment.local_begin + segment.length; b++) {
-        buckets_[std::size_t(b)].segments.push_back(s);
-        of_segment_[s].push_back(std::size_t(b));
+      if (segment.frozen) continue;
+      for (std::size_t b = 0; b < buckets_.size(); b++) {
+        const Range& range = buckets_[b].range;
+        if (range.end <= segment.local_begin || range.begin >= segment.local_begin + segment.length) continue;
+        buckets_[b].segments.push_back(s);
+        of_segment_[s].push_back(b);
       }
     }
     if (options_.top_k > 0)

@@ -54,7 +54,6 @@ class LocalSgd : public Replicas {
   void bind(Optimizer& optimizer) override {
     optimizer_ = &optimizer;
     optimizer.gradients_are_shares_of(size());
-    optimizer.stage();
   }
 
   void follow(const Course& course) override {
@@ -73,11 +72,12 @@ class LocalSgd : public Replicas {
     }
   }
 
-  void step(Optimizer& optimizer, const Variable& loss) override {
+  StepResult step(Optimizer& optimizer, const Variable& loss) override {
     if (optimizer_ != &optimizer) bind(optimizer);
     if (!centred_ || shown_) set_centre();  // a loop that does not call begin_epoch() goes on from the centre
-    optimizer.step(&loss.value());
+    const StepResult result = optimizer.step(&loss.value());
     stepped();
+    return result;
   }
   // On a device the update belongs to what is queued, and perhaps recorded, with backward.
   bool in_parts() const override { return over_ && size() > 1; }

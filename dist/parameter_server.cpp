@@ -174,7 +174,7 @@ class ParameterServer : public Strategy {
     return t;
   }
 
-  void step(Optimizer& optimizer, const Variable& loss) override {
+  StepResult step(Optimizer& optimizer, const Variable& loss) override {
     if (optimizer_ != &optimizer) bind(optimizer);  // a loop of the user's own need not
     if (!drawn_ && !begun_) {
       learning_rate_ = optimizer.learning_rate();
@@ -187,8 +187,8 @@ class ParameterServer : public Strategy {
     if (finite) {
       in_a_row_ = 0;
       optimizer.finish_gradients(space_->all());
-    } else if (++in_a_row_ >= longest_row) {
-      return;  // whoever looks sees it
+    } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
+      return optimizer.result();
     } else {
       optimizer.clear_not_finite();
     }
@@ -212,6 +212,7 @@ class ParameterServer : public Strategy {
     if (trace_ && trace_->recording())
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
     step_began_ = Clock::now();
+    return finite ? StepResult::made : StepResult::not_finite;
   }
   void trains_samples(std::int64_t n) { samples_ += n; }
 

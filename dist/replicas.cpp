@@ -122,6 +122,8 @@ void Replicas::compare(std::uint64_t mine, const std::string& what) {
 }
 
 void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) {
+  for (const Range& r : space.trainable())  // what is exchanged
+    kind = (kind * 31 + std::uint64_t(r.begin)) * 31 + std::uint64_t(r.end);
   compare(space.layout_hash() + kind,
           "do not train the same model: start all ranks with the same program and options");
 }

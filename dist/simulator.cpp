@@ -99,7 +99,6 @@ class Simulation {
         data_.train.make(m.ticket / data_.train.batches_per_epoch(), m.ticket % data_.train.batches_per_epoch());
     counters_->batch(batch);
     decays_.epoch(std::uint32_t(batch.epoch));
-    decays_.stage();
     model_.train();
     Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
     space_.zero_gradients();

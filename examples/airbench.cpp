@@ -37,6 +37,7 @@ Run train(const Options& o, std::uint64_t seed, Backend& backend, const Pictures
   Descent optimizer(o.learning_rate, o.momentum, o.weight_decay);
   if (o.dtype == DType::f16) optimizer.loss_scaling.emplace();
   optimizer.bind(space, seed);
+  optimizer.if_not_finite = IfNotFinite::wait;  // a recorded step cannot be looked at; an epoch's end is
   const Loss loss = cross_entropy_loss(o.label_smoothing);
   Batch batch;
   Replay step(

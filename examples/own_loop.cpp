@@ -1,6 +1,6 @@
 // A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch forward,
-// loss, backward, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5 for one epoch, on one machine or,
-// under tandem-run, on several ranks.
+// loss, backward, learning rate, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5 for one epoch, on
+// one machine or, under tandem-run, on several ranks.
 #include <cstdio>
 #include <filesystem>
 
@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o = parse_options(argc, argv, "A user's own training loop.",
                               {.model = "lenet5", .epochs = 1, .learning_rate = 0.05},
-                              {"--data", "--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--dtype",
+                              {"--data", "--model", "--epochs", "--batch", "--lr", "--schedule", "--seed", "--device", "--dtype",
                                "--checkpoint"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
@@ -32,6 +32,8 @@ int main(int argc, char** argv) {
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(space);
 
+    const Schedule schedule = Schedule::parse(o.schedule);
+    const auto per_epoch = double(train.batches_per_epoch());
     RunPosition at;  // with --checkpoint FOLDER it goes on where it was
     const std::filesystem::path file = std::filesystem::path(o.checkpoint) / "own_loop.safetensors";
     if (!o.checkpoint.empty()) std::filesystem::create_directories(o.checkpoint);
@@ -44,7 +46,8 @@ int main(int argc, char** argv) {
         Variable loss = cross_entropy(logits, batch.labels);
         space.zero_gradients();
         space.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
-        strategy->step(sgd, loss);
+        sgd.learning_rate(o.learning_rate * schedule.factor(double(at.step), per_epoch * double(o.epochs), per_epoch));
+        strategy->step(sgd, loss);  // throws NotFinite when the loss or a gradient is none; the weights are then as before
         score.loss += loss.item() * double(batch.size()), score.samples += double(batch.size());
         at.step++;
       }

@@ -18,7 +18,8 @@ class Accumulation {
       : space_(space), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {}
 
   std::int64_t steps_per_epoch() const { return (per_epoch_ + batches_ - 1) / batches_; }
-  // Before the forward pass: stages the optimizer. The gradients of a finished step are forgotten.
+  // Before the forward pass. Tells the device what the step will need, since that may be a replay. The gradients of a finished
+  // step are forgotten.
   void begin(const Batch& batch);
   // loss: the mean over this batch. True when the step is due.
   bool backward(const Variable& loss, const Batch& batch) { return backward(loss, loss, batch); }

@@ -43,7 +43,9 @@ struct UpdateAdamW {
 AdamW::AdamW(const AdamWOptions& options) : Optimizer(options.learning_rate), options_(options) {
   require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "AdamW: the betas ",
           options.beta1, " and ", options.beta2, " must be at least 0 and below 1");
-  require(options.epsilon > 0, "AdamW: epsilon ", options.epsilon, " must be positive");
+  require(options.epsilon > 0 && std::isfinite(options.epsilon), "AdamW: epsilon ", options.epsilon,
+          " must be finite and positive");
+  not_negative("AdamW: weight decay", options.weight_decay);
 }
 
 void AdamW::allocate() {

@@ -230,6 +230,19 @@ class OneBatch : public BatchSource {
   std::int64_t epoch_ = 0, next_ = 0;
 };
 
+// fit() looks at the device's flag every few steps, and says which batch set it.
+class LooksAtTimes {
+ public:
+  explicit LooksAtTimes(Optimizer& optimizer)
+      : optimizer_(optimizer), before_(std::exchange(optimizer.if_not_finite, IfNotFinite::wait)) {}
+  ~LooksAtTimes() { optimizer_.if_not_finite = before_; }
+  LooksAtTimes(const LooksAtTimes&) = delete;
+
+ private:
+  Optimizer& optimizer_;
+  IfNotFinite before_;
+};
+
 // Calls `save` when its scope is left by an exception.
 class OnFailure {
  public:
@@ -648,6 +661,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   }
   StopOnSignal signals;
   Counters counters(optimizer.state());
+  LooksAtTimes looks_at_times(optimizer);
   // A device is asked for its flag and its loss every few steps, since asking waits for it; on the host looking is free.
   const std::int64_t look_every = backend.records() && !one_batch ? 16 : 1;
   double first_loss = 0, last_loss = 0, last_correct = 0;

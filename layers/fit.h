@@ -88,8 +88,9 @@ class Counters {
   ~Counters() {
     mode().step_state = before_.step_state;
     mode().samples = before_.samples;
+    mode().draws = before_.draws;
   }
-  void batch(const Batch& b) { mode().samples = b.samples; }
+  void batch(const Batch& b) { mode().samples = b.samples, mode().draws = 0; }
 
  private:
   Mode before_;

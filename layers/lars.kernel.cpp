@@ -52,7 +52,9 @@ struct UpdateLARS {
 LARS::LARS(const LARSOptions& options) : Optimizer(options.learning_rate), options_(options) {
   require(options.momentum >= 0 && options.momentum < 1, "LARS: momentum ", options.momentum,
           " must be at least 0 and below 1");
-  require(options.trust > 0, "LARS: the trust coefficient ", options.trust, " must be positive");
+  require(options.trust > 0 && std::isfinite(options.trust), "LARS: the trust coefficient ", options.trust,
+          " must be finite and positive");
+  not_negative("LARS: weight decay", options.weight_decay);
 }
 
 void LARS::allocate() {

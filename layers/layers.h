@@ -117,12 +117,11 @@ class Flatten : public Module {
 
 class Dropout : public Module {
  public:
-  explicit Dropout(double p = 0.5, std::uint32_t layer = 0) : p_(p), layer_(layer) {}
-  Variable forward(const Variable& x) override { return training() ? dropout(x, p_, layer_) : x; }
+  explicit Dropout(double p = 0.5) : Module(draws_random_numbers), p_(p) {}
+  Variable forward(const Variable& x) override { return training() ? dropout(x, p_, stream()) : x; }
 
  private:
   double p_;
-  std::uint32_t layer_;  // which random stream: give each dropout of a model its own
 };
 
 }  // namespace tandem

@@ -1,10 +1,15 @@
 #include "layers/module.h"
 
+#include <algorithm>
+
 namespace tandem {
 
 Parameter::operator const Variable&() const {
   require(variable.defined(), "the parameter ", name,
           " has no memory yet: build a ParameterSpace over the model first");
+  require(variable.requires_grad() != frozen, "the parameter ", name, " was ", frozen ? "frozen" : "unfrozen",
+          " after its ParameterSpace was built: build another over the model (it keeps the values) and bind the optimizer to "
+          "that");
   return variable;
 }
 
@@ -21,6 +26,24 @@ void Module::train(bool on) {
 void Module::name_tree(const std::string& path) {
   path_ = path;
   for (auto& [name, module] : children_) module->name_tree(path.empty() ? name : path + "." + name);
+  std::uint32_t next = 0;
+  if (path.empty()) number(next);
+}
+
+void Module::number(std::uint32_t& next) {
+  if (stream_) stream_ = next++;
+  for (auto& [name, module] : children_) module->number(next);
+}
+
+void Module::check_name(const std::string& name) const {
+  require(!name.empty() && name.find('.') == std::string::npos, "a module's part needs a name without dots, not \"", name,
+          "\"");
+  auto taken = [&](auto& all, auto name_of) {
+    return std::any_of(all.begin(), all.end(), [&](auto& one) { return name_of(one) == name; });
+  };
+  require(!taken(children_, [](auto& c) { return c.first; }) && !taken(parameters_, [](auto& p) { return p->name; }) &&
+              !taken(statistics_, [](auto& s) { return s->name; }),
+          "the module has a child, parameter or statistic \"", name, "\" already: choose another name");
 }
 
 std::vector<std::pair<std::string, Parameter*>> Module::parameters() {
@@ -42,12 +65,14 @@ std::vector<std::pair<std::string, Statistic*>> Module::statistics() {
 }
 
 Parameter& Module::parameter(std::string name, const Shape& shape, Initial initial, bool decay) {
+  check_name(name);
   parameters_.push_back(std::make_unique<Parameter>());
   *parameters_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .decay = decay, .variable = {}};
   return *parameters_.back();
 }
 
 Statistic& Module::statistic(std::string name, const Shape& shape, double initial) {
+  check_name(name);
   statistics_.push_back(std::make_unique<Statistic>());
   *statistics_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .tensor = {}};
   return *statistics_.back();

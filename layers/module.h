@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ struct Parameter {
   Initial initial;
   bool decay = true;  // false: weight decay leaves it alone (batch norm, biases)
   double learning_rate_scale = 1;
-  bool frozen = false;
-  Variable variable;  // empty until the parameter space is built
+  bool frozen = false;  // read when the parameter space is built: no gradient, no update
+  Variable variable;    // empty until the parameter space is built; a constant where frozen
   operator const Variable&() const;
 };
 
@@ -71,13 +72,18 @@ class Module {
   bool training() const { return training_; }
   const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the parameter space is built
 
-  // Every parameter and statistic of the tree, in registration order, with full names.
+  // Every parameter and statistic of the tree, in registration order, with full names. Naming a whole tree, with no path, also
+  // numbers the modules that draw random numbers.
   void name_tree(const std::string& path = "");
   std::vector<std::pair<std::string, Parameter*>> parameters();
   std::vector<std::pair<std::string, Statistic*>> statistics();
   const std::vector<std::pair<std::string, std::unique_ptr<Module>>>& children() const { return children_; }
 
  protected:
+  enum Draws { draws_random_numbers };
+  explicit Module(Draws) : stream_(by_call) {}
+  std::uint32_t stream() const { return *stream_; }  // its number among those that draw; by_call in no tree yet
+
   // How every operator() ends.
   Variable seen(Variable y) {
     if (forward_hook_) forward_hook_(*this, y);
@@ -92,11 +98,17 @@ class Module {
   template <class M>
   M& adopt(std::string name, std::unique_ptr<M> module) {
     M& m = *module;
+    check_name(name);
     children_.emplace_back(std::move(name), std::move(module));
     return m;
   }
 
  private:
+  // Throws Error unless a child, parameter or statistic may be called so: checkpoints find them by their names.
+  void check_name(const std::string& name) const;
+  void number(std::uint32_t& next);
+
+  std::optional<std::uint32_t> stream_;  // of those that draw random numbers
   std::string path_;
   ForwardHook forward_hook_;
   bool training_ = true;

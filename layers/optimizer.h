@@ -1,9 +1,15 @@
 // Optimizers: one fused pass over ranges of the flat parameter vector, aware of its segments.
 //
+//   for each batch:
+//     optimizer.learning_rate(…);  // where it varies
+//     space.zero_gradients();
+//     space.backward(loss);
+//     optimizer.step(&loss.value());
+//
 // A step is measure(range) → partial sums (the squared norm of the gradient), which a strategy may combine over ranks, then
 // judge() on the device: is everything finite, by how much is the gradient clipped; then apply(range). What varies from step
 // to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is not finite
-// sets a flag there, and from then on nothing is applied until the caller has looked.
+// sets a flag there: that step is not applied, and none after it until somebody has looked.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,9 +21,25 @@
 
 namespace tandem {
 
+// What a step came to.
+enum class StepResult {
+  made,        // the parameters are updated
+  overflow,    // f16: the loss scale was too large for these gradients, and is smaller now; no update
+  not_finite,  // the loss or a gradient is NaN or infinite; no update
+  queued       // nobody has looked yet
+};
+
+// What step() does about a loss or gradient that is not finite.
+enum class IfNotFinite {
+  fail,  // throws NotFinite; the parameters are those before the step, and the next step is as any other
+  skip,  // returns not_finite, and the next step is as any other
+  wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to time.
+         // For steps that are recorded (layers/replay.h), and for fit()
+};
+
 class Optimizer {
  public:
-  explicit Optimizer(double learning_rate) : learning_rate_(learning_rate) {}
+  explicit Optimizer(double rate) { learning_rate(rate); }
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
@@ -26,23 +48,25 @@ class Optimizer {
   ParameterSpace& space() const { return *space_; }
 
   double learning_rate() const { return learning_rate_; }
-  void learning_rate(double rate) { learning_rate_ = rate; }  // from the next step on
-  void epoch(std::uint32_t epoch) { host_.epoch = epoch; }
-  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next stage() on.
-  void gradients_are_sums_of(double samples) { samples_ = samples, weigh(); }
+  void learning_rate(double rate);       // from the next step on
+  void epoch(std::uint32_t epoch);       // of the random numbers, from the next forward pass on
+  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step on.
+  void gradients_are_sums_of(double samples);
   // The gradients are a rank's share of a mean over all ranks' pictures, and the rank steps by them alone: this many times
-  // larger they are a mean over its own. From the next stage() on.
-  void gradients_are_shares_of(int ranks) { ranks_ = ranks, weigh(); }
+  // larger they are a mean over its own. From the next step on.
+  void gradients_are_shares_of(int ranks);
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
+  IfNotFinite if_not_finite = IfNotFinite::fail;
 
-  // The whole of it for one machine: stage(), and after backward step(). `loss`, if given, must be finite too.
-  void stage();  // sends learning rate and epoch to the device; before the forward pass
-  void step(const Tensor* loss = nullptr);
-  void update(const Tensor* loss);  // step() with the gradients that are there, wherever they came from
+  // The whole of it for one machine, after backward. `loss`, if given, must be finite too.
+  StepResult step(const Tensor* loss = nullptr);
 
-  // Its parts, for strategies.
+  // Its parts, for strategies and recorded steps.
+  void stage();  // sends what was set since to the device. judge() does; before a step that is replayed, the caller
+  void update(const Tensor* loss);  // the step with the gradients that are there, wherever they came from; nobody looks
+  StepResult result();              // looks at the last step, as if_not_finite says
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void judge(const Tensor* loss);               // sums → StepState: finite? clip factor
@@ -69,14 +93,18 @@ class Optimizer {
   // The weight decay of a segment; called by bind for every segment.
   virtual double decay_of(const Segment& segment) const = 0;
   void check_range(Range range) const;
+  void check_bound() const;
+  // value, or throws Error: "SGD: weight decay -1 must be finite and at least 0".
+  static double not_negative(const char* what, double value);
   const StepState* device_state() const { return reinterpret_cast<const StepState*>(state_.raw()); }
 
   Tensor state_, sums_;
 
  private:
-  void weigh() { host_.gradient_average = static_cast<float>(ranks_ / samples_); }
-  double learning_rate_, samples_ = 1, ranks_ = 1;
-  StepState host_;
+  void check_clip() const;
+  double learning_rate_ = 0, samples_ = 1, ranks_ = 1;
+  StepState host_;       // its first fields: what the device has been told,
+  bool staged_ = false;  // or is to be told
 };
 
 // Stochastic gradient descent, as PyTorch's: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w + μ·v).

@@ -92,40 +92,98 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   space_ = &space;
   Backend& backend = space.backend();
   std::vector<double> rates(space.elements() / ParameterSpace::alignment * 2, 0.0);
-  for (const Segment& s : space.segments())
+  for (const Segment& s : space.segments()) {
+    not_negative(("the learning rate scale of " + s.name).c_str(), s.learning_rate_scale);
     for (std::int64_t b = s.local_begin / ParameterSpace::alignment;
          b * ParameterSpace::alignment < s.local_begin + s.length; b++) {
       rates[2 * b] = s.frozen ? 0 : s.learning_rate_scale;
       rates[2 * b + 1] = s.frozen ? 0 : decay_of(s);
     }
+  }
+  check_clip();
   rates_ = Tensor::of(backend, {std::int64_t(rates.size())}, rates);
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
-  host_ = {};
-  weigh();
-  host_.seed = seed;
-  if (loss_scaling) host_.loss_scale = loss_scaling->first;
+  host_ = {.seed = seed, .epoch = host_.epoch};
+  staged_ = false;
+  if (loss_scaling) {
+    const auto& [first, most, patience] = *loss_scaling;
+    require(first > 0 && most >= first && std::isfinite(most) && patience > 0, "the loss scale ", first, " to ", most,
+            ", doubled after ", patience, " steps: all three must be finite and positive");
+    host_.loss_scale = first;
+  }
   backend.upload(state_.raw_write(), &host_, sizeof host_);
   allocate();
   stage();
 }
 
-void Optimizer::stage() {
-  host_.learning_rate = static_cast<float>(learning_rate_);
-  state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
+void Optimizer::check_bound() const { require(space_ != nullptr, "the optimizer is not bound: call bind(space) first"); }
+
+double Optimizer::not_negative(const char* what, double value) {
+  require(std::isfinite(static_cast<float>(value)) && value >= 0, what, " ", value, " must be finite and at least 0");
+  return value;
 }
 
-void Optimizer::step(const Tensor* loss) {
-  require(space_ != nullptr, "the optimizer is not bound: call bind(space) first");
+void Optimizer::check_clip() const {
+  require(clip_norm >= 0, "the norm ", clip_norm, " that gradients are clipped to must be at least 0 (0: they are not)");
+}
+
+void Optimizer::learning_rate(double rate) { learning_rate_ = not_negative("the learning rate", rate); }
+
+void Optimizer::epoch(std::uint32_t epoch) {
+  staged_ = staged_ && epoch == host_.epoch;
+  host_.epoch = epoch;
+  if (space_) stage();
+}
+
+void Optimizer::gradients_are_sums_of(double samples) {
+  require(std::isfinite(samples) && samples > 0, "the gradients cannot be a sum of ", samples, " samples");
+  samples_ = samples;
+}
+
+void Optimizer::gradients_are_shares_of(int ranks) {
+  require(ranks > 0, "the gradients cannot be shares of ", ranks, " ranks");
+  ranks_ = ranks;
+}
+
+void Optimizer::stage() {
+  check_bound();
+  const float rate = static_cast<float>(learning_rate_), average = static_cast<float>(ranks_ / samples_);
+  if (staged_ && rate == host_.learning_rate && average == host_.gradient_average) return;
+  host_.learning_rate = rate;
+  host_.gradient_average = average;
+  state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
+  staged_ = true;
+}
+
+StepResult Optimizer::step(const Tensor* loss) {
+  check_bound();
   require(space_->gradients_complete(), "step() before backward(): there are no gradients");
   update(loss);
+  return result();
 }
 
 void Optimizer::update(const Tensor* loss) {
-  measure(space_->all(), false);
+  check_bound();
+  bool add = false;
+  for (const Range& r : space_->trainable()) measure(r, std::exchange(add, true));
   judge(loss);
-  apply(space_->all());
-  space_->count_writes(space_->all());
+  for (const Range& r : space_->trainable()) {
+    apply(r);
+    space_->count_writes(r);
+  }
+}
+
+StepResult Optimizer::result() {
+  if (if_not_finite == IfNotFinite::wait) return StepResult::queued;
+  const StepState s = read_state();
+  if (s.not_finite == 0) return StepResult::made;
+  if (s.not_finite == 2) return StepResult::overflow;
+  if (s.not_finite == 1) clear_not_finite();
+  if (if_not_finite == IfNotFinite::skip) return StepResult::not_finite;
+  throw NotFinite("step " + std::to_string(s.step + s.skipped + 1) +
+                  ": the loss or its gradient is not finite; the parameters are those before this step. A smaller learning "
+                  "rate usually helps; mode().check = true finds the operation");
 }
 
 void Optimizer::measure(Range range, bool add) {
@@ -135,11 +193,14 @@ void Optimizer::measure(Range range, bool add) {
 void Optimizer::finish_gradients(Range) { fail(name(), ": its steps are made where the parameters are, not by a server"); }
 
 Variable Optimizer::scaled(const Variable& loss) const {
+  check_bound();
   if (!loss_scaling) return loss;
   return record<LossScaleNode>(LossScaleNode::times(loss.value(), state_), {&loss}, {}, state_);
 }
 
 void Optimizer::judge(const Tensor* loss) {
+  stage();
+  check_clip();
   auto* state = reinterpret_cast<StepState*>(state_.raw_write());
   dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
     launch(space_->backend(), 1,
@@ -149,6 +210,7 @@ void Optimizer::judge(const Tensor* loss) {
 }
 
 StepState Optimizer::read_state() const {
+  check_bound();
   StepState s;
   state_.backend().download(&s, state_.raw(), sizeof s);  // not space_'s: fit()'s space is gone when fit has returned
   return s;
@@ -156,11 +218,14 @@ StepState Optimizer::read_state() const {
 
 void Optimizer::clear_not_finite() {
   StepState now = read_state();
-  now.not_finite = 0;
+  if (now.not_finite == 1) now.not_finite = 3;
   state_.backend().upload(state_.raw_write(), &now, sizeof now);
 }
 
-double Optimizer::gradient_norm() const { return std::sqrt(sums_.slice(0, 1).item()) * read_state().gradient_average; }
+double Optimizer::gradient_norm() const {
+  check_bound();
+  return std::sqrt(sums_.slice(0, 1).item()) * read_state().gradient_average;
+}
 
 void Optimizer::resume_at(const StepState& then) {
   StepState now = read_state();
@@ -177,6 +242,7 @@ void Optimizer::check_range(Range range) const {
 
 // ---- SGD -------------------------------------------------------------------------------------------------------------
 SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_(options) {
+  not_negative("SGD: weight decay", options.weight_decay);
   require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,
           " must be at least 0 and below 1");
   require(!options.nesterov || options.momentum > 0, "SGD: Nesterov needs a momentum");

@@ -61,11 +61,17 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
     s.writes = values.storage()->add_segment(s.name);
     Tensor value = values.range(s.local_begin, s.shape);
     value.count_on(s.writes);
-    p.variable = Variable(value, true, s.name);
-    s.leaf = p.variable.leaf();
+    handles_.push_back(Variable(value, true, s.name));
+    s.leaf = handles_.back().leaf();
     s.leaf->grad = gradients.range(s.local_begin, s.shape);
+    p.variable = s.frozen ? Variable(value) : handles_.back();  // a constant leaves no tape; its gradient stays zero
+    if (s.frozen) continue;
     leaves_.push_back(s.leaf);
-    handles_.push_back(p.variable);
+    const Range range{s.local_begin / cut * cut, (s.local_begin + s.length + cut - 1) / cut * cut};
+    if (trainable_.empty() || trainable_.back().end < range.begin)
+      trainable_.push_back(range);
+    else
+      trainable_.back().end = range.end;
   }
 
   std::int64_t count = 0;
@@ -111,7 +117,10 @@ std::uint64_t ParameterSpace::layout_hash() const {
 }
 
 void ParameterSpace::backward(const Variable& loss, double seed, bool final) {
-  final_ = final;
+  struct Restore {  // a pass within a pass has its own answer
+    bool &place, before;
+    ~Restore() { place = before; }
+  } restore{final_, std::exchange(final_, final)};
   tandem::backward(loss, {.leaves = leaves_, .seed = seed});
 }
 
@@ -125,11 +134,14 @@ bool ParameterSpace::gradients_complete() const {
 
 void ParameterSpace::on_gradient(std::function<void(const Segment&)> hook) {
   for (const Segment& s : segments_) {
+    s.leaf->handed_on = false;
     if (!hook)
       s.leaf->hook = nullptr;
     else
-      s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf&) {
-        if (final_) hook(segments_[index]);
+      s.leaf->hook = [this, hook, index = &s - segments_.data()](Leaf& leaf) {
+        if (!final_) return;
+        leaf.handed_on = true;
+        hook(segments_[index]);
       };
   }
 }

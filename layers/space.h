@@ -52,13 +52,17 @@ class ParameterSpace {
   Range all() const { return {0, elements()}; }
   std::uint64_t layout_hash() const;  // equal on two ranks exactly when names, shapes and places are
 
+  // What is not frozen, in ranges that begin and end at multiples of `cut`: one, all of it, where nothing is.
+  const std::vector<Range>& trainable() const { return trainable_; }
+
   // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments
   // become final; with final = false another backward() will add to them, and no hook fires.
   void backward(const Variable& loss, double seed = 1, bool final = true);
   void zero_gradients();                                       // the next backward overwrites instead of adding
-  void on_gradient(std::function<void(const Segment&)> hook);  // called once per segment and backward, when it is final
+  // Called once per segment that is not frozen, and backward, when its gradient is final and may be sent away.
+  void on_gradient(std::function<void(const Segment&)> hook);
   void count_writes(Range range);   // whoever writes to `values` says so: prepared weights are then stale
-  bool gradients_complete() const;  // no segment is untouched since zero_gradients
+  bool gradients_complete() const;  // nothing that is trained is untouched since zero_gradients
 
   Tensor values, gradients, statistics;  // flat, `elements()` long; statistics have their own layout
 
@@ -71,7 +75,8 @@ class ParameterSpace {
  private:
   std::vector<Segment> segments_;
   std::vector<StatisticSegment> statistic_segments_;
-  std::vector<Leaf*> leaves_;
+  std::vector<Range> trainable_;
+  std::vector<Leaf*> leaves_;      // of what is trained
   std::vector<Variable> handles_;  // keep the leaves alive
   bool final_ = true;
   std::int64_t parameters_ = 0;

@@ -82,8 +82,8 @@ class Strategy {
   virtual void begin(ParameterSpace& space) { (void)space; }
   virtual void bind(Optimizer& optimizer) { (void)optimizer; }
   // Everything between backward() and the next forward. A loss or gradient that is not finite on any rank leaves all
-  // parameters as they are, on every rank.
-  virtual void step(Optimizer& optimizer, const Variable& loss) { optimizer.step(&loss.value()); }
+  // parameters as they are, on every rank; what follows is optimizer.if_not_finite's to say.
+  virtual StepResult step(Optimizer& optimizer, const Variable& loss) { return optimizer.step(&loss.value()); }
 
   // On a device, a step() that can be replayed is three: the first and the last only queue work, so that each may be recorded;
   // between them the host exchanges, and waits with a deadline until all has arrived.

@@ -31,9 +31,9 @@ class Vgg : public Module {
       left_ = side;
       layers_ = &child<Sequential>("classifier");
       layers_->attach("0", std::make_unique<Linear>(7 * 7 * in, 4096, true, true));
-      layers_->attach("2", std::make_unique<Dropout>(0.5, 0));
+      layers_->attach("2", std::make_unique<Dropout>(0.5));
       layers_->attach("3", std::make_unique<Linear>(4096, 4096, true, true));
-      layers_->attach("5", std::make_unique<Dropout>(0.5, 1));
+      layers_->attach("5", std::make_unique<Dropout>(0.5));
       layers_->attach("6", std::make_unique<Linear>(4096, classes));
     }
     for (auto& [ignored, p] : parameters())

@@ -63,7 +63,6 @@ TEST(Airbench, WhatLearnsAndHowFast) {
   auto step = [&] {
     const std::vector<double> before = space.values.values();
     space.gradients.fill(1);
-    descent.stage();
     descent.measure(space.all(), false);
     descent.judge(nullptr);
     descent.apply(space.all());
@@ -178,7 +177,6 @@ TEST(Airbench, ASmallRunLearns) {
   for (int epoch = 0; epoch < 3; epoch++) {
     loader.start(epoch);
     for (Batch batch; loader.next(batch);) {
-      descent.stage();
       space.zero_gradients();
       Variable l = cross_entropy(model(Variable(batch.images)), batch.labels, label_smoothing);
       space.backward(l);

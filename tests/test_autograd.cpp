@@ -336,7 +336,7 @@ TEST_F(Tape, AnOperationMayPassNothingOn) {
   x.zero_grad();
   Variable g = square(x);
   Variable(record<SilentNode>(g.value().clone(), {&g}, {})).backward();
-  EXPECT_FALSE(x.grad().defined());
+  EXPECT_EQ(x.grad().item(), 0);
 }
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
@@ -507,7 +507,6 @@ struct Trainer {
     labels = Tensor::of(b, {pictures[0]}, test::numbers("labels", pictures[0], 0, 9, 1), DType::i32);
   }
   void step() {
-    sgd.stage();
     space.zero_gradients();
     loss = cross_entropy((*model)(Variable(x)), labels);
     space.backward(loss);

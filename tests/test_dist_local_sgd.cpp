@@ -77,7 +77,6 @@ struct Machines {
       Batch batch;
       if (!m.source->next(batch)) return false;
       if (rate > 0) m.optimizer->learning_rate(rate);
-      m.optimizer->stage();
       m.space->zero_gradients();
       Variable x(batch.images.cast(DType::f64));
       Variable loss = cross_entropy(m.model(x), batch.labels);

@@ -178,7 +178,6 @@ std::vector<double> own_loop(Strategy& strategy, std::int64_t global_batch, int 
   for (std::int64_t epoch = 0; done < steps; epoch++) {
     source.start(epoch);
     for (Batch batch; done < steps && source.next(batch); done++) {
-      sgd.stage();
       Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
       space.zero_gradients();
       space.backward(loss, double(batch.size()) / double(batch.over_ranks()));
@@ -222,9 +221,8 @@ TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 64, .test = 10, .seed = 3});
   Loader source(data.train, {.batch = 16, .seed = 5, .prefetch = 0}, *backend);
-  auto gradient_at = [&](Plain& model, ParameterSpace& space, SGD& sgd, int step) {
+  auto gradient_at = [&](Plain& model, ParameterSpace& space, int step) {
     const Batch batch = source.make(0, step % 4);
-    sgd.stage();
     Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
     space.zero_gradients();
     space.backward(loss);
@@ -232,20 +230,20 @@ TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
   };
   Plain model, other;
   ParameterSpace space(model, *backend, 1, {}, DType::f64), by_hand(other, *backend, 1, {}, DType::f64);
-  SGD sgd({.learning_rate = 0.125}), same({.learning_rate = 0.125});
+  SGD sgd({.learning_rate = 0.125});
   ParameterServerOptions o = by("asp+asgd");
   o.pipeline = true;
   auto strategy = parameter_server(std::move(in_process_channels(1)[0]), o);
   strategy->begin(space);
-  sgd.bind(space), same.bind(by_hand);
+  sgd.bind(space);
   strategy->bind(sgd);
   std::vector<std::vector<double>> weights{by_hand.values.values()};
   for (int t = 0; t < steps; t++) {
-    strategy->step(sgd, gradient_at(model, space, sgd, t));
+    strategy->step(sgd, gradient_at(model, space, t));
     const auto& used = weights[std::size_t(std::max(0, t - 1))];
     by_hand.values.copy_from(Tensor::of(*backend, by_hand.values.shape(), used, DType::f64));
     by_hand.count_writes(by_hand.all());
-    gradient_at(other, by_hand, same, t);
+    gradient_at(other, by_hand, t);
     std::vector<double> next = weights.back(), g = by_hand.gradients.values();
     for (std::size_t i = 0; i < next.size(); i++) next[i] -= 0.125 * g[i];
     weights.push_back(next);

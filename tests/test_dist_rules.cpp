@@ -177,8 +177,8 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
         Variable y = (side == &one ? a : b)(Variable(x));
         side->backward(sum(y * y * y));
       }
-      sgd.stage(), sgd.step();
-      sent.stage(), sent.measure(other.all(), false), sent.judge(nullptr), sent.finish_gradients(other.all());
+      sgd.step();
+      sent.measure(other.all(), false), sent.judge(nullptr), sent.finish_gradients(other.all());
       shard.push(0, other.gradients, 0.07, 0.9);
       other.values.copy_from(shard.pull(0));
       other.count_writes(other.all());

@@ -134,7 +134,6 @@ TEST(Models, EveryModelTrainsAStepOnEveryBackend) {
       sgd.bind(space);
       double first = 0, last = 0;
       for (int i = 0; i < 5; i++) {
-        sgd.stage();
         space.zero_gradients();
         Variable loss = cross_entropy((*model)(x), labels);
         space.backward(loss);
@@ -209,7 +208,6 @@ TEST(Space, PaddingIsZeroAndStaysZero) {
     Patterns data(*backend, 16, 16);
     Batch batch = data.make(0, 0);
     for (int i = 0; i < 4; i++) {
-      sgd.stage();
       space.zero_gradients();
       space.backward(cross_entropy(model(Variable(batch.images)), batch.labels));
       sgd.step();
@@ -345,7 +343,6 @@ TEST(Training, FollowsPyTorchStepByStep) {
       Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
       std::vector<double> losses;
       for (int step = 0; step < int(a["steps"]); step++) {
-        sgd.stage();
         space.zero_gradients();
         Variable loss = cross_entropy(model(x), labels);
         space.backward(loss);
@@ -457,17 +454,16 @@ TEST(Training, ANonFiniteGradientOrLossChangesNothing) {
         h.build();
         SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1});
         sgd.bind(*h.space);
+        sgd.if_not_finite = IfNotFinite::wait;
         h.gradient(1, 1);
         sgd.step();
         const std::vector<double> values = bits(h.space->values), velocity = bits(sgd.velocity());
         h.gradient(in_loss ? 1 : bad, 1);
         Tensor loss = Tensor::full(*h.owner, {}, in_loss ? bad : 1);
-        sgd.stage();
         sgd.step(&loss);
         EXPECT_EQ(sgd.read_state().not_finite, 1) << kind.name;
         EXPECT_EQ(sgd.read_state().step, 1u);
         h.gradient(1, 1);
-        sgd.stage();
         sgd.step();  // nothing until somebody has looked
         EXPECT_EQ(bits(h.space->values), values) << kind.name << " " << bad;
         EXPECT_EQ(bits(sgd.velocity()), velocity);
@@ -754,10 +750,10 @@ struct Witness : Strategy {
     calls.push_back("bind");
     EXPECT_TRUE(o.state().defined());
   }
-  void step(Optimizer& o, const Variable& loss) override {
+  StepResult step(Optimizer& o, const Variable& loss) override {
     calls.push_back("step");
-    Strategy::step(o, loss);
     if (++steps == stop_after) request_stop();
+    return Strategy::step(o, loss);
   }
   void end_epoch(int) override { calls.push_back("end_epoch"); }
   void end() override { calls.push_back("end"); }

@@ -187,7 +187,6 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
     // One that is uneven comes first.
     source.start(epoch, epoch == 0 ? 1 : 0);
     for (Batch batch; done < steps && source.next(batch); done++) {
-      sgd.stage();
       Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
       space.zero_gradients();
       space.backward(loss, double(batch.size()) / double(batch.over_ranks()));

@@ -224,6 +224,7 @@ Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
   if (type == DType::f16) sgd.loss_scaling.emplace();
   sgd.bind(space, 1);
+  sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   Replay step(
       backend,

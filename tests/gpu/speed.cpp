@@ -101,6 +101,7 @@ void measure_speed(const Machine& machine, Table& table) {
     ParameterSpace space(*model, gpu, 1);
     SGD sgd({.learning_rate = 1e-3, .momentum = 0.9});
     sgd.bind(space, 1);
+    sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
     // A gradient costs what the forward pass does, for pictures and for filters; the first layer's pictures need none.
     const double flops = 6 * summary(*model, {2, c.side, c.side, c.channels}).macs * double(c.batch);
     Batch batch;

@@ -26,6 +26,7 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
   ParameterSpace space(*model, backend, 1);
   SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
   sgd.bind(space, 1);
+  sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   Tensor last(backend, Shape{});
   Replay step(

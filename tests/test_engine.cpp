@@ -1,0 +1,508 @@
+// What a backward pass and a step promise to a loop or an operation of a user's own: passes within passes, gradients of what
+// took no part or is frozen, masks that differ, steps that say what they came to.
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops.h"
+#include "core/random.h"
+#include "dist/all_reduce.h"
+#include "layers/accumulation.h"
+#include "layers/ema.h"
+#include "layers/fit.h"
+#include "layers/layers.h"
+#include "layers/models.h"
+#include "layers/optimizer.h"
+#include "tests/replicas.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using test::refused;
+
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+class Engine : public testing::Test {
+ protected:
+  std::unique_ptr<Backend> owner_ = reference_backend(1);
+  Backend& backend_ = *owner_;
+  Variable leaf(const Shape& shape, const char* name) {
+    return Variable(Tensor::of(backend_, shape, test::numbers(name, shape.elements())), true, name);
+  }
+};
+
+// ---- passes within passes -------------------------------------------------------------------------------------------
+using Part = std::function<Variable(const Variable&)>;
+
+// Gradient checkpointing: keeps the input alone, and runs the part once more in backward.
+struct CheckpointNode : Node {
+  static constexpr auto name = "checkpoint";
+  Part part;
+  Mode then;
+  CheckpointNode(Part p, Mode m) : Node(name), part(std::move(p)), then(std::move(m)) {}
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    ModeOf forward(then);
+    Variable x(kept(0), true), y = part(x);
+    sum(y * Variable(dy)).backward();
+    sinks[0].give(x.grad());
+  }
+};
+// `used`: the parameters that the part uses, where the pass around it is to know.
+Variable checkpoint(const Part& part, const Variable& x, std::initializer_list<const Variable*> used = {}) {
+  const Mode then = mode();
+  Tensor y;
+  {
+    NoGrad off;
+    y = part(x).value();
+  }
+  if (used.size() == 0) return record<CheckpointNode>(y, {&x}, {x.value()}, part, then);
+  return record<CheckpointNode>(y, {&x, *used.begin()}, {x.value()}, part, then);
+}
+
+TEST_F(Engine, ACheckpointedPartHasThePlainGradients) {
+  for (const bool told : {false, true}) {
+    std::vector<std::vector<double>> gradients[2];
+    for (const bool again : {false, true}) {
+      Variable x = leaf({4, 6}, "x"), w = leaf({6, 6}, "w"), v = leaf({6, 6}, "v");
+      int hooks = 0;
+      std::vector<double> at_hook;
+      w.leaf()->hook = [&](Leaf& l) { hooks++, at_hook = l.grad.values(); };
+      mode().draws = 7;
+      const Part part = [&](const Variable& h) { return dropout(tanh(linear(gelu(linear(h, w)), v)), 0.4); };
+      auto run = [&](const Variable& h) {
+        return !again ? part(h) : told ? checkpoint(part, h, {&w}) : checkpoint(part, h);
+      };
+      // w and v are used by both parts, and w beside them: its gradient is a sum that three places give to.
+      Variable y = linear(run(run(linear(x, w)) + x), w);
+      sum(square(y) + y).backward();
+      EXPECT_EQ(hooks, 1) << again;
+      EXPECT_EQ(at_hook, w.grad().values()) << "the hook saw the whole sum";
+      for (const Variable* p : {&x, &w, &v}) gradients[again].push_back(p->grad().values());
+    }
+    for (std::size_t i = 0; i < gradients[0].size(); i++) EXPECT_EQ(gradients[0][i], gradients[1][i]) << i << " " << told;
+  }
+}
+
+TEST_F(Engine, AHookMayRunABackwardPass) {
+  std::vector<std::vector<double>> gradients[2];
+  for (const bool inside : {false, true}) {
+    Variable x = leaf({4, 6}, "x"), w = leaf({6, 6}, "w"), v = leaf({6, 6}, "v");
+    Variable trunk = tanh(linear(x, w));  // both losses'
+    Variable first = sum(square(linear(trunk, v))), second = sum(trunk * trunk);
+    if (inside) v.leaf()->hook = [&](Leaf&) { second.backward({.keep = true}); };
+    if (!inside) second.backward({.keep = true});
+    first.backward();
+    for (const Variable* p : {&x, &w, &v}) gradients[inside].push_back(p->grad().values());
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+}
+
+TEST_F(Engine, AnInnerPassThatReleasesTheOutersTapeIsFound) {
+  Variable x = leaf({3}, "x"), v = leaf({3}, "v");
+  Variable trunk = tanh(square(x)), first = sum(trunk * v), second = sum(trunk);
+  v.leaf()->hook = [&](Leaf&) { second.backward(); };
+  EXPECT_TRUE(refused([&] { first.backward(); }, {"second time", "keep"}));
+  // What threw leaves nothing behind: a later pass is right.
+  v.leaf()->hook = nullptr;
+  x.zero_grad();
+  sum(x * x).backward();
+  const std::vector<double> values = x.value().values(), got = x.grad().values();
+  for (std::size_t i = 0; i < 3; i++) EXPECT_EQ(got[i], 2 * values[i]);
+}
+
+// ---- what took no part ----------------------------------------------------------------------------------------------
+struct SilentNode : Node {  // passes nothing on
+  static constexpr auto name = "silent";
+  SilentNode() : Node(name) {}
+  void backward(Tensor, std::span<Sink>) override {}
+};
+
+TEST_F(Engine, ALeafThatIsGivenNothingHasAZeroGradient) {
+  Sequential model;
+  model.add<Linear>(3, 2);
+  model.add<Linear>(2, 2);
+  ParameterSpace space(model, backend_, 1);
+  int hooks = 0;
+  space.on_gradient([&](const Segment&) { hooks++; });
+  Variable x(Tensor::full(backend_, {1, 3}, 1));
+  space.backward(sum(model(x)));
+  EXPECT_EQ(hooks, 4);
+  space.zero_gradients();
+  const Variable& w = *model.parameters()[0].second;
+  Variable blocked = record<SilentNode>(w.value().clone(), {&w}, {});
+  space.backward(sum(blocked) + sum(*model.parameters()[3].second));
+  EXPECT_EQ(hooks, 8);
+  EXPECT_TRUE(space.gradients_complete());
+  EXPECT_EQ(space.segments()[0].leaf->grad.values(), std::vector<double>(6, 0.0)) << "not the step's before";
+}
+
+// ---- frozen parameters ----------------------------------------------------------------------------------------------
+TEST_F(Engine, AFrozenParameterHasNoGradient) {
+  Sequential model;
+  model.add<Linear>(3, 4);
+  model.add<BatchNorm2d>(4);
+  model.add<Linear>(4, 2);
+  auto parameters = model.parameters();
+  for (int i : {0, 1, 2, 4}) parameters[std::size_t(i)].second->frozen = true;  // left: 1.bias, 2.bias
+  ParameterSpace space(model, backend_, 1);
+  SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1, .decay_everything = true});
+  sgd.clip_norm = 1e9;
+  sgd.bind(space);
+  std::vector<std::string> hooks;
+  space.on_gradient([&](const Segment& s) { hooks.push_back(s.name); });
+  const std::vector<double> before = space.values.values();
+  Variable x(Tensor::of(backend_, {5, 3}, test::numbers("x", 15)));
+  double squares = 0;
+  for (int i = 0; i < 2; i++) {
+    space.zero_gradients();
+    Variable loss = sum(square(model(x)));
+    space.backward(loss);
+    EXPECT_TRUE(space.gradients_complete());
+    squares = 0;
+    for (const Segment& s : space.segments())
+      for (double g : s.leaf->grad.values()) {
+        squares += g * g;
+        EXPECT_TRUE(!s.frozen || g == 0) << s.name;
+      }
+    sgd.step(&loss.value());
+    EXPECT_NEAR(sgd.gradient_norm(), std::sqrt(squares), 1e-4 * std::sqrt(squares));
+  }
+  EXPECT_EQ(hooks, (std::vector<std::string>{"2.bias", "1.bias", "2.bias", "1.bias"}));
+  const std::vector<double> after = space.values.values();
+  for (const Segment& s : space.segments()) {
+    const bool same = std::equal(before.begin() + s.local_begin, before.begin() + s.local_begin + s.length,
+                                 after.begin() + s.local_begin);
+    EXPECT_EQ(same, s.frozen) << s.name;
+  }
+  // No tape leads to it: its operation, the first, is not even there.
+  EXPECT_FALSE((*model.children()[0].second)(x).requires_grad());
+}
+
+TEST_F(Engine, FreezingIsForTheNextSpace) {
+  Sequential model;
+  model.add<Linear>(3, 2);
+  Parameter& w = *model.parameters()[0].second;
+  ParameterSpace first(model, backend_, 1);
+  Variable x(Tensor::full(backend_, {1, 3}, 1));
+  w.frozen = true;
+  EXPECT_TRUE(refused([&] { model(x); }, {"weight", "frozen", "ParameterSpace"}));
+  ParameterSpace second(model, backend_, 1);
+  EXPECT_NO_THROW(second.backward(sum(model(x))));
+  w.frozen = false;
+  EXPECT_TRUE(refused([&] { model(x); }, {"weight", "unfrozen", "ParameterSpace"}));
+}
+
+// ---- masks ----------------------------------------------------------------------------------------------------------
+struct TwoDropouts : Module {
+  Dropout &a = child<Dropout>("a", 0.5), &b = child<Dropout>("b", 0.5);
+  Linear& fc = child<Linear>("fc", 2, 2);
+  Variable forward(const Variable& x) override { return x; }
+};
+
+TEST_F(Engine, TwoDropoutsOfAModelDrawTwoMasks) {
+  TwoDropouts model;
+  ParameterSpace space(model, backend_, 1);
+  SGD sgd({.learning_rate = 0.1});
+  sgd.bind(space, 3);
+  Variable x(Tensor::full(backend_, {8, 32}, 1));
+  {
+    Counters counters(sgd.state());
+    Batch batch;
+    batch.samples = Tensor::of(backend_, {8}, {0, 1, 2, 3, 4, 5, 6, 7}, DType::i32);
+    auto draw = [&] {
+      counters.batch(batch);
+      return std::vector{model.a(x).value().values(), model.b(x).value().values(), dropout(x, 0.5).value().values(),
+                         dropout(x, 0.5).value().values()};
+    };
+    const auto masks = draw();
+    for (std::size_t i = 0; i < masks.size(); i++)
+      for (std::size_t k = 0; k < i; k++) EXPECT_NE(masks[i], masks[k]) << i << " and " << k;
+    EXPECT_EQ(masks, draw()) << "the same step draws the same";
+  }
+  TwoDropouts other;
+  ParameterSpace others(other, backend_, 9);
+  EXPECT_NE(other.a(x).value().values(), other.a(x).value().values()) << "a bare loop draws anew";
+}
+
+// ---- names ----------------------------------------------------------------------------------------------------------
+TEST_F(Engine, TwoOfOneNameAreRefused) {
+  struct Twice : Module {
+    Twice() { child<ReLU>("a"), child<ReLU>("a"); }
+    Variable forward(const Variable& x) override { return x; }
+  };
+  struct Parameters : Module {
+    explicit Parameters(int which) {
+      parameter("w", {2}, Initial::zeros());
+      if (which == 0) parameter("w", {3}, Initial::zeros());
+      if (which == 1) statistic("w", {3}, 0);
+      if (which == 2) child<ReLU>("w");
+      if (which == 3) child<ReLU>("");
+      if (which == 4) child<ReLU>("a.b");
+    }
+    Variable forward(const Variable& x) override { return x; }
+  };
+  EXPECT_TRUE(refused([] { Twice(); }, {"\"a\"", "already"}));
+  for (int which : {0, 1, 2}) EXPECT_TRUE(refused([&] { Parameters p(which); }, {"\"w\"", "already"})) << which;
+  EXPECT_TRUE(refused([&] { Parameters p(3); }, {"name"}));
+  EXPECT_TRUE(refused([&] { Parameters p(4); }, {"a.b", "."}));
+  Sequential model;
+  model.attach("1", std::make_unique<ReLU>());
+  EXPECT_TRUE(refused([&] { model.add<ReLU>(); }, {"\"1\"", "already"}));
+}
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+struct Weight : Module {
+  Parameter& w = parameter("w", {2}, Initial::constant(1));
+  Variable forward(const Variable& x) override { return x * w; }
+};
+
+TEST_F(Engine, AScheduleInALoopOfOnesOwnWorks) {
+  for (const test::BackendKind& kind : test::backends()) {
+    auto backend = kind.make();
+    Weight model;
+    ParameterSpace space(model, *backend, 1);
+    SGD sgd({.learning_rate = 1});
+    sgd.bind(space);
+    Variable x(Tensor::full(*backend, {2}, 1));
+    double w = 1;
+    for (double rate : {0.5, 0.25, 0.0, 0.125}) {
+      sgd.learning_rate(rate);
+      space.zero_gradients();
+      Variable loss = sum(model(x));
+      space.backward(loss);
+      sgd.step(&loss.value());
+      w -= rate;
+      EXPECT_EQ(space.values.values()[0], w) << kind.name << " " << rate;
+    }
+  }
+}
+
+TEST_F(Engine, AStepSaysWhatItCameTo) {
+  for (const test::BackendKind& kind : test::backends())
+    for (const bool in_loss : {false, true}) {
+      auto backend = kind.make();
+      Weight model;
+      ParameterSpace space(model, *backend, 1);
+      SGD sgd({.learning_rate = 0.5});
+      sgd.bind(space);
+      auto step = [&](double x, double factor = 1) {
+        space.zero_gradients();
+        Variable loss = sum(model(Variable(Tensor::full(*backend, {2}, x))));
+        space.backward(loss);
+        const Tensor l = Tensor::full(*backend, {}, loss.item() * factor);
+        return sgd.step(in_loss ? &l : nullptr);
+      };
+      const double bad = in_loss ? 1 : HUGE_VAL, factor = in_loss ? nan : 1;
+      EXPECT_EQ(step(1), StepResult::made);
+      const std::vector<double> values = space.values.values();
+      EXPECT_TRUE(refused([&] { step(bad, factor); }, {"step 2", "not finite"})) << kind.name;
+      EXPECT_THROW(step(bad, factor), NotFinite);
+      EXPECT_EQ(space.values.values(), values);
+      EXPECT_EQ(step(1), StepResult::made) << "the next is as any other";
+      EXPECT_NE(space.values.values(), values);
+      sgd.if_not_finite = IfNotFinite::skip;
+      EXPECT_EQ(step(bad, factor), StepResult::not_finite);
+      EXPECT_EQ(step(1), StepResult::made);
+      EXPECT_EQ(sgd.read_state().step, 3u);
+      sgd.if_not_finite = IfNotFinite::wait;
+      EXPECT_EQ(step(bad, factor), StepResult::queued);
+      EXPECT_EQ(step(1), StepResult::queued);
+      EXPECT_EQ(sgd.read_state().step, 3u) << "until somebody has looked";
+      EXPECT_EQ(sgd.read_state().not_finite, 1);
+    }
+}
+
+TEST_F(Engine, ALossScaleThatIsTooLargeIsAnOverflow) {
+  Weight model;
+  ParameterSpace space(model, backend_, 1);
+  SGD sgd({.learning_rate = 0.5});
+  sgd.loss_scaling = LossScaling{.first = 1e38f, .most = 1e38f};
+  sgd.bind(space);
+  auto step = [&] {
+    space.zero_gradients();
+    Variable loss = sum(model(Variable(Tensor::full(backend_, {2}, 1))));
+    space.backward(sgd.scaled(loss));
+    return sgd.step(&loss.value());
+  };
+  EXPECT_EQ(step(), StepResult::overflow);
+  StepResult last = StepResult::overflow;
+  for (int i = 0; i < 100 && last == StepResult::overflow; i++) last = step();
+  EXPECT_EQ(last, StepResult::made);
+}
+
+// Every rank of a loop of one's own learns that one of them met a loss that is not finite.
+TEST_F(Engine, ARanksNaNIsEveryRanksError) {
+  std::atomic<int> told{0};
+  auto make = [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c)); };
+  const auto runs = test::on_ranks(3, make, [&](Strategy& strategy, test::Ended& run) {
+    const int rank = strategy.rank();
+    auto backend = reference_backend(1);
+    Weight model;
+    ParameterSpace space(model, *backend, 1);
+    strategy.begin(space);
+    SGD sgd({.learning_rate = 0.5});
+    sgd.bind(space);
+    for (int i = 0; i < 4; i++) {
+      space.zero_gradients();
+      Variable loss = sum(model(Variable(Tensor::full(*backend, {2}, i == 1 && rank == 2 ? nan : 1))));
+      space.backward(loss, 1.0 / 3);
+      try {
+        const bool made = strategy.step(sgd, loss) == StepResult::made;
+        require(made && i != 1, "step ", i, " of rank ", rank);
+      } catch (const NotFinite&) {
+        told += i == 1;
+      }
+    }
+    require(sgd.read_state().step == 3, "rank ", rank);
+    strategy.end();
+    run.weights = space.values.values();
+  });
+  test::same_bits(runs);
+  EXPECT_EQ(told, 3);
+}
+
+// More of a gradient that already travels would be lost, or come twice.
+TEST_F(Engine, AGradientThatWasHandedOnIsClosed) {
+  Sequential model;
+  model.add<Linear>(3, 2);
+  ParameterSpace space(model, backend_, 1);
+  Variable x(Tensor::full(backend_, {1, 3}, 1));
+  space.backward(sum(model(x)), 1, false);
+  space.on_gradient([](const Segment&) {});
+  space.backward(sum(model(x)));
+  EXPECT_TRUE(refused([&] { space.backward(sum(model(x))); }, {"0.", "exchanged", "zero"}));
+  space.zero_gradients();
+  EXPECT_NO_THROW(space.backward(sum(model(x))));
+}
+
+// The strategy's buckets leave out what is frozen, and the others' sums are those of one machine.
+TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
+  auto train = [&](Strategy* strategy, std::uint64_t* bytes) {
+    auto backend = reference_backend(1);
+    Sequential model;
+    for (int i = 0; i < 3; i++) model.add<Linear>(40, 40);
+    model.parameters()[2].second->frozen = true;  // the largest of the middle
+    ParameterSpace space(model, *backend, 1);
+    SGD sgd({.learning_rate = 0.01, .momentum = 0.9});
+    if (strategy) strategy->begin(space);
+    sgd.bind(space);
+    Variable x(Tensor::of(*backend, {2, 40}, test::numbers("x", 80)));
+    for (int i = 0; i < 3; i++) {
+      space.zero_gradients();
+      Variable loss = sum(square(model(x)));
+      space.backward(loss, 1.0 / (strategy ? strategy->size() : 1));
+      if (strategy)
+        strategy->step(sgd, loss);
+      else
+        sgd.step(&loss.value());
+    }
+    if (strategy) strategy->end();
+    if (bytes) *bytes = std::uint64_t(space.trainable().size());
+    return space.values.values();
+  };
+  std::uint64_t ranges = 0;
+  const std::vector<double> one = train(nullptr, &ranges);
+  EXPECT_EQ(ranges, 2u);
+  auto make = [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c), {.bucket_bytes = 4096}); };
+  const auto runs = test::on_ranks(
+      2, make, [&](Strategy& strategy, test::Ended& run) { run.weights = train(&strategy, nullptr); });
+  test::same_bits(runs);
+  EXPECT_TRUE(test::close("weights", runs[0].weights, one, 1e-6));
+}
+
+TEST_F(Engine, OutOfOrderIsRefused) {
+  Weight model;
+  SGD sgd({.learning_rate = 1});
+  EXPECT_TRUE(refused([&] { sgd.stage(); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.step(); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.read_state(); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.clear_not_finite(); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.gradient_norm(); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.judge(nullptr); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.update(nullptr); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.scaled(Variable()); }, {"bind"}));
+}
+
+TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
+  for (double bad : {-0.1, nan, HUGE_VAL}) {
+    EXPECT_TRUE(refused([&] { SGD({.learning_rate = bad}); }, {"learning rate"})) << bad;
+    EXPECT_TRUE(refused([&] { SGD({.momentum = bad}); }, {"momentum"})) << bad;
+    EXPECT_TRUE(refused([&] { SGD({.weight_decay = bad}); }, {"weight decay"})) << bad;
+    EXPECT_TRUE(refused([&] { AdamW({.learning_rate = bad}); }, {"learning rate"})) << bad;
+    EXPECT_TRUE(refused([&] { AdamW({.epsilon = bad}); }, {"epsilon"})) << bad;
+    EXPECT_TRUE(refused([&] { AdamW({.weight_decay = bad}); }, {"weight decay"})) << bad;
+    EXPECT_TRUE(refused([&] { LARS({.learning_rate = bad}); }, {"learning rate"})) << bad;
+    EXPECT_TRUE(refused([&] { LARS({.weight_decay = bad}); }, {"weight decay"})) << bad;
+    EXPECT_TRUE(refused([&] { LARS({.trust = bad}); }, {"trust"})) << bad;
+    SGD sgd({.learning_rate = 1});
+    EXPECT_TRUE(refused([&] { sgd.learning_rate(bad); }, {"learning rate"})) << bad;
+    EXPECT_EQ(sgd.learning_rate(), 1);
+    EXPECT_TRUE(refused([&] { sgd.gradients_are_sums_of(bad); }, {"sum"})) << bad;
+    Weight model;
+    ParameterSpace space(model, backend_, 1);
+    sgd.clip_norm = bad;
+    if (!(bad > 0)) {
+      EXPECT_TRUE(refused([&] { sgd.bind(space); }, {"clip"})) << bad;
+    }
+    sgd.clip_norm = 0;
+    Weight scaled;
+    scaled.w.learning_rate_scale = bad;
+    ParameterSpace its(scaled, backend_, 1);
+    EXPECT_TRUE(refused([&] { sgd.bind(its); }, {"w", "learning rate"})) << bad;
+    Variable x = leaf({4, 3}, "x"), c = leaf({3}, "c");
+    Tensor mean = Tensor::zeros(backend_, {3}), var = mean.clone();
+    auto norm = [&](const BatchNormOptions& o) { batch_norm(x, c, c, mean, var, o); };
+    EXPECT_TRUE(refused([&] { norm({.epsilon = bad}); }, {"batch_norm", "epsilon"})) << bad;
+    EXPECT_TRUE(refused([&] { norm({.momentum = bad}); }, {"batch_norm", "momentum"})) << bad;
+    EXPECT_TRUE(refused([&] { group_norm(x, 1, c, c, bad); }, {"group_norm", "epsilon"})) << bad;
+    EXPECT_TRUE(refused([&] { layer_norm(x, c, c, bad); }, {"layer_norm", "epsilon"})) << bad;
+    EXPECT_TRUE(refused([&] { dropout(x, bad); }, {"dropout", "p"})) << bad;
+    EXPECT_TRUE(refused([&] { cross_entropy(x, Tensor::zeros(backend_, {4}, DType::i32), bad); }, {"smoothing"})) << bad;
+    EXPECT_TRUE(refused([&] { Ema(space, bad); }, {"decay"})) << bad;
+  }
+}
+
+// ---- undefined Variables --------------------------------------------------------------------------------------------
+TEST_F(Engine, AnUndefinedVariableIsNamed) {
+  Variable none, x = leaf({2, 2}, "x"), w = leaf({2, 2}, "w");
+  Tensor labels = Tensor::zeros(backend_, {2}, DType::i32), mean = Tensor::zeros(backend_, {2}), var = mean.clone();
+  const std::vector<std::pair<const char*, std::function<void()>>> all = {
+      {"relu", [&] { relu(none); }},
+      {"cast", [&] { cast(none, DType::f32); }},
+      {"scale", [&] { none * 2; }},
+      {"add", [&] { none + x; }},
+      {"add right", [&] { x + none; }},
+      {"sum", [&] { sum(none); }},
+      {"max", [&] { max(none); }},
+      {"reshape", [&] { reshape(none, {1}); }},
+      {"flatten", [&] { flatten(none); }},
+      {"transpose", [&] { transpose(none, {0}); }},
+      {"slice", [&] { slice(none, 0, 0, 1); }},
+      {"concat", [&] { concat(std::vector{x, none}, 0); }},
+      {"pad", [&] { pad(none, 0, 1, 1); }},
+      {"matmul", [&] { matmul(x, none); }},
+      {"linear", [&] { linear(x, none); }},
+      {"linear x", [&] { linear(none, w); }},
+      {"conv2d", [&] { conv2d(none, w, {}); }},
+      {"max_pool2d", [&] { max_pool2d(none); }},
+      {"average_pool2d", [&] { average_pool2d(none); }},
+      {"global_average_pool", [&] { global_average_pool(none); }},
+      {"batch_norm", [&] { batch_norm(x, none, none, mean, var); }},
+      {"group_norm", [&] { group_norm(none, 1, x, x); }},
+      {"dropout", [&] { dropout(none, 0.5); }},
+      {"log_softmax", [&] { log_softmax(none); }},
+      {"cross_entropy", [&] { cross_entropy(none, labels); }},
+      {"value", [&] { none.value(); }},
+      {"item", [&] { none.item(); }},
+      {"backend", [&] { none.backend(); }},
+      {"to", [&] { Tensor().to(backend_); }},
+      {"clone", [&] { Tensor().clone(); }},
+      {"like", [&] { Tensor::like(Tensor()); }},
+  };
+  for (auto& [name, action] : all) EXPECT_TRUE(refused(action, {"undefined"})) << name;
+  EXPECT_FALSE(none.defined());
+  EXPECT_NO_THROW(linear(x, w));
+}
+
+}  // namespace
