@@ -15,7 +15,9 @@ class Accumulation {
  public:
   // `batches` to a step; an epoch of batches_per_epoch ends with a step in any case.
   Accumulation(ParameterSpace& space, Optimizer& optimizer, std::int64_t batches, std::int64_t batches_per_epoch)
-      : space_(space), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {}
+      : space_(space), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {
+    require(batches >= 1, "a step of ", batches, " batches: it needs at least one");
+  }
 
   std::int64_t steps_per_epoch() const { return (per_epoch_ + batches_ - 1) / batches_; }
   // Before the forward pass. Tells the device what the step will need, since that may be a replay. The gradients of a finished

@@ -563,6 +563,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::unique_ptr<Strategy> from_environment = given ? nullptr : strategy_from_environment();
   Strategy& strategy = given ? *given : *from_environment;
   bool speaks = strategy.rank() == 0;  // only rank 0 writes
+  require(options.ema >= 0 && options.ema < 1, "fit: ema ", options.ema, " must be at least 0 and below 1");
+  require(options.epochs >= 0 && options.patience >= 0 && options.stop_after >= 0 && options.log_every >= 0,
+          "fit: epochs, patience, stop_after and log_every must be at least 0");
   if (options.patience > 0 && !given_data.validation)
     refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
   CheckpointFiles files(options, speaks);

@@ -13,8 +13,10 @@
 #include "layers/layers.h"
 #include "layers/models.h"
 #include "layers/optimizer.h"
+#include "layers/replay.h"
 #include "tests/replicas.h"
 #include "tests/support.h"
+#include "tests/twin.h"
 
 using namespace tandem;
 using test::refused;
@@ -331,6 +333,41 @@ TEST_F(Engine, ALossScaleThatIsTooLargeIsAnOverflow) {
   EXPECT_EQ(last, StepResult::made);
 }
 
+// A step that throws looks at the device, which a recording cannot: it runs eagerly. One that waits is replayed.
+TEST_F(Engine, ARecordedStepFollowsTheRate) {
+  for (const IfNotFinite what : {IfNotFinite::fail, IfNotFinite::wait}) {
+    test::Twin twin;
+    Weight model;
+    ParameterSpace space(model, twin, 1);
+    SGD sgd({.learning_rate = 1});
+    sgd.bind(space);
+    sgd.if_not_finite = what;
+    Batch batch;
+    batch.images = Tensor::full(twin, {2}, 1);
+    batch.labels = Tensor::zeros(twin, {1}, DType::i32);
+    Replay step(
+        twin,
+        [&] {
+          space.zero_gradients();
+          Variable loss = sum(model(Variable(batch.images)));
+          space.backward(loss);
+          sgd.step(&loss.value());
+        },
+        "");
+    double w = 1;
+    for (int i = 0; i < 7; i++) {
+      const double rate = 0.5 / (1 << i);
+      sgd.learning_rate(rate);
+      sgd.stage();
+      step(batch, false);
+      space.count_writes(space.all());
+      w -= rate;
+      EXPECT_EQ(space.values.values()[0], w) << i;
+    }
+    EXPECT_EQ(twin.log.find('r') == std::string::npos, what == IfNotFinite::fail) << twin.log;
+  }
+}
+
 // Every rank of a loop of one's own learns that one of them met a loss that is not finite.
 TEST_F(Engine, ARanksNaNIsEveryRanksError) {
   std::atomic<int> told{0};
@@ -461,6 +498,23 @@ TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
     EXPECT_TRUE(refused([&] { cross_entropy(x, Tensor::zeros(backend_, {4}, DType::i32), bad); }, {"smoothing"})) << bad;
     EXPECT_TRUE(refused([&] { Ema(space, bad); }, {"decay"})) << bad;
   }
+}
+
+TEST_F(Engine, FitOptionsThatAreNoneAreRefused) {
+  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 16, .test = 8, .seed = 3});
+  Loader train(data.train, {.batch = 8, .prefetch = 0}, backend_);
+  auto fits = [&](const std::function<void(FitOptions&)>& set) {
+    test::Plain model;
+    SGD sgd({.learning_rate = 0.1});
+    FitOptions options = test::quiet(1);
+    set(options);
+    fit(model, cross_entropy_loss(), sgd, backend_, {train}, options);
+  };
+  EXPECT_NO_THROW(fits([](FitOptions&) {}));
+  for (double bad : {-0.1, 1.0, nan}) EXPECT_TRUE(refused([&] { fits([&](FitOptions& o) { o.ema = bad; }); }, {"ema"}));
+  EXPECT_TRUE(refused([&] { fits([](FitOptions& o) { o.accumulate = 0; }); }, {"0 batches"}));
+  EXPECT_TRUE(refused([&] { fits([](FitOptions& o) { o.epochs = -1; }); }, {"epochs"}));
+  EXPECT_TRUE(refused([&] { fits([](FitOptions& o) { o.patience = -1; }); }, {"patience"}));
 }
 
 // ---- undefined Variables --------------------------------------------------------------------------------------------
