@@ -173,7 +173,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/seats.cpp dist/socket_channel.cpp dist/start.cpp)
+network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/frames.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/seats.cpp dist/socket_channel.cpp dist/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/machine.h"
 #include "datasets/image.h"
 
 namespace tandem {
@@ -49,14 +50,6 @@ std::vector<File> files_in(const fs::path& directory, const std::vector<std::str
               [](const File& a, const File& b) { return a.path < b.path; });
   }
   return files;
-}
-
-// What the system could still give, in bytes; 0: unknown.
-std::uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key, rest; file >> key && std::getline(file, rest);)
-    if (key == "MemAvailable:") return std::strtoull(rest.c_str(), nullptr, 10) * 1024;
-  return 0;
 }
 
 // Calls body(i) for every i below n, on all cores. The exception of the smallest i is thrown.

@@ -111,6 +111,7 @@ class InProcessChannel : public Channel {
     for (const State& s : known_) all.push_back(!s.lost);
     return all;
   }
+  std::uint64_t generation() const override { return heard_; }
   void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
 
   Work send(int to, const Note& note, std::span<const std::byte> bytes) override {

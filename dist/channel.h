@@ -42,6 +42,9 @@ class Channel {
   virtual std::string where(int rank) const = 0;   // "rank 2 on node7"
   virtual std::uint64_t incarnation() const { return 0; }  // of this process; 0: it was there from the beginning
   virtual std::vector<bool> living() const = 0;    // by rank, as the callbacks have told it so far
+  // Losses and returns of the job so far, as the callbacks have told them: the same number at all ranks, also at one that has come
+  // back.
+  virtual std::uint64_t generation() const = 0;
   virtual void on_message(Receiver receiver) = 0;  // before any message comes; messages wait until then
   virtual Work send(int to, const Note& note, std::span<const std::byte> bytes = {}) = 0;  // `to` may be this rank
   virtual bool progress() = 0;  // true when a message has arrived. Throws CommunicationError

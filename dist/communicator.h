@@ -3,8 +3,9 @@
 // each other's memory), over UCX between hosts: the contract is the same, and with one rank every call is over at once.
 //
 // Every collective has a number, and its messages carry (number, operation, type, count): ranks that call different things
-// are told so by name, instead of waiting for each other. No wait is without a deadline. A failed communicator stays failed:
-// the other ranks are told, and every later call throws the same CommunicationError.
+// are told so by name, instead of waiting for each other. No wait is without a deadline, but for a rank that is alive and says
+// that it works. A failed communicator stays failed: the other ranks are told, and every later call throws the same
+// CommunicationError.
 //
 // Threads: one at a time uses a communicator and its Works. wake() alone may be called from any.
 #pragma once

@@ -1,6 +1,8 @@
 #include "dist/control.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,24 +21,31 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// What travels: a head and a text: what a rank waits in, why the job has failed, a card.
-struct Note {
-  enum Kind : std::uint32_t { standing, failure, goodbye, accusation, lost, returned } kind;
+// What a frame holds: this, and a text: what a rank waits in, why the job has failed, a card.
+struct Said {
   std::int32_t rank;  // whose standing; who is to blame; who leaves, is lost or has come back
-  std::int32_t waits_for;
-  std::uint32_t length;  // of the text
-  std::uint64_t steps;  // of who has come back: its incarnation
+  std::int32_t waits_for = -1;
+  std::uint64_t number = 0;  // a standing: its steps; who has come back: its incarnation
+  std::uint64_t generation = 0;  // of the membership, with that loss or return
 };
+namespace type {
+enum : std::uint32_t { standing = 1, failure, goodbye, accusation, lost, returned };
+}
 constexpr std::size_t longest_text = 16384;
 
-std::string packed(Note note, const std::string& text = {}) {
-  note.length = std::uint32_t(std::min(text.size(), longest_text));
-  return std::string(reinterpret_cast<const char*>(&note), sizeof note) + text.substr(0, note.length);
+std::string packed(const Said& said, const std::string& text = {}) {
+  return std::string(reinterpret_cast<const char*>(&said), sizeof said) + text.substr(0, longest_text);
 }
 
-// Never waits: a rank that reads nothing for so long that its buffer is full will be found silent.
-void tell(int fd, const std::string& bytes) {
-  if (fd >= 0) (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+// Heartbeats do not wait behind gradients: they have connections of their own, whose packets go first where this host queues them
+// (priority 6 of the queueing discipline), and at routers that look (DSCP CS6). A lost one is sent again after a time that does not
+// double, since so little is under way.
+void put_first(int fd) {
+  const int tos = 0xc0, priority = 6, on = 1;
+  setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
+  setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof tos);
+  setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);  // after IP_TOS, which sets it too
+  setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
 }
 
 }  // namespace
@@ -46,31 +55,34 @@ Control::Control(Rendezvous& rendezvous, std::vector<std::string> names, const D
     : rank_(rendezvous.place().rank),
       names_(std::move(names)),
       deadlines_(deadlines),
-      connections_(rendezvous.take_connections()),
       told_(names_.size()),
       gone_(names_.size()),
       roll_call_(std::move(roll_call)) {
-  begin();
+  begin(rendezvous);
 }
 
 Control::Control(Rendezvous& rendezvous, Job job, const Deadlines& deadlines)
     : rank_(rendezvous.place().rank),
       deadlines_(deadlines),
-      connections_(rendezvous.take_connections()),
       told_(job.seats.size()),
       gone_(job.seats.size()),
       goes_on_(true),
       job_(std::move(job)),
+      seats_(job_.seats),
       door_(rendezvous.take_door()) {
   for (const Seat& s : job_.seats) {
     gone_[names_.size()] = s.left;
     names_.push_back("rank " + std::to_string(names_.size()) + " on " + Card::from(s.card).host);
   }
-  begin();
+  begin(rendezvous);
 }
 
-void Control::begin() {
+void Control::begin(Rendezvous& rendezvous) {
   require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
+  for (int fd : rendezvous.take_connections()) {
+    peers_.push_back({.fd = fd, .heard = now()});
+    if (fd >= 0) put_first(fd);
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -82,8 +94,8 @@ Control::~Control() {
   }
   (void)!write(wake_pipe_[1], "", 1);
   thread_.join();
-  for (int fd : connections_)
-    if (fd >= 0) close(fd);
+  for (const Peer& p : peers_)
+    if (p.fd >= 0) close(p.fd);
   close(wake_pipe_[0]);
   close(wake_pipe_[1]);
 }
@@ -104,6 +116,11 @@ int Control::last_in_line(int waits_for) const {
   all[std::size_t(rank_)] = mine_;
   all[std::size_t(rank_)].waits_for = waits_for;
   return tandem::culprit(all, rank_);
+}
+
+bool Control::works(int rank) const {
+  std::lock_guard lock(mutex_);
+  return !gone(rank) && told_[std::size_t(rank)].standing.waits_for < 0;
 }
 
 std::vector<Standing> Control::standings() const {
@@ -150,7 +167,7 @@ void Control::fail(int culprit, const std::string& text) {
     std::lock_guard lock(mutex_);
     if (failed_ || fails_) return;
     fails_ = true;
-    outgoing_ += packed({Note::failure, culprit, -1, 0, 0}, text);
+    outgoing_.push_back({type::failure, packed({culprit}, text)});
   }
   failed(culprit, text);
   (void)!write(wake_pipe_[1], "", 1);
@@ -191,7 +208,7 @@ void Control::accuse(int rank, const std::string& why) {
     if (rank_ == 0)
       accused_.push_back({rank, why});
     else
-      outgoing_ += packed({Note::accusation, rank, -1, 0, 0}, why);
+      outgoing_.push_back({type::accusation, packed({rank}, why)});
   }
   (void)!write(wake_pipe_[1], "", 1);
 }
@@ -239,168 +256,191 @@ void Control::call_roll() {
   called_.notify_all();
 }
 
+// ---- the thread -----------------------------------------------------------------------------------------------------------
 void Control::run() {
-  const std::size_t n = connections_.size();
-  std::vector<std::string> heard(n);
-  std::vector<double> last(n, now());
-  std::vector<bool> left(n, false);  // nothing is expected from there any more
-  std::vector<Seat> seats = job_.seats;
-  double told = 0, looked = now();
-  const double beat = std::min(1.0, deadlines_.patience / 4);  // seconds between two heartbeats
+  const double beat = std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});  // seconds between two heartbeats
   bool called = false;
-  auto peer = [&](std::size_t i) { return rank_ == 0 ? int(i) : 0; };
-  auto tell_all = [&](const std::string& note) {
-    for (int fd : connections_) tell(fd, note);
-  };
-  auto gives_up = [&](int rank) { return goes_on_ && rank_ == 0 && rank != 0; };
-  // At rank 0. The lost one is told too: its connection stays, for when it wakes up.
-  auto lose = [&](int rank, const std::string& why) {
-    Seat& seat = seats[std::size_t(rank)];
-    if (seat.lost || gone(rank) || failed_) return;
-    seat.lost = true;
-    tell_all(packed({Note::lost, rank, -1, 0, 0}, why));
-    changed({rank, 0, why});
-  };
-  // Failures are for all; rank 0 passes them on.
-  auto report = [&](int culprit, const std::string& text) {
-    if (gives_up(culprit)) return lose(culprit, text);
-    failed(culprit, text);
-    tell_all(packed({Note::failure, culprit, -1, 0, 0}, text));
-  };
-  for (;;) {
-    std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
-    for (std::size_t i = 0; i < n; i++) polled.push_back({left[i] ? -1 : connections_[i], POLLIN, 0});
-    const bool awaited = door_ && std::any_of(seats.begin(), seats.end(), [](const Seat& s) { return s.lost; });
-    poll(polled.data(), polled.size(), int(std::clamp((told + beat - now()) * 1000, 0.0, awaited ? 50.0 : 1000.0)));
-    // Who was stopped itself has heard nobody meanwhile, and must not blame them.
-    const double pause = now() - std::exchange(looked, now());
-    if (goes_on_ && pause > 2)
-      for (double& l : last) l += pause;
-    if (polled[0].revents) {
-      char bytes[64];
-      while (read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
-    }
-    bool end;
-    std::string outgoing;
-    std::vector<std::pair<int, std::string>> accused;
-    {
-      std::lock_guard lock(mutex_);
-      end = end_;
-      outgoing.swap(outgoing_);
-      accused.swap(accused_);
-    }
-    if (!outgoing.empty()) tell_all(outgoing);
-    for (const auto& [rank, why] : accused) report(rank, why);
+  looked_ = now();
+  for (double told = 0;;) {
+    wait_for_events(told + beat - now());
+    const bool end = carry_out_orders();
     if (failed_ && !std::exchange(called, true)) call_roll();
-    if (end) {
-      const std::string why = name(rank_) + " has left with an error";
-      if (leaves_well_)
-        tell_all(packed({Note::goodbye, rank_, -1, 0, 0}));
-      else if (rank_ == 0 && !failed_)
-        tell_all(packed({Note::failure, 0, -1, 0, 0}, why));
-      else
-        tell_all(packed({Note::accusation, rank_, -1, 0, 0}, why));
-      return;
-    }
-
-    for (std::size_t i = 0; i < n; i++) {
-      if (connections_[i] < 0 || left[i]) continue;
-      const bool lost = rank_ == 0 && seats.size() > i && seats[i].lost;
-      if (polled[i + 1].revents) {
-        char bytes[4096];
-        const ssize_t got = ::recv(connections_[i], bytes, sizeof bytes, MSG_DONTWAIT);
-        if (got > 0) {
-          if (!lost) heard[i].append(bytes, std::size_t(got));
-          last[i] = now();
-        } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
-          left[i] = true;
-          report(peer(i), name(peer(i)) + " has died: its connection is closed");
-        }
-      }
-      if (lost) continue;
-      while (heard[i].size() >= sizeof(Note)) {
-        Note note;
-        std::memcpy(&note, heard[i].data(), sizeof note);
-        const bool sound =
-            note.kind <= Note::returned && note.length <= longest_text && note.rank < size() && note.rank >= -1;
-        if (!sound) {
-          left[i] = true;
-          report(peer(i), name(peer(i)) + " sends what is no message");
-          break;
-        }
-        if (heard[i].size() < sizeof note + note.length) break;
-        const std::string text = heard[i].substr(sizeof note, note.length);
-        heard[i].erase(0, sizeof note + note.length);
-        if (note.kind == Note::standing && note.rank != rank_ && note.rank >= 0) {
-          std::lock_guard lock(mutex_);
-          take(note.rank, {.waits_for = note.waits_for, .steps = note.steps}, text);
-        } else if (note.kind == Note::failure) {
-          if (rank_ == 0) {
-            failed(note.rank, text);
-            tell_all(packed({Note::failure, note.rank, -1, 0, 0}, text));
-          } else {
-            failed(note.rank, text);
-          }
-        } else if (note.kind == Note::accusation && rank_ == 0 && goes_on_ && note.rank >= 0) {
-          report(note.rank > 0 ? note.rank : int(i), text);
-        } else if (note.kind == Note::lost && rank_ != 0 && note.rank == rank_) {
-          failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + text);
-        } else if ((note.kind == Note::lost || note.kind == Note::returned) && rank_ != 0 && note.rank > 0) {
-          changed({note.rank, note.kind == Note::lost ? 0 : note.steps, text});
-        } else if (note.kind == Note::goodbye && note.rank >= 0) {
-          if (peer(i) == note.rank) left[i] = true;
-          gone_[std::size_t(note.rank)].store(true, std::memory_order_release);
-          if (rank_ == 0)
-            for (std::size_t j = 0; j < n; j++)
-              if (j != i) tell(connections_[j], packed({Note::goodbye, note.rank, -1, 0, 0}));
-          std::lock_guard lock(mutex_);
-          if (wake_) wake_();
-        }
-      }
-      if (!left[i] && now() - last[i] > deadlines_.silence) {
-        if (!gives_up(peer(i))) left[i] = true;
-        char text[64];
-        std::snprintf(text, sizeof text, " has said nothing for %g s: it is stopped, or cut off", deadlines_.silence);
-        report(peer(i), name(peer(i)) + text);
-      }
-    }
+    if (end) return leave();
+    for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
     if (door_ && goes_on_ && !failed_)
-      for (const Gate::Guest& guest : door_->gate->wait(0)) {
-        if (!let_in(guest, seats)) {
-          close(guest.connection);
-          continue;
-        }
-        const auto r = std::size_t(guest.rank);
-        if (connections_[r] >= 0) close(connections_[r]);
-        connections_[r] = -1;  // it hears of its own return by the welcome
-        tell_all(packed({Note::returned, guest.rank, -1, 0, seats[r].incarnation}, seats[r].card));
-        connections_[r] = guest.connection;
-        heard[r].clear();
-        last[r] = now();
-        left[r] = false;
-        changed({guest.rank, seats[r].incarnation, seats[r].card});
-      }
-    if (now() - told >= beat) {
-      told = now();
-      std::string notes;
-      {
-        std::lock_guard lock(mutex_);
-        take(rank_, mine_, mine_.waits_for >= 0 ? describe(mine_.in) : "");
-        for (int r = 0; r < size(); r++) {
-          const Told& t = told_[std::size_t(r)];
-          if (rank_ == 0 || r == rank_)
-            notes += packed({Note::standing, r, t.standing.waits_for, 0, t.standing.steps}, t.in);
-        }
-        if (rank_ == 0 && !failed_ && !goes_on_) warn_of_standstill();
-      }
-      for (std::size_t i = 0; i < n; i++)
-        if (!left[i] && !(rank_ == 0 && goes_on_ && seats[i].lost)) tell(connections_[i], notes);
-    }
+      for (const Gate::Guest& guest : door_->gate->wait(0)) take_back(guest);
+    if (now() - told >= beat) told = now(), tell_standings();
+    flush();
   }
 }
 
+void Control::wait_for_events(double seconds) {
+  std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
+  for (const Peer& p : peers_)
+    polled.push_back({p.over ? -1 : p.fd, short(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+  const bool awaited = door_ && std::any_of(seats_.begin(), seats_.end(), [](const Seat& s) { return s.lost; });
+  poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
+  // Who was stopped itself has heard nobody meanwhile, and must not blame them.
+  const double pause = now() - std::exchange(looked_, now());
+  if (goes_on_ && pause > 2)
+    for (Peer& p : peers_) p.heard += pause;
+  char bytes[64];
+  while (polled[0].revents && read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
+}
+
+// What the other threads have asked for. True: the end.
+bool Control::carry_out_orders() {
+  std::vector<Frame> outgoing;
+  std::vector<std::pair<int, std::string>> accused;
+  bool end;
+  {
+    std::lock_guard lock(mutex_);
+    outgoing.swap(outgoing_), accused.swap(accused_);
+    end = end_;
+  }
+  for (const Frame& f : outgoing) tell_all(f.type, f.bytes);
+  for (const auto& [rank, why] : accused) report(rank, why);
+  return end;
+}
+
+void Control::leave() {
+  if (leaves_well_)
+    tell_all(type::goodbye, packed({rank_}));
+  else
+    tell_all(rank_ == 0 && !failed_ ? type::failure : type::accusation, packed({rank_}, name(rank_) + " has left with an error"));
+  // Until the kernel has all: of a rank that reads nothing, a few seconds.
+  const double until = now() + std::min(2.0, deadlines_.silence / 2);
+  const auto waits = [&](const Peer& p) { return p.fd >= 0 && !p.over && !p.out.empty() && !is_lost(p); };
+  for (flush(); std::any_of(peers_.begin(), peers_.end(), waits) && now() < until; flush()) usleep(2000);
+}
+
+void Control::tell_all(std::uint32_t type, const std::string& bytes, const Peer* but) {
+  for (Peer& p : peers_)
+    if (p.fd >= 0 && &p != but) p.out.put(type, bytes);
+}
+void Control::flush() {
+  for (Peer& p : peers_)
+    if (p.fd >= 0) p.out.flush(p.fd);
+}
+
+// Who has not taken the last heartbeats needs no more of them.
+void Control::tell_standings() {
+  std::vector<std::string> all;
+  {
+    std::lock_guard lock(mutex_);
+    take(rank_, mine_, mine_.waits_for >= 0 ? describe(mine_.in) : "");
+    for (int r = 0; r < size(); r++) {
+      const Told& t = told_[std::size_t(r)];
+      if (rank_ == 0 || r == rank_) all.push_back(packed({r, t.standing.waits_for, t.standing.steps}, t.in));
+    }
+    if (rank_ == 0 && !failed_ && !goes_on_) warn_of_standstill();
+  }
+  for (Peer& p : peers_)
+    if (p.fd >= 0 && !p.over && p.out.empty() && !is_lost(p))
+      for (const std::string& one : all) p.out.put(type::standing, one);
+}
+
+// Failures are for all; rank 0 passes them on.
+void Control::report(int culprit, const std::string& text) {
+  if (gives_up(culprit)) return lose(culprit, text);
+  failed(culprit, text);
+  tell_all(type::failure, packed({culprit}, text));
+}
+// At rank 0. The lost one is told too: its connection stays, for when it wakes up.
+void Control::lose(int rank, const std::string& why) {
+  Seat& seat = seats_[std::size_t(rank)];
+  if (seat.lost || gone(rank) || failed_) return;
+  seat.lost = true;
+  tell_all(type::lost, packed({rank, -1, 0, generation() + 1}, why));
+  changed({rank, 0, why});
+}
+
+void Control::hear(std::size_t i) {
+  Peer& p = peers_[i];
+  if (p.fd < 0 || p.over) return;
+  const int who = rank_ == 0 ? int(i) : 0;
+  const auto broken = [&](const char* why) {
+    p.over = true;
+    report(who, name(who) + why);
+  };
+  switch (p.in.receive(p.fd)) {
+    case FrameReader::Got::nothing: break;
+    case FrameReader::Got::bytes:
+      if (!is_lost(p)) longest_silence_ = std::max(longest_silence_.load(), now() - p.heard);
+      p.heard = now();
+      break;
+    case FrameReader::Got::end: broken(" has died: its connection is closed");
+  }
+  if (is_lost(p)) {  // nothing that it says counts any more
+    p.in = FrameReader(longest_frame);
+    return;
+  }
+  try {
+    while (const auto frame = p.in.next()) handle(i, *frame);
+  } catch (const Error&) {
+    broken(" sends what is no message");
+  }
+  if (p.over || now() - p.heard <= deadlines_.silence) return;
+  p.over = !gives_up(who);
+  char text[64];
+  std::snprintf(text, sizeof text, " has said nothing for %g s: it is stopped, or cut off", deadlines_.silence);
+  report(who, name(who) + text);
+}
+
+void Control::handle(std::size_t i, const Frame& frame) {
+  Said said;
+  require(frame.bytes.size() >= sizeof said, "no message");
+  std::memcpy(&said, frame.bytes.data(), sizeof said);
+  const std::string text = frame.bytes.substr(sizeof said);
+  require(said.rank >= (frame.type == type::failure || frame.type == type::accusation ? -1 : 0) && said.rank < size(), "no rank");
+  switch (frame.type) {
+    case type::standing: {
+      if (said.rank == rank_) return;
+      std::lock_guard lock(mutex_);
+      return take(said.rank, {.waits_for = said.waits_for, .steps = said.number}, text);
+    }
+    case type::failure:
+      failed(said.rank, text);
+      if (rank_ == 0) tell_all(type::failure, frame.bytes);
+      return;
+    case type::accusation:
+      if (rank_ == 0 && goes_on_ && said.rank >= 0) report(said.rank > 0 ? said.rank : int(i), text);
+      return;
+    case type::lost:
+    case type::returned:
+      if (rank_ == 0 || said.rank == 0) return;
+      if (said.rank == rank_)
+        return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + text);
+      require(said.generation == generation() + 1, "generation ", said.generation, " comes after ", generation());
+      return changed({said.rank, frame.type == type::lost ? 0 : said.number, text});
+    case type::goodbye: {
+      if (said.rank == (rank_ == 0 ? int(i) : 0)) peers_[i].over = true;
+      gone_[std::size_t(said.rank)].store(true, std::memory_order_release);
+      if (rank_ == 0) tell_all(type::goodbye, frame.bytes, &peers_[i]);
+      std::lock_guard lock(mutex_);
+      if (wake_) wake_();
+      return;
+    }
+    default: tandem::fail("no message");
+  }
+}
+
+void Control::take_back(const Gate::Guest& guest) {
+  if (!let_in(guest)) {
+    close(guest.connection);
+    return;
+  }
+  const auto r = std::size_t(guest.rank);
+  if (peers_[r].fd >= 0) close(peers_[r].fd);
+  peers_[r].fd = -1;  // it hears of its own return by the welcome
+  tell_all(type::returned, packed({guest.rank, -1, seats_[r].incarnation, generation() + 1}, seats_[r].card));
+  put_first(guest.connection);
+  peers_[r] = {.fd = guest.connection, .heard = now()};
+  changed({guest.rank, seats_[r].incarnation, seats_[r].card});
+}
+
 // Whoever comes through the door knows the token. It gets its seat when that is empty.
-bool Control::let_in(const Gate::Guest& guest, std::vector<Seat>& seats) {
+bool Control::let_in(const Gate::Guest& guest) {
   const double patience = std::min(0.5, deadlines_.silence / 4);  // seconds that the heartbeats may wait for it
   try {
     auto answer = [&](const std::string& text) {
@@ -411,7 +451,7 @@ bool Control::let_in(const Gate::Guest& guest, std::vector<Seat>& seats) {
     if (guest.ranks != size() || guest.rank <= 0 || guest.rank >= size())
       return answer("!" + who + " of " + std::to_string(guest.ranks) + " ranks comes to a job of " +
                     std::to_string(size()));
-    Seat& seat = seats[std::size_t(guest.rank)];
+    Seat& seat = seats_[std::size_t(guest.rank)];
     if (gone(guest.rank)) return answer("!" + name(guest.rank) + " has ended well: nobody can come in its place");
     if (!seat.lost) return answer("-" + name(guest.rank) + " has not been given up: nobody can come in its place yet");
     answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
@@ -420,12 +460,12 @@ bool Control::let_in(const Gate::Guest& guest, std::vector<Seat>& seats) {
     if (words[1] != job_.terms)
       return answer("!" + who + " does not fit to the job: " + first_difference(job_.terms, words[1]));
     Card card = Card::from(words[2]);
-    const Card mine = Card::from(seats[0].card);
+    const Card mine = Card::from(seats_[0].card);
     if (is_loopback(card.address) && card.identity == mine.identity) card.address = mine.address;
     Seat back{false, false, std::max<std::uint64_t>(seat.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
               card.text()};
     std::swap(seat, back);
-    Welcome welcome{job_.nonce, seat.incarnation, job_.terms, seats};
+    Welcome welcome{job_.nonce, seat.incarnation, generation() + 1, job_.terms, seats_};
     for (int r = 0; r < size(); r++) welcome.seats[std::size_t(r)].left = gone(r);
     try {
       answer("+" + welcome.text());

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "dist/frames.h"
 #include "dist/roll_call.h"
 #include "dist/seats.h"
 #include "dist/wire.h"
@@ -30,6 +31,7 @@ class Control {
   // Of a job that goes on without lost ranks. Takes the door too, at rank 0.
   struct Job {
     std::uint64_t nonce = 0, incarnation = 0;  // the job's; this process's
+    std::uint64_t generation = 0;              // of the membership, when this rank came
     std::string terms;
     std::vector<Seat> seats;
   };
@@ -55,34 +57,63 @@ class Control {
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
   void stand(const Standing& standing);
   int last_in_line(int waits_for) const;
+  bool works(int rank) const;  // as it has said: it waits for nobody, and has not left
   void fail(int culprit, const std::string& text);
   void on_failure(std::function<void()> wake);  // called once, by the thread here
   // Of a job that goes on: how many changes there were since this rank came, and one of them, from 0.
   std::size_t changes() const { return change_count_.load(std::memory_order_acquire); }
+  std::uint64_t generation() const { return job_.generation + changes(); }
   Change change(std::size_t index) const;
   // Called with each, those before too; by the thread here, which it must not keep.
   void on_change(std::function<void(const Change&)> heard);
   // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
   void accuse(int rank, const std::string& why);
+  double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
   // After a failure: the ranks that still reach each other; waits for the roll call, a few seconds at most. Before: none.
   std::vector<int> survivors();
 
  private:
-  void run();
+  static constexpr std::size_t longest_frame = 20 << 10;
+  struct Peer {  // at rank 0 one for each rank, elsewhere one for rank 0
+    int fd = -1;
+    bool over = false;  // nothing is expected from there any more
+    double heard = 0;   // when
+    FrameWriter out = {};
+    FrameReader in{longest_frame};
+  };
+  void begin(Rendezvous& rendezvous);
   void call_roll();
   void take(int rank, const Standing& standing, const std::string& in);
   std::vector<Standing> standings() const;
   void warn_of_standstill();
   void failed(int culprit, const std::string& text);
-  void begin();
-  bool let_in(const Gate::Guest& guest, std::vector<Seat>& seats);
   void changed(const Change& change);
   [[noreturn]] void raise() const;
+
+  // The thread's.
+  void run();
+  void wait_for_events(double seconds);
+  bool carry_out_orders();
+  void leave();
+  void tell_all(std::uint32_t type, const std::string& bytes, const Peer* but = nullptr);
+  void tell_standings();
+  void flush();
+  void report(int culprit, const std::string& text), lose(int rank, const std::string& why);
+  void hear(std::size_t i), handle(std::size_t i, const Frame& frame);
+  void take_back(const Gate::Guest& guest);
+  bool let_in(const Gate::Guest& guest);
+  bool gives_up(int rank) const { return goes_on_ && rank_ == 0 && rank != 0; }
+  bool is_lost(const Peer& p) const {  // given up, by rank 0
+    const auto i = std::size_t(&p - peers_.data());
+    return rank_ == 0 && i < seats_.size() && seats_[i].lost;
+  }
 
   int rank_;
   std::vector<std::string> names_;
   Deadlines deadlines_;
-  std::vector<int> connections_;
+  std::vector<Peer> peers_;  // the thread's, and what follows
+  double looked_ = 0;
+  std::atomic<double> longest_silence_{0};
   mutable std::mutex mutex_;
   struct Told {
     Standing standing;
@@ -96,10 +127,11 @@ class Control {
   std::atomic<bool> failed_{false};
   std::string text_;
   int culprit_ = -1;
-  std::string outgoing_;  // a failure or accusation that the thread has to tell
+  std::vector<Frame> outgoing_;  // a failure or accusation that the thread has to tell
   std::function<void()> wake_;
   const bool goes_on_ = false;
-  Job job_;
+  const Job job_;
+  std::vector<Seat> seats_;  // as they are now, at rank 0; the thread's
   std::unique_ptr<Door> door_;
   std::vector<Change> changes_;
   std::atomic<std::size_t> change_count_{0};

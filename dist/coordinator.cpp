@@ -10,41 +10,57 @@ void Coordinator::begin(int workers, bool together, Tickets tickets) {
   workers_ = workers, together_ = together, tickets_ = std::move(tickets);
   if (stop_asked_) tickets_.stop();  // by a rank that began before this one
   begun_ = true;
+  hand_out();
 }
 
 // ---- tickets ------------------------------------------------------------------------------------------------------------
-void Coordinator::wants(int worker, std::uint64_t request, double now) {
+void Coordinator::wants(int worker, std::uint64_t request) {
   if (request <= of(worker).request) return;
   of(worker).request = request;
   if (over_told_) return tell_over(worker);  // it came back too late to have heard it
   of(worker).waits = true;
-  hand_out(now);
+  hand_out();
 }
 
 bool Coordinator::done(std::int64_t ticket, double now) {
   const bool counts = tickets_.done(ticket);
-  hand_out(now);
+  changed_ = now;
+  hand_out();
   return counts;
 }
 
-void Coordinator::leaves(int worker, double now) {
+void Coordinator::leaves(int worker) {
   of(worker).left = true, of(worker).waits = false;
   tickets_.lost(worker);
-  hand_out(now);
+  hand_out();
 }
 
-void Coordinator::stop(double now) {
+void Coordinator::stop() {
   stop_asked_ = true;
   tickets_.stop();
-  hand_out(now);
+  hand_out();
 }
 
-void Coordinator::look_around(double now) {
-  tickets_.late(now);
-  hand_out(now);
+// ---- who waits ------------------------------------------------------------------------------------------------------------
+void Coordinator::stands(int rank, std::string waits_for, double now) {
+  of(rank).stands = std::move(waits_for);
+  changed_ = now;
 }
 
-void Coordinator::hand_out(double now) {
+Coordinator::Waiting Coordinator::waiting(const std::function<std::string(int)>& name) const {
+  Waiting w{.since = changed_};
+  for (int r = 0; r < count(); r++) {
+    const Rank& rank = ranks_[std::size_t(r)];
+    if (!rank.lives) continue;
+    if (rank.stands.empty())
+      w.works += (w.works.empty() ? "" : ", ") + name(r);
+    else
+      w.waits += (w.waits.empty() ? "" : "; ") + name(r) + " for " + rank.stands;
+  }
+  return w;
+}
+
+void Coordinator::hand_out() {
   if (!begun_) return;
   int may_want = 0, wait = 0;
   for (int m = 0; m < workers_; m++) may_want += of(m).lives && !of(m).left, wait += of(m).waits;
@@ -58,7 +74,7 @@ void Coordinator::hand_out(double now) {
   for (int m = 0; m < workers_; m++) {
     Rank& r = of(m);
     if (!r.waits) continue;
-    if (const auto ticket = tickets_.draw(m, now)) {
+    if (const auto ticket = tickets_.draw(m)) {
       tell(m, std::uint64_t(*ticket));
       r.waits = r.told_none = false;
     } else if (!std::exchange(r.told_none, true)) {
@@ -97,9 +113,10 @@ void Coordinator::count_byes() {
 // ---- who is there ---------------------------------------------------------------------------------------------------------
 void Coordinator::lost(int rank, double now) {
   of(rank) = {.lives = false};
+  changed_ = now;
   if (begun_) {
     tickets_.lost(rank);
-    hand_out(now);
+    hand_out();
     count_byes();
   }
   for (auto& [k, gathering] : gatherings_) {

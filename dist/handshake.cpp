@@ -26,7 +26,6 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 const std::string magic("TANDEM\0\1", 8);
 constexpr std::size_t nonce_bytes = 32, mac_bytes = 32, hello_bytes = 8 + 4 + 4 + nonce_bytes + mac_bytes;
-constexpr std::size_t frame_limit = 16 << 20;
 constexpr double patience = 5;               // seconds that a stranger may take to say who it is
 constexpr std::size_t most_strangers = 256;  // at once; beyond, the oldest is dropped
 
@@ -39,38 +38,6 @@ std::uint32_t word_at(const std::string& s, std::size_t at) {
   std::uint32_t v;
   std::memcpy(&v, s.data() + at, sizeof v);
   return v;
-}
-
-bool ready(int fd, short what, double until) {
-  for (;;) {
-    pollfd p{fd, what, 0};
-    const double left = until - now();
-    const int n = poll(&p, 1, left <= 0 ? 0 : std::min(1000, int(left * 1000) + 1));
-    if (n > 0) return true;
-    if (n < 0 && errno != EINTR) return false;
-    if (left <= 0) return false;
-  }
-}
-
-void send_all(int fd, const std::string& bytes, double until) {
-  for (std::size_t at = 0; at < bytes.size();) {
-    if (!ready(fd, POLLOUT, until)) fail("the connection takes no more");
-    const ssize_t n = ::send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0 && errno != EAGAIN && errno != EINTR) fail("the connection is lost: ", std::strerror(errno));
-    if (n > 0) at += std::size_t(n);
-  }
-}
-
-std::string receive_all(int fd, std::size_t count, double until) {
-  std::string bytes(count, '\0');
-  for (std::size_t at = 0; at < count;) {
-    if (!ready(fd, POLLIN, until)) fail("the other side says nothing");
-    const ssize_t n = ::recv(fd, bytes.data() + at, count - at, MSG_DONTWAIT);
-    if (n == 0) fail("the other side has closed the connection");
-    if (n < 0 && errno != EAGAIN && errno != EINTR) fail("the connection is lost: ", std::strerror(errno));
-    if (n > 0) at += std::size_t(n);
-  }
-  return bytes;
 }
 
 void tune(int fd) {
@@ -270,18 +237,6 @@ std::string hex(const std::string& bytes) {
   std::string s;
   for (unsigned char c : bytes) s += "0123456789abcdef"[c >> 4], s += "0123456789abcdef"[c & 15];
   return s;
-}
-
-void send_frame(int fd, const std::string& bytes, double seconds) {
-  require(bytes.size() <= frame_limit, "a frame of ", bytes.size(), " bytes is too long");
-  send_all(fd, word(std::uint32_t(bytes.size())) + bytes, now() + seconds);
-}
-
-std::string receive_frame(int fd, double seconds) {
-  const double until = now() + seconds;
-  const std::uint32_t length = word_at(receive_all(fd, 4, until), 0);
-  require(length <= frame_limit, "a frame of ", length, " bytes is too long");
-  return receive_all(fd, length, until);
 }
 
 std::string bundle(const std::vector<std::string>& texts) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "dist/frames.h"
+
 namespace tandem {
 
 // A socket on a free port (port 0) or a given one, of all addresses or of the loopback interface alone. Nobody gets in before
@@ -49,10 +51,6 @@ int knock(const std::string& address, int port, const std::string& token, int ra
 std::string random_bytes(std::size_t count);
 std::string hex(const std::string& bytes);
 std::string hmac(const std::string& key, const std::string& text);
-
-// Frames on a connection: a length and so many bytes. Throw Error when the other side is gone or takes longer than `seconds`.
-void send_frame(int connection, const std::string& bytes, double seconds);
-std::string receive_frame(int connection, double seconds);
 
 // Several texts in one, and back; throws Error where it is damaged.
 std::string bundle(const std::vector<std::string>& texts);

@@ -38,7 +38,7 @@ struct Room {
   struct Side {
     std::list<Post*> sends, receives;  // to this rank
     Standing standing;
-    bool woken = false;
+    bool woken = false, stopped = false;
     std::uint64_t events = 0, seen = 0;
     std::condition_variable changed;
   };
@@ -134,6 +134,7 @@ class InProcessWire : public Wire {
           lock.unlock();
           throw Killed(Room::name(rank_) + " is killed by the test");
         case Fault::Kind::stopped:
+          room_->of(rank_).stopped = true;
           room_->of(rank_).changed.wait(lock, [&] { return !room_->failed.empty(); });
           throw CommunicationError(room_->failed_rank, room_->failed);
       }
@@ -214,6 +215,11 @@ class InProcessWire : public Wire {
   bool left(int rank) const override {
     std::lock_guard lock(room_->mutex);
     return room_->of(rank).standing.left;
+  }
+  bool works(int rank) const override {
+    std::lock_guard lock(room_->mutex);
+    const Room::Side& s = room_->of(rank);
+    return !s.stopped && !s.standing.left && s.standing.waits_for < 0;
   }
   void fail(int culprit, const std::string& text) override {
     std::lock_guard lock(room_->mutex);

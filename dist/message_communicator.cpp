@@ -258,6 +258,7 @@ class Collective : public Work::Operation {
   void too_late() {
     const int waits_for = job(awaited());
     const int blamed = wire_.blame(waits_for);
+    if (wire_.works(blamed)) return;
     char time[32];
     std::snprintf(time, sizeof time, "%g s", job_.deadline);
     std::string text = describe(header_) + ": " + wire_.where(wire_.rank()) + " has heard nothing from " +

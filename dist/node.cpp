@@ -240,6 +240,7 @@ class NodeCommunicator : public Communicator {
     if (waited > 0.5) wire_->stand(standing(front)), stands_ = true;
     if (waited > deadline_) {
       const int blamed = wire_->blame(job);
+      if (wire_->works(blamed)) return;
       throw CommunicationError(blamed, describe(front.header_) + ": " + where(last) + " has not come for " +
                                            std::to_string(int(deadline_)) + " s" +
                                            (blamed == job ? "" : ", which waits for " + wire_->where(blamed)));

@@ -140,10 +140,7 @@ Tensor Owner::in_memory_of(int rank, Post::Place place, int s) {
 Tensor Owner::place_answer(int s, int worker, ExchangeId exchange) {
   Client& c = client(s, worker);
   const std::uint64_t half = exchange & 1;  // as worker.h has it
-  if (c.landing != word::none) {
-    const std::int64_t begin = std::int64_t(half) * layout_.whole() + layout_.begin(s);
-    return in_memory_of(worker, {c.landing, layout_.bytes(begin)}, s);
-  }
+  if (c.landing != word::none) return in_memory_of(worker, {c.landing, half * layout_.bytes(layout_.length(s))}, s);
   Tensor& t = c.answers[layout_.options.pipeline ? half : 0];
   if (!t.defined()) t = tensor(layout_.length(s));
   return t;
@@ -227,7 +224,7 @@ void Owner::returned(int rank) {
 
 // Not before the last one has gone: where the network is slow there are fewer of them, and no queue.
 void Owner::send_snapshots(int to) {
-  if (to == post_.rank() || !snapshot_under_way_.expired()) return;
+  if (to == post_.rank() || snapshot_under_way()) return;
   snapshots_++;
   const auto all = std::make_shared<std::vector<Tensor>>();  // copies: what is kept changes while it travels
   for (int s = 0; s < layout_.shards(); s++) {

@@ -31,6 +31,7 @@ class Owner {
   void adopt(Adoptions::Adopted&& shard);  // goes on where a lost owner stopped
   void lost(int rank), returned(int rank);
   void send_snapshots(int to);
+  bool snapshot_under_way() const { return !snapshot_under_way_.expired(); }
 
   // Messages of a worker or of rank 0. place: of parts.
   std::span<std::byte> place(int from, const Note& n, std::size_t bytes);

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/backend.h"
+#include "core/machine.h"
 #include "core/trace.h"
 #include "dist/rules.h"
 
@@ -68,7 +69,7 @@ class Drawn : public BatchSource {
 class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
-      : options_(options), member_(std::move(channel), options.deadline, options.tells) {
+      : options_(options), member_(std::move(channel), options.deadline, options.tells, options.patience) {
     check_servers(options.servers, size());
   }
 
@@ -164,7 +165,7 @@ class ParameterServer : public Strategy {
     first_ticket_ = ticket;
     std::int64_t end = course_.epochs * drawn_->tickets_per_epoch();
     if (course_.stop_after > 0) end = std::min(end, std::max(ticket, course_.stop_after * batches_to_a_step()));
-    begin_exchange(Tickets(std::min(ticket, end), end, options_.deadline));
+    begin_exchange(Tickets(std::min(ticket, end), end));
   }
   // The next ticket, or nothing once the run is over: then this rank has the last weights.
   std::optional<std::int64_t> draw() {
@@ -178,7 +179,7 @@ class ParameterServer : public Strategy {
     if (optimizer_ != &optimizer) bind(optimizer);  // a loop of the user's own need not
     if (!drawn_ && !begun_) {
       learning_rate_ = optimizer.learning_rate();
-      begin_exchange(Tickets(0, INT64_MAX / 2, options_.deadline));
+      begin_exchange(Tickets(0, INT64_MAX / 2));
     }
     learning_rate_ = optimizer.learning_rate();
     optimizer.measure(space_->all(), false);
@@ -302,7 +303,9 @@ class ParameterServer : public Strategy {
                     .servers = options_.servers,
                     .momentum = momentum_,
                     .pipeline = options_.pipeline,
-                    .wire = options_.wire};
+                    .wire = options_.wire,
+                    .snapshots = options_.snapshots,
+                    .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
     if (drawn_ && course_.learning_rate) {
       o.learning_rate = [rate = course_.learning_rate, first = first_ticket_, together = batches_to_a_step()](
                             std::int64_t pushes) { return rate(double((first + pushes) / together)); };

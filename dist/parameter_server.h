@@ -21,7 +21,8 @@ struct ParameterServerOptions {
   int servers = 0;          // the last so many ranks only serve; 0: all ranks train, and serve
   bool pipeline = false;    // server.h
   DType wire = DType::f32;  // or bf16
-  double deadline = 300;    // seconds that any wait may last
+  double deadline = 300, patience = 30;  // server.h
+  double snapshots = 10;    // seconds between two; 0: none
   Pace pace = {};
   Member::Tells tells = {};  // server.h
 };

@@ -5,11 +5,11 @@
 
 namespace tandem {
 
-// Descriptors of this process that listen for TCP connections (IPv4).
+// Descriptors of this process that listen for TCP connections.
 std::vector<int> listening_sockets();
 
-// From now on the socket hears those addresses alone ("10.0.0.3"). False, and nothing is changed, where
-// one of them is of another kind, or the kernel has no such filters.
-bool hear_only(int socket, const std::vector<std::string>& addresses);
+// From now on the socket hears those IPv4 addresses alone ("10.0.0.3"), and nobody where there are none. Otherwise nothing is
+// changed, and it says why: IPv6, too many addresses, a kernel without such filters. Empty: it is so.
+std::string hear_only(int socket, const std::vector<std::string>& addresses);
 
 }  // namespace tandem

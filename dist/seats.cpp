@@ -58,7 +58,7 @@ Card Card::mine() {
 }
 
 std::string Welcome::text() const {
-  std::vector<std::string> words{std::to_string(nonce), std::to_string(incarnation), terms};
+  std::vector<std::string> words{std::to_string(nonce), std::to_string(incarnation), std::to_string(generation), terms};
   for (const Seat& s : seats)
     words.insert(words.end(), {s.lost ? "lost" : s.left ? "left" : "here", std::to_string(s.incarnation), s.card});
   return bundle(words);
@@ -66,9 +66,9 @@ std::string Welcome::text() const {
 
 Welcome Welcome::from(const std::string& text) {
   const auto words = unbundle(text);
-  require(words.size() >= 3 && words.size() % 3 == 0, "a damaged welcome");
-  Welcome w{number_in(words[0]), number_in(words[1]), words[2], {}};
-  for (std::size_t i = 3; i < words.size(); i += 3)
+  require(words.size() >= 4 && words.size() % 3 == 1, "a damaged welcome");
+  Welcome w{number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3], {}};
+  for (std::size_t i = 4; i < words.size(); i += 3)
     w.seats.push_back({words[i] == "lost", words[i] == "left", number_in(words[i + 1]), words[i + 2]});
   return w;
 }

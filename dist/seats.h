@@ -29,7 +29,8 @@ struct Seat {
   std::string card;
 };
 
-// Somebody was lost, or has come back. Rank 0 decides, and all ranks hear of all changes in one order.
+// Somebody was lost, or has come back. Rank 0 decides, and all ranks hear of all changes in one order: each is a generation of the
+// membership, from 1.
 struct Change {
   int rank = -1;
   std::uint64_t incarnation = 0;  // 0: lost
@@ -39,7 +40,8 @@ struct Change {
 // What a rank that comes back is told.
 struct Welcome {
   std::uint64_t nonce = 0, incarnation = 0;
-  std::string terms;  // what all ranks have agreed on
+  std::uint64_t generation = 0;  // of the membership, with this return
+  std::string terms;             // what all ranks have agreed on
   std::vector<Seat> seats;
   std::string text() const;
   static Welcome from(const std::string& text);

@@ -26,6 +26,14 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
+std::string shown(double v) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", v);
+  return text;
+}
+std::string in_bytes(double v) {
+  return v < 1e6 ? shown(v / 1e3) + " kB" : v < 1e9 ? shown(v / 1e6) + " MB" : shown(v / 1e9) + " GB";
+}
 std::string text_of(const std::vector<std::byte>& letter) {
   return {reinterpret_cast<const char*>(letter.data()), letter.size()};
 }
@@ -43,8 +51,8 @@ std::vector<T> numbers_in(const std::vector<std::byte>& letter) {
 // both threads'; what begin() makes is made before the member's thread is told of it.
 class Member::Thread {
  public:
-  Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells)
-      : channel_(std::move(channel)), deadline_(deadline), tells_(std::move(tells)), post_(*channel_) {
+  Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
+      : channel_(std::move(channel)), deadline_(deadline), patience_(patience), tells_(std::move(tells)), post_(*channel_) {
     if (rank() == 0)
       coordinator_ = std::make_unique<Coordinator>(
           size(), [this](int to, const Note& n, const std::shared_ptr<const std::string>& text) {
@@ -99,6 +107,7 @@ class Member::Thread {
              Buffer velocity) {
     layout_ = std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count,
                                              statistics.count);
+    check_snapshots();
     scales.resize(std::size_t(layout_->whole() / 64), 1.f);
     worker_ = std::make_unique<Worker>(*layout_, post_,
                                        Worker::Hears{.over = [this](const Worker::Exchange& x) { answered(x); },
@@ -190,7 +199,7 @@ class Member::Thread {
   // they may have them from here.
   void finish(Buffer parameters, Buffer statistics) {
     leave();
-    wait("the others to end", [&] { return over_; }, [] {}, [] {});
+    wait("the others to end", [&] { return over_; });
     if (trains()) {
       ask();
       pull(parameters, statistics);
@@ -199,7 +208,7 @@ class Member::Thread {
       post_.forgive();
       post_.send(0, note(What::bye));
     });
-    wait("the others to end", [&] { return ended_; }, [] {}, [] {});
+    wait("the others to end", [&] { return ended_; });
   }
   void stop() {
     tell([this] { post_.send(0, note(What::stop_all)); });
@@ -242,23 +251,35 @@ class Member::Thread {
   }
 
  private:
+  // What the snapshots will take, before anything is allocated for them.
+  void check_snapshots() const {
+    const ServerOptions& o = layout_->options;
+    const double bytes = double(layout_->snapshot_bytes()), need = double(layout_->snapshot_memory());
+    if (o.memory > 0 && need > double(o.memory))
+      refuse(where(), ": snapshots of what ", o.how.rule, " keeps of ", workers(), " workers need ", in_bytes(need),
+             ", and there are ", in_bytes(double(o.memory)), ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
+             "workers, or do without: TANDEM_SNAPSHOTS=0, and the velocities of a lost rank are lost");
+    if (rank() == 0 && tells_ && bytes > 0)
+      tells_("every " + shown(o.snapshots) + " s a rank sends its successor a snapshot of " + in_bytes(bytes) + ", " +
+             in_bytes(bytes / o.snapshots) + "/s; they take " + in_bytes(need) + " of memory on each");
+  }
+
   // ---- between the threads ----------------------------------------------------------------------------------------------
   void tell(std::function<void()> command) {
     std::lock_guard lock(mutex_);
     commands_.push_back(std::move(command));
     channel_->wake();
   }
-  // Throws after the deadline; where others may take as long as they like, while they live, `meanwhile` is called now and then.
+  // As long as it takes, while others live and one of them works: rank 0 knows when that is not so (look_for_standstill()).
+  // `meanwhile` is called now and then.
   void wait(const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
             const std::function<void()>& meanwhile = {}) {
     std::unique_lock lock(mutex_);
     const auto ready = [&] { return done() || failed_; };
-    while (!changed_.wait_for(lock, std::chrono::duration<double>(meanwhile ? 0.1 : deadline_), ready)) {
-      if (!meanwhile)
-        throw CommunicationError(-1, where() + " waited for " + what + " longer than " + std::to_string(int(deadline_)) +
-                                         " s" + missing_);
-      meanwhile();
-    }
+    if (!ready()) waits_ = {what, waits_.number + 1};
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(100), ready))
+      if (meanwhile) meanwhile();
+    waits_.what.clear();
     if (failed_) std::rethrow_exception(failed_);
     then();
   }
@@ -277,13 +298,15 @@ class Member::Thread {
       double leaves_at = 0;
       for (;;) {
         std::deque<std::function<void()>> commands;
+        bool ends = false;
         {
           std::lock_guard lock(mutex_);
-          if (end_ && leaves_at == 0) leaves_at = now() + (ended_ ? patience : 0);
-          if (end_ && (post_.empty() || now() >= leaves_at)) return;
+          if (end_ && leaves_at == 0) leaves_at = now() + (ended_ ? patience : 0), ends = ended_;
+          if (end_ && !ends && (post_.empty() || now() >= leaves_at)) return;
           commands.swap(commands_);
         }
         for (auto& c : commands) c();
+        if (ends) tell_what_it_waits_for("nothing any more: it has ended");
         const bool some = channel_->progress();
         post_.let_go();
         if (now() >= next_look_) next_look_ = now() + look_around();
@@ -311,18 +334,48 @@ class Member::Thread {
   }
 
   double look_around() {  // and in how many seconds again
-    constexpr double seldom = 0.5;
-    if (coordinator_) coordinator_->look_around(now());
-    if (!ready_) return seldom;
+    const double seldom = std::min({0.5, deadline_ / 4, patience_ / 4});
+    tell_what_it_waits_for();
+    if (coordinator_) look_for_standstill();
+    const double every = ready_ ? layout_->options.snapshots : 0;
+    if (every <= 0 || over_heard_) return seldom;
+    if (snapshot_began_ > 0 && !owner_->snapshot_under_way()) {  // its share of the link's time is a tenth
+      next_snapshot_ = std::max(next_snapshot_, now() + 9 * (now() - snapshot_began_));
+      snapshot_began_ = 0;
+    }
+    if (now() >= next_snapshot_ && snapshot_began_ == 0 && std::exchange(next_snapshot_, now() + every) > 0) {
+      owner_->send_snapshots(layout_->successor(rank(), post_.living()));
+      snapshot_began_ = now();
+    }
+    return std::min(seldom, every);
+  }
+  // To rank 0: when this rank's training thread has waited from one look to the next, and when it does so no more.
+  void tell_what_it_waits_for(const std::string& for_good = {}) {
+    Waits w;
     {
       std::lock_guard lock(mutex_);
-      missing_ = worker_->missing();
+      w = waits_;
     }
-    const double every = layout_->options.snapshots;
-    if (every <= 0 || over_heard_) return seldom;
-    if (now() >= next_snapshot_ && std::exchange(next_snapshot_, now() + every) > 0)
-      owner_->send_snapshots(layout_->successor(rank(), post_.living()));
-    return std::min(seldom, every);
+    const bool still = !w.what.empty() && w.number == looked_at_wait_;
+    looked_at_wait_ = w.number;
+    const auto text = std::make_shared<std::string>(still ? w.what + (ready_ ? worker_->missing() : "") : for_good);
+    if (*text == told_wait_.what && (text->empty() || w.number == told_wait_.number)) return;
+    told_wait_ = {*text, w.number};
+    post_.send(0, note(What::stands), std::as_bytes(std::span(*text)), text);
+  }
+  // At rank 0. Who works may take as long as that takes; where nobody does, nothing will come.
+  void look_for_standstill() {
+    const auto w = coordinator_->waiting([this](int r) { return channel_->where(r); });
+    const double for_seconds = now() - w.since;
+    char text[64];
+    if (!w.waits.empty() && w.works.empty() && for_seconds > deadline_) {
+      std::snprintf(text, sizeof text, "for %g s every rank has waited: ", deadline_);
+      channel_->fail(-1, text + w.waits);
+    }
+    const bool stands_still = !w.waits.empty() && !w.works.empty() && for_seconds > patience_;
+    if (!stands_still || std::exchange(warned_, stands_still)) return void(warned_ = stands_still);
+    std::snprintf(text, sizeof text, "no progress for %g s: ", patience_);
+    if (tells_) tells_(text + w.works + " keeps the others waiting: " + w.waits);
   }
 
   void exchange() {
@@ -371,19 +424,17 @@ class Member::Thread {
   // ---- losses -----------------------------------------------------------------------------------------------------------
   void lost(int rank) {
     early_.forget(rank);
-    when_ready(Early::nobody, [this, rank, living = post_.living()] {
+    when_ready(Early::nobody, [this, rank, generation = channel_->generation(), living = post_.living()] {
       owner_->lost(rank);
       adoptions_->lost(rank);
-      if (changed_already()) return;
+      if (generation <= generation_) return;
+      generation_ = generation;
       for (int s = 0; s < layout_->shards(); s++)
         if (layout_->owner[std::size_t(s)] == rank) change_owner(s, layout_->successor(rank, living));
     });
     if (coordinator_) coordinator_->lost(rank, now());
-    changes_heard_++;
     begin_again();
   }
-  // All ranks count the losses and returns alike, one that comes back those since it did.
-  bool changed_already() { return ++changes_ <= known_changes_; }
   void change_owner(int s, int to) {
     layout_->owner[std::size_t(s)] = to;
     if (to == rank()) adopt(s);
@@ -395,12 +446,11 @@ class Member::Thread {
     counts_.adopted++;
   }
   void returned(int rank) {
-    when_ready(Early::nobody, [this, rank] {
+    when_ready(Early::nobody, [this, rank, generation = channel_->generation()] {
       owner_->returned(rank);
-      if (!changed_already()) returned_at_[rank] = changes_;
+      generation_ = std::max(generation_, generation);
     });
     if (coordinator_) coordinator_->returned(rank);
-    changes_heard_++;
     begin_again();
   }
 
@@ -480,20 +530,21 @@ class Member::Thread {
     require(!to_rank_0 || coordinator_, channel_->where(from), " takes ", where(), " for rank 0");
     switch (what_of(n)) {
       case What::say: return coordinator_->says(from, n[word::number], text_of(letter));
-      case What::want: return coordinator_->wants(from, n[word::request], now());
+      case What::want: return coordinator_->wants(from, n[word::request]);
       case What::done: {
         const std::vector<double> score = numbers_in<double>(letter);
         require(score.size() == 3, channel_->where(from), " sends a score of ", score.size(), " numbers");
         return done(from, number, {score[0], score[1], score[2]}, verdict_of(n));
       }
-      case What::stop_all: return coordinator_->stop(now());
-      case What::leaves: return coordinator_->leaves(from, now());
+      case What::stop_all: return coordinator_->stop();
+      case What::leaves: return coordinator_->leaves(from);
       case What::bye: return coordinator_->says_bye(from);
+      case What::stands: return coordinator_->stands(from, text_of(letter), now());
       case What::ask_owners:
         return when_ready(from, [this, from] {
           const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
           Note n = note(What::owners);
-          n[word::number] = changes_ - returned_at_[from];
+          n[word::number] = generation_;
           post_.send(from, n, std::as_bytes(std::span(*owners)), owners);
         });
 
@@ -522,13 +573,13 @@ class Member::Thread {
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
     }
   }
-  // This rank has come back, and rank 0 says who owned what after so many losses and returns. Once it has heard of these itself
-  // it can reach the owners; what it hears of after them changes who they are. Its own shards are lost ranks', which fell to it
+  // This rank has come back, and rank 0 says who owned what in a generation. Once it has heard of that itself it can reach the
+  // owners; what it hears of after it changes who they are. Its own shards are lost ranks', which fell to it
   // meanwhile. It has no copies, and says so in the end to all owners: who adopts something waits for that.
   void begin_again() {
-    if (!owners_ || changes_heard_ < owners_->first) return;
-    const auto [changes, owner] = *std::exchange(owners_, {});
-    known_changes_ = changes;
+    if (!owners_ || channel_->generation() < owners_->first) return;
+    const auto [generation, owner] = *std::exchange(owners_, {});
+    generation_ = generation;
     layout_->owner = owner;
     for (int s = 0; s < layout_->shards(); s++)
       if (owner[std::size_t(s)] == rank()) adopt(s);
@@ -538,7 +589,7 @@ class Member::Thread {
   }
 
   const std::unique_ptr<Channel> channel_;
-  const double deadline_;
+  const double deadline_, patience_;
   const Tells tells_;
 
   // Made by begin(). `post_` goes before them: what it sends lies in them.
@@ -555,11 +606,15 @@ class Member::Thread {
   bool ready_ = false;  // this rank knows who owns what, and has a part in it
   bool over_heard_ = false;
   std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, tickets
-  // Losses and returns, since this rank is there: heard of, acted upon, and known to rank 0 when it named the owners.
-  std::uint64_t changes_heard_ = 0, changes_ = 0, known_changes_ = 0;
-  std::map<int, std::uint64_t> returned_at_;  // changes_ when that rank came back
-  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: known_changes_, by shard
-  double next_look_ = 0, next_snapshot_ = 0;
+  std::uint64_t generation_ = 0;  // of the membership, to which layout_->owner belongs
+  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: generation, by shard
+  double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
+  struct Waits {
+    std::string what = {};  // empty: the training thread works
+    std::uint64_t number = 0;  // of the wait
+  } told_wait_;
+  std::uint64_t looked_at_wait_ = 0;  // the number of the wait at the last look
+  bool warned_ = false;               // of this standstill
 
   // The training thread's.
   std::optional<std::int64_t> holds_;  // a ticket
@@ -579,15 +634,15 @@ class Member::Thread {
   bool end_ = false;                                           // of this object
   std::int64_t tickets_done_ = 0;
   Score score_;
-  std::string missing_;
+  Waits waits_;
   std::exception_ptr failed_;
   Counts counts_;
   std::vector<ShardEvent> events_;
   std::thread thread_;  // last
 };
 
-Member::Member(std::unique_ptr<Channel> channel, double deadline, Tells tells)
-    : thread_(std::make_unique<Thread>(std::move(channel), deadline, std::move(tells))) {}
+Member::Member(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
+    : thread_(std::make_unique<Thread>(std::move(channel), deadline, std::move(tells), patience)) {}
 Member::~Member() = default;
 int Member::rank() const { return thread_->rank(); }
 int Member::size() const { return thread_->size(); }

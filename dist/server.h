@@ -21,7 +21,8 @@
 // When a rank is lost the others go on. Its tickets are drawn again. Its shard goes to the next server, which asks everyone for
 // the newest copy that anybody was answered with; what was pushed and not answered is pushed again, and whether it is in that copy
 // already says the table that came with it. So what a living worker was told is applied is there, once. What the rule keeps
-// (velocities) comes from a snapshot that owners send to their successors every few seconds; what came since is lost.
+// (velocities) comes from a snapshot that owners send to their successors every few seconds, in a tenth of the time at most; what
+// came since is lost.
 #pragma once
 #include <functional>
 #include <memory>
@@ -45,7 +46,8 @@ struct ServerOptions {
   bool pipeline = false;       // a pull is answered with what the push before it made: nobody waits, τ grows by one
   DType wire = DType::f32;     // of gradients: bf16 in half the bytes
   std::int64_t chunk = 256 << 10;  // elements of a message
-  double snapshots = 10;           // seconds between two
+  double snapshots = 10;           // seconds between two, at least; 0: none
+  std::uint64_t memory = 0;        // bytes that this rank has for them; 0: unknown
   bool record = false;             // keep the order of events
 };
 
@@ -61,10 +63,11 @@ class Member {
     std::int64_t adopted = 0;  // shards that came from lost ranks
   };
 
-  // deadline: seconds that any wait may last. tells: at rank 0, what a person at the job should hear of, by the member's thread:
-  // who is lost or back, whose gradients are refused.
+  // deadline: seconds after which it is an error that all ranks wait for each other; for one that lives and works a rank waits as
+  // long as that takes. tells: at rank 0, what a person at the job should hear of, by the member's thread: who is lost or back,
+  // whose gradients are refused, who has kept the others waiting for `patience` seconds.
   using Tells = std::function<void(const std::string&)>;
-  explicit Member(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {});
+  explicit Member(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {}, double patience = 30);
   ~Member();
   int rank() const;
   int size() const;

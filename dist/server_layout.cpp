@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "dist/rules.h"
 #include "layers/space.h"
 
 namespace tandem {
@@ -39,6 +40,16 @@ ServerLayout::ServerLayout(ServerOptions o, int all, DType type, std::int64_t pa
       statistics(rounded_up(statistic_count, ParameterSpace::alignment)),
       cuts(all_cuts(parameters, checked(options.servers, ranks), statistics)) {
   for (int s = 0; s < shards(); s++) owner.push_back(first_owner(s));
+}
+
+std::size_t ServerLayout::snapshot_bytes() const {
+  if (options.snapshots <= 0 || ranks == 1) return 0;
+  const Rule::Keeps keeps = make_rule(options.how.rule)->keeps();
+  const std::int64_t vectors = keeps.velocity + (keeps.squares + keeps.own) * std::int64_t(workers());
+  std::int64_t longest = 0;
+  for (int s = 0; s < shards(); s++)
+    if (of_parameters(s)) longest = std::max(longest, length(s));
+  return bytes(vectors * longest);
 }
 
 int ServerLayout::first_owner(int s) const {

@@ -35,6 +35,10 @@ struct ServerLayout {
   }
   DType wire() const { return options.wire == DType::bf16 && dtype == DType::f32 ? DType::bf16 : dtype; }
 
+  // What an owner sends to its successor every options.snapshots seconds, at most, and what a rank needs for that: a copy that is
+  // under way, and of another owner's the last one and the next.
+  std::size_t snapshot_bytes() const;
+  std::size_t snapshot_memory() const { return 3 * snapshot_bytes(); }
   int first_owner(int s) const;
   // Who takes the place of that rank: the next one that serves, or where none is left the next one at all.
   int successor(int rank, const std::vector<bool>& living) const;

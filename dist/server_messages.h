@@ -55,9 +55,10 @@ enum class What : std::uint64_t {
   stop_all,    // nobody is to draw a ticket any more
   leaves,      // this worker draws no more tickets
   bye,         // this rank has the last weights
+  stands,      // what this rank waits for, a text. None: it works
   // Rank 0 to everybody.
   heard,      // number; all texts (joined(), parted())
-  owners,     // to who asked: number, of losses and returns since it is back; of each shard, an int
+  owners,     // to who asked: number: the generation of the membership; of each shard, an int
   ticket_is,  // number (none: there is none for now), tickets_done, request
   over,       // number: 1 if somebody has stopped it; tickets_done
   end         // all have said bye: who hears it may go

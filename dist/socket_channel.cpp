@@ -141,6 +141,7 @@ class SocketChannel : public Channel {
   int size() const override { return int(peers_.size()); }
   std::string where(int rank) const override { return control_->name(rank); }
   std::uint64_t incarnation() const override { return control_->job().incarnation; }
+  std::uint64_t generation() const override { return control_->job().generation + heard_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
     for (const Peer& p : peers_) all.push_back(!p.lost);

@@ -27,7 +27,7 @@ std::string agreement(const Variables& variables) {
     return std::string(v && *v ? v : otherwise);
   };
   std::ostringstream text;
-  text << "Tandem's messages: version 2\nUCX " << Ucx::version() << "\n";
+  text << "Tandem's messages: version 3\nUCX " << Ucx::version() << "\n";
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
                                         {"TANDEM_WIRE", "f32"},
                                         {"TANDEM_SERVERS", "0"},
@@ -79,7 +79,9 @@ std::shared_ptr<Ucx> open_ucx(const std::vector<Card>& cards, int rank) {
   for (const Card& c : cards) addresses.push_back(c.address);
   const bool one_host =
       std::all_of(cards.begin(), cards.end(), [&](const Card& c) { return c.identity == cards[0].identity; });
-  return Ucx::open(cards[std::size_t(rank)].address, addresses, one_host);
+  auto ucx = Ucx::open(cards[std::size_t(rank)].address, one_host);
+  ucx->hear_only(addresses);
+  return ucx;
 }
 
 // The same number on all ranks, and no other job's.
@@ -122,7 +124,8 @@ std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadline
                          [&](const std::string& address) {
                            mine.address = address;
                            if (chosen_channel(variables) == "ucx" || (chosen_channel(variables).empty() && mine.rdma)) {
-                             ucx = Ucx::open(address, {}, place.one_host());
+                             ucx = Ucx::open(address, place.one_host());
+                             ucx->hear_only({});  // until the welcome says who the ranks are
                              mine.ucx = ucx->address();
                            }
                            return mine.text();
@@ -132,7 +135,7 @@ std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadline
   const bool by_ucx = !Card::from(welcome.seats[0].card).ucx.empty();
   require(!by_ucx || ucx, "the job's messages go over UCX, and this host has no RDMA device: TANDEM_CHANNEL=sockets for all");
   auto control = std::make_shared<Control>(
-      rendezvous, Control::Job{welcome.nonce, welcome.incarnation, welcome.terms, welcome.seats}, deadlines);
+      rendezvous, Control::Job{welcome.nonce, welcome.incarnation, welcome.generation, welcome.terms, welcome.seats}, deadlines);
   return carry(control, by_ucx ? ucx : nullptr, std::move(gate), rendezvous.token());
 }
 
@@ -182,7 +185,7 @@ std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
   }
   const std::uint64_t nonce = draw_nonce(rendezvous);
   auto control =
-      std::make_shared<Control>(rendezvous, Control::Job{nonce, 0, agreement(variables), std::move(seats)}, deadlines);
+      std::make_shared<Control>(rendezvous, Control::Job{nonce, 0, 0, agreement(variables), std::move(seats)}, deadlines);
   return carry(control, ucx, std::move(gate), rendezvous.token());
 }
 
@@ -190,7 +193,8 @@ namespace {
 
 // The parameter server's, from the environment.
 ParameterServerOptions server_options(const Asynchrony& how, int ranks, const std::function<std::string(const char*)>& value) {
-  ParameterServerOptions o{.how = how, .deadline = Deadlines::from(process_environment()).wait};
+  const Deadlines deadlines = Deadlines::from(process_environment());
+  ParameterServerOptions o{.how = how, .deadline = deadlines.wait, .patience = deadlines.patience};
   const std::string servers = value("TANDEM_SERVERS"), pipeline = value("TANDEM_PIPELINE"), wire = value("TANDEM_WIRE");
   const auto [end, error] = std::from_chars(servers.data(), servers.data() + servers.size(), o.servers);
   if (!servers.empty() && (error != std::errc() || end != servers.data() + servers.size() || o.servers < 0))
@@ -203,6 +207,12 @@ ParameterServerOptions server_options(const Asynchrony& how, int ranks, const st
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
+  if (const std::string snapshots = value("TANDEM_SNAPSHOTS"); !snapshots.empty()) {
+    char* end = nullptr;
+    o.snapshots = std::strtod(snapshots.c_str(), &end);
+    if (*end || !(o.snapshots >= 0 && o.snapshots < 1e6))
+      refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
+  }
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.pace = Pace::parse(value("TANDEM_PACE"), value("TANDEM_SLOW"), ranks);
   return o;

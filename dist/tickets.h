@@ -1,7 +1,6 @@
 // Tickets: who trains which batches when nobody waits for anybody. A ticket is a step's batches at a place of the shuffled
 // epochs: ticket t of a run with n to an epoch is step t mod n of epoch t / n. Who is faster draws more of them. A ticket is
-// leased: when its worker dies, or takes longer than the deadline, another one gets it. The run is over when all are done, that
-// is, applied by every server.
+// leased: when its worker is lost, another one gets it. The run is over when all are done, that is, applied by every server.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -13,29 +12,23 @@ namespace tandem {
 class Tickets {
  public:
   Tickets() = default;  // none: over
-  // Tickets first … end − 1. deadline: seconds of a lease.
-  Tickets(std::int64_t first, std::int64_t end, double deadline) : next_(first), end_(end), deadline_(deadline) {}
+  // Tickets first … end − 1.
+  Tickets(std::int64_t first, std::int64_t end) : next_(first), end_(end) {}
 
-  // now: seconds of any clock. Nothing: all are leased or done, or it was stopped; ask again while it is not over().
-  std::optional<std::int64_t> draw(int worker, double now);
+  // Nothing: all are leased or done, or it was stopped; ask again while it is not over().
+  std::optional<std::int64_t> draw(int worker);
   // True when it had not been done before.
   bool done(std::int64_t ticket);
   void lost(int worker);       // what it had is drawn again
-  void late(double now);       // what is leased since longer than the deadline is drawn again
   void stop() { stopped_ = true, again_.clear(); }  // nothing is drawn any more
   bool over() const { return leases_.empty() && again_.empty() && (stopped_ || next_ >= end_); }
   std::int64_t count_done() const { return done_; }
 
  private:
-  struct Lease {
-    int worker;
-    double since;
-  };
   std::int64_t next_ = 0, end_ = 0, done_ = 0;
-  double deadline_ = 0;
   bool stopped_ = false;
   std::deque<std::int64_t> again_;
-  std::map<std::int64_t, Lease> leases_;
+  std::map<std::int64_t, int> leases_;  // to which worker
 };
 
 }  // namespace tandem

@@ -16,6 +16,7 @@
 #include <sstream>
 #include <utility>
 
+#include "dist/handshake.h"
 #include "dist/port_guard.h"
 
 namespace tandem {
@@ -40,7 +41,7 @@ std::string interface_of(const std::string& address) {
 
 }  // namespace
 
-Worker::Worker(const std::string& interface_address, const std::vector<std::string>& ranks, bool one_host) {
+Worker::Worker(const std::string& interface_address, bool one_host) {
   // UCX takes transports' options from the environment only; what the user has set stays.
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
@@ -66,7 +67,7 @@ Worker::Worker(const std::string& interface_address, const std::vector<std::stri
   const std::vector<int> before = listening_sockets();
   UCX_CHECK(ucp_worker_create(context, &w, &worker));
   for (int s : listening_sockets())
-    if (!ranks.empty() && std::find(before.begin(), before.end(), s) == before.end()) hear_only(s, ranks);
+    if (std::find(before.begin(), before.end(), s) == before.end()) ports_.push_back(s);
   UCX_CHECK(ucp_worker_get_efd(worker, &events));
   wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 }
@@ -75,6 +76,15 @@ Worker::~Worker() {
   if (worker) ucp_worker_destroy(worker);
   if (context) ucp_cleanup(context);
   if (wake >= 0) close(wake);
+}
+
+void Worker::hear_only(const std::vector<std::string>& addresses) {
+  for (int s : ports_)
+    if (const std::string why = tandem::hear_only(s, addresses); !why.empty() && !std::exchange(said_, true))
+      std::fprintf(stderr,
+                   "warning: UCX's port %d hears every address, not the ranks' alone (%s): whoever reaches it can end the job. "
+                   "Close it by a firewall\n",
+                   port_of(s), why.c_str());
 }
 
 std::string Worker::address() const {
@@ -179,6 +189,7 @@ class UcxWire : public Wire, private Link {
   }
   void stand(const Standing& standing) override { control_->stand(standing); }
   bool left(int rank) const override { return control_->gone(rank); }
+  bool works(int rank) const override { return control_->works(rank); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
   std::vector<int> survivors() override { return control_->survivors(); }
 
@@ -311,9 +322,8 @@ std::shared_ptr<Wire> Worker::connect(std::vector<std::string> addresses, std::u
 
 }  // namespace ucx
 
-std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, const std::vector<std::string>& ranks,
-                               bool one_host) {
-  return std::make_shared<ucx::Worker>(interface_address, ranks, one_host);
+std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, bool one_host) {
+  return std::make_shared<ucx::Worker>(interface_address, one_host);
 }
 
 std::string Ucx::version() { return ucp_get_version_string(); }

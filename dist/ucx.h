@@ -15,10 +15,10 @@ class Ucx {
  public:
   virtual ~Ucx() = default;
   // interface_address: of this host; UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES says otherwise.
-  // ranks: the addresses of all of them: the TCP port hears no others. one_host: they share memory, and there is no port, unless
-  // UCX_TLS says otherwise.
-  static std::shared_ptr<Ucx> open(const std::string& interface_address, const std::vector<std::string>& ranks = {},
-                                   bool one_host = false);
+  // one_host: the ranks share memory, and there is no port, unless UCX_TLS says otherwise.
+  static std::shared_ptr<Ucx> open(const std::string& interface_address, bool one_host = false);
+  // From now on the TCP port hears the ranks' addresses alone. Where that cannot be, stderr says why, once.
+  virtual void hear_only(const std::vector<std::string>& addresses) = 0;
   virtual std::string address() const = 0;  // for the others to connect to
   // addresses: of all ranks. nonce: the job's; messages with another one are dropped.
   virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,

@@ -33,6 +33,7 @@ class UcxChannel : public Channel, private Link {
       const Seat& seat = control_->job().seats[r];
       seats_[r] = {.lost = seat.lost, .incarnation = seat.incarnation, .card = Card::from(seat.card)};
     }
+    hear_only_ranks();
     handler(channel_id, arrived, this);
   }
   ~UcxChannel() override {
@@ -46,6 +47,7 @@ class UcxChannel : public Channel, private Link {
   int size() const override { return control_->size(); }
   std::string where(int rank) const override { return control_->name(rank); }
   std::uint64_t incarnation() const override { return control_->job().incarnation; }
+  std::uint64_t generation() const override { return control_->job().generation + heard_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
     for (const Place& s : seats_) all.push_back(!s.lost);
@@ -215,6 +217,13 @@ class UcxChannel : public Channel, private Link {
     return true;
   }
 
+  void hear_only_ranks() {
+    std::vector<std::string> all;
+    for (const Place& p : seats_)
+      if (!p.card.address.empty()) all.push_back(p.card.address);
+    if (!all.empty()) ucx_->hear_only(all);  // without a card (a test's) nobody knows
+  }
+
   // ---- losses and returns -----------------------------------------------------------------------------------------------
   bool hear() {
     bool any = false;
@@ -237,6 +246,7 @@ class UcxChannel : public Channel, private Link {
       } else {
         place = {.incarnation = change.incarnation, .card = Card::from(change.text)};
         addresses_[r] = place.card.ucx;
+        hear_only_ranks();
         if (receiver_.returned) receiver_.returned(change.rank, change.incarnation);
       }
     }

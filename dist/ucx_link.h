@@ -20,9 +20,10 @@ inline void check(ucs_status_t status, const char* call, const char* hint = "") 
 
 class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
  public:
-  Worker(const std::string& interface_address, const std::vector<std::string>& ranks, bool one_host);
+  Worker(const std::string& interface_address, bool one_host);
   ~Worker() override;
   std::string address() const override;
+  void hear_only(const std::vector<std::string>& addresses) override;
   std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                 std::shared_ptr<Control> control) override;
   std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
@@ -31,6 +32,10 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   int events = -1, wake = -1;  // descriptors: something has come; another thread calls
+
+ private:
+  std::vector<int> ports_;  // of UCX, where it listens
+  bool said_ = false;       // that they are open
 };
 
 class Link {

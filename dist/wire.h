@@ -76,6 +76,8 @@ class Wire {
     progress();  // a suspect that has left because of a failure has told of it before
     return suspect;
   }
+  // Is alive, and waits for nobody: it may take as long as it likes.
+  virtual bool works(int rank) const { return (void)rank, false; }
   virtual void fail(int culprit, const std::string& text) = 0;
   virtual std::vector<int> survivors() = 0;  // after a failure: those that still reach each other
 

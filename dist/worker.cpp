@@ -11,29 +11,46 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes) std::memcpy(to, from, bytes);
 }
 
+// A shard's part of the model's vectors; of the statistics' shard the end is empty.
+Buffer model_part(const ServerLayout& layout, int s, Buffer parameters, Buffer statistics) {
+  if (!layout.of_parameters(s)) return statistics;
+  return {parameters.at(layout.begin(s)), layout.length(s), layout.dtype};
+}
+
 }  // namespace
 
 Worker::Worker(const ServerLayout& layout, Post& post, Hears hears)
     : layout_(layout),
       post_(post),
       hears_(std::move(hears)),
-      landing_(post.share(2 * layout.bytes(layout.whole()))),
       statistics_out_(post.share(std::max<std::size_t>(64, layout.bytes(layout.statistics)))),
-      landing_block_(post.place_of(landing_.get())->block),
       answers_(std::size_t(layout.shards())),
       copies_(std::size_t(layout.shards())),
-      velocity_missing_(std::size_t(layout.shards())) {}
+      velocity_missing_(std::size_t(layout.shards())) {
+  for (int s = 0; s < layout.shards(); s++) landings_.push_back(landing(s));
+}
+
+Worker::Landing Worker::landing(int s) {
+  auto memory = post_.share(std::max<std::size_t>(64, 2 * layout_.bytes(layout_.length(s))));
+  const std::uint64_t block = post_.place_of(memory.get())->block;
+  return {std::move(memory), block};
+}
 
 // ---- the training thread's ------------------------------------------------------------------------------------------------
 void Worker::keep_first(Buffer parameters, Buffer statistics) {
-  copy(half(0), parameters.data, parameters.bytes());
-  copy(half(0) + layout_.bytes(layout_.parameters), statistics.data, statistics.bytes());
-  for (auto& c : copies_) c = Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
+  for (int s = 0; s < layout_.shards(); s++) {
+    const Buffer part = model_part(layout_, s, parameters, statistics);
+    copy(half(0, s).data, part.data, part.bytes());
+    copies_[std::size_t(s)] = Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
+  }
 }
 void Worker::keep_statistics(Buffer statistics) { copy(statistics_out_.get(), statistics.data, statistics.bytes()); }
 void Worker::copy_answer(int h, Buffer parameters, Buffer statistics) const {
-  copy(parameters.data, half(h), parameters.bytes());
-  if (layout_.statistics) copy(statistics.data, half(h) + layout_.bytes(layout_.parameters), statistics.bytes());
+  std::lock_guard lock(mutex_);
+  for (int s = 0; s < layout_.shards(); s++) {
+    const Buffer part = model_part(layout_, s, parameters, statistics);
+    copy(part.data, half(h, s).data, part.bytes());
+  }
 }
 
 // ---- out ------------------------------------------------------------------------------------------------------------------
@@ -46,7 +63,7 @@ void Worker::send_first(std::vector<std::byte> velocity) {
     const bool both = !v->empty() && layout_.of_parameters(s);
     Note n = note(What::first_part, s);
     n[word::vector] = 0, n[word::vectors] = both ? 2 : 1;
-    post_.send_parts(to, n, layout_.part(half(0), s), layout_.options.chunk, landing_);
+    post_.send_parts(to, n, half(0, s), layout_.options.chunk, landings_[std::size_t(s)].memory);
     n[word::vector] = 1;
     if (both) post_.send_parts(to, n, layout_.part(v->data(), s), layout_.options.chunk, v);
   }
@@ -74,7 +91,7 @@ void Worker::send(int s) {
   const bool reaches = post_.reaches(to);
   Note n = note(What::pull, s);
   n[word::number] = exchange_.id, n[word::samples] = std::uint64_t(exchange_.samples);
-  n[word::landing] = reaches ? landing_block_ : word::none;
+  n[word::landing] = reaches ? landings_[std::size_t(s)].block : word::none;
   if (!exchange_.gradient) return post_.send(to, n);
   Buffer part{nullptr, layout_.length(s), layout_.pushed_as(s)};
   if (!layout_.of_parameters(s))
@@ -95,6 +112,14 @@ void Worker::send(int s) {
 
 void Worker::owner_changed(int s) {
   const auto& mine = copies_[std::size_t(s)];
+  {
+    Landing fresh = landing(s);
+    std::lock_guard lock(mutex_);
+    Landing& old = landings_[std::size_t(s)];
+    const Buffer copied = mine ? half(mine->half, s) : Buffer{};
+    left_to_the_lost_.push_back(std::exchange(old, std::move(fresh)));
+    if (mine) copy(half(mine->half, s).data, copied.data, copied.bytes());
+  }
   Note n = note(What::offer, s);
   if (mine) n[word::pushes] = std::uint64_t(mine->state.pushes), n[word::version] = mine->state.version + 1;
   auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
@@ -143,11 +168,9 @@ void Worker::ask_velocity_of(int s) {
 // ---- in -------------------------------------------------------------------------------------------------------------------
 std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
-  const auto in = [&](void* vector) {
-    return std::span(layout_.part(vector, s).at(std::int64_t(n[word::first])), bytes);
-  };
-  if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0) return in(velocity_into_);
-  if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half()));
+  const auto in = [&](Buffer part) { return std::span(part.at(std::int64_t(n[word::first])), bytes); };
+  if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0) return in(layout_.part(velocity_into_, s));
+  if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half(), s));
   return {};
 }
 
@@ -182,7 +205,7 @@ void Worker::look(int s) {
 void Worker::copy_wanted(int from, int s) {
   const auto& mine = copies_[std::size_t(s)];
   require(mine.has_value(), post_.where(from), " asks ", post_.where(post_.rank()), " for a copy that it has not");
-  post_.send_parts(from, note(What::copy_part, s), layout_.part(half(mine->half), s), layout_.options.chunk);
+  post_.send_parts(from, note(What::copy_part, s), half(mine->half, s), layout_.options.chunk);
 }
 
 void Worker::velocity_part(int s, std::int64_t elements) {

@@ -5,12 +5,16 @@
 // Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that this
 // worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
 //
+// An owner of this host writes its answers there itself. One that is given up may only be stopped, and write when it wakes up: so
+// each owner of a shard has memory of its own to write to, and that of a lost one is read by nobody any more.
+//
 // A rank that only serves has one too; it starts no exchange, and has no copies to offer.
 //
 // Threads: the first part is the training thread's, while no exchange is under way; the rest is the member's thread's.
 #pragma once
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -75,7 +79,15 @@ class Worker {
     int half;
     ShardState state;
   };
-  std::byte* half(int h) const { return static_cast<std::byte*>(landing_.get()) + layout_.bytes(h * layout_.whole()); }
+  struct Landing {  // where the answers of a shard's owner land: two halves, each as long as the shard
+    std::shared_ptr<void> memory;
+    std::uint64_t block;
+  };
+  Landing landing(int s);
+  Buffer half(int h, int s) const {
+    return {static_cast<std::byte*>(landings_[std::size_t(s)].memory.get()) + layout_.bytes(h * layout_.length(s)),
+            layout_.length(s), layout_.dtype};
+  }
   ExchangeId numbered(std::uint64_t count) const;
   bool waits_for(const Note& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
   void send(int s);
@@ -86,9 +98,10 @@ class Worker {
   const ServerLayout& layout_;
   Post& post_;
   Hears hears_;
-  std::shared_ptr<void> landing_;         // two halves, each as long as all shards
+  mutable std::mutex mutex_;              // of landings_: the training thread takes an answer while an owner is lost
+  std::vector<Landing> landings_;         // by shard
+  std::vector<Landing> left_to_the_lost_;
   std::shared_ptr<void> statistics_out_;  // to be pushed
-  std::uint64_t landing_block_;
   std::vector<bf16> narrow_;  // the gradient as it travels, where it travels as bf16
 
   Exchange exchange_;

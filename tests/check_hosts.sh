@@ -31,6 +31,13 @@ if [ -x "$build/tandem_tests" ]; then
   done
 fi
 
+# Links of 10 Mbit/s that are full for seconds: heartbeats come through, and nobody counts as dead.
+if [ -x "$build/tandem_tests" ]; then
+  TANDEM_SILENCE=3 timeout --foreground 60 sh tests/hosts.sh 2 10mbit -- "$build/tandem_tests" \
+    --gtest_filter=Hosts.DISABLED_HeartbeatsUnderLoad --gtest_also_run_disabled_tests >"$there/out" 2>&1 &&
+    [ "$(grep -c 'longest silence' "$there/out")" = 4 ] || complain "heartbeats on slow links: $(cat "$there/out")"
+fi
+
 # Ten all-reduces of 1 MiB: each host may send 2(n−1)/n MiB in each, and a little for finding each other.
 for hosts in 2 3; do
   COUNTERS=$there/counters timeout --foreground 60 sh tests/hosts.sh $hosts 1gbit -- "$build/tandem-run" --check-rank \

@@ -28,6 +28,9 @@ says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $tra
 exchanges() { sed -n "s/.*\"rank\":$1,.*\"exchanges\":\([0-9]*\).*/\1/p" "$there/paced"; }
 [ "$(exchanges 0)" -gt $((2 * $(exchanges 1))) ] || complain "paced ranks exchanged $(exchanges 0) and $(exchanges 1) times"
 grep -q '"push and pull"' "$there/trace" || complain 'the trace has no push and pull'
+# An evaluation that takes longer than the deadline kills nobody.
+says 0 '2 ranks, bsp+asgd-m' env TANDEM_DEADLINE=0.5 "$run" -n 2 --strategy bsp \
+  $build/fashion_mnist --data synthetic --model lenet5 --val 59000 --epochs 1 --batch 50
 # Rank 0 is slow: epochs that the others ended before it looked are one line.
 says 0 'epoch 1-' "$run" -n 3 --strategy ddc-asgd --pace 10 --slow 0:100 \
   $build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 4 --batch 50

@@ -95,15 +95,30 @@ TEST(CommunicatorNode, WhoLeavesAndWhoStopsIsNamed) {
   });
   EXPECT_NE(said[0].find("rank 1, which has left"), std::string::npos) << said[0];
   EXPECT_NE(said[2].find("rank 1, which has left"), std::string::npos) << said[2];
+  // Rank 2 waits for what nobody sends, and the others for rank 2.
   said = on_hosts(
       3, 3,
       [](Communicator& c) {
         std::vector<float> x(100000);
-        if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
+        if (c.rank() == 2) c.recv(0, buffer(x), 5).wait();
         c.all_reduce(buffer(x)).wait();
       },
       1);
-  for (const auto& s : said) EXPECT_NE(s.find("rank 2 has not come for 1 s"), std::string::npos) << s;
+  for (const auto& s : said) {
+    EXPECT_NE(s.find("rank 2 has "), std::string::npos) << s;
+    EXPECT_NE(s.find(" for 1 s"), std::string::npos) << s;
+  }
+}
+
+TEST(CommunicatorNode, WhoWorksForLongerThanTheDeadlineIsWaitedFor) {
+  all_well(on_hosts(
+      3, 3,
+      [](Communicator& c) {
+        std::vector<float> x(100000);
+        if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        c.all_reduce(buffer(x)).wait();
+      },
+      0.7));
 }
 
 TEST(CommunicatorHierarchy, HostsOfSeveralRanks) {

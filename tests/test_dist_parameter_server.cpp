@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
@@ -48,6 +50,24 @@ struct Recipe {
   std::int64_t batch = 16;
   double clip = 0;
   int test = 40;
+  double slow = 0;  // seconds that the first batch of an evaluation takes
+};
+
+// A source whose first batch comes late.
+struct Slow : BatchSource {
+  Slow(BatchSource& source, double seconds) : source(source), seconds(seconds) {}
+  void share(int rank, int world) override { source.share(rank, world); }
+  std::int64_t batches_per_epoch() const override { return source.batches_per_epoch(); }
+  std::int64_t pictures_per_epoch() const override { return source.pictures_per_epoch(); }
+  void start(std::int64_t epoch, std::int64_t first) override {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    source.start(epoch, first);
+  }
+  bool next(Batch& batch) override { return source.next(batch); }
+  Batch make(std::int64_t epoch, std::int64_t index) override { return source.make(epoch, index); }
+  std::map<std::string, std::string> description() const override { return source.description(); }
+  BatchSource& source;
+  double seconds;
 };
 
 template <class Model>
@@ -56,12 +76,13 @@ Ended train(Strategy* strategy, const Recipe& run) {
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 208, .test = run.test, .seed = 3});
   Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = 0}, *backend);
   Loader test(data.test, {.batch = 16, .shuffle = false, .prefetch = 0}, *backend);
+  Slow slow(test, run.slow);
   Model model;
   SGD sgd(run.sgd);
   sgd.clip_norm = run.clip;
   Strategy one;
   Ended e;
-  e.report = fit(model, cross_entropy_loss(), sgd, *backend, {source, nullptr, &test}, run.fit, strategy ? strategy : &one);
+  e.report = fit(model, cross_entropy_loss(), sgd, *backend, {source, nullptr, &slow}, run.fit, strategy ? strategy : &one);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) e.weights.push_back(v);
   for (auto& [name, s] : model.statistics())
@@ -72,9 +93,9 @@ Ended train(Strategy* strategy, const Recipe& run) {
 
 template <class Model = Small>
 std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe& run = {}, const ChannelFaults& faults = {}) {
-  auto channels = in_process_channels(n, 30, faults);
+  if (run.slow == 0) options.deadline = 30;
+  auto channels = in_process_channels(n, options.deadline, faults);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
-  options.deadline = 30;
   all_well(ranks_say(n, [&](int r) {
     auto strategy = parameter_server(std::move(channels[std::size_t(r)]), options);
     runs[std::size_t(r)] = train<Model>(strategy.get(), run);
@@ -121,6 +142,22 @@ TEST(ParameterServer, EveryRankEndsWithTheSameWeightsAndReport) {
 
 // However late the gradients of threads that share two cores may be.
 bool learned(const Ended& e) { return e.report.epochs.back().train_loss < 0.7 * e.report.epochs.front().train_loss; }
+
+// Rank 0 evaluates for longer than the deadline while the others wait for its gradient, or for its word in the end.
+TEST(ParameterServer, ASlowEvaluationKillsNobody) {
+  for (const std::string how : {"bsp", "asgd"}) {
+    ParameterServerOptions options = by(how);
+    std::vector<std::string> told;
+    options.deadline = 0.4, options.patience = 0.5, options.tells = [&](const std::string& text) { told.push_back(text); };
+    const auto runs = on_ranks(3, options, {.slow = 1.2});
+    const bool repeats = how == "bsp";
+    EXPECT_TRUE(!repeats || runs[0].weights == on_ranks(3, by(how))[0].weights) << "a batch was trained twice, or none";
+    const auto warned = std::count_if(told.begin(), told.end(), [](const std::string& t) {
+      return t.starts_with("no progress for 0.5 s: rank 0 keeps the others waiting: rank 1 for ");
+    });
+    EXPECT_GE(warned, how == "bsp" ? 2 : 1) << how;
+  }
+}
 
 TEST(ParameterServer, ItLearns) {
   Recipe run;

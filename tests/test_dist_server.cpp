@@ -2,16 +2,20 @@
 // servers; who waits for whom; what is refused.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cmath>
 
 #include "core/random.h"
 #include "dist/adoptions.h"
 #include "dist/in_process.h"
+#include "dist/owner.h"
 #include "dist/post.h"
 #include "dist/rules.h"
 #include "dist/server.h"
 #include "dist/shard.h"
+#include "dist/worker.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
@@ -59,7 +63,7 @@ std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
     Member member(std::move(channels[std::size_t(r)]), 30);
     auto memory = member.memory(n * size_of(how.dtype));
     Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, how.dtype, memory);
-    member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f), options, {0, how.tickets, 300});
+    member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f), options, {0, how.tickets});
     if (member.trains()) member.pull(whole(weights), whole(statistics));
     while (auto ticket = member.ticket()) {
       step(r, member, *ticket, gradient, weights);
@@ -275,7 +279,7 @@ TEST(Server, RunningStatisticsAreAWorkersShareOfTheDifference) {
     Tensor weights = Tensor::zeros(*backend, {n}), statistics = Tensor::full(*backend, {64}, 1);
     Member member(std::move(channels[std::size_t(r)]), 30);
     member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f),
-                 {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 1, 300});
+                 {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 1});
     member.pull(whole(weights), whole(statistics));
     while (member.ticket()) {
       statistics.fill(3);
@@ -296,7 +300,7 @@ TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
     Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
     Member member(std::move((*channels)[std::size_t(r)]), 30);
     member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                 {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 12, 300});
+                 {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 12});
     member.pull(whole(weights), whole(none));
     while (const auto ticket = member.ticket()) {
       gradient.fill(*ticket == 5 ? NAN : 1);  // in every shard
@@ -474,7 +478,7 @@ TEST(Server, AnAdoptedShardKeepsItsMomentum) {
                   .momentum = 0.5,
                   .learning_rate = [](std::int64_t) { return 1.0; },
                   .snapshots = 0.002},
-                 {0, 6, 300});
+                 {0, 6});
     if (r == 2) {
       while (!dies) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       throw Killed("killed by the test");
@@ -550,6 +554,149 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
                    }));
     EXPECT_GE(meanwhile, 20);
   }
+}
+
+// ---- waiting -----------------------------------------------------------------------------------------------------------
+// The members of a server of one shard each, 64 parameters, and a deadline that everybody passes.
+struct Hasty {
+  double deadline = 0.3;
+  std::string how = "bsp";
+  std::function<void(int rank, int step)> works = [](int, int) {};
+  std::function<void(Member&, int rank)> ends = [](Member& m, int) { m.gather(""); };
+};
+std::vector<std::string> hurry(int ranks, const Hasty& h) {
+  auto channels = in_process_channels(ranks, h.deadline);
+  return ranks_say(ranks, [&](int r) {
+    auto backend = reference_backend();
+    Tensor weights = Tensor::zeros(*backend, {64}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {64}, 1);
+    Member member(std::move(channels[std::size_t(r)]), h.deadline);
+    member.begin(whole(weights), whole(none), {1.f},
+                 {.how = Asynchrony::parse(h.how), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
+    member.pull(whole(weights), whole(none));
+    for (int step = 0; member.ticket(); step++) {
+      h.works(r, step);
+      member.push(whole(gradient), whole(none), 16, {});
+      member.pull(whole(weights), whole(none));
+    }
+    member.finish(whole(weights), whole(none));
+    h.ends(member, r);
+  });
+}
+
+// Rank 0 evaluates: between two steps that all make together, and when the run is over.
+TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
+  for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
+    const auto said = hurry(3, {.how = how,
+                                .works = [](int rank, int step) { if (rank == 0 && step == 1) usleep(1200000); },
+                                .ends = [](Member& m, int rank) {
+                                  if (rank == 0) usleep(1200000);
+                                  m.gather("");
+                                }});
+    for (const auto& s : said) EXPECT_EQ(s, "") << how;
+  }
+}
+
+// Rank 0 waits for rank 1 to begin, and rank 1 for what rank 0 says.
+TEST(Server, WhereEverybodyWaitsThatIsAnError) {
+  auto channels = in_process_channels(2, 10);
+  const auto said = ranks_say(2, [&](int r) {
+    auto backend = reference_backend();
+    Tensor weights = Tensor::zeros(*backend, {2048}), none = Tensor::zeros(*backend, {64});
+    Member member(std::move(channels[std::size_t(r)]), 0.5);
+    if (r == 1) member.gather("");
+    member.begin(whole(weights), whole(none), std::vector<float>(32, 1.f),
+                 {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
+    member.pull(whole(weights), whole(none));
+  });
+  for (const auto& s : said)
+    EXPECT_NE(s.find("for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 for what all ranks say"),
+              std::string::npos)
+        << s;
+}
+
+// ---- snapshots ---------------------------------------------------------------------------------------------------------
+TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
+  const auto begins = [](const std::string& how, std::uint64_t memory) {
+    auto channels = in_process_channels(2, 10);
+    std::string told;
+    const auto said = ranks_say(2, [&](int r) {
+      auto backend = reference_backend();
+      Tensor weights = Tensor::zeros(*backend, {1 << 20}), none = Tensor::zeros(*backend, {64});
+      Member member(std::move(channels[std::size_t(r)]), 10, [&](const std::string& text) { told = text; });
+      member.begin(whole(weights), whole(none), std::vector<float>(1 << 14, 1.f),
+                   {.how = Asynchrony::parse(how), .learning_rate = [](std::int64_t) { return 0.1; }, .memory = memory},
+                   {0, 0});
+      if (r == 0) member.pull(whole(weights), whole(none));
+      member.finish(whole(weights), whole(none));
+    });
+    return std::pair(told, said);
+  };
+  auto [told, said] = begins("ddc-asgd", 30 << 20);
+  test::all_well(said);
+  // Of half the parameters, two vectors for each of two workers.
+  EXPECT_EQ(told, "every 10 s a rank sends its successor a snapshot of 8.39 MB, 839 kB/s; they take 25.2 MB of memory on each");
+  EXPECT_EQ(begins("asgd", 1).first, "");
+  for (const std::string& s : begins("ddc-asgd", 5 << 20).second)
+    EXPECT_NE(s.find("snapshots of what ddc-asgd keeps of 2 workers need 25.2 MB, and there are 5.24 MB. Choose a rule"), s.npos) << s;
+}
+
+// ---- fenced ------------------------------------------------------------------------------------------------------------
+// The owner of shard 1 is stopped when it has a push to apply, and wakes up when its successor has answered that.
+TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
+  auto channels = in_process_channels(3, 10);
+  std::vector<std::unique_ptr<Post>> posts;
+  std::vector<std::unique_ptr<ServerLayout>> layouts;
+  std::vector<std::unique_ptr<Owner>> owners;
+  std::vector<std::vector<std::pair<Note, std::vector<std::byte>>>> heard(3);
+  std::vector<std::vector<std::byte>> room(3);
+  std::vector<std::shared_ptr<void>> shared;
+  for (int r = 0; r < 3; r++) {
+    posts.push_back(std::make_unique<Post>(*channels[std::size_t(r)]));
+    layouts.push_back(std::make_unique<ServerLayout>(
+        ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3, DType::f32, 3 * 1024, 0));
+    owners.push_back(std::make_unique<Owner>(*layouts.back(), *posts.back(), std::vector<float>(48, 1.f), [](const Served&) {}));
+    shared.push_back(posts.back()->share(64));
+    auto& here = room[std::size_t(r)];
+    channels[std::size_t(r)]->on_message({.place =
+                                              [&here](int, const Note&, std::size_t bytes) {
+                                                here.resize(bytes);
+                                                return std::span(here);
+                                              },
+                                          .arrived =
+                                              [&, r](int, const Note& n, std::span<std::byte> b) {
+                                                heard[std::size_t(r)].push_back({n, {b.begin(), b.end()}});
+                                              }});
+  }
+  std::vector<float> w(3 * 1024), nothing(64);
+  const Buffer weights{w.data(), 3 * 1024, DType::f32}, none{nothing.data(), 0, DType::f32};
+  Worker worker(*layouts[0], *posts[0], {.over = [](const Worker::Exchange&) {}, .velocity_here = [] {}});
+  worker.keep_first(weights, none);
+  const auto serve = [&](int rank, float value) {
+    std::vector<std::byte> bytes(4096);
+    for (std::size_t i = 0; i < bytes.size(); i += 4) std::memcpy(bytes.data() + i, &value, 4);
+    owners[std::size_t(rank)]->adopt({1, {.applied = {0, 0, 0}}, std::move(bytes), {}});
+  };
+  const auto request_to = [&](int rank) {
+    while (channels[std::size_t(rank)]->progress()) {}
+    for (const auto& [n, bytes] : std::exchange(heard[std::size_t(rank)], {}))
+      if (what_of(n) == What::pull && n[word::shard] == 1) return n;
+    throw Error("no request");
+  };
+  const auto shard_1 = [&](int half) {
+    worker.copy_answer(half, weights, none);
+    return std::pair(w[1024], w[2047]);
+  };
+  serve(1, 5), serve(2, 7);
+  worker.start({});
+  const Note to_1 = request_to(1);
+  layouts[0]->owner[1] = 2;
+  worker.owner_changed(1);
+  owners[2]->request(0, request_to(2));
+  const int half = 1;  // of the first exchange
+  EXPECT_EQ(shard_1(half), std::pair(7.f, 7.f));
+  owners[1]->request(0, to_1);
+  EXPECT_EQ(shard_1(half), std::pair(7.f, 7.f)) << "the one that was given up has written";
+  for (auto& p : posts) p->let_go();
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ Outcome run(const Drill& drill) {
                       .learning_rate = [](std::int64_t) { return 1.0; },
                       .chunk = 300,
                       .snapshots = 0.002},
-                     {0, drill.tickets, 300});
+                     {0, drill.tickets});
         if (member.trains()) member.pull(whole(weights), whole(s));
         while (member.ticket()) {
           dawdle(12, 6);

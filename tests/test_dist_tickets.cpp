@@ -12,11 +12,11 @@ namespace {
 using Ticket = std::optional<std::int64_t>;
 
 TEST(Tickets, AreDrawnInOrderAndDoneOnce) {
-  Tickets t(3, 6, 10);
-  EXPECT_EQ(t.draw(0, 0), Ticket(3));
-  EXPECT_EQ(t.draw(1, 0), Ticket(4));
-  EXPECT_EQ(t.draw(0, 0), Ticket(5));
-  EXPECT_EQ(t.draw(1, 0), Ticket());
+  Tickets t(3, 6);
+  EXPECT_EQ(t.draw(0), Ticket(3));
+  EXPECT_EQ(t.draw(1), Ticket(4));
+  EXPECT_EQ(t.draw(0), Ticket(5));
+  EXPECT_EQ(t.draw(1), Ticket());
   EXPECT_FALSE(t.over());  // they are leased
   for (std::int64_t k : {5, 3, 4}) EXPECT_TRUE(t.done(k));
   EXPECT_FALSE(t.done(4));
@@ -26,36 +26,20 @@ TEST(Tickets, AreDrawnInOrderAndDoneOnce) {
 }
 
 TEST(Tickets, OfALostWorkerAreDrawnAgain) {
-  Tickets t(0, 3, 10);
-  t.draw(0, 0), t.draw(1, 0), t.draw(0, 0);
+  Tickets t(0, 3);
+  t.draw(0), t.draw(1), t.draw(0);
   t.lost(0);
-  EXPECT_EQ(t.draw(1, 0), Ticket(0));
-  EXPECT_EQ(t.draw(1, 0), Ticket(2));
-  EXPECT_EQ(t.draw(1, 0), Ticket());
-}
-
-TEST(Tickets, LateOnesAreDrawnAgainAndCountOnce) {
-  Tickets t(0, 2, 10);
-  t.draw(0, 0), t.draw(1, 5);
-  t.late(10);
-  EXPECT_EQ(t.draw(1, 10), Ticket());  // 10 s are not longer than 10 s
-  t.late(10.5);
-  EXPECT_EQ(t.draw(1, 10.5), Ticket(0));  // of worker 0
-  EXPECT_TRUE(t.done(0));                 // by whomever: the servers have applied it
-  EXPECT_FALSE(t.done(0));
-  t.late(20);
-  EXPECT_TRUE(t.done(1));  // late, and not drawn again yet: nobody draws it now
-  EXPECT_EQ(t.draw(0, 20), Ticket());
-  EXPECT_TRUE(t.over());
-  EXPECT_EQ(t.count_done(), 2);
+  EXPECT_EQ(t.draw(1), Ticket(0));
+  EXPECT_EQ(t.draw(1), Ticket(2));
+  EXPECT_EQ(t.draw(1), Ticket());
 }
 
 TEST(Tickets, AfterStopNothingIsDrawn) {
-  Tickets t(0, 9, 10);
-  t.draw(0, 0), t.draw(1, 0);
+  Tickets t(0, 9);
+  t.draw(0), t.draw(1);
   t.lost(0);
   t.stop();
-  EXPECT_EQ(t.draw(1, 0), Ticket());
+  EXPECT_EQ(t.draw(1), Ticket());
   EXPECT_FALSE(t.over());  // worker 1 is at one
   t.lost(1);
   EXPECT_TRUE(t.over());
@@ -90,23 +74,23 @@ struct Told {
 TEST(Coordinator, HandsOutWhatThereIs) {
   Told t(3);
   Coordinator& c = t.coordinator;
-  c.wants(1, 1, 0);
+  c.wants(1, 1);
   EXPECT_EQ(t.said(), "");  // rank 0 has not begun
-  c.begin(3, false, {0, 2, 10});
-  c.wants(0, 1, 0);
-  EXPECT_EQ(t.said(), "0<-0 1<-1");
-  c.wants(2, 7, 0);
+  c.begin(3, false, {0, 2});
+  EXPECT_EQ(t.said(), "1<-0");
+  c.wants(0, 1);
+  EXPECT_EQ(t.said(), "0<-1");
+  c.wants(2, 7);
   EXPECT_EQ(t.said(), "2<-none");
   EXPECT_EQ(t.request, 7u);
-  c.wants(2, 7, 0);  // once more
-  c.look_around(1);
+  c.wants(2, 7);  // once more
   EXPECT_EQ(t.said(), "");  // it knows
-  EXPECT_TRUE(c.done(0, 1));
-  EXPECT_FALSE(c.done(0, 1));
+  EXPECT_TRUE(c.done(1, 1));
+  EXPECT_FALSE(c.done(1, 1));
   c.lost(1, 2);
-  EXPECT_EQ(t.said(), "2<-1");
+  EXPECT_EQ(t.said(), "2<-0");
   EXPECT_EQ(t.done, 1u);
-  EXPECT_TRUE(c.done(1, 3));
+  EXPECT_TRUE(c.done(0, 3));
   EXPECT_EQ(t.said(), "0<-over 2<-over");
   c.says_bye(0);
   EXPECT_EQ(t.said(), "");
@@ -114,52 +98,52 @@ TEST(Coordinator, HandsOutWhatThereIs) {
   EXPECT_EQ(t.said(), "0<-end 2<-end");
 }
 
-TEST(Coordinator, ALeaseEnds) {
-  Told t(2);
+TEST(Coordinator, KnowsWhoWaitsForWhat) {
+  Told t(3);
   Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 1, 10});
-  c.wants(1, 1, 0);
-  c.wants(0, 1, 0);
-  EXPECT_EQ(t.said(), "1<-0 0<-none");
-  c.look_around(9);
-  EXPECT_EQ(t.said(), "");
-  c.look_around(11);
-  EXPECT_EQ(t.said(), "0<-0");
-  EXPECT_TRUE(c.done(0, 12));  // of the one that was late
-  EXPECT_EQ(t.said(), "0<-over 1<-over");
-  EXPECT_FALSE(c.done(0, 13));  // and the other one's
-  EXPECT_EQ(t.said(), "");
+  const auto name = [](int r) { return std::to_string(r); };
+  EXPECT_EQ(c.waiting(name).works, "0, 1, 2");
+  c.stands(2, "a ticket", 5), c.stands(0, "what all say", 6);
+  EXPECT_EQ(c.waiting(name).waits, "0 for what all say; 2 for a ticket");
+  EXPECT_EQ(c.waiting(name).works, "1");
+  EXPECT_EQ(c.waiting(name).since, 6);
+  c.lost(1, 7), c.stands(2, "", 8);
+  EXPECT_EQ(c.waiting(name).waits, "0 for what all say");
+  EXPECT_EQ(c.waiting(name).works, "2");
+  c.begin(3, false, {0, 2});
+  c.wants(2, 1), c.done(0, 9);
+  EXPECT_EQ(c.waiting(name).since, 9);
 }
 
 TEST(Coordinator, WhoMakesAStepTogetherDrawsTogether) {
   Told t(4);  // the last one only serves
   Coordinator& c = t.coordinator;
-  c.begin(3, true, {0, 9, 10});
-  c.wants(2, 1, 0), c.wants(0, 1, 0);
+  c.begin(3, true, {0, 9});
+  c.wants(2, 1), c.wants(0, 1);
   EXPECT_EQ(t.said(), "");
-  c.wants(1, 1, 0);
+  c.wants(1, 1);
   EXPECT_EQ(t.said(), "0<-0 1<-1 2<-2");  // in the order of ranks, not of asking
-  c.wants(1, 2, 0), c.wants(2, 2, 0);
+  c.wants(1, 2), c.wants(2, 2);
   EXPECT_EQ(t.said(), "");
   c.lost(0, 1);  // nobody waits for it; what it had comes first
   EXPECT_EQ(t.said(), "1<-0 2<-3");
   c.returned(0);
-  c.wants(1, 3, 1), c.wants(2, 3, 1);
+  c.wants(1, 3), c.wants(2, 3);
   EXPECT_EQ(t.said(), "");  // it will want one
-  c.leaves(2, 1);
+  c.leaves(2);
   EXPECT_EQ(t.said(), "");
-  c.wants(0, (1ull << 40) | 1, 2);
+  c.wants(0, (1ull << 40) | 1);
   EXPECT_EQ(t.said(), "0<-2 1<-3");  // the leaver's
 }
 
 TEST(Coordinator, StopsWhenWhatIsDrawnIsDone) {
   Told t(2);
   Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 9, 10});
-  c.wants(0, 1, 0), c.wants(1, 1, 0);
+  c.begin(2, false, {0, 9});
+  c.wants(0, 1), c.wants(1, 1);
   EXPECT_EQ(t.said(), "0<-0 1<-1");
-  c.stop(1);
-  c.wants(0, 2, 1);
+  c.stop();
+  c.wants(0, 2);
   EXPECT_EQ(t.said(), "0<-none");
   c.done(0, 1);
   EXPECT_EQ(t.said(), "");
@@ -169,19 +153,19 @@ TEST(Coordinator, StopsWhenWhatIsDrawnIsDone) {
 
 TEST(Coordinator, AStopFromBeforeTheBeginningIsOne) {
   Told t(2);
-  t.coordinator.stop(0);
-  t.coordinator.begin(2, false, {0, 9, 10});
-  t.coordinator.wants(1, 1, 0);
-  EXPECT_EQ(t.said(), "1<-none 0<-stopped 1<-stopped");
+  t.coordinator.stop();
+  t.coordinator.begin(2, false, {0, 9});
+  t.coordinator.wants(1, 1);
+  EXPECT_EQ(t.said(), "0<-stopped 1<-stopped 1<-stopped");
 }
 
 TEST(Coordinator, IsOverWhenAllHaveLeft) {
   Told t(3);
   Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 9, 10});
-  c.wants(0, 1, 0), c.wants(1, 1, 0);
+  c.begin(2, false, {0, 9});
+  c.wants(0, 1), c.wants(1, 1);
   t.said();
-  c.leaves(0, 1);
+  c.leaves(0);
   EXPECT_EQ(t.said(), "");
   c.lost(1, 1);
   EXPECT_EQ(t.said(), "0<-over 2<-over");  // also to who only serves
@@ -190,16 +174,16 @@ TEST(Coordinator, IsOverWhenAllHaveLeft) {
 TEST(Coordinator, WhoComesBackAfterTheEndIsToldSo) {
   Told t(2);
   Coordinator& c = t.coordinator;
-  c.begin(2, false, {0, 0, 10});
-  c.wants(0, 1, 0);
-  EXPECT_EQ(t.said(), "0<-none 0<-over 1<-over");
-  c.wants(0, 2, 0);
+  c.begin(2, false, {0, 0});
+  c.wants(0, 1);
+  EXPECT_EQ(t.said(), "0<-over 1<-over 0<-over");
+  c.wants(0, 2);
   EXPECT_EQ(t.said(), "0<-over");
   c.lost(1, 1);
   c.says_bye(0);
   EXPECT_EQ(t.said(), "0<-end");
   c.returned(1);
-  c.wants(1, (1ull << 40) | 1, 2);
+  c.wants(1, (1ull << 40) | 1);
   EXPECT_EQ(t.said(), "1<-over");
   c.says_bye(1);
   EXPECT_EQ(t.said(), "1<-end");

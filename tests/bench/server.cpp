@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
                   .servers = member.size() - 1,
                   .learning_rate = [](std::int64_t) { return 1e-3; },
                   .snapshots = 0},
-                 {0, rounds + 1, 300});
+                 {0, rounds + 1});
     if (member.trains()) {
       member.pull(w, {});
       std::vector<char> from(bytes, 1), to(bytes, 2);

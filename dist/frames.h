@@ -1,0 +1,54 @@
+// Frames: whole messages on a TCP connection, each a head (length, type, sequence number) and its bytes. The rendezvous sends and
+// receives them one at a time and waits; the control plane queues them and never waits.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+
+namespace tandem {
+
+struct Frame {
+  std::uint32_t type = 0;
+  std::string bytes = {};
+};
+
+// The sending side of a connection that must not block. Frames leave whole and in order: what the kernel does not take stays in the
+// queue, also a part of a frame. One thread.
+class FrameWriter {
+ public:
+  void put(std::uint32_t type, const std::string& bytes);
+  void flush(int connection);  // as much as the kernel takes now. A broken connection is found by the reader
+  bool empty() const { return queue_.empty(); }
+
+ private:
+  std::deque<std::string> queue_;
+  std::size_t sent_ = 0;      // bytes of the first one
+  std::uint64_t number_ = 0;  // of the last frame, from 1
+};
+
+// The receiving side.
+class FrameReader {
+ public:
+  explicit FrameReader(std::size_t longest) : longest_(longest) {}
+  enum class Got : std::uint8_t { nothing, bytes, end };  // end: the connection is closed or broken
+  Got receive(int connection);                            // what is there; does not wait
+  // The next whole frame. Throws Error where the bytes are no frames: one is missing, too long or cut.
+  std::optional<Frame> next();
+
+ private:
+  std::string bytes_;
+  std::size_t longest_;
+  std::uint64_t number_ = 0;  // of the last frame
+};
+
+// One frame without a number, before a FrameWriter has the connection. Throw Error when the other side is gone or takes longer.
+void send_frame(int connection, const std::string& bytes, double seconds);
+std::string receive_frame(int connection, double seconds);
+
+// All of these bytes, or so many. `until`: of the steady clock, in seconds. Throw Error.
+void send_all(int connection, const std::string& bytes, double until);
+std::string receive_all(int connection, std::size_t count, double until);
+bool ready(int connection, short events, double until);  // poll's; false: not until then
+
+}  // namespace tandem
