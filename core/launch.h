@@ -9,38 +9,27 @@
 #include <cstdint>
 
 #include "core/backend.h"
+#include "core/team.h"
 
 #if defined(__CUDACC__)
 #include "cuda/launch.h"
 #endif
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 namespace tandem {
 
-// An OpenMP region costs some 40 µs, as much as touching this many elements: below it one thread is faster.
+// Sharing work costs a few µs, and some 40 where the threads slept: as much as touching this many elements.
 inline constexpr std::int64_t parallel_grain = 32768;
 
 // Calls body(begin, end) on disjoint parts of [0, n), one per host thread; parts begin at multiples of `align`. body must not
-// throw: an exception inside a parallel region ends the process, so arguments are checked and memory is taken before.
+// throw: an exception in a part ends the process, so arguments are checked and memory is taken before.
 template <class Body>
-void parallel_ranges([[maybe_unused]] int threads, std::int64_t n, [[maybe_unused]] std::int64_t align,
-                     const Body& body) {
-#if defined(_OPENMP)
-  if (threads > 1 && n > align) {
-#pragma omp parallel num_threads(threads)
-    {
-      std::int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
-      std::int64_t step = ((n + parts - 1) / parts + align - 1) / align * align;
-      std::int64_t begin = std::min(n, part * step), end = std::min(n, begin + step);
-      if (begin < end) body(begin, end);
-    }
-    return;
-  }
-#endif
-  if (n > 0) body(std::int64_t{0}, n);
+void parallel_ranges(int threads, std::int64_t n, std::int64_t align, const Body& body) {
+  if (n <= align) threads = 1;
+  const std::int64_t step = ((n + threads - 1) / threads + align - 1) / align * align;
+  in_parts(threads, [&](int part) {
+    const std::int64_t begin = std::min(n, part * step), end = std::min(n, begin + step);
+    if (begin < end) body(begin, end);
+  });
 }
 
 template <class F>

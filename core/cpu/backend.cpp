@@ -57,16 +57,6 @@ std::string model_name() {
   return "CPU";
 }
 
-int threads_or_all(int threads) {
-#if defined(_OPENMP)
-  // OMP_NUM_THREADS, else the cores this process may use; bounded as --threads is.
-  return threads > 0 ? threads : std::min(omp_get_max_threads(), 4 * omp_get_num_procs());
-#else
-  (void)threads;
-  return 1;
-#endif
-}
-
 // f.operator()<T>() for the type of x: float or bf16.
 template <class F>
 void typed(DType dtype, const char* op, const F& f) {
@@ -311,7 +301,7 @@ class CpuBackend : public Backend {
 
 std::unique_ptr<Backend> cpu_backend(int threads) {
   cpu::require_instructions();
-  return std::make_unique<cpu::CpuBackend>(cpu::threads_or_all(threads));
+  return std::make_unique<cpu::CpuBackend>(threads > 0 ? threads : default_threads());
 }
 
 }  // namespace tandem

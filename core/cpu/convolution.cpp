@@ -50,7 +50,7 @@ double milliseconds(const Run& run, double best_so_far) {
 template <class From, class To>
 void convert(const From* from, To* to, std::int64_t n, bool add, int threads) {
   const int lanes = n < 65536 ? 1 : threads;
-  in_lanes(lanes, [&](int lane) {
+  in_parts(lanes, [&](int lane) {
     std::int64_t i = n / VL * lane / lanes * VL;
     const std::int64_t end = lane == lanes - 1 ? n : n / VL * (lane + 1) / lanes * VL;
     for (; i + VL <= end; i += VL) store(to + i, add ? load(to + i) + load(from + i) : load(from + i));

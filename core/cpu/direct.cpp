@@ -326,7 +326,7 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   float* private_part = memory.carve<float>(threads * own);
   const auto kernel = tap_kernel<T>(g);
   const auto copy_kernel = tap_kernel<float>(g);
-  in_lanes(threads, [&](int lane) {
+  in_parts(threads, [&](int lane) {
     float *mine = private_part + lane * own, *wide = mine + sums, *bordered = wide + copied;
     std::memset(mine, 0, 4 * own);
     const Share share(g.n, threads, lane);

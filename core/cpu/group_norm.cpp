@@ -32,11 +32,10 @@ void each_group(const GroupNormShape& s, const Body& body) {
   for (std::int64_t g = 0; g < s.groups; g++) body(g * s.in_group(), (g + 1) * s.in_group(), g);
 }
 
-// Calls body(picture) on a thread's pictures.
+// Calls body(picture) on the pictures of a part.
 template <class Body>
-void share_of(const GroupNormShape& s, const Body& body) {
-  const std::int64_t thread = thread_number(), count = thread_count();
-  for (std::int64_t p = s.pictures * thread / count; p < s.pictures * (thread + 1) / count; p++) body(p);
+void share_of(const GroupNormShape& s, int part, int parts, const Body& body) {
+  for (std::int64_t p = s.pictures * part / parts; p < s.pictures * (part + 1) / parts; p++) body(p);
 }
 
 int worth(int threads, const GroupNormShape& s) {
@@ -51,13 +50,13 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
   const Picture picture(s);
   const Fold& f = picture.fold;
   const double count = static_cast<double>(s.pixels * s.in_group());
-#pragma omp parallel num_threads(worth(threads, s))
-  {
+  threads = worth(threads, s);
+  in_parts(threads, [&](int part) {
     std::vector<double> sums(picture.room);
     std::vector<float> values(3 * picture.room);
     double* sum = sums.data();
     float *center = values.data(), *scale = center + picture.room, *offset = scale + picture.room;
-    share_of(s, [&](std::int64_t p) {
+    share_of(s, part, threads, [&](std::int64_t p) {
       const T* from = x + p * picture.elements;
       T* to = y + p * picture.elements;
       // Σx, then Σ(x − mean)²: the picture is in cache, and no digits are lost.
@@ -117,7 +116,7 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
             write_lane<whole>(to + at, i, n, (read_lane<whole>(from + at, i, n) - m[i]) * a[i] + b[i]);
       });
     });
-  }
+  });
 }
 
 // With h = gamma·dy, x̂ = (x − mean)·inverse and M elements in a group:
@@ -130,15 +129,14 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   std::vector<double> all(2 * s.channels * threads);  // per thread dbeta, dgamma
-#pragma omp parallel num_threads(threads)
-  {
-    double *dbeta = all.data() + 2 * s.channels * thread_number(), *dgamma = dbeta + s.channels;
+  in_parts(threads, [&](int part) {
+    double *dbeta = all.data() + 2 * s.channels * part, *dgamma = dbeta + s.channels;
     std::vector<double> sums(2 * picture.room);
     std::vector<float> values(4 * picture.room);
     double *sum = sums.data(), *product = sum + picture.room;  // Σ dy, Σ dy·(x − mean)
     float *center = values.data(), *scale = center + picture.room, *slope = scale + picture.room,
           *constant = slope + picture.room;  // dx = dy·scale + (x − mean)·slope + constant
-    share_of(s, [&](std::int64_t p) {
+    share_of(s, part, threads, [&](std::int64_t p) {
       const T *from = x + p * picture.elements, *gradient = dy + p * picture.elements;
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         std::fill(center + begin, center + end, mean[p * s.groups + g]);
@@ -203,7 +201,7 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
       };
       out.add_dx ? second_pass(std::true_type{}) : second_pass(std::false_type{});
     });
-  }
+  });
   auto deliver = [&](float* to, bool add, std::int64_t part) {
     for (std::int64_t c = 0; to && c < s.channels; c++) {
       double total = add ? static_cast<double>(to[c]) : 0.0;

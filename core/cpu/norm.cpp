@@ -10,7 +10,7 @@
 namespace tandem::cpu {
 namespace {
 
-// A region of threads costs more than a small tensor.
+// Sharing costs more than a small tensor.
 int worth(int threads, const Fold& f) { return f.rows * f.width + f.tail < parallel_grain ? 1 : threads; }
 
 // Calls f(std::true_type) or f(std::false_type): a choice made once, outside the loops.
@@ -86,18 +86,17 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
                 float* inverse_deviation) {
   const Fold f(s.rows, s.channels);
   threads = worth(threads, f);
-  // Per thread Σ(x − shift), Σ(x − shift)²; or, once, the mean and variance that are known already.
+  // Per part Σ(x − shift), Σ(x − shift)²; or, once, the mean and variance that are known already.
   std::vector<double> sums(2 * f.width * (moments ? 1 : threads));
-  if (moments) moments->total(sums.data(), sums.data() + f.width);
-#pragma omp parallel num_threads(threads)
-  {
-    const int thread = thread_number(), count = thread_count();
-    std::vector<float> values(3 * f.width);
-    float *shift = values.data(), *scale = shift + f.width, *offset = scale + f.width;
-    if (!moments) {
-      double *sum = sums.data() + 2 * f.width * thread, *squares = sum + f.width;
-      sample_mean(f, s.rows, x, shift);
-      sweep(f, thread, count, Order::forwards,
+  std::vector<float> values(3 * f.width);
+  float *shift = values.data(), *scale = shift + f.width, *offset = scale + f.width;
+  if (moments) {
+    moments->total(sums.data(), sums.data() + f.width);
+  } else {
+    sample_mean(f, s.rows, x, shift);
+    in_parts(threads, [&](int part) {
+      double *sum = sums.data() + 2 * f.width * part, *squares = sum + f.width;
+      sweep(f, part, threads, Order::forwards,
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
               vf k[4], total[4] = {}, square[4] = {};
               for (int i = 0; i < 4; i++) k[i] = load(shift + column + i * VL);
@@ -113,39 +112,37 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
             });
       f.gather(sum);
       f.gather(squares);
-      wait_for_all();
-    }
-    // Every thread adds up the parts of all, in the same order; thread 0 writes the results.
-    const double rows = static_cast<double>(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
-    for (std::int64_t c = 0; c < s.channels; c++) {
-      double average = sums[c], variance = sums[f.width + c];
-      if (!moments) {
-        double total = 0, square = 0;
-        for (int t = 0; t < count; t++) {
-          total += sums[2 * f.width * t + c];
-          square += sums[2 * f.width * t + f.width + c];
-        }
-        average = shift[c] + total / rows;
-        variance = std::max(square / rows - total / rows * (total / rows), 0.0);  // keeps a NaN
-      }
-      const float m = static_cast<float>(average), inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
-      scale[c] = gamma[c] * inverse;
-      offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
-      if (thread == 0) {
-        mean[c] = m;
-        inverse_deviation[c] = inverse;
-        running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
-        running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
-      }
-    }
-    f.spread(scale);
-    f.spread(offset);
-    normalise(f, thread, count, Order::backwards, x, residual, scale, offset, s.relu, y);
+    });
   }
+  const double rows = static_cast<double>(s.rows), unbiased = s.rows > 1 ? rows / (rows - 1) : 1;
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    double average = sums[c], variance = sums[f.width + c];
+    if (!moments) {
+      double total = 0, square = 0;
+      for (int t = 0; t < threads; t++) {
+        total += sums[2 * f.width * t + c];
+        square += sums[2 * f.width * t + f.width + c];
+      }
+      average = shift[c] + total / rows;
+      variance = std::max(square / rows - total / rows * (total / rows), 0.0);  // keeps a NaN
+    }
+    const float m = static_cast<float>(average), inverse = static_cast<float>(1 / std::sqrt(variance + s.epsilon));
+    scale[c] = gamma[c] * inverse;
+    offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
+    mean[c] = m;
+    inverse_deviation[c] = inverse;
+    running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
+    running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
+  }
+  f.spread(scale);
+  f.spread(offset);
+  in_parts(threads, [&](int part) {
+    normalise(f, part, threads, Order::backwards, x, residual, scale, offset, s.relu, y);
+  });
 }
 
 template <class T>
-void batch_norm_inference([[maybe_unused]] int threads, const NormShape& s, const T* x, const T* residual,
+void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual,
                           const float* gamma, const float* beta, const float* mean, const float* variance, T* y) {
   const Fold f(s.rows, s.channels);
   std::vector<float> values(2 * f.width);
@@ -156,8 +153,10 @@ void batch_norm_inference([[maybe_unused]] int threads, const NormShape& s, cons
   }
   f.spread(scale);
   f.spread(offset);
-#pragma omp parallel num_threads(worth(threads, f))
-  normalise(f, thread_number(), thread_count(), Order::forwards, x, residual, scale, offset, s.relu, y);
+  threads = worth(threads, f);
+  in_parts(threads, [&](int part) {
+    normalise(f, part, threads, Order::forwards, x, residual, scale, offset, s.relu, y);
+  });
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -169,31 +168,29 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
                          const NormBackward<T>& out) {
   const Fold f(s.rows, s.channels);
   threads = worth(threads, f);
-  std::vector<double> sums(2 * f.width * threads);  // per thread Σ d, Σ d·(x − mean)
+  std::vector<double> sums(2 * f.width * threads);  // per part Σ d, Σ d·(x − mean)
   const bool mask_from_y = s.relu && y, mask_from_x = s.relu && !y;
   // The first pass leaves the masked gradient in dresidual, so that the second needs neither y nor dy.
   const bool keep_masked = out.dresidual && !out.add_dresidual;
   const T* second = keep_masked ? out.dresidual : dy;
 
-#pragma omp parallel num_threads(threads)
-  {
-    const int thread = thread_number(), count = thread_count();
-    // The forward pass again, for its mask, and dx = d·scale + (x − mean)·slope + constant.
-    std::vector<float> values(5 * f.width);
-    float *center = values.data(), *scale = center + f.width, *offset = scale + f.width, *slope = offset + f.width,
-          *constant = slope + f.width;
-    double *sum = sums.data() + 2 * f.width * thread, *product = sum + f.width;
-    for (std::int64_t c = 0; c < s.channels; c++) {
-      center[c] = mean[c];
-      scale[c] = gamma[c] * inverse_deviation[c];
-      offset[c] = std::fma(-mean[c], scale[c], beta[c]);
-    }
-    f.spread(center);
-    f.spread(scale);
-    f.spread(offset);
+  // The forward pass again, for its mask, and dx = d·scale + (x − mean)·slope + constant.
+  std::vector<float> values(5 * f.width);
+  float *center = values.data(), *scale = center + f.width, *offset = scale + f.width, *slope = offset + f.width,
+        *constant = slope + f.width;
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    center[c] = mean[c];
+    scale[c] = gamma[c] * inverse_deviation[c];
+    offset[c] = std::fma(-mean[c], scale[c], beta[c]);
+  }
+  f.spread(center);
+  f.spread(scale);
+  f.spread(offset);
 
+  in_parts(threads, [&](int part) {
+    double *sum = sums.data() + 2 * f.width * part, *product = sum + f.width;
     auto first_pass = [&](auto from_x, auto from_y, auto keeping) {
-      sweep(f, thread, count, Order::forwards,
+      sweep(f, part, threads, Order::forwards,
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
               vf m[4], a[4], b[4], total[4] = {}, dot[4] = {};
               for (int i = 0; i < 4; i++) {
@@ -223,26 +220,27 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
     });
     f.gather(sum);
     f.gather(product);
-    wait_for_all();
-    const double rows = static_cast<double>(s.rows);
-    for (std::int64_t c = 0; c < s.channels; c++) {
-      double total = 0, dot = 0;
-      for (int t = 0; t < count; t++) {
-        total += sums[2 * f.width * t + c];
-        dot += sums[2 * f.width * t + f.width + c];
-      }
-      const double inverse = inverse_deviation[c], dgamma = dot * inverse;
-      slope[c] = static_cast<float>(-scale[c] * inverse * dgamma / rows);
-      constant[c] = static_cast<float>(-scale[c] * total / rows);
-      if (thread == 0 && out.dgamma)
-        out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
-      if (thread == 0 && out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
+  });
+  const double rows = static_cast<double>(s.rows);
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    double total = 0, dot = 0;
+    for (int t = 0; t < threads; t++) {
+      total += sums[2 * f.width * t + c];
+      dot += sums[2 * f.width * t + f.width + c];
     }
-    f.spread(slope);
-    f.spread(constant);
+    const double inverse = inverse_deviation[c], dgamma = dot * inverse;
+    slope[c] = static_cast<float>(-scale[c] * inverse * dgamma / rows);
+    constant[c] = static_cast<float>(-scale[c] * total / rows);
+    if (out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
+    if (out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
+  }
+  f.spread(slope);
+  f.spread(constant);
 
+  if (!out.dx && (!out.dresidual || keep_masked)) return;
+  in_parts(threads, [&](int part) {
     auto second_pass = [&](auto from_x, auto from_y, auto adding) {
-      sweep(f, thread, count, Order::backwards,
+      sweep(f, part, threads, Order::backwards,
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
               vf m[4], a[4], b[4], k[4], e[4];
               for (int i = 0; i < 4; i++) {
@@ -266,13 +264,12 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
                 }
             });
     };
-    if (out.dx || (out.dresidual && !keep_masked))
-      choose(mask_from_x && !keep_masked, [&](auto from_x) {
-        choose(mask_from_y && !keep_masked, [&](auto from_y) {
-          choose(out.dx && out.add_dx, [&](auto adding) { second_pass(from_x, from_y, adding); });
-        });
+    choose(mask_from_x && !keep_masked, [&](auto from_x) {
+      choose(mask_from_y && !keep_masked, [&](auto from_y) {
+        choose(out.dx && out.add_dx, [&](auto adding) { second_pass(from_x, from_y, adding); });
       });
-  }
+    });
+  });
 }
 
 #define TANDEM_NORM(T)                                                                                               \

@@ -2,14 +2,13 @@
 // descriptor from an operation descriptor, version 3 takes the same arguments directly.
 #include "core/cpu/onednn.h"
 
-#include <omp.h>
-
 #include <dnnl.hpp>
 #include <sstream>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "core/cpu/library_threads.h"
 #include "core/cpu/prepared.h"
 #include "core/cpu/simd.h"
 #include "core/error.h"
@@ -68,18 +67,6 @@ memory::desc ohwi(const ConvShape& s) {
 }
 
 bool same(const memory::desc& a, const memory::desc& b) { return a == b; }
-
-// The library reads the number of threads from OpenMP: ours for the length of a call.
-class Threads {
- public:
-  explicit Threads(int wanted) : before_(omp_get_max_threads()) {
-    if (wanted != before_) omp_set_num_threads(wanted);
-  }
-  ~Threads() { omp_set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 struct ConvKey {
   ConvShape shape;
@@ -415,7 +402,7 @@ struct OneDnn::State {
   template <class T>
   void sum(const T* from, T* to, std::int64_t n) {
     const int parts = n < 65536 ? 1 : threads;
-    in_lanes(parts, [&](int lane) {
+    in_parts(parts, [&](int lane) {
       std::int64_t i = n / VL * lane / parts * VL;
       const std::int64_t end = lane == parts - 1 ? n : n / VL * (lane + 1) / parts * VL;
       for (; i + VL <= end; i += VL) store(to + i, load(to + i) + load(from + i));
@@ -452,7 +439,7 @@ bool OneDnn::has_bf16() {
 template <class T>
 OneDnn::Kernel OneDnn::kernel(const ConvShape& s, Pass pass) {
   if (dtype_of<T> == DType::bf16 && !has_bf16()) return {};
-  Threads threads(state_->threads);
+  LibraryThreads threads(state_->threads);
   try {
     return {state_->find(ConvKey{s, pass, dtype_of<T>, false, false}).name};
   } catch (const dnnl::error&) {
@@ -465,7 +452,7 @@ template <class T>
 void OneDnn::forward(const ConvShape& s, const T* x, const float* w, WeightKey key, T* y, const Epilogue& epilogue) {
   state_->need(dtype_of<T>, "conv2d");
   checked("conv2d", text(s, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     auto& k = state_->find(ConvKey{s, Pass::forward, dtype_of<T>, epilogue.bias != nullptr, epilogue.relu});
     k.source.set_data_handle(writable(x)), k.target.set_data_handle(y);
     if (epilogue.bias) k.bias.set_data_handle(writable(epilogue.bias));
@@ -477,7 +464,7 @@ template <class T>
 void OneDnn::backward_data(const ConvShape& s, const T* dy, const float* w, WeightKey key, T* dx, bool add) {
   state_->need(dtype_of<T>, "conv2d_backward_data");
   checked("conv2d_backward_data", text(s, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     auto& k = state_->find(ConvKey{s, Pass::backward_data, dtype_of<T>, false, false});
     Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(s.x_elements()) : 0);  // the library overwrites
     T* to = add ? reinterpret_cast<T*>(fresh.data()) : dx;
@@ -491,7 +478,7 @@ template <class T>
 void OneDnn::backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add) {
   state_->need(dtype_of<T>, "conv2d_backward_filter");
   checked("conv2d_backward_filter", text(s, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     auto& k = state_->find(ConvKey{s, Pass::backward_filter, dtype_of<T>, false, false});
     k.source.set_data_handle(writable(x)), k.target.set_data_handle(writable(dy));
     state_->execute_gradient(k, dw, add);
@@ -503,7 +490,7 @@ void OneDnn::linear_forward(std::int64_t m, std::int64_t n, std::int64_t k, cons
                             const float* bias, bool relu, T* y) {
   state_->need(dtype_of<T>, "linear");
   checked("linear", text(m, n, k, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear, dtype_of<T>, m, n, k, bias != nullptr, relu});
     p.source.set_data_handle(writable(x)), p.target.set_data_handle(y);
     if (bias) p.bias.set_data_handle(writable(bias));
@@ -516,7 +503,7 @@ void OneDnn::linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k
                                   WeightKey key, T* dx, bool add) {
   state_->need(dtype_of<T>, "linear_backward_data");
   checked("linear_backward_data", text(m, n, k, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear_backward_data, dtype_of<T>, m, n, k, false, false});
     Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(m * k) : 0);
     T* to = add ? reinterpret_cast<T*>(fresh.data()) : dx;
@@ -531,7 +518,7 @@ void OneDnn::linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_
                                      bool add) {
   state_->need(dtype_of<T>, "linear_backward_weights");
   checked("linear_backward_weights", text(m, n, k, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear_backward_weights, dtype_of<T>, m, n, k, false, false});
     p.source.set_data_handle(writable(x)), p.target.set_data_handle(writable(dy));
     state_->execute_gradient(p, dw, add);
@@ -544,7 +531,7 @@ void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64
   state_->need(dtype_of<T>, "gemm");
   if (m == 0 || n == 0) return;
   checked("gemm", text(m, n, k, dtype_of<T>), [&] {
-    Threads threads(state_->threads);
+    LibraryThreads threads(state_->threads);
     if constexpr (dtype_of<T> == DType::f32) {
       const dnnl_status_t status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, alpha, a,
                                               transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n);

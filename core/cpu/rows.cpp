@@ -95,9 +95,9 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
   }
   for (std::int64_t o = 0; o < outer; o++) {  // few long ones: threads share the rows
     std::vector<double> total(f.width * threads, Op::identity);
-#pragma omp parallel num_threads(threads)
-    reduce_rows<Op>(f, thread_number(), thread_count(), x + o * middle * inner,
-                    total.data() + f.width * thread_number());
+    in_parts(threads, [&](int part) {
+      reduce_rows<Op>(f, part, threads, x + o * middle * inner, total.data() + f.width * part);
+    });
     for (int t = 1; t < threads; t++)
       for (std::int64_t c = 0; c < inner; c++) total[c] = op(total[c], total[f.width * t + c]);
     for (std::int64_t c = 0; c < inner; c++) put(y[o * inner + c], total[c], add);
@@ -166,11 +166,10 @@ double sum_of_squares(int threads, std::int64_t n, const T* x) {
   const Fold f(n, 1);
   threads = n < parallel_grain ? 1 : threads;
   std::vector<double> sums(f.width * threads);
-#pragma omp parallel num_threads(threads)
-  {
+  in_parts(threads, [&](int thread) {
     // Squares of floats fit a double, whatever they are. Widened in the small buffer, where the loop is vectorised.
     double total[Fold::panel] = {};
-    sweep(f, thread_number(), thread_count(), Order::forwards,
+    sweep(f, thread, threads, Order::forwards,
           [&](auto whole, std::int64_t at, std::int64_t, std::int64_t rows, int n) {
             for (std::int64_t r = 0; r < rows; r++, at += f.width) {
               float part[Fold::panel];
@@ -180,8 +179,8 @@ double sum_of_squares(int threads, std::int64_t n, const T* x) {
                 total[j] += static_cast<double>(part[j]) * static_cast<double>(part[j]);
             }
           });
-    std::copy(total, total + Fold::panel, sums.data() + f.width * thread_number());
-  }
+    std::copy(total, total + Fold::panel, sums.data() + f.width * thread);
+  });
   double sum = 0;
   for (double s : sums) sum += s;
   return sum;
@@ -235,9 +234,10 @@ double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const
     std::int32_t correct = 0;
   };  // one line each: threads write side by side
   std::vector<Part> parts(threads);
-  parallel_ranges(threads, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+  in_parts(threads, [&](int thread) {
     std::vector<float> buffer;
     Part part;
+    const std::int64_t begin = rows * thread / threads, end = rows * (thread + 1) / threads;
     for (std::int64_t r = begin; r < end; r++) {
       const float* row = as_floats(x + r * classes, classes, buffer);
       float* p = probabilities + r * classes;
@@ -259,7 +259,7 @@ double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const
       if (smoothing != 0) part.loss -= smoothing * (distance / static_cast<double>(classes) - log_sum);
       part.correct += row[label] == largest && std::find(row, row + label, largest) == row + label;
     }
-    parts[threads > 1 ? thread_number() : 0] = part;
+    parts[std::size_t(thread)] = part;
   });
   double loss = 0;
   for (const Part& part : parts) {

@@ -13,10 +13,6 @@
 #include "core/backend.h"
 #include "core/cpu/simd.h"
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 namespace tandem::cpu {
 
 // ---- operations -----------------------------------------------------------------------------------------------------
@@ -49,26 +45,6 @@ void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes
                             const std::int32_t* labels, double smoothing, float dloss, T* dx, bool add);
 
 // ---- the walk over rows ---------------------------------------------------------------------------------------------
-inline int thread_number() {
-#if defined(_OPENMP)
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
-inline int thread_count() {
-#if defined(_OPENMP)
-  return omp_get_num_threads();
-#else
-  return 1;
-#endif
-}
-inline void wait_for_all() {  // all threads of the region
-#if defined(_OPENMP)
-#pragma omp barrier
-#endif
-}
-
 // rows × channels seen as folded rows of `width` elements, a multiple of a panel, and a tail shorter than one of them.
 struct Fold {
   static constexpr int panel = 4 * VL;  // four vectors: enough sums in flight to hide an addition's latency

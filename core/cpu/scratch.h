@@ -6,6 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "core/team.h"
+
 namespace tandem::cpu {
 
 // Memory aligned to 64 bytes, from the backend's caching allocator. Called from one thread at a time.
@@ -72,21 +74,12 @@ struct WeightKey {
   std::uint64_t count = 0;
 };
 
-// body(lane) for every lane in [0, lanes), each on a thread of its own where OpenMP has one to spare. What a lane
-// computes depends on its number and not on the thread that runs it, so results are the same without OpenMP.
-template <class Body>
-void in_lanes(int lanes, const Body& body) {
-  if (lanes <= 1) return body(0);
-#pragma omp parallel for num_threads(lanes) schedule(static, 1)
-  for (int lane = 0; lane < lanes; lane++) body(lane);
-}
-
 // body(item, lane) for items in [0, items), dealt out as lanes become free: for items whose results do not meet.
 template <class Body>
 void dealt_out(int lanes, int items, const Body& body) {
   if (lanes > items) lanes = items;
   std::atomic<int> next{0};
-  in_lanes(lanes, [&](int lane) {
+  in_parts(lanes, [&](int lane) {
     for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) body(item, lane);
   });
 }

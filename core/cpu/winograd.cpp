@@ -488,7 +488,7 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
       });
     }
   } else {
-    in_lanes(copies, [&](int lane) {
+    in_parts(copies, [&](int lane) {
       float *V = private_part + 36 * (v_plane + w_plane) * lane, *W = V + 36 * v_plane;
       const Share mine(tiles, copies, lane);
       for (int first = mine.begin; first < mine.end; first += chunk) {

@@ -6,19 +6,8 @@
 
 namespace tandem::reference {
 
-namespace {
-int threads_or_all(int threads) {
-#if defined(_OPENMP)
-  return threads > 0 ? threads : std::min(omp_get_max_threads(), 4 * omp_get_num_procs());
-#else
-  (void)threads;  // without OpenMP every loop is one thread's
-  return 1;
-#endif
-}
-}  // namespace
-
 ReferenceBackend::ReferenceBackend(int threads, std::unique_ptr<MemorySource> source)
-    : Backend("reference", std::move(source), threads_or_all(threads)) {}
+    : Backend("reference", std::move(source), threads > 0 ? threads : default_threads()) {}
 
 std::string ReferenceBackend::description() const {
   return "reference loops, " + std::to_string(threads()) + (threads() == 1 ? " thread" : " threads");

@@ -11,7 +11,7 @@ One line in, one line out; the first line out is "torch VERSION threads N".
 
   MODEL DTYPE BATCH [FORMAT]   builds a model, times both memory formats, keeps
                  the faster:  ready FORMAT CONTIGUOUS_MS CHANNELS_LAST_MS MODE
-                 MODEL  lenet5 smallcnn vgg11 resnet20 resnet18
+                 MODEL  mlp lenet5 smallcnn vgg11 resnet20 resnet18
                  DTYPE  f32; bf16-autocast: float32 weights under torch.autocast;
                         bf16-cast: everything bfloat16, weights and SGD too;
                         bf16: the faster of the two
@@ -19,6 +19,7 @@ One line in, one line out; the first line out is "torch VERSION threads N".
                         time is nan)
                  MODE   f32, autocast or cast; the times are this mode's
   step K         runs K steps:  ms MEAN
+  for SECONDS    runs steps for so long:  ms MEAN
   memory         bytes PEAK: peak resident memory of the model named last, above
                  what the process held at the start, after one tiny step had
                  loaded PyTorch's code.  Use a fresh process and name the FORMAT
@@ -113,7 +114,12 @@ def vgg11():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
 MODELS = {  # builder, shape of one picture
+    "mlp": (mlp, (1, 28, 28)),
     "lenet5": (lenet5, (1, 28, 28)),
     "smallcnn": (smallcnn, (1, 28, 28)),
     "vgg11": (vgg11, (3, 32, 32)),
@@ -147,6 +153,13 @@ class Trainer:
         begin = time.perf_counter()
         for _ in range(steps):
             self.step()
+        return (time.perf_counter() - begin) / steps * 1e3
+
+    def run_for(self, seconds):
+        steps, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            self.step()
+            steps += 1
         return (time.perf_counter() - begin) / steps * 1e3
 
     def trial(self):
@@ -241,21 +254,23 @@ def main():
                 continue
             if words == ["quit"]:
                 break
-            if words[0] in ("step", "memory"):
+            if words[0] in ("step", "for", "memory"):
                 if trainer is None:
                     raise ValueError(f"{words[0]} before a model was named")
                 if words == ["memory"]:
                     answer(f"bytes {max(0, resident('VmHWM') - baseline)}")
+                elif words[0] == "for" and len(words) == 2 and float(words[1]) > 0:
+                    answer(f"ms {trainer.run_for(float(words[1])):.4f}")
                 elif len(words) == 2 and words[1].isdigit() and int(words[1]):
                     answer(f"ms {trainer.run(int(words[1])):.4f}")
                 else:
-                    raise ValueError("want: step K, or: memory")
+                    raise ValueError("want: step K, for SECONDS, or: memory")
             elif len(words) in (3, 4):
                 trainer = None  # free the old model before building the next
                 trainer, text = prepare(*words)
                 answer(text)
             else:
-                raise ValueError("want: MODEL DTYPE BATCH [FORMAT], step K, memory or quit")
+                raise ValueError("want: MODEL DTYPE BATCH [FORMAT], step K, for SECONDS, memory or quit")
         except Exception as error:  # whatever it was, the benchmark can go on
             answer("error " + " ".join(str(error).split()))
 

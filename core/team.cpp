@@ -1,0 +1,178 @@
+#include "core/team.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace tandem {
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits until ready() is true, but not longer than waking a thread costs. Returns whether it is.
+template <class Ready>
+bool spin(const Ready& ready) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto bound = std::chrono::microseconds(50);
+  for (auto begin = Clock::now(); Clock::now() - begin < bound;)
+    for (int i = 0; i < 16; i++) {
+      if (ready()) return true;
+      relax();
+    }
+  return ready();
+}
+
+thread_local bool inside_part = false;
+struct Inside {
+  bool before = std::exchange(inside_part, true);
+  ~Inside() { inside_part = before; }
+};
+
+class Team {
+ public:
+  ~Team();
+  void run(int parts, team::Call call, const void* body);
+
+ private:
+  enum State : int { idle, open, asleep, leave };
+  struct alignas(64) Worker {
+    std::atomic<int> state{idle};  // open: its part of the job waits for whoever takes it first
+    std::thread thread;
+  };
+  void work(Worker& worker, int part);
+  static bool take(Worker& worker) {
+    int expected = open;
+    return worker.state.compare_exchange_strong(expected, idle);
+  }
+
+  team::Call call_ = nullptr;  // the job; does not change while a part is open or pending
+  const void* body_ = nullptr;
+  std::vector<std::unique_ptr<Worker>> workers_;  // worker i has part i + 1
+  alignas(64) std::atomic<int> pending_{0};       // parts that have not ended
+};
+
+void Team::run(int parts, team::Call call, const void* body) {
+  while (int(workers_.size()) < parts - 1) {
+    workers_.push_back(std::make_unique<Worker>());
+    Worker& w = *workers_.back();
+    w.thread = std::thread([this, &w, part = int(workers_.size())] { work(w, part); });
+  }
+  Inside part_of_it;
+  call_ = call, body_ = body;
+  pending_ = parts - 1;
+  for (int i = 0; i < parts - 1; i++)
+    if (workers_[i]->state.exchange(open) == asleep) workers_[i]->state.notify_one();
+  call(body, 0);
+  for (int i = 0; i < parts - 1; i++)
+    if (take(*workers_[i])) {
+      call(body, i + 1);
+      pending_--;
+    }
+  if (spin([&] { return pending_.load(std::memory_order_acquire) == 0; })) return;
+  for (int left; (left = pending_) != 0;) pending_.wait(left);
+}
+
+void Team::work(Worker& worker, int part) {
+  inside_part = true;
+  // A worker that the caller was quicker than found its core busy: it does not stand in the way of others by looking for work.
+  for (bool worked = false;;) {
+    if (!worked || !spin([&] { return worker.state.load(std::memory_order_relaxed) != idle; })) {
+      int expected = idle;
+      if (worker.state.compare_exchange_strong(expected, asleep)) worker.state.wait(asleep);
+    }
+    if (worker.state == leave) return;
+    worked = take(worker);
+    if (!worked) continue;
+    call_(body_, part);
+    if (--pending_ == 0) pending_.notify_one();
+  }
+}
+
+Team::~Team() {
+  for (auto& w : workers_) {
+    w->state = leave;
+    w->state.notify_one();
+  }
+  for (auto& w : workers_) w->thread.join();
+}
+
+// The first number of a file, or `otherwise`.
+double number_in(const std::string& file, double otherwise) {
+  double value;
+  return std::ifstream(file) >> value ? value : otherwise;
+}
+
+// Cores' worth of time that the cgroup (or its parent, which a container sees as its root) grants. Large: no limit.
+double quota() {
+  double least = 1e9;
+  std::string path;
+  for (std::ifstream groups("/proc/self/cgroup"); std::getline(groups, path);) {
+    const bool v2 = path.starts_with("0::");
+    if (!v2 && path.find(":cpu") == std::string::npos && path.find(",cpu:") == std::string::npos) continue;
+    path = path.substr(path.find(':', path.find(':') + 1) + 1);
+    for (std::string at = path;; at.erase(at.rfind('/'))) {
+      const std::string folder = "/sys/fs/cgroup" + std::string(v2 ? "" : "/cpu") + (at == "/" ? "" : at);
+      double granted, period = number_in(folder + "/cpu.cfs_period_us", 0);
+      if (std::ifstream max(folder + "/cpu.max"); max >> granted >> period) least = std::min(least, granted / period);
+      if (granted = number_in(folder + "/cpu.cfs_quota_us", -1); granted > 0 && period > 0)
+        least = std::min(least, granted / period);
+      if (at.rfind('/') == std::string::npos) break;
+    }
+  }
+  return least;
+}
+
+}  // namespace
+
+int default_threads() {
+  cpu_set_t mask;
+  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask)
+                                                                  : int(std::max(1u, std::thread::hardware_concurrency()));
+  if (const char* asked = std::getenv("OMP_NUM_THREADS"))
+    if (const int n = std::atoi(asked); n > 0) return std::min(n, 4 * cores);
+  return std::max(1, int(std::min(double(cores), std::ceil(quota()))));
+}
+
+namespace team {
+
+bool inside() { return inside_part; }
+
+void Barrier::wait() {
+  const int round = round_;
+  if (++arrived_ == parts_) {
+    arrived_ = 0;
+    round_++;
+    round_.notify_all();
+  } else if (!spin([&] { return round_.load(std::memory_order_acquire) != round; })) {
+    round_.wait(round);
+  }
+}
+
+void run(int parts, Call call, const void* body) {
+  if (inside_part || parts <= 1) {
+    for (int part = 0; part < parts; part++) call(body, part);
+    return;
+  }
+  static thread_local Team team;
+  team.run(parts, call, body);
+}
+
+}  // namespace team
+}  // namespace tandem

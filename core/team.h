@@ -1,0 +1,42 @@
+// The threads that share a kernel's work: a team per calling thread, made at its first parallel call and kept.
+//
+// A worker that has nothing to do looks for work for a bounded time, then sleeps, so that a program leaves its cores to others as
+// soon as it does not use them. The caller does not wait for a worker that has not begun: it runs that part itself. What a part
+// computes depends on its number and not on the thread that runs it, so results are the same however busy the machine is.
+#pragma once
+#include <atomic>
+
+namespace tandem {
+
+// Threads of a backend when nobody says: OMP_NUM_THREADS, else the cores that this process may use: those of its affinity mask,
+// and no more than the quota of its cgroup (cpu.max; v1: cpu.cfs_quota_us) rounded up.
+int default_threads();
+
+namespace team {
+using Call = void (*)(const void* body, int part);
+// Calls call(body, part) for every part in [0, parts): part 0 on the calling thread, the others on a worker each, or on the
+// calling thread when it comes to them first. So a part may wait for another: that one has ended, runs, or its worker will begin
+// it. Inside a part, parts run one after another. An exception in a part ends the process.
+void run(int parts, Call call, const void* body);
+bool inside();  // a part, on this thread
+
+// Where all parts of one call wait for each other.
+class Barrier {
+ public:
+  explicit Barrier(int parts) : parts_(parts) {}
+  void wait();
+
+ private:
+  const int parts_;
+  std::atomic<int> arrived_{0}, round_{0};
+};
+}  // namespace team
+
+// body(part) for every part in [0, parts), shared among the threads of the team.
+template <class Body>
+void in_parts(int parts, const Body& body) {
+  if (parts <= 1) return body(0);
+  team::run(parts, [](const void* b, int part) { (*static_cast<const Body*>(b))(part); }, &body);
+}
+
+}  // namespace tandem

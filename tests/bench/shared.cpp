@@ -1,0 +1,53 @@
+// Training with the cores' default threads, driven over stdin and stdout as peers/../peer.py is: one worker of shared.py, which
+// starts several at once to see what they leave of each other's speed.
+//
+//   build/bench_shared MODEL     answers "ready"; then, for each line "for SECONDS", "images/s RATE" over that time
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "datasets/loader.h"
+#include "layers/models.h"
+#include "layers/optimizer.h"
+
+using namespace tandem;
+
+int main(int argc, char** argv) try {
+  using Clock = std::chrono::steady_clock;
+  require(argc == 2, "usage: bench_shared MODEL");
+  const std::string name = argv[1];
+  auto backend = cpu_backend();
+  Dataset data = load_dataset(name.starts_with("resnet") ? "cifar-10" : "fashion-mnist", "synthetic");
+  Loader train(data.train, {.batch = 128}, *backend);
+  auto model = make_model(name, data.classes(), data.channels(), data.side());
+  ParameterSpace space(*model, *backend, 1);
+  SGD sgd({.learning_rate = 1e-3, .momentum = 0.9});
+  sgd.bind(space);
+  std::int64_t epoch = 0, pictures = 0;
+  Batch batch;
+  auto step = [&] {
+    while (!train.next(batch)) train.start(epoch++);
+    Variable loss = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+    space.zero_gradients();
+    space.backward(loss);
+    sgd.step(&loss.value());
+    pictures += batch.size();
+  };
+  train.start(epoch++);
+  for (int i = 0; i < 20; i++) step();
+  std::puts("ready");
+  std::fflush(stdout);
+  double seconds;
+  for (std::string word; std::cin >> word >> seconds;) {
+    const auto begin = Clock::now();
+    std::chrono::duration<double> passed{};
+    for (pictures = 0; passed.count() < seconds; passed = Clock::now() - begin) step();
+    std::printf("images/s %.0f\n", double(pictures) / passed.count());
+    std::fflush(stdout);
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_shared: %s\n", error.what());
+  return 1;
+}
