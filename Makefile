@@ -357,7 +357,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network bench-shared drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 
@@ -394,6 +394,10 @@ libfuzzer: $(BUILD)/fuzz_formats
 bench: bench-step
 bench-%: $(BUILD)/bench_%
 	$< $(BENCH_ARGS)
+
+# Training programs that share the cores: one, two and four at once, beside PyTorch's (BENCH_ARGS='--models mlp').
+bench-shared: $(BUILD)/bench_shared
+	python3 tests/bench/shared.py --worker $< $(BENCH_ARGS)
 
 # All-reduce beside Open MPI and Gloo, and the training step beside DDP (PARTS="host hosts steps"); several hosts need root.
 bench-network: $(BUILD)/bench_network $(BUILD)/bench_server $(BUILD)/bench_distributed $(BUILD)/tandem-run

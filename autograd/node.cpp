@@ -132,7 +132,7 @@ std::string Node::where() const { return scope->empty() ? std::string(op) : std:
 const Tensor& Node::kept(int i) const {
   const Saved& s = saved[i];
   if (s.tensor.defined() && s.tensor.writes().now() != s.writes) {
-    const std::string& name = s.tensor.writes().name;
+    const std::string name = s.tensor.writes().name();
     fail(name.empty() ? "a tensor" : name, " changed since it was saved for the backward pass of ", where(),
          ": write to it after backward(), or compute the loss again");
   }

@@ -44,15 +44,15 @@ struct GroupNormShape {
 class Backend {
  public:
   Backend(std::string name, std::unique_ptr<MemorySource> source, int threads)
-      : name_(std::move(name)), memory_(std::move(source)), threads_(threads) {}
-  virtual ~Backend() = default;
+      : name_(std::move(name)), memory_(new CachingAllocator(std::move(source), this)), threads_(threads) {}
+  virtual ~Backend() { memory_->backend_ends(); }
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
   const std::string& name() const { return name_; }  // "reference", "cpu", "cuda"
   virtual std::string description() const = 0;       // device and library versions, one line
   virtual std::vector<std::string> libraries() const { return {}; }  // files of those libraries that this process has loaded
-  CachingAllocator& memory() { return memory_; }
+  CachingAllocator& memory() { return *memory_; }
   int threads() const { return threads_; }          // host threads per parallel region; 1 on devices
   virtual bool on_device() const { return false; }  // false: pointers may be read by the host
   virtual bool supports(DType dtype) const = 0;
@@ -157,7 +157,7 @@ class Backend {
 
  private:
   std::string name_;
-  CachingAllocator memory_;
+  Ref<CachingAllocator> memory_;  // with the tensors that are left
 
  protected:
   int threads_;
@@ -167,7 +167,7 @@ class Backend {
 // The textbook: plain loops over float, bf16 or double. Slow, obviously right, and the oracle of the others.
 std::unique_ptr<Backend> reference_backend(int threads = 1);
 // The fast CPU: oneDNN and our Winograd. Linked to the reference backend where there is no oneDNN.
-std::unique_ptr<Backend> cpu_backend(int threads = 0);  // 0: OMP_NUM_THREADS, else all cores
+std::unique_ptr<Backend> cpu_backend(int threads = 0);  // 0: default_threads()
 // The GPU with this index; throws Error with the cause when there is none. Defined in cuda/, or in cuda/none.cpp.
 std::unique_ptr<Backend> cuda_backend(int index);
 int cuda_devices();  // that this process sees; 0 where there is none, or no CUDA. Defined there too

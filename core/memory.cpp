@@ -10,6 +10,7 @@
 #include <new>
 
 #include "core/backend.h"
+#include "core/cgroup.h"
 
 namespace tandem {
 namespace {
@@ -28,6 +29,7 @@ class Heap : public MemorySource {
   }
   void release(void* block, std::size_t) override { std::free(block); }
   const char* name() const override { return "host memory"; }
+  std::size_t left() const override { return host_memory_left(); }
   // Address space, not memory: pages that nobody wrote to cost nothing.
 #if defined(__SANITIZE_ADDRESS__)
   std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
@@ -78,9 +80,12 @@ std::string by_use(const std::array<std::size_t, uses>& bytes) {
 
 namespace {
 
-// What to change, by who holds most.
-std::string remedy(const std::array<std::size_t, uses>& live) {
-  switch (static_cast<Use>(std::max_element(live.begin(), live.end()) - live.begin())) {
+// What to change, by who holds most, the request that failed included. What a step needs beside the model counts as activations.
+std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_t bytes) {
+  auto of = [&](Use use) -> std::size_t& { return held[static_cast<std::size_t>(use)]; };
+  of(asked_for) += bytes;
+  for (Use part : {Use::other, Use::backward, Use::scratch}) of(Use::activations) += std::exchange(of(part), 0);
+  switch (static_cast<Use>(std::max_element(held.begin(), held.end()) - held.begin())) {
     case Use::parameters:
     case Use::gradients: return "a smaller --model needs less";
     case Use::optimizer: return "a smaller --model, or --optimizer sgd, keeps less; an average (--ema) is as large as the model";
@@ -93,7 +98,7 @@ std::string remedy(const std::array<std::size_t, uses>& live) {
 
 // Eight classes per power of two waste at most an eighth; large blocks are cut to 4 KiB.
 std::size_t CachingAllocator::size_class(std::size_t bytes) {
-  if (bytes <= 512) return 512;
+  if (bytes <= 512) return std::max<std::size_t>(32, std::bit_ceil(bytes));
   std::size_t step = bytes >= large ? 4096 : std::max<std::size_t>(512, std::bit_floor(bytes - 1) / 8);
   return (bytes + step - 1) / step * step;
 }
@@ -113,7 +118,7 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
          " blocks are in use: ", by_use(statistics_.live),
          kept ? ", " + readable_bytes(double(kept)) + " is kept for recorded steps, eager work cannot have it" : "",
          free ? ", and " + readable_bytes(double(free)) + " is free in pieces too small" : "",
-         "; ", remedy(statistics_.live));
+         "; ", remedy(statistics_.live, memory_use(), rounded));
   }
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
@@ -148,16 +153,29 @@ void* CachingAllocator::acquire(std::size_t bytes) {
 }
 
 void* CachingAllocator::take_small(std::size_t bytes, int stream) {
-  auto list = free_small_.find({bytes, stream});
-  if (list != free_small_.end() && !list->second.empty()) {
-    void* block = list->second.back();
-    list->second.pop_back();
-    small_[block].use = memory_use();
-    return block;
+  auto& free = free_small_[{bytes, stream}];
+  if (free.empty()) {
+    constexpr std::size_t cut = std::size_t{8} << 10, slab = std::size_t{64} << 10;
+    std::size_t size = bytes <= cut && source_->segment_bytes() > 0 ? slab / bytes * bytes : bytes;
+    auto* begin = static_cast<std::byte*>(acquire(size));
+    if (!begin && size > bytes) begin = static_cast<std::byte*>(acquire(size = bytes));
+    if (!begin) return nullptr;
+    slabs_[begin] = {.bytes = size, .block = bytes, .pool = std::max(0, -stream), .use = std::vector<Use>(size / bytes)};
+    for (std::size_t at = size; at > 0; at -= bytes) free.push_back(begin + at - bytes);
   }
-  void* block = acquire(bytes);
-  if (block) small_[block] = {bytes, memory_use(), std::max(0, -stream)};
+  void* block = free.back();
+  free.pop_back();
+  auto slab = slab_of(block);
+  slab->second.live++;
+  slab->second.use[std::size_t(static_cast<std::byte*>(block) - slab->first) / bytes] = memory_use();
   return block;
+}
+
+CachingAllocator::Slabs::iterator CachingAllocator::slab_of(void* block) {
+  auto* at = static_cast<std::byte*>(block);
+  auto slab = slabs_.upper_bound(at);
+  if (slab == slabs_.begin() || at >= (--slab)->first + slab->second.bytes) return slabs_.end();
+  return slab;
 }
 
 void* CachingAllocator::take_large(std::size_t bytes, int stream) {
@@ -189,10 +207,12 @@ void CachingAllocator::give(void* block, int stream) noexcept {
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   Use use = Use::other;
-  if (auto small = small_.find(block); small != small_.end()) {
-    bytes = small->second.bytes;
-    use = small->second.use;
-    free_small_[{bytes, small->second.pool ? -small->second.pool : stream}].push_back(block);
+  if (auto at = slab_of(block); at != slabs_.end()) {
+    Slab& slab = at->second;
+    bytes = slab.block;
+    use = slab.use[std::size_t(static_cast<std::byte*>(block) - at->first) / bytes];
+    slab.live--;
+    free_small_[{bytes, slab.pool ? -slab.pool : stream}].push_back(block);
   } else {
     auto piece = pieces_.find(static_cast<std::byte*>(block));
     bytes = piece->second.bytes;
@@ -228,14 +248,17 @@ void CachingAllocator::give_large(Pieces::iterator piece) {
 }
 
 void CachingAllocator::trim_locked() {
-  for (auto& [key, blocks] : free_small_) {
-    if (key.second < 0) continue;  // a pool's
-    for (void* block : blocks) {
-      small_.erase(block);
-      source_->release(block, key.first);
-      statistics_.reserved_bytes -= key.first;
+  for (auto& [key, blocks] : free_small_)
+    if (key.second >= 0)  // not a pool's
+      std::erase_if(blocks, [&](void* block) { return slab_of(block)->second.live == 0; });
+  for (auto it = slabs_.begin(); it != slabs_.end();) {
+    if (it->second.pool || it->second.live > 0) {
+      ++it;
+      continue;
     }
-    blocks.clear();
+    source_->release(it->first, it->second.bytes);
+    statistics_.reserved_bytes -= it->second.bytes;
+    it = slabs_.erase(it);
   }
   for (auto it = segments_.begin(); it != segments_.end();) {
     auto piece = pieces_.find(it->first);
@@ -265,8 +288,8 @@ void CachingAllocator::use_pool(int pool) {
 void CachingAllocator::release_pool(int pool) {
   if (pool == 0) return;
   std::lock_guard lock(mutex_);
-  for (auto& [block, small] : small_)
-    if (small.pool == pool) small.pool = 0;
+  for (auto& [begin, slab] : slabs_)
+    if (slab.pool == pool) slab.pool = 0;
   for (auto& [key, blocks] : free_small_) {
     if (key.second != -pool) continue;
     auto& ordinary = free_small_[{key.first, 0}];  // std::map: the loop's iterator stays valid
@@ -286,8 +309,8 @@ void CachingAllocator::release_pool(int pool) {
 std::size_t CachingAllocator::pool_bytes(int pool) const {
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
-  for (const auto& [block, small] : small_)
-    if (pool && small.pool == pool) bytes += small.bytes;
+  for (const auto& [begin, slab] : slabs_)
+    if (pool && slab.pool == pool) bytes += slab.bytes;
   for (const auto& [at, piece] : pieces_)
     if (pool && piece.stream == -pool) bytes += piece.bytes;
   return bytes;
@@ -309,27 +332,47 @@ void CachingAllocator::reset_peak() {
   statistics_.at_peak = statistics_.live;
 }
 
+std::size_t CachingAllocator::left() const {
+  const std::size_t left = source_->left();
+  std::lock_guard lock(mutex_);
+  return left == std::size_t(-1) ? left : left + statistics_.reserved_bytes - statistics_.live_bytes;
+}
+
+Backend& CachingAllocator::backend_is_gone() const {
+  fail("a tensor in ", source_->name(), " outlived its backend: keep the backend until its tensors are gone, or take their ",
+       "values() before");
+}
+
 // ---- storages --------------------------------------------------------------------------------------------------------
 Ref<Storage> Storage::create(Backend& backend, std::size_t bytes) {
-  return Ref<Storage>(new Storage(backend, backend.memory().take(bytes), bytes, nullptr));
+  CachingAllocator& memory = backend.memory();
+  return Ref<Storage>(new Storage(&memory, memory.take(bytes), bytes));
 }
 
 Ref<Storage> Storage::wrap(Backend& backend, void* data, std::size_t bytes, std::shared_ptr<void> owner) {
   require(owner != nullptr, "wrapped memory needs an owner that keeps it alive");
-  return Ref<Storage>(new Storage(backend, data, bytes, std::move(owner)));
+  Ref<Storage> storage(new Storage(&backend.memory(), data, bytes));
+  storage->rare().owner = std::move(owner);
+  return storage;
 }
 
 Storage::~Storage() {
-  for (const auto& segment : segments_) backend_->forget(*segment);
-  if (!owner_) backend_->memory().give(data_);
+  if (Backend* backend = memory_->living_backend())
+    for (const auto& segment : segments()) backend->forget(*segment);
+  if (!rare_ || !rare_->owner) memory_->give(data_);
 }
 
 void Storage::destroy(const Storage* s) { delete s; }
 
+std::span<const std::unique_ptr<WriteCount>> Storage::segments() const {
+  return rare_ ? std::span<const std::unique_ptr<WriteCount>>(rare_->segments) : std::span<const std::unique_ptr<WriteCount>>();
+}
+
 WriteCount* Storage::add_segment(std::string name) {
-  segments_.push_back(std::make_unique<WriteCount>());
-  segments_.back()->name = std::move(name);
-  return segments_.back().get();
+  auto& segments = rare().segments;
+  segments.push_back(std::make_unique<WriteCount>());
+  segments.back()->name_of_segment = std::make_unique<const std::string>(std::move(name));
+  return segments.back().get();
 }
 
 // A free list per thread. A storage freed by another thread than its maker simply changes lists.

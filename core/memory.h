@@ -12,6 +12,7 @@
 #include <memory_resource>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -71,6 +72,7 @@ class MemorySource {
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }  // large blocks are cut from pieces this big
   // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty: unknown.
   virtual std::string state() const { return {}; }
+  virtual std::size_t left() const { return std::size_t(-1); }  // bytes that acquire could still give, at a guess; −1: unknown
 };
 
 // What a block is for. Whoever asks for memory says so with MemoryUse, and the allocator counts each use apart: so it can
@@ -102,8 +104,8 @@ std::string readable_bytes(double bytes);  // "1.5 MiB"
 // "activations 310 MiB, parameters 1.04 MiB, …", the largest first, zeros left out.
 std::string by_use(const std::array<std::size_t, uses>& bytes);
 
-// Small requests (below 1 MiB) are rounded up to one of eight sizes per power of two and wait in a list of their size when
-// given back. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass the
+// Small requests (below 1 MiB) are rounded up to 32, 64, … 512 bytes, or one of eight sizes per power of two, and wait in a list of
+// their size when given back; those of up to 8 KiB are cut from slabs of 64 KiB, so that a scalar costs 32 bytes. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass the
 // many small activations of the last layers become room for the few large gradients of the first.
 //
 // Thread-safe. A block given back on a stream may be taken again by the same stream at once (work on one stream is in
@@ -112,19 +114,29 @@ std::string by_use(const std::array<std::size_t, uses>& bytes);
 //
 // A pool is for a recorded step, whose replays use the addresses of the recording: what is taken while a pool is in use comes
 // from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it alone.
-class CachingAllocator {
+//
+// A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: it still has its
+// elements, and whatever needs the backend throws Error.
+class CachingAllocator : public Counted {
  public:
   static constexpr std::size_t large = std::size_t{1} << 20;
-  explicit CachingAllocator(std::unique_ptr<MemorySource> source) : source_(std::move(source)) {}
+  explicit CachingAllocator(std::unique_ptr<MemorySource> source, Backend* backend = nullptr)
+      : source_(std::move(source)), backend_(backend) {}
   ~CachingAllocator();
-  void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes at least
+  static void destroy(const CachingAllocator* a) { delete a; }
+  Backend& backend() const { return backend_ ? *backend_ : backend_is_gone(); }
+  Backend* living_backend() const { return backend_; }
+  void backend_ends() { backend_ = nullptr; }
+  void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes, or to a smaller block's size
   void give(void* block, int stream = 0) noexcept;
   void trim();                                    // returns what is wholly free to the source, but for the pools
   int new_pool() { return ++pools_; }
   void use_pool(int pool);      // from now on; 0: none. Throws when one is in use already
   void release_pool(int pool);  // its memory is ordinary from now on, what is still held as soon as that is given back
   std::size_t pool_bytes(int pool) const;  // obtained for it from the source
+  const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
+  std::size_t left() const;  // what may still be taken, at a guess: the source's, and what is free here; −1: unknown
   void reset_peak();
   static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to
 
@@ -139,24 +151,30 @@ class CachingAllocator {
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
 
+  struct Slab {  // memory from the source, cut in small blocks of one size
+    std::size_t bytes = 0, block = 0;
+    int pool = 0;
+    std::vector<Use> use = {};  // of each block; as many as there are blocks
+    std::size_t live = 0;       // blocks that are handed out
+  };
+  using Slabs = std::map<std::byte*, Slab>;
+
   // Free blocks wait under a number: their stream, or, for those of a pool, −pool.
   void* take_small(std::size_t bytes, int stream);
+  Slabs::iterator slab_of(void* block);  // end: it is a large one
   void* take_large(std::size_t bytes, int stream);
   void give_large(Pieces::iterator piece);
   void* acquire(std::size_t bytes);
   void trim_locked();
   std::size_t kept_for_pools(int stream) const;
+  [[noreturn]] Backend& backend_is_gone() const;
 
   std::unique_ptr<MemorySource> source_;
+  Backend* backend_;  // null once it is gone
   mutable std::mutex mutex_;
   std::pmr::unsynchronized_pool_resource bookkeeping_;  // recycles the nodes below: none is malloc'ed in a steady state
   std::map<std::pair<std::size_t, int>, std::vector<void*>> free_small_;
-  struct Small {
-    std::size_t bytes;
-    Use use;
-    int pool = 0;
-  };
-  std::unordered_map<void*, Small> small_;              // every small block obtained from the source
+  Slabs slabs_;
   Pieces pieces_{&bookkeeping_};
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
@@ -172,7 +190,9 @@ std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages
 // two tensors ever show the same count, even when one is born at the address where another died. Written by one thread at a time.
 struct WriteCount {
   std::atomic<std::uint64_t> writes{first()};
-  std::string name;  // "conv1.weight" for a parameter; empty for an activation
+  std::unique_ptr<const std::string> name_of_segment;
+  // "conv1.weight" for a parameter; empty for an activation
+  std::string name() const { return name_of_segment ? *name_of_segment : std::string(); }
   void bump() { writes.store(writes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   std::uint64_t now() const { return writes.load(std::memory_order_relaxed); }
   static std::uint64_t first() {
@@ -188,26 +208,29 @@ class Storage : public Counted {
   static Ref<Storage> wrap(Backend& backend, void* data, std::size_t bytes, std::shared_ptr<void> owner);
   static void destroy(const Storage*);
 
-  Backend& backend() const { return *backend_; }
+  Backend& backend() const { return memory_->backend(); }  // throws Error when it is gone
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   std::size_t bytes() const { return bytes_; }
   WriteCount* whole() { return &whole_; }
-  const std::vector<std::unique_ptr<WriteCount>>& segments() const { return segments_; }
+  std::span<const std::unique_ptr<WriteCount>> segments() const;
   WriteCount* add_segment(std::string name);  // lives as long as the storage
 
   static void* operator new(std::size_t);   // storages come and go with every activation: recycled, not malloc'ed
   static void operator delete(void*);
 
  private:
-  Storage(Backend& backend, void* data, std::size_t bytes, std::shared_ptr<void> owner)
-      : backend_(&backend), data_(data), bytes_(bytes), owner_(std::move(owner)) {}
+  Storage(Ref<CachingAllocator> memory, void* data, std::size_t bytes) : memory_(std::move(memory)), data_(data), bytes_(bytes) {}
   ~Storage();
-  Backend* backend_;
+  struct Rare {  // what few storages have
+    std::shared_ptr<void> owner;  // set: memory is not the allocator's
+    std::vector<std::unique_ptr<WriteCount>> segments;
+  };
+  Rare& rare() { return *(rare_ ? rare_ : (rare_ = std::make_unique<Rare>())); }
+  Ref<CachingAllocator> memory_;
   void* data_;
   std::size_t bytes_;
-  std::shared_ptr<void> owner_;  // set: memory is not the allocator's
   WriteCount whole_;
-  std::vector<std::unique_ptr<WriteCount>> segments_;
+  std::unique_ptr<Rare> rare_;
 };
 
 }  // namespace tandem

@@ -8,12 +8,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "core/cgroup.h"
 
 namespace tandem {
 namespace {
@@ -113,32 +113,6 @@ Team::~Team() {
   for (auto& w : workers_) w->thread.join();
 }
 
-// The first number of a file, or `otherwise`.
-double number_in(const std::string& file, double otherwise) {
-  double value;
-  return std::ifstream(file) >> value ? value : otherwise;
-}
-
-// Cores' worth of time that the cgroup (or its parent, which a container sees as its root) grants. Large: no limit.
-double quota() {
-  double least = 1e9;
-  std::string path;
-  for (std::ifstream groups("/proc/self/cgroup"); std::getline(groups, path);) {
-    const bool v2 = path.starts_with("0::");
-    if (!v2 && path.find(":cpu") == std::string::npos && path.find(",cpu:") == std::string::npos) continue;
-    path = path.substr(path.find(':', path.find(':') + 1) + 1);
-    for (std::string at = path;; at.erase(at.rfind('/'))) {
-      const std::string folder = "/sys/fs/cgroup" + std::string(v2 ? "" : "/cpu") + (at == "/" ? "" : at);
-      double granted, period = number_in(folder + "/cpu.cfs_period_us", 0);
-      if (std::ifstream max(folder + "/cpu.max"); max >> granted >> period) least = std::min(least, granted / period);
-      if (granted = number_in(folder + "/cpu.cfs_quota_us", -1); granted > 0 && period > 0)
-        least = std::min(least, granted / period);
-      if (at.rfind('/') == std::string::npos) break;
-    }
-  }
-  return least;
-}
-
 }  // namespace
 
 int default_threads() {
@@ -147,7 +121,7 @@ int default_threads() {
                                                                   : int(std::max(1u, std::thread::hardware_concurrency()));
   if (const char* asked = std::getenv("OMP_NUM_THREADS"))
     if (const int n = std::atoi(asked); n > 0) return std::min(n, 4 * cores);
-  return std::max(1, int(std::min(double(cores), std::ceil(quota()))));
+  return std::max(1, int(std::min(double(cores), std::ceil(core_quota()))));
 }
 
 namespace team {

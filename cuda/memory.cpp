@@ -39,6 +39,11 @@ std::string DeviceMemory::state() const {
   return memory_state(free, total, ours_);
 }
 
+std::size_t DeviceMemory::left() const {
+  std::size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : std::size_t(-1);
+}
+
 Staging::Staging(cudaStream_t stream) : stream_(stream), gone_(slots) {
   CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&pinned_), slots * slot_bytes, cudaHostAllocDefault));
   for (cudaEvent_t& e : gone_) CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));

@@ -18,6 +18,7 @@ class DeviceMemory : public MemorySource {
   const char* name() const override { return name_.c_str(); }
   // "79.1 GiB: 0.4 GiB free, 70 GiB ours, 8.7 GiB held by others or by libraries"
   std::string state() const override;
+  std::size_t left() const override;
 
  private:
   std::string name_;

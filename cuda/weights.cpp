@@ -8,7 +8,7 @@ const void* NarrowWeights::of(const Tensor& w, DType type) {
   Storage& storage = *w.storage();
   if (&w.writes() == storage.whole()) return nullptr;
   Copy& copy = copies_[{&storage, type}];
-  const auto& segments = storage.segments();
+  const auto segments = storage.segments();
   const std::int64_t elements = std::int64_t(storage.bytes() / sizeof(float));
   if (copy.index.size() != segments.size()) {
     copy.index.clear();

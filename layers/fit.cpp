@@ -21,6 +21,7 @@
 #include "layers/metrics.h"
 #include "layers/options.h"
 #include "layers/replay.h"
+#include "layers/step_memory.h"
 #include "layers/tally.h"
 
 namespace tandem {
@@ -636,6 +637,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     files.begin();
   }
   const std::int64_t began = at.step;
+
+  strategy.by_itself(true);
+  require_memory(model, data.train.make(0, 0));
+  strategy.by_itself(false);
 
   // What may still be refused comes before the first line is written; a run with nothing left to do writes none.
   const std::int64_t last_step =

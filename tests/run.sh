@@ -15,8 +15,6 @@ limit=${TEST_TIMEOUT:-900}
 logs=$(dirname "$binary")/test-logs
 rm -rf "$logs"
 mkdir -p "$logs"
-# Threads that spin while they wait would fight over the cores with the other shards.
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 # ThreadSanitizer: libraries compiled without it (oneDNN) are not judged.
 export TSAN_OPTIONS="${TSAN_OPTIONS:-ignore_noninstrumented_modules=1}"
 

@@ -2,10 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <map>
 
 #include "core/backend.h"
 #include "core/random.h"
+#include "core/reference/backend.h"
+#include "layers/fit.h"
+#include "layers/models.h"
+#include "layers/optimizer.h"
+#include "layers/step_memory.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -92,7 +98,7 @@ TEST(MemoryEnds, NamesWhatIsKeptForRecordedSteps) {
   memory.give(memory.take(1024));
   memory.use_pool(0);
   EXPECT_TRUE(refused([&] { memory.take(std::size_t{5} << 20); },
-                      {"0 B in 0 blocks", "4.00 MiB is kept for recorded steps, eager work cannot have it"}));
+                      {"0 B in 0 blocks", "4.06 MiB is kept for recorded steps, eager work cannot have it"}));
   memory.release_pool(pool);
   memory.give(memory.take(std::size_t{5} << 20));
 }
@@ -158,6 +164,154 @@ TEST(MemoryPool, NoBlockIsEverInTwoHands) {
     for (auto& [p, what] : live) memory.give(p);
   }
   EXPECT_EQ(held, 0u);
+}
+
+std::size_t resident() {
+  std::ifstream in("/proc/self/statm");
+  std::size_t all = 0, pages = 0;
+  in >> all >> pages;
+  return pages * 4096;
+}
+
+TEST(SmallTensors, ShareBlocks) {
+  if (heap_memory()->segment_bytes() == 0) GTEST_SKIP() << "under AddressSanitizer every block is its own";
+  for (const auto& kind : test::backends()) {
+    auto b = kind.make();
+    if (b->on_device()) continue;
+    const std::size_t before = resident();
+    std::vector<Tensor> tensors;
+    tensors.reserve(100000);
+    for (int i = 0; i < 100000; i++) tensors.push_back(Tensor::full(*b, {1}, i));
+    EXPECT_LE(double(resident() - std::min(before, resident())), double(20 << 20)) << kind.name << ", with their handles";
+    for (int i = 0; i < 100000; i += 997) ASSERT_EQ(tensors[std::size_t(i)].item(), float(i)) << "two share a place";
+    tensors.clear();
+    b->memory().trim();
+    EXPECT_EQ(b->memory().statistics().reserved_bytes, 0u) << "all of it goes back";
+  }
+}
+
+TEST(SmallTensors, AreAlignedAndApart) {
+  auto b = reference_backend();
+  std::map<const std::byte*, std::size_t> seen;
+  std::vector<Tensor> all;
+  for (std::int64_t n : {1, 8, 9, 16, 17, 100, 128, 129, 700, 2048, 2049, 5000})
+    for (int i = 0; i < 50; i++) {
+      all.emplace_back(*b, Shape{n});
+      const auto* at = static_cast<const std::byte*>(all.back().raw());
+      const std::size_t bytes = all.back().bytes();
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % (bytes > 32 ? 64 : 32), 0u);
+      auto next = seen.lower_bound(at);
+      EXPECT_TRUE(next == seen.end() || at + bytes <= next->first);
+      EXPECT_TRUE(next == seen.begin() || std::prev(next)->first + std::prev(next)->second <= at);
+      seen[at] = bytes;
+    }
+}
+
+TEST(Tensors, OutliveTheirBackend) {
+  for (const auto& kind : test::backends()) {
+    Tensor scalar, large, part, named;
+    {
+      auto b = kind.make();
+      scalar = Tensor::of(*b, {1}, {7});
+      large = Tensor::full(*b, {1 << 20}, 3);
+      part = large.slice(5, 9);
+      named = Tensor::full(*b, {64}, 1);
+      named.storage()->add_segment("weight");
+      if (b->on_device()) continue;
+    }
+    EXPECT_EQ(*scalar.data<float>(), 7.f);
+    large = Tensor();
+    EXPECT_EQ(part.data<float>()[3], 3.f);
+    EXPECT_TRUE(test::refused([&] { part.values(); }, {"outlived its backend"})) << kind.name;
+    EXPECT_TRUE(test::refused([&] { Tensor::like(scalar); }, {"outlived its backend"})) << kind.name;
+    EXPECT_TRUE(test::refused([&] { scalar.fill(0); }, {"outlived its backend"})) << kind.name;
+  }
+}
+
+// ---- what a step needs -----------------------------------------------------------------------------------------------
+struct Limited : MemorySource {
+  std::unique_ptr<MemorySource> heap = heap_memory();
+  std::size_t room;
+  explicit Limited(std::size_t bytes) : room(bytes) {}
+  void* acquire(std::size_t bytes) override { return heap->acquire(bytes); }
+  void release(void* block, std::size_t bytes) override { heap->release(block, bytes); }
+  const char* name() const override { return "test memory"; }
+  std::size_t segment_bytes() const override { return 0; }
+  std::size_t left() const override { return room; }
+};
+
+struct Blank : BatchSource {  // pictures of nothing
+  Backend& backend;
+  std::int64_t size;
+  Blank(Backend& b, std::int64_t n) : backend(b), size(n) {}
+  void share(int, int) override {}
+  std::int64_t batches_per_epoch() const override { return 1; }
+  std::int64_t pictures_per_epoch() const override { return size; }
+  void start(std::int64_t, std::int64_t) override { ready = true; }
+  bool next(Batch& batch) override {
+    if (std::exchange(ready, false)) return batch = make(0, 0), true;
+    return false;
+  }
+  Batch make(std::int64_t, std::int64_t) override {
+    Batch b;
+    b.images = Tensor::zeros(backend, {size, 28, 28, 1});
+    b.labels = Tensor::zeros(backend, {size}, DType::i32);
+    b.samples = Tensor::zeros(backend, {size}, DType::i32);
+    return b;
+  }
+  bool ready = false;
+};
+
+TEST(StepMemory, ABatchThatCannotFitIsRefusedBeforeTheFirstStep) {
+  reference::ReferenceBackend b(2, std::make_unique<Limited>(std::size_t{8} << 20));
+  auto train = [&](std::int64_t batch) {
+    auto model = make_model("lenet5", 10, 1, 28);
+    Blank data(b, batch);
+    SGD sgd({.learning_rate = 0.01});
+    fit(*model, cross_entropy_loss(), sgd, b, {.train = data}, {.progress = false});
+  };
+  std::string said;
+  try {
+    train(1000);
+  } catch (const UsageError& e) {
+    said = e.what();
+  }
+  const std::size_t at = said.find("a --batch of ");
+  ASSERT_NE(at, said.npos) << said;
+  for (const char* part : {"a step on 1000 pictures needs", "8.00 MiB of test memory are left", "parameters"})
+    EXPECT_NE(said.find(part), said.npos) << said;
+  const std::int64_t fits = std::atoll(said.c_str() + at + 13);
+  EXPECT_GT(fits, 20);
+  b.memory().reset_peak();
+  const std::size_t before = b.memory().statistics().live_bytes;
+  train(fits);
+  const double used = double(b.memory().statistics().peak_bytes - before);
+  EXPECT_LT(used, double(9 << 20)) << "what was said to fit";
+  EXPECT_GT(used, double(4 << 20)) << "more would have";
+}
+
+TEST(StepMemory, IsWhatAStepTakes) {
+  for (const auto& kind : test::backends())
+    for (const char* name : {"smallcnn", "resnet20"}) {
+      auto b = kind.make();
+      if (b->on_device() || (kind.name == "reference" && std::string(name) == "resnet20")) continue;
+      auto model = make_model(name, 10, 3, 32);
+      ParameterSpace space(*model, *b, 1);
+      model->train();
+      const std::int64_t pictures = kind.name == "reference" ? 8 : 64;
+      const Tensor images = Tensor::full(*b, {pictures, 32, 32, 3}, 0.5), labels = Tensor::zeros(*b, {pictures}, DType::i32);
+      const StepMemory m = step_memory(*model, images);
+      const std::size_t before = b->memory().statistics().live_bytes;
+      b->memory().reset_peak();
+      space.zero_gradients();
+      space.backward(cross_entropy((*model)(Variable(images)), labels));
+      const auto s = b->memory().statistics();
+      const double took = double(s.peak_bytes - before) - double(s.at_peak[std::size_t(Use::scratch)]);
+      const double said = double(m.per_picture) * double(pictures) - 4 * double(images.bytes());
+      EXPECT_LT(took, said) << kind.name << ' ' << name;
+      EXPECT_GT(took, 0.5 * said) << kind.name << ' ' << name;
+      EXPECT_GT(m.left, std::size_t{64} << 20);
+    }
 }
 
 }  // namespace

@@ -1,0 +1,14 @@
+// What this process may have of the machine: cores and memory, where a cgroup (a container, a batch system) grants less.
+#pragma once
+#include <cstddef>
+
+namespace tandem {
+
+// Cores' worth of time that the cgroup grants: cpu.max, or v1's cpu.cfs_quota_us. Very large: no limit.
+double core_quota();
+
+// Bytes that can be taken before the kernel ends a process: MemAvailable, and what the cgroup (memory.max, or v1's
+// memory.limit_in_bytes) leaves beside what it could drop. −1: unknown.
+std::size_t host_memory_left();
+
+}  // namespace tandem

@@ -1,0 +1,111 @@
+// The team of threads: who runs what, that parts may wait for each other, and that nobody spins for long.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <numeric>
+#include <thread>
+
+#include "autograd/ops.h"
+#include "core/cgroup.h"
+#include "core/team.h"
+#include "tests/support.h"
+
+using namespace tandem;
+
+namespace {
+
+double cpu_seconds() {  // of all threads of this process
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+TEST(Team, RunsEveryPartOnce) {
+  for (int call = 0; call < 3000; call++) {
+    const int parts = 1 + call % 6;
+    std::vector<int> runs(std::size_t(parts), 0);
+    in_parts(parts, [&](int part) { runs[std::size_t(part)]++; });
+    ASSERT_EQ(runs, std::vector<int>(std::size_t(parts), 1)) << "call " << call;
+  }
+}
+
+TEST(Team, PartsMayWaitForEachOther) {
+  for (int parts : {2, 3, 7})
+    for (int call = 0; call < 100; call++) {
+      team::Barrier barrier(parts);
+      std::atomic<int> arrived{0}, early{0};
+      in_parts(parts, [&](int) {
+        for (int round = 1; round <= 3; round++) {
+          arrived++;
+          barrier.wait();
+          if (arrived < round * parts) early++;
+          barrier.wait();
+        }
+      });
+      ASSERT_EQ(early, 0) << "a part passed the barrier before all had come";
+    }
+}
+
+TEST(Team, InsideAPartPartsRunOneAfterAnother) {
+  std::vector<int> seen(4 * 4, 0);
+  in_parts(4, [&](int outer) {
+    EXPECT_TRUE(team::inside());
+    in_parts(4, [&](int inner) { seen[std::size_t(outer * 4 + inner)] = inner == 0 ? 1 : seen[std::size_t(outer * 4 + inner - 1)] + 1; });
+  });
+  for (int i = 0; i < 16; i++) EXPECT_EQ(seen[std::size_t(i)], i % 4 + 1);
+  EXPECT_FALSE(team::inside());
+}
+
+TEST(Team, EveryThreadHasItsOwn) {
+  std::atomic<int> sum{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; t++)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; i++) in_parts(3, [&](int part) { sum += part; });
+    });
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(sum, 4 * 200 * 3);
+}
+
+// libgomp's threads would use 3 to 15 ms of every pause, each.
+TEST(Team, LeavesTheCoresSoonAfterItsWork) {
+  for (const auto& kind : test::backends()) {
+    auto b = kind.make();
+    if (b->on_device()) continue;
+    NoGrad off;
+    const Variable x(Tensor::zeros(*b, {64, 256})), w(Tensor::zeros(*b, {256, 256}));
+    const Variable pictures(Tensor::zeros(*b, {8, 16, 16, 16})), filters(Tensor::zeros(*b, {32, 3, 3, 16}));
+    double used = 0;
+    constexpr int pauses = 20;
+    for (int i = 0; i < pauses; i++) {
+      linear(x, w, Variable());
+      conv2d(pictures, filters, Variable(), {.stride = 2});
+      const double before = cpu_seconds();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      used += cpu_seconds() - before;
+    }
+    EXPECT_LT(used / pauses, 1e-3) << kind.name << ": seconds of CPU in a pause of 20 ms";
+  }
+}
+
+TEST(Team, HasTheCoresOfTheAffinityMask) {
+  if (std::getenv("OMP_NUM_THREADS")) GTEST_SKIP() << "OMP_NUM_THREADS decides";
+  int on_one = 0;
+  std::thread([&] {
+    cpu_set_t mask, one;
+    ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
+      if (CPU_ISSET(cpu, &mask)) CPU_SET(cpu, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    on_one = default_threads();
+  }).join();
+  EXPECT_EQ(on_one, 1);
+  EXPECT_GE(default_threads(), 1);
+  EXPECT_GT(core_quota(), 0);
+}
+
+}  // namespace
