@@ -1,6 +1,5 @@
 #include "layers/options.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <map>
 #include <thread>
 
+#include "core/team.h"
 #include "layers/fit.h"
 #include "layers/models.h"
 
@@ -135,7 +135,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
        }});
   // More threads than cores only wait for each other; the bound catches the slip of a finger.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
-  specs.push_back({"--threads", "threads of the CPU backend (0: OMP_NUM_THREADS, else all cores, or a rank's share of them)",
+  specs.push_back({"--threads", "threads of the CPU backend (0: OMP_NUM_THREADS, else the cores it may use, or a rank's share of them)",
                    std::to_string(o.threads), [&o, most](const std::string& v) {
                      o.threads = number<int>("--threads", v, 0, most,
                                              "a whole number from 0 to " + std::to_string(most) + " (four per core)");
@@ -252,9 +252,7 @@ namespace {
 int threads_for(const Options& o) {
   const int ranks = local_size_from_environment();
   if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
-  cpu_set_t bound;
-  const int cores = int(sysconf(_SC_NPROCESSORS_ONLN));
-  return threads_of_rank(ranks, cores, sched_getaffinity(0, sizeof bound, &bound) == 0 ? CPU_COUNT(&bound) : cores);
+  return threads_of_rank(ranks, int(sysconf(_SC_NPROCESSORS_ONLN)), default_threads());
 }
 }  // namespace
 

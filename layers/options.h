@@ -42,7 +42,7 @@ struct Options {
   std::uint64_t seed = 1;
   std::string device = "cpu";  // cpu, reference, cuda, cuda:1
   DType dtype = DType::f32;    // of activations; parameters stay f32
-  int threads = 0;             // 0: all cores
+  int threads = 0;             // 0: default_threads() (core/team.h)
   int val = 0;                 // training pictures held back for choices
   std::string metrics = {};
   ExchangeFiles exchange = {};
