@@ -91,15 +91,18 @@ void Team::run(int parts, team::Call call, const void* body) {
 
 void Team::work(Worker& worker, int part) {
   inside_part = true;
-  // A worker that the caller was quicker than found its core busy: it does not stand in the way of others by looking for work.
-  for (bool worked = false;;) {
-    if (!worked || !spin([&] { return worker.state.load(std::memory_order_relaxed) != idle; })) {
+  // Where the caller was quicker several times in a row, others need this core: the worker sleeps at once.
+  for (int late = 0;;) {
+    if (late > 2 || !spin([&] { return worker.state.load(std::memory_order_relaxed) != idle; })) {
       int expected = idle;
       if (worker.state.compare_exchange_strong(expected, asleep)) worker.state.wait(asleep);
     }
     if (worker.state == leave) return;
-    worked = take(worker);
-    if (!worked) continue;
+    if (!take(worker)) {
+      late++;
+      continue;
+    }
+    late = 0;
     call_(body_, part);
     if (--pending_ == 0) pending_.notify_one();
   }
