@@ -1,6 +1,7 @@
 #include "core/team.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -62,6 +63,7 @@ class Team {
     return worker.state.compare_exchange_strong(expected, idle);
   }
 
+  const pid_t process_ = getpid();
   team::Call call_ = nullptr;  // the job; does not change while a part is open or pending
   const void* body_ = nullptr;
   std::vector<std::unique_ptr<Worker>> workers_;  // worker i has part i + 1
@@ -109,6 +111,10 @@ void Team::work(Worker& worker, int part) {
 }
 
 Team::~Team() {
+  if (getpid() != process_) {  // after fork() there are no workers, and none to wait for
+    for (auto& w : workers_) w->thread.detach();
+    return;
+  }
   for (auto& w : workers_) {
     w->state = leave;
     w->state.notify_one();

@@ -1,9 +1,12 @@
 // The team of threads: who runs what, that parts may wait for each other, and that nobody spins for long.
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <numeric>
 #include <thread>
@@ -68,6 +71,22 @@ TEST(Team, EveryThreadHasItsOwn) {
     });
   for (auto& t : threads) t.join();
   EXPECT_EQ(sum, 4 * 200 * 3);
+}
+
+TEST(Team, AForkedProcessWorksAloneAndEnds) {
+  in_parts(3, [](int) {});
+  const pid_t child = fork();
+  if (child == 0) {
+    int sum = 0;
+    in_parts(3, [&](int part) { sum += part; });
+    std::exit(sum == 3 ? 0 : 1);
+  }
+  int status = -1;
+  for (int waited = 0; waitpid(child, &status, WNOHANG) == 0; waited++) {
+    if (waited == 100) kill(child, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(status, 0);
 }
 
 // libgomp's threads would use 3 to 15 ms of every pause, each.
