@@ -12,6 +12,7 @@
 #include <new>
 #include <vector>
 
+#include "autograd/ops.h"
 #include "core/cpu/norm.h"
 #include "core/cpu/pool.h"
 #include "core/cpu/rows.h"
@@ -95,13 +96,13 @@ void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t 
   row(
       "batch norm+relu", type, shape,
       [&] {
-        cpu::batch_norm<T>(threads, s, x.p, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
+        cpu::batch_norm<T>(threads, s, x.p, nullptr, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
       },
       [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, bytes); });
   row(
       "  +residual", type, shape,
       [&] {
-        cpu::batch_norm<T>(threads, s, x.p, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
+        cpu::batch_norm<T>(threads, s, x.p, nullptr, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
       },
       [&] {
         touch({x.p}, nullptr, bytes), touch({x.p, residual.p}, y.p, bytes);
@@ -167,6 +168,40 @@ void losses(const char* type, const char* shape, std::int64_t rows, std::int64_t
       [&] { touch({x.p}, dx.p, bytes); });
 }
 
+// b is stretched along some axes of a; a is read and y written once.
+void broadcasts() {
+  std::unique_ptr<Backend> backend = cpu_backend(threads);
+  const struct {
+    const char* name;
+    Shape a, b;
+  } shapes[] = {{"NHWC·NHWC", {64, 32, 32, 64}, {64, 32, 32, 64}}, {"NHWC·C", {64, 32, 32, 64}, {64}},
+                {"NHWC·N11C", {64, 32, 32, 64}, {64, 1, 1, 64}}, {"NHWC·NHW1", {64, 32, 32, 64}, {64, 32, 32, 1}},
+                {"NHWC·N11C C=10", {64, 64, 64, 10}, {64, 1, 1, 10}}, {"NC·C", {4096, 1000}, {1000}},
+                {"NC·N1", {4096, 1000}, {4096, 1}}, {"NC·1", {4096, 1000}, {1}}};
+  for (const auto& s : shapes) {
+    Variable a(Tensor::full(*backend, s.a, 1.5), true), b(Tensor::full(*backend, s.b, 2), true);
+    const std::int64_t n = s.a.elements();
+    Array<float> from(n), to(n);
+    const bool both = s.b.elements() == n;
+    row(
+        "mul", "f32", s.name, [&] { NoGrad off; a * b; },
+        [&] { both ? touch({a.value().raw(), from.p}, to.p, 4 * n) : touch({from.p}, to.p, 4 * n); });
+    Variable y = a * b;
+    const Tensor dy = Tensor::full(*backend, s.a, 1);
+    // Reads dy, a and b, writes da and db.
+    row(
+        "  backward", "f32", s.name,
+        [&] {
+          Sink sinks[] = {Sink(a.leaf()), Sink(b.leaf())};
+          y.node()->backward(dy, sinks);
+          a.zero_grad(), b.zero_grad();
+        },
+        [&] {
+          touch({dy.raw()}, to.p, 4 * n), touch({from.p, dy.raw()}, both ? to.p : nullptr, 4 * n);
+        });
+  }
+}
+
 template <class T>
 void table(const char* type) {
   norms<T>(type, "128x32x32x16", 128 * 32 * 32, 16);
@@ -191,6 +226,7 @@ int main(int argc, char** argv) {
   if (argc > 2) repetitions = std::atoi(argv[2]);
   std::printf("%d threads, %d repetitions, ms    median: op    plain share   best: op    plain share\n", threads,
               repetitions);
+  broadcasts();
   table<float>("f32");
   table<bf16>("bf16");
   norms<float>("f32", "128x32x32x16", 128 * 32 * 32, 16);

@@ -1,0 +1,102 @@
+// Loops over the elements of two inputs that are broadcast as in NumPy: shapes are aligned at their last axes, and a size of 1 is
+// stretched. Included by *.kernel.cpp files.
+#pragma once
+#include "core/launch.h"
+
+namespace tandem {
+
+// y as nested loops, outermost first: neighbouring axes along which the same inputs are stretched make one loop, so that equal
+// shapes are one and a bias over the last axis is two. Where an input is stretched its step is 0.
+struct Loops {
+  int count = 0;
+  std::int64_t extent[Shape::max_rank] = {}, a[Shape::max_rank] = {}, b[Shape::max_rank] = {};
+};
+
+// One turn of the first `count` loops: its indices, and where it lies in a and b.
+struct Turn {
+  std::int64_t at[Shape::max_rank] = {}, p = 0, q = 0;
+  TANDEM_HD Turn(const Loops& l, int count, std::int64_t number) {
+    for (int k = count - 1; k >= 0; k--) {
+      at[k] = k ? number % l.extent[k] : number;
+      if (k) number /= l.extent[k];
+      p += at[k] * l.a[k], q += at[k] * l.b[k];
+    }
+  }
+  void next(const Loops& l, int count) {  // without a division
+    for (int k = count - 1; k >= 0; k--) {
+      p += l.a[k], q += l.b[k];
+      if (++at[k] < l.extent[k]) return;
+      p -= l.extent[k] * l.a[k], q -= l.extent[k] * l.b[k], at[k] = 0;
+    }
+  }
+};
+
+// `s` with axes of size 1 before its own.
+inline Shape padded(const Shape& s, int rank) {
+  Shape p;
+  for (int i = s.rank(); i < rank; i++) p.append(1);
+  for (std::int64_t e : s) p.append(e);
+  return p;
+}
+
+// Over y, whose shape is that of a and b broadcast.
+inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
+  const Shape pa = padded(a, y.rank()), pb = padded(b, y.rank());
+  Loops l;
+  for (int i = 0; i < y.rank(); i++) {
+    if (y[i] == 1) continue;
+    const bool in_a = pa[i] != 1, in_b = pb[i] != 1;
+    if (l.count && (l.a[l.count - 1] != 0) == in_a && (l.b[l.count - 1] != 0) == in_b) {
+      l.extent[l.count - 1] *= y[i];
+    } else {
+      l.extent[l.count] = y[i], l.a[l.count] = in_a, l.b[l.count] = in_b;
+      l.count++;
+    }
+  }
+  if (l.count == 0) l.extent[0] = l.a[0] = l.b[0] = l.count = 1;
+  std::int64_t step_a = 1, step_b = 1;
+  for (int k = l.count - 1; k >= 0; k--) {
+    if (l.a[k]) l.a[k] = step_a, step_a *= l.extent[k];
+    if (l.b[k]) l.b[k] = step_b, step_b *= l.extent[k];
+  }
+  return l;
+}
+
+// The threads of a device find each element by itself, those of a host go along the innermost loop, whose steps are known when
+// compiling.
+template <class Body>
+struct EachElement {
+  Loops loops;
+  Body body;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    const Turn t(loops, loops.count, i);
+    body(i, t.p, t.q);
+  }
+};
+template <int a_step, int b_step, class Body>
+void along_rows(Backend& backend, std::int64_t n, const Loops& loops, const Body& shared_body) {
+  parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
+    const Body body = shared_body;  // a private copy, as in launch()
+    const int outer = loops.count - 1;
+    const std::int64_t row = loops.extent[outer];
+    std::int64_t first = begin % row;  // a part may begin within a row
+    Turn t(loops, outer, begin / row);
+    for (std::int64_t i = begin; i < end; t.next(loops, outer), first = 0) {
+      const std::int64_t count = std::min(row - first, end - i), p = t.p + first * a_step, q = t.q + first * b_step;
+#pragma omp simd
+      for (std::int64_t k = 0; k < count; k++) body(i + k, p + k * a_step, q + k * b_step);
+      i += count;
+    }
+  });
+}
+// body(i, p, q) for every element: i of y, at p of a and at q of b.
+template <class Body>
+void launch_broadcast(Backend& backend, std::int64_t n, const Loops& loops, const Body& body) {
+  if (backend.on_device()) return launch(backend, n, EachElement<Body>{loops, body});
+  const bool a = loops.a[loops.count - 1], b = loops.b[loops.count - 1];
+  if (a && b) along_rows<1, 1>(backend, n, loops, body);
+  else if (a) along_rows<1, 0>(backend, n, loops, body);
+  else along_rows<0, 1>(backend, n, loops, body);
+}
+
+}  // namespace tandem
