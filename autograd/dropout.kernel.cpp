@@ -31,7 +31,7 @@ struct Drop {
       if (e >= row_length) break;
       bool kept = words.w[k] >= threshold;
       mask[base + e] = kept;
-      y[base + e] = T(kept ? Accumulator<T>(x[base + e]) * Accumulator<T>(keep_scale) : Accumulator<T>(0));
+      y[base + e] = T(Accumulator<T>(x[base + e]) * Accumulator<T>(kept ? keep_scale : 0));  // a NaN that falls is seen
     }
   }
 };
@@ -45,7 +45,7 @@ struct DropBackward {
   T* dx;
   TANDEM_HD void operator()(std::int64_t i) const {
     using A = Accumulator<T>;
-    A g = mask[i] ? A(dy[i]) * A(keep_scale) : A(0);
+    A g = A(dy[i]) * A(mask[i] ? keep_scale : 0);
     dx[i] = T(add ? A(dx[i]) + g : g);
   }
 };

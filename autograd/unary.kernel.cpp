@@ -1,4 +1,4 @@
-// Element-wise operations of one input. An operation is a functor: f is the function; df its derivative, written in terms of
+// Element-wise operations of one input. An operation is a functor: f is the function; df the gradient g·f′, written in terms of
 // the input x or of the output y, whichever needs less work: that one is saved. One template makes the forward loop, the node
 // and the backward loop of all of them, on every device.
 //
@@ -13,157 +13,162 @@ namespace {
 
 enum class From { x, y, nothing };  // what df reads
 
-// A stands for the arithmetic type: float, or double on the reference backend.
+// A stands for the arithmetic type: float, or double on the reference backend. g is the gradient behind the result.
 struct Relu {
   static constexpr auto name = "relu";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return x < 0 ? A(0) : x; }  // written so that a NaN comes through
-  template <class A> TANDEM_HD A df(A y) const { return y > 0 ? A(1) : A(0); }
+  template <class A> TANDEM_HD A df(A g, A y) const { return y <= 0 ? A(0) : g; }
 };
 struct LeakyRelu {
   static constexpr auto name = "leaky_relu";
   static constexpr From from = From::x;
   double slope;
   template <class A> TANDEM_HD A f(A x) const { return x < 0 ? A(slope) * x : x; }
-  template <class A> TANDEM_HD A df(A x) const { return x > 0 ? A(1) : A(slope); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return x > 0 ? g : g * A(slope); }
 };
 struct Elu {
   static constexpr auto name = "elu";
   static constexpr From from = From::x;
   double alpha;
-  template <class A> TANDEM_HD A f(A x) const { return x < 0 ? A(alpha) * (exponential(x) - A(1)) : x; }
-  template <class A> TANDEM_HD A df(A x) const { return x > 0 ? A(1) : A(alpha) * exponential(x); }
+  template <class A> TANDEM_HD A f(A x) const { return x <= 0 ? A(alpha) * exponential_minus_1(x) : x; }
+  template <class A> TANDEM_HD A df(A g, A x) const { return x > 0 ? g : g * (A(alpha) * exponential(x)); }
 };
 struct Gelu {
   static constexpr auto name = "gelu";
   static constexpr From from = From::x;
-  template <class A> TANDEM_HD A f(A x) const { return A(0.5) * x * (A(1) + error_function(x * A(0.70710678118654752))); }
-  template <class A> TANDEM_HD A df(A x) const {
+  template <class A> TANDEM_HD A f(A x) const { return x * normal_distribution(x); }
+  template <class A> TANDEM_HD A df(A g, A x) const {
     A density = A(0.39894228040143268) * exponential(A(-0.5) * x * x);
-    return A(0.5) * (A(1) + error_function(x * A(0.70710678118654752))) + x * density;
-  }
-};
-struct GeluTanh {
-  static constexpr auto name = "gelu_tanh";
-  static constexpr From from = From::x;
-  template <class A> TANDEM_HD A f(A x) const {
-    return A(0.5) * x * (A(1) + hyperbolic_tangent(A(0.79788456080286536) * (x + A(0.044715) * x * x * x)));
-  }
-  template <class A> TANDEM_HD A df(A x) const {
-    A t = hyperbolic_tangent(A(0.79788456080286536) * (x + A(0.044715) * x * x * x));
-    A inner = A(0.79788456080286536) * (A(1) + A(3 * 0.044715) * x * x);
-    return A(0.5) * (A(1) + t) + A(0.5) * x * (A(1) - t * t) * inner;
+    return g * (normal_distribution(x) + x * density);
   }
 };
 template <class A> TANDEM_HD inline A logistic(A x) { return A(1) / (A(1) + exponential(-x)); }
+// 0.5·x·(1 + tanh(u)) = x·logistic(2u), which keeps its digits where tanh is near −1. Beyond 40 that is 0 or 1 to the last
+// digit, and x³ would overflow.
+struct GeluTanh {
+  static constexpr auto name = "gelu_tanh";
+  static constexpr From from = From::x;
+  template <class A> TANDEM_HD static A bounded(A x) { return x < -40 ? A(-40) : x > 40 ? A(40) : x; }
+  template <class A> TANDEM_HD static A share(A c) {
+    return logistic(A(2 * 0.79788456080286536) * (c + A(0.044715) * c * c * c));
+  }
+  template <class A> TANDEM_HD A f(A x) const { return x * share(bounded(x)); }
+  template <class A> TANDEM_HD A df(A g, A x) const {
+    A c = bounded(x), s = share(c), inner = A(2 * 0.79788456080286536) * (A(1) + A(3 * 0.044715) * c * c);
+    return g * (s + x * s * (A(1) - s) * inner);
+  }
+};
 struct Silu {
   static constexpr auto name = "silu";
   static constexpr From from = From::x;
   template <class A> TANDEM_HD A f(A x) const { return x * logistic(x); }
-  template <class A> TANDEM_HD A df(A x) const {
+  template <class A> TANDEM_HD A df(A g, A x) const {
     A s = logistic(x);
-    return s * (A(1) + x * (A(1) - s));
+    return g * (s * (A(1) + x * (A(1) - s)));
   }
 };
 struct Hardswish {
   static constexpr auto name = "hardswish";
   static constexpr From from = From::x;
-  template <class A> TANDEM_HD A f(A x) const { return x < -3 ? A(0) : x > 3 ? x : x * (x + A(3)) / A(6); }
-  template <class A> TANDEM_HD A df(A x) const { return x < -3 ? A(0) : x > 3 ? A(1) : (A(2) * x + A(3)) / A(6); }
+  template <class A> TANDEM_HD A f(A x) const { return x * ((x < -3 ? A(0) : x > 3 ? A(6) : x + A(3)) / A(6)); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return x < -3 ? A(0) : x > 3 ? g : g * (x / A(3) + A(0.5)); }
 };
 struct Softplus {
   static constexpr auto name = "softplus";
   static constexpr From from = From::x;
   // log(1 + e^x) = max(x, 0) + log(1 + e^−|x|): never overflows.
   template <class A> TANDEM_HD A f(A x) const { return (x < 0 ? A(0) : x) + std::log1p(exponential(x < 0 ? x : -x)); }
-  template <class A> TANDEM_HD A df(A x) const { return logistic(x); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return g * logistic(x); }
 };
 struct Sigmoid {
   static constexpr auto name = "sigmoid";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return logistic(x); }
-  template <class A> TANDEM_HD A df(A y) const { return y * (A(1) - y); }
+  template <class A> TANDEM_HD A df(A g, A y) const { return g * (y * (A(1) - y)); }
 };
 struct Tanh {
   static constexpr auto name = "tanh";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return hyperbolic_tangent(x); }
-  template <class A> TANDEM_HD A df(A y) const { return A(1) - y * y; }
+  template <class A> TANDEM_HD A df(A g, A y) const { return g * (A(1) - y * y); }
 };
 struct Exp {
   static constexpr auto name = "exp";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return exponential(x); }
-  template <class A> TANDEM_HD A df(A y) const { return y; }
+  template <class A> TANDEM_HD A df(A g, A y) const { return g * y; }
 };
 struct Log {
   static constexpr auto name = "log";
   static constexpr From from = From::x;
   template <class A> TANDEM_HD A f(A x) const { return std::log(x); }
-  template <class A> TANDEM_HD A df(A x) const { return A(1) / x; }
+  template <class A> TANDEM_HD A df(A g, A x) const { return g / x; }
 };
 struct Sqrt {
   static constexpr auto name = "sqrt";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return std::sqrt(x); }
-  template <class A> TANDEM_HD A df(A y) const { return A(0.5) / y; }
+  template <class A> TANDEM_HD A df(A g, A y) const { return g / (A(2) * y); }
 };
 struct Rsqrt {
   static constexpr auto name = "rsqrt";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return A(1) / std::sqrt(x); }
-  template <class A> TANDEM_HD A df(A y) const { return A(-0.5) * y * y * y; }
+  template <class A> TANDEM_HD A df(A g, A y) const { return A(-0.5) * g * y * y * y; }
 };
 struct Reciprocal {
   static constexpr auto name = "reciprocal";
   static constexpr From from = From::y;
   template <class A> TANDEM_HD A f(A x) const { return A(1) / x; }
-  template <class A> TANDEM_HD A df(A y) const { return -y * y; }
+  template <class A> TANDEM_HD A df(A g, A y) const { return -g * y * y; }
 };
 struct Square {
   static constexpr auto name = "square";
   static constexpr From from = From::x;
   template <class A> TANDEM_HD A f(A x) const { return x * x; }
-  template <class A> TANDEM_HD A df(A x) const { return A(2) * x; }
+  template <class A> TANDEM_HD A df(A g, A x) const { return g * (A(2) * x); }
 };
 struct Abs {
   static constexpr auto name = "abs";
   static constexpr From from = From::x;
-  template <class A> TANDEM_HD A f(A x) const { return x < 0 ? -x : x; }
-  template <class A> TANDEM_HD A df(A x) const { return x > 0 ? A(1) : x < 0 ? A(-1) : A(0); }
+  template <class A> TANDEM_HD A f(A x) const { return std::fabs(x); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return g * (x > 0 ? A(1) : x < 0 ? A(-1) : A(0)); }
 };
 struct Sin {
   static constexpr auto name = "sin";
   static constexpr From from = From::x;
   template <class A> TANDEM_HD A f(A x) const { return std::sin(x); }
-  template <class A> TANDEM_HD A df(A x) const { return std::cos(x); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return g * std::cos(x); }
 };
 struct Cos {
   static constexpr auto name = "cos";
   static constexpr From from = From::x;
   template <class A> TANDEM_HD A f(A x) const { return std::cos(x); }
-  template <class A> TANDEM_HD A df(A x) const { return -std::sin(x); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return g * -std::sin(x); }
 };
 struct Clamp {
   static constexpr auto name = "clamp";
   static constexpr From from = From::x;
   double low, high;
   template <class A> TANDEM_HD A f(A x) const { return x < A(low) ? A(low) : x > A(high) ? A(high) : x; }
-  template <class A> TANDEM_HD A df(A x) const { return x < A(low) || x > A(high) ? A(0) : A(1); }
+  template <class A> TANDEM_HD A df(A g, A x) const { return x >= A(low) && x <= A(high) ? g : A(0); }
 };
 struct Affine {
   static constexpr auto name = "scale";
   static constexpr From from = From::nothing;
   double factor, shift;
   template <class A> TANDEM_HD A f(A x) const { return A(factor) * x + A(shift); }
-  template <class A> TANDEM_HD A df(A) const { return A(factor); }
+  template <class A> TANDEM_HD A df(A g, A) const { return g * A(factor); }
 };
 struct Power {
   static constexpr auto name = "power";
   static constexpr From from = From::x;
   double exponent;
   template <class A> TANDEM_HD A f(A x) const { return std::pow(x, A(exponent)); }
-  template <class A> TANDEM_HD A df(A x) const { return A(exponent) * std::pow(x, A(exponent - 1)); }
+  template <class A> TANDEM_HD A df(A g, A x) const {
+    return exponent == 0 ? A(0) : g * (A(exponent) * std::pow(x, A(exponent - 1)));
+  }
 };
 
 // ---- the template behind all of them ---------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ struct Backward {
   T* dx;
   TANDEM_HD void operator()(std::int64_t i) const {
     using A = Accumulator<T>;
-    A g = A(dy[i]) * op.df(A(kept[i]));
+    A g = op.df(A(dy[i]), A(kept[i]));
     dx[i] = T(add ? A(dx[i]) + g : g);
   }
 };
@@ -246,7 +251,7 @@ Variable rsqrt(const Variable& x) { return unary(x, Rsqrt{}); }
 Variable reciprocal(const Variable& x) { return unary(x, Reciprocal{}); }
 Variable square(const Variable& x) { return unary(x, Square{}); }
 Variable abs(const Variable& x) { return unary(x, Abs{}); }
-Variable neg(const Variable& x) { return unary(x, Affine{-1, 0}); }
+Variable neg(const Variable& x) { return unary(x, Affine{-1, -0.0}); }  // adding −0 changes nothing, not even 0's sign
 Variable sin(const Variable& x) { return unary(x, Sin{}); }
 Variable cos(const Variable& x) { return unary(x, Cos{}); }
 Variable clamp(const Variable& x, double low, double high) {

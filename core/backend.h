@@ -106,7 +106,8 @@ class Backend {
 
   // ---- pooling -----------------------------------------------------------------------------------------------------
   // y = max over the window, or relu of it. winner[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
-  // the window, 255 where relu cut it off; null when no gradient is wanted. Elements outside the picture never win.
+  // the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted. Elements outside
+  // the picture never win.
   virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) = 0;
   virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) = 0;
   virtual void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) = 0;

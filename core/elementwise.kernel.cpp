@@ -37,7 +37,7 @@ template <class T>
 struct MaskPositive {
   const T *y, *dy;
   T* out;
-  TANDEM_HD void operator()(std::int64_t i) const { out[i] = T(Accumulator<T>(y[i]) > 0 ? Accumulator<T>(dy[i]) : 0); }
+  TANDEM_HD void operator()(std::int64_t i) const { out[i] = Accumulator<T>(y[i]) <= 0 ? T(0) : dy[i]; }
 };
 
 // Not finite means: all bits of the exponent are set. Counts in integers, so that the loop vectorises.

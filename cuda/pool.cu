@@ -35,8 +35,8 @@ struct MaxPool {
     for (std::int64_t ky = larger(0, -top); ky < smaller(s.kh, s.h - top); ky++)
       for (std::int64_t kx = larger(0, -left); kx < smaller(s.kw, s.w - left); kx++) {
         const float v = float(x[((o.n * s.h + top + ky) * s.w + left + kx) * s.c + o.c]);
-        // The first element wins even if it is −∞; a NaN wins and is not beaten.
-        if (who == nobody || v > best || (v != v && best == best)) best = v, who = int(ky * s.kw + kx);
+        // The first element wins even if it is −∞; the last NaN wins.
+        if (who == nobody || v > best || v != v) best = v, who = int(ky * s.kw + kx);
       }
     if (relu && best <= 0) best = 0, who = nobody;
     y[i] = T(best);

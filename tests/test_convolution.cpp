@@ -465,4 +465,44 @@ TEST(OneDnn, LinearAndGemmEqualPlainLoops) {
   }
 }
 
+// 1×1 filters in bf16, pixels × channels in × channels out: small integers, so that every sum is exact. `make test` takes those
+// around which the library's kernels change; TANDEM_SWEEP=1 takes all of 1–130 × 1–33 × 1–33 (some 5 minutes).
+TEST(Convolution, OddChannelsInBf16) {
+  if (!OneDnn::has_bf16()) GTEST_SKIP() << "this CPU multiplies no bf16";
+  const bool all = std::getenv("TANDEM_SWEEP") != nullptr;
+  const auto taken = [&](std::int64_t channels) { return all || channels == 1 || channels == 15 || channels == 17 || channels > 31; };
+  std::int64_t wrong = 0, tried = 0;
+  for (std::int64_t c_in = 1; c_in <= 33; c_in++)
+    for (std::int64_t c_out = 1; c_out <= 33; c_out++) {
+      if (!taken(c_in) || !taken(c_out)) continue;
+      TestScratch scratch;
+      scratch.spoil = false;
+      Convolution conv(scratch, 2);
+      conv.deterministic(true);
+      Random random;
+      auto integers = [&]<class T>(std::vector<T> v) {
+        for (T& e : v) e = T(float(int(random.next() * 2.5)));
+        return v;
+      };
+      const auto w = integers(std::vector<float>(c_in * c_out));
+      for (std::int64_t pixels = 1; pixels <= 130; pixels++) {
+        if (!all && pixels % 30 > 1 && pixels % 30 < 28) continue;
+        const ConvShape s{.n = 1, .h = pixels, .w = 1, .c_in = c_in, .c_out = c_out};
+        const auto x = integers(std::vector<bf16>(s.x_elements())), dy = integers(std::vector<bf16>(s.y_elements()));
+        const Truth truth = by_loops(s, x, w, dy);
+        std::vector<bf16> y(s.y_elements(), bf16(NAN)), dx(s.x_elements(), bf16(NAN));
+        std::vector<float> dw(s.w_elements(), NAN);
+        conv.forward<bf16>(s, x.data(), w.data(), {}, y.data());
+        conv.backward_data<bf16>(s, dy.data(), w.data(), {}, dx.data(), false);
+        conv.backward_filter<bf16>(s, x.data(), dy.data(), dw.data(), false);
+        const double errors[] = {error(y, truth.y), error(dx, truth.dx), error(dw, truth.dw)};
+        for (int pass = 0; pass < 3; pass++, tried++)
+          if (!(errors[pass] == 0) && wrong++ < 10)
+            ADD_FAILURE() << name_of(passes[pass]) << ", " << pixels << " pixels, " << c_in << " → " << c_out
+                          << " channels: error " << errors[pass] << " of the largest";
+      }
+    }
+  EXPECT_EQ(wrong, 0) << "of " << tried;
+}
+
 }  // namespace

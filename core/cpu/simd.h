@@ -100,8 +100,8 @@ void store(T* p, V v, int n) {
 // Lanes [0, n) of v, the others `otherwise`.
 inline vf keep(vf v, int n, vf otherwise = vf{}) { return lane_numbers() < n ? v : otherwise; }
 
-// Where a is to replace the running maximum m: it is larger, or the first NaN.
-inline vi beats(vf a, vf m) { return ~(a <= m) & (m == m); }
+// Where a is to replace the running maximum m: it is larger, or NaN.
+inline vi beats(vf a, vf m) { return (a > m) | (a != a); }
 inline vf maximum(vf m, vf a) { return beats(a, m) ? a : m; }
 
 // Lanes combined in a fixed order, by halves.

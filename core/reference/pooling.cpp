@@ -70,9 +70,9 @@ void ReferenceBackend::max_pool(const PoolShape& s, const Tensor& x, bool relu, 
               const T* from = xp + ((n * s.h + iy + a) * s.w + ix + b) * s.c;
               const std::int32_t here = static_cast<std::int32_t>(a * s.kw + b);
               for (std::int64_t c = 0; c < s.c; c++) {
-                // A NaN beats every number, and nothing beats it: what is broken stays visible.
+                // A NaN beats all, and no number beats it: what is broken stays visible.
                 const A v = from[c];
-                const bool wins = !(v <= largest[c]) && !std::isnan(largest[c]);
+                const bool wins = v > largest[c] || std::isnan(v);
                 largest[c] = wins ? v : largest[c];
                 position[c] = wins ? here : position[c];
               }

@@ -3,7 +3,7 @@
 
     python3 generate.py [FOLDER]      (default: the folder of this script)
 
-needs torch and numpy and writes two safetensors files.  Every input is a
+needs torch and numpy and writes three safetensors files.  Every input is a
 float32 value, PyTorch computes in float64, and the result is rounded to
 float32, so the stored numbers are the right answers to float32 accuracy.
 Each case seeds its own generator with its name: adding a case changes no other.
@@ -49,6 +49,11 @@ training.safetensors:
   tiny_adamw*   the same with AdamW; conv1.bias does not move (its gradient is nothing but rounding)
   tiny_lars     the same with LARS from its formula; vectors learn at `vectors` times the rate
   lr_*          lr (F64): the rate that step 0, 1, ... uses
+
+specials.safetensors: NaN, infinities, zeros of both signs, denormals, numbers whose squares overflow.
+  unary         x [K] dy [M]; every unary op has y [K] and dx [M,K], a row per dy
+  binary        a [K]; every binary op has y, da, db [K,K] of a[i] and a[j], dy = 1.5
+  layers        as in ops.safetensors, with such numbers among x
 """
 import json
 import math
@@ -224,6 +229,9 @@ record("matmul_2d", dict(op="matmul"), torch.matmul,
 seed("matmul_batched")
 record("matmul_batched", dict(op="matmul"), torch.matmul,
        a=torch.randn(3, 4, 7), b=torch.randn(3, 7, 5))
+seed("matmul_broadcast")
+record("matmul_broadcast", dict(op="matmul"), torch.matmul,
+       a=torch.randn(2, 1, 3, 4), b=torch.randn(3, 4, 5))
 
 seed("log_softmax")
 record("log_softmax", dict(op="log_softmax", axis=1), lambda x: F.log_softmax(x, 1),
@@ -471,3 +479,77 @@ rates("lr_warmup_cosine",
 folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
 ops.write(os.path.join(folder, "ops.safetensors"))
 training.write(os.path.join(folder, "training.safetensors"))
+
+# ------------------------------------------------------------------ specials
+
+specials = File()
+nan, inf = math.nan, math.inf
+X = torch.tensor([1.5, -2, -3, 1e-4, -1e-4, 0.0, -0.0, 1e-40, -1e-40, 1e-30, 1e30, inf, -inf, nan])
+DY = torch.tensor([1.5, 0.0, inf, -inf, nan])
+specials.metadata["unary"] = specials.metadata["binary"] = "{}"
+specials.add("unary", x=X, dy=DY)
+for op, function in (
+        ("relu", F.relu), ("leaky_relu", lambda x: F.leaky_relu(x, 0.01)), ("elu", F.elu), ("gelu", F.gelu),
+        ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")), ("silu", F.silu), ("hardswish", F.hardswish),
+        ("softplus", F.softplus), ("sigmoid", torch.sigmoid), ("tanh", torch.tanh), ("exp", torch.exp),
+        ("log", torch.log), ("sqrt", torch.sqrt), ("rsqrt", torch.rsqrt), ("reciprocal", torch.reciprocal),
+        ("square", torch.square), ("abs", torch.abs), ("neg", torch.neg), ("sin", torch.sin), ("cos", torch.cos),
+        ("clamp", lambda x: x.clamp(-0.5, 0.5)), ("scale", lambda x: -1.5 * x + 0.25),
+        ("power", lambda x: x.pow(2.5))):
+    x = X.double().requires_grad_()
+    y = function(x)
+    dx = [torch.autograd.grad(y, x, torch.full_like(y, float(dy)), retain_graph=True)[0] for dy in DY]
+    specials.metadata[op] = "{}"
+    specials.add(op, y=y.float(), dx=torch.stack(dx).float())
+
+A = torch.tensor([1.5, -2, 0.0, -0.0, 1e-40, 1e30, -1e-30, inf, -inf, nan])
+specials.add("binary", a=A)
+for op, function in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div),
+                     ("maximum", torch.maximum), ("minimum", torch.minimum), ("pow", torch.pow)):
+    a, b = (v.double().clone().requires_grad_() for v in torch.meshgrid(A, A, indexing="ij"))
+    y = function(a, b)
+    y.backward(torch.full_like(y, 1.5))
+    specials.metadata[op] = "{}"
+    specials.add(op, y=y.float(), da=a.grad.float(), db=b.grad.float())
+
+ops = specials  # where record() writes from now on
+
+
+def planted(shape):
+    """Random pictures or rows; each but the first holds one special number, in the middle."""
+    x = torch.randn(shape)
+    for row, special in zip(x[1:], (nan, inf, -inf, 1e-40, -0.0)):
+        row.view(-1)[row.numel() // 2] = special
+    return x
+
+
+def layer(case, op, function, shape, **inputs):
+    seed("special_" + case)
+    record(case, dict(op=op), function, x=planted(shape),
+           **{name: torch.randn(s) for name, s in inputs.items()})
+
+
+def normalised(x, weight, bias, training):
+    return F.batch_norm(x, torch.zeros(10).double(), torch.ones(10).double(), weight, bias, training)
+
+
+labels = torch.tensor([1, 0, 3, 2, 4, 0])
+layer("linear_relu", "linear", lambda x, w, b: F.relu(F.linear(x, w, b)), (6, 7), w=(5, 7), b=(5,))
+layer("matmul", "matmul", torch.matmul, (6, 7), b=(7, 3))
+layer("conv2d_relu", "conv2d", lambda x, w, b: nhwc(F.relu(F.conv2d(nchw(x), nchw(w), b, padding=1))),
+      (6, 3, 4, 10), w=(6, 3, 3, 10), b=(6,))
+layer("max_pool", "max_pool2d", lambda x: nhwc(F.max_pool2d(nchw(x), 3, 2, 1)), (6, 5, 5, 2))
+layer("max_pool_relu", "max_pool2d", lambda x: nhwc(F.relu(F.max_pool2d(nchw(x), 2))), (6, 4, 4, 2))
+layer("average_pool", "average_pool2d", lambda x: nhwc(avg_pool2d(nchw(x), 3, 2, 1)), (6, 5, 5, 2))
+layer("global_average_pool", "global_average_pool", lambda x: x.mean((1, 2)), (6, 3, 3, 2))
+for op, function in (("sum", torch.sum), ("mean", torch.mean), ("max", torch.amax)):
+    layer(op + "_rows", op, lambda x: function(x, dim=1), (6, 5))
+layer("log_softmax", "log_softmax", lambda x: F.log_softmax(x, 1), (6, 5))
+layer("cross_entropy", "cross_entropy", lambda x: F.cross_entropy(x, labels), (6, 5))
+layer("batch_norm_training", "batch_norm", lambda x, w, b: F.relu(normalised(x, w, b, True)), (6, 10), w=(10,), b=(10,))
+layer("batch_norm_eval", "batch_norm", lambda x, w, b: F.relu(normalised(x, w, b, False)), (6, 10), w=(10,), b=(10,))
+layer("batch_norm_residual", "batch_norm", lambda x, w, b, residual: F.relu(normalised(residual, w, b, True) + x),
+      (6, 10), w=(10,), b=(10,), residual=(6, 10))
+layer("group_norm", "group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), (6, 10), w=(10,), b=(10,))
+layer("layer_norm", "layer_norm", lambda x, w, b: F.layer_norm(x, (10,), w, b), (6, 10), w=(10,), b=(10,))
+specials.write(os.path.join(folder, "specials.safetensors"))
