@@ -31,12 +31,13 @@ struct Conv2dNode : Node {
     }
     if (sinks[1].wanted()) {
       auto [dw, add] = sinks[1].place(backend, w.shape(), w.dtype());
-      backend.conv2d_backward_filter(s, x, dy, *dw, add);
+      if (s.n > 0) backend.conv2d_backward_filter(s, x, dy, *dw, add);
+      else if (!add) dw->fill(0);
     }
     if (sinks[0].wanted()) {
       Shape in{s.n, s.h, s.w, s.c_in};
       auto [dx, add] = sinks[0].place(backend, in, dy.dtype());
-      backend.conv2d_backward_data(s, dy, w, *dx, add);
+      if (s.n > 0) backend.conv2d_backward_data(s, dy, w, *dx, add);
     }
   }
 };
@@ -70,7 +71,9 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
   require(!bias.defined() || bias.value().elements() == s.c_out, "conv2d: bias ",
           bias.defined() ? bias.shape() : Shape(), " for ", s.c_out, " output channels");
   Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c_out}, x.dtype());
-  y.backend().conv2d(s, x.value(), w.value(), bias.defined() ? &bias.value() : nullptr, o.relu, y);
+  check_inputs("conv2d", x.value(), {&w.value(), &bias.value()});
+  if (s.n > 0)  // an empty batch is nothing for a backend
+    y.backend().conv2d(s, x.value(), w.value(), bias.defined() ? &bias.value() : nullptr, o.relu, y);
   return record<Conv2dNode>(y, {&x, &w, &bias}, {x.value(), w.value(), o.relu ? y : Tensor()}, s, o.relu);
 }
 

@@ -39,6 +39,7 @@ struct GroupNormNode : Node {
 Variable normalise(const char* op, const GroupNormShape& s, const Variable& x, const Variable& gamma,
                    const Variable& beta) {
   require(s.epsilon >= 0 && std::isfinite(s.epsilon), op, ": epsilon ", s.epsilon, " must be finite and at least 0");
+  check_inputs(op, x.value(), {&gamma.value(), &beta.value()});
   Tensor y = Tensor::like(x.value());
   Tensor mean(x.backend(), {s.pictures, s.groups}, gamma.dtype()), inverse = Tensor::like(mean);
   y.backend().group_norm(s, x.value(), gamma.value(), beta.value(), y, mean, inverse);

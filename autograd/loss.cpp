@@ -42,6 +42,10 @@ Variable cross_entropy(const Variable& logits, const Tensor& labels, double smoo
           "cross_entropy: logits ", logits.shape(), " need one i32 label per row, got ", labels.shape(), " of ",
           name_of(labels.dtype()));
   require(logits.extent(0) > 0 && logits.extent(1) > 0, "cross_entropy: logits ", logits.shape(), " are empty");
+  if (correct)
+    require(correct->dtype() == DType::i32 && correct->elements() == 1, "cross_entropy: correct has to be one i32, not ",
+            correct->shape(), " of ", name_of(correct->dtype()));
+  check_inputs("cross_entropy", logits.value(), {}, {&labels, correct});
   require(smoothing >= 0 && smoothing < 1, "cross_entropy: label smoothing ", smoothing,
           " must be at least 0 and below 1");
   DType wide = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;

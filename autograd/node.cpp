@@ -203,6 +203,21 @@ void Sink::give(Tensor t) {
   }
 }
 
+// ---- inputs ----------------------------------------------------------------------------------------------------------
+void check_inputs(const char* op, const Tensor& x, std::initializer_list<const Tensor*> parameters,
+                  std::initializer_list<const Tensor*> others) {
+  require(x.defined(), op, ": the first input is empty");
+  const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  for (const auto& [tensors, are_parameters] : {std::pair{parameters, true}, std::pair{others, false}})
+    for (const Tensor* t : tensors) {
+      if (!t || !t->defined()) continue;
+      require(&t->backend() == &x.backend(), op, ": the inputs ", x.shape(), " and ", t->shape(), " are on two backends (",
+              x.backend().name(), " and ", t->backend().name(), "): move one with Tensor::to()");
+      require(!are_parameters || t->dtype() == wide, op, ": beside an input of ", name_of(x.dtype()), " parameters are ",
+              name_of(wide), ", ", t->shape(), " is ", name_of(t->dtype()), ": cast it");
+    }
+}
+
 // ---- the engine ------------------------------------------------------------------------------------------------------
 // Why counts: a node's gradient is the sum over all its consumers, so its backward may run only when the last of them has
 // delivered. A first walk from the root counts each node's consumers; then nodes whose count has reached zero wait in a queue,

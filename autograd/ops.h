@@ -30,7 +30,7 @@ Variable neg(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
 Variable clamp(const Variable& x, double low, double high);
-Variable scale(const Variable& x, double factor, double shift = 0);  // factor·x + shift
+Variable scale(const Variable& x, double factor, double shift = -0.0);  // factor·x + shift; adding −0 leaves the sign of a zero
 Variable power(const Variable& x, double exponent);
 Variable cast(const Variable& x, DType dtype);
 
@@ -42,6 +42,8 @@ Variable div(const Variable& a, const Variable& b);
 Variable maximum(const Variable& a, const Variable& b);  // the gradient of a tie is shared, half each
 Variable minimum(const Variable& a, const Variable& b);
 Variable pow(const Variable& a, const Variable& b);      // a > 0
+
+Shape broadcast_shape(const char* op, const Shape& a, const Shape& b);  // of a result; throws in the name of op
 
 inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
 inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
@@ -60,7 +62,8 @@ Variable mean(const Variable& x, std::initializer_list<int> axes = {}, bool keep
 Variable max(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);  // ties share the gradient
 
 // ---- shapes (shape.cpp) --------------------------------------------------------------------------------------------------
-Variable reshape(const Variable& x, const Shape& shape);                  // shares memory; one extent may be given as 0: inferred
+Variable reshape(const Variable& x, const Shape& shape);  // shares memory
+Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape);  // one size may be −1: inferred
 Variable flatten(const Variable& x);                                      // [N, …] → [N, product]; shares memory
 Variable transpose(const Variable& x, std::initializer_list<int> order);  // y's axis i is x's axis order[i]
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
@@ -71,7 +74,7 @@ Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 
 // ---- matrices (matrix.cpp) -----------------------------------------------------------------------------------------------
-Variable matmul(const Variable& a, const Variable& b);  // [m,k]·[k,n] or [b,m,k]·[b,k,n]
+Variable matmul(const Variable& a, const Variable& b);  // […,m,k]·[…,k,n]; the axes before are batches, and broadcast as in NumPy
 // y[N, out] = relu?(x[N, in]·w[out, in]ᵀ + bias[out]); bias may be an empty Variable.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, bool relu = false);
 

@@ -75,6 +75,7 @@ Variable average_pool2d(const Variable& x, const Pool2dOptions& options) {
 Variable global_average_pool(const Variable& x) {
   require(x.rank() == 4, "global_average_pool: input ", x.shape(), " must be [N,H,W,C]");
   std::int64_t h = x.extent(1), w = x.extent(2);
+  require(h > 0 && w > 0, "global_average_pool: input ", x.shape(), " has no pixels to average");
   return average(x, {x.extent(0), h, w, x.extent(3), h, w, h, w, 0, 0}, true);
 }
 

@@ -183,14 +183,29 @@ Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
 }
 
 Variable reshape(const Variable& x, const Shape& shape) {
-  Shape s = shape;
-  std::int64_t known = 1, unknown = -1;
-  for (int i = 0; i < s.rank(); i++) {
-    if (s[i] == 0 && unknown < 0) unknown = i;
-    else known *= s[i];
+  return record<ReshapeNode>(x.value().reshape(shape), {&x}, {}, x.shape());
+}
+
+Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape) {
+  Shape s;
+  std::int64_t known = 1, elements = x.value().elements();
+  int unknown = -1;
+  for (std::int64_t e : shape) {
+    if (e == -1) {
+      require(unknown < 0, "reshape: only one size can be inferred from the others, and two are -1");
+      unknown = s.rank();
+      s.append(0);
+    } else {
+      s.append(e);
+      known *= e;
+    }
   }
-  if (unknown >= 0 && known > 0 && x.value().elements() > 0) s[unknown] = x.value().elements() / known;
-  return record<ReshapeNode>(x.value().reshape(s), {&x}, {}, x.shape());
+  if (unknown >= 0) {
+    require(known > 0 && elements % known == 0, "reshape: ", x.shape(), " has ", elements, " elements, which the other sizes (together ",
+            known, ") do not divide");
+    s[unknown] = elements / known;
+  }
+  return reshape(x, s);
 }
 
 Variable flatten(const Variable& x) {
@@ -236,6 +251,7 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
 
 Variable concat(std::span<const Variable> parts, int axis) {
   require(!parts.empty(), "concat: nothing to concatenate");
+  for (const Variable& p : parts) check_inputs("concat", parts[0].value(), {}, {&p.value()});
   int a = axis_of("concat", parts[0].shape(), axis);
   Shape shape = parts[0].shape();
   shape[a] = 0;

@@ -54,6 +54,11 @@ std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs);  // 0
 // Tells mode().recorder, which is there; `described` says what the operation was told.
 void write_down(const Node& described, std::span<const Variable* const> inputs, const Tensor& y);
 
+// Before an operation of several inputs computes: all have to be on x's backend, and parameters have to be f32, or f64 beside an x
+// of f64. Null and empty tensors are left out.
+void check_inputs(const char* op, const Tensor& x, std::initializer_list<const Tensor*> parameters,
+                  std::initializer_list<const Tensor*> others = {});
+
 template <class N, class... Attributes>
 Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::initializer_list<Tensor> saved,
                 Attributes&&... attributes) {

@@ -32,11 +32,20 @@ void parallel_ranges(int threads, std::int64_t n, std::int64_t align, const Body
   });
 }
 
+// What g++ compiled runs on the host, which a device's pointers are not for.
+inline void require_host([[maybe_unused]] const Backend& backend) {
+#if !defined(__CUDACC__)
+  require(!backend.on_device(), "launch: this code was compiled for the host and cannot run on ", backend.name(),
+          ": give its file a name that ends in .kernel.cpp, which nvcc compiles in a build with CUDA");
+#endif
+}
+
 template <class F>
 void launch(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
   if (backend.on_device()) return launch_functor(backend.stream(), n, f);
 #endif
+  require_host(backend);
   parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
     const F g = f;  // a private copy: the compiler then knows that no store changes its pointers
 #pragma omp simd
@@ -50,6 +59,7 @@ void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
   if (backend.on_device()) return launch_functor(backend.stream(), n, f);
 #endif
+  require_host(backend);
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++) f(i);
   });
@@ -66,6 +76,7 @@ void launch_sums(Backend& backend, std::int64_t n, const F& f) {
     else return device_launch_sums<lanes>(backend.stream(), n, f);
   }
 #endif
+  require_host(backend);
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++) f.finish(i, f.part(i, 0, 1));
   });

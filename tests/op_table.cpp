@@ -345,7 +345,7 @@ std::vector<Row> table() {
   auto reshaped = [](const Shape& shape) { return Build([shape](Inputs v) { return reshape(v[0], shape); }); };
   row({"reshape",
        {{.name = "same", .y = reshaped({6, 4}), .inputs = {{.shape = {2, 3, 4}}}},
-        {.name = "inferred", .y = reshaped({4, 0, 3}), .inputs = {{.shape = {2, 3, 4}}}}}});
+        {.name = "inferred", .y = [](Inputs v) { return reshape(v[0], {4, -1, 3}); }, .inputs = {{.shape = {2, 3, 4}}}}}});
   Build flat = [](Inputs v) { return flatten(v[0]); };
   row({"flatten",
        {{.name = "pictures", .y = flat, .inputs = {{.shape = {2, 3, 4, 2}}}},
@@ -409,6 +409,10 @@ std::vector<Row> table() {
   row({"matmul",
        {dumped("matmul_2d", {"a", "b"}, product),
         dumped("matmul_batched", {"a", "b"}, product),
+        dumped("matmul_broadcast", {"a", "b"}, product),
+        {.name = "one matrix for all", .y = product, .inputs = {{.shape = {2, 3, 4, 5}}, {.shape = {5, 6}}}},
+        {.name = "one matrix before all", .y = product, .inputs = {{.shape = {4, 5}}, {.shape = {2, 3, 5, 6}}}},
+        {.name = "four axes", .y = product, .inputs = {{.shape = {2, 3, 4, 5}}, {.shape = {2, 3, 5, 2}}}},
         {.name = "large", .y = product, .inputs = {{.shape = {65, 130}}, {.shape = {130, 71}}}},
         {.name = "large batch", .y = product, .inputs = {{.shape = {3, 33, 40}}, {.shape = {3, 40, 17}}}}}});
   auto layer = [](bool relu) {

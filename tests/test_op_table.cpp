@@ -7,7 +7,9 @@
 #include <set>
 
 #include "autograd/ops.h"
+#include "core/broadcast.h"
 #include "core/random.h"
+#include "core/reference/backend.h"
 #include "core/step.h"
 #include "tests/op_table.h"
 #include "tests/support.h"
@@ -206,6 +208,88 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
   printed_ = out.str();
 }
 
+// A sum of nothing is zero, and an empty batch leaves no garbage in a gradient.
+TEST_F(OpTable, EmptyBatchesAndProductsOfNothing) {
+  for (const test::BackendKind& kind : test::backends())
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      std::unique_ptr<Backend> backend = kind.make();
+      if (!backend->supports(dtype)) continue;
+      SCOPED_TRACE(kind.name + " " + name_of(dtype));
+      auto x = [&](const Shape& s, double value = 1) { return Variable(Tensor::full(*backend, s, value, dtype), true); };
+      auto w = [&](const Shape& s, double value = 1) { return Variable(Tensor::full(*backend, s, value), true); };
+      // Memory that is given out next holds NaN, so that what nobody writes shows.
+      auto soil = [&] {
+        for (std::int64_t n : {1, 4, 6, 12, 72, 288}) Tensor::full(*backend, {n}, NAN), Tensor::full(*backend, {n}, NAN, dtype);
+      };
+      auto check = [&](const char* what, const Variable& y, std::initializer_list<Variable> leaves, double value) {
+        for (double v : y.value().values()) EXPECT_EQ(v, value) << what;
+        soil();
+        sum(y).backward();
+        for (const Variable& leaf : leaves)
+          for (double v : leaf.grad().values()) EXPECT_EQ(v, 0) << what << ": a gradient of " << leaf.shape();
+      };
+      soil();
+      Variable a = x({0, 5, 5, 2}), f = w({4, 3, 3, 2}), b = w({4});
+      Variable y = conv2d(a, f, b, {.padding = 1, .relu = true});
+      EXPECT_EQ(y.shape(), Shape({0, 5, 5, 4}));
+      check("conv2d, batch 0", y, {a, f, b}, 0);
+      a = x({0, 3}), f = w({4, 3}), b = w({4});
+      check("linear, batch 0", linear(a, f, b, true), {a, f, b}, 0);
+      a = x({2, 0}), f = w({4, 0}), b = w({4}, 0.5);
+      check("linear, no features", linear(a, f, b, true), {a, f}, 0.5);
+      check("linear, no features, no bias", linear(a, f), {a, f}, 0);
+      a = x({3, 0}), f = x({0, 4});
+      check("matmul, k = 0", matmul(a, f), {a, f}, 0);
+      a = x({2, 3, 0}), f = x({2, 0, 4});
+      check("matmul, k = 0 in batches", matmul(a, f), {a, f}, 0);
+      a = x({0, 3}), f = x({3, 4});
+      check("matmul, m = 0", matmul(a, f), {a, f}, 0);
+      a = x({0, 3, 3, 2});
+      check("global_average_pool, batch 0", global_average_pool(a), {a}, 0);
+    }
+}
+
+// One place refuses what cannot be computed: inputs on two backends, parameters of a narrow type, labels that are none.
+TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
+  std::unique_ptr<Backend> here = reference_backend(1), there = reference_backend(1);
+  auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*here, s, t)); };
+  auto other = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*there, s, t)); };
+  EXPECT_TRUE(refused([&] { add(x({2}), other({2})); }, {"add", "two backends"}));
+  EXPECT_TRUE(refused([&] { matmul(x({2, 2}), other({2, 2})); }, {"matmul", "two backends"}));
+  EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}), other({2})); }, {"linear", "two backends"}));
+  EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), other({1, 1, 1, 1}), {}); }, {"conv2d", "two backends"}));
+  EXPECT_TRUE(refused([&] { concat(std::vector{x({2}), other({2})}, 0); }, {"concat", "two backends"}));
+  EXPECT_TRUE(refused([&] { layer_norm(x({2, 3}), x({3}), other({3})); }, {"group_norm", "two backends"}));
+  Tensor mean = Tensor::zeros(*there, {3}), variance = Tensor::zeros(*here, {3});
+  EXPECT_TRUE(refused([&] { batch_norm(x({4, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "two backends"}));
+  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*there, {0, 1})); }, {"cross_entropy", "two backends"}));
+  Tensor correct = Tensor::zeros(*there, {1}, DType::i32), wrong = Tensor::zeros(*here, {1});
+  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*here, {0, 1}), 0, &correct); }, {"cross_entropy", "two backends"}));
+  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*here, {0, 1}), 0, &wrong); }, {"cross_entropy", "one i32"}));
+  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), Tensor::zeros(*here, {2})); }, {"cross_entropy", "i32", "f32"}));
+  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), Tensor::zeros(*here, {2}, DType::u8)); }, {"cross_entropy", "i32", "u8"}));
+  EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}, DType::bf16)); }, {"linear", "parameters are f32", "bf16"}));
+  EXPECT_TRUE(refused([&] { linear(x({2, 2}, DType::f64), x({2, 2})); }, {"linear", "parameters are f64", "f32"}));
+  EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), x({1, 1, 1, 1}), x({1}, DType::f64)); }, {"conv2d", "parameters are f32"}));
+}
+
+// Its memory is the host's, and launch() must not look.
+struct Device : reference::ReferenceBackend {
+  Device() : ReferenceBackend(1) {}
+  bool on_device() const override { return true; }
+};
+struct Nothing {
+  void operator()(std::int64_t) const { FAIL() << "ran on the host"; }
+  double part(std::int64_t, int, int) const { return 0; }
+  void finish(std::int64_t, double) const { FAIL() << "ran on the host"; }
+};
+TEST_F(OpTable, HostCodeIsNotLaunchedOnADevice) {
+  Device device;
+  EXPECT_TRUE(refused([&] { launch(device, 3, Nothing{}); }, {"launch", ".kernel.cpp"}));
+  EXPECT_TRUE(refused([&] { launch_blocks(device, 3, Nothing{}); }, {"launch", ".kernel.cpp"}));
+  EXPECT_TRUE(refused([&] { launch_sums<32>(device, 3, Nothing{}); }, {"launch", ".kernel.cpp"}));
+}
+
 // ---- what a table of functions does not show ------------------------------------------------------------------------
 TEST_F(OpTable, ElementwiseOperationsLetNaNThrough) {
   for (const test::BackendKind& kind : test::backends()) {
@@ -247,10 +331,90 @@ TEST_F(OpTable, TiesShareTheGradient) {
     EXPECT_EQ(gradient({1, 2, 4, 1}, ties, [](const Variable& x) { return max_pool2d(x); }),
               (std::vector<double>{0, 6, 6, 0, 0, 0, 0, 0}))
         << "pooling: the first of the window, row by row, takes it all";
+    EXPECT_EQ(gradient({1, 2, 2, 1}, {NAN, 1, NAN, 2}, [](const Variable& x) { return max_pool2d(x); }),
+              (std::vector<double>{0, 0, 6, 0}))
+        << "pooling: the last NaN, as in PyTorch";
     EXPECT_EQ(gradient({1, 2, 2, 1}, {0, -1, -2, -1}, [](const Variable& x) { return max_pool2d(x, {.relu = true}); }),
               (std::vector<double>{0, 0, 0, 0}))
         << "the ReLU of zero";
   }
+}
+
+// What a thread of a device does with its element, seen from the host.
+struct Found {
+  std::int64_t *p, *q;
+  void operator()(std::int64_t, std::int64_t in_a, std::int64_t in_b) const { *p = in_a, *q = in_b; }
+};
+
+// Shapes drawn at random, up to six axes: y, and both gradients, as plain loops have them.
+TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
+  struct Operand {
+    Shape shape;
+    std::vector<double> values;
+    // Where the element of y at flat position e reads.
+    std::int64_t at(std::int64_t e, const Shape& y) const {
+      std::int64_t position = 0, step = 1;
+      for (int axis = 1; axis <= y.rank(); axis++) {
+        if (axis <= shape.rank()) {
+          position += shape[-axis] == 1 ? 0 : e % y[-axis] * step;
+          step *= shape[-axis];
+        }
+        e /= y[-axis];
+      }
+      return position;
+    }
+  };
+  const Philox random(1, Stream::test);
+  std::uint32_t draws = 0;
+  auto below = [&](std::uint32_t n) { return std::int64_t(random.word(draws++) % n); };
+  auto operand = [&](const Shape& y, const char* name) {
+    Operand o;
+    for (std::int64_t axis = below(3) ? 0 : below(std::uint32_t(y.rank())); axis < y.rank(); axis++) o.shape.append(below(5) < 2 ? 1 : y[int(axis)]);
+    o.values = numbers(name + std::to_string(draws), o.shape.elements(), -1, 1, 0.25);  // bf16 holds their products
+    return o;
+  };
+  std::vector<std::pair<Operand, Operand>> pairs;
+  for (int i = 0; i < 150; i++) {
+    Shape y;
+    for (std::int64_t rank = 1 + below(6); y.rank() < rank;) y.append(1 + below(y.rank() ? 5 : 3));
+    Operand a = operand(y, "a"), b = operand(y, "b");
+    pairs.emplace_back(std::move(a), std::move(b));
+  }
+  for (auto [a, b] : {std::pair{Shape{6, 4, 6, 5}, Shape{1, 4, 1, 5}}, {{2, 1, 2, 1}, {1, 2, 1, 2}}, {{2, 0, 3}, {1, 3}},
+                      {{40'000, 3}, {3}}, {{3, 20'001}, {3, 1}}, {{1}, {70'001}}})
+    pairs.push_back({{a, numbers("a", a.elements(), -1, 1, 0.25)}, {b, numbers("b", b.elements(), -1, 1, 0.25)}});
+  for (const auto& [a, b] : pairs) {
+    const Shape y = broadcast_shape("mul", a.shape, b.shape);
+    for (std::int64_t e = 0, p = 0, q = 0; e < y.elements(); e += 1 + e / 200) {
+      EachElement<Found>{loops_over(y, a.shape, b.shape), {&p, &q}}(e);
+      ASSERT_TRUE(p == a.at(e, y) && q == b.at(e, y)) << "element " << e << " of " << a.shape << "·" << b.shape;
+    }
+  }
+  for (const test::BackendKind& kind : test::backends())
+    for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+      std::unique_ptr<Backend> backend = kind.make();
+      if (!backend->supports(dtype)) continue;
+      const double tolerance = dtype == DType::bf16 ? 0x1p-5 : 1e-5;
+      for (auto& [a, b] : pairs) {
+        std::ostringstream where;
+        where << kind.name << " " << name_of(dtype) << " " << a.shape << "·" << b.shape;
+        SCOPED_TRACE(where.str());
+        Variable va(Tensor::of(*backend, a.shape, a.values, dtype), true), vb(Tensor::of(*backend, b.shape, b.values, dtype), true);
+        Variable y = mul(va, vb);
+        const Shape shape = y.shape();
+        const std::vector<double> dy = numbers("dy", shape.elements(), -1, 1, 0.5);
+        sum(mul(y, Variable(Tensor::of(*backend, shape, dy, dtype)))).backward();
+        std::vector<double> product, da(a.values.size()), db(b.values.size());
+        for (std::int64_t e = 0; e < shape.elements(); e++) {
+          const std::int64_t i = a.at(e, shape), k = b.at(e, shape);
+          product.push_back(a.values[i] * b.values[k]);
+          da[i] += dy[e] * b.values[k], db[k] += dy[e] * a.values[i];
+        }
+        EXPECT_TRUE(close("y", y.value().values(), product, tolerance));
+        EXPECT_TRUE(close("da", va.grad().values(), da, tolerance));
+        EXPECT_TRUE(close("db", vb.grad().values(), db, tolerance));
+      }
+    }
 }
 
 TEST_F(OpTable, PadShortcutIsTwoSlicesAndAPad) {
@@ -370,13 +534,18 @@ TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   auto x = [&](const Shape& s, DType t = DType::f32) { return Variable(Tensor::zeros(*backend, s, t)); };
   EXPECT_TRUE(refused([&] { add(x({2, 3}), x({2, 4})); }, {"add", "[2,3]", "[2,4]"}));
   EXPECT_TRUE(refused([&] { mul(x({2}), x({2}, DType::bf16)); }, {"mul", "f32 and bf16"}));
-  EXPECT_TRUE(refused([&] { add(x({2, 1, 2, 1}), x({1, 2, 1, 2})); }, {"add", "three times"}));
   EXPECT_TRUE(refused([&] { relu(x({2}, DType::i32)); }, {"relu", "i32"}));
   EXPECT_TRUE(refused([&] { clamp(x({2}), 1, 0); }, {"clamp"}));
   EXPECT_TRUE(refused([&] { sum(x({2, 3}), {2}); }, {"sum", "axis 2", "[2,3]"}));
   EXPECT_TRUE(refused([&] { sum(x({2, 3}), {1, -1}); }, {"sum", "twice"}));
   EXPECT_TRUE(refused([&] { max(x({0, 3}), {0}); }, {"max", "[0,3]"}));
   EXPECT_TRUE(refused([&] { reshape(x({2, 3}), {4, 2}); }, {"[2,3]", "[4,2]"}));
+  EXPECT_TRUE(refused([&] { reshape(x({2, 3}), {-1, -1}); }, {"reshape", "only one"}));
+  EXPECT_TRUE(refused([&] { reshape(x({2, 3}), {4, -1}); }, {"reshape", "[2,3]", "do not divide"}));
+  EXPECT_TRUE(refused([&] { reshape(x({0, 3}), {0, -1}); }, {"reshape", "do not divide"}));
+  EXPECT_TRUE(refused([&] { matmul(x({2, 3, 4}), x({3, 4, 2})); }, {"matmul", "[2]", "[3]"}));
+  EXPECT_TRUE(refused([&] { matmul(x({3}), x({3, 2})); }, {"matmul", "[3]"}));
+  EXPECT_TRUE(refused([&] { global_average_pool(x({2, 0, 3, 4})); }, {"global_average_pool", "[2,0,3,4]", "no pixels"}));
   EXPECT_TRUE(refused([&] { transpose(x({2, 3}), {0, 0}); }, {"transpose", "twice"}));
   EXPECT_TRUE(refused([&] { slice(x({2, 3}), 1, 2, 4); }, {"slice", "[2,3]"}));
   EXPECT_TRUE(refused([&] { concat(std::vector{x({2, 3}), x({3, 3})}, 1); }, {"concat", "[2,3]", "[3,3]"}));
