@@ -276,6 +276,8 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
     throw UsageError(std::string("--dtype ") + name_of(o.dtype) + ": not supported by " + backend->description() +
                      (o.dtype == DType::f16 ? " (f16 is for --device cuda)" : ""));
   backend->deterministic(o.deterministic);
+  if (o.exact_conv && backend->name() == "reference")
+    throw UsageError("--exact-conv leaves Winograd's convolution out, and the reference backend has none: leave the option out");
   backend->exact_convolution(o.exact_conv);
   if (o.tf32 && !backend->on_device()) throw UsageError("--tf32 is for --device cuda");
   backend->tf32(o.tf32);

@@ -32,6 +32,7 @@ fi
 
 # ---- What they refuse before they train ------------------------------------------------------------------------------
 short 2 '--epochs is given twice (1 and 2)' --epochs 2
+says 2 '--exact-conv leaves Winograd' "$build/train" --data synthetic --device reference --exact-conv
 says 2 'cannot hold back 60000 of 60000' "$build/fashion_mnist" --data synthetic --val 60000
 says 2 'run datasets/get-data.sh cifar-10' "$build/cifar10" --data "$there"
 short 2 'cannot be written' --metrics "$there/no/such/folder"
