@@ -6,7 +6,8 @@
 VERSION := 0.1.0
 
 # ---- Switches: make ONEDNN=0, make test SANITIZE=thread, … -----------------------------------------------------------
-# auto uses what is there, 1 is a promise (the build fails, with the reason, when it cannot be kept), 0 leaves it out.
+# auto uses what is there (the CUDA toolkit only where a GPU is, too), 1 is a promise (the build fails, with the reason,
+# when it cannot be kept), 0 leaves it out.
 CUDA      ?= auto
 UCX       ?= auto
 ONEDNN    ?= auto
@@ -26,13 +27,12 @@ CUDA_HOME ?= /usr/local/cuda
 CUDA_ARCH ?= 80 90#          compute capabilities; the last one also as PTX, which later devices can run
 WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in CI
 
-# The names in Debian 12 and Ubuntu of what is looked for. The demo needs the first line; the second is for
-# ONNX and TensorBoard files, the third for several processes and machines, the fourth for the tests, and the last for
-# .ci/run, which lays real data, looks for races with clang, and starts ranks by another launcher.
-PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev curl ca-certificates
+# The names in Debian 12 and Ubuntu of what is looked for. The demo installs the first line; the second is for
+# ONNX and TensorBoard files, the third for the tests, which install all three, and the last for .ci/run, which lays real
+# data, looks for races with clang, and starts ranks by another launcher.
+PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev libucx-dev libssl-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
-PACKAGES_DIST  := libucx-dev libssl-dev iproute2
-PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config procps
+PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config procps iproute2
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
@@ -175,6 +175,7 @@ cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
 network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/frames.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/seats.cpp dist/socket_channel.cpp dist/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
+CUDA_UNASKED := $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia /dev/dxg),,no GPU on this machine; CUDA=1 builds for another)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
 # core/cpu/ uses vector extensions that only g++ has, so the race detector looks at everything but its kernels.
 ONEDNN_EMPTY := $(if $(clang),core/cpu/ needs g++)
@@ -188,8 +189,9 @@ define examine
 endef
 define decide
   $(if $(filter-out auto 0 1,$($1)),$(error $1=$($1): choose auto, 1 or 0))
-  $1_ON      := $(if $(filter 0,$($1))$($1_REASON),,1)
-  $1_STATE   := $(if $(filter 0,$($1)),off: $1=0,$(if $($1_REASON),off: $($1_REASON),$($1_VERSION)))
+  $1_OFF     := $(if $(filter 0,$($1)),$1=0,$(or $($1_REASON),$(if $(filter auto,$($1)),$($1_UNASKED))))
+  $1_ON      := $$(if $$($1_OFF),,1)
+  $1_STATE   := $$(if $$($1_OFF),off: $$($1_OFF),$($1_VERSION))
   $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
 endef
 switches := ONEDNN OPENMP ZLIB CLI11 STB PROTOBUF GTEST CUDA UCX
@@ -199,6 +201,21 @@ $(foreach n,$(switches),$(eval $(call decide,$n)))
 
 broken := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$(if $($n_REASON),$n=1 ($($n_REASON))))))
 remedy := $(strip $(foreach n,$(switches),$(if $(filter 1,$($n)),$($n_WANTS))))
+
+# `make test` first installs what the tests need, where something is not found. The file is read by make, so make writes it,
+# and then begins again, with what is there by then.
+missing = $(sort $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(filter-out CUDA,$(switches)),$(if $(filter 0,$($n)),,$($n_WANTS))))
+dry_run := $(findstring n,$(filter-out -%,$(firstword $(MAKEFLAGS))))
+ifneq ($(and $(filter test,$(MAKECMDGOALS)),$(missing),$(if $(dry_run)$(MAKE_RESTARTS),,1)),)
+  compiling :=
+  $(shell rm -f $(BUILD)/packages.mk)
+  include $(BUILD)/packages.mk
+endif
+$(BUILD)/packages.mk:
+	@mkdir -p $(BUILD)
+	@bash examples/packages.sh 'a compiler, the libraries that Tandem uses, and GoogleTest and tools for the tests' \
+	  $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_TESTS) || true
+	@touch $@
 ifneq ($(compiling),)
   $(if $(CXX_MISSING),$(error $(CXX_MISSING)))
   $(if $(broken),$(error Cannot keep $(broken)$(if $(remedy),. Try: apt-get install $(remedy))))
@@ -280,7 +297,7 @@ const char* tandem::build_info() {
 }
 endef
 ifneq ($(filter clean,$(MAKECMDGOALS)),)
-  $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(shell rm -rf build build-*))# here, so that `make clean all` works
+  $(if $(dry_run),,$(shell rm -rf build build-*))# here, so that `make clean all` works
 endif
 ifneq ($(compiling),)
   $(shell mkdir -p $(OBJ))
@@ -357,9 +374,10 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test needs-gtest fuzz libfuzzer bench bench-network bench-shared drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-network bench-shared drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
+launcher: $(launcher)# where there is a network library
 
 # The pictures that some tests need lie in $TANDEM_DATA; without them those tests are skipped, by name.
 # TESTS='Conv*:Tape*' runs some only; TEST_SHARDS=1 runs them in one process; CHECKS= leaves the scripts out.
@@ -424,7 +442,6 @@ gpu-check:
 demo:
 	@env -u MAKELEVEL MAKEFLAGS='$(MAKEOVERRIDES)' bash examples/demo.sh
 
-missing = $(sort $(if $(CXX_MISSING),$(CXX_PACKAGE)) $(foreach n,$(filter-out CUDA,$(switches)),$($n_WANTS)))
 check-deps:
 	@printf '%-14s %-9s %s\n' compiler '$(if $(compiler),$(CXX_VERSION),-)' \
 	  '$(or $(CXX_MISSING),$(shell command -v $(firstword $(CXX))))' $(foreach n,$(known),'$($n_NAME)' \
@@ -433,7 +450,7 @@ check-deps:
 	@echo '$(if $(missing),Missing: apt-get install $(missing),Nothing is missing.)'
 
 packages:
-	@echo $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_DIST) $(PACKAGES_TESTS) $(PACKAGES_CI)
+	@echo $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_TESTS) $(PACKAGES_CI)
 packages-demo:
 	@echo $(PACKAGES_DEMO)
 

@@ -17,34 +17,9 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] || say() { printf '\n%s\n' "$*"; }
 
 # ---- 1. What is needed -----------------------------------------------------------------------------------------------
-install_missing() {
-  local wanted=() package
-  for package in $(make -s --no-print-directory packages-demo); do
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || wanted+=("$package")
-  done
-  [ ${#wanted[@]} -gt 0 ] || return 0
-  local sudo=()
-  [ "$(id -u)" -eq 0 ] || sudo=(sudo)
-  say "Not installed: ${wanted[*]}"
-  echo "(a compiler, libraries that make training fast or options readable, and curl to fetch the pictures)"
-  echo "+ ${sudo:+sudo }apt-get update && ${sudo:+sudo }apt-get install --no-install-recommends ${wanted[*]}"
-  # -n: never wait for a password that nobody may be there to type; with a terminal sudo may ask.
-  if [ ${#sudo[@]} -gt 0 ] && ! command -v sudo >/dev/null; then
-    echo "There is no sudo here. Run this as root to install them: apt-get install ${wanted[*]}"
-    return 0
-  fi
-  [ ${#sudo[@]} -eq 0 ] || [ -t 0 ] || sudo+=(-n)
-  local apt options=(-y -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3)
-  apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}")
-  if ! "${apt[@]}" update || ! "${apt[@]}" install --no-install-recommends "${wanted[@]}" >/dev/null; then
-    echo "That did not work. To do it yourself: apt-get install ${wanted[*]}"
-  fi
-}
-if command -v apt-get >/dev/null; then
-  install_missing
-else
-  echo "No apt-get here. What is useful, by its Debian names: $(make -s --no-print-directory packages-demo)"
-fi
+# shellcheck disable=SC2046
+bash examples/packages.sh "a compiler, libraries that make training fast, join processes or make options readable, and curl to fetch the pictures" \
+  $(make -s --no-print-directory packages-demo) || true  # what is missing is left out of the build
 if ! command -v "${CXX:-g++}" >/dev/null; then
   echo "A C++ compiler is needed and there is none: apt-get install g++" >&2
   exit 1
@@ -53,7 +28,7 @@ fi
 # ---- 2. Build --------------------------------------------------------------------------------------------------------
 say "Building"
 seconds=$SECONDS
-make --no-print-directory "$BUILD/fashion_mnist"
+make --no-print-directory "$BUILD/fashion_mnist" launcher
 echo "Built in $((SECONDS - seconds)) s"
 
 # ---- 3. Data ---------------------------------------------------------------------------------------------------------
