@@ -408,7 +408,8 @@ libfuzzer: $(BUILD)/fuzz_formats
 	  ! ls $(BUILD)/$$format-* >/dev/null 2>&1 || exit 1; \
 	done
 
-# The training step beside PyTorch's and the floor; `make bench-convolution` and `make bench-kernels` look closer.
+# The training step beside every PyTorch of PYTHONS="python3 venv/bin/python" and the floor; `make bench-convolution` and
+# `make bench-kernels` look closer.
 bench: bench-step
 bench-%: $(BUILD)/bench_%
 	$< $(BENCH_ARGS)
@@ -431,12 +432,12 @@ STRANGERS ?= 10000
 strangers: $(programs) $(BUILD)/strangers
 	@BUILD=$(BUILD) sh tests/strangers.sh $(STRANGERS)
 
-# Checks and measures on the GPU of this machine: STAGE=ops, train or bench (tests/gpu_check.sh).
+# Checks and measures on the GPU of this machine: all, or STAGE=ops, train or bench (tests/gpu_check.sh).
 # One of the three names and nothing else: it stands in a shell's line.
-gpu_stage = $(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench,$(value STAGE))),$\
-              $(error gpu-check: STAGE=$(value STAGE): choose ops, train or bench))
+gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench,$(value STAGE))),$\
+              $(error gpu-check: STAGE=$(value STAGE): choose ops, train or bench)))
 gpu-check:
-	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh '$(gpu_stage)'
+	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(gpu_stage)
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:
@@ -488,7 +489,7 @@ help:
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
 	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
-	@echo 'make gpu-check    STAGE=ops, train or bench: what only a machine with a GPU can tell'
+	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train or bench: a part)'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'
 	@echo 'make packages     the Debian packages that all of this can use'

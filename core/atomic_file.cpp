@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace tandem {
 namespace fs = std::filesystem;
@@ -25,8 +26,7 @@ AtomicFile::AtomicFile(const fs::path& path) : given_(path) {
   temporary_ += '.' + std::to_string(getpid()) + ".tmp";
   descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0)
-    refuse(given_.string(), ": cannot be written: ", std::strerror(errno),
-           errno == ENOENT ? " (make the folder first)" : "");
+    refuse(given_.string(), ": ", cannot_write(temporary_.string(), errno));
 }
 
 AtomicFile::~AtomicFile() {

@@ -1,5 +1,6 @@
 // Errors: one exception type, thrown with a sentence that says what was wrong, where, and what to do.
 #pragma once
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -34,6 +35,10 @@ template <class... Parts>
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);
+}
+
+inline std::string counted(std::int64_t n, const std::string& noun) {  // "1 step", "2 steps"
+  return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
 }
 
 }  // namespace tandem

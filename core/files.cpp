@@ -35,6 +35,27 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
+std::string cannot_write(const std::string& path, int error) {
+  namespace fs = std::filesystem;
+  std::error_code none;
+  const std::string text = std::string("cannot be written: ") + std::strerror(error);
+  fs::path at = fs::absolute(path, none).lexically_normal();
+  if (!at.has_filename()) at = at.parent_path();
+  const fs::path parent = at.parent_path();
+  if (error == ENOENT && !fs::exists(parent, none)) return text + ": there is no folder " + parent.string() + " (make the folder first)";
+  if (error != EACCES && error != EPERM && error != EROFS) return text;
+  if (fs::exists(at, none) && !fs::is_directory(at, none)) return text + ": name another file, or change its permissions";
+  while (!fs::exists(at, none) && at.has_relative_path()) at = at.parent_path();
+  return text + " in the folder " + at.string() + ": name another place, or change that folder's permissions";
+}
+
+void make_folder(const std::string& name, const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error && faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) error.assign(errno, std::generic_category());
+  if (error) refuse(name, ": ", cannot_write(path, error.value()));
+}
+
 void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
                        const std::string& kind) {
   std::error_code none;  // devices and pipes have nothing to lose

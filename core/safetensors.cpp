@@ -110,6 +110,31 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   return e;
 }
 
+std::string shell_quoted(std::string_view text) {
+  std::string quoted = "'";
+  for (char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+// A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's checkpoint
+// holds its state_dict among other things: the largest dictionary is it.
+std::string conversion(const std::filesystem::path& path) {
+  return R"(  python3 -c '
+import json, struct, sys, torch
+w = torch.load(sys.argv[1], map_location="cpu")
+w = w.state_dict() if hasattr(w, "state_dict") else w
+while any(isinstance(v, dict) for v in w.values()):
+    w = max((v for v in w.values() if isinstance(v, dict)), key=len)
+w = {k: v.detach().float().contiguous() for k, v in w.items() if torch.is_tensor(v) and v.is_floating_point()}
+header, at = {}, 0
+for k, v in w.items():
+    header[k] = {"dtype": "F32", "shape": list(v.shape), "data_offsets": [at, at + 4 * v.numel()]}
+    at += 4 * v.numel()
+text = json.dumps(header).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(v.numpy().tobytes() for v in w.values()))
+' )" + shell_quoted(path.string()) + " " + shell_quoted(path.stem().string() + ".safetensors");
+}
+
 // The first bytes of what torch.save() writes: a zip archive, or a bare pickle.
 bool is_pickle(const unsigned char* head) {
   return std::memcmp(head, "PK\x03\x04", 4) == 0 || (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5);
@@ -143,11 +168,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
            again);
   read_at(head, sizeof head, 0);
   if (is_pickle(head))
-    refuse(file,
-           ": is PyTorch's own format (pickle, which can run code), not safetensors. Convert it, as a state_dict:\n",
-           "  python3 -c \"import torch; from safetensors.torch import save_file\n", "  weights = torch.load('", file,
-           "', map_location='cpu')\n", "  save_file({k: v.contiguous() for k, v in weights.items()}, '",
-           path.stem().string(), ".safetensors')\"");
+    refuse(file, ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
+           conversion(path));
   std::uint64_t length;
   std::memcpy(&length, head, sizeof length);
   if (length > largest_header || length > size - sizeof head)

@@ -102,7 +102,7 @@ Place place_in(const Variables& variables) {
   if (p.family == "Kubeflow" && get("PET_NPROC_PER_NODE") && std::string(get("PET_NPROC_PER_NODE")) != "1")
     refuse("PET_NPROC_PER_NODE=", get("PET_NPROC_PER_NODE"),
            ": a process for each needs a launcher in the pod, such as "
-           "`torchrun --no-python PROGRAM …`");
+           "`torchrun --no_python PROGRAM …`");
   if (p.family == "Slurm" && !get("MASTER_ADDR")) {
     const char* list = get("SLURM_STEP_NODELIST") ? get("SLURM_STEP_NODELIST") : get("SLURM_NODELIST");
     if (!list) refuse("SLURM_PROCID is set, but SLURM_NODELIST is not (Slurm): set MASTER_ADDR to the host of rank 0");

@@ -1,6 +1,7 @@
 #include "dist/experiment.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -289,7 +290,7 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
   FileLock lock;
   const bool fresh = !std::filesystem::exists(path) || std::filesystem::file_size(path) == 0;
   std::ofstream file(path, std::ios::app);
-  if (!file) refuse(path, ": cannot be written");
+  if (!file) refuse(path, ": ", cannot_write(path, errno));
   lock.take(path, path, "writes its results there");
   if (fresh)
     file << "{\"experiment\":" << json_quoted(conditions(plan)) << "}\n" << std::flush;

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <map>
 
+#include "core/error.h"
 #include "dist/experiment.h"
 #include "layers/chart.h"
 
@@ -38,12 +39,12 @@ std::string experiment_page(const Plan& plan, const Results& results) {
       ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:14px}\n"
       ".charts>div{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px}\n"
       ".scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}\n"
-      "th,td{padding:4px 12px;text-align:right;border-bottom:1px solid "
+      "th,td{padding:4px 8px;text-align:right;border-bottom:1px solid "
       "var(--rule)}th:first-child,td:first-child{text-align:left}\n"
-      "td.best{font-weight:700}td small,p{color:var(--soft)}\n</style>\n</head>\n<body>\n<main>\n<h1>" +
+      "td{white-space:nowrap}td.best{font-weight:700}td small{display:block}td small,p{color:var(--soft)}\n</style>\n</head>\n<body>\n<main>\n<h1>" +
       html_escaped(plan.title) + "</h1>\n";
   page += "<p>" + html_escaped(plan.model + " on " + plan.data_set) +
-          text(", %d epochs over all workers, batch %d a worker, schedule ", plan.epochs, plan.batch) +
+          text(", %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(), plan.batch) +
           html_escaped(plan.schedule) +
           text(", momentum %g, weight decay %g; step times from Gamma(%g). ", plan.momentum, plan.weight_decay,
                plan.shape) +
@@ -51,7 +52,8 @@ std::string experiment_page(const Plan& plan, const Results& results) {
               "The learning rate of every strategy and number of workers was chosen on %d pictures held back from "
               "training; ",
               plan.val) +
-          text("then %d runs with other seeds.</p>\n", plan.seeds);
+          text("then %s with other seeds.%s</p>\n", counted(plan.seeds, "run").c_str(),
+               plan.strategies.size() > chart_colours ? " Dashed lines: strategies that share a colour with an earlier one." : "");
 
   // ---- the table ----
   page += "<h2>Test accuracy</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>workers</th>";
@@ -105,7 +107,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
                 .x = {},
                 .y = {},
                 .colour = int(i),
-                .stroke = i < 8 ? Line::Stroke::solid : Line::Stroke::dashed};
+                .stroke = i < chart_colours ? Line::Stroke::solid : Line::Stroke::dashed};
   };
   auto draw = [&](const Chart& chart) { page += "<div>" + svg_of(chart) + "</div>\n"; };
   page += "<h2>By the number of workers</h2>\n<div class=\"charts\">\n";
@@ -146,7 +148,7 @@ std::string experiment_page(const Plan& plan, const Results& results) {
   };
   for (int k : all_workers) {
     if (std::none_of(results.begin(), results.end(), [&](const auto& r) { return r.first.workers == k; })) continue;
-    page += "<h2>" + std::to_string(k) + (k == 1 ? " worker" : " workers") + "</h2>\n<div class=\"charts\">\n";
+    page += "<h2>" + counted(k, "worker") + "</h2>\n<div class=\"charts\">\n";
     Chart by_epoch{.title = "Test accuracy", .x_unit = "epoch", .y_unit = "%", .percent = true, .x_whole = true};
     Chart by_time{.title = "Test accuracy", .x_unit = "seconds of virtual time", .y_unit = "%", .percent = true};
     Chart delays{.title = "Delay of a gradient",

@@ -25,6 +25,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/files.h"
 #include "dist/hosts.h"
 #include "dist/pace.h"
 #include "dist/rendezvous.h"
@@ -231,8 +232,7 @@ class Job {
     action.sa_flags = SA_RESTART;
     for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaction(s, &action, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
-    if (!c_.logs.empty() && mkdir(c_.logs.c_str(), 0777) != 0 && errno != EEXIST)
-      refuse("--log-dir ", c_.logs, ": cannot be made: ", std::strerror(errno));
+    if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
     start_all();
     double stop_at = 0, kill_at = 0, stopped_since = 0;  // 0: not decided, not so
     const double silence = Deadlines::from().silence;
@@ -358,7 +358,7 @@ class Job {
     if (!c_.logs.empty()) {
       const std::string path = c_.logs + "/rank-" + std::to_string(r.number) + ".log";
       r.log = std::fopen(path.c_str(), r.restarts ? "ae" : "we");
-      if (!r.log) refuse("--log-dir: ", path, ": cannot be written: ", std::strerror(errno));
+      if (!r.log) refuse("--log-dir: ", path, ": ", cannot_write(path, errno));
     }
     std::vector<std::string> words = c_.program;
     if (c_.check)

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "core/files.h"
 #include "datasets/loader.h"
 #include "layers/fit.h"
 #include "layers/models.h"
@@ -36,7 +37,7 @@ int main(int argc, char** argv) {
     const auto per_epoch = double(train.batches_per_epoch());
     RunPosition at;  // with --checkpoint FOLDER it goes on where it was
     const std::filesystem::path file = std::filesystem::path(o.checkpoint) / "own_loop.safetensors";
-    if (!o.checkpoint.empty()) std::filesystem::create_directories(o.checkpoint);
+    if (!o.checkpoint.empty()) make_folder("--checkpoint " + o.checkpoint, o.checkpoint);
     if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {space, sgd});
     while (at.epoch < o.epochs) {
       Score score;

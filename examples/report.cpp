@@ -37,8 +37,8 @@ int main(int argc, char** argv) {
       for (const std::string& remark : runs.back().remarks)
         std::fprintf(stderr, "%s%s\n", remark.starts_with(paths[i]) ? "" : (paths[i] + ": ").c_str(), remark.c_str());
     }
-    if (title.empty()) title = runs.size() == 1 ? labels[0] : std::to_string(runs.size()) + " runs";
+    if (title.empty()) title = runs.size() == 1 ? labels[0] : counted(std::int64_t(runs.size()), "run");
     write_file(output, report_page(runs, title));
-    std::printf("%s: %zu run%s\n", output.c_str(), runs.size(), runs.size() == 1 ? "" : "s");
+    std::printf("%s: %s\n", output.c_str(), counted(std::int64_t(runs.size()), "run").c_str());
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 namespace tandem {
 namespace {
@@ -40,11 +41,13 @@ void spread(std::vector<double>& y, double gap, double low, double high) {
 std::string short_number(double v, int digits) {
   if (!std::isfinite(v)) return "–";
   char text[400];  // more than any double needs
-  if (std::fabs(v) >= 1e4 && std::fabs(v) < 1e15) {
+  // In thousands where more digits were before the point than are wanted.
+  if (std::fabs(v) >= std::min(1e4, std::pow(10, digits)) && std::fabs(v) < 1e15) {
     int unit = std::fabs(v) >= 1e12 ? 4 : std::fabs(v) >= 1e9 ? 3 : std::fabs(v) >= 1e6 ? 2 : 1;
     std::snprintf(text, sizeof text, "%.*g%c", std::max(3, digits - 1), v / std::pow(1e3, unit), " kMGT"[unit]);
   } else {
     std::snprintf(text, sizeof text, "%.*g", digits, v);
+    if (char* e = std::strchr(text, 'e'); e && e[2] == '0') std::memmove(e + 2, e + 3, std::strlen(e + 2));  // e-06
   }
   return text;
 }
@@ -177,7 +180,7 @@ std::string svg_of(const Chart& chart) {
     }
     if (path.empty()) continue;
     static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint"};
-    svg += "<g class=\"c" + std::to_string(l.colour % 8) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path +
+    svg += "<g class=\"c" + std::to_string(l.colour % chart_colours) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path +
            "\"/>" + bars + dots + "</g>\n";
     if (l.labelled) endings.push_back(end);
   }
@@ -193,23 +196,23 @@ std::string svg_of(const Chart& chart) {
       label = label.substr(0, cut) + "…";
     }
     if (std::fabs(heights[i] - endings[i].y) > 5 || endings[i].x < left + plot_w - 3)
-      svg += "<path class=\"lead c" + std::to_string(l.colour % 8) + "\" d=\"M" + place(endings[i].x + 3) + " " +
+      svg += "<path class=\"lead c" + std::to_string(l.colour % chart_colours) + "\" d=\"M" + place(endings[i].x + 3) + " " +
              place(endings[i].y) + "L" + place(left + plot_w + 6) + " " + place(heights[i]) + "\"/>\n";
     text("end", left + plot_w + 8, heights[i] + 4, "start", label,
-         " style=\"fill:var(--c" + std::to_string(l.colour % 8) + ")\"");
+         " style=\"fill:var(--c" + std::to_string(l.colour % chart_colours) + ")\"");
   }
   return svg + "</svg>\n";
 }
 
 std::string chart_style() {
-  // Eight hues that differ in lightness too, for eyes that see fewer of them; each at least 4.5 : 1 on its background.
-  static constexpr const char* light[8] = {"#1f5fd0", "#b8500b", "#0b7a5c", "#8b3fc7",
-                                           "#b3246b", "#6b6400", "#0f7490", "#5a5f6b"};
-  static constexpr const char* dark[8] = {"#7fb0ff", "#ffa25c", "#4fd6ac", "#cda0ff",
-                                          "#ff8dbd", "#d9cf55", "#62d3ee", "#b6bcc8"};
+  // Hues that differ in lightness too, for eyes that see fewer of them; each at least 4.5 : 1 on its background.
+  static constexpr const char* light[chart_colours] = {"#2257d6", "#c04a00", "#11803b", "#8a35d0", "#cf1466",
+                                                       "#6e6400", "#007f99", "#6d727d", "#14171c"};
+  static constexpr const char* dark[chart_colours] = {"#6fa3ff", "#ff9a4d", "#5fd67a", "#c792ff", "#ff78b0",
+                                                      "#e3d74a", "#45d3e6", "#959ca9", "#ffffff"};
   auto variables = [](const char* const* colours, const char* rest) {
     std::string css = rest;
-    for (int i = 0; i < 8; i++) css += "--c" + std::to_string(i) + ":" + colours[i] + ";";
+    for (int i = 0; i < chart_colours; i++) css += "--c" + std::to_string(i) + ":" + colours[i] + ";";
     return css;
   };
   std::string css =
@@ -225,7 +228,7 @@ std::string chart_style() {
       "svg.chart .lead{fill:none;stroke-width:1;opacity:.6;stroke-dasharray:1 3}\n"
       "svg.chart g.dashed path{stroke-dasharray:5 4;stroke-width:1.5}\n"
       "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n";
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < chart_colours; i++) {
     std::string c = ".c" + std::to_string(i), v = "var(--c" + std::to_string(i) + ")";
     css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle{fill:" + v +
            "}\n";

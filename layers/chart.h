@@ -6,10 +6,12 @@
 
 namespace tandem {
 
+constexpr int chart_colours = 9;
+
 struct Line {
   std::string label;         // at the line's end and in the tooltips
   std::vector<double> x, y;  // of equal length; a y that is not finite leaves a gap
-  int colour = 0;            // 0, 1, … ; eight are told apart
+  int colour = 0;            // 0, 1, … ; chart_colours of them are told apart
   enum class Stroke { solid, dashed, dotted, faint } stroke = Stroke::solid;
   bool labelled = true;  // false: it belongs to another line of its colour
   std::vector<double> error = {};  // of each y, drawn as a bar of ± this much; may be shorter, or not finite
@@ -36,6 +38,6 @@ std::string chart_style();
 std::vector<double> round_ticks(double low, double high, int wanted);
 
 std::string html_escaped(const std::string& text);
-std::string short_number(double v, int digits = 4);  // 0.3299, 21.5k, 1.2e-06
+std::string short_number(double v, int digits = 4);  // 0.3299, 21.5k, 5k, 1.2e-6
 
 }  // namespace tandem

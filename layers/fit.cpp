@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -15,6 +16,7 @@
 
 #include "core/atomic_file.h"
 #include "core/backend.h"
+#include "core/build_info.h"
 #include "core/elementwise.h"
 #include "core/files.h"
 #include "layers/accumulation.h"
@@ -123,7 +125,7 @@ class Progress {
     if (at.batch > 0)
       std::fprintf(stderr, " and %lld of %lld batches", static_cast<long long>(at.batch),
                    static_cast<long long>(at.batches));
-    std::fprintf(stderr, ", %lld steps%s%s\n", static_cast<long long>(at.step),
+    std::fprintf(stderr, ", %s%s%s\n", counted(at.step, "step").c_str(),
                  over.empty() ? "" : ": nothing is left to do: ", over.c_str());
     if (differences.empty() || !over.empty()) return;
     std::fprintf(stderr, "warning: it goes on, but not bit for bit as it would have:\n");
@@ -219,8 +221,8 @@ class OneBatch : public BatchSource {
                           : !all   ? "that cannot tell whether the model learns: too few steps were made"
                                    : "the model does NOT learn: look at --lr, the labels and the model";
     char text[300];
-    std::snprintf(text, sizeof text, "one batch: loss %.4g → %.4g in %lld steps: %s", first, last,
-                  static_cast<long long>(took), verdict);
+    std::snprintf(text, sizeof text, "one batch: loss %.4g → %.4g in %s: %s", first, last,
+                  counted(took, "step").c_str(), verdict);
     if (!learns) fail(text);
     std::printf("%s\n", text);
   }
@@ -281,10 +283,7 @@ class CheckpointFiles {
   // Something will be written: what would make that fail after hours of training fails now.
   void begin() {
     if (!writes()) return;
-    std::error_code none;
-    std::filesystem::create_directories(folder_, none);
-    if (access(folder_.c_str(), W_OK) != 0)
-      refuse(option_, " ", folder_, ": cannot be written: ", std::strerror(errno));
+    make_folder(option_ + " " + folder_, folder_);
     lock_.take(folder_, option_ + " " + folder_, "writes its checkpoints there: wait for its end, or choose another folder");
     check_strangers();  // once more: the run that held the folder may have ended just now
     AtomicFile can_be_written(last());
@@ -482,6 +481,7 @@ FitOptions fit_options(const Options& o) {
           .ema = o.ema,
           .patience = o.patience,
           .checkpoint = o.checkpoint,
+          .evaluate = o.evaluate,
           .resume = o.resume,
           .stop_after = o.stop_after,
           .settings = settings_of(o)};
@@ -557,8 +557,44 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
   return does_not_repeat;
 }
 
+namespace {
+
+// --evaluate. Every rank evaluates all test pictures: there is nothing to exchange.
+FitReport evaluated(Module& model, Backend& backend, const FitData& data, const FitOptions& options) {
+  if (!data.test) refuse("--evaluate: there are no test pictures");
+  ParameterSpace space(model, backend, options.seed);
+  if (!options.resume.empty())
+    load_weights(CheckpointFiles(options, false).from(), space);
+  else
+    Exchange(options.exchange, model, space, *data.test, {}, true).end();
+  const Evaluation e = evaluate(model, *data.test);
+  FitReport report;
+  report.epochs.push_back(
+      {.validation_loss = {}, .validation_accuracy = {}, .test_loss = e.loss, .test_accuracy = e.accuracy});
+  return report;
+}
+
+// What the first line of the metrics tells besides the run's size: all that was asked for, by the options' names.
+MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch) {
+  char host[256] = "localhost";
+  gethostname(host, sizeof host - 1);
+  MetricFields fields{{"version", version()}, {"host", std::string(host)}, {"optimizer", optimizer}, {"batch", batch}};
+  for (const auto& [name, value] : settings) {
+    const std::string key = name == "--lr" ? "learning_rate" : name == "pictures" ? "data" : name.starts_with("--") ? name.substr(2) : "";
+    if (key.empty() || value.empty() || key == "epochs" || key == "seed" || key == "batch") continue;
+    double number = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    const bool whole = error == std::errc() && end == value.data() + value.size();
+    fields.push_back({key, whole ? MetricValue(number) : MetricValue(value)});
+  }
+  return fields;
+}
+
+}  // namespace
+
 FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& given_data,
               const FitOptions& options, Strategy* given) {
+  if (options.evaluate) return evaluated(model, backend, given_data, options);
   std::optional<OneBatch> one_batch;
   if (options.overfit_batch) one_batch.emplace(given_data.train);
   std::unique_ptr<Strategy> from_environment = given ? nullptr : strategy_from_environment();
@@ -648,7 +684,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   Observer observer(options.observe, backend, strategy.rank(), at.step, last_step);
   observer.share(strategy);
   MetricsFile metrics(speaks && over.empty() ? options.metrics : "", files.resumes(), at.run);
-  metrics.write({{"event", std::string(files.resumes() ? "resume" : "start")},
+  MetricFields start{{"event", std::string(files.resumes() ? "resume" : "start")},
                  {"run", at.run},
                  {"parameters", space.parameters()},
                  {"epochs", std::int64_t(options.epochs)},
@@ -657,7 +693,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                  {"strategy", strategy.name()},
                  {"ranks", std::int64_t(strategy.size())},
                  {"seed", std::int64_t(options.seed)},
-                 {"step", at.step}});
+                 {"step", at.step}};
+  for (auto& field : recipe_fields(settings, optimizer.name(), data.train.make(0, 0).over_ranks())) start.push_back(field);
+  metrics.write(start);
   Progress progress(options.progress && speaks, options.epochs);
   if (files.resumes()) progress.resumed(files.from(), at, over, report.differences);
   if (strategy.size() > 1) {

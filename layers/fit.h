@@ -43,6 +43,7 @@ struct FitOptions {
   // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation. Refused when
   // it holds another run's, or while another process writes there.
   std::string checkpoint = {};
+  bool evaluate = false;    // train nothing: report what the weights of `resume` or `exchange.import_torch` reach on the test data
   std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
   std::int64_t stop_after =
       0;  // stop at this step, counted from the beginning of the run; 0: do not. One that is past: no step

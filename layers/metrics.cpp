@@ -56,7 +56,7 @@ MetricsFile::MetricsFile(const std::string& path, bool append, const std::string
     lock_.take(path, "--metrics " + path, "writes its metrics there: wait for its end, or name another file");
     if (!append && ftruncate(fileno(file_), 0) != 0) fail(path, ": cannot be emptied: ", std::strerror(errno));
   }
-  if (!file_) throw UsageError("--metrics " + path + ": cannot be written: " + std::strerror(errno));
+  if (!file_) refuse("--metrics ", path, ": ", cannot_write(path, errno));
   // The last line of a run that was killed may be half a line.
   if (append && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n') std::fputc('\n', file_);
 }

@@ -74,7 +74,7 @@ std::string printed(const char* format, Values... values) {
 std::string Profile::text(std::size_t rows) const {
   if (steps == 0) return "profile: no step was looked at\n";
   const double whole = step_ms + wait_ms, operations = forward_ms + backward_ms;
-  std::string out = printed("profile of %lld steps, ms per step\n", static_cast<long long>(steps));
+  std::string out = printed("profile of %s, ms per step\n", counted(steps, "step").c_str());
   auto phase = [&](const char* name, double ms) {
     out += printed("  %-28s %9.3f  %5.1f %%\n", name, ms, 100 * ms / std::max(1e-12, whole));
   };

@@ -13,8 +13,10 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <sstream>
 #include <thread>
 
+#include "core/build_info.h"
 #include "core/team.h"
 #include "layers/fit.h"
 #include "layers/models.h"
@@ -64,6 +66,14 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   auto flag = [&](std::string name, bool& target, bool value, std::string help) {
     specs.push_back({name, help, "", [&target, value](const std::string&) { target = value; }, true});
   };
+  auto channels = [&](std::string name, std::vector<float>& target, float low, std::string help) {
+    specs.push_back({name, help, "", [name, &target, low](const std::string& v) {
+                       target.clear();
+                       std::istringstream parts(v);
+                       for (std::string part; std::getline(parts, part, ',');)
+                         target.push_back(number<float>(name, part, low, 1e6f, "a number for all channels, or one for each: 0.49,0.48,0.45"));
+                     }});
+  };
   text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)");
   if (!o.data_set.empty()) {
     text("--data-set", o.data_set, dataset_names() + ", a folder of pictures, or an .npy file");
@@ -111,6 +121,8 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   flag("--sync-bn", o.sync_batch_norm, true, "batch norm over the pictures of all ranks");
   flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip");
   flag("--no-augment", o.augment, false, "neither");
+  channels("--mean", o.mean, -1e6f, "of the channels, with pixels from 0 to 1 (default: the data set's own)");
+  channels("--std", o.deviation, 1e-6f, "their standard deviation (default: the data set's own)");
   whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)");
   real("--mixup", o.mixup, 4, "mix pictures in pairs, in proportions from Beta(a, a) (0: not)");
   specs.push_back({"--seed", "seed of all random numbers", std::to_string(o.seed), [&](const std::string& v) {
@@ -146,6 +158,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
        "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
   text("--resume", o.resume, "go on from a checkpoint, or from the last one in a folder");
   whole("--stop-after", o.stop_after, 0, "stop after this step of the run (0: do not)");
+  flag("--evaluate", o.evaluate, true, "no training: the test accuracy of the weights of --resume or --import-torch");
   text("--metrics", o.metrics,
        "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
   whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
@@ -213,6 +226,10 @@ void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, 
   for (const auto& [spec, value] : line.given)  // a value left out has the next option's name put in its place
     if (!spec->flag && (value.empty() || value.starts_with("--") || named(value))) refuse_value(*spec);
   for (const std::string& word : line.unknown) {
+    if (word == "--version") {
+      std::printf("%s\n", build_info());
+      end_after_help();
+    }
     if (words && !word.starts_with("-")) {
       words->push_back(word);
       continue;

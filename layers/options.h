@@ -38,6 +38,8 @@ struct Options {
   bool sync_batch_norm = false;  // over all ranks
   int patience = 0;    // epochs without improvement before the run stops; 0: no limit
   std::string checkpoint = {}, resume = {};
+  bool evaluate = false;  // the weights of `resume` or `exchange.import_torch` on the test pictures, no training
+  std::vector<float> mean = {}, deviation = {};  // of the pictures' channels, or one for all; empty: those of the data set
   int stop_after = 0;  // steps; 0: no limit
   std::uint64_t seed = 1;
   std::string device = "cpu";  // cpu, reference, cuda, cuda:1
@@ -95,7 +97,9 @@ struct CommandLine {
   std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
   std::vector<std::string> unknown;                              // words that belong to no option, in that order
 };
+// Answers --version, which every program has.
 void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words);
+inline constexpr const char* version_help = "--version tells what this build is.";
 [[noreturn]] void end_after_help();  // 0, or 1 where it could not be printed
 [[noreturn]] void refuse_value(const OptionSpec& spec);  // a flag was given one, or another option was not
 

@@ -11,6 +11,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
                         std::vector<std::string>* words) {
   CLI::App app(description);
   app.allow_extras();
+  app.footer(version_help);
   std::map<const CLI::Option*, std::pair<const OptionSpec*, std::size_t>>
       known;  // and how many of its values were used
   for (const OptionSpec& spec : specs) {

@@ -17,6 +17,7 @@ void parse_command_line(int argc, char** argv, const std::string& description, c
       for (const OptionSpec& s : specs)
         std::printf("  %-18s %s%s\n", s.name.c_str(), s.help.c_str(),
                     s.fallback.empty() ? "" : (" [" + s.fallback + "]").c_str());
+      std::printf("\n%s\n", version_help);
       end_after_help();
     }
     auto spec = std::find_if(specs.begin(), specs.end(), [&](const OptionSpec& s) { return s.name == name; });

@@ -162,8 +162,9 @@ p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{padding:6px 12px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
-thead th{border-top:0;color:var(--soft);font-weight:600}
-.options td{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:9em;vertical-align:top}
+thead th{border-top:0;color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
+tbody td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:7em}
+.options td,.options thead th{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:4em;vertical-align:top}
 .options th{text-align:left;vertical-align:top}
 tr.differs th,tr.differs td{font-weight:600}tr.same th,tr.same td{color:var(--soft);font-weight:400}
 .best{font-weight:700}
@@ -172,7 +173,7 @@ tr.differs th,tr.differs td{font-weight:600}tr.same th,tr.same td{color:var(--so
 )css";
 
 std::string swatch(std::size_t i) {
-  return "<span class=\"swatch\" style=\"background:var(--c" + std::to_string(i % 8) + ")\"></span>";
+  return "<span class=\"swatch\" style=\"background:var(--c" + std::to_string(int(i) % chart_colours) + ")\"></span>";
 }
 
 std::string duration(double s) {
@@ -306,10 +307,11 @@ std::string report_page(const std::vector<RunLog>& runs, const std::string& titl
   auto draw = [&](Chart chart, std::vector<Curve> curves, bool by_time, bool steps, double RunLog::Step::*step_field) {
     std::erase_if(curves, [&](const Curve& c) { return !has(c.value); });
     static constexpr const char* names[] = {"solid", "dashed", "dotted", "faint"};
-    if (curves.size() > 1)
+    if (curves.size() > 1 || (curves.size() == 1 && curves[0].stroke != Line::Stroke::solid))
       for (const Curve& c : curves)
         chart.note += (chart.note.empty() ? "" : ", ") + std::string(names[int(c.stroke)]) + ": " + c.what;
     chart.x_unit = by_time ? unit_name : "epoch";
+    chart.x_whole = !by_time;
     if (by_time) chart.x_holds = {0, longest / unit};
     for (std::size_t i = 0; i < runs.size(); i++) {
       if (steps && !by_time && !runs[i].steps.empty()) {
@@ -342,11 +344,12 @@ std::string report_page(const std::vector<RunLog>& runs, const std::string& titl
     }
     if (!curves.empty()) page += "<div>" + svg_of(chart) + "</div>\n";
   };
+  // A stroke means the same in every chart of the page.
   page += "<h2>By epoch and by time</h2>\n<div class=\"charts\">\n";
   for (bool by_time : {false, true})
     draw({.title = "Loss", .x_unit = "", .y_unit = ""},
-         {{"training", field(&RunLog::Epoch::train_loss), Line::Stroke::solid},
-          {"test", field(&RunLog::Epoch::test_loss), Line::Stroke::dashed},
+         {{"test", field(&RunLog::Epoch::test_loss), Line::Stroke::solid},
+          {"training", field(&RunLog::Epoch::train_loss), Line::Stroke::dashed},
           {"validation", field(&RunLog::Epoch::val_loss), Line::Stroke::dotted}},
          by_time, true, &RunLog::Step::loss);
   for (bool by_time : {false, true})

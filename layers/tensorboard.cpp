@@ -9,9 +9,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 
+#include "core/files.h"
 #include "layers/event.pb.h"
 
 namespace tandem {
@@ -39,8 +39,7 @@ std::uint32_t masked_crc(const char* bytes, std::size_t n) {
 
 EventFile::EventFile(const std::string& folder) {
   static std::atomic<int> number{0};  // two files of one process and second
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  make_folder("--tensorboard " + folder, folder);
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);
   path_ = folder + "/events.out.tfevents." + std::to_string(std::int64_t(now())) + "." + host + "." +

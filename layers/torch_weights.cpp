@@ -60,6 +60,17 @@ std::map<std::string, std::pair<Tensor, Layout>> state(Module& model, Backend& b
 
 constexpr const char* counter = "num_batches_tracked";
 
+// What stands before every name of the file where a wrapper of the model was saved: "module." by DataParallel, "_orig_mod." by
+// torch.compile. Empty where the model has names of that kind itself.
+std::string wrapper_of(const SafetensorsFile& file, const std::string& own) {
+  if (file.tensors().empty()) return "";
+  const std::string first = file.tensors().begin()->first, prefix = first.substr(0, first.find('.') + 1);
+  if (own.starts_with(prefix)) return "";
+  for (const auto& [name, entry] : file.tensors())
+    if (!name.starts_with(prefix)) return "";
+  return prefix;
+}
+
 std::string text(const Shape& s) { return (std::ostringstream() << s).str(); }
 
 }  // namespace
@@ -69,26 +80,30 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
   if (const auto& m = file.metadata(); m.count("format") && m.at("format") == checkpoint_format)
     refuse(path, ": is a checkpoint of a training run, not weights from PyTorch: --resume goes on with it");
   auto all = state(model, backend, picture);
-  std::string problems;
-  int count = 0;
-  auto problem = [&](const std::string& what) { problems += (count++ ? ", " : "") + what; };
+  const std::string prefix = wrapper_of(file, all.begin()->first);
+  std::string lacking, other, unknown;
+  auto list = [](std::string& to, const std::string& what) { to += (to.empty() ? "" : ", ") + what; };
   for (const auto& [name, entry] : all) {
     const Shape& expected = entry.second.in_file;
-    if (!file.has(name))
-      problem(name + " " + text(expected) + " is missing");
-    else if (file.at(name).shape != expected)
-      problem(name + " is " + text(file.at(name).shape) + ", expected " + text(expected));
+    if (!file.has(prefix + name))
+      list(lacking, name + " " + text(expected));
+    else if (file.at(prefix + name).shape != expected)
+      list(other, name + " is " + text(file.at(prefix + name).shape) + ", expected " + text(expected));
   }
   for (const auto& [name, entry] : file.tensors())
-    if (all.count(name) == 0 && !name.ends_with(counter)) problem(name + " " + text(entry.shape) + " is unexpected");
-  if (count)
-    refuse(path, ": does not fit this model (", count, count == 1 ? " tensor): " : " tensors): ", problems,
-           "; is it another model, or made for another number of classes?");
+    if (all.count(name.substr(prefix.size())) == 0 && !name.ends_with(counter)) list(unknown, name + " " + text(entry.shape));
+  std::string problems;
+  if (!other.empty()) problems += "; of another shape: " + other;
+  if (!lacking.empty()) problems += "; only in the model: " + lacking;
+  if (!unknown.empty()) problems += "; only in the file: " + unknown;
+  if (!problems.empty())
+    refuse(path, ": does not fit this model", problems,
+           "; is it another model, made for another number of classes, or do its names differ?");
 
   NoGrad off;
   for (auto& [name, entry] : all) {
     auto& [tensor, layout] = entry;
-    Tensor t = file.tensor(name, backend, tensor.dtype());
+    Tensor t = file.tensor(prefix + name, backend, tensor.dtype());
     if (layout.pictures.rank())
       t = transpose(Variable(t.reshape(channels_first(layout.pictures))), {0, 2, 3, 1}).value().reshape(tensor.shape());
     tensor.copy_from(t);

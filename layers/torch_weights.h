@@ -11,8 +11,9 @@
 namespace tandem {
 
 // picture: [H, W, C] of the input. The model gets its memory if it has none yet; a ParameterSpace that is built later keeps the
-// values. Batch counters (num_batches_tracked) in the file are passed over. Throws UsageError, with every tensor that is
-// missing, unexpected or of another shape, before anything has been changed.
+// values. Batch counters (num_batches_tracked) in the file are passed over, and so is a word before all of its names (module.,
+// _orig_mod.). Throws UsageError, with every tensor that is in the model or in the file only, or of another shape, before
+// anything has been changed.
 void import_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path);
 
 // For model.load_state_dict(safetensors.torch.load_file(path)). `about` goes into the file's metadata, for classifier.h. The old

@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY=passive
 
 says 2 'choose ops, train or bench' sh tests/gpu_check.sh all
 says 2 'choose ops, train or bench' sh tests/gpu_check.sh ops train
-for stage in '' 'ops train' 'ops;echo done' "ops'; echo done; '"; do
+for stage in 'ops train' 'ops;echo done' "ops'; echo done; '"; do
   says 2 'choose ops, train or bench' make --no-print-directory CUDA=0 gpu-check STAGE="$stage"
   grep -qx done "$there/out" && complain "make gpu-check executes its STAGE: $stage"
 done
@@ -20,7 +20,9 @@ says 2 '--jsonl /nowhere/x: cannot be written' "$build/gpu_check" ops --device c
 says 2 '--jsonl Makefile: is there and holds something else' "$build/gpu_check" ops --device cpu --jsonl Makefile
 
 # ---- no GPU ------------------------------------------------------------------------------------------------------------
-if ! command -v nvidia-smi >/dev/null 2>&1; then says 2 'no GPU: there is no nvidia-smi' sh tests/gpu_check.sh ops; fi
+if ! command -v nvidia-smi >/dev/null 2>&1; then
+  for stage in ops ''; do says 2 'no GPU: there is no nvidia-smi' make --no-print-directory CUDA=0 gpu-check STAGE=$stage; done
+fi
 mkdir "$there/bin"
 before=$(ls tests/bench/results)
 nvidia_smi() { printf '#!/bin/sh\necho "%s"\nexit %s\n' "$1" "$2" >"$there/bin/nvidia-smi" && chmod +x "$there/bin/nvidia-smi"; }
@@ -62,6 +64,8 @@ done
 try 3 100 bench 'bench PyTorch ratios'
 try 3 4 ops 'ops touch'
 grep -q 'MISSED' "$there/out" || complain "gpu-check in 4 seconds missed nothing: $(cat "$there/out")"
+says 3 'steps of bench' env DEVICE=cpu LIMIT=2 PYTHON=none sh tests/gpu_check.sh
+[ "$(grep -cE '^steps of (ops|train|bench)' "$there/out")" -eq 3 ] || complain "gpu-check without a stage: $(cat "$there/out")"
 "$build/gpu_check" ops --device cpu --seconds 0 >"$there/out" 2>&1
 [ $? -eq 3 ] && grep -q 'conv2d f32, .* cases *MISSED: the time was up' "$there/out" ||
   complain "without time gpu_check does not say what it missed: $(tail -n 3 "$there/out")"

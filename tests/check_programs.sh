@@ -20,6 +20,7 @@ says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
 for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10 train airbench; do
   says 0 '--help' "$build/$program" --help
+  says 0 'oneDNN' "$build/$program" --version
   says 2 'unexpected argument word' "$build/$program" word
   says 2 'unknown option --bogus' "$build/$program" --bogus word
 done
@@ -89,8 +90,40 @@ says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --mode
 says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --checkpoint "$there/own"
 grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its checkpoint"
 
+# ---- Weights of another program, and what they reach ---------------------------------------------------------------------
+short 0 'test accuracy' --resume "$there/trained" --evaluate
+reached=$(tail -n 1 "$there/out")
+short 0 "$reached" --import-torch "$there/mlp.safetensors" --evaluate
+grep -q epoch "$there/out" && complain "--evaluate trains: $(cat "$there/out")"
+short 0 'test accuracy' --import-torch "$there/mlp.safetensors" --evaluate --mean 0.5 --std 0.25
+grep -qx "$reached" "$there/out" && complain "--mean and --std make no difference"
+short 2 '--mean: 3 numbers, but synthetic' --mean 0.4,0.5,0.6
+short 2 '--std 0: expected' --std 0
+short 2 '--evaluate has nothing to evaluate' --evaluate
+if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+  # A training's checkpoint of a wrapped model, with a quote in its name, as PyTorch saves it.
+  /usr/bin/python3 - "$there/mlp.safetensors" "$there/Ann's.th" <<'END'
+import json, struct, sys, torch
+data = open(sys.argv[1], "rb").read()
+size = struct.unpack("<Q", data[:8])[0]
+state = {"module." + k: torch.frombuffer(bytearray(data[8 + size + v["data_offsets"][0]:8 + size + v["data_offsets"][1]]),
+                                         dtype=torch.float32).reshape(v["shape"])
+         for k, v in json.loads(data[8:8 + size]).items() if k != "__metadata__"}
+torch.save({"epoch": 3, "optimizer": {"state": {}, "param_groups": []}, "state_dict": state}, sys.argv[2])
+END
+  one_line=
+  short 2 'If you trust it, convert it' --import-torch "$there/Ann's.th"
+  one_line=1
+  sed '1d; s#^  python3#/usr/bin/python3#' "$there/out" >"$there/convert"
+  (cd "$there" && sh convert) || complain "the command that converts PyTorch's file fails: $(cat "$there/convert")"
+  short 0 "$reached" --import-torch "$there/Ann's.safetensors" --evaluate
+fi
+
 # ---- Nothing the user had is lost ------------------------------------------------------------------------------------
 short 0 'test accuracy' --metrics "$there/kept.jsonl"
+for key in model data optimizer learning_rate batch schedule dtype strategy seed version host; do
+  head -n 1 "$there/kept.jsonl" | grep -q "\"$key\":[^,]" || complain "the metrics do not tell the $key: $(head -n 1 "$there/kept.jsonl")"
+done
 cp "$there/kept.jsonl" "$there/before.jsonl"
 short 2 'holds something else than a picture of a tape' --metrics "$there/kept.jsonl" --dot "$there/table"
 short 2 'holds something else than a trace' --metrics "$there/kept.jsonl" --trace "$there/table"

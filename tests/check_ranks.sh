@@ -1,5 +1,5 @@
 #!/bin/sh
-# Real processes under tandem-run and Debian's mpirun: the same weights everywhere, the first failure named, nothing left.
+# Real processes under tandem-run, and Debian's mpirun and torchrun: the same weights everywhere, the first failure named, nothing left.
 set -u
 build=${BUILD:-build}
 [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
@@ -36,6 +36,10 @@ says 0 'ranks was 3 and is 1' $(echo "$long" | sed 's/--epochs 2/--epochs 3/') -
 if command -v mpirun >/dev/null; then
   root=$([ "$(id -u)" -eq 0 ] && echo --allow-run-as-root)
   says 0 '2 ranks, all-reduce: batch 128' mpirun $root --oversubscribe -np 2 $(train) --batch 64
+fi
+# Without a port of our own choice, and as Debian's PyTorch 1.13 spells it (and later ones do too).
+if command -v torchrun >/dev/null; then
+  says 0 '2 ranks, all-reduce' torchrun --standalone --nproc_per_node 2 --no_python $(train)
 fi
 says 0 '3 ranks:' "$build/tandem-run" -n 3 --check
 

@@ -35,14 +35,14 @@ timed() {  # timed NAME COMMAND
 system() {
   [ ! -e "$root" ] || { echo "fresh.sh: $root is there already" >&2; exit 2; }
   mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
-    awk -v release="$VERSION_CODENAME" '$2 == release { print $1; exit }')
+    awk -v release="$VERSION_CODENAME" '$2 == release { sub(/\/$/, "", $1); print $1; exit }')
   debootstrap --variant=minbase --include=git,make,ca-certificates "$VERSION_CODENAME" "$root" "$mirror"
   # apt as this machine has it: addresses, keys, proxies. Sources of another origin would only want keys of their own.
   rm -f "$root/etc/apt/sources.list"
   for file in /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf /etc/apt/apt.conf.d/*; do
     case $file in
       *sources.list*) grep -qs "$mirror" "$file" || continue ;;
-      *) grep -qis proxy "$file" || continue ;;
+      *) grep -qs Acquire "$file" || continue ;;
     esac
     cp "$file" "$root$file"
   done

@@ -1,7 +1,7 @@
 #!/bin/sh
-# tests/gpu_check.sh ops|train|bench: builds for the GPU of this machine, checks or measures, prints one table, and leaves it in
-# tests/bench/results/. Needs g++, make, and CUDA with cuDNN: installed, or as pip wheels in a Python's site-packages.
-# It ends within eight minutes: what was not reached by then is listed. Exit status 0: everything was done, and holds; 1:
+# tests/gpu_check.sh [ops|train|bench]: builds for the GPU of this machine, checks or measures, prints one table, and leaves it
+# in tests/bench/results/; without a name all three, one after another. Needs g++, make, and CUDA with cuDNN: installed, or as pip wheels in a Python's site-packages.
+# Each ends within eight minutes: what was not reached by then is listed. Exit status 0: everything was done, and holds; 1:
 # something does not hold; 2: nothing was begun; 3: what was done holds, but parts were left out, which the last line lists.
 #
 #   PYTHON       with torch for the peers, and with the wheels (default python3)
@@ -11,6 +11,20 @@
 set -u
 cd "$(dirname "$0")/.."
 stage=$*
+if [ -z "$stage" ]; then
+  worst=0
+  for stage in ops train bench; do
+    sh tests/gpu_check.sh "$stage"
+    status=$?
+    case $status in
+      0) ;;
+      1) worst=1 ;;
+      3) [ $worst -eq 1 ] || worst=3 ;;
+      *) exit $status ;;  # nothing was begun, or a signal
+    esac
+  done
+  exit $worst
+fi
 case $stage in ops | train | bench) ;; *) echo "gpu-check: STAGE=$stage: choose ops, train or bench" >&2; exit 2 ;; esac
 python=${PYTHON:-python3}
 target=${DEVICE:-cuda}

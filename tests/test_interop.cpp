@@ -137,9 +137,28 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
       [&] {
         import_torch(*model, *backend, {8, 8, 3}, file);
       },
-      {"state", "3 tensors", "bn2.running_var [16] is missing", "fc1.weight is [64,12], expected [12,64]",
-       "extra.weight [4] is unexpected"}));
+      {"state", "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
+       "only in the file: extra.weight [4];"}));
   EXPECT_EQ(space.values.values(), before);
+}
+
+// DataParallel and torch.compile put a word before every name.
+TEST(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
+  TemporaryFolder folder;
+  auto backend = cpu_backend(1);
+  auto values_from = [&](const State& state) {
+    auto model = std::make_unique<Thin>();
+    ParameterSpace space(*model, *backend, 1);
+    import_torch(*model, *backend, {8, 8, 3}, state.write(folder.file("state")));
+    return space.values.values();
+  };
+  const State plain("thin");
+  State wrapped("thin");
+  wrapped.tensors.clear();
+  for (auto& [name, t] : plain.tensors) wrapped.tensors["module." + name] = t;
+  EXPECT_EQ(values_from(wrapped), values_from(plain));
+  wrapped.tensors["other"] = wrapped.tensors["module.fc2.bias"];  // then it is part of the names
+  EXPECT_TRUE(refused([&] { values_from(wrapped); }, {"only in the file: module.", "only in the model: ", "other"}));
 }
 
 // A Linear that stands behind a flattened picture, with something element-wise in between.

@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "core/build_info.h"
 #include "core/random.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
@@ -678,6 +679,7 @@ TEST(Fit, WritesMetricsAsJsonLines) {
   Patterns data(*backend, 40, 16);
   FitOptions options = quiet(2, 5);
   options.metrics = folder.file("metrics.jsonl");
+  options.settings = {{"--model", "tiny"}, {"--data-set", ""}, {"--momentum", "0.9"}, {"--batch", "128"}};
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data, .test = &data}, options);
   std::vector<nlohmann::json> lines;
   std::istringstream in(test::contents(options.metrics));
@@ -687,6 +689,14 @@ TEST(Fit, WritesMetricsAsJsonLines) {
   EXPECT_EQ(lines[0]["parameters"], 682);
   EXPECT_EQ(lines[0]["batches_per_epoch"], 3);
   EXPECT_EQ(lines[0]["seed"], 5);
+  EXPECT_EQ(lines[0]["optimizer"], "sgd");
+  EXPECT_EQ(lines[0]["learning_rate"], 0.05);
+  EXPECT_EQ(lines[0]["batch"], 16);
+  EXPECT_EQ(lines[0]["model"], "tiny");
+  EXPECT_EQ(lines[0]["momentum"], 0.9);
+  EXPECT_FALSE(lines[0].contains("data-set")) << "what was not given";
+  EXPECT_EQ(lines[0]["version"], version());
+  EXPECT_FALSE(lines[0]["host"].get<std::string>().empty());
   for (int e : {1, 2}) {
     EXPECT_EQ(lines[e]["event"], "epoch");
     EXPECT_EQ(lines[e]["epoch"], e);

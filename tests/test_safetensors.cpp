@@ -1,6 +1,7 @@
 // The safetensors format: what we write is byte for byte what the format says, what others write is read, and what is
 // damaged is refused by name. Files replaced in one step.
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,8 +12,10 @@
 #include <fstream>
 
 #include "core/atomic_file.h"
+#include "core/files.h"
 #include "core/random.h"
 #include "core/safetensors.h"
+#include "layers/metrics.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -89,6 +92,30 @@ TEST(AtomicFile, ALinkStaysALink) {
   f.commit();
   EXPECT_TRUE(fs::is_symlink(folder.file("link")));
   EXPECT_EQ(contents(folder.file("real")), "new");
+}
+
+// Root may write everywhere: to files this thread is somebody else while this lives.
+struct AsNobody {
+  int before = setfsuid(65534);
+  ~AsNobody() { setfsuid(uid_t(before)); }
+};
+
+TEST(Files, AFolderThatForbidsWritingIsNamed) {
+  TemporaryFolder folder;
+  const std::string locked = folder.file("locked");
+  fs::create_directory(locked);
+  fs::permissions(folder.file(""), fs::perms(0755));
+  fs::permissions(locked, fs::perms(0555));
+  put(locked + "/old", "");
+  AsNobody nobody;
+  const std::string why = "Permission denied in the folder " + locked + ": name another place";
+  EXPECT_TRUE(refused([&] { AtomicFile f(locked + "/f"); }, {locked + "/f", why}));
+  EXPECT_TRUE(refused([&] { AtomicFile f(locked + "/deep/f"); }, {"there is no folder " + locked + "/deep"}));
+  EXPECT_TRUE(refused([&] { MetricsFile f(locked + "/m.jsonl"); }, {"--metrics " + locked + "/m.jsonl", why}));
+  EXPECT_TRUE(refused([&] { MetricsFile f(locked + "/old"); }, {"Permission denied: name another file"}));
+  for (const char* below : {"", "/run", "/deep/run/"})
+    EXPECT_TRUE(refused([&] { make_folder("--checkpoint x", locked + below); }, {"--checkpoint x: cannot be written", why}));
+  EXPECT_TRUE(refused([&] { make_folder("--checkpoint x", locked + "/old/run"); }, {"--checkpoint x: cannot be written: Not a directory"}));
 }
 
 TEST(AtomicFile, RefusesWhatIsNoFile) {
@@ -253,7 +280,7 @@ TEST(Safetensors, APickleIsMetWithTheCommandThatConvertsIt) {
   TemporaryFolder folder;
   put(folder.file("net.pt"), "PK\x03\x04 and so on");
   EXPECT_TRUE(refused([&] { SafetensorsFile f(folder.file("net.pt")); },
-                      {"net.pt", "pickle", "save_file", "torch.load", "'net.safetensors'"}));
+                      {"net.pt", "pickle", "torch.load", "'net.safetensors'"}));
   put(folder.file("old.pth"), "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9");
   EXPECT_TRUE(refused([&] { SafetensorsFile f(folder.file("old.pth")); }, {"pickle"}));
 }

@@ -1,6 +1,7 @@
 // Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory, pages about runs.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -592,6 +593,52 @@ TEST(SeeingChart, TicksAreRoundAndCoverTheRange) {
   EXPECT_EQ(short_number(21500), "21.5k");
   EXPECT_EQ(short_number(0.32998), "0.33");
   EXPECT_EQ(short_number(NAN), "–");
+  EXPECT_EQ(short_number(5000, 3), "5k");
+  EXPECT_EQ(short_number(2500, 3), "2.5k");
+  EXPECT_EQ(short_number(999, 3), "999");
+  EXPECT_EQ(short_number(1.2e-6), "1.2e-6");
+  EXPECT_EQ(short_number(1e-100), "1e-100");
+}
+
+// Distance in CIELAB: below about 20 two thin lines are easily taken for one.
+TEST(SeeingChart, NineColoursAreToldApartAndReadable) {
+  struct Colour {
+    double luminance;
+    std::array<double, 3> lab;
+  };
+  auto colour = [](const std::string& hex) {
+    double c[3], v[3];
+    for (int i = 0; i < 3; i++) {
+      const double s = std::stoi(hex.substr(std::size_t(2 * i), 2), nullptr, 16) / 255.0;
+      c[i] = s <= 0.04045 ? s / 12.92 : std::pow((s + 0.055) / 1.055, 2.4);
+    }
+    const double xyz[3] = {0.4124 * c[0] + 0.3576 * c[1] + 0.1805 * c[2], 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2],
+                           0.0193 * c[0] + 0.1192 * c[1] + 0.9505 * c[2]};
+    const double white[3] = {0.9505, 1, 1.0888};
+    for (int i = 0; i < 3; i++) v[i] = xyz[i] / white[i] > 0.008856 ? std::cbrt(xyz[i] / white[i]) : 7.787 * xyz[i] / white[i] + 16 / 116.0;
+    return Colour{xyz[1], {116 * v[1] - 16, 500 * (v[0] - v[1]), 200 * (v[1] - v[2])}};
+  };
+  const std::string css = chart_style();
+  std::size_t at = 0;
+  for (const char* scheme : {"light", "dark"}) {
+    const std::size_t card = css.find("--card:#", at) + 8;
+    const Colour paper = colour(css[card + 3] == ';' ? "ffffff" : css.substr(card, 6));
+    std::vector<Colour> all;
+    for (int i = 0; i < chart_colours; i++) {
+      const std::string name = "--c" + std::to_string(i) + ":#";
+      at = css.find(name, at);
+      ASSERT_NE(at, css.npos) << scheme << " " << name;
+      all.push_back(colour(css.substr(at + name.size(), 6)));
+      const auto [dim, bright] = std::minmax(all.back().luminance, paper.luminance);
+      EXPECT_GT((bright + 0.05) / (dim + 0.05), 4.5) << scheme << " " << i;
+      for (int k = 0; k < i; k++) {
+        double squares = 0;
+        for (int j = 0; j < 3; j++) squares += std::pow(all[i].lab[j] - all[k].lab[j], 2);
+        EXPECT_GT(std::sqrt(squares), 25) << scheme << ": " << i << " and " << k;
+      }
+    }
+    EXPECT_EQ(int(all.size()), 9);
+  }
 }
 
 TEST(SeeingChart, DrawsEveryPointInsideAndGapsWhereThereIsNone) {
@@ -632,6 +679,28 @@ TEST(SeeingReport, PageOfRealRuns) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   EXPECT_EQ(page.find("http"), std::string::npos) << "the page must need nothing else";
   EXPECT_EQ(page.find("<script"), std::string::npos);
+}
+
+TEST(SeeingReport, WholeEpochsAndOneMeaningOfAStroke) {
+  TemporaryFolder folder;
+  std::string text = "{\"event\":\"start\",\"batches_per_epoch\":10}\n";
+  for (int e : {1, 2, 3})
+    text += "{\"event\":\"epoch\",\"epoch\":" + std::to_string(e) +
+            ",\"train_loss\":100,\"train_accuracy\":0.5,\"test_loss\":200,\"test_accuracy\":0.4,\"images_per_second\":5000,\"seconds\":10}\n";
+  write_file(folder.file("run.jsonl"), text);
+  const std::string page = report_page({read_run(folder.file("run.jsonl"))}, "t");
+  for (const char* stroke : {"solid: ", "dashed: "}) {
+    std::set<std::string> meanings;
+    for (std::size_t at = page.find(stroke); at != page.npos; at = page.find(stroke, at + 1))
+      meanings.insert(page.substr(at, page.find_first_of(",<", at) - at));
+    EXPECT_EQ(meanings.size(), 1u) << stroke << *meanings.rbegin();
+  }
+  for (std::size_t chart = page.find("by epoch\""); chart != page.npos; chart = page.find("by epoch\"", chart + 1)) {
+    const std::string svg = page.substr(chart, page.find("</svg>", chart) - chart);
+    for (const char* between : {">1.5<", ">2.5<"}) EXPECT_EQ(svg.find(between), svg.npos) << between;
+    EXPECT_NE(svg.find(">2<"), svg.npos);
+  }
+  EXPECT_EQ(page.find("e+03"), page.npos);
 }
 
 TEST(SeeingReport, DamagedFilesAreShownAsFarAsTheyGo) {

@@ -1,12 +1,12 @@
 // The training step, beside PyTorch's and beside the floor. For each model and type one table row and one JSON line:
 //   ours    forward, backward and SGD with momentum on a batch of 128 pictures that lie in memory
-//   peer    the same step by PyTorch, in the faster of its memory formats, same threads (tests/bench/peer.py)
+//   peers   the same step by every PyTorch that is named, in the faster of its memory formats, same threads (peer.py)
 //   floor   the same convolutions and matrix products alone, each by the fastest means found, in the order of the step and on
 //           tensors of their own, plus one touch of memory for the rest at the speed a plain copy reaches
-// The three alternate in one run; medians. A calibration loop runs before and after each row; where it moved by more
-// than 5 % the row is measured again.
+// They alternate in one run, each for at least a second at a time (shorter turns begin with the other's caches and clock);
+// medians. A calibration loop runs before and after each row; where it moved by more than 5 % the row is measured again.
 //
-//   build/bench_step [--threads N] [--rounds N] [--only resnet20/f32] [--jsonl FILE] [--no-peer] [--python P]
+//   build/bench_step [--threads N] [--rounds N] [--only resnet20/f32] [--jsonl FILE] [--no-peer] [--pythons "P …"]
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +20,8 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
+#include <sstream>
 
 #include "core/cpu/convolution.h"
 #include "core/launch.h"
@@ -297,7 +299,7 @@ class Peer {
     if (pid_ > 0) waitpid(pid_, nullptr, 0);
   }
   bool alive() const { return hello_.starts_with("torch"); }
-  const std::string& hello() const { return hello_; }
+  std::string version() const { return hello_.substr(0, hello_.find_first_of("+ ", 6)); }  // "torch 2.9.1"
   std::string ask(const std::string& what) {
     std::fprintf(out_, "%s\n", what.c_str());
     std::fflush(out_);
@@ -351,6 +353,94 @@ void print_memory(const std::string& name, DType dtype, int threads) {
   std::printf("%.0f\n", double(status_kib("VmHWM:")) * 1024 - before);
 }
 
+// ---- a row ---------------------------------------------------------------------------------------------------------------
+struct Contestant {  // one PyTorch
+  std::string python, version, format = {};
+  std::vector<double> ms = {}, ratios = {};
+  double bytes = 0;
+};
+
+struct Row {
+  std::string name;
+  DType dtype;
+  int rounds;
+  std::vector<Contestant> peers;
+  std::vector<double> ours_ms = {}, floor_ms = {};
+  double moved = 0, bytes = 0;  // of the calibration, relatively; of our memory
+  std::string text() const { return "train/" + name + "/" + name_of(dtype); }
+};
+
+// How many of what takes so long fill a second.
+int in_a_second(double ms) { return std::max(1, int(std::ceil(1000 / std::max(1e-3, ms)))); }
+
+void measure(Row& row, Backend& backend) {
+  row.ours_ms.clear(), row.floor_ms.clear();
+  Ours ours(backend, row.name, row.dtype);
+  for (int i = 0; i < 3; i++) ours.step();
+  const int own = in_a_second(milliseconds([&] { ours.step(); }));
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<int> steps;
+  for (Contestant& c : row.peers) {
+    c.ms.clear(), c.ratios.clear();
+    peers.push_back(std::make_unique<Peer>(c.python, backend.threads()));
+    const std::string ready = peers.back()->ask(row.name + " " + name_of(row.dtype) + " " + std::to_string(batch));
+    if (!ready.starts_with("ready")) fail(c.version, " answered: ", ready);
+    c.format = second_word(ready);
+    steps.push_back(in_a_second(peers.back()->number("step 1")));
+  }
+  const std::function<double()> floor = floor_of(backend, work_of(row.name, double(ours.space->parameters())), row.dtype);
+  const int floors = in_a_second(floor());
+  const double before = calibration();
+  for (int r = 0; r < row.rounds; r++) {
+    for (std::size_t i = 0; i < peers.size(); i++) row.peers[i].ms.push_back(peers[i]->number("step " + std::to_string(steps[i])));
+    row.ours_ms.push_back(milliseconds([&] { for (int i = 0; i < own; i++) ours.step(); }) / own);
+    for (int i = 0; i < floors; i++) row.floor_ms.push_back(floor());
+    for (Contestant& c : row.peers) c.ratios.push_back(c.ms.back() / row.ours_ms.back());
+  }
+  row.moved = std::abs(calibration() - before) / before;
+}
+
+void measure_memory(Row& row, const std::string& self, int threads) {
+  row.bytes = our_memory(self, row.name, row.dtype, threads);
+  for (Contestant& c : row.peers) {
+    Peer fresh(c.python, threads);
+    fresh.ask(row.name + " " + name_of(row.dtype) + " " + std::to_string(batch) + " " + c.format);
+    fresh.ask("step 3");
+    c.bytes = fresh.number("memory");
+  }
+}
+
+void print(const Row& row, MetricsFile& lines) {
+  const double ours = median(row.ours_ms), least = median(row.floor_ms);
+  std::printf("%-22s %9.2f %9.2f %9.2f %8.1f ", row.text().c_str(), ours, least, ours / least, row.bytes / 1e6);
+  MetricFields fields{{"bench", row.text()}, {"ours_ms", ours}, {"floor_ms", least}, {"of_floor", ours / least}, {"ours_bytes", row.bytes},
+                      {"calibration_moved", row.moved}};
+  for (const Contestant& c : row.peers) {
+    std::printf(" | %9.2f %6.2f %8.1f", median(c.ms), median(c.ratios), c.bytes / 1e6);
+    fields.push_back({c.version + " ms", median(c.ms)});
+    fields.push_back({c.version + " ratio", median(c.ratios)});
+    fields.push_back({c.version + " format", c.format});
+    fields.push_back({c.version + " bytes", c.bytes});
+  }
+  std::printf("%s\n", row.moved < 0.05 ? "" : "  (the machine's speed moved by more than 5 %)");
+  std::fflush(stdout);
+  lines.write(fields);
+}
+
+// The PyTorchs of these Pythons, each version once.
+std::vector<Contestant> torches(const std::string& pythons, int threads) {
+  std::vector<Contestant> found;
+  std::istringstream words(pythons);
+  for (std::string python; words >> python;) {
+    const Peer probe(python, threads);
+    if (!probe.alive())
+      std::printf("no peer: %s has no torch (apt-get install python3-torch, or a venv with pip install torch)\n", python.c_str());
+    else if (std::none_of(found.begin(), found.end(), [&](auto& c) { return c.version == probe.version(); }))
+      found.push_back({python, probe.version()});
+  }
+  return found;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -360,76 +450,29 @@ int main(int argc, char** argv) {
   }
   return run_program(argc, argv, [&] {
     int threads = 0, rounds = 9;
-    std::string only, jsonl = "build/bench.jsonl", python = "/usr/bin/python3";
-    bool with_peer = true;
+    const char* named = std::getenv("PYTHONS");
+    std::string only, jsonl = "build/bench.jsonl", pythons = named ? named : "/usr/bin/python3 python3";
     parse_command_line(argc, argv, "The training step beside PyTorch's and the floor.",
                        {{"--threads", "threads (0: all cores)", "0", [&](const std::string& v) { threads = std::atoi(v.c_str()); }},
                         {"--rounds", "alternations", "9", [&](const std::string& v) { rounds = std::max(1, std::atoi(v.c_str())); }},
                         {"--only", "rows whose name contains this", "", [&](const std::string& v) { only = v; }},
                         {"--jsonl", "file for the results", jsonl, [&](const std::string& v) { jsonl = v; }},
-                        {"--python", "the Python that has torch", python, [&](const std::string& v) { python = v; }},
-                        {"--no-peer", "ours and the floor only", "", [&](const std::string&) { with_peer = false; }, true}});
+                        {"--pythons", "Pythons that have a torch, or $PYTHONS", pythons, [&](const std::string& v) { pythons = v; }},
+                        {"--no-peer", "ours and the floor only", "", [&](const std::string&) { pythons = ""; }, true}});
     auto backend = cpu_backend(threads);
-    threads = backend->threads();
     std::printf("%s\n", backend->description().c_str());
     MetricsFile lines(jsonl);
-    std::unique_ptr<Peer> probe = with_peer ? std::make_unique<Peer>(python, threads) : nullptr;
-    if (with_peer && !probe->alive()) {
-      std::printf("no peer: %s has no torch (apt-get install python3-torch)\n", python.c_str());
-      with_peer = false;
-    } else if (with_peer) std::printf("peer: %s\n", probe->hello().c_str());
-    probe.reset();
-    std::printf("%-22s %9s %9s %9s  %6s %9s  %8s %8s\n", "training step, b=128", "ours ms", "peer ms", "floor ms", "ratio", "of floor",
-                "our MB", "peer MB");
-
+    const std::vector<Contestant> peers = torches(pythons, backend->threads());
+    std::printf("%-22s %9s %9s %9s %8s ", "training step, b=128", "ours ms", "floor ms", "of floor", "our MB");
+    for (const Contestant& c : peers) std::printf(" | %s ms, ratio, MB ", c.version.c_str());
+    std::printf("\n");
     for (const char* name : {"lenet5", "smallcnn", "resnet20", "resnet18"})
       for (DType dtype : {DType::f32, DType::bf16}) {
-        std::string row = std::string("train/") + name + "/" + name_of(dtype);
-        if (!only.empty() && row.find(only) == std::string::npos) continue;
-        if (!backend->supports(dtype)) continue;
-        std::vector<double> ours_ms, peer_ms, floor_ms, ratios;
-        double moved = 0, peer_bytes = 0;
-        std::string format = "-";
-        bool heavy = std::string(name) == "resnet18";
-        for (int attempt = 0; attempt < 3; attempt++) {
-          ours_ms.clear(), peer_ms.clear(), floor_ms.clear(), ratios.clear();
-          Ours ours(*backend, name, dtype);
-          for (int i = 0; i < 3; i++) ours.step();
-          int k = std::max(1, int(300 / milliseconds([&] { ours.step(); })));
-          if (heavy) k = 1;
-          std::unique_ptr<Peer> peer;
-          if (with_peer) {
-            peer = std::make_unique<Peer>(python, threads);
-            std::string ready = peer->ask(std::string(name) + " " + name_of(dtype) + " " + std::to_string(batch));
-            if (!ready.starts_with("ready")) fail("the peer answered: ", ready);
-            format = second_word(ready);
-          }
-          std::function<double()> floor = floor_of(*backend, work_of(name, double(ours.space->parameters())), dtype);
-          double before = calibration();
-          for (int r = 0; r < rounds; r++) {
-            if (peer) peer_ms.push_back(peer->number("step " + std::to_string(k)));
-            ours_ms.push_back(milliseconds([&] { for (int i = 0; i < k; i++) ours.step(); }) / k);
-            for (int i = 0; i < k; i++) floor_ms.push_back(floor());
-            if (peer) ratios.push_back(peer_ms.back() / ours_ms.back());
-          }
-          double after = calibration();
-          moved = std::abs(after - before) / before;
-          if (moved < 0.05) break;
-        }
-        if (with_peer) {
-          Peer fresh(python, threads);
-          fresh.ask(std::string(name) + " " + name_of(dtype) + " " + std::to_string(batch) + " " + format);
-          fresh.ask("step 3");
-          peer_bytes = fresh.number("memory");
-        }
-        double bytes = our_memory(argv[0], name, dtype, threads), ours = median(ours_ms), least = median(floor_ms);
-        double peer = with_peer ? median(peer_ms) : 0, ratio = with_peer ? median(ratios) : 0;
-        std::printf("%-22s %9.2f %9.2f %9.2f  %6.2f %9.2f  %8.1f %8.1f%s\n", row.c_str(), ours, peer, least, ratio, ours / least,
-                    bytes / 1e6, peer_bytes / 1e6, moved < 0.05 ? "" : "  (the machine's speed moved by more than 5 %)");
-        std::fflush(stdout);
-        lines.write({{"bench", row}, {"ours_ms", ours}, {"peer_ms", peer}, {"floor_ms", least}, {"ratio", ratio},
-                     {"of_floor", ours / least}, {"peer_format", format}, {"ours_bytes", bytes}, {"peer_bytes", peer_bytes},
-                     {"calibration_moved", moved}});
+        Row row{name, dtype, rounds, peers};
+        if (row.text().find(only) == std::string::npos || !backend->supports(dtype)) continue;
+        for (int attempt = 0; attempt < 3 && (attempt == 0 || row.moved >= 0.05); attempt++) measure(row, *backend);
+        measure_memory(row, argv[0], backend->threads());
+        print(row, lines);
       }
   });
 }
