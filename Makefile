@@ -326,8 +326,9 @@ endif
 
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
 light := $(if $(filter -O3,$(FLAGS)),-O1)
+plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
 quick := $(filter-out dist/algorithms.cpp dist/node.cpp dist/owner.cpp dist/rules.cpp dist/served.cpp dist/shard.cpp dist/worker.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
-$(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(quick:%.cpp=$(OBJ)/%.o): compile += $(light)
+$(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)): compile += $(light)
 
 $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags
 	$(call say,$(if $(CUDA_ON),nvcc,$(CXX)) $<)$(kernel) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
