@@ -115,7 +115,7 @@ std::string svg_of(const Chart& chart) {
     y0 -= chart.from_zero ? 0 : room, y1 += room;
   }
   const double scale = chart.percent ? 100 : 1;
-  std::vector<double> ys = round_ticks(scale * y0, scale * y1, 5), xs = round_ticks(x0, x1, 6);
+  std::vector<double> ys = round_ticks(scale * y0, scale * y1, 5), xs = round_ticks(x0, x1, std::clamp(int(plot_w / 50), 2, 6));
   if (chart.x_powers) {
     xs.clear();
     if (x0 >= 0)
@@ -190,10 +190,11 @@ std::string svg_of(const Chart& chart) {
   for (std::size_t i = 0; i < endings.size(); i++) {
     const Line& l = *endings[i].line;
     std::string label = l.label;
-    if (label.size() > 20) {
-      std::size_t cut = 19;
-      while (cut > 0 && (label[cut] & 0xC0) == 0x80) cut--;  // not within a letter
-      label = label.substr(0, cut) + "…";
+    if (label.size() > 20) {  // its end tells it from others more often than its middle
+      std::size_t head = 8, tail = label.size() - 11;
+      while ((label[head] & 0xC0) == 0x80) head--;  // not within a letter
+      while ((label[tail] & 0xC0) == 0x80) tail++;
+      label = label.substr(0, head) + "…" + label.substr(tail);
     }
     if (std::fabs(heights[i] - endings[i].y) > 5 || endings[i].x < left + plot_w - 3)
       svg += "<path class=\"lead c" + std::to_string(l.colour % chart_colours) + "\" d=\"M" + place(endings[i].x + 3) + " " +

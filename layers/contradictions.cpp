@@ -29,8 +29,9 @@ void refuse_options(const Options& o) {
       {o.evaluate && o.resume.empty() && o.exchange.import_torch.empty(),
        "--evaluate has nothing to evaluate: name a checkpoint with --resume, or weights with --import-torch"},
       {o.evaluate && one, "--evaluate trains nothing, --overfit-batch trains on one batch: choose one of them"},
-      {o.evaluate && !(o.checkpoint + o.metrics + o.exchange.tensorboard).empty(),
-       "--evaluate trains nothing: it has no use for --checkpoint, --metrics and --tensorboard"},
+      {o.evaluate && !(o.checkpoint + o.metrics + o.exchange.tensorboard + o.exchange.export_torch + o.exchange.export_onnx +
+                       o.observe.dot + o.observe.trace).empty(),
+       "--evaluate trains nothing: it writes no --checkpoint, --metrics, --tensorboard, --export-…, --dot and --trace"},
       {!o.resume.empty() && !o.exchange.import_torch.empty(),
        "--resume goes on with the weights of a checkpoint, --import-torch begins with others: give one of them"},
       {one && o.val > 0, beside + "--val"},

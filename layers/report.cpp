@@ -150,7 +150,7 @@ using Value = std::function<double(const RunLog::Epoch&)>;
 const char* const page_style = R"css(
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:24px 20px 48px}
+main{max-width:1180px;margin:0 auto;padding:24px 20px 48px;overflow-wrap:break-word}
 h1{font-size:24px;line-height:1.25;margin:0 0 4px}h2{font-size:17px;margin:34px 0 10px}
 p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
 .runs{display:flex;flex-wrap:wrap;gap:6px 18px;list-style:none;margin:12px 0 0;padding:0}
@@ -163,7 +163,7 @@ table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:ta
 th,td{padding:6px 12px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 thead th{border-top:0;color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
-tbody td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:7em}
+tbody td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:11em}
 .options td,.options thead th{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:4em;vertical-align:top}
 .options th{text-align:left;vertical-align:top}
 tr.differs th,tr.differs td{font-weight:600}tr.same th,tr.same td{color:var(--soft);font-weight:400}

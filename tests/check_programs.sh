@@ -100,6 +100,7 @@ grep -qx "$reached" "$there/out" && complain "--mean and --std make no differenc
 short 2 '--mean: 3 numbers, but synthetic' --mean 0.4,0.5,0.6
 short 2 '--std 0: expected' --std 0
 short 2 '--evaluate has nothing to evaluate' --evaluate
+short 2 '--evaluate trains nothing: it writes no' --resume "$there/trained" --evaluate --metrics "$there/none"
 if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
   # A training's checkpoint of a wrapped model, with a quote in its name, as PyTorch saves it.
   /usr/bin/python3 - "$there/mlp.safetensors" "$there/Ann's.th" <<'END'
