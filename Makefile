@@ -216,6 +216,7 @@ $(BUILD)/packages.mk:
 	@bash examples/packages.sh 'a compiler, the libraries that Tandem uses, and GoogleTest and tools for the tests' \
 	  $(PACKAGES_DEMO) $(PACKAGES_FILES) $(PACKAGES_TESTS) || true
 	@touch $@
+
 ifneq ($(compiling),)
   $(if $(CXX_MISSING),$(error $(CXX_MISSING)))
   $(if $(broken),$(error Cannot keep $(broken)$(if $(remedy),. Try: apt-get install $(remedy))))

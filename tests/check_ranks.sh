@@ -37,9 +37,9 @@ if command -v mpirun >/dev/null; then
   root=$([ "$(id -u)" -eq 0 ] && echo --allow-run-as-root)
   says 0 '2 ranks, all-reduce: batch 128' mpirun $root --oversubscribe -np 2 $(train) --batch 64
 fi
-# Without a port of our own choice, and as Debian's PyTorch 1.13 spells it (and later ones do too).
+# As Debian's PyTorch 1.13 spells it, whose default of -r and -t fails under Debian's Python.
 if command -v torchrun >/dev/null; then
-  says 0 '2 ranks, all-reduce' torchrun --standalone --nproc_per_node 2 --no_python $(train)
+  says 0 '2 ranks, all-reduce' torchrun --standalone -r 1 -t 1 --nproc_per_node 2 --no_python $(train)
 fi
 says 0 '3 ranks:' "$build/tandem-run" -n 3 --check
 

@@ -49,6 +49,8 @@ TEST(Environment, EveryFamilyIsRead) {
   EXPECT_EQ(p.port, 29401);
   EXPECT_TRUE(p.one_host());
   EXPECT_EQ(p.job, "TORCHELASTIC_RUN_ID=none,29401");
+  p = place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29400"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}});
+  EXPECT_EQ(p.port, 29400) << "a rendezvous of its own (--standalone)";
 
   p = place({{"OMPI_COMM_WORLD_RANK", "1"},
              {"OMPI_COMM_WORLD_SIZE", "2"},
