@@ -22,16 +22,16 @@ std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int6
 }
 
 Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
-    : pictures_(pictures), global_(batch * world), world_(world) {
-  bool left_out = drop_last || batch == 1;  // with one picture per rank there is nothing to borrow
-  batches = left_out ? pictures / global_ : (pictures + global_ - 1) / global_;
+    : pictures_(pictures), batch_(batch), world_(world) {
+  bool left_out = drop_last || batch < 2 * world - 1;  // it may lack world − 1 pictures, and lends no more than batch − world
+  batches = left_out ? pictures / batch : (pictures + batch - 1) / batch;
   if (pictures < world) batches = 0;
-  if (left_out) pictures_ = batches * global_;
+  if (left_out) pictures_ = batches * batch;
 }
 
 std::int64_t Cut::begin(std::int64_t k) const {
   if (k >= batches) return batches ? pictures_ : 0;
-  return k == batches - 1 ? std::min(k * global_, pictures_ - world_) : k * global_;
+  return k == batches - 1 ? std::min(k * batch_, pictures_ - world_) : k * batch_;
 }
 
 std::pair<std::int64_t, std::int64_t> Cut::share(std::int64_t k, int rank) const {
@@ -57,7 +57,7 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   check(pictures_);
   const LoaderOptions& o = options_;
   const std::string who = "loader of " + pictures_.name;
-  require(o.batch > 0, who, ": a batch of ", o.batch, " pictures");
+  require(o.batch > 0 && o.batch_per_rank >= 0, who, ": a batch of ", std::min(o.batch, o.batch_per_rank), " pictures");
   require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
   require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f16 || o.dtype == DType::f64, who, ": batches of ",
           name_of(o.dtype), ", expected f32, bf16 or f16");
@@ -88,35 +88,31 @@ void Loader::share(int rank, int world) {
   const std::string who = "loader of " + pictures_.name;
   LoaderOptions& o = options_;
   require(world > 0 && rank >= 0 && rank < world, who, ": rank ", rank, " of ", world);
-  if (o.global_batch > 0) {
-    if (o.global_batch % world != 0)
-      refuse("a global batch of ", o.global_batch, " pictures does not divide among ", world, " ranks");
-    o.batch = o.global_batch / world;
-  }
+  const std::int64_t batch = o.batch_per_rank > 0 ? o.batch_per_rank * world : o.batch;
+  if (batch < world)
+    refuse("--batch ", batch, " over ", world, " ranks: a rank would have no picture: use a larger --batch, or fewer ranks");
   o.rank = rank;
   o.world = world;
-  cut_ = Cut(pictures_.count(), o.batch, world, o.drop_last);
+  cut_ = Cut(pictures_.count(), batch, world, o.drop_last);
   if (cut_.batches == 0)
     refuse(who, ": ", pictures_.count(), pictures_.count() == 1 ? " picture does" : " pictures do",
-           " not fill a batch of ", o.drop_last ? o.batch * world : world, world > 1 ? " over all ranks" : "",
+           " not fill a batch of ", o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
            ": use a smaller --batch or --val", world > 1 ? ", or fewer ranks" : "");
+  most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
   memory_.clear();
-  for (int i = 0; i <= o.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
-  ring_.assign(memory_.size(), {});
 }
 
 Loader::~Loader() { halt(); }
 
 Batch Loader::allocate() const {
   MemoryUse use(Use::data);
-  std::int64_t b = options_.batch;
   Batch m;
-  m.images = Tensor(backend_, {b, pictures_.height(), pictures_.width(), pictures_.channels()}, options_.dtype);
-  m.labels = Tensor(backend_, {b}, DType::i32);
-  m.samples = Tensor(backend_, {b}, DType::i32);
-  if (options_.mixup > 0) m.other_labels = Tensor(backend_, {b}, DType::i32);
+  m.images = Tensor(backend_, {most_, pictures_.height(), pictures_.width(), pictures_.channels()}, options_.dtype);
+  m.labels = Tensor(backend_, {most_}, DType::i32);
+  m.samples = Tensor(backend_, {most_}, DType::i32);
+  if (options_.mixup > 0) m.other_labels = Tensor(backend_, {most_}, DType::i32);
   return m;
 }
 
@@ -169,6 +165,10 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
   require(epoch >= 0 && epoch <= UINT32_MAX && first >= 0 && first <= cut_.batches, "loader of ", pictures_.name,
           ": cannot start epoch ", epoch, " at batch ", first, " of ", cut_.batches);
   halt();
+  if (memory_.empty()) {
+    for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
+    ring_.assign(memory_.size(), {});
+  }
   if (epoch != epoch_ || order_.empty()) order_epoch(order_, epoch);
   order_pointer_ = order_.data();
   if (backend_.on_device()) {

@@ -34,8 +34,8 @@ struct Augment {
 };
 
 struct LoaderOptions {
-  std::int64_t batch = 128;                 // pictures per rank
-  std::int64_t global_batch = 0;            // pictures over all ranks, instead of batch; 0: batch per rank
+  std::int64_t batch = 128;                 // pictures in a batch, of which each rank has its share
+  std::int64_t batch_per_rank = 0;          // above 0, instead of batch: so many for each rank
   DType dtype = DType::f32;                 // or bf16
   bool shuffle = true;
   Augment augment = {};
@@ -47,17 +47,17 @@ struct LoaderOptions {
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
-// How an epoch of n pictures is cut. Global batch k has world · batch pictures, the last one what is left; each rank
-// takes a contiguous share of it, and shares differ by one picture at most. No share is empty: a last batch of fewer
-// pictures than ranks borrows from the one before it, or, with one picture per rank, is left out.
+// How an epoch of n pictures is cut. Batch k has `batch` pictures, at least one for each rank, the last one what is left; each
+// rank takes a contiguous share of it, and shares differ by one picture at most. No share is empty: a last batch of fewer
+// pictures than ranks borrows from the one before it, or is left out where that one has none to lend.
 struct Cut {
   Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
-  std::int64_t batches = 0;                 // 0: fewer pictures than ranks, or, with drop_last, than a global batch
-  std::int64_t begin(std::int64_t k) const; // position in the shuffled epoch where global batch k begins; k ≤ batches
+  std::int64_t batches = 0;                 // 0: fewer pictures than ranks, or, with drop_last, than a batch
+  std::int64_t begin(std::int64_t k) const; // position in the shuffled epoch where batch k begins; k ≤ batches
   std::pair<std::int64_t, std::int64_t> share(std::int64_t k, int rank) const;  // positions [first, second)
 
  private:
-  std::int64_t pictures_, global_;
+  std::int64_t pictures_, batch_;
   int world_;
 };
 
@@ -152,6 +152,7 @@ class Loader final : public BatchSource {
   LoaderOptions options_;
   Backend& backend_;
   Cut cut_;
+  std::int64_t most_ = 0;                   // pictures of a batch that a share of this rank may have
   Tensor images_, labels_;                  // where make_batch reads them: pictures_' own, or copies on the device
   Tensor device_order_;                     // i32 [N], on a device only
   std::vector<std::int32_t> order_;

@@ -49,7 +49,7 @@ class AllReduce : public Replicas {
   std::string name() const override {
     return options_.top_k > 0 ? "all-reduce (top-k)" : options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
   }
-  double scaled_learning_rate(double rate) const override { return rate * size(); }
+  int ranks_to_a_step() const override { return size(); }
 
   void sync_batch_norm(Module& model) override {
     if (size() == 1) return;

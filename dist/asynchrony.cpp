@@ -23,7 +23,7 @@ Asynchrony Asynchrony::parse(const std::string& text) {
       refuse(text, ": write ssp:STEPS for workers that are at most so many steps apart, bsp, or asp");
     if (plus != std::string::npos)
       a.rule = text.substr(plus + 1);
-    else if (a.kind != Kind::asp)
+    else if (a.kind == Kind::bsp)
       a.rule = "asgd-m";
   }
   const auto rule = make_rule(a.rule);  // refuses what there is not

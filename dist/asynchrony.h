@@ -14,7 +14,8 @@ struct Asynchrony {
   int staleness = 0;
   std::string rule = "ddc-asgd";  // for make_rule()
 
-  // "ddc-asgd" (and every other rule), "bsp", "ssp:3", "ssp:3+ddc-asgd", "asp+asgd". Without a rule, bsp and ssp have asgd-m.
+  // "ddc-asgd" (and every other rule), "bsp", "ssp:3", "ssp:3+ddc-asgd", "asp+asgd". Without a rule ssp and asp have ddc-asgd,
+  // and bsp, where nothing is late, asgd-m.
   // Throws UsageError that says what there is.
   static Asynchrony parse(const std::string& text);
   static bool is_one(const std::string& text);  // begins as one of these

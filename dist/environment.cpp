@@ -129,6 +129,7 @@ Place place_in(const Variables& variables) {
   return p;
 }
 
+int rank_from_environment() { return place_in().rank; }
 int local_rank_from_environment() { return std::max(0, place_in().local_rank); }
 int local_size_from_environment() { return std::max(1, place_in().local_size); }
 

@@ -40,11 +40,12 @@ struct OnHost {
 
 class ParameterServer;
 
-// The batches of the tickets that this rank draws.
+// The batches of the tickets that this rank draws: a ticket is a share of a step's batches, and a step has as many of them as
+// it has shares (with bsp one for each worker, otherwise one).
 class Drawn : public BatchSource {
  public:
-  Drawn(ParameterServer& strategy, BatchSource& all, int accumulate)
-      : strategy_(strategy), all_(all), accumulate_(accumulate), per_epoch_(all.batches_per_epoch()) {}
+  Drawn(ParameterServer& strategy, BatchSource& all, int shares, int accumulate)
+      : strategy_(strategy), all_(all), shares_(shares), accumulate_(accumulate), per_epoch_(all.batches_per_epoch()) {}
   void share(int, int) override {}
   std::int64_t batches_per_epoch() const override { return per_epoch_; }
   std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
@@ -53,7 +54,7 @@ class Drawn : public BatchSource {
   Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
   std::map<std::string, std::string> description() const override { return all_.description(); }
 
-  std::int64_t tickets_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_; }
+  std::int64_t tickets_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
   std::optional<std::int64_t> epoch() const {  // of the next batch; nothing: it is not drawn yet, or there is none
     return ticket_ ? std::optional(*ticket_ / tickets_per_epoch()) : std::nullopt;
   }
@@ -61,7 +62,7 @@ class Drawn : public BatchSource {
  private:
   ParameterServer& strategy_;
   BatchSource& all_;
-  std::int64_t accumulate_, per_epoch_, epoch_ = 0;
+  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0;
   std::optional<std::int64_t> ticket_;
   std::int64_t next_ = 0;  // of the ticket's batches
 };
@@ -84,19 +85,18 @@ class ParameterServer : public Strategy {
   int workers() const { return size() - options_.servers; }
   bool trains() const { return rank() < workers(); }
   bool together() const { return options_.how.kind == Asynchrony::Kind::bsp; }
-  double scaled_learning_rate(double rate) const override { return together() ? rate * workers() : rate; }
+  int ranks_to_a_step() const override { return together() ? workers() : 1; }
   std::vector<std::string> gather(const std::string& mine) override { return member_.gather(mine); }
 
   bool apart() const override { return true; }
-  int batches_to_a_step() const override { return together() ? workers() : 1; }
   BatchSource& batches(BatchSource& train, int accumulate) override {
-    train.share(0, 1);
-    drawn_ = std::make_unique<Drawn>(*this, train, accumulate);
+    train.share(0, ranks_to_a_step());
+    drawn_ = std::make_unique<Drawn>(*this, train, ranks_to_a_step(), accumulate);
     return *drawn_;
   }
   void follow(const Course& course) override { course_ = course; }
   std::int64_t steps(std::int64_t mine) const override {
-    return std::max(mine, (first_ticket_ + member_.tickets_done()) / batches_to_a_step());
+    return std::max(mine, (first_ticket_ + member_.tickets_done()) / ranks_to_a_step());
   }
   std::int64_t epochs_behind(std::int64_t epoch) const override {
     return std::max(epoch + 1, over_ ? course_.epochs : drawn_->epoch().value_or(0));
@@ -164,7 +164,7 @@ class ParameterServer : public Strategy {
     if (begun_) return;
     first_ticket_ = ticket;
     std::int64_t end = course_.epochs * drawn_->tickets_per_epoch();
-    if (course_.stop_after > 0) end = std::min(end, std::max(ticket, course_.stop_after * batches_to_a_step()));
+    if (course_.stop_after > 0) end = std::min(end, std::max(ticket, course_.stop_after * ranks_to_a_step()));
     begin_exchange(Tickets(std::min(ticket, end), end));
   }
   // The next ticket, or nothing once the run is over: then this rank has the last weights.
@@ -307,7 +307,7 @@ class ParameterServer : public Strategy {
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
     if (drawn_ && course_.learning_rate) {
-      o.learning_rate = [rate = course_.learning_rate, first = first_ticket_, together = batches_to_a_step()](
+      o.learning_rate = [rate = course_.learning_rate, first = first_ticket_, together = ranks_to_a_step()](
                             std::int64_t pushes) { return rate(double((first + pushes) / together)); };
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
@@ -379,7 +379,7 @@ class ParameterServer : public Strategy {
 
 void Drawn::start(std::int64_t epoch, std::int64_t first) {
   epoch_ = epoch;
-  strategy_.start_at(epoch * tickets_per_epoch() + first / accumulate_);
+  strategy_.start_at(epoch * tickets_per_epoch() + first / accumulate_ * shares_);
 }
 
 bool Drawn::next(Batch& batch) {
@@ -388,7 +388,8 @@ bool Drawn::next(Batch& batch) {
     next_ = 0;
   }
   if (!ticket_ || *ticket_ / tickets_per_epoch() > epoch_) return false;
-  const std::int64_t step = *ticket_ % tickets_per_epoch(), index = step * accumulate_ + next_;
+  const std::int64_t step = *ticket_ % tickets_per_epoch() / shares_, index = step * accumulate_ + next_;
+  all_.share(int(*ticket_ % shares_), int(shares_));
   batch = all_.make(*ticket_ / tickets_per_epoch(), index);
   batch.global = 0;
   strategy_.trains_samples(batch.size());

@@ -4,8 +4,8 @@
 // ranks wait for each other, and what they compute is what all_reduce.h computes.
 //
 // Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
-// decay are done where the gradient is made. --batch is per rank, and a rank's batch is a step of its own: the learning rate
-// does not grow with the ranks, but with bsp.
+// decay are done where the gradient is made. A push is the gradient of a whole --batch, and a step of its own, for which the
+// learning rate was chosen; with bsp it is that of a worker's share of the batch, as under all_reduce.h.
 #pragma once
 #include <memory>
 

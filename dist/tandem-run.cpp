@@ -1,9 +1,9 @@
 // tandem-run: starts a program as several ranks, here or over ssh, and ends them together.
 //
-// Every line that a rank prints gets its place in front, [rank@host]. When a rank fails, the others are ended within five
-// seconds, and the last line says which rank failed first, and how. Nothing is left behind. Where the strategy is one of a
-// parameter server, only rank 0 counts once all have met: the others go on without a rank that failed, which may be started
-// again.
+// Every line that a rank prints gets its place in front, [rank@host]; the same error of several ranks is shown once. When a
+// rank fails, the others are ended within five seconds, and the last line says which rank failed first, and how. Nothing is
+// left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met: the others go on without
+// a rank that failed, which may be started again.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -21,6 +21,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -495,8 +496,12 @@ class Job {
     if (k == 1 && r.log) std::fclose(std::exchange(r.log, nullptr));
   }
   void print(Rank& r, int k, const std::string& line) {
+    // All ranks have the same options, and say the same of a wrong one: once is enough. What one says of another is its own view.
+    static const std::regex names_a_rank("rank [0-9]");
+    auto says_it = [&](const Rank& other) { return other.number != r.number && other.last == line; };
+    const bool said = k == 1 && std::any_of(ranks_.begin(), ranks_.end(), says_it) && !std::regex_search(line, names_a_rank);
     std::FILE* to = k == 0 ? stdout : stderr;
-    std::fprintf(to, "[%d@%s] %s\n", r.number, r.host.c_str(), line.c_str());
+    if (!said) std::fprintf(to, "[%d@%s] %s\n", r.number, r.host.c_str(), line.c_str());
     std::fflush(to);
     if (k == 1 && !line.empty()) r.last = line;
   }

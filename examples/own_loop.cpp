@@ -20,10 +20,12 @@ int main(int argc, char** argv) {
                                "--checkpoint"});
     auto backend = make_backend(o);
     Dataset data = load_dataset("fashion-mnist", o.data);
-    Loader train(data.train, {.batch = o.batch, .dtype = o.dtype, .seed = o.seed}, *backend);
+    auto strategy = strategy_from_environment();  // this machine, or one of several ranks
+    // --batch is cut over the ranks; under an asynchronous strategy each rank has batches of its own.
+    const int own = strategy->asynchronous() ? o.batch : 0;
+    Loader train(data.train, {.batch = o.batch, .batch_per_rank = own, .dtype = o.dtype, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
-    auto strategy = strategy_from_environment();  // this machine, or one of several ranks
     for (Loader* loader : {&train, &test}) loader->share(strategy->rank(), strategy->size());
 
     auto model = make_model(o.model, 10, 1, 28);

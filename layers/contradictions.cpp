@@ -18,12 +18,12 @@ void refuse_options(const Options& o) {
     bool holds;
     std::string text;
   } table[] = {
-      {o.given.count("--batch") && o.global_batch > 0,
-       "--batch and --global-batch: the second takes the place of the first, give one of them"},
-      {o.given.count("--lr-scale") && o.scale_learning_rate && o.global_batch > 0,
-       "--lr-scale linear goes with --batch, per rank: with --global-batch the rate stays as it is given"},
+      {o.given.count("--batch") && o.batch_per_rank > 0,
+       "--batch and --batch-per-rank: the second takes the place of the first, give one of them"},
+      {o.given.count("--lr-scale") && o.batch_per_rank == 0,
+       "--lr-scale goes with --batch-per-rank: --batch is the same on any number of ranks, and so is --lr"},
       {o.patience > 0 && o.val == 0, "--patience needs validation pictures to judge by: add --val, say --val 5000"},
-      {o.mixup > 0 && (o.global_batch ? o.global_batch : o.batch) == 1,
+      {o.mixup > 0 && (o.batch_per_rank ? o.batch_per_rank : o.batch) == 1,
        "--mixup mixes pairs of pictures: a batch of 1 has none"},
       {o.log_every > 0 && o.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
       {o.evaluate && o.resume.empty() && o.exchange.import_torch.empty(),

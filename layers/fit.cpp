@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <chrono>
@@ -131,16 +132,13 @@ class Progress {
     std::fprintf(stderr, "warning: it goes on, but not bit for bit as it would have:\n");
     for (const std::string& d : differences) std::fprintf(stderr, "  %s\n", d.c_str());
   }
-  void ranks(const Strategy& strategy, std::int64_t batch, double rate, double scaled) {
-    if (!on_) return;
-    std::fprintf(stderr, "%d ranks, %s: batch %lld = %d × %lld, lr %g", strategy.size(), strategy.name().c_str(),
-                 static_cast<long long>(batch), strategy.size(), static_cast<long long>(batch / strategy.size()), rate);
-    std::fprintf(stderr, scaled == rate ? "\n" : " → %g\n", scaled);
+  void ranks(const Strategy& strategy, const std::string& batch) {
+    if (on_) std::fprintf(stderr, "%d ranks, %s: %s\n", strategy.size(), strategy.name().c_str(), batch.c_str());
   }
-  void workers(const Strategy& strategy, std::int64_t batch, double rate) {
-    if (on_)
-      std::fprintf(stderr, "%d ranks, %s: batch %lld each, lr %g\n", strategy.size(), strategy.name().c_str(),
-                   static_cast<long long>(batch), rate);
+  void warning(const std::string& text) {
+    if (!on_) return;
+    clear();
+    std::fprintf(stderr, "warning: %s\n", text.c_str());
   }
   void stopped(const std::string& reason, std::int64_t steps, std::int64_t total) {
     clear();
@@ -173,6 +171,9 @@ Measures measures_in(const std::string& text) {
   for (std::string name; words >> name >> value;) all.push_back({name, value});
   return all;
 }
+
+// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine (dist/README.md).
+constexpr double few_steps = 600;
 
 const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
 
@@ -299,7 +300,7 @@ class CheckpointFiles {
     RunPosition at = load_checkpoint(from_, training, settings, &differences);
     if (at.batch > 0 && at.batches != per_epoch)
       refuse(from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
-             " batches now: resume it with the same data and --batch");
+             " batches now: resume it with the same data, and the same batch over all ranks");
     if (!training.space.backend().deterministic())
       differences.push_back("convolution algorithms are chosen by timing (--deterministic: by rule)");
     return at;
@@ -352,7 +353,7 @@ Settings settings_of(const Options& o) {
           {"--data-set", o.data_set},
           {"--data", o.data},
           {"--val", std::to_string(o.val)},
-          {"--batch", std::to_string(o.global_batch ? o.global_batch : o.batch)},
+          {"--batch", o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch)},
           {"--schedule", o.schedule},
           {"--momentum", text_of(o.momentum)},
           {"--weight-decay", text_of(o.weight_decay)},
@@ -369,7 +370,9 @@ Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const 
                    const BatchSource& train) {
   Settings s{{"--epochs", std::to_string(options.epochs)},
              {"--seed", std::to_string(options.seed)},
+             {"--optimizer", optimizer.name()},
              {"--lr", text_of(optimizer.learning_rate())},
+             {"--lr-scale", name_of(options.lr_scale)},
              {"--clip", text_of(optimizer.clip_norm)},
              {"--accumulate", std::to_string(options.accumulate)},
              {"--ema", text_of(options.ema)},
@@ -396,6 +399,52 @@ void agree(Strategy& strategy, const Settings& settings) {
     while (std::getline(a, x) && std::getline(b, y))
       if (x != y) refuse(first, " and ", other, " were told different things: ", x, " and ", y);
   }
+}
+
+// How a batch of one machine becomes the ranks'.
+struct Cutting {
+  std::int64_t alone = 0, pictures = 0;  // of one machine's batch, and of all ranks'
+  int shares = 1;                        // that it is cut into
+  bool one_step = true;                  // which together make one step; otherwise a step is one rank's own
+  bool grows() const { return one_step && pictures > alone; }
+  int times() const { return grows() ? int(pictures / alone) : 1; }
+  std::int64_t smallest() const { return pictures / shares; }
+};
+Cutting cutting_of(const Strategy& strategy, std::int64_t alone, BatchSource& train) {
+  const int together = strategy.ranks_to_a_step();
+  return {.alone = alone,
+          .pictures = strategy.size() > 1 ? train.make(0, 0).over_ranks() : alone,
+          .shares = strategy.apart() ? together : strategy.size(),
+          .one_step = together > 1};
+}
+
+// "batch 128 = 4 × 32, as on one machine".
+std::string text_of(const Cutting& c, const Strategy& strategy, RateScale scale, double rate) {
+  const std::string lr = ", lr " + text_of(rate), batch = "batch " + std::to_string(c.pictures);
+  if (strategy.asynchronous()) return batch + " a push" + lr;
+  std::string shares = batch + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
+  if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
+  if (!c.grows()) return shares + (c.one_step ? ", as on one machine" : lr);
+  return shares + lr + " → " + text_of(scaled(scale, rate, c.times())) + " (" + name_of(scale) + ")";
+}
+
+// What the first lines warn of: a run that will probably be worse than on one machine.
+std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps) {
+  std::vector<std::string> all;
+  if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !model.statistics().empty())
+    all.push_back("batch norm has only " + std::to_string(c.smallest()) +
+                  " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger --batch, or fewer ranks");
+  if (c.grows() && steps < few_steps)
+    all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " + std::to_string(c.pictures) +
+                  ": more --epochs, or --batch " + std::to_string(c.alone) + " for the steps of one machine");
+  return all;
+}
+
+// Whether this is the accuracy of guessing among so many classes: a hundredth of it, or three standard errors, above 1/classes.
+bool guesses(const Score& trained, std::int64_t classes) {
+  if (classes < 2 || trained.samples < 1) return false;
+  const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
+  return trained.correct / trained.samples < p + std::max(0.01 * p, 3 * error);
 }
 
 // What training keeps beside parameters and gradients.
@@ -469,7 +518,7 @@ int stopping_signal() { return stopped_by; }
 FitOptions fit_options(const Options& o) {
   return {.epochs = o.overfit_batch ? 1 : o.epochs,
           .schedule = Schedule::parse(o.schedule),
-          .scale_learning_rate = o.scale_learning_rate && o.global_batch == 0,
+          .lr_scale = o.lr_scale,
           .seed = o.seed,
           .metrics = o.metrics,
           .log_every = o.log_every,
@@ -605,10 +654,14 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
           "fit: epochs, patience, stop_after and log_every must be at least 0");
   if (options.patience > 0 && !given_data.validation)
     refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
+  if (options.schedule.warmup > options.epochs && !one_batch)
+    refuse("--schedule: a warm-up of ", options.schedule.warmup, " epochs is longer than the run: --epochs ", options.epochs);
   CheckpointFiles files(options, speaks);
 
   const bool apart = strategy.apart(), judges = !apart || speaks;
   BatchSource& given_train = one_batch ? static_cast<BatchSource&>(*one_batch) : given_data.train;
+  if (strategy.size() > 1) given_train.share(0, 1);
+  const std::int64_t alone = strategy.size() > 1 ? given_train.make(0, 0).size() : 0;
   const FitData data{strategy.batches(given_train, options.accumulate), one_batch ? nullptr : given_data.validation,
                      one_batch ? nullptr : given_data.test};
   for (BatchSource* source : {data.validation, data.test})
@@ -621,6 +674,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::map<std::string, std::string> about = data.train.description();
   for (const auto& [name, value] : options.settings)
     if (name == "--model") about["model"] = value;
+  const auto named = about.find("classes");  // a line each; nothing where a source does not say
+  const std::int64_t classes = named == about.end() ? 0 : 1 + std::count(named->second.begin(), named->second.end(), '\n');
   Exchange exchange(options.exchange, model, space, data.train, about, speaks);
   strategy.begin(space);
   optimizer.bind(space, options.seed);
@@ -628,12 +683,18 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::optional<Ema> ema;
   if (options.ema > 0) ema.emplace(space, options.ema);
 
+  const Cutting cut = cutting_of(strategy, alone, data.train);
+  struct Clip {  // while fit() runs
+    Optimizer& optimizer;
+    double before = optimizer.clip_norm;
+    ~Clip() { optimizer.clip_norm = before; }
+  } clip{optimizer};
+  if (cut.grows() && clip.before == 0) optimizer.clip_norm = clip_of(options.lr_scale, cut.times());
   const double given_rate = optimizer.learning_rate(),
-               base_rate = options.scale_learning_rate ? strategy.scaled_learning_rate(given_rate) : given_rate;
+               base_rate = scaled(options.lr_scale, given_rate, cut.times());
   const std::int64_t per_epoch = data.train.batches_per_epoch();
   Accumulation accumulation(space, optimizer, options.accumulate, per_epoch);
-  const std::int64_t together = strategy.batches_to_a_step(), tickets = accumulation.steps_per_epoch();
-  const double steps_per_epoch = double((tickets + together - 1) / together), total = steps_per_epoch * options.epochs;
+  const double steps_per_epoch = double(accumulation.steps_per_epoch()), total = steps_per_epoch * options.epochs;
   const bool warms_up = options.schedule.warmup > 0 || options.schedule.kind == Schedule::Kind::one_cycle;
   const double rise = warms_up || base_rate == given_rate ? 0 : std::min(5 * steps_per_epoch, total / 10);
   // By value: servers ask it in a thread of their own.
@@ -699,11 +760,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   Progress progress(options.progress && speaks, options.epochs);
   if (files.resumes()) progress.resumed(files.from(), at, over, report.differences);
   if (strategy.size() > 1) {
-    const std::int64_t all = data.train.make(0, 0).over_ranks();
-    if (apart)
-      progress.workers(strategy, all, base_rate);
-    else
-      progress.ranks(strategy, all, given_rate, base_rate);
+    progress.ranks(strategy, text_of(cut, strategy, options.lr_scale, given_rate));
+    for (const std::string& doubt : doubts(cut, model, options, total)) progress.warning(doubt);
   }
   StopOnSignal signals;
   Counters counters(optimizer.state());
@@ -803,9 +861,9 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   // Apart, the run's place is that of all ranks.
   auto place = [&] {
     at.step = strategy.steps(0);
-    const std::int64_t drawn = at.step * together, epoch = at.epoch;
-    at.epoch = std::min<std::int64_t>(drawn / tickets, options.epochs);
-    at.batch = at.epoch < options.epochs ? drawn % tickets * options.accumulate : 0;
+    const std::int64_t epoch = at.epoch, steps = accumulation.steps_per_epoch();
+    at.epoch = std::min<std::int64_t>(at.step / steps, options.epochs);
+    at.batch = at.epoch < options.epochs ? at.step % steps * options.accumulate : 0;
     if (at.epoch != epoch) at.so_far = {};
   };
   OnFailure keep([&] {
@@ -953,6 +1011,12 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
     if (speaks) metrics.write(fields_of(e));
     exchange.end_epoch(at.step, curves_of(e));
     progress.line(e);
+    if (!one_batch && guesses(at.so_far, classes)) {
+      const std::string text = "the training accuracy of epoch " + std::to_string(e.epoch) + " is that of guessing among " +
+                               std::to_string(classes) + " classes: try a smaller --lr, and --overfit-batch";
+      progress.warning(text);
+      metrics.write({{"event", std::string("warning")}, {"epoch", std::int64_t(e.epoch)}, {"text", text}});
+    }
 
     const bool better = merit(e) > at.best;
     if (better) at.best = merit(e), at.best_epoch = e.epoch;

@@ -22,9 +22,9 @@ struct FitData {
 struct FitOptions {
   int epochs = 1;
   Schedule schedule = {};
-  // On several ranks the learning rate grows with the batch, as the strategy has it (linearly), over the first five epochs,
-  // or a tenth of a shorter run, unless the schedule warms up by itself (Goyal et al. 2017).
-  bool scale_learning_rate = true;
+  // Where the batch grows with the ranks (LoaderOptions::batch_per_rank), how the learning rate follows it: over the first five
+  // epochs, or a tenth of a shorter run, unless the schedule warms up by itself (Goyal et al. 2017).
+  RateScale lr_scale = RateScale::clipped;
   std::uint64_t seed = 1;
   std::string metrics = {};    // file for JSON lines; empty: none
   bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise

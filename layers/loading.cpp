@@ -9,11 +9,11 @@ LoaderOptions shuffled_and_augmented(const Pictures& pictures, const Options& o)
   Augment augment = o.augment ? Augment::usual(int(pictures.height())) : Augment{};
   augment.cutout = o.cutout;
   return {.batch = o.batch,
-          .global_batch = o.global_batch,
+          .batch_per_rank = o.batch_per_rank,
           .dtype = o.dtype,
           .augment = augment,
           .mixup = o.mixup,
-          .drop_last = pictures.count() >= (o.global_batch ? o.global_batch : o.batch),
+          .drop_last = true,
           .seed = o.seed};
 }
 
@@ -29,7 +29,7 @@ Pictures normalised(Pictures p, const Options& o) {
   return p;
 }
 
-LoaderOptions in_order(const Options& o) { return {.batch = 500, .dtype = o.dtype, .shuffle = false}; }
+LoaderOptions in_order(const Options& o) { return {.batch_per_rank = 500, .dtype = o.dtype, .shuffle = false}; }
 
 }  // namespace
 

@@ -9,7 +9,7 @@
 namespace tandem {
 
 // Three loaders, as the options say: training pictures in shuffled batches (augmented, mixed), those held back with --val,
-// and test pictures. A last batch that training pictures do not fill is left out, unless it is the only one.
+// and test pictures. A last batch that training pictures do not fill is left out; where they do not fill one, that is refused.
 class Loaders {
  public:
   Loaders(const Dataset& data, const Options& options, Backend& backend);

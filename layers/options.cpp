@@ -90,13 +90,14 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                      o.model = v;
                    }});
   whole("--epochs", o.epochs, 1, "passes over the training pictures");
-  whole("--batch", o.batch, 1, "pictures per step and rank");
-  whole("--global-batch", o.global_batch, 0, "pictures per step over all ranks (instead of --batch)");
+  whole("--batch", o.batch, 1, "pictures per step, shared by the ranks (under an asynchronous strategy: per push)");
+  whole("--batch-per-rank", o.batch_per_rank, 0, "instead of --batch: so many on each rank (0: --batch)");
   real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
-  specs.push_back({"--lr-scale", "linear: on n ranks the learning rate is n times as high, unless --global-batch; or none",
-                   o.scale_learning_rate ? "linear" : "none", [&](const std::string& v) {
-                     if (v != "linear" && v != "none") bad("--lr-scale", v, "linear or none");
-                     o.scale_learning_rate = v == "linear";
+  specs.push_back({"--lr-scale", "with --batch-per-rank, --lr on n ranks: clipped, linear, sqrt or none", "clipped",
+                   [&](const std::string& v) {
+                     const auto scale = rate_scale_in(v);
+                     if (!scale) bad("--lr-scale", v, "clipped, linear, sqrt or none");
+                     o.lr_scale = *scale;
                    }});
   specs.push_back({"--schedule", "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…", o.schedule,
                    [&](const std::string& v) {
@@ -184,6 +185,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   specs.insert(specs.end(), own.begin(), own.end());
   for (OptionSpec& s : specs)
     s.set = [&o, name = s.name, set = std::move(s.set)](const std::string& v) { set(v), o.given.insert(name); };
+  if (rank_from_environment() > 0 && !std::freopen("/dev/null", "w", stdout)) fail("/dev/null cannot be opened");
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
   if (o.optimizer == "adamw" && !o.given.count("--lr")) o.learning_rate = 1e-3;

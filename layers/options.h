@@ -23,10 +23,10 @@ struct Options {
   FolderOptions folder = {};
   std::string model = "smallcnn";
   int epochs = 8;
-  int batch = 128;       // per rank
-  int global_batch = 0;  // over all ranks; 0: batch × ranks
+  int batch = 128;         // pictures of a step, of which each rank has its share; asynchronous: of a worker's push
+  int batch_per_rank = 0;  // above 0, instead of batch: so many on each rank
   double learning_rate = 0.05;
-  bool scale_learning_rate = true;  // with the number of ranks, where --batch is per rank
+  RateScale lr_scale = RateScale::clipped;  // how the learning rate follows batch_per_rank
   std::string schedule = "one-cycle";
   std::string optimizer = "sgd";  // sgd, adamw, lars
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
@@ -61,7 +61,8 @@ struct OptionSpec {
   bool flag = false;                            // takes no value
 };
 
-// Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError.
+// Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its standard
+// output: all have the same to print.
 // `only`: the options that this program has (all, when empty): what it would not heed it should not accept. `own`: what it
 // has besides.
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},

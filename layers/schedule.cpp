@@ -85,4 +85,23 @@ Schedule Schedule::parse(const std::string& text) {
        "(one-cycle warms up itself)");
 }
 
+std::optional<RateScale> rate_scale_in(const std::string& text) {
+  for (RateScale s : {RateScale::none, RateScale::square_root, RateScale::linear, RateScale::clipped})
+    if (text == name_of(s)) return s;
+  return {};
+}
+
+const char* name_of(RateScale scale) {
+  switch (scale) {
+    case RateScale::none: return "none";
+    case RateScale::square_root: return "sqrt";
+    case RateScale::linear: return "linear";
+    default: return "clipped";
+  }
+}
+
+double scaled(RateScale scale, double rate, int n) {
+  return scale == RateScale::none ? rate : scale == RateScale::square_root ? rate * std::sqrt(n) : rate * n;
+}
+
 }  // namespace tandem

@@ -1,5 +1,6 @@
 // Learning-rate schedules: a factor on the base learning rate as a function of the progress, never of who computes it.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,5 +22,18 @@ struct Schedule {
   // puts five epochs of linear warm-up before. Throws Error that lists the forms.
   static Schedule parse(const std::string& text);
 };
+
+// What becomes of a learning rate that was chosen for a batch when the batch is n times as large (weak scaling).
+enum class RateScale {
+  none,
+  square_root,  // √n times the rate
+  linear,       // n times the rate (Goyal et al. 2017)
+  clipped,      // n times the rate, for gradients with a norm of at most 4/n, to which longer ones are scaled down: a step
+                // is no longer than four times what the rate makes of a gradient of norm 1, whatever n is
+};
+inline double clip_of(RateScale scale, int n) { return scale == RateScale::clipped ? 4.0 / n : 0; }
+std::optional<RateScale> rate_scale_in(const std::string& text);  // "none", "sqrt", "linear", "clipped"
+const char* name_of(RateScale scale);
+double scaled(RateScale scale, double rate, int n);
 
 }  // namespace tandem

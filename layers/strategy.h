@@ -65,7 +65,9 @@ class Strategy {
     train.share(rank(), size());
     return train;
   }
-  virtual int batches_to_a_step() const { return 1; }  // of batches(), beside the accumulated ones: those of other ranks
+  // Ranks whose gradients, each of its share of a batch, make one step. Otherwise a step is one rank's own.
+  virtual int ranks_to_a_step() const { return 1; }
+  bool asynchronous() const { return apart() && ranks_to_a_step() == 1; }  // every rank's gradient is a step for all
   virtual void follow(const Course& course) { (void)course; }         // before the first start() of the batches
   virtual std::int64_t steps(std::int64_t mine) const { return mine; }  // of all ranks, when this one has made so many
   // Epochs that are behind this rank, which was in this one: apart, others may have trained all of several.
@@ -128,9 +130,6 @@ class Strategy {
   // What it measured on this rank so far, by name: for the last line of the metrics.
   virtual std::vector<std::pair<std::string, double>> measures() const { return {}; }
 
-  // The learning rate for a batch that is as many times larger as there are ranks.
-  virtual double scaled_learning_rate(double rate) const { return rate; }
-
  protected:
   bool stop_ = false;
 };
@@ -138,8 +137,9 @@ class Strategy {
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
 // dist/, or in dist/none.cpp where there is no network library: then a distributed start is refused, never run as copies.
 std::unique_ptr<Strategy> strategy_from_environment();
-// Which of the ranks on this host this process is, and of how many; 0 and 1 where the launcher does not say. Defined in dist/ in
-// any case.
+// Which of all ranks this process is, and which of the ranks on this host, and of how many; 0, 0 and 1 where the launcher does
+// not say. Defined in dist/ in any case.
+int rank_from_environment();
 int local_rank_from_environment();
 int local_size_from_environment();
 

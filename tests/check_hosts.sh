@@ -9,17 +9,14 @@ case $? in 77) cat "$there/out"; exit 77 ;; 0) ;; *) cat "$there/out"; exit 1 ;;
 export TANDEM_SILENCE=3
 train="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"
 
-# same COUNT COMMAND…: that many ranks print an accuracy, and it is one.
-same() {
-  count=$1
-  shift
+# trains COMMAND…: one rank prints the accuracy. That all have the same weights, they have found out themselves.
+trains() {
   timeout --foreground 120 "$@" >"$there/out" 2>&1 || complain "$*: exit status $?: $(cat "$there/out")"
-  [ "$(sed -n 's/.*\(test accuracy .*\)/\1/p' "$there/out" | sort | uniq -c | awk '{ print $1 }')" = "$count" ] ||
-    complain "$*: not $count equal accuracies: $(cat "$there/out")"
+  [ "$(grep -c 'test accuracy' "$there/out")" = 1 ] || complain "$*: not one accuracy: $(cat "$there/out")"
 }
-same 2 sh tests/hosts.sh 2 1gbit -- $train
-RANKS=2 same 4 sh tests/hosts.sh 2 1gbit -- $train
-LAUNCHER=1 same 3 sh tests/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
+trains sh tests/hosts.sh 2 1gbit -- $train
+RANKS=2 trains sh tests/hosts.sh 2 1gbit -- $train
+LAUNCHER=1 trains sh tests/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
 
 # Every collective, from 4 B to 256 MiB, on 2, 3 and 4 hosts, and on 2 of 2 ranks.
 if [ -x "$build/tandem_tests" ]; then

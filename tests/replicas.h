@@ -93,7 +93,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   auto backend = reference_backend(1);
   Dataset data = odd_number_of_pictures();
   Loader source(data.train,
-                {.batch = o.global_batch / strategy.size(),
+                {.batch = o.global_batch,
                  .seed = 5,
                  .rank = strategy.rank(),
                  .world = strategy.size(),
@@ -145,7 +145,7 @@ inline void fit_on(Strategy& strategy, Ended& run, FitOptions options,
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
   std::int64_t made = 0;
-  LoaderOptions o{.batch = 48 / strategy.size(), .seed = 2, .prefetch = 0};
+  LoaderOptions o{.batch = 48, .seed = 2, .prefetch = 0};
   if (each) o.transform = [&](Batch& batch) { each(batch, made++); };
   Loader train(data.train, o, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
   Odd model;

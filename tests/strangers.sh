@@ -9,7 +9,7 @@ count=${1:-10000}
 command -v ss >/dev/null && command -v pgrep >/dev/null || { echo 'no ss, or no pgrep. Try: apt-get install iproute2 procps'; exit 77; }
 . tests/says.sh
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-train="$build/fashion_mnist --data synthetic --model mlp --global-batch 48 --epochs 1000 --val 59000"
+train="$build/fashion_mnist --data synthetic --model mlp --batch 48 --epochs 1000 --val 59000"
 weights() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1" | cksum; }
 descriptors() { for p in $(pgrep -f -- "--checkpoint $1"); do ls "/proc/$p/fd" 2>/dev/null | wc -l; done | sort -n | tail -n 1; }
 # same FOLDER FOLDER WHEN: the weights in both are the same.

@@ -53,7 +53,7 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
   Ended out;
   Dataset data = synthetic({.side = 8, .channels = 1, .train = r.pictures, .test = 31, .seed = 3});
   std::int64_t made = 0;
-  LoaderOptions o{.batch = 24 / strategy.size(), .seed = 2, .prefetch = 0};
+  LoaderOptions o{.batch = 24, .seed = 2, .prefetch = 0};
   if (r.each) o.transform = [&](Batch&) { r.each(strategy, made++); };
   Loader source(data.train, o, backend), test(data.test, {.batch = 31, .shuffle = false, .prefetch = 0}, backend);
   Odd model;

@@ -17,6 +17,7 @@
 #include "core/json.h"
 #include "dist/all_reduce.h"
 #include "dist/reducer.h"
+#include "layers/models.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -161,10 +162,100 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
   }
 }
 
-TEST(AllReduce, TheLearningRateGrowsWithTheRanks) {
+// ---- what the batch and the learning rate of several ranks are ----------------------------------------------------------
+// fit() with a model without batch norm; the last epoch's report.
+EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const FitOptions& options, Optimizer& optimizer) {
+  auto backend = reference_backend(1);
+  Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+  Loader train(data.train, batches, *backend);
+  Plain model;
+  const FitReport report = fit(model, cross_entropy_loss(), optimizer, *backend, {train}, options, &strategy);
+  for (auto& [name, p] : model.parameters())
+    for (double v : p->variable.value().values()) run.weights.push_back(v);
+  return report.epochs.back();
+}
+
+TEST(AllReduce, FitOnSeveralRanksComputesWhatOneMachineComputes) {
+  auto trains = [](Strategy& s, Ended& run) {
+    SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+    fit_plain(s, run, {.batch = 48, .seed = 2, .prefetch = 0}, quiet(3), sgd);
+  };
   Strategy one;
-  EXPECT_EQ(one.scaled_learning_rate(0.1), 0.1);
-  on_ranks(4, [](Strategy& s, Ended&) { EXPECT_DOUBLE_EQ(s.scaled_learning_rate(0.1), 0.4); });
+  Ended alone;
+  trains(one, alone);
+  for (int n : {2, 3, 5, 8}) {
+    const auto runs = on_ranks(n, trains);
+    same_bits(runs);
+    EXPECT_LT(furthest(runs[0].weights, alone.weights), 1e-5) << n << " ranks";
+  }
+}
+
+TEST(AllReduce, TheLearningRateFollowsABatchPerRank) {
+  for (const auto& [scale, rate, clip] : {std::tuple{RateScale::none, 0.05, 0.0}, {RateScale::square_root, 0.1, 0.0},
+                                          {RateScale::linear, 0.2, 0.0}, {RateScale::clipped, 0.2, 1.0}})
+    for (std::int64_t own : {0, 12}) {
+      const auto runs = on_ranks(4, [&, scale = scale, rate = rate, clip = clip](Strategy& s, Ended& run) {
+        SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+        FitOptions o = quiet(4);
+        o.lr_scale = scale;
+        double clipped_at = -1;
+        LoaderOptions batches{.batch = 12, .batch_per_rank = own, .seed = 2, .prefetch = 0};
+        batches.transform = [&](Batch&) { clipped_at = sgd.clip_norm; };
+        const EpochReport e = fit_plain(s, run, batches, o, sgd);
+        EXPECT_DOUBLE_EQ(e.learning_rate, own ? rate : 0.05) << name_of(scale);
+        EXPECT_EQ(clipped_at, own ? clip : 0);
+        EXPECT_EQ(sgd.learning_rate(), 0.05) << "a second fit must not scale what was scaled";
+        EXPECT_EQ(sgd.clip_norm, 0);
+      });
+      same_bits(runs);
+    }
+}
+
+// The first epoch of `build/fashion_mnist --model MODEL` on so many of its pictures: test accuracy, on n ranks.
+double fashion(const Dataset& data, const std::string& model, int n, const LoaderOptions& batches) {
+  double accuracy = 0;
+  auto trains = [&](Strategy& s, Ended&) {
+    auto backend = cpu_backend(1);
+    Loader train(data.train, batches, *backend), test(data.test, {.batch = 500, .shuffle = false}, *backend);
+    auto net = make_model(model, 10, 1, 28);
+    SGD sgd({.learning_rate = 0.05, .momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
+    FitOptions o = quiet(1);
+    o.schedule = Schedule::parse("one-cycle");
+    const FitReport report = fit(*net, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
+    if (s.rank() == 0) accuracy = *report.epochs.back().test_accuracy;
+  };
+  for (const Ended& e : on_ranks(n, trains, {}, {.deadline = 120})) EXPECT_EQ(e.said, "");
+  return accuracy;
+}
+
+// The short cases of dist/README.md's table. With the learning rate times the ranks, LeNet-5 guesses on 8 of them.
+TEST(AllReduce, AccuracyOnManyRanks) {
+  Dataset data;
+  try {
+    data = load_dataset("fashion-mnist", "");
+  } catch (const Error& e) {
+    GTEST_SKIP() << e.what();
+  }
+  for (const char* model : {"lenet5", "mlp"}) {
+    Dataset few = data;
+    few.train = split(data.train, 60000 - 12800, 1).first;
+    const LoaderOptions cut{.batch = 128, .drop_last = true, .seed = 1}, own{.batch_per_rank = 128, .drop_last = true, .seed = 1};
+    const double alone = fashion(few, model, 1, cut);
+    for (int n : {4, 8}) {
+      EXPECT_NEAR(fashion(few, model, n, cut), alone, 0.015) << model << " on " << n << " ranks";
+      EXPECT_GT(fashion(data, model, n, own), alone - 0.05) << model << " on " << n << " ranks, 128 pictures on each";
+    }
+  }
+}
+
+TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
+  const auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
+    SGD sgd({.learning_rate = 0.1});
+    LARS lars({.learning_rate = 0.1});
+    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd);
+  });
+  for (const Ended& e : runs)
+    EXPECT_NE(e.said.find("told different things: --optimizer sgd and --optimizer lars"), std::string::npos) << e.said;
 }
 
 TEST(AllReduce, OneRanksWishStopsAllAtTheSameStep) {

@@ -64,7 +64,7 @@ struct Machines {
       Machine& m = all[std::size_t(r)];
       m.source = std::make_unique<Loader>(
           data.train,
-          LoaderOptions{.batch = o.global_batch / n, .seed = 5, .rank = r, .world = n, .prefetch = 0}, *backend);
+          LoaderOptions{.batch = o.global_batch, .seed = 5, .rank = r, .world = n, .prefetch = 0}, *backend);
       m.space = std::make_unique<ParameterSpace>(m.model, *backend, 100, SpaceMemory{}, DType::f64);
       m.optimizer = o.optimizer();
       m.optimizer->clip_norm = o.clip;
@@ -320,8 +320,8 @@ TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {
         }));
 }
 
-TEST(LocalSgd, TheLearningRateIsNotScaled) {
-  on_ranks(4, "local-sgd:8", [](Strategy& s, Ended&) { EXPECT_EQ(s.scaled_learning_rate(0.1), 0.1); });
+TEST(LocalSgd, AStepIsOneRanksOwn) {
+  on_ranks(4, "local-sgd:8", [](Strategy& s, Ended&) { EXPECT_EQ(s.ranks_to_a_step(), 1); });
 }
 
 TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {

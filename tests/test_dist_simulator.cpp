@@ -185,6 +185,9 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_TRUE(refused([&] { check_simulation(endless); }, {"shape", "0.01"}));
   endless.cluster.shape = 100, endless.cluster.bandwidth = 1e-320;
   EXPECT_TRUE(refused([&] { check_simulation(endless); }, {"bytes a second"}));
+  for (const char* text : {"ssp:3", "asp"}) EXPECT_EQ(Asynchrony::parse(text).rule, "ddc-asgd") << text;
+  EXPECT_EQ(Asynchrony::parse("ssp:3").text(), "ssp:3+ddc-asgd");
+  EXPECT_EQ(Asynchrony::parse("bsp").rule, "asgd-m");
   const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:lambda=1");
   EXPECT_EQ(a.staleness, 3);
   EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");

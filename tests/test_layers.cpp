@@ -12,8 +12,10 @@
 
 #include "core/build_info.h"
 #include "core/random.h"
+#include "datasets/synthetic.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
+#include "layers/loading.h"
 #include "layers/metrics.h"
 #include "layers/models.h"
 #include "layers/options.h"
@@ -767,7 +769,6 @@ struct Witness : Strategy {
   }
   void end_epoch(int) override { calls.push_back("end_epoch"); }
   void end() override { calls.push_back("end"); }
-  double scaled_learning_rate(double rate) const override { return 2 * rate; }
 };
 
 TEST(Fit, CallsTheStrategyInOrder) {
@@ -779,8 +780,7 @@ TEST(Fit, CallsTheStrategyInOrder) {
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(2), &witness);
   EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin", "bind", "step", "step", "end_epoch",
                                                      "step", "step", "end_epoch", "end"}));
-  EXPECT_DOUBLE_EQ(report.epochs[0].learning_rate, 0.02);
-  EXPECT_EQ(sgd.learning_rate(), 0.01) << "a second fit must not scale what was scaled";
+  EXPECT_EQ(report.epochs[0].learning_rate, 0.01);
 
   Witness stopping;
   stopping.stop_after = 3;
@@ -788,6 +788,43 @@ TEST(Fit, CallsTheStrategyInOrder) {
   EXPECT_TRUE(report.stopped);
   EXPECT_EQ(report.steps, 3);
   EXPECT_EQ(report.epochs.size(), 1u);
+}
+
+TEST(Fit, RefusesAWarmUpThatIsLongerThanTheRun) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  SGD sgd({.learning_rate = 0.01});
+  Patterns data(*backend, 32, 16);
+  FitOptions o = quiet(2);
+  o.schedule = Schedule::parse("warmup:3+cosine");
+  EXPECT_TRUE(test::refused([&] { fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, o); },
+                            {"warm-up of 3 epochs is longer than the run", "--epochs 2"}));
+}
+
+TEST(Fit, SaysWhenTheAccuracyIsThatOfGuessing) {
+  test::TemporaryFolder folder;
+  std::unique_ptr<Backend> backend = cpu_backend(1);
+  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 600, .test = 10, .seed = 3});
+  for (double rate : {1e-9, 0.1}) {
+    Loader train(data.train, {.batch = 20, .prefetch = 0}, *backend);
+    auto model = make_model("mlp", 10, 1, 8);
+    SGD sgd({.learning_rate = rate, .momentum = 0.9});
+    FitOptions o = quiet(1);
+    o.metrics = folder.file("metrics");
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train}, o);
+    EXPECT_EQ(test::contents(o.metrics).find("that of guessing among 10 classes") != std::string::npos, rate < 0.01) << rate;
+  }
+}
+
+TEST(Loaders, RefuseABatchThatThePicturesDoNotFill) {
+  std::unique_ptr<Backend> backend = reference_backend();
+  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 100, .test = 10, .seed = 3});
+  Options o;
+  EXPECT_TRUE(test::refused([&] { Loaders(data, o, *backend); }, {"100 pictures do not fill a batch of 128", "a smaller --batch"}));
+  o.batch_per_rank = 30;
+  Loaders loaders(data, o, *backend);
+  loaders.train.share(1, 3);
+  EXPECT_TRUE(test::refused([&] { loaders.train.share(1, 4); }, {"do not fill a batch of 120", "fewer ranks"}));
 }
 
 TEST(Metrics, AreWrittenWhereNothingElseIsLost) {
@@ -978,11 +1015,11 @@ TEST(CommandLine, WhatCannotBeMeantTogetherIsRefused) {
   std::filesystem::create_directory_symlink(folder.file("run"), folder.file("link"));
   const std::string run = folder.file("run"), last = run + "/last.safetensors", link = folder.file("link");
   const std::pair<Words, std::vector<std::string>> table[] = {
-      {{"--batch", "64", "--global-batch", "128"}, {"--batch and --global-batch"}},
-      {{"--lr-scale", "linear", "--global-batch", "128"}, {"--lr-scale", "--global-batch"}},
+      {{"--batch", "64", "--batch-per-rank", "128"}, {"--batch and --batch-per-rank"}},
+      {{"--lr-scale", "linear", "--batch", "128"}, {"--lr-scale", "--batch-per-rank"}},
       {{"--patience", "3"}, {"--patience", "add --val"}},
       {{"--mixup", "0.2", "--batch", "1"}, {"--mixup", "batch of 1"}},
-      {{"--mixup", "0.2", "--global-batch", "1"}, {"--mixup", "batch of 1"}},
+      {{"--mixup", "0.2", "--batch-per-rank", "1"}, {"--mixup", "batch of 1"}},
       {{"--log-every", "5"}, {"--log-every", "--metrics"}},
       {{"--resume", run, "--import-torch", "w.safetensors"}, {"--resume", "--import-torch"}},
       {{"--overfit-batch", "--val", "100"}, {"--overfit-batch", "--val"}},
@@ -1012,7 +1049,7 @@ TEST(CommandLine, WhatCannotBeMeantTogetherIsRefused) {
       {"--resume", run, "--checkpoint", run},      {"--resume", last, "--checkpoint", link},
       {"--tensorboard", run, "--checkpoint", run}, {"--metrics", run + "/metrics.jsonl", "--checkpoint", run},
       {"--overfit-batch", "--stop-after", "20"},   {"--mixup", "0", "--batch", "1"},
-      {"--batch", "64", "--global-batch", "0"},    {"--patience", "3", "--val", "100"},
+      {"--batch-per-rank", "64", "--lr-scale", "sqrt"},    {"--patience", "3", "--val", "100"},
   };
   for (const Words& words : accepted) EXPECT_NO_THROW(parsed(words)) << words[0] << " " << words[1];
 }

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "datasets/loader.h"
+#include "tests/support.h"
 #include "datasets/synthetic.h"
 
 namespace tandem {
@@ -74,12 +75,12 @@ class LoaderTest : public testing::Test {
 // ---- cutting the epoch ----------------------------------------------------------------------------------------------
 TEST(Cut, EveryEpochIsCoveredOnceAndNoShareIsEmpty) {
   for (int world : {1, 2, 3, 7})
-    for (std::int64_t batch : {1, 2, 5, 16})
-      for (std::int64_t n = 1; n < 150; n++)
+    for (std::int64_t batch : {1, 2, 5, 7, 9, 12, 13, 16, 35, 48})
+      for (std::int64_t n = 1; n < 150 && batch >= world; n++)
         for (bool drop : {false, true}) {
           Cut cut(n, batch, world, drop);
-          SCOPED_TRACE(testing::Message() << n << " pictures, " << world << " × " << batch << (drop ? ", drop" : ""));
-          std::int64_t global = batch * world, at = 0;
+          SCOPED_TRACE(testing::Message() << n << " pictures, " << batch << " over " << world << (drop ? ", drop" : ""));
+          std::int64_t at = 0;
           if (n < world) {
             ASSERT_EQ(cut.batches, 0);
           }
@@ -94,11 +95,11 @@ TEST(Cut, EveryEpochIsCoveredOnceAndNoShareIsEmpty) {
               at = end;
             }
             ASSERT_GE(least, 1);
-            ASSERT_LE(most, batch);
+            ASSERT_LE(most, (batch + world - 1) / world);
             ASSERT_LE(most - least, 1);
           }
           ASSERT_EQ(cut.begin(cut.batches), at);
-          ASSERT_EQ(at, n < world ? 0 : drop || batch == 1 ? n / global * global : n);
+          ASSERT_EQ(at, n < world ? 0 : drop || batch < 2 * world - 1 ? n / batch * batch : n);
         }
 }
 
@@ -109,7 +110,7 @@ TEST_F(LoaderTest, RanksShareAnEpochExactlyOnce) {
     std::set<std::int64_t> batches;
     std::vector<std::vector<int>> global;
     for (int rank = 0; rank < world; rank++) {
-      LoaderOptions o = options(8);
+      LoaderOptions o = options(16);
       o.rank = rank;
       o.world = world;
       Loader loader(p, o, *host);
@@ -156,25 +157,38 @@ TEST_F(LoaderTest, ShareGivesWhatALoaderOfThatRankHas) {
   EXPECT_THROW(loader.share(2, 2), Error);
 }
 
-TEST_F(LoaderTest, AGlobalBatchIsDividedAmongRanks) {
-  LoaderOptions o = options(100);
-  o.global_batch = 12;
-  Loader loader(patterned(60), o, *host);
-  EXPECT_EQ(loader.options().batch, 12);
-  EXPECT_EQ(loader.batches_per_epoch(), 5);
-  loader.share(1, 3);
-  EXPECT_EQ(loader.options().batch, 4);
-  EXPECT_EQ(loader.batches_per_epoch(), 5);
-  loader.share(1, 2);
-  EXPECT_EQ(loader.options().batch, 6);
-  EXPECT_THROW(loader.share(0, 5), UsageError);
+TEST_F(LoaderTest, ABatchIsDividedAmongRanksUnlessItIsARanksOwn) {
+  Loader loader(patterned(60), options(12), *host);
+  auto expect = [&](int rank, int world, std::int64_t share, std::int64_t batches) {
+    loader.share(rank, world);
+    const Batch b = loader.make(0, 0);
+    EXPECT_EQ(b.size(), share) << rank << " of " << world;
+    EXPECT_EQ(b.over_ranks(), 12);
+    EXPECT_EQ(loader.batches_per_epoch(), batches);
+  };
+  expect(0, 1, 12, 5);
+  expect(1, 3, 4, 5);
+  expect(0, 5, 2, 5);  // 2, 2, 3, 2, 3
+  expect(4, 5, 3, 5);
+  expect(11, 12, 1, 5);
+  EXPECT_TRUE(test::refused([&] { loader.share(0, 13); }, {"--batch 12 over 13 ranks", "a larger --batch, or fewer ranks"}));
+
+  LoaderOptions o = options(12);
+  o.batch_per_rank = 4;
+  Loader own(patterned(60), o, *host);
+  EXPECT_EQ(own.make(0, 0).size(), 4);
+  EXPECT_EQ(own.batches_per_epoch(), 15);
+  own.share(2, 5);
+  EXPECT_EQ(own.make(0, 0).size(), 4);
+  EXPECT_EQ(own.make(0, 0).over_ranks(), 20);
+  EXPECT_EQ(own.batches_per_epoch(), 3);
 }
 
 TEST_F(LoaderTest, GlobalCountsThePicturesOfAllRanks) {
   Pictures p = patterned(21);
   std::map<std::int64_t, std::int64_t> sum, said;
   for (int rank = 0; rank < 4; rank++) {
-    LoaderOptions o = options(4);
+    LoaderOptions o = options(16);
     o.rank = rank;
     o.world = 4;
     Loader loader(p, o, *host);
@@ -366,7 +380,7 @@ TEST_F(LoaderTest, AugmentationDoesNotDependOnRanks) {
   std::map<int, std::vector<float>> seen[2];
   for (int world : {1, 3})
     for (int rank = 0; rank < world; rank++) {
-      LoaderOptions o = options(world == 1 ? 9 : 4);
+      LoaderOptions o = options(world == 1 ? 9 : 12);
       o.augment = {2, true};
       o.rank = rank;
       o.world = world;
@@ -470,7 +484,7 @@ TEST_F(LoaderTest, RandomStreamsDoNotDependOnRanks) {
   for (int w = 0; w < 3; w++)
     for (int rank = 0; rank < 1 << w; rank++) {
       LoaderOptions o = options(1);
-      o.global_batch = 16;  // four a rank for four of them: even, so that the pairs of mixup stay together
+      o.batch = 16;  // four a rank for four of them: even, so that the pairs of mixup stay together
       o.augment = {2, true, 3};
       o.mixup = 1;
       o.rank = rank;
@@ -657,7 +671,7 @@ TEST_F(LoaderTest, WrongUseIsNamed) {
   expect([](LoaderOptions& o) { o.dtype = DType::u8; }, "batches of u8");
   expect([](LoaderOptions& o) { o.augment.pad_crop = 5; }, "padding by 5 pixels, expected less than the picture's 5");
   expect([](LoaderOptions& o) { o.augment.cutout = 6; }, "a cutout of 6 pixels, expected at most the picture's 5");
-  expect([](LoaderOptions& o) { o.world = 31; }, "30 pictures do not fill a batch of 31 over all ranks");
+  expect([](LoaderOptions& o) { o.batch = 40, o.world = 31; }, "30 pictures do not fill a batch of 31 over all ranks");
   expect([](LoaderOptions& o) { o.batch = 31, o.drop_last = true; }, "30 pictures do not fill a batch of 31");
   p.labels.write<std::int32_t>()[4] = 10;
   EXPECT_EQ(error(options(8)), "patterned: picture 4 has the label 10, expected 0 to 9");

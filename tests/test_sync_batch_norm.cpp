@@ -174,7 +174,7 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
   Dataset data = synthetic({.side = 6, .channels = 1, .train = 37, .test = 10, .seed = 3});
   Loader source(
       data.train,
-      {.batch = 24 / strategy.size(), .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
+      {.batch = 24, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
       *backend);
   Block model;
   if (sync) strategy.sync_batch_norm(model);

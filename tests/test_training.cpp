@@ -352,7 +352,7 @@ TEST(RandomStreams, DropoutMasksDoNotDependOnRanks) {
     std::map<int, std::vector<double>> masks[3];
     for (int w = 0; w < 3; w++)
       for (int rank = 0; rank < 1 << w; rank++) {
-        Loader loader(data.train, {.global_batch = 16, .seed = 4, .rank = rank, .world = 1 << w}, *backend);
+        Loader loader(data.train, {.batch = 16, .seed = 4, .rank = rank, .world = 1 << w}, *backend);
         loader.start(3);
         for (Batch batch; loader.next(batch);) {
           mode().step_state = on_device;

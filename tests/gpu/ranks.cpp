@@ -100,10 +100,10 @@ Values trained(Backend& device, Strategy& strategy) {
   device.deterministic(true);
   device.exact_convolution(true);
   const Dataset data = synthetic({.side = 28, .channels = 1, .train = 192, .test = 16});
-  Loader loader(data.train, {.batch = 32 / strategy.size(), .seed = 2, .prefetch = 0}, device);
+  Loader loader(data.train, {.batch = 32, .seed = 2, .prefetch = 0}, device);
   auto model = make_model("lenet5", 10, 1, 28);
   SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
-  fit(*model, cross_entropy_loss(), sgd, device, {loader, nullptr, nullptr}, {.epochs = 3, .scale_learning_rate = false, .progress = false},
+  fit(*model, cross_entropy_loss(), sgd, device, {loader, nullptr, nullptr}, {.epochs = 3, .progress = false},
       &strategy);
   Values all;
   for (auto& [name, p] : model->parameters())
