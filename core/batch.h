@@ -27,6 +27,7 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // This rank's part of every batch from now on; fit() asks the strategy.
   virtual void share(int rank, int world) = 0;
+  virtual bool grows_with_ranks() const { return false; }  // a batch is as many times larger as ranks share it
   virtual std::int64_t batches_per_epoch() const = 0;
   virtual std::int64_t pictures_per_epoch() const = 0;  // over all ranks
   // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.

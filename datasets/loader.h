@@ -134,6 +134,7 @@ class Loader final : public BatchSource {
   // This rank's part from the next start() on. Throws when the pictures make no batch for so many ranks.
   void share(int rank, int world) override;
 
+  bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
   std::int64_t batches_per_epoch() const override { return cut_.batches; }
   std::int64_t pictures_per_epoch() const override { return cut_.begin(cut_.batches); }  // over all ranks
   std::map<std::string, std::string> description() const override { return tandem::description(pictures_); }

@@ -47,6 +47,7 @@ class Drawn : public BatchSource {
   Drawn(ParameterServer& strategy, BatchSource& all, int shares, int accumulate)
       : strategy_(strategy), all_(all), shares_(shares), accumulate_(accumulate), per_epoch_(all.batches_per_epoch()) {}
   void share(int, int) override {}
+  bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
   std::int64_t batches_per_epoch() const override { return per_epoch_; }
   std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
   void start(std::int64_t epoch, std::int64_t first) override;
@@ -151,7 +152,7 @@ class ParameterServer : public Strategy {
     if (!sgd)
       refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", options_.how.text(),
              ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
-    if (rank() == 0 && size() > 1) note_what_does_not_hold(sgd->options());
+    if (rank() == 0 && size() > 1) note_what_does_not_hold(sgd->options(), optimizer.clip_norm);
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
     optimizer.gradients_are_shares_of(drawn_ ? 1 : workers());
     momentum_ = sgd->options().momentum;
@@ -284,13 +285,15 @@ class ParameterServer : public Strategy {
  private:
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
 
-  void note_what_does_not_hold(const SGDOptions& o) const {
+  void note_what_does_not_hold(const SGDOptions& o, double clip) const {
     const std::string how = options_.how.text();
     const Rule::Keeps keeps = make_rule(options_.how.rule)->keeps();
     if (o.momentum > 0 && !keeps.velocity && !keeps.own)
       std::fprintf(stderr, "note: %s has no momentum: %g is not used\n", how.c_str(), o.momentum);
     else if (o.nesterov)
       std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", how.c_str());
+    if (clip > 0 && together() && workers() > 1)
+      std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n", how.c_str());
     if (space_->values.backend().deterministic() && !together() && workers() > 1)
       std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", how.c_str());
   }
@@ -389,7 +392,7 @@ bool Drawn::next(Batch& batch) {
   }
   if (!ticket_ || *ticket_ / tickets_per_epoch() > epoch_) return false;
   const std::int64_t step = *ticket_ % tickets_per_epoch() / shares_, index = step * accumulate_ + next_;
-  all_.share(int(*ticket_ % shares_), int(shares_));
+  if (shares_ > 1) all_.share(int(*ticket_ % shares_), int(shares_));
   batch = all_.make(*ticket_ / tickets_per_epoch(), index);
   batch.global = 0;
   strategy_.trains_samples(batch.size());

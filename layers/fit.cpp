@@ -195,6 +195,7 @@ class OneBatch : public BatchSource {
     source_.share(rank, world);
     batch_ = source_.make(0, 0);
   }
+  bool grows_with_ranks() const override { return source_.grows_with_ranks(); }
   std::int64_t batches_per_epoch() const override { return steps; }
   std::int64_t pictures_per_epoch() const override { return steps * batch_.global; }
   void start(std::int64_t epoch, std::int64_t first) override { epoch_ = epoch, next_ = first; }
@@ -401,21 +402,21 @@ void agree(Strategy& strategy, const Settings& settings) {
   }
 }
 
-// How a batch of one machine becomes the ranks'.
+// How the ranks share a batch.
 struct Cutting {
-  std::int64_t alone = 0, pictures = 0;  // of one machine's batch, and of all ranks'
-  int shares = 1;                        // that it is cut into
-  bool one_step = true;                  // which together make one step; otherwise a step is one rank's own
-  bool grows() const { return one_step && pictures > alone; }
-  int times() const { return grows() ? int(pictures / alone) : 1; }
+  std::int64_t pictures = 0;  // of all ranks
+  int shares = 1;
+  bool one_step = true;  // the shares' gradients make one step; otherwise each rank's makes one
+  int times = 1;         // larger than one machine's
   std::int64_t smallest() const { return pictures / shares; }
 };
-Cutting cutting_of(const Strategy& strategy, std::int64_t alone, BatchSource& train) {
+Cutting cutting_of(const Strategy& strategy, BatchSource& train) {
+  if (strategy.size() == 1) return {};
   const int together = strategy.ranks_to_a_step();
-  return {.alone = alone,
-          .pictures = strategy.size() > 1 ? train.make(0, 0).over_ranks() : alone,
+  return {.pictures = train.make(0, 0).over_ranks(),
           .shares = strategy.apart() ? together : strategy.size(),
-          .one_step = together > 1};
+          .one_step = together > 1,
+          .times = train.grows_with_ranks() ? together : 1};
 }
 
 // "batch 128 = 4 × 32, as on one machine".
@@ -424,8 +425,8 @@ std::string text_of(const Cutting& c, const Strategy& strategy, RateScale scale,
   if (strategy.asynchronous()) return batch + " a push" + lr;
   std::string shares = batch + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
   if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
-  if (!c.grows()) return shares + (c.one_step ? ", as on one machine" : lr);
-  return shares + lr + " → " + text_of(scaled(scale, rate, c.times())) + " (" + name_of(scale) + ")";
+  if (c.times == 1) return shares + (c.one_step ? ", as on one machine" : lr);
+  return shares + lr + " → " + text_of(scaled(scale, rate, c.times)) + " (" + name_of(scale) + ")";
 }
 
 // What the first lines warn of: a run that will probably be worse than on one machine.
@@ -434,9 +435,9 @@ std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOption
   if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !model.statistics().empty())
     all.push_back("batch norm has only " + std::to_string(c.smallest()) +
                   " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger --batch, or fewer ranks");
-  if (c.grows() && steps < few_steps)
+  if (c.times > 1 && steps < few_steps)
     all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " + std::to_string(c.pictures) +
-                  ": more --epochs, or --batch " + std::to_string(c.alone) + " for the steps of one machine");
+                  ": more --epochs, or --batch " + std::to_string(c.smallest()) + " for the steps of one machine");
   return all;
 }
 
@@ -660,8 +661,6 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 
   const bool apart = strategy.apart(), judges = !apart || speaks;
   BatchSource& given_train = one_batch ? static_cast<BatchSource&>(*one_batch) : given_data.train;
-  if (strategy.size() > 1) given_train.share(0, 1);
-  const std::int64_t alone = strategy.size() > 1 ? given_train.make(0, 0).size() : 0;
   const FitData data{strategy.batches(given_train, options.accumulate), one_batch ? nullptr : given_data.validation,
                      one_batch ? nullptr : given_data.test};
   for (BatchSource* source : {data.validation, data.test})
@@ -683,15 +682,15 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::optional<Ema> ema;
   if (options.ema > 0) ema.emplace(space, options.ema);
 
-  const Cutting cut = cutting_of(strategy, alone, data.train);
+  const Cutting cut = cutting_of(strategy, data.train);
   struct Clip {  // while fit() runs
     Optimizer& optimizer;
     double before = optimizer.clip_norm;
     ~Clip() { optimizer.clip_norm = before; }
   } clip{optimizer};
-  if (cut.grows() && clip.before == 0) optimizer.clip_norm = clip_of(options.lr_scale, cut.times());
+  if (cut.times > 1 && clip.before == 0) optimizer.clip_norm = clip_of(options.lr_scale, cut.times);
   const double given_rate = optimizer.learning_rate(),
-               base_rate = scaled(options.lr_scale, given_rate, cut.times());
+               base_rate = scaled(options.lr_scale, given_rate, cut.times);
   const std::int64_t per_epoch = data.train.batches_per_epoch();
   Accumulation accumulation(space, optimizer, options.accumulate, per_epoch);
   const double steps_per_epoch = double(accumulation.steps_per_epoch()), total = steps_per_epoch * options.epochs;

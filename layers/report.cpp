@@ -69,6 +69,8 @@ bool read_line(RunLog& run, const Json& line, double per_epoch) {
   } else if (event->text == "not_finite") {
     const Json* reason = line.find("reason");
     run.remarks.push_back("stopped: " + (reason ? text_of(*reason) : "a value was not finite"));
+  } else if (event->text == "warning") {
+    if (const Json* text = line.find("text")) run.remarks.push_back("warning: " + text_of(*text));
   } else if (event->text == "end") {
     run.ended = true;
     for (const auto& [name, v] : line.members)

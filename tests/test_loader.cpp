@@ -12,8 +12,8 @@
 
 #include "core/error.h"
 #include "datasets/loader.h"
-#include "tests/support.h"
 #include "datasets/synthetic.h"
+#include "tests/support.h"
 
 namespace tandem {
 namespace {
