@@ -164,12 +164,12 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
 
 // ---- what the batch and the learning rate of several ranks are ----------------------------------------------------------
 // fit() with a model without batch norm; the last epoch's report.
-EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const FitOptions& options, Optimizer& optimizer) {
-  auto backend = reference_backend(1);
+EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const FitOptions& options, Optimizer& optimizer,
+                      Backend& backend) {
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-  Loader train(data.train, batches, *backend);
+  Loader train(data.train, batches, backend);
   Plain model;
-  const FitReport report = fit(model, cross_entropy_loss(), optimizer, *backend, {train}, options, &strategy);
+  const FitReport report = fit(model, cross_entropy_loss(), optimizer, backend, {train}, options, &strategy);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) run.weights.push_back(v);
   return report.epochs.back();
@@ -177,8 +177,9 @@ EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batch
 
 TEST(AllReduce, FitOnSeveralRanksComputesWhatOneMachineComputes) {
   auto trains = [](Strategy& s, Ended& run) {
+    auto backend = reference_backend(1);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    fit_plain(s, run, {.batch = 48, .seed = 2, .prefetch = 0}, quiet(3), sgd);
+    fit_plain(s, run, {.batch = 48, .seed = 2, .prefetch = 0}, quiet(3), sgd, *backend);
   };
   Strategy one;
   Ended alone;
@@ -195,13 +196,14 @@ TEST(AllReduce, TheLearningRateFollowsABatchPerRank) {
                                           {RateScale::linear, 0.2, 0.0}, {RateScale::clipped, 0.2, 1.0}})
     for (std::int64_t own : {0, 12}) {
       const auto runs = on_ranks(4, [&, scale = scale, rate = rate, clip = clip](Strategy& s, Ended& run) {
+        auto backend = reference_backend(1);
         SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
         FitOptions o = quiet(4);
         o.lr_scale = scale;
         double clipped_at = -1;
         LoaderOptions batches{.batch = 12, .batch_per_rank = own, .seed = 2, .prefetch = 0};
         batches.transform = [&](Batch&) { clipped_at = sgd.clip_norm; };
-        const EpochReport e = fit_plain(s, run, batches, o, sgd);
+        const EpochReport e = fit_plain(s, run, batches, o, sgd, *backend);
         EXPECT_DOUBLE_EQ(e.learning_rate, own ? rate : 0.05) << name_of(scale);
         EXPECT_EQ(clipped_at, own ? clip : 0);
         EXPECT_EQ(sgd.learning_rate(), 0.05) << "a second fit must not scale what was scaled";
@@ -250,9 +252,10 @@ TEST(AllReduce, AccuracyOnManyRanks) {
 
 TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
   const auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
+    auto backend = reference_backend(1);
     SGD sgd({.learning_rate = 0.1});
     LARS lars({.learning_rate = 0.1});
-    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd);
+    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd, *backend);
   });
   for (const Ended& e : runs)
     EXPECT_NE(e.said.find("told different things: --optimizer sgd and --optimizer lars"), std::string::npos) << e.said;
