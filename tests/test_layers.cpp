@@ -12,10 +12,10 @@
 
 #include "core/build_info.h"
 #include "core/random.h"
+#include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/fit.h"
 #include "layers/layers.h"
-#include "layers/loading.h"
 #include "layers/metrics.h"
 #include "layers/models.h"
 #include "layers/options.h"
@@ -814,17 +814,6 @@ TEST(Fit, SaysWhenTheAccuracyIsThatOfGuessing) {
     fit(*model, cross_entropy_loss(), sgd, *backend, {train}, o);
     EXPECT_EQ(test::contents(o.metrics).find("that of guessing among 10 classes") != std::string::npos, rate < 0.01) << rate;
   }
-}
-
-TEST(Loaders, RefuseABatchThatThePicturesDoNotFill) {
-  std::unique_ptr<Backend> backend = reference_backend();
-  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 100, .test = 10, .seed = 3});
-  Options o;
-  EXPECT_TRUE(test::refused([&] { Loaders(data, o, *backend); }, {"100 pictures do not fill a batch of 128", "a smaller --batch"}));
-  o.batch_per_rank = 30;
-  Loaders loaders(data, o, *backend);
-  loaders.train.share(1, 3);
-  EXPECT_TRUE(test::refused([&] { loaders.train.share(1, 4); }, {"do not fill a batch of 120", "fewer ranks"}));
 }
 
 TEST(Metrics, AreWrittenWhereNothingElseIsLost) {

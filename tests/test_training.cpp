@@ -150,8 +150,12 @@ TEST(Loading, LoadersAreWhatTheOptionsSay) {
   EXPECT_EQ(FitData(all).validation, nullptr);
 
   o.val = 80, o.augment = true, o.cutout = 3, o.mixup = 0.2;
+  EXPECT_TRUE(refused([&] { Loaders(data, o, *backend); }, {"20 pictures do not fill a batch of 32", "a smaller --batch or --val"}));
+  o.batch_per_rank = 9;
   Loaders few(data, o, *backend);
-  EXPECT_EQ(few.train.pictures_per_epoch(), 20);  // fewer than a batch: that is the batch
+  EXPECT_TRUE(refused([&] { few.train.share(1, 3); }, {"do not fill a batch of 27 over all ranks", "fewer ranks"}));
+  few.train.share(1, 2);
+  EXPECT_EQ(few.train.pictures_per_epoch(), 18);
   EXPECT_EQ(FitData(few).validation->pictures_per_epoch(), 80);
   EXPECT_EQ(few.train.options().augment.pad_crop, 4);
   EXPECT_EQ(few.train.options().augment.cutout, 3);
