@@ -1,35 +1,69 @@
 #include "core/machine.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <sstream>
 #include <string>
 
 namespace tandem {
 namespace {
 
-// What a control group (version 2) and those around it leave; UINT64_MAX: as much as there is.
-std::uint64_t left_by_groups() {
-  std::string line, group;
-  for (std::ifstream file("/proc/self/cgroup"); std::getline(file, line);)
-    if (line.starts_with("0::/")) group = line.substr(3);
-  std::uint64_t left = UINT64_MAX;
-  for (; !group.empty(); group.erase(group.rfind('/'))) {
-    std::uint64_t limit = 0, used = 0;  // "max" is no number
-    const std::string folder = "/sys/fs/cgroup" + group;
-    if (std::ifstream(folder + "/memory.max") >> limit && std::ifstream(folder + "/memory.current") >> used)
-      left = std::min(left, limit - std::min(limit, used));
+// The first number of a file, or of the line that begins with `field`. −1: there is none, or "max".
+double number_in(const std::string& file, const std::string& field = "") {
+  std::ifstream in(file);
+  double value = -1;
+  for (std::string word; !field.empty() && in >> word && word != field;) {}
+  return in >> value ? value : -1;
+}
+
+// Calls look(folder) for this process's group under `controller` and for all groups around it; inside a container those beyond
+// its root are not visible. v2 has one tree for all controllers.
+void each_group(const std::string& controller, const std::function<void(const std::string& folder)>& look) {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == line.npos) continue;
+    std::istringstream controllers(line.substr(first + 1, second - first - 1));
+    const bool v2 = controllers.str().empty();
+    bool here = v2;
+    for (std::string name; std::getline(controllers, name, ',');) here = here || name == controller;
+    if (!here) continue;
+    std::string group = line.substr(second + 1);
+    for (;; group.erase(group.rfind('/'))) {
+      look("/sys/fs/cgroup" + (v2 ? "" : "/" + controller) + (group == "/" ? "" : group));
+      if (group.rfind('/') == group.npos) break;
+    }
   }
-  return left;
 }
 
 }  // namespace
 
-std::uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key, rest; file >> key && std::getline(file, rest);)
-    if (key == "MemAvailable:") return std::min<std::uint64_t>(std::strtoull(rest.c_str(), nullptr, 10) * 1024, left_by_groups());
-  return 0;
+double core_quota() {
+  double least = 1e9;
+  each_group("cpu", [&](const std::string& folder) {
+    double granted = 0, period = 0;
+    if (std::ifstream max(folder + "/cpu.max"); max >> granted >> period && period > 0)
+      least = std::min(least, granted / period);
+    granted = number_in(folder + "/cpu.cfs_quota_us"), period = number_in(folder + "/cpu.cfs_period_us");
+    if (granted > 0 && period > 0) least = std::min(least, granted / period);
+  });
+  return least;
+}
+
+std::size_t available_memory() {
+  double left = 1024 * number_in("/proc/meminfo", "MemAvailable:");
+  if (left < 0) return SIZE_MAX;
+  auto limit = [&](double granted, double used, double droppable) {
+    if (granted >= 0 && used >= 0) left = std::min(left, std::max(0.0, granted - used + std::max(0.0, droppable)));
+  };
+  each_group("memory", [&](const std::string& folder) {
+    limit(number_in(folder + "/memory.max"), number_in(folder + "/memory.current"),
+          number_in(folder + "/memory.stat", "inactive_file"));
+    limit(number_in(folder + "/memory.limit_in_bytes"), number_in(folder + "/memory.usage_in_bytes"),
+          number_in(folder + "/memory.stat", "total_inactive_file"));
+  });
+  return std::size_t(left);
 }
 
 }  // namespace tandem

@@ -1,11 +1,14 @@
-// What this machine has for this process.
+// What this process may have of the machine: cores and memory, where a cgroup (a container, a batch system) grants less.
 #pragma once
-#include <cstdint>
+#include <cstddef>
 
 namespace tandem {
 
-// Bytes that could still be allocated: what the system can give, and what is left of the limit of this process's control group (a
-// container's, a batch job's), whichever is less. 0: unknown.
-std::uint64_t available_memory();
+// Cores' worth of time that the cgroup grants: cpu.max, or v1's cpu.cfs_quota_us. Very large: no limit.
+double core_quota();
+
+// Bytes that can be taken before the kernel ends a process: MemAvailable, and what the cgroup (memory.max, or v1's
+// memory.limit_in_bytes) leaves beside what it could drop. SIZE_MAX: unknown.
+std::size_t available_memory();
 
 }  // namespace tandem

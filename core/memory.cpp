@@ -10,7 +10,7 @@
 #include <new>
 
 #include "core/backend.h"
-#include "core/cgroup.h"
+#include "core/machine.h"
 
 namespace tandem {
 namespace {
@@ -29,7 +29,7 @@ class Heap : public MemorySource {
   }
   void release(void* block, std::size_t) override { std::free(block); }
   const char* name() const override { return "host memory"; }
-  std::size_t left() const override { return host_memory_left(); }
+  std::size_t left() const override { return available_memory(); }
   // Address space, not memory: pages that nobody wrote to cost nothing.
 #if defined(__SANITIZE_ADDRESS__)
   std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen

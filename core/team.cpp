@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/cgroup.h"
+#include "core/machine.h"
 
 namespace tandem {
 namespace {

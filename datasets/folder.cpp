@@ -108,8 +108,8 @@ struct Decoder {
       }
     if (side == 0) refuse(name, ": none of the ", n, " pictures can be decoded");
     const std::int64_t size = 3 * std::int64_t(side) * side;
-    const std::uint64_t needed = std::uint64_t(n) * std::uint64_t(size), there = available_memory();
-    if (there && needed > there)
+    const std::size_t needed = std::size_t(n) * std::size_t(size), there = available_memory();
+    if (needed > there)
       refuse(name, ": ", n, " pictures of ", side, " × ", side, " take ", needed >> 20, " MiB, and ", there >> 20,
              " MiB of memory are free: choose a smaller --size, or fewer pictures");
     Tensor images = host_tensor({n, side, side, 3}, DType::u8);

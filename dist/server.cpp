@@ -31,9 +31,6 @@ std::string shown(double v) {
   std::snprintf(text, sizeof text, "%.3g", v);
   return text;
 }
-std::string in_bytes(double v) {
-  return v < 1e6 ? shown(v / 1e3) + " kB" : v < 1e9 ? shown(v / 1e6) + " MB" : shown(v / 1e9) + " GB";
-}
 std::string text_of(const std::vector<std::byte>& letter) {
   return {reinterpret_cast<const char*>(letter.data()), letter.size()};
 }
@@ -256,12 +253,12 @@ class Member::Thread {
     const ServerOptions& o = layout_->options;
     const double bytes = double(layout_->snapshot_bytes()), need = double(layout_->snapshot_memory());
     if (o.memory > 0 && need > double(o.memory))
-      refuse(where(), ": snapshots of what ", o.how.rule, " keeps of ", workers(), " workers need ", in_bytes(need),
-             ", and there are ", in_bytes(double(o.memory)), ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
+      refuse(where(), ": snapshots of what ", o.how.rule, " keeps of ", workers(), " workers need ", readable_bytes(need),
+             ", and there are ", readable_bytes(double(o.memory)), ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
              "workers, or do without: TANDEM_SNAPSHOTS=0, and the velocities of a lost rank are lost");
     if (rank() == 0 && tells_ && bytes > 0)
-      tells_("every " + shown(o.snapshots) + " s a rank sends its successor a snapshot of " + in_bytes(bytes) + ", " +
-             in_bytes(bytes / o.snapshots) + "/s; they take " + in_bytes(need) + " of memory on each");
+      tells_("every " + shown(o.snapshots) + " s a rank sends its successor a snapshot of " + readable_bytes(bytes) + ", " +
+             readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) + " of memory on each");
   }
 
   // ---- between the threads ----------------------------------------------------------------------------------------------

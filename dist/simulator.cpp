@@ -1,7 +1,5 @@
 #include "dist/simulator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -9,6 +7,7 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/machine.h"
 #include "core/math.h"
 #include "core/memory.h"
 #include "core/random.h"
@@ -20,8 +19,6 @@
 
 namespace tandem {
 namespace {
-
-double physical_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE)); }
 
 class Simulation;
 
@@ -52,10 +49,9 @@ class Simulation {
     decays_.bind(space_, options.seed);
     counters_.emplace(decays_.state());
     const double bytes = double(vectors * space_.values.bytes() + space_.statistics.bytes()) * active_;
-    if (const double has = physical_memory(); has > 0 && bytes > has)
+    if (const auto has = double(available_memory()); bytes > has)
       refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors, " vectors of ",
-             space_.parameters(), " parameters each, and this machine has ", readable_bytes(has),
-             ": choose fewer workers or a smaller model");
+             space_.parameters(), " parameters each, and this machine has ", readable_bytes(has), " left: choose fewer workers or a smaller model");
     machines_.resize(std::size_t(active_));
     for (Machine& m : machines_) m.statistics = space_.statistics.clone();
     statistics_ = space_.statistics.clone();

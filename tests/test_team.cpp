@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "autograd/ops.h"
-#include "core/cgroup.h"
+#include "core/machine.h"
 #include "core/team.h"
 #include "tests/support.h"
 
