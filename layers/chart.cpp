@@ -191,7 +191,7 @@ std::string svg_of(const Chart& chart) {
     const Line& l = *endings[i].line;
     std::string label = l.label;
     if (label.size() > 20) {  // its end tells it from others more often than its middle
-      std::size_t head = 8, tail = label.size() - 11;
+      std::size_t head = 7, tail = label.size() - 10;
       while ((label[head] & 0xC0) == 0x80) head--;  // not within a letter
       while ((label[tail] & 0xC0) == 0x80) tail++;
       label = label.substr(0, head) + "…" + label.substr(tail);
