@@ -29,7 +29,7 @@ says 2 '--batch 2 over 3 ranks: a rank would have no picture' "$build/tandem-run
 once 'a rank would have no picture: use a larger --batch, or fewer ranks'
 says 2 '--lr-scale goes with --batch-per-rank' "$build/tandem-run" -n 3 $(train) --lr-scale linear
 says 0 'warning: batch norm has only 8 pictures' "$build/tandem-run" -n 2 \
-  "$build/fashion_mnist" --data synthetic --model smallcnn --val 59000 --epochs 1 --batch 16 --stop-after 2
+  "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2
 # Ranks that were told different things.
 for option in "--optimizer sgd lars" "--lr-scale sqrt linear"; do
   set -- $option

@@ -293,7 +293,7 @@ TEST(LocalSgd, TheSimulatorComputesTheSame) {
     simulate(simulated, cross_entropy_loss(), given, *backend, {batches, nullptr, nullptr}, options);
     const auto runs = on_ranks(3, strategy, [&](Strategy& s, Ended& run) {
       auto own = reference_backend(1);
-      Loader share(data.train, {.batch = 8, .seed = 5, .prefetch = 0}, *own);
+      Loader share(data.train, {.batch_per_rank = 8, .seed = 5, .prefetch = 0}, *own);
       Plain model;
       SGD sgd(given);
       FitOptions o = quiet(epochs);
