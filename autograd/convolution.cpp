@@ -71,9 +71,10 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
   require(!bias.defined() || bias.value().elements() == s.c_out, "conv2d: bias ",
           bias.defined() ? bias.shape() : Shape(), " for ", s.c_out, " output channels");
   Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c_out}, x.dtype());
-  check_inputs("conv2d", x.value(), {&w.value(), &bias.value()});
+  const Tensor* b = bias.defined() ? &bias.value() : nullptr;
+  check_inputs("conv2d", x.value(), {&w.value(), b});
   if (s.n > 0)  // an empty batch is nothing for a backend
-    y.backend().conv2d(s, x.value(), w.value(), bias.defined() ? &bias.value() : nullptr, o.relu, y);
+    y.backend().conv2d(s, x.value(), w.value(), b, o.relu, y);
   return record<Conv2dNode>(y, {&x, &w, &bias}, {x.value(), w.value(), o.relu ? y : Tensor()}, s, o.relu);
 }
 

@@ -101,10 +101,11 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, bool
           w.shape(), " expects ", w.extent(1));
   require(!bias.defined() || bias.value().elements() == w.extent(0), "linear: bias ",
           bias.defined() ? bias.shape() : Shape(), " for ", w.extent(0), " outputs");
-  check_inputs("linear", x.value(), {&w.value(), &bias.value()});
+  const Tensor* b = bias.defined() ? &bias.value() : nullptr;
+  check_inputs("linear", x.value(), {&w.value(), b});
   Tensor y(x.backend(), {x.extent(0), w.extent(0)}, x.dtype());
   if (x.value().elements() && y.elements()) {
-    y.backend().linear(x.value(), w.value(), bias.defined() ? &bias.value() : nullptr, relu, y);
+    y.backend().linear(x.value(), w.value(), b, relu, y);
   } else if (y.elements()) {  // no features: what is left is the bias
     NoGrad off;
     y.fill(0);

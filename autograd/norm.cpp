@@ -85,8 +85,8 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
             " channels, a parameter has ", t->elements());
   require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
           "batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
-  check_inputs("batch_norm", x.value(), {&gamma.value(), &beta.value(), &running_mean, &running_variance}, {&residual.value()});
   const Tensor* extra = residual.defined() ? &residual.value() : nullptr;
+  check_inputs("batch_norm", x.value(), {&gamma.value(), &beta.value(), &running_mean, &running_variance}, {extra});
   if (!o.training) {
     if (needs_tape({&x, &gamma, &beta, &residual}))
       return evaluate(x, gamma, beta, running_mean, running_variance, o, residual);
