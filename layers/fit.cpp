@@ -630,8 +630,9 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
   gethostname(host, sizeof host - 1);
   MetricFields fields{{"version", version()}, {"host", std::string(host)}, {"optimizer", optimizer}, {"batch", batch}};
   for (const auto& [name, value] : settings) {
+    if (name == "--epochs" || name == "--seed" || name == "--batch" || name == "--optimizer" || name == "--data") continue;
     const std::string key = name == "--lr" ? "learning_rate" : name == "pictures" ? "data" : name.starts_with("--") ? name.substr(2) : "";
-    if (key.empty() || value.empty() || key == "epochs" || key == "seed" || key == "batch") continue;
+    if (key.empty() || value.empty()) continue;
     double number = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
     const bool whole = error == std::errc() && end == value.data() + value.size();

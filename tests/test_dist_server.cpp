@@ -634,10 +634,10 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
   auto [told, said] = begins("ddc-asgd", 30 << 20);
   test::all_well(said);
   // Of half the parameters, two vectors for each of two workers.
-  EXPECT_EQ(told, "every 10 s a rank sends its successor a snapshot of 8.39 MB, 839 kB/s; they take 25.2 MB of memory on each");
+  EXPECT_EQ(told, "every 10 s a rank sends its successor a snapshot of 8.00 MiB, 819 KiB/s; they take 24.0 MiB of memory on each");
   EXPECT_EQ(begins("asgd", 1).first, "");
   for (const std::string& s : begins("ddc-asgd", 5 << 20).second)
-    EXPECT_NE(s.find("snapshots of what ddc-asgd keeps of 2 workers need 25.2 MB, and there are 5.24 MB. Choose a rule"), s.npos) << s;
+    EXPECT_NE(s.find("snapshots of what ddc-asgd keeps of 2 workers need 24.0 MiB, and there are 5.00 MiB. Choose a rule"), s.npos) << s;
 }
 
 // ---- fenced ------------------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
   EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}), other({2})); }, {"linear", "two backends"}));
   EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), other({1, 1, 1, 1}), {}); }, {"conv2d", "two backends"}));
   EXPECT_TRUE(refused([&] { concat(std::vector{x({2}), other({2})}, 0); }, {"concat", "two backends"}));
-  EXPECT_TRUE(refused([&] { layer_norm(x({2, 3}), x({3}), other({3})); }, {"group_norm", "two backends"}));
+  EXPECT_TRUE(refused([&] { layer_norm(x({2, 3}), x({3}), other({3})); }, {"layer_norm", "two backends"}));
   Tensor mean = Tensor::zeros(*there, {3}), variance = Tensor::zeros(*here, {3});
   EXPECT_TRUE(refused([&] { batch_norm(x({4, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "two backends"}));
   EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*there, {0, 1})); }, {"cross_entropy", "two backends"}));
