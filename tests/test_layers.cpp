@@ -804,7 +804,7 @@ TEST(Fit, RefusesAWarmUpThatIsLongerThanTheRun) {
 TEST(Fit, SaysWhenTheAccuracyIsThatOfGuessing) {
   test::TemporaryFolder folder;
   std::unique_ptr<Backend> backend = cpu_backend(1);
-  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 600, .test = 10, .seed = 3});
+  const Dataset data = synthetic({.side = 8, .channels = 1, .train = 1200, .test = 10, .seed = 3});
   for (double rate : {1e-9, 0.1}) {
     Loader train(data.train, {.batch = 20, .prefetch = 0}, *backend);
     auto model = make_model("mlp", 10, 1, 8);
