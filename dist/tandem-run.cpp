@@ -188,9 +188,9 @@ struct Rank {
   double ended = 0;
   bool failed() const { return !running && status != 0; }
   bool early = false;  // it failed before all ranks had met
-  // What it said last: it cannot go on because of that rank.
+  // What it said last: it cannot go on because of that rank. An error of usage (status 2) has no such cause.
   bool blames(int rank) const {
-    return failed() && WIFEXITED(status) && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
+    return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
   // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or rank 0
   // is gone.

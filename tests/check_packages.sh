@@ -10,7 +10,7 @@ printf '#!/bin/sh\nfor p; do :; done\ncase $p in *gtest*) ;; *) printf installed
 printf '#!/bin/sh\n[ "$1" != -n ] || shift\nexec "$@"\n' >"$there/bin/sudo"
 chmod +x "$there"/bin/*
 seems() {  # says, of a make to which GoogleTest is not there
-  says "$1" "$2" env -u MAKEFLAGS -u MAKELEVEL PATH="$there/bin:$PATH" make -j1 BUILD="$there/build" GTEST_NEEDS=no/such.h "$3" "$4"
+  says "$1" "$2" env -u MAKEFLAGS -u MAKELEVEL -u CUDA PATH="$there/bin:$PATH" make -j1 BUILD="$there/build" GTEST_NEEDS=no/such.h "$3" "$4"
 }
 seems 0 '' test -n
 [ ! -e "$there/calls" ] || complain "make -n test installs: $(cat "$there/calls")"

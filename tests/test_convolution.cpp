@@ -466,7 +466,7 @@ TEST(OneDnn, LinearAndGemmEqualPlainLoops) {
 }
 
 // 1×1 filters in bf16, pixels × channels in × channels out: small integers, so that every sum is exact. `make test` takes those
-// around which the library's kernels change; TANDEM_SWEEP=1 takes all of 1–130 × 1–33 × 1–33 (some 5 minutes).
+// around which the library's kernels change; TANDEM_SWEEP=1 takes all of 1–130 × 1–33 × 1–33 (more than 5 minutes).
 TEST(Convolution, OddChannelsInBf16) {
   if (!OneDnn::has_bf16()) GTEST_SKIP() << "this CPU multiplies no bf16";
   const bool all = std::getenv("TANDEM_SWEEP") != nullptr;
