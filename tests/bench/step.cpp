@@ -413,7 +413,8 @@ void measure_memory(Row& row, const std::string& self, int threads) {
 void print(const Row& row, MetricsFile& lines) {
   const double ours = median(row.ours_ms), least = median(row.floor_ms);
   std::printf("%-22s %9.2f %9.2f %9.2f %8.1f ", row.text().c_str(), ours, least, ours / least, row.bytes / 1e6);
-  MetricFields fields{{"bench", row.text()}, {"ours_ms", ours}, {"floor_ms", least}, {"of_floor", ours / least}, {"ours_bytes", row.bytes},
+  MetricFields fields{{"event", std::string("bench")}, {"bench", row.text()}, {"ours_ms", ours}, {"floor_ms", least},
+                      {"of_floor", ours / least}, {"ours_bytes", row.bytes},
                       {"calibration_moved", row.moved}};
   for (const Contestant& c : row.peers) {
     std::printf(" | %9.2f %6.2f %8.1f", median(c.ms), median(c.ratios), c.bytes / 1e6);
