@@ -410,10 +410,10 @@ struct Cutting {
   int times = 1;         // larger than one machine's
   std::int64_t smallest() const { return pictures / shares; }
 };
-Cutting cutting_of(const Strategy& strategy, BatchSource& train) {
+Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first) {
   if (strategy.size() == 1) return {};
   const int together = strategy.ranks_to_a_step();
-  return {.pictures = train.make(0, 0).over_ranks(),
+  return {.pictures = first.over_ranks(),
           .shares = strategy.apart() ? together : strategy.size(),
           .one_step = together > 1,
           .times = train.grows_with_ranks() ? together : 1};
@@ -684,7 +684,8 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   std::optional<Ema> ema;
   if (options.ema > 0) ema.emplace(space, options.ema);
 
-  const Cutting cut = cutting_of(strategy, data.train);
+  std::optional<Batch> first(data.train.make(0, 0));  // to look at, until training begins
+  const Cutting cut = cutting_of(strategy, data.train, *first);
   struct Clip {  // while fit() runs
     Optimizer& optimizer;
     double before = optimizer.clip_norm;
@@ -737,7 +738,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   const std::int64_t began = at.step;
 
   strategy.by_itself(true);
-  require_memory(model, data.train.make(0, 0));
+  require_memory(model, *first);
   strategy.by_itself(false);
 
   // What may still be refused comes before the first line is written; a run with nothing left to do writes none.
@@ -756,7 +757,7 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
                  {"ranks", std::int64_t(strategy.size())},
                  {"seed", std::int64_t(options.seed)},
                  {"step", at.step}};
-  for (auto& field : recipe_fields(settings, optimizer.name(), data.train.make(0, 0).over_ranks())) start.push_back(field);
+  for (auto& field : recipe_fields(settings, optimizer.name(), first->over_ranks())) start.push_back(field);
   metrics.write(start);
   Progress progress(options.progress && speaks, options.epochs);
   if (files.resumes()) progress.resumed(files.from(), at, over, report.differences);
@@ -773,9 +774,10 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
   OnLane lane(observer.trace(), "step");
   if (options.observe.summary && speaks) {
     strategy.by_itself(true);
-    observer.before(model, data.train.make(0, 0).images, state_of(training));
+    observer.before(model, first->images, state_of(training));
     strategy.by_itself(false);
   }
+  first.reset();
   const auto run_begin = Clock::now();
   std::string reason = "finished";
   auto stop = [&](const std::string& why) { report.stopped = true, reason = why; };

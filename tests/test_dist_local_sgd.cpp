@@ -334,7 +334,7 @@ TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
     });
     same_bits(runs);
     for (const Ended& run : runs) {
-      EXPECT_GE(run.loss, 19) << strategy;  // fit() makes a batch or two before it trains
+      EXPECT_GE(run.loss, 21) << strategy;
       EXPECT_LE(run.loss, 21 + 3 * exchanges) << strategy;
       EXPECT_EQ(run.loss, runs[0].loss) << strategy;
     }
