@@ -2,6 +2,8 @@
 // descriptor from an operation descriptor, version 3 takes the same arguments directly.
 #include "core/cpu/onednn.h"
 
+#include <algorithm>
+#include <atomic>
 #include <dnnl.hpp>
 #include <sstream>
 #include <tuple>
@@ -326,6 +328,14 @@ std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& 
   return k;
 }
 
+struct Product {  // of matrices stored by rows; transpose: stored as the other's columns
+  bool transpose_a, transpose_b;
+  std::int64_t m, n, k;
+  float alpha = 1, beta = 0;
+  const float* bias = nullptr;
+  bool relu = false;
+};
+
 template <class T>
 void* writable(const T* p) {
   return const_cast<T*>(p);
@@ -397,6 +407,37 @@ struct OneDnn::State {
   template <class T>
   void relu(T* y, std::int64_t n) {
     in_vectors(n, [&](std::int64_t i, int lanes) { store(y + i, cpu::relu(load(y + i, lanes)), lanes); });
+  }
+  // c[m, n] = alpha·a·b + beta·c, then + bias[n] and ReLU. Each thread computes a part of the longer side of c with the
+  // library's single-threaded product. The threads of the library's parallel product wait for each other, which takes a
+  // scheduler's time slice where another program has the core.
+  void product(const Product& p, const float* a, const float* b, float* c) {
+    const bool rows = p.m >= p.n;
+    const std::int64_t side = rows ? p.m : p.n, blocks = (side + VL - 1) / VL;
+    const int parts = p.m * p.n * p.k < 65536 ? 1 : int(std::min<std::int64_t>(threads, blocks));
+    std::atomic<dnnl_status_t> status{dnnl_success};
+    in_parts(parts, [&](int part) {
+      LibraryThreads one(1);
+      const std::int64_t begin = blocks * part / parts * VL, end = std::min(side, blocks * (part + 1) / parts * VL);
+      const std::int64_t m = rows ? end - begin : p.m, n = rows ? p.n : end - begin;
+      const std::int64_t row = rows ? begin : 0, column = rows ? 0 : begin;
+      const dnnl_status_t own = dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', m, n, p.k, p.alpha,
+                                           a + row * (p.transpose_a ? 1 : p.k), p.transpose_a ? p.m : p.k,
+                                           b + column * (p.transpose_b ? p.k : 1), p.transpose_b ? p.k : p.n, p.beta,
+                                           c + row * p.n + column, p.n);
+      if (own != dnnl_success) status = own;
+      if (p.bias || p.relu)
+        for (std::int64_t r = row; r < row + m; r++) finish_row(c + r * p.n + column, p.bias ? p.bias + column : nullptr, p.relu, n);
+    });
+    if (status != dnnl_success) throw dnnl::error(status, "dnnl_sgemm");
+  }
+  static void finish_row(float* y, const float* bias, bool positive, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; i += VL) {
+      const int lanes = int(std::min<std::int64_t>(VL, n - i));
+      auto v = load(y + i, lanes);
+      if (bias) v = v + load(bias + i, lanes);
+      store(y + i, positive ? cpu::relu(v) : v, lanes);
+    }
   }
   // body(first, count) for every vector of n elements, the last of which may be short.
   template <class Body>
@@ -500,6 +541,8 @@ void OneDnn::linear_forward(std::int64_t m, std::int64_t n, std::int64_t k, cons
                             const float* bias, bool relu, T* y) {
   state_->need(dtype_of<T>, "linear");
   checked("linear", text(m, n, k, dtype_of<T>), [&] {
+    if constexpr (dtype_of<T> == DType::f32)
+      return state_->product({false, true, m, n, k, 1, 0, bias, relu}, x, w, y);
     LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear, dtype_of<T>, m, n, k, bias != nullptr, false});
     p.source.set_data_handle(writable(x)), p.target.set_data_handle(y);
@@ -514,6 +557,7 @@ void OneDnn::linear_backward_data(std::int64_t m, std::int64_t n, std::int64_t k
                                   WeightKey key, T* dx, bool add) {
   state_->need(dtype_of<T>, "linear_backward_data");
   checked("linear_backward_data", text(m, n, k, dtype_of<T>), [&] {
+    if constexpr (dtype_of<T> == DType::f32) return state_->product({false, false, m, k, n, 1, float(add)}, dy, w, dx);
     LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear_backward_data, dtype_of<T>, m, n, k, false, false});
     Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(m * k) : 0);
@@ -529,6 +573,7 @@ void OneDnn::linear_backward_weights(std::int64_t m, std::int64_t n, std::int64_
                                      bool add) {
   state_->need(dtype_of<T>, "linear_backward_weights");
   checked("linear_backward_weights", text(m, n, k, dtype_of<T>), [&] {
+    if constexpr (dtype_of<T> == DType::f32) return state_->product({true, false, n, k, m, 1, float(add)}, dy, x, dw);
     LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear_backward_weights, dtype_of<T>, m, n, k, false, false});
     p.source.set_data_handle(writable(x)), p.target.set_data_handle(writable(dy));
@@ -544,9 +589,7 @@ void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64
   checked("gemm", text(m, n, k, dtype_of<T>), [&] {
     LibraryThreads threads(state_->threads);
     if constexpr (dtype_of<T> == DType::f32) {
-      const dnnl_status_t status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, alpha, a,
-                                              transpose_a ? m : k, b, transpose_b ? k : n, beta, c, n);
-      if (status != dnnl_success) throw dnnl::error(status, "dnnl_sgemm");
+      state_->product({transpose_a, transpose_b, m, n, k, alpha, beta}, a, b, c);
     } else {
       auto& p =
           state_->find(MatrixKey{MatrixKey::Op::gemm, dtype_of<T>, m, n, k, transpose_a, transpose_b, alpha, beta});
