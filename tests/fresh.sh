@@ -17,7 +17,7 @@ tree=$(cd "$(dirname "$0")/.." && pwd)
 
 # inside COMMAND: in the new system, in the tree, with mounts and processes that end with it.
 inside() {
-  unshare --mount --pid --fork sh -eu -c '
+  unshare --mount --pid --fork --kill-child sh -eu -c '
     root=$1 data=$2
     mount -t proc proc "$root/proc"
     mount --rbind /dev "$root/dev"
