@@ -178,7 +178,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/ucx.cpp dist/ucx_channel.cpp dist/control.cpp dist/frames.cpp dist/handshake.cpp dist/port_guard.cpp dist/rendezvous.cpp dist/roll_call.cpp dist/seats.cpp dist/socket_channel.cpp dist/start.cpp)
+network   := $(wildcard dist/collectives/ucx.cpp dist/server/ucx_channel.cpp dist/job/control.cpp dist/job/frames.cpp dist/job/handshake.cpp dist/job/port_guard.cpp dist/job/rendezvous.cpp dist/job/roll_call.cpp dist/job/seats.cpp dist/server/socket_channel.cpp dist/job/start.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_UNASKED := $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia /dev/dxg),,no GPU on this machine; CUDA=1 builds for another)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
@@ -239,22 +239,22 @@ either  = $(if $1,$2,$(wildcard $3))
 chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard core/cpu/*.cpp)),core/cpu/none.cpp) \
           $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
           $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
-          $(call either,$(CLI11_ON),$(wildcard layers/options_cli11.cpp),layers/options_plain.cpp) \
-          $(call either,$(PROTOBUF_ON),layers/onnx.cpp layers/tensorboard.cpp,$\
-            layers/onnx_none.cpp layers/tensorboard_none.cpp) \
+          $(call either,$(CLI11_ON),$(wildcard layers/train/options_cli11.cpp),layers/train/options_plain.cpp) \
+          $(call either,$(PROTOBUF_ON),layers/export/onnx.cpp layers/export/tensorboard.cpp,$\
+            layers/export/onnx_none.cpp layers/export/tensorboard_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
-          $(call either,$(if $(NCCL_REASON),,1),$(wildcard dist/nccl.cpp),dist/nccl_none.cpp) \
-          $(call either,$(UCX_ON),$(network),dist/none.cpp)
+          $(call either,$(if $(NCCL_REASON),,1),$(wildcard dist/collectives/nccl.cpp),dist/collectives/nccl_none.cpp) \
+          $(call either,$(UCX_ON),$(network),dist/job/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
-          layers/options_cli11.cpp layers/options_plain.cpp \
-          layers/onnx.cpp layers/onnx_none.cpp layers/tensorboard.cpp layers/tensorboard_none.cpp \
-          dist/nccl.cpp dist/nccl_none.cpp
-common := $(wildcard core/*.cpp core/reference/*.cpp autograd/*.cpp layers/*.cpp datasets/*.cpp) \
-          $(filter-out $(network) dist/none.cpp dist/tandem-run.cpp,$(wildcard dist/*.cpp))
+          layers/train/options_cli11.cpp layers/train/options_plain.cpp \
+          layers/export/onnx.cpp layers/export/onnx_none.cpp layers/export/tensorboard.cpp layers/export/tensorboard_none.cpp \
+          dist/collectives/nccl.cpp dist/collectives/nccl_none.cpp
+common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trace autograd layers layers/* datasets)) \
+          $(filter-out $(network) dist/job/none.cpp dist/job/tandem-run.cpp,$(wildcard dist/*/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
 # Programs that look inside a room which is not there are left out with it.
-rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),dist/nccl_functions.h) $(if $(UCX_ON),,$(network:.cpp=.h))
+rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),dist/collectives/nccl_functions.h) $(if $(UCX_ON),,$(network:.cpp=.h))
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
 left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
               examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))
@@ -265,14 +265,14 @@ gpu_check := $(wildcard tests/gpu/*.cpp) tests/dumps.cpp tests/op_table.cpp# wha
 CHECKS   ?= $(sort $(wildcard tests/check_*.sh))
 
 OBJ      := $(BUILD)/obj
-protos   := $(if $(PROTOBUF_ON),$(basename $(wildcard layers/*.proto)))
+protos   := $(if $(PROTOBUF_ON),$(basename $(wildcard layers/export/*.proto)))
 objects  := $(addprefix $(OBJ)/,$(addsuffix .o,$(basename $(sources)))) $(OBJ)/build_info.o $(protos:%=$(OBJ)/%.pb.o)
 launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(examples:examples/%.cpp=$(BUILD)/%) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
 every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp)) \
-                  $(if $(launcher),$(OBJ)/dist/tandem-run.o)
+                  $(if $(launcher),$(OBJ)/dist/job/tandem-run.o)
 
 # ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
 row = $($1_NAME) $($1_STATE)$(if $($1_ON),, ($($1_WITHOUT)))
@@ -340,7 +340,7 @@ endif
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
 light := $(if $(filter -O3,$(FLAGS)),-O1)
 plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
-quick := $(filter-out dist/algorithms.cpp dist/node.cpp dist/owner.cpp dist/rules.cpp dist/served.cpp dist/shard.cpp dist/worker.cpp,$(wildcard dist/*.cpp))# but for where numbers are added up
+quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/owner.cpp dist/server/rules.cpp dist/server/served.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)): compile += $(light)
 
 $(BUILD)/std.h.gch: $(BUILD)/std.h $(BUILD)/compile.flags
@@ -350,7 +350,7 @@ $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags | $(parsed)
 $(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
 	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/%.o $(OBJ)/dist/%.o $(OBJ)/tests/test_cuda%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
-$(OBJ)/dist/nccl.o $(OBJ)/tests/test_nccl.o: compile += -I$(CUDA_HOME)/include
+$(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o: compile += -I$(CUDA_HOME)/include
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
@@ -363,14 +363,14 @@ $(BUILD)/proto/%.pb.cc $(BUILD)/proto/%.pb.h: %.proto
 	$(call say,protoc $<)mkdir -p $(BUILD)/proto && $(PROTOC) --cpp_out=$(BUILD)/proto $<
 $(OBJ)/%.pb.o: $(BUILD)/proto/%.pb.cc $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(CXX) $<)$(compile) -w -isystem $(BUILD)/proto -c $< -o $@
-$(OBJ)/layers/onnx.o: $(BUILD)/proto/layers/onnx.pb.h
-$(OBJ)/layers/tensorboard.o: $(BUILD)/proto/layers/event.pb.h
-$(OBJ)/layers/onnx.o $(OBJ)/layers/tensorboard.o: compile += -isystem $(BUILD)/proto
+$(OBJ)/layers/export/onnx.o: $(BUILD)/proto/layers/export/onnx.pb.h
+$(OBJ)/layers/export/tensorboard.o: $(BUILD)/proto/layers/export/event.pb.h
+$(OBJ)/layers/export/onnx.o $(OBJ)/layers/export/tensorboard.o: compile += -isystem $(BUILD)/proto
 
 $(BUILD)/libtandem.a: $(objects) $(BUILD)/link.flags
 	@rm -f $@
 	$(call say,ar $@)ar rcs $@ $(objects)
-$(launcher): $(OBJ)/dist/tandem-run.o $(BUILD)/libtandem.a
+$(launcher): $(OBJ)/dist/job/tandem-run.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
 $(filter-out $(launcher),$(programs)): $(BUILD)/%: $(OBJ)/examples/%.o $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
@@ -473,7 +473,7 @@ packages-demo:
 
 # Headers keep their folders below include/tandem; tandem.pc says where that is and what to link.
 target  = $(DESTDIR)$(strip $(PREFIX))
-headers = $(wildcard $(addsuffix /*.h,core core/reference core/cpu autograd layers datasets cuda dist))
+headers = $(wildcard $(addsuffix /*.h,core core/* autograd layers layers/* datasets cuda dist/*))
 also    = $(if $(OPENMP_ON),-fopenmp) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 define pkg_config
 prefix=$(strip $(PREFIX))

@@ -6,7 +6,7 @@
 #include "autograd/variable.h"
 #include "core/backend.h"
 #include "core/elementwise.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 namespace tandem {
 

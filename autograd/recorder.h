@@ -1,5 +1,5 @@
-// The operations of a model, written down as they run: what a graph for another program is made from (layers/onnx.h), and how an
-// importer learns which weights stand behind a flattened picture (layers/torch_weights.h). The tape would not do: it leaves out
+// The operations of a model, written down as they run: what a graph for another program is made from (layers/export/onnx.h), and how an
+// importer learns which weights stand behind a flattened picture (layers/export/torch_weights.h). The tape would not do: it leaves out
 // what needs no gradient, and batch norm differs in evaluation.
 #pragma once
 #include <functional>

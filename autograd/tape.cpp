@@ -4,7 +4,7 @@
 #include <map>
 #include <unordered_set>
 
-#include "core/files.h"
+#include "core/files/files.h"
 
 namespace tandem {
 

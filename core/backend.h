@@ -19,7 +19,7 @@
 
 #include "core/queue.h"
 #include "core/tensor.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 namespace tandem {
 
@@ -57,7 +57,7 @@ class Backend {
   virtual bool on_device() const { return false; }  // false: pointers may be read by the host
   virtual bool supports(DType dtype) const = 0;
   virtual void* stream() const { return nullptr; }  // the device's current stream
-  virtual std::unique_ptr<Follower> follower() { return nullptr; }  // of a trace (core/trace.h), where work is queued
+  virtual std::unique_ptr<Follower> follower() { return nullptr; }  // of a trace (core/trace/trace.h), where work is queued
 
   // Memory movement. upload and download return when the host buffer may be reused.
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;

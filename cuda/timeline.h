@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 namespace tandem::cuda {
 

@@ -17,7 +17,7 @@
 #include "core/backend.h"
 #include "core/batch.h"
 #include "core/random.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "datasets/dataset.h"
 
 namespace tandem {

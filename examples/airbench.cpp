@@ -8,9 +8,9 @@
 #include <chrono>
 #include <cstdio>
 
-#include "layers/fit.h"
-#include "layers/options.h"
-#include "layers/replay.h"
+#include "layers/train/fit.h"
+#include "layers/train/options.h"
+#include "layers/train/replay.h"
 
 using namespace tandem;
 using namespace tandem::airbench;

@@ -13,7 +13,7 @@
 #include "core/elementwise.h"
 #include "datasets/loader.h"
 #include "layers/layers.h"
-#include "layers/optimizer.h"
+#include "layers/optim/optimizer.h"
 
 namespace tandem::airbench {
 

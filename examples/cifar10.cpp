@@ -1,10 +1,10 @@
 // Trains a residual network on CIFAR-10. The defaults are the recipe of examples/recipes/resnet20_cifar10.py.
 #include <cstdio>
 
-#include "layers/fit.h"
-#include "layers/loading.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/fit.h"
+#include "layers/train/loading.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

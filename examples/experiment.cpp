@@ -7,12 +7,12 @@
 #include <optional>
 #include <sstream>
 
-#include "core/files.h"
-#include "dist/experiment.h"
-#include "dist/simulator.h"
-#include "layers/loading.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "core/files/files.h"
+#include "dist/lab/experiment.h"
+#include "dist/lab/simulator.h"
+#include "layers/train/loading.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

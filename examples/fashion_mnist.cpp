@@ -1,10 +1,10 @@
 // Trains a small network on Fashion-MNIST, on whatever it was started on. The whole program.
 #include <cstdio>
 
-#include "layers/fit.h"
-#include "layers/loading.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/fit.h"
+#include "layers/train/loading.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

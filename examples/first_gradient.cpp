@@ -3,7 +3,7 @@
 
 #include "autograd/ops.h"
 #include "core/backend.h"
-#include "layers/options.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -3,9 +3,9 @@
 #include <cstdio>
 
 #include "datasets/loader.h"
-#include "layers/fit.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/options.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

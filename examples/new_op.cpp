@@ -6,7 +6,7 @@
 
 #include "autograd/ops.h"
 #include "core/launch.h"
-#include "layers/options.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -6,9 +6,9 @@
 
 #include "core/random.h"
 #include "datasets/loader.h"
-#include "layers/fit.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/fit.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

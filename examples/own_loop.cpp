@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "core/files.h"
+#include "core/files/files.h"
 #include "datasets/loader.h"
-#include "layers/fit.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/fit.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -4,7 +4,7 @@
 
 #include "autograd/ops.h"
 #include "datasets/loader.h"
-#include "layers/options.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "datasets/image.h"
-#include "layers/classifier.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/models/classifier.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

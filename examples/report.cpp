@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "core/files.h"
-#include "layers/options.h"
-#include "layers/report.h"
+#include "core/files/files.h"
+#include "layers/train/options.h"
+#include "layers/export/report.h"
 
 using namespace tandem;
 

@@ -1,15 +1,15 @@
-// Asynchronous training by many workers, on one machine: real gradients in the order of a virtual clock (dist/simulator.h).
+// Asynchronous training by many workers, on one machine: real gradients in the order of a virtual clock (dist/lab/simulator.h).
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
 #include <cmath>
 #include <cstdio>
 #include <sstream>
 
-#include "dist/pace.h"
-#include "dist/simulator.h"
-#include "layers/loading.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "dist/server/pace.h"
+#include "dist/lab/simulator.h"
+#include "layers/train/loading.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -1,10 +1,10 @@
 // Trains any model on any data set: one of those known by name, a folder of pictures, or NumPy arrays.
 #include <cstdio>
 
-#include "layers/fit.h"
-#include "layers/loading.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/fit.h"
+#include "layers/train/loading.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

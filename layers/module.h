@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "layers/initial.h"
 
 namespace tandem {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/channel.h"
+#include "dist/server/channel.h"
 
 namespace tandem::test {
 

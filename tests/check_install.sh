@@ -12,7 +12,7 @@ cat >"$there/program.cpp" <<'END'
 #include "autograd/ops.h"
 #include "core/backend.h"
 #include "layers/layers.h"
-#include "layers/optimizer.h"
+#include "layers/optim/optimizer.h"
 
 int main() {
   using namespace tandem;

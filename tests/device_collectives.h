@@ -1,6 +1,6 @@
 // What every communicator on memory of devices is tried with, on twins that run behind the host's back.
 #pragma once
-#include "dist/communicator.h"
+#include "dist/collectives/communicator.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 #include "tests/twin.h"

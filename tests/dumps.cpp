@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "core/random.h"
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace tandem::test {
 

@@ -7,7 +7,7 @@
 
 #include "core/backend.h"
 #include "core/error.h"
-#include "core/json.h"
+#include "core/files/json.h"
 
 namespace tandem::test {
 

@@ -10,9 +10,9 @@
 #include <mutex>
 #include <vector>
 
-#include "dist/algorithms.h"
-#include "dist/nccl.h"
-#include "dist/nccl_functions.h"
+#include "dist/collectives/algorithms.h"
+#include "dist/collectives/nccl.h"
+#include "dist/collectives/nccl_functions.h"
 #include "tests/twin.h"
 
 namespace tandem::test::fake_nccl {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "dist/communicator.h"
+#include "dist/collectives/communicator.h"
 
 namespace tandem::test {
 

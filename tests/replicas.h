@@ -7,9 +7,9 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/in_process.h"
-#include "layers/accumulation.h"
-#include "layers/fit.h"
+#include "dist/collectives/in_process.h"
+#include "layers/optim/accumulation.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
 #include "tests/ranks.h"
 #include "tests/support.h"

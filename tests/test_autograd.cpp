@@ -12,8 +12,8 @@
 
 #include "autograd/ops.h"
 #include "layers/layers.h"
-#include "layers/models.h"
-#include "layers/optimizer.h"
+#include "layers/models/models.h"
+#include "layers/optim/optimizer.h"
 #include "tests/support.h"
 
 // ---- every request to the C++ heap, counted while somebody asks -----------------------------------------------------

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/box.h"
-#include "layers/squares.h"
+#include "layers/optim/squares.h"
 #include "tests/support.h"
 // The emulator renames a namespace and the words of CUDA's language, so the kernels come behind it, and nothing behind them.
 #include "tests/emulated_cuda.h"

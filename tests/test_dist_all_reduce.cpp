@@ -13,11 +13,11 @@
 #include <thread>
 #include <utility>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "dist/all_reduce.h"
-#include "dist/reducer.h"
-#include "layers/models.h"
+#include "core/files/files.h"
+#include "core/files/json.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/reducer.h"
+#include "layers/models/models.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

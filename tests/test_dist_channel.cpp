@@ -1,5 +1,5 @@
 // Channel: a small key-value server on in-process ranks; the same over UCX is in test_dist_processes.cpp.
-#include "dist/channel.h"
+#include "dist/server/channel.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "dist/in_process.h"
+#include "dist/collectives/in_process.h"
 
 #include "tests/channel_server.h"
 #include "tests/ranks.h"

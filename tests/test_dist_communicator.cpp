@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
-#include "dist/in_process.h"
-#include "dist/wire.h"
+#include "dist/collectives/in_process.h"
+#include "dist/collectives/wire.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 

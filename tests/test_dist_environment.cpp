@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "dist/environment.h"
-#include "dist/hosts.h"
+#include "dist/job/environment.h"
+#include "dist/job/hosts.h"
 #include "tests/support.h"
 
 namespace tandem::test {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/files.h"
-#include "dist/experiment.h"
+#include "core/files/files.h"
+#include "dist/lab/experiment.h"
 #include "tests/support.h"
 
 namespace tandem::test {

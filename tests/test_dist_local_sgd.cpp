@@ -7,10 +7,10 @@
 #include <map>
 #include <utility>
 
-#include "dist/all_reduce.h"
-#include "dist/local_sgd.h"
-#include "dist/simulator.h"
-#include "layers/checkpoint.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/local_sgd.h"
+#include "dist/lab/simulator.h"
+#include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {

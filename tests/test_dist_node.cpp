@@ -5,9 +5,9 @@
 #include <cstring>
 #include <thread>
 
-#include "dist/hierarchy.h"
-#include "dist/in_process.h"
-#include "dist/node.h"
+#include "dist/collectives/hierarchy.h"
+#include "dist/collectives/in_process.h"
+#include "dist/collectives/node.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 

@@ -17,14 +17,14 @@
 #include <set>
 #include <thread>
 
-#include "dist/control.h"
-#include "dist/node.h"
-#include "dist/port_guard.h"
-#include "dist/rendezvous.h"
-#include "dist/server.h"
-#include "dist/socket_channel.h"
-#include "dist/start.h"
-#include "dist/ucx.h"
+#include "dist/job/control.h"
+#include "dist/collectives/node.h"
+#include "dist/job/port_guard.h"
+#include "dist/job/rendezvous.h"
+#include "dist/server/server.h"
+#include "dist/server/socket_channel.h"
+#include "dist/job/start.h"
+#include "dist/collectives/ucx.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"

@@ -7,8 +7,8 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/shard.h"
-#include "layers/fit.h"
+#include "dist/server/shard.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
 #include "tests/support.h"
 

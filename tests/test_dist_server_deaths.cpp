@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "core/random.h"
-#include "dist/in_process.h"
-#include "dist/server.h"
+#include "dist/collectives/in_process.h"
+#include "dist/server/server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 

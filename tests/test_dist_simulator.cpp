@@ -6,8 +6,8 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/asynchrony.h"
-#include "dist/simulator.h"
+#include "dist/server/asynchrony.h"
+#include "dist/lab/simulator.h"
 #include "layers/layers.h"
 #include "tests/support.h"
 

@@ -2,9 +2,9 @@
 // no clock: what happens is told, and times are said.
 #include <gtest/gtest.h>
 
-#include "dist/coordinator.h"
-#include "dist/server_messages.h"
-#include "dist/tickets.h"
+#include "dist/server/coordinator.h"
+#include "dist/server/server_messages.h"
+#include "dist/server/tickets.h"
 
 namespace tandem::test {
 namespace {

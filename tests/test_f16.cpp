@@ -6,10 +6,10 @@
 #include "core/step.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/checkpoint.h"
-#include "layers/fit.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/checkpoint.h"
+#include "layers/train/fit.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 #include "tests/support.h"
 
 using namespace tandem;

@@ -4,16 +4,16 @@
 #include <cstring>
 #include <fstream>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/fit.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/models.h"
-#include "layers/onnx.h"
-#include "layers/tensorboard.h"
-#include "layers/torch_weights.h"
-#include "layers/trace_model.h"
+#include "layers/models/models.h"
+#include "layers/export/onnx.h"
+#include "layers/export/tensorboard.h"
+#include "layers/export/torch_weights.h"
+#include "layers/export/trace_model.h"
 #include "tests/support.h"
 
 using namespace tandem;

@@ -14,16 +14,16 @@
 #include "core/random.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/fit.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/metrics.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/metrics.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 #include "tests/support.h"
 
 // The library holds one of the two command-line parsers; the plain one is always here too, under a name of its own.
 #define parse_command_line parse_plain_command_line
-#include "layers/options_plain.cpp"
+#include "layers/train/options_plain.cpp"
 #undef parse_command_line
 
 using namespace tandem;

@@ -8,10 +8,10 @@
 #include "core/backend.h"
 #include "core/random.h"
 #include "core/reference/backend.h"
-#include "layers/fit.h"
-#include "layers/models.h"
-#include "layers/optimizer.h"
-#include "layers/step_memory.h"
+#include "layers/train/fit.h"
+#include "layers/models/models.h"
+#include "layers/optim/optimizer.h"
+#include "layers/train/step_memory.h"
 #include "tests/support.h"
 
 using namespace tandem;

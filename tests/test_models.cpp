@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "layers/layers.h"
-#include "layers/models.h"
-#include "layers/space.h"
+#include "layers/models/models.h"
+#include "layers/optim/space.h"
 #include "tests/support.h"
 
 using namespace tandem;

@@ -4,10 +4,10 @@
 #include <chrono>
 #include <thread>
 
-#include "dist/all_reduce.h"
-#include "dist/in_process.h"
-#include "dist/nccl_functions.h"
-#include "dist/on_devices.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/collectives/in_process.h"
+#include "dist/collectives/nccl_functions.h"
+#include "dist/collectives/on_devices.h"
 #include "layers/layers.h"
 #include "tests/device_collectives.h"
 #include "tests/fake_nccl.h"

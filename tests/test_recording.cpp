@@ -5,14 +5,14 @@
 #include <chrono>
 #include <map>
 
-#include "core/json.h"
+#include "core/files/json.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/fit.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/models.h"
-#include "layers/options.h"
-#include "layers/replay.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
+#include "layers/train/replay.h"
 #include "tests/support.h"
 #include "tests/twin.h"
 

@@ -11,11 +11,11 @@
 #include <cstring>
 #include <fstream>
 
-#include "core/atomic_file.h"
-#include "core/files.h"
+#include "core/files/atomic_file.h"
+#include "core/files/files.h"
 #include "core/random.h"
-#include "core/safetensors.h"
-#include "layers/metrics.h"
+#include "core/files/safetensors.h"
+#include "layers/train/metrics.h"
 #include "tests/support.h"
 
 using namespace tandem;

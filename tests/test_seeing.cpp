@@ -10,18 +10,18 @@
 #include <thread>
 
 #include "autograd/tape.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/trace.h"
+#include "core/files/files.h"
+#include "core/files/json.h"
+#include "core/trace/trace.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/chart.h"
-#include "layers/fit.h"
+#include "layers/export/chart.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/models.h"
-#include "layers/options.h"
-#include "layers/report.h"
-#include "layers/summary.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
+#include "layers/export/report.h"
+#include "layers/export/summary.h"
 #include "tests/support.h"
 
 using namespace tandem;

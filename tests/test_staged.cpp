@@ -4,8 +4,8 @@
 
 #include <chrono>
 
-#include "dist/in_process.h"
-#include "dist/staged.h"
+#include "dist/collectives/in_process.h"
+#include "dist/collectives/staged.h"
 #include "tests/device_collectives.h"
 
 namespace tandem::test {

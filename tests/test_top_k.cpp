@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "core/backend.h"
-#include "dist/all_reduce.h"
-#include "dist/in_process.h"
-#include "dist/top_k.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/collectives/in_process.h"
+#include "dist/strategies/top_k.h"
 #include "layers/layers.h"
 #include "tests/ranks.h"
 #include "tests/support.h"

@@ -11,15 +11,15 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/accumulation.h"
-#include "layers/fit.h"
+#include "layers/optim/accumulation.h"
+#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/loading.h"
-#include "layers/models.h"
-#include "layers/options.h"
+#include "layers/train/loading.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
 #include "tests/support.h"
 
 using namespace tandem;

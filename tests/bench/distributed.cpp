@@ -14,9 +14,9 @@
 #include <filesystem>
 
 #include "core/random.h"
-#include "layers/models.h"
-#include "layers/options.h"
-#include "layers/strategy.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
+#include "layers/train/strategy.h"
 
 using namespace tandem;
 

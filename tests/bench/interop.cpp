@@ -2,12 +2,12 @@
 // writes what it gave, its weights and its ONNX graph.
 #include <cstdlib>
 
-#include "core/safetensors.h"
-#include "layers/models.h"
-#include "layers/onnx.h"
-#include "layers/options.h"
-#include "layers/space.h"
-#include "layers/torch_weights.h"
+#include "core/files/safetensors.h"
+#include "layers/models/models.h"
+#include "layers/export/onnx.h"
+#include "layers/train/options.h"
+#include "layers/optim/space.h"
+#include "layers/export/torch_weights.h"
 
 using namespace tandem;
 

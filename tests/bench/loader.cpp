@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "datasets/loader.h"
-#include "layers/options.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "dist/start.h"
-#include "layers/options.h"
+#include "dist/job/start.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

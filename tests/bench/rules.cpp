@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "core/files.h"
-#include "dist/rules.h"
+#include "core/files/files.h"
+#include "dist/server/rules.h"
 
 using namespace tandem;
 

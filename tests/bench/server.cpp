@@ -11,9 +11,9 @@
 #include <cstring>
 #include <vector>
 
-#include "dist/server.h"
-#include "dist/start.h"
-#include "layers/options.h"
+#include "dist/server/server.h"
+#include "dist/job/start.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "datasets/loader.h"
-#include "layers/models.h"
-#include "layers/optimizer.h"
+#include "layers/models/models.h"
+#include "layers/optim/optimizer.h"
 
 using namespace tandem;
 

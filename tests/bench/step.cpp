@@ -26,10 +26,10 @@
 #include "core/cpu/convolution.h"
 #include "core/launch.h"
 #include "core/random.h"
-#include "layers/metrics.h"
-#include "layers/models.h"
-#include "layers/optimizer.h"
-#include "layers/options.h"
+#include "layers/train/metrics.h"
+#include "layers/models/models.h"
+#include "layers/optim/optimizer.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

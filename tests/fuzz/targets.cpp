@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/safetensors.h"
+#include "core/files/safetensors.h"
 #include "datasets/cifar.h"
 #include "datasets/gzip.h"
 #include "datasets/idx.h"
 #include "datasets/image.h"
 #include "datasets/npy.h"
-#include "layers/options.h"
+#include "layers/train/options.h"
 
 namespace tandem::test {
 namespace {

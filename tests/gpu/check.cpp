@@ -7,7 +7,7 @@
 // --device cpu tries the program itself, with small sizes, where there is no GPU.
 #include <charconv>
 
-#include "layers/options.h"
+#include "layers/train/options.h"
 #include "tests/gpu/table.h"
 
 using namespace tandem;

@@ -5,9 +5,9 @@
 #include "core/random.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/models.h"
-#include "layers/options.h"
-#include "layers/replay.h"
+#include "layers/models/models.h"
+#include "layers/train/options.h"
+#include "layers/train/replay.h"
 #include "tests/gpu/table.h"
 #include "tests/op_table.h"
 

@@ -7,11 +7,11 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/all_reduce.h"
-#include "dist/in_process.h"
-#include "dist/staged.h"
-#include "layers/fit.h"
-#include "layers/models.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/collectives/in_process.h"
+#include "dist/collectives/staged.h"
+#include "layers/train/fit.h"
+#include "layers/models/models.h"
 #include "tests/gpu/table.h"
 #include "tests/op_table.h"
 

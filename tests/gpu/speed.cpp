@@ -3,10 +3,10 @@
 #include <chrono>
 #include <cmath>
 
-#include "layers/models.h"
-#include "layers/optimizer.h"
-#include "layers/replay.h"
-#include "layers/summary.h"
+#include "layers/models/models.h"
+#include "layers/optim/optimizer.h"
+#include "layers/train/replay.h"
+#include "layers/export/summary.h"
 #include "tests/gpu/table.h"
 
 namespace tandem::gpu {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/backend.h"
-#include "layers/metrics.h"
+#include "layers/train/metrics.h"
 
 namespace tandem::gpu {
 

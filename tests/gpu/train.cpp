@@ -5,9 +5,9 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/models.h"
-#include "layers/optimizer.h"
-#include "layers/replay.h"
+#include "layers/models/models.h"
+#include "layers/optim/optimizer.h"
+#include "layers/train/replay.h"
 #include "tests/gpu/table.h"
 
 namespace tandem::gpu {

@@ -1,0 +1,353 @@
+#include "core/files/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "core/files/atomic_file.h"
+#include "core/backend.h"
+#include "core/files/json.h"
+
+namespace tandem {
+namespace {
+
+using Entry = SafetensorsFile::Entry;
+
+constexpr std::uint64_t largest_header = 100'000'000;  // the format's own bound
+constexpr const char* again = "; it is damaged or incomplete: get it, or write it, again";
+
+// Bytes of one element, 0 for a type that is not known (or is narrower than a byte).
+std::uint64_t element_bytes(const std::string& dtype) {
+  static const std::map<std::string, std::uint64_t> sizes{
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+      {"F32", 4},  {"C64", 8}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
+  auto found = sizes.find(dtype);
+  return found == sizes.end() ? 0 : found->second;
+}
+
+const char* file_type(DType t) {
+  switch (t) {
+    case DType::f32: return "F32";
+    case DType::bf16: return "BF16";
+    case DType::f16: return "F16";
+    case DType::f64: return "F64";
+    case DType::u8: return "U8";
+    case DType::i32: return "I32";
+  }
+  return "?";
+}
+
+float half_to_float(std::uint16_t h) {
+  const int exponent = h >> 10 & 31, fraction = h & 1023;
+  float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
+                    : exponent     ? std::ldexp(float(1024 + fraction), exponent - 25)
+                                   : std::ldexp(float(fraction), -24);
+  return h & 0x8000 ? -magnitude : magnitude;
+}
+
+template <class T>
+std::vector<double> decoded(const std::vector<std::byte>& bytes, auto&& as_double) {
+  std::vector<double> v(bytes.size() / sizeof(T));
+  for (std::size_t i = 0; i < v.size(); i++) {
+    T element;
+    std::memcpy(&element, bytes.data() + i * sizeof(T), sizeof(T));
+    v[i] = static_cast<double>(as_double(element));
+  }
+  return v;
+}
+
+Json parse_header(const std::string& file, const std::string& text) {
+  try {
+    return Json::parse(text);
+  } catch (const Error& e) {
+    refuse(file, ": its header is not JSON that the format allows (", e.what(), ")", again);
+  }
+}
+
+// Numbers of JSON are doubles here: exact up to 2⁵³, which is more bytes than any file has.
+bool whole(const Json& j) { return j.is(Json::Kind::number) && j.number >= 0 && j.number == std::floor(j.number); }
+
+Entry parse_entry(const std::string& file, const std::string& name, const Json& j) {
+  auto no = [&](const auto&... why) { refuse(file, ": ", name, ": ", why..., again); };
+  if (!j.is(Json::Kind::object)) no("is not described by an object");
+  auto member = [&](const char* key, Json::Kind kind, const char* article) -> const Json& {
+    const Json* found = j.find(key);
+    if (!found) no("has no ", key);
+    if (!found->is(kind)) no("its ", key, " is not ", article);
+    return *found;
+  };
+  const std::string& dtype = member("dtype", Json::Kind::text, "a string").text;
+  const std::vector<Json>& extents = member("shape", Json::Kind::array, "a list").items;
+  const std::vector<Json>& offsets = member("data_offsets", Json::Kind::array, "a list").items;
+
+  Entry e;
+  e.dtype = dtype;
+  const std::uint64_t size = element_bytes(dtype);
+  if (size == 0) refuse(file, ": ", name, " has the type ", dtype, ", which is not supported; convert it to F32");
+  if (extents.size() > Shape::max_rank)
+    refuse(file, ": ", name, " has ", extents.size(), " axes; tensors here have at most ", Shape::max_rank);
+  std::uint64_t bytes = size;
+  for (const Json& extent : extents) {
+    if (!whole(extent)) no("its shape holds something that is not a whole number");
+    if (extent.number > 0x1p53 || __builtin_mul_overflow(bytes, std::uint64_t(extent.number), &bytes) ||
+        bytes > std::uint64_t(INT64_MAX))
+      no("its shape is larger than any memory");
+    e.shape.append(std::int64_t(extent.number));
+  }
+  if (offsets.size() != 2 || !whole(offsets[0]) || !whole(offsets[1]) || offsets[1].number > 0x1p53)
+    no("its data_offsets are not two whole numbers");
+  if (offsets[1].number - offsets[0].number != double(bytes))
+    no("its data_offsets hold ", offsets[1].number - offsets[0].number, " bytes, not the ", bytes, " of ", dtype, " ",
+       e.shape);
+  e.begin = std::uint64_t(offsets[0].number);
+  e.end = e.begin + bytes;
+  return e;
+}
+
+std::string shell_quoted(std::string_view text) {
+  std::string quoted = "'";
+  for (char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+// A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's checkpoint
+// holds its state_dict among other things: the largest dictionary is it.
+std::string conversion(const std::filesystem::path& path) {
+  return R"(  python3 -c '
+import json, struct, sys, torch
+w = torch.load(sys.argv[1], map_location="cpu")
+w = w.state_dict() if hasattr(w, "state_dict") else w
+while any(isinstance(v, dict) for v in w.values()):
+    w = max((v for v in w.values() if isinstance(v, dict)), key=len)
+w = {k: v.detach().float().contiguous() for k, v in w.items() if torch.is_tensor(v) and v.is_floating_point()}
+header, at = {}, 0
+for k, v in w.items():
+    header[k] = {"dtype": "F32", "shape": list(v.shape), "data_offsets": [at, at + 4 * v.numel()]}
+    at += 4 * v.numel()
+text = json.dumps(header).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(v.numpy().tobytes() for v in w.values()))
+' )" + shell_quoted(path.string()) + " " + shell_quoted(path.stem().string() + ".safetensors");
+}
+
+// The first bytes of what torch.save() writes: a zip archive, or a bare pickle.
+bool is_pickle(const unsigned char* head) {
+  return std::memcmp(head, "PK\x03\x04", 4) == 0 || (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5);
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
+  const std::string file = path.string();
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make us wait
+  if (descriptor_ < 0) refuse(file, ": cannot be opened: ", std::strerror(errno));
+  struct Guard {  // the destructor does not run when a constructor throws
+    int& descriptor;
+    bool armed = true;
+    ~Guard() {
+      if (armed) close(std::exchange(descriptor, -1));
+    }
+  } guard{descriptor_};
+  struct stat status {};
+  if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode))
+    refuse(file, ": is ", S_ISDIR(status.st_mode) ? "a folder" : "not a regular file", ", expected a safetensors file");
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+
+  auto read_at = [&](void* to, std::uint64_t count, std::uint64_t from) {
+    data_ = from;
+    read_bytes("its header", {.dtype = "U8", .shape = {}, .begin = 0, .end = count}, to);
+  };
+  unsigned char head[8] = {};
+  if (size < sizeof head)
+    refuse(file, ": ", size ? "has only " + std::to_string(size) + " bytes" : "is empty", ", not a safetensors file",
+           again);
+  read_at(head, sizeof head, 0);
+  if (is_pickle(head))
+    refuse(file, ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
+           conversion(path));
+  std::uint64_t length;
+  std::memcpy(&length, head, sizeof length);
+  if (length > largest_header || length > size - sizeof head)
+    refuse(file, ": its first 8 bytes promise a header of ", length, " bytes and the file has ", size,
+           "; it is not a safetensors file, or it was cut off");
+  std::string text(length, '\0');
+  read_at(text.data(), length, sizeof head);
+  if (text.empty() || text[0] != '{') refuse(file, ": its header does not begin with {", again);
+  const Json header = parse_header(file, text);
+
+  for (const auto& [name, entry] : header.members) {
+    if (name != "__metadata__") {
+      tensors_[name] = parse_entry(file, name, entry);
+      continue;
+    }
+    if (!entry.is(Json::Kind::object)) refuse(file, ": its __metadata__ is not a dictionary", again);
+    for (const auto& [key, value] : entry.members) {
+      if (!value.is(Json::Kind::text)) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
+      metadata_[key] = value.text;
+    }
+  }
+
+  // From the first byte to the last: nothing left out, nothing used twice, nothing smuggled along.
+  data_ = sizeof head + length;
+  const std::uint64_t data_bytes = size - data_;
+  std::vector<const std::pair<const std::string, Entry>*> order;
+  for (const auto& named : tensors_) order.push_back(&named);
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
+    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
+  });
+  std::uint64_t at = 0;
+  for (const auto* named : order) {
+    const auto& [name, e] = *named;
+    if (e.begin != at)
+      refuse(file, ": ", name, " begins at byte ", e.begin, " where ", at,
+             " was expected: ", e.begin < at ? "it overlaps another tensor" : "there is a hole before it", again);
+    at = e.end;
+  }
+  if (at != data_bytes)
+    refuse(file, ": its header describes ", at, " bytes of elements and the file holds ", data_bytes,
+           at > data_bytes ? "; it was cut off: get it, or write it, again" : again);
+  guard.armed = false;
+}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+const Entry& SafetensorsFile::at(const std::string& name) const {
+  auto found = tensors_.find(name);
+  if (found == tensors_.end()) refuse(path_.string(), ": holds no tensor ", name);
+  return found->second;
+}
+
+void SafetensorsFile::read_bytes(const std::string& name, const Entry& e, void* to) const {
+  char* into = static_cast<char*>(to);
+  std::uint64_t from = data_ + e.begin, left = e.bytes();
+  while (left > 0) {
+    const ssize_t got = pread(descriptor_, into, std::min<std::uint64_t>(left, 1 << 30), static_cast<off_t>(from));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      refuse(path_.string(), ": ", name,
+             " cannot be read: ", got < 0 ? std::strerror(errno) : "the file became shorter");
+    into += got;
+    from += std::uint64_t(got);
+    left -= std::uint64_t(got);
+  }
+}
+
+std::vector<std::byte> SafetensorsFile::bytes(const std::string& name) const {
+  const Entry& e = at(name);
+  std::vector<std::byte> b(e.bytes());
+  read_bytes(name, e, b.data());
+  return b;
+}
+
+std::vector<double> SafetensorsFile::values(const std::string& name) const {
+  const std::string& type = at(name).dtype;
+  const std::vector<std::byte> b = bytes(name);
+  auto same = [](auto v) { return v; };
+  if (type == "F32") return decoded<float>(b, same);
+  if (type == "F64") return decoded<double>(b, same);
+  if (type == "F16") return decoded<std::uint16_t>(b, half_to_float);
+  if (type == "BF16") return decoded<bf16>(b, [](bf16 v) { return float(v); });
+  if (type == "I64") return decoded<std::int64_t>(b, same);
+  if (type == "I32") return decoded<std::int32_t>(b, same);
+  if (type == "I16") return decoded<std::int16_t>(b, same);
+  if (type == "I8") return decoded<std::int8_t>(b, same);
+  if (type == "U64") return decoded<std::uint64_t>(b, same);
+  if (type == "U32") return decoded<std::uint32_t>(b, same);
+  if (type == "U16") return decoded<std::uint16_t>(b, same);
+  if (type == "U8" || type == "BOOL") return decoded<std::uint8_t>(b, same);
+  refuse(path_.string(), ": ", name, " has the type ", type, ", which is not supported; convert it to F32");
+}
+
+Tensor SafetensorsFile::tensor(const std::string& name, Backend& backend, DType dtype) const {
+  Tensor t(backend, at(name).shape, dtype);
+  read(name, t);
+  return t;
+}
+
+void SafetensorsFile::read(const std::string& name, Tensor& into) const {
+  const Entry& e = at(name);
+  if (e.shape != into.shape())
+    refuse(path_.string(), ": ", name, " has the shape ", e.shape, ", expected ", into.shape());
+  if (into.elements() == 0) return;
+  const bool integers = into.dtype() == DType::u8 || into.dtype() == DType::i32;
+  const bool same = e.dtype == file_type(into.dtype()) || (e.dtype == "BOOL" && into.dtype() == DType::u8);
+  if (!same && integers)
+    refuse(path_.string(), ": ", name, " has the type ", e.dtype, ", expected ", file_type(into.dtype()));
+  if (!same)
+    into.copy_from(Tensor::of(into.backend(), e.shape, values(name), into.dtype()));
+  else if (!into.backend().on_device())
+    read_bytes(name, e, into.raw_write());
+  else {
+    const std::vector<std::byte> host = bytes(name);
+    into.backend().upload(into.raw_write(), host.data(), host.size());
+  }
+}
+
+void SafetensorsWriter::add(std::string name, const Tensor& tensor) {
+  require(items_.count(name) == 0 && name != "__metadata__", "a safetensors file cannot hold ", name, " twice");
+  items_[std::move(name)] = {file_type(tensor.dtype()), tensor.shape(), tensor, {}};
+}
+
+void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes) {
+  require(items_.count(name) == 0 && name != "__metadata__", "a safetensors file cannot hold ", name, " twice");
+  const std::uint64_t size = element_bytes(dtype);
+  require(size > 0 && bytes.size() == std::uint64_t(shape.elements()) * size, name, ": ", bytes.size(), " bytes for ",
+          shape, " of ", dtype);
+  items_[std::move(name)] = {std::move(dtype), shape, {}, bytes};
+}
+
+void SafetensorsWriter::write(const std::filesystem::path& path) const {
+  // Wide types first, then by name, as the reference writer does: every tensor begins at a multiple of its element.
+  std::vector<const std::pair<const std::string, Item>*> order;
+  for (const auto& named : items_) order.push_back(&named);
+  std::stable_sort(order.begin(), order.end(),
+                   [](auto* a, auto* b) { return element_bytes(a->second.dtype) > element_bytes(b->second.dtype); });
+  auto quoted = [&](const std::string& word) {
+    require(is_utf8(word), path.string(), ": the name or metadata string ", json_quoted(word), " is not UTF-8");
+    return json_quoted(word);
+  };
+  std::ostringstream header;
+  const char* comma = "";
+  for (const auto& [key, value] : metadata_) header << std::exchange(comma, ",") << quoted(key) << ':' << quoted(value);
+  const std::string metadata = header.str();
+  header.str("");
+  if (!metadata.empty()) header << "\"__metadata__\":{" << metadata << '}';
+  std::uint64_t at = 0;
+  for (const auto* named : order) {
+    const auto& [name, item] = *named;
+    const std::uint64_t bytes = std::uint64_t(item.shape.elements()) * element_bytes(item.dtype);
+    header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype
+           << "\",\"shape\":" << item.shape << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
+    at += bytes;
+  }
+  std::string text = '{' + header.str() + '}';
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  require(text.size() <= largest_header, path.string(), ": names and metadata are longer than the format allows");
+
+  AtomicFile file(path);
+  const std::uint64_t length = text.size();
+  file.write(&length, sizeof length);
+  file.write(text.data(), text.size());
+  for (const auto* named : order) {
+    const Item& item = named->second;
+    if (!item.tensor.defined())
+      file.write(item.bytes.data(), item.bytes.size());
+    else if (!item.tensor.backend().on_device())
+      file.write(item.tensor.raw(), item.tensor.bytes());
+    else {
+      std::vector<std::byte> host(item.tensor.bytes());
+      item.tensor.backend().download(host.data(), item.tensor.raw(), host.size());
+      file.write(host.data(), host.size());
+    }
+  }
+  file.commit();
+}
+
+}  // namespace tandem

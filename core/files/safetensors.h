@@ -1,0 +1,79 @@
+// safetensors files: named tensors and a dictionary of strings, with no code in them and nothing to execute. What PyTorch,
+// JAX and the rest exchange weights in, and what checkpoints are written in.
+//
+//   u64 N | N bytes of JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …} | the elements
+//
+// Little-endian and row-major.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace tandem {
+
+// A file that was opened and checked: the header within its bounds, names unique, every shape in agreement with its bytes,
+// and the tensors one after the other without a gap from the first byte to the last. A damaged file throws UsageError that
+// says what is wrong; so does a PyTorch file (pickle), with the command that converts it. Tensors are read when asked for.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  struct Entry {
+    std::string dtype;                 // as in the file: F64 F32 F16 BF16 I64 … BOOL
+    Shape shape;                       // up to six axes
+    std::uint64_t begin = 0, end = 0;  // bytes, from the first element of the file
+    std::uint64_t bytes() const { return end - begin; }
+  };
+  const std::filesystem::path& path() const { return path_; }
+  const std::map<std::string, Entry>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool has(const std::string& name) const { return tensors_.count(name) != 0; }
+  const Entry& at(const std::string& name) const;  // throws UsageError when there is no such tensor
+
+  std::vector<std::byte> bytes(const std::string& name) const;  // as they are in the file
+  std::vector<double> values(const std::string& name) const;    // any type but the 8-bit floats and narrower
+  // On a device, as `dtype`, converted where the file holds another.
+  Tensor tensor(const std::string& name, Backend& backend, DType dtype = DType::f32) const;
+  // Into memory that is there already, of the same shape; the type is converted. Elements of the same type are copied bit
+  // for bit.
+  void read(const std::string& name, Tensor& into) const;
+
+ private:
+  void read_bytes(const std::string& name, const Entry& e, void* to) const;
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::uint64_t data_ = 0;  // where the elements begin in the file
+  std::map<std::string, Entry> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// Collects tensors, then writes them all: the old file stays until the new one is complete (core/files/atomic_file.h).
+class SafetensorsWriter {
+ public:
+  // The elements are read from the device when write() runs. Throws Error when the name was added before.
+  void add(std::string name, const Tensor& tensor);
+  // Types that Tensor does not have. The bytes are not copied: they must live until write().
+  void add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes);
+  void metadata(std::string key, std::string value) { metadata_[std::move(key)] = std::move(value); }
+  // Throws UsageError when the file cannot be made, Error when the disk is full.
+  void write(const std::filesystem::path& path) const;
+
+ private:
+  struct Item {
+    std::string dtype;
+    Shape shape;
+    Tensor tensor;  // or, where it is empty:
+    std::span<const std::byte> bytes;
+  };
+  std::map<std::string, Item> items_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace tandem

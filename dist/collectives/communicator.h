@@ -1,0 +1,129 @@
+// Communicator: what the ranks of a job say to each other. Collectives are called by every rank in the same order; each
+// returns a Work at once and is carried on by whoever asks that Work. In-process (ranks are threads), on a node (ranks in
+// each other's memory), over UCX between hosts: the contract is the same, and with one rank every call is over at once.
+//
+// Every collective has a number, and its messages carry (number, operation, type, count): ranks that call different things
+// are told so by name, instead of waiting for each other. No wait is without a deadline, but for a rank that is alive and says
+// that it works. A failed communicator stays failed: the other ranks are told, and every later call throws the same
+// CommunicationError.
+//
+// Threads: one at a time uses a communicator and its Works. wake() alone may be called from any.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace tandem {
+
+// A rank that did not do its part. The text names rank, host and operation.
+struct CommunicationError : Error {
+  CommunicationError(int culprit, const std::string& text) : Error(text), rank(culprit) {}
+  int rank;  // at fault, as far as is known; −1: unknown
+};
+
+// Elements in memory that the host can read (of a device, where the communicator is one of devices: dist/collectives/on_devices.h); the
+// caller keeps them alive until the Work is done.
+struct Buffer {
+  void* data = nullptr;
+  std::int64_t count = 0;
+  DType dtype = DType::f32;
+  std::size_t bytes() const { return std::size_t(count) * size_of(dtype); }
+  std::byte* at(std::int64_t element) const {
+    return static_cast<std::byte*>(data) + std::size_t(element) * size_of(dtype);
+  }
+};
+template <class T>
+Buffer buffer(std::span<T> elements) {
+  return {const_cast<std::remove_const_t<T>*>(elements.data()), std::int64_t(elements.size()),
+          dtype_of<std::remove_const_t<T>>};
+}
+template <class T>
+Buffer buffer(std::vector<T>& elements) {
+  return buffer(std::span<T>(elements));
+}
+
+// Sums of f32 and f64 are made in their type. Sums of bf16 are made in f32 and rounded once by the rank that owns a piece
+// (small ones: once per exchange). The largest of numbers among which there is a NaN is a NaN.
+enum class Combine : std::uint8_t { sum, max };
+
+// Where the pieces of `count` elements begin: rank r has [cuts[r], cuts[r + 1]). Even ones: ⌊count·r/n⌋.
+using Cuts = std::vector<std::int64_t>;
+Cuts even_cuts(std::int64_t count, int pieces);
+
+// Something under way. Destroying it gives it up, which is for failures only: the other ranks wait for it.
+class Work {
+ public:
+  class Operation {
+   public:
+    virtual ~Operation() = default;
+    virtual bool
+    advance() = 0;            // does what can be done without waiting; true when all is done. Throws CommunicationError
+    virtual void wait() = 0;  // until all is done, making progress itself
+  };
+  Work() = default;  // nothing to do
+  explicit Work(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  bool done() {
+    if (operation_ && operation_->advance()) operation_.reset();
+    return !operation_;
+  }
+  void wait() {
+    if (operation_) operation_->wait();
+    operation_.reset();
+  }
+
+ private:
+  std::unique_ptr<Operation> operation_;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string where(int rank) const = 0;  // "rank 2 on node7"
+
+  // Between two ranks: messages with the same tag arrive in the order in which they were sent, and must be of the type and
+  // count that the receiver expects.
+  virtual Work send(int to, Buffer data, int tag = 0) = 0;
+  virtual Work recv(int from, Buffer data, int tag = 0) = 0;
+
+  // All ranks. The results are the same on every rank, bit for bit.
+  virtual Work broadcast(Buffer data, int root) = 0;
+  virtual Work all_reduce(Buffer data, Combine combine = Combine::sum) = 0;
+  // In place: `data` is whole on every rank, and afterwards this rank's piece of it is reduced (the others hold remainders).
+  virtual Work reduce_scatter(Buffer data, Combine combine = Combine::sum, const Cuts& cuts = {}) = 0;
+  // In place: this rank's piece of `data` is there, and afterwards all of them are.
+  virtual Work all_gather(Buffer data, const Cuts& cuts = {}) = 0;
+  virtual Work barrier() = 0;
+
+  // One communicator for each colour, its ranks ordered by (key, rank here); null where the colour is negative. Every rank
+  // calls it, and it waits for all.
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  // Memory in which this communicator's collectives need no copies, zeroed; null: any memory will do. Every rank calls it
+  // with the same number of bytes, and it waits for all.
+  virtual std::shared_ptr<void> allocate(std::size_t bytes) {
+    (void)bytes;
+    return nullptr;
+  }
+
+  // For who waits for something else than a Work, while the other ranks need this one: throws when one of them has failed or left.
+  virtual void check() {}
+  virtual void rest() {}  // sleeps until something has happened, until wake(), or a few milliseconds
+  virtual void wake() {}
+  virtual std::uint64_t bytes_sent() const { return 0; }
+  virtual std::string transport() const { return "nothing"; }  // what carries the messages, in words
+  // Gives up, and tells the other ranks why: their calls throw this text.
+  virtual void fail(int culprit, const std::string& text) { (void)culprit, (void)text; }
+  // After a failure: the ranks of the job that still reach each other, this one among them; may take seconds. Before: none.
+  virtual std::vector<int> survivors() { return {}; }
+};
+
+// A job of one rank.
+std::unique_ptr<Communicator> alone();
+
+}  // namespace tandem

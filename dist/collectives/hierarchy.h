@@ -1,0 +1,18 @@
+// Several ranks on several hosts. Inside a host in shared memory, between hosts by messages: an all-reduce is a
+// reduce-scatter on every host, an all-reduce of each piece between the ranks that hold it (rank k of every host: one lane),
+// and an all-gather on every host. Each host sends 2(h−1)/h·M bytes for h hosts, as if it were one rank.
+//
+// Three stages of different collectives may run at the same time, each stage in the order of the calls.
+#pragma once
+#include <memory>
+
+#include "dist/collectives/communicator.h"
+
+namespace tandem {
+
+// `base`: all ranks, by messages; host: the same number for ranks that share memory. Every host must have as many ranks as
+// every other; where it has not, or where there is one rank a host, `base` itself is what remains. One host alone becomes
+// a communicator of its node. All ranks call it, and it waits for all.
+std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int host);
+
+}  // namespace tandem

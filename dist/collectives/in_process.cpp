@@ -1,0 +1,270 @@
+#include "dist/collectives/in_process.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "dist/collectives/wire.h"
+
+namespace tandem {
+namespace {
+
+// All that the ranks share, behind one lock.
+struct Room;
+
+struct Post : Wire::Request {  // one side of a message
+  Post(std::shared_ptr<Room> room, int from, int to, const Header& header, void* data, std::size_t bytes)
+      : room(std::move(room)), from(from), to(to), header(header), data(data), bytes(bytes) {}
+  ~Post() override;
+  bool done() override;
+
+  std::shared_ptr<Room> room;
+  int from, to;
+  Header header;
+  void* data;
+  std::size_t bytes;
+  std::list<Post*>* waits_in = nullptr;  // until it is matched or given up
+  std::atomic<bool> finished{false};
+  std::string error;  // written before `finished`
+  int culprit = -1;
+};
+
+struct Room {
+  struct Side {
+    std::list<Post*> sends, receives;  // to this rank
+    Standing standing;
+    bool woken = false, stopped = false;
+    std::uint64_t events = 0, seen = 0;
+    std::condition_variable changed;
+  };
+  struct Announced {
+    Header header;
+    int rank, ranks;
+  };
+
+  Room(int n, const InProcessOptions& o) : sides(std::size_t(n)), options(o) {}
+  ~Room() {
+    if (options.outcome) *options.outcome = {messages, faulty};
+  }
+  Side& of(int rank) { return sides[std::size_t(rank)]; }
+  void notify(int rank) {
+    of(rank).events++;
+    of(rank).changed.notify_all();
+  }
+  void notify_all() {
+    for (std::size_t r = 0; r < sides.size(); r++) notify(int(r));
+  }
+
+  // Both sides of a message are here.
+  void meet(Post& send, Post& recv) {
+    if (!send.header.agrees(recv.header) || send.bytes != recv.bytes) {
+      disagree(send.header, send.from, recv.header, recv.to, &recv);
+      send.error = recv.error, send.culprit = recv.culprit;
+    } else if (send.bytes > 0) {
+      std::memcpy(recv.data, send.data, send.bytes);
+    }
+    for (Post* p : {&send, &recv}) p->finished.store(true, std::memory_order_release);
+    notify(send.from);
+    notify(recv.to);
+  }
+  // What a killed rank has under way ends at once, or others would meet some of it while it unwinds.
+  void forget(int rank) {
+    for (std::size_t r = 0; r < sides.size(); r++)
+      for (auto* list : {&sides[r].sends, &sides[r].receives})
+        std::erase_if(*list, [&](Post* p) {
+          const bool its = rank == (list == &sides[r].sends ? p->from : p->to);
+          if (its) p->waits_in = nullptr;
+          return its;
+        });
+  }
+  static std::string name(int rank) { return "rank " + std::to_string(rank); }
+  static void disagree(const Header& a, int rank_a, const Header& b, int rank_b, Post* post) {
+    post->error = name(rank_a) + " calls " + describe(a) + " where " + name(rank_b) + " calls " + describe(b);
+    post->culprit = rank_a;
+  }
+
+  std::mutex mutex;
+  std::vector<Side> sides;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, Announced> announced;
+  InProcessOptions options;
+  std::int64_t messages = 0;
+  int faulty = -1, failed_rank = -1;
+  std::string failed;  // why the job has failed; empty: it has not
+};
+
+Post::~Post() {
+  std::lock_guard lock(room->mutex);
+  if (waits_in) waits_in->remove(this);
+}
+
+bool Post::done() {
+  if (!finished.load(std::memory_order_acquire)) return false;
+  if (!error.empty()) throw CommunicationError(culprit, error);
+  return true;
+}
+
+class InProcessWire : public Wire {
+ public:
+  InProcessWire(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+  ~InProcessWire() override {
+    std::lock_guard lock(room_->mutex);
+    room_->of(rank_).standing.left = true;
+    room_->notify_all();
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return int(room_->sides.size()); }
+  std::string where(int rank) const override { return Room::name(rank); }
+
+  std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
+    auto post = std::make_unique<Post>(room_, rank_, to, header, const_cast<void*>(data), bytes);  // outlives the lock
+    std::unique_lock lock(room_->mutex);
+    bytes_ += bytes;
+    if (room_->messages++ == room_->options.fault.at) {
+      room_->faulty = rank_;
+      switch (room_->options.fault.kind) {
+        case Fault::Kind::none: break;
+        case Fault::Kind::lost: post->finished = true; return post;
+        case Fault::Kind::killed:
+          room_->forget(rank_);
+          lock.unlock();
+          throw Killed(Room::name(rank_) + " is killed by the test");
+        case Fault::Kind::stopped:
+          room_->of(rank_).stopped = true;
+          room_->of(rank_).changed.wait(lock, [&] { return !room_->failed.empty(); });
+          throw CommunicationError(room_->failed_rank, room_->failed);
+      }
+    }
+    auto& receives = room_->of(to).receives;
+    auto match = std::find_if(receives.begin(), receives.end(),
+                              [&](Post* p) { return p->from == rank_ && p->header.meets(header); });
+    if (match == receives.end()) {
+      wait_in(room_->of(to).sends, *post);
+    } else {
+      Post* receive = *match;
+      receives.erase(match);
+      receive->waits_in = nullptr;
+      room_->meet(*post, *receive);
+    }
+    return post;
+  }
+
+  std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
+    auto post = std::make_unique<Post>(room_, from, rank_, header, data, bytes);
+    std::lock_guard lock(room_->mutex);
+    auto& sends = room_->of(rank_).sends;
+    auto match =
+        std::find_if(sends.begin(), sends.end(), [&](Post* p) { return p->from == from && p->header.meets(header); });
+    if (match == sends.end()) {
+      wait_in(room_->of(rank_).receives, *post);
+    } else {
+      Post* send = *match;
+      sends.erase(match);
+      send->waits_in = nullptr;
+      room_->meet(*send, *post);
+    }
+    return post;
+  }
+
+  void progress() override {
+    std::lock_guard lock(room_->mutex);
+    Room::Side& mine = room_->of(rank_);
+    mine.seen = mine.events;
+    if (!room_->failed.empty()) throw CommunicationError(room_->failed_rank, room_->failed);
+    for (Post* p : mine.receives)
+      if (room_->of(p->from).standing.left) left(p->from, p->header);
+    for (std::size_t r = 0; r < room_->sides.size(); r++)
+      if (room_->sides[r].standing.left)
+        for (Post* p : room_->sides[r].sends)
+          if (p->from == rank_) left(int(r), p->header);
+  }
+
+  void rest(int) override {
+    std::unique_lock lock(room_->mutex);
+    Room::Side& mine = room_->of(rank_);
+    mine.changed.wait_for(lock, std::chrono::milliseconds(10), [&] { return mine.woken || mine.events != mine.seen; });
+    mine.woken = false;
+  }
+  void wake() override {
+    std::lock_guard lock(room_->mutex);
+    room_->of(rank_).woken = true;
+    room_->of(rank_).changed.notify_all();
+  }
+  std::uint64_t bytes_sent() const override { return bytes_; }
+  std::string transport() const override { return "this process"; }
+
+  void announce(const Header& header, int ranks) override {
+    std::lock_guard lock(room_->mutex);
+    auto [entry, first] =
+        room_->announced.try_emplace({header.context, header.number}, Room::Announced{header, rank_, ranks});
+    Room::Announced& a = entry->second;
+    if (!first && (a.header.kind != header.kind || !a.header.agrees(header))) {
+      throw CommunicationError(rank_, Room::name(rank_) + " calls " + describe(header) + " where " +
+                                          Room::name(a.rank) + " calls " + describe(a.header));
+    }
+    if (--a.ranks == 0) room_->announced.erase(entry);
+  }
+  void stand(const Standing& standing) override {
+    std::lock_guard lock(room_->mutex);
+    room_->of(rank_).standing = standing;
+  }
+  bool left(int rank) const override {
+    std::lock_guard lock(room_->mutex);
+    return room_->of(rank).standing.left;
+  }
+  bool works(int rank) const override {
+    std::lock_guard lock(room_->mutex);
+    const Room::Side& s = room_->of(rank);
+    return !s.stopped && !s.standing.left && s.standing.waits_for < 0;
+  }
+  void fail(int culprit, const std::string& text) override {
+    std::lock_guard lock(room_->mutex);
+    if (room_->failed.empty()) room_->failed = text, room_->failed_rank = culprit;
+    room_->notify_all();
+  }
+  std::vector<int> survivors() override {
+    std::lock_guard lock(room_->mutex);
+    std::vector<int> all;
+    for (int r = 0; r < size() && !room_->failed.empty(); r++)
+      if (r != room_->failed_rank) all.push_back(r);
+    return all;
+  }
+
+ private:
+  int last_in_line(int waits_for) override {
+    std::lock_guard lock(room_->mutex);
+    std::vector<Standing> all;
+    for (const Room::Side& s : room_->sides) all.push_back(s.standing);
+    all[std::size_t(rank_)].waits_for = waits_for;
+    return culprit(all, rank_);
+  }
+  static void wait_in(std::list<Post*>& list, Post& post) {
+    list.push_back(&post);
+    post.waits_in = &list;
+  }
+  [[noreturn]] void left(int rank, const Header& header) {
+    throw CommunicationError(
+        rank, describe(header) + ": " + Room::name(rank_) + " waits for " + Room::name(rank) + ", which has left");
+  }
+
+  std::shared_ptr<Room> room_;
+  int rank_;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> in_process(int ranks, const InProcessOptions& options) {
+  require(ranks > 0, "in_process: ", ranks, " ranks");
+  auto room = std::make_shared<Room>(ranks, options);
+  std::vector<std::unique_ptr<Communicator>> all;
+  for (int r = 0; r < ranks; r++)
+    all.push_back(over_messages(std::make_shared<InProcessWire>(room, r), options.deadline, options.table));
+  return all;
+}
+
+}  // namespace tandem

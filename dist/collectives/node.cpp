@@ -1,0 +1,517 @@
+#include "dist/collectives/node.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "dist/collectives/wire.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// ---- memory that all ranks of the host see -------------------------------------------------------------------------------
+// A file without a name; rank 0 makes it, and the others open it through /proc while it waits for them.
+std::shared_ptr<std::byte> shared_memory(Communicator& base, std::size_t bytes) {
+  std::vector<double> offer{0, -1, double(bytes)};  // process and file of rank 0, and its size
+  int fd = -1;
+  if (base.rank() == 0) {
+    fd = memfd_create("tandem", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, off_t(bytes)) == 0) offer = {double(getpid()), double(fd), double(bytes)};
+  }
+  base.broadcast(buffer(offer), 0).wait();
+  const bool same = offer[2] == double(bytes);
+  if (base.rank() != 0 && offer[1] >= 0 && same) {
+    const std::string path = "/proc/" + std::to_string(int(offer[0])) + "/fd/" + std::to_string(int(offer[1]));
+    fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  }
+  void* at = offer[1] < 0 || fd < 0 ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const int why = errno;
+  std::vector<float> failed{at == MAP_FAILED ? 1.f : 0.f, same ? 0.f : 1.f};
+  base.all_reduce(buffer(failed)).wait();  // rank 0's file is closed when all have opened it
+  if (fd >= 0) close(fd);
+  if (failed[0] == 0) return {static_cast<std::byte*>(at), [bytes](std::byte* p) { munmap(p, bytes); }};
+  if (at != MAP_FAILED) munmap(at, bytes);
+  if (failed[1] > 0)
+    fail("the ranks of this host ask for different amounts of memory: they do not train the same model");
+  fail("the ranks of this host cannot share ", bytes >> 20, " MiB of memory: ", std::strerror(why));
+}
+
+// What a rank is about to do, for the others to compare.
+struct Intent {
+  Header header;
+  std::int64_t place = -1;  // segment · 2⁴⁴ + byte in it, of a buffer from allocate()
+};
+
+struct Desk {                   // one per rank, written by it alone but for the bell
+  struct alignas(64) Arrival {  // at odd and even rounds, each in a cache line
+    std::atomic<std::uint64_t> ticket{0};
+    Intent intent;
+  } arrivals[2];
+  alignas(64) std::atomic<std::uint32_t> bell{0};
+  std::atomic<std::uint32_t> sleeping{0};
+};
+constexpr std::size_t slot_bytes = 256 << 10, small_bytes = 4096;
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, int milliseconds) {
+  timespec t{0, milliseconds * 1000000L};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &t, nullptr, 0);
+}
+void ring(Desk& desk) {
+  desk.bell.fetch_add(1);
+  if (desk.sleeping.load()) syscall(SYS_futex, &desk.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+class NodeCommunicator;
+
+class NodeOperation : public Work::Operation {
+ public:
+  NodeOperation(NodeCommunicator& node, const Header& header, Buffer data, Cuts cuts = {})
+      : node_(node), header_(header), data_(data), cuts_(std::move(cuts)) {}
+  ~NodeOperation() override;
+  bool advance() override;
+  void wait() override;
+
+ private:
+  friend class NodeCommunicator;
+  bool step();          // true when a round is over
+  void before();        // a round: what is written before arriving
+  void after();         // what is read when all have arrived
+  void decide();        // after the first round, in which all said what they want
+  Piece chunk() const;  // of data_, in this round
+  Buffer part(std::byte* at, Piece p) const { return {at, p.length(), data_.dtype}; }
+
+  NodeCommunicator& node_;
+  Header header_;
+  Buffer data_;
+  Cuts cuts_;
+  enum class Way { undecided, barrier, small, in_place, slots } way_ = Way::undecided;
+  std::int64_t round_ = 0, rounds_ = 1;
+  std::uint64_t ticket_ = 0;
+  bool entered_ = false;
+  int slot_ = 0;
+  Clock::time_point since_;  // when others were first looked for in vain
+};
+
+class NodeCommunicator : public Communicator {
+ public:
+  explicit NodeCommunicator(std::unique_ptr<Communicator> base)
+      : base_(std::move(base)), ranks_(base_->size()), rank_(base_->rank()) {
+    const Messages under = messages_under(*base_);
+    wire_ = under.wire, job_ranks_ = under.job_ranks, deadline_ = under.deadline;
+    const std::size_t desks = (std::size_t(ranks_) * sizeof(Desk) + 4095) / 4096 * 4096;
+    arena_ = shared_memory(*base_, desks + std::size_t(ranks_) * 2 * slot_bytes);
+    desks_ = reinterpret_cast<Desk*>(arena_.get());
+    slots_ = arena_.get() + desks;
+    new (&desks_[rank_]) Desk;
+    base_->barrier().wait();
+    const bool own_core = int(std::thread::hardware_concurrency()) >= ranks_;
+    spins_ = own_core ? 3000 : 40;
+    spins_per_yield_ = own_core ? 100 : 1;
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return ranks_; }
+  std::string where(int rank) const override { return base_->where(rank); }
+  Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
+  Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
+  std::unique_ptr<Communicator> split(int color, int key) override { return base_->split(color, key); }
+  Work broadcast(Buffer data, int root) override {
+    require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
+    Header h = header(Kind::broadcast, data, Combine::sum);
+    h.root = std::uint8_t(root);
+    return start(h, data, {});
+  }
+  Work all_reduce(Buffer data, Combine combine) override {
+    return start(header(Kind::all_reduce, data, combine), data, {});
+  }
+  Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
+    return start(header(Kind::reduce_scatter, data, combine), data,
+                 cuts.empty() ? even_cuts(data.count, ranks_) : cuts);
+  }
+  Work all_gather(Buffer data, const Cuts& cuts) override {
+    return start(header(Kind::all_gather, data, Combine::sum), data,
+                 cuts.empty() ? even_cuts(data.count, ranks_) : cuts);
+  }
+  Work barrier() override { return start(header(Kind::barrier, {}, Combine::sum), {}, {}); }
+
+  std::shared_ptr<void> allocate(std::size_t bytes) override {
+    const std::size_t each = (bytes + 4095) / 4096 * 4096;
+    auto whole = shared_memory(*base_, each * std::size_t(ranks_));
+    segments_.push_back({whole, each});
+    return {whole, whole.get() + each * std::size_t(rank_)};
+  }
+
+  void rest() override {
+    Desk& mine = desks_[rank_];
+    const std::uint32_t bell = mine.bell.load();
+    if (bell == heard_) {
+      mine.sleeping.fetch_add(1);
+      if (!front_arrived()) futex_wait(mine.bell, bell, 5);
+      mine.sleeping.fetch_sub(1);
+    }
+    heard_ = mine.bell.load();
+  }
+  void wake() override { ring(desks_[rank_]); }
+  void check() override { base_->check(); }
+  std::uint64_t bytes_sent() const override { return bytes_ + base_->bytes_sent(); }
+  std::string transport() const override { return "shared memory"; }
+  void fail(int culprit, const std::string& text) override { base_->fail(culprit, text); }
+  std::vector<int> survivors() override { return base_->survivors(); }
+
+ private:
+  friend class NodeOperation;
+  struct Segment {
+    std::shared_ptr<std::byte> memory;
+    std::size_t each;  // bytes of a rank
+  };
+
+  Header header(Kind kind, Buffer data, Combine combine) {
+    return {
+        .context = 0, .number = ++number_, .kind = kind, .dtype = data.dtype, .combine = combine, .count = data.count};
+  }
+  Work start(const Header& header, Buffer data, Cuts cuts) {
+    if (ranks_ == 1) return {};
+    auto operation = std::make_unique<NodeOperation>(*this, header, data, std::move(cuts));
+    queue_.push_back(operation.get());
+    return Work(std::move(operation));
+  }
+
+  bool arrived(std::uint64_t ticket) const {
+    for (int r = 0; r < ranks_; r++)
+      if (desks_[r].arrivals[ticket % 2].ticket.load(std::memory_order_acquire) < ticket) return false;
+    return true;
+  }
+  bool front_arrived() const { return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->ticket_); }
+  int last_to_arrive(std::uint64_t ticket) const {
+    for (int r = 0; r < ranks_; r++)
+      if (desks_[r].arrivals[ticket % 2].ticket.load() < ticket) return r;
+    return rank_;
+  }
+  void arrive(std::uint64_t ticket) {
+    desks_[rank_].arrivals[ticket % 2].ticket.store(ticket);
+    for (int r = 0; r < ranks_; r++)
+      if (r != rank_ && desks_[r].sleeping.load()) ring(desks_[r]);
+  }
+  std::byte* slot(int rank, int which) const {
+    return slots_ + (std::size_t(rank) * 2 + std::size_t(which)) * slot_bytes;
+  }
+
+  std::int64_t place_of(Buffer data) const {
+    const auto* at = static_cast<const std::byte*>(data.data);
+    for (std::size_t s = 0; s < segments_.size(); s++) {
+      const std::byte* mine = segments_[s].memory.get() + segments_[s].each * std::size_t(rank_);
+      if (at >= mine && at + data.bytes() <= mine + segments_[s].each) return (std::int64_t(s) << 44) + (at - mine);
+    }
+    return -1;
+  }
+  std::byte* at_place(std::int64_t place, int rank) const {
+    const Segment& s = segments_[std::size_t(place >> 44)];
+    return s.memory.get() + s.each * std::size_t(rank) + (place & ((std::int64_t(1) << 44) - 1));
+  }
+
+  Standing standing(const NodeOperation& front) const {
+    return {job_ranks_[std::size_t(last_to_arrive(front.ticket_))], front.ticket_, false, front.header_};
+  }
+  // Failures of others, and waits of too long.
+  void look(NodeOperation& front) {
+    const int last = last_to_arrive(front.ticket_), job = job_ranks_[std::size_t(last)];
+    const bool gone = front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.ticket_);
+    wire_->progress();  // afterwards: who left because of a failure has told of it before
+    if (gone)
+      throw CommunicationError(
+          job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
+    if (front.since_ == Clock::time_point()) front.since_ = Clock::now();
+    const double waited = std::chrono::duration<double>(Clock::now() - front.since_).count();
+    if (waited > 0.5) wire_->stand(standing(front)), stands_ = true;
+    if (waited > deadline_) {
+      const int blamed = wire_->blame(job);
+      if (wire_->works(blamed)) return;
+      throw CommunicationError(blamed, describe(front.header_) + ": " + where(last) + " has not come for " +
+                                           std::to_string(int(deadline_)) + " s" +
+                                           (blamed == job ? "" : ", which waits for " + wire_->where(blamed)));
+    }
+  }
+  // Carries on what is first in the queue.
+  bool carry_on() {
+    bool moved = false;
+    while (!queue_.empty() && queue_.front()->step()) {
+      moved = true;
+      if (queue_.front()->round_ == queue_.front()->rounds_) queue_.pop_front();
+    }
+    if (moved && std::exchange(stands_, false)) wire_->stand({});
+    return moved;
+  }
+  template <class F>
+  void try_to(const F& body) {
+    try {
+      body();
+    } catch (const CommunicationError& e) {
+      base_->fail(e.rank, e.what());
+      throw;
+    }
+  }
+
+  std::unique_ptr<Communicator> base_;
+  std::shared_ptr<Wire> wire_;
+  std::vector<int> job_ranks_;
+  double deadline_;
+  int ranks_, rank_;
+  int spins_, spins_per_yield_;  // before a rank that waits sleeps
+  std::shared_ptr<std::byte> arena_;
+  Desk* desks_;
+  std::byte* slots_;
+  std::vector<Segment> segments_;
+  std::deque<NodeOperation*> queue_;  // carried out one after the other, in the same order on all ranks
+  std::uint64_t tickets_ = 0, uses_ = 0, bytes_ = 0;
+  std::uint32_t number_ = 0, heard_ = 0;
+  bool stands_ = false;  // the others were told that this rank waits
+};
+
+// ---- an operation --------------------------------------------------------------------------------------------------------
+NodeOperation::~NodeOperation() {
+  auto at = std::find(node_.queue_.begin(), node_.queue_.end(), this);
+  if (at != node_.queue_.end()) node_.queue_.erase(at);
+}
+
+bool NodeOperation::advance() {
+  if (round_ == rounds_) return true;
+  node_.try_to([&] {
+    if (!node_.carry_on() && round_ != rounds_) node_.look(*node_.queue_.front());
+  });
+  return round_ == rounds_;
+}
+
+void NodeOperation::wait() {
+  node_.try_to([&] {
+    while (round_ != rounds_) {
+      bool moved = node_.carry_on();
+      for (int i = 1; i <= node_.spins_ && !moved; i++) {
+        if (i % node_.spins_per_yield_ == 0) sched_yield();  // who is awaited may want this core
+        moved = node_.carry_on();
+      }
+      if (moved) continue;
+      NodeOperation& front = *node_.queue_.front();
+      node_.look(front);
+      node_.wire_->stand(node_.standing(front)), node_.stands_ = true;
+      node_.rest();
+    }
+  });
+}
+
+bool NodeOperation::step() {
+  if (!entered_) {
+    ticket_ = ++node_.tickets_;
+    if (round_ == 0) {
+      node_.desks_[node_.rank_].arrivals[ticket_ % 2].intent = {header_, node_.place_of(data_)};
+      if (header_.kind != Kind::barrier && data_.bytes() <= small_bytes) way_ = Way::small;
+    }
+    before();
+    entered_ = true;
+    node_.arrive(ticket_);
+    since_ = {};
+  }
+  if (!node_.arrived(ticket_)) return false;
+  if (round_ == 0) decide();
+  after();
+  entered_ = false;
+  round_++;
+  return true;
+}
+
+void NodeOperation::decide() {
+  auto intent = [&](int r) -> const Intent& { return node_.desks_[r].arrivals[ticket_ % 2].intent; };
+  bool same_place = true;
+  for (int r = 0; r < node_.ranks_; r++) {
+    const Intent& theirs = intent(r);
+    if (theirs.header.kind != header_.kind || !theirs.header.agrees(header_))
+      throw CommunicationError(node_.job_ranks_[std::size_t(r)], node_.where(r) + " calls " + describe(theirs.header) +
+                                                                     " where " + node_.where(node_.rank_) + " calls " +
+                                                                     describe(header_));
+    same_place = same_place && theirs.place == intent(0).place && theirs.place >= 0;
+  }
+  if (way_ == Way::small) return;
+  if (header_.kind == Kind::barrier) {
+    way_ = Way::barrier;
+    return;
+  }
+  const bool reduces = header_.kind == Kind::all_reduce;
+  if (same_place) {
+    way_ = Way::in_place;
+    rounds_ = 2;  // the second: all have finished with each other's memory
+    return;
+  }
+  way_ = Way::slots;
+  std::int64_t longest = data_.count;
+  if (header_.kind == Kind::all_gather) {
+    longest = 0;
+    for (int r = 0; r < node_.ranks_; r++)
+      longest = std::max(longest, cuts_[std::size_t(r) + 1] - cuts_[std::size_t(r)]);
+  }
+  const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
+  rounds_ = 1 + (longest + per_slot - 1) / per_slot * (reduces ? 2 : 1);
+}
+
+// Of the elements, or for all_gather of every rank's piece, counted from where it begins.
+Piece NodeOperation::chunk() const {
+  const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
+  const std::int64_t k = (round_ - 1) / (header_.kind == Kind::all_reduce ? 2 : 1);
+  return {k * per_slot, (k + 1) * per_slot};
+}
+
+// into = the combination of the ranks' elements, in the order of ranks; in bf16 with one rounding.
+template <class From>
+void reduce(Combine combine, DType dtype, int ranks, std::int64_t count, std::byte* into, const From& from) {
+  const std::size_t bytes = std::size_t(count) * size_of(dtype);
+  if (dtype == DType::bf16) {
+    float wide[1024];
+    const auto* first = reinterpret_cast<const bf16*>(from(0));
+    widen(wide, first, count);
+    for (int r = 1; r < ranks; r++) combine_wide(combine, wide, reinterpret_cast<const bf16*>(from(r)), count);
+    narrow(reinterpret_cast<bf16*>(into), wide, count);
+    return;
+  }
+  if (into != from(0)) std::memcpy(into, from(0), bytes);
+  for (int r = 1; r < ranks; r++) combine_elements(combine, dtype, into, from(r), count);
+}
+
+// Shares end at multiples of a cache line, or two ranks would write to the same one.
+Piece share(std::int64_t count, int rank, int ranks, std::int64_t line = 64) {
+  auto cut = [&](int r) { return r == ranks ? count : count * r / ranks / line * line; };
+  return {cut(rank), cut(rank + 1)};
+}
+
+void NodeOperation::before() {
+  const int me = node_.rank_;
+  if (way_ == Way::small) {
+    slot_ = int(node_.uses_++ % 2);
+    const bool all = header_.kind != Kind::all_gather;
+    const Piece p = all ? Piece{0, data_.count} : Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]};
+    if (p.length() > 0 && (header_.kind != Kind::broadcast || header_.root == me))
+      std::memcpy(node_.slot(me, slot_) + std::size_t(p.begin) * size_of(data_.dtype), data_.at(p.begin),
+                  part(nullptr, p).bytes());
+    return;
+  }
+  if (way_ != Way::slots) return;
+  const bool second = header_.kind == Kind::all_reduce && round_ % 2 == 0;
+  if (second) return;
+  slot_ = int(node_.uses_++ % 2);
+  if (header_.kind == Kind::broadcast && header_.root != me) return;
+  Piece c = chunk();
+  const Piece whole = header_.kind == Kind::all_gather ? Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]}
+                                                       : Piece{0, data_.count};
+  c = {std::min(whole.begin + c.begin, whole.end), std::min(whole.begin + c.end, whole.end)};
+  if (c.length() > 0) std::memcpy(node_.slot(me, slot_), data_.at(c.begin), part(nullptr, c).bytes());
+}
+
+void NodeOperation::after() {
+  const int me = node_.rank_, n = node_.ranks_;
+  const std::size_t size = size_of(data_.dtype);
+  constexpr std::int64_t block = 1024;  // elements that stay in the nearest cache
+  auto blocks = [&](Piece p, auto&& body) {
+    for (std::int64_t at = p.begin; at < p.end; at += block) body(Piece{at, std::min(at + block, p.end)});
+  };
+  auto mine = [&] { return Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]}; };
+
+  // Where the others' elements are read as they lie, nothing but reading is to be done; false: there are sums to make.
+  auto copied = [&](auto&& of) {
+    if (header_.kind == Kind::broadcast) {
+      if (header_.root != me) std::memcpy(data_.data, of(header_.root, 0), data_.bytes());
+      return true;
+    }
+    if (header_.kind != Kind::all_gather) return false;
+    for (int r = 0; r < n; r++) {
+      const Piece p{cuts_[std::size_t(r)], cuts_[std::size_t(r) + 1]};
+      if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), part(nullptr, p).bytes());
+    }
+    return true;
+  };
+
+  if (way_ == Way::small) {
+    auto of = [&](int r, std::int64_t at) { return node_.slot(r, slot_) + std::size_t(at) * size; };
+    if (copied(of)) return;
+    blocks(header_.kind == Kind::all_reduce ? Piece{0, data_.count} : mine(), [&](Piece p) {
+      reduce(header_.combine, data_.dtype, n, p.length(), data_.at(p.begin), [&](int r) { return of(r, p.begin); });
+    });
+    return;
+  }
+
+  if (way_ == Way::in_place) {
+    if (round_ == 1) return;
+    const std::int64_t place = node_.place_of(data_);
+    auto of = [&](int r, std::int64_t at) { return node_.at_place(place, r) + std::size_t(at) * size; };
+    if (copied(of)) return;
+    const bool all = header_.kind == Kind::all_reduce;
+    alignas(64) std::byte sum[block * 8];
+    blocks(all ? share(data_.count, me, n) : mine(), [&](Piece p) {
+      reduce(header_.combine, data_.dtype, n, p.length(), sum, [&](int r) { return of(r, p.begin); });
+      for (int r = 0; r < n; r++)
+        if (all || r == me) std::memcpy(of(r, p.begin), sum, part(nullptr, p).bytes());
+    });
+    node_.bytes_ += all ? data_.bytes() / std::size_t(n) * std::size_t(n - 1) : 0;
+    return;
+  }
+
+  if (way_ != Way::slots || round_ == 0) return;
+  Piece c = chunk();
+  if (header_.kind != Kind::all_gather) c.end = std::min(c.end, data_.count);
+  switch (header_.kind) {
+    case Kind::broadcast:
+      if (header_.root != me) std::memcpy(data_.at(c.begin), node_.slot(header_.root, slot_), part(nullptr, c).bytes());
+      break;
+    case Kind::all_gather:
+      for (int r = 0; r < n; r++) {
+        const std::int64_t begin = cuts_[std::size_t(r)], end = cuts_[std::size_t(r) + 1];
+        const Piece p{std::min(begin + c.begin, end), std::min(begin + c.end, end)};
+        if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), node_.slot(r, slot_), part(nullptr, p).bytes());
+      }
+      break;
+    case Kind::reduce_scatter: {
+      const Piece p{std::max(c.begin, mine().begin), std::min(c.end, mine().end)};
+      blocks(p, [&](Piece b) {
+        reduce(header_.combine, data_.dtype, n, b.length(), data_.at(b.begin),
+               [&](int r) { return node_.slot(r, slot_) + std::size_t(b.begin - c.begin) * size; });
+      });
+      break;
+    }
+    default: {  // all_reduce: first each rank its share, into its slot; then all copy all shares
+      if (round_ % 2 == 1) {
+        blocks(share(c.length(), me, n), [&](Piece b) {
+          auto from = [&](int r) { return node_.slot(r, slot_) + std::size_t(b.begin) * size; };
+          alignas(64) std::byte sum[block * 8];
+          reduce(header_.combine, data_.dtype, n, b.length(), sum, from);
+          std::memcpy(from(me), sum, part(nullptr, b).bytes());
+        });
+      } else {
+        for (int r = 0; r < n; r++) {
+          const Piece p = share(c.length(), r, n);
+          if (p.length() > 0)
+            std::memcpy(data_.at(c.begin + p.begin), node_.slot(r, slot_) + std::size_t(p.begin) * size,
+                        part(nullptr, p).bytes());
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> on_node(std::unique_ptr<Communicator> base) {
+  return std::make_unique<NodeCommunicator>(std::move(base));
+}
+
+}  // namespace tandem

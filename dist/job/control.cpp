@@ -1,0 +1,482 @@
+#include "dist/job/control.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace tandem {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// What a frame holds: this, and a text: what a rank waits in, why the job has failed, a card.
+struct Said {
+  std::int32_t rank;  // whose standing; who is to blame; who leaves, is lost or has come back
+  std::int32_t waits_for = -1;
+  std::uint64_t number = 0;  // a standing: its steps; who has come back: its incarnation
+  std::uint64_t generation = 0;  // of the membership, with that loss or return
+};
+namespace type {
+enum : std::uint32_t { standing = 1, failure, goodbye, accusation, lost, returned };
+}
+constexpr std::size_t longest_text = 16384;
+
+std::string packed(const Said& said, const std::string& text = {}) {
+  return std::string(reinterpret_cast<const char*>(&said), sizeof said) + text.substr(0, longest_text);
+}
+
+// Heartbeats do not wait behind gradients: they have connections of their own, whose packets go first where this host queues them
+// (priority 6 of the queueing discipline), and at routers that look (DSCP CS6). A lost one is sent again after a time that does not
+// double, since so little is under way.
+void put_first(int fd) {
+  const int tos = 0xc0, priority = 6, on = 1;
+  setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);
+  setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof tos);
+  setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);  // after IP_TOS, which sets it too
+  setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
+}
+
+}  // namespace
+
+Control::Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines,
+                 std::unique_ptr<RollCall> roll_call)
+    : rank_(rendezvous.place().rank),
+      names_(std::move(names)),
+      deadlines_(deadlines),
+      told_(names_.size()),
+      gone_(names_.size()),
+      roll_call_(std::move(roll_call)) {
+  begin(rendezvous);
+}
+
+Control::Control(Rendezvous& rendezvous, Job job, const Deadlines& deadlines)
+    : rank_(rendezvous.place().rank),
+      deadlines_(deadlines),
+      told_(job.seats.size()),
+      gone_(job.seats.size()),
+      goes_on_(true),
+      job_(std::move(job)),
+      seats_(job_.seats),
+      door_(rendezvous.take_door()) {
+  for (const Seat& s : job_.seats) {
+    gone_[names_.size()] = s.left;
+    names_.push_back("rank " + std::to_string(names_.size()) + " on " + Card::from(s.card).host);
+  }
+  begin(rendezvous);
+}
+
+void Control::begin(Rendezvous& rendezvous) {
+  require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
+  for (int fd : rendezvous.take_connections()) {
+    peers_.push_back({.fd = fd, .heard = now()});
+    if (fd >= 0) put_first(fd);
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Control::~Control() {
+  {
+    std::lock_guard lock(mutex_);
+    end_ = true;
+    leaves_well_ = !goes_on_ || std::uncaught_exceptions() == 0;
+  }
+  (void)!write(wake_pipe_[1], "", 1);
+  thread_.join();
+  for (const Peer& p : peers_)
+    if (p.fd >= 0) close(p.fd);
+  close(wake_pipe_[0]);
+  close(wake_pipe_[1]);
+}
+
+void Control::raise() const {
+  std::lock_guard lock(mutex_);
+  throw CommunicationError(culprit_, text_);
+}
+
+void Control::stand(const Standing& standing) {
+  std::lock_guard lock(mutex_);
+  mine_ = standing;
+}
+
+int Control::last_in_line(int waits_for) const {
+  std::lock_guard lock(mutex_);
+  std::vector<Standing> all = standings();
+  all[std::size_t(rank_)] = mine_;
+  all[std::size_t(rank_)].waits_for = waits_for;
+  return tandem::culprit(all, rank_);
+}
+
+bool Control::works(int rank) const {
+  std::lock_guard lock(mutex_);
+  return !gone(rank) && told_[std::size_t(rank)].standing.waits_for < 0;
+}
+
+std::vector<Standing> Control::standings() const {
+  std::vector<Standing> all;
+  for (const Told& t : told_) all.push_back(t.standing);
+  for (std::size_t r = 0; r < all.size(); r++) all[r].left = gone_[r];
+  return all;
+}
+
+void Control::take(int rank, const Standing& standing, const std::string& in) {
+  Told& t = told_[std::size_t(rank)];
+  if (t.standing.waits_for != standing.waits_for || t.standing.steps != standing.steps || t.in != in) t.since = now();
+  t.standing = standing;
+  t.in = in;
+}
+
+void Control::warn_of_standstill() {
+  auto waits = [&](const Told& t) { return t.standing.waits_for >= 0 && now() - t.since >= deadlines_.patience; };
+  const auto first = std::find_if(told_.begin(), told_.end(), waits);
+  if (first == told_.end()) {
+    warned_ = false;
+    return;
+  }
+  if (std::exchange(warned_, true)) return;
+  const int blamed = tandem::culprit(standings(), int(first - told_.begin()));
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", deadlines_.patience);
+  std::string text =
+      std::string("warning: no progress for ") + seconds + " s: " + names_[std::size_t(blamed)] + " keeps the others waiting";
+  for (int r = 0, shown = 0; r < size(); r++) {
+    const Told& t = told_[std::size_t(r)];
+    if (t.standing.waits_for < 0) continue;
+    if (shown++ == 8) {
+      text += "; …";
+      break;
+    }
+    text += "; " + names_[std::size_t(r)] + " waits for rank " + std::to_string(t.standing.waits_for) + " in " + t.in;
+  }
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+void Control::fail(int culprit, const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failed_ || fails_) return;
+    fails_ = true;
+    outgoing_.push_back({type::failure, packed({culprit}, text)});
+  }
+  failed(culprit, text);
+  (void)!write(wake_pipe_[1], "", 1);
+}
+
+void Control::failed(int culprit, const std::string& text) {
+  std::function<void()> wake;
+  {
+    std::lock_guard lock(mutex_);
+    if (failed_) return;
+    text_ = text;
+    culprit_ = culprit;
+    failed_.store(true, std::memory_order_release);
+    wake = wake_;
+  }
+  if (wake) wake();
+}
+
+Change Control::change(std::size_t index) const {
+  std::lock_guard lock(mutex_);
+  return changes_[index];
+}
+
+void Control::on_change(std::function<void(const Change&)> heard) {
+  std::vector<Change> before;
+  {
+    std::lock_guard lock(mutex_);
+    heard_ = heard;
+    before = changes_;
+  }
+  if (heard)
+    for (const Change& c : before) heard(c);
+}
+
+void Control::accuse(int rank, const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (rank_ == 0)
+      accused_.push_back({rank, why});
+    else
+      outgoing_.push_back({type::accusation, packed({rank}, why)});
+  }
+  (void)!write(wake_pipe_[1], "", 1);
+}
+
+void Control::changed(const Change& change) {
+  std::function<void()> wake;
+  std::function<void(const Change&)> heard;
+  {
+    std::lock_guard lock(mutex_);
+    if (change.incarnation) {
+      names_[std::size_t(change.rank)] =
+          "rank " + std::to_string(change.rank) + " on " + Card::from(change.text).host;
+      gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
+      told_[std::size_t(change.rank)] = {};
+    }
+    changes_.push_back(change);
+    change_count_.store(changes_.size(), std::memory_order_release);
+    wake = wake_, heard = heard_;
+  }
+  if (heard) heard(change);
+  if (wake) wake();
+}
+
+void Control::on_failure(std::function<void()> wake) {
+  std::lock_guard lock(mutex_);
+  wake_ = std::move(wake);
+}
+
+std::vector<int> Control::survivors() {
+  std::unique_lock lock(mutex_);
+  if (failed_ || fails_)
+    called_.wait_for(lock, std::chrono::seconds(5), [&] { return !survivors_.empty(); });
+  return survivors_;
+}
+
+void Control::call_roll() {
+  std::vector<bool> lost(names_.size());
+  for (std::size_t r = 0; r < lost.size(); r++) lost[r] = int(r) != rank_ && (int(r) == culprit_ || gone(int(r)));
+  std::vector<int> found;
+  if (roll_call_) found = roll_call_->answer(lost);
+  for (int r = 0; r < size() && !roll_call_; r++)
+    if (!lost[std::size_t(r)]) found.push_back(r);
+  std::lock_guard lock(mutex_);
+  survivors_ = std::move(found);
+  called_.notify_all();
+}
+
+// ---- the thread -----------------------------------------------------------------------------------------------------------
+void Control::run() {
+  const double beat = std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});  // seconds between two heartbeats
+  bool called = false;
+  looked_ = now();
+  for (double told = 0;;) {
+    wait_for_events(told + beat - now());
+    const bool end = carry_out_orders();
+    if (failed_ && !std::exchange(called, true)) call_roll();
+    if (end) return leave();
+    for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
+    if (door_ && goes_on_ && !failed_)
+      for (const Gate::Guest& guest : door_->gate->wait(0)) take_back(guest);
+    if (now() - told >= beat) told = now(), tell_standings();
+    flush();
+  }
+}
+
+void Control::wait_for_events(double seconds) {
+  std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
+  for (const Peer& p : peers_)
+    polled.push_back({p.over ? -1 : p.fd, short(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+  const bool awaited = door_ && std::any_of(seats_.begin(), seats_.end(), [](const Seat& s) { return s.lost; });
+  poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
+  // Who was stopped itself has heard nobody meanwhile, and must not blame them.
+  const double pause = now() - std::exchange(looked_, now());
+  if (goes_on_ && pause > 2)
+    for (Peer& p : peers_) p.heard += pause;
+  char bytes[64];
+  while (polled[0].revents && read(wake_pipe_[0], bytes, sizeof bytes) > 0) {}
+}
+
+// What the other threads have asked for. True: the end.
+bool Control::carry_out_orders() {
+  std::vector<Frame> outgoing;
+  std::vector<std::pair<int, std::string>> accused;
+  bool end;
+  {
+    std::lock_guard lock(mutex_);
+    outgoing.swap(outgoing_), accused.swap(accused_);
+    end = end_;
+  }
+  for (const Frame& f : outgoing) tell_all(f.type, f.bytes);
+  for (const auto& [rank, why] : accused) report(rank, why);
+  return end;
+}
+
+void Control::leave() {
+  if (leaves_well_)
+    tell_all(type::goodbye, packed({rank_}));
+  else
+    tell_all(rank_ == 0 && !failed_ ? type::failure : type::accusation, packed({rank_}, name(rank_) + " has left with an error"));
+  // Until the kernel has all: of a rank that reads nothing, a few seconds.
+  const double until = now() + std::min(2.0, deadlines_.silence / 2);
+  const auto waits = [&](const Peer& p) { return p.fd >= 0 && !p.over && !p.out.empty() && !is_lost(p); };
+  for (flush(); std::any_of(peers_.begin(), peers_.end(), waits) && now() < until; flush()) usleep(2000);
+}
+
+void Control::tell_all(std::uint32_t type, const std::string& bytes, const Peer* but) {
+  for (Peer& p : peers_)
+    if (p.fd >= 0 && &p != but) p.out.put(type, bytes);
+}
+void Control::flush() {
+  for (Peer& p : peers_)
+    if (p.fd >= 0) p.out.flush(p.fd);
+}
+
+// Who has not taken the last heartbeats needs no more of them.
+void Control::tell_standings() {
+  std::vector<std::string> all;
+  {
+    std::lock_guard lock(mutex_);
+    take(rank_, mine_, mine_.waits_for >= 0 ? describe(mine_.in) : "");
+    for (int r = 0; r < size(); r++) {
+      const Told& t = told_[std::size_t(r)];
+      if (rank_ == 0 || r == rank_) all.push_back(packed({r, t.standing.waits_for, t.standing.steps}, t.in));
+    }
+    if (rank_ == 0 && !failed_ && !goes_on_) warn_of_standstill();
+  }
+  for (Peer& p : peers_)
+    if (p.fd >= 0 && !p.over && p.out.empty() && !is_lost(p))
+      for (const std::string& one : all) p.out.put(type::standing, one);
+}
+
+// Failures are for all; rank 0 passes them on.
+void Control::report(int culprit, const std::string& text) {
+  if (gives_up(culprit)) return lose(culprit, text);
+  failed(culprit, text);
+  tell_all(type::failure, packed({culprit}, text));
+}
+// At rank 0. The lost one is told too: its connection stays, for when it wakes up.
+void Control::lose(int rank, const std::string& why) {
+  Seat& seat = seats_[std::size_t(rank)];
+  if (seat.lost || gone(rank) || failed_) return;
+  seat.lost = true;
+  tell_all(type::lost, packed({rank, -1, 0, generation() + 1}, why));
+  changed({rank, 0, why});
+}
+
+void Control::hear(std::size_t i) {
+  Peer& p = peers_[i];
+  if (p.fd < 0 || p.over) return;
+  const int who = rank_ == 0 ? int(i) : 0;
+  const auto broken = [&](const char* why) {
+    p.over = true;
+    report(who, name(who) + why);
+  };
+  switch (p.in.receive(p.fd)) {
+    case FrameReader::Got::nothing: break;
+    case FrameReader::Got::bytes:
+      if (!is_lost(p)) longest_silence_ = std::max(longest_silence_.load(), now() - p.heard);
+      p.heard = now();
+      break;
+    case FrameReader::Got::end: broken(" has died: its connection is closed");
+  }
+  if (is_lost(p)) {  // nothing that it says counts any more
+    p.in = FrameReader(longest_frame);
+    return;
+  }
+  try {
+    while (const auto frame = p.in.next()) handle(i, *frame);
+  } catch (const Error&) {
+    broken(" sends what is no message");
+  }
+  if (p.over || now() - p.heard <= deadlines_.silence) return;
+  p.over = !gives_up(who);
+  char text[64];
+  std::snprintf(text, sizeof text, " has said nothing for %g s: it is stopped, or cut off", deadlines_.silence);
+  report(who, name(who) + text);
+}
+
+void Control::handle(std::size_t i, const Frame& frame) {
+  Said said;
+  require(frame.bytes.size() >= sizeof said, "no message");
+  std::memcpy(&said, frame.bytes.data(), sizeof said);
+  const std::string text = frame.bytes.substr(sizeof said);
+  require(said.rank >= (frame.type == type::failure || frame.type == type::accusation ? -1 : 0) && said.rank < size(), "no rank");
+  switch (frame.type) {
+    case type::standing: {
+      if (said.rank == rank_) return;
+      std::lock_guard lock(mutex_);
+      return take(said.rank, {.waits_for = said.waits_for, .steps = said.number}, text);
+    }
+    case type::failure:
+      failed(said.rank, text);
+      if (rank_ == 0) tell_all(type::failure, frame.bytes);
+      return;
+    case type::accusation:
+      if (rank_ == 0 && goes_on_ && said.rank >= 0) report(said.rank > 0 ? said.rank : int(i), text);
+      return;
+    case type::lost:
+    case type::returned:
+      if (rank_ == 0 || said.rank == 0) return;
+      if (said.rank == rank_)
+        return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + text);
+      require(said.generation == generation() + 1, "generation ", said.generation, " comes after ", generation());
+      return changed({said.rank, frame.type == type::lost ? 0 : said.number, text});
+    case type::goodbye: {
+      if (said.rank == (rank_ == 0 ? int(i) : 0)) peers_[i].over = true;
+      gone_[std::size_t(said.rank)].store(true, std::memory_order_release);
+      if (rank_ == 0) tell_all(type::goodbye, frame.bytes, &peers_[i]);
+      std::lock_guard lock(mutex_);
+      if (wake_) wake_();
+      return;
+    }
+    default: tandem::fail("no message");
+  }
+}
+
+void Control::take_back(const Gate::Guest& guest) {
+  if (!let_in(guest)) {
+    close(guest.connection);
+    return;
+  }
+  const auto r = std::size_t(guest.rank);
+  if (peers_[r].fd >= 0) close(peers_[r].fd);
+  peers_[r].fd = -1;  // it hears of its own return by the welcome
+  tell_all(type::returned, packed({guest.rank, -1, seats_[r].incarnation, generation() + 1}, seats_[r].card));
+  put_first(guest.connection);
+  peers_[r] = {.fd = guest.connection, .heard = now()};
+  changed({guest.rank, seats_[r].incarnation, seats_[r].card});
+}
+
+// Whoever comes through the door knows the token. It gets its seat when that is empty.
+bool Control::let_in(const Gate::Guest& guest) {
+  const double patience = std::min(0.5, deadlines_.silence / 4);  // seconds that the heartbeats may wait for it
+  try {
+    auto answer = [&](const std::string& text) {
+      send_frame(guest.connection, text, patience);
+      return false;
+    };
+    const std::string who = "rank " + std::to_string(guest.rank);
+    if (guest.ranks != size() || guest.rank <= 0 || guest.rank >= size())
+      return answer("!" + who + " of " + std::to_string(guest.ranks) + " ranks comes to a job of " +
+                    std::to_string(size()));
+    Seat& seat = seats_[std::size_t(guest.rank)];
+    if (gone(guest.rank)) return answer("!" + name(guest.rank) + " has ended well: nobody can come in its place");
+    if (!seat.lost) return answer("-" + name(guest.rank) + " has not been given up: nobody can come in its place yet");
+    answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
+    const auto words = unbundle(receive_frame(guest.connection, patience));
+    if (words.size() != 3) return answer("!what " + who + " says is damaged");
+    if (words[1] != job_.terms)
+      return answer("!" + who + " does not fit to the job: " + first_difference(job_.terms, words[1]));
+    Card card = Card::from(words[2]);
+    const Card mine = Card::from(seats_[0].card);
+    if (is_loopback(card.address) && card.identity == mine.identity) card.address = mine.address;
+    Seat back{false, false, std::max<std::uint64_t>(seat.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
+              card.text()};
+    std::swap(seat, back);
+    Welcome welcome{job_.nonce, seat.incarnation, generation() + 1, job_.terms, seats_};
+    for (int r = 0; r < size(); r++) welcome.seats[std::size_t(r)].left = gone(r);
+    try {
+      answer("+" + welcome.text());
+      return true;
+    } catch (const Error&) {
+      std::swap(seat, back);
+      return false;
+    }
+  } catch (const Error&) {  // it has gone meanwhile
+    return false;
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,149 @@
+// Liveness, apart from the exchange of data: a thread in every rank tells rank 0 each second what it is at, and rank 0 tells
+// all of them what all are at. A rank whose connection closes has died; one that is silent for Deadlines::silence counts as
+// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure the roll call is
+// answered here. A standstill of Deadlines::patience is no failure: rank 0 warns on stderr, once, and says who waits for whom.
+//
+// In a job that goes on without lost ranks, death and silence of a rank other than 0 are no failure either: rank 0 gives its
+// seat up and tells all of them, the lost one too, if it should wake up: then it has failed, and the others have not. A
+// process that comes back through the door of rank 0 takes the seat.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "dist/job/frames.h"
+#include "dist/job/roll_call.h"
+#include "dist/job/seats.h"
+#include "dist/collectives/wire.h"
+
+namespace tandem {
+
+class Control {
+ public:
+  // Takes the connections of the rendezvous. names: "rank 2 on node7", for all ranks.
+  Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines,
+          std::unique_ptr<RollCall> roll_call = nullptr);
+  // Of a job that goes on without lost ranks. Takes the door too, at rank 0.
+  struct Job {
+    std::uint64_t nonce = 0, incarnation = 0;  // the job's; this process's
+    std::uint64_t generation = 0;              // of the membership, when this rank came
+    std::string terms;
+    std::vector<Seat> seats;
+  };
+  Control(Rendezvous& rendezvous, Job job, const Deadlines& deadlines);
+  ~Control();  // says good-bye; in a job that goes on: unless an exception is on its way
+  Control(const Control&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return int(names_.size()); }
+  std::string name(int rank) const {
+    std::lock_guard lock(mutex_);
+    return names_[std::size_t(rank)];
+  }
+  const Deadlines& deadlines() const { return deadlines_; }
+  double deadline() const { return deadlines_.wait; }
+  const Job& job() const { return job_; }  // as it was when this rank came
+  bool goes_on() const { return goes_on_; }
+
+  // Any thread.
+  void check() const {  // throws CommunicationError when the job has failed
+    if (failed_.load(std::memory_order_acquire)) raise();
+  }
+  bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
+  void stand(const Standing& standing);
+  int last_in_line(int waits_for) const;
+  bool works(int rank) const;  // as it has said: it waits for nobody, and has not left
+  void fail(int culprit, const std::string& text);
+  void on_failure(std::function<void()> wake);  // called once, by the thread here
+  // Of a job that goes on: how many changes there were since this rank came, and one of them, from 0.
+  std::size_t changes() const { return change_count_.load(std::memory_order_acquire); }
+  std::uint64_t generation() const { return job_.generation + changes(); }
+  Change change(std::size_t index) const;
+  // Called with each, those before too; by the thread here, which it must not keep.
+  void on_change(std::function<void(const Change&)> heard);
+  // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
+  void accuse(int rank, const std::string& why);
+  double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
+  // After a failure: the ranks that still reach each other; waits for the roll call, a few seconds at most. Before: none.
+  std::vector<int> survivors();
+
+ private:
+  static constexpr std::size_t longest_frame = 20 << 10;
+  struct Peer {  // at rank 0 one for each rank, elsewhere one for rank 0
+    int fd = -1;
+    bool over = false;  // nothing is expected from there any more
+    double heard = 0;   // when
+    FrameWriter out = {};
+    FrameReader in{longest_frame};
+  };
+  void begin(Rendezvous& rendezvous);
+  void call_roll();
+  void take(int rank, const Standing& standing, const std::string& in);
+  std::vector<Standing> standings() const;
+  void warn_of_standstill();
+  void failed(int culprit, const std::string& text);
+  void changed(const Change& change);
+  [[noreturn]] void raise() const;
+
+  // The thread's.
+  void run();
+  void wait_for_events(double seconds);
+  bool carry_out_orders();
+  void leave();
+  void tell_all(std::uint32_t type, const std::string& bytes, const Peer* but = nullptr);
+  void tell_standings();
+  void flush();
+  void report(int culprit, const std::string& text), lose(int rank, const std::string& why);
+  void hear(std::size_t i), handle(std::size_t i, const Frame& frame);
+  void take_back(const Gate::Guest& guest);
+  bool let_in(const Gate::Guest& guest);
+  bool gives_up(int rank) const { return goes_on_ && rank_ == 0 && rank != 0; }
+  bool is_lost(const Peer& p) const {  // given up, by rank 0
+    const auto i = std::size_t(&p - peers_.data());
+    return rank_ == 0 && i < seats_.size() && seats_[i].lost;
+  }
+
+  int rank_;
+  std::vector<std::string> names_;
+  Deadlines deadlines_;
+  std::vector<Peer> peers_;  // the thread's, and what follows
+  double looked_ = 0;
+  std::atomic<double> longest_silence_{0};
+  mutable std::mutex mutex_;
+  struct Told {
+    Standing standing;
+    std::string in;    // what it waits in, in words
+    double since = 0;  // when it first stood so
+  };
+  Standing mine_;
+  std::vector<Told> told_;
+  bool warned_ = false;  // of this standstill
+  std::vector<std::atomic<bool>> gone_;
+  std::atomic<bool> failed_{false};
+  std::string text_;
+  int culprit_ = -1;
+  std::vector<Frame> outgoing_;  // a failure or accusation that the thread has to tell
+  std::function<void()> wake_;
+  const bool goes_on_ = false;
+  const Job job_;
+  std::vector<Seat> seats_;  // as they are now, at rank 0; the thread's
+  std::unique_ptr<Door> door_;
+  std::vector<Change> changes_;
+  std::atomic<std::size_t> change_count_{0};
+  std::function<void(const Change&)> heard_;
+  std::vector<std::pair<int, std::string>> accused_;  // at rank 0, by itself
+  bool leaves_well_ = true, fails_ = false;
+  std::unique_ptr<RollCall> roll_call_;
+  std::vector<int> survivors_;  // empty until the roll call is over
+  std::condition_variable called_;
+  bool end_ = false;
+  int wake_pipe_[2];
+  std::thread thread_;
+};
+
+}  // namespace tandem

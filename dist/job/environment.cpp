@@ -1,0 +1,136 @@
+#include "dist/job/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "core/error.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+namespace {
+
+struct Family {
+  const char *name, *rank, *size, *local_rank, *local_size;
+};
+// In this order: mpirun inside a Slurm job sees Slurm's variables too, and a pod of Kubeflow may start torchrun.
+constexpr Family families[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Kubeflow", "PET_NODE_RANK", "PET_NNODES", nullptr, nullptr},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr},
+};
+
+const char* value_of(const Variables& variables, const char* name) {
+  const char* v = name ? variables(name) : nullptr;
+  return v && *v ? v : nullptr;
+}
+
+int number(const char* name, const char* text, int low, int high) {
+  int v = 0;
+  auto [end, error] = std::from_chars(text, text + std::strlen(text), v);
+  if (error != std::errc() || *end || v < low || v > high)
+    refuse(name, "=", text, ": expected a whole number from ", low, " to ", high);
+  return v;
+}
+
+// The parent, and when it began: all ranks that one launcher starts on a host have it in common.
+std::string parent() {
+  std::ifstream file("/proc/" + std::to_string(getppid()) + "/stat");
+  std::string stat((std::istreambuf_iterator<char>(file)), {});
+  std::size_t at = stat.rfind(')');
+  for (int field = 2; at != std::string::npos && field < 22; field++) at = stat.find(' ', at + 1);
+  return std::to_string(getppid()) + "@" +
+         (at == std::string::npos ? "?" : stat.substr(at + 1, stat.find(' ', at + 1) - at - 1));
+}
+
+}  // namespace
+
+Variables process_environment() {
+  return [](const char* name) -> const char* { return std::getenv(name); };
+}
+
+bool Place::one_host() const {
+  if (local_size >= 0) return local_size == size;
+  return master == "localhost" || master == "127.0.0.1" || master == "::1";
+}
+
+std::string first_slurm_host(const std::string& list) {
+  const std::size_t open = list.find('['), comma = list.find(',');
+  if (open == std::string::npos || comma < open) return list.substr(0, comma);
+  const std::size_t end = list.find_first_of("-,]", open);
+  if (end == std::string::npos) refuse("SLURM_NODELIST=", list, ": the bracket is not closed");
+  const std::size_t close = list.find(']', open), after = list.find(',', close);
+  return list.substr(0, open) + list.substr(open + 1, end - open - 1) + list.substr(close + 1, after - close - 1);
+}
+
+Place place_in(const Variables& variables) {
+  auto get = [&](const char* name) { return value_of(variables, name); };
+  Place p;
+  for (const Family& f : families) {
+    const bool slurm = std::strcmp(f.name, "Slurm") == 0;
+    const char *rank = get(f.rank), *size = get(f.size);
+    if (slurm && !get("SLURM_STEP_ID")) {  // in the batch script itself: not started by srun
+      if (size && number(f.size, size, 1, 1 << 20) > 1)
+        refuse("inside a Slurm job of ", size,
+               " tasks, but not started by srun: start it with `srun PROGRAM …`, or unset "
+               "SLURM_NTASKS for one process");
+      continue;
+    }
+    if (!rank && !size) continue;
+    if (!rank || !size)
+      refuse(rank ? f.rank : f.size, "=", rank ? rank : size, " is set, but ", rank ? f.size : f.rank, " is not (",
+             f.name, "): set both, or none for one process");
+    p.family = f.name;
+    p.size = number(f.size, size, 1, 65535);
+    p.rank = number(f.rank, rank, 0, p.size - 1);
+    if (const char* v = get(f.local_size)) p.local_size = number(f.local_size, v, 1, p.size);
+    if (const char* v = get(f.local_rank))
+      p.local_rank = number(f.local_rank, v, 0, (p.local_size > 0 ? p.local_size : p.size) - 1);
+    break;
+  }
+  if (p.size == 1) return p;
+
+  if (p.family == "Kubeflow" && get("PET_NPROC_PER_NODE") && std::string(get("PET_NPROC_PER_NODE")) != "1")
+    refuse("PET_NPROC_PER_NODE=", get("PET_NPROC_PER_NODE"),
+           ": a process for each needs a launcher in the pod, such as "
+           "`torchrun --no_python PROGRAM …`");
+  if (p.family == "Slurm" && !get("MASTER_ADDR")) {
+    const char* list = get("SLURM_STEP_NODELIST") ? get("SLURM_STEP_NODELIST") : get("SLURM_NODELIST");
+    if (!list) refuse("SLURM_PROCID is set, but SLURM_NODELIST is not (Slurm): set MASTER_ADDR to the host of rank 0");
+    p.master = first_slurm_host(list);
+    if (const char* nodes = get("SLURM_NNODES"); nodes && std::string(nodes) == "1") p.local_size = p.size;
+    const std::string job = get("SLURM_JOB_ID") ? get("SLURM_JOB_ID") : "0";
+    p.port = 15000 + std::atoi(job.substr(job.size() > 4 ? job.size() - 4 : 0).c_str());
+  }
+  const bool pods = p.family == "Kubeflow" && !get("MASTER_ADDR");
+  if (const char* v = get(pods ? "PET_MASTER_ADDR" : "MASTER_ADDR")) p.master = v;
+  if (const char* v = get(pods ? "PET_MASTER_PORT" : "MASTER_PORT")) {
+    p.port = number(pods ? "PET_MASTER_PORT" : "MASTER_PORT", v, 1, 65534);
+    const char* listens = get("TORCHELASTIC_USE_AGENT_STORE");  // "True" or "False"
+    if (listens && std::string(listens) != "False") p.port++;  // torchrun itself listens on the port that it names
+  }
+  for (const char* name : {"TANDEM_JOB", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"})
+    if (const char* v = get(name); v && p.job.empty()) {
+      p.job = std::string(name) + "=" + v;
+      for (const char* also : {"SLURM_STEP_ID", "TORCHELASTIC_RESTART_COUNT"})
+        if (const char* w = get(also)) p.job += std::string(",") + w;
+      if (p.job.starts_with("TORCH")) p.job += "," + std::to_string(p.port);  // its run id is "none" by default
+    }
+  if (p.job.empty()) p.job = "parent=" + parent();
+  return p;
+}
+
+int rank_from_environment() { return place_in().rank; }
+int local_rank_from_environment() { return std::max(0, place_in().local_rank); }
+int local_size_from_environment() { return std::max(1, place_in().local_size); }
+
+}  // namespace tandem

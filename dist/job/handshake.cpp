@@ -1,0 +1,258 @@
+#include "dist/job/handshake.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace tandem {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+const std::string magic("TANDEM\0\1", 8);
+constexpr std::size_t nonce_bytes = 32, mac_bytes = 32, hello_bytes = 8 + 4 + 4 + nonce_bytes + mac_bytes;
+constexpr double patience = 5;               // seconds that a stranger may take to say who it is
+constexpr std::size_t most_strangers = 256;  // at once; beyond, the oldest is dropped
+
+bool equal(const std::string& a, const std::string& b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+std::string word(std::uint32_t v) { return {reinterpret_cast<const char*>(&v), sizeof v}; }
+std::uint32_t word_at(const std::string& s, std::size_t at) {
+  std::uint32_t v;
+  std::memcpy(&v, s.data() + at, sizeof v);
+  return v;
+}
+
+void tune(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+std::string text_of(const sockaddr_storage& address, socklen_t length) {
+  char host[NI_MAXHOST] = "?";
+  getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  const std::string text = host;
+  return text.starts_with("::ffff:") ? text.substr(7) : text;  // an IPv4 address, met by a socket for both kinds
+}
+
+}  // namespace
+
+int bound_socket(bool loopback, int port) {
+  const int on = 1, off = 0;
+  auto give_up = [&](int s) {
+    const int why = errno;
+    if (s >= 0) close(s);
+    fail("rank 0 cannot listen on port ", port, ": ", std::strerror(why),
+         why == EADDRINUSE ? " (ss -ltnp shows who does; choose another one by MASTER_PORT)" : "");
+  };
+  const int six = loopback ? -1 : socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (six >= 0) {
+    setsockopt(six, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    sockaddr_in6 a{};
+    a.sin6_family = AF_INET6;
+    a.sin6_addr = in6addr_any;
+    a.sin6_port = htons(std::uint16_t(port));
+    if (bind(six, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0) return six;
+    if (errno == EADDRINUSE) give_up(six);
+    close(six);
+  }
+  const int four = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  setsockopt(four, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in a{};
+  a.sin_family = AF_INET;
+  a.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+  a.sin_port = htons(std::uint16_t(port));
+  if (four < 0 || bind(four, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0) give_up(four);
+  return four;
+}
+
+int port_of(int socket) {
+  sockaddr_storage a{};
+  socklen_t length = sizeof a;
+  getsockname(socket, reinterpret_cast<sockaddr*>(&a), &length);
+  return ntohs(a.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(a).sin6_port
+                                       : reinterpret_cast<sockaddr_in&>(a).sin_port);
+}
+
+std::string address_of(int connection) {
+  sockaddr_storage a{};
+  socklen_t length = sizeof a;
+  getsockname(connection, reinterpret_cast<sockaddr*>(&a), &length);
+  return text_of(a, length);
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "::1" || address.starts_with("127.");
+}
+
+// ---- the side that listens ---------------------------------------------------------------------------------------------
+Gate::Gate(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
+  if (listen(socket_, 512) == 0) return;
+  const int why = errno, port = port_of(socket_);
+  close(socket_);
+  fail("cannot listen on port ", port, ": ", std::strerror(why),
+       why == EADDRINUSE ? " (ss -ltnp shows who does; choose another one by MASTER_PORT)" : "");
+}
+
+Gate::~Gate() {
+  close(socket_);
+  for (Stranger& s : strangers_) close(s.connection);
+}
+
+bool Gate::knows_token(const Stranger& s) const {
+  return equal(s.said.substr(16 + nonce_bytes), hmac(token_, "rank" + s.nonce + s.said.substr(8, 8 + nonce_bytes)));
+}
+
+std::vector<Gate::Guest> Gate::wait(double seconds) {
+  std::vector<Guest> guests;
+  std::vector<pollfd> polled{{socket_, POLLIN, 0}};
+  for (const Stranger& s : strangers_) polled.push_back({s.connection, POLLIN, 0});
+  poll(polled.data(), polled.size(), int(seconds * 1000));
+
+  for (std::size_t i = strangers_.size(); i-- > 0;) {
+    Stranger& s = strangers_[i];
+    bool drop = now() > s.until;
+    if (polled[i + 1].revents) {
+      char bytes[hello_bytes];
+      const ssize_t n = ::recv(s.connection, bytes, hello_bytes - s.said.size(), MSG_DONTWAIT);
+      if (n > 0) s.said.append(bytes, std::size_t(n));
+      drop = drop || n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+      drop = drop || s.said.compare(0, 8, magic, 0, std::min<std::size_t>(8, s.said.size())) != 0;
+    }
+    if (!drop && s.said.size() < hello_bytes) continue;
+    if (!drop && knows_token(s)) {
+      fcntl(s.connection, F_SETFL, fcntl(s.connection, F_GETFL) & ~O_NONBLOCK);
+      try {
+        send_all(s.connection, hmac(token_, "zero" + s.said.substr(16, nonce_bytes) + s.nonce), now() + 1);
+        guests.push_back(
+            {std::exchange(s.connection, -1), int(word_at(s.said, 8)), int(word_at(s.said, 12)), s.address});
+      } catch (const Error&) {  // it has gone meanwhile
+      }
+    }
+    if (s.connection >= 0) close(s.connection);
+    strangers_.erase(strangers_.begin() + std::ptrdiff_t(i));
+  }
+  if (polled[0].revents & POLLIN) greet();
+  return guests;
+}
+
+void Gate::greet() {
+  for (;;) {
+    sockaddr_storage from{};
+    socklen_t length = sizeof from;
+    const int fd = accept4(socket_, reinterpret_cast<sockaddr*>(&from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    tune(fd);
+    Stranger s{fd, now() + patience, random_bytes(nonce_bytes), "", text_of(from, length)};
+    const std::string greeting = magic + s.nonce;
+    if (::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(greeting.size())) {
+      close(fd);
+      continue;
+    }
+    if (strangers_.size() >= most_strangers) {
+      close(strangers_.front().connection);
+      strangers_.erase(strangers_.begin());
+    }
+    strangers_.push_back(std::move(s));
+  }
+}
+
+// ---- the side that connects --------------------------------------------------------------------------------------------
+int knock(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds) {
+  const double until = now() + seconds;
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found))
+    fail(address, ": ", gai_strerror(error));
+  const std::string there = address + " port " + std::to_string(port) + ": ";
+  std::string why;
+  int fd = -1;
+  for (addrinfo* a = found; a && fd < 0; a = a->ai_next) {
+    fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+    if (fd < 0) continue;
+    int error = 0;
+    socklen_t length = sizeof error;
+    if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) error = errno;
+    if (error == EINPROGRESS) {
+      error = ready(fd, POLLOUT, until) ? 0 : ETIMEDOUT;
+      if (error == 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+    if (error != 0) why = std::strerror(error), close(std::exchange(fd, -1));
+  }
+  freeaddrinfo(found);
+  if (fd < 0) fail(there, why);
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  tune(fd);
+  try {
+    const std::string greeting = receive_all(fd, magic.size() + nonce_bytes, until);
+    require(greeting.compare(0, 8, magic) == 0, "something else listens there");
+    const std::string theirs = greeting.substr(8), mine = random_bytes(nonce_bytes);
+    const std::string who = word(std::uint32_t(rank)) + word(std::uint32_t(ranks)) + mine;
+    send_all(fd, magic + who + hmac(token, "rank" + theirs + who), until);
+    require(equal(receive_all(fd, mac_bytes, until), hmac(token, "zero" + mine + theirs)),
+            "what listens there does not know the token");
+  } catch (const Error& e) {
+    close(fd);
+    fail(there, e.what());
+  }
+  return fd;
+}
+
+// ---- bytes -------------------------------------------------------------------------------------------------------------
+std::string hmac(const std::string& key, const std::string& text) {
+  unsigned char out[EVP_MAX_MD_SIZE];
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), key.data(), int(key.size()),
+                          reinterpret_cast<const unsigned char*>(text.data()), text.size(), out, &length);
+  require(made && length == mac_bytes, "HMAC-SHA256 failed");
+  return {reinterpret_cast<char*>(out), length};
+}
+
+std::string random_bytes(std::size_t count) {
+  std::string s(count, '\0');
+  require(RAND_bytes(reinterpret_cast<unsigned char*>(s.data()), int(count)) == 1, "no random numbers are to be had");
+  return s;
+}
+
+std::string hex(const std::string& bytes) {
+  std::string s;
+  for (unsigned char c : bytes) s += "0123456789abcdef"[c >> 4], s += "0123456789abcdef"[c & 15];
+  return s;
+}
+
+std::string bundle(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& t : texts) all += word(std::uint32_t(t.size())) + t;
+  return all;
+}
+
+std::vector<std::string> unbundle(const std::string& bundled) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
+    require(bundled.size() - at >= 4 && bundled.size() - at - 4 >= word_at(bundled, at), "a damaged message");
+    texts.push_back(bundled.substr(at + 4, word_at(bundled, at)));
+    at += 4;
+  }
+  return texts;
+}
+
+}  // namespace tandem

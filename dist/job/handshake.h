@@ -1,0 +1,59 @@
+// Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both sides'
+// random numbers: nothing of the token crosses the network, and what was heard cannot be used again). Connections that say
+// something else, or nothing, are dropped after a few seconds and keep nobody waiting.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "dist/job/frames.h"
+
+namespace tandem {
+
+// A socket on a free port (port 0) or a given one, of all addresses or of the loopback interface alone. Nobody gets in before
+// it listens: the kernel refuses. Throws Error when the port is taken.
+int bound_socket(bool loopback, int port);
+int port_of(int socket);
+std::string address_of(int connection);  // "10.0.0.3": of this side
+bool is_loopback(const std::string& address);
+
+// The side that listens.
+class Gate {
+ public:
+  Gate(int socket, std::string token);  // takes the socket, and listens
+  ~Gate();
+  Gate(const Gate&) = delete;
+
+  struct Guest {
+    int connection;   // the caller's to close
+    int rank, ranks;  // as it says
+    std::string address;
+  };
+  // Those who have proven that they know the token, after at most so many seconds; often none.
+  std::vector<Guest> wait(double seconds);
+
+ private:
+  struct Stranger {
+    int connection;
+    double until;
+    std::string nonce, said, address;
+  };
+  void greet();
+  bool knows_token(const Stranger& stranger) const;
+  int socket_;
+  std::string token_;
+  std::vector<Stranger> strangers_;
+};
+
+// The side that connects: a connection to a gate of the same token. Throws Error that says why there is none.
+int knock(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds);
+
+// "\x17\x00…": random bytes; hex for people.
+std::string random_bytes(std::size_t count);
+std::string hex(const std::string& bytes);
+std::string hmac(const std::string& key, const std::string& text);
+
+// Several texts in one, and back; throws Error where it is damaged.
+std::string bundle(const std::vector<std::string>& texts);
+std::vector<std::string> unbundle(const std::string& bundled);
+
+}  // namespace tandem

@@ -1,0 +1,15 @@
+// Linked where there is no network library. A start as one of several ranks is refused here: running on would train as many
+// separate copies.
+#include "dist/job/environment.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+
+std::unique_ptr<Strategy> strategy_from_environment() {
+  if (const Place p = place_in(); p.size > 1)
+    refuse("started by ", p.family, " as rank ", p.rank, " of ", p.size,
+           ", but this build has no network library: install libucx-dev and libssl-dev and build again");
+  return std::make_unique<Strategy>();
+}
+
+}  // namespace tandem

@@ -1,0 +1,305 @@
+#include "dist/job/rendezvous.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "dist/job/hosts.h"
+
+namespace tandem {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// ---- the file in which ranks of one host find each other -----------------------------------------------------------------
+std::string private_folder(const Variables& variables) {
+  const char* given = variables("XDG_RUNTIME_DIR");
+  std::string folder = given && access(given, W_OK) == 0 ? given : "/tmp/tandem-" + std::to_string(getuid());
+  mkdir(folder.c_str(), 0700);
+  struct stat s {};
+  if (lstat(folder.c_str(), &s) != 0 || !S_ISDIR(s.st_mode) || s.st_uid != getuid() || (s.st_mode & 022))
+    refuse(folder, ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR");
+  return folder;
+}
+
+std::string meeting_file(const std::string& job, const Variables& variables) {
+  return private_folder(variables) + "/tandem-" + hex(hmac("name", job)).substr(0, 24);
+}
+
+void write_private(const std::string& path, const std::string& text) {
+  const std::string fresh = path + "." + std::to_string(getpid());
+  unlink(fresh.c_str());
+  const int fd = open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
+  if (fd >= 0) close(fd);
+  if (!written || rename(fresh.c_str(), path.c_str()) != 0) fail(path, ": cannot be written: ", std::strerror(errno));
+}
+
+// Files of jobs that are no more: rank 0 of a job keeps its own locked. (Young ones may not be locked yet.)
+void sweep(const std::string& folder) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("tandem-") || name.find_first_not_of("0123456789abcdef", 7) != std::string::npos) continue;
+    const int fd = open(entry.path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat s {};
+    if (fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_mtime < std::time(nullptr) - 60 &&
+        flock(fd, LOCK_EX | LOCK_NB) == 0)
+      unlink(entry.path().c_str());
+    if (fd >= 0) close(fd);
+  }
+}
+
+[[noreturn]] void refused_with(const std::string& answer) {
+  fail("rank 0 says: ", answer.empty() ? "" : answer.substr(1));
+}
+
+bool hung_up(int connection) {
+  char byte;
+  const ssize_t n = recv(connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+}  // namespace
+
+bool has_begun(const std::string& job, const Variables& variables) {
+  std::ifstream file(meeting_file(job, variables));
+  std::string port, token, begun;
+  return file >> port >> token >> begun && begun == "begun";
+}
+
+void forget_meeting(const std::string& job, const Variables& variables) {
+  unlink(meeting_file(job, variables).c_str());
+}
+
+Deadlines Deadlines::from(const Variables& variables) {
+  Deadlines d;
+  auto take = [&](const char* name, double& v) {
+    const char* text = variables(name);
+    if (!text || !*text) return;
+    char* end = nullptr;
+    v = std::strtod(text, &end);
+    if (*end || !(v > 0) || v > 1e6) refuse(name, "=", text, ": expected a number of seconds");
+  };
+  take("TANDEM_START_TIMEOUT", d.start);
+  take("TANDEM_SILENCE", d.silence);
+  take("TANDEM_PATIENCE", d.patience);
+  take("TANDEM_DEADLINE", d.wait);
+  return d;
+}
+
+Door::~Door() {
+  if (!file.empty()) unlink(file.c_str());
+}
+
+Rendezvous::Way Rendezvous::way(const Variables& variables) {
+  const char* given = variables("TANDEM_TOKEN");
+  token_ = given ? given : "";
+  if (!token_.empty() && token_.size() < 16)
+    refuse("TANDEM_TOKEN is shorter than 16 characters: take `openssl rand -hex 32`");
+  const bool by_file = place_.one_host() && token_.empty();
+  if (!by_file && (token_.empty() || (place_.master.empty() && !place_.one_host())))
+    refuse("ranks on several hosts (", place_.family, ", ", place_.size, " ranks", place_.local_size > 0 ? ", " : "",
+           place_.local_size > 0 ? std::to_string(place_.local_size) + " here" : "", ") need ",
+           place_.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
+           "TANDEM_TOKEN, the same secret on all of them: TANDEM_TOKEN=$(openssl rand -hex 32)");
+  if (by_file) return {meeting_file(place_.job, variables), "127.0.0.1", 0};
+  return {"", place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
+}
+
+Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, bool stays_open)
+    : place_(place), deadlines_(deadlines) {
+  connections_.assign(std::size_t(place.rank == 0 ? place.size : 1), -1);
+  if (place.size == 1) return;
+  const Way way = this->way(variables);
+  if (place.rank != 0) {
+    join(way, [](const std::string& verdict) {
+      if (verdict != "+") refused_with(verdict);
+      return true;
+    });
+    return;
+  }
+  std::vector<std::string> hosts;  // where each rank should be, if the launcher says
+  if (const char* list = variables("TANDEM_HOSTS"); list && *list)
+    for (const Host& h : hosts_in_list(list)) hosts.insert(hosts.end(), std::size_t(h.slots), h.name);
+  const bool by_file = !way.file.empty();
+  if (by_file) token_ = hex(random_bytes(32));
+  const int socket = bound_socket(by_file, way.port);
+  door_ = std::make_unique<Door>();
+  if (by_file) {
+    sweep(std::filesystem::path(way.file).parent_path());
+    write_private(way.file, std::to_string(port_of(socket)) + " " + token_ + "\n");
+    door_->file = way.file;
+    door_->lock.take(way.file, way.file, "meets there");
+  }
+  door_->gate = std::make_unique<Gate>(socket, token_);
+  host(hosts);
+  if (!stays_open)
+    door_.reset();
+  else if (by_file)
+    std::ofstream(way.file, std::ios::app) << "begun\n";
+}
+
+Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
+                       Welcome& welcome)
+    : place_(place), deadlines_(deadlines) {
+  if (place.rank == 0) refuse("TANDEM_INCARNATION=", back.incarnation, ": rank 0 keeps the list, and cannot come back");
+  connections_.assign(1, -1);
+  join(way(variables), [&](const std::string& verdict) {
+    if (verdict.starts_with("-")) return false;  // not given up yet
+    if (verdict == "+") fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
+    if (!verdict.starts_with("?")) refused_with(verdict);
+    send_frame(connections_[0],
+               bundle({std::to_string(back.incarnation), back.terms, back.card(interface_address())}), 5);
+    const std::string answer = receive_frame(connections_[0], 5);
+    if (!answer.starts_with("+")) refused_with(answer);
+    welcome = Welcome::from(answer.substr(1));
+    return true;
+  });
+}
+
+Rendezvous::~Rendezvous() {
+  for (int fd : connections_)
+    if (fd >= 0) close(fd);
+}
+
+std::vector<int> Rendezvous::take_connections() { return std::exchange(connections_, {}); }
+std::unique_ptr<Door> Rendezvous::take_door() { return std::move(door_); }
+
+// ---- rank 0 --------------------------------------------------------------------------------------------------------------
+void Rendezvous::host(const std::vector<std::string>& hosts) {
+  Gate& gate = *door_->gate;
+  std::vector<std::string> addresses(std::size_t(place_.size));
+  int missing = place_.size - 1;
+  const double until = now() + deadlines_.start;
+  auto give_up = [&](const std::string& text) {
+    for (int fd : connections_)
+      if (fd >= 0) try {
+          send_frame(fd, "!" + text, 1);
+        } catch (const Error&) {  // it hears of it by the closed connection
+        }
+    fail(text);
+  };
+  while (missing > 0) {
+    if (now() > until) {
+      std::string absent, present;
+      for (int r = 0; r < place_.size; r++)
+        if (r > 0 && connections_[std::size_t(r)] < 0)
+          absent += (absent.empty() ? "" : ", ") + std::to_string(r) +
+                    (hosts.size() == std::size_t(place_.size) ? " on " + hosts[std::size_t(r)] : "");
+        else
+          present +=
+              (present.empty() ? "" : ", ") + std::to_string(r) + (r ? " from " + addresses[std::size_t(r)] : "");
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%g", deadlines_.start);
+      give_up(std::string("after ") + seconds + " s these ranks are missing: " + absent + " (here: " + present +
+              "). TANDEM_START_TIMEOUT gives them longer");
+    }
+    for (std::size_t r = 1; r < addresses.size(); r++)
+      if (connections_[r] >= 0 && hung_up(connections_[r]))
+        give_up("rank " + std::to_string(r) + ", from " + addresses[r] + ", ended before all ranks had come");
+    for (const Gate::Guest& guest : gate.wait(0.2)) {
+      const auto rank = std::size_t(guest.rank);
+      std::string refusal;
+      if (guest.ranks != place_.size)
+        refusal = "rank " + std::to_string(guest.rank) + " was started as one of " + std::to_string(guest.ranks) +
+                  " ranks, and rank 0 as one of " + std::to_string(place_.size);
+      else if (guest.rank <= 0 || guest.rank >= place_.size || connections_[rank] >= 0)
+        refusal = "rank " + std::to_string(guest.rank) + " has come twice, from " +
+                  (guest.rank >= 0 && guest.rank < place_.size ? addresses[rank] + " and " : "") + guest.address;
+      if (!refusal.empty()) {
+        connections_.push_back(guest.connection);  // it hears of it too
+        give_up(refusal);
+      }
+      connections_[rank] = guest.connection;
+      addresses[rank] = guest.address;
+      missing--;
+    }
+  }
+  for (std::size_t r = 1; r < connections_.size(); r++) send_frame(connections_[r], "+", 5);  // all are here
+}
+
+// ---- the others ------------------------------------------------------------------------------------------------------------
+template <class Verdict>
+void Rendezvous::join(const Way& way, const Verdict& accepted) {
+  const bool by_file = !way.file.empty();
+  const double until = now() + deadlines_.start;
+  std::string why = "nothing was tried";
+  for (double pause = 0.02; now() < until;
+       std::this_thread::sleep_for(std::chrono::duration<double>(pause)), pause = std::min(1.0, pause * 1.5)) {
+    int port = way.port;
+    if (by_file) {
+      std::ifstream file(way.file);
+      if (!(file >> port >> token_)) {
+        why = "rank 0 has not left its port in " + way.file;
+        pause = std::min(pause, 0.1);
+        continue;
+      }
+    }
+    std::string verdict;
+    try {
+      connections_[0] = knock(way.address, port, token_, place_.rank, place_.size, 5);
+      verdict = receive_frame(connections_[0], std::max(1.0, until + 5 - now()));
+    } catch (const Error& e) {
+      if (connections_[0] >= 0) close(std::exchange(connections_[0], -1));
+      why = std::string(e.what()) + (by_file ? "" : " (is TANDEM_TOKEN the same on all hosts?)");
+      continue;
+    }
+    if (accepted(verdict)) return;
+    close(std::exchange(connections_[0], -1));
+    why = verdict.substr(1);
+  }
+  fail("rank ", place_.rank, " does not find rank 0: ", why);
+}
+
+std::vector<std::string> Rendezvous::exchange(const std::string& mine) {
+  std::vector<std::string> all(std::size_t(place_.size));
+  all[std::size_t(place_.rank)] = mine;
+  auto with = [&](int rank, auto&& action) {
+    try {
+      action();
+    } catch (const Error& e) {
+      fail("rendezvous with rank ", rank, ": ", e.what());
+    }
+  };
+  if (place_.rank == 0) {
+    for (int r = 1; r < place_.size; r++)
+      with(r, [&] { all[std::size_t(r)] = receive_frame(connections_[std::size_t(r)], deadlines_.start); });
+    const std::string packed = bundle(all);
+    for (int r = 1; r < place_.size; r++)
+      with(r, [&] { send_frame(connections_[std::size_t(r)], packed, deadlines_.start); });
+  } else {
+    std::string packed;
+    with(0, [&] {
+      send_frame(connections_[0], mine, deadlines_.start);
+      packed = receive_frame(connections_[0], deadlines_.start);
+    });
+    all = unbundle(packed);
+    require(all.size() == std::size_t(place_.size), "rendezvous: a damaged answer");
+  }
+  return all;
+}
+
+std::string Rendezvous::interface_address() const {
+  std::string first = "127.0.0.1";
+  for (std::size_t i = connections_.size(); i-- > 0;)
+    if (connections_[i] >= 0)
+      if (const std::string a = address_of(connections_[i]); !is_loopback(a) || is_loopback(first)) first = a;
+  return first;
+}
+
+}  // namespace tandem

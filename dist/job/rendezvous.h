@@ -1,0 +1,89 @@
+// Rendezvous: how the ranks of a job find each other. Rank 0 listens on TCP; the others come, by a handshake in which both sides
+// prove that they know the job's token. The port is closed when all have come; in a job that goes on without lost ranks it stays
+// open, for those that come back.
+//
+// Ranks on one host need nothing: rank 0 takes a free port on the loopback interface and leaves it, with a token, in a file
+// that only this user can read. Ranks on several hosts need MASTER_ADDR and TANDEM_TOKEN.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/files/files.h"
+#include "dist/job/environment.h"
+#include "dist/job/handshake.h"
+#include "dist/job/seats.h"
+
+namespace tandem {
+
+// Seconds. From TANDEM_START_TIMEOUT, TANDEM_SILENCE, TANDEM_PATIENCE and TANDEM_DEADLINE.
+struct Deadlines {
+  double start = 60;    // until all ranks have come
+  double silence = 10;  // of a rank that says nothing: it is dead
+  double patience = 30;  // without progress; then a warning says who waits for whom
+  double wait = 300;    // of any wait
+  static Deadlines from(const Variables& variables = process_environment());
+};
+
+// Removes what rank 0 of this job may have left: where it was killed before all had come, nobody else does.
+void forget_meeting(const std::string& job, const Variables& variables = process_environment());
+
+// Whether all ranks of this job have come. Only of one on a single host, without a token of its own, that goes on without lost
+// ranks, and as long as its rank 0 lives.
+bool has_begun(const std::string& job, const Variables& variables = process_environment());
+
+// The way in to rank 0, and the file that says where it is.
+struct Door {
+  std::unique_ptr<Gate> gate;
+  std::string file;  // empty: none
+  FileLock lock;     // of the file
+  ~Door();
+};
+
+class Rendezvous {
+ public:
+  // Waits until all ranks have come. Throws Error that says which are missing, UsageError when something must be set.
+  // stays_open: the port, for ranks that come back (take_door()).
+  Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables = process_environment(),
+             bool stays_open = false);
+  // Of a rank that comes back into a running job. Waits until rank 0 has given up the one before. card: called when the way to
+  // rank 0 is known, with this host's address on it.
+  struct Return {
+    std::uint64_t incarnation;  // at least; the welcome says which it is
+    std::string terms;          // what this rank takes for agreed
+    std::function<std::string(const std::string& address)> card;
+  };
+  Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
+             Welcome& welcome);
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+
+  const Place& place() const { return place_; }
+  // What every rank gives, in the order of ranks. All ranks call it; at most 16 MiB each.
+  std::vector<std::string> exchange(const std::string& mine);
+  // The address of this host on the way to rank 0 (at rank 0: to the first rank that comes from another host, or to rank 1).
+  std::string interface_address() const;
+  const std::string& token() const { return token_; }
+  // The connections, for liveness (control.h): at rank 0 one to each rank (−1 for itself), elsewhere one to rank 0 first.
+  std::vector<int> take_connections();
+  std::unique_ptr<Door> take_door();  // at rank 0; else null
+
+ private:
+  // Where rank 0 is: by a file, or at a port.
+  struct Way {
+    std::string file, address;
+    int port = 0;
+  };
+  Way way(const Variables& variables);
+  void host(const std::vector<std::string>& hosts);
+  template <class Verdict>
+  void join(const Way& way, const Verdict& verdict);
+  Place place_;
+  std::unique_ptr<Door> door_;
+  Deadlines deadlines_;
+  std::string token_;
+  std::vector<int> connections_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,83 @@
+#include "dist/job/seats.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "core/error.h"
+#include "dist/job/handshake.h"
+
+namespace tandem {
+namespace {
+
+std::string host_name() {
+  char name[256] = "?";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+// Processes share memory when they run on the same boot of the same machine, under the same name and in the same IPC
+// namespace: the name alone is the same in many containers, and differs within a machine.
+std::string host_identity() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  struct stat s {};
+  if (stat("/proc/self/ns/ipc", &s) == 0) id.append(":").append(std::to_string(s.st_ino));
+  return id.append(":").append(host_name());
+}
+
+std::uint64_t number_in(const std::string& text) {
+  std::uint64_t v = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  require(error == std::errc() && end == text.data() + text.size(), "a damaged card: ", text, " is no number");
+  return v;
+}
+
+}  // namespace
+
+std::string Card::text() const {
+  return bundle({host, identity, std::to_string(process), address, std::to_string(port), rdma ? "1" : "0", ucx});
+}
+
+Card Card::from(const std::string& text) {
+  const auto words = unbundle(text);
+  require(words.size() == 7, "a card of ", words.size(), " words");
+  return {words[0],      words[1], int(number_in(words[2])), words[3], int(number_in(words[4])),
+          words[5] == "1", words[6]};
+}
+
+Card Card::mine() {
+  Card c{.host = host_name(), .identity = host_identity(), .process = int(getpid()), .address = "", .ucx = ""};
+  std::error_code none;
+  c.rdma = !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
+  return c;
+}
+
+std::string Welcome::text() const {
+  std::vector<std::string> words{std::to_string(nonce), std::to_string(incarnation), std::to_string(generation), terms};
+  for (const Seat& s : seats)
+    words.insert(words.end(), {s.lost ? "lost" : s.left ? "left" : "here", std::to_string(s.incarnation), s.card});
+  return bundle(words);
+}
+
+Welcome Welcome::from(const std::string& text) {
+  const auto words = unbundle(text);
+  require(words.size() >= 4 && words.size() % 3 == 1, "a damaged welcome");
+  Welcome w{number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3], {}};
+  for (std::size_t i = 4; i < words.size(); i += 3)
+    w.seats.push_back({words[i] == "lost", words[i] == "left", number_in(words[i + 1]), words[i + 2]});
+  return w;
+}
+
+std::string first_difference(const std::string& a, const std::string& b) {
+  std::istringstream x(a), y(b);
+  for (std::string p, q; std::getline(x, p) && std::getline(y, q);)
+    if (p != q) return p + " and " + q;
+  return "a different number of settings";
+}
+
+}  // namespace tandem

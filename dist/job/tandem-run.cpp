@@ -1,0 +1,586 @@
+// tandem-run: starts a program as several ranks, here or over ssh, and ends them together.
+//
+// Every line that a rank prints gets its place in front, [rank@host]; the same error of several ranks is shown once. When a
+// rank fails, the others are ended within five seconds, and the last line says which rank failed first, and how. Nothing is
+// left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met: the others go on without
+// a rank that failed, which may be started again.
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "core/files/files.h"
+#include "dist/job/hosts.h"
+#include "dist/server/pace.h"
+#include "dist/job/rendezvous.h"
+#include "dist/job/start.h"
+#include "layers/train/options.h"
+
+extern char** environ;
+
+using namespace tandem;
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+struct Command {
+  std::vector<Host> hosts;  // {"", n}: here
+  std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow;
+  int restarts = 0;
+  bool go_on = false, check = false, bind = true;
+  std::vector<std::string> program;
+};
+
+const char* usage =
+    "tandem-run [-n RANKS | -H HOST:RANKS,… | --hostfile FILE] [options] PROGRAM [ARGUMENTS]\n"
+    "  -n RANKS               on this host\n"
+    "  -H HOST:RANKS,…        over ssh; the first host has rank 0\n"
+    "  --hostfile FILE        a host a line: host, host:RANKS or host slots=RANKS; # begins a comment\n"
+    "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, ssp:STEPS;\n"
+    "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
+    "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
+    "  --pace MS[:SHAPE]      a step of a worker takes so many milliseconds, drawn from a gamma distribution\n"
+    "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"
+    "  --restart N            with a parameter server, a rank other than 0 that failed is started again, up to N times\n"
+    "  --log-dir FOLDER       what each rank prints goes to FOLDER/rank-R.log too\n"
+    "  --port PORT            of rank 0, with -H (default: chosen at random; on this host any free one)\n"
+    "  --start-timeout SEC    until all ranks have come (default 60)\n"
+    "  --on-failure WHAT      stop (the default) ends all ranks with the first that fails; continue does not\n"
+    "  --no-bind              ranks may run on every core (default: each has its share of them, as long as there is "
+    "one)\n"
+    "  --ssh COMMAND          instead of ssh\n"
+    "  --check                no program: finds the ranks, sends small messages round, and shows what they run on\n";
+
+double number_in(const std::string& option, const std::string& text) {
+  char* end = nullptr;
+  const double v = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end || !(v > 0) || v > 1e9) refuse(option, ": '", text, "' is no number above 0");
+  return v;
+}
+int count_in(const std::string& option, const std::string& text) {
+  char* end = nullptr;
+  const long v = std::strtol(text.c_str(), &end, 10);
+  if (text.empty() || *end || v < 0 || v > 1000000) refuse(option, ": '", text, "' is no whole number from 0 to 1000000");
+  return int(v);
+}
+
+Command parse(int argc, char** argv) {
+  Command c;
+  int n = 0;
+  std::string list, file;
+  int i = 1;
+  for (; i < argc && argv[i][0] == '-'; i++) {
+    std::string name = argv[i], value;
+    if (name == "--") {
+      i++;
+      break;
+    }
+    if (name == "-h" || name == "--help") {
+      std::fputs(usage, stdout);
+      std::exit(0);
+    }
+    if (name == "--check" || name == "--no-bind") {
+      (name == "--check" ? c.check : c.bind) = name == "--check";
+      continue;
+    }
+    if (const auto equals = name.find('='); name.starts_with("--") && equals != std::string::npos) {
+      value = name.substr(equals + 1);
+      name.resize(equals);
+    } else if (i + 1 < argc) {
+      value = argv[++i];
+    }
+    if (value.empty()) refuse(name, " needs a value (--help lists the options)");
+    if (name == "-n" || name == "-np") {
+      char* end = nullptr;
+      n = int(std::strtol(value.c_str(), &end, 10));
+      if (*end || n < 1 || n > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
+    } else if (name == "-H" || name == "--hosts") {
+      list = value;
+    } else if (name == "--hostfile") {
+      file = value;
+    } else if (name == "--strategy") {
+      c.strategy = value;
+    } else if (name == "--servers") {
+      c.servers = std::to_string(count_in("--servers " + value, value));
+    } else if (name == "--pace") {
+      c.pace = value;
+    } else if (name == "--slow") {
+      c.slow += (c.slow.empty() ? "" : ",") + value;
+    } else if (name == "--restart") {
+      c.restarts = count_in("--restart " + value, value);
+    } else if (name == "--log-dir") {
+      c.logs = value;
+    } else if (name == "--port") {
+      const int port = count_in("--port " + value, value);
+      if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
+      c.port = value;
+    } else if (name == "--start-timeout") {
+      number_in("--start-timeout " + value, value);
+      c.start_timeout = value;
+    } else if (name == "--ssh") {
+      c.ssh = value;
+    } else if (name == "--on-failure") {
+      if (value != "stop" && value != "continue") refuse("--on-failure ", value, ": choose stop or continue");
+      c.go_on = value == "continue";
+    } else {
+      refuse("unknown option ", name, " (--help lists the options)");
+    }
+  }
+  c.program.assign(argv + i, argv + argc);
+  if (c.check != c.program.empty())
+    refuse(c.check ? "--check runs no program" : "which program? tandem-run -n 2 PROGRAM ARGUMENTS");
+  if (int(n > 0) + int(!list.empty()) + int(!file.empty()) > 1) refuse("give one of -n, -H and --hostfile");
+  if (!list.empty())
+    c.hosts = hosts_in_list(list);
+  else if (!file.empty())
+    c.hosts = hosts_in_file(file);
+  else
+    c.hosts = {{"", n > 0 ? n : 1}};
+  int ranks = 0;
+  for (const Host& h : c.hosts) ranks += h.slots;
+  Pace::parse(c.pace, c.slow, ranks);
+  return c;
+}
+
+std::string quoted(const std::string& s) {
+  std::string q = "'";
+  for (char ch : s) q += ch == '\'' ? std::string("'\\''") : std::string(1, ch);
+  return q + "'";
+}
+
+std::string this_host() {
+  char name[256] = "?";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+struct Rank {
+  int number = 0, local = 0;
+  Host place;
+  std::string host;  // for people
+  std::vector<std::pair<std::string, std::string>> set;  // in its environment
+  int restarts = 0;
+  bool forgiven = false;  // its end was told, and is nobody else's
+  pid_t pid = -1;
+  int pipes[2] = {-1, -1};       // its stdout and stderr
+  std::string partial[2], last;  // a line that is not complete yet; the last one on stderr
+  std::FILE* log = nullptr;
+  bool running = false;
+  int status = 0;
+  double ended = 0;
+  bool failed() const { return !running && status != 0; }
+  bool early = false;  // it failed before all ranks had met
+  // What it said last: it cannot go on because of that rank. An error of usage (status 2) has no such cause.
+  bool blames(int rank) const {
+    return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
+  }
+  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or rank 0
+  // is gone.
+  bool ends_all() const {
+    return failed() && (number == 0 || early || blames(0) || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
+  }
+  std::string how() const {
+    if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
+    return "ended with exit status " + std::to_string(WEXITSTATUS(status));
+  }
+};
+
+volatile std::sig_atomic_t asked = 0, asked_again = 0;
+int bell[2];
+void on_signal(int number) {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  static volatile double first;
+  const double now = double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  if (number != SIGCHLD && !asked) {
+    asked = number;
+    first = now;
+  } else if (number != SIGCHLD && now - first > 0.1) {  // timeout(1) sends its one signal twice
+    asked_again = number;
+  }
+  const int saved = errno;
+  (void)!write(bell[1], "", 1);
+  errno = saved;
+}
+
+class Job {
+ public:
+  explicit Job(Command command) : c_(std::move(command)) {}
+
+  int run() {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    require(pipe2(bell, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened");
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaction(s, &action, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+    if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
+    start_all();
+    double stop_at = 0, kill_at = 0, stopped_since = 0;  // 0: not decided, not so
+    const double silence = Deadlines::from().silence;
+    while (std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
+      const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
+      wait(stop_at || kill_at || soon ? 50 : 1000);
+      if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
+      const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return ends_job(r); });
+      // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
+      if (any && !c_.go_on && !stop_at) stop_at = now() + 0.5;
+      // Rank 0's end is the job's: who was just started again would look for it in vain.
+      if (goes_on_ && !ranks_[0].running && !ranks_[0].failed() && !stop_at) stop_at = now() + 5;
+      if (asked && !kill_at) {
+        signal_all(asked);
+        stop_at = now(), kill_at = now() + (asked_again ? 0 : 30);
+      }
+      if (asked_again) kill_at = std::min(kill_at, now());
+      if (stop_at && !kill_at && now() >= stop_at) {
+        signal_all(SIGTERM);
+        kill_at = now() + 4;
+      }
+      if (kill_at && now() >= kill_at) signal_all(SIGKILL);
+      // Stopped ranks (SIGSTOP) that others wait for are named by those; when nobody is left to wait, nobody would.
+      stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
+      if (stopped_since && now() >= stopped_since + silence && !kill_at) {
+        std::string names;
+        for (const Rank& r : ranks_)
+          if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
+        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n", silence, names.c_str());
+        kill_at = now();
+      }
+      const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
+      if (none && !drained_at_) drained_at_ = now() + 0.5;
+      if (drained_at_ && now() >= drained_at_) break;  // a grandchild holds the pipes
+    }
+    signal_all(SIGKILL);
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {}
+    for (Rank& r : ranks_)
+      for (int k : {0, 1}) finish_line(r, k);
+    if (here_only()) forget_meeting("TANDEM_JOB=" + job_);
+    return verdict();
+  }
+
+ private:
+  void start_all() {
+    int size = 0;
+    for (const Host& h : c_.hosts) size += h.slots;
+    std::string host_list;
+    for (const Host& h : c_.hosts)
+      host_list +=
+          (host_list.empty() ? "" : ",") + (h.name.empty() ? this_host() : h.name) + ":" + std::to_string(h.slots);
+    job_ = hex(random_bytes(8));
+    // Who starts a rank again by hand, on another host, must know the token: it can be given.
+    const char* token = std::getenv("TANDEM_TOKEN");
+    token_ = here_only() ? "" : token && *token ? token : hex(random_bytes(32));
+    const char* strategy = std::getenv("TANDEM_STRATEGY");
+    goes_on_ = goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
+    if (c_.restarts > 0 && !goes_on_)
+      refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
+    // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.
+    begun_ = !goes_on_ || !here_only() || (token && *token);
+    const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
+    const std::string port = c_.port.empty() ? std::to_string(29500 + draw) : c_.port;
+    int number = 0;
+    for (const Host& h : c_.hosts)
+      for (int local = 0; local < h.slots; local++, number++) {
+        std::vector<std::pair<std::string, std::string>> set{{"RANK", std::to_string(number)},
+                                                             {"WORLD_SIZE", std::to_string(size)},
+                                                             {"LOCAL_RANK", std::to_string(local)},
+                                                             {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
+                                                             {"TANDEM_JOB", job_},
+                                                             {"TANDEM_HOSTS", host_list}};
+        if (!c_.strategy.empty()) set.push_back({"TANDEM_STRATEGY", c_.strategy});
+        if (!c_.start_timeout.empty()) set.push_back({"TANDEM_START_TIMEOUT", c_.start_timeout});
+        if (!here_only()) {
+          const std::string& first = c_.hosts[0].name;
+          set.push_back({"MASTER_ADDR", is_here(first) && is_here(h.name) ? "127.0.0.1"
+                                        : is_here(first)                  ? this_host()
+                                                                          : first});
+          set.push_back({"MASTER_PORT", port});
+        }
+        // Ranks that share cores share their threads too, and those that wait do not spin.
+        const int cores = std::max(1u, std::thread::hardware_concurrency());
+        if (is_here(h.name) && !std::getenv("OMP_NUM_THREADS"))
+          set.push_back({"OMP_NUM_THREADS", std::to_string(std::max(1, cores / h.slots))});
+        // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
+        if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
+        if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
+        for (const auto& [name, value] :
+             {std::pair{"TANDEM_SERVERS", c_.servers}, {"TANDEM_PACE", c_.pace}, {"TANDEM_SLOW", c_.slow}})
+          if (!value.empty()) set.push_back({name, value});
+        ranks_.push_back({});
+        Rank& r = ranks_.back();
+        r.number = number, r.local = local, r.place = h, r.host = h.name.empty() ? this_host() : h.name, r.set = set;
+        start(r);
+      }
+  }
+
+  bool here_only() const { return c_.hosts.size() == 1 && is_here(c_.hosts[0].name); }
+  bool is_here(const std::string& host) const { return host.empty() || host == "localhost" || host == this_host(); }
+
+  // Cores [k·c/n, (k+1)·c/n) of those that this process may use: ranks that share a core wait for each other.
+  static void take_cores(int local, int ranks) {
+    cpu_set_t allowed, mine;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    const int count = CPU_COUNT(&allowed);
+    if (ranks < 2 || ranks > count) return;
+    CPU_ZERO(&mine);
+    for (int cpu = 0, k = 0; cpu < CPU_SETSIZE; cpu++) {
+      if (!CPU_ISSET(cpu, &allowed)) continue;
+      if (k >= local * count / ranks && k < (local + 1) * count / ranks) CPU_SET(cpu, &mine);
+      k++;
+    }
+    sched_setaffinity(0, sizeof mine, &mine);
+  }
+
+  void start(Rank& r) {
+    const Host& host = r.place;
+    auto set = r.set;
+    if (r.restarts > 0) set.push_back({"TANDEM_INCARNATION", std::to_string(r.restarts)});
+    r.status = 0, r.forgiven = false, r.last.clear();
+    if (!c_.logs.empty()) {
+      const std::string path = c_.logs + "/rank-" + std::to_string(r.number) + ".log";
+      r.log = std::fopen(path.c_str(), r.restarts ? "ae" : "we");
+      if (!r.log) refuse("--log-dir: ", path, ": ", cannot_write(path, errno));
+    }
+    std::vector<std::string> words = c_.program;
+    if (c_.check)
+      words = {is_here(host.name) ? "/proc/self/exe" : std::filesystem::read_symlink("/proc/self/exe").string(),
+               "--check-rank"};
+    const bool here = is_here(host.name);
+    if (!here) {
+      // The token goes through standard input: command lines can be read by everyone on a host.
+      std::string line = "cd " + quoted(std::filesystem::current_path().string()) +
+                         " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
+      for (const auto& [name, value] : set) line += " " + name + "=" + quoted(value);
+      for (char** e = environ; *e; e++)
+        for (const char* passed : {"TANDEM_", "UCX_", "NCCL_", "CUDA_", "OMP_", "LD_LIBRARY_PATH="})
+          if (std::strncmp(*e, passed, std::strlen(passed)) == 0 && std::strncmp(*e, "TANDEM_TOKEN", 12) != 0)
+            line += " " + quoted(*e);
+      for (const std::string& w : words) line += " " + quoted(w);
+      std::istringstream ssh(c_.ssh);
+      words.clear();
+      for (std::string w; ssh >> w;) words.push_back(w);
+      if (c_.ssh == "ssh") words.insert(words.end(), {"-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
+      words.insert(words.end(), {host.name, line});
+    }
+    int out[2], err[2], in[2];
+    require(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0 && pipe2(in, O_CLOEXEC) == 0,
+            "no more files can be opened: ulimit -n is too low for so many ranks");
+    std::vector<char*> arguments;
+    for (std::string& w : words) arguments.push_back(w.data());
+    arguments.push_back(nullptr);
+    const pid_t parent = getpid();
+    r.pid = fork();
+    require(r.pid >= 0, "fork: ", std::strerror(errno));
+    if (r.pid == 0) {
+      setpgid(0, 0);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != parent) _exit(127);
+      dup2(in[0], 0), dup2(out[1], 1), dup2(err[1], 2);
+      std::signal(SIGPIPE, SIG_DFL);
+      if (here) {
+        for (const auto& [name, value] : set) setenv(name.c_str(), value.c_str(), 1);
+        if (!token_.empty()) setenv("TANDEM_TOKEN", token_.c_str(), 1);
+        if (c_.bind) take_cores(r.local, host.slots);
+      }
+      execvp(arguments[0], arguments.data());
+      std::fprintf(stderr, "%s cannot be started: %s\n", arguments[0], std::strerror(errno));
+      _exit(127);
+    }
+    setpgid(r.pid, r.pid);
+    close(in[0]), close(out[1]), close(err[1]);
+    if (!here) (void)!write(in[1], (token_ + "\n").data(), token_.size() + 1);
+    close(in[1]);
+    r.pipes[0] = out[0], r.pipes[1] = err[0];
+    r.running = true;
+  }
+
+  // In a job of a parameter server: says who is gone, and starts it again.
+  void go_on_without_the_lost() {
+    for (Rank& r : ranks_) {
+      // A moment first: it may have failed because rank 0 has.
+      if (!r.failed() || r.ends_all() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
+      const bool again = r.restarts < c_.restarts && ranks_[0].running;
+      if (!std::exchange(r.forgiven, true))
+        std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
+                     r.how().c_str(), again ? ", and it is started again" : "");
+      // What it has to say comes first.
+      if (!again || (now() < r.ended + 0.5 && (r.pipes[0] >= 0 || r.pipes[1] >= 0))) continue;
+      for (int k : {0, 1}) {
+        finish_line(r, k);
+        if (r.pipes[k] >= 0) close(std::exchange(r.pipes[k], -1));
+      }
+      kill(-r.pid, SIGKILL);  // what it may have started itself
+      r.restarts++;
+      start(r);
+    }
+  }
+
+  void wait(int milliseconds) {
+    std::vector<pollfd> polled{{bell[0], POLLIN, 0}};
+    for (Rank& r : ranks_)
+      for (int fd : r.pipes) polled.push_back({fd, POLLIN, 0});
+    poll(polled.data(), polled.size(), milliseconds);
+    char bytes[1 << 16];
+    while (read(bell[0], bytes, sizeof bytes) > 0) {}
+    for (std::size_t i = 0; i < ranks_.size(); i++)
+      for (int k : {0, 1})
+        if (polled[1 + 2 * i + std::size_t(k)].revents) {
+          const ssize_t n = read(ranks_[i].pipes[k], bytes, sizeof bytes);
+          if (n > 0)
+            show(ranks_[i], k, {bytes, std::size_t(n)});
+          else if (n == 0 || errno != EINTR)
+            close(std::exchange(ranks_[i].pipes[k], -1));
+        }
+    if (!begun_) begun_ = has_begun("TANDEM_JOB=" + job_);
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+      for (Rank& r : ranks_)
+        if (r.pid == pid && r.running) {
+          r.running = false, r.status = status, r.ended = now();
+          r.early = !begun_ && ranks_[0].running;
+        }
+  }
+
+  bool only_stopped_are_left() const {
+    bool ended = false, any = false;
+    for (const Rank& r : ranks_) {
+      if (!r.running) {
+        ended = true;
+        continue;
+      }
+      std::string line;
+      std::getline(std::ifstream("/proc/" + std::to_string(r.pid) + "/stat") >> std::ws, line);
+      const std::size_t name_ends = line.rfind(") ");
+      if (name_ends == std::string::npos || line[name_ends + 2] != 'T') return false;
+      any = true;
+    }
+    return ended && any;
+  }
+
+  void show(Rank& r, int k, std::string_view text) {
+    if (r.log && (std::fwrite(text.data(), 1, text.size(), r.log) < text.size() || std::fflush(r.log) != 0)) {
+      std::fprintf(stderr, "tandem-run: %s/rank-%d.log ends here, it could not be written: %s\n", c_.logs.c_str(), r.number,
+                   std::strerror(errno));
+      std::fclose(std::exchange(r.log, nullptr));
+      lost_logs_ = true;
+    }
+    r.partial[k] += text;
+    for (std::size_t end; (end = r.partial[k].find('\n')) != std::string::npos;) {
+      print(r, k, r.partial[k].substr(0, end));
+      r.partial[k].erase(0, end + 1);
+    }
+  }
+  void finish_line(Rank& r, int k) {
+    if (!r.partial[k].empty()) print(r, k, r.partial[k]);
+    r.partial[k].clear();
+    if (k == 1 && r.log) std::fclose(std::exchange(r.log, nullptr));
+  }
+  void print(Rank& r, int k, const std::string& line) {
+    // All ranks have the same options, and say the same of a wrong one: once is enough. What one says of another is its own view.
+    static const std::regex names_a_rank("rank [0-9]");
+    auto says_it = [&](const Rank& other) { return other.number != r.number && other.last == line; };
+    const bool said = k == 1 && std::any_of(ranks_.begin(), ranks_.end(), says_it) && !std::regex_search(line, names_a_rank);
+    std::FILE* to = k == 0 ? stdout : stderr;
+    if (!said) std::fprintf(to, "[%d@%s] %s\n", r.number, r.host.c_str(), line.c_str());
+    std::fflush(to);
+    if (k == 1 && !line.empty()) r.last = line;
+  }
+
+  bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() : r.failed(); }
+
+  void signal_all(int number) {
+    for (const Rank& r : ranks_)
+      if (r.running || number == SIGKILL) kill(-r.pid, number);
+  }
+
+  // The rank that failed first; one whom others that failed name as the cause comes before them.
+  int verdict() {
+    const Rank* first = nullptr;
+    for (const Rank& r : ranks_)
+      if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
+    if (!first) return lost_logs_ && !asked ? 1 : 0;
+    for (const Rank& other : ranks_)
+      if (ends_job(other) && other.ended < first->ended + 1 && first->blames(other.number) && !other.blames(first->number)) {
+        first = &other;
+        break;
+      }
+    if (asked) return 128 + asked;
+    const bool told = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);  // of that nobody can
+    std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
+                 first->how().c_str(), told ? ": " : "", told ? first->last.c_str() : "");
+    return WIFSIGNALED(first->status) ? 128 + WTERMSIG(first->status) : WEXITSTATUS(first->status);
+  }
+
+  Command c_;
+  std::vector<Rank> ranks_;
+  std::string job_, token_;
+  bool goes_on_ = false;  // without ranks other than 0
+  bool begun_ = false;    // all have met, as far as can be seen here
+  bool lost_logs_ = false;
+  double drained_at_ = 0;
+};
+
+// What --check runs in every rank: a small message goes round, then all ranks add up a megabyte.
+void check_rank() {
+  auto c = communicator_from_environment();
+  std::vector<float> token{0}, many(1 << 18, 1);
+  const int next = (c->rank() + 1) % c->size(), before = (c->rank() + c->size() - 1) % c->size();
+  c->barrier().wait();
+  const double begin = now();
+  constexpr int rounds = 100;
+  for (int i = 0; i < rounds && c->size() > 1; i++) {
+    if (c->rank() == 0) {
+      c->send(next, buffer(token)).wait();
+      c->recv(before, buffer(token)).wait();
+    } else {
+      c->recv(before, buffer(token)).wait();
+      token[0] += 1;
+      c->send(next, buffer(token)).wait();
+    }
+  }
+  const double hop = (now() - begin) / rounds / c->size();
+  c->barrier().wait();
+  const double start = now();
+  for (int i = 0; i < 10; i++) c->all_reduce(buffer(many), Combine::max).wait();
+  const double each = (now() - start) / 10;
+  std::printf("%s, process %d, reaches the others by %s\n", c->where(c->rank()).c_str(), int(getpid()),
+              c->transport().c_str());
+  std::fflush(stdout);
+  c->barrier().wait();
+  if (c->rank() == 0)
+    std::printf("%d ranks: %.1f µs from rank to rank, 1 MiB all-reduced in %.2f ms\n", c->size(), hop * 1e6,
+                each * 1e3);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int status = 0;
+  const int failed = run_program(argc, argv, [&] {
+    if (argc == 2 && std::string(argv[1]) == "--check-rank")
+      check_rank();
+    else
+      status = Job(parse(argc, argv)).run();
+  });
+  return failed ? failed : status;
+}

@@ -1,0 +1,494 @@
+#include "dist/lab/simulator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <queue>
+
+#include "core/backend.h"
+#include "core/elementwise.h"
+#include "core/machine.h"
+#include "core/math.h"
+#include "core/memory.h"
+#include "core/random.h"
+#include "dist/server/asynchrony.h"
+#include "dist/strategies/local_sgd.h"
+#include "dist/server/pace.h"
+#include "dist/server/shard.h"
+#include "layers/train/metrics.h"
+
+namespace tandem {
+namespace {
+
+class Simulation;
+
+// What happens when a worker's step has ended. Everything that a method changes it changes in these calls.
+class Method {
+ public:
+  virtual ~Method() = default;
+  virtual double way_there() const { return 0; }      // seconds from a worker's gradient to its arrival
+  virtual void arrived(int worker) = 0;               // a gradient
+  virtual void visited(int worker) { (void)worker; }  // what Simulation::visit() asked for
+  virtual const Tensor& weights() = 0;                // as they are to be evaluated
+};
+
+class Simulation {
+ public:
+  // vectors: as long as the weights, that the strategy keeps for each worker.
+  Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
+             const SimulatorOptions& options, int vectors)
+      : model_(model),
+        loss_(loss),
+        data_(data),
+        options_(options),
+        space_(model, backend, options.seed),
+        decays_({.learning_rate = sgd.learning_rate, .weight_decay = sgd.weight_decay}),
+        given_(sgd),
+        correct_(Tensor::zeros(backend, {1}, DType::i32)),
+        active_(options.cluster.workers) {
+    decays_.bind(space_, options.seed);
+    counters_.emplace(decays_.state());
+    const double bytes = double(vectors * space_.values.bytes() + space_.statistics.bytes()) * active_;
+    if (const auto has = double(available_memory()); bytes > has)
+      refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors, " vectors of ",
+             space_.parameters(), " parameters each, and this machine has ", readable_bytes(has), " left: choose fewer workers or a smaller model");
+    machines_.resize(std::size_t(active_));
+    for (Machine& m : machines_) m.statistics = space_.statistics.clone();
+    statistics_ = space_.statistics.clone();
+    batches_ = data.train.batches_per_epoch() * options.epochs;
+  }
+
+  // ---- what methods ask ----------------------------------------------------------------------------------------------
+  int workers() const { return int(machines_.size()); }
+  int active() const { return active_; }  // workers whose step is under way, or who wait
+  bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
+  double now() const { return now_; }
+  double momentum() const { return given_.momentum; }
+  const ParameterSpace& space() const { return space_; }
+  bool past_first_decay() const {
+    const auto& s = options_.schedule;
+    const double epochs = s.every > 0 ? s.every : !s.milestones.empty() ? s.milestones[0] : options_.epochs / 2.0;
+    return double(applied_) >= epochs * double(data_.train.batches_per_epoch());
+  }
+  double rate() const {
+    return given_.learning_rate *
+           options_.schedule.factor(double(applied_), double(batches_), double(data_.train.batches_per_epoch()));
+  }
+  std::vector<float> scales() const {
+    std::vector<float> all(std::size_t(space_.elements() / ParameterSpace::alignment));
+    for (const Segment& s : space_.segments())
+      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += ParameterSpace::alignment)
+        all[std::size_t(i / ParameterSpace::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
+    return all;
+  }
+  // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
+  double one_way() const { return lasts(1, 1); }
+  double all_reduce() const { return lasts(2 * (workers() - 1), 2); }
+
+  // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
+  bool gradient(int worker, const Tensor& weights) {
+    Machine& m = machines_[std::size_t(worker)];
+    space_.values.copy_from(weights);
+    space_.count_writes(space_.all());
+    space_.statistics.copy_from(m.statistics);
+    const Batch batch =
+        data_.train.make(m.ticket / data_.train.batches_per_epoch(), m.ticket % data_.train.batches_per_epoch());
+    counters_->batch(batch);
+    decays_.epoch(std::uint32_t(batch.epoch));
+    model_.train();
+    Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
+    space_.zero_gradients();
+    space_.backward(l);
+    decays_.measure(space_.all(), false);
+    decays_.judge(&l.value());
+    computed_++;
+    seen_ += double(batch.size());
+    if (decays_.read_state().not_finite) {
+      decays_.clear_not_finite();
+      report_.refused++;
+      report_.diverged = ++in_a_row_ >= 20;
+      loss_sum_ = std::nan("");
+      return false;
+    }
+    in_a_row_ = 0;
+    loss_sum_ += l.item() * double(batch.size());
+    decays_.finish_gradients(space_.all());
+    // Running statistics: the difference that this batch made, averaged in.
+    float *all = statistics_.write<float>(), share = 1 / float(workers());
+    const float *after = space_.statistics.data<float>(), *before = m.statistics.data<float>();
+    for (std::int64_t i = 0; i < statistics_.elements(); i++) all[i] += share * (after[i] - before[i]);
+    return true;
+  }
+  Tensor& computed() { return space_.gradients; }
+
+  void push(Shard& shard, int worker, const Tensor& gradient) {
+    if (pushes_++ % 16 == 0) {  // they cost as much as the push itself
+      report_.gap += shard.gap(worker);
+      report_.correction += shard.correction(worker, gradient);
+      looks_++;
+    }
+    const auto delay = std::size_t(shard.push(worker, gradient, rate(), momentum()));
+    if (report_.delays.size() <= delay) report_.delays.resize(delay + 1);
+    report_.delays[delay]++;
+  }
+
+  // A worker begins its next step then, with the running statistics of now; where no batch is left it leaves.
+  void start(int worker, double at) {
+    Machine& m = machines_[std::size_t(worker)];
+    if (next_ticket_ == batches_) {
+      m.left = true;
+      active_--;
+      return;
+    }
+    m.ticket = next_ticket_++;
+    m.statistics.copy_from(statistics_);
+    const VirtualCluster& c = options_.cluster;
+    const auto slow = c.slower.find(worker);
+    const double took = c.compute * (slow == c.slower.end() ? 1 : slow->second) *
+                        gamma_draw(c.shape, Philox(options_.seed, Stream::pace, std::uint32_t(worker), m.steps++));
+    events_.push({at + took + method_->way_there(), worker, false});
+  }
+  void visit(int worker, double at) { events_.push({at, worker, true}); }
+
+  // ---- the run ---------------------------------------------------------------------------------------------------------
+  SimulatorReport run(Method& method) {
+    method_ = &method;
+    MetricsFile metrics(options_.metrics);
+    metrics.write({{"event", std::string("start")},
+                   {"strategy", options_.strategy},
+                   {"parameters", space_.parameters()},
+                   {"epochs", std::int64_t(options_.epochs)},
+                   {"batches_per_epoch", data_.train.batches_per_epoch()},
+                   {"ranks", std::int64_t(workers())},
+                   {"learning_rate", given_.learning_rate},
+                   {"seed", std::int64_t(options_.seed)}});
+    for (int m = 0; m < workers(); m++) start(m, 0);
+    const std::int64_t per_epoch = data_.train.batches_per_epoch();
+    while (!events_.empty() && !report_.diverged) {
+      const Event e = events_.top();
+      events_.pop();
+      now_ = e.at;
+      if (e.visit)
+        method.visited(e.worker);
+      else
+        method.arrived(e.worker);
+      applied_ += std::exchange(computed_, 0);  // only now: what was computed together has one learning rate
+      while (applied_ >= std::int64_t(report_.epochs.size() + 1) * per_epoch) end_epoch(metrics);
+    }
+    report_.seconds = now_;
+    if (looks_) report_.gap /= double(looks_), report_.correction /= double(looks_);
+    show();
+    MetricFields end{{"event", std::string("end")},
+                     {"steps", applied_},
+                     {"seconds", now_},
+                     {"stopped", std::int64_t(report_.diverged)},
+                     {"reason", std::string(report_.diverged ? "diverged" : "finished")},
+                     {"refused", report_.refused},
+                     {"gap", report_.gap},
+                     {"correction", report_.correction}};
+    std::int64_t pushes = 0, sum = 0;
+    for (std::size_t d = 0; d < report_.delays.size(); d++)
+      pushes += report_.delays[d], sum += std::int64_t(d) * report_.delays[d];
+    if (pushes) end.push_back({"mean_delay", double(sum) / double(pushes)});
+    if (!report_.epochs.empty() && report_.epochs.back().test_accuracy)
+      end.push_back({"test_accuracy", *report_.epochs.back().test_accuracy});
+    metrics.write(end);
+    return std::move(report_);
+  }
+
+ private:
+  struct Machine {
+    std::int64_t ticket = 0;
+    std::uint32_t steps = 0;
+    Tensor statistics;  // as it was sent them
+    bool left = false;
+  };
+  struct Event {
+    double at;
+    int worker;
+    bool visit;
+    bool operator<(const Event& o) const {  // the earliest is on top of the queue
+      return at != o.at ? at > o.at : worker > o.worker;
+    }
+  };
+
+  double lasts(double latencies, double vectors) const {
+    const VirtualCluster& c = options_.cluster;
+    const double bytes = vectors * double(space_.values.bytes()) * (workers() - 1) / workers();
+    return workers() == 1 ? 0 : latencies * c.latency + (c.bandwidth > 0 ? bytes / c.bandwidth : 0);
+  }
+
+  void show() {  // the trained weights are the model's
+    space_.values.copy_from(method_->weights());
+    space_.statistics.copy_from(statistics_);
+    space_.count_writes(space_.all());
+    model_.eval();
+  }
+
+  void end_epoch(MetricsFile& metrics) {
+    show();
+    EpochReport e{.epoch = int(report_.epochs.size()) + 1,
+                  .train_loss = loss_sum_ / seen_,
+                  .train_accuracy = correct_.item() / seen_,
+                  .learning_rate = rate(),
+                  .validation_loss = {},
+                  .validation_accuracy = {},
+                  .test_loss = {},
+                  .test_accuracy = {},
+                  .images_per_second = seen_ / std::max(1e-12, now_ - epoch_began_),
+                  .seconds = now_ - epoch_began_};
+    if (data_.validation) {
+      const Evaluation v = evaluate(model_, *data_.validation);
+      e.validation_loss = v.loss, e.validation_accuracy = v.accuracy;
+    }
+    if (data_.test) {
+      const Evaluation t = evaluate(model_, *data_.test);
+      e.test_loss = t.loss, e.test_accuracy = t.accuracy;
+    }
+    metrics.write(fields_of(e));
+    if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
+    report_.epochs.push_back(e);
+    loss_sum_ = seen_ = 0;
+    correct_.fill(0);
+    epoch_began_ = now_;
+  }
+
+  Module& model_;
+  const Loss& loss_;
+  const FitData& data_;
+  const SimulatorOptions& options_;
+  ParameterSpace space_;
+  SGD decays_;  // makes no steps: clips, adds weight decay, and looks for what is not finite
+  SGDOptions given_;
+  std::optional<Counters> counters_;
+  Tensor correct_, statistics_;
+  std::vector<Machine> machines_;
+  int active_, in_a_row_ = 0;
+  Method* method_ = nullptr;
+  std::priority_queue<Event> events_;
+  double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0;
+  std::int64_t batches_ = 0, next_ticket_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
+  SimulatorReport report_;
+};
+
+// ---- by servers, or by all-reduce --------------------------------------------------------------------------------------
+class Served : public Method {
+ public:
+  Served(Simulation& s, const Asynchrony& how, bool ring)
+      : s_(s),
+        how_(how),
+        ring_(ring),
+        rule_(make_rule(how.rule)),
+        shard_(*rule_, s.space().values, s.scales(), s.workers()),
+        clocks_(std::size_t(s.workers())),
+        waits_(std::size_t(s.workers())) {
+    if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.space().values);
+    for (int m = 0; m < s.workers(); m++) shard_.pull(m);
+  }
+  double way_there() const override { return ring_ ? 0 : s_.one_way(); }
+  const Tensor& weights() override { return shard_.values(); }
+
+  void arrived(int worker) override {
+    if (how_.kind != Asynchrony::Kind::bsp && s_.gradient(worker, shard_.sent(worker)))
+      s_.push(shard_, worker, s_.computed());
+    clocks_[std::size_t(worker)]++;
+    waits_[std::size_t(worker)] = true;
+    release();
+  }
+
+ private:
+  // Whoever waits and may start does.
+  void release() {
+    if (how_.kind == Asynchrony::Kind::bsp) {
+      if (std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
+      update_together();
+    }
+    std::int64_t slowest = INT64_MAX;
+    for (int m = 0; m < s_.workers(); m++)
+      if (s_.is_active(m)) slowest = std::min(slowest, clocks_[std::size_t(m)]);
+    const int active = s_.active();
+    for (int m = 0; m < s_.workers(); m++) {
+      if (!waits_[std::size_t(m)]) continue;
+      if (how_.kind == Asynchrony::Kind::ssp && clocks_[std::size_t(m)] - slowest > how_.staleness) continue;
+      waits_[std::size_t(m)] = false;
+      shard_.pull(m);
+      s_.start(m, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
+    }
+    if (how_.kind == Asynchrony::Kind::ssp && s_.active() < active) release();  // who left holds nobody back
+  }
+  // One update with the mean of all gradients, added up in the order of the ranks.
+  void update_together() {
+    int count = 0, finite = 0;
+    for (int m = 0; m < s_.workers(); m++) {
+      if (!waits_[std::size_t(m)]) continue;
+      finite += s_.gradient(m, shard_.sent(m));
+      if (count++ == 0)
+        mean_.copy_from(s_.computed());
+      else
+        add_into(mean_, s_.computed());
+    }
+    if (finite < count) return;
+    float* g = mean_.write<float>();
+    for (std::int64_t i = 0; i < mean_.elements(); i++) g[i] /= float(count);
+    s_.push(shard_, 0, mean_);
+  }
+
+  Simulation& s_;
+  Asynchrony how_;
+  bool ring_;
+  std::unique_ptr<Rule> rule_;
+  Shard shard_;
+  Tensor mean_;
+  std::vector<std::int64_t> clocks_;
+  std::vector<bool> waits_;
+};
+
+// ---- by workers that make steps of their own ---------------------------------------------------------------------------
+// Each worker has weights and a velocity, makes `steps` SGD steps, and then exchanges what came of them:
+//   local-sgd       all wait for each other, and go on from the mean of their weights (Stich 2018)
+//   post-local-sgd  the same, but with one step between exchanges until the first decay of the learning rate (Lin et al. 2018)
+//   cocod-sgd       the mean is made while the next steps run; what they changed is added to it (Shen et al. 2019)
+//   easgd           nobody waits: worker and centre are drawn to each other, x −= α(x − z), z += α(x − z), α = 0.9/K
+//                   (Zhang, Choromanska and LeCun 2015)
+class Local : public Method {
+ public:
+  using Kind = LocalSteps::Kind;
+  Local(Simulation& s, Kind kind, std::int64_t steps)
+      : s_(s),
+        kind_(kind),
+        steps_(steps),
+        rule_(make_rule("asgd-m")),
+        centre_(s.space().values.clone()),
+        mean_(Tensor::like(centre_)),
+        scales_(s.scales()),
+        workers_(std::size_t(s.workers())) {
+    for (Worker& w : workers_) {
+      w.x = centre_.clone();
+      w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
+      if (kind == Kind::cocod) w.exchanged = centre_.clone();
+    }
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    if (s_.gradient(worker, w.x))
+      rule_->push({.w = w.x.write<float>(),
+                   .g = s_.computed().data<float>(),
+                   .velocity = w.velocity.write<float>(),
+                   .scales = scales_.data()},
+                  centre_.elements(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+    const std::int64_t until = kind_ == Kind::post_local && !s_.past_first_decay() ? 1 : steps_;
+    if (++w.made < until) {
+      s_.start(worker, s_.now());
+      if (!s_.is_active(worker)) meet();
+      return;
+    }
+    w.made = 0;
+    if (kind_ == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
+    w.waits = true;
+    meet();
+  }
+
+  void visited(int worker) override {
+    float *x = workers_[std::size_t(worker)].x.write<float>(), *z = centre_.write<float>();
+    const float alpha = 0.9f / float(s_.workers());
+    for (std::int64_t i = 0; i < centre_.elements(); i++) {
+      const float d = alpha * (x[i] - z[i]);
+      x[i] -= d, z[i] += d;
+    }
+    s_.start(worker, s_.now() + s_.one_way());
+  }
+
+  const Tensor& weights() override {
+    if (kind_ == Kind::elastic) return centre_;
+    average([](const Worker& w) -> const Tensor& { return w.x; });
+    return mean_;
+  }
+
+ private:
+  struct Worker {
+    Tensor x, velocity;
+    Tensor exchanged;  // x as it went into the mean that is under way
+    std::int64_t made = 0;
+    bool waits = false;
+  };
+  template <class Of>
+  void average(const Of& of) {
+    mean_.fill(0);
+    for (const Worker& w : workers_) add_into(mean_, of(w));
+    float* m = mean_.write<float>();
+    for (std::int64_t i = 0; i < mean_.elements(); i++) m[i] /= float(workers_.size());
+  }
+  void meet() {
+    if (kind_ == Kind::elastic || s_.active() == 0) return;
+    if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
+    double at = s_.now() + s_.all_reduce();
+    if (kind_ == Kind::cocod) {  // the mean of what they had the last time, and what each has done since
+      average([](const Worker& w) -> const Tensor& { return w.exchanged; });
+      for (Worker& w : workers_) {
+        float *x = w.x.write<float>(), *sent = w.exchanged.write<float>();
+        const float* m = mean_.data<float>();
+        for (std::int64_t i = 0; i < mean_.elements(); i++) sent[i] = x[i] = m[i] + (x[i] - sent[i]);
+      }
+      at = std::max(s_.now(), mean_ready_);
+      mean_ready_ = at + s_.all_reduce();
+    } else {
+      average([](const Worker& w) -> const Tensor& { return w.x; });
+      for (Worker& w : workers_) w.x.copy_from(mean_);
+    }
+    for (int m = 0; m < s_.workers(); m++) {
+      if (!workers_[std::size_t(m)].waits) continue;
+      workers_[std::size_t(m)].waits = false;
+      s_.start(m, at);
+    }
+  }
+
+  Simulation& s_;
+  Kind kind_;
+  std::int64_t steps_;
+  std::unique_ptr<Rule> rule_;
+  Tensor centre_, mean_;
+  std::vector<float> scales_;
+  std::vector<Worker> workers_;
+  double mean_ready_ = 0;
+};
+
+// Vectors as long as the weights that a strategy keeps for each worker.
+int vectors_of_a_worker(const std::string& text) {
+  if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
+  const auto rule = make_rule(Asynchrony::parse(text == "all-reduce" ? "bsp" : text).rule);
+  return 1 + rule->keeps().squares + rule->keeps().own;  // what it was sent, always
+}
+
+std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
+  if (text == "all-reduce") return std::make_unique<Served>(s, Asynchrony::parse("bsp"), true);
+  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
+  return std::make_unique<Served>(s, Asynchrony::parse(text), false);
+}
+
+}  // namespace
+
+void check_simulation(const SimulatorOptions& options) {
+  const VirtualCluster& c = options.cluster;
+  if (c.workers < 1) refuse("a simulation of ", c.workers, " workers");
+  check_shape(c.shape);
+  constexpr double longest = 1e9;  // seconds, so that no sum of them is infinite
+  if (!(c.compute >= 0 && c.compute <= longest && c.latency >= 0 && c.latency <= longest))
+    refuse("steps of ", c.compute, " s and messages of ", c.latency, " s: expected 0 to 1e9");
+  if (c.bandwidth != 0 && !(c.bandwidth >= 1)) refuse("links of ", c.bandwidth, " bytes a second: expected 0 (no limit), or 1 and more");
+  for (const auto& [worker, factor] : c.slower)
+    if (worker < 0 || worker >= c.workers)
+      refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
+  vectors_of_a_worker(options.strategy);
+}
+
+SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
+                         const SimulatorOptions& options) {
+  check_simulation(options);
+  if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
+  Simulation simulation(model, loss, sgd, backend, data, options, vectors_of_a_worker(options.strategy));
+  const auto method = make_method(simulation, options.strategy);
+  return simulation.run(*method);
+}
+
+}  // namespace tandem

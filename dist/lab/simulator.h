@@ -1,0 +1,53 @@
+// Asynchronous training on one machine: K virtual workers compute real gradients, one after the other, in the order that a
+// virtual clock gives them, and the update rules are the server's own. What it shows of accuracy, delays and virtual time is
+// the same on every machine and in every run.
+//
+// A worker's step takes a time drawn from a Gamma distribution (as Hakimi et al., arXiv 1907.11612, have it), then its gradient
+// crosses its link. The servers are spread evenly over the workers' machines. Links are not shared, and servers take no time:
+// that is ours, and favours nobody.
+#pragma once
+#include <map>
+
+#include "layers/train/fit.h"
+
+namespace tandem {
+
+struct VirtualCluster {
+  int workers = 8;
+  double compute = 0.128,
+         shape = 100;            // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
+  std::map<int, double> slower;  // worker → how many times as long its steps take
+  double latency = 0, bandwidth = 0;  // of a worker's link: seconds, and bytes a second each way; 0: infinite
+};
+
+struct SimulatorOptions {
+  // As --strategy: "ddc-asgd", "ssp:3", … (dist/server/asynchrony.h), or "all-reduce", or local-sgd:H, post-local-sgd:H, cocod-sgd:H
+  // and easgd:H, whose workers make H steps of their own between two exchanges.
+  std::string strategy = "ddc-asgd";
+  VirtualCluster cluster = {};
+  int epochs = 1;          // of all workers together
+  Schedule schedule = {};  // by pictures applied, as on the server
+  std::uint64_t seed = 1;
+  std::string metrics = {};  // file for JSON lines, as fit() writes them; their seconds are virtual
+  bool progress = true;      // a line an epoch on stderr
+};
+
+struct SimulatorReport {
+  std::vector<EpochReport> epochs;   // seconds are virtual
+  double seconds = 0;                // virtual, of all
+  std::vector<std::int64_t> delays;  // delays[τ]: pushes that were so late
+  double gap = 0;                    // mean ‖w_now − w_sent‖/√P at a push
+  double correction = 0;             // mean ‖c‖/‖g‖
+  std::int64_t refused = 0;          // pushes with a value that is not finite
+  bool diverged = false;             // a run of them: it was ended
+};
+
+// Throws UsageError for a strategy that there is not and for slow workers that there are not; costs nothing.
+void check_simulation(const SimulatorOptions& options);
+
+// Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1 to 3.
+// Throws UsageError as check_simulation() does, and for more workers than the memory holds.
+SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
+                         const SimulatorOptions& options);
+
+}  // namespace tandem

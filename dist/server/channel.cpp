@@ -1,0 +1,349 @@
+#include "dist/server/channel.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+
+#include "core/random.h"
+#include "dist/collectives/in_process.h"
+
+namespace tandem {
+namespace {
+
+std::string name(int rank) { return "rank " + std::to_string(rank); }
+
+struct Parcel {
+  int from, to;
+  std::uint64_t incarnation;  // of its sender
+  Note note;
+  std::span<const std::byte> bytes;
+  enum State { waiting, taken, delivered } state = waiting;  // taken: its bytes are being copied
+  std::uint64_t ripe = 0;                                    // with delays: not before that look into the inbox
+  bool again = false;                                        // a duplicate
+};
+
+// A rank was lost, or is there again. All ranks hear of all events in this order.
+struct Event {
+  int rank;
+  std::uint64_t incarnation;  // 0: lost
+  std::string why;
+};
+
+// What the ranks say of one: `lost` and `incarnation` as they are, or as far as somebody has heard.
+struct State {
+  bool lost = false;
+  std::uint64_t incarnation = 0;
+};
+
+// All that the ranks share, behind one lock.
+struct Post {
+  Post(int ranks, const ChannelFaults& f) : sides(std::size_t(ranks)), faults(f) {}
+  ~Post() {
+    if (faults.sends) *faults.sends = sends;
+  }
+  struct Block {
+    std::shared_ptr<void> memory;
+    std::size_t bytes;
+  };
+  struct Side {
+    std::deque<std::shared_ptr<Parcel>> inbox;
+    State state;
+    bool left = false, woken = false;
+    std::int64_t sends = 0;                   // of all its incarnations
+    std::vector<std::vector<Block>> blocks{{}};  // by incarnation
+  };
+  Side& of(int rank) { return sides[std::size_t(rank)]; }
+  void fail(int rank, const std::string& text) {
+    if (failed.empty()) failed = text, culprit = rank;
+    changed.notify_all();
+  }
+  // What was under way from it and to it ends here.
+  void lose(int rank, const std::string& why) {
+    changed.notify_all();
+    if (rank == 0) return fail(0, why);
+    of(rank).state.lost = true;
+    for (Side& s : sides) std::erase_if(s.inbox, [&](auto& p) { return p->from == rank; });
+    for (auto& p : of(rank).inbox) p->state = Parcel::delivered;
+    of(rank).inbox.clear();
+    events.push_back({rank, 0, why});
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Side> sides;
+  std::vector<Event> events;
+  ChannelFaults faults;
+  std::int64_t sends = 0;
+  std::string failed;
+  int culprit = -1;
+};
+
+class InProcessChannel : public Channel {
+ public:
+  InProcessChannel(std::shared_ptr<Post> post, int rank, double deadline)
+      : post_(std::move(post)),
+        rank_(rank),
+        deadline_(deadline),
+        incarnation_(post_->of(rank).state.incarnation),
+        heard_(post_->events.size()),
+        chance_(post_->faults.delays, Stream::test, std::uint32_t(rank), std::uint32_t(incarnation_)) {
+    for (const Post::Side& s : post_->sides) known_.push_back(s.state);
+  }
+  ~InProcessChannel() override {
+    std::lock_guard lock(post_->mutex);
+    if (killed_) return;
+    if (std::uncaught_exceptions() > 0 && post_->failed.empty())
+      post_->lose(rank_, name(rank_) + " has left with an error");
+    else
+      post_->of(rank_).left = true;
+    post_->changed.notify_all();
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return int(known_.size()); }
+  std::string where(int rank) const override { return name(rank); }
+  std::uint64_t incarnation() const override { return incarnation_; }
+  std::vector<bool> living() const override {
+    std::vector<bool> all;
+    std::lock_guard lock(post_->mutex);
+    for (const State& s : known_) all.push_back(!s.lost);
+    return all;
+  }
+  std::uint64_t generation() const override { return heard_; }
+  void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
+
+  Work send(int to, const Note& note, std::span<const std::byte> bytes) override {
+    require(to >= 0 && to < size(), "send: there is no rank ", to, " of ", size());
+    auto parcel = std::make_shared<Parcel>(Parcel{rank_, to, incarnation_, note, bytes});
+    std::lock_guard lock(post_->mutex);
+    check();
+    post_->sends++;
+    const std::int64_t index = post_->of(rank_).sends++;
+    for (const ChannelFaults::Death& d : post_->faults.deaths)
+      if (d.rank == rank_ && d.at == index) {
+        killed_ = true;
+        post_->lose(rank_, name(rank_) + " is killed by the test");
+        check();
+      }
+    if (!reaches(to)) return {};
+    post_->of(to).inbox.push_back(parcel);
+    post_->changed.notify_all();
+    return Work(std::make_unique<Sending>(*this, parcel));
+  }
+
+  bool progress() override {
+    std::shared_ptr<Parcel> parcel;
+    Event event{-1, 0, ""};
+    {
+      std::lock_guard lock(post_->mutex);
+      check();
+      if (!receiver_.place) return false;
+      looks_++;
+      if (hear(event)) {
+        if (!event.incarnation && !receiver_.lost) post_->fail(event.rank, event.why), check();
+      } else if ((parcel = next())) {
+        parcel->state = Parcel::taken;
+      } else {
+        return false;
+      }
+    }
+    if (!parcel) {
+      if (!event.incarnation)
+        receiver_.lost(event.rank, event.why);
+      else if (receiver_.returned)
+        receiver_.returned(event.rank, event.incarnation);
+      return true;
+    }
+    std::span<std::byte> room;
+    bool fits = false;
+    {
+      struct Delivered {  // also when the receiver throws
+        InProcessChannel& channel;
+        Parcel& parcel;
+        ~Delivered() {
+          std::lock_guard lock(channel.post_->mutex);
+          parcel.state = Parcel::delivered;
+          channel.post_->changed.notify_all();
+        }
+      } delivered{*this, *parcel};
+      room = receiver_.place(parcel->from, parcel->note, parcel->bytes.size());
+      fits = room.size() == parcel->bytes.size();
+      if (fits && !room.empty()) std::memcpy(room.data(), parcel->bytes.data(), room.size());
+    }
+    if (!fits) {
+      std::lock_guard lock(post_->mutex);
+      post_->fail(parcel->from, name(parcel->from) + " sends " + std::to_string(parcel->bytes.size()) +
+                                    " bytes where " + name(rank_) + " has room for " + std::to_string(room.size()));
+      check();
+    }
+    receiver_.arrived(parcel->from, parcel->note, room);
+    return true;
+  }
+
+  void rest() override {
+    std::unique_lock lock(post_->mutex);
+    const auto& inbox = post_->of(rank_).inbox;
+    // What is held back is looked for again soon.
+    const bool held = receiver_.place && delays() && (!inbox.empty() || heard_ < post_->events.size());
+    post_->changed.wait_for(lock, std::chrono::microseconds(held ? 50 : 5000), [&] {
+      return post_->of(rank_).woken || !post_->failed.empty() ||
+             (receiver_.place && !held && (!inbox.empty() || heard_ < post_->events.size()));
+    });
+    post_->of(rank_).woken = false;
+  }
+  void wake() override {
+    std::lock_guard lock(post_->mutex);
+    post_->of(rank_).woken = true;
+    post_->changed.notify_all();
+  }
+
+  std::shared_ptr<void> share(std::size_t bytes) override {
+    std::shared_ptr<void> memory(::operator new(bytes, std::align_val_t(64)),
+                                 [](void* p) { ::operator delete(p, std::align_val_t(64)); });
+    std::memset(memory.get(), 0, bytes);
+    std::lock_guard lock(post_->mutex);
+    post_->of(rank_).blocks[std::size_t(incarnation_)].push_back({memory, bytes});
+    return memory;
+  }
+  std::span<std::byte> shared_by(int rank, int number) override {
+    require(rank >= 0 && rank < size(), "shared_by: there is no rank ", rank, " of ", size());
+    std::lock_guard lock(post_->mutex);
+    const auto& blocks = post_->of(rank).blocks[std::size_t(known_[std::size_t(rank)].incarnation)];
+    if (!post_->faults.shared_memory || number < 0 || std::size_t(number) >= blocks.size()) return {};
+    const Post::Block& b = blocks[std::size_t(number)];
+    return {static_cast<std::byte*>(b.memory.get()), b.bytes};  // the post keeps it until the last channel is gone
+  }
+  void fail(int culprit, const std::string& text) override {
+    std::lock_guard lock(post_->mutex);
+    post_->fail(culprit, text);
+  }
+
+ private:
+  friend std::unique_ptr<Channel> tandem::in_process_return(Channel& other, int rank);
+
+  // ---- under the lock ---------------------------------------------------------------------------------------------------
+  void check() const {
+    if (killed_) throw Killed(name(rank_) + " is killed by the test");
+    if (!post_->failed.empty()) throw CommunicationError(post_->culprit, post_->failed);
+  }
+  bool delays() const { return post_->faults.delays != 0; }
+  std::uint32_t draw(std::uint32_t below) { return chance_.word(drawn_++) % below; }
+
+  // A rank that was lost, or has come back without this one having heard of it: what is sent to the old one is gone.
+  bool reaches(int to) const {
+    const State &known = known_[std::size_t(to)], &is = post_->of(to).state;
+    return !known.lost && !is.lost && known.incarnation == is.incarnation;
+  }
+  bool hear(Event& event) {
+    if (heard_ == post_->events.size() || (delays() && draw(4) != 0)) return false;
+    event = post_->events[heard_++];
+    known_[std::size_t(event.rank)].lost = event.incarnation == 0;
+    if (event.incarnation) known_[std::size_t(event.rank)].incarnation = event.incarnation;
+    return true;
+  }
+  // The next message that may be delivered, out of the inbox: the first one, or, with delays, the first of any sender.
+  std::shared_ptr<Parcel> next() {
+    auto& inbox = post_->of(rank_).inbox;
+    std::vector<std::shared_ptr<Parcel>> first;
+    std::vector<bool> seen(known_.size(), false);
+    for (const auto& p : inbox) {
+      if (seen[std::size_t(p->from)]) continue;
+      seen[std::size_t(p->from)] = true;
+      const State& sender = known_[std::size_t(p->from)];
+      if (sender.lost || sender.incarnation != p->incarnation) continue;  // its return has not been heard of yet
+      if (delays() && p->ripe == 0) p->ripe = looks_ + (draw(4) == 0 ? draw(12) : 0);
+      if (p->ripe > looks_) continue;
+      first.push_back(p);
+      if (!delays()) break;
+    }
+    if (first.empty()) return nullptr;
+    auto parcel = first.size() > 1 ? first[draw(std::uint32_t(first.size()))] : first[0];
+    inbox.erase(std::find(inbox.begin(), inbox.end(), parcel));
+    const bool may = delays() && post_->faults.duplicates && parcel->bytes.empty() && parcel->from != rank_;
+    if (may && !parcel->again && draw(8) == 0) {
+      inbox.push_back(std::make_shared<Parcel>(*parcel));
+      inbox.back()->ripe = 0, inbox.back()->again = true;
+    }
+    return parcel;
+  }
+
+  class Sending : public Work::Operation {
+   public:
+    Sending(InProcessChannel& channel, std::shared_ptr<Parcel> parcel)
+        : channel_(channel), parcel_(std::move(parcel)) {}
+    ~Sending() override {  // given up: nobody may read its memory any more
+      std::unique_lock lock(channel_.post_->mutex);
+      auto& inbox = channel_.post_->of(parcel_->to).inbox;
+      if (auto at = std::find(inbox.begin(), inbox.end(), parcel_); at != inbox.end()) inbox.erase(at);
+      channel_.post_->changed.wait(lock,
+                                   [&] { return parcel_->state != Parcel::taken || parcel_->to == parcel_->from; });
+    }
+    bool advance() override {
+      if (!delivered()) channel_.progress();
+      return delivered();
+    }
+    void wait() override {
+      const auto begin = std::chrono::steady_clock::now();
+      while (!advance()) {
+        if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > channel_.deadline_)
+          throw CommunicationError(parcel_->to,
+                                   name(parcel_->to) + " does not take a message of " + name(parcel_->from));
+        channel_.rest();
+      }
+    }
+
+   private:
+    bool delivered() {
+      std::lock_guard lock(channel_.post_->mutex);
+      if (parcel_->state == Parcel::delivered) return true;
+      if (channel_.post_->of(parcel_->to).left)
+        throw CommunicationError(parcel_->to, name(parcel_->from) + " sends a message to " + name(parcel_->to) +
+                                                  ", which has left");
+      return false;
+    }
+    InProcessChannel& channel_;
+    std::shared_ptr<Parcel> parcel_;
+  };
+
+  std::shared_ptr<Post> post_;
+  int rank_;
+  double deadline_;
+  std::uint64_t incarnation_;
+  Receiver receiver_;
+  bool killed_ = false;
+  std::size_t heard_;         // events
+  std::vector<State> known_;  // after them
+  std::uint64_t looks_ = 1;
+  Philox chance_;
+  std::uint32_t drawn_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Channel>> in_process_channels(int ranks, double deadline, const ChannelFaults& faults) {
+  require(ranks > 0, "in_process_channels: ", ranks, " ranks");
+  auto post = std::make_shared<Post>(ranks, faults);
+  std::vector<std::unique_ptr<Channel>> all;
+  for (int r = 0; r < ranks; r++) all.push_back(std::make_unique<InProcessChannel>(post, r, deadline));
+  return all;
+}
+
+std::unique_ptr<Channel> in_process_return(Channel& other, int rank) {
+  auto* channel = dynamic_cast<InProcessChannel*>(&other);
+  require(channel, "in_process_return: of another kind of channel");
+  Post& post = *channel->post_;
+  std::lock_guard lock(post.mutex);
+  require(rank > 0 && rank < int(post.sides.size()) && post.of(rank).state.lost, "in_process_return: ", name(rank),
+          " is not lost");
+  Post::Side& side = post.of(rank);
+  side.state = {false, side.state.incarnation + 1};
+  side.left = false;
+  side.blocks.push_back({});
+  post.events.push_back({rank, side.state.incarnation, ""});
+  post.changed.notify_all();
+  return std::make_unique<InProcessChannel>(channel->post_, rank, channel->deadline_);
+}
+
+}  // namespace tandem

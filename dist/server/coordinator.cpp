@@ -1,0 +1,152 @@
+#include "dist/server/coordinator.h"
+
+#include <utility>
+
+#include "dist/server/server_messages.h"
+
+namespace tandem {
+
+void Coordinator::begin(int workers, bool together, Tickets tickets) {
+  workers_ = workers, together_ = together, tickets_ = std::move(tickets);
+  if (stop_asked_) tickets_.stop();  // by a rank that began before this one
+  begun_ = true;
+  hand_out();
+}
+
+// ---- tickets ------------------------------------------------------------------------------------------------------------
+void Coordinator::wants(int worker, std::uint64_t request) {
+  if (request <= of(worker).request) return;
+  of(worker).request = request;
+  if (over_told_) return tell_over(worker);  // it came back too late to have heard it
+  of(worker).waits = true;
+  hand_out();
+}
+
+bool Coordinator::done(std::int64_t ticket, double now) {
+  const bool counts = tickets_.done(ticket);
+  changed_ = now;
+  hand_out();
+  return counts;
+}
+
+void Coordinator::leaves(int worker) {
+  of(worker).left = true, of(worker).waits = false;
+  tickets_.lost(worker);
+  hand_out();
+}
+
+void Coordinator::stop() {
+  stop_asked_ = true;
+  tickets_.stop();
+  hand_out();
+}
+
+// ---- who waits ------------------------------------------------------------------------------------------------------------
+void Coordinator::stands(int rank, std::string waits_for, double now) {
+  of(rank).stands = std::move(waits_for);
+  changed_ = now;
+}
+
+Coordinator::Waiting Coordinator::waiting(const std::function<std::string(int)>& name) const {
+  Waiting w{.since = changed_};
+  for (int r = 0; r < count(); r++) {
+    const Rank& rank = ranks_[std::size_t(r)];
+    if (!rank.lives) continue;
+    if (rank.stands.empty())
+      w.works += (w.works.empty() ? "" : ", ") + name(r);
+    else
+      w.waits += (w.waits.empty() ? "" : "; ") + name(r) + " for " + rank.stands;
+  }
+  return w;
+}
+
+void Coordinator::hand_out() {
+  if (!begun_) return;
+  int may_want = 0, wait = 0;
+  for (int m = 0; m < workers_; m++) may_want += of(m).lives && !of(m).left, wait += of(m).waits;
+  // Who makes a step together draws for it together: the batches of a step are then those of one machine with all of them.
+  if (together_ && wait < may_want) return;
+  const auto tell = [&](int m, std::uint64_t ticket) {
+    Note n = note(What::ticket_is);
+    n[word::number] = ticket, n[word::tickets_done] = std::uint64_t(tickets_done()), n[word::request] = of(m).request;
+    send_(m, n, nullptr);
+  };
+  for (int m = 0; m < workers_; m++) {
+    Rank& r = of(m);
+    if (!r.waits) continue;
+    if (const auto ticket = tickets_.draw(m)) {
+      tell(m, std::uint64_t(*ticket));
+      r.waits = r.told_none = false;
+    } else if (!std::exchange(r.told_none, true)) {
+      tell(m, word::none);  // it goes on waiting; the servers need not wait for its push
+    }
+  }
+  if (over_told_ || (!tickets_.over() && may_want > 0)) return;
+  over_told_ = true;
+  for (int r = 0; r < count(); r++)
+    if (of(r).lives) tell_over(r);
+  count_byes();
+}
+
+// ---- the end --------------------------------------------------------------------------------------------------------------
+void Coordinator::tell_over(int rank) {
+  Note n = note(What::over);
+  n[word::number] = stop_asked_, n[word::tickets_done] = std::uint64_t(tickets_done());
+  send_(rank, n, nullptr);
+}
+
+void Coordinator::says_bye(int rank) {
+  if (end_told_) return send_(rank, note(What::end), nullptr);  // it came back too late to have heard it
+  of(rank).bye = true;
+  count_byes();
+}
+
+void Coordinator::count_byes() {
+  if (!over_told_ || end_told_) return;
+  for (const Rank& r : ranks_)
+    if (r.lives && !r.bye) return;
+  end_told_ = true;
+  for (int r = 0; r < count(); r++)
+    if (of(r).lives) send_(r, note(What::end), nullptr);
+}
+
+// ---- who is there ---------------------------------------------------------------------------------------------------------
+void Coordinator::lost(int rank, double now) {
+  of(rank) = {.lives = false};
+  changed_ = now;
+  if (begun_) {
+    tickets_.lost(rank);
+    hand_out();
+    count_byes();
+  }
+  for (auto& [k, gathering] : gatherings_) {
+    gathering.told.erase(rank), gathering.texts.erase(rank);
+    answer(k);
+  }
+}
+
+void Coordinator::returned(int rank) { of(rank).lives = true; }
+
+// ---- texts ----------------------------------------------------------------------------------------------------------------
+void Coordinator::says(int rank, std::uint64_t gathering, std::string text) {
+  gatherings_[gathering].texts[rank] = std::move(text);
+  answer(gathering);
+}
+
+// Once all who live have said something, or had: who comes back afterwards says it again, and hears what there is.
+void Coordinator::answer(std::uint64_t k) {
+  Gathering& g = gatherings_[k];
+  if (!g.complete)
+    for (int r = 0; r < count(); r++)
+      if (of(r).lives && !g.texts.count(r)) return;
+  g.complete = true;
+  std::vector<std::string> all;
+  for (int r = 0; r < count(); r++) all.push_back(g.texts.count(r) ? g.texts[r] : "");
+  Note n = note(What::heard);
+  n[word::number] = k;
+  const auto text = std::make_shared<const std::string>(joined(all));
+  for (const auto& [r, _] : g.texts)
+    if (of(r).lives && g.told.insert(r).second) send_(r, n, text);
+}
+
+}  // namespace tandem

@@ -1,0 +1,244 @@
+#include "dist/server/owner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+// w is the mean of what the workers' batches made of it: each has its share of the difference that its batch made.
+class Averaging : public Rule {
+ public:
+  explicit Averaging(double share) : share_(share) {}
+  std::string name() const override { return "average"; }
+  Keeps keeps() const override { return {.sent = true}; }
+  void push(const RuleVectors<float>& x, std::int64_t n, const Hyper&) const override { run(x, n); }
+  void push(const RuleVectors<double>& x, std::int64_t n, const Hyper&) const override { run(x, n); }
+  double correction(const RuleVectors<float>&, std::int64_t, const Hyper&) const override { return 0; }
+
+ private:
+  template <class T>
+  void run(const RuleVectors<T>& x, std::int64_t n) const {
+    for (std::int64_t i = 0; i < n; i++)  // alone: what it computed, to the bit
+      x.w[i] = share_ == 1 ? x.g[i] + (x.w[i] - x.sent[i]) : x.w[i] + T(share_) * (x.g[i] - x.sent[i]);
+  }
+  double share_;
+};
+
+// Of a part of a shard, in a vector as long as the shard.
+std::span<std::byte> part_of(void* vector, const Note& n, std::size_t bytes, std::size_t size) {
+  return {static_cast<std::byte*>(vector) + n[word::first] * size, bytes};
+}
+
+}  // namespace
+
+Owner::Owner(const ServerLayout& layout, Post& post, std::vector<float> scales, std::function<void(const Served&)> answered)
+    : layout_(layout),
+      post_(post),
+      scales_(std::move(scales)),
+      answered_(std::move(answered)),
+      rule_(make_rule(layout.options.how.rule)),
+      // With bsp a step's statistics are pushed as one mean already.
+      averaging_(std::make_unique<Averaging>(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
+      host_(reference_backend(1)),
+      others_(std::make_shared<int>()),
+      shards_(std::size_t(layout.shards())) {
+  for (Held& h : shards_) h.clients.resize(std::size_t(layout.workers()));
+}
+Owner::~Owner() = default;
+
+// ---- begin ------------------------------------------------------------------------------------------------------------------
+void Owner::begin() {
+  for (int s = 0; s < layout_.shards(); s++)
+    if (layout_.owner[std::size_t(s)] == post_.rank() && layout_.length(s) == 0) serve(s, tensor(0));
+}
+
+void Owner::first_part(const Note& n, std::int64_t elements) {
+  if (post_.incarnation() > 0) return;  // they were for the one before, whose shards others have by now
+  const int s = int(n[word::shard]);
+  First& f = held(s).first;
+  f.arrived += elements;
+  // The velocity too: a push that came between would be lost from it.
+  if (f.arrived < std::int64_t(n[word::vectors]) * layout_.length(s)) return;
+  serve(s, f.values);
+  if (Tensor v = held(s).served->shard().velocity(0); v.defined() && f.velocity.defined())
+    std::memcpy(v.raw_write(), f.velocity.raw(), v.bytes());
+  f = {};
+  open(s);
+}
+
+void Owner::serve(int s, const Tensor& first) {
+  const std::int64_t begin = layout_.begin(s) / 64, end = begin + layout_.length(s) / 64;
+  held(s).served = std::make_unique<Served>(
+      rule_of(s), first, std::vector<float>(scales_.begin() + begin, scales_.begin() + end), layout_.workers(),
+      Served::Options{
+          .how = layout_.options.how,
+          .momentum = layout_.options.momentum,
+          .learning_rate = layout_.options.learning_rate,
+          .pipeline = layout_.options.pipeline,
+          .record = layout_.options.record,
+          .place = [this, s](int worker, ExchangeId exchange) { return place_answer(s, worker, exchange); }});
+  const std::vector<bool> living = post_.living();
+  for (int m = 0; m < layout_.workers(); m++)  // nobody waits for who is not there, or may not be yet, until it asks here
+    if (!living[std::size_t(m)] || returned_.count(m)) held(s).served->lost(m);
+}
+
+void Owner::adopt(Adoptions::Adopted&& a) {
+  serve(a.shard, Tensor::wrap(*host_, a.values.data(), {layout_.length(a.shard)}, layout_.dtype, others_));
+  Served& served = *held(a.shard).served;
+  served.go_on(a.state.version, a.state.pushes, a.state.applied);
+  std::vector<Tensor> kept = served.shard().kept();
+  if (kept.size() == a.kept.size())
+    for (std::size_t k = 0; k < kept.size(); k++) std::memcpy(kept[k].raw_write(), a.kept[k].data(), kept[k].bytes());
+  open(a.shard);
+}
+
+void Owner::when_served(int s, int from, std::function<void()> handle) {
+  if (held(s).served) return handle();
+  held(s).early.keep(from, std::move(handle));
+}
+void Owner::open(int s) {
+  held(s).early.handle();
+  answer(s);
+}
+
+// ---- pushes and pulls -------------------------------------------------------------------------------------------------------
+std::span<std::byte> Owner::place(int from, const Note& n, std::size_t bytes) {
+  const int s = int(n[word::shard]);
+  const auto in = [&](Tensor& t) {
+    if (!t.defined()) t = tensor(layout_.length(s));
+    return part_of(t.raw_write(), n, bytes, size_of(layout_.dtype));
+  };
+  if (what_of(n) == What::first_part) return in(n[word::vector] ? held(s).first.velocity : held(s).first.values);
+  Client& c = client(s, from);
+  if (layout_.pushed_as(s) == layout_.dtype) return in(c.gradient);
+  c.narrow.resize(std::size_t(layout_.length(s)));
+  return part_of(c.narrow.data(), n, bytes, sizeof(bf16));
+}
+
+void Owner::push_part(int from, const Note& n, std::int64_t elements) {
+  const int s = int(n[word::shard]);
+  Client& c = client(s, from);
+  if (!c.gradient.defined()) c.gradient = tensor(layout_.length(s));
+  if (layout_.pushed_as(s) != layout_.dtype) {
+    float* wide = c.gradient.write<float>() + n[word::first];
+    const bf16* narrow = c.narrow.data() + n[word::first];
+    for (std::int64_t i = 0; i < elements; i++) wide[i] = float(narrow[i]);
+  }
+  if ((c.arrived += elements) < layout_.length(s)) return;
+  c.arrived = 0;
+  request(from, n);
+}
+
+Tensor Owner::in_memory_of(int rank, Post::Place place, int s) {
+  const std::int64_t elements = layout_.length(s);
+  return Tensor::wrap(*host_, post_.at(rank, place, layout_.bytes(elements)), {elements}, layout_.dtype, others_);
+}
+
+// Where the answer to a worker is made; that of its last exchange stays as it is.
+Tensor Owner::place_answer(int s, int worker, ExchangeId exchange) {
+  Client& c = client(s, worker);
+  const std::uint64_t half = exchange & 1;  // as worker.h has it
+  if (c.landing != word::none) return in_memory_of(worker, {c.landing, half * layout_.bytes(layout_.length(s))}, s);
+  Tensor& t = c.answers[layout_.options.pipeline ? half : 0];
+  if (!t.defined()) t = tensor(layout_.length(s));
+  return t;
+}
+
+void Owner::request(int from, const Note& n) {
+  const int s = int(n[word::shard]);
+  when_served(s, from, [this, from, n, s] {
+    Client& c = client(s, from);
+    const std::uint64_t before = std::exchange(c.landing, n[word::landing]);
+    const ExchangeId exchange = n[word::number];
+    const auto samples = std::int64_t(n[word::samples]);
+    Served& served = *held(s).served;
+    bool fresh;
+    if (what_of(n) == What::pull)
+      fresh = served.pull(from, exchange);
+    else if (what_of(n) == What::push_here)
+      fresh = served.push(from, exchange, in_memory_of(from, {n[word::block], n[word::offset]}, s), samples);
+    else
+      fresh = served.push(from, exchange, c.gradient, samples);
+    if (!fresh) c.landing = before;  // it was seen, and may be waiting for its answer
+    answer(s);
+  });
+}
+
+void Owner::idle(int from, const Note& n) {
+  const int s = int(n[word::shard]);
+  when_served(s, from, [this, from, s, exchange = n[word::number]] {
+    held(s).served->idle(from, exchange);
+    answer(s);
+  });
+}
+
+void Owner::answer(int s) {
+  Served& served = *held(s).served;
+  for (Served::Answer& a : served.answers()) {
+    const bool here = client(s, a.worker).landing != word::none;
+    Note n = note(What::answer_part, s);
+    n[word::number] = a.exchange;
+    if (!here)
+      post_.send_parts(a.worker, n, {a.weights.raw_write(), layout_.length(s), layout_.dtype}, layout_.options.chunk);
+    n[word::what] = std::uint64_t(here ? What::answer_here : What::answer_end);
+    n[word::pushes] = std::uint64_t(served.counts().pushes), n[word::version] = served.shard().version();
+    // That is of the gradient. Statistics that are not finite are passed over too, and say so in the counts.
+    n[word::verdict] = layout_.of_parameters(s) ? std::uint64_t(a.verdict) : 0;
+    auto applied = std::make_shared<std::vector<ExchangeId>>(served.applied());
+    post_.send(a.worker, n, std::as_bytes(std::span(*applied)), applied);
+  }
+  const auto first = std::find_if(shards_.begin(), shards_.end(), [](const Held& h) { return h.served != nullptr; });
+  if (&*first == &held(s)) answered_(served);
+}
+
+void Owner::velocity_wanted(int from, int s) {
+  when_served(s, from, [this, from, s] {
+    const Tensor& velocity = held(s).served->shard().velocity(0);
+    auto copy = std::make_shared<Tensor>(velocity.clone());  // it changes while it travels
+    post_.send_parts(from, note(What::velocity_part, s), {copy->raw_write(), layout_.length(s), layout_.dtype},
+                     layout_.options.chunk, copy);
+  });
+}
+
+// ---- losses -----------------------------------------------------------------------------------------------------------------
+void Owner::lost(int rank) {
+  for (int s = 0; s < layout_.shards(); s++) {
+    held(s).early.forget(rank);
+    if (rank >= layout_.workers()) continue;
+    client(s, rank).arrived = 0;
+    if (!held(s).served) continue;
+    held(s).served->lost(rank);
+    answer(s);  // others may have waited for it
+  }
+}
+void Owner::returned(int rank) {
+  if (rank >= layout_.workers()) return;
+  returned_.insert(rank);
+  for (int s = 0; s < layout_.shards(); s++) {
+    client(s, rank) = {};
+    if (held(s).served) held(s).served->returned(rank);
+  }
+}
+
+// Not before the last one has gone: where the network is slow there are fewer of them, and no queue.
+void Owner::send_snapshots(int to) {
+  if (to == post_.rank() || snapshot_under_way()) return;
+  snapshots_++;
+  const auto all = std::make_shared<std::vector<Tensor>>();  // copies: what is kept changes while it travels
+  for (int s = 0; s < layout_.shards(); s++) {
+    if (!held(s).served) continue;
+    const std::vector<Tensor> kept = held(s).served->shard().kept();
+    Note n = note(What::snapshot_part, s);
+    n[word::number] = snapshots_, n[word::vectors] = kept.size();
+    for (std::size_t k = 0; k < kept.size(); k++) {
+      n[word::vector] = k;
+      Tensor& copy = all->emplace_back(kept[k].clone());
+      post_.send_parts(to, n, {copy.raw_write(), layout_.length(s), layout_.dtype}, layout_.options.chunk, all);
+    }
+  }
+  snapshot_under_way_ = all;
+}
+
+}  // namespace tandem

@@ -1,0 +1,85 @@
+// Owner: an owner's side of the parameter server, the shards that this rank holds. It stages what workers push until all of a
+// shard's part has come, has Served apply it, and sends the answers that Served gives: as parts, or, where it reaches the
+// worker's memory, made there, with no copy between.
+//
+// The member's thread alone.
+#pragma once
+#include <functional>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "core/backend.h"
+#include "dist/server/adoptions.h"
+#include "dist/server/early.h"
+#include "dist/server/post.h"
+#include "dist/server/rules.h"
+#include "dist/server/served.h"
+#include "dist/server/server_layout.h"
+#include "dist/server/server_messages.h"
+
+namespace tandem {
+
+class Owner {
+ public:
+  // scales: of the learning rate, one for each 64 elements of all shards. answered: after answers of the first shard that this
+  // rank serves. Throws UsageError where there is no such rule.
+  Owner(const ServerLayout& layout, Post& post, std::vector<float> scales, std::function<void(const Served&)> answered);
+  ~Owner();
+
+  void begin();                           // of what is empty no first values come
+  void adopt(Adoptions::Adopted&& shard);  // goes on where a lost owner stopped
+  void lost(int rank), returned(int rank);
+  void send_snapshots(int to);
+  bool snapshot_under_way() const { return !snapshot_under_way_.expired(); }
+
+  // Messages of a worker or of rank 0. place: of parts.
+  std::span<std::byte> place(int from, const Note& n, std::size_t bytes);
+  void push_part(int from, const Note& n, std::int64_t elements);
+  void request(int from, const Note& n);  // push_here, pull; all of push_part has come
+  void idle(int from, const Note& n);
+  void first_part(const Note& n, std::int64_t elements);
+  void velocity_wanted(int from, int s);
+
+ private:
+  struct Client {  // a worker, at one shard
+    Tensor gradient;         // as far as it has come
+    std::vector<bf16> narrow;  // and as it came, where gradients travel as bf16
+    std::int64_t arrived = 0;  // elements
+    Tensor answers[2];       // made here when they are sent; the second when pipelined: the rule looks at both
+    std::uint64_t landing = word::none;  // where it wants the answer
+  };
+  struct First {
+    Tensor values, velocity;
+    std::int64_t arrived = 0;  // elements, of all
+  };
+  struct Held {
+    std::unique_ptr<Served> served;  // null: this rank does not serve it, or not yet
+    std::vector<Client> clients;
+    First first;
+    Early early;  // what came before it was served
+  };
+  Held& held(int s) { return shards_[std::size_t(s)]; }
+  Client& client(int s, int worker) { return held(s).clients[std::size_t(worker)]; }
+  const Rule& rule_of(int s) const { return layout_.of_parameters(s) ? *rule_ : *averaging_; }
+  Tensor tensor(std::int64_t elements) { return Tensor(*host_, {elements}, layout_.dtype); }
+  Tensor in_memory_of(int rank, Post::Place place, int s);
+  Tensor place_answer(int s, int worker, ExchangeId exchange);
+  void serve(int s, const Tensor& first), open(int s), answer(int s);
+  // Once this rank serves the shard: at once, or when its first values have come, or an adoption is over.
+  void when_served(int s, int from, std::function<void()> handle);
+
+  const ServerLayout& layout_;
+  Post& post_;
+  const std::vector<float> scales_;
+  const std::function<void(const Served&)> answered_;
+  std::unique_ptr<Rule> rule_, averaging_;
+  std::unique_ptr<Backend> host_;
+  std::shared_ptr<void> others_;  // stands for memory that lives as long as the channel
+  std::vector<Held> shards_;
+  std::set<int> returned_;
+  std::uint64_t snapshots_ = 0;
+  std::weak_ptr<const void> snapshot_under_way_;
+};
+
+}  // namespace tandem

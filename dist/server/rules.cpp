@@ -1,0 +1,251 @@
+// The update rules, a few lines each. η: learning rate, μ: momentum, τ: updates of the shard between this worker's pull and
+// its push, τ̄: the running mean of τ, w_sent: what the worker was sent, g: its gradient.
+#include "dist/server/rules.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+
+#include "core/error.h"
+#include "core/math.h"
+
+namespace tandem {
+namespace {
+
+using Constants = std::map<std::string, double>;
+constexpr std::int64_t block = 64;  // elements that share a learning-rate scale
+
+// Numbers reach the formulas as the optimizers hold theirs, in f32.
+template <class T>
+T rounded(double x) {
+  return T(static_cast<float>(x));
+}
+
+// ---- formulas --------------------------------------------------------------------------------------------------------
+// Each is made for one push and called for every element with the rate η · scale of its block.
+
+template <class T>
+struct Asgd {  // w −= η·g
+  static constexpr Rule::Keeps keeps{};
+  Asgd(const Hyper&, const Constants&) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { x.w[i] = fused(-rate, x.g[i], x.w[i]); }
+};
+
+// w −= (η/max(1, τ))·g   (staleness-aware; Zhang et al., arXiv 1511.05950)
+template <class T>
+struct SaAsgd {
+  static constexpr Rule::Keeps keeps{};
+  T share;
+  SaAsgd(const Hyper& h, const Constants&) : share(rounded<T>(1 / std::max(1.0, h.delay))) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    x.w[i] = fused(-rate * share, x.g[i], x.w[i]);
+  }
+};
+
+template <class T>
+struct MomentumAsgd {  // v = μ·v + g;  w −= η·v
+  static constexpr Rule::Keeps keeps{.velocity = true};
+  T mu;
+  MomentumAsgd(const Hyper& h, const Constants&) : mu(rounded<T>(h.momentum)) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    x.velocity[i] = fused(mu, x.velocity[i], x.g[i]);
+    x.w[i] = fused(-rate, x.velocity[i], x.w[i]);
+  }
+};
+
+// c = λ·g⊙g⊙(w − w_sent);  w −= η·(g + c)   (Zheng et al., arXiv 1609.08326, with a constant λ)
+template <class T>
+struct DcAsgdC {
+  static constexpr Rule::Keeps keeps{.sent = true};
+  T lambda;
+  DcAsgdC(const Hyper&, const Constants& k) : lambda(rounded<T>(k.at("lambda"))) {}
+  T correction(const RuleVectors<T>& x, std::int64_t i) const {
+    return lambda * x.g[i] * x.g[i] * (x.w[i] - x.sent[i]);
+  }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    x.w[i] = fused(-rate, x.g[i] + correction(x, i), x.w[i]);
+  }
+};
+
+// The same with λ = λ₀/√(s + 10⁻⁷), s the worker's running mean of g²   (its adaptive form)
+template <class T>
+struct DcAsgdA {
+  static constexpr Rule::Keeps keeps{.sent = true, .squares = true};
+  T lambda, decay;
+  DcAsgdA(const Hyper&, const Constants& k) : lambda(rounded<T>(k.at("lambda"))), decay(rounded<T>(k.at("decay"))) {}
+  T mean_square(const RuleVectors<T>& x, std::int64_t i) const {
+    return fused(decay, x.squares[i], (1 - decay) * x.g[i] * x.g[i]);
+  }
+  T correction(const RuleVectors<T>& x, std::int64_t i, T s) const {
+    return lambda / std::sqrt(s + T(1e-7f)) * x.g[i] * x.g[i] * (x.w[i] - x.sent[i]);
+  }
+  T correction(const RuleVectors<T>& x, std::int64_t i) const { return correction(x, i, mean_square(x, i)); }
+  T kept_correction(const RuleVectors<T>& x, std::int64_t i) const {
+    return correction(x, i, x.squares[i] = mean_square(x, i));
+  }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    x.w[i] = fused(-rate, x.g[i] + kept_correction(x, i), x.w[i]);
+  }
+};
+
+// v = μ·v + g + c;  w −= η·v, c as above: delay compensation with a fixed momentum. Our reading of the thesis' baseline.
+template <class T>
+struct DcAsgdK : DcAsgdA<T> {
+  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .squares = true};
+  T mu;
+  DcAsgdK(const Hyper& h, const Constants& k) : DcAsgdA<T>(h, k), mu(rounded<T>(h.momentum)) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    x.velocity[i] = fused(mu, x.velocity[i], x.g[i] + this->kept_correction(x, i));
+    x.w[i] = fused(-rate, x.velocity[i], x.w[i]);
+  }
+};
+
+// u = μ·u + g;  w −= η·(μ·u + g), u the worker's   (Hakimi et al., arXiv 1907.11612)
+template <class T>
+struct DanaSlim {
+  static constexpr Rule::Keeps keeps{.own = true};
+  T mu;
+  DanaSlim(const Hyper& h, const Constants&) : mu(rounded<T>(h.momentum)) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    x.own[i] = fused(mu, x.own[i], x.g[i]);
+    x.w[i] = fused(-rate, fused(mu, x.own[i], x.g[i]), x.w[i]);
+  }
+};
+
+// Dynamic delay compensation. The thesis (Qu 2021) says what is adjusted by each delay, the trust in the momentum and in the
+// correction, and not how; how is ours:
+//   c = λ·g⊙g⊙(w − w_sent) as in the adaptive form, but never more than the gradient itself: |c| ≤ |g|, λ₀ = 50
+//   a = min(1, (1 + τ̄)/(1 + τ))      less of a gradient that is later than the others
+//   d = a·(g + c);  u = μ·u + d       u the worker's: its terms are all as far apart as its own steps, however many others
+//                                     there are (DANA has that of Hakimi et al.)
+//   θ = τ/(1 + τ)                     0: nothing is late. Towards 1: as late as it can be
+//   w −= η·((1 − θ)·u + θ·(μ·u + d))
+// With θ = 0 that is Polyak's momentum, so that one worker is SGD with momentum, bit for bit; with θ = 1 it is Nesterov's,
+// which looks ahead to where the momentum of this worker will have brought the weights when its next gradient comes. In
+// between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction rises.
+template <class T>
+struct DdcAsgd : DcAsgdA<T> {
+  static constexpr Rule::Keeps keeps{.sent = true, .squares = true, .own = true};
+  T mu, share, ahead;
+  DdcAsgd(const Hyper& h, const Constants& k)
+      : DcAsgdA<T>(h, k),
+        mu(rounded<T>(h.momentum)),
+        share(rounded<T>(std::min(1.0, (1 + h.mean_delay) / (1 + h.delay)))),
+        ahead(rounded<T>(h.delay / (1 + h.delay))) {}
+  static T capped(T c, T g) {
+    const T most = std::abs(g);
+    return c > most ? most : c < -most ? -most : c;
+  }
+  T correction(const RuleVectors<T>& x, std::int64_t i) const { return capped(DcAsgdA<T>::correction(x, i), x.g[i]); }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    const T d = share * (x.g[i] + capped(this->kept_correction(x, i), x.g[i]));
+    const T u = x.own[i] = fused(mu, x.own[i], d);
+    x.w[i] = fused(-rate, fused(ahead, fused(mu, u, d) - u, u), x.w[i]);
+  }
+};
+
+// ---- from a formula to a rule ----------------------------------------------------------------------------------------
+template <template <class> class Formula>
+class RuleOf final : public Rule {
+ public:
+  RuleOf(std::string name, Constants constants) : name_(std::move(name)), constants_(std::move(constants)) {}
+  std::string name() const override { return name_; }
+  Keeps keeps() const override { return Formula<float>::keeps; }
+  void push(const RuleVectors<float>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
+  void push(const RuleVectors<double>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
+
+  double correction(const RuleVectors<float>& x, std::int64_t n, const Hyper& h) const override {
+    if constexpr (requires(const Formula<float>& f) { f.correction(x, 0); }) {
+      const Formula<float> f(h, constants_);
+      double corrected = 0, squares = 0;
+      for (std::int64_t i = 0; i < n; i++) {
+        const double c = f.correction(x, i), g = x.g[i];
+        corrected += c * c, squares += g * g;
+      }
+      return squares > 0 ? std::sqrt(corrected / squares) : 0;
+    }
+    return 0;
+  }
+
+ private:
+  template <class T>
+  void run(const RuleVectors<T>& given, std::int64_t n, const Hyper& h) const {
+    const Formula<T> f(h, constants_);
+    const RuleVectors<T> x = given;  // this function's own: no store can change it, so nothing is read again
+    const T eta = rounded<T>(h.learning_rate);
+    for (std::int64_t b = 0; b < n; b += block) {
+      const T rate = eta * T(x.scales[b / block]);
+#pragma omp simd
+      for (std::int64_t i = b; i < b + block; i++) f(x, rate, i);
+    }
+  }
+
+  std::string name_;
+  Constants constants_;
+};
+
+struct Row {
+  const char* name;
+  Constants constants;
+  std::unique_ptr<Rule> (*make)(std::string, Constants);
+};
+template <template <class> class Formula>
+std::unique_ptr<Rule> make(std::string name, Constants constants) {
+  return std::make_unique<RuleOf<Formula>>(std::move(name), std::move(constants));
+}
+
+const std::vector<Row>& table() {
+  static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}},
+      dynamic{{"lambda", 50}, {"decay", 0.95}};
+  static const std::vector<Row> rows{{"ddc-asgd", dynamic, make<DdcAsgd>},
+                                     {"asgd", {}, make<Asgd>},
+                                     {"asgd-m", {}, make<MomentumAsgd>},
+                                     {"sa-asgd", {}, make<SaAsgd>},
+                                     {"dc-asgd-c", {{"lambda", 0.04}}, make<DcAsgdC>},
+                                     {"dc-asgd-a", adaptive, make<DcAsgdA>},
+                                     {"dc-asgd-k", adaptive, make<DcAsgdK>},
+                                     {"dana-slim", {}, make<DanaSlim>}};
+  return rows;
+}
+
+}  // namespace
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string all;
+  for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
+  return all;
+}
+
+std::vector<std::string> rule_names() {
+  std::vector<std::string> names;
+  for (const Row& row : table()) names.push_back(row.name);
+  return names;
+}
+
+std::unique_ptr<Rule> make_rule(const std::string& text) {
+  const std::string name = text.substr(0, text.find(':'));
+  const auto row = std::find_if(table().begin(), table().end(), [&](const Row& r) { return r.name == name; });
+  if (row == table().end()) refuse("there is no update rule ", name, ": choose one of ", listed(rule_names()));
+  Constants constants = row->constants;
+  std::vector<std::string> known, given;
+  for (const auto& [key, value] : constants) known.push_back(key);
+  for (std::size_t at = name.size(); at < text.size();) {  // at the ':' or ',' before key=value
+    const std::size_t end = std::min(text.find(',', at + 1), text.size());
+    const std::string item = text.substr(at + 1, end - at - 1), key = item.substr(0, item.find('='));
+    double value = 0;
+    const char *from = item.data() + std::min(item.size(), key.size() + 1), *to = item.data() + item.size();
+    const auto [stop, error] = std::from_chars(from, to, value);
+    if (!constants.count(key) || error != std::errc() || stop != to || !(value >= 0) || value > 1e9)
+      refuse(text, ": '", item, "' is not what ", name, known.empty() ? " has: it has no constants" : " has: write ",
+             known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0 to 1e9");
+    if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
+    if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
+    given.push_back(key);
+    constants[key] = value;
+    at = end;
+  }
+  return row->make(text, constants);
+}
+
+}  // namespace tandem

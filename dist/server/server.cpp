@@ -1,0 +1,674 @@
+#include "dist/server/server.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "dist/server/adoptions.h"
+#include "dist/server/coordinator.h"
+#include "dist/server/early.h"
+#include "dist/server/letters.h"
+#include "dist/server/owner.h"
+#include "dist/server/post.h"
+#include "dist/server/server_layout.h"
+#include "dist/server/server_messages.h"
+#include "dist/server/worker.h"
+
+namespace tandem {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::string shown(double v) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", v);
+  return text;
+}
+std::string text_of(const std::vector<std::byte>& letter) {
+  return {reinterpret_cast<const char*>(letter.data()), letter.size()};
+}
+template <class T>
+std::vector<T> numbers_in(const std::vector<std::byte>& letter) {
+  std::vector<T> all(letter.size() / sizeof(T));
+  if (!all.empty()) std::memcpy(all.data(), letter.data(), all.size() * sizeof(T));
+  return all;
+}
+
+}  // namespace
+
+// Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until something
+// is so; the member's thread carries messages and hands each to the part of this rank that it is for. What `mutex_` guards is
+// both threads'; what begin() makes is made before the member's thread is told of it.
+class Member::Thread {
+ public:
+  Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
+      : channel_(std::move(channel)), deadline_(deadline), patience_(patience), tells_(std::move(tells)), post_(*channel_) {
+    if (rank() == 0)
+      coordinator_ = std::make_unique<Coordinator>(
+          size(), [this](int to, const Note& n, const std::shared_ptr<const std::string>& text) {
+            post_.send(to, n, text ? std::as_bytes(std::span(*text)) : std::span<const std::byte>(), text);
+          });
+    channel_->on_message(
+        {.place = [this](int from, const Note& n, std::size_t bytes) { return place(from, n, bytes); },
+         .arrived = [this](int from, const Note& n, std::span<std::byte> b) { arrived(from, n, b); },
+         .lost =
+             [this](int rank, const std::string& why) {
+               tell_person(why + ": the others go on without it");
+               lost(rank);
+             },
+         .returned =
+             [this](int rank, std::uint64_t) {
+               tell_person(channel_->where(rank) + " is back");
+               returned(rank);
+             }});
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Thread() {
+    {
+      std::lock_guard lock(mutex_);
+      end_ = true;
+    }
+    channel_->wake();
+    thread_.join();
+  }
+
+  // ---- the training thread's ------------------------------------------------------------------------------------------
+  int rank() const { return channel_->rank(); }
+  int size() const { return channel_->size(); }
+  std::string where() const { return channel_->where(rank()); }
+  int workers() const { return layout_ ? layout_->workers() : size(); }
+  bool trains() const { return rank() < workers(); }
+  std::shared_ptr<void> memory(std::size_t bytes) { return post_.share(bytes); }
+
+  std::vector<std::string> gather(const std::string& mine) {
+    const std::uint64_t k = ++gatherings_;
+    tell([this, k, mine] {
+      const auto text = std::make_shared<std::string>(mine);
+      Note n = note(What::say);
+      n[word::number] = k;
+      post_.send(0, n, std::as_bytes(std::span(*text)), text);
+    });
+    std::vector<std::string> all;
+    wait("what all ranks say", [&] { return heard_.count(k) > 0; }, [&] { all = std::move(heard_.extract(k).mapped()); });
+    return all;
+  }
+
+  void begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
+             Buffer velocity) {
+    layout_ = std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count,
+                                             statistics.count);
+    check_snapshots();
+    scales.resize(std::size_t(layout_->whole() / 64), 1.f);
+    worker_ = std::make_unique<Worker>(*layout_, post_,
+                                       Worker::Hears{.over = [this](const Worker::Exchange& x) { answered(x); },
+                                                     .velocity_here = [this] { change([&] { velocity_here_ = true; }); }});
+    owner_ = std::make_unique<Owner>(*layout_, post_, std::move(scales), [this](const Served& first) {
+      std::lock_guard lock(mutex_);
+      counts_.shard = first.counts();
+      if (layout_->options.record) events_ = first.events();
+    });
+    adoptions_ = std::make_unique<Adoptions>(*layout_, post_,
+                                             [this](Adoptions::Adopted&& a) { owner_->adopt(std::move(a)); });
+    std::vector<std::byte> v;
+    if (rank() == 0) {
+      worker_->keep_first(parameters, statistics);
+      if (velocity.count) {
+        v.resize(layout_->bytes(layout_->whole()));
+        std::memcpy(v.data(), velocity.data, velocity.bytes());
+      }
+    }
+    tell([this, tickets, v = std::move(v)]() mutable {
+      // Who comes back does not know who owns what by now.
+      if (post_.incarnation() > 0) return post_.send(0, note(What::ask_owners));
+      if (coordinator_) {
+        coordinator_->begin(workers(), layout_->options.how.kind == Asynchrony::Kind::bsp, std::move(tickets));
+        worker_->send_first(std::move(v));
+      }
+      owner_->begin();
+      ready();
+      exchange();
+    });
+    // Here nobody waits: pull() does.
+  }
+
+  std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop) {
+    const double begin = now();
+    bool told = false;
+    holds_ = {};
+    wait(
+        "a ticket", [&] { return over_ || (trains() && drawn_); },
+        [&] { holds_ = over_ ? std::nullopt : std::exchange(drawn_, {}); },
+        [&] {
+          if (asked_to_stop && asked_to_stop() && !std::exchange(told, true)) {
+            commands_.push_back([this] { post_.send(0, note(What::stop_all)); });
+            channel_->wake();
+          }
+        });
+    waited_ += now() - begin;
+    return holds_;
+  }
+
+  void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
+    require(gradient.dtype == layout_->dtype && gradient.count == layout_->parameters, "push: a gradient of ", gradient.count,
+            " ", name_of(gradient.dtype), ", and the servers have ", layout_->parameters, " ", name_of(layout_->dtype));
+    require(holds_.has_value(), "push: no ticket was drawn for it");
+    {
+      std::lock_guard lock(mutex_);
+      require(!waiting_, "push before the answer to the last one: pull() first");
+      waiting_ = true;
+    }
+    worker_->keep_statistics(statistics);
+    const Worker::Exchange x{
+        .gradient = gradient.data, .samples = samples, .ticket = *std::exchange(holds_, {}), .score = score};
+    tell([this, x] {
+      worker_->start(x);
+      worker_->ask_for_ticket();  // so that it is here when the answer is
+    });
+  }
+  void ask() {
+    wait("the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
+    tell([this] { worker_->start({}); });
+  }
+  bool pull(Buffer parameters, Buffer statistics) {
+    const double begin = now();
+    Worker::Exchange x;
+    wait("the answer to a push", [&] { return !waiting_; }, [&] { x = answered_; });
+    waited_ += now() - begin;
+    worker_->copy_answer(x.half(), parameters, statistics);
+    return x.verdict == Verdict::taken;
+  }
+
+  void leave() {
+    if (!trains()) return;
+    tell([this] {
+      post_.send(0, note(What::leaves));
+      worker_->be_idle();
+    });
+  }
+  // Twice it waits for all: until nothing more is applied, so that the weights are the last; and until all have these, since
+  // they may have them from here.
+  void finish(Buffer parameters, Buffer statistics) {
+    leave();
+    wait("the others to end", [&] { return over_; });
+    if (trains()) {
+      ask();
+      pull(parameters, statistics);
+    }
+    tell([this] {
+      post_.forgive();
+      post_.send(0, note(What::bye));
+    });
+    wait("the others to end", [&] { return ended_; });
+  }
+  void stop() {
+    tell([this] { post_.send(0, note(What::stop_all)); });
+  }
+  bool is_first_of_what_is_left() const {
+    std::lock_guard lock(mutex_);
+    if (!failed_ || rank() == 0 || !trains()) return false;  // failed: the thread has ended, and the channel is this one's
+    const std::vector<bool> living = channel_->living();
+    return std::find(living.begin() + 1, living.end(), true) - living.begin() >= rank();
+  }
+  bool stopped() const {
+    std::lock_guard lock(mutex_);
+    return stopped_;
+  }
+  Score trained() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(score_, {});
+  }
+  std::int64_t tickets_done() const {
+    std::lock_guard lock(mutex_);
+    return tickets_done_;
+  }
+  bool velocity(Buffer into) {
+    const Rule::Keeps keeps = make_rule(layout_->options.how.rule)->keeps();
+    if (!keeps.velocity && !keeps.own) return false;
+    tell([this, into] { worker_->ask_velocity(into.data); });
+    wait("the servers' velocity", [&] { return velocity_here_; }, [&] { velocity_here_ = false; });
+    return true;
+  }
+  Counts counts() const {
+    std::lock_guard lock(mutex_);
+    Counts c = counts_;
+    c.bytes = post_.bytes_sent();
+    c.waited = waited_;
+    return c;
+  }
+  std::vector<ShardEvent> events() const {
+    std::lock_guard lock(mutex_);
+    return events_;
+  }
+
+ private:
+  // What the snapshots will take, before anything is allocated for them.
+  void check_snapshots() const {
+    const ServerOptions& o = layout_->options;
+    const double bytes = double(layout_->snapshot_bytes()), need = double(layout_->snapshot_memory());
+    if (o.memory > 0 && need > double(o.memory))
+      refuse(where(), ": snapshots of what ", o.how.rule, " keeps of ", workers(), " workers need ", readable_bytes(need),
+             ", and there are ", readable_bytes(double(o.memory)), ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
+             "workers, or do without: TANDEM_SNAPSHOTS=0, and the velocities of a lost rank are lost");
+    if (rank() == 0 && tells_ && bytes > 0)
+      tells_("every " + shown(o.snapshots) + " s a rank sends its successor a snapshot of " + readable_bytes(bytes) + ", " +
+             readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) + " of memory on each");
+  }
+
+  // ---- between the threads ----------------------------------------------------------------------------------------------
+  void tell(std::function<void()> command) {
+    std::lock_guard lock(mutex_);
+    commands_.push_back(std::move(command));
+    channel_->wake();
+  }
+  // As long as it takes, while others live and one of them works: rank 0 knows when that is not so (look_for_standstill()).
+  // `meanwhile` is called now and then.
+  void wait(const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
+            const std::function<void()>& meanwhile = {}) {
+    std::unique_lock lock(mutex_);
+    const auto ready = [&] { return done() || failed_; };
+    if (!ready()) waits_ = {what, waits_.number + 1};
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(100), ready))
+      if (meanwhile) meanwhile();
+    waits_.what.clear();
+    if (failed_) std::rethrow_exception(failed_);
+    then();
+  }
+  template <class F>
+  void change(const F& f) {
+    std::lock_guard lock(mutex_);
+    f();
+    changed_.notify_all();
+  }
+
+  // ---- the member's thread ----------------------------------------------------------------------------------------------
+  void run() {
+    try {
+      // Others may still need what this rank has sent: after a good end it goes when all of that has gone, or soon after.
+      constexpr double patience = 10;
+      double leaves_at = 0;
+      for (;;) {
+        std::deque<std::function<void()>> commands;
+        bool ends = false;
+        {
+          std::lock_guard lock(mutex_);
+          if (end_ && leaves_at == 0) leaves_at = now() + (ended_ ? patience : 0), ends = ended_;
+          if (end_ && !ends && (post_.empty() || now() >= leaves_at)) return;
+          commands.swap(commands_);
+        }
+        for (auto& c : commands) c();
+        if (ends) tell_what_it_waits_for("nothing any more: it has ended");
+        const bool some = channel_->progress();
+        post_.let_go();
+        if (now() >= next_look_) next_look_ = now() + look_around();
+        if (!some) channel_->rest();
+      }
+    } catch (...) {
+      change([&] { failed_ = std::current_exception(); });
+    }
+  }
+
+  // Until the run is over: then ranks go, as they should.
+  void tell_person(const std::string& what) const {
+    if (coordinator_ && tells_ && !over_heard_) tells_(what);
+  }
+  void tell_refusals() const {
+    std::string all;
+    std::int64_t sum = 0;
+    for (const auto& [worker, count] : refused_) {
+      all += (all.empty() ? "" : ", ") + channel_->where(worker) + " " + std::to_string(count);
+      sum += count;
+    }
+    if (sum > 0)
+      tell_person(std::to_string(sum) + " of " + std::to_string(coordinator_->tickets_done()) +
+                  " gradients were not finite, and refused (" + all + "). A smaller --lr usually helps");
+  }
+
+  double look_around() {  // and in how many seconds again
+    const double seldom = std::min({0.5, deadline_ / 4, patience_ / 4});
+    tell_what_it_waits_for();
+    if (coordinator_) look_for_standstill();
+    const double every = ready_ ? layout_->options.snapshots : 0;
+    if (every <= 0 || over_heard_) return seldom;
+    if (snapshot_began_ > 0 && !owner_->snapshot_under_way()) {  // its share of the link's time is a tenth
+      next_snapshot_ = std::max(next_snapshot_, now() + 9 * (now() - snapshot_began_));
+      snapshot_began_ = 0;
+    }
+    if (now() >= next_snapshot_ && snapshot_began_ == 0 && std::exchange(next_snapshot_, now() + every) > 0) {
+      owner_->send_snapshots(layout_->successor(rank(), post_.living()));
+      snapshot_began_ = now();
+    }
+    return std::min(seldom, every);
+  }
+  // To rank 0: when this rank's training thread has waited from one look to the next, and when it does so no more.
+  void tell_what_it_waits_for(const std::string& for_good = {}) {
+    Waits w;
+    {
+      std::lock_guard lock(mutex_);
+      w = waits_;
+    }
+    const bool still = !w.what.empty() && w.number == looked_at_wait_;
+    looked_at_wait_ = w.number;
+    const auto text = std::make_shared<std::string>(still ? w.what + (ready_ ? worker_->missing() : "") : for_good);
+    if (*text == told_wait_.what && (text->empty() || w.number == told_wait_.number)) return;
+    told_wait_ = {*text, w.number};
+    post_.send(0, note(What::stands), std::as_bytes(std::span(*text)), text);
+  }
+  // At rank 0. Who works may take as long as that takes; where nobody does, nothing will come.
+  void look_for_standstill() {
+    const auto w = coordinator_->waiting([this](int r) { return channel_->where(r); });
+    const double for_seconds = now() - w.since;
+    char text[64];
+    if (!w.waits.empty() && w.works.empty() && for_seconds > deadline_) {
+      std::snprintf(text, sizeof text, "for %g s every rank has waited: ", deadline_);
+      channel_->fail(-1, text + w.waits);
+    }
+    const bool stands_still = !w.waits.empty() && !w.works.empty() && for_seconds > patience_;
+    if (!stands_still || std::exchange(warned_, stands_still)) return void(warned_ = stands_still);
+    std::snprintf(text, sizeof text, "no progress for %g s: ", patience_);
+    if (tells_) tells_(text + w.works + " keeps the others waiting: " + w.waits);
+  }
+
+  void exchange() {
+    if (!trains()) return;
+    worker_->start({});
+    worker_->ask_for_ticket();
+  }
+  void ready() {
+    ready_ = true;
+    next_look_ = 0;
+    early_.handle();
+  }
+  // What concerns shards, messages and losses alike, waits until this rank has begun.
+  void when_ready(int from, std::function<void()> f) {
+    if (ready_) return f();
+    early_.keep(from, std::move(f));
+  }
+
+  void answered(const Worker::Exchange& x) {
+    std::array<double, 3> score{};
+    if (x.verdict == Verdict::taken) score = {x.score.loss, x.score.correct, x.score.samples};
+    if (x.gradient && coordinator_) {
+      done(rank(), x.ticket, score, x.verdict);  // at once: when its pull() returns it is counted
+    } else if (x.gradient) {
+      Note n = note(What::done);
+      n[word::number] = std::uint64_t(x.ticket), n[word::verdict] = std::uint64_t(x.verdict);
+      const auto keep = std::make_shared<std::array<double, 3>>(score);
+      post_.send(0, n, std::as_bytes(std::span(*keep)), keep);
+    }
+    change([&] {
+      waiting_ = false;
+      answered_ = x;
+      counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
+    });
+  }
+  void done(int worker, std::int64_t ticket, const std::array<double, 3>& score, Verdict verdict) {
+    if (!coordinator_->done(ticket, now())) return;
+    if (verdict == Verdict::refused && refused_[worker]++ == 0)
+      tell_person("a gradient of " + channel_->where(worker) + " is not finite: it is refused, as all that are so will be");
+    change([&] {
+      score_.loss += score[0], score_.correct += score[1], score_.samples += score[2];
+      tickets_done_ = coordinator_->tickets_done();
+    });
+  }
+
+  // ---- losses -----------------------------------------------------------------------------------------------------------
+  void lost(int rank) {
+    early_.forget(rank);
+    when_ready(Early::nobody, [this, rank, generation = channel_->generation(), living = post_.living()] {
+      owner_->lost(rank);
+      adoptions_->lost(rank);
+      if (generation <= generation_) return;
+      generation_ = generation;
+      for (int s = 0; s < layout_->shards(); s++)
+        if (layout_->owner[std::size_t(s)] == rank) change_owner(s, layout_->successor(rank, living));
+    });
+    if (coordinator_) coordinator_->lost(rank, now());
+    begin_again();
+  }
+  void change_owner(int s, int to) {
+    layout_->owner[std::size_t(s)] = to;
+    if (to == rank()) adopt(s);
+    worker_->owner_changed(s);
+  }
+  void adopt(int s) {
+    adoptions_->begin(s);
+    std::lock_guard lock(mutex_);
+    counts_.adopted++;
+  }
+  void returned(int rank) {
+    when_ready(Early::nobody, [this, rank, generation = channel_->generation()] {
+      owner_->returned(rank);
+      generation_ = std::max(generation_, generation);
+    });
+    if (coordinator_) coordinator_->returned(rank);
+    begin_again();
+  }
+
+  // ---- what arrives -----------------------------------------------------------------------------------------------------
+  std::size_t element(const Note& n) const {
+    return size_of(what_of(n) == What::push_part ? layout_->pushed_as(int(n[word::shard])) : layout_->dtype);
+  }
+  // A message about a shard fits this rank's layout, and comes from who may send it.
+  void check(int from, const Note& n, std::size_t bytes) const {
+    const bool of_workers = n[word::what] <= std::uint64_t(What::idle);
+    if (n[word::what] == 0 || n[word::shard] >= std::uint64_t(layout_->shards()) || (of_workers && from >= workers()))
+      fail(channel_->where(from), " sends what is no message");
+    const What what = what_of(n);
+    const auto length = std::uint64_t(layout_->length(int(n[word::shard])));
+    const bool table = what == What::answer_end || what == What::answer_here || what == What::offer;
+    const bool fits = table ? bytes == std::size_t(workers()) * sizeof(ExchangeId)
+                            : n[word::first] <= length && bytes / element(n) <= length - n[word::first];
+    if (!fits) fail(channel_->where(from), " does not train the same model");
+  }
+
+  std::span<std::byte> place(int from, const Note& n, std::size_t bytes) {
+    if (bytes == 0) return {};
+    if (!about_a_shard(n) || !ready_) return letters_.room(bytes);
+    check(from, n, bytes);
+    std::optional<std::span<std::byte>> at;
+    switch (what_of(n)) {
+      case What::push_part:
+      case What::first_part: return owner_->place(from, n, bytes);
+      case What::answer_part:
+      case What::velocity_part: at = worker_->place(n, bytes); break;
+      case What::copy_part:
+      case What::snapshot_part: at = adoptions_->place(from, n, bytes); break;
+      default: break;
+    }
+    return at ? *at : letters_.room(bytes);
+  }
+
+  void arrived(int from, const Note& n, std::span<std::byte> bytes) {
+    std::vector<std::byte> letter = letters_.take(bytes);
+    if (!about_a_shard(n)) return arrived(from, n, letter);
+    if (!ready_) {  // then it comes again
+      early_.keep(from, [this, from, n, letter = std::move(letter)] {
+        const std::span<std::byte> at = place(from, n, letter.size());
+        if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
+        arrived(from, n, at);
+      });
+      return;
+    }
+    check(from, n, bytes.size());
+    const int s = int(n[word::shard]);
+    const auto elements = std::int64_t(bytes.size() / element(n));
+    const bool wanted = letter.empty();  // of a part: it lies where it belongs
+    switch (what_of(n)) {
+      case What::push_part: return owner_->push_part(from, n, elements);
+      case What::push_here:
+      case What::pull: return owner_->request(from, n);
+      case What::idle: return owner_->idle(from, n);
+      case What::first_part: return owner_->first_part(n, elements);
+      case What::velocity_wanted: return owner_->velocity_wanted(from, s);
+
+      case What::answer_part: return wanted ? worker_->answer_part(n, elements) : void();
+      case What::answer_end:
+      case What::answer_here: return worker_->answer_ended(n, numbers_in<ExchangeId>(letter));
+      case What::velocity_part: return wanted ? worker_->velocity_part(s, elements) : void();
+
+      case What::offer: return adoptions_->offered(from, n, numbers_in<ExchangeId>(letter));
+      case What::copy_wanted: return worker_->copy_wanted(from, s);
+      case What::copy_part: return wanted ? adoptions_->copy_part(from, n, elements) : void();
+      case What::snapshot_part: return adoptions_->snapshot_part(n, elements);
+      default: return;
+    }
+  }
+
+  void arrived(int from, const Note& n, const std::vector<std::byte>& letter) {
+    const auto number = std::int64_t(n[word::number]);
+    const bool to_rank_0 = n[word::what] < std::uint64_t(What::heard);
+    require(!to_rank_0 || coordinator_, channel_->where(from), " takes ", where(), " for rank 0");
+    switch (what_of(n)) {
+      case What::say: return coordinator_->says(from, n[word::number], text_of(letter));
+      case What::want: return coordinator_->wants(from, n[word::request]);
+      case What::done: {
+        const std::vector<double> score = numbers_in<double>(letter);
+        require(score.size() == 3, channel_->where(from), " sends a score of ", score.size(), " numbers");
+        return done(from, number, {score[0], score[1], score[2]}, verdict_of(n));
+      }
+      case What::stop_all: return coordinator_->stop();
+      case What::leaves: return coordinator_->leaves(from);
+      case What::bye: return coordinator_->says_bye(from);
+      case What::stands: return coordinator_->stands(from, text_of(letter), now());
+      case What::ask_owners:
+        return when_ready(from, [this, from] {
+          const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
+          Note n = note(What::owners);
+          n[word::number] = generation_;
+          post_.send(from, n, std::as_bytes(std::span(*owners)), owners);
+        });
+
+      case What::heard: return change([&] { heard_[n[word::number]] = parted(text_of(letter)); });
+      case What::owners:
+        owners_ = {n[word::number], numbers_in<int>(letter)};
+        require(owners_->second.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
+        return begin_again();
+      case What::ticket_is: {
+        if (!worker_->awaits(n)) return;
+        const bool none = n[word::number] == word::none;
+        change([&] {
+          tickets_done_ = std::max(tickets_done_, std::int64_t(n[word::tickets_done]));
+          if (!none) drawn_ = number;
+        });
+        return none ? worker_->be_idle() : void();
+      }
+      case What::over:
+        tell_refusals();
+        over_heard_ = true;
+        return change([&] {
+          over_ = true, stopped_ = number != 0;
+          tickets_done_ = std::max(tickets_done_, std::int64_t(n[word::tickets_done]));
+        });
+      case What::end: return change([&] { ended_ = true; });
+      default: fail(channel_->where(from), " sends what is no message of a parameter server");
+    }
+  }
+  // This rank has come back, and rank 0 says who owned what in a generation. Once it has heard of that itself it can reach the
+  // owners; what it hears of after it changes who they are. Its own shards are lost ranks', which fell to it
+  // meanwhile. It has no copies, and says so in the end to all owners: who adopts something waits for that.
+  void begin_again() {
+    if (!owners_ || channel_->generation() < owners_->first) return;
+    const auto [generation, owner] = *std::exchange(owners_, {});
+    generation_ = generation;
+    layout_->owner = owner;
+    for (int s = 0; s < layout_->shards(); s++)
+      if (owner[std::size_t(s)] == rank()) adopt(s);
+    ready();
+    for (int s = 0; s < layout_->shards(); s++) worker_->owner_changed(s);
+    exchange();
+  }
+
+  const std::unique_ptr<Channel> channel_;
+  const double deadline_, patience_;
+  const Tells tells_;
+
+  // Made by begin(). `post_` goes before them: what it sends lies in them.
+  std::unique_ptr<ServerLayout> layout_;
+  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Owner> owner_;
+  std::unique_ptr<Adoptions> adoptions_;
+  std::unique_ptr<Coordinator> coordinator_;  // at rank 0, from the beginning
+  Post post_;
+
+  // The member's thread's.
+  Letters letters_;
+  Early early_;  // when_ready()
+  bool ready_ = false;  // this rank knows who owns what, and has a part in it
+  bool over_heard_ = false;
+  std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, tickets
+  std::uint64_t generation_ = 0;  // of the membership, to which layout_->owner belongs
+  std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: generation, by shard
+  double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
+  struct Waits {
+    std::string what = {};  // empty: the training thread works
+    std::uint64_t number = 0;  // of the wait
+  } told_wait_;
+  std::uint64_t looked_at_wait_ = 0;  // the number of the wait at the last look
+  bool warned_ = false;               // of this standstill
+
+  // The training thread's.
+  std::optional<std::int64_t> holds_;  // a ticket
+  std::uint64_t gatherings_ = 0;
+  double waited_ = 0;  // seconds
+
+  // Both threads'.
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> commands_;                 // to the member's thread
+  std::map<std::uint64_t, std::vector<std::string>> heard_;    // by gathering
+  std::optional<std::int64_t> drawn_;                          // the next ticket
+  bool waiting_ = true;                                        // for an answer; begin() asks for the first
+  Worker::Exchange answered_;                                  // the last
+  bool velocity_here_ = false;
+  bool over_ = false, stopped_ = false, ended_ = false;        // as rank 0 says
+  bool end_ = false;                                           // of this object
+  std::int64_t tickets_done_ = 0;
+  Score score_;
+  Waits waits_;
+  std::exception_ptr failed_;
+  Counts counts_;
+  std::vector<ShardEvent> events_;
+  std::thread thread_;  // last
+};
+
+Member::Member(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
+    : thread_(std::make_unique<Thread>(std::move(channel), deadline, std::move(tells), patience)) {}
+Member::~Member() = default;
+int Member::rank() const { return thread_->rank(); }
+int Member::size() const { return thread_->size(); }
+std::string Member::where() const { return thread_->where(); }
+bool Member::trains() const { return thread_->trains(); }
+int Member::workers() const { return thread_->workers(); }
+std::shared_ptr<void> Member::memory(std::size_t bytes) { return thread_->memory(bytes); }
+std::vector<std::string> Member::gather(const std::string& mine) { return thread_->gather(mine); }
+void Member::begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
+                   Buffer velocity) {
+  thread_->begin(parameters, statistics, std::move(scales), std::move(options), std::move(tickets), velocity);
+}
+std::optional<std::int64_t> Member::ticket(const std::function<bool()>& asked_to_stop) {
+  return thread_->ticket(asked_to_stop);
+}
+void Member::leave() { thread_->leave(); }
+void Member::push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
+  thread_->push(gradient, statistics, samples, score);
+}
+bool Member::pull(Buffer parameters, Buffer statistics) { return thread_->pull(parameters, statistics); }
+void Member::finish(Buffer parameters, Buffer statistics) { thread_->finish(parameters, statistics); }
+void Member::ask() { thread_->ask(); }
+void Member::stop() { thread_->stop(); }
+bool Member::is_first_of_what_is_left() const { return thread_->is_first_of_what_is_left(); }
+bool Member::stopped() const { return thread_->stopped(); }
+Score Member::trained() { return thread_->trained(); }
+std::int64_t Member::tickets_done() const { return thread_->tickets_done(); }
+bool Member::velocity(Buffer into) { return thread_->velocity(into); }
+Member::Counts Member::counts() const { return thread_->counts(); }
+std::vector<ShardEvent> Member::events() const { return thread_->events(); }
+
+}  // namespace tandem

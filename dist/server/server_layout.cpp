@@ -1,0 +1,67 @@
+#include "dist/server/server_layout.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "dist/server/rules.h"
+#include "layers/optim/space.h"
+
+namespace tandem {
+namespace {
+
+std::int64_t rounded_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+std::vector<std::int64_t> all_cuts(std::int64_t parameters, int holders, std::int64_t statistics) {
+  std::vector<std::int64_t> cuts = shard_cuts(parameters, holders);
+  if (statistics) cuts.push_back(parameters + statistics);
+  return cuts;
+}
+
+int checked(int servers, int ranks) {
+  if (servers < 0 || servers >= ranks)
+    refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
+  return servers ? servers : ranks;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> shard_cuts(std::int64_t elements, int servers) {
+  const std::int64_t blocks = (elements + ParameterSpace::cut - 1) / ParameterSpace::cut;
+  std::vector<std::int64_t> cuts;
+  for (int s = 0; s <= servers; s++) cuts.push_back(std::min(elements, blocks * s / servers * ParameterSpace::cut));
+  return cuts;
+}
+
+ServerLayout::ServerLayout(ServerOptions o, int all, DType type, std::int64_t parameter_count, std::int64_t statistic_count)
+    : options(std::move(o)),
+      ranks(all),
+      dtype(type),
+      parameters(parameter_count),
+      statistics(rounded_up(statistic_count, ParameterSpace::alignment)),
+      cuts(all_cuts(parameters, checked(options.servers, ranks), statistics)) {
+  for (int s = 0; s < shards(); s++) owner.push_back(first_owner(s));
+}
+
+std::size_t ServerLayout::snapshot_bytes() const {
+  if (options.snapshots <= 0 || ranks == 1) return 0;
+  const Rule::Keeps keeps = make_rule(options.how.rule)->keeps();
+  const std::int64_t vectors = keeps.velocity + (keeps.squares + keeps.own) * std::int64_t(workers());
+  std::int64_t longest = 0;
+  for (int s = 0; s < shards(); s++)
+    if (of_parameters(s)) longest = std::max(longest, length(s));
+  return bytes(vectors * longest);
+}
+
+int ServerLayout::first_owner(int s) const {
+  if (!of_parameters(s)) return 0;
+  return options.servers ? workers() + s : s;
+}
+
+int ServerLayout::successor(int rank, const std::vector<bool>& living) const {
+  for (const bool any : {options.servers == 0, true})
+    for (int k = 1; k < ranks; k++)
+      if (const int r = (rank + k) % ranks; living[std::size_t(r)] && (any || r >= workers())) return r;
+  return rank;
+}
+
+}  // namespace tandem

@@ -1,0 +1,143 @@
+#include "dist/server/shard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "core/backend.h"
+
+namespace tandem {
+
+Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, bool pipeline)
+    : rule_(rule),
+      pipeline_(pipeline),
+      values_(first.clone()),
+      scales_(std::move(scales)),
+      workers_(std::size_t(workers)),
+      mean_delay_(workers - 1) {
+  require(std::int64_t(scales_.size()) * 64 == first.elements(), "a shard of ", first.elements(), " elements has ",
+          scales_.size(), " scales, one for each 64 are wanted");
+  MemoryUse use(Use::optimizer);
+  auto zeros = [&] { return Tensor::zeros(first.backend(), first.shape(), first.dtype()); };
+  if (rule.keeps().velocity) velocity_ = zeros();
+  for (Worker& w : workers_) {
+    w.sent = w.before = values_;  // until its first pull nobody else's updates are late for it
+    if (rule.keeps().squares) w.squares = zeros();
+    if (rule.keeps().own) w.own = zeros();
+  }
+}
+
+template <class T>
+RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
+  auto write = [](Tensor& t) { return t.defined() ? t.write<T>() : nullptr; };
+  return {values_.write<T>(),    gradient.data<T>(), write(velocity_), basis(worker).data<T>(),
+          write(worker.squares), write(worker.own),  scales_.data()};
+}
+
+void Shard::was_sent(Worker& w, const Tensor& at) {
+  const bool first = w.sent.same_memory(values_);  // then the next gradient is of this one too
+  w.before = first ? at : w.sent;
+  w.version_before = first ? version_ : w.version;
+  w.sent = at;
+  w.version = version_;
+}
+
+const Tensor& Shard::pull(int worker) {
+  Worker& w = workers_[std::size_t(worker)];
+  // What it was sent the last time but one may be overwritten; when nothing is pipelined, also the last time.
+  Tensor& place = pipeline_ ? w.before : w.sent;
+  const bool in_use = place.same_memory(values_) || (pipeline_ && place.same_memory(w.sent));
+  const Tensor into = in_use ? Tensor::like(values_) : place;
+  pull(worker, into);
+  return w.sent;
+}
+
+void Shard::pull(int worker, const Tensor& into) {
+  Tensor at = into;
+  std::memcpy(at.raw_write(), values_.raw(), values_.bytes());
+  was_sent(workers_[std::size_t(worker)], at);
+}
+
+// In blocks that stay in a core's cache, so that the weights that are sent need no further pass.
+template <class T>
+void Shard::apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into) {
+  const RuleVectors<T> all = vectors<T>(worker, gradient);
+  if (!into) return rule_.push(all, values_.elements(), hyper);
+  Tensor at = *into;
+  T* out = at.write<T>();
+  constexpr std::int64_t block = 8192;
+  for (std::int64_t i = 0; i < values_.elements(); i += block) {
+    const std::int64_t n = std::min(block, values_.elements() - i);
+    auto from = [&](auto* p) { return p ? p + i : nullptr; };
+    rule_.push({from(all.w), from(all.g), from(all.velocity), from(all.sent), from(all.squares), from(all.own),
+                all.scales + i / 64},
+               n, hyper);
+    std::memcpy(out + i, all.w + i, std::size_t(n) * sizeof(T));
+  }
+}
+
+std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rate, double momentum,
+                         const Tensor* into) {
+  Worker& w = workers_[std::size_t(worker)];
+  require(gradient.shape() == values_.shape() && gradient.dtype() == values_.dtype(), "a gradient of ",
+          gradient.elements(), " ", name_of(gradient.dtype()), " was pushed to a shard of ", values_.elements(), " ",
+          name_of(values_.dtype()));
+  const auto delay = std::int64_t(version_ - (pipeline_ ? w.version_before : w.version));
+  mean_delay_ = 0.98 * mean_delay_ + 0.02 * double(delay);
+  const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_};
+  if (values_.dtype() == DType::f64)
+    apply<double>(w, gradient, hyper, into);
+  else
+    apply<float>(w, gradient, hyper, into);
+  version_++;
+  if (into) was_sent(w, *into);
+  return delay;
+}
+
+std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rate, double momentum) {
+  return push(worker, gradient, learning_rate, momentum, nullptr);
+}
+
+std::int64_t Shard::push_and_pull(int worker, const Tensor& gradient, double learning_rate, double momentum,
+                                  const Tensor& into) {
+  return push(worker, gradient, learning_rate, momentum, &into);
+}
+
+double Shard::correction(int worker, const Tensor& gradient) const {
+  Worker& w = workers_[std::size_t(worker)];
+  return rule_.correction(vectors<float>(w, gradient), values_.elements(),
+                          {.delay = double(version_ - w.version), .mean_delay = mean_delay_});
+}
+
+double Shard::gap(int worker) const {
+  const float *w = values_.data<float>(), *sent = workers_[std::size_t(worker)].sent.data<float>();
+  double squares = 0;
+  for (std::int64_t i = 0; i < values_.elements(); i++) squares += double(w[i] - sent[i]) * double(w[i] - sent[i]);
+  return std::sqrt(squares / double(values_.elements()));
+}
+
+std::vector<Tensor> Shard::kept() const {
+  std::vector<Tensor> all;
+  auto add = [&](const Tensor& t) {
+    if (t.defined()) all.push_back(t);
+  };
+  add(velocity_);
+  for (const Worker& w : workers_) add(w.squares), add(w.own);
+  return all;
+}
+
+void Shard::go_on_at(std::uint64_t version) {
+  version_ = version;
+  for (Worker& w : workers_) w.sent = w.before = values_, w.version = w.version_before = version;
+}
+
+void Shard::forget(int worker) {
+  Worker& w = workers_[std::size_t(worker)];
+  w.sent = w.before = values_;
+  w.version = w.version_before = version_;
+  if (w.squares.defined()) w.squares.fill(0);
+  if (w.own.defined()) w.own.fill(0);
+}
+
+}  // namespace tandem

@@ -1,0 +1,69 @@
+// A shard: a range of the flat parameter vector, the rule by which it changes, and what that keeps. There is no network here:
+// the server and the simulator each have shards, and give them the same pushes and pulls.
+//
+// A worker's gradient was computed at the weights of its last pull; τ is the number of updates between that pull and the push.
+// One thread at a time.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/tensor.h"
+#include "dist/server/rules.h"
+
+namespace tandem {
+
+class Shard {
+ public:
+  // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the learning
+  // rate, one for each 64 of them. The rule must outlive it. pipeline: a worker's gradient was computed at the weights of the
+  // last pull but one.
+  Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, bool pipeline = false);
+
+  // The weights as they are now, in memory that stays as it is until this worker's next pull. into: that memory, of the
+  // caller's; it must stay as it is until the next pull but one when pipelined.
+  const Tensor& pull(int worker);
+  void pull(int worker, const Tensor& into);
+  // Applies a gradient, and returns its τ.
+  std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum);
+  // Both, in one pass over the memory.
+  std::int64_t push_and_pull(int worker, const Tensor& gradient, double learning_rate, double momentum,
+                             const Tensor& into);
+
+  const Tensor& values() const { return values_; }
+  const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
+  std::uint64_t version() const { return version_; }                                   // updates applied
+  double mean_delay() const { return mean_delay_; }  // τ̄ = 0.98·τ̄ + 0.02·τ, which begins with workers − 1
+  double correction(int worker, const Tensor& gradient) const;  // ‖c‖/‖g‖ as the next push would have it; f32
+  double gap(int worker) const;                                 // ‖w − w_sent‖/√P
+
+  // What the rule keeps, in one order for all shards of a rule: for snapshots.
+  std::vector<Tensor> kept() const;
+  // The shard's velocity, or where each worker has its own this one's; undefined where the rule has none.
+  const Tensor& velocity(int worker) const { return velocity_.defined() ? velocity_ : workers_[std::size_t(worker)].own; }
+  // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
+  void go_on_at(std::uint64_t version);
+  void forget(int worker);  // another one has its number: what is kept of it begins anew
+
+ private:
+  struct Worker {
+    Tensor sent, before, squares, own;  // before: by the last pull but one, when pipelined
+    std::uint64_t version = 0, version_before = 0;
+  };
+  template <class T>
+  RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;
+  template <class T>
+  void apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into);
+  std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum, const Tensor* into);
+  const Tensor& basis(const Worker& w) const { return pipeline_ ? w.before : w.sent; }
+  void was_sent(Worker& worker, const Tensor& at);
+
+  const Rule& rule_;
+  bool pipeline_;
+  mutable Tensor values_, velocity_;
+  std::vector<float> scales_;
+  mutable std::vector<Worker> workers_;
+  std::uint64_t version_ = 0;
+  double mean_delay_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,325 @@
+// The channel over UCX active messages. Large messages come as an announcement first: their bytes go straight to the place that
+// the receiver names.
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <list>
+#include <utility>
+
+#include "dist/job/handshake.h"
+#include "dist/collectives/node_memory.h"
+#include "dist/collectives/ucx_link.h"
+
+namespace tandem {
+namespace ucx {
+namespace {
+
+struct Envelope {
+  std::uint64_t nonce, from, incarnation;
+  Note note;
+};
+constexpr unsigned channel_id = 2;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+class UcxChannel : public Channel, private Link {
+ public:
+  UcxChannel(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
+             std::shared_ptr<Control> control)
+      : Link(std::move(ucx), std::move(addresses), nonce, std::move(control)),
+        memory_(words(control_->rank(), control_->job().incarnation)),
+        seats_(peers_.size()) {
+    for (std::size_t r = 0; r < control_->job().seats.size(); r++) {
+      const Seat& seat = control_->job().seats[r];
+      seats_[r] = {.lost = seat.lost, .incarnation = seat.incarnation, .card = Card::from(seat.card)};
+    }
+    hear_only_ranks();
+    handler(channel_id, arrived, this);
+  }
+  ~UcxChannel() override {
+    for (Arrival& a : receiving_) give_up(a.request, a.from);
+    hang_up_all(std::uncaught_exceptions() == 0);
+    for (Arrival& a : fresh_)
+      if (a.held) ucp_am_data_release(worker_, a.data);
+    handler(channel_id, nullptr, nullptr);
+  }
+  int rank() const override { return control_->rank(); }
+  int size() const override { return control_->size(); }
+  std::string where(int rank) const override { return control_->name(rank); }
+  std::uint64_t incarnation() const override { return control_->job().incarnation; }
+  std::uint64_t generation() const override { return control_->job().generation + heard_; }
+  std::vector<bool> living() const override {
+    std::vector<bool> all;
+    for (const Place& s : seats_) all.push_back(!s.lost);
+    return all;
+  }
+  void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
+
+  Work send(int to, const Note& note, std::span<const std::byte> bytes) override {
+    require(to >= 0 && to < size(), "send: there is no rank ", to, " of ", size());
+    control_->check();
+    const Place& place = seats_[std::size_t(to)];
+    if (place.lost) return {};
+    auto sending = std::make_unique<Sending>(
+        *this, to, Envelope{nonce_, std::uint64_t(rank()), control_->job().incarnation, note}, place.incarnation);
+    if (place.broken == 0) {
+      const ucp_request_param_t p = on_host();
+      ucs_status_ptr_t r = ucp_am_send_nbx(endpoint(to), channel_id, &sending->envelope, sizeof(Envelope), bytes.data(),
+                                           bytes.size(), &p);
+      if (UCS_PTR_IS_ERR(r))
+        broke(to, UCS_PTR_STATUS(r));
+      else if (!UCS_PTR_IS_PTR(r))
+        return {};
+      else
+        sending->request = r;
+    }
+    return Work(std::move(sending));
+  }
+
+  bool progress() override {
+    for (int i = 0; i < 64 && Link::progress(); i++) {}
+    control_->check();
+    bool any = receiver_.place && hear();
+    for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
+      const Place& sender = seats_[std::size_t(a->from)];
+      if (sender.incarnation < a->incarnation || (sender.lost && sender.incarnation == a->incarnation)) {
+        // Of one whose return has not been heard of yet, or of one that was lost.
+        if (sender.incarnation == a->incarnation) {
+          if (a->held) ucp_am_data_release(worker_, a->data);
+          a = fresh_.erase(a);
+        } else {
+          ++a;
+        }
+        continue;
+      }
+      Arrival now = std::move(*a);
+      a = fresh_.erase(a);
+      any = accept(std::move(now)) || any;
+      a = fresh_.begin();  // the receiver may have sent something, and UCX may have brought more
+    }
+    for (auto a = receiving_.begin(); a != receiving_.end();) {
+      const ucs_status_t status = ucp_request_check_status(a->request);
+      if (status == UCS_INPROGRESS) {
+        ++a;
+        continue;
+      }
+      ucp_request_free(a->request);
+      const Arrival done = std::move(*a);
+      a = receiving_.erase(a);
+      if (status != UCS_OK) {
+        broke(done.from, status);
+        continue;
+      }
+      receiver_.arrived(done.from, done.note, done.room);
+      any = true;
+    }
+    if (broken_ > 0) wait_for_verdicts();
+    return any;
+  }
+  void rest() override { sleep(100); }
+  void wake() override { signal(ucx_->wake); }
+
+  std::shared_ptr<void> share(std::size_t bytes) override { return memory_.share(bytes); }
+  std::span<std::byte> shared_by(int rank, int number) override {
+    require(rank >= 0 && rank < size(), "shared_by: there is no rank ", rank, " of ", size());
+    const Place& p = seats_[std::size_t(rank)];
+    if (p.card.identity.empty() || p.card.identity != seats_[std::size_t(this->rank())].card.identity) return {};
+    return memory_.of(p.card.process, words(rank, p.incarnation), number);
+  }
+  void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
+
+ private:
+  struct Place {  // of a rank, as far as this one has heard
+    bool lost = false;
+    std::uint64_t incarnation = 0;
+    Card card = {};
+    double broken = 0;  // since when UCX does not reach it; rank 0 decides what that means
+    std::string why = {};
+    bool accused = false;
+  };
+  struct Arrival {
+    int from;
+    std::uint64_t incarnation;
+    Note note;
+    void* data;  // UCX's, when held
+    std::size_t bytes;
+    bool rendezvous, held;
+    std::string copy;
+    std::span<std::byte> room;
+    void* request = nullptr;
+  };
+  struct Sending : Work::Operation {
+    Sending(UcxChannel& channel, int to, const Envelope& envelope, std::uint64_t incarnation)
+        : channel(channel), to(to), envelope(envelope), incarnation(incarnation) {}
+    ~Sending() override {
+      if (request) channel.give_up(request, to);
+    }
+    bool advance() override {
+      channel.progress();
+      const Place& place = channel.seats_[std::size_t(to)];
+      if (place.lost || place.incarnation != incarnation) {
+        if (request) channel.give_up(std::exchange(request, nullptr), to);
+        return true;
+      }
+      if (request) {
+        const ucs_status_t status = ucp_request_check_status(request);
+        if (status == UCS_INPROGRESS) return false;
+        ucp_request_free(std::exchange(request, nullptr));
+        if (status == UCS_OK) return true;
+        channel.broke(to, status);
+      }
+      if (channel.control_->gone(to))
+        throw CommunicationError(to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) +
+                                         ", which has left");
+      return false;
+    }
+    void wait() override {
+      const double until = now() + channel.control_->deadline();
+      while (!advance()) {
+        if (now() > until)
+          throw CommunicationError(
+              to, channel.where(to) + " does not take a message of " + channel.where(channel.rank()));
+        channel.rest();
+      }
+    }
+    UcxChannel& channel;
+    int to;
+    Envelope envelope;  // UCX reads it until the request has ended
+    std::uint64_t incarnation;  // of the receiver
+    void* request = nullptr;
+  };
+
+  std::string words(int rank, std::uint64_t incarnation) const {
+    return hex(std::string(reinterpret_cast<const char*>(&nonce_), 8)) + "-" + std::to_string(rank) + "-" +
+           std::to_string(incarnation);
+  }
+
+  bool accept(Arrival a) {
+    a.room = receiver_.place(a.from, a.note, a.bytes);
+    if (a.room.size() != a.bytes) refuse_room(a);
+    if (a.rendezvous) {
+      const ucp_request_param_t p = on_host();
+      ucs_status_ptr_t r = ucp_am_recv_data_nbx(worker_, a.data, a.room.data(), a.bytes, &p);
+      if (UCS_PTR_IS_ERR(r)) {
+        broke(a.from, UCS_PTR_STATUS(r));
+        return false;
+      }
+      a.request = UCS_PTR_IS_PTR(r) ? r : nullptr;
+      if (a.request) {
+        receiving_.push_back(std::move(a));
+        return false;
+      }
+    } else {
+      if (a.bytes > 0) std::memcpy(a.room.data(), a.held ? a.data : a.copy.data(), a.bytes);
+      if (a.held) ucp_am_data_release(worker_, a.data);
+    }
+    receiver_.arrived(a.from, a.note, a.room);
+    return true;
+  }
+
+  void hear_only_ranks() {
+    std::vector<std::string> all;
+    for (const Place& p : seats_)
+      if (!p.card.address.empty()) all.push_back(p.card.address);
+    if (!all.empty()) ucx_->hear_only(all);  // without a card (a test's) nobody knows
+  }
+
+  // ---- losses and returns -----------------------------------------------------------------------------------------------
+  bool hear() {
+    bool any = false;
+    for (; heard_ < control_->changes(); any = true) {
+      const Change change = control_->change(heard_++);
+      const auto r = std::size_t(change.rank);
+      Place& place = seats_[r];
+      broken_ -= place.broken != 0;
+      place.broken = 0, place.accused = false;
+      if (change.incarnation == 0) {
+        place.lost = true;
+        for (auto a = receiving_.begin(); a != receiving_.end();) {
+          if (a->from == change.rank) give_up(a->request, a->from);
+          a = a->from == change.rank ? receiving_.erase(a) : std::next(a);
+        }
+        if (peers_[r].endpoint) hang_up(peers_[r], false);
+        peers_[r] = {};
+        if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
+        receiver_.lost(change.rank, change.text);
+      } else {
+        place = {.incarnation = change.incarnation, .card = Card::from(change.text)};
+        addresses_[r] = place.card.ucx;
+        hear_only_ranks();
+        if (receiver_.returned) receiver_.returned(change.rank, change.incarnation);
+      }
+    }
+    return any;
+  }
+  // Where the job ends with a lost rank, the Control gets a moment to say who it is.
+  void broke(int rank, ucs_status_t status) {
+    if (!control_->goes_on()) Link::lost(rank, "a message", status);
+    Place& place = seats_[std::size_t(rank)];
+    if (place.lost || place.broken != 0) return;
+    place.broken = now(), place.why = ucs_status_string(status);
+    broken_++;
+  }
+  void wait_for_verdicts() {
+    for (std::size_t r = 0; r < seats_.size(); r++) {
+      Place& p = seats_[r];
+      if (p.broken == 0 || p.lost || p.accused || control_->gone(int(r))) continue;
+      if (now() - p.broken < control_->deadlines().silence + 2) continue;
+      p.accused = true;
+      const std::string text = where(rank()) + " has lost the connection to " + where(int(r)) + ": " + p.why;
+      if (rank() != 0 && control_->gone(0)) throw CommunicationError(int(r), text);
+      control_->accuse(int(r), text);
+    }
+  }
+
+  [[noreturn]] void refuse_room(Arrival& a) {
+    if (a.held) ucp_am_data_release(worker_, a.data);
+    const std::string text = control_->name(a.from) + " sends " + std::to_string(a.bytes) + " bytes where " +
+                             control_->name(rank()) + " has room for " + std::to_string(a.room.size());
+    control_->fail(a.from, text);
+    throw CommunicationError(a.from, text);
+  }
+
+  static ucs_status_t arrived(void* self, const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
+                              const ucp_am_recv_param_t* param) {
+    auto& me = *static_cast<UcxChannel*>(self);
+    Envelope e;
+    if (head_bytes != sizeof e) return UCS_OK;
+    std::memcpy(&e, head, sizeof e);
+    // Not of this job, or of somebody whose place another one has taken.
+    if (e.nonce != me.nonce_ || e.from >= std::uint64_t(me.size())) return UCS_OK;
+    if (e.incarnation < me.seats_[std::size_t(e.from)].incarnation) return UCS_OK;
+    Arrival a{.from = int(e.from),
+              .incarnation = e.incarnation,
+              .note = e.note,
+              .data = data,
+              .bytes = bytes,
+              .rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0,
+              .held = false,
+              .copy = {},
+              .room = {}};
+    a.held = a.rendezvous || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
+    if (!a.held) a.copy.assign(static_cast<const char*>(data), bytes);
+    const bool held = a.held;
+    me.fresh_.push_back(std::move(a));
+    return held ? UCS_INPROGRESS : UCS_OK;
+  }
+
+  NodeMemory memory_;
+  Receiver receiver_;
+  std::vector<Place> seats_;
+  std::size_t heard_ = 0;  // changes
+  int broken_ = 0;
+  std::list<Arrival> fresh_;      // nobody has said yet where they go
+  std::list<Arrival> receiving_;
+};
+
+}  // namespace
+
+std::unique_ptr<Channel> Worker::channel(std::vector<std::string> addresses, std::uint64_t nonce,
+                                         std::shared_ptr<Control> control) {
+  return std::make_unique<UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control));
+}
+
+}  // namespace ucx
+}  // namespace tandem

@@ -1,0 +1,224 @@
+#include "dist/server/worker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes) std::memcpy(to, from, bytes);
+}
+
+// A shard's part of the model's vectors; of the statistics' shard the end is empty.
+Buffer model_part(const ServerLayout& layout, int s, Buffer parameters, Buffer statistics) {
+  if (!layout.of_parameters(s)) return statistics;
+  return {parameters.at(layout.begin(s)), layout.length(s), layout.dtype};
+}
+
+}  // namespace
+
+Worker::Worker(const ServerLayout& layout, Post& post, Hears hears)
+    : layout_(layout),
+      post_(post),
+      hears_(std::move(hears)),
+      statistics_out_(post.share(std::max<std::size_t>(64, layout.bytes(layout.statistics)))),
+      answers_(std::size_t(layout.shards())),
+      copies_(std::size_t(layout.shards())),
+      velocity_missing_(std::size_t(layout.shards())) {
+  for (int s = 0; s < layout.shards(); s++) landings_.push_back(landing(s));
+}
+
+Worker::Landing Worker::landing(int s) {
+  auto memory = post_.share(std::max<std::size_t>(64, 2 * layout_.bytes(layout_.length(s))));
+  const std::uint64_t block = post_.place_of(memory.get())->block;
+  return {std::move(memory), block};
+}
+
+// ---- the training thread's ------------------------------------------------------------------------------------------------
+void Worker::keep_first(Buffer parameters, Buffer statistics) {
+  for (int s = 0; s < layout_.shards(); s++) {
+    const Buffer part = model_part(layout_, s, parameters, statistics);
+    copy(half(0, s).data, part.data, part.bytes());
+    copies_[std::size_t(s)] = Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
+  }
+}
+void Worker::keep_statistics(Buffer statistics) { copy(statistics_out_.get(), statistics.data, statistics.bytes()); }
+void Worker::copy_answer(int h, Buffer parameters, Buffer statistics) const {
+  std::lock_guard lock(mutex_);
+  for (int s = 0; s < layout_.shards(); s++) {
+    const Buffer part = model_part(layout_, s, parameters, statistics);
+    copy(part.data, half(h, s).data, part.bytes());
+  }
+}
+
+// ---- out ------------------------------------------------------------------------------------------------------------------
+// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one before
+// these have come.
+void Worker::send_first(std::vector<std::byte> velocity) {
+  const auto v = std::make_shared<std::vector<std::byte>>(std::move(velocity));
+  for (int s = 0; s < layout_.shards(); s++) {
+    const int to = layout_.owner[std::size_t(s)];
+    const bool both = !v->empty() && layout_.of_parameters(s);
+    Note n = note(What::first_part, s);
+    n[word::vector] = 0, n[word::vectors] = both ? 2 : 1;
+    post_.send_parts(to, n, half(0, s), layout_.options.chunk, landings_[std::size_t(s)].memory);
+    n[word::vector] = 1;
+    if (both) post_.send_parts(to, n, layout_.part(v->data(), s), layout_.options.chunk, v);
+  }
+}
+
+// Ascending also over returns: to an owner that has seen an exchange, the first of the next incarnation is newer.
+ExchangeId Worker::numbered(std::uint64_t count) const { return (post_.incarnation() << 40) | count; }
+
+void Worker::start(Exchange exchange) {
+  exchange_ = exchange;
+  exchange_.id = numbered(++exchanges_);
+  answers_.assign(answers_.size(), {});
+  missing_ = int(answers_.size());
+  idle_ = false;
+  if (exchange_.gradient && layout_.wire() != layout_.dtype) {
+    narrow_.resize(std::size_t(layout_.parameters));
+    const auto* wide = static_cast<const float*>(exchange_.gradient);
+    for (std::size_t i = 0; i < narrow_.size(); i++) narrow_[i] = bf16(wide[i]);
+  }
+  for (int s = 0; s < layout_.shards(); s++) send(s);
+}
+
+void Worker::send(int s) {
+  const int to = layout_.owner[std::size_t(s)];
+  const bool reaches = post_.reaches(to);
+  Note n = note(What::pull, s);
+  n[word::number] = exchange_.id, n[word::samples] = std::uint64_t(exchange_.samples);
+  n[word::landing] = reaches ? landings_[std::size_t(s)].block : word::none;
+  if (!exchange_.gradient) return post_.send(to, n);
+  Buffer part{nullptr, layout_.length(s), layout_.pushed_as(s)};
+  if (!layout_.of_parameters(s))
+    part.data = statistics_out_.get();
+  else if (part.dtype == layout_.dtype)
+    part.data = layout_.part(const_cast<void*>(exchange_.gradient), s).data;
+  else
+    part.data = narrow_.data() + layout_.begin(s);
+  // Narrow ones lie in no shared memory: they are widened where parts arrive.
+  if (const auto place = post_.place_of(part.data); place && reaches) {
+    n[word::what] = std::uint64_t(What::push_here), n[word::block] = place->block, n[word::offset] = place->offset;
+    return post_.send(to, n);
+  }
+  n[word::what] = std::uint64_t(What::push_part);
+  if (part.count == 0) return post_.send(to, n);
+  post_.send_parts(to, n, part, layout_.options.chunk);
+}
+
+void Worker::owner_changed(int s) {
+  const auto& mine = copies_[std::size_t(s)];
+  {
+    Landing fresh = landing(s);
+    std::lock_guard lock(mutex_);
+    Landing& old = landings_[std::size_t(s)];
+    const Buffer copied = mine ? half(mine->half, s) : Buffer{};
+    left_to_the_lost_.push_back(std::exchange(old, std::move(fresh)));
+    if (mine) copy(half(mine->half, s).data, copied.data, copied.bytes());
+  }
+  Note n = note(What::offer, s);
+  if (mine) n[word::pushes] = std::uint64_t(mine->state.pushes), n[word::version] = mine->state.version + 1;
+  auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
+  applied->resize(std::size_t(layout_.workers()));
+  post_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
+  if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
+    a = {};
+    send(s);  // whether it is applied already, the table of the copy says
+  }
+  if (idle_ && missing_ == 0) tell_idle(s);
+  if (velocity_missing_[std::size_t(s)] > 0) ask_velocity_of(s);  // from its beginning: what came was another's
+}
+
+void Worker::ask_for_ticket() {
+  Note n = note(What::want);
+  n[word::request] = numbered(++requests_);
+  post_.send(0, n);
+}
+bool Worker::awaits(const Note& n) {
+  if (n[word::request] != numbered(requests_) || served_ == requests_) return false;
+  if (n[word::number] != word::none) served_ = requests_;
+  return true;
+}
+
+void Worker::be_idle() {
+  idle_ = true;
+  if (missing_ > 0) return;
+  for (int s = 0; s < layout_.shards(); s++) tell_idle(s);
+}
+void Worker::tell_idle(int s) {
+  Note n = note(What::idle, s);
+  n[word::number] = exchange_.id;
+  post_.send(layout_.owner[std::size_t(s)], n);
+}
+
+void Worker::ask_velocity(void* into) {
+  velocity_into_ = static_cast<std::byte*>(into);
+  for (int s = 0; s < layout_.shards(); s++)
+    if (layout_.of_parameters(s) && layout_.length(s) > 0) ask_velocity_of(s);
+}
+void Worker::ask_velocity_of(int s) {
+  velocity_missing_[std::size_t(s)] = layout_.length(s);
+  post_.send(layout_.owner[std::size_t(s)], note(What::velocity_wanted, s));
+}
+
+// ---- in -------------------------------------------------------------------------------------------------------------------
+std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t bytes) {
+  const int s = int(n[word::shard]);
+  const auto in = [&](Buffer part) { return std::span(part.at(std::int64_t(n[word::first])), bytes); };
+  if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0) return in(layout_.part(velocity_into_, s));
+  if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half(), s));
+  return {};
+}
+
+void Worker::answer_part(const Note& n, std::int64_t elements) {
+  if (!waits_for(n)) return;
+  answers_[n[word::shard]].landed += elements;
+  look(int(n[word::shard]));
+}
+
+void Worker::answer_ended(const Note& n, std::vector<ExchangeId> applied) {
+  if (!waits_for(n)) return;
+  const int s = int(n[word::shard]);
+  Answer& a = answers_[std::size_t(s)];
+  a.ended = true;
+  a.state = {n[word::version], std::int64_t(n[word::pushes]), std::move(applied)};
+  if (what_of(n) == What::answer_here) a.landed = layout_.length(s);
+  a.verdict = verdict_of(n);
+  look(s);
+}
+
+void Worker::look(int s) {
+  Answer& a = answers_[std::size_t(s)];
+  if (!a.ended || a.landed < layout_.length(s)) return;
+  a.complete = true;
+  exchange_.verdict = std::max(exchange_.verdict, a.verdict);
+  copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
+  if (--missing_ > 0) return;
+  if (idle_) be_idle();  // it was told so meanwhile
+  hears_.over(exchange_);
+}
+
+void Worker::copy_wanted(int from, int s) {
+  const auto& mine = copies_[std::size_t(s)];
+  require(mine.has_value(), post_.where(from), " asks ", post_.where(post_.rank()), " for a copy that it has not");
+  post_.send_parts(from, note(What::copy_part, s), half(mine->half, s), layout_.options.chunk);
+}
+
+void Worker::velocity_part(int s, std::int64_t elements) {
+  velocity_missing_[std::size_t(s)] -= elements;
+  const auto all_here = [](std::int64_t missing) { return missing == 0; };
+  if (std::all_of(velocity_missing_.begin(), velocity_missing_.end(), all_here)) hears_.velocity_here();
+}
+
+std::string Worker::missing() const {
+  std::string all;
+  for (std::size_t s = 0; s < answers_.size() && missing_ > 0; s++)
+    if (!answers_[s].complete) all += (all.empty() ? ": no answer from " : ", ") + post_.where(layout_.owner[s]);
+  return all;
+}
+
+}  // namespace tandem

@@ -1,0 +1,118 @@
+// Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards, in
+// parts or, where they reach it, by the name of the place in which it lies; their answers land here. When all are there the
+// exchange is over, and the training thread takes the weights.
+//
+// Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that this
+// worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
+//
+// An owner of this host writes its answers there itself. One that is given up may only be stopped, and write when it wakes up: so
+// each owner of a shard has memory of its own to write to, and that of a lost one is read by nobody any more.
+//
+// A rank that only serves has one too; it starts no exchange, and has no copies to offer.
+//
+// Threads: the first part is the training thread's, while no exchange is under way; the rest is the member's thread's.
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "dist/server/post.h"
+#include "dist/server/server_layout.h"
+#include "dist/server/server_messages.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+
+class Worker {
+ public:
+  struct Exchange {
+    const void* gradient = nullptr;  // null: for the weights alone
+    std::int64_t samples = 0, ticket = -1;
+    Score score = {};
+    ExchangeId id = 0;     // set by start()
+    Verdict verdict = Verdict::taken;  // the worst of all owners
+    int half() const { return int(id & 1); }  // where its answer lands
+  };
+  // over: the exchange has been answered as a whole. velocity_here: all of what ask_velocity() asked for.
+  struct Hears {
+    std::function<void(const Exchange&)> over;
+    std::function<void()> velocity_here;
+  };
+  // Shares memory with the other ranks of this host.
+  Worker(const ServerLayout& layout, Post& post, Hears hears);
+
+  void keep_first(Buffer parameters, Buffer statistics);  // rank 0's: what training begins with, as if answered so
+  void keep_statistics(Buffer statistics);                // to be pushed with the next gradient
+  void copy_answer(int half, Buffer parameters, Buffer statistics) const;
+
+  // Rank 0: to all owners. velocity: as long as all shards, or empty: zero.
+  void send_first(std::vector<std::byte> velocity);
+  void start(Exchange exchange);
+  void ask_for_ticket();
+  bool awaits(const Note& ticket_is);  // it answers the last request, and nothing with a ticket did so far
+  void be_idle();                      // after the exchange under way: nothing is pushed until the next start()
+  void owner_changed(int s);           // its owner was lost, and layout.owner names another
+  void ask_velocity(void* into);       // into: as long as the parameters
+
+  // Messages to this worker. place: nothing where nobody waits for it any more.
+  std::optional<std::span<std::byte>> place(const Note& n, std::size_t bytes);
+  void answer_part(const Note& n, std::int64_t elements);
+  void answer_ended(const Note& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
+  void copy_wanted(int from, int s);
+  void velocity_part(int s, std::int64_t elements);
+
+  std::string missing() const;  // of whom it waits for an answer, by name
+
+ private:
+  struct Answer {  // what has come of one, for a shard
+    std::int64_t landed = 0;  // elements
+    bool ended = false;       // which may come before the last part
+    bool complete = false;
+    Verdict verdict = Verdict::taken;
+    ShardState state = {};
+  };
+  struct Copy {
+    int half;
+    ShardState state;
+  };
+  struct Landing {  // where the answers of a shard's owner land: two halves, each as long as the shard
+    std::shared_ptr<void> memory;
+    std::uint64_t block;
+  };
+  Landing landing(int s);
+  Buffer half(int h, int s) const {
+    return {static_cast<std::byte*>(landings_[std::size_t(s)].memory.get()) + layout_.bytes(h * layout_.length(s)),
+            layout_.length(s), layout_.dtype};
+  }
+  ExchangeId numbered(std::uint64_t count) const;
+  bool waits_for(const Note& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
+  void send(int s);
+  void look(int s);  // is this answer complete, and with it the exchange?
+  void tell_idle(int s);
+  void ask_velocity_of(int s);
+
+  const ServerLayout& layout_;
+  Post& post_;
+  Hears hears_;
+  mutable std::mutex mutex_;              // of landings_: the training thread takes an answer while an owner is lost
+  std::vector<Landing> landings_;         // by shard
+  std::vector<Landing> left_to_the_lost_;
+  std::shared_ptr<void> statistics_out_;  // to be pushed
+  std::vector<bf16> narrow_;  // the gradient as it travels, where it travels as bf16
+
+  Exchange exchange_;
+  std::uint64_t exchanges_ = 0;
+  std::vector<Answer> answers_;  // by shard
+  int missing_ = 0;              // of them are not complete
+  std::vector<std::optional<Copy>> copies_;
+  bool idle_ = false;
+  std::uint64_t requests_ = 0, served_ = 0;  // for tickets; the last that was answered with one
+  std::byte* velocity_into_ = nullptr;
+  std::vector<std::int64_t> velocity_missing_;  // elements, by shard
+};
+
+}  // namespace tandem

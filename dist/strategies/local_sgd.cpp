@@ -1,0 +1,300 @@
+#include "dist/strategies/local_sgd.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <utility>
+
+#include "core/backend.h"
+#include "core/elementwise.h"
+#include "dist/strategies/averages.h"
+#include "dist/collectives/on_devices.h"
+#include "dist/strategies/reducer.h"
+#include "dist/strategies/replicas.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::pair<const char*, LocalSteps::Kind> names[] = {{"local-sgd", LocalSteps::Kind::local},
+                                                              {"post-local-sgd", LocalSteps::Kind::post_local},
+                                                              {"cocod-sgd", LocalSteps::Kind::cocod},
+                                                              {"easgd", LocalSteps::Kind::elastic}};
+
+class LocalSgd : public Replicas {
+ public:
+  LocalSgd(std::unique_ptr<Communicator> communicator, const LocalSteps& how, const LocalSgdOptions& options)
+      : Replicas(std::move(communicator)), how_(how), options_(options), reducer_(*communicator_, options.deadline) {
+    require(how.steps >= 1, how.name(), ": at least one step lies between exchanges");
+  }
+
+  std::string name() const override { return how_.name(); }
+
+  void sync_batch_norm(Module&) override {
+    if (size() > 1)
+      refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
+  }
+
+  void begin(ParameterSpace& space) override {
+    space_ = &space;
+    compare_layouts(space);
+    Backend& backend = space.backend();
+    if (backend.asynchronous()) {
+      flags_ = communicator_->split(0, rank());  // apart: what is under way below over_ begins in an order of its own
+      over_ = on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
+      ready_ = backend.new_event();
+      backend.synchronize();
+    }
+    spread(space, over());
+    buckets_ = cut(space.elements(), space.values.dtype(), options_.bucket_bytes);
+    if (size() == 1) return;
+    sum_ = vector(shared_memory(backend, space.values.bytes()));
+    if (how_.kind == LocalSteps::Kind::cocod || elastic()) other_ = vector(nullptr);
+  }
+
+  void bind(Optimizer& optimizer) override {
+    optimizer_ = &optimizer;
+    optimizer.gradients_are_shares_of(size());
+  }
+
+  void follow(const Course& course) override {
+    steps_ = course.done;
+    set_centre();
+    const double total = double(course.epochs) * course.steps_per_epoch;
+    first_decay_ = std::int64_t(total / 2);
+    double largest = 0, before = 0;
+    for (std::int64_t step = 0; double(step) < total; step++) {
+      const double r = course.learning_rate(double(step));
+      if (r < 0.9 * before || r < 0.5 * largest) {
+        first_decay_ = step;
+        break;
+      }
+      largest = std::max(largest, r), before = r;
+    }
+  }
+
+  StepResult step(Optimizer& optimizer, const Variable& loss) override {
+    if (optimizer_ != &optimizer) bind(optimizer);
+    if (!centred_ || shown_) set_centre();  // a loop that does not call begin_epoch() goes on from the centre
+    const StepResult result = optimizer.step(&loss.value());
+    stepped();
+    return result;
+  }
+  // On a device the update belongs to what is queued, and perhaps recorded, with backward.
+  bool in_parts() const override { return over_ && size() > 1; }
+  void hand_over(const Tensor& loss) override { optimizer_->step(&loss); }
+  void exchange() override { stepped(); }
+
+  bool gives_up(const StepState& state) const override {
+    return size() == 1 ? Strategy::gives_up(state) : not_finite_ >= 0;
+  }
+  std::string not_finite_on() const override {
+    return size() == 1 || not_finite_ < 0 || bad() ? "" : communicator_->where(not_finite_);
+  }
+
+  void begin_epoch(int) override {
+    if (std::exchange(shown_, false)) swap_with_centre();
+  }
+  void end_epoch(int) override {
+    settle();
+    if (size() > 1 && not_finite_ < 0) compare_weights();
+  }
+  void merge_averages(ParameterSpace& space) override {
+    if (size() == 1) return;
+    take_mean_of_all();
+    merge_statistics(space);
+  }
+  void end() override {
+    settle();
+    if (not_finite_ < 0) compare_weights();
+    if (optimizer_) optimizer_->gradients_are_shares_of(1);
+    optimizer_ = nullptr;
+    if (over_) sent_by_devices_ = over_->bytes_sent();
+    over_.reset(), flags_.reset(), ready_.reset();
+    sum_ = other_ = {};
+    centred_ = shown_ = false;
+  }
+
+  ClockOffset watch(Trace& trace) override {
+    const ClockOffset offset = Replicas::watch(trace);
+    reducer_.watch(trace);
+    return offset;
+  }
+  std::vector<std::pair<std::string, double>> measures() const override {
+    return measured(reducer_, over_ ? over_->bytes_sent() : std::max(sent_by_devices_, communicator_->bytes_sent()),
+                    buckets_.empty() ? 0 : buckets_[0].length() * 4);
+  }
+
+ private:
+  Communicator& over() { return over_ ? *over_ : *communicator_; }
+  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
+  // memory of its own.
+  Tensor vector(std::shared_ptr<void> memory) {
+    Backend& backend = space_->backend();
+    const Tensor& x = space_->values;
+    if (backend.on_device()) return Tensor::like(x);
+    if (!memory) memory = {std::aligned_alloc(64, (x.bytes() + 63) / 64 * 64), std::free};
+    void* at = memory.get();
+    return Tensor::wrap(backend, at, x.shape(), x.dtype(), std::move(memory));
+  }
+  bool elastic() const { return how_.kind == LocalSteps::Kind::elastic; }
+  bool overlaps() const { return elastic() || how_.kind == LocalSteps::Kind::cocod; }
+  bool bad() const { return optimizer_->read_state().not_finite == 1; }  // waits for the device
+  std::int64_t steps_between() const {
+    if (how_.kind != LocalSteps::Kind::post_local) return how_.steps;
+    if (first_decay_ < 0)
+      refuse(name(), " asks when the learning rate decays: call follow() before the first step, as fit() does");
+    return steps_ < first_decay_ ? 1 : how_.steps;
+  }
+
+  // A step of this rank's own was made.
+  void stepped() {
+    const std::int64_t until = steps_between();
+    steps_++, made_++;
+    if (size() == 1 || not_finite_ >= 0 || made_ < until) return;
+    made_ = 0;
+    if (overlaps())
+      meet();
+    else
+      take_mean_of_all();
+    equal_ = !overlaps();
+  }
+
+  void take_mean_of_all() {
+    sum_.copy_from(space_->values);
+    reducer_.waits();
+    start();
+    arrive();
+    fresh_ = false;
+    if (not_finite_ >= 0) return;
+    take_mean(space_->values, sum_, size());
+    space_->count_writes(space_->all());
+  }
+  // The last sum is used, and then the next is under way.
+  void meet() {
+    quiet();
+    if (not_finite_ >= 0) return;
+    use();
+    start();
+  }
+  // The weights of a step that is to be looked at stay as they are.
+  void use() {
+    const bool fresh = std::exchange(fresh_, false), mine = !bad();
+    if (elastic()) {
+      if (!fresh) sum_.fill(0);
+      if (mine) draw_together(space_->values, other_, sum_, 0.9 / size());
+    } else if (fresh && mine) {
+      join_mean(space_->values, other_, sum_, size());
+    } else {
+      other_.copy_from(space_->values);
+      sum_.copy_from(space_->values);
+    }
+    space_->count_writes(space_->all());
+  }
+  void set_centre() {
+    centred_ = true, shown_ = false;
+    if (elastic() && size() > 1) other_.copy_from(space_->values);
+  }
+  void swap_with_centre() {
+    sum_.copy_from(space_->values);
+    space_->values.copy_from(other_);
+    other_.copy_from(sum_);
+    space_->count_writes(space_->all());
+  }
+
+  // Sums over all ranks, of sum_ and of what this one has to tell.
+  void start() {
+    told_[0] = bad() ? float(size() - rank()) : 0;
+    told_[1] = wish_ ? 1 : 0;
+    if (ready_) space_->backend().queue().mark(*ready_);
+    for (const Range& r : buckets_) {
+      Tensor part = sum_.range(r.begin, {r.length()});
+      reducer_.add({.over = over(),
+                    .after = ready_.get(),
+                    .begin = [data = whole(part)](Communicator& c) { return c.all_reduce(data); },
+                    .name = name_});
+    }
+    reducer_.add({.over = flags_ ? *flags_ : *communicator_,
+                  .after = ready_.get(),
+                  .begin = [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); },
+                  .name = name_});
+    under_way_ = true;
+  }
+  void quiet() override {
+    if (!under_way_) return;
+    reducer_.waits();
+    arrive();
+  }
+  void arrive() {
+    reducer_.finish();
+    under_way_ = false, fresh_ = true;
+    if (told_[0] > 0) not_finite_ = size() - int(told_[0]);
+    if (told_[1] > 0) stop_ = true;
+  }
+
+  // All ranks have the same weights.
+  void settle() {
+    if (size() == 1 || shown_) return;
+    if (elastic()) return show_centre();
+    quiet();
+    if (fresh_ && not_finite_ < 0) use();
+    if (!(equal_ && made_ == 0) && not_finite_ < 0) take_mean_of_all();
+    made_ = 0, equal_ = true;
+  }
+  void show_centre() {
+    if (made_ > 0) meet();
+    quiet();
+    made_ = 0;
+    if (not_finite_ >= 0) return;
+    if (std::exchange(fresh_, false)) add_into(other_, sum_);
+    swap_with_centre();
+    shown_ = true;
+  }
+  void compare_weights() {
+    space_->backend().synchronize();
+    compare_parameters(*space_, steps_);
+  }
+
+  static constexpr const char* name_ = "sum of weights";  // on the trace
+  LocalSteps how_;
+  LocalSgdOptions options_;
+  ParameterSpace* space_ = nullptr;
+  Optimizer* optimizer_ = nullptr;
+  std::unique_ptr<Communicator> over_, flags_;  // on a device: on its memory, and beside that
+  std::unique_ptr<Event> ready_;                // on a device: what is to be summed is there
+  std::vector<Range> buckets_;
+  Tensor sum_;                              // over ranks; weights change only when all of it has arrived
+  Tensor other_;                            // cocod: x as it went into sum_; easgd: the centre, or x while that is shown
+  std::int64_t steps_ = 0, made_ = 0;       // in all; since the last exchange
+  std::int64_t first_decay_ = -1;           // the step before which the learning rate first decays; −1: unknown
+  bool equal_ = true;                       // after the last exchange all ranks had the same weights
+  bool under_way_ = false, fresh_ = false;  // a sum; one that has arrived and is not used yet
+  bool centred_ = false, shown_ = false;    // easgd: there is a centre; the model has it
+  float told_[2] = {0, 0};                  // the largest of all ranks: ranks − a rank that is bad; wants to stop
+  int not_finite_ = -1;                     // the first rank of which all know that a step was not finite
+  std::uint64_t sent_by_devices_ = 0;       // in a run that has ended
+  Reducer reducer_;                         // last: its thread ends first
+};
+
+}  // namespace
+
+std::optional<LocalSteps> LocalSteps::parse(const std::string& text) {
+  const std::string name = text.substr(0, text.find(':'));
+  const auto* known = std::find_if(std::begin(names), std::end(names), [&](auto& n) { return name == n.first; });
+  if (known == std::end(names)) return {};
+  LocalSteps how{.kind = known->second};
+  if (name != text) {
+    const char *from = text.data() + name.size() + 1, *to = text.data() + text.size();
+    const auto [end, error] = std::from_chars(from, to, how.steps);
+    if (error != std::errc() || end != to || how.steps < 1) refuse(text, ": write ", name, ":STEPS, from 1");
+  }
+  return how;
+}
+
+std::string LocalSteps::name() const { return std::string(names[int(kind)].first) + ":" + std::to_string(steps); }
+
+std::unique_ptr<Strategy> local_sgd(std::unique_ptr<Communicator> communicator, const LocalSteps& how,
+                                    const LocalSgdOptions& options) {
+  return std::make_unique<LocalSgd>(std::move(communicator), how, options);
+}
+
+}  // namespace tandem

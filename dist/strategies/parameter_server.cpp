@@ -1,0 +1,413 @@
+#include "dist/strategies/parameter_server.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <thread>
+
+#include "core/backend.h"
+#include "core/machine.h"
+#include "core/trace/trace.h"
+#include "dist/server/rules.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+
+// A vector of the space as the member wants it: in the host's memory.
+struct OnHost {
+  std::shared_ptr<void> pinned;  // null: the vector lies there already
+  Buffer of(Tensor& t) {
+    if (!t.backend().on_device()) return whole(t);
+    if (!pinned) pinned = t.backend().pinned(t.bytes());
+    return {pinned.get(), t.elements(), t.dtype()};
+  }
+  Buffer download(Tensor& t) {
+    const Buffer b = of(t);
+    if (pinned) t.backend().download(b.data, t.raw(), t.bytes());
+    return b;
+  }
+  void upload(Tensor& t) {
+    if (pinned) t.backend().upload(t.raw_write(), pinned.get(), t.bytes());
+  }
+};
+
+class ParameterServer;
+
+// The batches of the tickets that this rank draws: a ticket is a share of a step's batches, and a step has as many of them as
+// it has shares (with bsp one for each worker, otherwise one).
+class Drawn : public BatchSource {
+ public:
+  Drawn(ParameterServer& strategy, BatchSource& all, int shares, int accumulate)
+      : strategy_(strategy), all_(all), shares_(shares), accumulate_(accumulate), per_epoch_(all.batches_per_epoch()) {}
+  void share(int, int) override {}
+  bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
+  std::int64_t batches_per_epoch() const override { return per_epoch_; }
+  std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
+  void start(std::int64_t epoch, std::int64_t first) override;
+  bool next(Batch& batch) override;
+  Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
+  std::map<std::string, std::string> description() const override { return all_.description(); }
+
+  std::int64_t tickets_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
+  std::optional<std::int64_t> epoch() const {  // of the next batch; nothing: it is not drawn yet, or there is none
+    return ticket_ ? std::optional(*ticket_ / tickets_per_epoch()) : std::nullopt;
+  }
+
+ private:
+  ParameterServer& strategy_;
+  BatchSource& all_;
+  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0;
+  std::optional<std::int64_t> ticket_;
+  std::int64_t next_ = 0;  // of the ticket's batches
+};
+
+class ParameterServer : public Strategy {
+ public:
+  ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
+      : options_(options), member_(std::move(channel), options.deadline, options.tells, options.patience) {
+    check_servers(options.servers, size());
+  }
+
+  std::string name() const override {
+    std::string n = options_.how.text();
+    if (options_.servers) n += ", " + std::to_string(options_.servers) + " of them serve";
+    return n + (options_.pipeline ? ", pipelined" : "") + (options_.wire == DType::bf16 ? " (bf16)" : "");
+  }
+  int rank() const override { return member_.rank(); }
+  int size() const override { return member_.size(); }
+  std::string where() const override { return member_.where(); }
+  int workers() const { return size() - options_.servers; }
+  bool trains() const { return rank() < workers(); }
+  bool together() const { return options_.how.kind == Asynchrony::Kind::bsp; }
+  int ranks_to_a_step() const override { return together() ? workers() : 1; }
+  std::vector<std::string> gather(const std::string& mine) override { return member_.gather(mine); }
+
+  bool apart() const override { return true; }
+  BatchSource& batches(BatchSource& train, int accumulate) override {
+    train.share(0, ranks_to_a_step());
+    drawn_ = std::make_unique<Drawn>(*this, train, ranks_to_a_step(), accumulate);
+    return *drawn_;
+  }
+  void follow(const Course& course) override { course_ = course; }
+  std::int64_t steps(std::int64_t mine) const override {
+    return std::max(mine, (first_ticket_ + member_.tickets_done()) / ranks_to_a_step());
+  }
+  std::int64_t epochs_behind(std::int64_t epoch) const override {
+    return std::max(epoch + 1, over_ ? course_.epochs : drawn_->epoch().value_or(0));
+  }
+  bool saves_after_failure() override { return member_.is_first_of_what_is_left(); }
+
+  void sync_batch_norm(Module&) override {
+    if (size() > 1)
+      refuse("--sync-bn: under ", options_.how.text(), " ranks run the model when they like, and have no batch in common: "
+             "leave it out, or choose --strategy all-reduce");
+  }
+  ClockOffset watch(Trace& trace) override {
+    trace_ = &trace;
+    return {};
+  }
+
+  // Where ranks of a host can see it, gradients are pushed without a copy.
+  SpaceMemory memory() override {
+    return [this](Backend& backend, std::int64_t elements) {
+      if (backend.on_device()) return Tensor::zeros(backend, {elements}, DType::f32);
+      auto block = member_.memory(std::size_t(elements) * sizeof(float));
+      void* at = block.get();
+      return Tensor::wrap(backend, at, {elements}, DType::f32, std::move(block));
+    };
+  }
+  void begin(ParameterSpace& space) override {
+    space_ = &space;
+    begun_ = over_ = false;
+    std::ostringstream layout;
+    layout << space.layout_hash();
+    const auto all = member_.gather(layout.str());
+    for (std::size_t r = 1; r < all.size(); r++)
+      if (!all[r].empty() && all[r] != all[0])
+        fail("rank 0 and rank ", r, " do not train the same model: start all ranks with the same program and options");
+    if (!drawn_ && options_.servers)
+      refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
+             "or train by fit()");
+    if (drawn_ || size() == 1) return;  // the first pull brings rank 0's weights
+    // A loop of the user's own computes its first gradient before anything is pulled.
+    for (auto [vector, host] : {std::pair(&space.values, &values_), std::pair(&space.statistics, &statistics_)}) {
+      if (vector->elements() == 0) continue;
+      const Buffer b = host->download(*vector);
+      const std::string text(static_cast<const char*>(b.data), rank() == 0 ? b.bytes() : 0);
+      const std::string first = member_.gather(text)[0];
+      std::memcpy(b.data, first.data(), first.size());
+      host->upload(*vector);
+    }
+    space.count_writes(space.all());
+  }
+  void bind(Optimizer& optimizer) override {
+    const auto* sgd = dynamic_cast<const SGD*>(&optimizer);
+    if (!sgd)
+      refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", options_.how.text(),
+             ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
+    if (rank() == 0 && size() > 1) note_what_does_not_hold(sgd->options(), optimizer.clip_norm);
+    // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
+    optimizer.gradients_are_shares_of(drawn_ ? 1 : workers());
+    momentum_ = sgd->options().momentum;
+    optimizer_ = &optimizer;
+  }
+
+  // ---- the batches' side ------------------------------------------------------------------------------------------------
+  void start_at(std::int64_t ticket) {
+    told_ = {};
+    if (begun_) return;
+    first_ticket_ = ticket;
+    std::int64_t end = course_.epochs * drawn_->tickets_per_epoch();
+    if (course_.stop_after > 0) end = std::min(end, std::max(ticket, course_.stop_after * ranks_to_a_step()));
+    begin_exchange(Tickets(std::min(ticket, end), end));
+  }
+  // The next ticket, or nothing once the run is over: then this rank has the last weights.
+  std::optional<std::int64_t> draw() {
+    if (over_) return {};
+    auto t = member_.ticket(course_.asked_to_stop);
+    if (!t) finish();
+    return t;
+  }
+
+  StepResult step(Optimizer& optimizer, const Variable& loss) override {
+    if (optimizer_ != &optimizer) bind(optimizer);  // a loop of the user's own need not
+    if (!drawn_ && !begun_) {
+      learning_rate_ = optimizer.learning_rate();
+      begin_exchange(Tickets(0, INT64_MAX / 2));
+    }
+    learning_rate_ = optimizer.learning_rate();
+    optimizer.measure(space_->all(), false);
+    optimizer.judge(&loss.value());
+    const bool finite = optimizer.read_state().not_finite == 0;
+    if (finite) {
+      in_a_row_ = 0;
+      optimizer.finish_gradients(space_->all());
+    } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
+      return optimizer.result();
+    } else {
+      optimizer.clear_not_finite();
+    }
+    if (!drawn_ && !member_.ticket()) fail("the other ranks have ended");
+    keep_pace();
+    Score score;
+    if (course_.so_far) {
+      const Score now = course_.so_far();
+      score = {now.loss - told_.loss, now.correct - told_.correct, double(samples_)};
+      told_ = now;
+    }
+    const std::int64_t samples = finite ? std::max<std::int64_t>(1, samples_) : 0;
+    samples_ = 0;
+    const std::int64_t began = trace_ ? trace_->now() : 0;
+    if (options_.pipeline) {
+      push_behind(samples, score);
+    } else {
+      member_.push(gradients_.download(space_->gradients), statistics_.download(space_->statistics), samples, score);
+      pull();
+    }
+    if (trace_ && trace_->recording())
+      trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
+    step_began_ = Clock::now();
+    return finite ? StepResult::made : StepResult::not_finite;
+  }
+  void trains_samples(std::int64_t n) { samples_ += n; }
+
+  void request_stop() override {
+    stop_ = true;
+    member_.stop();
+  }
+  bool stopped() const override { return member_.stopped(); }
+
+  // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
+  Score trained(const Score& mine) override { return rank() == 0 ? member_.trained() : mine; }
+  Score combine(const Score& mine) override {
+    std::ostringstream text;
+    text.precision(17);
+    text << mine.loss << ' ' << mine.correct << ' ' << mine.samples;
+    Score sum;
+    for (const std::string& s : member_.gather(text.str())) {
+      const char* at = s.c_str();  // of a lost rank empty: zeros. A stream would read no inf and no nan
+      for (double* into : {&sum.loss, &sum.correct, &sum.samples}) {
+        char* end = nullptr;
+        *into += std::strtod(at, &end);
+        at = end;
+      }
+    }
+    return sum;
+  }
+  void collect(Optimizer& optimizer) override {
+    for (auto& [name, vector] : optimizer.vectors()) {
+      if (name != "velocity") continue;
+      OnHost host;
+      const Buffer b = host.of(vector);
+      if (member_.velocity(b)) host.upload(vector);
+    }
+  }
+  void end() override {
+    if (begun_ && !over_) {
+      // Other ranks' ends are their own matter in a loop of the user's own; fit() ends all of them.
+      if (drawn_) member_.stop();
+      finish();
+    }
+    if (space_) space_ = nullptr;
+  }
+
+  std::vector<std::pair<std::string, double>> measures() const override {
+    const Member::Counts c = member_.counts();
+    std::vector<std::pair<std::string, double>> all{{"sent_bytes", double(c.bytes)},
+                                                    {"exchanges", double(c.exchanges)},
+                                                    {"refused", double(c.refused)},
+                                                    {"exposed_seconds", c.waited},
+                                                    {"shard_version", double(c.shard.version)}};
+    if (c.adopted) all.push_back({"adopted_shards", double(c.adopted)});
+    double pushes = 0, sum = 0;
+    for (std::size_t d = 0; d < c.shard.delays.size(); d++)
+      pushes += double(c.shard.delays[d]), sum += double(d) * double(c.shard.delays[d]);
+    if (pushes > 0) all.push_back({"mean_delay", sum / pushes});
+    // The histogram of delays: by one up to 15, then by powers of two.
+    for (std::size_t d = 0; d < c.shard.delays.size();) {
+      const std::size_t end = d < 16 ? d + 1 : 2 * d;
+      double count = 0;
+      for (std::size_t k = d; k < std::min(end, c.shard.delays.size()); k++) count += double(c.shard.delays[k]);
+      if (count > 0)
+        all.push_back({"delay_" + std::to_string(d) + (end > d + 1 ? "_to_" + std::to_string(end - 1) : ""), count});
+      d = end;
+    }
+    return all;
+  }
+
+ private:
+  static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
+
+  void note_what_does_not_hold(const SGDOptions& o, double clip) const {
+    const std::string how = options_.how.text();
+    const Rule::Keeps keeps = make_rule(options_.how.rule)->keeps();
+    if (o.momentum > 0 && !keeps.velocity && !keeps.own)
+      std::fprintf(stderr, "note: %s has no momentum: %g is not used\n", how.c_str(), o.momentum);
+    else if (o.nesterov)
+      std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", how.c_str());
+    if (clip > 0 && together() && workers() > 1)
+      std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n", how.c_str());
+    if (space_->values.backend().deterministic() && !together() && workers() > 1)
+      std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", how.c_str());
+  }
+  void begin_exchange(Tickets tickets) {
+    std::vector<float> scales(std::size_t(space_->elements() / ParameterSpace::alignment));
+    for (const Segment& s : space_->segments())
+      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += ParameterSpace::alignment)
+        scales[std::size_t(i / ParameterSpace::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
+    ServerOptions o{.how = options_.how,
+                    .servers = options_.servers,
+                    .momentum = momentum_,
+                    .pipeline = options_.pipeline,
+                    .wire = options_.wire,
+                    .snapshots = options_.snapshots,
+                    .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
+    if (drawn_ && course_.learning_rate) {
+      o.learning_rate = [rate = course_.learning_rate, first = first_ticket_, together = ranks_to_a_step()](
+                            std::int64_t pushes) { return rate(double((first + pushes) / together)); };
+    } else {
+      o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
+    }
+    OnHost velocity;
+    Buffer v;
+    if (course_.resumed || !drawn_)  // a loop of the user's own does not say: zeros where it begins
+      for (auto& [name, vector] : optimizer_->vectors())
+        if (name == "velocity") v = velocity.download(vector);
+    member_.begin(values_.download(space_->values), statistics_.download(space_->statistics), std::move(scales), std::move(o),
+                  std::move(tickets), v);
+    begun_ = true;
+    if (trains()) pull();
+    step_began_ = Clock::now();
+  }
+  void pull() {
+    member_.pull(values_.of(space_->values), statistics_.of(space_->statistics));
+    take();
+  }
+  void take() {
+    values_.upload(space_->values);
+    statistics_.upload(space_->statistics);
+    space_->count_writes(space_->all());
+  }
+  void finish() {
+    member_.finish(values_.of(space_->values), statistics_.of(space_->statistics));
+    over_ = true;
+    if (trains()) take();
+  }
+  // Two pushes may have their gradients about: the one under way, and the one that is being computed.
+  void push_behind(std::int64_t samples, const Score& score) {
+    const Buffer g = gradients_.download(space_->gradients), s = statistics_.download(space_->statistics);
+    outbox_[turn_].assign(static_cast<const std::byte*>(g.data), static_cast<const std::byte*>(g.data) + g.bytes());
+    outbox_statistics_.assign(static_cast<const std::byte*>(s.data), static_cast<const std::byte*>(s.data) + s.bytes());
+    if (std::exchange(behind_, true)) pull();
+    member_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_statistics_.data(), s.count, s.dtype}, samples, score);
+    turn_ = 1 - turn_;
+  }
+  void keep_pace() {
+    const Pace& p = options_.pace;
+    if (p.mean <= 0) return;
+    const auto slow = p.slower.find(rank());
+    const double takes = p.mean * (slow == p.slower.end() ? 1 : slow->second) *
+                         gamma_draw(p.shape, Philox(1, Stream::pace, std::uint32_t(rank()), paced_++));
+    for (double left; (left = takes - seconds_since(step_began_)) > 0;) {
+      if (member_.stopped() || (course_.asked_to_stop && course_.asked_to_stop())) return;
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
+    }
+  }
+
+  ParameterServerOptions options_;
+  Member member_;
+  Course course_;
+  std::unique_ptr<Drawn> drawn_;
+  ParameterSpace* space_ = nullptr;
+  Optimizer* optimizer_ = nullptr;
+  Trace* trace_ = nullptr;
+  double momentum_ = 0;
+  std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
+  OnHost values_, gradients_, statistics_;
+  std::vector<std::byte> outbox_[2], outbox_statistics_;
+  int turn_ = 0, in_a_row_ = 0;
+  bool begun_ = false, over_ = false, behind_ = false;
+  std::int64_t samples_ = 0, first_ticket_ = 0;
+  Score told_;
+  std::uint32_t paced_ = 0;
+  Clock::time_point step_began_;
+};
+
+void Drawn::start(std::int64_t epoch, std::int64_t first) {
+  epoch_ = epoch;
+  strategy_.start_at(epoch * tickets_per_epoch() + first / accumulate_ * shares_);
+}
+
+bool Drawn::next(Batch& batch) {
+  if (!ticket_) {
+    ticket_ = strategy_.draw();
+    next_ = 0;
+  }
+  if (!ticket_ || *ticket_ / tickets_per_epoch() > epoch_) return false;
+  const std::int64_t step = *ticket_ % tickets_per_epoch() / shares_, index = step * accumulate_ + next_;
+  if (shares_ > 1) all_.share(int(*ticket_ % shares_), int(shares_));
+  batch = all_.make(*ticket_ / tickets_per_epoch(), index);
+  batch.global = 0;
+  strategy_.trains_samples(batch.size());
+  if (++next_ == accumulate_ || index + 1 == per_epoch_) ticket_.reset();
+  return true;
+}
+
+}  // namespace
+
+void check_servers(int servers, int ranks) {
+  if (servers >= ranks) refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
+}
+
+std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
+  return std::make_unique<ParameterServer>(std::move(channel), options);
+}
+
+}  // namespace tandem

@@ -1,0 +1,36 @@
+// Asynchronous data parallelism by the parameter server (server.h): what the patent CN109902818A and NFDT describe. Every rank
+// pushes the gradients of its batches and goes on with the weights that come back; what is done with a gradient that comes late
+// is the update rule's matter (rules.h). Batches are drawn as tickets, so that who is faster trains more of them. With bsp the
+// ranks wait for each other, and what they compute is what all_reduce.h computes.
+//
+// Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
+// decay are done where the gradient is made. A push is the gradient of a whole --batch, and a step of its own, for which the
+// learning rate was chosen; with bsp it is that of a worker's share of the batch, as under all_reduce.h.
+#pragma once
+#include <memory>
+
+#include "dist/server/channel.h"
+#include "dist/server/pace.h"
+#include "dist/server/server.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+
+struct ParameterServerOptions {
+  Asynchrony how = {};
+  int servers = 0;          // the last so many ranks only serve; 0: all ranks train, and serve
+  bool pipeline = false;    // server.h
+  DType wire = DType::f32;  // or bf16
+  double deadline = 300, patience = 30;  // server.h
+  double snapshots = 10;    // seconds between two; 0: none
+  Pace pace = {};
+  Member::Tells tells = {};  // server.h
+};
+
+// Throws UsageError where nobody would train. parameter_server() asks it; whoever can does so before the ranks have met.
+void check_servers(int servers, int ranks);
+
+// Throws UsageError from bind() for an optimizer whose steps no server makes, and CommunicationError once rank 0 is lost.
+std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {});
+
+}  // namespace tandem

@@ -1,0 +1,160 @@
+#include "dist/strategies/reducer.h"
+
+#include <algorithm>
+#include <deque>
+#include <iterator>
+#include <list>
+#include <string>
+#include <utility>
+
+namespace tandem {
+
+Reducer::Reducer(Communicator& ranks, double deadline)
+    : ranks_(ranks), deadline_(deadline), thread_([this] { run(); }) {}
+
+Reducer::~Reducer() {
+  {
+    std::lock_guard lock(mutex_);
+    end_ = true;
+  }
+  changed_.notify_all();
+  ranks_.wake();
+  thread_.join();
+}
+
+void Reducer::add(Exchange exchange) {
+  {
+    std::lock_guard lock(mutex_);
+    given_.push_back(std::move(exchange));
+    open_++;
+  }
+  changed_.notify_all();
+  ranks_.wake();
+}
+
+void Reducer::call(Exchange exchange) {
+  bool over = false;
+  exchange.end = [this, &over] {
+    std::lock_guard lock(mutex_);
+    over = true;
+  };
+  waits();
+  add(std::move(exchange));
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return over || failed_; });
+  if (failed_) std::rethrow_exception(failed_);
+  wait_ends();
+}
+
+void Reducer::watch(Trace& trace) {
+  std::lock_guard lock(mutex_);
+  trace_ = &trace;
+}
+
+void Reducer::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return open_ == 0 || failed_; });
+  if (failed_) std::rethrow_exception(failed_);
+  wait_ends();
+}
+
+void Reducer::waits() {
+  std::lock_guard lock(mutex_);
+  count_hidden();
+  waits_ = Clock::now();
+}
+
+void Reducer::wait_ends() {
+  if (waits_ != Clock::time_point()) exposed_ += since(std::exchange(waits_, {}));
+  if (open_ > 0) ahead_ = Clock::now();
+}
+
+void Reducer::count_hidden() {
+  if (ahead_ != Clock::time_point()) hidden_ += since(std::exchange(ahead_, {}));
+}
+
+double Reducer::hidden() const {
+  std::lock_guard lock(mutex_);
+  return hidden_;
+}
+
+double Reducer::exposed() const {
+  std::lock_guard lock(mutex_);
+  return exposed_;
+}
+
+// The device is asked again and again, since it rings no bell; meanwhile the other ranks may fail.
+bool Reducer::may_begin(const Exchange& exchange) {
+  if (!exchange.after || exchange.after->done()) {
+    asked_ = {};
+    return true;
+  }
+  if (asked_ == Clock::time_point()) asked_ = Clock::now();
+  if (since(asked_) > deadline_) {
+    const int me = ranks_.rank();
+    const std::string text = ranks_.where(me) + ": its device has not come to the end of backward for " +
+                             std::to_string(int(deadline_)) + " s";
+    ranks_.fail(me, text);
+    throw CommunicationError(me, text);
+  }
+  ranks_.check();
+  return false;
+}
+
+void Reducer::run() {
+  std::deque<Exchange> waiting;
+  std::list<UnderWay> under_way;
+  try {
+    for (;;) {
+      {
+        std::unique_lock lock(mutex_);
+        if (waiting.empty() && under_way.empty()) changed_.wait(lock, [&] { return end_ || !given_.empty(); });
+        if (end_) return;
+        std::move(given_.begin(), given_.end(), std::back_inserter(waiting));
+        given_.clear();
+      }
+      while (!waiting.empty() && may_begin(waiting.front())) {
+        if (under_way.empty()) {
+          std::lock_guard lock(mutex_);
+          if (waits_ == Clock::time_point()) ahead_ = Clock::now();
+        }
+        std::int64_t lane = 1;  // the first that is free: the spans of a lane must not overlap
+        while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; }))
+          lane++;
+        under_way.push_back({std::move(waiting.front()), {}, count_++, lane});
+        if (trace_ && trace_->recording()) under_way.back().since = trace_->now();
+        waiting.pop_front();
+        Exchange& e = under_way.back().exchange;
+        under_way.back().work = e.begin(e.over);
+      }
+      const auto closed = std::int64_t(under_way.remove_if([&](UnderWay& u) {
+        if (!u.work.done()) return false;
+        if (u.exchange.end) u.exchange.end();
+        if (u.since >= 0)
+          trace_->lane("exchange " + std::to_string(u.lane))
+              .add({.name = u.exchange.name,
+                    .kind = "exchange",
+                    .begin = u.since,
+                    .end = trace_->now(),
+                    .number = u.number});
+        return true;
+      }));
+      if (closed > 0) {
+        std::lock_guard lock(mutex_);
+        open_ -= closed;
+        if (under_way.empty()) count_hidden();
+        changed_.notify_all();
+      } else if (!waiting.empty()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      } else if (!under_way.empty()) {
+        under_way.front().exchange.over.rest();
+      }
+    }
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    failed_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,56 @@
+#include "layers/export/exchange.h"
+
+#include "core/files/atomic_file.h"
+#include "core/files/files.h"
+#include "layers/export/onnx.h"
+#include "layers/export/torch_weights.h"
+
+namespace tandem {
+
+Exchange::Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& space, BatchSource& train,
+                   const std::map<std::string, std::string>& about, bool writes)
+    : files_(files), model_(model), space_(space), about_(about) {
+  if (!writes) files_.export_torch = files_.export_onnx = files_.tensorboard = "";
+  if (!(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
+    const Shape batch = train.make(0, 0).images.shape();
+    picture_ = {batch[1], batch[2], batch[3]};
+  }
+  if (!files_.import_torch.empty()) import_torch(model, space.backend(), picture_, files_.import_torch);
+  if (!files_.export_onnx.empty()) onnx_of(model, space.backend(), picture_);
+  check_replaceable("--export-torch", files_.export_torch, "\"producer\":\"tandem\"", "an earlier export");
+  check_replaceable("--export-onnx", files_.export_onnx, "\x12\x06tandem", "an earlier export");  // producer_name
+  for (const std::string& path : {files_.export_torch, files_.export_onnx})
+    if (!path.empty()) AtomicFile can_be_written(path);
+  if (!files_.tensorboard.empty()) events_.emplace(files_.tensorboard);
+}
+
+void Exchange::begin_step(std::int64_t step, bool first_of_epoch) {
+  step_ = step;
+  if (events_ && first_of_epoch) watch_.emplace(model_, *events_, step);
+}
+
+void Exchange::after_backward() {
+  if (!watch_) return;
+  watch_.reset();
+  write_gradients(space_, *events_, step_);
+}
+
+void Exchange::end_step(std::int64_t step, double loss, double accuracy, double learning_rate,
+                        double images_per_second) {
+  if (!events_ || step % every != 0) return;
+  events_->scalars(step, {{"step/loss", loss},
+                          {"step/accuracy", accuracy},
+                          {"step/learning_rate", learning_rate},
+                          {"step/images_per_second", images_per_second}});
+}
+
+void Exchange::end_epoch(std::int64_t step, const std::vector<std::pair<std::string, double>>& values) {
+  if (events_) events_->scalars(step, values);
+}
+
+void Exchange::end() {
+  if (!files_.export_torch.empty()) export_torch(model_, space_.backend(), picture_, files_.export_torch, about_);
+  if (!files_.export_onnx.empty()) export_onnx(model_, space_.backend(), picture_, files_.export_onnx);
+}
+
+}  // namespace tandem

@@ -1,0 +1,326 @@
+#include "layers/export/onnx.h"
+
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "core/files/atomic_file.h"
+#include "core/backend.h"
+#include "layers/export/onnx.pb.h"
+#include "layers/export/trace_model.h"
+
+namespace tandem {
+namespace {
+
+constexpr int float_type = 1, int64_type = 7;  // TensorProto.DataType
+constexpr int attribute_float = 1, attribute_int = 2, attribute_ints = 7;
+using Ints = std::vector<std::int64_t>;
+
+// A value of the graph. Pictures are [N, C, H, W] there and [N, H, W, C] here: `channels_first` says which of the two a value
+// is; what needs the other gets a Transpose in between. Convolutions follow each other without any.
+struct Value {
+  std::string name;
+  bool channels_first = false;
+};
+
+class Exporter {
+ public:
+  Exporter(Module& model, Backend& backend, const Shape& picture) : batch_(2) {
+    Tensor input, output;
+    const std::vector<Operation> operations = operations_of(model, backend, picture, &input, &output);
+    for (auto& [name, p] : model.parameters()) names_[key(p->variable.value())] = name;
+    for (auto& [name, s] : model.statistics()) names_[key(s->tensor)] = name;
+
+    file_.set_ir_version(7);
+    file_.set_producer_name("tandem");
+    auto* opset = file_.add_opset_import();
+    opset->set_domain("");
+    opset->set_version(13);
+    graph_->set_name("tandem");
+    describe(graph_->add_input(), "input", {2, picture[2], picture[0], picture[1]});
+    values_[key(input)] = {"input", true};
+    for (const Operation& o : operations) {
+      at_ = &o;
+      convert(o);
+    }
+    const auto last = values_.find(key(output));
+    if (last == values_.end()) refuse("ONNX: the model's output was not computed by an operation that is recorded");
+    const Value y = logical(output);
+    node("Identity", {y.name}, "output");
+    describe(graph_->add_output(), "output", output.shape());
+  }
+
+  std::string bytes() const {
+    std::string all;
+    if (file_.ByteSizeLong() > INT32_MAX || !file_.SerializeToString(&all))
+      refuse("ONNX: the model is larger than 2 GiB, which is all that one file can hold");
+    return all;
+  }
+
+ private:
+  // Who a tensor is. Two shapes of the same memory are two values.
+  using Key = std::pair<const void*, std::vector<std::int64_t>>;
+  static Key key(const Tensor& t) { return {t.raw(), {t.shape().begin(), t.shape().end()}}; }
+
+  [[noreturn]] void no_mapping(const std::string& why = "has no counterpart in the export") const {
+    refuse("ONNX: ", at_->where(), " ", why);
+  }
+
+  void describe(onnx::ValueInfoProto* value, const std::string& name, const Shape& shape) {
+    value->set_name(name);
+    auto* type = value->mutable_type()->mutable_tensor_type();
+    type->set_elem_type(float_type);
+    for (int i = 0; i < shape.rank(); i++) {
+      auto* dim = type->mutable_shape()->add_dim();
+      if (i == 0 && shape[0] == batch_)
+        dim->set_dim_param("N");
+      else
+        dim->set_dim_value(shape[i]);
+    }
+  }
+
+  // ---- constants ---------------------------------------------------------------------------------------------------
+  std::string constant(const std::string& name, const Shape& shape, int type, const void* data, std::size_t bytes) {
+    auto* t = graph_->add_initializer();
+    for (std::int64_t e : shape) t->add_dims(e);
+    t->set_data_type(type);
+    t->set_name(name);
+    t->set_raw_data(data, bytes);
+    return name;
+  }
+  std::string ints(const Ints& v) {
+    return constant(unique("ints"), {std::int64_t(v.size())}, int64_type, v.data(), v.size() * sizeof v[0]);
+  }
+  std::string number(double v) {
+    const float f = float(v);
+    return constant(unique("number"), {}, float_type, &f, sizeof f);
+  }
+  // A parameter, statistic or other tensor that no operation computed; filters as [O, I, H, W].
+  std::string weight(const Tensor& t, bool filter = false) {
+    const auto named = names_.find(key(t));
+    const std::string name = named == names_.end() ? unique("constant") : named->second;
+    if (!written_.insert(name).second) return name;
+    Tensor laid = t.cast(DType::f32);
+    if (filter) laid = transpose(Variable(laid), {0, 3, 1, 2}).value();
+    std::vector<std::byte> host(laid.bytes());
+    laid.backend().download(host.data(), laid.raw(), host.size());
+    return constant(name, laid.shape(), float_type, host.data(), host.size());
+  }
+
+  // ---- nodes -------------------------------------------------------------------------------------------------------
+  std::string unique(const std::string& base) { return base + "_" + std::to_string(count_++); }
+
+  onnx::NodeProto* node(const std::string& op, const std::vector<std::string>& inputs, const std::string& output) {
+    last_ = graph_->add_node();
+    last_->set_op_type(op);
+    last_->set_name(unique((at_ && !at_->module.empty() ? at_->module + "/" : "") + op));
+    for (const std::string& i : inputs) last_->add_input(i);
+    last_->add_output(output);
+    return last_;
+  }
+  std::string make(const std::string& op, const std::vector<std::string>& inputs) {
+    const std::string name = unique(at_->op);
+    node(op, inputs, name);
+    return name;
+  }
+  void set(const char* name, std::int64_t v) {
+    auto* a = last_->add_attribute();
+    a->set_name(name);
+    a->set_type(attribute_int);
+    a->set_i(v);
+  }
+  void set(const char* name, const Ints& v) {
+    auto* a = last_->add_attribute();
+    a->set_name(name);
+    a->set_type(attribute_ints);
+    for (std::int64_t i : v) a->add_ints(i);
+  }
+  void set_float(const char* name, double v) {
+    auto* a = last_->add_attribute();
+    a->set_name(name);
+    a->set_type(attribute_float);
+    a->set_f(float(v));
+  }
+
+  // ---- values ------------------------------------------------------------------------------------------------------
+  Value value(const Tensor& t) {
+    const auto found = values_.find(key(t));
+    return found == values_.end() ? Value{weight(t), false} : found->second;
+  }
+  Value transposed(const Tensor& t, bool first, const Ints& order) {
+    const Value v = value(t);
+    if (t.rank() != 4 || v.channels_first == first) return v;
+    Value& there = turned_[v.name];  // once, however many read it
+    if (there.name.empty()) {
+      there = {make("Transpose", {v.name}), first};
+      set("perm", order);
+    }
+    return there;
+  }
+  Value picture(const Tensor& t) { return transposed(t, true, {0, 3, 1, 2}); }   // as [N, C, H, W]
+  Value logical(const Tensor& t) { return transposed(t, false, {0, 2, 3, 1}); }  // with the axes it has here
+  void result(const Tensor& t, const std::string& name, bool first) { values_[key(t)] = {name, first}; }
+
+  Ints pair(const char* name) const {
+    return {std::int64_t(at_->attribute(name, 0)), std::int64_t(at_->attribute(name, 1))};
+  }
+  std::string relu_if_asked(std::string y) { return at_->attribute("relu") ? make("Relu", {y}) : y; }
+
+  void convert(const Operation& o) {
+    static const std::map<std::string, const char*> unary{
+        {"relu", "Relu"}, {"sigmoid", "Sigmoid"}, {"tanh", "Tanh"},        {"exp", "Exp"},
+        {"log", "Log"},   {"sqrt", "Sqrt"},       {"abs", "Abs"},          {"reciprocal", "Reciprocal"},
+        {"sin", "Sin"},   {"cos", "Cos"},         {"softplus", "Softplus"}};
+    static const std::map<std::string, const char*> binary{{"add", "Add"}, {"sub", "Sub"},     {"mul", "Mul"},
+                                                           {"div", "Div"}, {"maximum", "Max"}, {"minimum", "Min"},
+                                                           {"pow", "Pow"}};
+    if (o.output.dtype() != DType::f32) no_mapping(std::string("computes in ") + name_of(o.output.dtype()));
+    const Tensor& x = o.inputs.at(0);
+    if (o.op == "conv2d")
+      convolution(o);
+    else if (o.op == "linear")
+      linear(o);
+    else if (o.op == "batch_norm")
+      batch_norm(o);
+    else if (o.op == "max_pool2d" || o.op == "average_pool2d")
+      pool(o);
+    else if (o.op == "pad_shortcut")
+      shortcut(o);
+    else if (o.op == "reshape")
+      reshape(o);
+    else if (o.op == "matmul")
+      result(o.output, make("MatMul", {value(x).name, value(o.inputs.at(1)).name}), false);
+    else if (o.op == "log_softmax") {
+      const std::string y = make("LogSoftmax", {logical(x).name});
+      set("axis", -1);
+      result(o.output, y, false);
+    } else if (unary.count(o.op)) {
+      const Value v = value(x);
+      result(o.output, make(unary.at(o.op), {v.name}), v.channels_first);
+    } else if (o.op == "leaky_relu" || o.op == "elu") {
+      const Value v = value(x);
+      const std::string y = make(o.op == "elu" ? "Elu" : "LeakyRelu", {v.name});
+      set_float("alpha", o.attribute(o.op == "elu" ? "alpha" : "slope"));
+      result(o.output, y, v.channels_first);
+    } else if (o.op == "square" || o.op == "silu") {
+      const Value v = value(x);
+      const std::string other = o.op == "square" ? v.name : make("Sigmoid", {v.name});
+      result(o.output, make("Mul", {v.name, other}), v.channels_first);
+    } else if (o.op == "scale") {
+      const Value v = value(x);
+      const std::string y = make("Mul", {v.name, number(o.attribute("factor"))});
+      result(o.output, o.attribute("shift") ? make("Add", {y, number(o.attribute("shift"))}) : y, v.channels_first);
+    } else if (o.op == "clamp") {
+      const Value v = value(x);
+      result(o.output, make("Clip", {v.name, number(o.attribute("low")), number(o.attribute("high"))}),
+             v.channels_first);
+    } else if (binary.count(o.op)) {
+      const Tensor& b = o.inputs.at(1);
+      const bool first = x.shape() == b.shape() && value(x).channels_first && value(b).channels_first;
+      const Value p = first ? value(x) : logical(x), q = first ? value(b) : logical(b);
+      result(o.output, make(binary.at(o.op), {p.name, q.name}), first);
+    } else
+      no_mapping();
+  }
+
+  void convolution(const Operation& o) {
+    std::vector<std::string> inputs{picture(o.inputs.at(0)).name, weight(o.inputs.at(1), true)};
+    if (o.inputs.size() > 2) inputs.push_back(weight(o.inputs[2]));
+    const std::string y = make("Conv", inputs);
+    const Ints pad = pair("padding");
+    set("kernel_shape", pair("window"));
+    set("strides", pair("stride"));
+    set("pads", Ints{pad[0], pad[1], pad[0], pad[1]});
+    set("dilations", pair("dilation"));
+    set("group", std::int64_t(o.attribute("groups")));
+    result(o.output, relu_if_asked(y), true);
+  }
+
+  void linear(const Operation& o) {
+    std::vector<std::string> inputs{value(o.inputs.at(0)).name, weight(o.inputs.at(1))};
+    if (o.inputs.size() > 2) inputs.push_back(weight(o.inputs[2]));
+    const std::string y = make("Gemm", inputs);
+    set("transB", 1);
+    result(o.output, relu_if_asked(y), false);
+  }
+
+  // x, gamma, beta, residual (or nothing), mean, variance.
+  void batch_norm(const Operation& o) {
+    if (o.inputs.size() < 6) no_mapping("ran in training mode");
+    const Tensor& x = o.inputs[0];
+    const bool first = x.rank() == 4;
+    if (!first && x.rank() != 2) no_mapping("has an input of rank " + std::to_string(x.rank()));
+    std::string y = make("BatchNormalization", {picture(x).name, weight(o.inputs[1]), weight(o.inputs[2]),
+                                                weight(o.inputs[4]), weight(o.inputs[5])});
+    set_float("epsilon", o.attribute("epsilon"));
+    if (o.inputs[3].defined()) y = make("Add", {y, picture(o.inputs[3]).name});
+    result(o.output, relu_if_asked(y), first);
+  }
+
+  void pool(const Operation& o) {
+    const Tensor& x = o.inputs.at(0);
+    const std::string from = picture(x).name;
+    if (o.output.rank() == 2) {  // global: [N, C, 1, 1], then [N, C]
+      const std::string y = make("Flatten", {make("GlobalAveragePool", {from})});
+      set("axis", 1);
+      result(o.output, y, false);
+      return;
+    }
+    const bool largest = o.op == "max_pool2d";
+    const std::string y = make(largest ? "MaxPool" : "AveragePool", {from});
+    const Ints pad = pair("padding");
+    set("kernel_shape", pair("window"));
+    set("strides", pair("stride"));
+    set("pads", Ints{pad[0], pad[1], pad[0], pad[1]});
+    if (!largest) set("count_include_pad", 0);
+    result(o.output, relu_if_asked(y), true);
+  }
+
+  // Every stride-th element of both picture axes, and zero channels on both sides.
+  void shortcut(const Operation& o) {
+    const std::int64_t stride = std::int64_t(o.attribute("stride")), widen = std::int64_t(o.attribute("widen"));
+    std::string y = picture(o.inputs.at(0)).name;
+    if (stride > 1)
+      y = make("Slice", {y, ints({0, 0}), ints({INT64_MAX, INT64_MAX}), ints({2, 3}), ints({stride, stride})});
+    if (widen > 0) y = make("Pad", {y, ints({0, widen, 0, 0, 0, widen, 0, 0})});
+    result(o.output, y, true);
+  }
+
+  void reshape(const Operation& o) {
+    const Tensor& x = o.inputs.at(0);
+    const Shape &from = x.shape(), &to = o.output.shape();
+    if (from.rank() == 0 || to.rank() == 0 || from[0] != batch_ || to[0] != batch_)
+      no_mapping("mixes the pictures of a batch");
+    const bool one_pixel = from.rank() == 4 && from[1] == 1 && from[2] == 1 && to.rank() == 2;
+    Ints shape(to.begin(), to.end());
+    shape[0] = 0;  // as it was
+    result(o.output, make("Reshape", {one_pixel ? value(x).name : logical(x).name, ints(shape)}), false);
+  }
+
+  std::int64_t batch_;
+  onnx::ModelProto file_;
+  onnx::GraphProto* graph_ = file_.mutable_graph();
+  onnx::NodeProto* last_ = nullptr;
+  const Operation* at_ = nullptr;
+  std::map<Key, std::string> names_;     // of parameters and statistics
+  std::map<Key, Value> values_;          // what was computed
+  std::map<std::string, Value> turned_;  // by name: the same with its axes in the other order
+  std::set<std::string> written_;
+  int count_ = 0;
+};
+
+}  // namespace
+
+std::string onnx_of(Module& model, Backend& backend, const Shape& picture) {
+  NoGrad off;
+  return Exporter(model, backend, picture).bytes();
+}
+
+void export_onnx(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
+  const std::string bytes = onnx_of(model, backend, picture);
+  AtomicFile file(path);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
+}  // namespace tandem

@@ -1,0 +1,200 @@
+#include "layers/export/summary.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <typeinfo>
+#include <unordered_map>
+
+#include "autograd/tape.h"
+#include "core/backend.h"
+#include "layers/optim/space.h"
+
+namespace tandem {
+namespace {
+
+// "tandem::(anonymous namespace)::BasicBlock" → "BasicBlock".
+std::string type_of(const Module& m) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(typeid(m).name(), nullptr, nullptr, &status);
+  std::string name = status == 0 && text ? text : typeid(m).name();
+  std::free(text);
+  std::size_t colon = name.rfind("::");
+  return colon == name.npos ? name : name.substr(colon + 2);
+}
+
+void each_module(Module& m, const std::function<void(Module&)>& visit) {
+  visit(m);
+  for (auto& [name, child] : m.children()) each_module(*child, visit);
+}
+
+// Undoes what a forward pass changes or needs: hooks, mode, statistics, borrowed memory.
+class Visit {
+ public:
+  Visit(Module& model, const Module::ForwardHook& hook)
+      : model_(model), training_(model.training()), draws_(mode().draws) {
+    model.name_tree(model.path());
+    for (auto& [name, p] : model.parameters()) borrowed_ = borrowed_ || !p->variable.defined();
+    if (borrowed_) {
+      backend_ = cpu_backend();
+      space_ = std::make_unique<ParameterSpace>(model, *backend_, 0);
+    }
+    for (auto& [name, s] : model.statistics()) statistics_.emplace_back(s, s->tensor.clone());
+    each_module(model, [&](Module& m) { before_.emplace_back(&m, m.on_forward(hook)); });
+    model.train();
+  }
+  ~Visit() {
+    for (auto& [module, hook] : before_) module->on_forward(std::move(hook));
+    for (auto& [statistic, value] : statistics_)
+      if (borrowed_)
+        statistic->tensor = Tensor();
+      else
+        statistic->tensor.copy_from(value);
+    if (borrowed_)
+      for (auto& [name, p] : model_.parameters()) p->variable = Variable();
+    model_.train(training_);
+    mode().draws = draws_;
+  }
+  Visit(const Visit&) = delete;
+
+ private:
+  Module& model_;
+  bool training_, borrowed_ = false;
+  std::uint64_t draws_;
+  std::unique_ptr<Backend> backend_;  // outlives the space
+  std::unique_ptr<ParameterSpace> space_;
+  std::vector<std::pair<Statistic*, Tensor>> statistics_;
+  std::vector<std::pair<Module*, Module::ForwardHook>> before_;
+};
+
+std::size_t bytes_of(const Node& n) { return std::size_t(n.shape.elements()) * size_of(n.dtype); }
+
+// Plays the engine: the youngest node first; it frees what it saved and its own gradient, and its inputs get theirs.
+std::size_t peak_of(const std::vector<TapeEntry>& tape) {
+  std::size_t now = 0, peak = 0;
+  for (const TapeEntry& e : tape) now += e.saved_bytes;
+  std::unordered_map<const Node*, std::size_t> gradients;
+  if (!tape.empty()) now += gradients[tape.back().node] = bytes_of(*tape.back().node);
+  for (auto e = tape.rbegin(); e != tape.rend(); ++e) {
+    if (e->node->leaf()) continue;  // parameters have their gradients already
+    for (int i = 0; i < e->node->inputs.size(); i++)
+      if (Node* input = e->node->inputs[i].pointer(); input && !input->leaf())
+        if (auto [it, fresh] = gradients.emplace(input, bytes_of(*input)); fresh) now += it->second;
+    peak = std::max(peak, now);
+    now -= e->saved_bytes + gradients[e->node];
+  }
+  return peak;
+}
+
+std::string count(double v) {
+  char text[32];
+  if (v < 1e4)
+    std::snprintf(text, sizeof text, "%.0f", v);
+  else
+    std::snprintf(text, sizeof text,
+                  v < 1e6   ? "%.1f k"
+                  : v < 1e9 ? "%.2f M"
+                            : "%.2f G",
+                  v < 1e6   ? v / 1e3
+                  : v < 1e9 ? v / 1e6
+                            : v / 1e9);
+  return text;
+}
+
+// How many columns a terminal needs for it: bytes that begin a character.
+std::size_t columns_of(const std::string& s) {
+  return std::size_t(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+}  // namespace
+
+ModelSummary summary(Module& model, const Shape& input, DType dtype) {
+  ModelSummary out;
+  out.input = input;
+  out.dtype = dtype;
+  std::map<std::string, std::size_t> row;  // by path
+  auto row_of = [&](Module& m) -> ModuleSummary& {
+    auto [it, fresh] = row.emplace(m.path(), out.modules.size());
+    if (fresh) out.modules.push_back({.path = m.path(), .type = type_of(m), .output = {}});
+    return out.modules[it->second];
+  };
+  Visit visit(model, [&](Module& m, const Variable& y) { row_of(m).output = y.shape(); });
+  auto parameters = model.parameters();
+  require(!parameters.empty(), "summary: the model has no parameters");
+  Backend& backend = parameters.front().second->variable.backend();
+
+  Variable y = model(Variable(Tensor::zeros(backend, input, dtype)));
+  each_module(model, [&](Module& m) { row_of(m); });
+  // Hooks fire when a module ends, inner ones first; a reader expects the order of the tree.
+  std::vector<ModuleSummary> ordered;
+  each_module(model, [&](Module& m) {
+    if (ModuleSummary& s = row_of(m); !s.type.empty()) ordered.push_back(std::exchange(s, {}));
+  });
+  out.modules = std::move(ordered);
+  row.clear();
+  for (std::size_t i = 0; i < out.modules.size(); i++) row[out.modules[i].path] = i;
+
+  for (auto& [name, p] : parameters) {
+    std::size_t dot = name.rfind('.');
+    out.modules[row.at(dot == name.npos ? "" : name.substr(0, dot))].parameters += p->shape.elements();
+    out.parameters += p->shape.elements();
+    out.parameter_bytes += p->variable.value().bytes();
+  }
+  out.state.bytes = out.parameter_bytes;
+  for (auto& [name, s] : model.statistics()) out.statistic_bytes += s->tensor.bytes();
+
+  const double pictures = input.rank() > 0 && input[0] > 0 ? double(input[0]) : 1;
+  std::vector<TapeEntry> tape = tape_of(y);
+  for (const TapeEntry& e : tape) {
+    auto at = row.find(*e.node->scope);
+    ModuleSummary& m = out.modules[at == row.end() ? 0 : at->second];
+    double macs = e.node->flops() / 2 / pictures;
+    m.macs += macs;
+    out.macs += macs;
+    m.saved_bytes += e.saved_bytes;
+    out.saved_bytes += e.saved_bytes;
+  }
+  out.backward_peak_bytes = peak_of(tape);
+  return out;
+}
+
+std::string ModelSummary::text() const {
+  std::vector<std::vector<std::string>> table{{"module", "type", "output", "parameters", "MACs", "kept for backward"}};
+  for (const ModuleSummary& m : modules) {
+    std::size_t depth = m.path.empty() ? 0 : 1 + std::size_t(std::count(m.path.begin(), m.path.end(), '.'));
+    std::ostringstream shape;
+    if (m.output.rank() > 0)
+      shape << m.output;
+    else
+      shape << "did not run";
+    std::size_t dot = m.path.rfind('.');
+    table.push_back({m.path.empty()
+                         ? "(model)"
+                         : std::string(2 * depth - 2, ' ') + (dot == m.path.npos ? m.path : m.path.substr(dot + 1)),
+                     m.type, shape.str(), m.parameters ? count(double(m.parameters)) : "",
+                     m.macs > 0 ? count(m.macs) : "", m.saved_bytes ? readable_bytes(double(m.saved_bytes)) : ""});
+  }
+  std::vector<std::size_t> width(table[0].size());
+  for (const auto& line : table)
+    for (std::size_t i = 0; i < line.size(); i++) width[i] = std::max(width[i], columns_of(line[i]));
+  std::string out;
+  for (const auto& line : table) {
+    std::string text;
+    for (std::size_t i = 0; i < line.size(); i++) {
+      std::string gap(width[i] - columns_of(line[i]), ' ');
+      text += (i ? "  " : "") + (i < 3 ? line[i] + gap : gap + line[i]);
+    }
+    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  }
+  std::ostringstream sums;
+  sums << count(double(parameters)) << " parameters, " << readable_bytes(double(parameter_bytes)) << "; " << count(macs)
+       << " multiply-adds per picture and forward pass\n"
+       << "a training step on " << input << " " << name_of(dtype) << " keeps " << readable_bytes(double(saved_bytes))
+       << " for backward; with gradients at most " << readable_bytes(double(backward_peak_bytes))
+       << ", with parameters and " << state.name << " " << readable_bytes(double(training_bytes())) << " (estimated)\n";
+  return out + sums.str();
+}
+
+}  // namespace tandem

@@ -1,0 +1,118 @@
+#include "layers/export/tensorboard.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/files/files.h"
+#include "layers/export/event.pb.h"
+
+namespace tandem {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+// CRC-32C (Castagnoli's polynomial), rotated and shifted as the record format asks.
+std::uint32_t masked_crc(const char* bytes, std::size_t n) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> t{};
+    for (std::uint32_t i = 0; i < 256; i++) {
+      t[i] = i;
+      for (int bit = 0; bit < 8; bit++) t[i] = t[i] >> 1 ^ (t[i] & 1 ? 0x82f63b78u : 0);
+    }
+    return t;
+  }();
+  std::uint32_t crc = ~0u;
+  for (std::size_t i = 0; i < n; i++) crc = table[(crc ^ std::uint8_t(bytes[i])) & 255] ^ crc >> 8;
+  crc = ~crc;
+  return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+}  // namespace
+
+EventFile::EventFile(const std::string& folder) {
+  static std::atomic<int> number{0};  // two files of one process and second
+  make_folder("--tensorboard " + folder, folder);
+  char host[256] = "localhost";
+  gethostname(host, sizeof host - 1);
+  path_ = folder + "/events.out.tfevents." + std::to_string(std::int64_t(now())) + "." + host + "." +
+          std::to_string(getpid()) + "." + std::to_string(number++);
+  file_ = std::fopen(path_.c_str(), "wbe");
+  if (!file_) refuse(folder, ": no TensorBoard file can be made there: ", std::strerror(errno));
+  tensorboard::Event first;
+  first.set_wall_time(now());
+  first.set_file_version("brain.Event:2");
+  write(first.SerializeAsString());
+}
+
+EventFile::~EventFile() {
+  if (file_) std::fclose(file_);
+}
+
+// u64 length | masked CRC of the length | the event | masked CRC of the event.
+void EventFile::write(const std::string& event) {
+  const std::uint64_t length = event.size();
+  char head[12], tail[4];
+  std::memcpy(head, &length, 8);
+  const std::uint32_t head_crc = masked_crc(head, 8), crc = masked_crc(event.data(), event.size());
+  std::memcpy(head + 8, &head_crc, 4);
+  std::memcpy(tail, &crc, 4);
+  const std::string record = std::string(head, 12) + event + std::string(tail, 4);
+  if (std::fwrite(record.data(), 1, record.size(), file_) != record.size() || std::fflush(file_) != 0)
+    fail(path_, ": the event could not be written: ", std::strerror(errno));
+}
+
+void EventFile::scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& values) {
+  tensorboard::Event event;
+  event.set_wall_time(now());
+  event.set_step(step);
+  for (const auto& [tag, v] : values) {
+    auto* value = event.mutable_summary()->add_value();
+    value->set_tag(tag);
+    value->set_simple_value(float(v));
+  }
+  write(event.SerializeAsString());
+}
+
+void EventFile::histogram(std::int64_t step, const std::string& tag, const Tensor& tensor) {
+  std::vector<double> v = tensor.values();
+  std::erase_if(v, [](double x) { return !std::isfinite(x); });
+  if (v.empty()) return;
+  const auto [low, high] = std::minmax_element(v.begin(), v.end());
+  tensorboard::Event event;
+  event.set_wall_time(now());
+  event.set_step(step);
+  auto* value = event.mutable_summary()->add_value();
+  value->set_tag(tag);
+  auto* h = value->mutable_histo();
+  h->set_min(*low);
+  h->set_max(*high);
+  h->set_num(double(v.size()));
+  double sum = 0, squares = 0;
+  for (double x : v) sum += x, squares += x * x;
+  h->set_sum(sum);
+  h->set_sum_squares(squares);
+  // 64 buckets of one width from the smallest to the largest; the last holds its right end too.
+  constexpr int buckets = 64;
+  const double width = (*high - *low) / buckets;
+  std::array<std::int64_t, buckets> counts{};
+  for (double x : v) counts[width > 0 ? std::min<std::size_t>(buckets - 1, std::size_t((x - *low) / width)) : 0]++;
+  if (!(width > 0)) {  // one value
+    h->add_bucket_limit(std::nextafter(*high, std::numeric_limits<double>::max()));
+    h->add_bucket(double(v.size()));
+  } else
+    for (int i = 0; i < buckets; i++) {
+      h->add_bucket_limit(i + 1 == buckets ? *high : *low + width * (i + 1));
+      h->add_bucket(double(counts[std::size_t(i)]));
+    }
+  write(event.SerializeAsString());
+}
+
+}  // namespace tandem

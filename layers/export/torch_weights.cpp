@@ -1,0 +1,134 @@
+#include "layers/export/torch_weights.h"
+
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "autograd/recorder.h"
+#include "core/backend.h"
+#include "core/files/safetensors.h"
+#include "layers/train/checkpoint.h"
+#include "layers/optim/space.h"
+#include "layers/export/trace_model.h"
+
+namespace tandem {
+namespace {
+
+// How one tensor lies in a file. `pictures` is its shape here seen as [O, H, W, C], of rank 0 where nothing is permuted.
+struct Layout {
+  Shape in_file, pictures;
+};
+
+Shape channels_first(const Shape& s) { return {s[0], s[3], s[1], s[2]}; }
+
+// By the first element's address: what is permuted in the file.
+std::map<const void*, Layout> layouts(Module& model, Backend& backend, const Shape& picture) {
+  std::map<const void*, Layout> found;
+  std::map<const void*, Shape> flattened;  // values that are pictures [N, H, W, C], in rows
+  for (const Operation& o : operations_of(model, backend, picture)) {
+    const Tensor& x = o.inputs.at(0);
+    const auto was = flattened.find(x.raw());
+    const bool rows = x.rank() == 2 && was != flattened.end();
+    if (o.op == "conv2d") {
+      const Shape& w = o.inputs.at(1).shape();
+      found[o.inputs[1].raw()] = {channels_first(w), w};
+    } else if (o.op == "reshape" && x.rank() == 4 && o.output.rank() == 2 && o.output.extent(0) == x.extent(0)) {
+      flattened[o.output.raw()] = x.shape();
+    } else if (o.op == "linear" && rows) {
+      const Tensor& w = o.inputs.at(1);
+      const Shape& s = was->second;
+      found[w.raw()] = {w.shape(), {w.extent(0), s[1], s[2], s[3]}};
+    } else if (rows && o.output.shape() == x.shape()) {  // element by element: dropout, an activation
+      flattened[o.output.raw()] = was->second;
+    }
+  }
+  return found;
+}
+
+// Everything that is in a state_dict, by name.
+std::map<std::string, std::pair<Tensor, Layout>> state(Module& model, Backend& backend, const Shape& picture) {
+  const auto permuted = layouts(model, backend, picture);
+  std::map<std::string, std::pair<Tensor, Layout>> all;
+  for (auto& [name, p] : model.parameters()) {
+    const Tensor value = p->variable.value();
+    const auto found = permuted.find(value.raw());
+    all[name] = {value, found == permuted.end() ? Layout{value.shape(), {}} : found->second};
+  }
+  for (auto& [name, s] : model.statistics()) all[name] = {s->tensor, {s->shape, {}}};
+  return all;
+}
+
+constexpr const char* counter = "num_batches_tracked";
+
+// What stands before every name of the file where a wrapper of the model was saved: "module." by DataParallel, "_orig_mod." by
+// torch.compile. Empty where the model has names of that kind itself.
+std::string wrapper_of(const SafetensorsFile& file, const std::string& own) {
+  if (file.tensors().empty()) return "";
+  const std::string first = file.tensors().begin()->first, prefix = first.substr(0, first.find('.') + 1);
+  if (own.starts_with(prefix)) return "";
+  for (const auto& [name, entry] : file.tensors())
+    if (!name.starts_with(prefix)) return "";
+  return prefix;
+}
+
+std::string text(const Shape& s) { return (std::ostringstream() << s).str(); }
+
+}  // namespace
+
+void import_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path) {
+  const SafetensorsFile file(path);
+  if (const auto& m = file.metadata(); m.count("format") && m.at("format") == checkpoint_format)
+    refuse(path, ": is a checkpoint of a training run, not weights from PyTorch: --resume goes on with it");
+  auto all = state(model, backend, picture);
+  const std::string prefix = wrapper_of(file, all.begin()->first);
+  std::string lacking, other, unknown;
+  auto list = [](std::string& to, const std::string& what) { to += (to.empty() ? "" : ", ") + what; };
+  for (const auto& [name, entry] : all) {
+    const Shape& expected = entry.second.in_file;
+    if (!file.has(prefix + name))
+      list(lacking, name + " " + text(expected));
+    else if (file.at(prefix + name).shape != expected)
+      list(other, name + " is " + text(file.at(prefix + name).shape) + ", expected " + text(expected));
+  }
+  for (const auto& [name, entry] : file.tensors())
+    if (all.count(name.substr(prefix.size())) == 0 && !name.ends_with(counter)) list(unknown, name + " " + text(entry.shape));
+  std::string problems;
+  if (!other.empty()) problems += "; of another shape: " + other;
+  if (!lacking.empty()) problems += "; only in the model: " + lacking;
+  if (!unknown.empty()) problems += "; only in the file: " + unknown;
+  if (!problems.empty())
+    refuse(path, ": does not fit this model", problems,
+           "; is it another model, made for another number of classes, or do its names differ?");
+
+  NoGrad off;
+  for (auto& [name, entry] : all) {
+    auto& [tensor, layout] = entry;
+    Tensor t = file.tensor(prefix + name, backend, tensor.dtype());
+    if (layout.pictures.rank())
+      t = transpose(Variable(t.reshape(channels_first(layout.pictures))), {0, 2, 3, 1}).value().reshape(tensor.shape());
+    tensor.copy_from(t);
+  }
+}
+
+void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path,
+                  const std::map<std::string, std::string>& about) {
+  NoGrad off;
+  SafetensorsWriter writer;
+  const std::int64_t zero = 0;
+  for (auto& [name, entry] : state(model, backend, picture)) {
+    auto& [tensor, layout] = entry;
+    Tensor t = tensor;
+    if (layout.pictures.rank())
+      t = transpose(Variable(t.reshape(layout.pictures)), {0, 3, 1, 2}).value().reshape(layout.in_file);
+    writer.add(name, t);
+    constexpr std::string_view mean = "running_mean";  // PyTorch keeps a counter beside each
+    if (name.ends_with(mean))
+      writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
+  }
+  for (const auto& [key, value] : about) writer.metadata(key, value);
+  writer.metadata("format", "pt");
+  writer.metadata("producer", "tandem");  // so that a later export may replace it
+  writer.write(path);
+}
+
+}  // namespace tandem

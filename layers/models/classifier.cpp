@@ -1,0 +1,93 @@
+#include "layers/models/classifier.h"
+
+#include <charconv>
+
+#include "autograd/ops.h"
+#include "core/files/safetensors.h"
+#include "datasets/loader.h"
+#include "layers/train/checkpoint.h"
+#include "layers/models/models.h"
+#include "layers/export/torch_weights.h"
+
+namespace tandem {
+namespace {
+
+std::vector<std::string> parts_of(const std::string& text, char between) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, between);) parts.push_back(part);
+  return parts;
+}
+
+}  // namespace
+
+// Checkpoints keep it among the settings of their run, "setting side" and "setting --model".
+std::map<std::string, std::string> description_in(const std::string& weights) {
+  std::map<std::string, std::string> about;
+  const SafetensorsFile file(weights);
+  for (const auto& [full, value] : file.metadata()) {
+    std::string key = full.starts_with("setting ") ? full.substr(8) : full;
+    if (key == "--model") key = "model";
+    for (const char* known : {"model", "classes", "mean", "std", "channels", "side"})
+      if (key == known) about[key] = value;
+  }
+  return about;
+}
+
+Classifier::Classifier(const std::string& weights, const std::string& model, Backend& backend) : backend_(backend) {
+  const auto about = description_in(weights);
+  auto said = [&](const char* key) -> const std::string& {
+    const auto found = about.find(key);
+    if (found == about.end())
+      refuse(weights, ": does not say the ", key, " of the pictures it was trained on; files that --checkpoint and ",
+             "--export-torch write do");
+    return found->second;
+  };
+  auto number = [&](const char* key, const std::string& text, auto least, auto most) {
+    auto v = least;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+    if (error != std::errc() || end != text.data() + text.size() || !(v >= least && v <= most))
+      refuse(weights, ": says '", text, "' for ", key);
+    return v;
+  };
+  classes_ = parts_of(said("classes"), '\n');
+  channels_ = number("channels", said("channels"), 1, 4);
+  side_ = number("side", said("side"), 1, 1 << 14);
+  for (const std::string& v : parts_of(said("mean"), ',')) mean_.push_back(number("mean", v, -1e6f, 1e6f));
+  for (const std::string& v : parts_of(said("std"), ',')) deviation_.push_back(number("std", v, 1e-9f, 1e6f));
+  if (classes_.empty() || int(mean_.size()) != channels_ || mean_.size() != deviation_.size())
+    refuse(weights, ": says ", classes_.size(), " classes, and ", mean_.size(), " means and ", deviation_.size(),
+           " deviations for ", channels_, " channels");
+
+  const auto named = about.find("model");
+  if (model.empty() && named == about.end())
+    refuse(weights, ": does not say which model this is: name it with --model (", model_names(), ")");
+  model_ = make_model(model.empty() ? named->second : model, int(classes_.size()), channels_, side_);
+  space_ = std::make_unique<ParameterSpace>(*model_, backend, 0);
+  if (SafetensorsFile(weights).metadata().contains("checksum"))
+    load_weights(weights, *space_);
+  else
+    import_torch(*model_, backend, {side_, side_, channels_}, weights);
+  model_->eval();
+}
+
+std::vector<std::vector<double>> Classifier::operator()(std::span<const std::uint8_t> pixels) {
+  const std::int64_t count = std::int64_t(pixels.size()) / (std::int64_t(side_) * side_ * channels_);
+  const std::vector<std::int32_t> unknown(std::size_t(count), 0);
+  Pictures pictures = in_memory("pictures", pixels, {count, side_, side_, channels_}, unknown, int(classes_.size()));
+  pictures.mean = mean_;
+  pictures.deviation = deviation_;
+
+  NoGrad off;
+  Loader loader(pictures, {.batch = std::min<std::int64_t>(count, 100), .shuffle = false, .prefetch = 0}, backend_);
+  loader.start(0);
+  std::vector<std::vector<double>> all;
+  for (Batch batch; loader.next(batch);) {
+    const std::vector<double> p = exp(log_softmax((*model_)(Variable(batch.images)))).value().values();
+    for (auto row = p.begin(); row != p.end(); row += std::int64_t(classes_.size()))
+      all.emplace_back(row, row + std::int64_t(classes_.size()));
+  }
+  return all;
+}
+
+}  // namespace tandem

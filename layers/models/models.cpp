@@ -1,0 +1,162 @@
+#include "layers/models/models.h"
+
+#include "layers/layers.h"
+
+namespace tandem {
+namespace {
+
+class Mlp : public Module {
+ public:
+  Mlp(int classes, int inputs)
+      : fc1_(child<Linear>("fc1", inputs, 256, true, true)), fc2_(child<Linear>("fc2", 256, classes)) {}
+  Variable forward(const Variable& x) override { return fc2_(fc1_(flatten(x))); }
+
+ private:
+  Linear &fc1_, &fc2_;
+};
+
+// conv → ReLU → pool is one operation fewer as conv → pool with ReLU: the maximum of ReLUs is the ReLU of the maximum.
+constexpr Pool2dOptions pool_relu{.window = 2, .relu = true};
+
+class LeNet5 : public Module {
+ public:
+  LeNet5(int classes, int channels, int side)
+      : conv1_(child<Conv2d>("conv1", channels, 6, 5, Conv2dOptions{.padding = side == 28 ? 2 : 0})),
+        conv2_(child<Conv2d>("conv2", 6, 16, 5)),
+        fc1_(child<Linear>("fc1", 16 * 25, 120, true, true)),
+        fc2_(child<Linear>("fc2", 120, 84, true, true)),
+        fc3_(child<Linear>("fc3", 84, classes)) {}
+  Variable forward(const Variable& x) override {
+    Variable y = max_pool2d(conv1_(x), pool_relu);
+    y = max_pool2d(conv2_(y), pool_relu);
+    return fc3_(fc2_(fc1_(flatten(y))));
+  }
+
+ private:
+  Conv2d &conv1_, &conv2_;
+  Linear &fc1_, &fc2_, &fc3_;
+};
+
+class SmallCnn : public Module {
+ public:
+  SmallCnn(int classes, int channels, int side)
+      : conv1_(child<Conv2d>("conv1", channels, 32, 3, Conv2dOptions{.padding = 1})),
+        conv2_(child<Conv2d>("conv2", 32, 64, 3, Conv2dOptions{.padding = 1})),
+        fc1_(child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true)),
+        fc2_(child<Linear>("fc2", 128, classes)) {}
+  Variable forward(const Variable& x) override {
+    Variable y = max_pool2d(conv1_(x), pool_relu);
+    y = max_pool2d(conv2_(y), pool_relu);
+    return fc2_(fc1_(flatten(y)));
+  }
+
+ private:
+  Conv2d &conv1_, &conv2_;
+  Linear &fc1_, &fc2_;
+};
+
+class SmallCnnBn : public Module {
+ public:
+  SmallCnnBn(int classes, int channels, int side)
+      : conv1_(adopt("conv1", Conv2d::before_norm(channels, 32, 3))),
+        bn1_(child<BatchNorm2d>("bn1", 32)),
+        conv2_(adopt("conv2", Conv2d::before_norm(32, 64, 3))),
+        bn2_(child<BatchNorm2d>("bn2", 64)),
+        fc1_(child<Linear>("fc1", 64 * (side / 4) * (side / 4), 128, true, true)),
+        fc2_(child<Linear>("fc2", 128, classes)) {}
+  Variable forward(const Variable& x) override {
+    Variable y = max_pool2d(bn1_(conv1_(x)), pool_relu);
+    y = max_pool2d(bn2_(conv2_(y)), pool_relu);
+    return fc2_(fc1_(flatten(y)));
+  }
+
+ private:
+  Conv2d& conv1_;
+  BatchNorm2d& bn1_;
+  Conv2d& conv2_;
+  BatchNorm2d& bn2_;
+  Linear &fc1_, &fc2_;
+};
+
+// ---- by name --------------------------------------------------------------------------------------------------------
+using Make = std::unique_ptr<Module> (*)(int classes, int channels, int side);
+
+template <int depth>
+std::unique_ptr<Module> vgg_of(int classes, int channels, int side) {
+  return vgg(depth, classes, channels, side);
+}
+template <int depth>
+std::unique_ptr<Module> resnet_cifar_of(int classes, int channels, int) {
+  return resnet_cifar(depth, classes, channels);
+}
+template <int depth>
+std::unique_ptr<Module> resnet_of(int classes, int channels, int side) {
+  return resnet(depth, classes, channels, side);
+}
+template <int depth, int width>
+std::unique_ptr<Module> wide_resnet_of(int classes, int channels, int) {
+  return wide_resnet(depth, width, classes, channels);
+}
+
+constexpr struct {
+  const char* name;
+  Make make;
+} models[] = {{"mlp", mlp},
+              {"lenet5", lenet5},
+              {"smallcnn", smallcnn},
+              {"smallcnn-bn", smallcnn_bn},
+              {"vgg11", vgg_of<11>},
+              {"vgg16", vgg_of<16>},
+              {"resnet20", resnet_cifar_of<20>},
+              {"resnet32", resnet_cifar_of<32>},
+              {"resnet44", resnet_cifar_of<44>},
+              {"resnet56", resnet_cifar_of<56>},
+              {"resnet110", resnet_cifar_of<110>},
+              {"resnet1202", resnet_cifar_of<1202>},
+              {"resnet18", resnet_of<18>},
+              {"resnet34", resnet_of<34>},
+              {"resnet50", resnet_of<50>},
+              {"resnet101", resnet_of<101>},
+              {"resnet152", resnet_of<152>},
+              {"wrn28-10", wide_resnet_of<28, 10>}};
+
+Make find(const std::string& name) {
+  for (auto& model : models)
+    if (name == model.name) return model.make;
+  fail("no model '", name, "'; there are: ", model_names());
+}
+
+}  // namespace
+
+std::unique_ptr<Module> mlp(int classes, int channels, int side) {
+  return std::make_unique<Mlp>(classes, channels * side * side);
+}
+
+std::unique_ptr<Module> lenet5(int classes, int channels, int side) {
+  if (side != 28 && side != 32) refuse("lenet5: pictures are 28 or 32 wide, not ", side);
+  return std::make_unique<LeNet5>(classes, channels, side);
+}
+
+std::unique_ptr<Module> smallcnn(int classes, int channels, int side) {
+  if (side < 4) refuse("smallcnn: pictures are at least 4 wide, not ", side);
+  return std::make_unique<SmallCnn>(classes, channels, side);
+}
+
+std::unique_ptr<Module> smallcnn_bn(int classes, int channels, int side) {
+  if (side < 4) refuse("smallcnn-bn: pictures are at least 4 wide, not ", side);
+  return std::make_unique<SmallCnnBn>(classes, channels, side);
+}
+
+std::unique_ptr<Module> make_model(const std::string& name, int classes, int channels, int side) {
+  return find(name)(classes, channels, side);
+}
+
+std::string model_names() {
+  std::string names;
+  for (auto& model : models) names.append(names.empty() ? "" : " ").append(model.name);
+  return names;
+}
+
+void check_model_name(const std::string& name) { find(name); }
+
+}  // namespace tandem

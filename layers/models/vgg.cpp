@@ -1,0 +1,72 @@
+// VGG with batch norm (Simonyan and Zisserman 2015; Ioffe and Szegedy 2015).
+#include "layers/layers.h"
+#include "layers/models/models.h"
+
+namespace tandem {
+namespace {
+
+// Children are numbered as in torchvision, where each ReLU and dropout takes a number too.
+class Vgg : public Module {
+ public:
+  // widths: the convolutions in order; 0 stands for a pool.
+  Vgg(const std::vector<int>& widths, int classes, int channels, int side)
+      : features_(child<Sequential>("features")), large_(side >= 224) {
+    const bool round_up = side < 32;  // half of an odd side: pictures of 28 pixels would not pass five pools
+    int in = channels, number = 0;
+    auto name = [&](int step) { return std::to_string((number += step) - step); };
+    for (int width : widths) {
+      if (width == 0) {
+        const int padding = round_up ? side % 2 : 0;
+        features_.attach(name(1), std::make_unique<MaxPool2d>(Pool2dOptions{.window = 2, .padding = padding}));
+        side = side / 2 + padding;
+        continue;
+      }
+      features_.attach(name(1), Conv2d::before_norm(in, width, 3, 1, true));
+      features_.attach(name(2), std::make_unique<BatchNorm2d>(width, true));
+      in = width;
+    }
+    if (!large_) {
+      linear_ = &child<Linear>("classifier", in, classes);
+    } else {
+      left_ = side;
+      layers_ = &child<Sequential>("classifier");
+      layers_->attach("0", std::make_unique<Linear>(7 * 7 * in, 4096, true, true));
+      layers_->attach("2", std::make_unique<Dropout>(0.5));
+      layers_->attach("3", std::make_unique<Linear>(4096, 4096, true, true));
+      layers_->attach("5", std::make_unique<Dropout>(0.5));
+      layers_->attach("6", std::make_unique<Linear>(4096, classes));
+    }
+    for (auto& [ignored, p] : parameters())
+      if (p->shape.rank() == 2)
+        p->initial = Initial::normal(0, 0.01);
+      else if (p->name == "bias")
+        p->initial = Initial::zeros();
+  }
+  Variable forward(const Variable& x) override {
+    Variable y = features_(x);
+    if (!large_) return (*linear_)(global_average_pool(y));
+    if (left_ > 7) y = average_pool2d(y, {.window = left_ - 6, .stride = 1});  // what adaptive pooling of 8 to 7 does
+    return (*layers_)(flatten(y));
+  }
+
+ private:
+  Sequential& features_;
+  bool large_;
+  int left_ = 0;  // side of the picture behind the features
+  Linear* linear_ = nullptr;
+  Sequential* layers_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Module> vgg(int depth, int classes, int channels, int side) {
+  if (side < 28 || side >= 288) refuse("vgg", depth, ": pictures are 28 to 287 wide, not ", side);
+  auto of = [&](const std::vector<int>& widths) { return std::make_unique<Vgg>(widths, classes, channels, side); };
+  switch (depth) {
+    case 11: return of({64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0});
+    case 16: return of({64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0});
+    default: fail("vgg: the depth is 11 or 16, not ", depth);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,38 @@
+// Gradient accumulation: several batches to one step, for batches that do not fit into memory at once. The gradient of the
+// step is exactly the mean over all their pictures, also when the last ones are fewer. Batch norm sees each batch by itself.
+//
+//   for each batch:
+//     accumulation.begin(batch);
+//     … loss = …
+//     if (accumulation.backward(loss, batch)) optimizer.step(&accumulation.loss());
+#pragma once
+#include "core/batch.h"
+#include "layers/optim/optimizer.h"
+
+namespace tandem {
+
+class Accumulation {
+ public:
+  // `batches` to a step; an epoch of batches_per_epoch ends with a step in any case.
+  Accumulation(ParameterSpace& space, Optimizer& optimizer, std::int64_t batches, std::int64_t batches_per_epoch)
+      : space_(space), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {
+    require(batches >= 1, "a step of ", batches, " batches: it needs at least one");
+  }
+
+  std::int64_t steps_per_epoch() const { return (per_epoch_ + batches_ - 1) / batches_; }
+  // Before the forward pass. Tells the device what the step will need, since that may be a replay. The gradients of a finished
+  // step are forgotten.
+  void begin(const Batch& batch);
+  // loss: the mean over this batch. True when the step is due.
+  bool backward(const Variable& loss, const Batch& batch) { return backward(loss, loss, batch); }
+  bool backward(const Variable& loss, const Variable& scaled, const Batch& batch);  // by the scaled loss (loss scaling)
+  const Tensor& loss() const { return loss_; }  // of the step so far; not finite when one of its batches' was not
+
+ private:
+  ParameterSpace& space_;
+  Optimizer& optimizer_;
+  std::int64_t batches_, per_epoch_, count_ = 0, pictures_ = 0;  // count_: batches in the gradients; 0: a step begins
+  Tensor loss_;
+};
+
+}  // namespace tandem

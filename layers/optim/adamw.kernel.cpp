@@ -1,0 +1,78 @@
+// AdamW: two running means, of the gradient and of its square; both begin at zero, which the corrections undo.
+#include <cmath>
+
+#include "layers/optim/update.h"
+
+namespace tandem {
+namespace {
+
+// One index only. The number of this step was counted by judge().
+template <class T>
+struct Corrections {
+  const StepState* state;
+  double beta1, beta2;
+  T* out;
+  TANDEM_HD void operator()(std::int64_t) const {
+    if (state->not_finite) return;
+    out[0] = T(1 / (1 - std::pow(beta1, double(state->step))));
+    out[1] = T(1 / std::sqrt(1 - std::pow(beta2, double(state->step))));
+  }
+};
+
+template <class T>
+struct UpdateAdamW {
+  const StepState* state;
+  const float* rates;  // learning-rate scale, weight decay per block of 64
+  T beta1, beta2, epsilon;
+  const T *corrections, *g;
+  T *w, *m, *v;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    const float* r = rates + i / ParameterSpace::alignment * 2;
+    T rate = T(state->learning_rate) * T(r[0]), gradient = g[i] * T(state->gradient_scale);
+    T moment = beta1 * m[i] + (1 - beta1) * gradient;
+    T square = beta2 * v[i] + (1 - beta2) * gradient * gradient;
+    m[i] = moment;
+    v[i] = square;
+    w[i] =
+        w[i] * (1 - rate * T(r[1])) - rate * corrections[0] * moment / (std::sqrt(square) * corrections[1] + epsilon);
+  }
+};
+
+}  // namespace
+
+AdamW::AdamW(const AdamWOptions& options) : Optimizer(options.learning_rate), options_(options) {
+  require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "AdamW: the betas ",
+          options.beta1, " and ", options.beta2, " must be at least 0 and below 1");
+  require(options.epsilon > 0 && std::isfinite(options.epsilon), "AdamW: epsilon ", options.epsilon,
+          " must be finite and positive");
+  not_negative("AdamW: weight decay", options.weight_decay);
+}
+
+void AdamW::allocate() {
+  auto zeros = [&](std::int64_t n) { return Tensor::zeros(space_->backend(), {n}, space_->values.dtype()); };
+  moment_ = zeros(space_->elements());
+  square_ = zeros(space_->elements());
+  corrections_ = zeros(2);
+}
+
+double AdamW::decay_of(const Segment& s) const {
+  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
+}
+
+std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {
+  return {{"moment", moment_}, {"square", square_}};
+}
+
+void AdamW::apply(Range range) {
+  check_range(range);
+  dispatch_wide(space_->values.dtype(), "AdamW", [&]<class T> {
+    launch(space_->backend(), 1,
+           Corrections<T>{device_state(), options_.beta1, options_.beta2, corrections_.write<T>()});
+    update_blocks(*space_, range,
+                  UpdateAdamW<T>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
+                                 T(options_.epsilon), corrections_.data<T>(), space_->gradients.data<T>(),
+                                 space_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+  });
+}
+
+}  // namespace tandem

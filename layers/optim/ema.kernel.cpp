@@ -1,0 +1,58 @@
+#include "layers/optim/ema.h"
+
+#include "core/launch.h"
+
+namespace tandem {
+namespace {
+
+template <class T>
+struct UpdateAverage {
+  const StepState* state;
+  double decay;
+  const T* w;
+  T* average;
+  TANDEM_HD void operator()(std::int64_t block) const {
+    if (state->not_finite) return;
+    double t = double(state->step), early = (1 + t) / (10 + t);
+    T share = T(1 - (early < decay ? early : decay));
+#pragma omp simd
+    for (std::int64_t i = block * ParameterSpace::alignment; i < (block + 1) * ParameterSpace::alignment; i++)
+      average[i] += share * (w[i] - average[i]);
+  }
+};
+
+template <class T>
+struct Swap {
+  T *a, *b;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    T was = a[i];
+    a[i] = b[i];
+    b[i] = was;
+  }
+};
+
+}  // namespace
+
+Ema::Ema(ParameterSpace& space, double decay)
+    : values(space.values.clone()), statistics(space.statistics.clone()), space_(space), decay_(decay) {
+  require(decay > 0 && decay < 1, "EMA: the decay ", decay, " must lie between 0 and 1");
+}
+
+void Ema::update(const Optimizer& optimizer) {
+  auto* state = reinterpret_cast<const StepState*>(optimizer.state().raw());
+  dispatch_wide(values.dtype(), "EMA", [&]<class T> {
+    for (auto [from, to] : {std::pair{&space_.values, &values}, {&space_.statistics, &statistics}})
+      launch_blocks(space_.backend(), to->elements() / ParameterSpace::alignment,
+                    UpdateAverage<T>{state, decay_, from->template data<T>(), to->template write<T>()});
+  });
+}
+
+void Ema::swap() {
+  dispatch_wide(values.dtype(), "EMA", [&]<class T> {
+    for (auto [a, b] : {std::pair{&space_.values, &values}, {&space_.statistics, &statistics}})
+      launch(space_.backend(), b->elements(), Swap<T>{a->template write<T>(), b->template write<T>()});
+  });
+  space_.count_writes(space_.all());
+}
+
+}  // namespace tandem

@@ -1,0 +1,190 @@
+// Optimizers: one fused pass over ranges of the flat parameter vector, aware of its segments.
+//
+//   for each batch:
+//     optimizer.learning_rate(…);  // where it varies
+//     space.zero_gradients();
+//     space.backward(loss);
+//     optimizer.step(&loss.value());
+//
+// A step is measure(range) → partial sums (the squared norm of the gradient), which a strategy may combine over ranks, then
+// judge() on the device: is everything finite, by how much is the gradient clipped; then apply(range). What varies from step
+// to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is not finite
+// sets a flag there: that step is not applied, and none after it until somebody has looked.
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/step.h"
+#include "layers/optim/space.h"
+
+namespace tandem {
+
+// What a step came to.
+enum class StepResult {
+  made,        // the parameters are updated
+  overflow,    // f16: the loss scale was too large for these gradients, and is smaller now; no update
+  not_finite,  // the loss or a gradient is NaN or infinite; no update
+  queued       // nobody has looked yet
+};
+
+// What step() does about a loss or gradient that is not finite.
+enum class IfNotFinite {
+  fail,  // throws NotFinite; the parameters are those before the step, and the next step is as any other
+  skip,  // returns not_finite, and the next step is as any other
+  wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to time.
+         // For steps that are recorded (layers/train/replay.h), and for fit()
+};
+
+class Optimizer {
+ public:
+  explicit Optimizer(double rate) { learning_rate(rate); }
+  virtual ~Optimizer() = default;
+  virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
+
+  // Allocates its state beside the parameters. Call once, after the space is built. seed is for StepState's random numbers.
+  void bind(ParameterSpace& space, std::uint64_t seed = 0);
+  ParameterSpace& space() const { return *space_; }
+
+  double learning_rate() const { return learning_rate_; }
+  void learning_rate(double rate);       // from the next step on
+  void epoch(std::uint32_t epoch);       // of the random numbers, from the next forward pass on
+  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step on.
+  void gradients_are_sums_of(double samples);
+  // The gradients are a rank's share of a mean over all ranks' pictures, and the rank steps by them alone: this many times
+  // larger they are a mean over its own. From the next step on.
+  void gradients_are_shares_of(int ranks);
+  std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
+  Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
+  double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
+  IfNotFinite if_not_finite = IfNotFinite::fail;
+
+  // The whole of it for one machine, after backward. `loss`, if given, must be finite too.
+  StepResult step(const Tensor* loss = nullptr);
+
+  // Its parts, for strategies and recorded steps.
+  void stage();  // sends what was set since to the device. judge() does; before a step that is replayed, the caller
+  void update(const Tensor* loss);  // the step with the gradients that are there, wherever they came from; nobody looks
+  StepResult result();              // looks at the last step, as if_not_finite says
+  virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
+  Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
+  void judge(const Tensor* loss);               // sums → StepState: finite? clip factor
+  virtual void apply(Range range) = 0;
+  // In place of apply() where a server applies: gradients become what it is to be sent, clipped and with weight decay.
+  // Throws Error where this optimizer's steps cannot be made elsewhere.
+  virtual void finish_gradients(Range range);
+
+  const Tensor& state() const { return state_; }  // StepState on the device
+  StepState read_state() const;                   // waits for the device
+  void clear_not_finite();
+  double gradient_norm() const;  // of the last step, before clipping; waits for the device
+
+  // What it remembers from step to step, for checkpoints: vectors as long as the parameters', and of read_state() the steps
+  // applied and skipped and the loss scale with its counter; the scale only where both then and now there is scaling.
+  virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
+  void resume_at(const StepState& then);
+
+ protected:
+  virtual void allocate() = 0;
+  ParameterSpace* space_ = nullptr;
+  Tensor rates_;  // f32 [elements/64, 2]: learning-rate scale and weight decay of each block of 64
+
+  // The weight decay of a segment; called by bind for every segment.
+  virtual double decay_of(const Segment& segment) const = 0;
+  void check_range(Range range) const;
+  void check_bound() const;
+  // value, or throws Error: "SGD: weight decay -1 must be finite and at least 0".
+  static double not_negative(const char* what, double value);
+  const StepState* device_state() const { return reinterpret_cast<const StepState*>(state_.raw()); }
+
+  Tensor state_, sums_;
+
+ private:
+  void check_clip() const;
+  double learning_rate_ = 0, samples_ = 1, ranks_ = 1;
+  StepState host_;       // its first fields: what the device has been told,
+  bool staged_ = false;  // or is to be told
+};
+
+// Stochastic gradient descent, as PyTorch's: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w + μ·v).
+struct SGDOptions {
+  double learning_rate = 0.1, momentum = 0;
+  bool nesterov = false;
+  double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class SGD : public Optimizer {
+ public:
+  explicit SGD(const SGDOptions& options);
+  std::string name() const override { return "sgd"; }
+  void apply(Range range) override;
+  void finish_gradients(Range range) override;
+  const SGDOptions& options() const { return options_; }
+  const Tensor& velocity() const { return velocity_; }
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
+
+ protected:
+  void allocate() override;
+  double decay_of(const Segment& segment) const override;
+
+ private:
+  SGDOptions options_;
+  Tensor velocity_;
+};
+
+// Adam with decoupled weight decay (Loshchilov and Hutter 2019), as PyTorch's: w −= lr·wd·w; m = β₁·m + (1−β₁)·g;
+// v = β₂·v + (1−β₂)·g²; w −= lr·m̂/(√v̂ + ε) with m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ).
+struct AdamWOptions {
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  double weight_decay = 1e-2;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(const AdamWOptions& options);
+  std::string name() const override { return "adamw"; }
+  void apply(Range range) override;
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
+
+ protected:
+  void allocate() override;
+  double decay_of(const Segment& segment) const override;
+
+ private:
+  AdamWOptions options_;
+  Tensor moment_, square_;
+  Tensor corrections_;  // 1/(1−β₁ᵗ), 1/√(1−β₂ᵗ)
+};
+
+// Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of its
+// own norm. λ = η·‖w‖/(‖g‖ + wd·‖w‖); v = μ·v + lr·λ·(g + wd·w); w −= v. Batch norm parameters and biases, and tensors
+// whose norm or gradient is zero, have λ = 1; the former also no decay.
+struct LARSOptions {
+  // trust: η. The paper has 0.001 and rates above 1, which suit batches of thousands; this suits SGD's rates.
+  double learning_rate = 0.1, momentum = 0.9, weight_decay = 5e-4, trust = 0.02;
+};
+
+class LARS : public Optimizer {
+ public:
+  explicit LARS(const LARSOptions& options);
+  std::string name() const override { return "lars"; }
+  void measure(Range range, bool add) override;  // sums(): Σ‖g‖², then ‖w‖² and ‖g‖² of every segment
+  void apply(Range range) override;
+  std::vector<std::pair<std::string, Tensor>> vectors() const override { return {{"velocity", velocity_}}; }
+
+ protected:
+  void allocate() override;
+  double decay_of(const Segment& segment) const override;
+
+ private:
+  LARSOptions options_;
+  Tensor velocity_;
+  Tensor bounds_;    // i32 [segments, 2]: first block of 64, and one past the last
+  Tensor adaptive_;  // i32 [elements/64]: the segment of each block, −1 where λ = 1
+  Tensor partial_;   // [elements/64, 2]: Σw², Σg² of each block
+};
+
+}  // namespace tandem

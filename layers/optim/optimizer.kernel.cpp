@@ -1,0 +1,294 @@
+// Optimizers: what they have in common, and SGD.
+#include <cmath>
+
+#include "core/math.h"
+#include "layers/optim/update.h"
+
+namespace tandem {
+namespace {
+
+// One index only: decides on the device whether this step may be applied, and by how much the gradient shrinks.
+template <class T>
+struct Judge {
+  StepState* state;
+  const T* sum_of_squares;
+  const T* loss;  // may be null
+  float clip;
+  bool scaled;
+  LossScaling scaling;
+  TANDEM_HD void operator()(std::int64_t) const {
+    T sum = *sum_of_squares;
+    const float average = scaled ? state->gradient_average / state->loss_scale : state->gradient_average;
+    if (loss && !(*loss - *loss == 0)) {  // no scale is to blame for that
+      state->not_finite = 1;
+      return;
+    }
+    if (!judge_step(*state, sum - sum == 0, scaled, scaling)) return;
+    float norm = static_cast<float>(std::sqrt(sum)) * average;
+    state->gradient_scale = average * (clip > 0 && norm > clip ? clip / norm : 1.f);
+    state->step++;
+  }
+};
+
+template <class T>
+struct TimesLossScale {
+  const StepState* state;
+  const T* x;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t i) const { y[i] = x[i] * T(state->loss_scale); }
+};
+
+// y = x · loss_scale, and the same for the gradient.
+struct LossScaleNode : Node {
+  static constexpr auto name = "loss_scale";
+  Tensor state;
+  explicit LossScaleNode(Tensor s) : Node(name), state(std::move(s)) {}
+  static Tensor times(const Tensor& x, const Tensor& state) {
+    Tensor y = Tensor::like(x);
+    dispatch_wide(x.dtype(), name, [&]<class T> {
+      launch(x.backend(), x.elements(),
+             TimesLossScale<T>{reinterpret_cast<const StepState*>(state.raw()), x.data<T>(), y.write<T>()});
+    });
+    return y;
+  }
+  void backward(Tensor dy, std::span<Sink> sinks) override { sinks[0].give(times(dy, state)); }
+};
+
+template <class T, bool momentum, bool nesterov>
+struct UpdateSGD {
+  const StepState* state;
+  const float* rates;  // learning-rate scale, weight decay per block of 64
+  float mu;
+  const T* g;
+  T *w, *v;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    const float* r = rates + i / ParameterSpace::alignment * 2;
+    T gradient = fused(T(r[1]), w[i], g[i] * T(state->gradient_scale));
+    T direction = gradient;
+    if (momentum) {
+      T velocity = fused(T(mu), v[i], gradient);
+      v[i] = velocity;
+      direction = nesterov ? fused(T(mu), velocity, gradient) : velocity;
+    }
+    w[i] = fused(-T(state->learning_rate) * T(r[0]), direction, w[i]);
+  }
+};
+
+template <class T>
+struct WholeGradient {  // what UpdateSGD begins with
+  const StepState* state;
+  const float* rates;
+  T* g;
+  const T* w;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    g[i] = fused(T(rates[i / ParameterSpace::alignment * 2 + 1]), w[i], g[i] * T(state->gradient_scale));
+  }
+};
+
+}  // namespace
+
+void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
+  MemoryUse use(Use::optimizer);
+  space_ = &space;
+  Backend& backend = space.backend();
+  std::vector<double> rates(space.elements() / ParameterSpace::alignment * 2, 0.0);
+  for (const Segment& s : space.segments()) {
+    not_negative(("the learning rate scale of " + s.name).c_str(), s.learning_rate_scale);
+    for (std::int64_t b = s.local_begin / ParameterSpace::alignment;
+         b * ParameterSpace::alignment < s.local_begin + s.length; b++) {
+      rates[2 * b] = s.frozen ? 0 : s.learning_rate_scale;
+      rates[2 * b + 1] = s.frozen ? 0 : decay_of(s);
+    }
+  }
+  check_clip();
+  rates_ = Tensor::of(backend, {std::int64_t(rates.size())}, rates);
+  state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
+  sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
+  host_ = {.seed = seed, .epoch = host_.epoch};
+  staged_ = false;
+  if (loss_scaling) {
+    const auto& [first, most, patience] = *loss_scaling;
+    require(first > 0 && most >= first && std::isfinite(most) && patience > 0, "the loss scale ", first, " to ", most,
+            ", doubled after ", patience, " steps: all three must be finite and positive");
+    host_.loss_scale = first;
+  }
+  backend.upload(state_.raw_write(), &host_, sizeof host_);
+  allocate();
+  stage();
+}
+
+void Optimizer::check_bound() const { require(space_ != nullptr, "the optimizer is not bound: call bind(space) first"); }
+
+double Optimizer::not_negative(const char* what, double value) {
+  require(std::isfinite(static_cast<float>(value)) && value >= 0, what, " ", value, " must be finite and at least 0");
+  return value;
+}
+
+void Optimizer::check_clip() const {
+  require(clip_norm >= 0, "the norm ", clip_norm, " that gradients are clipped to must be at least 0 (0: they are not)");
+}
+
+void Optimizer::learning_rate(double rate) { learning_rate_ = not_negative("the learning rate", rate); }
+
+void Optimizer::epoch(std::uint32_t epoch) {
+  staged_ = staged_ && epoch == host_.epoch;
+  host_.epoch = epoch;
+  if (space_) stage();
+}
+
+void Optimizer::gradients_are_sums_of(double samples) {
+  require(std::isfinite(samples) && samples > 0, "the gradients cannot be a sum of ", samples, " samples");
+  samples_ = samples;
+}
+
+void Optimizer::gradients_are_shares_of(int ranks) {
+  require(ranks > 0, "the gradients cannot be shares of ", ranks, " ranks");
+  ranks_ = ranks;
+}
+
+void Optimizer::stage() {
+  check_bound();
+  const float rate = static_cast<float>(learning_rate_), average = static_cast<float>(ranks_ / samples_);
+  if (staged_ && rate == host_.learning_rate && average == host_.gradient_average) return;
+  host_.learning_rate = rate;
+  host_.gradient_average = average;
+  state_.backend().upload(state_.raw_write(), &host_, step_from_host);  // the rest is the device's
+  staged_ = true;
+}
+
+StepResult Optimizer::step(const Tensor* loss) {
+  check_bound();
+  require(space_->gradients_complete(), "step() before backward(): there are no gradients");
+  update(loss);
+  return result();
+}
+
+void Optimizer::update(const Tensor* loss) {
+  check_bound();
+  bool add = false;
+  for (const Range& r : space_->trainable()) measure(r, std::exchange(add, true));
+  judge(loss);
+  for (const Range& r : space_->trainable()) {
+    apply(r);
+    space_->count_writes(r);
+  }
+}
+
+StepResult Optimizer::result() {
+  if (if_not_finite == IfNotFinite::wait) return StepResult::queued;
+  const StepState s = read_state();
+  if (s.not_finite == 0) return StepResult::made;
+  if (s.not_finite == 2) return StepResult::overflow;
+  if (s.not_finite == 1) clear_not_finite();
+  if (if_not_finite == IfNotFinite::skip) return StepResult::not_finite;
+  throw NotFinite("step " + std::to_string(s.step + s.skipped + 1) +
+                  ": the loss or its gradient is not finite; the parameters are those before this step. A smaller learning "
+                  "rate usually helps; mode().check = true finds the operation");
+}
+
+void Optimizer::measure(Range range, bool add) {
+  space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
+}
+
+void Optimizer::finish_gradients(Range) { fail(name(), ": its steps are made where the parameters are, not by a server"); }
+
+Variable Optimizer::scaled(const Variable& loss) const {
+  check_bound();
+  if (!loss_scaling) return loss;
+  return record<LossScaleNode>(LossScaleNode::times(loss.value(), state_), {&loss}, {}, state_);
+}
+
+void Optimizer::judge(const Tensor* loss) {
+  stage();
+  check_clip();
+  auto* state = reinterpret_cast<StepState*>(state_.raw_write());
+  dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
+    launch(space_->backend(), 1,
+           Judge<T>{state, sums_.data<T>(), loss ? loss->data<T>() : nullptr, static_cast<float>(clip_norm),
+                    loss_scaling.has_value(), loss_scaling.value_or(LossScaling())});
+  });
+}
+
+StepState Optimizer::read_state() const {
+  check_bound();
+  StepState s;
+  state_.backend().download(&s, state_.raw(), sizeof s);  // not space_'s: fit()'s space is gone when fit has returned
+  return s;
+}
+
+void Optimizer::clear_not_finite() {
+  StepState now = read_state();
+  if (now.not_finite == 1) now.not_finite = 3;
+  state_.backend().upload(state_.raw_write(), &now, sizeof now);
+}
+
+double Optimizer::gradient_norm() const {
+  check_bound();
+  return std::sqrt(sums_.slice(0, 1).item()) * read_state().gradient_average;
+}
+
+void Optimizer::resume_at(const StepState& then) {
+  StepState now = read_state();
+  now.step = then.step;
+  now.skipped = then.skipped;
+  if (loss_scaling) now.loss_scale = then.loss_scale, now.unscaled_steps = then.unscaled_steps;
+  state_.backend().upload(state_.raw_write(), &now, sizeof now);
+}
+
+void Optimizer::check_range(Range range) const {
+  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, name(),
+          ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
+}
+
+// ---- SGD -------------------------------------------------------------------------------------------------------------
+SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_(options) {
+  not_negative("SGD: weight decay", options.weight_decay);
+  require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,
+          " must be at least 0 and below 1");
+  require(!options.nesterov || options.momentum > 0, "SGD: Nesterov needs a momentum");
+}
+
+void SGD::allocate() {
+  if (options_.momentum > 0) velocity_ = Tensor::zeros(space_->backend(), {space_->elements()}, space_->values.dtype());
+}
+
+double SGD::decay_of(const Segment& s) const {
+  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
+}
+
+std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
+  if (!velocity_.defined()) return {};
+  return {{"velocity", velocity_}};
+}
+
+void SGD::finish_gradients(Range range) {
+  check_range(range);
+  dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
+    update_blocks(*space_, range,
+                  WholeGradient<T>{device_state(), rates_.data<float>(), space_->gradients.write<T>(),
+                                   space_->values.data<T>()});
+  });
+}
+
+void SGD::apply(Range range) {
+  check_range(range);
+  dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
+    auto run = [&](auto update) {
+      update = {device_state(),
+                rates_.data<float>(),
+                static_cast<float>(options_.momentum),
+                space_->gradients.data<T>(),
+                space_->values.write<T>(),
+                velocity_.defined() ? velocity_.write<T>() : nullptr};
+      update_blocks(*space_, range, update);
+    };
+    if (options_.nesterov)
+      run(UpdateSGD<T, true, true>{});
+    else if (options_.momentum > 0)
+      run(UpdateSGD<T, true, false>{});
+    else
+      run(UpdateSGD<T, false, false>{});
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+// What the optimizers' kernels share. Included by *.kernel.cpp files only.
+#pragma once
+#include "core/launch.h"
+#include "layers/optim/optimizer.h"
+
+namespace tandem {
+
+// Runs update(i) over whole blocks of 64 elements: what is constant in a block (rates, learning rate) is a loop invariant,
+// and the inner loop is nothing but vector arithmetic at the speed of memory. A step that must not be applied returns at
+// once. An update that has a begin(block) computes such a constant there.
+template <class Update>
+struct Blocks {
+  Update update;
+  std::int64_t begin;
+  TANDEM_HD void operator()(std::int64_t block) const {
+    if (update.state->not_finite) return;
+    Update u = update;
+    std::int64_t first = begin + block * ParameterSpace::alignment;
+    if constexpr (requires { u.begin(first); }) u.begin(first / ParameterSpace::alignment);
+#pragma omp simd
+    for (std::int64_t i = first; i < first + ParameterSpace::alignment; i++) u(i);
+  }
+};
+
+// A device has a thread for each element, so that neighbours read neighbours.
+template <class Update>
+struct Elements {
+  Update update;
+  std::int64_t begin;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    if (update.state->not_finite) return;
+    Update u = update;
+    if constexpr (requires { u.begin(i); }) u.begin((begin + i) / ParameterSpace::alignment);
+    u(begin + i);
+  }
+};
+
+template <class Update>
+void update_blocks(ParameterSpace& space, Range range, const Update& update) {
+  if (space.backend().on_device()) return launch(space.backend(), range.length(), Elements<Update>{update, range.begin});
+  launch_blocks(space.backend(), range.length() / ParameterSpace::alignment, Blocks<Update>{update, range.begin});
+}
+
+}  // namespace tandem

@@ -1,0 +1,284 @@
+#include "layers/train/checkpoint.h"
+
+#include <bit>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "core/backend.h"
+#include "core/files/safetensors.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* version = "1";
+constexpr const char* setting = "setting ";
+
+// One bit that changed anywhere changes it: every step is a bijection of what came before. Eight bytes at a time.
+class Checksum {
+ public:
+  void add(const void* bytes, std::size_t count) {
+    const char* p = static_cast<const char*>(bytes);
+    for (; count >= 8; p += 8, count -= 8) mix(p, 8);
+    mix(p, count);
+    hash_ = std::rotl((hash_ ^ count) * prime, 31);
+  }
+  void add(const std::string& text) { add(text.data(), text.size()); }
+  std::string text() const {
+    char s[17];
+    std::snprintf(s, sizeof s, "%016llx", static_cast<unsigned long long>(hash_));
+    return s;
+  }
+
+ private:
+  static constexpr std::uint64_t prime = 0x9E3779B97F4A7C15u;
+  void mix(const char* p, std::size_t count) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, p, count);
+    hash_ = std::rotl((hash_ ^ word) * prime, 31);
+  }
+  std::uint64_t hash_ = 1469598103934665603u;
+};
+
+using Named = std::map<std::string, Tensor>;
+
+void add_space(Named& all, const std::string& prefix, const ParameterSpace& space, const Tensor& values,
+               const Tensor& statistics) {
+  for (const Segment& s : space.segments()) all[prefix + s.name] = values.range(s.local_begin, s.shape);
+  for (const auto& s : space.statistic_segments()) all[prefix + s.name] = statistics.range(s.begin, {s.length});
+}
+
+Named tensors_of(const Training& t) {
+  Named all;
+  add_space(all, "", t.space, t.space.values, t.space.statistics);
+  for (const auto& [name, vector] : t.optimizer.vectors())
+    for (const Segment& s : t.space.segments())
+      all["optimizer/" + name + "/" + s.name] = vector.range(s.local_begin, s.shape);
+  if (t.ema) add_space(all, "average/", t.space, t.ema->values, t.ema->statistics);
+  return all;
+}
+
+std::string checksum(const std::map<std::string, std::string>& metadata, const auto& names, const auto& bytes_of) {
+  Checksum sum;
+  for (const auto& [key, value] : metadata)
+    if (key != "checksum") sum.add(key), sum.add(value);
+  for (const auto& [name, ignored] : names) {
+    sum.add(name);
+    const std::vector<std::byte> bytes = bytes_of(name);
+    sum.add(bytes.data(), bytes.size());
+  }
+  return sum.text();
+}
+
+std::string exact(double v) {
+  char s[40];
+  std::snprintf(s, sizeof s, "%.17g", v);
+  return s;
+}
+
+// Opens a file and looks at every byte of it.
+class Opened {
+ public:
+  explicit Opened(const std::string& path) : file(path) {
+    const auto& m = file.metadata();
+    if (!m.count("format") || m.at("format") != checkpoint_format)
+      refuse(path, ": is a safetensors file, but not a checkpoint of a training run (weights of PyTorch are read by ",
+             "--import-torch)");
+    if (text("version") != version)
+      refuse(path, ": is a checkpoint of version ", text("version"), ", this program reads version ", version);
+    const std::string now = checksum(m, file.tensors(), [&](const std::string& n) { return file.bytes(n); });
+    if (text("checksum") != now)
+      refuse(path, ": is damaged (its checksum is ", text("checksum"), ", its contents give ", now,
+             "): use an earlier checkpoint");
+  }
+  const std::string& text(const std::string& key) const {
+    auto found = file.metadata().find(key);
+    if (found == file.metadata().end()) refuse(file.path().string(), ": lacks '", key, "' in its metadata");
+    return found->second;
+  }
+  std::int64_t whole(const std::string& key) const {
+    const std::string& t = text(key);
+    std::int64_t v = 0;
+    auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), v);
+    if (error != std::errc() || end != t.data() + t.size() || v < 0)
+      refuse(file.path().string(), ": '", key, "' is '", t, "', expected a whole number");
+    return v;
+  }
+  double real(const std::string& key) const {
+    const std::string& t = text(key);
+    char* end = nullptr;
+    double v = std::strtod(t.c_str(), &end);
+    if (t.empty() || *end) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a number");
+    return v;
+  }
+  RunPosition position() const {
+    RunPosition at;
+    at.epoch = whole("epoch");
+    at.batch = whole("batch");
+    at.batches = whole("batches");
+    at.step = whole("step");
+    at.so_far = {real("loss"), real("correct"), real("samples")};
+    if (file.metadata().count("run")) at.run = text("run");
+    at.ended = file.metadata().count("ended") != 0;
+    at.best_epoch = whole("best epoch");
+    at.best = {real("best"), real("best, second")};
+    return at;
+  }
+  // `s` as it was then; without f16 no step was skipped, and older files do not hold the scale.
+  StepState state(StepState s) const {
+    if (file.metadata().count("loss scale")) {
+      s.loss_scale = float(real("loss scale"));
+      s.unscaled_steps = std::int32_t(whole("steps at this scale"));
+      s.skipped = std::uint64_t(whole("skipped steps"));
+    }
+    s.step = std::uint64_t(whole("step")) - s.skipped;
+    return s;
+  }
+  // Throws before anything was read when a tensor is not there or of another shape.
+  void check(const Named& wanted) const {
+    const std::string path = file.path().string();
+    const auto model = file.metadata().find(std::string(setting) + "--model");
+    const std::string whose =
+        model == file.metadata().end() ? "" : " (it was saved with --model " + model->second + ")";
+    for (const auto& [name, t] : wanted) {
+      if (!file.has(name)) refuse(path, ": is of another model: it has no ", name, whose);
+      if (file.at(name).shape != t.shape())
+        refuse(path, ": is of another model: ", name, " is ", file.at(name).shape, " there and ", t.shape(), " here",
+               whose);
+    }
+    for (const auto& [name, entry] : file.tensors())
+      if (name.find('/') == std::string::npos && !wanted.count(name))
+        refuse(path, ": is of another model: this one has no ", name, whose);
+  }
+
+  SafetensorsFile file;
+};
+
+std::string hex(std::uint64_t v) {
+  char s[17];
+  std::snprintf(s, sizeof s, "%016llx", static_cast<unsigned long long>(v));
+  return s;
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& file, const Training& training, const RunPosition& at,
+                     const Settings& settings) {
+  std::map<std::string, std::string> m{{"format", checkpoint_format},
+                                       {"version", version},
+                                       {"layout", hex(training.space.layout_hash())},
+                                       {"optimizer", training.optimizer.name()},
+                                       {"epoch", std::to_string(at.epoch)},
+                                       {"batch", std::to_string(at.batch)},
+                                       {"batches", std::to_string(at.batches)},
+                                       {"step", std::to_string(at.step)},
+                                       {"loss", exact(at.so_far.loss)},
+                                       {"correct", exact(at.so_far.correct)},
+                                       {"samples", exact(at.so_far.samples)},
+                                       {"best epoch", std::to_string(at.best_epoch)},
+                                       {"best", exact(at.best.first)},
+                                       {"best, second", exact(at.best.second)}};
+  if (training.optimizer.loss_scaling) {
+    const StepState state = training.optimizer.read_state();
+    m["loss scale"] = exact(state.loss_scale);
+    m["steps at this scale"] = std::to_string(state.unscaled_steps);
+    m["skipped steps"] = std::to_string(state.skipped);
+  }
+  if (!at.run.empty()) m["run"] = at.run;
+  if (at.ended) m["ended"] = "no better validation";
+  for (const auto& [name, value] : settings) m[setting + name] = value;
+  const Named tensors = tensors_of(training);
+  SafetensorsWriter writer;
+  for (const auto& [name, t] : tensors) writer.add(name, t);
+  m["checksum"] = checksum(m, tensors, [&](const std::string& name) {
+    const Tensor& t = tensors.at(name);
+    std::vector<std::byte> bytes(t.bytes());
+    if (!bytes.empty()) t.backend().download(bytes.data(), t.raw(), bytes.size());
+    return bytes;
+  });
+  for (const auto& [key, value] : m) writer.metadata(key, value);
+  writer.write(file);
+}
+
+RunPosition load_checkpoint(const std::string& file, const Training& training, const Settings& settings,
+                            std::vector<std::string>* differences) {
+  const Opened opened(file);
+  Training held = training;
+  bool average = false;
+  for (const auto& [name, entry] : opened.file.tensors()) average |= name.starts_with("average/");
+  if (!average) held.ema = nullptr;
+  Named model;
+  add_space(model, "", training.space, training.space.values, training.space.statistics);
+  opened.check(model);
+  if (opened.text("optimizer") != training.optimizer.name())
+    refuse(file, ": was saved with --optimizer ", opened.text("optimizer"), ", this run uses ",
+           training.optimizer.name());
+  Named wanted = tensors_of(held);
+  for (const auto& [name, entry] : opened.file.tensors())
+    if (name.starts_with("optimizer/") && !wanted.count(name))
+      refuse(file, ": holds ", name,
+             ", of which this run's optimizer has no use: give the same --optimizer and --momentum");
+  for (const auto& [name, t] : wanted)
+    if (!opened.file.has(name))
+      refuse(file, ": holds no ", name, ", which this run's optimizer needs: give the same --optimizer and --momentum");
+  opened.check(wanted);
+  if (opened.text("layout") != hex(training.space.layout_hash()))
+    refuse(file, ": is of another model: the same tensors in another order");
+
+  const RunPosition at = opened.position();
+  const StepState state = opened.state(training.optimizer.read_state());
+  for (auto& [name, t] : wanted) opened.file.read(name, t);
+  training.space.count_writes(training.space.all());
+  training.optimizer.resume_at(state);
+  if (training.ema && !average) {
+    training.ema->values.copy_from(training.space.values);
+    training.ema->statistics.copy_from(training.space.statistics);
+  }
+
+  if (!differences) return at;
+  std::map<std::string, std::string> then, now(settings.begin(), settings.end());
+  for (const auto& [key, value] : opened.file.metadata())
+    if (key.starts_with(setting)) then[key.substr(std::strlen(setting))] = value;
+  auto shown = [](const std::string& value) { return value.empty() ? "not given" : value; };
+  for (const auto& [name, value] : now)
+    if (!then.count(name))
+      differences->push_back(name + " is " + shown(value) + " and was not recorded");
+    else if (then[name] != value)
+      differences->push_back(name + " was " + shown(then[name]) + " and is " + shown(value));
+  return at;
+}
+
+RunPosition position_in(const std::string& file) { return Opened(file).position(); }
+
+void load_weights(const std::string& file, ParameterSpace& space) {
+  const Opened opened(file);
+  Named model;
+  add_space(model, "", space, space.values, space.statistics);
+  opened.check(model);
+  for (auto& [name, t] : model) opened.file.read(opened.file.has("average/" + name) ? "average/" + name : name, t);
+  space.count_writes(space.all());
+}
+
+std::string run_of(const Settings& settings) {
+  Checksum sum;
+  for (const auto& [name, value] : settings) sum.add(name), sum.add(value);
+  return sum.text();
+}
+
+Settings surroundings(const Backend& backend) {
+  static const std::string program = [] {
+    std::ifstream in("/proc/self/exe", std::ios::binary);
+    Checksum sum;
+    for (std::string part(1 << 16, '\0'); in.read(part.data(), std::streamsize(part.size())) || in.gcount() > 0;)
+      sum.add(part.data(), std::size_t(in.gcount()));
+    return sum.text();
+  }();
+  return {{"program", program},
+          {"device", backend.description()},
+          {"threads", std::to_string(backend.threads())},
+          {"--deterministic", backend.deterministic() ? "yes" : "no"}};
+}
+
+}  // namespace tandem

@@ -1,0 +1,112 @@
+// fit: the one training loop. What differs between one machine and many is the Strategy; what differs between programs are
+// the arguments. A loop of your own is thirty lines with the same pieces: examples/own_loop.cpp.
+#pragma once
+#include <optional>
+
+#include "core/batch.h"
+#include "layers/train/checkpoint.h"
+#include "layers/export/exchange.h"
+#include "layers/train/metrics.h"
+#include "layers/train/observe.h"
+#include "layers/optim/schedule.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+
+struct FitData {
+  BatchSource& train;
+  BatchSource* validation = nullptr;  // to choose by
+  BatchSource* test = nullptr;        // to report, never to choose by
+};
+
+struct FitOptions {
+  int epochs = 1;
+  Schedule schedule = {};
+  // Where the batch grows with the ranks (LoaderOptions::batch_per_rank), how the learning rate follows it: over the first five
+  // epochs, or a tenth of a shorter run, unless the schedule warms up by itself (Goyal et al. 2017).
+  RateScale lr_scale = RateScale::clipped;
+  std::uint64_t seed = 1;
+  std::string metrics = {};    // file for JSON lines; empty: none
+  bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
+  std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
+  ObserveOptions observe = {};
+  // Train on the first batch alone, until its loss is near zero: can it learn at all? Throws Error where it cannot, or where
+  // too few steps were made to tell.
+  bool overfit_batch = false;
+  ExchangeFiles exchange = {};
+
+  int accumulate = 1;  // batches to a step (layers/optim/accumulation.h)
+  bool sync_batch_norm = false;  // its statistics are over the pictures of all ranks; on one machine they are anyway
+  double ema = 0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
+  int patience = 0;  // stop after so many epochs in which validation has not become better; 0: never
+  // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written after
+  // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation. Refused when
+  // it holds another run's, or while another process writes there.
+  std::string checkpoint = {};
+  bool evaluate = false;    // train nothing: report what the weights of `resume` or `exchange.import_torch` reach on the test data
+  std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
+  std::int64_t stop_after =
+      0;  // stop at this step, counted from the beginning of the run; 0: do not. One that is past: no step
+  Settings settings = {};  // recorded in checkpoints beside what fit knows itself
+};
+
+struct Options;
+FitOptions fit_options(const Options& options);  // all of it from the command line
+
+struct EpochReport {
+  int epoch = 0, first = 0;  // from 1; the first of several that ranks which train apart ended before rank 0 looked
+  double train_loss = 0, train_accuracy = 0, learning_rate = 0;
+  std::optional<double> validation_loss, validation_accuracy, test_loss, test_accuracy;
+  bool several() const { return first > 0 && first < epoch; }
+  double images_per_second = 0, seconds = 0;  // of training: of evaluation only where others train meanwhile
+};
+
+MetricFields fields_of(const EpochReport& e);            // its line in the metrics
+std::string line_of(const EpochReport& e, int epochs);  // and on the screen
+
+struct FitReport {
+  std::vector<EpochReport> epochs;
+  std::int64_t steps = 0;
+  bool stopped = false;                  // before the last epoch
+  int best_epoch = 0;                    // from 1; of the whole run
+  std::vector<std::string> differences;  // to the run that was resumed: why this one may not give the same bits
+};
+
+// Trains. After it returns, the model holds the trained weights (with ema: their average) and is in eval mode. Without a strategy the environment
+// decides (strategy_from_environment). Throws NotFinite when a loss or gradient is not finite: the message names step and
+// operation, and the parameters are those before that step.
+FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
+              const FitOptions& options, Strategy* strategy = nullptr);
+
+// SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything written; a second
+// one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program makes it the exit status.
+int stopping_signal();
+
+// What mode() holds while a loop runs: where dropout finds its counters.
+class Counters {
+ public:
+  explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
+  ~Counters() {
+    mode().step_state = before_.step_state;
+    mode().samples = before_.samples;
+    mode().draws = before_.draws;
+  }
+  void batch(const Batch& b) { mode().samples = b.samples, mode().draws = 0; }
+
+ private:
+  Mode before_;
+};
+
+// Mean loss (plain cross-entropy) and accuracy over a source, in eval mode, without recording; the model's mode is restored.
+struct Evaluation {
+  double loss = 0, accuracy = 0;
+};
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr);
+
+// The loss of a batch: with mixup, the two labels' losses in the batch's proportion.
+Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
+
+// Runs a batch again, looking at every value, and says in one line which operation first produced one that is not finite.
+std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch);
+
+}  // namespace tandem

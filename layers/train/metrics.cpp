@@ -1,0 +1,75 @@
+#include "layers/train/metrics.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/files/files.h"
+#include "core/files/json.h"
+#include "layers/train/options.h"
+
+namespace tandem {
+
+std::string json_object(const MetricFields& fields) {
+  std::string line = "{";
+  for (const auto& [name, value] : fields) {
+    if (line.size() > 1) line += ",";
+    line += json_quoted(name) + ":";
+    if (auto* text = std::get_if<std::string>(&value))
+      line += json_quoted(*text);
+    else if (auto* whole = std::get_if<std::int64_t>(&value))
+      line += std::to_string(*whole);
+    else
+      line += json_number(std::get<double>(value));
+  }
+  return line + "}";
+}
+
+namespace {
+
+// Which run the first line of a file of metrics names.
+std::string run_in(const std::string& path) {
+  std::string line;
+  std::getline(std::ifstream(path), line);
+  try {
+    const Json first = Json::parse(line);
+    if (const Json* run = first.find("run")) return run->text;
+  } catch (const Error&) {}  // cut off: it names none
+  return "";
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(const std::string& path, bool append, const std::string& run) : path_(path) {
+  if (path.empty()) return;
+  check_replaceable("--metrics", path, R"({"event":)", "metrics");
+  std::error_code none;
+  if (append && !run.empty() && std::filesystem::is_regular_file(path, none) &&
+                            std::filesystem::file_size(path, none) && run_in(path) != run)
+    refuse("--metrics ", path, ": holds the metrics of another run than the one that is resumed: name that run's own ",
+           "file, or a new one");
+  file_ = std::fopen(path.c_str(), "a+");
+  if (file_ && std::filesystem::is_regular_file(path, none)) {
+    lock_.take(path, "--metrics " + path, "writes its metrics there: wait for its end, or name another file");
+    if (!append && ftruncate(fileno(file_), 0) != 0) fail(path, ": cannot be emptied: ", std::strerror(errno));
+  }
+  if (!file_) refuse("--metrics ", path, ": ", cannot_write(path, errno));
+  // The last line of a run that was killed may be half a line.
+  if (append && std::fseek(file_, -1, SEEK_END) == 0 && std::fgetc(file_) != '\n') std::fputc('\n', file_);
+}
+
+MetricsFile::~MetricsFile() {
+  if (file_) std::fclose(file_);
+}
+
+void MetricsFile::write(const MetricFields& fields) {
+  if (!file_) return;
+  std::string line = json_object(fields) + "\n";
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
+    fail(path_, ": the metrics could not be written: ", std::strerror(errno));
+}
+
+}  // namespace tandem

@@ -1,0 +1,36 @@
+// Metrics as JSON lines: one object a line, written and flushed as it happens, so that a killed run can still be read.
+#pragma once
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/files/files.h"
+
+namespace tandem {
+
+using MetricValue = std::variant<double, std::int64_t, std::string>;
+using MetricFields = std::vector<std::pair<std::string, MetricValue>>;
+
+// {"event":"epoch","epoch":1,…}; numbers that are not finite are written as null, which is what JSON has.
+std::string json_object(const MetricFields& fields);
+
+class MetricsFile {
+ public:
+  MetricsFile() = default;
+  // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with, where their first
+  // line has the same "run". Throws UsageError when the file cannot be written, holds something else, or
+  // another process writes its metrics there.
+  explicit MetricsFile(const std::string& path, bool append = false, const std::string& run = "");
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  void write(const MetricFields& fields);  // throws Error when the disk is full
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  FileLock lock_;
+};
+
+}  // namespace tandem

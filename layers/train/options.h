@@ -1,0 +1,107 @@
+// The options that every training program shares, their defaults and their checks.
+#pragma once
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/backend.h"
+#include "datasets/dataset.h"
+#include "layers/export/exchange.h"
+#include "layers/train/observe.h"
+#include "layers/optim/optimizer.h"
+#include "layers/optim/schedule.h"
+
+namespace tandem {
+
+struct Options {
+  std::string data = {};  // folder with the data sets, or "synthetic"; empty: $TANDEM_DATA, then data/
+  // Programs that take any data set give one here, and then offer --data-set, --size and --skip-broken.
+  std::string data_set = {};
+  FolderOptions folder = {};
+  std::string model = "smallcnn";
+  int epochs = 8;
+  int batch = 128;         // pictures of a step, of which each rank has its share; asynchronous: of a worker's push
+  int batch_per_rank = 0;  // above 0, instead of batch: so many on each rank
+  double learning_rate = 0.05;
+  RateScale lr_scale = RateScale::clipped;  // how the learning rate follows batch_per_rank
+  std::string schedule = "one-cycle";
+  std::string optimizer = "sgd";  // sgd, adamw, lars
+  double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
+  bool nesterov = true, augment = false;
+  int cutout = 0;      // side of the square in pixels; 0: none
+  double mixup = 0;    // α; 0: none
+  double ema = 0;      // decay of the weights' average; 0: none
+  int accumulate = 1;  // batches to a step
+  bool sync_batch_norm = false;  // over all ranks
+  int patience = 0;    // epochs without improvement before the run stops; 0: no limit
+  std::string checkpoint = {}, resume = {};
+  bool evaluate = false;  // the weights of `resume` or `exchange.import_torch` on the test pictures, no training
+  std::vector<float> mean = {}, deviation = {};  // of the pictures' channels, or one for all; empty: those of the data set
+  int stop_after = 0;  // steps; 0: no limit
+  std::uint64_t seed = 1;
+  std::string device = "cpu";  // cpu, reference, cuda, cuda:1
+  DType dtype = DType::f32;    // of activations; parameters stay f32
+  int threads = 0;             // 0: default_threads() (core/team.h)
+  int val = 0;                 // training pictures held back for choices
+  std::string metrics = {};
+  ExchangeFiles exchange = {};
+  int log_every = 0;
+  ObserveOptions observe = {};
+  bool overfit_batch = false;
+  bool deterministic = false, exact_conv = false, tf32 = false;
+  std::set<std::string> given = {};  // the names that were on the command line
+};
+
+struct OptionSpec {
+  std::string name, help, fallback;             // "--batch", what it is, the default as text
+  std::function<void(const std::string&)> set;  // throws UsageError on a bad value
+  bool flag = false;                            // takes no value
+};
+
+// Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its standard
+// output: all have the same to print.
+// `only`: the options that this program has (all, when empty): what it would not heed it should not accept. `own`: what it
+// has besides.
+Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
+                      const std::vector<std::string>& only = {}, const std::vector<OptionSpec>& own = {});
+
+// Throws UsageError for the first line of a table (contradictions.cpp) that holds: options that contradict each other or do
+// nothing together, and files that would overwrite each other. parse_options calls it.
+void refuse_contradictions(const Options& options);
+
+// Which of a host's GPUs `--device cuda` is: one for each rank there, and around again where there are more ranks.
+int device_of_rank(int local_rank, int devices);
+// Of the CPU backend's threads, how many a rank has that shares its host's cores with others; `allowed`: the cores to which its
+// launcher has bound it.
+int threads_of_rank(int local_size, int cores, int allowed);
+// The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
+std::unique_ptr<Backend> make_backend(const Options& options);
+
+// The optimizer that the options ask for.
+std::unique_ptr<Optimizer> make_optimizer(const Options& options);
+
+// Runs body and turns what it throws into one line on stderr: exit status 2 for a UsageError or a file that cannot be read, 1
+// for a failed run, 128 + the signal where that stopped the training (130 after Ctrl-C, 143 after SIGTERM).
+int run_program(int argc, char** argv, const std::function<void()>& body);
+
+// ---- the seam to the command-line parser ---------------------------------------------------------------------------------
+// options_cli11.cpp where CLI11 is installed, options_plain.cpp otherwise.
+// --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.
+void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
+                        std::vector<std::string>* words = nullptr);
+
+// A parser only takes the words apart; what they mean and what is refused is said here, once for both.
+struct CommandLine {
+  std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
+  std::vector<std::string> unknown;                              // words that belong to no option, in that order
+};
+// Answers --version, which every program has.
+void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words);
+inline constexpr const char* version_help = "--version tells what this build is.";
+[[noreturn]] void end_after_help();  // 0, or 1 where it could not be printed
+[[noreturn]] void refuse_value(const OptionSpec& spec);  // a flag was given one, or another option was not
+
+}  // namespace tandem
