@@ -294,7 +294,7 @@ void Run::evaluate() {
   phase("evaluation", false);
   if (interrupted_) {  // a run that goes on begins with it
     strategy.request_stop();
-    stop("asked to stop");
+    stop(asked_why_.empty() ? "another rank was asked to stop" : asked_why_);
   }
 }
 
