@@ -51,6 +51,17 @@ TEST(AllReduce, RanksTogetherAreOneMachine) {
   }
 }
 
+TEST(AllReduce, IsTheNaiveOne) {
+  for (int n : {2, 3, 5}) {
+    auto naive = test::on_ranks(
+        n, [](std::unique_ptr<Communicator> ranks) { return naive_all_reduce(std::move(ranks)); },
+        [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12, 0.5); }, {.deadline = 30});
+    auto real = on_ranks(n, [](Strategy& s, Ended& run) { train<Odd>(s, run, 42, 12, 0.5); }, {.bucket_bytes = 8192});
+    same_bits(naive);
+    EXPECT_LE(furthest(real[0].weights, naive[0].weights), 1e-12) << n << " ranks";
+  }
+}
+
 TEST(AllReduce, AccumulatedBatchesAreOneMachinesToo) {
   Ended whole;
   Strategy one;

@@ -9,7 +9,7 @@
 #include "core/elementwise.h"
 #include "dist/strategies/averages.h"
 #include "dist/collectives/on_devices.h"
-#include "dist/strategies/reducer.h"
+#include "dist/strategies/gradient_buckets.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
@@ -201,7 +201,7 @@ class LocalSgd : public Replicas {
       Tensor part = sum_.range(r.begin, {r.length()});
       reducer_.add({.over = over(),
                     .after = ready_.get(),
-                    .begin = [data = whole(part)](Communicator& c) { return c.all_reduce(data); },
+                    .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
                     .name = name_});
     }
     reducer_.add({.over = flags_ ? *flags_ : *communicator_,

@@ -18,13 +18,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
 
 // A vector of the space as the member wants it: in the host's memory.
 struct OnHost {
   std::shared_ptr<void> pinned;  // null: the vector lies there already
   Buffer of(Tensor& t) {
-    if (!t.backend().on_device()) return whole(t);
+    if (!t.backend().on_device()) return buffer(t);
     if (!pinned) pinned = t.backend().pinned(t.bytes());
     return {pinned.get(), t.elements(), t.dtype()};
   }

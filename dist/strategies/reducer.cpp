@@ -1,9 +1,7 @@
 #include "dist/strategies/reducer.h"
 
 #include <algorithm>
-#include <deque>
 #include <iterator>
-#include <list>
 #include <string>
 #include <utility>
 
@@ -22,26 +20,30 @@ Reducer::~Reducer() {
   thread_.join();
 }
 
-void Reducer::add(Exchange exchange) {
+Reducer::Pending Reducer::add(Exchange exchange) {
+  Pending number;
   {
     std::lock_guard lock(mutex_);
-    given_.push_back(std::move(exchange));
-    open_++;
+    number = count_++;
+    open_.insert(number);
+    given_.push_back({std::move(exchange), number});
   }
   changed_.notify_all();
   ranks_.wake();
+  return number;
 }
 
-void Reducer::call(Exchange exchange) {
-  bool over = false;
-  exchange.end = [this, &over] {
-    std::lock_guard lock(mutex_);
-    over = true;
-  };
-  waits();
-  add(std::move(exchange));
+void Reducer::wait(Pending exchange) {
+  wait_until([&] { return !open_.count(exchange); });
+}
+
+void Reducer::finish() {
+  wait_until([&] { return open_.empty(); });
+}
+
+void Reducer::wait_until(const std::function<bool()>& over) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return over || failed_; });
+  changed_.wait(lock, [&] { return over() || failed_; });
   if (failed_) std::rethrow_exception(failed_);
   wait_ends();
 }
@@ -49,13 +51,6 @@ void Reducer::call(Exchange exchange) {
 void Reducer::watch(Trace& trace) {
   std::lock_guard lock(mutex_);
   trace_ = &trace;
-}
-
-void Reducer::finish() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return open_ == 0 || failed_; });
-  if (failed_) std::rethrow_exception(failed_);
-  wait_ends();
 }
 
 void Reducer::waits() {
@@ -66,7 +61,7 @@ void Reducer::waits() {
 
 void Reducer::wait_ends() {
   if (waits_ != Clock::time_point()) exposed_ += since(std::exchange(waits_, {}));
-  if (open_ > 0) ahead_ = Clock::now();
+  if (!open_.empty()) ahead_ = Clock::now();
 }
 
 void Reducer::count_hidden() {
@@ -101,8 +96,45 @@ bool Reducer::may_begin(const Exchange& exchange) {
   return false;
 }
 
+void Reducer::begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& under_way) {
+  while (!waiting.empty() && may_begin(waiting.front().exchange)) {
+    if (under_way.empty()) {
+      std::lock_guard lock(mutex_);
+      if (waits_ == Clock::time_point()) ahead_ = Clock::now();
+    }
+    std::int64_t lane = 1;  // the first that is free: the spans of a lane must not overlap
+    while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; })) lane++;
+    under_way.push_back(std::move(waiting.front()));
+    waiting.pop_front();
+    UnderWay& u = under_way.back();
+    u.lane = lane;
+    if (trace_ && trace_->recording()) u.since = trace_->now();
+    u.work = u.exchange.begin(u.exchange.over);
+  }
+}
+
+// How many there were.
+std::size_t Reducer::end_finished(std::list<UnderWay>& under_way) {
+  std::vector<Pending> ended;
+  under_way.remove_if([&](UnderWay& u) {
+    if (!u.work.done()) return false;
+    if (u.exchange.end) u.exchange.end();
+    if (u.since >= 0)
+      trace_->lane("exchange " + std::to_string(u.lane))
+          .add({.name = u.exchange.name, .kind = "exchange", .begin = u.since, .end = trace_->now(), .number = u.number});
+    ended.push_back(u.number);
+    return true;
+  });
+  if (ended.empty()) return 0;
+  std::lock_guard lock(mutex_);
+  for (Pending number : ended) open_.erase(number);
+  if (under_way.empty()) count_hidden();
+  changed_.notify_all();
+  return ended.size();
+}
+
 void Reducer::run() {
-  std::deque<Exchange> waiting;
+  std::deque<UnderWay> waiting;
   std::list<UnderWay> under_way;
   try {
     for (;;) {
@@ -113,42 +145,12 @@ void Reducer::run() {
         std::move(given_.begin(), given_.end(), std::back_inserter(waiting));
         given_.clear();
       }
-      while (!waiting.empty() && may_begin(waiting.front())) {
-        if (under_way.empty()) {
-          std::lock_guard lock(mutex_);
-          if (waits_ == Clock::time_point()) ahead_ = Clock::now();
-        }
-        std::int64_t lane = 1;  // the first that is free: the spans of a lane must not overlap
-        while (std::any_of(under_way.begin(), under_way.end(), [&](const UnderWay& u) { return u.lane == lane; }))
-          lane++;
-        under_way.push_back({std::move(waiting.front()), {}, count_++, lane});
-        if (trace_ && trace_->recording()) under_way.back().since = trace_->now();
-        waiting.pop_front();
-        Exchange& e = under_way.back().exchange;
-        under_way.back().work = e.begin(e.over);
-      }
-      const auto closed = std::int64_t(under_way.remove_if([&](UnderWay& u) {
-        if (!u.work.done()) return false;
-        if (u.exchange.end) u.exchange.end();
-        if (u.since >= 0)
-          trace_->lane("exchange " + std::to_string(u.lane))
-              .add({.name = u.exchange.name,
-                    .kind = "exchange",
-                    .begin = u.since,
-                    .end = trace_->now(),
-                    .number = u.number});
-        return true;
-      }));
-      if (closed > 0) {
-        std::lock_guard lock(mutex_);
-        open_ -= closed;
-        if (under_way.empty()) count_hidden();
-        changed_.notify_all();
-      } else if (!waiting.empty()) {
+      begin_due(waiting, under_way);
+      if (end_finished(under_way) > 0) continue;
+      if (!waiting.empty())
         std::this_thread::sleep_for(std::chrono::microseconds(20));
-      } else if (!under_way.empty()) {
+      else if (!under_way.empty())
         under_way.front().exchange.over.rest();
-      }
     }
   } catch (...) {
     std::lock_guard lock(mutex_);

@@ -1,12 +1,15 @@
 // Exchanges in a thread of its own, while the strategy's thread computes. Each begins when what it waits for is there, and all
 // in the order in which they were given, which is the same on all ranks.
 //
-// While it is idle, communicators are their caller's; from add() to finish() they are this thread's.
+// A communicator is this thread's from add() until everything that was added over it has ended.
 #pragma once
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
+#include <list>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -29,11 +32,12 @@ class Reducer {
   // ranks: where a rank fails that does not come to its event within `deadline` seconds.
   Reducer(Communicator& ranks, double deadline);
   ~Reducer();
-  void add(Exchange exchange);
-  void watch(Trace& trace);      // before the first exchange: each is a span of it from now on
-  void call(Exchange exchange);  // adds it, and waits for it alone; it has no `end`
-  void waits();                  // backward is over, and the step waits from now until finish() ends; any thread
-  void finish();                 // until all is over; throws what went wrong
+  using Pending = std::int64_t;  // an exchange that was added
+  Pending add(Exchange exchange);
+  void wait(Pending exchange);  // until this one has ended; throws what went wrong in any
+  void finish();                // until all have ended
+  void waits();                 // backward is over: the step waits from now until wait() or finish() returns; any thread
+  void watch(Trace& trace);     // before the first exchange: each is a span of it from now on
   double hidden() const;         // seconds in which something was under way and the step did not wait
   double exposed() const;        // seconds in which it waited
 
@@ -41,10 +45,14 @@ class Reducer {
   using Clock = std::chrono::steady_clock;
   struct UnderWay {
     Exchange exchange;
-    Work work;
-    std::int64_t number = 0, lane = 0, since = -1;  // on the trace
+    Pending number;
+    Work work = {};
+    std::int64_t lane = 0, since = -1;  // on the trace
   };
   void run();
+  void begin_due(std::deque<UnderWay>& waiting, std::list<UnderWay>& under_way);
+  std::size_t end_finished(std::list<UnderWay>& under_way);
+  void wait_until(const std::function<bool()>& over);
   bool may_begin(const Exchange& exchange);
   void wait_ends(), count_hidden();  // under the lock
   static double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
@@ -52,11 +60,11 @@ class Reducer {
   Communicator& ranks_;
   double deadline_;
   Trace* trace_ = nullptr;
-  std::int64_t count_ = 0;  // exchanges begun: the same on all ranks
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Exchange> given_;
-  std::int64_t open_ = 0;  // given and not yet over
+  std::vector<UnderWay> given_;
+  Pending count_ = 0;       // exchanges added: the same on all ranks
+  std::set<Pending> open_;  // those that have not ended
   double hidden_ = 0, exposed_ = 0;
   Clock::time_point ahead_;  // since when something is under way and the step does not wait; the epoch: nothing is
   Clock::time_point waits_;  // since when the step waits; the epoch: it does not

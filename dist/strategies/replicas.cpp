@@ -23,18 +23,8 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
 
 void Replicas::spread(ParameterSpace& space, Communicator& over) {
   for (Tensor* t : {&space.values, &space.statistics})
-    if (t->elements() > 0) over.broadcast(whole(*t), 0).wait();
+    if (t->elements() > 0) over.broadcast(buffer(*t), 0).wait();
   space.count_writes(space.all());
-}
-
-std::vector<Range> Replicas::cut(std::int64_t elements, DType dtype, std::int64_t bytes) {
-  const auto size = std::int64_t(size_of(dtype));
-  if (bytes <= 0) bytes = std::clamp<std::int64_t>(elements * size / 8, 256 << 10, 4 << 20);
-  const std::int64_t length = std::max<std::int64_t>(1, bytes / size / ParameterSpace::cut) * ParameterSpace::cut;
-  std::vector<Range> ranges;
-  for (std::int64_t begin = 0; begin < elements; begin += length)
-    ranges.push_back({begin, std::min(elements, begin + length)});
-  return ranges;
 }
 
 std::vector<std::string> Replicas::gather(const std::string& mine) {

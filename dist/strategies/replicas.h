@@ -31,15 +31,12 @@ class Replicas : public Strategy {
   // Called before communicator_ is used by the caller's thread: ends what a Reducer has under way there.
   virtual void quiet() {}
 
-  static Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
   // The weights of rank 0, on all ranks. `over`: on their memory.
   void spread(ParameterSpace& space, Communicator& over);
   // Where ranks share memory, in it; null: any memory will do. All ranks call it.
   std::shared_ptr<void> shared_memory(const Backend& backend, std::size_t bytes) {
     return backend.on_device() ? nullptr : communicator_->allocate(bytes);
   }
-  // Ranges of [0, elements), as long as `bytes`, or an eighth of the vector, between 256 KiB and 4 MiB, where that is 0.
-  static std::vector<Range> cut(std::int64_t elements, DType dtype, std::int64_t bytes);
 
   // Throws Error that names the first rank whose number is not rank 0's.
   void compare(std::uint64_t mine, const std::string& what);

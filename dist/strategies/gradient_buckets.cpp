@@ -1,0 +1,136 @@
+#include "dist/strategies/gradient_buckets.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/backend.h"
+#include "dist/collectives/algorithms.h"
+#include "dist/collectives/on_devices.h"
+
+namespace tandem {
+
+std::vector<Range> cut(std::int64_t elements, DType dtype, std::int64_t bytes) {
+  const auto size = std::int64_t(size_of(dtype));
+  if (bytes <= 0) bytes = std::clamp<std::int64_t>(elements * size / 8, 256 << 10, 4 << 20);
+  const std::int64_t length = std::max<std::int64_t>(1, bytes / size / ParameterSpace::cut) * ParameterSpace::cut;
+  std::vector<Range> ranges;
+  for (std::int64_t begin = 0; begin < elements; begin += length)
+    ranges.push_back({begin, std::min(elements, begin + length)});
+  return ranges;
+}
+
+GradientBuckets::GradientBuckets(ParameterSpace& space, const std::vector<Range>& ranges,
+                                 std::shared_ptr<Communicator> communicator, Reducer& reducer, const BucketOptions& options)
+    : space_(space), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire) {
+  Backend& backend = space.backend();
+  if (options.top_k > 0 && (backend.asynchronous() || space.gradients.dtype() != DType::f32))
+    refuse("TANDEM_WIRE=topk chooses among f32 gradients in the host's memory, not on ", backend.description(),
+           ": leave it out, or choose bf16");
+  if (backend.asynchronous()) {
+    device_ = on_devices(communicator_, backend, options.deadline, options.nccl ? *options.nccl : installed_nccl());
+    if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {space.elements()}, DType::bf16);
+    backend.synchronize();
+  }
+  for (const Range& trained : ranges)
+    for (const Range& range : cut(trained.length(), space.gradients.dtype(), options.bucket_bytes))
+      buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}});
+  of_segment_.resize(space.segments().size());
+  for (std::size_t s = 0; s < of_segment_.size(); s++) {
+    const Segment& segment = space.segments()[s];
+    if (segment.frozen) continue;
+    for (std::size_t b = 0; b < buckets_.size(); b++) {
+      const Range& range = buckets_[b].range;
+      if (range.end <= segment.local_begin || range.begin >= segment.local_begin + segment.length) continue;
+      buckets_[b].segments.push_back(s);
+      of_segment_[s].push_back(b);
+    }
+  }
+  for (Bucket& b : buckets_) {
+    if (options.top_k > 0) b.top_k = std::make_unique<TopK>(options.top_k, b.range.length());
+    if (device_) b.final = backend.new_event();
+  }
+  order_.resize(buckets_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  restart();
+}
+
+void GradientBuckets::rewind(bool made) {
+  for (Bucket& b : buckets_) {
+    b.launched = false;
+    if (b.top_k) b.top_k->settle(made);
+  }
+  restart();
+  armed_ = made;
+}
+
+void GradientBuckets::restart() {
+  for (Bucket& b : buckets_) b.missing = b.segments.size();
+  seen_.assign(of_segment_.size(), false);
+  next_ = 0;
+}
+
+void GradientBuckets::ready(std::size_t segment) {
+  if (seen_[segment]) restart();
+  seen_[segment] = true;
+  for (std::size_t b : of_segment_[segment]) {
+    if (--buckets_[b].missing > 0) continue;
+    if (!ordered_) finished_.push_back(std::int32_t(b));
+    if (device_) pack(buckets_[b]);
+  }
+  if (device_ || !armed_ || !ordered_) return;
+  while (next_ < order_.size() && buckets_[order_[next_]].missing == 0) launch(buckets_[order_[next_++]]);
+}
+
+void GradientBuckets::pack_rest() {
+  if (!device_) return;
+  for (Bucket& b : buckets_)
+    if (b.segments.empty()) pack(b);
+}
+
+// Queued, and perhaps recorded: a bucket's gradients as they travel, and that they are there.
+void GradientBuckets::pack(Bucket& b) {
+  if (narrow_.defined()) narrow_.range(b.range.begin, {b.range.length()}).copy_from(gradients(b));
+  space_.backend().queue().mark(*b.final);
+}
+
+void GradientBuckets::flush() {
+  if (!ordered_) agree_on_order();
+  for (std::size_t b : order_) launch(buckets_[b]);
+}
+
+void GradientBuckets::launch(Bucket& b) {
+  if (std::exchange(b.launched, true)) return;
+  Tensor part = narrow_.defined() ? narrow_.range(b.range.begin, {b.range.length()}) : gradients(b);
+  const Buffer data = buffer(part);
+  auto* wide = static_cast<float*>(data.data);
+  if (b.top_k) {
+    reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.top_k->begin(over, wide); },
+                  [&b, wide] { b.top_k->end(wide); }});
+  } else if (device_ || wire_ == DType::f32 || data.dtype != DType::f32) {
+    reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
+  } else {
+    b.narrow.resize(std::size_t(data.count));
+    reducer_.add({over(), nullptr,
+                  [&b, wide](Communicator& over) {
+                    tandem::narrow(b.narrow.data(), wide, std::int64_t(b.narrow.size()));
+                    return over.all_reduce(buffer(b.narrow));
+                  },
+                  [&b, wide] { widen(wide, b.narrow.data(), std::int64_t(b.narrow.size())); }});
+  }
+}
+
+void GradientBuckets::arrived() {
+  if (narrow_.defined()) space_.gradients.copy_from(narrow_);
+}
+
+void GradientBuckets::agree_on_order() {
+  for (std::size_t b = 0; b < buckets_.size(); b++)
+    if (std::find(finished_.begin(), finished_.end(), std::int32_t(b)) == finished_.end())
+      finished_.push_back(std::int32_t(b));
+  finished_.resize(buckets_.size());
+  communicator_->broadcast(buffer(finished_), 0).wait();
+  for (std::size_t i = 0; i < order_.size(); i++) order_[i] = std::size_t(finished_[i]);
+  ordered_ = true;
+}
+
+}  // namespace tandem
