@@ -195,6 +195,16 @@ TEST(LocalSgd, StepsOfTheirOwnAreALoopByHand) {
         }
 }
 
+TEST(LocalSgd, IsTheNaiveOne) {
+  for (int n : {2, 3}) {
+    const OwnLoop o{.global_batch = 42, .steps = 13, .optimizer = usual_sgd};
+    const auto naive = test::on_ranks(
+        n, [](std::unique_ptr<Communicator> ranks) { return naive_local_sgd(std::move(ranks), 3); },
+        [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); }, {.deadline = 30});
+    EXPECT_LE(furthest(naive[0].weights, trained(n, "local-sgd:3", o, {.bucket_bytes = 4096})[0].weights), 1e-12);
+  }
+}
+
 TEST(LocalSgd, BatchNormLeavesWeightsAsByHandAndStatisticsMerged) {
   const OwnLoop o{.global_batch = 42, .steps = 12};
   const auto runs = trained<Odd>(3, "local-sgd:4", o);

@@ -15,6 +15,37 @@
 namespace tandem {
 namespace {
 
+// local-sgd in its shortest form: every rank makes `steps` steps of its own, then all go on from the mean of their weights.
+class NaiveLocalSgd : public Replicas {
+ public:
+  NaiveLocalSgd(std::unique_ptr<Communicator> communicator, std::int64_t steps)
+      : Replicas(std::move(communicator), "local-sgd:naive", false), steps_(steps) {}
+  void begin(ParameterSpace& space, Optimizer& optimizer) override {
+    space_ = &space;
+    optimizer.gradients_are_shares_of(size());
+    compare_layouts(space);
+    spread(space, *communicator_);
+  }
+  void finish(Optimizer&) override {
+    if (++made_ % steps_ == 0) take_mean_of_all();
+  }
+  EpochEnd end_epoch(const EpochEnd& mine) override {
+    if (made_ % steps_ != 0) take_mean_of_all();
+    made_ = 0;
+    return Strategy::end_epoch(mine);
+  }
+
+ private:
+  void take_mean_of_all() {
+    Tensor sum = space_->values.clone();
+    communicator_->all_reduce(buffer(sum)).wait();
+    take_mean(space_->values, sum, size());
+    space_->count_writes(space_->all());
+  }
+  ParameterSpace* space_ = nullptr;
+  std::int64_t steps_, made_ = 0;
+};
+
 constexpr std::pair<const char*, LocalSteps::Kind> names[] = {{"local-sgd", LocalSteps::Kind::local},
                                                               {"post-local-sgd", LocalSteps::Kind::post_local},
                                                               {"cocod-sgd", LocalSteps::Kind::cocod},
@@ -287,6 +318,9 @@ std::string LocalSteps::name() const { return std::string(names[int(kind)].first
 std::unique_ptr<Strategy> local_sgd(std::unique_ptr<Communicator> communicator, const LocalSteps& how,
                                     const LocalSgdOptions& options) {
   return std::make_unique<LocalSgd>(std::move(communicator), how, options);
+}
+std::unique_ptr<Strategy> naive_local_sgd(std::unique_ptr<Communicator> communicator, std::int64_t steps) {
+  return std::make_unique<NaiveLocalSgd>(std::move(communicator), steps);
 }
 
 }  // namespace tandem

@@ -55,5 +55,7 @@ struct LocalSgdOptions {
 // model.
 std::unique_ptr<Strategy> local_sgd(std::unique_ptr<Communicator> communicator, const LocalSteps& how,
                                     const LocalSgdOptions& options = {});
+// What local_sgd() computes for Kind::local, in blocking calls on the host.
+std::unique_ptr<Strategy> naive_local_sgd(std::unique_ptr<Communicator> communicator, std::int64_t steps);
 
 }  // namespace tandem

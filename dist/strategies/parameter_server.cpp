@@ -8,16 +8,51 @@
 #include <thread>
 
 #include "core/backend.h"
+#include "core/elementwise.h"
 #include "core/machine.h"
 #include "core/trace/trace.h"
 #include "dist/server/rules.h"
+#include "dist/strategies/replicas.h"
 
 namespace tandem {
 namespace {
 
+// The server with bsp in its shortest form: rank 0 is the server. Every rank pushes its gradient, rank 0 adds them in the order
+// of ranks, makes the step, and every rank gets the weights that come of it.
+class NaiveServer : public Replicas {
+ public:
+  explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "bsp:naive", true) {}
+  void begin(ParameterSpace& space, Optimizer&) override {
+    space_ = &space;
+    compare_layouts(space);
+    spread(space, *communicator_);
+  }
+  void exchange(const Tensor& loss) override {
+    loss_ = loss.clone();  // the loss goes with the gradient: where one is not finite, no step is made
+    for (Tensor* mine : {&space_->gradients, &loss_}) {
+      if (rank() > 0) communicator_->send(0, buffer(*mine)).wait();
+      for (int r = 1; rank() == 0 && r < size(); r++) {
+        Tensor theirs = Tensor::like(*mine);
+        communicator_->recv(r, buffer(theirs)).wait();
+        add_into(*mine, theirs);
+      }
+    }
+    float stop = stop_requested_;
+    communicator_->all_reduce({&stop, 1, DType::f32}).wait();
+    stop_ = stop > 0;
+  }
+  void update(Optimizer& optimizer) override {
+    if (rank() == 0) optimizer.update(&loss_);
+    communicator_->broadcast(buffer(space_->values), 0).wait();
+    space_->count_writes(space_->all());
+  }
+
+ private:
+  ParameterSpace* space_ = nullptr;
+};
+
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-
 
 // A vector of the space as the member wants it: in the host's memory.
 struct OnHost {
@@ -398,6 +433,10 @@ void check_servers(int servers, int ranks) {
 
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
   return std::make_unique<ParameterServer>(std::move(channel), options);
+}
+
+std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator) {
+  return std::make_unique<NaiveServer>(std::move(communicator));
 }
 
 }  // namespace tandem

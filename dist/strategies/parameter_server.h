@@ -9,6 +9,7 @@
 #pragma once
 #include <memory>
 
+#include "dist/collectives/communicator.h"
 #include "dist/server/channel.h"
 #include "dist/server/pace.h"
 #include "dist/server/server.h"
@@ -32,5 +33,7 @@ void check_servers(int servers, int ranks);
 
 // Throws UsageError from bind() for an optimizer whose steps no server makes, and CommunicationError once rank 0 is lost.
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {});
+// What parameter_server() computes with bsp and one shard, in blocking calls on the host.
+std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator);
 
 }  // namespace tandem
