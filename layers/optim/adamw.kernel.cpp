@@ -1,4 +1,4 @@
-// AdamW: two running means, of the gradient and of its square; both begin at zero, which the corrections undo.
+// AdamW and Adam: two running means, of the gradient and of its square; both begin at zero, which the corrections undo.
 #include <cmath>
 
 #include "layers/optim/update.h"
@@ -19,7 +19,7 @@ struct Corrections {
   }
 };
 
-template <class T>
+template <class T, bool decoupled>
 struct UpdateAdamW {
   const StepState* state;
   const float* rates;  // learning-rate scale, weight decay per block of 64
@@ -29,12 +29,13 @@ struct UpdateAdamW {
   TANDEM_HD void operator()(std::int64_t i) const {
     const float* r = rates + i / ParameterSpace::alignment * 2;
     T rate = T(state->learning_rate) * T(r[0]), gradient = g[i] * T(state->gradient_scale);
+    if (!decoupled) gradient += T(r[1]) * w[i];
     T moment = beta1 * m[i] + (1 - beta1) * gradient;
     T square = beta2 * v[i] + (1 - beta2) * gradient * gradient;
     m[i] = moment;
     v[i] = square;
-    w[i] =
-        w[i] * (1 - rate * T(r[1])) - rate * corrections[0] * moment / (std::sqrt(square) * corrections[1] + epsilon);
+    w[i] = w[i] * (decoupled ? 1 - rate * T(r[1]) : T(1)) -
+           rate * corrections[0] * moment / (std::sqrt(square) * corrections[1] + epsilon);
   }
 };
 
@@ -68,10 +69,13 @@ void AdamW::apply(Range range) {
   dispatch_wide(space_->values.dtype(), "AdamW", [&]<class T> {
     launch(space_->backend(), 1,
            Corrections<T>{device_state(), options_.beta1, options_.beta2, corrections_.write<T>()});
-    update_blocks(*space_, range,
-                  UpdateAdamW<T>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
-                                 T(options_.epsilon), corrections_.data<T>(), space_->gradients.data<T>(),
-                                 space_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+    auto run = [&]<bool decoupled> {
+      update_blocks(*space_, range,
+                    UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
+                                              T(options_.epsilon), corrections_.data<T>(), space_->gradients.data<T>(),
+                                              space_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+    };
+    options_.decoupled ? run.template operator()<true>() : run.template operator()<false>();
   });
 }
 

@@ -140,12 +140,13 @@ struct AdamWOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   double weight_decay = 1e-2;  // not on batch norm parameters and biases, unless decay_everything
   bool decay_everything = false;
+  bool decoupled = true;  // false: Adam, whose weight decay is a part of the gradient, g + wd·w
 };
 
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const AdamWOptions& options);
-  std::string name() const override { return "adamw"; }
+  std::string name() const override { return options_.decoupled ? "adamw" : "adam"; }
   void apply(Range range) override;
   std::vector<std::pair<std::string, Tensor>> vectors() const override;
 
@@ -157,6 +158,42 @@ class AdamW : public Optimizer {
   AdamWOptions options_;
   Tensor moment_, square_;
   Tensor corrections_;  // 1/(1−β₁ᵗ), 1/√(1−β₂ᵗ)
+};
+
+// Adam (Kingma and Ba 2015), as PyTorch's.
+struct AdamOptions {
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class Adam : public AdamW {
+ public:
+  explicit Adam(const AdamOptions& o)
+      : AdamW({o.learning_rate, o.beta1, o.beta2, o.epsilon, o.weight_decay, o.decay_everything, false}) {}
+};
+
+// RMSprop (Hinton 2012), as PyTorch's: v = α·v + (1−α)·g²; m = μ·m + g/(√v + ε); w −= lr·m, with g + wd·w for g.
+struct RMSpropOptions {
+  double learning_rate = 1e-2, alpha = 0.99, epsilon = 1e-8, momentum = 0;
+  double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class RMSprop : public Optimizer {
+ public:
+  explicit RMSprop(const RMSpropOptions& options);
+  std::string name() const override { return "rmsprop"; }
+  void apply(Range range) override;
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
+
+ protected:
+  void allocate() override;
+  double decay_of(const Segment& segment) const override;
+
+ private:
+  RMSpropOptions options_;
+  Tensor square_, velocity_;
 };
 
 // Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of its
