@@ -356,7 +356,7 @@ $(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o: compile += -I$(CUDA_HOM
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
-	$(call say,$(firstword $(compile)) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
 

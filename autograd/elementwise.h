@@ -76,13 +76,13 @@ Variable elementwise(const Op& op, const Variable& x) {
 }
 
 // ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b ------------------
-// Both inputs are saved, unless the functor has a member passes_gradient: the gradient of both is then g (addition).
+// Both inputs are saved, unless the functor says `from = From::nothing`: the gradient of both is then g (addition).
 void check_pair(const char* op, const Variable& a, const Variable& b);  // throws unless both are on one backend, of one type
 // Sums `full` down to `shape`, over the axes along which that was stretched.
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
 
 template <class Op>
-inline constexpr bool passes_gradient = requires { Op::passes_gradient; };
+inline constexpr bool passes_gradient = requires { requires Op::from == From::nothing; };
 
 template <class Op, class T>
 struct BinaryForward {
