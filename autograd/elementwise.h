@@ -82,7 +82,10 @@ void check_pair(const char* op, const Variable& a, const Variable& b);  // throw
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
 
 template <class Op>
-inline constexpr bool passes_gradient = requires { requires Op::from == From::nothing; };
+constexpr bool passes_gradient() {
+  if constexpr (requires { Op::from; }) return Op::from == From::nothing;
+  else return false;
+}
 
 template <class Op, class T>
 struct BinaryForward {
@@ -139,7 +142,7 @@ struct BinaryNode : Node {
   }
 
   void backward(Tensor dy, std::span<Sink> sinks) override {
-    if constexpr (passes_gradient<Op>) {  // no copy where nothing was stretched
+    if constexpr (passes_gradient<Op>()) {  // no copy where nothing was stretched
       for (int i = 0; i < 2; i++) {
         if (!sinks[i].wanted()) continue;
         if (shapes[i].elements() == dy.elements()) {
@@ -165,7 +168,7 @@ Variable elementwise(const Op& op, const Variable& a, const Variable& b) {
   dispatch(y.dtype(), Op::name, [&]<class T> {
     launch_broadcast(y.backend(), y.elements(), loops, BinaryForward<Op, T>{op, a.value().data<T>(), b.value().data<T>(), y.write<T>()});
   });
-  constexpr bool both = !passes_gradient<Op>;
+  constexpr bool both = !passes_gradient<Op>();
   return record<BinaryNode<Op>>(y, {&a, &b}, {both ? a.value() : Tensor(), both ? b.value() : Tensor()}, op, loops, a.shape(),
                                 b.shape());
 }

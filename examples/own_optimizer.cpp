@@ -32,7 +32,6 @@ class Signum : public Optimizer {
 
  protected:
   void allocate() override { average_ = Tensor::zeros(space().backend(), {space().elements()}); }
-  double decay_of(const Segment&) const override { return 0; }
 
  private:
   Tensor average_;  // v, beside the parameters

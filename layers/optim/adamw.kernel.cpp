@@ -41,12 +41,12 @@ struct UpdateAdamW {
 
 }  // namespace
 
-AdamW::AdamW(const AdamWOptions& options) : Optimizer(options.learning_rate), options_(options) {
+AdamW::AdamW(const AdamWOptions& options)
+    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
   require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "AdamW: the betas ",
           options.beta1, " and ", options.beta2, " must be at least 0 and below 1");
   require(options.epsilon > 0 && std::isfinite(options.epsilon), "AdamW: epsilon ", options.epsilon,
           " must be finite and positive");
-  not_negative("AdamW: weight decay", options.weight_decay);
 }
 
 void AdamW::allocate() {
@@ -54,10 +54,6 @@ void AdamW::allocate() {
   moment_ = zeros(space_->elements());
   square_ = zeros(space_->elements());
   corrections_ = zeros(2);
-}
-
-double AdamW::decay_of(const Segment& s) const {
-  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
 }
 
 std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {

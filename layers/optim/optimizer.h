@@ -39,7 +39,11 @@ enum class IfNotFinite {
 
 class Optimizer {
  public:
-  explicit Optimizer(double rate) { learning_rate(rate); }
+  // weight_decay: not on batch norm parameters and biases, unless decay_everything.
+  explicit Optimizer(double rate, double weight_decay = 0, bool decay_everything = false)
+      : weight_decay_(not_negative("the weight decay", weight_decay)), decay_everything_(decay_everything) {
+    learning_rate(rate);
+  }
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
@@ -91,10 +95,12 @@ class Optimizer {
   Tensor rates_;  // f32 [elements/64, 2]: learning-rate scale and weight decay of each block of 64
 
   // The weight decay of a segment; called by bind for every segment.
-  virtual double decay_of(const Segment& segment) const = 0;
+  virtual double decay_of(const Segment& segment) const {
+    return segment.decay || decay_everything_ ? weight_decay_ : 0;
+  }
   void check_range(Range range) const;
   void check_bound() const;
-  // value, or throws Error: "SGD: weight decay -1 must be finite and at least 0".
+  // value, or throws Error: "the weight decay -1 must be finite and at least 0".
   static double not_negative(const char* what, double value);
   const StepState* device_state() const { return reinterpret_cast<const StepState*>(state_.raw()); }
 
@@ -102,7 +108,8 @@ class Optimizer {
 
  private:
   void check_clip() const;
-  double learning_rate_ = 0, samples_ = 1, ranks_ = 1;
+  double weight_decay_, learning_rate_ = 0, samples_ = 1, ranks_ = 1;
+  bool decay_everything_;
   StepState host_;       // its first fields: what the device has been told,
   bool staged_ = false;  // or is to be told
 };
@@ -127,7 +134,6 @@ class SGD : public Optimizer {
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   SGDOptions options_;
@@ -152,7 +158,6 @@ class AdamW : public Optimizer {
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   AdamWOptions options_;
@@ -189,7 +194,6 @@ class RMSprop : public Optimizer {
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   RMSpropOptions options_;
@@ -214,7 +218,6 @@ class LARS : public Optimizer {
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   LARSOptions options_;

@@ -26,22 +26,18 @@ struct UpdateRMSprop {
 
 }  // namespace
 
-RMSprop::RMSprop(const RMSpropOptions& options) : Optimizer(options.learning_rate), options_(options) {
+RMSprop::RMSprop(const RMSpropOptions& options)
+    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
   require(options.alpha >= 0 && options.alpha < 1 && options.momentum >= 0 && options.momentum < 1, "RMSprop: alpha ",
           options.alpha, " and momentum ", options.momentum, " must be at least 0 and below 1");
   require(options.epsilon > 0 && std::isfinite(options.epsilon), "RMSprop: epsilon ", options.epsilon,
           " must be finite and positive");
-  not_negative("RMSprop: weight decay", options.weight_decay);
 }
 
 void RMSprop::allocate() {
   square_ = Tensor::like(space_->values);
   square_.fill(0);
   if (options_.momentum > 0) velocity_ = square_.clone();
-}
-
-double RMSprop::decay_of(const Segment& s) const {
-  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
 }
 
 std::vector<std::pair<std::string, Tensor>> RMSprop::vectors() const {
