@@ -342,6 +342,8 @@ light := $(if $(filter -O3,$(FLAGS)),-O1)
 plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
 quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/owner.cpp dist/server/rules.cpp dist/server/served.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)): compile += $(light)
+# An example with an operation of its own is device code, too.
+$(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)
 
 $(BUILD)/std.h.gch: $(BUILD)/std.h $(BUILD)/compile.flags
 	$(call say,$(CXX) $<)$(CXX) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFLAGS)) -x c++-header $< -o $@
@@ -354,7 +356,7 @@ $(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o: compile += -I$(CUDA_HOM
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
-	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
+	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(CXX) $<)$(compile) -MMD -MP -c $< -o $@
 
@@ -473,7 +475,7 @@ packages-demo:
 
 # Headers keep their folders below include/tandem; tandem.pc says where that is and what to link.
 target  = $(DESTDIR)$(strip $(PREFIX))
-headers = $(wildcard $(addsuffix /*.h,core core/* autograd layers layers/* layers/train/callbacks datasets cuda dist/*))
+headers = tandem.h $(wildcard $(addsuffix /*.h,core core/* autograd layers layers/* layers/train/callbacks datasets cuda dist/*))
 also    = $(if $(OPENMP_ON),-fopenmp) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 define pkg_config
 prefix=$(strip $(PREFIX))

@@ -1,18 +1,19 @@
-// Element-wise operations of two inputs, broadcast as in NumPy: shapes are aligned at their last axes, and an extent of 1 is
-// stretched. An operation is a functor: f, and the two gradients da and db behind a gradient g of the result. Where an input was
-// stretched, its gradient is the sum over the stretched axes.
+// Element-wise operations of two inputs, broadcast as in NumPy: a functor and a function each (autograd/elementwise.h);
+// comparisons, where, and the losses that are a mean over such an operation.
 //
-// To add one: the functor here, a line in ops.h, a row in tests/test_op_table.cpp.
+// To add one: the functor here, a line in ops.h, a row in tests/op_table.cpp.
 #include <cmath>
+#include <functional>
 
-#include "autograd/ops.h"
-#include "core/broadcast.h"
+#include "autograd/elementwise.h"
+#include "core/math.h"
 
 namespace tandem {
 namespace {
 
 struct Plus {
   static constexpr auto name = "add";
+  static constexpr From from = From::nothing;
   template <class A> TANDEM_HD static A f(A a, A b) { return a + b; }
   template <class A> TANDEM_HD static A da(A g, A, A) { return g; }
   template <class A> TANDEM_HD static A db(A g, A, A) { return g; }
@@ -56,28 +57,91 @@ struct Pow {
   template <class A> TANDEM_HD static A db(A g, A a, A b) { return a == 0 && b >= 0 ? A(0) : g * (std::pow(a, b) * std::log(a)); }
 };
 
-// ---- the template behind all of them ---------------------------------------------------------------------------------
-template <class Op, class T>
-struct Forward {
-  const T *a, *b;
-  T* y;
-  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
-    y[i] = T(Op::f(Accumulator<T>(a[p]), Accumulator<T>(b[q])));
-  }
-};
-// The gradient of a or b at every element of y, before the sum over stretched axes.
-template <class Op, class T, bool second, bool add>
-struct Partial {
-  const T *a, *b, *dy;
-  T* out;
-  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
-    using A = Accumulator<T>;
-    const A d = second ? Op::db(A(dy[i]), A(a[p]), A(b[q])) : Op::da(A(dy[i]), A(a[p]), A(b[q]));
-    out[i] = T(add ? A(out[i]) + d : d);
-  }
+// x where the mask m is not 0, else −0, which changes nothing when it is added.
+struct Keep {
+  static constexpr auto name = "where";
+  bool inverted;
+  Attributes attributes() const { return {{"inverted", {double(inverted)}}}; }
+  template <class A> TANDEM_HD A f(A x, A m) const { return (m != 0) != inverted ? x : A(-0.0); }
+  template <class A> TANDEM_HD A da(A g, A, A m) const { return (m != 0) != inverted ? g : A(0); }
+  template <class A> TANDEM_HD A db(A, A, A) const { return A(0); }
 };
 
-// Sums `full` (shape y) down to `shape`, over the axes along which it was stretched.
+// ---- losses: a is the prediction, b the target ------------------------------------------------------------------------
+struct SquaredError {
+  static constexpr auto name = "mse_loss";
+  template <class A> TANDEM_HD static A f(A a, A b) { return (a - b) * (a - b); }
+  template <class A> TANDEM_HD static A da(A g, A a, A b) { return g * (A(2) * (a - b)); }
+  template <class A> TANDEM_HD static A db(A g, A a, A b) { return da(g, b, a); }
+};
+template <class A> TANDEM_HD inline A sign_of(A d) { return d > 0 ? A(1) : d < 0 ? A(-1) : d; }  // a NaN's is NaN
+struct AbsoluteError {
+  static constexpr auto name = "l1_loss";
+  template <class A> TANDEM_HD static A f(A a, A b) { return std::fabs(a - b); }
+  template <class A> TANDEM_HD static A da(A g, A a, A b) { return g * sign_of(a - b); }
+  template <class A> TANDEM_HD static A db(A g, A a, A b) { return da(g, b, a); }
+};
+struct Huber {
+  static constexpr auto name = "huber_loss";
+  double delta;
+  Attributes attributes() const { return {{"delta", {delta}}}; }
+  template <class A> TANDEM_HD A f(A a, A b) const {
+    const A d = std::fabs(a - b), c = A(delta);
+    return d <= c ? d * d / 2 : c * (d - c / 2);
+  }
+  template <class A> TANDEM_HD A da(A g, A a, A b) const {
+    const A d = a - b, c = A(delta);
+    return g * (d > c ? c : d < -c ? -c : d);
+  }
+  template <class A> TANDEM_HD A db(A g, A a, A b) const { return da(g, b, a); }
+};
+// −b·log σ(a) − (1 − b)·log(1 − σ(a)) = (1 − b)·a + max(−a, 0) + log(1 + e^−|a|), which never overflows.
+struct BceWithLogits {
+  static constexpr auto name = "bce_with_logits";
+  template <class A> TANDEM_HD static A f(A a, A b) {
+    return (A(1) - b) * a + (a < 0 ? -a : A(0)) + std::log1p(exponential(a < 0 ? a : -a));
+  }
+  template <class A> TANDEM_HD static A da(A g, A a, A b) { return g * (A(1) / (A(1) + exponential(-a)) - b); }
+  template <class A> TANDEM_HD static A db(A g, A a, A) { return -g * a; }
+};
+template <class Op>
+Variable mean_loss(const Op& op, const Variable& x, const Variable& target) {
+  require(x.shape() == target.shape(), Op::name, ": the prediction has the shape ", x.shape(), ", the target ", target.shape(),
+          ": reshape one of them");
+  require(x.value().elements() > 0, Op::name, ": the mean over no elements, shape ", x.shape());
+  const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  return mean(elementwise(op, cast(x, wide), cast(target, wide)));
+}
+
+// ---- comparisons --------------------------------------------------------------------------------------------------------
+template <class Op, class T>
+struct Comparison {
+  Op op;
+  const T *a, *b;
+  std::uint8_t* y;
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
+    using A = std::conditional_t<std::is_integral_v<T>, T, Accumulator<T>>;
+    y[i] = op(A(a[p]), A(b[q]));
+  }
+};
+template <class Op>
+Tensor compared(const char* name, const Variable& a, const Variable& b) {
+  check_pair(name, a, b);
+  Tensor y(a.backend(), broadcast_shape(name, a.shape(), b.shape()), DType::u8);
+  dispatch_any(a.dtype(), name, [&]<class T> {
+    launch_broadcast(y.backend(), y.elements(), loops_over(y.shape(), a.shape(), b.shape()),
+                     Comparison<Op, T>{Op(), a.value().data<T>(), b.value().data<T>(), y.write<std::uint8_t>()});
+  });
+  return y;
+}
+
+}  // namespace
+
+void check_pair(const char* op, const Variable& a, const Variable& b) {
+  check_inputs(op, a.value(), {}, {&b.value()});
+  require(a.dtype() == b.dtype(), op, ": ", name_of(a.dtype()), " and ", name_of(b.dtype()), ": cast one of them");
+}
+
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add) {
   Shape p = padded(shape, full.rank());
   Tensor x = full;
@@ -101,69 +165,6 @@ void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add) {
   }
 }
 
-template <class Op>
-struct BinaryNode : Node {
-  static constexpr auto name = Op::name;
-  Loops loops;
-  Shape a_shape, b_shape;
-  BinaryNode(const Loops& l, const Shape& a, const Shape& b) : Node(name), loops(l), a_shape(a), b_shape(b) {}
-
-  template <bool second>
-  void side(const Tensor& a, const Tensor& b, const Tensor& dy, Sink& sink, const Shape& shape) {
-    bool whole = shape.elements() == dy.elements();
-    Tensor full;
-    Sink::Place place;
-    if (whole) place = sink.place(dy.backend(), shape, dy.dtype());
-    else full = Tensor(dy.backend(), dy.shape(), dy.dtype());
-    Tensor& out = whole ? *place.tensor : full;
-    dispatch(dy.dtype(), name, [&]<class T> {
-      const T *p = a.data<T>(), *q = b.data<T>(), *g = dy.data<T>();
-      if (place.add) launch_broadcast(dy.backend(), dy.elements(), loops, Partial<Op, T, second, true>{p, q, g, out.write<T>()});
-      else launch_broadcast(dy.backend(), dy.elements(), loops, Partial<Op, T, second, false>{p, q, g, out.write<T>()});
-    });
-    if (!whole) {
-      auto [dx, add] = sink.place(dy.backend(), shape, dy.dtype());
-      sum_to(full, shape, *dx, add);
-    }
-  }
-
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    constexpr bool addition = std::is_same_v<Op, Plus>;
-    if constexpr (addition) {  // the gradient passes unchanged: no copy where nothing was stretched
-      const Shape* shapes[] = {&a_shape, &b_shape};
-      for (int i = 0; i < 2; i++) {
-        if (!sinks[i].wanted()) continue;
-        if (shapes[i]->elements() == dy.elements()) {
-          sinks[i].give(dy.reshape(*shapes[i]));
-        } else {
-          auto [dx, add] = sinks[i].place(dy.backend(), *shapes[i], dy.dtype());
-          sum_to(dy, *shapes[i], *dx, add);
-        }
-      }
-    } else {
-      const Tensor &a = kept(0), &b = kept(1);
-      if (sinks[0].wanted()) side<false>(a, b, dy, sinks[0], a_shape);
-      if (sinks[1].wanted()) side<true>(a, b, dy, sinks[1], b_shape);
-    }
-  }
-};
-
-template <class Op>
-Variable binary(const Variable& a, const Variable& b) {
-  check_inputs(Op::name, a.value(), {}, {&b.value()});
-  require(a.dtype() == b.dtype(), Op::name, ": ", name_of(a.dtype()), " and ", name_of(b.dtype()), ": cast one of them");
-  Tensor y(a.backend(), broadcast_shape(Op::name, a.shape(), b.shape()), a.dtype());
-  const Loops loops = loops_over(y.shape(), a.shape(), b.shape());
-  dispatch(y.dtype(), Op::name, [&]<class T> {
-    launch_broadcast(y.backend(), y.elements(), loops, Forward<Op, T>{a.value().data<T>(), b.value().data<T>(), y.write<T>()});
-  });
-  constexpr bool addition = std::is_same_v<Op, Plus>;
-  return record<BinaryNode<Op>>(y, {&a, &b}, {addition ? Tensor() : a.value(), addition ? Tensor() : b.value()}, loops,
-                                a.shape(), b.shape());
-}
-
-}  // namespace
-
 Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
   const int rank = std::max(a.rank(), b.rank());
   const Shape pa = padded(a, rank), pb = padded(b, rank);
@@ -176,12 +177,35 @@ Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
   return y;
 }
 
-Variable add(const Variable& a, const Variable& b) { return binary<Plus>(a, b); }
-Variable sub(const Variable& a, const Variable& b) { return binary<Minus>(a, b); }
-Variable mul(const Variable& a, const Variable& b) { return binary<Times>(a, b); }
-Variable div(const Variable& a, const Variable& b) { return binary<Over>(a, b); }
-Variable maximum(const Variable& a, const Variable& b) { return binary<Maximum>(a, b); }
-Variable minimum(const Variable& a, const Variable& b) { return binary<Minimum>(a, b); }
-Variable pow(const Variable& a, const Variable& b) { return binary<Pow>(a, b); }
+Variable add(const Variable& a, const Variable& b) { return elementwise(Plus{}, a, b); }
+Variable sub(const Variable& a, const Variable& b) { return elementwise(Minus{}, a, b); }
+Variable mul(const Variable& a, const Variable& b) { return elementwise(Times{}, a, b); }
+Variable div(const Variable& a, const Variable& b) { return elementwise(Over{}, a, b); }
+Variable maximum(const Variable& a, const Variable& b) { return elementwise(Maximum{}, a, b); }
+Variable minimum(const Variable& a, const Variable& b) { return elementwise(Minimum{}, a, b); }
+Variable pow(const Variable& a, const Variable& b) { return elementwise(Pow{}, a, b); }
+
+Tensor eq(const Variable& a, const Variable& b) { return compared<std::equal_to<>>("eq", a, b); }
+Tensor ne(const Variable& a, const Variable& b) { return compared<std::not_equal_to<>>("ne", a, b); }
+Tensor lt(const Variable& a, const Variable& b) { return compared<std::less<>>("lt", a, b); }
+Tensor le(const Variable& a, const Variable& b) { return compared<std::less_equal<>>("le", a, b); }
+Tensor gt(const Variable& a, const Variable& b) { return compared<std::greater<>>("gt", a, b); }
+Tensor ge(const Variable& a, const Variable& b) { return compared<std::greater_equal<>>("ge", a, b); }
+
+Variable where(const Tensor& mask, const Variable& a, const Variable& b) {
+  require(mask.dtype() == DType::u8, "where: the mask has to be u8, as a comparison makes it, not ", name_of(mask.dtype()));
+  check_pair("where", a, b);
+  check_inputs("where", a.value(), {}, {&mask});
+  const Variable m = mask.cast(a.dtype());
+  return elementwise(Keep{false}, a, m) + elementwise(Keep{true}, b, m);
+}
+
+Variable mse_loss(const Variable& x, const Variable& target) { return mean_loss(SquaredError{}, x, target); }
+Variable l1_loss(const Variable& x, const Variable& target) { return mean_loss(AbsoluteError{}, x, target); }
+Variable huber_loss(const Variable& x, const Variable& target, double delta) {
+  require(delta > 0, "huber_loss: delta ", delta, " must be above 0");
+  return mean_loss(Huber{delta}, x, target);
+}
+Variable bce_with_logits(const Variable& x, const Variable& target) { return mean_loss(BceWithLogits{}, x, target); }
 
 }  // namespace tandem

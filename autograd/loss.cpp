@@ -1,20 +1,10 @@
-// Losses over class logits. log softmax subtracts the row's maximum first, so that nothing overflows; the gradient of
+// The loss over class logits. Its softmax subtracts the row's maximum first, so that nothing overflows; the gradient of
 // cross-entropy with respect to the logits is (softmax − target)/rows.
 #include "autograd/ops.h"
 #include "core/backend.h"
 
 namespace tandem {
 namespace {
-
-struct LogSoftmaxNode : Node {
-  static constexpr auto name = "log_softmax";
-  LogSoftmaxNode() : Node(name) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    const Tensor& y = kept(0);
-    auto [dx, add] = sinks[0].place(dy.backend(), y.shape(), y.dtype());
-    dy.backend().log_softmax_backward(y, dy, *dx, add);
-  }
-};
 
 struct CrossEntropyNode : Node {
   static constexpr auto name = "cross_entropy";
@@ -29,13 +19,6 @@ struct CrossEntropyNode : Node {
 };
 
 }  // namespace
-
-Variable log_softmax(const Variable& x) {
-  require(x.rank() >= 1 && x.extent(-1) > 0, "log_softmax: input ", x.shape(), " needs a last axis with elements");
-  Tensor y = Tensor::like(x.value());
-  y.backend().log_softmax(x.value(), y);
-  return record<LogSoftmaxNode>(y, {&x}, {y});
-}
 
 Variable cross_entropy(const Variable& logits, const Tensor& labels, double smoothing, Tensor* correct) {
   require(logits.rank() == 2 && labels.dtype() == DType::i32 && labels.elements() == logits.extent(0),

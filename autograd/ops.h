@@ -3,10 +3,18 @@
 // both sides (cast one); parameters stay f32 beside bf16 pictures.
 #pragma once
 #include <span>
+#include <vector>
 
 #include "autograd/variable.h"
 
 namespace tandem {
+
+// Axes of a shape, as arguments: {0, 2}, a vector, or one.
+struct Axes : std::span<const int> {
+  Axes(std::initializer_list<int> axes) : span(axes.begin(), axes.size()) {}
+  Axes(const std::vector<int>& axes) : span(axes) {}
+  Axes(const int& axis) : span(&axis, 1) {}
+};
 
 // ---- element-wise, one input (unary.kernel.cpp) ------------------------------------------------------------------------
 Variable relu(const Variable& x);
@@ -44,6 +52,15 @@ Variable minimum(const Variable& a, const Variable& b);
 Variable pow(const Variable& a, const Variable& b);      // a > 0
 
 Shape broadcast_shape(const char* op, const Shape& a, const Shape& b);  // of a result; throws in the name of op
+Variable where(const Tensor& mask, const Variable& a, const Variable& b);  // a where the mask (u8) is not 0, else b
+
+// ---- comparisons (binary.kernel.cpp), broadcast alike: u8, 1 where it holds. Numbers beside a NaN are unequal ------------------------
+Tensor eq(const Variable& a, const Variable& b);
+Tensor ne(const Variable& a, const Variable& b);
+Tensor lt(const Variable& a, const Variable& b);
+Tensor le(const Variable& a, const Variable& b);
+Tensor gt(const Variable& a, const Variable& b);
+Tensor ge(const Variable& a, const Variable& b);
 
 inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
 inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
@@ -57,17 +74,20 @@ inline Variable operator-(const Variable& a, double s) { return scale(a, 1, -s);
 inline Variable operator/(const Variable& a, double s) { return scale(a, 1 / s); }
 
 // ---- reductions (reduce.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
-Variable sum(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);
-Variable mean(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);
-Variable max(const Variable& x, std::initializer_list<int> axes = {}, bool keep_axes = false);  // ties share the gradient
+Variable sum(const Variable& x, Axes axes = {}, bool keep_axes = false);
+Variable mean(const Variable& x, Axes axes = {}, bool keep_axes = false);
+Variable max(const Variable& x, Axes axes = {}, bool keep_axes = false);  // ties share the gradient
 
 // ---- shapes (shape.cpp) --------------------------------------------------------------------------------------------------
 Variable reshape(const Variable& x, const Shape& shape);  // shares memory
 Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape);  // one size may be −1: inferred
 Variable flatten(const Variable& x);                                      // [N, …] → [N, product]; shares memory
-Variable transpose(const Variable& x, std::initializer_list<int> order);  // y's axis i is x's axis order[i]
+Variable squeeze(const Variable& x, int axis);                             // without that axis, of one element
+Variable unsqueeze(const Variable& x, int axis);                           // with an axis of one element at that place
+Variable transpose(const Variable& x, Axes order);                         // y's axis i is x's axis order[i]
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 Variable concat(std::span<const Variable> parts, int axis);
+Variable stack(std::span<const Variable> parts, int axis);  // along a new axis
 // He et al.'s parameter-free shortcut: every stride-th element of both picture axes, and `widen` zero channels on both sides.
 // x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]; the same as two slices and a pad, in one pass.
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
@@ -119,8 +139,28 @@ Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& be
 inline constexpr std::uint32_t by_call = 1u << 20;
 Variable dropout(const Variable& x, double p, std::uint32_t layer = by_call);
 
-// ---- losses (loss.cpp) -----------------------------------------------------------------------------------------------------
-Variable log_softmax(const Variable& x);  // along the last axis
+// ---- softmax (softmax.kernel.cpp) ------------------------------------------------------------------------------------------
+Variable softmax(const Variable& x, int axis = -1);
+Variable log_softmax(const Variable& x, int axis = -1);
+
+// ---- elements by their place (index.kernel.cpp); places are i32 ----------------------------------------------------------------
+// y has the index's shape, which is x's but for `axis`: y[i, j] = x[i, index[i, j]] with axis 1.
+Variable gather(const Variable& x, int axis, const Tensor& index);
+Variable embedding(const Variable& weight, const Tensor& index);  // weight[rows, columns] → [index's shape…, columns]
+// Of the largest element along an axis. A NaN is larger than every number; of equal ones the first.
+Tensor argmax(const Variable& x, int axis = -1, bool keep_axis = false);
+struct TopKResult {
+  Variable values;
+  Tensor places;
+};
+TopKResult topk(const Variable& x, std::int64_t k, int axis = -1, bool largest = true);  // in order, the first first
+
+// ---- losses (binary.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------------
+// Over all elements; x and target have one shape.
+Variable mse_loss(const Variable& x, const Variable& target);         // (x − t)²
+Variable l1_loss(const Variable& x, const Variable& target);          // |x − t|
+Variable huber_loss(const Variable& x, const Variable& target, double delta = 1);  // d²/2 up to |d| = δ, then δ·(|d| − δ/2)
+Variable bce_with_logits(const Variable& x, const Variable& target);  // −t·log σ(x) − (1 − t)·log(1 − σ(x))
 // Mean over rows of −Σ_c q_c·log_softmax(x)_c, q = (1−ε)·onehot + ε/classes. labels i32 [rows]. correct, if given, is
 // incremented by the number of rows whose largest logit is the label.
 Variable cross_entropy(const Variable& logits, const Tensor& labels, double label_smoothing = 0, Tensor* correct = nullptr);

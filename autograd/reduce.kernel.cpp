@@ -1,4 +1,4 @@
-// Sums, means and maxima over any set of axes. Axes that lie next to each other reduce in one go; a set with gaps is reduced
+// Sums, means and maxima over any set of axes. Reduced that lie next to each other reduce in one go; a set with gaps is reduced
 // run by run, the last run first, so that earlier positions stay valid.
 #include <vector>
 
@@ -8,19 +8,18 @@
 namespace tandem {
 namespace {
 
-struct Axes {
+struct Reduced {
   std::vector<bool> reduced;
   Shape kept;     // extents of reduced axes set to 1
   Shape dropped;  // reduced axes left out
   std::int64_t count = 1;
 };
 
-Axes resolve(const char* op, const Shape& x, std::initializer_list<int> axes) {
-  Axes a;
+Reduced resolve(const char* op, const Shape& x, Axes axes) {
+  Reduced a;
   a.reduced.assign(x.rank(), axes.size() == 0);
   for (int axis : axes) {
-    int i = axis < 0 ? axis + x.rank() : axis;
-    require(0 <= i && i < x.rank(), op, ": no axis ", axis, " in the shape ", x);
+    const int i = x.axis(op, axis);
     require(!a.reduced[i], op, ": the axis ", axis, " is named twice");
     a.reduced[i] = true;
   }
@@ -32,7 +31,7 @@ Axes resolve(const char* op, const Shape& x, std::initializer_list<int> axes) {
   return a;
 }
 
-Tensor reduce_runs(Reduction op, const Tensor& input, const Axes& axes) {
+Tensor reduce_runs(Reduction op, const Tensor& input, const Reduced& axes) {
   Tensor x = input;
   Shape shape = input.shape();
   for (int i = shape.rank() - 1; i >= 0; i--) {
@@ -121,8 +120,8 @@ struct SumNode : Node {
 
 struct MaxNode : Node {
   static constexpr auto name = "max";
-  Axes axes;
-  explicit MaxNode(const Axes& a) : Node(name), axes(a) {}
+  Reduced axes;
+  explicit MaxNode(const Reduced& a) : Node(name), axes(a) {}
   void backward(Tensor dy, std::span<Sink> sinks) override {
     const Tensor &x = kept(0), &y = kept(1);
     Tensor largest = Tensor::like(x);
@@ -139,8 +138,8 @@ struct MaxNode : Node {
   }
 };
 
-Variable sum_scaled(const char* op, const Variable& x, std::initializer_list<int> axes, bool keep_axes, bool mean) {
-  Axes a = resolve(op, x.shape(), axes);
+Variable sum_scaled(const char* op, const Variable& x, Axes axes, bool keep_axes, bool mean) {
+  Reduced a = resolve(op, x.shape(), axes);
   require(!mean || a.count > 0, op, ": the mean of no elements, shape ", x.shape());
   double factor = mean ? 1.0 / double(a.count) : 1.0;
   Tensor y = reduce_runs(Reduction::sum, x.value(), a).reshape(keep_axes ? a.kept : a.dropped);
@@ -153,16 +152,16 @@ Variable sum_scaled(const char* op, const Variable& x, std::initializer_list<int
 
 }  // namespace
 
-Variable sum(const Variable& x, std::initializer_list<int> axes, bool keep_axes) {
+Variable sum(const Variable& x, Axes axes, bool keep_axes) {
   return sum_scaled("sum", x, axes, keep_axes, false);
 }
 
-Variable mean(const Variable& x, std::initializer_list<int> axes, bool keep_axes) {
+Variable mean(const Variable& x, Axes axes, bool keep_axes) {
   return sum_scaled("mean", x, axes, keep_axes, true);
 }
 
-Variable max(const Variable& x, std::initializer_list<int> axes, bool keep_axes) {
-  Axes a = resolve("max", x.shape(), axes);
+Variable max(const Variable& x, Axes axes, bool keep_axes) {
+  Reduced a = resolve("max", x.shape(), axes);
   require(a.count > 0, "max: the maximum of no elements, shape ", x.shape());
   Tensor y = reduce_runs(Reduction::max, x.value(), a).reshape(keep_axes ? a.kept : a.dropped);
   return record<MaxNode>(y, {&x}, {x.value(), y}, a);

@@ -35,12 +35,6 @@ Box whole(const Shape& s) {
   return b;
 }
 
-int axis_of(const char* op, const Shape& s, int axis) {
-  int i = axis < 0 ? axis + s.rank() : axis;
-  require(0 <= i && i < s.rank(), op, ": no axis ", axis, " in the shape ", s);
-  return i;
-}
-
 struct ReshapeNode : Node {
   static constexpr auto name = "reshape";
   Shape from;
@@ -213,13 +207,34 @@ Variable flatten(const Variable& x) {
   return reshape(x, {x.extent(0), x.extent(0) ? x.value().elements() / x.extent(0) : 0});
 }
 
-Variable transpose(const Variable& x, std::initializer_list<int> order) {
+Variable squeeze(const Variable& x, int axis) {
+  const int a = x.shape().axis("squeeze", axis);
+  require(x.extent(a) == 1, "squeeze: axis ", axis, " of the shape ", x.shape(), " has ", x.extent(a), " elements, not one");
+  return reshape(x, x.shape().without(a));
+}
+
+Variable unsqueeze(const Variable& x, int axis) {
+  Shape wide = x.shape();
+  wide.append(1);
+  const int a = wide.axis("unsqueeze", axis);
+  for (int i = x.rank(); i > a; i--) wide[i] = wide[i - 1];
+  wide[a] = 1;
+  return reshape(x, wide);
+}
+
+Variable stack(std::span<const Variable> parts, int axis) {
+  std::vector<Variable> wide;
+  for (const Variable& p : parts) wide.push_back(unsqueeze(p, axis));
+  return concat(wide, axis);
+}
+
+Variable transpose(const Variable& x, Axes order) {
   require(int(order.size()) == x.rank(), "transpose: ", order.size(), " axes named for the shape ", x.shape());
   Box all = whole(x.shape()), box;
   Shape shape;
   unsigned seen = 0;
   for (int named : order) {
-    int axis = axis_of("transpose", x.shape(), named);
+    int axis = x.shape().axis("transpose", named);
     require(!(seen >> axis & 1), "transpose: the axis ", named, " is named twice");
     seen |= 1u << axis;
     box.step[shape.rank()] = all.step[axis];
@@ -231,7 +246,7 @@ Variable transpose(const Variable& x, std::initializer_list<int> order) {
 }
 
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step) {
-  int a = axis_of("slice", x.shape(), axis);
+  int a = x.shape().axis("slice", axis);
   require(step >= 1 && 0 <= begin && begin <= end && end <= x.extent(a), "slice: [", begin, ", ", end, ") step ", step,
           " of axis ", axis, " in the shape ", x.shape());
   Box box = whole(x.shape());
@@ -252,7 +267,7 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
 Variable concat(std::span<const Variable> parts, int axis) {
   require(!parts.empty(), "concat: nothing to concatenate");
   for (const Variable& p : parts) check_inputs("concat", parts[0].value(), {}, {&p.value()});
-  int a = axis_of("concat", parts[0].shape(), axis);
+  int a = parts[0].shape().axis("concat", axis);
   Shape shape = parts[0].shape();
   shape[a] = 0;
   for (const Variable& p : parts) {
@@ -287,7 +302,7 @@ Variable concat(std::span<const Variable> parts, int axis) {
 }
 
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value) {
-  int a = axis_of("pad", x.shape(), axis);
+  int a = x.shape().axis("pad", axis);
   require(before >= 0 && after >= 0, "pad: ", before, " before and ", after, " after: use slice to cut");
   Shape shape = x.shape();
   shape[a] += before + after;

@@ -1,19 +1,13 @@
-// Element-wise operations of one input. An operation is a functor: f is the function; df the gradient g·f′, written in terms of
-// the input x or of the output y, whichever needs less work: that one is saved. One template makes the forward loop, the node
-// and the backward loop of all of them, on every device.
+// Element-wise operations of one input: a functor and a function each. The template behind them is autograd/elementwise.h.
 //
-// To add one: the functor here, a line in ops.h, a row in tests/test_op_table.cpp.
-#include "autograd/ops.h"
+// To add one: the functor here, a line in ops.h, a row in tests/op_table.cpp.
+#include "autograd/elementwise.h"
 #include "core/elementwise.h"
-#include "core/launch.h"
 #include "core/math.h"
 
 namespace tandem {
 namespace {
 
-enum class From { x, y, nothing };  // what df reads
-
-// A stands for the arithmetic type: float, or double on the reference backend. g is the gradient behind the result.
 struct Relu {
   static constexpr auto name = "relu";
   static constexpr From from = From::y;
@@ -24,6 +18,7 @@ struct LeakyRelu {
   static constexpr auto name = "leaky_relu";
   static constexpr From from = From::x;
   double slope;
+  Attributes attributes() const { return {{"slope", {slope}}}; }
   template <class A> TANDEM_HD A f(A x) const { return x < 0 ? A(slope) * x : x; }
   template <class A> TANDEM_HD A df(A g, A x) const { return x > 0 ? g : g * A(slope); }
 };
@@ -31,6 +26,7 @@ struct Elu {
   static constexpr auto name = "elu";
   static constexpr From from = From::x;
   double alpha;
+  Attributes attributes() const { return {{"alpha", {alpha}}}; }
   template <class A> TANDEM_HD A f(A x) const { return x <= 0 ? A(alpha) * exponential_minus_1(x) : x; }
   template <class A> TANDEM_HD A df(A g, A x) const { return x > 0 ? g : g * (A(alpha) * exponential(x)); }
 };
@@ -151,6 +147,7 @@ struct Clamp {
   static constexpr auto name = "clamp";
   static constexpr From from = From::x;
   double low, high;
+  Attributes attributes() const { return {{"low", {low}}, {"high", {high}}}; }
   template <class A> TANDEM_HD A f(A x) const { return x < A(low) ? A(low) : x > A(high) ? A(high) : x; }
   template <class A> TANDEM_HD A df(A g, A x) const { return x >= A(low) && x <= A(high) ? g : A(0); }
 };
@@ -158,6 +155,7 @@ struct Affine {
   static constexpr auto name = "scale";
   static constexpr From from = From::nothing;
   double factor, shift;
+  Attributes attributes() const { return {{"factor", {factor}}, {"shift", {shift}}}; }
   template <class A> TANDEM_HD A f(A x) const { return A(factor) * x + A(shift); }
   template <class A> TANDEM_HD A df(A g, A) const { return g * A(factor); }
 };
@@ -165,65 +163,12 @@ struct Power {
   static constexpr auto name = "power";
   static constexpr From from = From::x;
   double exponent;
+  Attributes attributes() const { return {{"exponent", {exponent}}}; }
   template <class A> TANDEM_HD A f(A x) const { return std::pow(x, A(exponent)); }
   template <class A> TANDEM_HD A df(A g, A x) const {
     return exponent == 0 ? A(0) : g * (A(exponent) * std::pow(x, A(exponent - 1)));
   }
 };
-
-// ---- the template behind all of them ---------------------------------------------------------------------------------
-template <class Op, class T>
-struct Forward {
-  Op op;
-  const T* x;
-  T* y;
-  TANDEM_HD void operator()(std::int64_t i) const { y[i] = T(op.f(Accumulator<T>(x[i]))); }
-};
-
-template <class Op, class T, bool add>
-struct Backward {
-  Op op;
-  const T *kept, *dy;
-  T* dx;
-  TANDEM_HD void operator()(std::int64_t i) const {
-    using A = Accumulator<T>;
-    A g = op.df(A(dy[i]), A(kept[i]));
-    dx[i] = T(add ? A(dx[i]) + g : g);
-  }
-};
-
-template <class Op>
-struct UnaryNode : Node {
-  static constexpr auto name = Op::name;
-  Op functor;
-  explicit UnaryNode(const Op& f) : Node(name), functor(f) {}
-  Attributes attributes() const override {
-    if constexpr (requires { functor.slope; }) return {{"slope", {functor.slope}}};
-    else if constexpr (requires { functor.alpha; }) return {{"alpha", {functor.alpha}}};
-    else if constexpr (requires { functor.low; }) return {{"low", {functor.low}}, {"high", {functor.high}}};
-    else if constexpr (requires { functor.factor; }) return {{"factor", {functor.factor}}, {"shift", {functor.shift}}};
-    else if constexpr (requires { functor.exponent; }) return {{"exponent", {functor.exponent}}};
-    else return {};
-  }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    const Tensor& kept_value = Op::from == From::nothing ? dy : kept(0);
-    auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());
-    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      const T *k = kept_value.data<T>(), *g = dy.data<T>();
-      if (add) launch(dy.backend(), dy.elements(), Backward<Op, T, true>{functor, k, g, dx->template write<T>()});
-      else launch(dy.backend(), dy.elements(), Backward<Op, T, false>{functor, k, g, dx->template write<T>()});
-    });
-  }
-};
-
-template <class Op>
-Variable unary(const Variable& x, const Op& op) {
-  Tensor y = Tensor::like(x.value());
-  dispatch(x.dtype(), Op::name, [&]<class T> {
-    launch(x.backend(), y.elements(), Forward<Op, T>{op, x.value().data<T>(), y.write<T>()});
-  });
-  return record<UnaryNode<Op>>(y, {&x}, {Op::from == From::x ? x.value() : Op::from == From::y ? y : Tensor()}, op);
-}
 
 struct CastNode : Node {
   static constexpr auto name = "cast";
@@ -234,32 +179,32 @@ struct CastNode : Node {
 
 }  // namespace
 
-Variable relu(const Variable& x) { return unary(x, Relu{}); }
-Variable leaky_relu(const Variable& x, double slope) { return unary(x, LeakyRelu{slope}); }
-Variable elu(const Variable& x, double alpha) { return unary(x, Elu{alpha}); }
-Variable gelu(const Variable& x) { return unary(x, Gelu{}); }
-Variable gelu_tanh(const Variable& x) { return unary(x, GeluTanh{}); }
-Variable silu(const Variable& x) { return unary(x, Silu{}); }
-Variable hardswish(const Variable& x) { return unary(x, Hardswish{}); }
-Variable softplus(const Variable& x) { return unary(x, Softplus{}); }
-Variable sigmoid(const Variable& x) { return unary(x, Sigmoid{}); }
-Variable tanh(const Variable& x) { return unary(x, Tanh{}); }
-Variable exp(const Variable& x) { return unary(x, Exp{}); }
-Variable log(const Variable& x) { return unary(x, Log{}); }
-Variable sqrt(const Variable& x) { return unary(x, Sqrt{}); }
-Variable rsqrt(const Variable& x) { return unary(x, Rsqrt{}); }
-Variable reciprocal(const Variable& x) { return unary(x, Reciprocal{}); }
-Variable square(const Variable& x) { return unary(x, Square{}); }
-Variable abs(const Variable& x) { return unary(x, Abs{}); }
-Variable neg(const Variable& x) { return unary(x, Affine{-1, -0.0}); }  // adding −0 changes nothing, not even 0's sign
-Variable sin(const Variable& x) { return unary(x, Sin{}); }
-Variable cos(const Variable& x) { return unary(x, Cos{}); }
+Variable relu(const Variable& x) { return elementwise(Relu{}, x); }
+Variable leaky_relu(const Variable& x, double slope) { return elementwise(LeakyRelu{slope}, x); }
+Variable elu(const Variable& x, double alpha) { return elementwise(Elu{alpha}, x); }
+Variable gelu(const Variable& x) { return elementwise(Gelu{}, x); }
+Variable gelu_tanh(const Variable& x) { return elementwise(GeluTanh{}, x); }
+Variable silu(const Variable& x) { return elementwise(Silu{}, x); }
+Variable hardswish(const Variable& x) { return elementwise(Hardswish{}, x); }
+Variable softplus(const Variable& x) { return elementwise(Softplus{}, x); }
+Variable sigmoid(const Variable& x) { return elementwise(Sigmoid{}, x); }
+Variable tanh(const Variable& x) { return elementwise(Tanh{}, x); }
+Variable exp(const Variable& x) { return elementwise(Exp{}, x); }
+Variable log(const Variable& x) { return elementwise(Log{}, x); }
+Variable sqrt(const Variable& x) { return elementwise(Sqrt{}, x); }
+Variable rsqrt(const Variable& x) { return elementwise(Rsqrt{}, x); }
+Variable reciprocal(const Variable& x) { return elementwise(Reciprocal{}, x); }
+Variable square(const Variable& x) { return elementwise(Square{}, x); }
+Variable abs(const Variable& x) { return elementwise(Abs{}, x); }
+Variable neg(const Variable& x) { return elementwise(Affine{-1, -0.0}, x); }  // adding −0 changes nothing, not even 0's sign
+Variable sin(const Variable& x) { return elementwise(Sin{}, x); }
+Variable cos(const Variable& x) { return elementwise(Cos{}, x); }
 Variable clamp(const Variable& x, double low, double high) {
   require(low <= high, "clamp: low ", low, " is above high ", high);
-  return unary(x, Clamp{low, high});
+  return elementwise(Clamp{low, high}, x);
 }
-Variable scale(const Variable& x, double factor, double shift) { return unary(x, Affine{factor, shift}); }
-Variable power(const Variable& x, double exponent) { return unary(x, Power{exponent}); }
+Variable scale(const Variable& x, double factor, double shift) { return elementwise(Affine{factor, shift}, x); }
+Variable power(const Variable& x, double exponent) { return elementwise(Power{exponent}, x); }
 Variable cast(const Variable& x, DType dtype) {
   if (x.dtype() == dtype) return x;
   return record<CastNode>(x.value().cast(dtype), {&x}, {}, x.dtype());

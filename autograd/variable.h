@@ -43,6 +43,8 @@ class Variable {
   Leaf* leaf_ = nullptr;
 };
 
+inline std::ostream& operator<<(std::ostream& out, const Variable& v) { return out << v.value(); }
+
 // How an operation ends: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, leaves a node N(attributes…)
 // on the tape. Inputs and what is saved are given separately, because backward rarely needs all inputs. N names itself: N::name.
 bool needs_tape(std::initializer_list<const Variable*> inputs);

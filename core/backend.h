@@ -146,8 +146,6 @@ class Backend {
   // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or
   // the sum exceeds y's type.
   virtual void sum_of_squares(const Tensor& x, Tensor& y, bool add) = 0;
-  virtual void log_softmax(const Tensor& x, Tensor& y) = 0;  // along the last axis
-  virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) = 0;
   // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
   // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one element) += rows
   // whose first largest logit is the label.

@@ -112,6 +112,14 @@ decltype(auto) dispatch(DType t, const char* op, F&& f) {
   }
 }
 
+// The same for u8 and i32 too.
+template <class F>
+decltype(auto) dispatch_any(DType t, const char* op, F&& f) {
+  if (t == DType::u8) return f.template operator()<std::uint8_t>();
+  if (t == DType::i32) return f.template operator()<std::int32_t>();
+  return dispatch(t, op, f);
+}
+
 // The same for parameters, statistics and losses, which are never narrower than f32.
 template <class F>
 decltype(auto) dispatch_wide(DType t, const char* op, F&& f) {

@@ -52,13 +52,6 @@ std::int64_t count_not_finite(const T* x, std::int64_t n) {
   return count;
 }
 
-template <class F>
-decltype(auto) dispatch_any(DType t, const char* op, F&& f) {
-  if (t == DType::u8) return f.template operator()<std::uint8_t>();
-  if (t == DType::i32) return f.template operator()<std::int32_t>();
-  return dispatch(t, op, f);
-}
-
 }  // namespace
 
 void fill(Tensor& y, double value) {

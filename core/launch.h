@@ -6,6 +6,7 @@
 // otherwise; the loop below is what the CPU runs, and the compiler vectorises it.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "core/backend.h"
@@ -62,6 +63,43 @@ void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
   require_host(backend);
   parallel_ranges(n * 64 >= parallel_grain ? backend.threads() : 1, n, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i++) f(i);
+  });
+}
+
+// Rows: f(row, lanes) computes one row of n elements. lanes.sum(n, g) and lanes.max(n, g) combine g(0) … g(n − 1), lanes.each(n, g)
+// calls each. The lanes of a row are one thread on a host and a warp on a device.
+struct HostLanes {
+  template <class G>
+  TANDEM_HD auto sum(std::int64_t n, const G& g) const {
+    decltype(g(n)) all = 0;
+#pragma omp simd reduction(+ : all)
+    for (std::int64_t k = 0; k < n; k++) all += g(k);
+    return all;
+  }
+  template <class G>
+  TANDEM_HD auto max(std::int64_t n, const G& g) const {  // of numbers: a NaN may be passed over
+    decltype(g(n)) all = -INFINITY;
+#pragma omp simd reduction(max : all)
+    for (std::int64_t k = 0; k < n; k++) all = all < g(k) ? g(k) : all;
+    return all;
+  }
+  template <class G>
+  TANDEM_HD void each(std::int64_t n, const G& g) const {
+#pragma omp simd
+    for (std::int64_t k = 0; k < n; k++) g(k);
+  }
+};
+template <class F>
+void launch_rows(Backend& backend, std::int64_t rows, std::int64_t n, const F& f) {
+#if defined(__CUDACC__)
+  if (backend.on_device()) {
+    if constexpr (holds_double<F>) fail("cuda backend: f64 lives in the reference backend");
+    else return device_launch_rows(backend.stream(), rows, f);
+  }
+#endif
+  require_host(backend);
+  parallel_ranges(rows * n >= parallel_grain ? backend.threads() : 1, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i++) f(i, HostLanes());
   });
 }
 

@@ -29,6 +29,21 @@ class Shape {
     for (int i = 0; i < rank_; i++) n *= extents_[i];
     return n;
   }
+  // The axis that `axis` names: −1 is the last. Throws Error in the name of op where there is none.
+  int axis(const char* op, int axis) const {
+    const int i = axis < 0 ? axis + rank_ : axis;
+    require(0 <= i && i < rank_, op, ": no axis ", axis, " in the shape ", *this);
+    return i;
+  }
+  Shape without(int axis) const {
+    Shape s;
+    for (int i = 0; i < rank_; i++)
+      if (i != axis) s.append(extents_[i]);
+    return s;
+  }
+  // As [outer, extent(axis), inner].
+  std::int64_t outer(int axis) const { return Shape(std::span(begin(), std::size_t(axis))).elements(); }
+  std::int64_t inner(int axis) const { return Shape(std::span(begin() + axis + 1, end())).elements(); }
   void append(std::int64_t extent) {
     require(extent >= 0, "a shape cannot have the extent ", extent);
     require(rank_ < max_rank, "a tensor has at most 6 axes");

@@ -6,6 +6,16 @@
 #include "core/elementwise.h"
 
 namespace tandem {
+namespace {
+
+// Every type: files hold f16 where nothing computes with it.
+template <class F>
+void on_host(DType t, const char* op, const F& f) {
+  if (t == DType::f16) f.template operator()<f16>();
+  else dispatch_any(t, op, f);
+}
+
+}  // namespace
 
 void fail_undefined() {
   fail("an undefined Tensor or Variable was used: it was made without a value, or moved from; where an operation takes an "
@@ -35,14 +45,7 @@ Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> 
       std::memcpy(host.data() + i * sizeof(T), &v, sizeof(T));
     }
   };
-  if (dtype == DType::u8)
-    store.operator()<std::uint8_t>();
-  else if (dtype == DType::i32)
-    store.operator()<std::int32_t>();
-  else if (dtype == DType::f16)
-    store.operator()<f16>();
-  else
-    dispatch(dtype, "Tensor::of", store);
+  on_host(dtype, "Tensor::of", store);
   Tensor t(backend, shape, dtype);
   backend.upload(t.raw_write(), host.data(), t.bytes());
   return t;
@@ -137,14 +140,7 @@ std::vector<double> Tensor::values() const {
       out[i] = static_cast<double>(v);
     }
   };
-  if (dtype_ == DType::u8)
-    load.operator()<std::uint8_t>();
-  else if (dtype_ == DType::i32)
-    load.operator()<std::int32_t>();
-  else if (dtype_ == DType::f16)
-    load.operator()<f16>();
-  else
-    dispatch(dtype_, "values", load);
+  on_host(dtype_, "values", load);
   return out;
 }
 
@@ -156,14 +152,7 @@ double Tensor::item() const {
     backend().download(&v, raw(), sizeof v);
     result = static_cast<double>(v);
   };
-  if (dtype_ == DType::u8)
-    load.operator()<std::uint8_t>();
-  else if (dtype_ == DType::i32)
-    load.operator()<std::int32_t>();
-  else if (dtype_ == DType::f16)
-    load.operator()<f16>();
-  else
-    dispatch(dtype_, "item", load);
+  on_host(dtype_, "item", load);
   return result;
 }
 

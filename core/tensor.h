@@ -94,4 +94,7 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
+// Nested brackets with aligned numbers, then type and shape; of more than 1000 elements the first and last three of each axis.
+std::ostream& operator<<(std::ostream& out, const Tensor& t);
+
 }  // namespace tandem

@@ -265,17 +265,6 @@ class CudaBackend final : public Backend {
       cuda::sum_of_squares(grid_, x.elements(), x.data<T>(), y.write<float>(), add, room.floats());
     });
   }
-  void log_softmax(const Tensor& x, Tensor& y) override {
-    const Rows r(x);
-    typed(x.dtype(), "log_softmax",
-          [&]<class T> { cuda::log_softmax(grid_, r.rows, r.classes, x.data<T>(), y.write<T>()); });
-  }
-  void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) override {
-    const Rows r(y);
-    typed(y.dtype(), "log_softmax_backward", [&]<class T> {
-      cuda::log_softmax_backward(grid_, r.rows, r.classes, y.data<T>(), dy.data<T>(), dx.write<T>(), add);
-    });
-  }
   void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
                      Tensor* correct) override {
     const Rows r(x);

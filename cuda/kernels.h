@@ -69,11 +69,6 @@ void reduce(const Grid&, Reduction, std::int64_t outer, std::int64_t middle, std
 // scratch: most_parts floats.
 template <class T>
 void sum_of_squares(const Grid&, std::int64_t n, const T* x, float* y, bool add, float* scratch);
-template <class T>
-void log_softmax(const Grid&, std::int64_t rows, std::int64_t classes, const T* x, T* y);
-template <class T>
-void log_softmax_backward(const Grid&, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
-                          bool add);
 // A label outside [0, classes) makes the loss NaN: the device cannot throw. scratch: 2·rows floats.
 template <class T>
 void cross_entropy(const Grid&, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,

@@ -1,6 +1,8 @@
 // The device's half of launch(): one thread per index, in a loop that strides over the grid, so that any n fits.
 #pragma once
+#include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "cuda/check.h"
 
@@ -58,6 +60,42 @@ void device_launch_sums(void* stream, std::int64_t n, const F& f) {
   if (n <= 0) return;
   const std::int64_t blocks = (n * lanes + 255) / 256, most = 8 * 1024;
   start(for_each_sum<lanes, F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
+}
+
+// launch_rows(): a warp to a row. Only the device's half of a functor that is compiled for both calls them.
+struct WarpLanes {
+  int lane;
+  template <class G, class Op>
+  TANDEM_HD auto combine(std::int64_t n, decltype(std::declval<G>()(0)) all, const G& g, const Op& op) const {
+    for (std::int64_t k = lane; k < n; k += 32) all = op(all, g(k));
+#if defined(__CUDA_ARCH__) || !defined(__CUDACC__)
+    for (int by = 16; by > 0; by /= 2) all = op(all, __shfl_xor_sync(~0u, all, by));
+#endif
+    return all;
+  }
+  template <class G>
+  TANDEM_HD auto sum(std::int64_t n, const G& g) const {
+    return combine(n, 0, g, [](auto a, auto b) { return a + b; });
+  }
+  template <class G>
+  TANDEM_HD auto max(std::int64_t n, const G& g) const {
+    return combine(n, -INFINITY, g, [](auto a, auto b) { return a < b ? b : a; });
+  }
+  template <class G>
+  TANDEM_HD void each(std::int64_t n, const G& g) const {
+    for (std::int64_t k = lane; k < n; k += 32) g(k);
+  }
+};
+template <class F>
+__global__ void __launch_bounds__(256) for_each_row(std::int64_t rows, F f) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{8} + threadIdx.x / 32; i < rows; i += gridDim.x * std::int64_t{8})
+    f(i, WarpLanes{int(threadIdx.x % 32)});
+}
+template <class F>
+void device_launch_rows(void* stream, std::int64_t rows, const F& f) {
+  if (rows <= 0) return;
+  const std::int64_t blocks = (rows + 7) / 8, most = 8 * 1024;
+  start(for_each_row<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), rows, f);
 }
 
 // The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference backend

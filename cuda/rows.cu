@@ -1,4 +1,4 @@
-// Sums along axes, log softmax and cross-entropy: a tensor as rows.
+// Sums along axes and cross-entropy: a tensor as rows.
 #include "cuda/block.h"
 #include "cuda/columns.h"
 
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(256) square_total(const float* parts, int coun
   if (threadIdx.x == 0) *y = float(all + (add ? double(*y) : 0));
 }
 
-// ---- softmax: a warp for each row --------------------------------------------------------------------------------------
+// ---- cross-entropy: a warp for each row --------------------------------------------------------------------------------------
 __device__ float warp_sum(float v) {
   for (int half = 16; half > 0; half /= 2) v += __shfl_xor_sync(~0u, v, half);
   return v;
@@ -107,26 +107,6 @@ struct Row {  // log p_c = (x_c − largest) − log Σ exp(x − largest)
   }
   __device__ float log_p(float x) const { return (x - largest) - log_sum; }
 };
-
-template <class T>
-__global__ void log_softmax_rows(std::int64_t rows, std::int64_t n, const T* x, T* y) {
-  const std::int64_t r = blockIdx.x * std::int64_t{8} + threadIdx.y;
-  if (r >= rows) return;
-  const Row row(x + r * n, n);
-  for (std::int64_t c = threadIdx.x; c < n; c += 32) y[r * n + c] = T(row.log_p(float(x[r * n + c])));
-}
-
-// dx = dy − softmax(x)·Σ dy, and softmax(x) = exp(y)
-template <class T>
-__global__ void log_softmax_rows_backward(std::int64_t rows, std::int64_t n, const T* y, const T* dy, T* dx, bool add) {
-  const std::int64_t r = blockIdx.x * std::int64_t{8} + threadIdx.y;
-  if (r >= rows) return;
-  float sum = 0;
-  for (std::int64_t c = threadIdx.x; c < n; c += 32) sum += float(dy[r * n + c]);
-  sum = warp_sum(sum);
-  for (std::int64_t i = r * n + threadIdx.x; i < (r + 1) * n; i += 32)
-    dx[i] = T(float(dy[i]) - expf(float(y[i])) * sum + (add ? float(dx[i]) : 0.f));
-}
 
 // −Σ_c q_c·log p_c with q = (1 − ε)·onehot + ε/classes, and whether the label has the first of the largest logits.
 template <class T>
@@ -249,17 +229,6 @@ void sum_of_squares(const Grid& grid, std::int64_t n, const T* x, float* y, bool
 }
 
 template <class T>
-void log_softmax(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, T* y) {
-  if (rows * classes == 0) return;
-  start(log_softmax_rows<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, x, y);
-}
-template <class T>
-void log_softmax_backward(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
-                          bool add) {
-  if (rows * classes == 0) return;
-  start(log_softmax_rows_backward<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, y, dy, dx, add);
-}
-template <class T>
 void cross_entropy(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
                    double smoothing, float* loss, float* probabilities, std::int32_t* correct, float* scratch) {
   if (rows > 0)
@@ -292,8 +261,6 @@ void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool ad
   template void sum_rows(const Grid&, std::int64_t, std::int64_t, const T*, float*, bool, float*);                    \
   template void reduce(const Grid&, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);         \
   template void sum_of_squares(const Grid&, std::int64_t, const T*, float*, bool, float*);                            \
-  template void log_softmax(const Grid&, std::int64_t, std::int64_t, const T*, T*);                                   \
-  template void log_softmax_backward(const Grid&, std::int64_t, std::int64_t, const T*, const T*, T*, bool);          \
   template void cross_entropy(const Grid&, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*, \
                               float*, std::int32_t*, float*);                                                         \
   template void cross_entropy_backward(const Grid&, std::int64_t, std::int64_t, const float*, const std::int32_t*,    \

@@ -8,9 +8,8 @@
 #include <chrono>
 #include <cstdio>
 
-#include "layers/train/fit.h"
-#include "layers/train/options.h"
 #include "layers/train/replay.h"
+#include "tandem.h"
 
 using namespace tandem;
 using namespace tandem::airbench;

@@ -1,10 +1,7 @@
 // Trains a residual network on CIFAR-10. The defaults are the recipe of examples/recipes/resnet20_cifar10.py.
 #include <cstdio>
 
-#include "layers/train/fit.h"
-#include "layers/train/loading.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -18,7 +15,7 @@ int main(int argc, char** argv) {
 
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
     auto optimizer = make_optimizer(o);
-    FitReport report = fit(*model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend, loaders, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(o.label_smoothing), *optimizer, *backend, loaders, fit_options(o));
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -10,9 +10,7 @@
 #include "core/files/files.h"
 #include "dist/lab/experiment.h"
 #include "dist/lab/simulator.h"
-#include "layers/train/loading.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -76,7 +74,7 @@ int main(int argc, char** argv) {
       s.cluster.workers = trial.workers;
       s.cluster.shape = plan.shape;
       const SimulatorReport r =
-          simulate(*model, cross_entropy_loss(),
+          simulate(model, cross_entropy_loss(),
                    {.learning_rate = trial.rate, .momentum = plan.momentum, .weight_decay = plan.weight_decay},
                    *backend, looks, s);
       Outcome out;

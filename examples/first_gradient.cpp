@@ -1,9 +1,7 @@
 // Tensors, the tape, and a gradient: y = Σ (x·w)², on paper and by machine.
 #include <cstdio>
 
-#include "autograd/ops.h"
-#include "core/backend.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 

@@ -2,10 +2,7 @@
 // time with the same weights everywhere: 62 thousand parameters here do more than mlp.cpp's 102 thousand.
 #include <iostream>
 
-#include "datasets/loader.h"
-#include "layers/train/fit.h"
-#include "layers/layers.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -37,7 +34,7 @@ int main(int argc, char** argv) {
     std::cout << "pictures  " << x.shape() << "\n";
     NoGrad off;
     for (auto& [name, module] : model.children()) {
-      x = (*module)(x);
+      x = module(x);
       std::cout << "behind " << name << "  " << x.shape() << "\n";
     }
     if (!report.epochs.empty()) std::cout << "test accuracy " << 100 * *report.epochs.back().test_accuracy << " %\n";

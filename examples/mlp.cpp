@@ -2,10 +2,7 @@
 // update) and fit() (the loop) do here. The next rung is lenet.cpp.
 #include <cstdio>
 
-#include "datasets/loader.h"
-#include "layers/train/fit.h"
-#include "layers/layers.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 

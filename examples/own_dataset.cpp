@@ -4,11 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "core/random.h"
-#include "datasets/loader.h"
-#include "layers/train/fit.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -48,7 +44,7 @@ int main(int argc, char** argv) {
     Loader test(unseen, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, kinds, 1, side);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    FitReport report = fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o));
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

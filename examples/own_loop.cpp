@@ -5,10 +5,7 @@
 #include <filesystem>
 
 #include "core/files/files.h"
-#include "datasets/loader.h"
-#include "layers/train/fit.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -31,7 +28,7 @@ int main(int argc, char** argv) {
 
     auto model = make_model(o.model, 10, 1, 28);
     // The parameters get their memory: one flat vector.
-    ParameterSpace space(*model, *backend, o.seed, strategy->memory());
+    ParameterSpace space(model, *backend, o.seed, strategy->memory());
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(space);
     strategy->begin(space, sgd);
@@ -46,7 +43,7 @@ int main(int argc, char** argv) {
       Score score;
       train.start(at.epoch);
       for (Batch batch; train.next(batch);) {
-        Variable logits = (*model)(Variable(batch.images));
+        Variable logits = model(Variable(batch.images));
         Variable loss = cross_entropy(logits, batch.labels);
         space.zero_gradients();
         space.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
@@ -58,7 +55,7 @@ int main(int argc, char** argv) {
       strategy->end_epoch({.epochs = ++at.epoch});
       score = strategy->sum(score);
       strategy->synchronize(Strategy::Shared::statistics, space, sgd);
-      Evaluation e = evaluate(*model, test, strategy.get());
+      Evaluation e = evaluate(model, test, strategy.get());
       if (strategy->rank() > 0) continue;
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), score.loss / score.samples,
                   100 * e.accuracy);

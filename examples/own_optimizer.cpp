@@ -3,10 +3,7 @@
 #include <cstdio>
 
 #include "core/launch.h"
-#include "datasets/loader.h"
-#include "layers/train/fit.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -35,7 +32,6 @@ class Signum : public Optimizer {
 
  protected:
   void allocate() override { average_ = Tensor::zeros(space().backend(), {space().elements()}); }
-  double decay_of(const Segment&) const override { return 0; }
 
  private:
   Tensor average_;  // v, beside the parameters
@@ -53,7 +49,7 @@ int main(int argc, char** argv) {
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, data.train.classes, 1, 28);
     Signum signum(o.learning_rate);
-    FitReport report = fit(*model, cross_entropy_loss(), signum, *backend, {train, nullptr, &test}, fit_options(o));
+    FitReport report = fit(model, cross_entropy_loss(), signum, *backend, {train, nullptr, &test}, fit_options(o));
     if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

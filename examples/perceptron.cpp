@@ -2,9 +2,7 @@
 // w ← w − η·∂loss/∂w. The ladder's first rung; mlp.cpp is the next.
 #include <cstdio>
 
-#include "autograd/ops.h"
-#include "datasets/loader.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 

@@ -5,9 +5,7 @@
 #include <numeric>
 
 #include "datasets/image.h"
-#include "layers/models/classifier.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "tandem.h"
 
 using namespace tandem;
 

@@ -5,11 +5,9 @@
 #include <cstdio>
 #include <sstream>
 
-#include "dist/server/pace.h"
 #include "dist/lab/simulator.h"
-#include "layers/train/loading.h"
-#include "layers/models/models.h"
-#include "layers/train/options.h"
+#include "dist/server/pace.h"
+#include "tandem.h"
 
 using namespace tandem;
 
@@ -73,7 +71,7 @@ int main(int argc, char** argv) {
     Loaders loaders(data, o, *backend);
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
     const SimulatorReport r =
-        simulate(*model, cross_entropy_loss(o.label_smoothing),
+        simulate(model, cross_entropy_loss(o.label_smoothing),
                  {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend,
                  loaders, s);
     std::int64_t pushes = 0, sum = 0, most = 0;

@@ -97,9 +97,26 @@ class GlobalAveragePool : public Module {
   Variable forward(const Variable& x) override { return global_average_pool(x); }
 };
 
-class ReLU : public Module {
+// An operation of one input as a module.
+template <Variable (*operation)(const Variable&)>
+class Activation : public Module {
  public:
-  Variable forward(const Variable& x) override { return relu(x); }
+  Variable forward(const Variable& x) override { return operation(x); }
+};
+class ReLU : public Activation<relu> {};
+class GELU : public Activation<gelu> {};
+class SiLU : public Activation<silu> {};
+class Tanh : public Activation<tanh> {};
+class Sigmoid : public Activation<sigmoid> {};
+
+// x [N, …] of row numbers (i32) → [N, …, columns].
+class Embedding : public Module {
+ public:
+  Embedding(std::int64_t rows, std::int64_t columns) : weight_(&parameter("weight", {rows, columns}, Initial::normal())) {}
+  Variable forward(const Variable& x) override { return embedding(*weight_, x.value()); }
+
+ private:
+  Parameter* weight_;
 };
 
 // [N, H, W, C] → [N, H·W·C]. Remembers the shape: weights from frameworks that flatten (c, h, w) need it to be permuted.

@@ -3,6 +3,19 @@
 #include <algorithm>
 
 namespace tandem {
+namespace {
+
+template <class T>
+T* named(const char* what, const std::string& name, const std::vector<std::pair<std::string, T*>>& all) {
+  std::string names;
+  for (const auto& [full, one] : all) {
+    if (full == name) return one;
+    names += (names.empty() ? "" : " ") + full;
+  }
+  fail("the model has no ", what, " ", name, "; there are: ", names.empty() ? "none" : names);
+}
+
+}  // namespace
 
 Parameter::operator const Variable&() const {
   require(variable.defined(), "the parameter ", name,
@@ -23,9 +36,13 @@ void Module::train(bool on) {
   for (auto& [name, module] : children_) module->train(on);
 }
 
+void Module::walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit) {
+  visit(path, *this);
+  for (auto& [name, module] : children_) module->walk(path.empty() ? name : path + "." + name, visit);
+}
+
 void Module::name_tree(const std::string& path) {
-  path_ = path;
-  for (auto& [name, module] : children_) module->name_tree(path.empty() ? name : path + "." + name);
+  walk(path, [](const std::string& at, Module& m) { m.path_ = at; });
   std::uint32_t next = 0;
   if (path.empty()) number(next);
 }
@@ -48,21 +65,22 @@ void Module::check_name(const std::string& name) const {
 
 std::vector<std::pair<std::string, Parameter*>> Module::parameters() {
   std::vector<std::pair<std::string, Parameter*>> all;
-  std::string prefix = path_.empty() ? "" : path_ + ".";
-  for (auto& p : parameters_) all.emplace_back(prefix + p->name, p.get());
-  for (auto& [name, module] : children_)
-    for (auto& entry : module->parameters()) all.push_back(entry);
+  walk(path_, [&](const std::string& at, Module& m) {
+    for (auto& p : m.parameters_) all.emplace_back(at.empty() ? p->name : at + "." + p->name, p.get());
+  });
   return all;
 }
 
 std::vector<std::pair<std::string, Statistic*>> Module::statistics() {
   std::vector<std::pair<std::string, Statistic*>> all;
-  std::string prefix = path_.empty() ? "" : path_ + ".";
-  for (auto& s : statistics_) all.emplace_back(prefix + s->name, s.get());
-  for (auto& [name, module] : children_)
-    for (auto& entry : module->statistics()) all.push_back(entry);
+  walk(path_, [&](const std::string& at, Module& m) {
+    for (auto& s : m.statistics_) all.emplace_back(at.empty() ? s->name : at + "." + s->name, s.get());
+  });
   return all;
 }
+
+Parameter& Module::parameter(const std::string& name) { return *named("parameter", name, parameters()); }
+Statistic& Module::statistic(const std::string& name) { return *named("statistic", name, statistics()); }
 
 Parameter& Module::parameter(std::string name, const Shape& shape, Initial initial, bool decay) {
   check_name(name);
@@ -80,7 +98,7 @@ Statistic& Module::statistic(std::string name, const Shape& shape, double initia
 
 Variable Sequential::forward(const Variable& x) {
   Variable y = x;
-  for (auto& [name, module] : children()) y = (*module)(y);
+  for (auto& [name, module] : children()) y = module(y);
   return y;
 }
 

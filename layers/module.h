@@ -51,6 +51,18 @@ class Scope {
   MemoryUse use_;
 };
 
+class Module;
+
+// A module that belongs to whoever holds this: model(x), model->eval(), and a Module& wherever one is asked for.
+class Model : public std::unique_ptr<Module> {
+ public:
+  Model() = default;
+  template <class M>
+  Model(std::unique_ptr<M> module) : std::unique_ptr<Module>(std::move(module)) {}
+  Variable operator()(const Variable& x) const;
+  operator Module&() const { return **this; }
+};
+
 class Module {
  public:
   Module() = default;
@@ -77,7 +89,10 @@ class Module {
   void name_tree(const std::string& path = "");
   std::vector<std::pair<std::string, Parameter*>> parameters();
   std::vector<std::pair<std::string, Statistic*>> statistics();
-  const std::vector<std::pair<std::string, std::unique_ptr<Module>>>& children() const { return children_; }
+  // One of them by its full name: model.parameter("conv1.weight").variable. Throws Error, listing the names, when there is none.
+  Parameter& parameter(const std::string& name);
+  Statistic& statistic(const std::string& name);
+  const std::vector<std::pair<std::string, Model>>& children() const { return children_; }
 
  protected:
   enum Draws { draws_random_numbers };
@@ -107,6 +122,8 @@ class Module {
   // Throws Error unless a child, parameter or statistic may be called so: checkpoints find them by their names.
   void check_name(const std::string& name) const;
   void number(std::uint32_t& next);
+  // Calls visit for this module and all below, with the path of each.
+  void walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit);
 
   std::optional<std::uint32_t> stream_;  // of those that draw random numbers
   std::string path_;
@@ -114,8 +131,10 @@ class Module {
   bool training_ = true;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::unique_ptr<Statistic>> statistics_;
-  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+  std::vector<std::pair<std::string, Model>> children_;
 };
+
+inline Variable Model::operator()(const Variable& x) const { return (**this)(x); }
 
 // Modules one after the other, named 0, 1, 2, …
 class Sequential : public Module {

@@ -65,7 +65,7 @@ Row binary(const std::string& op, Variable (*f)(const Variable&, const Variable&
   return row;
 }
 
-using Reduce = Variable (*)(const Variable&, std::initializer_list<int>, bool);
+using Reduce = Variable (*)(const Variable&, Axes, bool);
 template <int... axes>
 void reduction(Row& row, Reduce f, const std::string& name, const Shape& shape = {}, double step = 0) {
   for (bool keep : {false, true}) {
@@ -270,6 +270,30 @@ Row cross_entropy_row() {
   return row;
 }
 
+// As many i32 numbers below n as the shape has elements.
+Tensor index_of(Backend& backend, const std::string& name, const Shape& shape, double n) {
+  return Tensor::of(backend, shape, numbers(name, shape.elements(), 0, n - 1, 1), DType::i32);
+}
+Tensor dumped_index(Backend& backend, const std::string& name, DType dtype = DType::i32) {
+  return Tensor::of(backend, dumps().at(name).shape, dumps().at(name).values, dtype);
+}
+
+Row topk_row() {
+  Row row{"topk", {}};
+  auto best = [](std::int64_t k, int axis, bool largest) {
+    return Build([=](Inputs v) { return topk(v[0], k, axis, largest).values; });
+  };
+  row.cases = {dumped("topk", {"x"}, best(3, 1, true)), dumped("topk_smallest", {"x"}, best(3, 1, false)),
+               {.name = "all", .y = best(5, 0, true), .inputs = {{.shape = {5, 3}}}},
+               {.name = "ties", .y = best(4, -1, true), .inputs = {{.shape = {6, 20}, .step = 0.25}}},
+               {.name = "many", .y = best(5, -1, false), .inputs = {{.shape = {300, 400}}}}};
+  return row;
+}
+
+Row loss_row(const char* op, Build y) {
+  return {op, {dumped(op, {"x", "t"}, y), {.name = "many", .y = y, .inputs = {{.shape = {130, 401}, .low = -3, .high = 3}, {.shape = {130, 401}, .low = 0}}}}};
+}
+
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 
 }  // namespace
@@ -338,6 +362,18 @@ std::vector<Row> table() {
   row(binary("minimum", minimum, any, any, 0.5, [](double a, double b) { return std::fmin(a, b); }));
   row(binary("pow", pow, positive, any, 0, [](double a, double b) { return std::exp(b * std::log(a)); }));
 
+  auto masked = [](const Shape& mask) {
+    return Build([mask](Inputs v) {
+      return where(index_of(v[0].backend(), "mask", mask, 2).cast(DType::u8), v[0], v[1]);
+    });
+  };
+  row({"where",
+       {dumped("where", {"a", "b"}, [](Inputs v) { return where(dumped_index(v[0].backend(), "where/mask", DType::u8), v[0], v[1]); }),
+        {.name = "same", .y = masked({4, 5}), .inputs = {{.shape = {4, 5}}, {.shape = {4, 5}}}},
+        {.name = "a stretched", .y = masked({4, 1}), .inputs = {{.shape = {}}, {.shape = {4, 5}}}},
+        {.name = "many", .y = masked({130, 401}), .inputs = {{.shape = {130, 401}}, {.shape = {401}}}}},
+       1e-5, 0x1p-4});  // a stretched input's gradient is summed, and rounded, twice
+
   row(reduce("sum", sum));
   row(reduce("mean", mean));
   row(reduce("max", max, 0.25));
@@ -372,6 +408,16 @@ std::vector<Row> table() {
   slices.cases.push_back(
       {.name = "many", .y = [](Inputs v) { return slice(v[0], 1, 0, 200, 2); }, .inputs = {{.shape = {130, 401}}}});
   row(std::move(slices));
+
+  row({"squeeze",
+       {{.name = "middle", .y = [](Inputs v) { return squeeze(v[0], 1); }, .inputs = {{.shape = {2, 1, 3}}}},
+        {.name = "last", .y = [](Inputs v) { return squeeze(v[0], -1); }, .inputs = {{.shape = {4, 1}}}}}});
+  row({"unsqueeze",
+       {{.name = "first", .y = [](Inputs v) { return unsqueeze(v[0], 0); }, .inputs = {{.shape = {2, 3}}}},
+        {.name = "last", .y = [](Inputs v) { return unsqueeze(v[0], -1); }, .inputs = {{.shape = {2, 3}}}}}});
+  row({"stack",
+       {dumped("stack", {"x0", "x1"}, [](Inputs v) { return stack(v, 1); }),
+        {.name = "last", .y = [](Inputs v) { return stack(v, -1); }, .inputs = {{.shape = {2, 3}}, {.shape = {2, 3}}}}}});
 
   Row concats{"concat", {}};
   for (int axis = 0; axis < 3; axis++)
@@ -455,11 +501,40 @@ std::vector<Row> table() {
         {.name = "never", .y = drop(0), .inputs = {{.shape = {3, 4}}}},
         {.name = "many", .y = drop(0.1), .inputs = {{.shape = {130, 401}}}}}});
 
-  Build soft = [](Inputs v) { return log_softmax(v[0]); };
-  row({"log_softmax",
-       {dumped("log_softmax", {"x"}, soft),
-        {.name = "three axes", .y = soft, .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
-        {.name = "many", .y = soft, .inputs = {{.shape = {64, 1000}, .low = -9, .high = 9}}}}});
+  auto soft = [&](const std::string& op, Variable (*f)(const Variable&, int)) {
+    auto along = [f](int axis) { return Build([f, axis](Inputs v) { return f(v[0], axis); }); };
+    row({op,
+         {dumped(op, {"x"}, along(-1)), dumped(op + "_0", {"x"}, along(0)),
+          {.name = "three axes", .y = along(-1), .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
+          {.name = "middle axis", .y = along(1), .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
+          {.name = "many", .y = along(1), .inputs = {{.shape = {64, 1000}, .low = -9, .high = 9}}}}});
+  };
+  soft("softmax", softmax);
+  rows.back().bf16 = 0x1p-5;  // the gradient is y·(dy − …), and y was rounded
+  soft("log_softmax", log_softmax);
+
+  auto gathering = [](int axis, const Shape& index, int n) {
+    return Build([=](Inputs v) { return gather(v[0], axis, index_of(v[0].backend(), "gather", index, n)); });
+  };
+  row({"gather",
+       {dumped("gather", {"x"}, [](Inputs v) { return gather(v[0], 1, dumped_index(v[0].backend(), "gather/index")); }),
+        {.name = "rows", .y = gathering(0, {7, 3}, 4), .inputs = {{.shape = {4, 3}}}},
+        {.name = "columns", .y = gathering(-1, {4, 2}, 3), .inputs = {{.shape = {4, 3}}}},
+        {.name = "many", .y = gathering(1, {130, 60}, 401), .inputs = {{.shape = {130, 401}}}}},
+       1e-5, 0x1p-6});
+  auto looked_up = [](const Shape& index, int n) {
+    return Build([=](Inputs v) { return embedding(v[0], index_of(v[0].backend(), "embedding", index, n)); });
+  };
+  row({"embedding",
+       {dumped("embedding", {"*w"}, [](Inputs v) { return embedding(v[0], dumped_index(v[0].backend(), "embedding/index")); }),
+        {.name = "one", .y = looked_up({}, 4), .inputs = {{.shape = {4, 3}, .parameter = true}}},
+        {.name = "many", .y = looked_up({8, 50}, 100), .inputs = {{.shape = {100, 130}, .parameter = true}}}}});
+  row(topk_row());
+
+  row(loss_row("mse_loss", [](Inputs v) { return mse_loss(v[0], v[1]); }));
+  row(loss_row("l1_loss", [](Inputs v) { return l1_loss(v[0], v[1]); }));
+  row(loss_row("huber_loss", [](Inputs v) { return huber_loss(v[0], v[1], 0.7); }));
+  row(loss_row("bce_with_logits", [](Inputs v) { return bce_with_logits(v[0], v[1]); }));
   row(cross_entropy_row());
   return rows;
 }

@@ -120,7 +120,7 @@ std::vector<Layer> layers() {
       return batch_norm(v[0], v[1], v[2], mean, variance, o);
     });
   };
-  auto rows = [](Variable (*f)(const Variable&, std::initializer_list<int>, bool)) {
+  auto rows = [](Variable (*f)(const Variable&, Axes, bool)) {
     return Build([f](Inputs v) { return f(v[0], {1}, false); });
   };
   auto labels = [](Backend& b) { return labels_of(b, {1, 0, 3, 2, 4, 0}); };
@@ -135,6 +135,13 @@ std::vector<Layer> layers() {
       {"sum_rows", {"x"}, rows(sum)},
       {"mean_rows", {"x"}, rows(mean)},
       {"max_rows", {"x"}, rows(max)},
+      {"softmax", {"x"}, [](Inputs v) { return softmax(v[0]); }},
+      {"where", {"x", "other"}, [](Inputs v) {
+         return where(Tensor::of(v[0].backend(), {5}, {1, 0, 1, 0, 1}, DType::u8), v[0], v[1]);
+       }},
+      {"mse_loss", {"x", "t"}, [](Inputs v) { return mse_loss(v[0], v[1]); }},
+      {"huber_loss", {"x", "t"}, [](Inputs v) { return huber_loss(v[0], v[1]); }},
+      {"bce_with_logits", {"x", "t"}, [](Inputs v) { return bce_with_logits(v[0], v[1]); }},
       {"log_softmax", {"x"}, [](Inputs v) { return log_softmax(v[0]); }},
       {"cross_entropy", {"x"}, [labels](Inputs v) { return cross_entropy(v[0], labels(v[0].backend())); }},
       {"batch_norm_training", {"x", "w", "b"}, norm(true)},

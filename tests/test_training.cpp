@@ -87,7 +87,7 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
   runs.push_back({reference_backend(), DType::f64, 2e-6});  // the dumps hold f32, and so do the optimizer's rates
   for (const test::BackendKind& kind : test::backends()) runs.push_back({kind.make(), DType::f32, 5e-4});
 
-  for (const char* name : {"tiny_adamw", "tiny_adamw_plain", "tiny_lars"})
+  for (const char* name : {"tiny_adamw", "tiny_adamw_plain", "tiny_adam", "tiny_rmsprop", "tiny_rmsprop_momentum", "tiny_lars"})
     for (Run& run : runs) {
       SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
       const test::Attributes a = dumps.attributes(name);
@@ -106,6 +106,14 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
                                                        .momentum = a["momentum"],
                                                        .weight_decay = a["weight_decay"],
                                                        .trust = a["trust"]});
+      else if (a["op"] == "rmsprop")
+        optimizer = std::make_unique<RMSprop>(RMSpropOptions{.learning_rate = a["lr"],
+                                                             .alpha = a["alpha"],
+                                                             .momentum = a["momentum"],
+                                                             .weight_decay = a["weight_decay"]});
+      else if (a["op"] == "adam")
+        optimizer = std::make_unique<Adam>(AdamOptions{
+            .learning_rate = a["lr"], .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = a["weight_decay"]});
       else
         optimizer = std::make_unique<AdamW>(AdamWOptions{
             .learning_rate = a["lr"], .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = a["weight_decay"]});
@@ -214,7 +222,13 @@ TEST(Optimizers, OptionsAreCheckedAndChosen) {
   EXPECT_EQ(parsed({"--optimizer", "adamw"}).weight_decay, 0.01);
   EXPECT_EQ(make_optimizer(parsed({"--lr", "0.5", "--optimizer", "adamw"}))->learning_rate(), 0.5);
   EXPECT_EQ(make_optimizer(parsed({"--optimizer", "lars"}))->name(), "lars");
-  EXPECT_TRUE(refused([&] { parsed({"--optimizer", "adam"}); }, {"--optimizer adam", "adamw"}));
+  EXPECT_EQ(make_optimizer(parsed({"--optimizer", "adam"}))->name(), "adam");
+  EXPECT_EQ(parsed({"--optimizer", "adam"}).weight_decay, 0);
+  EXPECT_EQ(make_optimizer(parsed({"--optimizer", "rmsprop"}))->name(), "rmsprop");
+  EXPECT_EQ(parsed({"--optimizer", "rmsprop"}).momentum, 0);
+  EXPECT_EQ(parsed({"--optimizer", "rmsprop", "--momentum", "0.5"}).momentum, 0.5);
+  EXPECT_TRUE(refused([] { RMSprop({.alpha = 1}); }, {"RMSprop", "alpha"}));
+  EXPECT_TRUE(refused([&] { parsed({"--optimizer", "adagrad"}); }, {"--optimizer adagrad", "adamw"}));
   EXPECT_TRUE(refused([&] { parsed({"--patience", "3"}); }, {"--patience", "--val"}));
   EXPECT_TRUE(refused([&] { parsed({"--mixup", "5"}); }, {"--mixup 5"}));
 }

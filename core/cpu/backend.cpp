@@ -251,17 +251,6 @@ class CpuBackend : public Backend {
       *to = static_cast<float>(add ? sum + static_cast<double>(*to) : sum);
     });
   }
-  void log_softmax(const Tensor& x, Tensor& y) override {
-    const Rows r(x);
-    typed(x.dtype(), "log_softmax",
-          [&]<class T> { cpu::log_softmax<T>(threads_, r.rows, r.classes, x.data<T>(), y.write<T>()); });
-  }
-  void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) override {
-    const Rows r(y);
-    typed(y.dtype(), "log_softmax_backward", [&]<class T> {
-      cpu::log_softmax_backward<T>(threads_, r.rows, r.classes, y.data<T>(), dy.data<T>(), dx.write<T>(), add);
-    });
-  }
   void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
                      Tensor* correct) override {
     const Rows r(x);

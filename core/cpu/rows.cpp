@@ -104,7 +104,7 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
   }
 }
 
-// ---- softmax --------------------------------------------------------------------------------------------------------
+// ---- rows of logits ------------------------------------------------------------------------------------------------------
 // A row as floats: itself, or converted into `buffer`.
 const float* as_floats(const float* x, std::int64_t, std::vector<float>&) { return x; }
 const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer) {
@@ -186,42 +186,6 @@ double sum_of_squares(int threads, std::int64_t n, const T* x) {
   return sum;
 }
 
-// y = x − max − log Σ exp(x − max)
-template <class T>
-void log_softmax(int threads, std::int64_t rows, std::int64_t classes, const T* x, T* y) {
-  parallel_ranges(worth(threads, rows * classes), rows, 1, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> buffer;
-    for (std::int64_t r = begin; r < end; r++) {
-      const float* row = as_floats(x + r * classes, classes, buffer);
-      const float largest = row_maximum(row, classes);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (std::int64_t c = 0; c < classes; c++) sum += exponential(row[c] - largest);
-      const float shift = std::log(sum);
-      write_row(y + r * classes, classes, false, [&](std::int64_t c) { return row[c] - largest - shift; });
-    }
-  });
-}
-
-// dx = dy − exp(y)·Σ dy
-template <class T>
-void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
-                          bool add) {
-  parallel_ranges(worth(threads, rows * classes), rows, 1, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> y_buffer, dy_buffer;
-    for (std::int64_t r = begin; r < end; r++) {
-      const float* row = as_floats(y + r * classes, classes, y_buffer);
-      const float* gradient = as_floats(dy + r * classes, classes, dy_buffer);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (std::int64_t c = 0; c < classes; c++) sum += gradient[c];
-      write_row(dx + r * classes, classes, add,
-                [&](std::int64_t c) { return gradient[c] - exponential(row[c]) * sum; });
-    }
-  });
-}
-
-// ---- cross-entropy --------------------------------------------------------------------------------------------------
 template <class T>
 double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
                      double smoothing, float* probabilities, std::int32_t* correct) {
@@ -292,8 +256,6 @@ void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes
   template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                 \
   template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);              \
   template double sum_of_squares<T>(int, std::int64_t, const T*);                                                     \
-  template void log_softmax<T>(int, std::int64_t, std::int64_t, const T*, T*);                                        \
-  template void log_softmax_backward<T>(int, std::int64_t, std::int64_t, const T*, const T*, T*, bool);               \
   template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,    \
                                    std::int32_t*);                                                                    \
   template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double, \

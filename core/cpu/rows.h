@@ -1,5 +1,5 @@
 // Rows of channels: the walk that batch norm and the sums share, parts of vectors for the channels that fill none, and
-// the operations that work row by row (sums, softmax, cross-entropy).
+// the operations that work row by row (sums, cross-entropy).
 //
 // With pictures as [n, h, w, c] the last axis is contiguous, so a vector holds neighbouring channels and the loops need
 // no transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows laid
@@ -31,11 +31,6 @@ template <class T>
 double sum_of_squares(int threads, std::int64_t n, const T* x);
 
 // x, y, dy, dx [rows, classes]
-template <class T>
-void log_softmax(int threads, std::int64_t rows, std::int64_t classes, const T* x, T* y);
-template <class T>
-void log_softmax_backward(int threads, std::int64_t rows, std::int64_t classes, const T* y, const T* dy, T* dx,
-                          bool add);
 // Returns the mean loss; throws Error for a label outside [0, classes). correct may be null.
 template <class T>
 double cross_entropy(int threads, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,

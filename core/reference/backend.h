@@ -121,8 +121,6 @@ class ReferenceBackend : public Backend {
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override;
   void sum_of_squares(const Tensor& x, Tensor& y, bool add) override;
-  void log_softmax(const Tensor& x, Tensor& y) override;
-  void log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) override;
   void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
                      Tensor* correct) override;
   void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,

@@ -1,4 +1,4 @@
-// Sums along axes, log softmax and the cross entropy loss, which treat a tensor as rows.
+// Sums along axes and the cross entropy loss, which treat a tensor as rows.
 #include <cmath>
 #include <limits>
 
@@ -85,37 +85,6 @@ void ReferenceBackend::sum_of_squares(const Tensor& x, Tensor& y, bool add) {
     double total = 0;
     for (int part = 0; part < parts; part++) total += sums.data()[part];
     dispatch(y.dtype(), "sum_of_squares", [&]<class Y> { put(*y.write<Y>(), total, add); });
-  });
-}
-
-void ReferenceBackend::log_softmax(const Tensor& x, Tensor& y) {
-  dispatch(x.dtype(), "log_softmax", [&]<class T> {
-    const std::int64_t n = x.extent(-1), rows = n > 0 ? x.elements() / n : 0;
-    const T* xp = x.data<T>();
-    T* yp = y.write<T>();
-    for_parts(parts_for(*this, x.elements()), rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; r++) {
-        const RowSoftmax softmax(xp + r * n, n);
-        for (std::int64_t i = r * n; i < (r + 1) * n; i++) put(yp[i], softmax.log_p(static_cast<double>(xp[i])), false);
-      }
-    });
-  });
-}
-
-// dx = dy − softmax(x)·Σdy, and softmax(x) = exp(y)
-void ReferenceBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx, bool add) {
-  dispatch(y.dtype(), "log_softmax_backward", [&]<class T> {
-    const std::int64_t n = y.extent(-1), rows = n > 0 ? y.elements() / n : 0;
-    const T *yp = y.data<T>(), *dyp = dy.data<T>();
-    T* dxp = dx.write<T>();
-    for_parts(parts_for(*this, y.elements()), rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; r++) {
-        double sum = 0;
-        for (std::int64_t i = r * n; i < (r + 1) * n; i++) sum += static_cast<double>(dyp[i]);
-        for (std::int64_t i = r * n; i < (r + 1) * n; i++)
-          put(dxp[i], static_cast<double>(dyp[i]) - std::exp(static_cast<double>(yp[i])) * sum, add);
-      }
-    });
   });
 }
 

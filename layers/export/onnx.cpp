@@ -190,8 +190,8 @@ class Exporter {
       reshape(o);
     else if (o.op == "matmul")
       result(o.output, make("MatMul", {value(x).name, value(o.inputs.at(1)).name}), false);
-    else if (o.op == "log_softmax") {
-      const std::string y = make("LogSoftmax", {logical(x).name});
+    else if (o.op == "softmax" || o.op == "log_softmax") {
+      const std::string y = make(o.op == "softmax" ? "Softmax" : "LogSoftmax", {logical(x).name});
       set("axis", -1);
       result(o.output, y, false);
     } else if (unary.count(o.op)) {

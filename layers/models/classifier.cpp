@@ -63,11 +63,11 @@ Classifier::Classifier(const std::string& weights, const std::string& model, Bac
   if (model.empty() && named == about.end())
     refuse(weights, ": does not say which model this is: name it with --model (", model_names(), ")");
   model_ = make_model(model.empty() ? named->second : model, int(classes_.size()), channels_, side_);
-  space_ = std::make_unique<ParameterSpace>(*model_, backend, 0);
+  space_ = std::make_unique<ParameterSpace>(model_, backend, 0);
   if (SafetensorsFile(weights).metadata().contains("checksum"))
     load_weights(weights, *space_);
   else
-    import_torch(*model_, backend, {side_, side_, channels_}, weights);
+    import_torch(model_, backend, {side_, side_, channels_}, weights);
   model_->eval();
 }
 
@@ -83,7 +83,7 @@ std::vector<std::vector<double>> Classifier::operator()(std::span<const std::uin
   loader.start(0);
   std::vector<std::vector<double>> all;
   for (Batch batch; loader.next(batch);) {
-    const std::vector<double> p = exp(log_softmax((*model_)(Variable(batch.images)))).value().values();
+    const std::vector<double> p = softmax(model_(batch.images)).value().values();
     for (auto row = p.begin(); row != p.end(); row += std::int64_t(classes_.size()))
       all.emplace_back(row, row + std::int64_t(classes_.size()));
   }

@@ -30,7 +30,7 @@ class Classifier {
   std::vector<std::string> classes_;
   std::vector<float> mean_, deviation_;
   int channels_ = 0, side_ = 0;
-  std::unique_ptr<Module> model_;
+  Model model_;
   std::unique_ptr<ParameterSpace> space_;
 };
 

@@ -79,22 +79,22 @@ class SmallCnnBn : public Module {
 };
 
 // ---- by name --------------------------------------------------------------------------------------------------------
-using Make = std::unique_ptr<Module> (*)(int classes, int channels, int side);
+using Make = Model (*)(int classes, int channels, int side);
 
 template <int depth>
-std::unique_ptr<Module> vgg_of(int classes, int channels, int side) {
+Model vgg_of(int classes, int channels, int side) {
   return vgg(depth, classes, channels, side);
 }
 template <int depth>
-std::unique_ptr<Module> resnet_cifar_of(int classes, int channels, int) {
+Model resnet_cifar_of(int classes, int channels, int) {
   return resnet_cifar(depth, classes, channels);
 }
 template <int depth>
-std::unique_ptr<Module> resnet_of(int classes, int channels, int side) {
+Model resnet_of(int classes, int channels, int side) {
   return resnet(depth, classes, channels, side);
 }
 template <int depth, int width>
-std::unique_ptr<Module> wide_resnet_of(int classes, int channels, int) {
+Model wide_resnet_of(int classes, int channels, int) {
   return wide_resnet(depth, width, classes, channels);
 }
 
@@ -128,26 +128,26 @@ Make find(const std::string& name) {
 
 }  // namespace
 
-std::unique_ptr<Module> mlp(int classes, int channels, int side) {
+Model mlp(int classes, int channels, int side) {
   return std::make_unique<Mlp>(classes, channels * side * side);
 }
 
-std::unique_ptr<Module> lenet5(int classes, int channels, int side) {
+Model lenet5(int classes, int channels, int side) {
   if (side != 28 && side != 32) refuse("lenet5: pictures are 28 or 32 wide, not ", side);
   return std::make_unique<LeNet5>(classes, channels, side);
 }
 
-std::unique_ptr<Module> smallcnn(int classes, int channels, int side) {
+Model smallcnn(int classes, int channels, int side) {
   if (side < 4) refuse("smallcnn: pictures are at least 4 wide, not ", side);
   return std::make_unique<SmallCnn>(classes, channels, side);
 }
 
-std::unique_ptr<Module> smallcnn_bn(int classes, int channels, int side) {
+Model smallcnn_bn(int classes, int channels, int side) {
   if (side < 4) refuse("smallcnn-bn: pictures are at least 4 wide, not ", side);
   return std::make_unique<SmallCnnBn>(classes, channels, side);
 }
 
-std::unique_ptr<Module> make_model(const std::string& name, int classes, int channels, int side) {
+Model make_model(const std::string& name, int classes, int channels, int side) {
   return find(name)(classes, channels, side);
 }
 

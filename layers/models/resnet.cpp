@@ -129,15 +129,15 @@ class ResNet : public Module {
 
 }  // namespace
 
-std::unique_ptr<Module> resnet_cifar(int depth, int classes, int channels) {
+Model resnet_cifar(int depth, int classes, int channels) {
   require(depth >= 8 && depth % 6 == 2, "resnet_cifar: the depth is 6n + 2, not ", depth);
   const int n = (depth - 2) / 6;
   return std::make_unique<ResNet<BasicBlock>>(classes, channels, Stem::small, std::vector{n, n, n},
                                               std::vector{16, 32, 64}, Shortcut::Kind::pad);
 }
 
-std::unique_ptr<Module> resnet(int depth, int classes, int channels, int side) {
-  auto of = [&]<class B>(const std::vector<int>& blocks) -> std::unique_ptr<Module> {
+Model resnet(int depth, int classes, int channels, int side) {
+  auto of = [&]<class B>(const std::vector<int>& blocks) -> Model {
     return std::make_unique<ResNet<B>>(classes, channels, side >= 64 ? Stem::imagenet : Stem::small, blocks,
                                        std::vector{64, 128, 256, 512}, Shortcut::Kind::project);
   };

@@ -59,7 +59,7 @@ class Vgg : public Module {
 
 }  // namespace
 
-std::unique_ptr<Module> vgg(int depth, int classes, int channels, int side) {
+Model vgg(int depth, int classes, int channels, int side) {
   if (side < 28 || side >= 288) refuse("vgg", depth, ": pictures are 28 to 287 wide, not ", side);
   auto of = [&](const std::vector<int>& widths) { return std::make_unique<Vgg>(widths, classes, channels, side); };
   switch (depth) {

@@ -62,7 +62,7 @@ class WideResNet : public Module {
 
 }  // namespace
 
-std::unique_ptr<Module> wide_resnet(int depth, int width, int classes, int channels) {
+Model wide_resnet(int depth, int width, int classes, int channels) {
   require(depth >= 10 && depth % 6 == 4 && width >= 1,
           "wide_resnet: the depth is 6n + 4 and the width at least 1, not ", depth, " and ", width);
   return std::make_unique<WideResNet>((depth - 4) / 6, width, classes, channels);

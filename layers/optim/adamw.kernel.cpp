@@ -1,4 +1,4 @@
-// AdamW: two running means, of the gradient and of its square; both begin at zero, which the corrections undo.
+// AdamW and Adam: two running means, of the gradient and of its square; both begin at zero, which the corrections undo.
 #include <cmath>
 
 #include "layers/optim/update.h"
@@ -19,7 +19,7 @@ struct Corrections {
   }
 };
 
-template <class T>
+template <class T, bool decoupled>
 struct UpdateAdamW {
   const StepState* state;
   const float* rates;  // learning-rate scale, weight decay per block of 64
@@ -29,23 +29,24 @@ struct UpdateAdamW {
   TANDEM_HD void operator()(std::int64_t i) const {
     const float* r = rates + i / ParameterSpace::alignment * 2;
     T rate = T(state->learning_rate) * T(r[0]), gradient = g[i] * T(state->gradient_scale);
+    if (!decoupled) gradient += T(r[1]) * w[i];
     T moment = beta1 * m[i] + (1 - beta1) * gradient;
     T square = beta2 * v[i] + (1 - beta2) * gradient * gradient;
     m[i] = moment;
     v[i] = square;
-    w[i] =
-        w[i] * (1 - rate * T(r[1])) - rate * corrections[0] * moment / (std::sqrt(square) * corrections[1] + epsilon);
+    w[i] = w[i] * (decoupled ? 1 - rate * T(r[1]) : T(1)) -
+           rate * corrections[0] * moment / (std::sqrt(square) * corrections[1] + epsilon);
   }
 };
 
 }  // namespace
 
-AdamW::AdamW(const AdamWOptions& options) : Optimizer(options.learning_rate), options_(options) {
+AdamW::AdamW(const AdamWOptions& options)
+    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
   require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "AdamW: the betas ",
           options.beta1, " and ", options.beta2, " must be at least 0 and below 1");
   require(options.epsilon > 0 && std::isfinite(options.epsilon), "AdamW: epsilon ", options.epsilon,
           " must be finite and positive");
-  not_negative("AdamW: weight decay", options.weight_decay);
 }
 
 void AdamW::allocate() {
@@ -53,10 +54,6 @@ void AdamW::allocate() {
   moment_ = zeros(space_->elements());
   square_ = zeros(space_->elements());
   corrections_ = zeros(2);
-}
-
-double AdamW::decay_of(const Segment& s) const {
-  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
 }
 
 std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {
@@ -68,10 +65,13 @@ void AdamW::apply(Range range) {
   dispatch_wide(space_->values.dtype(), "AdamW", [&]<class T> {
     launch(space_->backend(), 1,
            Corrections<T>{device_state(), options_.beta1, options_.beta2, corrections_.write<T>()});
-    update_blocks(*space_, range,
-                  UpdateAdamW<T>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
-                                 T(options_.epsilon), corrections_.data<T>(), space_->gradients.data<T>(),
-                                 space_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+    auto run = [&]<bool decoupled> {
+      update_blocks(*space_, range,
+                    UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
+                                              T(options_.epsilon), corrections_.data<T>(), space_->gradients.data<T>(),
+                                              space_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+    };
+    options_.decoupled ? run.template operator()<true>() : run.template operator()<false>();
   });
 }
 

@@ -49,12 +49,11 @@ struct UpdateLARS {
 
 }  // namespace
 
-LARS::LARS(const LARSOptions& options) : Optimizer(options.learning_rate), options_(options) {
+LARS::LARS(const LARSOptions& options) : Optimizer(options.learning_rate, options.weight_decay), options_(options) {
   require(options.momentum >= 0 && options.momentum < 1, "LARS: momentum ", options.momentum,
           " must be at least 0 and below 1");
   require(options.trust > 0 && std::isfinite(options.trust), "LARS: the trust coefficient ", options.trust,
           " must be finite and positive");
-  not_negative("LARS: weight decay", options.weight_decay);
 }
 
 void LARS::allocate() {
@@ -76,8 +75,6 @@ void LARS::allocate() {
   sums_ = Tensor::zeros(backend, {1 + 2 * count}, dtype);
   velocity_ = Tensor::zeros(backend, {space_->elements()}, dtype);
 }
-
-double LARS::decay_of(const Segment& s) const { return s.decay ? options_.weight_decay : 0; }
 
 void LARS::measure(Range range, bool add) {
   check_range(range);

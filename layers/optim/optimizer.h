@@ -39,7 +39,11 @@ enum class IfNotFinite {
 
 class Optimizer {
  public:
-  explicit Optimizer(double rate) { learning_rate(rate); }
+  // weight_decay: not on batch norm parameters and biases, unless decay_everything.
+  explicit Optimizer(double rate, double weight_decay = 0, bool decay_everything = false)
+      : weight_decay_(not_negative("the weight decay", weight_decay)), decay_everything_(decay_everything) {
+    learning_rate(rate);
+  }
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
@@ -91,10 +95,12 @@ class Optimizer {
   Tensor rates_;  // f32 [elements/64, 2]: learning-rate scale and weight decay of each block of 64
 
   // The weight decay of a segment; called by bind for every segment.
-  virtual double decay_of(const Segment& segment) const = 0;
+  virtual double decay_of(const Segment& segment) const {
+    return segment.decay || decay_everything_ ? weight_decay_ : 0;
+  }
   void check_range(Range range) const;
   void check_bound() const;
-  // value, or throws Error: "SGD: weight decay -1 must be finite and at least 0".
+  // value, or throws Error: "the weight decay -1 must be finite and at least 0".
   static double not_negative(const char* what, double value);
   const StepState* device_state() const { return reinterpret_cast<const StepState*>(state_.raw()); }
 
@@ -102,7 +108,8 @@ class Optimizer {
 
  private:
   void check_clip() const;
-  double learning_rate_ = 0, samples_ = 1, ranks_ = 1;
+  double weight_decay_, learning_rate_ = 0, samples_ = 1, ranks_ = 1;
+  bool decay_everything_;
   StepState host_;       // its first fields: what the device has been told,
   bool staged_ = false;  // or is to be told
 };
@@ -127,7 +134,6 @@ class SGD : public Optimizer {
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   SGDOptions options_;
@@ -140,23 +146,58 @@ struct AdamWOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   double weight_decay = 1e-2;  // not on batch norm parameters and biases, unless decay_everything
   bool decay_everything = false;
+  bool decoupled = true;  // false: Adam, whose weight decay is a part of the gradient, g + wd·w
 };
 
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const AdamWOptions& options);
-  std::string name() const override { return "adamw"; }
+  std::string name() const override { return options_.decoupled ? "adamw" : "adam"; }
   void apply(Range range) override;
   std::vector<std::pair<std::string, Tensor>> vectors() const override;
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   AdamWOptions options_;
   Tensor moment_, square_;
   Tensor corrections_;  // 1/(1−β₁ᵗ), 1/√(1−β₂ᵗ)
+};
+
+// Adam (Kingma and Ba 2015), as PyTorch's.
+struct AdamOptions {
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class Adam : public AdamW {
+ public:
+  explicit Adam(const AdamOptions& o)
+      : AdamW({o.learning_rate, o.beta1, o.beta2, o.epsilon, o.weight_decay, o.decay_everything, false}) {}
+};
+
+// RMSprop (Hinton 2012), as PyTorch's: v = α·v + (1−α)·g²; m = μ·m + g/(√v + ε); w −= lr·m, with g + wd·w for g.
+struct RMSpropOptions {
+  double learning_rate = 1e-2, alpha = 0.99, epsilon = 1e-8, momentum = 0;
+  double weight_decay = 0;  // not on batch norm parameters and biases, unless decay_everything
+  bool decay_everything = false;
+};
+
+class RMSprop : public Optimizer {
+ public:
+  explicit RMSprop(const RMSpropOptions& options);
+  std::string name() const override { return "rmsprop"; }
+  void apply(Range range) override;
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
+
+ protected:
+  void allocate() override;
+
+ private:
+  RMSpropOptions options_;
+  Tensor square_, velocity_;
 };
 
 // Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of its
@@ -177,7 +218,6 @@ class LARS : public Optimizer {
 
  protected:
   void allocate() override;
-  double decay_of(const Segment& segment) const override;
 
  private:
   LARSOptions options_;

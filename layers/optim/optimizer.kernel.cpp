@@ -241,8 +241,8 @@ void Optimizer::check_range(Range range) const {
 }
 
 // ---- SGD -------------------------------------------------------------------------------------------------------------
-SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_(options) {
-  not_negative("SGD: weight decay", options.weight_decay);
+SGD::SGD(const SGDOptions& options)
+    : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
   require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,
           " must be at least 0 and below 1");
   require(!options.nesterov || options.momentum > 0, "SGD: Nesterov needs a momentum");
@@ -250,10 +250,6 @@ SGD::SGD(const SGDOptions& options) : Optimizer(options.learning_rate), options_
 
 void SGD::allocate() {
   if (options_.momentum > 0) velocity_ = Tensor::zeros(space_->backend(), {space_->elements()}, space_->values.dtype());
-}
-
-double SGD::decay_of(const Segment& s) const {
-  return s.decay || options_.decay_everything ? options_.weight_decay : 0;
 }
 
 std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {

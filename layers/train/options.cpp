@@ -37,6 +37,8 @@ T number(const std::string& option, const std::string& text, T low, T high, cons
   return v;
 }
 
+bool adaptive(const std::string& optimizer) { return optimizer == "adamw" || optimizer == "adam" || optimizer == "rmsprop"; }
+
 std::string text_of(double v) {
   char s[32];
   std::snprintf(s, sizeof s, "%g", v);
@@ -108,13 +110,13 @@ Options parse_options(int argc, char** argv, const std::string& description, con
                      }
                      o.schedule = v;
                    }});
-  specs.push_back({"--optimizer", "sgd, lars, or adamw (whose --lr is 0.001 and --weight-decay 0.01 if not given)",
+  specs.push_back({"--optimizer", "sgd, lars, adamw, adam or rmsprop (--lr of the last three is 0.001 if not given)",
                    o.optimizer, [&](const std::string& v) {
-                     if (v != "sgd" && v != "adamw" && v != "lars") bad("--optimizer", v, "sgd, adamw or lars");
+                     if (v != "sgd" && v != "lars" && !adaptive(v)) bad("--optimizer", v, "sgd, lars, adamw, adam or rmsprop");
                      o.optimizer = v;
                    }});
-  real("--momentum", o.momentum, 0.9999, "momentum (with sgd in Nesterov's form; adamw's beta1; 0: none)");
-  real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm");
+  real("--momentum", o.momentum, 0.9999, "momentum (with sgd in Nesterov's form; beta1 of adamw and adam; 0: none, rmsprop's default)");
+  real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm (default of adamw 0.01, of adam and rmsprop 0)");
   real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes");
   real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
   real("--ema", o.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
@@ -188,17 +190,23 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   if (rank_from_environment() > 0 && !std::freopen("/dev/null", "w", stdout)) fail("/dev/null cannot be opened");
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
-  if (o.optimizer == "adamw" && !o.given.count("--lr")) o.learning_rate = 1e-3;
-  if (o.optimizer == "adamw" && !o.given.count("--weight-decay")) o.weight_decay = 1e-2;
+  if (adaptive(o.optimizer) && !o.given.count("--lr")) o.learning_rate = 1e-3;
+  if (adaptive(o.optimizer) && !o.given.count("--weight-decay")) o.weight_decay = o.optimizer == "adamw" ? 1e-2 : 0;
+  if (o.optimizer == "rmsprop" && !o.given.count("--momentum")) o.momentum = 0;
   refuse_contradictions(o);
   return o;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const Options& o) {
   std::unique_ptr<Optimizer> optimizer;
-  if (o.optimizer == "adamw")
-    optimizer = std::make_unique<AdamW>(
-        AdamWOptions{.learning_rate = o.learning_rate, .beta1 = o.momentum, .weight_decay = o.weight_decay});
+  if (o.optimizer == "adamw" || o.optimizer == "adam")
+    optimizer = std::make_unique<AdamW>(AdamWOptions{.learning_rate = o.learning_rate,
+                                                     .beta1 = o.momentum,
+                                                     .weight_decay = o.weight_decay,
+                                                     .decoupled = o.optimizer == "adamw"});
+  else if (o.optimizer == "rmsprop")
+    optimizer = std::make_unique<RMSprop>(
+        RMSpropOptions{.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay});
   else if (o.optimizer == "lars")
     optimizer = std::make_unique<LARS>(
         LARSOptions{.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay});

@@ -28,7 +28,7 @@ struct Options {
   double learning_rate = 0.05;
   RateScale lr_scale = RateScale::clipped;  // how the learning rate follows batch_per_rank
   std::string schedule = "one-cycle";
-  std::string optimizer = "sgd";  // sgd, adamw, lars
+  std::string optimizer = "sgd";  // sgd, lars, adamw, adam, rmsprop
   double momentum = 0.9, weight_decay = 5e-4, label_smoothing = 0, clip = 0;
   bool nesterov = true, augment = false;
   int cutout = 0;      // side of the square in pixels; 0: none

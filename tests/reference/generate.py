@@ -29,7 +29,13 @@ upstream gradient "dy", and for every input t its gradient "dt".
   layer_norm    x weight bias (over their axes, the last of x); eps
   linear        x w b
   matmul        a b
+  softmax       x; axis
   log_softmax   x; axis
+  mse_loss l1_loss huber_loss bce_with_logits  x t; delta
+  where         a b mask (I32)
+  gather        x index (I32); axis        embedding  w index (I32)
+  topk          x; k axis largest; places (I32): the indices
+  stack         x0 x1; axis
   cross_entropy x (logits) labels (I32); label_smoothing; mean over the batch
   unary ops     x, and what the op takes (slope, alpha, low, high)
   binary ops    a b, broadcast
@@ -47,6 +53,7 @@ training.safetensors:
                 momentum nesterov weight_decay steps.  Weight decay spares biases
                 and batch norm
   tiny_adamw*   the same with AdamW; conv1.bias does not move (its gradient is nothing but rounding)
+  tiny_adam tiny_rmsprop*  the same with these
   tiny_lars     the same with LARS from its formula; vectors learn at `vectors` times the rate
   lr_*          lr (F64): the rate that step 0, 1, ... uses
 
@@ -233,9 +240,37 @@ seed("matmul_broadcast")
 record("matmul_broadcast", dict(op="matmul"), torch.matmul,
        a=torch.randn(2, 1, 3, 4), b=torch.randn(3, 4, 5))
 
-seed("log_softmax")
-record("log_softmax", dict(op="log_softmax", axis=1), lambda x: F.log_softmax(x, 1),
-       x=4 * torch.randn(6, 11))
+for op, function in (("softmax", F.softmax), ("log_softmax", F.log_softmax)):
+    for axis in (1, 0):
+        case = op + ("" if axis else "_0")
+        seed(case)
+        record(case, dict(op=op, axis=axis), lambda x: function(x, axis), x=4 * torch.randn(6, 11))
+for op, function in (("mse_loss", F.mse_loss), ("l1_loss", F.l1_loss),
+                     ("huber_loss", lambda x, t: F.huber_loss(x, t, delta=0.7)),
+                     ("bce_with_logits", F.binary_cross_entropy_with_logits)):
+    seed(op)
+    t = torch.rand(5, 7) if op == "bce_with_logits" else torch.randn(5, 7)
+    record(op, dict(op=op, delta=0.7), function, x=2 * torch.randn(5, 7), t=t)
+
+seed("where")
+mask = torch.rand(3, 1) < 0.5
+record("where", dict(op="where"), lambda a, b: torch.where(mask, a, b), dict(mask=mask.int()),
+       a=torch.randn(2, 3, 4), b=torch.randn(4))
+seed("gather")
+index = torch.randint(5, (3, 8, 2))  # 8 of 5: some several times
+record("gather", dict(op="gather", axis=1), lambda x: x.gather(1, index), dict(index=index.int()),
+       x=torch.randn(3, 5, 2))
+seed("embedding")
+rows = torch.randint(6, (3, 4))
+record("embedding", dict(op="embedding"), lambda w: F.embedding(rows, w), dict(index=rows.int()), w=torch.randn(6, 5))
+for case, largest in (("topk", True), ("topk_smallest", False)):
+    seed(case)
+    x = torch.randn(4, 9, 2)
+    record(case, dict(op="topk", k=3, axis=1, largest=int(largest)), lambda x: x.topk(3, 1, largest).values,
+           dict(places=x.topk(3, 1, largest).indices.int()), x=x)
+seed("stack")
+record("stack", dict(op="stack", axis=1), lambda x0, x1: torch.stack((x0, x1), 1),
+       x0=torch.randn(3, 4), x1=torch.randn(3, 4))
 for smoothing in (0.0, 0.1):
     case = "cross_entropy" + ("_smoothing" if smoothing else "")
     seed(case)
@@ -422,6 +457,19 @@ for case, lr, betas, weight_decay in (("tiny_adamw", 0.01, (0.9, 0.999), 0.1),
                lambda optimizer, p: optimizer.step(), lambda p: adamw(p, lr, betas, weight_decay))
 
 
+def adaptive(optimizer, p, weight_decay, **options):
+    return optimizer([{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": weight_decay},
+                      {"params": [v for n, v in p.items() if v.dim() == 1 and n != "conv1.bias"]}], **options)
+
+
+train_tiny("tiny_adam", dict(op="adam", lr=0.01, beta1=0.9, beta2=0.999, weight_decay=0.1, steps=12),
+           lambda optimizer, p: optimizer.step(), lambda p: adaptive(torch.optim.Adam, p, 0.1, lr=0.01))
+for case, momentum, weight_decay in (("tiny_rmsprop", 0.0, 0.0), ("tiny_rmsprop_momentum", 0.8, 0.05)):
+    train_tiny(case, dict(op="rmsprop", lr=0.002, alpha=0.95, momentum=momentum, weight_decay=weight_decay, steps=12),
+               lambda optimizer, p: optimizer.step(),
+               lambda p: adaptive(torch.optim.RMSprop, p, weight_decay, lr=0.002, alpha=0.95, momentum=momentum))
+
+
 def lars(state, p, lr=2.0, momentum=0.9, weight_decay=0.01, trust=0.02):
     """You, Gitman and Ginsburg 2017, algorithm 1; vectors are neither adapted nor decayed."""
     with torch.no_grad():
@@ -544,6 +592,11 @@ layer("average_pool", "average_pool2d", lambda x: nhwc(avg_pool2d(nchw(x), 3, 2,
 layer("global_average_pool", "global_average_pool", lambda x: x.mean((1, 2)), (6, 3, 3, 2))
 for op, function in (("sum", torch.sum), ("mean", torch.mean), ("max", torch.amax)):
     layer(op + "_rows", op, lambda x: function(x, dim=1), (6, 5))
+layer("softmax", "softmax", lambda x: F.softmax(x, 1), (6, 5))
+layer("where", "where", lambda x, other: torch.where(torch.arange(5) % 2 == 0, x, other), (6, 5), other=(6, 5))
+layer("mse_loss", "mse_loss", F.mse_loss, (6, 5), t=(6, 5))
+layer("huber_loss", "huber_loss", F.huber_loss, (6, 5), t=(6, 5))
+layer("bce_with_logits", "bce_with_logits", F.binary_cross_entropy_with_logits, (6, 5), t=(6, 5))
 layer("log_softmax", "log_softmax", lambda x: F.log_softmax(x, 1), (6, 5))
 layer("cross_entropy", "cross_entropy", lambda x: F.cross_entropy(x, labels), (6, 5))
 layer("batch_norm_training", "batch_norm", lambda x, w, b: F.relu(normalised(x, w, b, True)), (6, 10), w=(10,), b=(10,))

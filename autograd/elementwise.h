@@ -1,0 +1,176 @@
+// Element-wise operations, the library's and your own: a functor is all that one takes. The template here makes the forward loop,
+// the node and the backward loop of it, for every floating type, on every device.
+//
+//   struct Softsign {
+//     static constexpr auto name = "softsign";
+//     static constexpr From from = From::x;
+//     template <class A> TANDEM_HD A f(A x) const { return x / (1 + std::fabs(x)); }
+//     template <class A> TANDEM_HD A df(A g, A x) const { A d = 1 + std::fabs(x); return g / (d * d); }
+//   };
+//   Variable softsign(const Variable& x) { return elementwise(Softsign{}, x); }
+//
+// A is the type of the arithmetic: float, or double for f64. g is the gradient of the result. A functor with members says in
+// `Attributes attributes() const` what they are (for ONNX and for records of a model). Use <cmath> with std:: and core/math.h.
+// Include this in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA; elsewhere it runs on the CPU
+// only (in examples/ the Makefile sees to it).
+#pragma once
+#include "autograd/ops.h"
+#include "core/broadcast.h"
+#include "core/launch.h"
+
+namespace tandem {
+
+enum class From { x, y, nothing };  // what df reads: the input, the output, or neither. That one is saved for backward
+
+template <class Op>
+Attributes attributes_of(const Op& op) {
+  if constexpr (requires { op.attributes(); }) return op.attributes();
+  else return {};
+}
+
+// ---- one input: f(x), and df(g, x or y), the gradient g·f′ --------------------------------------------------------------
+template <class Op, class T>
+struct UnaryForward {
+  Op op;
+  const T* x;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t i) const { y[i] = T(op.f(Accumulator<T>(x[i]))); }
+};
+
+template <class Op, class T, bool add>
+struct UnaryBackward {
+  Op op;
+  const T *kept, *dy;
+  T* dx;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    using A = Accumulator<T>;
+    A g = op.df(A(dy[i]), A(kept[i]));
+    dx[i] = T(add ? A(dx[i]) + g : g);
+  }
+};
+
+template <class Op>
+struct UnaryNode : Node {
+  static constexpr auto name = Op::name;
+  Op op;
+  explicit UnaryNode(const Op& f) : Node(name), op(f) {}
+  Attributes attributes() const override { return attributes_of(op); }
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    const Tensor& kept_value = Op::from == From::nothing ? dy : kept(0);
+    auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());
+    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
+      const T *k = kept_value.data<T>(), *g = dy.data<T>();
+      if (add) launch(dy.backend(), dy.elements(), UnaryBackward<Op, T, true>{op, k, g, dx->template write<T>()});
+      else launch(dy.backend(), dy.elements(), UnaryBackward<Op, T, false>{op, k, g, dx->template write<T>()});
+    });
+  }
+};
+
+template <class Op>
+Variable elementwise(const Op& op, const Variable& x) {
+  Tensor y = Tensor::like(x.value());
+  dispatch(x.dtype(), Op::name, [&]<class T> {
+    launch(x.backend(), y.elements(), UnaryForward<Op, T>{op, x.value().data<T>(), y.write<T>()});
+  });
+  return record<UnaryNode<Op>>(y, {&x}, {Op::from == From::x ? x.value() : Op::from == From::y ? y : Tensor()}, op);
+}
+
+// ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b ------------------
+// Both inputs are saved, unless the functor says `from = From::nothing`: the gradient of both is then g (addition).
+void check_pair(const char* op, const Variable& a, const Variable& b);  // throws unless both are on one backend, of one type
+// Sums `full` down to `shape`, over the axes along which that was stretched.
+void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
+
+template <class Op>
+constexpr bool passes_gradient() {
+  if constexpr (requires { Op::from; }) return Op::from == From::nothing;
+  else return false;
+}
+
+template <class Op, class T>
+struct BinaryForward {
+  Op op;
+  const T *a, *b;
+  T* y;
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
+    y[i] = T(op.f(Accumulator<T>(a[p]), Accumulator<T>(b[q])));
+  }
+};
+
+// The gradient of a or b at every element of y, before the sum over stretched axes.
+template <class Op, class T, bool second, bool add>
+struct BinaryBackward {
+  Op op;
+  const T *a, *b, *dy;
+  T* out;
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
+    using A = Accumulator<T>;
+    const A d = second ? op.db(A(dy[i]), A(a[p]), A(b[q])) : op.da(A(dy[i]), A(a[p]), A(b[q]));
+    out[i] = T(add ? A(out[i]) + d : d);
+  }
+};
+
+template <class Op>
+struct BinaryNode : Node {
+  static constexpr auto name = Op::name;
+  Op op;
+  Loops loops;
+  Shape shapes[2];
+  BinaryNode(const Op& f, const Loops& l, const Shape& a, const Shape& b) : Node(name), op(f), loops(l), shapes{a, b} {}
+  Attributes attributes() const override { return attributes_of(op); }
+
+  template <bool second>
+  void side(const Tensor& a, const Tensor& b, const Tensor& dy, Sink& sink) {
+    const Shape& shape = shapes[second];
+    bool whole = shape.elements() == dy.elements();
+    Tensor full;
+    Sink::Place place;
+    if (whole) place = sink.place(dy.backend(), shape, dy.dtype());
+    else full = Tensor(dy.backend(), dy.shape(), dy.dtype());
+    Tensor& out = whole ? *place.tensor : full;
+    dispatch(dy.dtype(), name, [&]<class T> {
+      const T *p = a.data<T>(), *q = b.data<T>(), *g = dy.data<T>();
+      auto run = [&]<bool add> {
+        launch_broadcast(dy.backend(), dy.elements(), loops, BinaryBackward<Op, T, second, add>{op, p, q, g, out.write<T>()});
+      };
+      place.add ? run.template operator()<true>() : run.template operator()<false>();
+    });
+    if (!whole) {
+      auto [dx, add] = sink.place(dy.backend(), shape, dy.dtype());
+      sum_to(full, shape, *dx, add);
+    }
+  }
+
+  void backward(Tensor dy, std::span<Sink> sinks) override {
+    if constexpr (passes_gradient<Op>()) {  // no copy where nothing was stretched
+      for (int i = 0; i < 2; i++) {
+        if (!sinks[i].wanted()) continue;
+        if (shapes[i].elements() == dy.elements()) {
+          sinks[i].give(dy.reshape(shapes[i]));
+        } else {
+          auto [dx, add] = sinks[i].place(dy.backend(), shapes[i], dy.dtype());
+          sum_to(dy, shapes[i], *dx, add);
+        }
+      }
+    } else {
+      const Tensor &a = kept(0), &b = kept(1);
+      if (sinks[0].wanted()) side<false>(a, b, dy, sinks[0]);
+      if (sinks[1].wanted()) side<true>(a, b, dy, sinks[1]);
+    }
+  }
+};
+
+template <class Op>
+Variable elementwise(const Op& op, const Variable& a, const Variable& b) {
+  check_pair(Op::name, a, b);
+  Tensor y(a.backend(), broadcast_shape(Op::name, a.shape(), b.shape()), a.dtype());
+  const Loops loops = loops_over(y.shape(), a.shape(), b.shape());
+  dispatch(y.dtype(), Op::name, [&]<class T> {
+    launch_broadcast(y.backend(), y.elements(), loops, BinaryForward<Op, T>{op, a.value().data<T>(), b.value().data<T>(), y.write<T>()});
+  });
+  constexpr bool both = !passes_gradient<Op>();
+  return record<BinaryNode<Op>>(y, {&a, &b}, {both ? a.value() : Tensor(), both ? b.value() : Tensor()}, op, loops, a.shape(),
+                                b.shape());
+}
+
+}  // namespace tandem

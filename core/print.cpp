@@ -1,0 +1,84 @@
+// Tensors as text, as PyTorch prints them: one format for all numbers, chosen by the largest and the smallest of those shown.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "core/tensor.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::int64_t edge = 3;  // elements that are shown at each end of a long axis
+
+struct Printer {
+  const Tensor& t;
+  const std::vector<double> values = t.values();
+  const bool whole = t.elements() <= 1000;
+  const char* format = "%.0f";
+  int width = 0;
+
+  // Calls f(i) for the shown indices of an axis, and gap() where some are left out.
+  template <class F, class Gap>
+  void along(std::int64_t n, const F& f, const Gap& gap) const {
+    const bool all = whole || n <= 2 * edge;
+    for (std::int64_t i = 0; i < n; i++)
+      if (!all && i == edge) gap(), i = n - edge - 1;
+      else f(i);
+  }
+  template <class F>
+  void each_shown(int axis, std::int64_t at, const F& f) const {
+    if (axis == t.rank()) return f(values[std::size_t(at)]);
+    along(t.extent(axis), [&](std::int64_t i) { each_shown(axis + 1, at * t.extent(axis) + i, f); }, [] {});
+  }
+
+  void choose_format() {
+    double least = INFINITY, most = 0;
+    bool integers = true;
+    each_shown(0, 0, [&](double v) {
+      if (!std::isfinite(v)) return;
+      integers = integers && v == std::nearbyint(v);
+      most = std::max(most, std::fabs(v));
+      if (v != 0) least = std::min(least, std::fabs(v));
+    });
+    const bool counts = t.dtype() == DType::u8 || t.dtype() == DType::i32;
+    if (!counts) format = most > 1e8 || (!integers && (most / least > 1000 || least < 1e-4)) ? "%.4e" : integers ? "%.0f." : "%.4f";
+    each_shown(0, 0, [&](double v) { width = std::max(width, int(text_of(v).size())); });
+  }
+  std::string text_of(double v) const {
+    char s[400];
+    std::snprintf(s, sizeof s, std::isfinite(v) ? format : "%f", v);
+    return s;
+  }
+
+  void print(std::ostream& out, int axis, std::int64_t at) const {
+    if (axis == t.rank()) {
+      const std::string s = text_of(values[std::size_t(at)]);
+      out << std::string(std::size_t(width) - s.size(), ' ') << s;
+      return;
+    }
+    const bool last = axis + 1 == t.rank();
+    const std::string between = last ? ", " : "," + std::string(std::size_t(t.rank() - axis - 1), '\n') + std::string(std::size_t(axis + 1), ' ');
+    bool first = true;
+    out << '[';
+    along(
+        t.extent(axis),
+        [&](std::int64_t i) {
+          if (!std::exchange(first, false)) out << between;
+          print(out, axis + 1, at * t.extent(axis) + i);
+        },
+        [&] { out << between << "..."; });
+    out << ']';
+  }
+};
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Tensor& t) {
+  if (!t.defined()) return out << "undefined tensor";
+  Printer p{t};
+  p.choose_format();
+  p.print(out, 0, 0);
+  return out << "  " << name_of(t.dtype()) << ' ' << t.shape();
+}
+
+}  // namespace tandem
