@@ -13,7 +13,6 @@ UCX       ?= auto
 ONEDNN    ?= auto
 OPENMP    ?= auto
 ZLIB      ?= auto
-CLI11     ?= auto
 STB       ?= auto
 PROTOBUF  ?= auto
 GTEST     ?= auto
@@ -30,7 +29,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 # The names in Debian 12 and Ubuntu of what is looked for. The demo installs the first line; the second is for
 # ONNX and TensorBoard files, the third for the tests, which install all three, and the last for .ci/run, which lays real
 # data, looks for races with clang, and starts ranks by another launcher.
-PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libcli11-dev libstb-dev libucx-dev libssl-dev curl ca-certificates
+PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libstb-dev libucx-dev libssl-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
 PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config procps iproute2
 PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
@@ -129,12 +128,6 @@ ZLIB_VERSION   := $(call version,zlib.h,ZLIB_VERSION)
 ZLIB_PACKAGE   := zlib1g-dev
 ZLIB_WITHOUT   := .gz files must be unpacked by hand
 
-CLI11_NAME     := CLI11
-CLI11_NEEDS    := CLI/CLI.hpp
-CLI11_VERSION  := $(call version,$(if $(call find,CLI/Version.hpp),CLI/Version.hpp,CLI/CLI.hpp),CLI11_VERSION)
-CLI11_PACKAGE  := libcli11-dev
-CLI11_WITHOUT  := options are read by a plain parser
-
 STB_NAME       := stb_image
 STB_NEEDS      := stb/stb_image.h stb/stb_image_resize.h
 STB_VERSION    := $(shell sed -n '1s/.* v\([0-9.]*\).*/\1/p' $(call find,stb/stb_image.h) /dev/null)
@@ -199,8 +192,8 @@ define decide
   $1_STATE   := $$(if $$($1_OFF),off: $$($1_OFF),$($1_VERSION))
   $1_WANTS   := $(if $($1_EMPTY),,$(if $($1_MISSING),$($1_PACKAGE)))
 endef
-switches := ONEDNN OPENMP ZLIB CLI11 STB PROTOBUF GTEST CUDA UCX
-known    := ONEDNN OPENMP ZLIB CLI11 STB PROTOBUF GTEST CUDA CUDNN NCCL UCX
+switches := ONEDNN OPENMP ZLIB STB PROTOBUF GTEST CUDA UCX
+known    := ONEDNN OPENMP ZLIB STB PROTOBUF GTEST CUDA CUDNN NCCL UCX
 $(foreach n,$(known),$(eval $(call examine,$n)))
 $(foreach n,$(switches),$(eval $(call decide,$n)))
 
@@ -239,14 +232,12 @@ either  = $(if $1,$2,$(wildcard $3))
 chosen := $(call either,$(ONEDNN_ON),$(filter-out core/cpu/none.cpp,$(wildcard core/cpu/*.cpp)),core/cpu/none.cpp) \
           $(call either,$(ZLIB_ON),$(wildcard datasets/gzip.cpp),datasets/gzip_none.cpp) \
           $(call either,$(STB_ON),$(wildcard datasets/image.cpp),datasets/image_none.cpp) \
-          $(call either,$(CLI11_ON),$(wildcard layers/train/options_cli11.cpp),layers/train/options_plain.cpp) \
           $(call either,$(PROTOBUF_ON),layers/export/onnx.cpp layers/export/tensorboard.cpp,$\
             layers/export/onnx_none.cpp layers/export/tensorboard_none.cpp) \
           $(call either,$(CUDA_ON),$(cuda_room),cuda/none.cpp) \
           $(call either,$(if $(NCCL_REASON),,1),$(wildcard dist/collectives/nccl.cpp),dist/collectives/nccl_none.cpp) \
           $(call either,$(UCX_ON),$(network),dist/job/none.cpp)
 pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/image_none.cpp \
-          layers/train/options_cli11.cpp layers/train/options_plain.cpp \
           layers/export/onnx.cpp layers/export/onnx_none.cpp layers/export/tensorboard.cpp layers/export/tensorboard_none.cpp \
           dist/collectives/nccl.cpp dist/collectives/nccl_none.cpp
 common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trace autograd layers layers/* layers/train/callbacks datasets)) \
@@ -283,7 +274,6 @@ Tandem $(VERSION) in $(BUILD)/: $(CXX_NAME) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFL
   $(call row,ONEDNN)
   $(call row,OPENMP)
   $(call row,ZLIB)
-  $(call row,CLI11)
   $(call row,STB)
   $(call row,PROTOBUF)
   $(call row,GTEST)

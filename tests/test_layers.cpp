@@ -18,13 +18,9 @@
 #include "layers/layers.h"
 #include "layers/train/metrics.h"
 #include "layers/models/models.h"
+#include "layers/train/option_table.h"
 #include "layers/train/options.h"
 #include "tests/support.h"
-
-// The library holds one of the two command-line parsers; the plain one is always here too, under a name of its own.
-#define parse_command_line parse_plain_command_line
-#include "layers/train/options_plain.cpp"
-#undef parse_command_line
 
 using namespace tandem;
 using test::close;
@@ -1085,69 +1081,84 @@ TEST(CommandLine, HelpListsEveryOptionAndExits) {
   EXPECT_EXIT(help("-h"), testing::ExitedWithCode(0), "--epochs");
 }
 
-TEST(CommandLine, BothParsersReadTheSame) {
-  for (auto parse : {&parse_command_line, &parse_plain_command_line}) {
-    std::string value, log;
-    std::vector<std::string> files, *taken = nullptr;
-    auto read = [&](std::vector<std::string> words) {
-      value = "none", log = "";
-      words.insert(words.begin(), "program");
-      std::vector<char*> argv;
-      for (std::string& w : words) argv.push_back(w.data());
-      std::vector<OptionSpec> specs;
-      specs.push_back({"--value", "a value", "5", [&](const std::string& v) {
-                         if (v == "bad") throw UsageError("--value bad: expected good");
-                         value = v;
-                       }});
-      specs.push_back({"--on", "a flag", "", [&](const std::string&) { log += "on "; }, true});
-      specs.push_back({"--off", "a flag", "", [&](const std::string&) { log += "off "; }, true});
-      specs.push_back({"--no-on", "its opposite", "", [&](const std::string&) { log += "no-on "; }, true});
-      parse(int(argv.size()), argv.data(), "A program.", specs, taken);
-    };
-    read({});
-    EXPECT_EQ(value + log, "none");
-    read({"--value", "a b"});
-    EXPECT_EQ(value, "a b");
-    read({"--value=x=y", "--on"});
-    EXPECT_EQ(value + log, "x=yon ");
-    read({"--off", "--on", "--off"});
-    EXPECT_EQ(log, "off on off ") << "in the order of the command line; a flag given twice is harmless";
-    read({"--value", "-1"});
-    EXPECT_EQ(value, "-1") << "a negative number is a value";
-    using Words = std::vector<std::string>;
-    const std::pair<Words, std::string> refusals[] = {
-        {{"--value", "bad"}, "--value bad: expected good"},
-        {{"--valu", "1"}, "unknown option --valu (--help lists the options)"},
-        {{"--foo=1", "--bar", "x"}, "unknown option --foo (--help lists the options)"},
-        {{"x", "y", "--on", "--foo"}, "unexpected argument x (--help lists the options)"},
-        {{"--on", "--value"}, "--value needs a value"},
-        {{"--value", "--on"}, "--value needs a value"},
-        {{"--value", "--on", "x"}, "--value needs a value"},
-        {{"--value", ""}, "--value needs a value"},
-        {{"--value="}, "--value needs a value"},
-        {{"--on=false"}, "--on takes no value"},
-        {{"--value", "1", "--on", "--value=2"}, "--value is given twice (1 and 2)"},
-        {{"--value", "1", "--value=1"}, "--value is given twice (1 and 1)"},
-        {{"--on", "--no-on"}, "--on and --no-on contradict each other"},
-        {{"--no-on", "--on"}, "--on and --no-on contradict each other"},
-    };
-    for (const auto& [words, text] : refusals) try {
-        read(words);
-        ADD_FAILURE() << "accepted; expected: " << text;
-      } catch (const UsageError& e) {
-        EXPECT_EQ(e.what(), text);
-      }
-    taken = &files;
-    read({"a", "--value", "v", "b"});
-    EXPECT_EQ(value, "v");
-    EXPECT_EQ(files, (Words{"a", "b"}));
-    EXPECT_TRUE(refused([&] { read({"a", "--bogus"}); }, {"unknown option --bogus"}));
-    char program[] = "program", word[] = "word";
-    char* argv[] = {program, word};
-    EXPECT_TRUE(refused([&] { parse(2, argv, "A program without options.", {}, nullptr); },
-                        {"unexpected argument word: this program takes none"}));
-    EXPECT_NO_THROW(parse(1, argv, "A program without options.", {}, nullptr));
+TEST(CommandLine, TheTableMakesTheIdentity) {
+  const Options o = parsed({"--batch", "7", "--dtype", "bf16", "--no-augment"});
+  std::map<std::string, std::string> identity;
+  for (const auto& [name, value] : settings_of(o)) identity[name] = value;
+  EXPECT_EQ(identity.at("--batch"), "7");
+  EXPECT_EQ(identity.at("--dtype"), "bf16");
+  EXPECT_EQ(identity.at("--augment"), "no");
+  EXPECT_EQ(identity.count("--threads") + identity.count("--metrics"), 0u) << "these do not change the result";
+  Options per_rank;
+  per_rank.batch_per_rank = 5;
+  for (const auto& [name, value] : settings_of(per_rank)) {
+    if (name == "--batch") {
+      EXPECT_EQ(value, "5 per rank");
+    }
   }
+}
+
+TEST(CommandLine, IsReadInOrder) {
+  std::string value, log;
+  std::vector<std::string> files, *taken = nullptr;
+  auto read = [&](std::vector<std::string> words) {
+    value = "none", log = "";
+    words.insert(words.begin(), "program");
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    std::vector<OptionSpec> specs;
+    specs.push_back({"--value", "a value", "5", [&](const std::string& v) {
+                       if (v == "bad") throw UsageError("--value bad: expected good");
+                       value = v;
+                     }});
+    specs.push_back({"--on", "a flag", "", [&](const std::string&) { log += "on "; }, true});
+    specs.push_back({"--off", "a flag", "", [&](const std::string&) { log += "off "; }, true});
+    specs.push_back({"--no-on", "its opposite", "", [&](const std::string&) { log += "no-on "; }, true});
+    parse_command_line(int(argv.size()), argv.data(), "A program.", specs, taken);
+  };
+  read({});
+  EXPECT_EQ(value + log, "none");
+  read({"--value", "a b"});
+  EXPECT_EQ(value, "a b");
+  read({"--value=x=y", "--on"});
+  EXPECT_EQ(value + log, "x=yon ");
+  read({"--off", "--on", "--off"});
+  EXPECT_EQ(log, "off on off ") << "in the order of the command line; a flag given twice is harmless";
+  read({"--value", "-1"});
+  EXPECT_EQ(value, "-1") << "a negative number is a value";
+  using Words = std::vector<std::string>;
+  const std::pair<Words, std::string> refusals[] = {
+      {{"--value", "bad"}, "--value bad: expected good"},
+      {{"--valu", "1"}, "unknown option --valu (--help lists the options)"},
+      {{"--foo=1", "--bar", "x"}, "unknown option --foo (--help lists the options)"},
+      {{"x", "y", "--on", "--foo"}, "unexpected argument x (--help lists the options)"},
+      {{"--on", "--value"}, "--value needs a value"},
+      {{"--value", "--on"}, "--value needs a value"},
+      {{"--value", "--on", "x"}, "--value needs a value"},
+      {{"--value", ""}, "--value needs a value"},
+      {{"--value="}, "--value needs a value"},
+      {{"--on=false"}, "--on takes no value"},
+      {{"--value", "1", "--on", "--value=2"}, "--value is given twice (1 and 2)"},
+      {{"--value", "1", "--value=1"}, "--value is given twice (1 and 1)"},
+      {{"--on", "--no-on"}, "--on and --no-on contradict each other"},
+      {{"--no-on", "--on"}, "--on and --no-on contradict each other"},
+  };
+  for (const auto& [words, text] : refusals) try {
+      read(words);
+      ADD_FAILURE() << "accepted; expected: " << text;
+    } catch (const UsageError& e) {
+      EXPECT_EQ(e.what(), text);
+    }
+  taken = &files;
+  read({"a", "--value", "v", "b"});
+  EXPECT_EQ(value, "v");
+  EXPECT_EQ(files, (Words{"a", "b"}));
+  EXPECT_TRUE(refused([&] { read({"a", "--bogus"}); }, {"unknown option --bogus"}));
+  char program[] = "program", word[] = "word";
+  char* argv[] = {program, word};
+  EXPECT_TRUE(refused([&] { parse_command_line(2, argv, "A program without options.", {}, nullptr); },
+                      {"unexpected argument word: this program takes none"}));
+  EXPECT_NO_THROW(parse_command_line(1, argv, "A program without options.", {}, nullptr));
 }
 
 TEST(CommandLine, ProgramsEndWithTheRightStatus) {

@@ -59,6 +59,8 @@ struct OptionSpec {
   std::string name, help, fallback;             // "--batch", what it is, the default as text
   std::function<void(const std::string&)> set;  // throws UsageError on a bad value
   bool flag = false;                            // takes no value
+  std::function<std::string()> value = {};      // the field's, as text
+  bool decides = false;                         // it decides what a step computes: a part of the run's identity
 };
 
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its standard
@@ -87,21 +89,8 @@ std::unique_ptr<Optimizer> make_optimizer(const Options& options);
 // for a failed run, 128 + the signal where that stopped the training (130 after Ctrl-C, 143 after SIGTERM).
 int run_program(int argc, char** argv, const std::function<void()>& body);
 
-// ---- the seam to the command-line parser ---------------------------------------------------------------------------------
-// options_cli11.cpp where CLI11 is installed, options_plain.cpp otherwise.
 // --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.
 void parse_command_line(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs,
                         std::vector<std::string>* words = nullptr);
-
-// A parser only takes the words apart; what they mean and what is refused is said here, once for both.
-struct CommandLine {
-  std::vector<std::pair<const OptionSpec*, std::string>> given;  // in the order of the command line
-  std::vector<std::string> unknown;                              // words that belong to no option, in that order
-};
-// Answers --version, which every program has.
-void set_options(const std::vector<OptionSpec>& specs, const CommandLine& line, std::vector<std::string>* words);
-inline constexpr const char* version_help = "--version tells what this build is.";
-[[noreturn]] void end_after_help();  // 0, or 1 where it could not be printed
-[[noreturn]] void refuse_value(const OptionSpec& spec);  // a flag was given one, or another option was not
 
 }  // namespace tandem

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "core/build_info.h"
-#include "layers/train/options.h"
+#include "layers/train/option_table.h"
 
 namespace tandem {
 namespace {
@@ -20,25 +20,6 @@ std::string text_of(double v) {
   char s[32];
   std::snprintf(s, sizeof s, "%.10g", v);
   return s;
-}
-
-// The options that decide what a step computes, as text. What fit() is told otherwise it records itself.
-Settings settings_of(const Options& o) {
-  auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
-  return {{"--model", o.model},
-          {"--data-set", o.data_set},
-          {"--data", o.data},
-          {"--val", std::to_string(o.val)},
-          {"--batch", o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch)},
-          {"--schedule", o.schedule},
-          {"--momentum", text_of(o.momentum)},
-          {"--weight-decay", text_of(o.weight_decay)},
-          {"--label-smoothing", text_of(o.label_smoothing)},
-          {"--augment", yes(o.augment)},
-          {"--mixup", text_of(o.mixup)},
-          {"--cutout", std::to_string(o.cutout)},
-          {"--dtype", name_of(o.dtype)},
-          {"--exact-conv", yes(o.exact_conv)}};
 }
 
 }  // namespace

@@ -1,0 +1,213 @@
+#include "layers/train/option_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <thread>
+
+#include "layers/models/models.h"
+
+namespace tandem {
+namespace {
+
+[[noreturn]] void bad(const std::string& option, const std::string& value, const std::string& expected) {
+  throw UsageError(option + " " + value + ": expected " + expected);
+}
+
+template <class T>
+T number(const std::string& option, const std::string& text, T low, T high, const std::string& expected) {
+  T v{};
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || !(v <= high))
+    bad(option, text, expected);
+  return v;
+}
+
+std::string text_of(double v) {
+  char s[32];
+  std::snprintf(s, sizeof s, "%.10g", v);
+  return s;
+}
+
+// Rows by the type of their field. Each call appends a row and returns it.
+struct Rows {
+  std::vector<OptionSpec> all;
+
+  OptionSpec& text(std::string name, std::string& field, std::string help) {
+    return add({name, help, field, [&field](const std::string& v) { field = v; }}, [&field] { return field; });
+  }
+  // check throws Error on a bad value.
+  OptionSpec& checked(std::string name, std::string& field, std::string help, std::function<void(const std::string&)> check) {
+    auto set = [name, &field, check](const std::string& v) {
+      try {
+        check(v);
+      } catch (const UsageError&) {
+        throw;
+      } catch (const Error& e) {
+        throw UsageError(name + ": " + e.what());
+      }
+      field = v;
+    };
+    return add({name, help, field, set}, [&field] { return field; });
+  }
+  template <class T>
+  OptionSpec& whole(std::string name, T& field, T low, std::string help, T high = 1'000'000'000, std::string also = "") {
+    auto set = [=, &field](const std::string& v) {
+      field = number<T>(name, v, low, high, "a whole number from " + std::to_string(low) + " to " + std::to_string(high) + also);
+    };
+    return add({name, help, std::to_string(field), set}, [&field] { return std::to_string(field); });
+  }
+  OptionSpec& real(std::string name, double& field, double high, std::string help) {
+    auto set = [=, &field](const std::string& v) {
+      field = number<double>(name, v, 0, high, "a number from 0 to " + text_of(high));
+    };
+    return add({name, help, text_of(field), set}, [&field] { return text_of(field); });
+  }
+  OptionSpec& flag(std::string name, bool& field, bool value, std::string help) {
+    return add({name, help, "", [&field, value](const std::string&) { field = value; }, true},
+               [&field] { return field ? "yes" : "no"; });
+  }
+  // One of some words: `in` gives the field's value for one, `out` the word.
+  template <class T>
+  OptionSpec& choice(std::string name, T& field, std::string help, std::string words, std::optional<T> (*in)(const std::string&),
+                     const char* (*out)(T)) {
+    auto set = [=, &field](const std::string& v) {
+      const std::optional<T> chosen = in(v);
+      if (!chosen) bad(name, v, words);
+      field = *chosen;
+    };
+    return add({name, help, out(field), set}, [=, &field] { return out(field); });
+  }
+  OptionSpec& channels(std::string name, std::vector<float>& field, float low, std::string help) {
+    auto set = [=, &field](const std::string& v) {
+      field.clear();
+      std::istringstream parts(v);
+      for (std::string part; std::getline(parts, part, ',');)
+        field.push_back(number<float>(name, part, low, 1e6f, "a number for all channels, or one for each: 0.49,0.48,0.45"));
+    };
+    return add({name, help, "", set}, {});
+  }
+
+ private:
+  OptionSpec& add(OptionSpec row, std::function<std::string()> value) {
+    row.value = std::move(value);
+    return all.emplace_back(std::move(row));
+  }
+};
+
+std::optional<DType> dtype_in(const std::string& v) {
+  if (v == "f32") return DType::f32;
+  if (v == "bf16") return DType::bf16;
+  if (v == "f16") return DType::f16;
+  return {};
+}
+
+void training(Rows& t, Options& o) {
+  t.checked("--model", o.model, model_names(), [](const std::string& v) { check_model_name(v); }).decides = true;
+  t.whole("--epochs", o.epochs, 1, "passes over the training pictures");
+  OptionSpec& batch =
+      t.whole("--batch", o.batch, 1, "pictures per step, shared by the ranks (under an asynchronous strategy: per push)");
+  batch.decides = true;
+  batch.value = [&o] { return o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch); };
+  t.whole("--batch-per-rank", o.batch_per_rank, 0, "instead of --batch: so many on each rank (0: --batch)");
+  t.real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
+  t.choice("--lr-scale", o.lr_scale, "with --batch-per-rank, --lr on n ranks: clipped, linear, sqrt or none",
+           "clipped, linear, sqrt or none", rate_scale_in, name_of);
+  t.checked("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…",
+            [](const std::string& v) { Schedule::parse(v); }).decides = true;
+  t.checked("--optimizer", o.optimizer, "sgd, lars, adamw, adam or rmsprop (--lr of the last three is 0.001 if not given)",
+            [](const std::string& v) {
+              const std::vector<std::string> known = {"sgd", "lars", "adamw", "adam", "rmsprop"};
+              if (std::find(known.begin(), known.end(), v) == known.end()) bad("--optimizer", v, "sgd, lars, adamw, adam or rmsprop");
+            });
+  t.real("--momentum", o.momentum, 0.9999, "momentum (with sgd in Nesterov's form; beta1 of adamw and adam; 0: none, rmsprop's default)")
+      .decides = true;
+  t.real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm (default of adamw 0.01, of adam and rmsprop 0)")
+      .decides = true;
+  t.real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes").decides = true;
+  t.real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
+  t.real("--ema", o.ema, 0.99999, "decay of an average of the weights, which is then evaluated (0: none)");
+  t.whole("--accumulate", o.accumulate, 1, "batches to a step");
+  t.flag("--sync-bn", o.sync_batch_norm, true, "batch norm over the pictures of all ranks");
+}
+
+void data(Rows& t, Options& o) {
+  t.text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)").decides = true;
+  if (o.data_set.empty()) return;
+  t.text("--data-set", o.data_set, dataset_names() + ", a folder of pictures, or an .npy file").decides = true;
+  t.whole("--size", o.folder.size, 0, "side to which pictures of a folder are brought (0: they are squares of one size)");
+  t.flag("--skip-broken", o.folder.skip_broken, true, "leave out pictures of a folder that cannot be decoded");
+}
+
+void pictures(Rows& t, Options& o) {
+  t.flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip").decides = true;
+  t.flag("--no-augment", o.augment, false, "neither");
+  t.channels("--mean", o.mean, -1e6f, "of the channels, with pixels from 0 to 1 (default: the data set's own)");
+  t.channels("--std", o.deviation, 1e-6f, "their standard deviation (default: the data set's own)");
+  t.whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)").decides = true;
+  t.real("--mixup", o.mixup, 4, "mix pictures in pairs, in proportions from Beta(a, a) (0: not)").decides = true;
+}
+
+void machine(Rows& t, Options& o) {
+  t.whole<std::uint64_t>("--seed", o.seed, 0, "seed of all random numbers", ~std::uint64_t{0});
+  t.checked("--device", o.device, "cpu, reference, cuda or cuda:INDEX", [](const std::string& v) {
+    if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
+      bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
+  });
+  t.choice("--dtype", o.dtype, "of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32", "f32, bf16 or f16",
+           dtype_in, name_of).decides = true;
+  // More threads than cores only wait for each other; the bound catches the slip of a finger.
+  const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
+  t.whole("--threads", o.threads, 0,
+          "threads of the CPU backend (0: OMP_NUM_THREADS, else the cores it may use, or a rank's share of them)", most,
+          " (four per core)");
+}
+
+void course(Rows& t, Options& o) {
+  t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
+  t.whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
+  t.text("--checkpoint", o.checkpoint, "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
+  t.text("--resume", o.resume, "go on from a checkpoint, or from the last one in a folder");
+  t.whole("--stop-after", o.stop_after, 0, "stop after this step of the run (0: do not)");
+  t.flag("--evaluate", o.evaluate, true, "no training: the test accuracy of the weights of --resume or --import-torch");
+}
+
+void reports(Rows& t, Options& o) {
+  t.text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
+  t.whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
+  t.flag("--summary", o.observe.summary, true, "print the table of modules first");
+  t.text("--dot", o.observe.dot, "file for a picture of the tape (render it with dot -Tsvg)");
+  t.flag("--profile", o.observe.profile, true, "print where the time of a step goes");
+  t.text("--trace", o.observe.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
+  t.flag("--memory", o.observe.memory, true, "print who holds the memory in a step");
+  t.flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
+  t.text("--import-torch", o.exchange.import_torch, "PyTorch weights to begin with (safetensors of a state_dict)");
+  t.text("--export-torch", o.exchange.export_torch, "file for the trained weights, for PyTorch (safetensors)");
+  t.text("--export-onnx", o.exchange.export_onnx, "file for the trained model as an ONNX graph");
+  t.text("--tensorboard", o.exchange.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
+}
+
+void arithmetic(Rows& t, Options& o) {
+  t.flag("--deterministic", o.deterministic, true, "bit-identical for the same binary, device and threads");
+  t.flag("--exact-conv", o.exact_conv, true, "no Winograd convolution").decides = true;
+  t.flag("--tf32", o.tf32, true, "f32 products with 10 bits of precision, on a GPU's tensor cores");
+}
+
+}  // namespace
+
+std::vector<OptionSpec> option_table(Options& o) {
+  Rows t;
+  t.all.reserve(64);  // references to rows stay valid
+  data(t, o), training(t, o), pictures(t, o), machine(t, o), course(t, o), reports(t, o), arithmetic(t, o);
+  return std::move(t.all);
+}
+
+Settings settings_of(const Options& options) {
+  Options o = options;
+  Settings s;
+  for (const OptionSpec& row : option_table(o))
+    if (row.decides) s.push_back({row.name, row.value()});
+  return s;
+}
+
+}  // namespace tandem

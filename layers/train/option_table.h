@@ -1,0 +1,19 @@
+// The one table of the options that training programs share: name, field, default, text, and whether it decides what a step
+// computes. The parser, --help, the run's identity in checkpoints and the start line of the metrics are made from it.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "layers/train/checkpoint.h"
+#include "layers/train/options.h"
+
+namespace tandem {
+
+// Rows that read and write `options`, which must outlive them. The defaults are what it holds now.
+std::vector<OptionSpec> option_table(Options& options);
+
+// The rows that decide what a step computes, as text. What fit() is told by FitOptions it records itself.
+Settings settings_of(const Options& options);
+
+}  // namespace tandem
