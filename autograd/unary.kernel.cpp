@@ -161,6 +161,13 @@ struct Affine {
   template <class A> TANDEM_HD A f(A x) const { return A(factor) * x + A(shift); }
   template <class A> TANDEM_HD A df(A g, A) const { return g * A(factor); }
 };
+struct DivideBy {
+  static constexpr auto name = "div_by";
+  static constexpr From from = From::nothing;
+  double divisor;
+  template <class A> TANDEM_HD A f(A x) const { return x / A(divisor); }
+  template <class A> TANDEM_HD A df(A g, A) const { return g / A(divisor); }
+};
 struct Power {
   static constexpr auto name = "power";
   static constexpr From from = From::x;
@@ -202,6 +209,7 @@ struct UnaryNode : Node {
     else if constexpr (requires { functor.alpha; }) return {{"alpha", {functor.alpha}}};
     else if constexpr (requires { functor.low; }) return {{"low", {functor.low}}, {"high", {functor.high}}};
     else if constexpr (requires { functor.factor; }) return {{"factor", {functor.factor}}, {"shift", {functor.shift}}};
+    else if constexpr (requires { functor.divisor; }) return {{"divisor", {functor.divisor}}};
     else if constexpr (requires { functor.exponent; }) return {{"exponent", {functor.exponent}}};
     else return {};
   }
@@ -259,6 +267,7 @@ Variable clamp(const Variable& x, double low, double high) {
   return unary(x, Clamp{low, high});
 }
 Variable scale(const Variable& x, double factor, double shift) { return unary(x, Affine{factor, shift}); }
+Variable div_by(const Variable& x, double divisor) { return unary(x, DivideBy{divisor}); }
 Variable power(const Variable& x, double exponent) { return unary(x, Power{exponent}); }
 Variable cast(const Variable& x, DType dtype) {
   if (x.dtype() == dtype) return x;

@@ -280,7 +280,7 @@ TEST(Safetensors, APickleIsMetWithTheCommandThatConvertsIt) {
   TemporaryFolder folder;
   put(folder.file("net.pt"), "PK\x03\x04 and so on");
   EXPECT_TRUE(refused([&] { SafetensorsFile f(folder.file("net.pt")); },
-                      {"net.pt", "pickle", "torch.load", "'net.safetensors'"}));
+                      {"net.pt", "pickle", "torch.load", "'net.safetensors'", "holds no tensors by name"}));
   put(folder.file("old.pth"), "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9");
   EXPECT_TRUE(refused([&] { SafetensorsFile f(folder.file("old.pth")); }, {"pickle"}));
 }

@@ -60,6 +60,7 @@ double AdamW::decay_of(const Segment& s) const {
 }
 
 std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {
+  check_bound();
   return {{"moment", moment_}, {"square", square_}};
 }
 

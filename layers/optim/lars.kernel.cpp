@@ -77,6 +77,11 @@ void LARS::allocate() {
   velocity_ = Tensor::zeros(backend, {space_->elements()}, dtype);
 }
 
+std::vector<std::pair<std::string, Tensor>> LARS::vectors() const {
+  check_bound();
+  return {{"velocity", velocity_}};
+}
+
 double LARS::decay_of(const Segment& s) const { return s.decay ? options_.weight_decay : 0; }
 
 void LARS::measure(Range range, bool add) {

@@ -187,6 +187,7 @@ StepResult Optimizer::result() {
 }
 
 void Optimizer::measure(Range range, bool add) {
+  check_bound();
   space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
 
@@ -201,6 +202,8 @@ Variable Optimizer::scaled(const Variable& loss) const {
 void Optimizer::judge(const Tensor* loss) {
   stage();
   check_clip();
+  require(!loss || loss->elements() == 1, "step(loss): the loss must have one element, this one ",
+          loss && loss->defined() ? (std::ostringstream() << "has the shape " << loss->shape()).str() : "is undefined");
   auto* state = reinterpret_cast<StepState*>(state_.raw_write());
   dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
     launch(space_->backend(), 1,
@@ -236,6 +239,7 @@ void Optimizer::resume_at(const StepState& then) {
 }
 
 void Optimizer::check_range(Range range) const {
+  check_bound();
   require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, name(),
           ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
 }
@@ -257,6 +261,7 @@ double SGD::decay_of(const Segment& s) const {
 }
 
 std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
+  check_bound();
   if (!velocity_.defined()) return {};
   return {{"velocity", velocity_}};
 }
