@@ -87,7 +87,7 @@ class Tensor {
   bool same_memory(const Tensor& o) const { return defined() && o.defined() && raw() == o.raw(); }
 
  private:
-  auto begin() const {  // the first byte
+  std::byte* begin() const {
     if (!storage_) fail_undefined();
     return storage_->data() + offset_ * size_of(dtype_);
   }
