@@ -155,14 +155,14 @@ struct NotFinite : Error {
 class Recorder;  // autograd/recorder.h
 
 // Dropout calls so far: of this step, or of the thread where there is no step state. Assigning 0 begins a step.
-struct Draws {
-  Draws(std::uint64_t unnumbered = 0) : unnumbered(unnumbered) {}
-  bool first_of(std::uint32_t layer) {  // counts a call of a numbered layer
+struct DropoutCalls {
+  DropoutCalls(std::uint64_t unnumbered = 0) : unnumbered(unnumbered) {}
+  bool first_of(std::uint32_t layer) {  // whether the layer has not been called yet; counts the call
     if (std::find(layers.begin(), layers.end(), layer) != layers.end()) return false;
     layers.push_back(layer);
     return true;
   }
-  std::uint64_t unnumbered;           // calls that are numbered as they come
+  std::uint64_t unnumbered;           // calls without a layer number, and repeated calls of a layer
   std::vector<std::uint32_t> layers;  // those that have been called
 };
 
@@ -174,7 +174,7 @@ struct Mode {
   Tensor step_state;         // StepState on the device; empty outside training loops
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
   std::uint64_t seed = 0;    // of random draws where there is no step state
-  Draws draws;
+  DropoutCalls draws;
   Recorder* recorder = nullptr;  // writes down every operation
   Mode();
 };

@@ -166,8 +166,8 @@ struct ShortcutNode : Node {
 }  // namespace
 
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
-  require(x.rank() == 4 && stride >= 1 && widen >= 0 && widen <= Shape::most, "pad_shortcut: input ", x.shape(), " must be [N,H,W,C], stride ", stride,
-          " at least 1, widening ", widen, " at least 0");
+  require(x.rank() == 4 && stride >= 1 && widen >= 0 && widen <= Shape::most, "pad_shortcut: input ", x.shape(),
+          " must be [N,H,W,C], stride ", stride, " at least 1, widening ", widen, " at least 0 and at most ", Shape::most);
   Shape s = x.shape(), shape{s[0], (s[1] + stride - 1) / stride, (s[2] + stride - 1) / stride, s[3] + 2 * widen};
   Tensor y(x.backend(), shape, x.dtype());
   if (x.backend().on_device()) {
@@ -229,7 +229,7 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
   int a = axis_of("slice", x.shape(), axis);
   require(step >= 1 && 0 <= begin && begin <= end && end <= x.extent(a), "slice: [", begin, ", ", end, ") step ", step,
           " of axis ", axis, " in the shape ", x.shape());
-  step = std::min(step, std::max<std::int64_t>(1, x.extent(a)));  // a longer one takes the first element too
+  step = std::min(step, std::max<std::int64_t>(1, x.extent(a)));  // a longer step selects the same elements
   Box box = whole(x.shape());
   box.begin = begin * box.step[a];
   box.step[a] *= step;
@@ -285,7 +285,8 @@ Variable concat(std::span<const Variable> parts, int axis) {
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value) {
   int a = axis_of("pad", x.shape(), axis);
   require(before >= 0 && after >= 0, "pad: ", before, " before and ", after, " after: use slice to cut");
-  require(before <= Shape::most && after <= Shape::most, "pad: ", before, " before and ", after, " after: no memory holds that");
+  require(before <= Shape::most && after <= Shape::most, "pad: ", before, " before and ", after,
+          " after: more elements than any memory holds");
   Shape shape = x.shape();
   shape[a] += before + after;
   Box box = whole(shape);

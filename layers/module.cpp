@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/files/json.h"
+
 namespace tandem {
 
 Parameter::operator const Variable&() const {
@@ -35,25 +37,12 @@ void Module::number(std::uint32_t& next) {
   for (auto& [name, module] : children_) module->number(next);
 }
 
-namespace {
-
-// UTF-8 without control characters: what every reader of a safetensors file takes.
-bool is_text(const std::string& s) {
-  for (std::size_t i = 0; i < s.size(); i++) {
-    const auto c = static_cast<unsigned char>(s[i]);
-    if (c < 0x20 || c == 0x7f || (c >= 0x80 && c < 0xc2) || c > 0xf4) return false;
-    for (int rest = c < 0x80 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3; rest > 0; rest--)
-      if (++i >= s.size() || (static_cast<unsigned char>(s[i]) & 0xc0) != 0x80) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 void Module::check_name(const std::string& name) const {
-  require(!name.empty() && name.find_first_of("./") == std::string::npos && is_text(name) && name != "__metadata__",
-          "a module's part needs a name of UTF-8 text without dots, slashes and control characters, and other than "
-          "__metadata__, not \"", name, "\": in a checkpoint it could not be told from something else; choose another name");
+  const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  require(!name.empty() && name.find_first_of("./") == std::string::npos && !control && is_utf8(name) &&
+              name != "__metadata__",
+          "the name ", json_quoted(name), " of a module's part cannot be a key of a checkpoint: choose another, of UTF-8 text "
+          "without dots, slashes and control characters, and not __metadata__");
   auto taken = [&](auto& all, auto name_of) {
     return std::any_of(all.begin(), all.end(), [&](auto& one) { return name_of(one) == name; });
   };

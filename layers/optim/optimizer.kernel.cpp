@@ -202,8 +202,10 @@ Variable Optimizer::scaled(const Variable& loss) const {
 void Optimizer::judge(const Tensor* loss) {
   stage();
   check_clip();
-  require(!loss || loss->elements() == 1, "step(loss): the loss must have one element, this one ",
-          loss && loss->defined() ? (std::ostringstream() << "has the shape " << loss->shape()).str() : "is undefined");
+  if (loss) {
+    require(loss->defined(), "step(loss): the loss must have one element, this one is undefined");
+    require(loss->elements() == 1, "step(loss): the loss must have one element, this one has the shape ", loss->shape());
+  }
   auto* state = reinterpret_cast<StepState*>(state_.raw_write());
   dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
     launch(space_->backend(), 1,
