@@ -1,6 +1,7 @@
 #include "core/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -30,6 +31,14 @@ class Heap : public MemorySource {
   void release(void* block, std::size_t) override { std::free(block); }
   const char* name() const override { return "host memory"; }
   std::size_t left() const override { return available_memory(); }
+  std::size_t touched(const void* block, std::size_t bytes) const override {
+    static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(block), begin = at / page * page;
+    std::vector<unsigned char> resident((at + bytes - begin + page - 1) / page);
+    if (mincore(reinterpret_cast<void*>(begin), at + bytes - begin, resident.data()) != 0) return bytes;
+    return std::min<std::size_t>(
+        bytes, page * std::size_t(std::count_if(resident.begin(), resident.end(), [](unsigned char p) { return p & 1; })));
+  }
   // Address space, not memory: pages that nobody wrote to cost nothing.
 #if defined(__SANITIZE_ADDRESS__)
   std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
@@ -334,8 +343,11 @@ void CachingAllocator::reset_peak() {
 
 std::size_t CachingAllocator::left() const {
   const std::size_t left = source_->left();
+  if (left == std::size_t(-1)) return left;
   std::lock_guard lock(mutex_);
-  return left == std::size_t(-1) ? left : left + statistics_.reserved_bytes - statistics_.live_bytes;
+  std::size_t free = statistics_.reserved_bytes - statistics_.live_bytes;
+  for (const auto& [stream, bytes, at] : free_large_) free -= bytes - source_->touched(at, bytes);
+  return left + free;
 }
 
 Backend& CachingAllocator::backend_is_gone() const {
