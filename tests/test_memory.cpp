@@ -35,6 +35,24 @@ struct Counted4K : MemorySource {  // small segments, so that a few blocks fill 
   std::size_t segment_bytes() const override { return std::size_t{4} << 20; }
 };
 
+TEST(MemoryPool, FreePiecesGiveTheirPagesBackBeforeAHostRunsOut) {
+  struct Scarce : Counted4K {
+    std::size_t& discarded;
+    Scarce(std::size_t& held, std::size_t& d) : Counted4K(held), discarded(d) {}
+    std::size_t left() const override { return std::size_t{1} << 20; }
+    void discard(void*, std::size_t bytes) override { discarded += bytes; }
+  };
+  std::size_t held = 0, discarded = 0;
+  CachingAllocator memory(std::make_unique<Scarce>(held, discarded));
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  memory.give(memory.take(6 * mib));
+  void* part = memory.take(4 * mib);  // of those six
+  EXPECT_EQ(discarded, 0u);
+  void* whole = memory.take(6 * mib);
+  EXPECT_EQ(discarded, 2 * mib);
+  memory.give(part), memory.give(whole);
+}
+
 TEST(MemoryPool, BlocksReturnToThePoolTheyCameFrom) {
   std::size_t held = 0;
   CachingAllocator memory(std::make_unique<Counted4K>(held));
