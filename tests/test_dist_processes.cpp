@@ -22,7 +22,6 @@
 #include "dist/job/port_guard.h"
 #include "dist/job/rendezvous.h"
 #include "dist/server/server.h"
-#include "dist/server/socket_channel.h"
 #include "dist/job/start.h"
 #include "dist/collectives/ucx.h"
 #include "tests/channel_server.h"
@@ -505,8 +504,8 @@ TEST(Hosts, DISABLED_Collectives) {
   c->barrier().wait();
 }
 
-// As one rank of those that tests/check_hosts.sh starts behind slow links: gradients fill these for some seconds, by UCX and by the
-// sockets of a parameter server, and no rank is silent for long.
+// As one rank of those that tests/check_hosts.sh starts behind slow links: gradients fill these for some seconds, by a communicator
+// and by a channel, and no rank is silent for long.
 TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
   const Place place = place_in(process_environment());
   const Deadlines deadlines = Deadlines::from();
@@ -526,14 +525,15 @@ TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
     c->barrier().wait();
     report("all-reduce", *control);
   }
-  const int socket = bound_socket(false, 0);
   Rendezvous r(place, deadlines, process_environment(), true);
+  auto ucx = Ucx::open(r.interface_address());
+  const auto addresses = r.exchange(ucx->address());
   Card mine = Card::mine();
-  mine.address = r.interface_address(), mine.port = port_of(socket);
+  mine.address = r.interface_address();
   std::vector<Seat> seats;
   for (const std::string& card : r.exchange(mine.text())) seats.push_back({.card = card});
   auto control = std::make_shared<Control>(r, Control::Job{7, 0, 0, "", seats}, deadlines);
-  auto c = socket_channel(control, std::make_unique<Gate>(socket, r.token()), r.token());
+  auto c = ucx->channel(addresses, 7, control);
   int arrived = 0;
   c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::as_writable_bytes(std::span(room)).first(n); },
                  .arrived = [&](int, const Note&, std::span<std::byte>) { arrived++; }});
@@ -543,7 +543,7 @@ TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
   for (Work& w : works) w.wait();
   while (arrived < place.size - 1)
     if (!c->progress()) c->rest();
-  report("sockets", *control);
+  report("channel", *control);
 }
 
 TEST(Ucx, DisagreementIsNamed) { expect_disagreement_named(over_ucx(2, disagree)); }
@@ -633,6 +633,8 @@ class Processes {
     if (pid == 0) {
       std::string said;
       try {
+        for (const auto& [name, value] : set)
+          if (name.starts_with("UCX_")) setenv(name.c_str(), value.c_str(), 1);  // UCX reads it from there alone
         body_(rank, variables(set));
       } catch (const std::exception& e) {
         said = e.what();
@@ -688,7 +690,7 @@ Set with(Set set, const std::string& name, const std::string& value) {
   return set;
 }
 
-TEST(Sockets, AServerAddsUpWhatWorkersPush) {
+TEST(Channels, AServerAddsUpWhatWorkersPush) {
   for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)}) {
     Processes p(4, quick, [&](int, const Variables& v) {
       auto c = channel_from_environment(v);
@@ -698,7 +700,7 @@ TEST(Sockets, AServerAddsUpWhatWorkersPush) {
   }
 }
 
-TEST(Sockets, MessagesToOneselfAndNoRoom) {
+TEST(Channels, MessagesToOneselfAndNoRoom) {
   Processes p(2, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     std::vector<std::byte> memory(8), sent(8, std::byte{7});
@@ -718,22 +720,12 @@ TEST(Sockets, MessagesToOneselfAndNoRoom) {
   }
 }
 
-TEST(Sockets, AnotherChannelIsRefused) {
-  EXPECT_TRUE(refused(
-      [] {
-        channel_from_environment(variables({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TANDEM_CHANNEL", "pigeons"}}));
-      },
-      {"TANDEM_CHANNEL=pigeons: choose sockets or ucx"}));
-  auto c = channel_from_environment(variables({}));
-  EXPECT_EQ(c->size(), 1);
-}
-
 // Kills while messages of all sizes are under way, between all.
 class Losses : public testing::TestWithParam<const char*> {};
 
 TEST_P(Losses, AKilledRankIsMissedByAllInOneOrder) {
   Board board;
-  Processes p(5, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(5, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     std::vector<std::byte> large(300000), room(large.size());
     std::string told;
@@ -763,7 +755,7 @@ TEST_P(Losses, AKilledRankIsMissedByAllInOneOrder) {
 
 TEST_P(Losses, TheDeathOfRankZeroIsEverybodys) {
   Board board;
-  Processes p(3, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(3, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     board[rank] = 1;
@@ -779,7 +771,7 @@ TEST_P(Losses, TheDeathOfRankZeroIsEverybodys) {
 
 TEST_P(Losses, WhoEndsWellIsNotLostAndWhoFailsIs) {
   Board board;
-  Processes p(4, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(4, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     board[rank] = 1;
@@ -797,9 +789,9 @@ TEST_P(Losses, WhoEndsWellIsNotLostAndWhoFailsIs) {
   EXPECT_EQ(board[11], 2);
 }
 
-TEST(Sockets, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
+TEST_P(Losses, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
   Board board;
-  Processes p(4, quick, [&](int rank, const Variables& v) {
+  Processes p(4, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     std::vector<std::byte> large(1 << 20), room(large.size());
     std::string told;
@@ -829,10 +821,10 @@ TEST(Sockets, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
 
 // The owner of shard 2 stops itself before it writes its answer to rank 1's fourth push, is given up, and goes on when rank 1 has
 // the answer of the successor.
-TEST(Sockets, AStoppedOwnerThatWakesUpWritesNowhere) {
+TEST_P(Losses, AStoppedOwnerThatWakesUpWritesNowhere) {
   Board board;
   constexpr std::int64_t count = 4 * 1024;
-  Processes p(3, quick, [&](int rank, const Variables& v) {
+  Processes p(3, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     std::vector<float> w(count), none(64), gradient(count, 1.f);
     const Buffer weights{w.data(), count, DType::f32}, statistics{none.data(), 0, DType::f32};
     Member member(channel_from_environment(v), 20);
@@ -869,7 +861,7 @@ TEST(Sockets, AStoppedOwnerThatWakesUpWritesNowhere) {
 
 TEST_P(Losses, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
   Board board;
-  Processes p(2, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(2, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     if (rank == 1) {
@@ -896,7 +888,7 @@ TEST_P(Losses, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
 // ---- and back again ------------------------------------------------------------------------------------------------------
 TEST_P(Losses, AKilledRankComesBackTwice) {
   Board board;
-  Processes p(4, with(quick, "TANDEM_CHANNEL", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(4, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
     board[20] = int(c->incarnation());
@@ -937,7 +929,7 @@ TEST_P(Losses, AKilledRankComesBackTwice) {
 // As on several hosts, where UCX has a port.
 TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
   Board board;
-  const Set set = with(with(with(quick, "TANDEM_CHANNEL", "ucx"), "MASTER_ADDR", "127.0.0.1"), "TANDEM_TOKEN", "0123456789abcdef0123");
+  const Set set = with(with(quick, "MASTER_ADDR", "127.0.0.1"), "TANDEM_TOKEN", "0123456789abcdef0123");
   Processes p(3, with(set, "MASTER_PORT", std::to_string(free_port())), [&](int rank, const Variables& given) {
     auto c = channel_from_environment([&](const char* name) {
       const std::string n = name;
@@ -956,9 +948,10 @@ TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
   EXPECT_EQ(p.said(p.start(2, {{"TANDEM_INCARNATION", "1"}})), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Channels, Losses, testing::Values("sockets", "ucx"));
+// As on one host, and as between hosts.
+INSTANTIATE_TEST_SUITE_P(Channels, Losses, testing::Values("self,sm", "self,tcp"));
 
-TEST(Sockets, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
+TEST(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
   Board board;
   Processes p(3, with(quick, "TANDEM_START_TIMEOUT", "1.5"), [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
@@ -1025,9 +1018,9 @@ TEST(Hosts, DISABLED_LossesAndReturns) {
 }
 
 // How fast 4 MiB messages go one way: MB/s on the standard output.
-TEST(Sockets, DISABLED_Speed) {
-  for (const char* channel : {"sockets", "ucx"}) {
-    Processes p(2, with(quick, "TANDEM_CHANNEL", channel), [&](int rank, const Variables& v) {
+TEST(Channels, DISABLED_Speed) {
+  for (const char* channel : {"self,sm", "self,tcp"}) {
+    Processes p(2, with(quick, "UCX_TLS", channel), [&](int rank, const Variables& v) {
       auto c = channel_from_environment(v);
       for (std::size_t bytes : {std::size_t(64), std::size_t(64 << 10), std::size_t(4 << 20)}) {
         const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);

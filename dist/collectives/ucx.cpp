@@ -73,8 +73,8 @@ Worker::Worker(const std::string& interface_address, bool one_host) {
 }
 
 Worker::~Worker() {
-  if (worker) ucp_worker_destroy(worker);
-  if (context) ucp_cleanup(context);
+  if (worker && !abandoned) ucp_worker_destroy(worker);
+  if (context && !abandoned) ucp_cleanup(context);
   if (wake >= 0) close(wake);
 }
 
@@ -117,7 +117,7 @@ class UcxWire : public Wire, private Link {
   ~UcxWire() override {
     hang_up_all(error_.empty());
     for (Unexpected& u : unexpected_)
-      if (u.held) ucp_am_data_release(worker_, u.data);
+      if (u.held && !given_up()) ucp_am_data_release(worker_, u.data);
     handler(message_id, nullptr, nullptr);
   }
 
@@ -149,6 +149,7 @@ class UcxWire : public Wire, private Link {
   }
 
   void progress() override {
+    control_->check();
     for (int i = 0; i < 64 && Link::progress(); i++) {}
     const auto gone = std::find_if(receives_.begin(), receives_.end(), [&](const Post* p) { return left(p->peer); });
     control_->check();  // afterwards: who left because of a failure has told of it before

@@ -32,6 +32,7 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   int events = -1, wake = -1;  // descriptors: something has come; another thread calls
+  bool abandoned = false;      // its peers have given this rank up: UCX must not be called again
 
  private:
   std::vector<int> ports_;  // of UCX, where it listens
@@ -48,9 +49,9 @@ class Link {
         addresses_(std::move(addresses)),
         nonce_(nonce),
         peers_(addresses_.size()) {
-    control_->on_failure([wake = ucx_->wake] { signal(wake); });
+    control_->on_event([wake = ucx_->wake] { signal(wake); });
   }
-  ~Link() { control_->on_failure(nullptr); }
+  ~Link() { control_->on_event(nullptr); }
 
   struct Peer {
     ucp_ep_h endpoint = nullptr;
@@ -58,6 +59,7 @@ class Link {
   };
 
   void handler(unsigned id, ucp_am_recv_callback_t call, void* self) {
+    if (ucx_->abandoned) return;
     ucp_am_handler_param_t p{};
     p.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                    UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -76,6 +78,7 @@ class Link {
   // Ends a request that is given up: its memory must not be touched once this is over, and UCX lets go of it when the
   // request has ended.
   void give_up(void* request, int peer) {
+    if (given_up()) return;
     ucp_request_cancel(worker_, request);
     Peer& p = peers_[std::size_t(peer)];
     for (int i = 0; i < 1000 && ucp_request_check_status(request) == UCS_INPROGRESS; i++) {
@@ -85,7 +88,13 @@ class Link {
     }
     ucp_request_free(request);
   }
+  // UCX 1.13 over TCP ends the process by an assertion when it is called after the peers have given this rank up.
+  bool given_up() {
+    if (control_->given_up()) ucx_->abandoned = true;
+    return ucx_->abandoned;
+  }
   void hang_up_all(bool well) {
+    if (given_up()) return;
     well = well && !control_failed();
     for (Peer& p : peers_)
       if (p.endpoint) hang_up(p, well);

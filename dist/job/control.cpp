@@ -83,6 +83,7 @@ void Control::begin(Rendezvous& rendezvous) {
     peers_.push_back({.fd = fd, .heard = now()});
     if (fd >= 0) put_first(fd);
   }
+  read_ = now();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -103,6 +104,13 @@ Control::~Control() {
 void Control::raise() const {
   std::lock_guard lock(mutex_);
   throw CommunicationError(culprit_, text_);
+}
+
+bool Control::paused() const { return now() - read_.load(std::memory_order_acquire) > deadlines_.silence / 2; }
+
+void Control::wait_until_read() const {
+  while (paused() && !failed_.load(std::memory_order_acquire)) usleep(1000);
+  if (failed_.load(std::memory_order_acquire)) raise();
 }
 
 void Control::stand(const Standing& standing) {
@@ -191,17 +199,6 @@ Change Control::change(std::size_t index) const {
   return changes_[index];
 }
 
-void Control::on_change(std::function<void(const Change&)> heard) {
-  std::vector<Change> before;
-  {
-    std::lock_guard lock(mutex_);
-    heard_ = heard;
-    before = changes_;
-  }
-  if (heard)
-    for (const Change& c : before) heard(c);
-}
-
 void Control::accuse(int rank, const std::string& why) {
   {
     std::lock_guard lock(mutex_);
@@ -215,7 +212,6 @@ void Control::accuse(int rank, const std::string& why) {
 
 void Control::changed(const Change& change) {
   std::function<void()> wake;
-  std::function<void(const Change&)> heard;
   {
     std::lock_guard lock(mutex_);
     if (change.incarnation) {
@@ -226,13 +222,12 @@ void Control::changed(const Change& change) {
     }
     changes_.push_back(change);
     change_count_.store(changes_.size(), std::memory_order_release);
-    wake = wake_, heard = heard_;
+    wake = wake_;
   }
-  if (heard) heard(change);
   if (wake) wake();
 }
 
-void Control::on_failure(std::function<void()> wake) {
+void Control::on_event(std::function<void()> wake) {
   std::lock_guard lock(mutex_);
   wake_ = std::move(wake);
 }
@@ -267,6 +262,7 @@ void Control::run() {
     if (failed_ && !std::exchange(called, true)) call_roll();
     if (end) return leave();
     for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
+    read_.store(now(), std::memory_order_release);
     if (door_ && goes_on_ && !failed_)
       for (const Gate::Guest& guest : door_->gate->wait(0)) take_back(guest);
     if (now() - told >= beat) told = now(), tell_standings();

@@ -50,22 +50,25 @@ class Control {
   const Job& job() const { return job_; }  // as it was when this rank came
   bool goes_on() const { return goes_on_; }
 
-  // Any thread.
-  void check() const {  // throws CommunicationError when the job has failed
+  // Any thread. Throws CommunicationError when the job has failed. After a pause of this process (SIGSTOP) it first waits until
+  // everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network again.
+  void check() const {
     if (failed_.load(std::memory_order_acquire)) raise();
+    if (paused()) wait_until_read();
+  }
+  bool given_up() const {  // rank 0 has given this rank up
+    return failed_.load(std::memory_order_acquire) && goes_on_ && culprit_ == rank_;
   }
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
   void stand(const Standing& standing);
   int last_in_line(int waits_for) const;
   bool works(int rank) const;  // as it has said: it waits for nobody, and has not left
   void fail(int culprit, const std::string& text);
-  void on_failure(std::function<void()> wake);  // called once, by the thread here
+  void on_event(std::function<void()> wake);  // called by the thread here after a failure, a change or a good-bye
   // Of a job that goes on: how many changes there were since this rank came, and one of them, from 0.
   std::size_t changes() const { return change_count_.load(std::memory_order_acquire); }
   std::uint64_t generation() const { return job_.generation + changes(); }
   Change change(std::size_t index) const;
-  // Called with each, those before too; by the thread here, which it must not keep.
-  void on_change(std::function<void(const Change&)> heard);
   // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
   void accuse(int rank, const std::string& why);
   double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
@@ -89,6 +92,8 @@ class Control {
   void failed(int culprit, const std::string& text);
   void changed(const Change& change);
   [[noreturn]] void raise() const;
+  bool paused() const;  // the thread has read nothing for so long that rank 0 may have given this rank up
+  void wait_until_read() const;
 
   // The thread's.
   void run();
@@ -113,6 +118,7 @@ class Control {
   Deadlines deadlines_;
   std::vector<Peer> peers_;  // the thread's, and what follows
   double looked_ = 0;
+  std::atomic<double> read_{0};  // when the thread had last read all that had come
   std::atomic<double> longest_silence_{0};
   mutable std::mutex mutex_;
   struct Told {
@@ -135,7 +141,6 @@ class Control {
   std::unique_ptr<Door> door_;
   std::vector<Change> changes_;
   std::atomic<std::size_t> change_count_{0};
-  std::function<void(const Change&)> heard_;
   std::vector<std::pair<int, std::string>> accused_;  // at rank 0, by itself
   bool leaves_well_ = true, fails_ = false;
   std::unique_ptr<RollCall> roll_call_;

@@ -54,10 +54,15 @@ void FrameWriter::flush(int connection) {
 
 FrameReader::Got FrameReader::receive(int connection) {
   char some[4096];
-  const ssize_t n = ::recv(connection, some, sizeof some, MSG_DONTWAIT);
-  if (n > 0) bytes_.append(some, std::size_t(n));
-  if (n > 0) return Got::bytes;
-  return n < 0 && (errno == EAGAIN || errno == EINTR) ? Got::nothing : Got::end;
+  for (bool any = false;; any = true) {
+    const ssize_t n = ::recv(connection, some, sizeof some, MSG_DONTWAIT);
+    if (n > 0) {
+      bytes_.append(some, std::size_t(n));
+      continue;
+    }
+    if (any) return Got::bytes;  // the next call says whether it is the end
+    return n < 0 && (errno == EAGAIN || errno == EINTR) ? Got::nothing : Got::end;
+  }
 }
 
 std::optional<Frame> FrameReader::next() {

@@ -32,7 +32,7 @@ class FrameReader {
  public:
   explicit FrameReader(std::size_t longest) : longest_(longest) {}
   enum class Got : std::uint8_t { nothing, bytes, end };  // end: the connection is closed or broken
-  Got receive(int connection);                            // what is there; does not wait
+  Got receive(int connection);                            // all that is there; does not wait
   // The next whole frame. Throws Error where the bytes are no frames: one is missing, too long or cut.
   std::optional<Frame> next();
 

@@ -14,7 +14,6 @@
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/parameter_server.h"
 #include "dist/job/rendezvous.h"
-#include "dist/server/socket_channel.h"
 #include "dist/collectives/ucx.h"
 
 namespace tandem {
@@ -27,23 +26,13 @@ std::string agreement(const Variables& variables) {
     return std::string(v && *v ? v : otherwise);
   };
   std::ostringstream text;
-  text << "Tandem's messages: version 3\nUCX " << Ucx::version() << "\n";
+  text << "Tandem's messages: version 4\nUCX " << Ucx::version() << "\n";
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
                                         {"TANDEM_WIRE", "f32"},
                                         {"TANDEM_SERVERS", "0"},
-                                        {"TANDEM_PIPELINE", "0"},
-                                        {"TANDEM_CHANNEL", ""}})
+                                        {"TANDEM_PIPELINE", "0"}})
     text << name << " " << value(name, otherwise) << "\n";
   return text.str();
-}
-
-// "sockets", "ucx" or "": as the ranks' devices have it.
-std::string chosen_channel(const Variables& variables) {
-  const char* v = variables("TANDEM_CHANNEL");
-  const std::string chosen = v ? v : "";
-  if (!chosen.empty() && chosen != "sockets" && chosen != "ucx")
-    refuse("TANDEM_CHANNEL=", chosen, ": choose sockets or ucx, or leave it to the devices that there are");
-  return chosen;
 }
 
 // Above 0 and up to 1; 0 where the text is none of that.
@@ -103,9 +92,7 @@ std::uint64_t incarnation_in(const Variables& variables) {
   return v;
 }
 
-std::unique_ptr<Channel> carry(std::shared_ptr<Control> control, std::shared_ptr<Ucx> ucx, std::unique_ptr<Gate> gate,
-                               const std::string& token) {
-  if (!ucx) return socket_channel(std::move(control), std::move(gate), token);
+std::unique_ptr<Channel> carry(std::shared_ptr<Control> control, std::shared_ptr<Ucx> ucx) {
   std::vector<std::string> addresses;
   for (const Seat& s : control->job().seats) addresses.push_back(Card::from(s.card).ucx);
   const std::uint64_t nonce = control->job().nonce;
@@ -114,29 +101,23 @@ std::unique_ptr<Channel> carry(std::shared_ptr<Control> control, std::shared_ptr
 
 // Into a running job.
 std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadlines, const Variables& variables,
-                                   std::uint64_t incarnation, int socket) {
+                                   std::uint64_t incarnation) {
   Card mine = Card::mine();
-  mine.port = port_of(socket);
   std::shared_ptr<Ucx> ucx;
   Welcome welcome;
   Rendezvous rendezvous(place, deadlines, variables,
                         {incarnation, agreement(variables),
                          [&](const std::string& address) {
                            mine.address = address;
-                           if (chosen_channel(variables) == "ucx" || (chosen_channel(variables).empty() && mine.rdma)) {
-                             ucx = Ucx::open(address, place.one_host());
-                             ucx->hear_only({});  // until the welcome says who the ranks are
-                             mine.ucx = ucx->address();
-                           }
+                           ucx = Ucx::open(address, place.one_host());
+                           ucx->hear_only({});  // until the welcome says who the ranks are
+                           mine.ucx = ucx->address();
                            return mine.text();
                          }},
                         welcome);
-  auto gate = std::make_unique<Gate>(socket, rendezvous.token());
-  const bool by_ucx = !Card::from(welcome.seats[0].card).ucx.empty();
-  require(!by_ucx || ucx, "the job's messages go over UCX, and this host has no RDMA device: TANDEM_CHANNEL=sockets for all");
   auto control = std::make_shared<Control>(
       rendezvous, Control::Job{welcome.nonce, welcome.incarnation, welcome.generation, welcome.terms, welcome.seats}, deadlines);
-  return carry(control, by_ucx ? ucx : nullptr, std::move(gate), rendezvous.token());
+  return carry(control, ucx);
 }
 
 }  // namespace
@@ -164,20 +145,12 @@ std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
   const Place place = place_in(variables);
   if (place.size == 1) return std::move(in_process_channels(1)[0]);
   const Deadlines deadlines = Deadlines::from(variables);
-  const std::string chosen = chosen_channel(variables);
   const std::uint64_t incarnation = incarnation_in(variables);
-  const int socket = bound_socket(place.one_host(), 0);
-  if (incarnation) return come_back(place, deadlines, variables, incarnation, socket);
+  if (incarnation) return come_back(place, deadlines, variables, incarnation);
   Rendezvous rendezvous(place, deadlines, variables, true);
-  auto gate = std::make_unique<Gate>(socket, rendezvous.token());
-  Card mine = Card::mine();
-  mine.port = port_of(socket);
-  auto cards = meet(rendezvous, variables, mine);
-  // UCX over TCP ends the process when a stopped rank wakes up that the others have given up: it is for RDMA.
-  const bool rdma = std::all_of(cards.begin(), cards.end(), [](const Card& c) { return c.rdma; });
-  std::shared_ptr<Ucx> ucx;
-  if (chosen == "ucx" || (chosen.empty() && rdma)) ucx = open_ucx(cards, place.rank);
-  const auto addresses = rendezvous.exchange(ucx ? ucx->address() : "");
+  auto cards = meet(rendezvous, variables, Card::mine());
+  auto ucx = open_ucx(cards, place.rank);
+  const auto addresses = rendezvous.exchange(ucx->address());
   std::vector<Seat> seats;
   for (std::size_t r = 0; r < cards.size(); r++) {
     cards[r].ucx = addresses[r];
@@ -186,7 +159,7 @@ std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
   const std::uint64_t nonce = draw_nonce(rendezvous);
   auto control =
       std::make_shared<Control>(rendezvous, Control::Job{nonce, 0, 0, agreement(variables), std::move(seats)}, deadlines);
-  return carry(control, ucx, std::move(gate), rendezvous.token());
+  return carry(control, ucx);
 }
 
 namespace {

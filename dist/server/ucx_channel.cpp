@@ -40,7 +40,7 @@ class UcxChannel : public Channel, private Link {
     for (Arrival& a : receiving_) give_up(a.request, a.from);
     hang_up_all(std::uncaught_exceptions() == 0);
     for (Arrival& a : fresh_)
-      if (a.held) ucp_am_data_release(worker_, a.data);
+      if (a.held && !given_up()) ucp_am_data_release(worker_, a.data);
     handler(channel_id, nullptr, nullptr);
   }
   int rank() const override { return control_->rank(); }
@@ -77,6 +77,7 @@ class UcxChannel : public Channel, private Link {
   }
 
   bool progress() override {
+    control_->check();
     for (int i = 0; i < 64 && Link::progress(); i++) {}
     control_->check();
     bool any = receiver_.place && hear();
