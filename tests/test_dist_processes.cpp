@@ -633,8 +633,6 @@ class Processes {
     if (pid == 0) {
       std::string said;
       try {
-        for (const auto& [name, value] : set)
-          if (name.starts_with("UCX_")) setenv(name.c_str(), value.c_str(), 1);  // UCX reads it from there alone
         body_(rank, variables(set));
       } catch (const std::exception& e) {
         said = e.what();
@@ -708,6 +706,7 @@ TEST(Channels, MessagesToOneselfAndNoRoom) {
     c->on_message({.place = [&](int, const Note& n, std::size_t) { return std::span(memory).first(n[0]); },
                    .arrived = [&](int from, const Note&, std::span<std::byte>) { arrived += from == rank; }});
     c->send(rank, {8}, sent).wait();
+    for (int i = 0; i < 1000 && !arrived; i++) c->progress();
     require(arrived == 1 && memory == sent, "it has not arrived");
     if (rank == 1) c->send(0, {4}, sent).wait();
     for (int i = 0; i < 1000; i++) c->progress(), c->rest();
@@ -721,11 +720,9 @@ TEST(Channels, MessagesToOneselfAndNoRoom) {
 }
 
 // Kills while messages of all sizes are under way, between all.
-class Losses : public testing::TestWithParam<const char*> {};
-
-TEST_P(Losses, AKilledRankIsMissedByAllInOneOrder) {
+TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
   Board board;
-  Processes p(5, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(5, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     std::vector<std::byte> large(300000), room(large.size());
     std::string told;
@@ -753,9 +750,9 @@ TEST_P(Losses, AKilledRankIsMissedByAllInOneOrder) {
   EXPECT_EQ(board[13], board[10]);
 }
 
-TEST_P(Losses, TheDeathOfRankZeroIsEverybodys) {
+TEST(Channels, TheDeathOfRankZeroIsEverybodys) {
   Board board;
-  Processes p(3, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(3, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     board[rank] = 1;
@@ -769,9 +766,9 @@ TEST_P(Losses, TheDeathOfRankZeroIsEverybodys) {
   }
 }
 
-TEST_P(Losses, WhoEndsWellIsNotLostAndWhoFailsIs) {
+TEST(Channels, WhoEndsWellIsNotLostAndWhoFailsIs) {
   Board board;
-  Processes p(4, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(4, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     board[rank] = 1;
@@ -789,9 +786,9 @@ TEST_P(Losses, WhoEndsWellIsNotLostAndWhoFailsIs) {
   EXPECT_EQ(board[11], 2);
 }
 
-TEST_P(Losses, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
+TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
   Board board;
-  Processes p(4, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(4, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     std::vector<std::byte> large(1 << 20), room(large.size());
     std::string told;
@@ -821,10 +818,10 @@ TEST_P(Losses, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
 
 // The owner of shard 2 stops itself before it writes its answer to rank 1's fourth push, is given up, and goes on when rank 1 has
 // the answer of the successor.
-TEST_P(Losses, AStoppedOwnerThatWakesUpWritesNowhere) {
+TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
   Board board;
   constexpr std::int64_t count = 4 * 1024;
-  Processes p(3, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(3, quick, [&](int rank, const Variables& v) {
     std::vector<float> w(count), none(64), gradient(count, 1.f);
     const Buffer weights{w.data(), count, DType::f32}, statistics{none.data(), 0, DType::f32};
     Member member(channel_from_environment(v), 20);
@@ -859,9 +856,9 @@ TEST_P(Losses, AStoppedOwnerThatWakesUpWritesNowhere) {
   for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
 
-TEST_P(Losses, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
+TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
   Board board;
-  Processes p(2, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(2, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     Listener l(*c);
     if (rank == 1) {
@@ -886,9 +883,9 @@ TEST_P(Losses, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
 }
 
 // ---- and back again ------------------------------------------------------------------------------------------------------
-TEST_P(Losses, AKilledRankComesBackTwice) {
+TEST(Channels, AKilledRankComesBackTwice) {
   Board board;
-  Processes p(4, with(quick, "UCX_TLS", GetParam()), [&](int rank, const Variables& v) {
+  Processes p(4, quick, [&](int rank, const Variables& v) {
     auto c = channel_from_environment(v);
     if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
     board[20] = int(c->incarnation());
@@ -947,9 +944,6 @@ TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
   p.signal(2, SIGKILL);
   EXPECT_EQ(p.said(p.start(2, {{"TANDEM_INCARNATION", "1"}})), "");
 }
-
-// As on one host, and as between hosts.
-INSTANTIATE_TEST_SUITE_P(Channels, Losses, testing::Values("self,sm", "self,tcp"));
 
 TEST(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
   Board board;
@@ -1019,38 +1013,36 @@ TEST(Hosts, DISABLED_LossesAndReturns) {
 
 // How fast 4 MiB messages go one way: MB/s on the standard output.
 TEST(Channels, DISABLED_Speed) {
-  for (const char* channel : {"self,sm", "self,tcp"}) {
-    Processes p(2, with(quick, "UCX_TLS", channel), [&](int rank, const Variables& v) {
-      auto c = channel_from_environment(v);
-      for (std::size_t bytes : {std::size_t(64), std::size_t(64 << 10), std::size_t(4 << 20)}) {
-        const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);
-        std::vector<std::byte> memory(bytes, std::byte{1});
-        int arrived = 0, answered = 0;
-        c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(memory).first(n); },
-                       .arrived = [&](int, const Note& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
-        const auto begin = std::chrono::steady_clock::now();
-        if (rank == 0) {
-          std::deque<Work> works;
-          for (int i = 0; i < count; i++) {
-            works.push_back(c->send(1, {0}, memory));
-            if (works.size() == 4) works.front().wait(), works.pop_front();
-          }
-          while (!answered)
-            if (!c->progress()) c->rest();
-          const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-          std::printf("%s, %zu bytes: %.0f MB/s, %.2f µs each\n", channel, bytes, double(bytes) * count / s / 1e6,
-                      s / count * 1e6);
-          std::fflush(stdout);
-          works.clear();
-        } else {
-          while (arrived < count)
-            if (!c->progress()) c->rest();
-          c->send(0, {1}).wait();
+  Processes p(2, quick, [&](int rank, const Variables& v) {
+    auto c = channel_from_environment(v);
+    for (std::size_t bytes : {std::size_t(64), std::size_t(64 << 10), std::size_t(4 << 20)}) {
+      const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);
+      std::vector<std::byte> memory(bytes, std::byte{1});
+      int arrived = 0, answered = 0;
+      c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(memory).first(n); },
+                     .arrived = [&](int, const Note& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
+      const auto begin = std::chrono::steady_clock::now();
+      if (rank == 0) {
+        std::deque<Work> works;
+        for (int i = 0; i < count; i++) {
+          works.push_back(c->send(1, {0}, memory));
+          if (works.size() == 4) works.front().wait(), works.pop_front();
         }
+        while (!answered)
+          if (!c->progress()) c->rest();
+        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        std::printf("%zu bytes: %.0f MB/s, %.2f µs each\n", bytes, double(bytes) * count / s / 1e6,
+                    s / count * 1e6);
+        std::fflush(stdout);
+        works.clear();
+      } else {
+        while (arrived < count)
+          if (!c->progress()) c->rest();
+        c->send(0, {1}).wait();
       }
-    });
-    for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "");
-  }
+    }
+  });
+  for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "");
 }
 
 }  // namespace

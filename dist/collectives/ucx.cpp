@@ -41,20 +41,24 @@ std::string interface_of(const std::string& address) {
 
 }  // namespace
 
-Worker::Worker(const std::string& interface_address, bool one_host) {
-  // UCX takes transports' options from the environment only; what the user has set stays.
+Worker::Worker(const std::string& interface_address, const std::string& transports) {
+  // UCX takes the options of its transports from the environment only; what the user has set stays.
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
-  if (one_host) setenv("UCX_TLS", "self,sm", 0);
   std::string devices = interface_of(interface_address), rdma;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none))
     rdma.append(",").append(entry.path().filename().string()).append(":1");
-  if (!devices.empty()) setenv("UCX_NET_DEVICES", (devices + rdma).c_str(), 0);
-  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
-  if (rdma.empty()) setenv("UCX_RNDV_THRESH", "inf", 0);
   ucp_config_t* config = nullptr;
   UCX_CHECK(ucp_config_read(nullptr, nullptr, &config));
+  const auto take = [&](const char* name, const std::string& value) {
+    if (!value.empty() && !std::getenv((std::string("UCX_") + name).c_str()))
+      UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
+  };
+  take("TLS", transports);
+  if (!devices.empty()) take("NET_DEVICES", devices + rdma);
+  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
+  if (rdma.empty()) take("RNDV_THRESH", "inf");
   ucp_params_t p{};
   p.field_mask = UCP_PARAM_FIELD_FEATURES;
   p.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -323,8 +327,8 @@ std::shared_ptr<Wire> Worker::connect(std::vector<std::string> addresses, std::u
 
 }  // namespace ucx
 
-std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, bool one_host) {
-  return std::make_shared<ucx::Worker>(interface_address, one_host);
+std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, const std::string& transports) {
+  return std::make_shared<ucx::Worker>(interface_address, transports);
 }
 
 std::string Ucx::version() { return ucp_get_version_string(); }

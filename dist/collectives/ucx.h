@@ -15,8 +15,10 @@ class Ucx {
  public:
   virtual ~Ucx() = default;
   // interface_address: of this host; UCX uses that interface (and RDMA devices), unless UCX_NET_DEVICES says otherwise.
-  // one_host: the ranks share memory, and there is no port, unless UCX_TLS says otherwise.
-  static std::shared_ptr<Ucx> open(const std::string& interface_address, bool one_host = false);
+  // transports: as in UCX_TLS, which wins where it is set; empty: all. "self,sm" on one host: there is no port. A job that goes on
+  // without lost ranks takes "^sm": a rank that is killed or stopped while it writes a message into another rank's memory keeps
+  // that one from all further messages, of any rank.
+  static std::shared_ptr<Ucx> open(const std::string& interface_address, const std::string& transports = "");
   // From now on the TCP port hears the ranks' addresses alone. Where that cannot be, stderr says why, once.
   virtual void hear_only(const std::vector<std::string>& addresses) = 0;
   virtual std::string address() const = 0;  // for the others to connect to

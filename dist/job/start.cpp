@@ -63,12 +63,12 @@ std::vector<Card> meet(Rendezvous& rendezvous, const Variables& variables, Card 
 }
 
 // UCX, on the interfaces of these cards.
-std::shared_ptr<Ucx> open_ucx(const std::vector<Card>& cards, int rank) {
+std::shared_ptr<Ucx> open_ucx(const std::vector<Card>& cards, int rank, bool goes_on) {
   std::vector<std::string> addresses;
   for (const Card& c : cards) addresses.push_back(c.address);
   const bool one_host =
       std::all_of(cards.begin(), cards.end(), [&](const Card& c) { return c.identity == cards[0].identity; });
-  auto ucx = Ucx::open(cards[std::size_t(rank)].address, one_host);
+  auto ucx = Ucx::open(cards[std::size_t(rank)].address, goes_on ? "^sm" : one_host ? "self,sm" : "");
   ucx->hear_only(addresses);
   return ucx;
 }
@@ -109,7 +109,7 @@ std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadline
                         {incarnation, agreement(variables),
                          [&](const std::string& address) {
                            mine.address = address;
-                           ucx = Ucx::open(address, place.one_host());
+                           ucx = Ucx::open(address, "^sm");
                            ucx->hear_only({});  // until the welcome says who the ranks are
                            mine.ucx = ucx->address();
                            return mine.text();
@@ -128,7 +128,7 @@ std::unique_ptr<Communicator> communicator_from_environment(const Variables& var
   const Deadlines deadlines = Deadlines::from(variables);
   Rendezvous rendezvous(place, deadlines, variables);
   const auto cards = meet(rendezvous, variables, Card::mine());
-  auto ucx = open_ucx(cards, place.rank);
+  auto ucx = open_ucx(cards, place.rank, false);
   std::vector<std::string> names;
   for (std::size_t r = 0; r < cards.size(); r++) names.push_back("rank " + std::to_string(r) + " on " + cards[r].host);
   const auto addresses = rendezvous.exchange(ucx->address());
@@ -149,7 +149,7 @@ std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
   if (incarnation) return come_back(place, deadlines, variables, incarnation);
   Rendezvous rendezvous(place, deadlines, variables, true);
   auto cards = meet(rendezvous, variables, Card::mine());
-  auto ucx = open_ucx(cards, place.rank);
+  auto ucx = open_ucx(cards, place.rank, true);
   const auto addresses = rendezvous.exchange(ucx->address());
   std::vector<Seat> seats;
   for (std::size_t r = 0; r < cards.size(); r++) {
