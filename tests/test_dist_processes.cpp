@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -22,7 +23,7 @@
 #include "dist/job/port_guard.h"
 #include "dist/job/rendezvous.h"
 #include "dist/server/server.h"
-#include "dist/job/start.h"
+#include "dist/job/job.h"
 #include "dist/collectives/ucx.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
@@ -78,9 +79,10 @@ struct Meeting {
 };
 
 void exchanges(Rendezvous& r) {
+  Control c(r, {.start = 20, .silence = 3, .wait = 10});
   for (int round = 0; round < 3; round++) {
     const auto all =
-        r.exchange("from " + std::to_string(r.place().rank) + std::string(std::size_t(round) * 100000, 'x'));
+        c.gather("from " + std::to_string(r.place().rank) + std::string(std::size_t(round) * 100000, 'x'));
     for (int k = 0; k < r.place().size; k++)
       require(all[std::size_t(k)].starts_with("from " + std::to_string(k)), "rank ", k, " said ",
               all[std::size_t(k)].substr(0, 20));
@@ -109,11 +111,13 @@ TEST(Rendezvous, AFileSaysWhereRankZeroIs) {
   }
   Meeting m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", folder.string()}}};
   EXPECT_FALSE(has_begun(m.job, variables(m.set)));
+  std::barrier all(2);
   all_well(m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables(m.set), true);
-    r.exchange("");
-    require(has_begun(m.job, variables(m.set)), "has not begun");
-    r.exchange("");
+    all.arrive_and_wait();
+    const bool begun = has_begun(m.job, variables(m.set));
+    all.arrive_and_wait();
+    require(begun, "has not begun");
   }));
   EXPECT_FALSE(has_begun(m.job, variables(m.set)));
   EXPECT_FALSE(std::filesystem::exists(old)) << "of a job that is no more";
@@ -259,10 +263,10 @@ TEST(Rendezvous, WhoHasAnotherTokenDoesNotGetIn) {
 }
 
 // ---- liveness ------------------------------------------------------------------------------------------------------------
-std::vector<std::string> names(int n) {
-  std::vector<std::string> all;
-  for (int r = 0; r < n; r++) all.push_back("rank " + std::to_string(r) + " on here");
-  return all;
+Membership names(int n, bool goes_on = false) {
+  Membership m{.goes_on = goes_on, .nonce = 7};
+  for (int r = 0; r < n; r++) m.seats.push_back({.card = Card{.host = "here", .identity = "here"}.text()});
+  return m;
 }
 
 std::string failure_of(const Control& c, double seconds) {
@@ -293,11 +297,7 @@ TEST(Control, AClosedConnectionIsADeath) {
     Meeting m{.ranks = 3, .set = {}};
     const auto said = m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables({}));
-      if (rank == dead) {
-        r.exchange("");
-        return;  // without a good-bye
-      }
-      r.exchange("");
+      if (rank == dead) return;  // without a good-bye
       Control c(r, names(3), m.deadlines());
       throw Error(failure_of(c, 5));
     });
@@ -349,14 +349,15 @@ TEST(Control, AFullConnectionLosesNothing) {
   Meeting m{.ranks = 2, .set = {}};
   testing::internal::CaptureStderr();
   std::atomic<int> heard = 0;
+  std::barrier all(2);
   const auto said = m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
-    r.exchange("");
+    all.arrive_and_wait();
     shrink_buffers(8192);
-    r.exchange("");
+    all.arrive_and_wait();
     if (rank == 1) usleep(1500000);
     Control c(r, names(2), {.silence = 5, .patience = 0.004});  // a heartbeat each millisecond
-    c.stand({.waits_for = 1 - rank});
+    c.stand(&c, {.waits_for = 1 - rank});
     if (rank == 0) usleep(1200000), c.fail(0, std::string(9000, 'x'));
     const std::string failure = failure_of(c, 5);
     for (heard += rank; rank == 0 && heard < 1;) usleep(1000);
@@ -451,8 +452,8 @@ std::vector<std::string> over_ucx(int n, const Body& body) {
   return m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
     auto ucx = Ucx::open(r.interface_address());
-    const auto addresses = r.exchange(ucx->address());
     auto control = std::make_shared<Control>(r, names(n), m.deadlines());
+    const auto addresses = control->gather(ucx->address());
     auto c = over_messages(ucx->connect(addresses, 7, control), m.deadlines().wait, {});
     body(*c);
   });
@@ -484,9 +485,40 @@ TEST(Ucx, CollectivesOfAllSizes) {
     }));
 }
 
+// Two jobs in one process, and in each of them all kinds of connections at the same time, by threads of their own.
+TEST(Job, EverythingTogetherAndTwiceInOneProcess) {
+  const int n = 4;
+  const auto job = [](const std::string& name, int rank, bool goes_on) {
+    return Job({.goes_on = goes_on,
+                .variables = variables({{"RANK", std::to_string(rank)},
+                                        {"WORLD_SIZE", std::to_string(n)},
+                                        {"LOCAL_RANK", std::to_string(rank)},
+                                        {"LOCAL_WORLD_SIZE", std::to_string(n)},
+                                        {"TANDEM_JOB", name + std::to_string(getpid())}})});
+  };
+  all_well(ranks_say(n, [&](int rank) {
+    Job one = job("one", rank, false), other = job("other", rank, true);
+    require(one.rank() == rank && one.hosts() == 1 && one.local_rank() == rank && one.ranks_on(0).size() == n, "topology");
+    auto everybody = one.communicator(), here = one.on_host(), across = one.across_hosts();
+    require(here->size() == n && across->size() == 1, "of ", here->size(), " and ", across->size(), " ranks");
+    auto pair = one.channel(rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
+    require(pair->size() == 2 && pair->rank() == rank % 2, "rank ", pair->rank(), " of ", pair->size());
+    auto all = other.channel();
+    all_well(ranks_say(4, [&](int what) {
+      if (what == 0) exercise(*everybody, std::vector<float>(5000).data(), 5000);
+      if (what == 1) exercise(*here, std::vector<float>(70000).data(), 70000);
+      if (what == 2) serve_or_push(*pair, 1000, 20);
+      if (what == 3) serve_or_push(*all, 1000, 20);
+    }));
+    auto half = everybody->split(rank % 2, rank);
+    require(half->size() == 2 && half->transport() == "shared memory", "a part of a host speaks by ", half->transport());
+    exercise(*half, std::vector<float>(700).data(), 700);
+  }));
+}
+
 // As one rank of those that tests/check_hosts.sh starts.
 TEST(Hosts, DISABLED_Collectives) {
-  auto c = communicator_from_environment();
+  auto c = Job().communicator();
   ASSERT_GT(c->size(), 1);
   for (std::int64_t count : lengths) {
     std::vector<float> f(static_cast<std::size_t>(count));
@@ -518,8 +550,8 @@ TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
   {
     Rendezvous r(place, deadlines);
     auto ucx = Ucx::open(r.interface_address());
-    const auto addresses = r.exchange(ucx->address());
     auto control = std::make_shared<Control>(r, names(place.size), deadlines);
+    const auto addresses = control->gather(ucx->address());
     auto c = over_messages(ucx->connect(addresses, 7, control), deadlines.wait, {});
     c->all_reduce(buffer(x)).wait();
     c->barrier().wait();
@@ -527,12 +559,8 @@ TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
   }
   Rendezvous r(place, deadlines, process_environment(), true);
   auto ucx = Ucx::open(r.interface_address());
-  const auto addresses = r.exchange(ucx->address());
-  Card mine = Card::mine();
-  mine.address = r.interface_address();
-  std::vector<Seat> seats;
-  for (const std::string& card : r.exchange(mine.text())) seats.push_back({.card = card});
-  auto control = std::make_shared<Control>(r, Control::Job{7, 0, 0, "", seats}, deadlines);
+  auto control = std::make_shared<Control>(r, names(place.size, true), deadlines);
+  const auto addresses = control->gather(ucx->address());
   auto c = ucx->channel(addresses, 7, control);
   int arrived = 0;
   c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::as_writable_bytes(std::span(room)).first(n); },
@@ -568,10 +596,10 @@ TEST(Ucx, AStandstillIsAWarning) {
     const auto said = m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables({}));
       auto ucx = Ucx::open(r.interface_address());
-      const auto addresses = r.exchange(ucx->address());
       Deadlines d = m.deadlines();
       d.patience = 0.8, d.wait = 1.5;
       auto control = std::make_shared<Control>(r, names(3), d);
+      const auto addresses = control->gather(ucx->address());
       auto c = over_messages(ucx->connect(addresses, 7, control), d.wait, {});
       if (node) c = on_node(std::move(c));
       std::vector<float> x(100000, 1);
@@ -600,8 +628,8 @@ TEST(Ucx, AServerAddsUpWhatWorkersPush) {
     all_well(m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables({}));
       auto ucx = Ucx::open(r.interface_address());
-      const auto addresses = r.exchange(ucx->address());
       auto control = std::make_shared<Control>(r, names(3), m.deadlines());
+      const auto addresses = control->gather(ucx->address());
       auto c = ucx->channel(addresses, 7, control);
       serve_or_push(*c, count, 20);
     }));
@@ -691,7 +719,7 @@ Set with(Set set, const std::string& name, const std::string& value) {
 TEST(Channels, AServerAddsUpWhatWorkersPush) {
   for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)}) {
     Processes p(4, quick, [&](int, const Variables& v) {
-      auto c = channel_from_environment(v);
+      auto c = Job({.goes_on = true, .variables = v}).channel();
       serve_or_push(*c, count, 20);
     });
     for (std::size_t r = 0; r < 4; r++) EXPECT_EQ(p.said(r), "") << "rank " << r;
@@ -700,7 +728,7 @@ TEST(Channels, AServerAddsUpWhatWorkersPush) {
 
 TEST(Channels, MessagesToOneselfAndNoRoom) {
   Processes p(2, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     std::vector<std::byte> memory(8), sent(8, std::byte{7});
     int arrived = 0;
     c->on_message({.place = [&](int, const Note& n, std::size_t) { return std::span(memory).first(n[0]); },
@@ -723,7 +751,7 @@ TEST(Channels, MessagesToOneselfAndNoRoom) {
 TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
   Board board;
   Processes p(5, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     std::vector<std::byte> large(300000), room(large.size());
     std::string told;
     c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(room).first(n); },
@@ -753,7 +781,7 @@ TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
 TEST(Channels, TheDeathOfRankZeroIsEverybodys) {
   Board board;
   Processes p(3, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     Listener l(*c);
     board[rank] = 1;
     l.until([] { return false; });
@@ -769,7 +797,7 @@ TEST(Channels, TheDeathOfRankZeroIsEverybodys) {
 TEST(Channels, WhoEndsWellIsNotLostAndWhoFailsIs) {
   Board board;
   Processes p(4, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     Listener l(*c);
     board[rank] = 1;
     Board::until([&] { return board[0] + board[1] + board[2] + board[3] == 4; });
@@ -789,7 +817,7 @@ TEST(Channels, WhoEndsWellIsNotLostAndWhoFailsIs) {
 TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
   Board board;
   Processes p(4, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     std::vector<std::byte> large(1 << 20), room(large.size());
     std::string told;
     c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(room).first(n); },
@@ -824,7 +852,7 @@ TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
   Processes p(3, quick, [&](int rank, const Variables& v) {
     std::vector<float> w(count), none(64), gradient(count, 1.f);
     const Buffer weights{w.data(), count, DType::f32}, statistics{none.data(), 0, DType::f32};
-    Member member(channel_from_environment(v), 20);
+    Member member(Job({.goes_on = true, .variables = v}).channel(), 20);
     ServerOptions options{.how = Asynchrony::parse("asgd")};
     options.learning_rate = [&, rank](std::int64_t pushes) {
       if (rank != 2 || pushes != 3) return 1.0;
@@ -859,7 +887,7 @@ TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
 TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
   Board board;
   Processes p(2, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     Listener l(*c);
     if (rank == 1) {
       auto a = c->share(100), b = c->share(5 << 20);
@@ -886,7 +914,7 @@ TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
 TEST(Channels, AKilledRankComesBackTwice) {
   Board board;
   Processes p(4, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     if (c->incarnation()) require(rank == 2 && c->living()[2], "rank ", rank, " has come back");
     board[20] = int(c->incarnation());
     auto block = c->share(64);
@@ -928,10 +956,11 @@ TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
   Board board;
   const Set set = with(with(quick, "MASTER_ADDR", "127.0.0.1"), "TANDEM_TOKEN", "0123456789abcdef0123");
   Processes p(3, with(set, "MASTER_PORT", std::to_string(free_port())), [&](int rank, const Variables& given) {
-    auto c = channel_from_environment([&](const char* name) {
+    const Variables as_on_hosts = [&](const char* name) {
       const std::string n = name;
       return n == "LOCAL_WORLD_SIZE" ? "1" : n == "LOCAL_RANK" ? "0" : given(name);
-    });
+    };
+    auto c = Job({.goes_on = true, .variables = as_on_hosts}).channel();
     Listener l(*c);
     board[rank] = 1;
     if (c->incarnation() == 0) return l.until([&] { return board[10] == 1; }, 20);
@@ -948,7 +977,7 @@ TEST(PortGuard, WhoComesBackHearsTheRanksAlone) {
 TEST(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
   Board board;
   Processes p(3, with(quick, "TANDEM_START_TIMEOUT", "1.5"), [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     Listener l(*c);
     board[rank]++;
     if (rank == 2) {
@@ -977,7 +1006,7 @@ TEST(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
 // As one rank of those that tests/check_losses.sh starts: messages between all, until there is a file $TANDEM_TEST_END. What
 // happens is printed.
 TEST(Hosts, DISABLED_LossesAndReturns) {
-  auto c = channel_from_environment();
+  auto c = Job({.goes_on = true}).channel();
   std::vector<std::byte> large(1 << 20), room(large.size());
   bool end = false;
   std::map<int, int> arrived;
@@ -1014,7 +1043,7 @@ TEST(Hosts, DISABLED_LossesAndReturns) {
 // How fast 4 MiB messages go one way: MB/s on the standard output.
 TEST(Channels, DISABLED_Speed) {
   Processes p(2, quick, [&](int rank, const Variables& v) {
-    auto c = channel_from_environment(v);
+    auto c = Job({.goes_on = true, .variables = v}).channel();
     for (std::size_t bytes : {std::size_t(64), std::size_t(64 << 10), std::size_t(4 << 20)}) {
       const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);
       std::vector<std::byte> memory(bytes, std::byte{1});

@@ -129,7 +129,10 @@ class NodeCommunicator : public Communicator {
   std::string where(int rank) const override { return base_->where(rank); }
   Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
   Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
-  std::unique_ptr<Communicator> split(int color, int key) override { return base_->split(color, key); }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    auto part = base_->split(color, key);
+    return part ? on_node(std::move(part)) : nullptr;
+  }
   Work broadcast(Buffer data, int root) override {
     require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
     Header h = header(Kind::broadcast, data, Combine::sum);

@@ -119,6 +119,7 @@ class UcxWire : public Wire, private Link {
     handler(message_id, arrived, this);
   }
   ~UcxWire() override {
+    control_->stand(this, {});
     hang_up_all(error_.empty());
     for (Unexpected& u : unexpected_)
       if (u.held && !given_up()) ucp_am_data_release(worker_, u.data);
@@ -192,7 +193,7 @@ class UcxWire : public Wire, private Link {
     announced_[{header.context, header.number}] = header;
     if (announced_.size() > 4096) announced_.erase(announced_.begin());
   }
-  void stand(const Standing& standing) override { control_->stand(standing); }
+  void stand(const Standing& standing) override { control_->stand(this, standing); }
   bool left(int rank) const override { return control_->gone(rank); }
   bool works(int rank) const override { return control_->works(rank); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }

@@ -26,8 +26,9 @@ class Ucx {
   virtual std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                         std::shared_ptr<Control> control) = 0;
   // The twin of connect() for messages that go where their header says. One worker carries either a wire or a channel.
+  // members: the ranks of the job between which it is, in the order of the addresses; empty: all.
   virtual std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                           std::shared_ptr<Control> control) = 0;
+                                           std::shared_ptr<Control> control, std::vector<int> members = {}) = 0;
   static std::string version();
 };
 

@@ -27,7 +27,7 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
   std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                 std::shared_ptr<Control> control) override;
   std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                   std::shared_ptr<Control> control) override;
+                                   std::shared_ptr<Control> control, std::vector<int> members) override;
 
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
@@ -41,17 +41,20 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
 
 class Link {
  public:
+  // members: ranks of the job, each with its address; empty: all.
   Link(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
-       std::shared_ptr<Control> control)
+       std::shared_ptr<Control> control, std::vector<int> members = {})
       : ucx_(std::move(ucx)),
         worker_(ucx_->worker),
         control_(std::move(control)),
         addresses_(std::move(addresses)),
+        members_(std::move(members)),
         nonce_(nonce),
         peers_(addresses_.size()) {
-    control_->on_event([wake = ucx_->wake] { signal(wake); });
+    for (int r = 0; members_.size() < addresses_.size(); r++) members_.push_back(r);
+    control_->on_event(this, [wake = ucx_->wake] { signal(wake); });
   }
-  ~Link() { control_->on_event(nullptr); }
+  ~Link() { control_->on_event(this, nullptr); }
 
   struct Peer {
     ucp_ep_h endpoint = nullptr;
@@ -136,10 +139,10 @@ class Link {
       usleep(5000);
     }
     throw CommunicationError(peer, operation + ": " + control_->name(control_->rank()) +
-                                       " has lost the connection to " + control_->name(peer) + ": " +
-                                       ucs_status_string(status));
+                                       " has lost the connection to " + name(peer) + ": " + ucs_status_string(status));
   }
 
+  std::string name(int peer) const { return control_->name(members_[std::size_t(peer)]); }
   ucp_ep_h endpoint(int to) {
     Peer& p = peers_[std::size_t(to)];
     if (p.endpoint) return p.endpoint;
@@ -152,7 +155,7 @@ class Link {
     e.err_handler.arg = &p;
     const ucs_status_t status = ucp_ep_create(worker_, &e, &p.endpoint);
     if (status != UCS_OK)
-      fail("UCX finds no way from ", control_->name(control_->rank()), " to ", control_->name(to), ": ",
+      fail("UCX finds no way from ", control_->name(control_->rank()), " to ", name(to), ": ",
            ucs_status_string(status), " (UCX_TLS and UCX_NET_DEVICES must fit on both)");
     return p.endpoint;
   }
@@ -173,6 +176,7 @@ class Link {
   ucp_worker_h worker_;
   std::shared_ptr<Control> control_;
   std::vector<std::string> addresses_;
+  std::vector<int> members_;
   std::uint64_t nonce_;
   std::vector<Peer> peers_;
   int in_vain_ = 0;  // sleeps, one after the other, that something ended and nothing came of

@@ -75,6 +75,27 @@ std::optional<Frame> FrameReader::next() {
   return frame;
 }
 
+std::string bundle(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& t : texts) {
+    const auto size = std::uint32_t(t.size());
+    all.append(reinterpret_cast<const char*>(&size), sizeof size).append(t);
+  }
+  return all;
+}
+
+std::vector<std::string> unbundle(const std::string& bundled) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
+    std::uint32_t size = 0;
+    require(bundled.size() - at >= sizeof size, "a bundle of texts is cut short");
+    std::memcpy(&size, bundled.data() + at, sizeof size), at += sizeof size;
+    require(bundled.size() - at >= size, "a bundle of texts is cut short");
+    texts.push_back(bundled.substr(at, size));
+  }
+  return texts;
+}
+
 // ---- one at a time -------------------------------------------------------------------------------------------------------
 bool ready(int connection, short events, double until) {
   for (;;) {

@@ -1,10 +1,11 @@
 // Frames: whole messages on a TCP connection, each a head (length, type, sequence number) and its bytes. The rendezvous sends and
-// receives them one at a time and waits; the control plane queues them and never waits.
+// receives them one at a time and waits; the control plane queues them and never waits. Several texts in one message are a bundle.
 #pragma once
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tandem {
 
@@ -45,6 +46,10 @@ class FrameReader {
 // One frame without a number, before a FrameWriter has the connection. Throw Error when the other side is gone or takes longer.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
+
+// Several texts in one, and back. Throws Error where it is damaged.
+std::string bundle(const std::vector<std::string>& texts);
+std::vector<std::string> unbundle(const std::string& bundled);
 
 // All of these bytes, or so many. `until`: of the steady clock, in seconds. Throw Error.
 void send_all(int connection, const std::string& bytes, double until);

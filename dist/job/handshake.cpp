@@ -239,20 +239,4 @@ std::string hex(const std::string& bytes) {
   return s;
 }
 
-std::string bundle(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& t : texts) all += word(std::uint32_t(t.size())) + t;
-  return all;
-}
-
-std::vector<std::string> unbundle(const std::string& bundled) {
-  std::vector<std::string> texts;
-  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
-    require(bundled.size() - at >= 4 && bundled.size() - at - 4 >= word_at(bundled, at), "a damaged message");
-    texts.push_back(bundled.substr(at + 4, word_at(bundled, at)));
-    at += 4;
-  }
-  return texts;
-}
-
 }  // namespace tandem

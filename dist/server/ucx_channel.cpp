@@ -1,5 +1,6 @@
 // The channel over UCX active messages. Large messages come as an announcement first: their bytes go straight to the place that
 // the receiver names.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -25,12 +26,14 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 class UcxChannel : public Channel, private Link {
  public:
   UcxChannel(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
-             std::shared_ptr<Control> control)
-      : Link(std::move(ucx), std::move(addresses), nonce, std::move(control)),
-        memory_(words(control_->rank(), control_->job().incarnation)),
+             std::shared_ptr<Control> control, std::vector<int> members)
+      : Link(std::move(ucx), std::move(addresses), nonce, std::move(control), std::move(members)),
+        me_(index_of(control_->rank())),
+        memory_(words(me_, incarnation())),
         seats_(peers_.size()) {
-    for (std::size_t r = 0; r < control_->job().seats.size(); r++) {
-      const Seat& seat = control_->job().seats[r];
+    const auto& seats = control_->membership().seats;
+    for (std::size_t r = 0; r < seats_.size() && !seats.empty(); r++) {
+      const Seat& seat = seats[std::size_t(members_[r])];
       seats_[r] = {.lost = seat.lost, .incarnation = seat.incarnation, .card = Card::from(seat.card)};
     }
     hear_only_ranks();
@@ -43,11 +46,11 @@ class UcxChannel : public Channel, private Link {
       if (a.held && !given_up()) ucp_am_data_release(worker_, a.data);
     handler(channel_id, nullptr, nullptr);
   }
-  int rank() const override { return control_->rank(); }
-  int size() const override { return control_->size(); }
-  std::string where(int rank) const override { return control_->name(rank); }
-  std::uint64_t incarnation() const override { return control_->job().incarnation; }
-  std::uint64_t generation() const override { return control_->job().generation + heard_; }
+  int rank() const override { return me_; }
+  int size() const override { return int(members_.size()); }
+  std::string where(int rank) const override { return name(rank); }
+  std::uint64_t incarnation() const override { return control_->membership().incarnation; }
+  std::uint64_t generation() const override { return control_->membership().generation + heard_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
     for (const Place& s : seats_) all.push_back(!s.lost);
@@ -61,7 +64,7 @@ class UcxChannel : public Channel, private Link {
     const Place& place = seats_[std::size_t(to)];
     if (place.lost) return {};
     auto sending = std::make_unique<Sending>(
-        *this, to, Envelope{nonce_, std::uint64_t(rank()), control_->job().incarnation, note}, place.incarnation);
+        *this, to, Envelope{nonce_, std::uint64_t(rank()), incarnation(), note}, place.incarnation);
     if (place.broken == 0) {
       const ucp_request_param_t p = on_host();
       ucs_status_ptr_t r = ucp_am_send_nbx(endpoint(to), channel_id, &sending->envelope, sizeof(Envelope), bytes.data(),
@@ -127,7 +130,9 @@ class UcxChannel : public Channel, private Link {
     if (p.card.identity.empty() || p.card.identity != seats_[std::size_t(this->rank())].card.identity) return {};
     return memory_.of(p.card.process, words(rank, p.incarnation), number);
   }
-  void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
+  void fail(int culprit, const std::string& text) override {
+    control_->fail(culprit < 0 ? culprit : members_[std::size_t(culprit)], text);
+  }
 
  private:
   struct Place {  // of a rank, as far as this one has heard
@@ -169,7 +174,7 @@ class UcxChannel : public Channel, private Link {
         if (status == UCS_OK) return true;
         channel.broke(to, status);
       }
-      if (channel.control_->gone(to))
+      if (channel.gone(to))
         throw CommunicationError(to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) +
                                          ", which has left");
       return false;
@@ -191,9 +196,15 @@ class UcxChannel : public Channel, private Link {
   };
 
   std::string words(int rank, std::uint64_t incarnation) const {
-    return hex(std::string(reinterpret_cast<const char*>(&nonce_), 8)) + "-" + std::to_string(rank) + "-" +
-           std::to_string(incarnation);
+    return hex(std::string(reinterpret_cast<const char*>(&nonce_), 8)) + "-" +
+           std::to_string(members_[std::size_t(rank)]) + "-" + std::to_string(incarnation);
   }
+
+  int index_of(int rank) const {  // of a rank of the job; −1: it is not one of ours
+    const auto at = std::find(members_.begin(), members_.end(), rank);
+    return at == members_.end() ? -1 : int(at - members_.begin());
+  }
+  bool gone(int rank) const { return control_->gone(members_[std::size_t(rank)]); }
 
   bool accept(Arrival a) {
     a.room = receiver_.place(a.from, a.note, a.bytes);
@@ -230,25 +241,27 @@ class UcxChannel : public Channel, private Link {
     bool any = false;
     for (; heard_ < control_->changes(); any = true) {
       const Change change = control_->change(heard_++);
-      const auto r = std::size_t(change.rank);
+      const int from = index_of(change.rank);
+      if (from < 0) continue;
+      const auto r = std::size_t(from);
       Place& place = seats_[r];
       broken_ -= place.broken != 0;
       place.broken = 0, place.accused = false;
       if (change.incarnation == 0) {
         place.lost = true;
         for (auto a = receiving_.begin(); a != receiving_.end();) {
-          if (a->from == change.rank) give_up(a->request, a->from);
-          a = a->from == change.rank ? receiving_.erase(a) : std::next(a);
+          if (a->from == from) give_up(a->request, a->from);
+          a = a->from == from ? receiving_.erase(a) : std::next(a);
         }
         if (peers_[r].endpoint) hang_up(peers_[r], false);
         peers_[r] = {};
         if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
-        receiver_.lost(change.rank, change.text);
+        receiver_.lost(from, change.text);
       } else {
         place = {.incarnation = change.incarnation, .card = Card::from(change.text)};
         addresses_[r] = place.card.ucx;
         hear_only_ranks();
-        if (receiver_.returned) receiver_.returned(change.rank, change.incarnation);
+        if (receiver_.returned) receiver_.returned(from, change.incarnation);
       }
     }
     return any;
@@ -264,20 +277,20 @@ class UcxChannel : public Channel, private Link {
   void wait_for_verdicts() {
     for (std::size_t r = 0; r < seats_.size(); r++) {
       Place& p = seats_[r];
-      if (p.broken == 0 || p.lost || p.accused || control_->gone(int(r))) continue;
+      if (p.broken == 0 || p.lost || p.accused || gone(int(r))) continue;
       if (now() - p.broken < control_->deadlines().silence + 2) continue;
       p.accused = true;
       const std::string text = where(rank()) + " has lost the connection to " + where(int(r)) + ": " + p.why;
-      if (rank() != 0 && control_->gone(0)) throw CommunicationError(int(r), text);
-      control_->accuse(int(r), text);
+      if (control_->rank() != 0 && control_->gone(0)) throw CommunicationError(int(r), text);
+      control_->accuse(members_[r], text);
     }
   }
 
   [[noreturn]] void refuse_room(Arrival& a) {
     if (a.held) ucp_am_data_release(worker_, a.data);
-    const std::string text = control_->name(a.from) + " sends " + std::to_string(a.bytes) + " bytes where " +
-                             control_->name(rank()) + " has room for " + std::to_string(a.room.size());
-    control_->fail(a.from, text);
+    const std::string text = name(a.from) + " sends " + std::to_string(a.bytes) + " bytes where " +
+                             name(rank()) + " has room for " + std::to_string(a.room.size());
+    fail(a.from, text);
     throw CommunicationError(a.from, text);
   }
 
@@ -306,6 +319,7 @@ class UcxChannel : public Channel, private Link {
     return held ? UCS_INPROGRESS : UCS_OK;
   }
 
+  int me_;
   NodeMemory memory_;
   Receiver receiver_;
   std::vector<Place> seats_;
@@ -318,8 +332,9 @@ class UcxChannel : public Channel, private Link {
 }  // namespace
 
 std::unique_ptr<Channel> Worker::channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                         std::shared_ptr<Control> control) {
-  return std::make_unique<UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control));
+                                         std::shared_ptr<Control> control, std::vector<int> members) {
+  return std::make_unique<UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control),
+                                      std::move(members));
 }
 
 }  // namespace ucx
