@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -147,7 +148,7 @@ std::unique_ptr<Communicator> Job::on_host() { return hierarchy(messages()->spli
 std::unique_ptr<Communicator> Job::across_hosts() { return messages()->split(local_rank(), rank()); }
 
 std::unique_ptr<Channel> Job::channel(std::vector<int> group) {
-  for (int r = 0; group.empty() && r < size(); r++) group.push_back(r);
+  if (group.empty()) group.resize(std::size_t(size())), std::iota(group.begin(), group.end(), 0);
   require(std::find(group.begin(), group.end(), rank()) != group.end(), "a channel of rank ", rank(),
           " is between ranks of which it is one");
   if (size() == 1) return std::move(in_process_channels(1)[0]);
