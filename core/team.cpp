@@ -72,6 +72,7 @@ class Team {
 
 void Team::run(int parts, team::Call call, const void* body) {
   while (int(workers_.size()) < parts - 1) {
+    SignalsWait wait;
     workers_.push_back(std::make_unique<Worker>());
     Worker& w = *workers_.back();
     w.thread = std::thread([this, &w, part = int(workers_.size())] { work(w, part); });
@@ -123,6 +124,13 @@ Team::~Team() {
 }
 
 }  // namespace
+
+SignalsWait::SignalsWait() {
+  sigset_t all;
+  sigfillset(&all);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&all, fault);
+  pthread_sigmask(SIG_SETMASK, &all, &before_);
+}
 
 int default_threads() {
   cpu_set_t mask;

@@ -5,12 +5,26 @@
 // computes depends on its number and not on the thread that runs it, so results are the same however busy the machine is.
 #pragma once
 #include <atomic>
+#include <csignal>
 
 namespace tandem {
 
 // Threads of a backend when nobody says: OMP_NUM_THREADS, else the cores that this process may use: those of its affinity mask,
 // and no more than the quota of its cgroup (cpu.max; v1: cpu.cfs_quota_us) rounded up.
 int default_threads();
+
+// While one exists, signals that may wait (all but those of a fault in the program itself) wait on the calling thread, and threads
+// that it starts are born so. Kernels of oneDNN up to 3.11 use memory of the heap as their stack: a handler that ran in one
+// would write over what lies below it (github.com/uxlfoundation/oneDNN/issues/4845).
+class SignalsWait {
+ public:
+  SignalsWait();
+  ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsWait(const SignalsWait&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 namespace team {
 using Call = void (*)(const void* body, int part);

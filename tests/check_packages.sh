@@ -26,7 +26,7 @@ seems 2 'needs GoogleTest (off: GTEST=0)' test GTEST=0
 if ! [ -e /dev/nvidia0 ] && ! [ -e /proc/driver/nvidia ] && ! [ -e /dev/dxg ]; then
   rm -rf "$there/build"
   seems 0 '' all -n
-  grep -q nvcc "$there/out" && complain "make uses nvcc where there is no GPU"
+  grep -q 'nvcc .*-o ' "$there/out" && complain "make uses nvcc where there is no GPU"
   grep -q '^  CUDA off: ' "$there/build/summary" || complain "make says of CUDA: $(grep CUDA "$there/build/summary")"
 fi
 

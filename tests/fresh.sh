@@ -20,6 +20,7 @@ inside() {
   unshare --mount --pid --fork --kill-child sh -eu -c '
     root=$1 data=$2
     mount -t proc proc "$root/proc"
+    mount -t sysfs sys "$root/sys"
     mount --rbind /dev "$root/dev"
     [ ! -d "$data" ] || mount --bind -o ro "$data" "$root/data"
     exec chroot "$root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \

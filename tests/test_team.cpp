@@ -1,6 +1,7 @@
 // The team of threads: who runs what, that parts may wait for each other, and that nobody spins for long.
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,6 +109,30 @@ TEST(Team, LeavesTheCoresSoonAfterItsWork) {
     }
     EXPECT_LT(used / pauses, 1e-3) << kind.name << ": seconds of CPU in a pause of 20 ms";
   }
+}
+
+// Kernels of oneDNN whose stack pointer points into the heap: a handler that runs in one destroys what lies there.
+TEST(Team, ASignalDuringAProductHarmsNothing) {
+  static std::atomic<int> signals{0};
+  signals = 0;
+  struct sigaction count {}, before {};
+  count.sa_handler = [](int) { signals++; };
+  sigaction(SIGALRM, &count, &before);
+  const itimerval often{{0, 1000}, {0, 1000}};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  for (const auto& kind : test::backends()) {
+    auto b = kind.make();
+    if (b->on_device()) continue;
+    NoGrad off;
+    const Variable x(Tensor::zeros(*b, {128, 784})), w(Tensor::zeros(*b, {256, 784})), g(Tensor::zeros(*b, {256, 128}));
+    for (const int until = signals + 100; signals < until;) {
+      linear(x, w, Variable());
+      matmul(g, x);
+    }
+  }
+  const itimerval never{};
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
 }
 
 TEST(Team, HasTheCoresOfTheAffinityMask) {

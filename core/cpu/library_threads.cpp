@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/team.h"
 
 namespace tandem::cpu {
 namespace {

@@ -2,11 +2,12 @@
 // look for work for milliseconds before they sleep: beside another program on the same cores both collapse. libgomp reads the
 // variables that bound this when it is loaded, before any code of a library's user runs.
 #pragma once
+#include "core/team.h"
 
 namespace tandem::cpu {
 
 // While one exists, the calling thread's regions of the library have `threads` threads of our team. What else in the program uses
-// OpenMP has libgomp's, as ever.
+// OpenMP has libgomp's, as ever. Signals wait until it ends.
 class LibraryThreads {
  public:
   explicit LibraryThreads(int threads);
@@ -14,6 +15,7 @@ class LibraryThreads {
   LibraryThreads(const LibraryThreads&) = delete;
 
  private:
+  SignalsWait wait_;
   int before_;
 };
 
