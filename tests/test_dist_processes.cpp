@@ -518,8 +518,16 @@ TEST(Job, EverythingTogetherAndTwiceInOneProcess) {
 
 // As one rank of those that tests/check_hosts.sh starts.
 TEST(Hosts, DISABLED_Collectives) {
-  auto c = Job().communicator();
+  Job job;
+  auto c = job.communicator(), here = job.on_host(), across = job.across_hosts();
   ASSERT_GT(c->size(), 1);
+  EXPECT_EQ(here->size(), int(job.ranks_on(job.host(job.rank())).size()));
+  EXPECT_EQ(across->size(), job.hosts());
+  auto part = c->split(job.host(job.rank()), 0);
+  EXPECT_EQ(part->transport(), here->transport());
+  EXPECT_EQ(part->transport() == "shared memory", here->size() > 1) << part->transport();
+  for (Communicator* each : {here.get(), across.get(), part.get()})
+    exercise(*each, std::vector<float>(70000).data(), 70000);
   for (std::int64_t count : lengths) {
     std::vector<float> f(static_cast<std::size_t>(count));
     exercise(*c, f.data(), count);

@@ -121,8 +121,7 @@ class UcxWire : public Wire, private Link {
   ~UcxWire() override {
     control_->stand(this, {});
     hang_up_all(error_.empty());
-    for (Unexpected& u : unexpected_)
-      if (u.held && !given_up()) ucp_am_data_release(worker_, u.data);
+    for (Unexpected& u : unexpected_) release(u);
     handler(message_id, nullptr, nullptr);
   }
 
@@ -148,7 +147,7 @@ class UcxWire : public Wire, private Link {
       Unexpected u = std::move(*match);
       unexpected_.erase(match);
       deliver(*post, u);
-      if (u.held) ucp_am_data_release(worker_, u.data);
+      release(u);
     }
     return post;
   }
@@ -202,13 +201,8 @@ class UcxWire : public Wire, private Link {
  private:
   int last_in_line(int waits_for) override { return control_->last_in_line(waits_for); }
 
-  struct Unexpected {  // a message that nobody waits for yet
-    int from;
+  struct Unexpected : Arrival {  // a message that nobody waits for yet
     Header header;
-    void* data;  // UCX's, when held
-    std::size_t bytes;
-    bool rendezvous, held;
-    std::string copy;
   };
   struct Post : Request {
     Post(UcxWire& wire, int peer, const Header& header, void* data, std::size_t bytes)
@@ -258,19 +252,14 @@ class UcxWire : public Wire, private Link {
   void deliver(Post& post, Unexpected& u) {
     if (!u.header.agrees(post.header) || u.bytes != post.bytes) {
       post.error = disagreement(u.from, u.header, post.header).what();
-    } else if (u.rendezvous) {
-      const ucp_request_param_t p = on_host();
-      ucs_status_ptr_t r = ucp_am_recv_data_nbx(worker_, u.data, post.data, post.bytes, &p);
-      u.held = false;  // UCX's again
+    } else {
+      ucs_status_ptr_t r = receive(u, post.data);
       if (UCS_PTR_IS_ERR(r))
         post.error = describe(post.header) + ": " + where(post.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
       else if (UCS_PTR_IS_PTR(r))
         post.request = r;
       else
         post.finished = true;
-    } else {
-      if (post.bytes > 0) std::memcpy(post.data, u.held || u.copy.empty() ? u.data : u.copy.data(), post.bytes);
-      post.finished = true;
     }
   }
 
@@ -284,13 +273,7 @@ class UcxWire : public Wire, private Link {
     if (head_bytes != sizeof e) return UCS_OK;
     std::memcpy(&e, head, sizeof e);
     if (e.nonce != nonce_ || e.from < 0 || e.from >= size()) return UCS_OK;  // not of this job
-    Unexpected u{.from = e.from,
-                 .header = e.header,
-                 .data = data,
-                 .bytes = bytes,
-                 .rendezvous = (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0,
-                 .held = false,
-                 .copy = {}};
+    Unexpected u{arrival(e.from, data, bytes, param), e.header};
     auto match = std::find_if(receives_.begin(), receives_.end(),
                               [&](Post* p) { return p->peer == u.from && p->header.meets(u.header); });
     if (match != receives_.end()) {
@@ -304,11 +287,9 @@ class UcxWire : public Wire, private Link {
       error_ = disagreement(u.from, e.header, known->second).what();
       culprit_ = u.from;
     }
-    u.held = u.rendezvous || (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
-    if (!u.held) u.copy.assign(static_cast<const char*>(data), bytes);
-    const bool held = u.held;
+    const ucs_status_t kept = keep(u, param);
     unexpected_.push_back(std::move(u));
-    return held ? UCS_INPROGRESS : UCS_OK;
+    return kept;
   }
 
   std::list<Post*> receives_;

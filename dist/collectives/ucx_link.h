@@ -6,6 +6,7 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <utility>
 
 #include "dist/collectives/ucx.h"
@@ -60,6 +61,39 @@ class Link {
     ucp_ep_h endpoint = nullptr;
     ucs_status_t error = UCS_OK;
   };
+
+  // A message whose place is not known yet.
+  struct Arrival {
+    int from;
+    void* data;  // UCX's: until the callback returns, or as long as it is held
+    std::size_t bytes;
+    bool rendezvous, held = false;
+    std::string copy = {};
+  };
+  static Arrival arrival(int from, void* data, std::size_t bytes, const ucp_am_recv_param_t& param) {
+    return {from, data, bytes, (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0};
+  }
+  // Keeps it after the callback, which returns this.
+  static ucs_status_t keep(Arrival& a, const ucp_am_recv_param_t& param) {
+    a.held = a.rendezvous || (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
+    if (!a.held) a.copy.assign(static_cast<const char*>(a.data), a.bytes);
+    return a.held ? UCS_INPROGRESS : UCS_OK;
+  }
+  // Its bytes, to where they belong. What UCX says: a request that is under way, an error, or null: they are there.
+  ucs_status_ptr_t receive(Arrival& a, void* to) {
+    if (a.rendezvous) {
+      const ucp_request_param_t p = on_host();
+      a.held = false;  // UCX's again
+      return ucp_am_recv_data_nbx(worker_, a.data, to, a.bytes, &p);
+    }
+    if (a.bytes > 0) std::memcpy(to, a.copy.empty() ? a.data : a.copy.data(), a.bytes);
+    release(a);
+    return nullptr;
+  }
+  void release(Arrival& a) {
+    if (a.held && !given_up()) ucp_am_data_release(worker_, a.data);
+    a.held = false;
+  }
 
   void handler(unsigned id, ucp_am_recv_callback_t call, void* self) {
     if (ucx_->abandoned) return;

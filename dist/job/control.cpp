@@ -19,8 +19,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // What a frame holds: this, and a text: what a rank waits in, why the job has failed, a card.
 struct Said {
   std::int32_t rank;  // whose standing; who is to blame; who leaves, is lost or has come back
@@ -293,8 +291,9 @@ void Control::run() {
     const bool end = carry_out_orders();
     if (failed_ && !std::exchange(called, true)) call_roll();
     if (end) return leave();
+    const double reads = now();
     for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
-    read_.store(now(), std::memory_order_release);
+    read_.store(reads, std::memory_order_release);
     if (door_ && goes_on_ && !failed_)
       for (const Gate::Guest& guest : door_->gate->wait(0)) take_back(guest);
     if (now() - told >= beat) told = now(), tell_standings();

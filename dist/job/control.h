@@ -124,7 +124,7 @@ class Control {
   Deadlines deadlines_;
   std::vector<Peer> peers_;  // the thread's, and what follows
   double looked_ = 0;
-  std::atomic<double> read_{0};  // when the thread had last read all that had come
+  std::atomic<double> read_{0};  // all that had come by then has been read by the thread
   std::atomic<double> longest_silence_{0};
   mutable std::mutex mutex_;
   struct Told {

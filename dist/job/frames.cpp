@@ -13,8 +13,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 struct Head {
   std::uint32_t length, type;
   std::uint64_t number;
@@ -36,6 +34,8 @@ Head head_in(const std::string& bytes, std::uint64_t number, std::size_t longest
 }
 
 }  // namespace
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void FrameWriter::put(std::uint32_t type, const std::string& bytes) { queue_.push_back(framed(type, ++number_, bytes)); }
 

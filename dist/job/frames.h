@@ -51,7 +51,9 @@ std::string receive_frame(int connection, double seconds);
 std::string bundle(const std::vector<std::string>& texts);
 std::vector<std::string> unbundle(const std::string& bundled);
 
-// All of these bytes, or so many. `until`: of the steady clock, in seconds. Throw Error.
+double now();  // of the steady clock, in seconds
+
+// All of these bytes, or so many. `until`: see now(). Throw Error.
 void send_all(int connection, const std::string& bytes, double until);
 std::string receive_all(int connection, std::size_t count, double until);
 bool ready(int connection, short events, double until);  // poll's; false: not until then

@@ -23,8 +23,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // ---- the file in which ranks of one host find each other -----------------------------------------------------------------
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");

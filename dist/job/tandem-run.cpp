@@ -40,8 +40,6 @@ using namespace tandem;
 
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 struct Command {
   std::vector<Host> hosts;  // {"", n}: here
   std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow;

@@ -24,8 +24,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 std::string shown(double v) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", v);

@@ -1,12 +1,12 @@
 // The channel over UCX active messages. Large messages come as an announcement first: their bytes go straight to the place that
 // the receiver names.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <list>
 #include <utility>
 
+#include "dist/job/frames.h"
 #include "dist/job/handshake.h"
 #include "dist/collectives/node_memory.h"
 #include "dist/collectives/ucx_link.h"
@@ -20,8 +20,6 @@ struct Envelope {
   Note note;
 };
 constexpr unsigned channel_id = 2;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 class UcxChannel : public Channel, private Link {
  public:
@@ -40,10 +38,9 @@ class UcxChannel : public Channel, private Link {
     handler(channel_id, arrived, this);
   }
   ~UcxChannel() override {
-    for (Arrival& a : receiving_) give_up(a.request, a.from);
+    for (Incoming& a : receiving_) give_up(a.request, a.from);
     hang_up_all(std::uncaught_exceptions() == 0);
-    for (Arrival& a : fresh_)
-      if (a.held && !given_up()) ucp_am_data_release(worker_, a.data);
+    for (Incoming& a : fresh_) release(a);
     handler(channel_id, nullptr, nullptr);
   }
   int rank() const override { return me_; }
@@ -89,14 +86,14 @@ class UcxChannel : public Channel, private Link {
       if (sender.incarnation < a->incarnation || (sender.lost && sender.incarnation == a->incarnation)) {
         // Of one whose return has not been heard of yet, or of one that was lost.
         if (sender.incarnation == a->incarnation) {
-          if (a->held) ucp_am_data_release(worker_, a->data);
+          release(*a);
           a = fresh_.erase(a);
         } else {
           ++a;
         }
         continue;
       }
-      Arrival now = std::move(*a);
+      Incoming now = std::move(*a);
       a = fresh_.erase(a);
       any = accept(std::move(now)) || any;
       a = fresh_.begin();  // the receiver may have sent something, and UCX may have brought more
@@ -108,7 +105,7 @@ class UcxChannel : public Channel, private Link {
         continue;
       }
       ucp_request_free(a->request);
-      const Arrival done = std::move(*a);
+      const Incoming done = std::move(*a);
       a = receiving_.erase(a);
       if (status != UCS_OK) {
         broke(done.from, status);
@@ -143,15 +140,10 @@ class UcxChannel : public Channel, private Link {
     std::string why = {};
     bool accused = false;
   };
-  struct Arrival {
-    int from;
-    std::uint64_t incarnation;
+  struct Incoming : Arrival {
+    std::uint64_t incarnation;  // of the sender
     Note note;
-    void* data;  // UCX's, when held
-    std::size_t bytes;
-    bool rendezvous, held;
-    std::string copy;
-    std::span<std::byte> room;
+    std::span<std::byte> room = {};
     void* request = nullptr;
   };
   struct Sending : Work::Operation {
@@ -206,24 +198,18 @@ class UcxChannel : public Channel, private Link {
   }
   bool gone(int rank) const { return control_->gone(members_[std::size_t(rank)]); }
 
-  bool accept(Arrival a) {
+  bool accept(Incoming a) {
     a.room = receiver_.place(a.from, a.note, a.bytes);
     if (a.room.size() != a.bytes) refuse_room(a);
-    if (a.rendezvous) {
-      const ucp_request_param_t p = on_host();
-      ucs_status_ptr_t r = ucp_am_recv_data_nbx(worker_, a.data, a.room.data(), a.bytes, &p);
-      if (UCS_PTR_IS_ERR(r)) {
-        broke(a.from, UCS_PTR_STATUS(r));
-        return false;
-      }
-      a.request = UCS_PTR_IS_PTR(r) ? r : nullptr;
-      if (a.request) {
-        receiving_.push_back(std::move(a));
-        return false;
-      }
-    } else {
-      if (a.bytes > 0) std::memcpy(a.room.data(), a.held ? a.data : a.copy.data(), a.bytes);
-      if (a.held) ucp_am_data_release(worker_, a.data);
+    ucs_status_ptr_t r = receive(a, a.room.data());
+    if (UCS_PTR_IS_ERR(r)) {
+      broke(a.from, UCS_PTR_STATUS(r));
+      return false;
+    }
+    if (UCS_PTR_IS_PTR(r)) {
+      a.request = r;
+      receiving_.push_back(std::move(a));
+      return false;
     }
     receiver_.arrived(a.from, a.note, a.room);
     return true;
@@ -286,8 +272,8 @@ class UcxChannel : public Channel, private Link {
     }
   }
 
-  [[noreturn]] void refuse_room(Arrival& a) {
-    if (a.held) ucp_am_data_release(worker_, a.data);
+  [[noreturn]] void refuse_room(Incoming& a) {
+    release(a);
     const std::string text = name(a.from) + " sends " + std::to_string(a.bytes) + " bytes where " +
                              name(rank()) + " has room for " + std::to_string(a.room.size());
     fail(a.from, text);
@@ -303,20 +289,10 @@ class UcxChannel : public Channel, private Link {
     // Not of this job, or of somebody whose place another one has taken.
     if (e.nonce != me.nonce_ || e.from >= std::uint64_t(me.size())) return UCS_OK;
     if (e.incarnation < me.seats_[std::size_t(e.from)].incarnation) return UCS_OK;
-    Arrival a{.from = int(e.from),
-              .incarnation = e.incarnation,
-              .note = e.note,
-              .data = data,
-              .bytes = bytes,
-              .rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0,
-              .held = false,
-              .copy = {},
-              .room = {}};
-    a.held = a.rendezvous || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
-    if (!a.held) a.copy.assign(static_cast<const char*>(data), bytes);
-    const bool held = a.held;
+    Incoming a{arrival(int(e.from), data, bytes, *param), e.incarnation, e.note};
+    const ucs_status_t kept = keep(a, *param);
     me.fresh_.push_back(std::move(a));
-    return held ? UCS_INPROGRESS : UCS_OK;
+    return kept;
   }
 
   int me_;
@@ -325,8 +301,8 @@ class UcxChannel : public Channel, private Link {
   std::vector<Place> seats_;
   std::size_t heard_ = 0;  // changes
   int broken_ = 0;
-  std::list<Arrival> fresh_;      // nobody has said yet where they go
-  std::list<Arrival> receiving_;
+  std::list<Incoming> fresh_;      // nobody has said yet where they go
+  std::list<Incoming> receiving_;
 };
 
 }  // namespace
