@@ -33,6 +33,7 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   int events = -1, wake = -1;  // descriptors: something has come; another thread calls
+  std::size_t fragment = SIZE_MAX;  // bytes that a message over the network may have, to be handed on as they come
   bool abandoned = false;      // its peers have given this rank up: UCX must not be called again
 
  private:
@@ -115,7 +116,7 @@ class Link {
   // Ends a request that is given up: its memory must not be touched once this is over, and UCX lets go of it when the
   // request has ended.
   void give_up(void* request, int peer) {
-    if (given_up()) return;
+    if (!request || given_up()) return;
     ucp_request_cancel(worker_, request);
     Peer& p = peers_[std::size_t(peer)];
     for (int i = 0; i < 1000 && ucp_request_check_status(request) == UCS_INPROGRESS; i++) {

@@ -1,7 +1,8 @@
-// The channel over UCX active messages. Large messages come as an announcement first: their bytes go straight to the place that
-// the receiver names.
+// The channel over UCX active messages. With RDMA, large messages come as an announcement first, and their bytes go straight to the
+// place that the receiver names. Over TCP they come as fragments, which are copied there one by one.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <list>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 
 struct Envelope {
   std::uint64_t nonce, from, incarnation;
+  std::uint64_t message, first, whole;  // its number, of this sender; where in it this fragment begins; its bytes
   Note note;
 };
 constexpr unsigned channel_id = 2;
@@ -60,32 +62,38 @@ class UcxChannel : public Channel, private Link {
     control_->check();
     const Place& place = seats_[std::size_t(to)];
     if (place.lost) return {};
-    auto sending = std::make_unique<Sending>(
-        *this, to, Envelope{nonce_, std::uint64_t(rank()), incarnation(), note}, place.incarnation);
-    if (place.broken == 0) {
+    auto sending = std::make_unique<Sending>(*this, to, place.incarnation);
+    const Envelope envelope{nonce_, std::uint64_t(rank()), incarnation(), ++sent_, 0, bytes.size(), note};
+    sending->broken = place.broken != 0;
+    for (std::size_t first = 0; !sending->broken && (first < bytes.size() || first == 0);) {
+      const auto part = bytes.subspan(first, std::min(ucx_->fragment, bytes.size() - first));
+      Sending::Fragment& f = sending->fragments.emplace_back(envelope);
+      f.envelope.first = first;
       const ucp_request_param_t p = on_host();
-      ucs_status_ptr_t r = ucp_am_send_nbx(endpoint(to), channel_id, &sending->envelope, sizeof(Envelope), bytes.data(),
-                                           bytes.size(), &p);
-      if (UCS_PTR_IS_ERR(r))
-        broke(to, UCS_PTR_STATUS(r));
-      else if (!UCS_PTR_IS_PTR(r))
-        return {};
-      else
-        sending->request = r;
+      f.request = ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
+      const ucs_status_ptr_t r = f.request;
+      if (!UCS_PTR_IS_PTR(r)) sending->fragments.pop_back();
+      if (UCS_PTR_IS_ERR(r)) sending->broken = true, broke(to, UCS_PTR_STATUS(r));
+      if (part.empty()) break;
+      first += part.size();
     }
+    if (sending->fragments.empty() && !sending->broken) return {};
     return Work(std::move(sending));
   }
 
   bool progress() override {
     control_->check();
-    for (int i = 0; i < 64 && Link::progress(); i++) {}
+    // Until something has come: once its place is known, what follows of it is copied there by arrived().
+    const std::size_t known = fresh_.size();
+    for (int i = 0; i < 64 && fresh_.size() == known && Link::progress(); i++) {}
     control_->check();
     bool any = receiver_.place && hear();
+    for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
       const Place& sender = seats_[std::size_t(a->from)];
-      if (sender.incarnation < a->incarnation || (sender.lost && sender.incarnation == a->incarnation)) {
+      if (sender.incarnation < a->envelope.incarnation || (sender.lost && sender.incarnation == a->envelope.incarnation)) {
         // Of one whose return has not been heard of yet, or of one that was lost.
-        if (sender.incarnation == a->incarnation) {
+        if (sender.incarnation == a->envelope.incarnation) {
           release(*a);
           a = fresh_.erase(a);
         } else {
@@ -97,22 +105,6 @@ class UcxChannel : public Channel, private Link {
       a = fresh_.erase(a);
       any = accept(std::move(now)) || any;
       a = fresh_.begin();  // the receiver may have sent something, and UCX may have brought more
-    }
-    for (auto a = receiving_.begin(); a != receiving_.end();) {
-      const ucs_status_t status = ucp_request_check_status(a->request);
-      if (status == UCS_INPROGRESS) {
-        ++a;
-        continue;
-      }
-      ucp_request_free(a->request);
-      const Incoming done = std::move(*a);
-      a = receiving_.erase(a);
-      if (status != UCS_OK) {
-        broke(done.from, status);
-        continue;
-      }
-      receiver_.arrived(done.from, done.note, done.room);
-      any = true;
     }
     if (broken_ > 0) wait_for_verdicts();
     return any;
@@ -141,31 +133,34 @@ class UcxChannel : public Channel, private Link {
     bool accused = false;
   };
   struct Incoming : Arrival {
-    std::uint64_t incarnation;  // of the sender
-    Note note;
+    Envelope envelope;
     std::span<std::byte> room = {};
+    std::size_t got = 0;  // of the whole message
     void* request = nullptr;
   };
+  using Incomings = std::list<Incoming>;
   struct Sending : Work::Operation {
-    Sending(UcxChannel& channel, int to, const Envelope& envelope, std::uint64_t incarnation)
-        : channel(channel), to(to), envelope(envelope), incarnation(incarnation) {}
-    ~Sending() override {
-      if (request) channel.give_up(request, to);
+    Sending(UcxChannel& channel, int to, std::uint64_t incarnation)
+        : channel(channel), to(to), incarnation(incarnation) {}
+    ~Sending() override { give_up(); }
+    void give_up() {
+      for (Fragment& f : fragments) channel.give_up(f.request, to);
+      fragments.clear();
     }
     bool advance() override {
       channel.progress();
       const Place& place = channel.seats_[std::size_t(to)];
       if (place.lost || place.incarnation != incarnation) {
-        if (request) channel.give_up(std::exchange(request, nullptr), to);
+        give_up();
         return true;
       }
-      if (request) {
-        const ucs_status_t status = ucp_request_check_status(request);
+      for (; !fragments.empty(); fragments.pop_front()) {
+        const ucs_status_t status = ucp_request_check_status(fragments.front().request);
         if (status == UCS_INPROGRESS) return false;
-        ucp_request_free(std::exchange(request, nullptr));
-        if (status == UCS_OK) return true;
-        channel.broke(to, status);
+        ucp_request_free(fragments.front().request);
+        if (status != UCS_OK) channel.broke(to, status), broken = true;
       }
+      if (!broken) return true;
       if (channel.gone(to))
         throw CommunicationError(to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) +
                                          ", which has left");
@@ -182,9 +177,13 @@ class UcxChannel : public Channel, private Link {
     }
     UcxChannel& channel;
     int to;
-    Envelope envelope;  // UCX reads it until the request has ended
     std::uint64_t incarnation;  // of the receiver
-    void* request = nullptr;
+    struct Fragment {
+      Envelope envelope;  // UCX reads it until the request has ended
+      void* request = nullptr;
+    };
+    std::deque<Fragment> fragments;  // under way
+    bool broken = false;             // the rest of them will not arrive
   };
 
   std::string words(int rank, std::uint64_t incarnation) const {
@@ -198,20 +197,36 @@ class UcxChannel : public Channel, private Link {
   }
   bool gone(int rank) const { return control_->gone(members_[std::size_t(rank)]); }
 
+  Incomings::iterator message_of(const Envelope& e) {
+    return std::find_if(receiving_.begin(), receiving_.end(), [&](const Incoming& m) {
+      return m.envelope.from == e.from && m.envelope.incarnation == e.incarnation && m.envelope.message == e.message;
+    });
+  }
   bool accept(Incoming a) {
-    a.room = receiver_.place(a.from, a.note, a.bytes);
-    if (a.room.size() != a.bytes) refuse_room(a);
+    if (a.envelope.first > 0) {
+      const auto m = message_of(a.envelope);
+      if (m == receiving_.end()) return release(a), false;
+      receive(a, m->room.data() + a.envelope.first);
+      m->got += a.bytes;
+      return finish(m);
+    }
+    a.room = receiver_.place(a.from, a.envelope.note, a.envelope.whole);
+    if (a.room.size() != a.envelope.whole) refuse_room(a);
+    a.got = a.bytes;
     ucs_status_ptr_t r = receive(a, a.room.data());
-    if (UCS_PTR_IS_ERR(r)) {
-      broke(a.from, UCS_PTR_STATUS(r));
-      return false;
-    }
-    if (UCS_PTR_IS_PTR(r)) {
-      a.request = r;
-      receiving_.push_back(std::move(a));
-      return false;
-    }
-    receiver_.arrived(a.from, a.note, a.room);
+    if (UCS_PTR_IS_ERR(r)) return broke(a.from, UCS_PTR_STATUS(r)), false;
+    a.request = r;
+    receiving_.push_back(std::move(a));
+    return finish(std::prev(receiving_.end()));
+  }
+  bool finish(Incomings::iterator m) {  // if it is whole
+    const ucs_status_t status = m->request ? ucp_request_check_status(m->request) : UCS_OK;
+    if (status == UCS_INPROGRESS || m->got < m->envelope.whole) return false;
+    if (m->request) ucp_request_free(m->request);
+    const Incoming done = std::move(*m);
+    receiving_.erase(m);
+    if (status != UCS_OK) return broke(done.from, status), false;
+    receiver_.arrived(done.from, done.envelope.note, done.room);
     return true;
   }
 
@@ -274,7 +289,7 @@ class UcxChannel : public Channel, private Link {
 
   [[noreturn]] void refuse_room(Incoming& a) {
     release(a);
-    const std::string text = name(a.from) + " sends " + std::to_string(a.bytes) + " bytes where " +
+    const std::string text = name(a.from) + " sends " + std::to_string(a.envelope.whole) + " bytes where " +
                              name(rank()) + " has room for " + std::to_string(a.room.size());
     fail(a.from, text);
     throw CommunicationError(a.from, text);
@@ -289,7 +304,13 @@ class UcxChannel : public Channel, private Link {
     // Not of this job, or of somebody whose place another one has taken.
     if (e.nonce != me.nonce_ || e.from >= std::uint64_t(me.size())) return UCS_OK;
     if (e.incarnation < me.seats_[std::size_t(e.from)].incarnation) return UCS_OK;
-    Incoming a{arrival(int(e.from), data, bytes, *param), e.incarnation, e.note};
+    if (e.first > e.whole || bytes > e.whole - e.first) return UCS_OK;
+    Incoming a{arrival(int(e.from), data, bytes, *param), e};
+    if (const auto m = me.message_of(e); e.first > 0 && m != me.receiving_.end()) {
+      me.receive(a, m->room.data() + e.first);
+      m->got += bytes;
+      return UCS_OK;
+    }
     const ucs_status_t kept = keep(a, *param);
     me.fresh_.push_back(std::move(a));
     return kept;
@@ -301,8 +322,9 @@ class UcxChannel : public Channel, private Link {
   std::vector<Place> seats_;
   std::size_t heard_ = 0;  // changes
   int broken_ = 0;
-  std::list<Incoming> fresh_;      // nobody has said yet where they go
-  std::list<Incoming> receiving_;
+  std::uint64_t sent_ = 0;  // messages
+  Incomings fresh_;      // nobody has said yet where they go
+  Incomings receiving_;  // they have a place
 };
 
 }  // namespace
