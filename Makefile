@@ -249,7 +249,7 @@ pairs  := datasets/gzip.cpp datasets/gzip_none.cpp datasets/image.cpp datasets/i
           layers/train/options_cli11.cpp layers/train/options_plain.cpp \
           layers/export/onnx.cpp layers/export/onnx_none.cpp layers/export/tensorboard.cpp layers/export/tensorboard_none.cpp \
           dist/collectives/nccl.cpp dist/collectives/nccl_none.cpp
-common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trace autograd layers layers/* datasets)) \
+common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trace autograd layers layers/* layers/train/callbacks datasets)) \
           $(filter-out $(network) dist/job/none.cpp dist/job/tandem-run.cpp,$(wildcard dist/*/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
@@ -473,7 +473,7 @@ packages-demo:
 
 # Headers keep their folders below include/tandem; tandem.pc says where that is and what to link.
 target  = $(DESTDIR)$(strip $(PREFIX))
-headers = $(wildcard $(addsuffix /*.h,core core/* autograd layers layers/* datasets cuda dist/*))
+headers = $(wildcard $(addsuffix /*.h,core core/* autograd layers layers/* layers/train/callbacks datasets cuda dist/*))
 also    = $(if $(OPENMP_ON),-fopenmp) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 define pkg_config
 prefix=$(strip $(PREFIX))

@@ -157,6 +157,7 @@ class Recorder;  // autograd/recorder.h
 struct Mode {
   bool record = true;        // build the tape
   bool check = false;        // look for non-finite values after every operation
+  bool alone = false;        // operations that combine values of all ranks use this rank's only
   const std::string* scope;  // path of the module that is running
   Tensor step_state;         // StepState on the device; empty outside training loops
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
@@ -166,6 +167,17 @@ struct Mode {
   Mode();
 };
 Mode& mode();
+
+// Within its scope this rank runs the model by itself, while the others do something else.
+class Alone {
+ public:
+  Alone() : before_(mode().alone) { mode().alone = true; }
+  ~Alone() { mode().alone = before_; }
+  Alone(const Alone&) = delete;
+
+ private:
+  bool before_;
+};
 
 // Within its scope nothing is recorded. Evaluation, and a user's own updates.
 class NoGrad {

@@ -17,12 +17,12 @@ using namespace tandem::airbench;
 
 namespace {
 
-struct Run {
+struct Result {
   double accuracy = 0, seconds = 0;
 };
 
 // At most `most` steps; `speaks`: with a line for each epoch, whose test is not on the clock.
-Run train(const Options& o, std::uint64_t seed, Backend& backend, const Pictures& pictures, const Looks& looks,
+Result train(const Options& o, std::uint64_t seed, Backend& backend, const Pictures& pictures, const Looks& looks,
           std::int64_t most, bool speaks) {
   Loader loader(pictures,
                 {.batch = o.batch,
@@ -40,19 +40,19 @@ Run train(const Options& o, std::uint64_t seed, Backend& backend, const Pictures
   optimizer.if_not_finite = IfNotFinite::wait;  // a recorded step cannot be looked at; an epoch's end is
   const Loss loss = cross_entropy_loss(o.label_smoothing);
   Batch batch;
-  Replay step(
-      backend,
-      [&] {
+  StepGraph step(
+      backend, false,
+      {.backward = [&] {
         space.zero_gradients();
         space.backward(optimizer.scaled(loss(model(Variable(batch.images)), batch.labels, nullptr)));
         optimizer.step();
-      },
+      }},
       "");
 
   // A hundredth less than the epochs asked for: 9.9 of 10.
   const auto total = std::int64_t(std::ceil(0.99 * double(o.epochs * loader.batches_per_epoch())));
   using Clock = std::chrono::steady_clock;
-  Run run;
+  Result run;
   auto begin = Clock::now();
   auto pause = [&] {
     backend.synchronize();
@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
     double right = 0, squares = 0, seconds = 0;
     int reached = 0;
     for (int i = 0; i < runs; i++) {
-      const Run run = train(o, o.seed + std::uint64_t(i), *backend, training, looks, std::int64_t{1} << 40, runs == 1);
+      const Result run = train(o, o.seed + std::uint64_t(i), *backend, training, looks, std::int64_t{1} << 40, runs == 1);
       std::printf("run %d: test accuracy %.2f %%, %.3f s%s\n", i + 1, 100 * run.accuracy, run.seconds,
                   run.accuracy >= 0.94 ? "  (94 % is reached)" : "");
       std::fflush(stdout);

@@ -22,7 +22,8 @@ int main(int argc, char** argv) {
     Dataset data = load_dataset("fashion-mnist", o.data);
     auto strategy = strategy_from_environment();  // this machine, or one of several ranks
     // --batch is cut over the ranks; under an asynchronous strategy each rank has batches of its own.
-    const int own = strategy->asynchronous() ? o.batch : 0;
+    const bool cut = strategy->size() == 1 || strategy->ranks().batch_shares > 1;
+    const int own = cut ? 0 : o.batch;
     Loader train(data.train, {.batch = o.batch, .batch_per_rank = own, .dtype = o.dtype, .seed = o.seed}, *backend);
     Loader test(data.test, {.batch = 500, .dtype = o.dtype, .shuffle = false}, *backend);
 
@@ -31,9 +32,9 @@ int main(int argc, char** argv) {
     auto model = make_model(o.model, 10, 1, 28);
     // The parameters get their memory: one flat vector.
     ParameterSpace space(*model, *backend, o.seed, strategy->memory());
-    strategy->begin(space);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
     sgd.bind(space);
+    strategy->begin(space, sgd);
 
     const Schedule schedule = Schedule::parse(o.schedule);
     const auto per_epoch = double(train.batches_per_epoch());
@@ -54,15 +55,15 @@ int main(int argc, char** argv) {
         score.loss += loss.item() * double(batch.size()), score.samples += double(batch.size());
         at.step++;
       }
-      strategy->end_epoch(int(at.epoch++));
-      score = strategy->combine(score);
-      strategy->merge_statistics(space);
+      strategy->end_epoch({.epochs = ++at.epoch});
+      score = strategy->sum(score);
+      strategy->synchronize(Strategy::Shared::statistics, space, sgd);
       Evaluation e = evaluate(*model, test, strategy.get());
       if (strategy->rank() > 0) continue;
       std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), score.loss / score.samples,
                   100 * e.accuracy);
       if (o.checkpoint.empty()) continue;
-      strategy->collect(sgd);  // under a parameter server: the momentum, from where it is
+      strategy->synchronize(Strategy::Shared::optimizer, space, sgd);  // under a parameter server: the momentum, from where it is
       save_checkpoint(file, {space, sgd}, at);
     }
     strategy->end();

@@ -18,7 +18,7 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_dataset fashion_mnist cifar10 train airbench; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset fashion_mnist cifar10 train airbench; do
   says 0 '--help' "$build/$program" --help
   says 0 'oneDNN' "$build/$program" --version
   says 2 'unexpected argument word' "$build/$program" word
@@ -89,6 +89,9 @@ says 2 'unknown option --bogus' "$build/predict" --bogus "$there/grey.pgm"
 says 0 'epoch 1' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --checkpoint "$there/own"
 says 0 'epoch 2' env OMP_NUM_THREADS=1 "$build/own_loop" --data synthetic --model mlp --epochs 2 --checkpoint "$there/own"
 grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its checkpoint"
+
+says 0 '88.0 % after ' env OMP_NUM_THREADS=$threads "$build/own_callback" --data synthetic --model mlp
+grep -q 'stopped after step' "$there/out" || complain "own_callback does not stop: $(cat "$there/out")"
 
 # ---- Weights of another program, and what they reach ---------------------------------------------------------------------
 short 0 'test accuracy' --resume "$there/trained" --evaluate

@@ -104,15 +104,14 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
                        DType::f64);  // begin() makes them equal
   const auto optimizer = o.optimizer();
   optimizer->clip_norm = o.clip;
-  strategy.begin(space);
   optimizer->bind(space);
-  strategy.bind(*optimizer);
-  if (o.rate) strategy.follow({.done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate});
+  strategy.begin(space, *optimizer);
+  const RunPlan plan{.done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate};
   const std::int64_t per_epoch = source.batches_per_epoch();
   Accumulation accumulation(space, *optimizer, o.accumulate, per_epoch);
   int done = 0;
   for (int epoch = 0; done < o.steps; epoch++) {
-    if (o.begins_epochs) strategy.begin_epoch(epoch);
+    if (o.begins_epochs) strategy.begin_epoch(epoch, plan);
     source.start(epoch);
     for (Batch batch; done < o.steps && source.next(batch);) {
       if (o.rate) optimizer->learning_rate(o.rate(double(o.done + done)));
@@ -123,10 +122,10 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
       strategy.step(*optimizer, Variable(accumulation.loss()));
       done++;
     }
-    strategy.end_epoch(epoch);
+    strategy.end_epoch({.epochs = epoch + 1});
     run.epochs.push_back(space.values.values());
   }
-  strategy.merge_statistics(space);
+  strategy.synchronize(Strategy::Shared::statistics, space, *optimizer);
   strategy.end();
   run.weights = space.values.values();
   run.statistics = space.statistics.values();

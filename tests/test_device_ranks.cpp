@@ -210,8 +210,8 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
       } model;
       ParameterSpace space(model, twin, 1);
       SGD sgd({.learning_rate = 0.1});
-      strategy->begin(space);
       sgd.bind(space);
+      strategy->begin(space, sgd);
       for (int step = 0; step < 3; step++) {
         const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(rank + 2 * step), 64));
         const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);

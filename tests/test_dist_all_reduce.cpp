@@ -74,8 +74,8 @@ TEST(AllReduce, Bf16OnTheWireLeavesRanksEqual) {
     Plain model;
     ParameterSpace space(model, *backend, 1);
     SGD sgd({.learning_rate = 0.1});
-    s.begin(space);
     sgd.bind(space);
+    s.begin(space, sgd);
     Tensor x = Tensor::of(*backend, {4, 8, 8, 1}, numbers("x" + std::to_string(s.rank()), 256));
     Tensor y = Tensor::of(*backend, {4}, {0, 1, 2, 3}, DType::i32);
     for (int i = 0; i < 10; i++) {
@@ -101,14 +101,15 @@ TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
     auto backend = reference_backend(1);
     Odd model;
     ParameterSpace space(model, *backend, 1, {}, DType::f64);
-    s.begin(space);
+    SGD sgd({});
+    s.begin(space, sgd);
     std::vector<double> v = numbers("statistics" + std::to_string(s.rank()), space.statistics.elements(), 0.5, 2);
     space.statistics.copy_from(Tensor::of(*backend, space.statistics.shape(), v, DType::f64));
     {
       std::lock_guard lock(mutex);
       before.push_back(v);
     }
-    s.merge_statistics(space);
+    s.synchronize(Strategy::Shared::statistics, space, sgd);
     run.statistics = space.statistics.values();
     for (const auto& seg : space.statistic_segments()) run.weights.push_back(double(seg.begin));
   });
@@ -318,7 +319,7 @@ TEST(AllReduce, ALateRankMakesNoShareNegative) {
   auto runs = on_ranks(2, [](Strategy& s, Ended& run) {
     late = s.rank() == 1;
     train<Late>(s, run, 42, 1);
-    const auto all = s.measures();
+    const auto all = s.end();
     std::map<std::string, double> measured(all.begin(), all.end());
     EXPECT_GE(measured["hidden_share"], 0) << "rank " << s.rank();
     EXPECT_LE(measured["hidden_share"], 1) << "rank " << s.rank();
@@ -359,7 +360,8 @@ TEST(AllReduce, ParametersThatDriftApartAreFound) {
     auto backend = reference_backend(1);
     Plain model;
     ParameterSpace space(model, *backend, 1);
-    s.begin(space);
+    SGD sgd({});
+    s.begin(space, sgd);
     if (s.rank() == 2) space.values.range(70, {1}).fill(0.125);
     s.end();
     run.said = "not found";

@@ -244,7 +244,7 @@ TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
   }
   // A loop that says nothing of its rates is told so.
   for (const Ended& run : on_ranks(2, "post-local-sgd:4", [](Strategy& s, Ended& run) { train<Plain>(s, run, {}); }))
-    EXPECT_NE(run.said.find("call follow()"), std::string::npos) << run.said;
+    EXPECT_NE(run.said.find("call begin_epoch()"), std::string::npos) << run.said;
 }
 
 TEST(LocalSgd, AResumedRunKnowsWhetherTheRateHasDecayed) {
@@ -321,7 +321,7 @@ TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {
 }
 
 TEST(LocalSgd, AStepIsOneRanksOwn) {
-  on_ranks(4, "local-sgd:8", [](Strategy& s, Ended&) { EXPECT_EQ(s.ranks_to_a_step(), 1); });
+  on_ranks(4, "local-sgd:8", [](Strategy& s, Ended&) { EXPECT_EQ(s.ranks().per_step, 1); });
 }
 
 TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
@@ -370,7 +370,7 @@ TEST(LocalSgd, FewerBytesTravel) {
     on_ranks(2, strategy, [&](Strategy& s, Ended& run) {
       train<Plain>(s, run, {.global_batch = 2, .steps = 96});
       if (s.rank() > 0) return;
-      for (auto& [name, value] : s.measures()) measured[name] = value;
+      for (auto& [name, value] : s.end()) measured[name] = value;
     });
     EXPECT_GE(measured["hidden_share"], 0);
     EXPECT_GT(measured["exchange_seconds"], 0);

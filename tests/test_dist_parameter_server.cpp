@@ -87,7 +87,7 @@ Ended train(Strategy* strategy, const Recipe& run) {
     for (double v : p->variable.value().values()) e.weights.push_back(v);
   for (auto& [name, s] : model.statistics())
     for (double v : s->tensor.values()) e.statistics.push_back(v);
-  if (strategy) e.measures = strategy->measures();
+  if (strategy) e.measures = strategy->end();
   return e;
 }
 
@@ -212,9 +212,8 @@ std::vector<double> own_loop(Strategy& strategy, std::int64_t global_batch, int 
   Plain model;
   ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);  // begin() makes them equal
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-  strategy.begin(space);
   sgd.bind(space);
-  strategy.bind(sgd);
+  strategy.begin(space, sgd);
   int done = 0;
   for (std::int64_t epoch = 0; done < steps; epoch++) {
     source.start(epoch);
@@ -275,9 +274,8 @@ TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
   ParameterServerOptions o = by("asp+asgd");
   o.pipeline = true;
   auto strategy = parameter_server(std::move(in_process_channels(1)[0]), o);
-  strategy->begin(space);
   sgd.bind(space);
-  strategy->bind(sgd);
+  strategy->begin(space, sgd);
   std::vector<std::vector<double>> weights{by_hand.values.values()};
   for (int t = 0; t < steps; t++) {
     strategy->step(sgd, gradient_at(model, space, t));
@@ -317,7 +315,10 @@ TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_TRUE(refused([&] { parameter_server(std::move(channels[0]), by("ddc-asgd", 2)); }, {"--servers 2", "must train"}));
   auto strategy = parameter_server(std::move(in_process_channels(1)[0]), by("ddc-asgd"));
   AdamW adam({});
-  EXPECT_TRUE(refused([&] { strategy->bind(adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
+  auto backend = reference_backend(1);
+  Plain model;
+  ParameterSpace space(model, *backend, 1);
+  EXPECT_TRUE(refused([&] { strategy->begin(space, adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
   EXPECT_TRUE(refused([] { Pace::parse("x", "", 2); }, {"--pace x"}));
   EXPECT_TRUE(refused([] { Pace::parse("60", "2:4", 2); }, {"--slow 2:4", "no 2 among 0 to 1"}));
   EXPECT_TRUE(refused([] { Pace::parse("60", "0.5:4", 2); }, {"--slow 0.5:4"}));

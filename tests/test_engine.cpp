@@ -345,14 +345,14 @@ TEST_F(Engine, ARecordedStepFollowsTheRate) {
     Batch batch;
     batch.images = Tensor::full(twin, {2}, 1);
     batch.labels = Tensor::zeros(twin, {1}, DType::i32);
-    Replay step(
-        twin,
-        [&] {
+    StepGraph step(
+        twin, false,
+        {.backward = [&] {
           space.zero_gradients();
           Variable loss = sum(model(Variable(batch.images)));
           space.backward(loss);
           sgd.step(&loss.value());
-        },
+        }},
         "");
     double w = 1;
     for (int i = 0; i < 7; i++) {
@@ -377,9 +377,9 @@ TEST_F(Engine, ARanksNaNIsEveryRanksError) {
     auto backend = reference_backend(1);
     Weight model;
     ParameterSpace space(model, *backend, 1);
-    strategy.begin(space);
     SGD sgd({.learning_rate = 0.5});
     sgd.bind(space);
+    strategy.begin(space, sgd);
     for (int i = 0; i < 4; i++) {
       space.zero_gradients();
       Variable loss = sum(model(Variable(Tensor::full(*backend, {2}, i == 1 && rank == 2 ? nan : 1))));
@@ -422,8 +422,8 @@ TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
     model.parameters()[2].second->frozen = true;  // the largest of the middle
     ParameterSpace space(model, *backend, 1);
     SGD sgd({.learning_rate = 0.01, .momentum = 0.9});
-    if (strategy) strategy->begin(space);
     sgd.bind(space);
+    if (strategy) strategy->begin(space, sgd);
     Variable x(Tensor::of(*backend, {2, 40}, test::numbers("x", 80)));
     for (int i = 0; i < 3; i++) {
       space.zero_gradients();

@@ -748,27 +748,37 @@ TEST(Fit, EvaluationWeighsBatchesAndRestoresTheMode) {
 
 struct Witness : Strategy {
   std::vector<std::string> calls;
-  int stop_after = 1000, steps = 0;
-  void prepare(Module&, Loss&) override { calls.push_back("prepare"); }
+  int stop_after = 1000, made = 0;
+  void prepare(Module&, Loss&, const PrepareOptions&) override { calls.push_back("prepare"); }
   SpaceMemory memory() override {
     calls.push_back("memory");
     return {};
   }
-  void begin(ParameterSpace& space) override {
+  void begin(ParameterSpace& space, Optimizer& o) override {
     calls.push_back("begin");
     EXPECT_TRUE(space.values.defined());
-  }
-  void bind(Optimizer& o) override {
-    calls.push_back("bind");
     EXPECT_TRUE(o.state().defined());
   }
-  StepResult step(Optimizer& o, const Variable& loss) override {
-    calls.push_back("step");
-    if (++steps == stop_after) request_stop();
-    return Strategy::step(o, loss);
+  void exchange(const Tensor& loss) override {
+    calls.push_back("exchange");
+    Strategy::exchange(loss);
   }
-  void end_epoch(int) override { calls.push_back("end_epoch"); }
-  void end() override { calls.push_back("end"); }
+  void update(Optimizer& o) override {
+    calls.push_back("update");
+    Strategy::update(o);
+  }
+  void finish(Optimizer&) override {
+    calls.push_back("finish");
+    if (++made == stop_after) request_stop();
+  }
+  EpochEnd end_epoch(const EpochEnd& mine) override {
+    calls.push_back("end_epoch");
+    return Strategy::end_epoch(mine);
+  }
+  Measures end() override {
+    calls.push_back("end");
+    return {};
+  }
 };
 
 TEST(Fit, CallsTheStrategyInOrder) {
@@ -778,8 +788,10 @@ TEST(Fit, CallsTheStrategyInOrder) {
   Patterns data(*backend, 32, 16);
   Witness witness;
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(2), &witness);
-  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin", "bind", "step", "step", "end_epoch",
-                                                     "step", "step", "end_epoch", "end"}));
+  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin",                                   //
+                                                     "exchange", "update", "finish", "exchange", "update", "finish", "end_epoch",
+                                                     "exchange", "update", "finish", "exchange", "update", "finish", "end_epoch",
+                                                     "end"}));
   EXPECT_EQ(report.epochs[0].learning_rate, 0.01);
 
   Witness stopping;

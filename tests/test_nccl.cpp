@@ -222,8 +222,8 @@ TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
       Small model;
       ParameterSpace space(model, twin, 1);
       SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-      strategy->begin(space);
       sgd.bind(space);
+      strategy->begin(space, sgd);
       for (int step = 0; step < 5; step++) {
         const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(r + 2 * step), 64));
         const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
@@ -236,7 +236,7 @@ TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
       strategy->end();
       Ended& mine = ended[std::size_t(r)];
       mine.weights = space.values.values();
-      for (const auto& [name, value] : strategy->measures())
+      for (const auto& [name, value] : strategy->end())
         if (name == "sent_bytes") mine.measured.push_back(value - 5 * double(space.gradients.bytes()));
     }));
     EXPECT_TRUE(ended[0].weights == ended[1].weights);

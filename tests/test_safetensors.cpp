@@ -153,6 +153,19 @@ TEST(Safetensors, WritesTheFormatToTheByte) {
   EXPECT_EQ(contents(folder.file("w.safetensors")), want);
 }
 
+// The eight bytes before a header of 640 bytes begin as those of a pickle do.
+TEST(Safetensors, HeadersOfEveryLengthAreRead) {
+  TemporaryFolder folder;
+  auto backend = reference_backend();
+  for (std::size_t more = 400; more < 1600; more += 8) {
+    SafetensorsWriter writer;
+    writer.add("w", Tensor::of(*backend, {2}, {1, 2}));
+    writer.metadata("text", std::string(more, 'x'));
+    writer.write(folder.file("w.safetensors"));
+    EXPECT_TRUE(SafetensorsFile(folder.file("w.safetensors")).has("w")) << more;
+  }
+}
+
 TEST(Safetensors, EveryTypeComesBackAsItWas) {
   TemporaryFolder folder;
   auto backend = cpu_backend(1), reference = reference_backend();  // outlive the writer, which holds their tensors

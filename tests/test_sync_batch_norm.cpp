@@ -177,11 +177,12 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
       {.batch = 24, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
       *backend);
   Block model;
-  if (sync) strategy.sync_batch_norm(model);
+  Loss loss_of = cross_entropy_loss();
+  strategy.prepare(model, loss_of, {.sync_batch_norm = sync});
   ParameterSpace space(model, *backend, 100, {}, DType::f64);
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-  strategy.begin(space);
   sgd.bind(space);
+  strategy.begin(space, sgd);
   int done = 0;
   for (std::int64_t epoch = 0; done < steps; epoch++) {
     // One that is uneven comes first.
@@ -193,7 +194,7 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
       strategy.step(sgd, loss);
     }
   }
-  strategy.merge_statistics(space);
+  strategy.synchronize(Strategy::Shared::statistics, space, sgd);
   strategy.end();
   run.weights = space.values.values();
   run.statistics = space.statistics.values();

@@ -128,8 +128,8 @@ std::vector<Ended> train(int n, const AllReduceOptions& options, int steps) {
     Plain model;
     ParameterSpace space(model, *backend, 1);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    strategy->begin(space);
     sgd.bind(space);
+    strategy->begin(space, sgd);
     sgd.if_not_finite = IfNotFinite::skip;
     const Tensor x = Tensor::of(*backend, {8, 8, 8, 1}, numbers("x" + std::to_string(r), 512));
     const Tensor y = Tensor::of(*backend, {8}, {0, 1, 2, 3, 4, 5, 6, 7}, DType::i32);
@@ -145,7 +145,7 @@ std::vector<Ended> train(int n, const AllReduceOptions& options, int steps) {
     }
     strategy->end();
     run.weights = space.values.values();
-    for (const auto& [name, value] : strategy->measures())
+    for (const auto& [name, value] : strategy->end())
       if (name == "sent_bytes") run.bytes = std::uint64_t(value);
   }));
   for (const Ended& run : runs) EXPECT_TRUE(run.weights == runs[0].weights);
@@ -168,7 +168,8 @@ TEST(TopK, DoublesAreRefused) {
   auto backend = reference_backend(1);
   Plain model;
   ParameterSpace space(model, *backend, 1, {}, DType::f64);
-  EXPECT_THROW(strategy->begin(space), UsageError);
+  SGD sgd({});
+  EXPECT_THROW(strategy->begin(space, sgd), UsageError);
 }
 
 }  // namespace

@@ -167,12 +167,13 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
     refuse(file, ": ", size ? "has only " + std::to_string(size) + " bytes" : "is empty", ", not a safetensors file",
            again);
   read_at(head, sizeof head, 0);
-  if (is_pickle(head))
-    refuse(file, ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
-           conversion(path));
   std::uint64_t length;
   std::memcpy(&length, head, sizeof length);
-  if (length > largest_header || length > size - sizeof head)
+  const bool fits = length <= largest_header && length <= size - sizeof head;
+  if (!fits && is_pickle(head))  // a header of 640 bytes begins as a pickle does
+    refuse(file, ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
+           conversion(path));
+  if (!fits)
     refuse(file, ": its first 8 bytes promise a header of ", length, " bytes and the file has ", size,
            "; it is not a safetensors file, or it was cut off");
   std::string text(length, '\0');

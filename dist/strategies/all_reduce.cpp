@@ -31,7 +31,6 @@ struct BehindTheHost {
   std::unique_ptr<Communicator> flags;  // apart: what is under way below `over` begins in an order of its own
   std::unique_ptr<Event> end;           // of backward
   std::shared_ptr<void> loss;           // this rank's, in the host's memory at the end of backward
-  DType loss_type = DType::f32;
   Tensor anywhere;  // NaN when a loss is not finite on some rank, else 0
   Tensor narrow;    // the gradients in bf16, when they travel so
 };
@@ -39,28 +38,17 @@ struct BehindTheHost {
 class AllReduce : public Replicas {
  public:
   AllReduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options)
-      : Replicas(std::move(communicator)), options_(options), reducer_(*communicator_, options.deadline) {
+      : Replicas(std::move(communicator), name_of(options), true), options_(options), reducer_(*communicator_, options.deadline) {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
     require(options.top_k == 0 || options.wire == DType::f32, "all-reduce: the largest gradients travel as f32");
   }
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
 
-  std::string name() const override {
-    return options_.top_k > 0 ? "all-reduce (top-k)" : options_.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
-  }
-  int ranks_to_a_step() const override { return size(); }
-
-  void sync_batch_norm(Module& model) override {
-    if (size() == 1) return;
-    tandem::sync_batch_norm(model, across_);
+  void prepare(Module& model, Loss&, const PrepareOptions& options) override {
+    if (!options.sync_batch_norm || size() == 1) return;
+    sync_batch_norm(model, across_);
     syncs_ = true;
-  }
-  void by_itself(bool on) override {
-    if (syncs_ && space_ && !on)
-      across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
-    else
-      across_->gather = nullptr;
   }
 
   // Where ranks share memory, the vectors lie there.
@@ -73,7 +61,7 @@ class AllReduce : public Replicas {
     };
   }
 
-  void begin(ParameterSpace& space) override {
+  void begin(ParameterSpace& space, Optimizer&) override {
     space_ = &space;
     compare_layouts(space, syncs_ ? 1 : 0);
     behind_.reset();
@@ -94,18 +82,19 @@ class AllReduce : public Replicas {
     }
     spread(space, over());
     cut_buckets();
-    by_itself(false);
+    if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
     space.on_gradient([this](const Segment& segment) { ready(std::size_t(&segment - space_->segments().data())); });
   }
 
-  StepResult step(Optimizer& optimizer, const Variable& loss) override {
-    if (behind_) {
-      hand_over(loss.value());
-      exchange();
-      update(optimizer);
-      return optimizer.result();
-    }
+  void exchange(const Tensor& loss) override {
+    if (behind_) return exchange_on_device(loss);
     exchange([&] { return std::isfinite(loss.item()); });
+  }
+  void update(Optimizer& optimizer) override {
+    if (behind_) {
+      if (behind_->narrow.defined()) space_->gradients.copy_from(behind_->narrow);
+      return optimizer.update(&behind_->anywhere);
+    }
     const Tensor anywhere =
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
     optimizer.update(&anywhere);
@@ -114,41 +103,19 @@ class AllReduce : public Replicas {
     for (Bucket& b : buckets_)
       if (b.top_k) b.top_k->settle(made);
     rewind(made);
-    return optimizer.result();
   }
 
-  bool in_parts() const override { return behind_ != nullptr; }
-  // The end of backward. Queued, and perhaps recorded.
-  void hand_over(const Tensor& loss) override {
-    for (Bucket& b : buckets_)
-      if (b.segments.empty()) pack(b);
-    Queue& queue = space_->backend().queue();
-    behind_->loss_type = loss.dtype();
-    queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
-    queue.mark(*behind_->end);
-  }
-  void exchange() override {
-    exchange([&] {
-      reducer_.waits();
-      const void* loss = behind_->loss.get();
-      return std::isfinite(behind_->loss_type == DType::f64 ? *static_cast<const double*>(loss)
-                                                            : double(*static_cast<const float*>(loss)));
-    });
-    behind_->anywhere.fill(flags_[0] > 0 ? std::nan("") : 0);
-    rewind(true);
-  }
-  void update(Optimizer& optimizer) override {
-    if (behind_->narrow.defined()) space_->gradients.copy_from(behind_->narrow);
-    optimizer.update(&behind_->anywhere);
-  }
-
-  void end() override {
-    compare_parameters(*space_, steps_);
-    by_itself(true);
-    space_->on_gradient(nullptr);
-    for (Bucket& b : buckets_) b.final.reset();
-    if (behind_) sent_ = behind_->over->bytes_sent();
-    behind_.reset();
+  Measures end() override {
+    if (space_) {
+      compare_parameters(*space_, steps_);
+      across_->gather = nullptr;
+      std::exchange(space_, nullptr)->on_gradient(nullptr);
+      for (Bucket& b : buckets_) b.final.reset();
+      if (behind_) sent_ = behind_->over->bytes_sent();
+      behind_.reset();
+    }
+    return measured(reducer_, std::max(sent_, communicator_->bytes_sent()),
+                    buckets_.empty() ? 0 : buckets_[0].range.length() * 4);
   }
 
   ClockOffset watch(Trace& trace) override {
@@ -157,12 +124,11 @@ class AllReduce : public Replicas {
     return offset;
   }
 
-  std::vector<std::pair<std::string, double>> measures() const override {
-    return measured(reducer_, behind_ ? behind_->over->bytes_sent() : std::max(sent_, communicator_->bytes_sent()),
-                    buckets_.empty() ? 0 : buckets_[0].range.length() * 4);
-  }
 
  private:
+  static const char* name_of(const AllReduceOptions& o) {
+    return o.top_k > 0 ? "all-reduce (top-k)" : o.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
+  }
   Communicator& over() { return behind_ ? *behind_->over : *communicator_; }
 
   // Every rank's numbers, in the order of ranks, while buckets may be under way.
@@ -176,6 +142,23 @@ class AllReduce : public Replicas {
     return *all;
   }
 
+  // The loss is fetched, and the end of backward marked, behind what was queued for this step.
+  void exchange_on_device(const Tensor& loss) {
+    for (Bucket& b : buckets_)
+      if (b.segments.empty()) pack(b);
+    Queue& queue = space_->backend().queue();
+    queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
+    queue.mark(*behind_->end);
+    exchange([&] {
+      reducer_.waits();
+      const void* fetched = behind_->loss.get();
+      return std::isfinite(loss.dtype() == DType::f64 ? *static_cast<const double*>(fetched)
+                                                      : double(*static_cast<const float*>(fetched)));
+    });
+    behind_->anywhere.fill(flags_[0] > 0 ? std::nan("") : 0);
+    rewind(true);
+  }
+
   // Of all buckets and the flags; `finite` is asked when this rank's backward is over.
   void exchange(const std::function<bool()>& finite) {
     if (!ordered_) agree_on_order();
@@ -184,7 +167,7 @@ class AllReduce : public Replicas {
     reducer_.add(
         {behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
            flags_[0] = finite() ? 0 : 1;
-           flags_[1] = wish_ ? 1 : 0;
+           flags_[1] = stop_requested_ ? 1 : 0;
            return over.all_reduce({flags_, 2, DType::f32});
          }});
     reducer_.finish();

@@ -23,19 +23,19 @@ constexpr std::pair<const char*, LocalSteps::Kind> names[] = {{"local-sgd", Loca
 class LocalSgd : public Replicas {
  public:
   LocalSgd(std::unique_ptr<Communicator> communicator, const LocalSteps& how, const LocalSgdOptions& options)
-      : Replicas(std::move(communicator)), how_(how), options_(options), reducer_(*communicator_, options.deadline) {
+      : Replicas(std::move(communicator), how.name(), false), how_(how), options_(options), reducer_(*communicator_, options.deadline) {
     require(how.steps >= 1, how.name(), ": at least one step lies between exchanges");
   }
 
-  std::string name() const override { return how_.name(); }
-
-  void sync_batch_norm(Module&) override {
-    if (size() > 1)
+  void prepare(Module&, Loss&, const PrepareOptions& options) override {
+    if (options.sync_batch_norm && size() > 1)
       refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
   }
 
-  void begin(ParameterSpace& space) override {
+  void begin(ParameterSpace& space, Optimizer& optimizer) override {
     space_ = &space;
+    optimizer_ = &optimizer;
+    optimizer.gradients_are_shares_of(size());
     compare_layouts(space);
     Backend& backend = space.backend();
     if (backend.asynchronous()) {
@@ -51,19 +51,20 @@ class LocalSgd : public Replicas {
     if (how_.kind == LocalSteps::Kind::cocod || elastic()) other_ = vector(nullptr);
   }
 
-  void bind(Optimizer& optimizer) override {
-    optimizer_ = &optimizer;
-    optimizer.gradients_are_shares_of(size());
+  void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
+    Strategy::begin_epoch(epoch, run);
+    if (!std::exchange(planned_, true)) look_for_decay(run);
+    if (!centred_) set_centre();
+    if (std::exchange(shown_, false)) swap_with_centre();
   }
-
-  void follow(const Course& course) override {
-    steps_ = course.done;
-    set_centre();
-    const double total = double(course.epochs) * course.steps_per_epoch;
+  void look_for_decay(const RunPlan& run) {
+    steps_ = run.done;
+    if (!run.learning_rate) return;
+    const double total = double(run.epochs) * run.steps_per_epoch;
     first_decay_ = std::int64_t(total / 2);
     double largest = 0, before = 0;
     for (std::int64_t step = 0; double(step) < total; step++) {
-      const double r = course.learning_rate(double(step));
+      const double r = run.learning_rate(double(step));
       if (r < 0.9 * before || r < 0.5 * largest) {
         first_decay_ = step;
         break;
@@ -72,56 +73,59 @@ class LocalSgd : public Replicas {
     }
   }
 
-  StepResult step(Optimizer& optimizer, const Variable& loss) override {
-    if (optimizer_ != &optimizer) bind(optimizer);
+  void exchange(const Tensor& loss) override {
     if (!centred_ || shown_) set_centre();  // a loop that does not call begin_epoch() goes on from the centre
-    const StepResult result = optimizer.step(&loss.value());
-    stepped();
-    return result;
+    Strategy::exchange(loss);
   }
-  // On a device the update belongs to what is queued, and perhaps recorded, with backward.
-  bool in_parts() const override { return over_ && size() > 1; }
-  void hand_over(const Tensor& loss) override { optimizer_->step(&loss); }
-  void exchange() override { stepped(); }
-
-  bool gives_up(const StepState& state) const override {
-    return size() == 1 ? Strategy::gives_up(state) : not_finite_ >= 0;
-  }
-  std::string not_finite_on() const override {
-    return size() == 1 || not_finite_ < 0 || bad() ? "" : communicator_->where(not_finite_);
+  void finish(Optimizer&) override {
+    const std::int64_t until = steps_between();
+    steps_++, made_++;
+    if (size() == 1 || not_finite_ >= 0 || made_ < until) return;
+    made_ = 0;
+    if (overlaps())
+      meet();
+    else
+      take_mean_of_all();
+    equal_ = !overlaps();
   }
 
-  void begin_epoch(int) override {
-    if (std::exchange(shown_, false)) swap_with_centre();
+  std::optional<std::string> not_finite(const StepState& state) const override {
+    if (size() == 1) return Strategy::not_finite(state);
+    if (not_finite_ < 0) return {};
+    return bad() ? "" : communicator_->where(not_finite_);
   }
-  void end_epoch(int) override {
+
+  EpochEnd end_epoch(const EpochEnd& mine) override {
     settle();
     if (size() > 1 && not_finite_ < 0) compare_weights();
+    return Strategy::end_epoch(mine);
   }
-  void merge_averages(ParameterSpace& space) override {
-    if (size() == 1) return;
-    take_mean_of_all();
-    merge_statistics(space);
+  void synchronize(Shared what, ParameterSpace& space, Optimizer& optimizer) override {
+    if (what == Shared::averages && size() > 1) {
+      take_mean_of_all();
+      what = Shared::statistics;
+    }
+    Replicas::synchronize(what, space, optimizer);
   }
-  void end() override {
-    settle();
-    if (not_finite_ < 0) compare_weights();
-    if (optimizer_) optimizer_->gradients_are_shares_of(1);
-    optimizer_ = nullptr;
-    if (over_) sent_by_devices_ = over_->bytes_sent();
-    over_.reset(), flags_.reset(), ready_.reset();
-    sum_ = other_ = {};
-    centred_ = shown_ = false;
+  Measures end() override {
+    if (space_) {
+      settle();
+      if (not_finite_ < 0) compare_weights();
+      optimizer_->gradients_are_shares_of(1);
+      optimizer_ = nullptr, space_ = nullptr;
+      if (over_) sent_by_devices_ = over_->bytes_sent();
+      over_.reset(), flags_.reset(), ready_.reset();
+      sum_ = other_ = {};
+      centred_ = shown_ = planned_ = false;
+    }
+    return measured(reducer_, std::max(sent_by_devices_, communicator_->bytes_sent()),
+                    buckets_.empty() ? 0 : buckets_[0].length() * 4);
   }
 
   ClockOffset watch(Trace& trace) override {
     const ClockOffset offset = Replicas::watch(trace);
     reducer_.watch(trace);
     return offset;
-  }
-  std::vector<std::pair<std::string, double>> measures() const override {
-    return measured(reducer_, over_ ? over_->bytes_sent() : std::max(sent_by_devices_, communicator_->bytes_sent()),
-                    buckets_.empty() ? 0 : buckets_[0].length() * 4);
   }
 
  private:
@@ -142,21 +146,8 @@ class LocalSgd : public Replicas {
   std::int64_t steps_between() const {
     if (how_.kind != LocalSteps::Kind::post_local) return how_.steps;
     if (first_decay_ < 0)
-      refuse(name(), " asks when the learning rate decays: call follow() before the first step, as fit() does");
+      refuse(name(), " asks when the learning rate decays: call begin_epoch() before the first step, as fit() does");
     return steps_ < first_decay_ ? 1 : how_.steps;
-  }
-
-  // A step of this rank's own was made.
-  void stepped() {
-    const std::int64_t until = steps_between();
-    steps_++, made_++;
-    if (size() == 1 || not_finite_ >= 0 || made_ < until) return;
-    made_ = 0;
-    if (overlaps())
-      meet();
-    else
-      take_mean_of_all();
-    equal_ = !overlaps();
   }
 
   void take_mean_of_all() {
@@ -204,7 +195,7 @@ class LocalSgd : public Replicas {
   // Sums over all ranks, of sum_ and of what this one has to tell.
   void start() {
     told_[0] = bad() ? float(size() - rank()) : 0;
-    told_[1] = wish_ ? 1 : 0;
+    told_[1] = stop_requested_ ? 1 : 0;
     if (ready_) space_->backend().queue().mark(*ready_);
     for (const Range& r : buckets_) {
       Tensor part = sum_.range(r.begin, {r.length()});
@@ -268,6 +259,7 @@ class LocalSgd : public Replicas {
   std::int64_t first_decay_ = -1;           // the step before which the learning rate first decays; −1: unknown
   bool equal_ = true;                       // after the last exchange all ranks had the same weights
   bool under_way_ = false, fresh_ = false;  // a sum; one that has arrived and is not used yet
+  bool planned_ = false;                    // the run's plan is known
   bool centred_ = false, shown_ = false;    // easgd: there is a centre; the model has it
   float told_[2] = {0, 0};                  // the largest of all ranks: ranks − a rank that is bad; wants to stop
   int not_finite_ = -1;                     // the first rank of which all know that a step was not finite

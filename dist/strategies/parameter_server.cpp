@@ -72,40 +72,51 @@ class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
       : options_(options), member_(std::move(channel), options.deadline, options.tells, options.patience) {
-    check_servers(options.servers, size());
+    check_servers(options.servers, member_.size());
+    std::string name = options_.how.text();
+    if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
+    name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
+    const int shares = together() ? member_.size() - options_.servers : 1;
+    ranks_ = {.strategy = name,
+              .rank = member_.rank(),
+              .size = member_.size(),
+              .where = member_.where(),
+              .batch_shares = shares,
+              .per_step = shares,
+              .evaluation_shares = 1,
+              .evaluates = member_.rank() == 0};
   }
 
-  std::string name() const override {
-    std::string n = options_.how.text();
-    if (options_.servers) n += ", " + std::to_string(options_.servers) + " of them serve";
-    return n + (options_.pipeline ? ", pipelined" : "") + (options_.wire == DType::bf16 ? " (bf16)" : "");
-  }
-  int rank() const override { return member_.rank(); }
-  int size() const override { return member_.size(); }
-  std::string where() const override { return member_.where(); }
   int workers() const { return size() - options_.servers; }
   bool trains() const { return rank() < workers(); }
   bool together() const { return options_.how.kind == Asynchrony::Kind::bsp; }
-  int ranks_to_a_step() const override { return together() ? workers() : 1; }
   std::vector<std::string> gather(const std::string& mine) override { return member_.gather(mine); }
 
-  bool apart() const override { return true; }
   BatchSource& batches(BatchSource& train, int accumulate) override {
-    train.share(0, ranks_to_a_step());
-    drawn_ = std::make_unique<Drawn>(*this, train, ranks_to_a_step(), accumulate);
+    train.share(0, ranks_.per_step);
+    drawn_ = std::make_unique<Drawn>(*this, train, ranks_.per_step, accumulate);
     return *drawn_;
   }
-  void follow(const Course& course) override { course_ = course; }
-  std::int64_t steps(std::int64_t mine) const override {
-    return std::max(mine, (first_ticket_ + member_.tickets_done()) / ranks_to_a_step());
+  std::int64_t steps(std::int64_t known) const override {
+    return drawn_ ? (first_ticket_ + member_.tickets_done()) / ranks_.per_step : known;
   }
-  std::int64_t epochs_behind(std::int64_t epoch) const override {
-    return std::max(epoch + 1, over_ ? course_.epochs : drawn_->epoch().value_or(0));
+  // Rank 0 reports what all ranks have trained since its last report, and in how much time.
+  EpochEnd end_epoch(const EpochEnd& mine) override {
+    EpochEnd end = mine;
+    if (drawn_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : drawn_->epoch().value_or(0));
+    end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
+    if (rank() > 0) return end;
+    end.trained = member_.trained();
+    const auto now = Clock::now();
+    if (end.trained.samples > mine.trained.samples) end.seconds = std::chrono::duration<double>(now - reported_).count();
+    reported_ = now;
+    return end;
   }
+  bool over(std::int64_t) const override { return over_; }
   bool saves_after_failure() override { return member_.is_first_of_what_is_left(); }
 
-  void sync_batch_norm(Module&) override {
-    if (size() > 1)
+  void prepare(Module&, Loss&, const PrepareOptions& options) override {
+    if (options.sync_batch_norm && size() > 1)
       refuse("--sync-bn: under ", options_.how.text(), " ranks run the model when they like, and have no batch in common: "
              "leave it out, or choose --strategy all-reduce");
   }
@@ -123,9 +134,11 @@ class ParameterServer : public Strategy {
       return Tensor::wrap(backend, at, {elements}, DType::f32, std::move(block));
     };
   }
-  void begin(ParameterSpace& space) override {
+  void begin(ParameterSpace& space, Optimizer& optimizer) override {
     space_ = &space;
+    use(optimizer);
     begun_ = over_ = false;
+    reported_ = Clock::now();
     std::ostringstream layout;
     layout << space.layout_hash();
     const auto all = member_.gather(layout.str());
@@ -147,7 +160,7 @@ class ParameterServer : public Strategy {
     }
     space.count_writes(space.all());
   }
-  void bind(Optimizer& optimizer) override {
+  void use(Optimizer& optimizer) {
     const auto* sgd = dynamic_cast<const SGD*>(&optimizer);
     if (!sgd)
       refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", options_.how.text(),
@@ -164,42 +177,41 @@ class ParameterServer : public Strategy {
     told_ = {};
     if (begun_) return;
     first_ticket_ = ticket;
-    std::int64_t end = course_.epochs * drawn_->tickets_per_epoch();
-    if (course_.stop_after > 0) end = std::min(end, std::max(ticket, course_.stop_after * ranks_to_a_step()));
+    std::int64_t end = plan_.epochs * drawn_->tickets_per_epoch();
+    if (plan_.stop_after > 0) end = std::min(end, std::max(ticket, plan_.stop_after * ranks_.per_step));
     begin_exchange(Tickets(std::min(ticket, end), end));
   }
   // The next ticket, or nothing once the run is over: then this rank has the last weights.
   std::optional<std::int64_t> draw() {
     if (over_) return {};
-    auto t = member_.ticket(course_.asked_to_stop);
+    if (stop_requested_) member_.stop();
+    auto t = member_.ticket(plan_.asked_to_stop);
     if (!t) finish();
     return t;
   }
 
-  StepResult step(Optimizer& optimizer, const Variable& loss) override {
-    if (optimizer_ != &optimizer) bind(optimizer);  // a loop of the user's own need not
-    if (!drawn_ && !begun_) {
-      learning_rate_ = optimizer.learning_rate();
-      begin_exchange(Tickets(0, INT64_MAX / 2));
-    }
+  // Pushes the gradients and takes the new weights: the servers make the step.
+  void exchange(const Tensor& loss) override {
+    Optimizer& optimizer = *optimizer_;
     learning_rate_ = optimizer.learning_rate();
+    if (!drawn_ && !begun_) begin_exchange(Tickets(0, INT64_MAX / 2));
     optimizer.measure(space_->all(), false);
-    optimizer.judge(&loss.value());
+    optimizer.judge(&loss);
     const bool finite = optimizer.read_state().not_finite == 0;
     if (finite) {
       in_a_row_ = 0;
       optimizer.finish_gradients(space_->all());
     } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
-      return optimizer.result();
-    } else {
+      return;
+    } else if (optimizer.if_not_finite == IfNotFinite::wait) {
       optimizer.clear_not_finite();
     }
     if (!drawn_ && !member_.ticket()) fail("the other ranks have ended");
     keep_pace();
     Score score;
-    if (course_.so_far) {
-      const Score now = course_.so_far();
-      score = {now.loss - told_.loss, now.correct - told_.correct, double(samples_)};
+    if (plan_.so_far) {
+      const Score now = plan_.so_far();
+      score = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
       told_ = now;
     }
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, samples_) : 0;
@@ -214,34 +226,13 @@ class ParameterServer : public Strategy {
     if (trace_ && trace_->recording())
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
     step_began_ = Clock::now();
-    return finite ? StepResult::made : StepResult::not_finite;
   }
+  void update(Optimizer&) override {}
   void trains_samples(std::int64_t n) { samples_ += n; }
 
-  void request_stop() override {
-    stop_ = true;
-    member_.stop();
-  }
-  bool stopped() const override { return member_.stopped(); }
-
   // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
-  Score trained(const Score& mine) override { return rank() == 0 ? member_.trained() : mine; }
-  Score combine(const Score& mine) override {
-    std::ostringstream text;
-    text.precision(17);
-    text << mine.loss << ' ' << mine.correct << ' ' << mine.samples;
-    Score sum;
-    for (const std::string& s : member_.gather(text.str())) {
-      const char* at = s.c_str();  // of a lost rank empty: zeros. A stream would read no inf and no nan
-      for (double* into : {&sum.loss, &sum.correct, &sum.samples}) {
-        char* end = nullptr;
-        *into += std::strtod(at, &end);
-        at = end;
-      }
-    }
-    return sum;
-  }
-  void collect(Optimizer& optimizer) override {
+  void synchronize(Shared what, ParameterSpace&, Optimizer& optimizer) override {
+    if (what != Shared::optimizer) return;
     for (auto& [name, vector] : optimizer.vectors()) {
       if (name != "velocity") continue;
       OnHost host;
@@ -249,18 +240,20 @@ class ParameterServer : public Strategy {
       if (member_.velocity(b)) host.upload(vector);
     }
   }
-  void end() override {
+  Measures end() override {
     if (begun_ && !over_) {
       // Other ranks' ends are their own matter in a loop of the user's own; fit() ends all of them.
       if (drawn_) member_.stop();
       finish();
     }
-    if (space_) space_ = nullptr;
+    space_ = nullptr;
+    return measures();
   }
 
-  std::vector<std::pair<std::string, double>> measures() const override {
+ private:
+  Measures measures() const {
     const Member::Counts c = member_.counts();
-    std::vector<std::pair<std::string, double>> all{{"sent_bytes", double(c.bytes)},
+    Measures all{{"sent_bytes", double(c.bytes)},
                                                     {"exchanges", double(c.exchanges)},
                                                     {"refused", double(c.refused)},
                                                     {"exposed_seconds", c.waited},
@@ -282,7 +275,6 @@ class ParameterServer : public Strategy {
     return all;
   }
 
- private:
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
 
   void note_what_does_not_hold(const SGDOptions& o, double clip) const {
@@ -309,15 +301,15 @@ class ParameterServer : public Strategy {
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
-    if (drawn_ && course_.learning_rate) {
-      o.learning_rate = [rate = course_.learning_rate, first = first_ticket_, together = ranks_to_a_step()](
+    if (drawn_ && plan_.learning_rate) {
+      o.learning_rate = [rate = plan_.learning_rate, first = first_ticket_, together = ranks_.per_step](
                             std::int64_t pushes) { return rate(double((first + pushes) / together)); };
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
     OnHost velocity;
     Buffer v;
-    if (course_.resumed || !drawn_)  // a loop of the user's own does not say: zeros where it begins
+    if (plan_.resumed || !drawn_)  // a loop of the user's own does not say: zeros where it begins
       for (auto& [name, vector] : optimizer_->vectors())
         if (name == "velocity") v = velocity.download(vector);
     member_.begin(values_.download(space_->values), statistics_.download(space_->statistics), std::move(scales), std::move(o),
@@ -356,14 +348,13 @@ class ParameterServer : public Strategy {
     const double takes = p.mean * (slow == p.slower.end() ? 1 : slow->second) *
                          gamma_draw(p.shape, Philox(1, Stream::pace, std::uint32_t(rank()), paced_++));
     for (double left; (left = takes - seconds_since(step_began_)) > 0;) {
-      if (member_.stopped() || (course_.asked_to_stop && course_.asked_to_stop())) return;
+      if (member_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop())) return;
       std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
     }
   }
 
   ParameterServerOptions options_;
   Member member_;
-  Course course_;
   std::unique_ptr<Drawn> drawn_;
   ParameterSpace* space_ = nullptr;
   Optimizer* optimizer_ = nullptr;
@@ -377,12 +368,12 @@ class ParameterServer : public Strategy {
   std::int64_t samples_ = 0, first_ticket_ = 0;
   Score told_;
   std::uint32_t paced_ = 0;
-  Clock::time_point step_began_;
+  Clock::time_point step_began_, reported_;
 };
 
 void Drawn::start(std::int64_t epoch, std::int64_t first) {
   epoch_ = epoch;
-  strategy_.start_at(epoch * tickets_per_epoch() + first / accumulate_ * shares_);
+  strategy_.start_at(epoch * tickets_per_epoch() + (first + accumulate_ - 1) / accumulate_ * shares_);
 }
 
 bool Drawn::next(Batch& batch) {

@@ -9,6 +9,18 @@
 
 namespace tandem {
 
+Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool steps_together)
+    : communicator_(std::move(communicator)) {
+  const int n = communicator_->size(), rank = communicator_->rank();
+  ranks_ = {.strategy = std::move(name),
+            .rank = rank,
+            .size = n,
+            .where = communicator_->where(rank),
+            .batch_shares = n,
+            .per_step = steps_together ? n : 1,
+            .evaluation_shares = n};
+}
+
 void Replicas::spread(ParameterSpace& space, Communicator& over) {
   for (Tensor* t : {&space.values, &space.statistics})
     if (t->elements() > 0) over.broadcast(whole(*t), 0).wait();
@@ -63,7 +75,8 @@ Strategy::ClockOffset Replicas::watch(Trace& trace) {
   return best;
 }
 
-void Replicas::merge_statistics(ParameterSpace& space) {
+void Replicas::synchronize(Shared what, ParameterSpace& space, Optimizer&) {
+  if (what != Shared::statistics) return;
   quiet();
   if (size() == 1 || space.statistics.elements() == 0) return;
   // What is the same on all ranks stays as it is, to the bit.
@@ -105,13 +118,6 @@ bool Replicas::saves_after_failure() {
   return !left.empty() && left[0] == rank() && (twice > size() || (twice == size() && rank() == 0));
 }
 
-Score Replicas::combine(const Score& mine) {
-  quiet();
-  std::vector<double> v{mine.loss, mine.correct, mine.samples};
-  communicator_->all_reduce(buffer(v)).wait();
-  return {v[0], v[1], v[2]};
-}
-
 void Replicas::compare(std::uint64_t mine, const std::string& what) {
   std::vector<std::uint8_t> all(std::size_t(size()) * sizeof mine);
   std::memcpy(all.data() + std::size_t(rank()) * sizeof mine, &mine, sizeof mine);
@@ -143,8 +149,7 @@ void Replicas::compare_parameters(const ParameterSpace& space, std::int64_t step
                  " steps): they run different programs, or a machine computes wrongly");
 }
 
-std::vector<std::pair<std::string, double>> Replicas::measured(const Reducer& reducer, std::uint64_t sent,
-                                                               std::int64_t bucket) {
+Measures Replicas::measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket) {
   const double exposed = reducer.exposed(), all = reducer.hidden() + exposed;
   return {{"sent_bytes", double(sent)},
           {"exchange_seconds", all},

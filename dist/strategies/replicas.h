@@ -16,22 +16,17 @@ class Reducer;
 
 class Replicas : public Strategy {
  public:
-  int rank() const override { return communicator_->rank(); }
-  int size() const override { return communicator_->size(); }
-  std::string where() const override { return communicator_->where(rank()); }
-
-  void request_stop() override { wish_ = true; }
   // Statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance
   // of means.
-  void merge_statistics(ParameterSpace& space) override;
-  Score combine(const Score& mine) override;
+  void synchronize(Shared what, ParameterSpace& space, Optimizer& optimizer) override;
   std::vector<std::string> gather(const std::string& mine) override;
   ClockOffset watch(Trace& trace) override;
   // The lowest rank of those that hold the majority; of two halves the one with rank 0 has it.
   bool saves_after_failure() override;
 
  protected:
-  explicit Replicas(std::unique_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {}
+  // steps_together: the gradients of all ranks make one step; otherwise each rank makes steps of its own.
+  Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool steps_together);
 
   // Called before communicator_ is used by the caller's thread: ends what a Reducer has under way there.
   virtual void quiet() {}
@@ -52,11 +47,9 @@ class Replicas : public Strategy {
   void compare_parameters(const ParameterSpace& space, std::int64_t steps);
 
   // For measures(): `sent` bytes in all, in exchanges of up to `bucket` bytes.
-  static std::vector<std::pair<std::string, double>> measured(const Reducer& reducer, std::uint64_t sent,
-                                                              std::int64_t bucket);
+  static Measures measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket);
 
   std::shared_ptr<Communicator> communicator_;
-  bool wish_ = false;  // to stop
 };
 
 }  // namespace tandem

@@ -151,7 +151,7 @@ void sync_batch_norm(Module& model, const std::shared_ptr<const AcrossRanks>& ra
   if (auto* norm = dynamic_cast<BatchNorm2d*>(&model))
     norm->normalise_by([ranks](const Variable& x, const Variable& gamma, const Variable& beta, Tensor& mean,
                                Tensor& variance, const BatchNormOptions& options, const Variable& residual) {
-      return ranks->gather ? sync_batch_norm(x, gamma, beta, mean, variance, options, residual, ranks)
+      return ranks->gather && !mode().alone ? sync_batch_norm(x, gamma, beta, mean, variance, options, residual, ranks)
                            : batch_norm(x, gamma, beta, mean, variance, options, residual);
     });
   for (auto& [name, child] : model.children()) sync_batch_norm(*child, ranks);

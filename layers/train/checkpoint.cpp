@@ -202,6 +202,20 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
   writer.write(file);
 }
 
+static std::vector<std::string> differences_from(const Opened& opened, const Settings& settings) {
+  std::map<std::string, std::string> then, now(settings.begin(), settings.end());
+  for (const auto& [key, value] : opened.file.metadata())
+    if (key.starts_with(setting)) then[key.substr(std::strlen(setting))] = value;
+  auto shown = [](const std::string& value) { return value.empty() ? "not given" : value; };
+  std::vector<std::string> differences;
+  for (const auto& [name, value] : now)
+    if (!then.count(name))
+      differences.push_back(name + " is " + shown(value) + " and was not recorded");
+    else if (then[name] != value)
+      differences.push_back(name + " was " + shown(then[name]) + " and is " + shown(value));
+  return differences;
+}
+
 RunPosition load_checkpoint(const std::string& file, const Training& training, const Settings& settings,
                             std::vector<std::string>* differences) {
   const Opened opened(file);
@@ -237,17 +251,12 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     training.ema->statistics.copy_from(training.space.statistics);
   }
 
-  if (!differences) return at;
-  std::map<std::string, std::string> then, now(settings.begin(), settings.end());
-  for (const auto& [key, value] : opened.file.metadata())
-    if (key.starts_with(setting)) then[key.substr(std::strlen(setting))] = value;
-  auto shown = [](const std::string& value) { return value.empty() ? "not given" : value; };
-  for (const auto& [name, value] : now)
-    if (!then.count(name))
-      differences->push_back(name + " is " + shown(value) + " and was not recorded");
-    else if (then[name] != value)
-      differences->push_back(name + " was " + shown(then[name]) + " and is " + shown(value));
+  if (differences) *differences = differences_from(opened, settings);
   return at;
+}
+
+std::vector<std::string> differences_from(const std::string& file, const Settings& settings) {
+  return differences_from(Opened(file), settings);
 }
 
 RunPosition position_in(const std::string& file) { return Opened(file).position(); }

@@ -50,6 +50,9 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
 RunPosition load_checkpoint(const std::string& file, const Training& training, const Settings& settings = {},
                             std::vector<std::string>* differences = nullptr);
 
+// A line for each of these settings that is not what the file records.
+std::vector<std::string> differences_from(const std::string& file, const Settings& settings);
+
 // How far the run had come that wrote the file. Throws UsageError when it is damaged.
 RunPosition position_in(const std::string& file);
 

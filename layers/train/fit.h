@@ -1,10 +1,14 @@
 // fit: the one training loop. What differs between one machine and many is the Strategy; what differs between programs are
 // the arguments. A loop of your own is thirty lines with the same pieces: examples/own_loop.cpp.
 #pragma once
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "core/batch.h"
+#include "layers/train/callback.h"
 #include "layers/train/checkpoint.h"
+#include "layers/train/evaluate.h"
 #include "layers/export/exchange.h"
 #include "layers/train/metrics.h"
 #include "layers/train/observe.h"
@@ -47,6 +51,7 @@ struct FitOptions {
   std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
   std::int64_t stop_after =
       0;  // stop at this step, counted from the beginning of the run; 0: do not. One that is past: no step
+  std::vector<std::shared_ptr<Callback>> callbacks = {};  // of the program (layers/train/callback.h)
   Settings settings = {};  // recorded in checkpoints beside what fit knows itself
 };
 
@@ -81,32 +86,5 @@ FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, 
 // SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything written; a second
 // one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program makes it the exit status.
 int stopping_signal();
-
-// What mode() holds while a loop runs: where dropout finds its counters.
-class Counters {
- public:
-  explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
-  ~Counters() {
-    mode().step_state = before_.step_state;
-    mode().samples = before_.samples;
-    mode().draws = before_.draws;
-  }
-  void batch(const Batch& b) { mode().samples = b.samples, mode().draws = 0; }
-
- private:
-  Mode before_;
-};
-
-// Mean loss (plain cross-entropy) and accuracy over a source, in eval mode, without recording; the model's mode is restored.
-struct Evaluation {
-  double loss = 0, accuracy = 0;
-};
-Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr);
-
-// The loss of a batch: with mixup, the two labels' losses in the batch's proportion.
-Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
-
-// Runs a batch again, looking at every value, and says in one line which operation first produced one that is not finite.
-std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch);
 
 }  // namespace tandem

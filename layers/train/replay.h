@@ -2,7 +2,8 @@
 // recording holds addresses and shapes: it serves the batches that come in the same memory and size as the one it was made of.
 // The others (an epoch's smaller last batch) run the step itself, and so does a step that somebody looks at from the host.
 //
-// A step of several ranks is two recordings, backward and update, and between them the host exchanges gradients.
+// Its four parts are backward and update, which only queue work on the device, and after each of them a part on the host that
+// may wait for other ranks. On one machine there is nothing to wait for, and backward and update are one recording.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,15 +14,20 @@
 
 namespace tandem {
 
-class Replay {
+class StepGraph {
  public:
-  // why_not: why no step of this run can be recorded; empty: it may be. Said once, on stderr.
-  Replay(Backend& backend, std::function<void()> step, std::string why_not) : Replay(backend, step, {}, {}, why_not) {}
-  // exchange: is called each time. The last two may be empty.
-  Replay(Backend& backend, std::function<void()> backward, std::function<void()> exchange, std::function<void()> update,
-         std::string why_not);
-  // Everything that the step does beside queueing work on the device must not matter when it is replayed.
-  void operator()(const Batch& batch, bool looked_at);
+  struct Parts {
+    std::function<void()> backward;               // forward too; on the device
+    std::function<void()> exchange = {};          // on the host
+    std::function<void()> update = {};            // on the device
+    std::function<void()> finish = {};            // on the host
+  };
+  // waits: the parts on the host wait for other ranks. why_not: why no step of this run can be recorded; empty: it may be. Said
+  // once, on stderr.
+  StepGraph(Backend& backend, bool waits, Parts parts, const std::string& why_not);
+  // Everything that backward and update do beside queueing work on the device must not matter when they are replayed.
+  // eager: this step is not replayed.
+  void operator()(const Batch& batch, bool eager);
 
  private:
   struct Key {
@@ -35,10 +41,10 @@ class Replay {
   void run(const std::function<void()>& backward, const std::function<void()>& update) const;
 
   Backend& backend_;
-  std::function<void()> backward_, exchange_, update_;
+  Parts parts_;
   std::function<void()> recorded_backward_, recorded_update_;
   Key key_;
-  int strangers_ = 0;  // batches in a row that were not the recording's
+  int other_memory_ = 0;  // batches in a row that were not the recording's
   bool never_;
 };
 

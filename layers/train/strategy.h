@@ -1,21 +1,26 @@
-// Strategy: the one seam between a single machine and many. The base class is training on one machine; synchronous
-// all-reduce, the parameter server and the rest are one file each in dist/ and override what differs.
+// Strategy: the one interface between training on a single machine and on many. The base class is one machine; synchronous
+// all-reduce, the parameter server and the others are one file each in dist/strategies/ and override what differs.
 //
+// The plan says which batches this rank trains on and how far the run is. The exchange combines what the ranks computed.
 // The order of calls in fit():
-//   batches(train, …)           which of them this rank trains
-//   prepare(model, loss)        may replace layers and the loss
-//   sync_batch_norm(model)      where it is asked for
-//   memory()                    where the parameter vectors live
-//   begin(space)                broadcast the first weights, hook the gradients
-//   bind(optimizer)             after the optimizer has its state
-//   follow(course)              after a run that is resumed was loaded
-//   begin_epoch(epoch)
-//   per batch: forward, loss, backward (hooks only enqueue), step(optimizer, loss)
-//   end_epoch(epoch), end()     after each every rank holds the same weights
-// Parameters change only inside step(). Between begin() and end() the backend must not go away.
+//   batches(train, accumulate)
+//   prepare(model, loss, options)
+//   memory()                           for the parameter vectors
+//   begin(space, optimizer)            the optimizer is bound
+//   watch(trace)                       if a trace was asked for
+//   per epoch:
+//     begin_epoch(epoch, run)
+//     per step: forward, loss, backward (gradient hooks may only enqueue work), then exchange, update, finish
+//     end_epoch(…), synchronize(…)     afterwards all ranks hold the same weights
+//   end()
+// Parameters change only inside update(), finish() and end_epoch(). The backend must outlive the time from begin() to end().
+// All ranks make the same calls in the same order, unless a method says otherwise. Methods throw CommunicationError when
+// another rank is lost.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,109 +34,135 @@ namespace tandem {
 using Loss = std::function<Variable(const Variable& logits, const Tensor& labels, Tensor* correct)>;
 Loss cross_entropy_loss(double label_smoothing = 0);
 
-// Sums over a rank's share of an evaluation; added up over ranks.
+// Sums over a rank's samples, in training or evaluation; added up over ranks.
 struct Score {
   double loss = 0;  // sum over samples
   double correct = 0, samples = 0;
+  double interrupted = 0;  // ranks that stopped an evaluation early
   friend Score operator+(const Score& a, const Score& b) {
-    return {a.loss + b.loss, a.correct + b.correct, a.samples + b.samples};
+    return {a.loss + b.loss, a.correct + b.correct, a.samples + b.samples, a.interrupted + b.interrupted};
   }
 };
 
-// What a run is to be. Strategies whose ranks are apart count its steps and set its learning rate themselves.
-struct Course {
-  std::int64_t epochs = 1, stop_after = 0;     // steps; 0: none
-  std::int64_t done = 0;                       // steps of the run that is resumed
-  double steps_per_epoch = 1;                  // of all ranks
-  std::function<double(double step)> learning_rate = {};  // any thread
-  std::function<Score()> so_far = {};          // what this rank has trained since the last start() of its batches
-  std::function<bool()> asked_to_stop = {};    // by a signal
-  bool resumed = false;                        // the optimizer remembers steps
+// What a run is to be. The same in all its epochs.
+struct RunPlan {
+  std::int64_t epochs = 1, stop_after = 0;                // stop_after: in steps of the run; 0: never
+  std::int64_t done = 0;                                  // steps of the run that is resumed
+  double steps_per_epoch = 1;                             // of the run
+  std::function<double(double step)> learning_rate = {};  // called from any thread
+  std::function<Score()> so_far = {};                     // what this rank has trained in the epoch, this step included
+  std::function<bool()> asked_to_stop = {};               // by a signal; called from any thread
+  bool resumed = false;                                   // the optimizer's state is that of a checkpoint
+};
+
+struct EpochEnd {
+  std::int64_t epochs = 0;  // finished epochs of the run
+  std::int64_t steps = 0;   // of the run, at the end of them
+  Score trained = {};       // in this epoch, or since the last call where ranks are in different epochs
+  double seconds = 0;       // in which it was trained
+};
+
+using Measures = std::vector<std::pair<std::string, double>>;
+
+// Which rank this is, and how the ranks share the work. Fixed when the strategy is made.
+struct Ranks {
+  std::string strategy = "one machine";  // its name
+  int rank = 0, size = 1;
+  std::string where = "this machine";  // "rank 2 on node7"
+  int batch_shares = 1;                // ranks over which a batch is cut
+  int per_step = 1;                    // ranks whose gradients make one step together
+  int evaluation_shares = 1;           // ranks over which an evaluation is cut
+  bool evaluates = true;               // this rank does; otherwise it learns the result at the end
 };
 
 class Strategy {
  public:
+  explicit Strategy(Ranks ranks = {}) : ranks_(std::move(ranks)) {}
   virtual ~Strategy() = default;
-  virtual std::string name() const { return "one machine"; }
-  virtual int rank() const { return 0; }
-  virtual int size() const { return 1; }
-  virtual std::string where() const { return "this machine"; }  // "rank 2 on node7"
+  const Ranks& ranks() const { return ranks_; }
+  const std::string& name() const { return ranks_.strategy; }
+  int rank() const { return ranks_.rank; }
+  int size() const { return ranks_.size; }
+  const std::string& where() const { return ranks_.where; }
 
-  // Ranks are at different places of the run: nobody waits at the end of an epoch, and rank 0 alone evaluates, for all.
-  virtual bool apart() const { return false; }
-  // What this rank trains of `train`, `accumulate` batches to a step; lives as long as the strategy.
+  // ---- plan ----------------------------------------------------------------------------------------------------------------
+  // What this rank trains of `train`, `accumulate` batches to a step. It lives as long as the strategy.
   virtual BatchSource& batches(BatchSource& train, int accumulate) {
     (void)accumulate;
     train.share(rank(), size());
     return train;
   }
-  // Ranks whose gradients, each of its share of a batch, make one step. Otherwise a step is one rank's own.
-  virtual int ranks_to_a_step() const { return 1; }
-  bool asynchronous() const { return apart() && ranks_to_a_step() == 1; }  // every rank's gradient is a step for all
-  virtual void follow(const Course& course) { (void)course; }         // before the first start() of the batches
-  virtual std::int64_t steps(std::int64_t mine) const { return mine; }  // of all ranks, when this one has made so many
-  // Epochs that are behind this rank, which was in this one: apart, others may have trained all of several.
-  virtual std::int64_t epochs_behind(std::int64_t epoch) const { return epoch + 1; }
-  virtual void collect(Optimizer& optimizer) { (void)optimizer; }     // at rank 0: what it remembers, from where that is
-
-  virtual void prepare(Module& model, Loss& loss) { (void)model, (void)loss; }
-  // The batch norms of the model take their statistics over the pictures of all ranks, between begin() and end(): all ranks
-  // must run the model together, in forward and backward.
-  virtual void sync_batch_norm(Module& model) { (void)model; }
-  // While it is on, this rank runs the model by itself, and nothing of that is exchanged.
-  virtual void by_itself(bool on) { (void)on; }
-  virtual SpaceMemory memory() { return {}; }
-  virtual void begin(ParameterSpace& space) { (void)space; }
-  virtual void bind(Optimizer& optimizer) { (void)optimizer; }
-  // Everything between backward() and the next forward. A loss or gradient that is not finite on any rank leaves all
-  // parameters as they are, on every rank; what follows is optimizer.if_not_finite's to say.
-  virtual StepResult step(Optimizer& optimizer, const Variable& loss) { return optimizer.step(&loss.value()); }
-
-  // On a device, a step() that can be replayed is three: the first and the last only queue work, so that each may be recorded;
-  // between them the host exchanges, and waits with a deadline until all has arrived.
-  virtual bool in_parts() const { return false; }  // once it has begun
-  virtual void hand_over(const Tensor& loss) { (void)loss; }
-  virtual void exchange() {}
-  virtual void update(Optimizer& optimizer) { (void)optimizer; }
-
-  // After a step or an epoch: do all ranks, now, give a step up whose loss or gradient was not finite? `state`: this
-  // rank's optimizer's. If it was so on another rank only, the second says on which.
-  virtual bool gives_up(const StepState& state) const { return state.not_finite == 1; }
-  virtual std::string not_finite_on() const { return ""; }
-
-  virtual void begin_epoch(int epoch) { (void)epoch; }
-  virtual void end_epoch(int epoch) { (void)epoch; }
-  virtual void end() {}
-
-  // Running statistics as evaluation and checkpoints should see them; scores over all ranks.
-  virtual void merge_statistics(ParameterSpace& space) { (void)space; }
-  // While the space holds averages over steps (EMA) instead of weights: those over all ranks' steps, on every rank.
-  virtual void merge_averages(ParameterSpace& space) { (void)space; }
-  virtual Score combine(const Score& mine) { return mine; }
-  // What was trained in an epoch, of which this rank trained `mine`; apart: by all since the last call, at rank 0.
-  virtual Score trained(const Score& mine) { return combine(mine); }
-
-  // A request to stop (SIGTERM, early stop) rides on the next step, so that all ranks stop at the same one.
-  virtual void request_stop() { stop_ = true; }
-  virtual bool stopped() const { return stop_; }
-
-  // After one of these calls threw since another rank is lost: shall this one write what is left of the run? Takes seconds, in
-  // which the ranks that are left look for each other.
+  virtual void begin_epoch(std::int64_t epoch, const RunPlan& run) { (void)epoch, plan_ = run; }
+  // Steps of the run, of which this rank knows `known`.
+  virtual std::int64_t steps(std::int64_t known) const { return known; }
+  // Called after the last batch of epoch mine.epochs − 1, with what this rank trained.
+  virtual EpochEnd end_epoch(const EpochEnd& mine) { return {mine.epochs, mine.steps, sum(mine.trained), mine.seconds}; }
+  // Whether this rank has trained its last batch, after `step` steps of the run. All ranks stop at the same step.
+  virtual bool over(std::int64_t step) const {
+    const bool asked = stop_ || (size() == 1 && stop_requested_);
+    return asked || (plan_.stop_after > 0 && step >= plan_.stop_after);
+  }
+  void request_stop() { stop_requested_ = true; }  // on any rank; all ranks learn of it in the next exchange
+  // Every rank's text, in the order of ranks.
+  virtual std::vector<std::string> gather(const std::string& mine) { return {mine}; }
+  Score sum(const Score& mine);  // over all ranks
+  // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes seconds, in
+  // which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }
 
-  // Every rank's text, in the order of ranks. All ranks call it.
-  virtual std::vector<std::string> gather(const std::string& mine) { return {mine}; }
-  // From now on its exchanges are spans of this trace. All ranks call it; what comes back brings this trace's times to rank 0's.
+  // ---- exchange ------------------------------------------------------------------------------------------------------------
+  struct PrepareOptions {
+    bool sync_batch_norm = false;  // statistics over the pictures of all ranks, between begin() and end()
+  };
+  // May replace layers and the loss.
+  virtual void prepare(Module& model, Loss& loss, const PrepareOptions& options) { (void)model, (void)loss, (void)options; }
+  // Where the parameter vectors shall lie; empty: anywhere.
+  virtual SpaceMemory memory() { return {}; }
+  // Gives all ranks the weights of rank 0.
+  virtual void begin(ParameterSpace& space, Optimizer& optimizer) { (void)space, (void)optimizer; }
+  // Everything between backward() and the next forward(), for a loop that is not recorded. A loss or gradient that is not
+  // finite on any rank leaves the parameters of all ranks as they are; optimizer.if_not_finite says what follows.
+  StepResult step(Optimizer& optimizer, const Variable& loss) {
+    require(optimizer.space().gradients_complete(), "step() before backward(): there are no gradients");
+    exchange(loss.value());
+    update(optimizer);
+    const StepResult result = optimizer.result();
+    finish(optimizer);
+    return result;
+  }
+  // The three parts of a step. The first and the last run on the host in every step, and may wait for other ranks; update()
+  // only queues work on the device, so that it can be recorded and replayed. loss: mean over this rank's samples.
+  virtual void exchange(const Tensor& loss) { loss_ = loss; }
+  virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
+  virtual void finish(Optimizer& optimizer) { (void)optimizer; }
+  // After a step or an epoch: empty, or why this rank must stop since a loss or gradient was not finite: the rank where it
+  // was so, "" for this one. `state`: this rank's optimizer's.
+  virtual std::optional<std::string> not_finite(const StepState& state) const {
+    return state.not_finite == 1 ? std::optional<std::string>("") : std::nullopt;
+  }
+  // Makes something that ranks have different versions of the same, as evaluation and checkpoints shall see it.
+  enum class Shared {
+    statistics,  // running statistics of the model, on all ranks
+    averages,    // averages of weights over steps (EMA), while the space holds them, on all ranks
+    optimizer    // what the optimizer remembers, on rank 0. Only rank 0 calls it
+  };
+  virtual void synchronize(Shared what, ParameterSpace& space, Optimizer& optimizer) {
+    (void)what, (void)space, (void)optimizer;
+  }
+  // Ends the exchange; returns what it measured on this rank, by name. May be called again.
+  virtual Measures end() { return {}; }
+  // From now on exchanges are spans of this trace. Returns how this rank's trace times are turned into rank 0's.
   struct ClockOffset {
     std::int64_t ns = 0, error_ns = 0;  // to be added; how far it may be off
   };
   virtual ClockOffset watch(Trace& trace) { return (void)trace, ClockOffset{}; }
 
-  // What it measured on this rank so far, by name: for the last line of the metrics.
-  virtual std::vector<std::pair<std::string, double>> measures() const { return {}; }
-
  protected:
-  bool stop_ = false;
+  Ranks ranks_;
+  RunPlan plan_;
+  Tensor loss_;  // of the step
+  std::atomic<bool> stop_requested_ = false;
+  bool stop_ = false;  // all ranks know
 };
 
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in

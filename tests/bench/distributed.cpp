@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <cstdlib>
 #include <filesystem>
 
@@ -76,17 +77,17 @@ int main(int argc, char** argv) {
       Strategy nothing;
       auto strategy = strategy_from_environment();
       Training alone(*backend, name, batch, {}), shared(*backend, name, batch, strategy->memory());
-      strategy->begin(shared.space);
       alone.sgd.bind(alone.space);
       shared.sgd.bind(shared.space);
+      strategy->begin(shared.space, shared.sgd);
       helpers_first();
-      auto measured = [&](const std::string& what) {
-        for (const auto& [name, value] : strategy->measures())
-          if (name == what) return value;
-        return 0.0;
+      auto measured = [&] {
+        const Measures all = strategy->end();
+        strategy->begin(shared.space, shared.sgd);
+        return std::map<std::string, double>(all.begin(), all.end());
       };
       auto block = [&](Training& t, Strategy& s, int steps) {
-        strategy->combine({});  // all ranks begin together
+        strategy->sum({});  // all ranks begin together
         const auto begin = std::chrono::steady_clock::now();
         for (int i = 0; i < steps; i++) t.step(s);
         return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / steps;
@@ -95,18 +96,19 @@ int main(int argc, char** argv) {
       const double once = block(shared, *strategy, 3);
       // As many on all ranks: rank 0's clock decides.
       const int steps =
-          int(strategy->combine({.loss = strategy->rank() == 0 ? std::clamp(300 / once, 1.0, 20.0) : 0}).loss);
+          int(strategy->sum({.loss = strategy->rank() == 0 ? std::clamp(300 / once, 1.0, 20.0) : 0}).loss);
       std::vector<double> compute, step;
-      const double exposed = measured("exposed_seconds");
+      const double exposed = measured()["exposed_seconds"];
       for (int round = 0; round < 5; round++) {
         compute.push_back(block(alone, nothing, steps));
         step.push_back(block(shared, *strategy, steps));
       }
+      auto after = measured();
       if (strategy->rank() == 0)
         std::printf("%s %lld %.4f %.4f %lld %lld %.4f\n", name.c_str(), static_cast<long long>(batch), median(compute),
                     median(step), static_cast<long long>(shared.space.gradients.bytes()),
-                    static_cast<long long>(measured("bucket_bytes")),
-                    (measured("exposed_seconds") - exposed) * 1e3 / (5 * steps));
+                    static_cast<long long>(after["bucket_bytes"]),
+                    (after["exposed_seconds"] - exposed) * 1e3 / (5 * steps));
       strategy->end();
     }
   });

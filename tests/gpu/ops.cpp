@@ -226,14 +226,14 @@ Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   sgd.bind(space, 1);
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
-  Replay step(
-      backend,
-      [&] {
+  StepGraph step(
+      backend, false,
+      {.backward = [&] {
         Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
         space.zero_gradients();
         space.backward(sgd.scaled(l));
         sgd.step(&l.value());
-      },
+      }},
       "");
   for (int epoch = 0; steps > 0; epoch++) {
     loader.start(epoch);

@@ -107,14 +107,14 @@ void measure_speed(const Machine& machine, Table& table) {
     Batch batch;
     batch.images = Tensor::full(gpu, {c.batch, c.side, c.side, c.channels}, 0.1, type);
     batch.labels = batch.samples = Tensor::zeros(gpu, {c.batch}, DType::i32);
-    Replay step(
-        gpu,
-        [&] {
+    StepGraph step(
+        gpu, false,
+        {.backward = [&] {
           Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
           space.zero_gradients();
           space.backward(l);
           sgd.step(&l.value());
-        },
+        }},
         "");
     const double t = seconds_of(gpu, c.side > 100 ? few : many, [&] {
       sgd.stage();

@@ -29,15 +29,15 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   Tensor last(backend, Shape{});
-  Replay step(
-      backend,
-      [&] {
+  StepGraph step(
+      backend, false,
+      {.backward = [&] {
         Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
         space.zero_gradients();
         space.backward(l);
         sgd.step(&l.value());
         last.copy_from(l.value());
-      },
+      }},
       "");
   Values all;
   for (int epoch = 0; int(all.size()) < steps; epoch++) {

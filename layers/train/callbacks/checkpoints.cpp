@@ -1,0 +1,47 @@
+#include <cstdio>
+
+#include "layers/train/callbacks/callbacks.h"
+
+namespace tandem {
+namespace {
+
+// FitOptions::checkpoint: last.safetensors after every epoch and when the run is stopped or another rank is lost,
+// best.safetensors after an epoch that was the best so far.
+class Checkpoints : public Callback {
+ public:
+  explicit Checkpoints(Run& run) {
+    if (run.nothing_left.empty()) run.files.begin();
+  }
+  void epoch_end(Run& run) override {
+    save(run, run.files.last());
+    if (run.at.best_epoch == run.epoch.epoch) save(run, run.files.best());
+  }
+  void stopped(Run& run) override {
+    if (run.nothing_left.empty() && saved_at_ != run.at.step) save(run, run.files.last());
+  }
+  std::string failed(Run& run, const std::string&) override {
+    const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
+    if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
+    const RunPosition at = run.whole_position();
+    if (!run.files.take_over(at)) return kept;
+    save_checkpoint(run.files.last(), run.training(), at, run.settings);
+    std::fprintf(stderr, "%s has written %s: the run after step %lld; --resume goes on with it\n",
+                 run.strategy.where().c_str(), run.files.last().c_str(), static_cast<long long>(at.step));
+    return kept;
+  }
+
+ private:
+  void save(Run& run, const std::string& file) {
+    if (!run.files.writes()) return;
+    run.strategy.synchronize(Strategy::Shared::optimizer, run.space, run.optimizer);
+    save_checkpoint(file, run.training(), run.at, run.settings);
+    saved_at_ = run.at.step;
+  }
+  std::int64_t saved_at_ = -1;  // the step of last.safetensors, once it is this run's
+};
+
+}  // namespace
+
+std::shared_ptr<Callback> save_checkpoints(Run& run) { return std::make_shared<Checkpoints>(run); }
+
+}  // namespace tandem

@@ -1,0 +1,122 @@
+#include "layers/train/metrics.h"
+
+#include <chrono>
+
+#include "core/backend.h"
+#include "layers/train/callbacks/callbacks.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// FitOptions::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at the end.
+class Metrics : public Callback {
+ public:
+  explicit Metrics(const Run& run)
+      : file_(run.first_rank && run.nothing_left.empty() ? run.options.metrics : "", run.files.resumes(), run.at.run) {}
+
+  void begin(Run& run) override {
+    MetricFields start{{"event", std::string(run.files.resumes() ? "resume" : "start")},
+                       {"run", run.at.run},
+                       {"parameters", run.space.parameters()},
+                       {"epochs", std::int64_t(run.options.epochs)},
+                       {"batches_per_epoch", run.batches_per_epoch()},
+                       {"backend", run.backend.description()},
+                       {"strategy", run.strategy.name()},
+                       {"ranks", std::int64_t(run.strategy.size())},
+                       {"seed", std::int64_t(run.options.seed)},
+                       {"step", run.at.step}};
+    for (auto& field : recipe_fields(run.settings, run.optimizer.name(), run.global_batch)) start.push_back(field);
+    file_.write(start);
+    logged_ = run.at.step;
+  }
+  bool reads_step(const Run& run) const override { return logs(run); }
+  void step_end(Run& run) override {
+    if (logs(run))
+      file_.write({{"event", std::string("step")},
+                   {"step", run.at.step},
+                   {"loss", run.step.loss},
+                   {"learning_rate", run.step.learning_rate}});
+    logged_ = run.at.step;
+  }
+  void epoch_end(Run& run) override { file_.write(fields_of(run.epoch)); }
+  void warning(Run& run, const std::string& text) override {
+    file_.write({{"event", std::string("warning")}, {"epoch", std::int64_t(run.epoch.epoch)}, {"text", text}});
+  }
+  std::string failed(Run& run, const std::string& error) override {
+    if (run.not_finite.empty()) return "";
+    file_.write({{"event", std::string("not_finite")}, {"step", run.at.step + 1}, {"reason", run.not_finite}});
+    file_.write({{"event", std::string("end")},
+                 {"steps", run.at.step},
+                 {"stopped", std::int64_t(1)},
+                 {"reason", std::string("not finite")}});
+    return (void)error, "";
+  }
+  void end(Run& run) override {
+    if (run.strategy.size() > 1)
+      for (std::size_t r = 0; r < run.measures.size(); r++) {
+        MetricFields rank{{"event", std::string("rank")}, {"rank", std::int64_t(r)}};
+        for (const auto& [name, value] : run.measures[r]) rank.push_back({name, value});
+        file_.write(rank);
+      }
+    MetricFields end{{"event", std::string("end")},
+                     {"steps", run.report.steps},
+                     {"epochs", std::int64_t(run.report.epochs.size())},
+                     {"stopped", std::int64_t(run.report.stopped)},
+                     {"reason", run.reason},
+                     {"seconds", std::chrono::duration<double>(Clock::now() - began_).count()}};
+    for (const auto& [name, value] : run.measures[std::size_t(run.strategy.rank())]) end.push_back({name, value});
+    if (!run.report.epochs.empty() && run.report.epochs.back().test_accuracy)
+      end.push_back({"test_accuracy", *run.report.epochs.back().test_accuracy});
+    file_.write(end);
+  }
+
+ private:
+  bool logs(const Run& run) const {
+    const std::int64_t every = run.options.log_every;
+    return every > 0 && run.at.step / every > logged_ / every;
+  }
+  MetricsFile file_;
+  std::int64_t logged_ = 0;
+  const Clock::time_point began_ = Clock::now();
+};
+
+}  // namespace
+
+MetricFields fields_of(const EpochReport& e) {
+  MetricFields f{{"event", std::string("epoch")},
+                 {"epoch", std::int64_t(e.epoch)},
+                 {"train_loss", e.train_loss},
+                 {"train_accuracy", e.train_accuracy}};
+  if (e.several()) f.push_back({"first_epoch", std::int64_t(e.first)});
+  if (e.validation_accuracy) {
+    f.push_back({"val_loss", *e.validation_loss});
+    f.push_back({"val_accuracy", *e.validation_accuracy});
+  }
+  if (e.test_accuracy) {
+    f.push_back({"test_loss", *e.test_loss});
+    f.push_back({"test_accuracy", *e.test_accuracy});
+  }
+  f.push_back({"learning_rate", e.learning_rate});
+  f.push_back({"images_per_second", e.images_per_second});
+  f.push_back({"seconds", e.seconds});
+  return f;
+}
+
+std::string line_of(const EpochReport& e, int epochs) {
+  char text[200];
+  const std::string from = e.several() ? std::to_string(e.first) + "-" : "";
+  int n = std::snprintf(text, sizeof text, "epoch %s%d/%d  loss %.4f", from.c_str(), e.epoch, epochs, e.train_loss);
+  auto add = [&](const char* format, auto... values) {
+    n += std::snprintf(text + n, sizeof text - std::size_t(n), format, values...);
+  };
+  if (e.validation_accuracy) add("  validation %.2f %%", 100 * *e.validation_accuracy);
+  if (e.test_accuracy) add("  test %.2f %%", 100 * *e.test_accuracy);
+  add("  %.0f images/s  %.1f s", e.images_per_second, e.seconds);
+  return text;
+}
+
+std::shared_ptr<Callback> write_metrics(Run& run) { return std::make_shared<Metrics>(run); }
+
+}  // namespace tandem

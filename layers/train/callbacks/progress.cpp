@@ -1,0 +1,83 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/recipe.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+long long whole(std::int64_t n) { return n; }
+
+// One line that renews itself ten times a second on a terminal; otherwise a line an epoch. On stderr, of rank 0.
+class Progress : public Callback {
+ public:
+  explicit Progress(const Run& run) : on_(run.options.progress && run.first_rank), terminal_(on_ && isatty(2)) {}
+
+  void begin(Run& run) override {
+    if (!on_) return;
+    if (run.files.resumes()) resumed(run);
+    if (run.strategy.size() == 1) return;
+    std::fprintf(stderr, "%d ranks, %s: %s\n", run.strategy.size(), run.strategy.name().c_str(),
+                 text_of(run.cutting, run.model, run.strategy, run.options, run.rates.given).c_str());
+  }
+  void phase(Run& run, const char* name, bool begins) override {
+    if (begins && run.batch.index == 0 && std::string_view(name) == "step") epoch_began_ = Clock::now();
+  }
+  bool reads_step(const Run&) const override { return terminal_ && seconds_since(last_) >= 0.1; }
+  void step_end(Run& run) override {
+    if (!terminal_ || !run.step.known || seconds_since(last_) < 0.1) return;
+    last_ = Clock::now();
+    const double share = double(run.batch.index + 1) / double(std::max<std::int64_t>(1, run.batches_per_epoch()));
+    std::string bar;
+    for (int i = 0; i < 20; i++) bar += i < int(20 * share) ? "█" : "·";
+    std::fprintf(stderr, "\repoch %d/%d %s %3d%%  loss %.4f  accuracy %.1f %%  %.0f images/s  lr %.4g  %.0f s left \033[K",
+                 run.epoch.epoch, run.options.epochs, bar.c_str(), int(100 * share), run.step.mean_loss,
+                 100 * run.step.accuracy, run.step.images_per_second, run.step.learning_rate,
+                 (1 - share) * seconds_since(epoch_began_) / share);
+  }
+  void epoch_end(Run& run) override {
+    clear();
+    if (on_) std::fprintf(stderr, "%s\n", line_of(run.epoch, run.options.epochs).c_str());
+  }
+  void warning(Run&, const std::string& text) override {
+    clear();
+    if (on_) std::fprintf(stderr, "warning: %s\n", text.c_str());
+  }
+  void stopped(Run& run) override {
+    clear();
+    if (on_ && run.nothing_left.empty())
+      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.at.step), whole(std::int64_t(run.rates.total)),
+                   run.reason.c_str());
+  }
+  std::string failed(Run&, const std::string&) override { return clear(), ""; }
+
+ private:
+  void resumed(const Run& run) {
+    const RunPosition& at = run.at;
+    std::fprintf(stderr, "%s: %lld of %d epochs are done", run.files.from().c_str(), whole(at.epoch), run.options.epochs);
+    if (at.batch > 0) std::fprintf(stderr, " and %lld of %lld batches", whole(at.batch), whole(at.batches));
+    std::fprintf(stderr, ", %s%s%s\n", counted(at.step, "step").c_str(),
+                 run.nothing_left.empty() ? "" : ": nothing is left to do: ", run.nothing_left.c_str());
+    if (run.report.differences.empty() || !run.nothing_left.empty()) return;
+    std::fprintf(stderr, "warning: it goes on, but not bit for bit as it would have:\n");
+    for (const std::string& d : run.report.differences) std::fprintf(stderr, "  %s\n", d.c_str());
+  }
+  void clear() const {
+    if (terminal_) std::fprintf(stderr, "\r\033[K");
+  }
+
+  bool on_, terminal_;
+  Clock::time_point last_{}, epoch_began_ = Clock::now();
+};
+
+}  // namespace
+
+std::shared_ptr<Callback> show_progress(Run& run) { return std::make_shared<Progress>(run); }
+
+}  // namespace tandem

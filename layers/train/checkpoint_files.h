@@ -1,0 +1,38 @@
+// The files of a run: last.safetensors and best.safetensors in a folder.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/files/files.h"
+#include "layers/train/checkpoint.h"
+
+namespace tandem {
+
+class CheckpointFiles {
+ public:
+  // folder, resume: as FitOptions has them. writes: this rank does. Throws UsageError when there is nothing to resume, or the
+  // folder holds another run.
+  CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
+  // Something will be written: what would make that fail after hours of training fails now.
+  void begin();
+  bool resumes() const { return !from_.empty(); }
+  const std::string& from() const { return from_; }
+  bool writes() const { return !folder_.empty() && speaks_; }
+  std::string last() const;
+  std::string best() const;
+  RunPosition load(const Training& training, const Settings& settings, std::int64_t per_epoch,
+                   std::vector<std::string>& differences) const;
+  // Rank 0 is lost, or could be: whether this rank may write what is left, since there is nothing newer. Rank 0 may still hold
+  // the folder's lock, stopped; what it would write is no newer either.
+  bool take_over(const RunPosition& at);
+  // The checkpoint from which a failed run can go on, for its error. saved_at: the step of last(); −1: not written by this run.
+  std::string kept(std::int64_t saved_at) const;
+
+ private:
+  void check_strangers() const;
+  std::string from_, folder_, option_;
+  bool speaks_;
+  FileLock lock_;
+};
+
+}  // namespace tandem

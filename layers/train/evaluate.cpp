@@ -1,0 +1,76 @@
+#include "layers/train/evaluate.h"
+
+#include "core/elementwise.h"
+#include "layers/train/callbacks/callbacks.h"
+
+namespace tandem {
+
+Loss cross_entropy_loss(double label_smoothing) {
+  return [label_smoothing](const Variable& logits, const Tensor& labels, Tensor* correct) {
+    return cross_entropy(logits, labels, label_smoothing, correct);
+  };
+}
+
+Score evaluate_sums(Module& model, BatchSource& source) {
+  NoGrad off;
+  const bool training = model.training();
+  model.eval();
+  Score score;
+  Tensor correct;
+  source.start(0);
+  for (Batch batch; source.next(batch);) {
+    if (asked_to_stop()) {
+      score.interrupted = 1;
+      break;
+    }
+    if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
+    const Variable loss = cross_entropy(model(Variable(batch.images)), batch.labels, 0, &correct);
+    score.loss += loss.item() * double(batch.size());
+    score.samples += double(batch.size());
+  }
+  if (correct.defined()) score.correct = correct.item();
+  model.train(training);
+  return score;
+}
+
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy) {
+  const Score mine = evaluate_sums(model, source);
+  return mean_of(strategy ? strategy->sum(mine) : mine);
+}
+
+Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct) {
+  Variable l = loss(logits, batch.labels, correct);
+  if (!batch.other_labels.defined()) return l;
+  return batch.share * l + (1 - batch.share) * loss(logits, batch.other_labels, nullptr);
+}
+
+std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch) {
+  for (const Segment& s : space.segments())
+    if (!all_finite(s.leaf->value)) return "the parameter " + s.name + " is not finite: an earlier update overflowed";
+  if (!all_finite(batch.images)) return "the input pictures hold a value that is not finite";
+  struct Checks {
+    bool before = std::exchange(mode().check, true);
+    ~Checks() { mode().check = before; }
+  } checks;
+  try {
+    Variable l = batch_loss(loss, model(Variable(batch.images)), batch);
+    space.zero_gradients();
+    space.backward(l);
+  } catch (const NotFinite& e) {
+    return e.what();
+  }
+  // Every value is finite: then it was the sum of their squares that was not.
+  const Segment* largest = nullptr;
+  double most = 0, total = 0;
+  for (const Segment& s : space.segments()) {
+    double squares = 0;
+    for (double g : s.leaf->grad.values()) squares += g * g;
+    total += squares;
+    if (squares >= most) most = squares, largest = &s;
+  }
+  if (largest && total > 3.4e38)
+    return "every value is finite, but the squared norm of the gradient overflows f32 (largest: " + largest->name + ")";
+  return "";
+}
+
+}  // namespace tandem

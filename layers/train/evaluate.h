@@ -1,0 +1,45 @@
+// Evaluation, and the parts of a step that training, evaluation and the search for NaN have in common.
+#pragma once
+#include <string>
+
+#include "core/batch.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+
+// What mode() holds while a loop runs: where dropout finds its counters.
+class Counters {
+ public:
+  explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }
+  ~Counters() {
+    mode().step_state = before_.step_state;
+    mode().samples = before_.samples;
+    mode().draws = before_.draws;
+  }
+  void batch(const Batch& b) { mode().samples = b.samples, mode().draws = 0; }
+
+ private:
+  Mode before_;
+};
+
+// Sums over a source, in eval mode, without recording; the model's mode is restored. Loss: plain cross-entropy. A signal to stop, if
+// fit() runs, ends it early.
+Score evaluate_sums(Module& model, BatchSource& source);
+
+// Mean loss and accuracy over a source. With a strategy over all ranks' shares of it; all ranks call it.
+struct Evaluation {
+  double loss = 0, accuracy = 0;
+};
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr);
+inline Evaluation mean_of(const Score& s) {
+  return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
+}
+
+// The loss of a batch: with mixup, the two labels' losses in the batch's proportion.
+Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
+
+// Runs a batch again, checking every value, and says in one line which operation first produced one that is not finite; empty:
+// none did.
+std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch);
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+// Training on one batch alone, to see whether the model can learn at all.
+#pragma once
+#include <map>
+#include <string>
+
+#include "core/batch.h"
+
+namespace tandem {
+
+// The first batch of a source, again and again: `steps` of it are an epoch.
+class OneBatch : public BatchSource {
+ public:
+  static constexpr std::int64_t steps = 300;
+  std::int64_t size() const { return batch_.size(); }
+  static constexpr double near_zero = 0.01;  // a loss below this ends it
+  explicit OneBatch(BatchSource& source) : source_(source), batch_(source.make(0, 0)) {}
+  void share(int rank, int world) override {
+    source_.share(rank, world);
+    batch_ = source_.make(0, 0);
+  }
+  bool grows_with_ranks() const override { return source_.grows_with_ranks(); }
+  std::int64_t batches_per_epoch() const override { return steps; }
+  std::int64_t pictures_per_epoch() const override { return steps * batch_.global; }
+  void start(std::int64_t epoch, std::int64_t first) override { epoch_ = epoch, next_ = first; }
+  bool next(Batch& batch) override {
+    if (next_ >= steps) return false;
+    batch = make(epoch_, next_++);
+    return true;
+  }
+  Batch make(std::int64_t epoch, std::int64_t index) override {
+    Batch b = batch_;
+    b.epoch = epoch;
+    b.index = index;
+    return b;
+  }
+  std::map<std::string, std::string> description() const override { return source_.description(); }
+
+ private:
+  BatchSource& source_;
+  Batch batch_;
+  std::int64_t epoch_ = 0, next_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,423 @@
+#include "layers/train/run.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include "core/backend.h"
+#include "layers/train/callbacks/callbacks.h"
+#include "layers/train/step_memory.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+void check(const FitOptions& options, const FitData& data) {
+  require(options.ema >= 0 && options.ema < 1, "fit: ema ", options.ema, " must be at least 0 and below 1");
+  require(options.epochs >= 0 && options.patience >= 0 && options.stop_after >= 0 && options.log_every >= 0,
+          "fit: epochs, patience, stop_after and log_every must be at least 0");
+  if (options.patience > 0 && !data.validation)
+    refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
+  if (options.schedule.warmup > options.epochs && !options.overfit_batch)
+    refuse("--schedule: a warm-up of ", options.schedule.warmup, " epochs is longer than the run: --epochs ", options.epochs);
+}
+
+// What this rank trains and evaluates of the data.
+FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, int accumulate) {
+  BatchSource& train = one_batch ? *one_batch : given.train;
+  const FitData mine{strategy.batches(train, accumulate), one_batch ? nullptr : given.validation,
+                     one_batch ? nullptr : given.test};
+  const int shares = strategy.ranks().evaluation_shares;
+  for (BatchSource* source : {mine.validation, mine.test})
+    if (source) source->share(shares > 1 ? strategy.rank() : 0, shares);
+  return mine;
+}
+
+std::map<std::string, std::string> about_run(const BatchSource& train, const Settings& settings) {
+  std::map<std::string, std::string> about = train.description();
+  for (const auto& [name, value] : settings)
+    if (name == "--model") about["model"] = value;
+  return about;
+}
+
+std::string text_of(const Measures& measures) {  // "sent_bytes 17\n…"
+  std::ostringstream text;
+  text.precision(17);
+  for (const auto& [name, value] : measures) text << name << ' ' << value << '\n';
+  return text.str();
+}
+Measures measures_in(const std::string& text) {
+  Measures all;
+  std::istringstream words(text);
+  double value;
+  for (std::string name; words >> name >> value;) all.push_back({name, value});
+  return all;
+}
+
+}  // namespace
+
+// ---- before the first step -------------------------------------------------------------------------------------------------
+Run::Run(Module& given_model, Loss given_loss, Optimizer& given_optimizer, Backend& given_backend, const FitData& given,
+         const FitOptions& given_options, Strategy& given_strategy)
+    : model(given_model),
+      loss(std::move(given_loss)),
+      optimizer(given_optimizer),
+      backend(given_backend),
+      strategy(given_strategy),
+      options(given_options),
+      first_rank(strategy.rank() == 0),
+      files((check(options, given), options.checkpoint), options.resume, first_rank),
+      one_batch(options.overfit_batch ? std::make_unique<OneBatch>(given.train) : nullptr),
+      data(share_of(strategy, given, one_batch.get(), options.accumulate)),
+      settings(recipe_of(options, optimizer, strategy, data.train)),
+      space(model, backend, options.seed, prepare()),
+      about(about_run(data.train, options.settings)),
+      exports(options.exchange, model, space, data.train, about, first_rank),
+      clip_before_(optimizer.clip_norm),
+      if_not_finite_before_(optimizer.if_not_finite),
+      correct_(Tensor::zeros(backend, {1}, DType::i32)),
+      tally_(backend) {
+  rates.given = optimizer.learning_rate();
+  if (const auto named = about.find("classes"); named != about.end())  // a line each
+    classes = 1 + std::count(named->second.begin(), named->second.end(), '\n');
+  optimizer.bind(space, options.seed);
+  strategy.begin(space, optimizer);
+  if (options.ema > 0) ema.emplace(space, options.ema);
+  accumulation.emplace(space, optimizer, options.accumulate, batches_per_epoch());
+  const Batch first = data.train.make(0, 0);
+  global_batch = first.over_ranks();
+  cutting = cutting_of(strategy, data.train, first);
+  rates = rates_of(options, rates.given, cutting.times, double(accumulation->steps_per_epoch()));
+  if (cutting.times > 1 && clip_before_ == 0) optimizer.clip_norm = clip_of(options.lr_scale, cutting.times);
+  resume();
+  Alone alone;
+  require_memory(model, first);
+}
+
+Run::~Run() {
+  optimizer.clip_norm = clip_before_;
+  optimizer.if_not_finite = if_not_finite_before_;
+  optimizer.learning_rate(rates.given);
+}
+
+SpaceMemory Run::prepare() {
+  agree(strategy, settings, options);
+  strategy.prepare(model, loss, {.sync_batch_norm = options.sync_batch_norm});
+  return strategy.memory();
+}
+
+void Run::resume() {
+  at.run = run_of(settings);
+  for (const auto& here : surroundings(backend)) settings.push_back(here);
+  if (files.resumes()) at = files.load(training(), settings, batches_per_epoch(), report.differences);
+  if (!first_rank) at.so_far = {};
+  at.batches = batches_per_epoch();
+  began = at.step;
+  const auto total = std::int64_t(rates.total);
+  last_step = options.stop_after > 0 ? std::min(options.stop_after, total) : total;
+  const std::int64_t no_better = at.epoch - at.best_epoch;
+  const bool impatient =
+      at.ended ? options.patience <= no_better : options.patience > 0 && at.batch == 0 && no_better >= options.patience;
+  if (at.epoch >= options.epochs) {
+    nothing_left = "a larger --epochs goes on";
+  } else if (impatient) {
+    nothing_left = "validation was no better since epoch " + std::to_string(at.best_epoch) + ", a larger --patience goes on";
+    stop("no better since epoch " + std::to_string(at.best_epoch));
+  } else if (options.stop_after > 0 && at.step >= options.stop_after) {
+    nothing_left = "--stop-after " + std::to_string(options.stop_after) + " is behind it";
+    stop("--stop-after");
+  } else {
+    at.ended = false;
+  }
+}
+
+void Run::begin() {
+  callbacks = callbacks_of(*this);
+  for (auto& c : callbacks) c->begin(*this);
+  optimizer.if_not_finite = IfNotFinite::wait;  // the device's flag is read every few steps
+  counters_.emplace(optimizer.state());
+  const StepState state = optimizer.read_state();
+  first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
+  whole_ = at.so_far;
+}
+
+// ---- an epoch ----------------------------------------------------------------------------------------------------------------
+RunPlan Run::plan() {
+  return {.epochs = options.epochs,
+          .stop_after = options.stop_after,
+          .done = began,
+          .steps_per_epoch = rates.steps_per_epoch,
+          .learning_rate = [rates = rates](double step) { return rates.at(step); },
+          .so_far = [this] { return Score{tally_.read().loss, double(correct_.item()), seen_}; },
+          .asked_to_stop = asked_to_stop,
+          .resumed = files.resumes()};
+}
+
+void Run::begin_epoch() {
+  epoch = {};
+  epoch.epoch = int(at.epoch) + 1;
+  epoch.learning_rate = rates.at(double(std::max<std::int64_t>(0, at.step - 1)));
+  strategy.begin_epoch(at.epoch, plan());
+  model.train();
+  optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
+  resumed_ = at.so_far;
+  correct_.fill(resumed_.correct);
+  tally_.begin(resumed_.loss);
+  seen_ = resumed_.samples;
+  correct_before_ = resumed_.correct;
+  epoch_began_ = Clock::now();
+  data.train.start(at.epoch, at.batch);
+}
+
+bool Run::next_batch() { return data.train.next(batch); }
+
+void Run::begin_step() {
+  step = {.learning_rate = rates.at(double(at.step))};
+  epoch.learning_rate = step.learning_rate;
+  optimizer.learning_rate(step.learning_rate);
+  accumulation->begin(batch);
+  counters_->batch(batch);
+  seen_ += double(batch.size());
+  phase("step", true);
+  eager = std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->looks_inside(*this); });
+}
+
+void Run::forward_backward() {
+  phase("forward", true);
+  batch_loss = tandem::batch_loss(loss, model(Variable(batch.images)), batch, &correct_);
+  phase("forward", false);
+  phase("backward", true);
+  due = accumulation->backward(batch_loss, optimizer.scaled(batch_loss), batch);
+  phase("backward", false);
+  tally_.add(batch_loss.value(), double(batch.size()));
+  batch_loss = {};
+}
+
+void Run::exchange() {
+  if (!due) return;
+  phase("exchange", true);
+  strategy.exchange(accumulation->loss());
+  phase("exchange", false);
+}
+
+void Run::update() {
+  if (!due) return;
+  phase("optimizer", true);
+  strategy.update(optimizer);
+  if (ema) ema->update(optimizer);
+  phase("optimizer", false);
+}
+
+void Run::finish() {
+  if (due) strategy.finish(optimizer);
+}
+
+void Run::end_step() {
+  if (backend.records()) space.count_writes(space.all());  // a replay wrote to them, and told nobody
+  if (due) {
+    at.step = strategy.steps(at.step + 1);
+    at.batch = batch.index + 1;
+    made_++, unread_++;
+    if (reads_step()) read_step();
+    for (auto& c : callbacks) c->step_end(*this);
+  }
+  phase("step", false);
+}
+
+// A device is asked for its flag and its loss every few steps, since asking waits for it; on the host looking is free.
+bool Run::reads_step() const {
+  if (!backend.records() || at.step % 16 == 0 || at.batch == batches_per_epoch() || made_ == 1) return true;
+  return std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->reads_step(*this); });
+}
+
+void Run::read_step() {
+  check_finite();
+  const Tally::Sums sums = tally_.read();
+  const double correct = correct_.item();
+  step.known = true;
+  step.loss = sums.last, step.right = correct - std::exchange(correct_before_, correct);
+  step.mean_loss = sums.loss / seen_, step.accuracy = correct / seen_;
+  step.images_per_second = (seen_ - resumed_.samples) * strategy.size() / seconds_since(epoch_began_);
+  whole_ = {sums.loss, correct, seen_};
+}
+
+void Run::end_training() {
+  at.step = strategy.steps(at.step);
+  const EpochEnd mine{at.epoch + 1, at.step, {tally_.read().loss, double(correct_.item()), seen_}, seconds_since(epoch_began_)};
+  const EpochEnd all = strategy.end_epoch(mine);
+  backend.synchronize();
+  if (at.step > began) check_finite();
+  trained = all.trained.samples > 0 ? all.trained : resumed_;
+  whole_ = at.so_far = trained;
+  finished_ = all.epochs, steps_at_end_ = all.steps;
+  epoch.seconds = all.seconds;
+  epoch.train_loss = trained.loss / std::max(1.0, trained.samples);
+  epoch.train_accuracy = trained.correct / std::max(1.0, trained.samples);
+  epoch.images_per_second = (trained.samples - resumed_.samples) / std::max(1e-9, epoch.seconds);
+  strategy.synchronize(Strategy::Shared::statistics, space, optimizer);
+  if (ema) {
+    Ema::Shown averages(*ema);
+    strategy.synchronize(Strategy::Shared::averages, space, optimizer);
+  }
+  at.step = strategy.steps(at.step);
+  const bool stopped_after = options.stop_after > 0 && at.step >= options.stop_after;
+  if (strategy.over(at.step) && (stopped_after || at.step < std::int64_t(rates.total)))
+    stop(!asked_why_.empty() ? asked_why_ : stopped_after ? "--stop-after" : "another rank was asked to stop");
+}
+
+Evaluation Run::evaluate_on(BatchSource& source) {
+  Score sums = evaluate_sums(model, source);
+  if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums);
+  interrupted_ = interrupted_ || sums.interrupted > 0;
+  return mean_of(sums);
+}
+
+void Run::evaluate() {
+  at.epoch = finished_ - 1;
+  epoch.first = std::exchange(epoch.epoch, int(finished_));
+  phase("evaluation", true);
+  {
+    std::optional<Ema::Shown> averages;
+    if (ema) averages.emplace(*ema);
+    const bool evaluates = strategy.ranks().evaluates;
+    if (data.validation && evaluates) {
+      const Evaluation v = evaluate_on(*data.validation);
+      epoch.validation_loss = v.loss, epoch.validation_accuracy = v.accuracy;
+    }
+    if (data.test && evaluates && !interrupted_) {
+      const Evaluation t = evaluate_on(*data.test);
+      epoch.test_loss = t.loss, epoch.test_accuracy = t.accuracy;
+    }
+  }
+  phase("evaluation", false);
+  if (interrupted_) {  // a run that goes on begins with it
+    strategy.request_stop();
+    stop(asked_why_.empty() ? "another rank was asked to stop" : asked_why_);
+  }
+}
+
+void Run::end_epoch() {
+  if (!one_batch) report.epochs.push_back(epoch);  // programs rely on the test accuracy of an epoch
+  at.epoch++, at.batch = 0, whole_ = at.so_far = {};
+  at.step = steps_at_end_;
+  for (auto& c : callbacks) c->epoch_end(*this);
+}
+
+// ---- not finite ----------------------------------------------------------------------------------------------------------
+void Run::check_finite() {
+  const StepState state = optimizer.read_state();
+  const std::int64_t count = std::int64_t(state.step + state.skipped);
+  if (const auto elsewhere = strategy.not_finite(state))
+    give_up(*elsewhere, std::max<std::int64_t>(0, unread_ - 1 - (count - known_steps_)));
+  if (state.not_finite != 1) unread_ = 0, known_steps_ = count;  // otherwise the strategy will tell all ranks later
+}
+
+// The step `back` steps before this one was not finite, and since then nothing was applied: its batches once more.
+void Run::give_up(const std::string& elsewhere, std::int64_t back) {
+  const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
+  Alone alone;  // each rank finds what it can, and ends where it finds it
+  const std::int64_t done = at.step - 1 - back;
+  std::int64_t k = (batch.index / options.accumulate - back) * options.accumulate;
+  at.step = done, at.batch = k;
+  const std::int64_t end = std::min(k + options.accumulate, batches_per_epoch());
+  if (!elsewhere.empty()) not_finite = "it was so on " + elsewhere;
+  for (; k < end && not_finite.empty(); k++) {
+    const Batch again = data.train.make(at.epoch, k);
+    counters_->batch(again);
+    not_finite = diagnose(model, loss, space, again);
+  }
+  if (not_finite.empty()) not_finite = does_not_repeat;
+  diverged = true;
+  throw NotFinite("step " + std::to_string(done + 1) + " (epoch " + std::to_string(at.epoch + 1) + ", batch " +
+                  std::to_string(k) + "): the loss or its gradient is not finite: " + not_finite +
+                  "; the parameters are those before this step. A smaller --lr usually helps");
+}
+
+// ---- the end ---------------------------------------------------------------------------------------------------------------
+void Run::place(RunPosition& p) const {
+  const std::int64_t steps = accumulation->steps_per_epoch(), epoch_before = p.epoch;
+  if (p.step == 0) return;
+  p.epoch = std::min<std::int64_t>((p.step - 1) / steps, options.epochs - 1);
+  p.batch = std::min((p.step - p.epoch * steps) * options.accumulate, batches_per_epoch());
+  if (p.epoch != epoch_before) p.so_far = {};
+}
+
+RunPosition Run::whole_position() {
+  RunPosition p = at;
+  p.so_far = whole_;
+  // Parameters change only when all that a step needs has arrived. A step may have been made before its exchange failed.
+  const StepState state = optimizer.read_state();
+  const bool one_more = due && std::int64_t(state.step + state.skipped) - first_count_ > made_;
+  const std::int64_t step = strategy.steps(p.step + one_more);
+  if (step != p.step || one_more) p.step = step, place(p);
+  return p;
+}
+
+void Run::request_stop(const std::string& why) {
+  asked_why_ = why;
+  strategy.request_stop();
+}
+
+void Run::warn(const std::string& text) {
+  for (auto& c : callbacks) c->warning(*this, text);
+}
+
+void Run::phase(const char* name, bool begins) {
+  for (auto& c : callbacks) c->phase(*this, name, begins);
+}
+
+std::string Run::fail(const std::string& error) {
+  std::string notes;
+  for (auto& c : callbacks) try {
+      notes += c->failed(*this, error);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "no checkpoint of what is left: %s\n", e.what());
+    }
+  return notes;
+}
+
+// Rank 0's result of the last epoch, where it alone evaluated.
+void Run::tell_result() {
+  std::ostringstream text;
+  text.precision(17);
+  if (!report.epochs.empty()) {
+    const EpochReport& e = report.epochs.back();
+    for (const auto& v : {e.validation_loss, e.validation_accuracy, e.test_loss, e.test_accuracy})
+      v ? text << *v << ' ' : text << "- ";
+  }
+  std::istringstream words(strategy.gather(text.str())[0]);
+  if (first_rank || report.epochs.empty()) return;
+  EpochReport& e = report.epochs.back();
+  std::string word;  // a stream reads no inf and no nan, which losses may be
+  for (auto* field : {&e.validation_loss, &e.validation_accuracy, &e.test_loss, &e.test_accuracy})
+    if (words >> word && word != "-") *field = std::strtod(word.c_str(), nullptr);
+}
+
+FitReport Run::end() {
+  const Measures mine = strategy.end();
+  if (report.stopped && nothing_left.empty() && !at.ended) {
+    if (const std::int64_t step = strategy.steps(at.step); step != at.step || interrupted_) at.step = step, place(at);
+  }
+  if (report.stopped)
+    for (auto& c : callbacks) c->stopped(*this);
+  at.step = std::max(at.step, strategy.steps(at.step));
+  for (const std::string& rank : strategy.gather(text_of(mine))) measures.push_back(measures_in(rank));
+  if (strategy.size() > 1) tell_result();
+  if (ema) ema->swap();
+  model.eval();
+  report.steps = at.step;
+  report.best_epoch = int(at.best_epoch);
+  for (auto& c : callbacks) c->end(*this);
+  double exchanges = 0, refused = 0;  // of all ranks, with a parameter server
+  for (const Measures& rank : measures)
+    for (const auto& [name, value] : rank) (name == "exchanges" ? exchanges : refused) += name == "exchanges" || name == "refused" ? value : 0;
+  diverged = 2 * refused > exchanges;
+  if (diverged)
+    throw NotFinite("most gradients of this run were not finite, and not used (" + std::to_string(int(refused)) +
+                    "): it has diverged. A smaller --lr usually helps");
+  return report;
+}
+
+}  // namespace tandem

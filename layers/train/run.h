@@ -1,0 +1,132 @@
+// Run: everything that one call of fit() works with, as its loop and its callbacks see it.
+#pragma once
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "layers/export/exchange.h"
+#include "layers/optim/accumulation.h"
+#include "layers/train/callback.h"
+#include "layers/train/checkpoint_files.h"
+#include "layers/train/fit.h"
+#include "layers/train/one_batch.h"
+#include "layers/train/recipe.h"
+#include "layers/train/tally.h"
+
+namespace tandem {
+
+class Run {
+ public:
+  // Checks the options, agrees with the other ranks, gives the parameters their memory and loads the run that is resumed.
+  Run(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
+      Strategy& strategy);
+  ~Run();
+  Run(const Run&) = delete;
+
+  // ---- what the loop does ------------------------------------------------------------------------------------------------
+  void begin();
+  bool has_epochs() const { return at.epoch < options.epochs && !report.stopped; }
+  void begin_epoch();
+  bool next_batch();             // false: the epoch's are trained
+  void begin_step();
+  void forward_backward();       // forward, loss, backward; only queues work on a device
+  void exchange();               // on the host
+  void update();                 // only queues work on a device
+  void finish();                 // on the host
+  void end_step();               // throws NotFinite where this or an earlier step was not finite
+  bool stops() const { return strategy.over(at.step); }
+  void end_training();           // of the epoch, on all ranks
+  void evaluate();               // stops the run where a signal ended it early
+  void end_epoch();
+  FitReport end();
+  std::string fail(const std::string& error);  // after an exception; what its text shall say in addition
+
+  // ---- what callbacks see ------------------------------------------------------------------------------------------------
+  Module& model;
+  Loss loss;
+  Optimizer& optimizer;
+  Backend& backend;
+  Strategy& strategy;
+  const FitOptions& options;
+  const bool first_rank;  // the one that writes files and lines
+  CheckpointFiles files;
+  std::unique_ptr<OneBatch> one_batch;  // with overfit_batch
+  const FitData data;                   // this rank's
+  Settings settings;                    // what was asked for, by the options' names
+  ParameterSpace space;
+  std::map<std::string, std::string> about;  // the data and the model, for exports
+  std::int64_t classes = 0;                  // 0: unknown
+  std::int64_t global_batch = 0;             // pictures
+  Exchange exports;
+  std::optional<Ema> ema;
+  std::optional<Accumulation> accumulation;
+  Cutting cutting;
+  Rates rates;
+
+  RunPosition at;              // how far the run is; at.epoch and at.batch are this rank's
+  std::int64_t began = 0;      // the step at which this call began
+  std::int64_t last_step = 0;  // after which it ends at the latest
+  std::string nothing_left;    // why no step is to be made; empty: some are
+  Batch batch;                 // of the step under way
+  Variable batch_loss;         // between its forward and backward
+  bool due = false;            // the batch ends a step (with accumulation the others do not)
+  bool eager = false;          // this step must not be replayed
+  struct Step {                // valid where known
+    bool known = false;
+    double loss = 0, right = 0;  // of the last batch: mean loss, number of pictures
+    double mean_loss = 0, accuracy = 0, images_per_second = 0, learning_rate = 0;  // since the epoch began
+  } step;
+  Score trained;  // in the epoch, by all ranks
+  EpochReport epoch;
+  FitReport report;
+  std::string reason = "finished";  // why it ended
+  std::string not_finite;           // why a step was not finite, if one was
+  bool diverged = false;            // it, or most gradients at the servers
+  std::vector<Measures> measures;   // of all ranks, at the end
+
+  // Asks all ranks to stop after the next step. why: for the last lines, on this rank.
+  void request_stop(const std::string& why);
+  void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
+  void warn(const std::string& text);  // to all callbacks
+  RunPosition whole_position();  // after an exception: that of the parameters
+  Training training() { return {space, optimizer, ema ? &*ema : nullptr}; }
+  std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
+  double total_steps() const { return rates.total; }
+
+  std::vector<std::shared_ptr<Callback>> callbacks;
+
+ private:
+  SpaceMemory prepare();
+  void resume();
+  void phase(const char* name, bool begins);
+  void read_step();
+  void check_finite();
+  [[noreturn]] void give_up(const std::string& elsewhere, std::int64_t back);
+  void place(RunPosition& at) const;  // epoch and batch, from the step
+  RunPlan plan();
+  bool reads_step() const;
+  Evaluation evaluate_on(BatchSource& source);
+  void tell_result();
+
+  const double clip_before_;
+  const IfNotFinite if_not_finite_before_;
+  std::optional<Counters> counters_;
+  Tensor correct_;
+  Tally tally_;
+  double seen_ = 0;  // pictures of the epoch on this rank, with those of the resumed part
+  Score resumed_;    // of the running epoch
+  Score whole_;      // after the last step that was made as a whole
+  std::int64_t unread_ = 0, known_steps_ = 0;  // steps since the optimizer's state was read; its count then
+  std::int64_t made_ = 0, first_count_ = 0;    // steps of this rank; the optimizer's count before them
+  std::chrono::steady_clock::time_point epoch_began_;
+  double correct_before_ = 0;
+  std::int64_t finished_ = 0;  // epochs of the run
+  std::int64_t steps_at_end_ = 0;
+  bool interrupted_ = false;
+  std::string asked_why_;
+};
+
+}  // namespace tandem
