@@ -21,7 +21,7 @@ inline void check(ucs_status_t status, const char* call, const char* hint = "") 
 
 class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
  public:
-  Worker(const std::string& interface_address, const std::string& transports);
+  Worker(const std::string& interface_address, Use use);
   ~Worker() override;
   std::string address() const override;
   void hear_only(const std::vector<std::string>& addresses) override;

@@ -93,7 +93,7 @@ void Job::meet(const Variables& variables) {
   for (const Card& c : cards) members.seats.push_back({.card = c.text()});
   if (!goes_on_)
     return control_->begin(members, std::make_unique<RollCall>(rank(), socket, rendezvous.token(), std::move(cards)));
-  ucx_ = Ucx::open(cards[std::size_t(rank())].address, "^sm");
+  ucx_ = Ucx::open(cards[std::size_t(rank())].address, Ucx::Use::survives);
   std::vector<std::string> all;
   for (const Card& c : cards) all.push_back(c.address);
   ucx_->hear_only(all);
@@ -108,7 +108,7 @@ void Job::come_back(const Variables& variables, std::uint64_t incarnation) {
   const auto card = [&](const std::string& address) {
     Card mine = Card::mine();
     mine.address = address;
-    ucx_ = Ucx::open(address, "^sm");
+    ucx_ = Ucx::open(address, Ucx::Use::survives);
     ucx_->hear_only({});  // until the membership says who the ranks are
     mine.ucx = ucx_->address();
     return mine.text();
@@ -131,7 +131,7 @@ int Job::local_rank() const { return int(std::count(hosts_.begin(), hosts_.begin
 std::shared_ptr<Ucx> Job::open_ucx() const {
   std::vector<std::string> all;
   for (int r = 0; r < size(); r++) all.push_back(card(r).address);
-  auto ucx = Ucx::open(card(rank()).address, hosts() == 1 ? "self,sm" : "");
+  auto ucx = Ucx::open(card(rank()).address, hosts() == 1 ? Ucx::Use::memory : Ucx::Use::all);
   ucx->hear_only(all);
   return ucx;
 }

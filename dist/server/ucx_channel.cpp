@@ -41,6 +41,7 @@ class UcxChannel : public Channel, private Link {
   }
   ~UcxChannel() override {
     for (Incoming& a : receiving_) give_up(a.request, a.from);
+    receiving_.clear();  // their memory may be gone
     hang_up_all(std::uncaught_exceptions() == 0);
     for (Incoming& a : fresh_) release(a);
     handler(channel_id, nullptr, nullptr);
