@@ -24,8 +24,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 std::string shown(double v) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", v);
@@ -545,7 +543,7 @@ class Member::Thread {
           post_.send(from, n, std::as_bytes(std::span(*owners)), owners);
         });
 
-      case What::heard: return change([&] { heard_[n[word::number]] = parted(text_of(letter)); });
+      case What::heard: return change([&] { heard_[n[word::number]] = unbundle(text_of(letter)); });
       case What::owners:
         owners_ = {n[word::number], numbers_in<int>(letter)};
         require(owners_->second.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
