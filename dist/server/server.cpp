@@ -495,6 +495,11 @@ class Member::Thread {
       return;
     }
     check(from, n, bytes.size());
+    const bool belongs_to_owner = what_of(n) == What::push_part || what_of(n) == What::first_part;
+    if (belongs_to_owner && !letter.empty()) {  // its first bytes came before this rank was ready, its last ones after
+      const std::span<std::byte> at = owner_->place(from, n, letter.size());
+      std::memcpy(at.data(), letter.data(), letter.size());
+    }
     const int s = int(n[word::shard]);
     const auto elements = std::int64_t(bytes.size() / element(n));
     const bool wanted = letter.empty();  // of a part: it lies where it belongs
