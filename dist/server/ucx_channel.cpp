@@ -68,7 +68,7 @@ class UcxChannel : public Channel, private Link {
     sending->broken = place.broken != 0;
     for (std::size_t first = 0; !sending->broken && (first < bytes.size() || first == 0);) {
       const auto part = bytes.subspan(first, std::min(ucx_->fragment, bytes.size() - first));
-      Sending::Fragment& f = sending->fragments.emplace_back(envelope);
+      Sending::Fragment& f = sending->fragments.emplace_back(Sending::Fragment{envelope});
       f.envelope.first = first;
       const ucp_request_param_t p = on_host();
       f.request = ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
