@@ -423,7 +423,7 @@ TEST(Communicator, WhoLeavesBecauseOfAFailureIsNotBlamed) {
     void fail(int, const std::string&) override {}
     std::vector<int> survivors() override { return {}; }
   };
-  const std::function<void(Communicator&)> looks[] = {[](Communicator& c) { c.check(); },
+  const std::function<void(Communicator&)> looks[] = {[](Communicator& c) { c.group()->check(); },
                                                       [](Communicator& c) { c.barrier().wait(); }};
   for (const auto& look : looks) {
     auto c = over_messages(std::make_shared<Between>(), 0.01, {});

@@ -511,7 +511,7 @@ TEST(Job, EverythingTogetherAndTwiceInOneProcess) {
       if (what == 3) serve_or_push(*all, 1000, 20);
     }));
     auto half = everybody->split(rank % 2, rank);
-    require(half->size() == 2 && half->transport() == "shared memory", "a part of a host speaks by ", half->transport());
+    require(half->size() == 2 && half->traffic().transport == "shared memory", "a part of a host speaks by ", half->traffic().transport);
     exercise(*half, std::vector<float>(700).data(), 700);
   }));
 }
@@ -524,8 +524,8 @@ TEST(Hosts, DISABLED_Collectives) {
   EXPECT_EQ(here->size(), int(job.ranks_on(job.host(job.rank())).size()));
   EXPECT_EQ(across->size(), job.hosts());
   auto part = c->split(job.host(job.rank()), 0);
-  EXPECT_EQ(part->transport(), here->transport());
-  EXPECT_EQ(part->transport() == "shared memory", here->size() > 1) << part->transport();
+  EXPECT_EQ(part->traffic().transport, here->traffic().transport);
+  EXPECT_EQ(part->traffic().transport == "shared memory", here->size() > 1) << part->traffic().transport;
   for (Communicator* each : {here.get(), across.get(), part.get()})
     exercise(*each, std::vector<float>(70000).data(), 70000);
   for (std::int64_t count : lengths) {

@@ -168,7 +168,7 @@ Chosen choose_on(std::vector<std::string> devices, std::vector<NcclLibrary> libr
     twin.uuid = devices[i];
     auto mine = on_devices(host, twin, 30, libraries[i]);
     sums_and_maxima(*mine, twin, 100);
-    if (r == 0) chosen.transport = mine->transport();
+    if (r == 0) chosen.transport = mine->traffic().transport;
   }));
   chosen.said = testing::internal::GetCapturedStderr();
   return chosen;

@@ -80,12 +80,29 @@ class Work {
   std::unique_ptr<Operation> operation_;
 };
 
+// The ranks of a communicator, and whether they still work. Communicators that rest on another one share its group.
+class Group {
+ public:
+  Group(int rank, int size) : rank(rank), size(size) {}
+  virtual ~Group() = default;
+  int rank, size;
+  virtual std::string where(int rank) const = 0;  // "rank 2 on node7"
+  // For a wait for something else than a Work, while the other ranks need this one. Throws when one of them has failed or left.
+  virtual void check() = 0;
+  // Gives up, and tells the other ranks why: their calls throw this text.
+  virtual void fail(int culprit, const std::string& text) = 0;
+  // After a failure: the ranks of the job that still reach each other, this one among them; may take seconds. Before: none.
+  virtual std::vector<int> survivors() = 0;
+};
+
 class Communicator {
  public:
+  explicit Communicator(std::shared_ptr<Group> group) : group_(std::move(group)) {}
   virtual ~Communicator() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  virtual std::string where(int rank) const = 0;  // "rank 2 on node7"
+  const std::shared_ptr<Group>& group() const { return group_; }
+  int rank() const { return group_->rank; }
+  int size() const { return group_->size; }
+  std::string where(int rank) const { return group_->where(rank); }
 
   // Between two ranks: messages with the same tag arrive in the order in which they were sent, and must be of the type and
   // count that the receiver expects.
@@ -112,16 +129,17 @@ class Communicator {
     return nullptr;
   }
 
-  // For who waits for something else than a Work, while the other ranks need this one: throws when one of them has failed or left.
-  virtual void check() {}
-  virtual void rest() {}  // sleeps until something has happened, until wake(), or a few milliseconds
-  virtual void wake() {}
-  virtual std::uint64_t bytes_sent() const { return 0; }
-  virtual std::string transport() const { return "nothing"; }  // what carries the messages, in words
-  // Gives up, and tells the other ranks why: their calls throw this text.
-  virtual void fail(int culprit, const std::string& text) { (void)culprit, (void)text; }
-  // After a failure: the ranks of the job that still reach each other, this one among them; may take seconds. Before: none.
-  virtual std::vector<int> survivors() { return {}; }
+  virtual void rest() = 0;  // sleeps until something has happened, until wake(), or a few milliseconds
+  virtual void wake() = 0;
+
+  struct Traffic {
+    std::uint64_t bytes;    // sent so far
+    std::string transport;  // what carries the messages, in words
+  };
+  virtual Traffic traffic() const = 0;
+
+ private:
+  std::shared_ptr<Group> group_;
 };
 
 // A job of one rank.

@@ -35,10 +35,7 @@ class Hierarchy : public Communicator {
  public:
   Hierarchy(std::unique_ptr<Communicator> base, std::unique_ptr<Communicator> lane,
             std::unique_ptr<Communicator> scatter, std::unique_ptr<Communicator> gather, int host)
-      : host_(host), base_(std::move(base)), lane_(std::move(lane)), scatter_(std::move(scatter)), gather_(std::move(gather)) {}
-  int rank() const override { return base_->rank(); }
-  int size() const override { return base_->size(); }
-  std::string where(int rank) const override { return base_->where(rank); }
+      : Communicator(base->group()), host_(host), base_(std::move(base)), lane_(std::move(lane)), scatter_(std::move(scatter)), gather_(std::move(gather)) {}
   Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
   Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
   Work broadcast(Buffer data, int root) override { return base_->broadcast(data, root); }
@@ -66,12 +63,12 @@ class Hierarchy : public Communicator {
 
   // The host's ranks ring on a futex and the other hosts on a descriptor: nothing waits for both, so the pauses are short.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
-  void check() override { base_->check(); }
+  void wake() override {}
   std::shared_ptr<void> allocate(std::size_t bytes) override { return scatter_->allocate(bytes); }
-  std::uint64_t bytes_sent() const override { return base_->bytes_sent(); }
-  std::string transport() const override { return "shared memory, and between hosts " + base_->transport(); }
-  void fail(int culprit, const std::string& text) override { base_->fail(culprit, text); }
-  std::vector<int> survivors() override { return base_->survivors(); }
+  Traffic traffic() const override {
+    const Traffic base = base_->traffic();
+    return {base.bytes, "shared memory, and between hosts " + base.transport};
+  }
 
   void carry_on() {
     std::size_t before = 3;

@@ -60,13 +60,27 @@ struct Job {
   }
 };
 
-struct Group {
+struct MessageGroup : Group {
+  MessageGroup(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, std::uint64_t context)
+      : Group(rank, int(ranks.size())), job(std::move(job)), ranks(std::move(ranks)), context(context) {}
+  std::string where(int r) const override { return job->wire->where(ranks[std::size_t(r)]); }
+  void check() override {
+    job->try_to([&] {
+      int gone = -1;
+      for (int r = size - 1; r >= 0; r--)
+        if (r != rank && job->wire->left(ranks[std::size_t(r)])) gone = r;
+      job->wire->progress();  // afterwards: who left because of a failure has told of it before
+      if (gone >= 0)
+        throw CommunicationError(ranks[std::size_t(gone)], where(rank) + " needs " + where(gone) + ", which has left");
+    });
+  }
+  void fail(int culprit, const std::string& text) override { job->fail(culprit, text); }
+  std::vector<int> survivors() override { return job->wire->survivors(); }
+
   std::shared_ptr<Job> job;
   std::vector<int> ranks;  // in the job
-  int rank = 0;            // here
-  std::uint64_t context = 1;
+  std::uint64_t context;
   std::uint32_t number = 0;
-  int size() const { return int(ranks.size()); }
 };
 
 // ---- one operation under way -------------------------------------------------------------------------------------------
@@ -74,7 +88,7 @@ class Collective : public Work::Operation {
  public:
   static constexpr std::size_t window = 16;  // chunks under way in each direction
 
-  Collective(std::shared_ptr<Group> group, const Header& header, Buffer data, Steps steps)
+  Collective(std::shared_ptr<MessageGroup> group, const Header& header, Buffer data, Steps steps)
       : group_(std::move(group)),
         job_(*group_->job),
         wire_(*job_.wire),
@@ -88,7 +102,7 @@ class Collective : public Work::Operation {
       widen(wide_.data(), reinterpret_cast<const bf16*>(data_.at(steps_.wide.begin)), steps_.wide.length());
     }
     job_.try_to([&] {
-      if (header.kind != Kind::message) wire_.announce(header, group_->size());
+      if (header.kind != Kind::message) wire_.announce(header, group_->size);
       post();
     });
     job_.under_way.push_back(this);
@@ -267,7 +281,7 @@ class Collective : public Work::Operation {
     throw CommunicationError(blamed, text);
   }
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<MessageGroup> group_;
   Job& job_;
   Wire& wire_;
   Header header_;
@@ -282,12 +296,7 @@ class Collective : public Work::Operation {
 // ---- the communicator --------------------------------------------------------------------------------------------------
 class MessageCommunicator : public Communicator {
  public:
-  explicit MessageCommunicator(std::shared_ptr<Group> group) : group_(std::move(group)) {}
-  int rank() const override { return group_->rank; }
-  int size() const override { return group_->size(); }
-  std::string where(int rank) const override { return group_->job->wire->where(group_->ranks[std::size_t(rank)]); }
-
-  const Group& group() const { return *group_; }
+  explicit MessageCommunicator(std::shared_ptr<MessageGroup> group) : Communicator(group), group_(std::move(group)) {}
 
   Work send(int to, Buffer data, int tag) override {
     check_peer(to, "send");
@@ -343,37 +352,17 @@ class MessageCommunicator : public Communicator {
       if (table[std::size_t(r) * 2] == color) members.push_back(r);
     std::stable_sort(members.begin(), members.end(),
                      [&](int a, int b) { return table[std::size_t(a) * 2 + 1] < table[std::size_t(b) * 2 + 1]; });
-    auto part = std::make_shared<Group>(*group_);
-    part->ranks.clear();
-    for (std::size_t i = 0; i < members.size(); i++) {
-      if (members[i] == rank()) part->rank = int(i);
-      part->ranks.push_back(group_->ranks[std::size_t(members[i])]);
-    }
+    const auto me = int(std::find(members.begin(), members.end(), rank()) - members.begin());
+    for (int& r : members) r = group_->ranks[std::size_t(r)];
     // The same on all members, and different from every other communicator's: a mixture of where it came from.
-    part->context =
+    const std::uint64_t context =
         ((group_->context * 0x9e3779b97f4a7c15u) ^ group_->number) * 0x9e3779b97f4a7c15u + std::uint64_t(color);
-    part->number = 0;
-    return std::make_unique<MessageCommunicator>(part);
+    return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(group_->job, members, me, context));
   }
 
-  void check() override {
-    Job& job = *group_->job;
-    job.try_to([&] {
-      int gone = -1;
-      for (int r = size() - 1; r >= 0; r--)
-        if (r != rank() && job.wire->left(group_->ranks[std::size_t(r)])) gone = r;
-      job.wire->progress();  // afterwards: who left because of a failure has told of it before
-      if (gone >= 0)
-        throw CommunicationError(group_->ranks[std::size_t(gone)],
-                                 where(rank()) + " needs " + where(gone) + ", which has left");
-    });
-  }
   void rest() override { group_->job->wire->rest(1); }
   void wake() override { group_->job->wire->wake(); }
-  std::uint64_t bytes_sent() const override { return group_->job->wire->bytes_sent(); }
-  std::string transport() const override { return group_->job->wire->transport(); }
-  void fail(int culprit, const std::string& text) override { group_->job->fail(culprit, text); }
-  std::vector<int> survivors() override { return group_->job->wire->survivors(); }
+  Traffic traffic() const override { return {group_->job->wire->bytes_sent(), group_->job->wire->transport()}; }
 
  private:
   void check_peer(int peer, const char* what) const {
@@ -408,7 +397,7 @@ class MessageCommunicator : public Communicator {
     return Work(std::make_unique<Collective>(group_, header, data, std::move(steps)));
   }
 
-  std::shared_ptr<Group> group_;
+  std::shared_ptr<MessageGroup> group_;
 };
 
 }  // namespace
@@ -450,21 +439,18 @@ int culprit(const std::vector<Standing>& all, int rank) {
 }
 
 Messages messages_under(const Communicator& communicator) {
-  const auto* c = dynamic_cast<const MessageCommunicator*>(&communicator);
-  require(c != nullptr, "this communicator does not rest on messages");
-  return {c->group().job->wire, c->group().ranks, c->group().job->deadline};
+  const auto* g = dynamic_cast<const MessageGroup*>(communicator.group().get());
+  require(g != nullptr, "this communicator does not rest on messages");
+  return {g->job->wire, g->ranks, g->job->deadline};
 }
 
 std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double deadline, ChoiceTable table) {
-  auto group = std::make_shared<Group>();
-  group->rank = wire->rank();
-  group->ranks.resize(std::size_t(wire->size()));
-  std::iota(group->ranks.begin(), group->ranks.end(), 0);
-  group->job = std::make_shared<Job>();
-  group->job->deadline = deadline;
-  group->job->table = std::move(table);
-  group->job->wire = std::move(wire);
-  return std::make_unique<MessageCommunicator>(group);
+  std::vector<int> ranks(std::size_t(wire->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const int rank = wire->rank();
+  auto job = std::make_shared<Job>();
+  job->deadline = deadline, job->table = std::move(table), job->wire = std::move(wire);
+  return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(job, ranks, rank, 1));
 }
 
 }  // namespace tandem

@@ -55,7 +55,8 @@ class NcclWork : public Work::Operation {
 class Nccl : public Communicator {
  public:
   Nccl(const NcclLibrary& library, std::shared_ptr<Communicator> host, Backend& backend, const NcclOptions& options)
-      : library_(library),
+      : Communicator(host->group()),
+        library_(library),
         nccl_(*library.functions),
         host_(std::move(host)),
         backend_(backend),
@@ -72,7 +73,7 @@ class Nccl : public Communicator {
       verify(nccl_.comm_init_rank_config(&comm_, size(), id, rank(), &config), "ncclCommInitRankConfig");
       while (!settled("the start")) rest();
     } catch (const CommunicationError& e) {
-      host_->fail(e.rank, e.what());
+      group()->fail(e.rank, e.what());
       abort();
       throw;
     }
@@ -80,9 +81,6 @@ class Nccl : public Communicator {
   // Abort, for Destroy may wait for ranks that are gone.
   ~Nccl() override { abort(); }
 
-  int rank() const override { return host_->rank(); }
-  int size() const override { return host_->size(); }
-  std::string where(int rank) const override { return host_->where(rank); }
 
   Work send(int to, Buffer data, int) override {
     return start(Kind::message, data, [=, this](cudaStream_t s) {
@@ -124,15 +122,13 @@ class Nccl : public Communicator {
     return part ? std::make_unique<Nccl>(library_, std::move(part), backend_, options_) : nullptr;
   }
 
-  void check() override { host_->check(); }
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
-  std::uint64_t bytes_sent() const override { return sent_ + host_->bytes_sent(); }  // NCCL's as the bound has it
-  std::string transport() const override {
+  Traffic traffic() const override {  // NCCL's bytes as the bound has them
     const int v = library_.version;
-    return "NCCL " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
+    return {sent_ + host_->traffic().bytes,
+            "NCCL " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100)};
   }
-  void fail(int culprit, const std::string& text) override { host_->fail(culprit, text); }
 
  private:
   friend class NcclWork;
@@ -212,9 +208,9 @@ class Nccl : public Communicator {
     } catch (const Error& e) {
       failed_ = std::current_exception();
       if (const auto* c = dynamic_cast<const CommunicationError*>(&e); c)
-        host_->fail(c->rank, e.what());
+        group()->fail(c->rank, e.what());
       else
-        host_->fail(rank(), where(rank()) + ": " + e.what());
+        group()->fail(rank(), where(rank()) + ": " + e.what());
       abort();
       throw;
     }
@@ -258,7 +254,7 @@ class Nccl : public Communicator {
     ncclResult_t state = ncclSuccess;
     verify(nccl_.comm_get_async_error(comm_, &state), what);
     verify(state, what);
-    if (seconds_since(since_) > options_.patience) host_->check();
+    if (seconds_since(since_) > options_.patience) group()->check();
     if (seconds_since(since_) > options_.deadline)
       throw CommunicationError(-1, what + " over NCCL: " + where(rank()) + " waits for " +
                                        std::to_string(int(options_.deadline)) + " s");

@@ -81,7 +81,7 @@ class NodeOperation : public Work::Operation {
 class NodeCommunicator : public Communicator {
  public:
   explicit NodeCommunicator(std::unique_ptr<Communicator> base)
-      : base_(std::move(base)), ranks_(base_->size()), rank_(base_->rank()) {
+      : Communicator(base->group()), base_(std::move(base)), ranks_(size()), rank_(rank()) {
     const Messages under = messages_under(*base_);
     wire_ = under.wire, job_ranks_ = under.job_ranks, deadline_ = under.deadline;
     const std::size_t desks = (std::size_t(ranks_) * sizeof(Desk) + 4095) / 4096 * 4096;
@@ -95,9 +95,6 @@ class NodeCommunicator : public Communicator {
     spins_per_yield_ = own_core ? 100 : 1;
   }
 
-  int rank() const override { return rank_; }
-  int size() const override { return ranks_; }
-  std::string where(int rank) const override { return base_->where(rank); }
   Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
   Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
   std::unique_ptr<Communicator> split(int color, int key) override {
@@ -141,11 +138,7 @@ class NodeCommunicator : public Communicator {
     heard_ = mine.bell.load();
   }
   void wake() override { ring(desks_[rank_]); }
-  void check() override { base_->check(); }
-  std::uint64_t bytes_sent() const override { return bytes_ + base_->bytes_sent(); }
-  std::string transport() const override { return "shared memory"; }
-  void fail(int culprit, const std::string& text) override { base_->fail(culprit, text); }
-  std::vector<int> survivors() override { return base_->survivors(); }
+  Traffic traffic() const override { return {bytes_ + base_->traffic().bytes, "shared memory"}; }
 
  private:
   friend class NodeOperation;
@@ -259,7 +252,7 @@ class NodeCommunicator : public Communicator {
     try {
       body();
     } catch (const CommunicationError& e) {
-      base_->fail(e.rank, e.what());
+      group()->fail(e.rank, e.what());
       throw;
     }
   }

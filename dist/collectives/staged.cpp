@@ -58,7 +58,8 @@ class StagedWork : public Work::Operation {
 class Staged : public Communicator {
  public:
   Staged(std::shared_ptr<Communicator> host, Backend& backend, const StagedOptions& options)
-      : host_(std::move(host)),
+      : Communicator(host->group()),
+        host_(std::move(host)),
         backend_(backend),
         options_(options),
         down_(backend.new_queue()),
@@ -66,9 +67,6 @@ class Staged : public Communicator {
     require(options.chunk_bytes >= 8 && options.chunks >= 1, "staged: ", options.chunks, " chunks of ",
             options.chunk_bytes, " bytes");
   }
-  int rank() const override { return host_->rank(); }
-  int size() const override { return host_->size(); }
-  std::string where(int rank) const override { return host_->where(rank); }
 
   Work send(int to, Buffer data, int tag) override {
     return start(2 * to, data, true, false, [=, this](Buffer b, std::int64_t) { return host_->send(to, b, tag); });
@@ -105,10 +103,10 @@ class Staged : public Communicator {
   // Copies end without ringing any bell.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
-  void check() override { host_->check(); }
-  std::uint64_t bytes_sent() const override { return host_->bytes_sent(); }
-  std::string transport() const override { return "pinned memory of the host, and " + host_->transport(); }
-  void fail(int culprit, const std::string& text) override { host_->fail(culprit, text); }
+  Traffic traffic() const override {
+    const Traffic host = host_->traffic();
+    return {host.bytes, "pinned memory of the host, and " + host.transport};
+  }
 
  private:
   friend class StagedWork;
@@ -150,7 +148,7 @@ class Staged : public Communicator {
     if (std::chrono::duration<double>(now - moved_).count() <= options_.deadline) return;
     const std::string text = where(rank()) + ": a copy between device and host has not ended for " +
                              std::to_string(int(options_.deadline)) + " s";
-    host_->fail(rank(), text);
+    group()->fail(rank(), text);
     throw CommunicationError(rank(), text);
   }
   bool begin_next(Lane& lane) {

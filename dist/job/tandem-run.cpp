@@ -568,7 +568,7 @@ void check_rank() {
   for (int i = 0; i < 10; i++) c->all_reduce(buffer(many), Combine::max).wait();
   const double each = (now() - start) / 10;
   std::printf("%s, process %d, reaches the others by %s\n", c->where(c->rank()).c_str(), int(getpid()),
-              c->transport().c_str());
+              c->traffic().transport.c_str());
   std::fflush(stdout);
   c->barrier().wait();
   if (c->rank() == 0)

@@ -105,10 +105,10 @@ class AllReduce : public Replicas {
       compare_parameters(*space_, steps_);
       across_->gather = nullptr;
       std::exchange(space_, nullptr)->on_gradient(nullptr);
-      sent_ = buckets_->over().bytes_sent(), bucket_bytes_ = buckets_->largest();
+      sent_ = buckets_->over().traffic().bytes, bucket_bytes_ = buckets_->largest();
       buckets_.reset(), behind_.reset();
     }
-    return measured(reducer_, std::max(sent_, communicator_->bytes_sent()), bucket_bytes_);
+    return measured(reducer_, std::max(sent_, communicator_->traffic().bytes), bucket_bytes_);
   }
 
   ClockOffset watch(Trace& trace) override {

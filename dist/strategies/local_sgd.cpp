@@ -144,12 +144,12 @@ class LocalSgd : public Replicas {
       if (not_finite_ < 0) compare_weights();
       optimizer_->gradients_are_shares_of(1);
       optimizer_ = nullptr, space_ = nullptr;
-      if (over_) sent_by_devices_ = over_->bytes_sent();
+      if (over_) sent_by_devices_ = over_->traffic().bytes;
       over_.reset(), flags_.reset(), ready_.reset();
       sum_ = other_ = {};
       centred_ = shown_ = planned_ = false;
     }
-    return measured(reducer_, std::max(sent_by_devices_, communicator_->bytes_sent()),
+    return measured(reducer_, std::max(sent_by_devices_, communicator_->traffic().bytes),
                     buckets_.empty() ? 0 : buckets_[0].length() * 4);
   }
 

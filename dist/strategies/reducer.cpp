@@ -89,10 +89,10 @@ bool Reducer::may_begin(const Exchange& exchange) {
     const int me = ranks_.rank();
     const std::string text = ranks_.where(me) + ": its device has not come to the end of backward for " +
                              std::to_string(int(deadline_)) + " s";
-    ranks_.fail(me, text);
+    ranks_.group()->fail(me, text);
     throw CommunicationError(me, text);
   }
-  ranks_.check();
+  ranks_.group()->check();
   return false;
 }
 

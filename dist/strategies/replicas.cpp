@@ -103,7 +103,7 @@ void Replicas::synchronize(Shared what, ParameterSpace& space, Optimizer&) {
 }
 
 bool Replicas::saves_after_failure() {
-  const std::vector<int> left = communicator_->survivors();
+  const std::vector<int> left = communicator_->group()->survivors();
   const int twice = 2 * int(left.size());
   return !left.empty() && left[0] == rank() && (twice > size() || (twice == size() && rank() == 0));
 }
