@@ -11,6 +11,7 @@ namespace tandem {
 
 // Axes of a shape, as arguments: {0, 2}, a vector, or one.
 struct Axes : std::span<const int> {
+  Axes() = default;  // none; without this constructor nvcc 13 turns an argument {} into {0}
   Axes(std::initializer_list<int> axes) : span(axes.begin(), axes.size()) {}
   Axes(const std::vector<int>& axes) : span(axes) {}
   Axes(const int& axis) : span(&axis, 1) {}
