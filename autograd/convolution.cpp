@@ -47,8 +47,9 @@ struct Conv2dNode : Node {
 Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, const Conv2dOptions& o) {
   require(x.rank() == 4 && w.rank() == 4, "conv2d: input ", x.shape(), " must be [N,H,W,C], weight ", w.shape(),
           " [O,H,W,I]");
-  require(o.stride >= 1 && o.dilation >= 1 && o.groups >= 1 && o.padding >= 0, "conv2d: stride ", o.stride,
-          ", dilation ", o.dilation, ", groups ", o.groups, ", padding ", o.padding, " are out of range");
+  require(o.stride >= 1 && o.dilation >= 1 && o.groups >= 1 && o.padding >= 0 && o.padding_w >= -1, "conv2d: stride ",
+          o.stride, ", dilation ", o.dilation, ", groups ", o.groups, ", padding ", o.padding, ", padding_w ", o.padding_w,
+          " are out of range");
   ConvShape s{.n = x.extent(0),
               .h = x.extent(1),
               .w = x.extent(2),

@@ -31,7 +31,12 @@ struct GroupNormNode : Node {
     else
       at(2, gamma, out.dbeta, out.add_dbeta);
     at(0, x, out.dx, out.add_dx);
-    backend.group_norm_backward(s, x, dy, gamma, mean, inverse, out);
+    if (x.elements() > 0) {
+      backend.group_norm_backward(s, x, dy, gamma, mean, inverse, out);
+    } else {  // sums of nothing
+      if (out.dgamma && !out.add_dgamma) out.dgamma->fill(0);
+      if (out.dbeta && !out.add_dbeta) out.dbeta->fill(0);
+    }
     if (tied.defined()) sinks[2].give(std::move(tied));
   }
 };
@@ -42,7 +47,8 @@ Variable normalise(const char* op, const GroupNormShape& s, const Variable& x, c
   check_inputs(op, x.value(), {&gamma.value(), &beta.value()});
   Tensor y = Tensor::like(x.value());
   Tensor mean(x.backend(), {s.pictures, s.groups}, gamma.dtype()), inverse = Tensor::like(mean);
-  y.backend().group_norm(s, x.value(), gamma.value(), beta.value(), y, mean, inverse);
+  if (x.value().elements() > 0)  // the kernels expect at least one element
+    y.backend().group_norm(s, x.value(), gamma.value(), beta.value(), y, mean, inverse);
   return record<GroupNormNode>(y, {&x, &gamma, &beta}, {x.value(), gamma.value(), mean, inverse}, s);
 }
 

@@ -234,8 +234,9 @@ class Engine {
 
   void run(const Variable& root, const BackwardOptions& options) {
     MemoryUse use(Use::backward);
-    require(root.defined() && root.value().elements() == 1, "backward() starts from a loss with one element",
-            root.defined() ? ", this has the shape " : "", root.defined() ? root.shape() : Shape());
+    require(root.defined(), "backward() starts from a loss with one element, this one is undefined");
+    require(root.value().elements() == 1, "backward() starts from a loss with one element, this one has the shape ",
+            root.shape());
     require(root.requires_grad(),
             "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all of it "
             "frozen?)");

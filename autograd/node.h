@@ -2,6 +2,7 @@
 // backward(). Saved tensors are data, never captured in a closure, so that they can be counted, shown, swapped and
 // prefetched; each remembers the write count it was saved at and refuses to be read when it moved.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <span>
@@ -153,6 +154,18 @@ struct NotFinite : Error {
 
 class Recorder;  // autograd/recorder.h
 
+// Dropout calls so far: of this step, or of the thread where there is no step state. Assigning 0 begins a step.
+struct DropoutCalls {
+  DropoutCalls(std::uint64_t unnumbered = 0) : unnumbered(unnumbered) {}
+  bool first_of(std::uint32_t layer) {  // whether the layer has not been called yet; counts the call
+    if (std::find(layers.begin(), layers.end(), layer) != layers.end()) return false;
+    layers.push_back(layer);
+    return true;
+  }
+  std::uint64_t unnumbered;           // calls without a layer number, and repeated calls of a layer
+  std::vector<std::uint32_t> layers;  // those that have been called
+};
+
 // What operations consult while they run, one record per thread.
 struct Mode {
   bool record = true;        // build the tape
@@ -162,7 +175,7 @@ struct Mode {
   Tensor step_state;         // StepState on the device; empty outside training loops
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
   std::uint64_t seed = 0;    // of random draws where there is no step state
-  std::uint64_t draws = 0;   // dropout calls so far: of this step, or of the thread where there is no step state
+  DropoutCalls draws;
   Recorder* recorder = nullptr;  // writes down every operation
   Mode();
 };

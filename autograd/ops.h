@@ -39,6 +39,7 @@ Variable sin(const Variable& x);
 Variable cos(const Variable& x);
 Variable clamp(const Variable& x, double low, double high);
 Variable scale(const Variable& x, double factor, double shift = -0.0);  // factor·x + shift; adding −0 leaves the sign of a zero
+Variable div_by(const Variable& x, double divisor);  // x / divisor, correctly rounded: scale(x, 1 / divisor) is not
 Variable power(const Variable& x, double exponent);
 Variable cast(const Variable& x, DType dtype);
 
@@ -71,7 +72,7 @@ inline Variable operator*(const Variable& a, double s) { return scale(a, s); }
 inline Variable operator*(double s, const Variable& a) { return scale(a, s); }
 inline Variable operator+(const Variable& a, double s) { return scale(a, 1, s); }
 inline Variable operator-(const Variable& a, double s) { return scale(a, 1, -s); }
-inline Variable operator/(const Variable& a, double s) { return scale(a, 1 / s); }
+inline Variable operator/(const Variable& a, double s) { return div_by(a, s); }
 
 // ---- reductions (reduce.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
 Variable sum(const Variable& x, Axes axes = {}, bool keep_axes = false);
@@ -133,9 +134,10 @@ Variable group_norm(const Variable& x, int groups, const Variable& gamma, const 
 Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
 
 // ---- dropout (dropout.kernel.cpp) ----------------------------------------------------------------------------------------
-// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream (the module Dropout has
-// one of its own; by default the calls of a step are numbered as they come); the draw depends on (seed, layer, epoch, picture), not
-// on the position in the batch, when a training loop supplies them. In a bare loop each call draws anew, from mode().seed.
+// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream: a module Dropout has a
+// number of its own for its first call in a step; all other calls in a step are numbered in order. The draw depends on (seed,
+// layer, epoch, picture), not on the position in the batch, when a training loop supplies them. In a bare loop each call draws
+// anew, from mode().seed.
 inline constexpr std::uint32_t by_call = 1u << 20;
 Variable dropout(const Variable& x, double p, std::uint32_t layer = by_call);
 

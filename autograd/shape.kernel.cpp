@@ -160,8 +160,8 @@ struct ShortcutNode : Node {
 }  // namespace
 
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
-  require(x.rank() == 4 && stride >= 1 && widen >= 0, "pad_shortcut: input ", x.shape(), " must be [N,H,W,C], stride ", stride,
-          " at least 1, widening ", widen, " at least 0");
+  require(x.rank() == 4 && stride >= 1 && widen >= 0 && widen <= Shape::most, "pad_shortcut: input ", x.shape(),
+          " must be [N,H,W,C], stride ", stride, " at least 1, widening ", widen, " at least 0 and at most ", Shape::most);
   Shape s = x.shape(), shape{s[0], (s[1] + stride - 1) / stride, (s[2] + stride - 1) / stride, s[3] + 2 * widen};
   Tensor y(x.backend(), shape, x.dtype());
   if (x.backend().on_device()) {
@@ -182,19 +182,14 @@ Variable reshape(const Variable& x, const Shape& shape) {
 
 Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape) {
   Shape s;
-  std::int64_t known = 1, elements = x.value().elements();
   int unknown = -1;
   for (std::int64_t e : shape) {
-    if (e == -1) {
-      require(unknown < 0, "reshape: only one size can be inferred from the others, and two are -1");
-      unknown = s.rank();
-      s.append(0);
-    } else {
-      s.append(e);
-      known *= e;
-    }
+    require(e != -1 || unknown < 0, "reshape: only one size can be inferred from the others, and two are -1");
+    if (e == -1) unknown = s.rank();
+    s.append(e == -1 ? 1 : e);
   }
   if (unknown >= 0) {
+    const std::int64_t elements = x.value().elements(), known = s.elements();
     require(known > 0 && elements % known == 0, "reshape: ", x.shape(), " has ", elements, " elements, which the other sizes (together ",
             known, ") do not divide");
     s[unknown] = elements / known;
@@ -249,6 +244,7 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
   int a = x.shape().axis("slice", axis);
   require(step >= 1 && 0 <= begin && begin <= end && end <= x.extent(a), "slice: [", begin, ", ", end, ") step ", step,
           " of axis ", axis, " in the shape ", x.shape());
+  step = std::min(step, std::max<std::int64_t>(1, x.extent(a)));  // a longer step selects the same elements
   Box box = whole(x.shape());
   box.begin = begin * box.step[a];
   box.step[a] *= step;
@@ -304,6 +300,8 @@ Variable concat(std::span<const Variable> parts, int axis) {
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value) {
   int a = x.shape().axis("pad", axis);
   require(before >= 0 && after >= 0, "pad: ", before, " before and ", after, " after: use slice to cut");
+  require(before <= Shape::most && after <= Shape::most, "pad: ", before, " before and ", after,
+          " after: more elements than any memory holds");
   Shape shape = x.shape();
   shape[a] += before + after;
   Box box = whole(shape);

@@ -159,6 +159,14 @@ struct Affine {
   template <class A> TANDEM_HD A f(A x) const { return A(factor) * x + A(shift); }
   template <class A> TANDEM_HD A df(A g, A) const { return g * A(factor); }
 };
+struct DivideBy {
+  static constexpr auto name = "div_by";
+  static constexpr From from = From::nothing;
+  double divisor;
+  Attributes attributes() const { return {{"divisor", {divisor}}}; }
+  template <class A> TANDEM_HD A f(A x) const { return x / A(divisor); }
+  template <class A> TANDEM_HD A df(A g, A) const { return g / A(divisor); }
+};
 struct Power {
   static constexpr auto name = "power";
   static constexpr From from = From::x;
@@ -204,6 +212,7 @@ Variable clamp(const Variable& x, double low, double high) {
   return elementwise(Clamp{low, high}, x);
 }
 Variable scale(const Variable& x, double factor, double shift) { return elementwise(Affine{factor, shift}, x); }
+Variable div_by(const Variable& x, double divisor) { return elementwise(DivideBy{divisor}, x); }
 Variable power(const Variable& x, double exponent) { return elementwise(Power{exponent}, x); }
 Variable cast(const Variable& x, DType dtype) {
   if (x.dtype() == dtype) return x;

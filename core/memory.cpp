@@ -1,6 +1,7 @@
 #include "core/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -30,6 +31,20 @@ class Heap : public MemorySource {
   void release(void* block, std::size_t) override { std::free(block); }
   const char* name() const override { return "host memory"; }
   std::size_t left() const override { return available_memory(); }
+  std::size_t touched(const void* block, std::size_t bytes) const override {
+    static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(block), begin = at / page * page;
+    std::vector<unsigned char> resident((at + bytes - begin + page - 1) / page);
+    if (mincore(reinterpret_cast<void*>(begin), at + bytes - begin, resident.data()) != 0) return bytes;
+    return std::min<std::size_t>(
+        bytes, page * std::size_t(std::count_if(resident.begin(), resident.end(), [](unsigned char p) { return p & 1; })));
+  }
+  void discard(void* at, std::size_t bytes) override {
+    static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(at) + page - 1) / page * page;
+    const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(at) + bytes) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
   // Address space, not memory: pages that nobody wrote to cost nothing.
 #if defined(__SANITIZE_ADDRESS__)
   std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
@@ -140,9 +155,14 @@ std::size_t CachingAllocator::kept_for_pools(int stream) const {
   return bytes;
 }
 
-// From the source; once more after returning what is free, since blocks of other sizes may be what is in the way.
+// From the source; once more after returning what is free, since blocks of other sizes may be what is in the way. A host gives
+// more than it has and kills the process later: what is free is returned before that.
 void* CachingAllocator::acquire(std::size_t bytes) {
   statistics_.source_calls++;
+  if (bytes >= large && source_->left() < bytes) {
+    trim_locked();
+    for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
+  }
   void* block = source_->acquire(bytes);
   if (!block) {
     trim_locked();
@@ -334,8 +354,11 @@ void CachingAllocator::reset_peak() {
 
 std::size_t CachingAllocator::left() const {
   const std::size_t left = source_->left();
+  if (left == std::size_t(-1)) return left;
   std::lock_guard lock(mutex_);
-  return left == std::size_t(-1) ? left : left + statistics_.reserved_bytes - statistics_.live_bytes;
+  std::size_t free = statistics_.reserved_bytes - statistics_.live_bytes;
+  for (const auto& [stream, bytes, at] : free_large_) free -= bytes - source_->touched(at, bytes);
+  return left + free;
 }
 
 Backend& CachingAllocator::backend_is_gone() const {

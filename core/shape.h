@@ -15,6 +15,7 @@ namespace tandem {
 class Shape {
  public:
   static constexpr int max_rank = 6;
+  static constexpr std::int64_t most = std::int64_t{1} << 60;  // elements; their bytes can be counted too
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> extents) : Shape(std::span(extents.begin(), extents.size())) {}
   explicit Shape(std::span<const std::int64_t> extents) {
@@ -22,11 +23,13 @@ class Shape {
     for (std::int64_t e : extents) append(e);
   }
   int rank() const { return rank_; }
-  std::int64_t operator[](int axis) const { return extents_[axis < 0 ? axis + rank_ : axis]; }
-  std::int64_t& operator[](int axis) { return extents_[axis < 0 ? axis + rank_ : axis]; }
-  std::int64_t elements() const {
+  std::int64_t operator[](int axis) const { return extents_[index(axis)]; }  // throws Error where there is no such axis
+  std::int64_t& operator[](int axis) { return extents_[index(axis)]; }
+  std::int64_t elements() const {  // throws Error where there are more than `most`
     std::int64_t n = 1;
-    for (int i = 0; i < rank_; i++) n *= extents_[i];
+    bool fits = true;
+    for (int i = 0; i < rank_; i++) fits = !__builtin_mul_overflow(n, extents_[i], &n) && n >= 0 && n <= most && fits;
+    if (!fits) fail("the shape ", *this, " has more elements than any memory holds");
     return n;
   }
   // The axis that `axis` names: −1 is the last. Throws Error in the name of op where there is none.
@@ -64,6 +67,11 @@ class Shape {
   }
 
  private:
+  int index(int axis) const {
+    const int i = axis < 0 ? axis + rank_ : axis;
+    if (i < 0 || i >= rank_) fail("there is no axis ", axis, " in the shape ", *this);
+    return i;
+  }
   std::array<std::int64_t, max_rank> extents_{};
   int rank_ = 0;
 };

@@ -71,7 +71,7 @@ Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
-  require(0 <= begin && begin + shape.elements() <= elements_, "range [", begin, ", +", shape.elements(), ") of ",
+  require(0 <= begin && begin <= elements_ - shape.elements(), "range [", begin, ", +", shape.elements(), ") of ",
           elements_, " elements");
   Tensor t = *this;
   t.offset_ += begin;
@@ -89,6 +89,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
 }
 
 Tensor Tensor::cast(DType dtype) const {
+  if (!storage_) fail_undefined();
   if (dtype == dtype_) return *this;
   Tensor t(backend(), shape_, dtype);
   convert(*this, t);
@@ -120,6 +121,7 @@ Tensor Tensor::to(Backend& target) const {
 void Tensor::fill(double value) { tandem::fill(*this, value); }
 
 void Tensor::copy_from(const Tensor& source) {
+  if (!defined() || !source.defined()) fail_undefined();
   require(source.shape() == shape_, "copy_from: ", source.shape(), " into ", shape_);
   if (!elements_) return;
   Tensor s = source.to(backend());
@@ -130,6 +132,7 @@ void Tensor::copy_from(const Tensor& source) {
 }
 
 std::vector<double> Tensor::values() const {
+  if (!storage_) fail_undefined();
   std::vector<std::byte> host(std::max<std::size_t>(1, bytes()));
   if (elements_) backend().download(host.data(), raw(), bytes());
   std::vector<double> out(elements_);

@@ -45,10 +45,10 @@ class Tensor {
   }
 
   // Reading and writing on the device. write() counts, so that whoever saved the old value notices.
-  const void* raw() const { return storage_->data() + offset_ * size_of(dtype_); }
+  const void* raw() const { return begin(); }
   void* raw_write() {
-    writes_->bump();
-    return storage_->data() + offset_ * size_of(dtype_);
+    writes().bump();
+    return begin();
   }
   template <class T>
   const T* data() const {
@@ -60,7 +60,10 @@ class Tensor {
     check_type(dtype_of<T>);
     return static_cast<T*>(raw_write());
   }
-  WriteCount& writes() const { return *writes_; }
+  WriteCount& writes() const {
+    if (!writes_) fail_undefined();
+    return *writes_;
+  }
 
   Tensor slice(std::int64_t begin, std::int64_t end) const;  // rows [begin, end) of the first axis; shares memory
   Tensor range(std::int64_t begin,
@@ -84,6 +87,10 @@ class Tensor {
   bool same_memory(const Tensor& o) const { return defined() && o.defined() && raw() == o.raw(); }
 
  private:
+  std::byte* begin() const {
+    if (!storage_) fail_undefined();
+    return storage_->data() + offset_ * size_of(dtype_);
+  }
   void check_type(DType asked) const {
     if (asked != dtype_) fail("a ", name_of(dtype_), " tensor was read as ", name_of(asked));
   }

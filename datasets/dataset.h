@@ -20,7 +20,7 @@ struct Pictures {
   std::vector<std::string> class_names;  // classes of them, or none
   std::vector<float> mean, deviation;    // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
 
-  std::int64_t count() const { return images.extent(0); }
+  std::int64_t count() const { return images.defined() ? images.extent(0) : 0; }
   std::int64_t height() const { return images.extent(1); }
   std::int64_t width() const { return images.extent(2); }
   std::int64_t channels() const { return images.extent(3); }

@@ -17,6 +17,8 @@ Variable Linear::forward(const Variable& x) { return linear(x, *weight_, optiona
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options, bool bias)
     : options_(options) {
+  require(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0, "Conv2d: ", in, " input and ", out,
+          " output channels cannot be cut into ", options.groups, " groups");
   std::int64_t fan_in = in / options.groups * window * window;
   weight_ = &parameter("weight", {out, window, window, in / options.groups}, Initial::fan_in_uniform(fan_in));
   if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(fan_in), false);

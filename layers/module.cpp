@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/files/json.h"
+
 namespace tandem {
 namespace {
 
@@ -53,8 +55,11 @@ void Module::number(std::uint32_t& next) {
 }
 
 void Module::check_name(const std::string& name) const {
-  require(!name.empty() && name.find('.') == std::string::npos, "a module's part needs a name without dots, not \"", name,
-          "\"");
+  const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  require(!name.empty() && name.find_first_of("./") == std::string::npos && !control && is_utf8(name) &&
+              name != "__metadata__",
+          "the name ", json_quoted(name), " of a module's part cannot be a key of a checkpoint: choose another, of UTF-8 text "
+          "without dots, slashes and control characters, and not __metadata__");
   auto taken = [&](auto& all, auto name_of) {
     return std::any_of(all.begin(), all.end(), [&](auto& one) { return name_of(one) == name; });
   };

@@ -101,6 +101,12 @@ goes_on
 kill -TERM $launcher
 ended 143
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
+# Without --on-failure the others go on; where it says stop, the first that fails ends the job.
+begun 2 --on-failure stop
+kill -KILL "$victim"
+ended 137
+grep -q 'rank 2 on .* failed first' "$there/out" || complain "--on-failure stop: $(cat "$there/out")"
+says 2 'with --on-failure stop no rank is started again' "$run" -n 2 --strategy ddc-asgd --on-failure stop --restart 1 $train
 # Before all have met there is nothing to go on with.
 says 3 'failed first: it ended with exit status 3' "$run" -n 3 --strategy ddc-asgd --restart 1 \
   sh -c '[ "$RANK" = 1 ] && sleep 1 && exit 3; exec "$@"' sh $train

@@ -338,6 +338,8 @@ std::vector<Row> table() {
   row(unary(
       "scale", -4, 4, [](X x) { return scale(x, -1.5, 0.25); }, [](double x) { return 0.25 - 1.5 * x; }));
   row(unary(
+      "div_by", -4, 4, [](X x) { return x / 0.7; }, [](double x) { return x / 0.7; }));
+  row(unary(
       "power", 0.1, 4, [](X x) { return power(x, 2.5); }, [](double x) { return x * x * std::sqrt(x); }));
 
   // Finite differences see through a narrow type when each step is a number of it: steps of 2^-10 between multiples of

@@ -215,12 +215,18 @@ TEST_F(Engine, TwoDropoutsOfAModelDrawTwoMasks) {
     auto draw = [&] {
       counters.batch(batch);
       return std::vector{model.a(x).value().values(), model.b(x).value().values(), dropout(x, 0.5).value().values(),
-                         dropout(x, 0.5).value().values()};
+                         model.a(x).value().values(), dropout(x, 0.5).value().values(), model.a(x).value().values()};
     };
-    const auto masks = draw();
+    const auto masks = draw();  // also of one module that is called three times
     for (std::size_t i = 0; i < masks.size(); i++)
       for (std::size_t k = 0; k < i; k++) EXPECT_NE(masks[i], masks[k]) << i << " and " << k;
     EXPECT_EQ(masks, draw()) << "the same step draws the same";
+    counters.batch(batch);
+    const Mode then = mode();
+    const auto first = model.a(x).value().values();
+    EXPECT_NE(first, model.a(x).value().values());
+    ModeOf again(then);
+    EXPECT_EQ(first, model.a(x).value().values()) << "a part that runs once more in backward";
   }
   TwoDropouts other;
   ParameterSpace others(other, backend_, 9);

@@ -266,6 +266,20 @@ TEST(Onnx, HoldsTheGraph) {
   EXPECT_EQ(bytes, onnx_of(net, *backend, {8, 8, 3}));  // nothing random
 }
 
+TEST(Onnx, DividesByANumber) {
+  struct Net : Module {
+    Linear& fc = child<Linear>("fc", 4, 2);
+    Variable forward(const Variable& x) override { return fc(flatten(x)) / 49; }
+  };
+  auto backend = cpu_backend(1);
+  Net net;
+  try {
+    EXPECT_NE(onnx_of(net, *backend, {2, 2, 1}).find("Div"), std::string::npos);
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("protobuf"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Onnx, AnOperationWithoutACounterpartIsNamed) {
   struct Net : Module {
     Conv2d& conv = child<Conv2d>("conv", 1, 2, 3);

@@ -298,6 +298,56 @@ TEST(Safetensors, APickleIsMetWithTheCommandThatConvertsIt) {
   EXPECT_TRUE(refused([&] { SafetensorsFile f(folder.file("old.pth")); }, {"pickle"}));
 }
 
+// The command runs here with a stand-in for PyTorch, whose load() gives what checkpoint.txt says.
+TEST(Safetensors, TheConversionTakesTheDictionaryWithTheMostTensors) {
+  if (std::system("command -v python3 >/dev/null 2>&1") != 0) GTEST_SKIP() << "needs python3";
+  TemporaryFolder folder;
+  put(folder.file("torch.py"), R"(
+class nn:
+    class Module: pass
+class Tensor:
+    def __init__(self, n): self.shape = [n]
+    def detach(self): return self
+    float = contiguous = numpy = detach
+    def is_floating_point(self): return True
+    def numel(self): return self.shape[0]
+    def tobytes(self): return bytes(4 * self.shape[0])
+class Model(nn.Module):
+    def state_dict(self): return {"a": Tensor(2), "b": Tensor(3)}
+def is_tensor(v): return isinstance(v, Tensor)
+def load(path, map_location): return eval(open("checkpoint.txt").read())
+)");
+  put(folder.file("net.pt"), "PK\x03\x04 and so on");
+  auto converted = [&](const std::string& checkpoint) -> std::vector<std::string> {
+    put(folder.file("checkpoint.txt"), checkpoint);
+    fs::remove(folder.file("net.safetensors"));
+    try {
+      SafetensorsFile f(folder.file("net.pt"));
+    } catch (const UsageError& e) {
+      const std::string what = e.what();
+      put(folder.file("convert"), what.substr(what.find("  python3 -c")));
+    }
+    const std::string run = "cd " + folder.file("") + " && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=. sh convert 2>said";
+    if (std::system(run.c_str()) != 0) return {"refused"};
+    const SafetensorsFile f(folder.file("net.safetensors"));
+    std::vector<std::string> names;
+    for (const auto& [name, entry] : f.tensors()) names.push_back(name);
+    return names;
+  };
+  const std::vector<std::string> weights{"a", "b"};
+  const std::string model = R"({"a": Tensor(2), "b": Tensor(3)})", many = "{str(i): i for i in range(30)}";
+  EXPECT_EQ(converted(model), weights);
+  EXPECT_EQ(converted(R"({"args": )" + many + R"(, "model": )" + model + "}"), weights);
+  EXPECT_EQ(converted(R"({"epoch": 3, "scale": Tensor(1), "state": {"last": {"model": )" + model + "}}}"), weights);
+  EXPECT_EQ(converted("Model()"), weights);
+  EXPECT_EQ(converted(R"({"args": )" + many + R"(, "model": Model()})"), weights);
+  for (const std::string& none : {many, std::string("3"), "{'args': " + many + "}"}) {
+    EXPECT_EQ(converted(none), std::vector<std::string>{"refused"}) << none;
+    std::ifstream said(folder.file("said"));
+    EXPECT_NE(std::string(std::istreambuf_iterator<char>(said), {}).find("holds no tensors by name"), std::string::npos);
+  }
+}
+
 // A file that shrinks while it is read is an error, not a signal.
 TEST(Safetensors, AFileThatBecomesShorter) {
   TemporaryFolder folder;

@@ -252,6 +252,21 @@ TEST(SpecialValues, AFusedReluKeepsNaN) {
   }
 }
 
+TEST(SpecialValues, DivisionByANumberIsDivision) {
+  for (const auto& kind : backends()) {
+    auto b = kind.make();
+    auto over = [&](double x, double s) { return (Variable(Tensor::of(*b, {1}, {x})) / s).value().item(); };
+    EXPECT_EQ(over(3e38f, 3e38f), 1) << kind.name;
+    EXPECT_EQ(over(1e38f, 3e38f), double(1e38f / 3e38f)) << kind.name;
+    EXPECT_EQ(over(0, 1e-40), 0) << kind.name << ": 1/1e-40 is infinite in f32";
+    EXPECT_EQ(over(1, 0), INFINITY) << kind.name;
+    for (int i = 1; i < 100; i++) EXPECT_EQ(over(i, 49), double(float(i) / 49)) << kind.name << ' ' << i;
+    Variable x(Tensor::of(*b, {2}, {1, -2}), true);
+    sum(x / 3e38).backward({.seed = 3e38f});
+    EXPECT_EQ(x.grad().values(), (std::vector<double>{1, 1})) << kind.name;
+  }
+}
+
 // Where a function loses digits if it is written as the textbook has it.
 TEST(SpecialValues, DigitsNearZeroAndInTheTails) {
   std::unique_ptr<Backend> b = backends().back().make();

@@ -374,7 +374,7 @@ TEST(RandomStreams, DropoutMasksDoNotDependOnRanks) {
         loader.start(3);
         for (Batch batch; loader.next(batch);) {
           mode().step_state = on_device;
-          mode().samples = batch.samples;
+          mode().samples = batch.samples, mode().draws = 0;
           const std::vector<double> y =
               dropout(Variable(Tensor::full(*backend, {batch.size(), 10}, 1)), 0.4, 2).value().values();
           mode().step_state = mode().samples = {};

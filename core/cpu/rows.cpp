@@ -62,6 +62,7 @@ void put(Y& y, double value, bool add) {
 
 template <class Op, class T, class Y>
 void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int64_t inner, const T* x, Y* y, bool add) {
+  if (outer * inner == 0) return;
   const Op op;
   if (outer * middle * inner < parallel_grain) threads = 1;
   if (inner >= 1024) {  // long rows: threads share the columns

@@ -117,15 +117,19 @@ std::string shell_quoted(std::string_view text) {
 }
 
 // A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's checkpoint
-// holds its state_dict among other things: the largest dictionary is it.
+// holds its state_dict among other things: the dictionary with the most tensors is it.
 std::string conversion(const std::filesystem::path& path) {
   return R"(  python3 -c '
 import json, struct, sys, torch
 w = torch.load(sys.argv[1], map_location="cpu")
-w = w.state_dict() if hasattr(w, "state_dict") else w
-while any(isinstance(v, dict) for v in w.values()):
-    w = max((v for v in w.values() if isinstance(v, dict)), key=len)
-w = {k: v.detach().float().contiguous() for k, v in w.items() if torch.is_tensor(v) and v.is_floating_point()}
+def dicts(v):
+    v = v.state_dict() if isinstance(v, torch.nn.Module) else v
+    if isinstance(v, dict):
+        yield {str(k): t.detach().float().contiguous() for k, t in v.items() if torch.is_tensor(t) and t.is_floating_point()}
+        for inner in v.values():
+            yield from dicts(inner)
+w = max(dicts(w), key=len, default={})
+if not w: sys.exit(sys.argv[1] + " holds no tensors by name")
 header, at = {}, 0
 for k, v in w.items():
     header[k] = {"dtype": "F32", "shape": list(v.shape), "data_offsets": [at, at + 4 * v.numel()]}

@@ -2,8 +2,8 @@
 //
 // Every line that a rank prints gets its place in front, [rank@host]; the same error of several ranks is shown once. When a
 // rank fails, the others are ended within five seconds, and the last line says which rank failed first, and how. Nothing is
-// left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met: the others go on without
-// a rank that failed, which may be started again.
+// left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met, unless --on-failure stop is
+// given: the others go on without a rank that failed, which may be started again.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -45,7 +45,8 @@ struct Command {
   std::vector<Host> hosts;  // {"", n}: here
   std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow;
   int restarts = 0;
-  bool go_on = false, check = false, bind = true;
+  std::string on_failure;  // stop or continue; empty: as the strategy has it
+  bool check = false, bind = true;
   std::vector<std::string> program;
 };
 
@@ -63,7 +64,8 @@ const char* usage =
     "  --log-dir FOLDER       what each rank prints goes to FOLDER/rank-R.log too\n"
     "  --port PORT            of rank 0, with -H (default: chosen at random; on this host any free one)\n"
     "  --start-timeout SEC    until all ranks have come (default 60)\n"
-    "  --on-failure WHAT      stop (the default) ends all ranks with the first that fails; continue does not\n"
+    "  --on-failure WHAT      stop ends all ranks with the first that fails; continue does not. Default: stop; with a\n"
+    "                         parameter server the others go on without a rank that failed, unless it is rank 0\n"
     "  --no-bind              ranks may run on every core (default: each has its share of them, as long as there is "
     "one)\n"
     "  --ssh COMMAND          instead of ssh\n"
@@ -139,7 +141,7 @@ Command parse(int argc, char** argv) {
       c.ssh = value;
     } else if (name == "--on-failure") {
       if (value != "stop" && value != "continue") refuse("--on-failure ", value, ": choose stop or continue");
-      c.go_on = value == "continue";
+      c.on_failure = value;
     } else {
       refuse("unknown option ", name, " (--help lists the options)");
     }
@@ -244,7 +246,7 @@ class Job {
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
       const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return ends_job(r); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
-      if (any && !c_.go_on && !stop_at) stop_at = now() + 0.5;
+      if (any && c_.on_failure != "continue" && !stop_at) stop_at = now() + 0.5;
       // Rank 0's end is the job's: who was just started again would look for it in vain.
       if (goes_on_ && !ranks_[0].running && !ranks_[0].failed() && !stop_at) stop_at = now() + 5;
       if (asked && !kill_at) {
@@ -291,7 +293,10 @@ class Job {
     const char* token = std::getenv("TANDEM_TOKEN");
     token_ = here_only() ? "" : token && *token ? token : hex(random_bytes(32));
     const char* strategy = std::getenv("TANDEM_STRATEGY");
-    goes_on_ = goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
+    const bool stops = c_.on_failure == "stop";
+    if (c_.restarts > 0 && stops)
+      refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
+    goes_on_ = !stops && goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
     if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.

@@ -210,6 +210,9 @@ class Exporter {
       const Value v = value(x);
       const std::string y = make("Mul", {v.name, number(o.attribute("factor"))});
       result(o.output, o.attribute("shift") ? make("Add", {y, number(o.attribute("shift"))}) : y, v.channels_first);
+    } else if (o.op == "div_by") {
+      const Value v = value(x);
+      result(o.output, make("Div", {v.name, number(o.attribute("divisor"))}), v.channels_first);
     } else if (o.op == "clamp") {
       const Value v = value(x);
       result(o.output, make("Clip", {v.name, number(o.attribute("low")), number(o.attribute("high"))}),

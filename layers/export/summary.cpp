@@ -62,7 +62,7 @@ class Visit {
  private:
   Module& model_;
   bool training_, borrowed_ = false;
-  std::uint64_t draws_;
+  DropoutCalls draws_;
   std::unique_ptr<Backend> backend_;  // outlives the space
   std::unique_ptr<ParameterSpace> space_;
   std::vector<std::pair<Statistic*, Tensor>> statistics_;

@@ -57,6 +57,7 @@ void AdamW::allocate() {
 }
 
 std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {
+  check_bound();
   return {{"moment", moment_}, {"square", square_}};
 }
 

@@ -76,6 +76,11 @@ void LARS::allocate() {
   velocity_ = Tensor::zeros(backend, {space_->elements()}, dtype);
 }
 
+std::vector<std::pair<std::string, Tensor>> LARS::vectors() const {
+  check_bound();
+  return {{"velocity", velocity_}};
+}
+
 void LARS::measure(Range range, bool add) {
   check_range(range);
   const std::int64_t first = range.begin / ParameterSpace::alignment, last = range.end / ParameterSpace::alignment;

@@ -49,7 +49,7 @@ class Optimizer {
 
   // Allocates its state beside the parameters. Call once, after the space is built. seed is for StepState's random numbers.
   void bind(ParameterSpace& space, std::uint64_t seed = 0);
-  ParameterSpace& space() const { return *space_; }
+  ParameterSpace& space() const { return check_bound(), *space_; }
 
   double learning_rate() const { return learning_rate_; }
   void learning_rate(double rate);       // from the next step on
@@ -214,7 +214,7 @@ class LARS : public Optimizer {
   std::string name() const override { return "lars"; }
   void measure(Range range, bool add) override;  // sums(): Σ‖g‖², then ‖w‖² and ‖g‖² of every segment
   void apply(Range range) override;
-  std::vector<std::pair<std::string, Tensor>> vectors() const override { return {{"velocity", velocity_}}; }
+  std::vector<std::pair<std::string, Tensor>> vectors() const override;
 
  protected:
   void allocate() override;

@@ -187,6 +187,7 @@ StepResult Optimizer::result() {
 }
 
 void Optimizer::measure(Range range, bool add) {
+  check_bound();
   space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
 
@@ -201,6 +202,10 @@ Variable Optimizer::scaled(const Variable& loss) const {
 void Optimizer::judge(const Tensor* loss) {
   stage();
   check_clip();
+  if (loss) {
+    require(loss->defined(), "step(loss): the loss must have one element, this one is undefined");
+    require(loss->elements() == 1, "step(loss): the loss must have one element, this one has the shape ", loss->shape());
+  }
   auto* state = reinterpret_cast<StepState*>(state_.raw_write());
   dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
     launch(space_->backend(), 1,
@@ -236,6 +241,7 @@ void Optimizer::resume_at(const StepState& then) {
 }
 
 void Optimizer::check_range(Range range) const {
+  check_bound();
   require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, name(),
           ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
 }
@@ -253,6 +259,7 @@ void SGD::allocate() {
 }
 
 std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
+  check_bound();
   if (!velocity_.defined()) return {};
   return {{"velocity", velocity_}};
 }

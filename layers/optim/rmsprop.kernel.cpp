@@ -41,6 +41,7 @@ void RMSprop::allocate() {
 }
 
 std::vector<std::pair<std::string, Tensor>> RMSprop::vectors() const {
+  check_bound();
   if (!velocity_.defined()) return {{"square", square_}};
   return {{"square", square_}, {"velocity", velocity_}};
 }

@@ -1,0 +1,174 @@
+// What lies at the edge of what an operation takes: empty tensors, sizes beyond any memory, tensors that are not there, calls in
+// the wrong order, names that a file cannot hold. Each works, or is refused with a message.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops.h"
+#include "layers/layers.h"
+#include "layers/optim/optimizer.h"
+#include "layers/train/checkpoint.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using tandem::test::refused;
+
+namespace {
+
+constexpr std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+
+// ---- empty tensors --------------------------------------------------------------------------------------------------
+TEST(Empty, ABroadcastHasAGradientAlongAnEmptyAxis) {
+  const std::pair<Shape, Shape> shapes[] = {{{1, 6, 1, 1, 2}, {2, 6, 1, 0, 1}}, {{0, 3}, {3}},    {{2, 0}, {2, 1}},
+                                            {{2, 1, 3}, {2, 0, 3}},             {{0, 1, 4}, {3, 1}}, {{2, 3, 1, 2}, {1, 3, 0, 1}},
+                                            {{1, 0, 1}, {2, 1, 3}}};
+  for (const auto& kind : test::backends())
+    for (const auto& [p, q] : shapes) {
+      SCOPED_TRACE(kind.name);
+      auto backend = kind.make();
+      Variable x(Tensor::full(*backend, p, 1), true), y(Tensor::full(*backend, q, 1), true);
+      sum(x * y).backward();
+      for (const Variable& v : {x, y}) EXPECT_EQ(v.grad().values(), std::vector<double>(std::size_t(v.shape().elements())));
+    }
+}
+
+TEST(Empty, NormalisationWithinAPicture) {
+  for (const auto& kind : test::backends()) {
+    auto backend = kind.make();
+    auto check = [&](const Shape& shape, std::int64_t channels, const std::function<Variable(Variable, Variable, Variable)>& f) {
+      SCOPED_TRACE(kind.name + " " + (std::ostringstream() << shape).str());
+      Variable x(Tensor::full(*backend, shape, 1), true), gamma(Tensor::full(*backend, {channels}, 1), true),
+          beta(Tensor::full(*backend, {channels}, 1), true);
+      Variable y = f(x, gamma, beta);
+      EXPECT_EQ(y.shape(), shape);
+      sum(y).backward();
+      EXPECT_EQ(x.grad().shape(), shape);
+      for (const Variable& v : {gamma, beta}) EXPECT_EQ(v.grad().values(), std::vector<double>(std::size_t(channels)));
+    };
+    auto groups = [](int n) {
+      return [n](Variable x, Variable gamma, Variable beta) { return group_norm(x, n, gamma, beta); };
+    };
+    auto layer = [](Variable x, Variable gamma, Variable beta) { return layer_norm(x, gamma, beta); };
+    check({0, 4, 4, 2}, 2, groups(2));
+    check({2, 0, 4, 2}, 2, groups(2));
+    check({2, 3, 0}, 0, groups(1));
+    check({0, 3}, 3, layer);
+    check({2, 0}, 0, layer);
+  }
+}
+
+// ---- sizes ----------------------------------------------------------------------------------------------------------
+TEST(Sizes, BeyondAnyMemoryAreRefused) {
+  auto backend = cpu_backend(1);
+  const Tensor two = Tensor::zeros(*backend, {2});
+  const std::int64_t half = std::int64_t{1} << 32, most = std::int64_t{1} << 62;
+  for (const Shape& s : {Shape{half, half}, Shape{half / 2, half / 2, 4}, Shape{most}, Shape{3074457345618258604, 6}})
+    EXPECT_TRUE(refused([&] { Tensor t(*backend, s); }, {"the shape [", "more elements than any memory"}));
+  Variable x(Tensor::zeros(*backend, {2, 3}));
+  EXPECT_TRUE(refused([&] { reshape(x, {half, half}); }, {"more elements"}));
+  EXPECT_TRUE(refused([&] { reshape(x, {6, most, 4, -1}); }, {"more elements"}));
+  EXPECT_TRUE(refused([&] { pad(x, 0, huge, huge); }, {"pad"}));
+  EXPECT_TRUE(refused([&] { pad_shortcut(Variable(Tensor::zeros(*backend, {1, 4, 4, 2})), 1, huge); }, {"pad_shortcut"}));
+}
+
+TEST(Sizes, RangesAndSlicesDoNotWrapAround) {
+  auto backend = cpu_backend(1);
+  const Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
+  EXPECT_TRUE(refused([&] { t.range(huge, {1}); }, {"range", "3 elements"}));
+  EXPECT_TRUE(refused([&] { t.range(3, {1}); }, {"range"}));
+  EXPECT_TRUE(refused([&] { t.slice(2, huge); }, {"slice"}));
+  EXPECT_EQ(slice(Variable(t), 0, 1, 3, huge).value().values(), std::vector<double>{2});
+  Variable x(Tensor::of(*backend, {2, 2}, {1, 2, 3, 4}), true);
+  sum(slice(x, 1, 1, 2, huge)).backward();
+  EXPECT_EQ(x.grad().values(), (std::vector<double>{0, 1, 0, 1}));
+}
+
+TEST(Sizes, AnAxisThatIsNotThereIsRefused) {
+  auto backend = cpu_backend(1);
+  const Tensor t = Tensor::zeros(*backend, {2});
+  for (int axis : {1, 5, -2, -7}) EXPECT_TRUE(refused([&] { t.extent(axis); }, {"no axis", "[2]"}));
+  EXPECT_EQ(t.extent(-1), 2);
+}
+
+// ---- what is not there ----------------------------------------------------------------------------------------------
+TEST(Undefined, TensorsAreRefusedByEveryMethod) {
+  auto backend = cpu_backend(1);
+  const std::pair<const char*, std::function<void(Tensor&)>> uses[] = {
+      {"fill", [](Tensor& t) { t.fill(1); }},
+      {"raw", [](Tensor& t) { t.raw(); }},
+      {"raw_write", [](Tensor& t) { t.raw_write(); }},
+      {"data", [](Tensor& t) { t.data<float>(); }},
+      {"write", [](Tensor& t) { t.write<float>(); }},
+      {"writes", [](Tensor& t) { t.writes(); }},
+      {"values", [](Tensor& t) { t.values(); }},
+      {"clone", [](Tensor& t) { t.clone(); }},
+      {"copy_from", [](Tensor& t) { t.copy_from(Tensor()); }},
+      {"cast", [](Tensor& t) { t.cast(DType::bf16); }},
+      {"to", [&](Tensor& t) { t.to(*backend); }}};
+  for (const auto& [name, use] : uses) {
+    Tensor t;
+    EXPECT_TRUE(refused([&] { use(t); }, {"undefined Tensor"})) << name;
+  }
+  Tensor scalar = Tensor::zeros(*backend, {});
+  EXPECT_TRUE(refused([&] { scalar.copy_from(Tensor()); }, {"undefined Tensor"}));
+  EXPECT_TRUE(refused([] { Variable().backward(); }, {"loss with one element", "undefined"}));
+}
+
+// ---- options of a convolution ---------------------------------------------------------------------------------------
+TEST(Conv2d, OptionsOutOfRangeAreRefused) {
+  auto backend = cpu_backend(1);
+  Variable x(Tensor::zeros(*backend, {1, 4, 4, 2})), w(Tensor::zeros(*backend, {2, 1, 1, 2}));
+  EXPECT_TRUE(refused([&] { conv2d(x, w, {}, {.padding_w = -2}); }, {"conv2d", "-2", "out of range"}));
+  for (int groups : {0, -1, 3})
+    EXPECT_TRUE(refused([&] { Conv2d(4, 8, 3, {.groups = groups}); }, {"Conv2d", std::to_string(groups) + " groups"}));
+}
+
+// ---- calls in the wrong order ---------------------------------------------------------------------------------------
+struct OneLinear : Module {
+  Linear& fc = child<Linear>("fc", 2, 2);
+  Variable forward(const Variable& x) override { return fc(x); }
+};
+
+TEST(Optimizers, AreRefusedBeforeTheyAreBound) {
+  std::unique_ptr<Optimizer> all[] = {std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1, .momentum = 0.9}),
+                                      std::make_unique<AdamW>(AdamWOptions{}), std::make_unique<LARS>(LARSOptions{})};
+  for (auto& o : all) {
+    SCOPED_TRACE(o->name());
+    EXPECT_TRUE(refused([&] { o->measure({0, 64}, false); }, {"not bound"}));
+    EXPECT_TRUE(refused([&] { o->apply({0, 64}); }, {"not bound"}));
+    EXPECT_TRUE(refused([&] { o->vectors(); }, {"not bound"}));
+    EXPECT_TRUE(refused([&] { o->space(); }, {"not bound"}));
+  }
+  EXPECT_TRUE(refused([&] { all[0]->finish_gradients({0, 64}); }, {"not bound"}));
+}
+
+TEST(Optimizers, AStepWantsALossWithOneElement) {
+  auto backend = cpu_backend(1);
+  OneLinear model;
+  ParameterSpace space(model, *backend, 1);
+  SGD sgd({.learning_rate = 0.1});
+  sgd.bind(space);
+  space.zero_gradients();
+  space.backward(sum(model(Variable(Tensor::full(*backend, {1, 2}, 1)))));
+  const auto before = space.values.values();
+  const Tensor none, two = Tensor::zeros(*backend, {2});
+  for (const Tensor* loss : {&none, &two}) EXPECT_TRUE(refused([&] { sgd.step(loss); }, {"step", "loss", "one element"}));
+  EXPECT_EQ(space.values.values(), before);
+}
+
+// ---- names ----------------------------------------------------------------------------------------------------------
+TEST(Names, ThatACheckpointCannotHoldAreRefused) {
+  struct Named : Module {
+    explicit Named(const std::string& name, bool leaf) {
+      if (leaf) parameter(name, {2}, Initial::zeros());
+      else child<Linear>(name, 2, 2);
+    }
+    Variable forward(const Variable& x) override { return x; }
+  };
+  for (const char* name : {"average/fc", "optimizer/velocity/x", "/", "a\nb", "\x01", "a\x7f", "__metadata__", "\xff", "a\xc3"})
+    for (bool leaf : {true, false}) EXPECT_TRUE(refused([&] { Named(name, leaf); }, {"name", "choose another"})) << name;
+  for (const char* name : {"a+b", "x ", "l\xc3\xa4ufer", "\"", "\\"}) EXPECT_NO_THROW(Named(name, false)) << name;
+}
+
+}  // namespace
