@@ -181,27 +181,20 @@ struct Mode {
 };
 Mode& mode();
 
-// Within its scope this rank runs the model by itself, while the others do something else.
-class Alone {
+// One switch of this thread's Mode, set to `value` until the end of the scope.
+template <bool Mode::*field, bool value>
+class ModeScope {
  public:
-  Alone() : before_(mode().alone) { mode().alone = true; }
-  ~Alone() { mode().alone = before_; }
-  Alone(const Alone&) = delete;
+  ModeScope() : before_(std::exchange(mode().*field, value)) {}
+  ~ModeScope() { mode().*field = before_; }
+  ModeScope(const ModeScope&) = delete;
 
  private:
   bool before_;
 };
-
-// Within its scope nothing is recorded. Evaluation, and a user's own updates.
-class NoGrad {
- public:
-  NoGrad() : before_(mode().record) { mode().record = false; }
-  ~NoGrad() { mode().record = before_; }
-  NoGrad(const NoGrad&) = delete;
-
- private:
-  bool before_;
-};
+using NoGrad = ModeScope<&Mode::record, false>;         // nothing is recorded: for evaluation, and for a user's own updates
+using Alone = ModeScope<&Mode::alone, true>;            // this rank runs the model without the others
+using CheckForNonFinite = ModeScope<&Mode::check, true>;  // after every operation
 
 // Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder). A node that keeps
 // a copy of mode() can so run its forward pass once more in backward(): the same draws, the same names, on a tape.

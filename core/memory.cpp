@@ -155,8 +155,8 @@ std::size_t CachingAllocator::kept_for_pools(int stream) const {
   return bytes;
 }
 
-// From the source; once more after returning what is free, since blocks of other sizes may be what is in the way. A host gives
-// more than it has and kills the process later: what is free is returned before that.
+// Takes memory from the source. If the source has none, returns free blocks to it and tries once more. A host's source never fails:
+// the kernel kills the process when the memory is used. So free memory is returned first where too little is left.
 void* CachingAllocator::acquire(std::size_t bytes) {
   statistics_.source_calls++;
   if (bytes >= large && source_->left() < bytes) {

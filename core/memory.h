@@ -73,7 +73,7 @@ class MemorySource {
   // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty: unknown.
   virtual std::string state() const { return {}; }
   virtual std::size_t left() const { return std::size_t(-1); }  // bytes that acquire could still give, at a guess; −1: unknown
-  // The contents of this part of a block are not needed: its pages may be given back until somebody writes there again.
+  // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
   // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in left().
   virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }

@@ -13,9 +13,9 @@ namespace tandem {
 // and no more than the quota of its cgroup (cpu.max; v1: cpu.cfs_quota_us) rounded up.
 int default_threads();
 
-// While one exists, signals that may wait (all but those of a fault in the program itself) wait on the calling thread, and threads
-// that it starts are born so. Kernels of oneDNN up to 3.11 use memory of the heap as their stack: a handler that ran in one
-// would write over what lies below it (github.com/uxlfoundation/oneDNN/issues/4845).
+// Blocks signals on the calling thread while it exists, and on threads that are started meanwhile for good. Signals of a fault in
+// the program (SIGSEGV and the like) are not blocked. Reason: kernels of oneDNN up to 3.11 point the stack register into the heap,
+// so a signal handler that runs during one overwrites heap memory (github.com/uxlfoundation/oneDNN/issues/4845).
 class SignalsWait {
  public:
   SignalsWait();

@@ -29,30 +29,25 @@ ends() {  # LAUNCHER STATUS
 }
 
 # ---- one host ----------------------------------------------------------------------------------------------------------
-for channel in sockets ucx; do
-  : >"$there/out"  # what the last job said is not this one's
-  TANDEM_CHANNEL=$channel "$build/tandem-run" -n 4 --restart 1 $program >"$there/out" 2>&1 &
-  launcher=$!
-  until_said 'hears rank' 16
-  kill -KILL "$(process 2 0)"
-  until_said 'tandem-run: rank 2 on .* was killed by SIGKILL: the others go on without it, and it is started again'
-  until_said 'lost: rank 2 on .* has died: its connection is closed' 3
-  until_said 'rank 2 on .* is back as 1' 3
-  until_said 'hears rank 2' 8
-  if [ $channel = sockets ]; then  # UCX is for RDMA; over TCP it ends the process that wakes up
-    stopped=$(process 3 0)
-    kill -STOP "$stopped"
-    until_said 'lost: rank 3 on .* has said nothing for 2 s' 3
-    kill -CONT "$stopped"
-    until_said 'rank 3 on .* was given up, and the others have gone on without it: rank 3 on'
-    until_said 'tandem-run: rank 3 on .* ended with exit status 1: the others go on without it, and it is started again'
-    until_said 'hears rank 3' 8
-  fi
-  kill -KILL "$(process 2 1)"
-  until_said 'killed by SIGKILL: the others go on without it$'
-  ends $launcher 0
-  [ "$(grep -c 'ends well' "$there/out")" = 3 ] || complain "not 3 end well: $(cat "$there/out")"
-done
+"$build/tandem-run" -n 4 --restart 1 $program >"$there/out" 2>&1 &
+launcher=$!
+until_said 'hears rank' 16
+kill -KILL "$(process 2 0)"
+until_said 'tandem-run: rank 2 on .* was killed by SIGKILL: the others go on without it, and it is started again'
+until_said 'lost: rank 2 on .* has died: its connection is closed' 3
+until_said 'rank 2 on .* is back as 1' 3
+until_said 'hears rank 2' 8
+stopped=$(process 3 0)
+kill -STOP "$stopped"
+until_said 'lost: rank 3 on .* has said nothing for 2 s' 3
+kill -CONT "$stopped"
+until_said 'rank 3 on .* was given up, and the others have gone on without it: rank 3 on'
+until_said 'tandem-run: rank 3 on .* ended with exit status 1: the others go on without it, and it is started again'
+until_said 'hears rank 3' 8
+kill -KILL "$(process 2 1)"
+until_said 'killed by SIGKILL: the others go on without it$'
+ends $launcher 0
+[ "$(grep -c 'ends well' "$there/out")" = 3 ] || complain "not 3 end well: $(cat "$there/out")"
 : >"$there/out"
 "$build/tandem-run" -n 3 $program >"$there/out" 2>&1 &
 launcher=$!

@@ -23,7 +23,6 @@ trains '2 ranks, bsp+asgd-m: batch 50 = 2 × 25, as on one machine' "$run" -n 2 
 trains '2 ranks, bsp+asgd-m: batch 100 = 2 × 50, lr 0.02 → 0.04 (clipped)' "$run" -n 2 --strategy bsp ${train% --batch 50} --batch-per-rank 50
 trains '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train
 trains '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train
-trains '2 ranks, ddc-asgd' env TANDEM_CHANNEL=ucx "$run" -n 2 --strategy ddc-asgd $train
 # Paced, who is four times as slow does about a quarter of what the other does.
 says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $train --metrics "$there/paced" --trace "$there/trace"
 exchanges() { sed -n "s/.*\"rank\":$1,.*\"exchanges\":\([0-9]*\).*/\1/p" "$there/paced"; }
@@ -84,14 +83,12 @@ ended() {
   left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
   [ "$left" -eq 0 ] || complain "$left processes are left"
 }
-for channel in sockets ucx; do
-  TANDEM_CHANNEL=$channel begun 2
-  kill -KILL "$victim"
-  said 'rank 2 on .* was killed by SIGKILL: the others go on without it'
-  goes_on
-  kill -TERM $launcher
-  ended 143
-done
+begun 2
+kill -KILL "$victim"
+said 'rank 2 on .* was killed by SIGKILL: the others go on without it'
+goes_on
+kill -TERM $launcher
+ended 143
 grep -q '"adopted_shards":1' "$there/metrics" || complain "nobody adopted the shard: $(tail -n 3 "$there/metrics")"
 begun 1 --restart 1
 kill -KILL "$victim"

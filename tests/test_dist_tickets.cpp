@@ -60,7 +60,7 @@ struct Told {
             case What::end: words += "end"; break;
             case What::heard:
               words += "heard:" + number + ":";
-              for (const std::string& t : parted(*text)) words += t + "|";
+              for (const std::string& t : unbundle(*text)) words += t + "|";
               break;
             default: words += "?";
           }

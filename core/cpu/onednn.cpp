@@ -589,10 +589,10 @@ void OneDnn::gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64
   state_->need(dtype_of<T>, "gemm");
   if (m == 0 || n == 0) return;
   checked("gemm", text(m, n, k, dtype_of<T>), [&] {
-    LibraryThreads threads(state_->threads);
     if constexpr (dtype_of<T> == DType::f32) {
       state_->product({transpose_a, transpose_b, m, n, k, alpha, beta}, a, b, c);
     } else {
+      LibraryThreads threads(state_->threads);
       auto& p =
           state_->find(MatrixKey{MatrixKey::Op::gemm, dtype_of<T>, m, n, k, transpose_a, transpose_b, alpha, beta});
       p.source.set_data_handle(writable(a)), p.weights.set_data_handle(writable(b)), p.target.set_data_handle(c);

@@ -34,8 +34,8 @@ class Stages : public Work::Operation {
 class Hierarchy : public Communicator {
  public:
   Hierarchy(std::unique_ptr<Communicator> base, std::unique_ptr<Communicator> lane,
-            std::unique_ptr<Communicator> scatter, std::unique_ptr<Communicator> gather)
-      : base_(std::move(base)), lane_(std::move(lane)), scatter_(std::move(scatter)), gather_(std::move(gather)) {}
+            std::unique_ptr<Communicator> scatter, std::unique_ptr<Communicator> gather, int host)
+      : host_(host), base_(std::move(base)), lane_(std::move(lane)), scatter_(std::move(scatter)), gather_(std::move(gather)) {}
   int rank() const override { return base_->rank(); }
   int size() const override { return base_->size(); }
   std::string where(int rank) const override { return base_->where(rank); }
@@ -47,7 +47,10 @@ class Hierarchy : public Communicator {
   }
   Work all_gather(Buffer data, const Cuts& cuts) override { return base_->all_gather(data, cuts); }
   Work barrier() override { return base_->barrier(); }
-  std::unique_ptr<Communicator> split(int color, int key) override { return base_->split(color, key); }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    auto part = base_->split(color, key);
+    return part ? hierarchy(std::move(part), host_) : nullptr;
+  }
 
   Work all_reduce(Buffer data, Combine combine) override {
     const Cuts cuts = even_cuts(data.count, scatter_->size());
@@ -81,6 +84,7 @@ class Hierarchy : public Communicator {
   std::deque<Stages*> queue_;
 
  private:
+  int host_;
   std::unique_ptr<Communicator> base_, lane_, scatter_, gather_;
 };
 
@@ -109,6 +113,7 @@ void Stages::wait() {
 }  // namespace
 
 std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int host) {
+  if (base->size() == 1) return base;
   std::vector<std::int32_t> hosts(std::size_t(base->size()));
   hosts[std::size_t(base->rank())] = host;
   base->all_gather(buffer(hosts)).wait();
@@ -123,7 +128,8 @@ std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int 
   const auto local = std::count(hosts.begin(), hosts.begin() + base->rank(), host);
   auto scatter = on_node(base->split(host, base->rank())), gather = on_node(base->split(host, base->rank()));
   auto lane = base->split(int(local), base->rank());
-  return std::make_unique<Hierarchy>(std::move(base), std::move(lane), std::move(scatter), std::move(gather));
+  return std::make_unique<Hierarchy>(std::move(base), std::move(lane), std::move(scatter), std::move(gather),
+                                     host);
 }
 
 }  // namespace tandem

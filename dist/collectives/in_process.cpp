@@ -267,4 +267,6 @@ std::vector<std::unique_ptr<Communicator>> in_process(int ranks, const InProcess
   return all;
 }
 
+std::unique_ptr<Communicator> alone() { return std::move(in_process(1)[0]); }
+
 }  // namespace tandem

@@ -467,25 +467,4 @@ std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double d
   return std::make_unique<MessageCommunicator>(group);
 }
 
-namespace {
-class Alone : public Communicator {
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  std::string where(int) const override { return "rank 0"; }
-  Work send(int to, Buffer, int) override { fail_with("send", to); }
-  Work recv(int from, Buffer, int) override { fail_with("recv", from); }
-  Work broadcast(Buffer, int) override { return {}; }
-  Work all_reduce(Buffer, Combine) override { return {}; }
-  Work reduce_scatter(Buffer, Combine, const Cuts&) override { return {}; }
-  Work all_gather(Buffer, const Cuts&) override { return {}; }
-  Work barrier() override { return {}; }
-  std::unique_ptr<Communicator> split(int color, int) override { return color < 0 ? nullptr : alone(); }
-  [[noreturn]] static void fail_with(const char* what, int peer) {
-    tandem::fail(what, ": there is only one rank, and no rank ", peer);
-  }
-};
-}  // namespace
-
-std::unique_ptr<Communicator> alone() { return std::make_unique<Alone>(); }
-
 }  // namespace tandem

@@ -9,14 +9,12 @@
 #include <functional>
 #include <thread>
 
+#include "core/clock.h"
 #include "dist/collectives/nccl_functions.h"
 #include "dist/collectives/wire.h"
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {

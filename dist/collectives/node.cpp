@@ -1,15 +1,12 @@
 #include "dist/collectives/node.h"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <cstring>
@@ -17,39 +14,13 @@
 #include <thread>
 #include <utility>
 
+#include "dist/collectives/node_memory.h"
 #include "dist/collectives/wire.h"
 
 namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// ---- memory that all ranks of the host see -------------------------------------------------------------------------------
-// A file without a name; rank 0 makes it, and the others open it through /proc while it waits for them.
-std::shared_ptr<std::byte> shared_memory(Communicator& base, std::size_t bytes) {
-  std::vector<double> offer{0, -1, double(bytes)};  // process and file of rank 0, and its size
-  int fd = -1;
-  if (base.rank() == 0) {
-    fd = memfd_create("tandem", MFD_CLOEXEC);
-    if (fd >= 0 && ftruncate(fd, off_t(bytes)) == 0) offer = {double(getpid()), double(fd), double(bytes)};
-  }
-  base.broadcast(buffer(offer), 0).wait();
-  const bool same = offer[2] == double(bytes);
-  if (base.rank() != 0 && offer[1] >= 0 && same) {
-    const std::string path = "/proc/" + std::to_string(int(offer[0])) + "/fd/" + std::to_string(int(offer[1]));
-    fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  }
-  void* at = offer[1] < 0 || fd < 0 ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  const int why = errno;
-  std::vector<float> failed{at == MAP_FAILED ? 1.f : 0.f, same ? 0.f : 1.f};
-  base.all_reduce(buffer(failed)).wait();  // rank 0's file is closed when all have opened it
-  if (fd >= 0) close(fd);
-  if (failed[0] == 0) return {static_cast<std::byte*>(at), [bytes](std::byte* p) { munmap(p, bytes); }};
-  if (at != MAP_FAILED) munmap(at, bytes);
-  if (failed[1] > 0)
-    fail("the ranks of this host ask for different amounts of memory: they do not train the same model");
-  fail("the ranks of this host cannot share ", bytes >> 20, " MiB of memory: ", std::strerror(why));
-}
 
 // What a rank is about to do, for the others to compare.
 struct Intent {
@@ -114,7 +85,7 @@ class NodeCommunicator : public Communicator {
     const Messages under = messages_under(*base_);
     wire_ = under.wire, job_ranks_ = under.job_ranks, deadline_ = under.deadline;
     const std::size_t desks = (std::size_t(ranks_) * sizeof(Desk) + 4095) / 4096 * 4096;
-    arena_ = shared_memory(*base_, desks + std::size_t(ranks_) * 2 * slot_bytes);
+    arena_ = share(desks + std::size_t(ranks_) * 2 * slot_bytes);
     desks_ = reinterpret_cast<Desk*>(arena_.get());
     slots_ = arena_.get() + desks;
     new (&desks_[rank_]) Desk;
@@ -129,7 +100,10 @@ class NodeCommunicator : public Communicator {
   std::string where(int rank) const override { return base_->where(rank); }
   Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
   Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
-  std::unique_ptr<Communicator> split(int color, int key) override { return base_->split(color, key); }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    auto part = base_->split(color, key);
+    return part ? on_node(std::move(part)) : nullptr;
+  }
   Work broadcast(Buffer data, int root) override {
     require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
     Header h = header(Kind::broadcast, data, Combine::sum);
@@ -151,7 +125,7 @@ class NodeCommunicator : public Communicator {
 
   std::shared_ptr<void> allocate(std::size_t bytes) override {
     const std::size_t each = (bytes + 4095) / 4096 * 4096;
-    auto whole = shared_memory(*base_, each * std::size_t(ranks_));
+    auto whole = share(each * std::size_t(ranks_));
     segments_.push_back({whole, each});
     return {whole, whole.get() + each * std::size_t(rank_)};
   }
@@ -179,6 +153,30 @@ class NodeCommunicator : public Communicator {
     std::shared_ptr<std::byte> memory;
     std::size_t each;  // bytes of a rank
   };
+
+  // Memory that all ranks see: rank 0 makes it, and the others find it by the number of its process and a name.
+  std::shared_ptr<std::byte> share(std::size_t bytes) {
+    std::vector<double> offer{double(getpid()), double(reinterpret_cast<std::uintptr_t>(this)), double(bytes)};
+    std::shared_ptr<void> mine;
+    std::string why = "/proc does not show it";
+    if (rank_ == 0) try {
+        mine = memory_->share(bytes);
+      } catch (const Error& e) {
+        why = e.what();
+      }
+    base_->broadcast(buffer(offer), 0).wait();
+    auto* at = static_cast<std::byte*>(mine.get());
+    if (rank_ != 0) at = memory_->of(int(offer[0]), words_of(offer[1]), blocks_).data();
+    blocks_++;
+    std::vector<float> failed{at ? 0.f : 1.f, offer[2] == double(bytes) ? 0.f : 1.f};
+    base_->all_reduce(buffer(failed)).wait();
+    if (failed[1] > 0)
+      tandem::fail("the ranks of this host ask for different amounts of memory: they do not train the same model");
+    if (failed[0] > 0) tandem::fail("the ranks of this host cannot share ", bytes >> 20, " MiB of memory: ", why);
+    if (mine) return {mine, at};
+    return {memory_, at};
+  }
+  static std::string words_of(double communicator) { return std::to_string(std::uint64_t(communicator)); }
 
   Header header(Kind kind, Buffer data, Combine combine) {
     return {
@@ -267,6 +265,9 @@ class NodeCommunicator : public Communicator {
   }
 
   std::unique_ptr<Communicator> base_;
+  const std::shared_ptr<NodeMemory> memory_ =
+      std::make_shared<NodeMemory>(words_of(double(reinterpret_cast<std::uintptr_t>(this))));
+  int blocks_ = 0;  // of memory_, at rank 0
   std::shared_ptr<Wire> wire_;
   std::vector<int> job_ranks_;
   double deadline_;

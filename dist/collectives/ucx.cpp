@@ -41,20 +41,28 @@ std::string interface_of(const std::string& address) {
 
 }  // namespace
 
-Worker::Worker(const std::string& interface_address, bool one_host) {
-  // UCX takes transports' options from the environment only; what the user has set stays.
+Worker::Worker(const std::string& interface_address, Use use) {
+  // UCX takes the options of its transports from the environment only; what the user has set stays.
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
-  if (one_host) setenv("UCX_TLS", "self,sm", 0);
+  if (use == Use::survives) setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // its copies, of a fragment each: 8 KiB take 1.6 times as long
   std::string devices = interface_of(interface_address), rdma;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none))
     rdma.append(",").append(entry.path().filename().string()).append(":1");
-  if (!devices.empty()) setenv("UCX_NET_DEVICES", (devices + rdma).c_str(), 0);
-  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
-  if (rdma.empty()) setenv("UCX_RNDV_THRESH", "inf", 0);
   ucp_config_t* config = nullptr;
   UCX_CHECK(ucp_config_read(nullptr, nullptr, &config));
+  const auto take = [&](const char* name, const std::string& value) {
+    if (!std::getenv((std::string("UCX_") + name).c_str()))
+      UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
+  };
+  if (use == Use::memory) take("TLS", "self,sm");
+  if (use == Use::survives) take("TLS", "^sm"), take("ZCOPY_THRESH", "inf");
+  if (!devices.empty()) take("NET_DEVICES", devices + rdma);
+  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
+  // Longer messages it puts together in memory of its own; with its header, this is one of its fragments (64 KiB).
+  if (rdma.empty() && !std::getenv("UCX_RNDV_THRESH")) fragment = 60 << 10;
+  if (rdma.empty()) take("RNDV_THRESH", "inf");
   ucp_params_t p{};
   p.field_mask = UCP_PARAM_FIELD_FEATURES;
   p.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -73,8 +81,8 @@ Worker::Worker(const std::string& interface_address, bool one_host) {
 }
 
 Worker::~Worker() {
-  if (worker) ucp_worker_destroy(worker);
-  if (context) ucp_cleanup(context);
+  if (worker && !abandoned) ucp_worker_destroy(worker);
+  if (context && !abandoned) ucp_cleanup(context);
   if (wake >= 0) close(wake);
 }
 
@@ -115,9 +123,9 @@ class UcxWire : public Wire, private Link {
     handler(message_id, arrived, this);
   }
   ~UcxWire() override {
+    control_->stand(this, {});
     hang_up_all(error_.empty());
-    for (Unexpected& u : unexpected_)
-      if (u.held) ucp_am_data_release(worker_, u.data);
+    for (Unexpected& u : unexpected_) release(u);
     handler(message_id, nullptr, nullptr);
   }
 
@@ -143,12 +151,13 @@ class UcxWire : public Wire, private Link {
       Unexpected u = std::move(*match);
       unexpected_.erase(match);
       deliver(*post, u);
-      if (u.held) ucp_am_data_release(worker_, u.data);
+      release(u);
     }
     return post;
   }
 
   void progress() override {
+    control_->check();
     for (int i = 0; i < 64 && Link::progress(); i++) {}
     const auto gone = std::find_if(receives_.begin(), receives_.end(), [&](const Post* p) { return left(p->peer); });
     control_->check();  // afterwards: who left because of a failure has told of it before
@@ -187,7 +196,7 @@ class UcxWire : public Wire, private Link {
     announced_[{header.context, header.number}] = header;
     if (announced_.size() > 4096) announced_.erase(announced_.begin());
   }
-  void stand(const Standing& standing) override { control_->stand(standing); }
+  void stand(const Standing& standing) override { control_->stand(this, standing); }
   bool left(int rank) const override { return control_->gone(rank); }
   bool works(int rank) const override { return control_->works(rank); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
@@ -196,13 +205,8 @@ class UcxWire : public Wire, private Link {
  private:
   int last_in_line(int waits_for) override { return control_->last_in_line(waits_for); }
 
-  struct Unexpected {  // a message that nobody waits for yet
-    int from;
+  struct Unexpected : Arrival {  // a message that nobody waits for yet
     Header header;
-    void* data;  // UCX's, when held
-    std::size_t bytes;
-    bool rendezvous, held;
-    std::string copy;
   };
   struct Post : Request {
     Post(UcxWire& wire, int peer, const Header& header, void* data, std::size_t bytes)
@@ -252,19 +256,14 @@ class UcxWire : public Wire, private Link {
   void deliver(Post& post, Unexpected& u) {
     if (!u.header.agrees(post.header) || u.bytes != post.bytes) {
       post.error = disagreement(u.from, u.header, post.header).what();
-    } else if (u.rendezvous) {
-      const ucp_request_param_t p = on_host();
-      ucs_status_ptr_t r = ucp_am_recv_data_nbx(worker_, u.data, post.data, post.bytes, &p);
-      u.held = false;  // UCX's again
+    } else {
+      ucs_status_ptr_t r = receive(u, post.data);
       if (UCS_PTR_IS_ERR(r))
         post.error = describe(post.header) + ": " + where(post.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
       else if (UCS_PTR_IS_PTR(r))
         post.request = r;
       else
         post.finished = true;
-    } else {
-      if (post.bytes > 0) std::memcpy(post.data, u.held || u.copy.empty() ? u.data : u.copy.data(), post.bytes);
-      post.finished = true;
     }
   }
 
@@ -278,13 +277,7 @@ class UcxWire : public Wire, private Link {
     if (head_bytes != sizeof e) return UCS_OK;
     std::memcpy(&e, head, sizeof e);
     if (e.nonce != nonce_ || e.from < 0 || e.from >= size()) return UCS_OK;  // not of this job
-    Unexpected u{.from = e.from,
-                 .header = e.header,
-                 .data = data,
-                 .bytes = bytes,
-                 .rendezvous = (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0,
-                 .held = false,
-                 .copy = {}};
+    Unexpected u{arrival(e.from, data, bytes, param), e.header};
     auto match = std::find_if(receives_.begin(), receives_.end(),
                               [&](Post* p) { return p->peer == u.from && p->header.meets(u.header); });
     if (match != receives_.end()) {
@@ -298,11 +291,9 @@ class UcxWire : public Wire, private Link {
       error_ = disagreement(u.from, e.header, known->second).what();
       culprit_ = u.from;
     }
-    u.held = u.rendezvous || (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
-    if (!u.held) u.copy.assign(static_cast<const char*>(data), bytes);
-    const bool held = u.held;
+    const ucs_status_t kept = keep(u, param);
     unexpected_.push_back(std::move(u));
-    return held ? UCS_INPROGRESS : UCS_OK;
+    return kept;
   }
 
   std::list<Post*> receives_;
@@ -322,8 +313,8 @@ std::shared_ptr<Wire> Worker::connect(std::vector<std::string> addresses, std::u
 
 }  // namespace ucx
 
-std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, bool one_host) {
-  return std::make_shared<ucx::Worker>(interface_address, one_host);
+std::shared_ptr<Ucx> Ucx::open(const std::string& interface_address, Use use) {
+  return std::make_shared<ucx::Worker>(interface_address, use);
 }
 
 std::string Ucx::version() { return ucp_get_version_string(); }

@@ -6,6 +6,7 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <utility>
 
 #include "dist/collectives/ucx.h"
@@ -20,18 +21,20 @@ inline void check(ucs_status_t status, const char* call, const char* hint = "") 
 
 class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
  public:
-  Worker(const std::string& interface_address, bool one_host);
+  Worker(const std::string& interface_address, Use use);
   ~Worker() override;
   std::string address() const override;
   void hear_only(const std::vector<std::string>& addresses) override;
   std::shared_ptr<Wire> connect(std::vector<std::string> addresses, std::uint64_t nonce,
                                 std::shared_ptr<Control> control) override;
   std::unique_ptr<Channel> channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                   std::shared_ptr<Control> control) override;
+                                   std::shared_ptr<Control> control, std::vector<int> members) override;
 
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   int events = -1, wake = -1;  // descriptors: something has come; another thread calls
+  std::size_t fragment = SIZE_MAX;  // bytes that a message over the network may have, to be handed on as they come
+  bool abandoned = false;      // its peers have given this rank up: UCX must not be called again
 
  private:
   std::vector<int> ports_;  // of UCX, where it listens
@@ -40,24 +43,61 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
 
 class Link {
  public:
+  // members: ranks of the job, each with its address; empty: all.
   Link(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
-       std::shared_ptr<Control> control)
+       std::shared_ptr<Control> control, std::vector<int> members = {})
       : ucx_(std::move(ucx)),
         worker_(ucx_->worker),
         control_(std::move(control)),
         addresses_(std::move(addresses)),
+        members_(std::move(members)),
         nonce_(nonce),
         peers_(addresses_.size()) {
-    control_->on_failure([wake = ucx_->wake] { signal(wake); });
+    for (int r = 0; members_.size() < addresses_.size(); r++) members_.push_back(r);
+    control_->on_event(this, [wake = ucx_->wake] { signal(wake); });
   }
-  ~Link() { control_->on_failure(nullptr); }
+  ~Link() { control_->on_event(this, nullptr); }
 
   struct Peer {
     ucp_ep_h endpoint = nullptr;
     ucs_status_t error = UCS_OK;
   };
 
+  // A message whose place is not known yet.
+  struct Arrival {
+    int from;
+    void* data;  // UCX's: until the callback returns, or as long as it is held
+    std::size_t bytes;
+    bool rendezvous, held = false;
+    std::string copy = {};
+  };
+  static Arrival arrival(int from, void* data, std::size_t bytes, const ucp_am_recv_param_t& param) {
+    return {from, data, bytes, (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0};
+  }
+  // Keeps it after the callback, which returns this.
+  static ucs_status_t keep(Arrival& a, const ucp_am_recv_param_t& param) {
+    a.held = a.rendezvous || (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
+    if (!a.held) a.copy.assign(static_cast<const char*>(a.data), a.bytes);
+    return a.held ? UCS_INPROGRESS : UCS_OK;
+  }
+  // Its bytes, to where they belong. What UCX says: a request that is under way, an error, or null: they are there.
+  ucs_status_ptr_t receive(Arrival& a, void* to) {
+    if (a.rendezvous) {
+      const ucp_request_param_t p = on_host();
+      a.held = false;  // UCX's again
+      return ucp_am_recv_data_nbx(worker_, a.data, to, a.bytes, &p);
+    }
+    if (a.bytes > 0) std::memcpy(to, a.copy.empty() ? a.data : a.copy.data(), a.bytes);
+    release(a);
+    return nullptr;
+  }
+  void release(Arrival& a) {
+    if (a.held && !given_up()) ucp_am_data_release(worker_, a.data);
+    a.held = false;
+  }
+
   void handler(unsigned id, ucp_am_recv_callback_t call, void* self) {
+    if (ucx_->abandoned) return;
     ucp_am_handler_param_t p{};
     p.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                    UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -76,6 +116,7 @@ class Link {
   // Ends a request that is given up: its memory must not be touched once this is over, and UCX lets go of it when the
   // request has ended.
   void give_up(void* request, int peer) {
+    if (!request || given_up()) return;
     ucp_request_cancel(worker_, request);
     Peer& p = peers_[std::size_t(peer)];
     for (int i = 0; i < 1000 && ucp_request_check_status(request) == UCS_INPROGRESS; i++) {
@@ -85,7 +126,13 @@ class Link {
     }
     ucp_request_free(request);
   }
+  // UCX 1.13 over TCP ends the process by an assertion when it is called after the peers have given this rank up.
+  bool given_up() {
+    if (control_->given_up()) ucx_->abandoned = true;
+    return ucx_->abandoned;
+  }
   void hang_up_all(bool well) {
+    if (given_up()) return;
     well = well && !control_failed();
     for (Peer& p : peers_)
       if (p.endpoint) hang_up(p, well);
@@ -127,10 +174,10 @@ class Link {
       usleep(5000);
     }
     throw CommunicationError(peer, operation + ": " + control_->name(control_->rank()) +
-                                       " has lost the connection to " + control_->name(peer) + ": " +
-                                       ucs_status_string(status));
+                                       " has lost the connection to " + name(peer) + ": " + ucs_status_string(status));
   }
 
+  std::string name(int peer) const { return control_->name(members_[std::size_t(peer)]); }
   ucp_ep_h endpoint(int to) {
     Peer& p = peers_[std::size_t(to)];
     if (p.endpoint) return p.endpoint;
@@ -143,7 +190,7 @@ class Link {
     e.err_handler.arg = &p;
     const ucs_status_t status = ucp_ep_create(worker_, &e, &p.endpoint);
     if (status != UCS_OK)
-      fail("UCX finds no way from ", control_->name(control_->rank()), " to ", control_->name(to), ": ",
+      fail("UCX finds no way from ", control_->name(control_->rank()), " to ", name(to), ": ",
            ucs_status_string(status), " (UCX_TLS and UCX_NET_DEVICES must fit on both)");
     return p.endpoint;
   }
@@ -164,6 +211,7 @@ class Link {
   ucp_worker_h worker_;
   std::shared_ptr<Control> control_;
   std::vector<std::string> addresses_;
+  std::vector<int> members_;
   std::uint64_t nonce_;
   std::vector<Peer> peers_;
   int in_vain_ = 0;  // sleeps, one after the other, that something ended and nothing came of

@@ -19,8 +19,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // What a frame holds: this, and a text: what a rank waits in, why the job has failed, a card.
 struct Said {
   std::int32_t rank;  // whose standing; who is to blame; who leaves, is lost or has come back
@@ -29,13 +27,14 @@ struct Said {
   std::uint64_t generation = 0;  // of the membership, with that loss or return
 };
 namespace type {
-enum : std::uint32_t { standing = 1, failure, goodbye, accusation, lost, returned };
+enum : std::uint32_t { standing = 1, failure, goodbye, accusation, lost, returned, text, texts };
 }
-constexpr std::size_t longest_text = 16384;
+constexpr std::size_t longest_text = 16384, longest_gathered = 1 << 20;
 
-std::string packed(const Said& said, const std::string& text = {}) {
-  return std::string(reinterpret_cast<const char*>(&said), sizeof said) + text.substr(0, longest_text);
+std::string whole(const Said& said, const std::string& text) {
+  return std::string(reinterpret_cast<const char*>(&said), sizeof said) + text;
 }
+std::string packed(const Said& said, const std::string& text = {}) { return whole(said, text.substr(0, longest_text)); }
 
 // Heartbeats do not wait behind gradients: they have connections of their own, whose packets go first where this host queues them
 // (priority 6 of the queueing discipline), and at routers that look (DSCP CS6). A lost one is sent again after a time that does not
@@ -50,40 +49,42 @@ void put_first(int fd) {
 
 }  // namespace
 
-Control::Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines,
-                 std::unique_ptr<RollCall> roll_call)
-    : rank_(rendezvous.place().rank),
-      names_(std::move(names)),
-      deadlines_(deadlines),
-      told_(names_.size()),
-      gone_(names_.size()),
-      roll_call_(std::move(roll_call)) {
-  begin(rendezvous);
-}
+Control::Control(Rendezvous& rendezvous, const Deadlines& deadlines) : Control(rendezvous, Membership{}, deadlines) {}
 
-Control::Control(Rendezvous& rendezvous, Job job, const Deadlines& deadlines)
+Control::Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines)
     : rank_(rendezvous.place().rank),
       deadlines_(deadlines),
-      told_(job.seats.size()),
-      gone_(job.seats.size()),
-      goes_on_(true),
-      job_(std::move(job)),
-      seats_(job_.seats),
+      told_(std::size_t(rendezvous.place().size)),
+      gone_(std::size_t(rendezvous.place().size)),
       door_(rendezvous.take_door()) {
-  for (const Seat& s : job_.seats) {
-    gone_[names_.size()] = s.left;
-    names_.push_back("rank " + std::to_string(names_.size()) + " on " + Card::from(s.card).host);
-  }
-  begin(rendezvous);
-}
-
-void Control::begin(Rendezvous& rendezvous) {
+  for (std::size_t r = 0; r < gone_.size(); r++) names_.push_back("rank " + std::to_string(r));
+  settle(std::move(membership));
   require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
   for (int fd : rendezvous.take_connections()) {
     peers_.push_back({.fd = fd, .heard = now()});
     if (fd >= 0) put_first(fd);
   }
+  read_ = now();
   thread_ = std::thread([this] { run(); });
+}
+
+void Control::begin(Membership membership, std::unique_ptr<RollCall> roll_call) {
+  std::lock_guard lock(mutex_);
+  roll_call_ = std::move(roll_call);
+  settle(std::move(membership));
+}
+
+// What is lost from now on is lost as the membership says.
+void Control::settle(Membership membership) {
+  for (std::size_t r = 0; r < membership.seats.size(); r++) {
+    const Seat& s = membership.seats[r];
+    if (s.left) gone_[r] = true;
+    names_[r] = "rank " + std::to_string(r) + " on " + Card::from(s.card).host;
+  }
+  seats_ = membership.seats;
+  const bool goes_on = membership.goes_on;
+  membership_ = std::move(membership);
+  goes_on_ = goes_on;
 }
 
 Control::~Control() {
@@ -105,15 +106,25 @@ void Control::raise() const {
   throw CommunicationError(culprit_, text_);
 }
 
-void Control::stand(const Standing& standing) {
+bool Control::paused() const { return now() - read_.load(std::memory_order_acquire) > deadlines_.silence / 2; }
+
+void Control::wait_until_read() const {
+  while (paused() && !failed_.load(std::memory_order_acquire)) usleep(1000);
+  if (failed_.load(std::memory_order_acquire)) raise();
+}
+
+void Control::stand(const void* who, const Standing& standing) {
   std::lock_guard lock(mutex_);
-  mine_ = standing;
+  if (standing.waits_for >= 0)
+    mine_[who] = standing;
+  else
+    mine_.erase(who);
 }
 
 int Control::last_in_line(int waits_for) const {
   std::lock_guard lock(mutex_);
   std::vector<Standing> all = standings();
-  all[std::size_t(rank_)] = mine_;
+  all[std::size_t(rank_)] = mine_.empty() ? Standing{} : mine_.begin()->second;
   all[std::size_t(rank_)].waits_for = waits_for;
   return tandem::culprit(all, rank_);
 }
@@ -174,32 +185,17 @@ void Control::fail(int culprit, const std::string& text) {
 }
 
 void Control::failed(int culprit, const std::string& text) {
-  std::function<void()> wake;
-  {
-    std::lock_guard lock(mutex_);
-    if (failed_) return;
-    text_ = text;
-    culprit_ = culprit;
-    failed_.store(true, std::memory_order_release);
-    wake = wake_;
-  }
-  if (wake) wake();
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  text_ = text;
+  culprit_ = culprit;
+  failed_.store(true, std::memory_order_release);
+  wake_all();
 }
 
 Change Control::change(std::size_t index) const {
   std::lock_guard lock(mutex_);
   return changes_[index];
-}
-
-void Control::on_change(std::function<void(const Change&)> heard) {
-  std::vector<Change> before;
-  {
-    std::lock_guard lock(mutex_);
-    heard_ = heard;
-    before = changes_;
-  }
-  if (heard)
-    for (const Change& c : before) heard(c);
 }
 
 void Control::accuse(int rank, const std::string& why) {
@@ -214,27 +210,56 @@ void Control::accuse(int rank, const std::string& why) {
 }
 
 void Control::changed(const Change& change) {
-  std::function<void()> wake;
-  std::function<void(const Change&)> heard;
-  {
-    std::lock_guard lock(mutex_);
-    if (change.incarnation) {
-      names_[std::size_t(change.rank)] =
-          "rank " + std::to_string(change.rank) + " on " + Card::from(change.text).host;
-      gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
-      told_[std::size_t(change.rank)] = {};
-    }
-    changes_.push_back(change);
-    change_count_.store(changes_.size(), std::memory_order_release);
-    wake = wake_, heard = heard_;
+  std::lock_guard lock(mutex_);
+  if (change.incarnation) {
+    names_[std::size_t(change.rank)] = "rank " + std::to_string(change.rank) + " on " + Card::from(change.text).host;
+    gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
+    told_[std::size_t(change.rank)] = {};
   }
-  if (heard) heard(change);
-  if (wake) wake();
+  changes_.push_back(change);
+  change_count_.store(changes_.size(), std::memory_order_release);
+  wake_all();
 }
 
-void Control::on_failure(std::function<void()> wake) {
+void Control::wake_all() {
+  for (const auto& [who, wake] : wake_) wake();
+  gathered_.notify_all();
+}
+
+void Control::on_event(const void* who, std::function<void()> wake) {
   std::lock_guard lock(mutex_);
-  wake_ = std::move(wake);
+  if (wake)
+    wake_[who] = std::move(wake);
+  else
+    wake_.erase(who);
+}
+
+std::vector<std::string> Control::gather(const std::string& mine) {
+  require(mine.size() <= longest_gathered, "gather: ", mine.size(), " bytes are too many");
+  std::unique_lock lock(mutex_);
+  const std::uint64_t number = ++gatherings_;
+  auto& texts = texts_[number];
+  texts.resize(names_.size());
+  texts[std::size_t(rank_)] = mine;
+  if (rank_ != 0) outgoing_.push_back({type::text, whole({.rank = rank_, .number = number}, mine)});
+  (void)!write(wake_pipe_[1], "", 1);
+  const double until = now() + deadlines_.start;
+  for (auto at = texts.begin(); (at = std::find(texts.begin(), texts.end(), std::nullopt)) != texts.end();) {
+    if (failed_) throw CommunicationError(culprit_, text_);
+    const int awaited = rank_ == 0 ? int(at - texts.begin()) : 0;  // the others hear from rank 0
+    const auto lost = [&](const Change& c) { return c.rank == awaited && c.incarnation == 0; };
+    const bool left = gone(awaited) || std::any_of(changes_.begin(), changes_.end(), lost);
+    if (left || now() > until)
+      throw CommunicationError(awaited, names_[std::size_t(awaited)] + (left ? " has left" : " does not come") +
+                                            " while all ranks tell each other where they are");
+    gathered_.wait_for(lock, std::chrono::milliseconds(100));
+  }
+  std::vector<std::string> all;
+  for (auto& text : texts) all.push_back(std::move(*text));
+  texts_.erase(number);
+  if (rank_ == 0) outgoing_.push_back({type::texts, whole({.rank = 0, .number = number}, bundle(all))});
+  (void)!write(wake_pipe_[1], "", 1);
+  return all;
 }
 
 std::vector<int> Control::survivors() {
@@ -266,7 +291,9 @@ void Control::run() {
     const bool end = carry_out_orders();
     if (failed_ && !std::exchange(called, true)) call_roll();
     if (end) return leave();
+    const double reads = now();
     for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
+    read_.store(reads, std::memory_order_release);
     if (door_ && goes_on_ && !failed_)
       for (const Gate::Guest& guest : door_->gate->wait(0)) take_back(guest);
     if (now() - told >= beat) told = now(), tell_standings();
@@ -328,7 +355,10 @@ void Control::tell_standings() {
   std::vector<std::string> all;
   {
     std::lock_guard lock(mutex_);
-    take(rank_, mine_, mine_.waits_for >= 0 ? describe(mine_.in) : "");
+    if (mine_.empty())
+      take(rank_, {}, "");
+    else
+      take(rank_, mine_.begin()->second, describe(mine_.begin()->second.in));
     for (int r = 0; r < size(); r++) {
       const Told& t = told_[std::size_t(r)];
       if (rank_ == 0 || r == rank_) all.push_back(packed({r, t.standing.waits_for, t.standing.steps}, t.in));
@@ -413,13 +443,26 @@ void Control::handle(std::size_t i, const Frame& frame) {
         return failed(rank_, name(rank_) + " was given up, and the others have gone on without it: " + text);
       require(said.generation == generation() + 1, "generation ", said.generation, " comes after ", generation());
       return changed({said.rank, frame.type == type::lost ? 0 : said.number, text});
+    case type::text:
+    case type::texts: {
+      std::lock_guard lock(mutex_);
+      auto& texts = texts_[said.number];
+      texts.resize(names_.size());
+      if (frame.type == type::texts) {
+        const auto all = unbundle(text);
+        require(all.size() == texts.size(), "not one text of each rank");
+        texts.assign(all.begin(), all.end());
+      } else {
+        texts[std::size_t(said.rank)] = text;
+      }
+      return gathered_.notify_all();
+    }
     case type::goodbye: {
       if (said.rank == (rank_ == 0 ? int(i) : 0)) peers_[i].over = true;
       gone_[std::size_t(said.rank)].store(true, std::memory_order_release);
       if (rank_ == 0) tell_all(type::goodbye, frame.bytes, &peers_[i]);
       std::lock_guard lock(mutex_);
-      if (wake_) wake_();
-      return;
+      return wake_all();
     }
     default: tandem::fail("no message");
   }
@@ -432,7 +475,7 @@ void Control::take_back(const Gate::Guest& guest) {
   }
   const auto r = std::size_t(guest.rank);
   if (peers_[r].fd >= 0) close(peers_[r].fd);
-  peers_[r].fd = -1;  // it hears of its own return by the welcome
+  peers_[r].fd = -1;  // it hears of its own return by the membership
   tell_all(type::returned, packed({guest.rank, -1, seats_[r].incarnation, generation() + 1}, seats_[r].card));
   put_first(guest.connection);
   peers_[r] = {.fd = guest.connection, .heard = now()};
@@ -457,18 +500,18 @@ bool Control::let_in(const Gate::Guest& guest) {
     answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
     const auto words = unbundle(receive_frame(guest.connection, patience));
     if (words.size() != 3) return answer("!what " + who + " says is damaged");
-    if (words[1] != job_.terms)
-      return answer("!" + who + " does not fit to the job: " + first_difference(job_.terms, words[1]));
+    if (words[1] != membership_.terms)
+      return answer("!" + who + " does not fit to the job: " + first_difference(membership_.terms, words[1]));
     Card card = Card::from(words[2]);
     const Card mine = Card::from(seats_[0].card);
     if (is_loopback(card.address) && card.identity == mine.identity) card.address = mine.address;
     Seat back{false, false, std::max<std::uint64_t>(seat.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
               card.text()};
     std::swap(seat, back);
-    Welcome welcome{job_.nonce, seat.incarnation, generation() + 1, job_.terms, seats_};
-    for (int r = 0; r < size(); r++) welcome.seats[std::size_t(r)].left = gone(r);
+    Membership now{true, membership_.nonce, seat.incarnation, generation() + 1, membership_.terms, seats_};
+    for (int r = 0; r < size(); r++) now.seats[std::size_t(r)].left = gone(r);
     try {
-      answer("+" + welcome.text());
+      answer("+" + now.text());
       return true;
     } catch (const Error&) {
       std::swap(seat, back);

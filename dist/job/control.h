@@ -3,20 +3,26 @@
 // dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure the roll call is
 // answered here. A standstill of Deadlines::patience is no failure: rank 0 warns on stderr, once, and says who waits for whom.
 //
+// It also carries the one all-gather of texts by which ranks tell each other addresses before there is a communicator.
+//
 // In a job that goes on without lost ranks, death and silence of a rank other than 0 are no failure either: rank 0 gives its
 // seat up and tells all of them, the lost one too, if it should wake up: then it has failed, and the others have not. A
 // process that comes back through the door of rank 0 takes the seat.
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "dist/job/frames.h"
+#include "dist/job/rendezvous.h"
 #include "dist/job/roll_call.h"
 #include "dist/job/seats.h"
 #include "dist/collectives/wire.h"
@@ -25,17 +31,11 @@ namespace tandem {
 
 class Control {
  public:
-  // Takes the connections of the rendezvous. names: "rank 2 on node7", for all ranks.
-  Control(Rendezvous& rendezvous, std::vector<std::string> names, const Deadlines& deadlines,
-          std::unique_ptr<RollCall> roll_call = nullptr);
-  // Of a job that goes on without lost ranks. Takes the door too, at rank 0.
-  struct Job {
-    std::uint64_t nonce = 0, incarnation = 0;  // the job's; this process's
-    std::uint64_t generation = 0;              // of the membership, when this rank came
-    std::string terms;
-    std::vector<Seat> seats;
-  };
-  Control(Rendezvous& rendezvous, Job job, const Deadlines& deadlines);
+  // Takes the connections of the rendezvous, and its door, at rank 0. Until begin() the ranks have no names but their numbers, and
+  // the job ends with any rank that is lost.
+  Control(Rendezvous& rendezvous, const Deadlines& deadlines);
+  Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines);  // has begun
+  void begin(Membership membership, std::unique_ptr<RollCall> roll_call = nullptr);
   ~Control();  // says good-bye; in a job that goes on: unless an exception is on its way
   Control(const Control&) = delete;
 
@@ -47,25 +47,33 @@ class Control {
   }
   const Deadlines& deadlines() const { return deadlines_; }
   double deadline() const { return deadlines_.wait; }
-  const Job& job() const { return job_; }  // as it was when this rank came
+  const Membership& membership() const { return membership_; }  // as it was when this rank came
   bool goes_on() const { return goes_on_; }
+  // What every rank gives, in the order of ranks: all call it, in the same order, and it waits for all; at most 1 MiB each. One
+  // thread at a time. Throws Error that names a rank which has left or does not come.
+  std::vector<std::string> gather(const std::string& mine);
 
-  // Any thread.
-  void check() const {  // throws CommunicationError when the job has failed
+  // Any thread. Throws CommunicationError when the job has failed. After a pause of this process (SIGSTOP) it first waits until
+  // everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network again.
+  void check() const {
     if (failed_.load(std::memory_order_acquire)) raise();
+    if (paused()) wait_until_read();
+  }
+  bool given_up() const {  // rank 0 has given this rank up
+    return failed_.load(std::memory_order_acquire) && goes_on_ && culprit_ == rank_;
   }
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
-  void stand(const Standing& standing);
+  // Several communicators of a rank may wait at the same time; who: one of them.
+  void stand(const void* who, const Standing& standing);
   int last_in_line(int waits_for) const;
   bool works(int rank) const;  // as it has said: it waits for nobody, and has not left
   void fail(int culprit, const std::string& text);
-  void on_failure(std::function<void()> wake);  // called once, by the thread here
+  // Called by the thread here after a failure, a change or a good-bye; it must not wait. who: for the end, with null.
+  void on_event(const void* who, std::function<void()> wake);
   // Of a job that goes on: how many changes there were since this rank came, and one of them, from 0.
   std::size_t changes() const { return change_count_.load(std::memory_order_acquire); }
-  std::uint64_t generation() const { return job_.generation + changes(); }
+  std::uint64_t generation() const { return membership_.generation + changes(); }
   Change change(std::size_t index) const;
-  // Called with each, those before too; by the thread here, which it must not keep.
-  void on_change(std::function<void(const Change&)> heard);
   // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
   void accuse(int rank, const std::string& why);
   double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
@@ -73,7 +81,7 @@ class Control {
   std::vector<int> survivors();
 
  private:
-  static constexpr std::size_t longest_frame = 20 << 10;
+  static constexpr std::size_t longest_frame = 16 << 20;
   struct Peer {  // at rank 0 one for each rank, elsewhere one for rank 0
     int fd = -1;
     bool over = false;  // nothing is expected from there any more
@@ -81,7 +89,8 @@ class Control {
     FrameWriter out = {};
     FrameReader in{longest_frame};
   };
-  void begin(Rendezvous& rendezvous);
+  void settle(Membership membership);
+  void wake_all();  // under the lock
   void call_roll();
   void take(int rank, const Standing& standing, const std::string& in);
   std::vector<Standing> standings() const;
@@ -89,6 +98,8 @@ class Control {
   void failed(int culprit, const std::string& text);
   void changed(const Change& change);
   [[noreturn]] void raise() const;
+  bool paused() const;  // the thread has read nothing for so long that rank 0 may have given this rank up
+  void wait_until_read() const;
 
   // The thread's.
   void run();
@@ -113,6 +124,7 @@ class Control {
   Deadlines deadlines_;
   std::vector<Peer> peers_;  // the thread's, and what follows
   double looked_ = 0;
+  std::atomic<double> read_{0};  // all that had come by then has been read by the thread
   std::atomic<double> longest_silence_{0};
   mutable std::mutex mutex_;
   struct Told {
@@ -120,7 +132,7 @@ class Control {
     std::string in;    // what it waits in, in words
     double since = 0;  // when it first stood so
   };
-  Standing mine_;
+  std::map<const void*, Standing> mine_;  // of those that wait
   std::vector<Told> told_;
   bool warned_ = false;  // of this standstill
   std::vector<std::atomic<bool>> gone_;
@@ -128,14 +140,16 @@ class Control {
   std::string text_;
   int culprit_ = -1;
   std::vector<Frame> outgoing_;  // a failure or accusation that the thread has to tell
-  std::function<void()> wake_;
-  const bool goes_on_ = false;
-  const Job job_;
+  std::map<const void*, std::function<void()>> wake_;
+  std::map<std::uint64_t, std::vector<std::optional<std::string>>> texts_;  // of gatherings that are not over
+  std::uint64_t gatherings_ = 0;
+  std::condition_variable gathered_;
+  std::atomic<bool> goes_on_{false};
+  Membership membership_;
   std::vector<Seat> seats_;  // as they are now, at rank 0; the thread's
   std::unique_ptr<Door> door_;
   std::vector<Change> changes_;
   std::atomic<std::size_t> change_count_{0};
-  std::function<void(const Change&)> heard_;
   std::vector<std::pair<int, std::string>> accused_;  // at rank 0, by itself
   bool leaves_well_ = true, fails_ = false;
   std::unique_ptr<RollCall> roll_call_;

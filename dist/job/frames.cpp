@@ -13,8 +13,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 struct Head {
   std::uint32_t length, type;
   std::uint64_t number;
@@ -37,6 +35,8 @@ Head head_in(const std::string& bytes, std::uint64_t number, std::size_t longest
 
 }  // namespace
 
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
 void FrameWriter::put(std::uint32_t type, const std::string& bytes) { queue_.push_back(framed(type, ++number_, bytes)); }
 
 void FrameWriter::flush(int connection) {
@@ -54,10 +54,15 @@ void FrameWriter::flush(int connection) {
 
 FrameReader::Got FrameReader::receive(int connection) {
   char some[4096];
-  const ssize_t n = ::recv(connection, some, sizeof some, MSG_DONTWAIT);
-  if (n > 0) bytes_.append(some, std::size_t(n));
-  if (n > 0) return Got::bytes;
-  return n < 0 && (errno == EAGAIN || errno == EINTR) ? Got::nothing : Got::end;
+  for (bool any = false;; any = true) {
+    const ssize_t n = ::recv(connection, some, sizeof some, MSG_DONTWAIT);
+    if (n > 0) {
+      bytes_.append(some, std::size_t(n));
+      continue;
+    }
+    if (any) return Got::bytes;  // the next call says whether it is the end
+    return n < 0 && (errno == EAGAIN || errno == EINTR) ? Got::nothing : Got::end;
+  }
 }
 
 std::optional<Frame> FrameReader::next() {
@@ -68,6 +73,27 @@ std::optional<Frame> FrameReader::next() {
   bytes_.erase(0, sizeof head + head.length);
   number_++;
   return frame;
+}
+
+std::string bundle(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& t : texts) {
+    const auto size = std::uint32_t(t.size());
+    all.append(reinterpret_cast<const char*>(&size), sizeof size).append(t);
+  }
+  return all;
+}
+
+std::vector<std::string> unbundle(const std::string& bundled) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
+    std::uint32_t size = 0;
+    require(bundled.size() - at >= sizeof size, "a bundle of texts is cut short");
+    std::memcpy(&size, bundled.data() + at, sizeof size), at += sizeof size;
+    require(bundled.size() - at >= size, "a bundle of texts is cut short");
+    texts.push_back(bundled.substr(at, size));
+  }
+  return texts;
 }
 
 // ---- one at a time -------------------------------------------------------------------------------------------------------

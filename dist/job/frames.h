@@ -1,10 +1,11 @@
 // Frames: whole messages on a TCP connection, each a head (length, type, sequence number) and its bytes. The rendezvous sends and
-// receives them one at a time and waits; the control plane queues them and never waits.
+// receives them one at a time and waits; the control plane queues them and never waits. Several texts in one message are a bundle.
 #pragma once
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tandem {
 
@@ -32,7 +33,7 @@ class FrameReader {
  public:
   explicit FrameReader(std::size_t longest) : longest_(longest) {}
   enum class Got : std::uint8_t { nothing, bytes, end };  // end: the connection is closed or broken
-  Got receive(int connection);                            // what is there; does not wait
+  Got receive(int connection);                            // all that is there; does not wait
   // The next whole frame. Throws Error where the bytes are no frames: one is missing, too long or cut.
   std::optional<Frame> next();
 
@@ -46,7 +47,13 @@ class FrameReader {
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
 
-// All of these bytes, or so many. `until`: of the steady clock, in seconds. Throw Error.
+// Several texts in one, and back. Throws Error where it is damaged.
+std::string bundle(const std::vector<std::string>& texts);
+std::vector<std::string> unbundle(const std::string& bundled);
+
+double now();  // of the steady clock, in seconds
+
+// All of these bytes, or so many. `until`: see now(). Throw Error.
 void send_all(int connection, const std::string& bytes, double until);
 std::string receive_all(int connection, std::size_t count, double until);
 bool ready(int connection, short events, double until);  // poll's; false: not until then

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -21,8 +20,6 @@
 
 namespace tandem {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 const std::string magic("TANDEM\0\1", 8);
 constexpr std::size_t nonce_bytes = 32, mac_bytes = 32, hello_bytes = 8 + 4 + 4 + nonce_bytes + mac_bytes;
@@ -237,22 +234,6 @@ std::string hex(const std::string& bytes) {
   std::string s;
   for (unsigned char c : bytes) s += "0123456789abcdef"[c >> 4], s += "0123456789abcdef"[c & 15];
   return s;
-}
-
-std::string bundle(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& t : texts) all += word(std::uint32_t(t.size())) + t;
-  return all;
-}
-
-std::vector<std::string> unbundle(const std::string& bundled) {
-  std::vector<std::string> texts;
-  for (std::size_t at = 0; at < bundled.size(); at += texts.back().size()) {
-    require(bundled.size() - at >= 4 && bundled.size() - at - 4 >= word_at(bundled, at), "a damaged message");
-    texts.push_back(bundled.substr(at + 4, word_at(bundled, at)));
-    at += 4;
-  }
-  return texts;
 }
 
 }  // namespace tandem

@@ -52,8 +52,4 @@ std::string random_bytes(std::size_t count);
 std::string hex(const std::string& bytes);
 std::string hmac(const std::string& key, const std::string& text);
 
-// Several texts in one, and back; throws Error where it is damaged.
-std::string bundle(const std::vector<std::string>& texts);
-std::vector<std::string> unbundle(const std::string& bundled);
-
 }  // namespace tandem

@@ -23,8 +23,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // ---- the file in which ranks of one host find each other -----------------------------------------------------------------
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");
@@ -155,7 +153,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
 }
 
 Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
-                       Welcome& welcome)
+                       Membership& membership)
     : place_(place), deadlines_(deadlines) {
   if (place.rank == 0) refuse("TANDEM_INCARNATION=", back.incarnation, ": rank 0 keeps the list, and cannot come back");
   connections_.assign(1, -1);
@@ -167,7 +165,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
                bundle({std::to_string(back.incarnation), back.terms, back.card(interface_address())}), 5);
     const std::string answer = receive_frame(connections_[0], 5);
     if (!answer.starts_with("+")) refused_with(answer);
-    welcome = Welcome::from(answer.substr(1));
+    membership = Membership::from(answer.substr(1));
     return true;
   });
 }
@@ -264,34 +262,6 @@ void Rendezvous::join(const Way& way, const Verdict& accepted) {
     why = verdict.substr(1);
   }
   fail("rank ", place_.rank, " does not find rank 0: ", why);
-}
-
-std::vector<std::string> Rendezvous::exchange(const std::string& mine) {
-  std::vector<std::string> all(std::size_t(place_.size));
-  all[std::size_t(place_.rank)] = mine;
-  auto with = [&](int rank, auto&& action) {
-    try {
-      action();
-    } catch (const Error& e) {
-      fail("rendezvous with rank ", rank, ": ", e.what());
-    }
-  };
-  if (place_.rank == 0) {
-    for (int r = 1; r < place_.size; r++)
-      with(r, [&] { all[std::size_t(r)] = receive_frame(connections_[std::size_t(r)], deadlines_.start); });
-    const std::string packed = bundle(all);
-    for (int r = 1; r < place_.size; r++)
-      with(r, [&] { send_frame(connections_[std::size_t(r)], packed, deadlines_.start); });
-  } else {
-    std::string packed;
-    with(0, [&] {
-      send_frame(connections_[0], mine, deadlines_.start);
-      packed = receive_frame(connections_[0], deadlines_.start);
-    });
-    all = unbundle(packed);
-    require(all.size() == std::size_t(place_.size), "rendezvous: a damaged answer");
-  }
-  return all;
 }
 
 std::string Rendezvous::interface_address() const {

@@ -50,18 +50,16 @@ class Rendezvous {
   // Of a rank that comes back into a running job. Waits until rank 0 has given up the one before. card: called when the way to
   // rank 0 is known, with this host's address on it.
   struct Return {
-    std::uint64_t incarnation;  // at least; the welcome says which it is
+    std::uint64_t incarnation;  // at least; the membership says which it is
     std::string terms;          // what this rank takes for agreed
     std::function<std::string(const std::string& address)> card;
   };
   Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
-             Welcome& welcome);
+             Membership& membership);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
 
   const Place& place() const { return place_; }
-  // What every rank gives, in the order of ranks. All ranks call it; at most 16 MiB each.
-  std::vector<std::string> exchange(const std::string& mine);
   // The address of this host on the way to rank 0 (at rank 0: to the first rank that comes from another host, or to rank 1).
   std::string interface_address() const;
   const std::string& token() const { return token_; }

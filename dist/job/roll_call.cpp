@@ -4,20 +4,16 @@
 
 #include <atomic>
 #include <chrono>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "dist/job/handshake.h"
 
 namespace tandem {
 
-RollCall::RollCall(Rendezvous& rendezvous)
-    : rank_(rendezvous.place().rank),
-      size_(rendezvous.place().size),
-      socket_(bound_socket(rendezvous.place().one_host(), 0)),
-      token_(rendezvous.token()),
-      addresses_(rendezvous.exchange(rendezvous.interface_address() + " " + std::to_string(port_of(socket_)))) {}
+RollCall::RollCall(int rank, int socket, std::string token, std::vector<Card> cards)
+    : rank_(rank), size_(int(cards.size())), socket_(socket), token_(std::move(token)), cards_(std::move(cards)) {}
 
 RollCall::~RollCall() {
   if (socket_ >= 0) close(socket_);
@@ -35,12 +31,9 @@ std::vector<int> RollCall::answer(const std::vector<bool>& lost, double seconds)
   std::vector<std::thread> knocking;
   for (int r = 0; r < rank_; r++)
     knocking.emplace_back([&, r] {
-      std::istringstream words(addresses_[std::size_t(r)]);
-      std::string address;
-      int port = 0;
-      words >> address >> port;
+      const Card& card = cards_[std::size_t(r)];
       while (!over && Clock::now() < until) try {
-          close(knock(address, port, token_, rank_, size_, 0.5));
+          close(knock(card.address, card.port, token_, rank_, size_, 0.5));
           here[std::size_t(r)] = true;
           return;
         } catch (const Error&) {

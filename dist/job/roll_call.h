@@ -5,13 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "dist/job/rendezvous.h"
+#include "dist/job/seats.h"
 
 namespace tandem {
 
 class RollCall {
  public:
-  explicit RollCall(Rendezvous& rendezvous);  // every rank calls it, and they tell each other their ports
+  // socket: bound, at the port on this rank's card; it is taken. cards: of all ranks.
+  RollCall(int rank, int socket, std::string token, std::vector<Card> cards);
   ~RollCall();
   RollCall(const RollCall&) = delete;
 
@@ -22,7 +23,7 @@ class RollCall {
  private:
   int rank_, size_, socket_;
   std::string token_;
-  std::vector<std::string> addresses_;  // "10.0.0.3 41234"
+  std::vector<Card> cards_;
 };
 
 }  // namespace tandem

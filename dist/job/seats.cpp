@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "core/error.h"
-#include "dist/job/handshake.h"
+#include "dist/job/frames.h"
 
 namespace tandem {
 namespace {
@@ -40,37 +39,33 @@ std::uint64_t number_in(const std::string& text) {
 }  // namespace
 
 std::string Card::text() const {
-  return bundle({host, identity, std::to_string(process), address, std::to_string(port), rdma ? "1" : "0", ucx});
+  return bundle({host, identity, std::to_string(process), address, std::to_string(port), ucx});
 }
 
 Card Card::from(const std::string& text) {
   const auto words = unbundle(text);
-  require(words.size() == 7, "a card of ", words.size(), " words");
-  return {words[0],      words[1], int(number_in(words[2])), words[3], int(number_in(words[4])),
-          words[5] == "1", words[6]};
+  require(words.size() == 6, "a card of ", words.size(), " words");
+  return {words[0], words[1], int(number_in(words[2])), words[3], int(number_in(words[4])), words[5]};
 }
 
 Card Card::mine() {
-  Card c{.host = host_name(), .identity = host_identity(), .process = int(getpid()), .address = "", .ucx = ""};
-  std::error_code none;
-  c.rdma = !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
-  return c;
+  return {.host = host_name(), .identity = host_identity(), .process = int(getpid())};
 }
 
-std::string Welcome::text() const {
+std::string Membership::text() const {
   std::vector<std::string> words{std::to_string(nonce), std::to_string(incarnation), std::to_string(generation), terms};
   for (const Seat& s : seats)
     words.insert(words.end(), {s.lost ? "lost" : s.left ? "left" : "here", std::to_string(s.incarnation), s.card});
   return bundle(words);
 }
 
-Welcome Welcome::from(const std::string& text) {
+Membership Membership::from(const std::string& text) {
   const auto words = unbundle(text);
-  require(words.size() >= 4 && words.size() % 3 == 1, "a damaged welcome");
-  Welcome w{number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3], {}};
+  require(words.size() >= 4 && words.size() % 3 == 1, "a damaged membership");
+  Membership m{true, number_in(words[0]), number_in(words[1]), number_in(words[2]), words[3]};
   for (std::size_t i = 4; i < words.size(); i += 3)
-    w.seats.push_back({words[i] == "lost", words[i] == "left", number_in(words[i + 1]), words[i + 2]});
-  return w;
+    m.seats.push_back({words[i] == "lost", words[i] == "left", number_in(words[i + 1]), words[i + 2]});
+  return m;
 }
 
 std::string first_difference(const std::string& a, const std::string& b) {

@@ -12,10 +12,9 @@ struct Card {
   std::string host;      // its name, for people
   std::string identity;  // the same for processes that share memory
   int process = 0;
-  std::string address;  // where it listens for the other ranks
-  int port = 0;
-  bool rdma = false;
-  std::string ucx;  // its worker's address; empty: it has none
+  std::string address = {};  // of its host, for the other ranks
+  int port = 0;              // where the roll call finds it
+  std::string ucx = {};      // the address of its channel's worker; empty: it has none
 
   std::string text() const;
   static Card from(const std::string& text);  // throws Error
@@ -29,22 +28,23 @@ struct Seat {
   std::string card;
 };
 
+// What a rank knows of the job when it begins, or comes back.
+struct Membership {
+  bool goes_on = false;                      // when a rank other than 0 is lost
+  std::uint64_t nonce = 0, incarnation = 0;  // the job's; this process's
+  std::uint64_t generation = 0;              // of the membership, when this rank came
+  std::string terms = {};                    // what all ranks have agreed on
+  std::vector<Seat> seats = {};
+  std::string text() const;
+  static Membership from(const std::string& text);
+};
+
 // Somebody was lost, or has come back. Rank 0 decides, and all ranks hear of all changes in one order: each is a generation of the
 // membership, from 1.
 struct Change {
   int rank = -1;
   std::uint64_t incarnation = 0;  // 0: lost
   std::string text;               // why; or the card of who has come
-};
-
-// What a rank that comes back is told.
-struct Welcome {
-  std::uint64_t nonce = 0, incarnation = 0;
-  std::uint64_t generation = 0;  // of the membership, with this return
-  std::string terms;             // what all ranks have agreed on
-  std::vector<Seat> seats;
-  std::string text() const;
-  static Welcome from(const std::string& text);
 };
 
 // Two texts of lines: the first line that differs, of both.

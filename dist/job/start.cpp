@@ -1,50 +1,18 @@
 #include "dist/job/start.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <sstream>
+#include <cstdlib>
 #include <utility>
 
 #include "core/error.h"
-#include "dist/collectives/algorithms.h"
-#include "dist/strategies/all_reduce.h"
+#include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
-#include "dist/collectives/hierarchy.h"
+#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/parameter_server.h"
-#include "dist/job/rendezvous.h"
-#include "dist/server/socket_channel.h"
-#include "dist/collectives/ucx.h"
 
 namespace tandem {
 namespace {
-
-// What must be the same on all ranks, a line each.
-std::string agreement(const Variables& variables) {
-  auto value = [&](const char* name, const char* otherwise) {
-    const char* v = variables(name);
-    return std::string(v && *v ? v : otherwise);
-  };
-  std::ostringstream text;
-  text << "Tandem's messages: version 3\nUCX " << Ucx::version() << "\n";
-  for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
-                                        {"TANDEM_WIRE", "f32"},
-                                        {"TANDEM_SERVERS", "0"},
-                                        {"TANDEM_PIPELINE", "0"},
-                                        {"TANDEM_CHANNEL", ""}})
-    text << name << " " << value(name, otherwise) << "\n";
-  return text.str();
-}
-
-// "sockets", "ucx" or "": as the ranks' devices have it.
-std::string chosen_channel(const Variables& variables) {
-  const char* v = variables("TANDEM_CHANNEL");
-  const std::string chosen = v ? v : "";
-  if (!chosen.empty() && chosen != "sockets" && chosen != "ucx")
-    refuse("TANDEM_CHANNEL=", chosen, ": choose sockets or ucx, or leave it to the devices that there are");
-  return chosen;
-}
 
 // Above 0 and up to 1; 0 where the text is none of that.
 double share_in(const std::string& text) {
@@ -52,144 +20,6 @@ double share_in(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   return error == std::errc() && end == text.data() + text.size() && v > 0 && v <= 1 ? v : 0;
 }
-
-// A rank on the host of rank 0 may have met it by the loopback interface, where others do not find it.
-void reach_from_everywhere(std::vector<Card>& cards) {
-  for (Card& c : cards)
-    for (const Card& other : cards)
-      if (is_loopback(c.address) && other.identity == c.identity) c.address = other.address;
-}
-
-// The cards of all ranks, who are of one mind.
-std::vector<Card> meet(Rendezvous& rendezvous, const Variables& variables, Card mine) {
-  mine.address = rendezvous.interface_address();
-  const auto agreed = rendezvous.exchange(agreement(variables));
-  std::vector<Card> cards;
-  for (const std::string& text : rendezvous.exchange(mine.text())) cards.push_back(Card::from(text));
-  for (std::size_t r = 1; r < agreed.size(); r++)
-    require(agreed[r] == agreed[0], "rank 0 on ", cards[0].host, " and rank ", r, " on ", cards[r].host,
-            " do not fit together: ", first_difference(agreed[0], agreed[r]));
-  reach_from_everywhere(cards);
-  return cards;
-}
-
-// UCX, on the interfaces of these cards.
-std::shared_ptr<Ucx> open_ucx(const std::vector<Card>& cards, int rank) {
-  std::vector<std::string> addresses;
-  for (const Card& c : cards) addresses.push_back(c.address);
-  const bool one_host =
-      std::all_of(cards.begin(), cards.end(), [&](const Card& c) { return c.identity == cards[0].identity; });
-  auto ucx = Ucx::open(cards[std::size_t(rank)].address, one_host);
-  ucx->hear_only(addresses);
-  return ucx;
-}
-
-// The same number on all ranks, and no other job's.
-std::uint64_t draw_nonce(Rendezvous& rendezvous) {
-  const auto drawn = rendezvous.exchange(rendezvous.place().rank == 0 ? random_bytes(8) : "");
-  std::uint64_t number = 0;
-  for (unsigned char c : drawn[0]) number = number << 8 | c;
-  return number;
-}
-
-std::uint64_t incarnation_in(const Variables& variables) {
-  const char* text = variables("TANDEM_INCARNATION");
-  if (!text || !*text) return 0;
-  std::uint64_t v = 0;
-  const char* end = text + std::strlen(text);
-  const auto [at, error] = std::from_chars(text, end, v);
-  if (error != std::errc() || at != end)
-    refuse("TANDEM_INCARNATION=", text, ": expected how manieth start of this rank it is after the first, from 1");
-  return v;
-}
-
-std::unique_ptr<Channel> carry(std::shared_ptr<Control> control, std::shared_ptr<Ucx> ucx, std::unique_ptr<Gate> gate,
-                               const std::string& token) {
-  if (!ucx) return socket_channel(std::move(control), std::move(gate), token);
-  std::vector<std::string> addresses;
-  for (const Seat& s : control->job().seats) addresses.push_back(Card::from(s.card).ucx);
-  const std::uint64_t nonce = control->job().nonce;
-  return ucx->channel(std::move(addresses), nonce, std::move(control));
-}
-
-// Into a running job.
-std::unique_ptr<Channel> come_back(const Place& place, const Deadlines& deadlines, const Variables& variables,
-                                   std::uint64_t incarnation, int socket) {
-  Card mine = Card::mine();
-  mine.port = port_of(socket);
-  std::shared_ptr<Ucx> ucx;
-  Welcome welcome;
-  Rendezvous rendezvous(place, deadlines, variables,
-                        {incarnation, agreement(variables),
-                         [&](const std::string& address) {
-                           mine.address = address;
-                           if (chosen_channel(variables) == "ucx" || (chosen_channel(variables).empty() && mine.rdma)) {
-                             ucx = Ucx::open(address, place.one_host());
-                             ucx->hear_only({});  // until the welcome says who the ranks are
-                             mine.ucx = ucx->address();
-                           }
-                           return mine.text();
-                         }},
-                        welcome);
-  auto gate = std::make_unique<Gate>(socket, rendezvous.token());
-  const bool by_ucx = !Card::from(welcome.seats[0].card).ucx.empty();
-  require(!by_ucx || ucx, "the job's messages go over UCX, and this host has no RDMA device: TANDEM_CHANNEL=sockets for all");
-  auto control = std::make_shared<Control>(
-      rendezvous, Control::Job{welcome.nonce, welcome.incarnation, welcome.generation, welcome.terms, welcome.seats}, deadlines);
-  return carry(control, by_ucx ? ucx : nullptr, std::move(gate), rendezvous.token());
-}
-
-}  // namespace
-
-std::unique_ptr<Communicator> communicator_from_environment(const Variables& variables) {
-  const Place place = place_in(variables);
-  if (place.size == 1) return alone();
-  const Deadlines deadlines = Deadlines::from(variables);
-  Rendezvous rendezvous(place, deadlines, variables);
-  const auto cards = meet(rendezvous, variables, Card::mine());
-  auto ucx = open_ucx(cards, place.rank);
-  std::vector<std::string> names;
-  for (std::size_t r = 0; r < cards.size(); r++) names.push_back("rank " + std::to_string(r) + " on " + cards[r].host);
-  const auto addresses = rendezvous.exchange(ucx->address());
-  const std::uint64_t nonce = draw_nonce(rendezvous);
-  auto roll_call = std::make_unique<RollCall>(rendezvous);
-  auto control = std::make_shared<Control>(rendezvous, names, deadlines, std::move(roll_call));
-  const auto here = std::find_if(cards.begin(), cards.end(),
-                                 [&](const Card& c) { return c.identity == cards[std::size_t(place.rank)].identity; });
-  return hierarchy(over_messages(ucx->connect(addresses, nonce, control), deadlines.wait, {}),
-                   int(here - cards.begin()));
-}
-
-std::unique_ptr<Channel> channel_from_environment(const Variables& variables) {
-  const Place place = place_in(variables);
-  if (place.size == 1) return std::move(in_process_channels(1)[0]);
-  const Deadlines deadlines = Deadlines::from(variables);
-  const std::string chosen = chosen_channel(variables);
-  const std::uint64_t incarnation = incarnation_in(variables);
-  const int socket = bound_socket(place.one_host(), 0);
-  if (incarnation) return come_back(place, deadlines, variables, incarnation, socket);
-  Rendezvous rendezvous(place, deadlines, variables, true);
-  auto gate = std::make_unique<Gate>(socket, rendezvous.token());
-  Card mine = Card::mine();
-  mine.port = port_of(socket);
-  auto cards = meet(rendezvous, variables, mine);
-  // UCX over TCP ends the process when a stopped rank wakes up that the others have given up: it is for RDMA.
-  const bool rdma = std::all_of(cards.begin(), cards.end(), [](const Card& c) { return c.rdma; });
-  std::shared_ptr<Ucx> ucx;
-  if (chosen == "ucx" || (chosen.empty() && rdma)) ucx = open_ucx(cards, place.rank);
-  const auto addresses = rendezvous.exchange(ucx ? ucx->address() : "");
-  std::vector<Seat> seats;
-  for (std::size_t r = 0; r < cards.size(); r++) {
-    cards[r].ucx = addresses[r];
-    seats.push_back({.card = cards[r].text()});
-  }
-  const std::uint64_t nonce = draw_nonce(rendezvous);
-  auto control =
-      std::make_shared<Control>(rendezvous, Control::Job{nonce, 0, 0, agreement(variables), std::move(seats)}, deadlines);
-  return carry(control, ucx, std::move(gate), rendezvous.token());
-}
-
-namespace {
 
 // The parameter server's, from the environment.
 ParameterServerOptions server_options(const Asynchrony& how, int ranks, const std::function<std::string(const char*)>& value) {
@@ -233,7 +63,7 @@ std::unique_ptr<Strategy> strategy_from_environment() {
   if (Asynchrony::is_one(strategy)) {
     const auto options = server_options(Asynchrony::parse(strategy), ranks, value);
     if (ranks == 1) return std::make_unique<Strategy>();
-    return parameter_server(channel_from_environment(), options);
+    return parameter_server(Job({.goes_on = true}).channel(), options);
   }
   for (const auto& [name, written] : {std::pair{"TANDEM_SERVERS", "--servers "},
                                       {"TANDEM_PACE", "--pace "},
@@ -251,7 +81,7 @@ std::unique_ptr<Strategy> strategy_from_environment() {
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");
   if (ranks == 1) return std::make_unique<Strategy>();
   const double deadline = Deadlines::from(process_environment()).wait;
-  auto communicator = communicator_from_environment();
+  auto communicator = Job().communicator();
   if (local) return local_sgd(std::move(communicator), *local, {.deadline = deadline});
   return all_reduce(std::move(communicator),
                     {.wire = wire == "bf16" ? DType::bf16 : DType::f32, .top_k = top_k, .deadline = deadline});

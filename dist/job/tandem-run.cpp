@@ -30,6 +30,7 @@
 #include "dist/job/hosts.h"
 #include "dist/server/pace.h"
 #include "dist/job/rendezvous.h"
+#include "dist/job/job.h"
 #include "dist/job/start.h"
 #include "layers/train/options.h"
 
@@ -38,8 +39,6 @@ extern char** environ;
 using namespace tandem;
 
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Command {
   std::vector<Host> hosts;  // {"", n}: here
@@ -223,9 +222,9 @@ void on_signal(int number) {
   errno = saved;
 }
 
-class Job {
+class Launch {
  public:
-  explicit Job(Command command) : c_(std::move(command)) {}
+  explicit Launch(Command command) : c_(std::move(command)) {}
 
   int run() {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -547,7 +546,7 @@ class Job {
 
 // What --check runs in every rank: a small message goes round, then all ranks add up a megabyte.
 void check_rank() {
-  auto c = communicator_from_environment();
+  auto c = Job().communicator();
   std::vector<float> token{0}, many(1 << 18, 1);
   const int next = (c->rank() + 1) % c->size(), before = (c->rank() + c->size() - 1) % c->size();
   c->barrier().wait();
@@ -585,7 +584,7 @@ int main(int argc, char** argv) {
     if (argc == 2 && std::string(argv[1]) == "--check-rank")
       check_rank();
     else
-      status = Job(parse(argc, argv)).run();
+      status = Launch(parse(argc, argv)).run();
   });
   return failed ? failed : status;
 }

@@ -144,7 +144,7 @@ void Coordinator::answer(std::uint64_t k) {
   for (int r = 0; r < count(); r++) all.push_back(g.texts.count(r) ? g.texts[r] : "");
   Note n = note(What::heard);
   n[word::number] = k;
-  const auto text = std::make_shared<const std::string>(joined(all));
+  const auto text = std::make_shared<const std::string>(bundle(all));
   for (const auto& [r, _] : g.texts)
     if (of(r).lives && g.told.insert(r).second) send_(r, n, text);
 }

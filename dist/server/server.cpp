@@ -24,8 +24,6 @@
 namespace tandem {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 std::string shown(double v) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", v);
@@ -485,18 +483,24 @@ class Member::Thread {
     return at ? *at : letters_.room(bytes);
   }
 
+  // A message that arrived as a letter, now that this rank is ready to place it.
+  void come_again(int from, const Note& n, const std::vector<std::byte>& letter) {
+    const std::span<std::byte> at = place(from, n, letter.size());
+    if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
+    arrived(from, n, at);
+  }
+
   void arrived(int from, const Note& n, std::span<std::byte> bytes) {
     std::vector<std::byte> letter = letters_.take(bytes);
     if (!about_a_shard(n)) return arrived(from, n, letter);
     if (!ready_) {  // then it comes again
-      early_.keep(from, [this, from, n, letter = std::move(letter)] {
-        const std::span<std::byte> at = place(from, n, letter.size());
-        if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
-        arrived(from, n, at);
-      });
+      early_.keep(from, [this, from, n, letter = std::move(letter)] { come_again(from, n, letter); });
       return;
     }
     check(from, n, bytes.size());
+    const bool for_owner = what_of(n) == What::push_part || what_of(n) == What::first_part;
+    // The owner has a place for every part. This one began to arrive before this rank was ready.
+    if (for_owner && !letter.empty()) return come_again(from, n, letter);
     const int s = int(n[word::shard]);
     const auto elements = std::int64_t(bytes.size() / element(n));
     const bool wanted = letter.empty();  // of a part: it lies where it belongs
@@ -545,7 +549,7 @@ class Member::Thread {
           post_.send(from, n, std::as_bytes(std::span(*owners)), owners);
         });
 
-      case What::heard: return change([&] { heard_[n[word::number]] = parted(text_of(letter)); });
+      case What::heard: return change([&] { heard_[n[word::number]] = unbundle(text_of(letter)); });
       case What::owners:
         owners_ = {n[word::number], numbers_in<int>(letter)};
         require(owners_->second.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");

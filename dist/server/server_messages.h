@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "dist/job/frames.h"
 #include "dist/server/channel.h"
 #include "dist/server/served.h"
 
@@ -57,7 +58,7 @@ enum class What : std::uint64_t {
   bye,         // this rank has the last weights
   stands,      // what this rank waits for, a text. None: it works
   // Rank 0 to everybody.
-  heard,      // number; all texts (joined(), parted())
+  heard,      // number; all texts, a bundle (dist/job/frames.h)
   owners,     // to who asked: number: the generation of the membership; of each shard, an int
   ticket_is,  // number (none: there is none for now), tickets_done, request
   over,       // number: 1 if somebody has stopped it; tickets_done
@@ -78,9 +79,5 @@ struct ShardState {
   std::int64_t pushes = 0;    // in them
   std::vector<ExchangeId> applied = {};  // of each worker, the last of its exchanges that is in them
 };
-
-// The texts of all ranks as one, and back.
-std::string joined(const std::vector<std::string>& texts);
-std::vector<std::string> parted(const std::string& all);
 
 }  // namespace tandem

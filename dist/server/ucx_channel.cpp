@@ -1,11 +1,13 @@
-// The channel over UCX active messages. Large messages come as an announcement first: their bytes go straight to the place that
-// the receiver names.
-#include <chrono>
+// The channel over UCX active messages. With RDMA, large messages come as an announcement first, and their bytes go straight to the
+// place that the receiver names. Over TCP they come as fragments, which are copied there one by one.
+#include <algorithm>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <list>
 #include <utility>
 
+#include "dist/job/frames.h"
 #include "dist/job/handshake.h"
 #include "dist/collectives/node_memory.h"
 #include "dist/collectives/ucx_link.h"
@@ -16,38 +18,39 @@ namespace {
 
 struct Envelope {
   std::uint64_t nonce, from, incarnation;
+  std::uint64_t message, first, whole;  // its number, of this sender; where in it this fragment begins; its bytes
   Note note;
 };
 constexpr unsigned channel_id = 2;
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 class UcxChannel : public Channel, private Link {
  public:
   UcxChannel(std::shared_ptr<Worker> ucx, std::vector<std::string> addresses, std::uint64_t nonce,
-             std::shared_ptr<Control> control)
-      : Link(std::move(ucx), std::move(addresses), nonce, std::move(control)),
-        memory_(words(control_->rank(), control_->job().incarnation)),
+             std::shared_ptr<Control> control, std::vector<int> members)
+      : Link(std::move(ucx), std::move(addresses), nonce, std::move(control), std::move(members)),
+        me_(index_of(control_->rank())),
+        memory_(words(me_, incarnation())),
         seats_(peers_.size()) {
-    for (std::size_t r = 0; r < control_->job().seats.size(); r++) {
-      const Seat& seat = control_->job().seats[r];
+    const auto& seats = control_->membership().seats;
+    for (std::size_t r = 0; r < seats_.size() && !seats.empty(); r++) {
+      const Seat& seat = seats[std::size_t(members_[r])];
       seats_[r] = {.lost = seat.lost, .incarnation = seat.incarnation, .card = Card::from(seat.card)};
     }
     hear_only_ranks();
     handler(channel_id, arrived, this);
   }
   ~UcxChannel() override {
-    for (Arrival& a : receiving_) give_up(a.request, a.from);
+    for (Incoming& a : receiving_) give_up(a.request, a.from);
+    receiving_.clear();  // their memory may be gone
     hang_up_all(std::uncaught_exceptions() == 0);
-    for (Arrival& a : fresh_)
-      if (a.held) ucp_am_data_release(worker_, a.data);
+    for (Incoming& a : fresh_) release(a);
     handler(channel_id, nullptr, nullptr);
   }
-  int rank() const override { return control_->rank(); }
-  int size() const override { return control_->size(); }
-  std::string where(int rank) const override { return control_->name(rank); }
-  std::uint64_t incarnation() const override { return control_->job().incarnation; }
-  std::uint64_t generation() const override { return control_->job().generation + heard_; }
+  int rank() const override { return me_; }
+  int size() const override { return int(members_.size()); }
+  std::string where(int rank) const override { return name(rank); }
+  std::uint64_t incarnation() const override { return control_->membership().incarnation; }
+  std::uint64_t generation() const override { return control_->membership().generation + heard_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
     for (const Place& s : seats_) all.push_back(!s.lost);
@@ -60,58 +63,49 @@ class UcxChannel : public Channel, private Link {
     control_->check();
     const Place& place = seats_[std::size_t(to)];
     if (place.lost) return {};
-    auto sending = std::make_unique<Sending>(
-        *this, to, Envelope{nonce_, std::uint64_t(rank()), control_->job().incarnation, note}, place.incarnation);
-    if (place.broken == 0) {
+    auto sending = std::make_unique<Sending>(*this, to, place.incarnation);
+    const Envelope envelope{nonce_, std::uint64_t(rank()), incarnation(), ++sent_, 0, bytes.size(), note};
+    sending->broken = place.broken != 0;
+    for (std::size_t first = 0; !sending->broken && (first < bytes.size() || first == 0);) {
+      const auto part = bytes.subspan(first, std::min(ucx_->fragment, bytes.size() - first));
+      Sending::Fragment& f = sending->fragments.emplace_back(Sending::Fragment{envelope});
+      f.envelope.first = first;
       const ucp_request_param_t p = on_host();
-      ucs_status_ptr_t r = ucp_am_send_nbx(endpoint(to), channel_id, &sending->envelope, sizeof(Envelope), bytes.data(),
-                                           bytes.size(), &p);
-      if (UCS_PTR_IS_ERR(r))
-        broke(to, UCS_PTR_STATUS(r));
-      else if (!UCS_PTR_IS_PTR(r))
-        return {};
-      else
-        sending->request = r;
+      f.request = ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
+      const ucs_status_ptr_t r = f.request;
+      if (!UCS_PTR_IS_PTR(r)) sending->fragments.pop_back();
+      if (UCS_PTR_IS_ERR(r)) sending->broken = true, broke(to, UCS_PTR_STATUS(r));
+      if (part.empty()) break;
+      first += part.size();
     }
+    if (sending->fragments.empty() && !sending->broken) return {};
     return Work(std::move(sending));
   }
 
   bool progress() override {
-    for (int i = 0; i < 64 && Link::progress(); i++) {}
+    control_->check();
+    // Until something has come: once its place is known, what follows of it is copied there by arrived().
+    const std::size_t known = fresh_.size();
+    for (int i = 0; i < 64 && fresh_.size() == known && Link::progress(); i++) {}
     control_->check();
     bool any = receiver_.place && hear();
+    for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
       const Place& sender = seats_[std::size_t(a->from)];
-      if (sender.incarnation < a->incarnation || (sender.lost && sender.incarnation == a->incarnation)) {
+      if (sender.incarnation < a->envelope.incarnation || (sender.lost && sender.incarnation == a->envelope.incarnation)) {
         // Of one whose return has not been heard of yet, or of one that was lost.
-        if (sender.incarnation == a->incarnation) {
-          if (a->held) ucp_am_data_release(worker_, a->data);
+        if (sender.incarnation == a->envelope.incarnation) {
+          release(*a);
           a = fresh_.erase(a);
         } else {
           ++a;
         }
         continue;
       }
-      Arrival now = std::move(*a);
+      Incoming now = std::move(*a);
       a = fresh_.erase(a);
       any = accept(std::move(now)) || any;
       a = fresh_.begin();  // the receiver may have sent something, and UCX may have brought more
-    }
-    for (auto a = receiving_.begin(); a != receiving_.end();) {
-      const ucs_status_t status = ucp_request_check_status(a->request);
-      if (status == UCS_INPROGRESS) {
-        ++a;
-        continue;
-      }
-      ucp_request_free(a->request);
-      const Arrival done = std::move(*a);
-      a = receiving_.erase(a);
-      if (status != UCS_OK) {
-        broke(done.from, status);
-        continue;
-      }
-      receiver_.arrived(done.from, done.note, done.room);
-      any = true;
     }
     if (broken_ > 0) wait_for_verdicts();
     return any;
@@ -126,7 +120,9 @@ class UcxChannel : public Channel, private Link {
     if (p.card.identity.empty() || p.card.identity != seats_[std::size_t(this->rank())].card.identity) return {};
     return memory_.of(p.card.process, words(rank, p.incarnation), number);
   }
-  void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
+  void fail(int culprit, const std::string& text) override {
+    control_->fail(culprit < 0 ? culprit : members_[std::size_t(culprit)], text);
+  }
 
  private:
   struct Place {  // of a rank, as far as this one has heard
@@ -137,38 +133,36 @@ class UcxChannel : public Channel, private Link {
     std::string why = {};
     bool accused = false;
   };
-  struct Arrival {
-    int from;
-    std::uint64_t incarnation;
-    Note note;
-    void* data;  // UCX's, when held
-    std::size_t bytes;
-    bool rendezvous, held;
-    std::string copy;
-    std::span<std::byte> room;
+  struct Incoming : Arrival {
+    Envelope envelope;
+    std::span<std::byte> room = {};
+    std::size_t got = 0;  // of the whole message
     void* request = nullptr;
   };
+  using Incomings = std::list<Incoming>;
   struct Sending : Work::Operation {
-    Sending(UcxChannel& channel, int to, const Envelope& envelope, std::uint64_t incarnation)
-        : channel(channel), to(to), envelope(envelope), incarnation(incarnation) {}
-    ~Sending() override {
-      if (request) channel.give_up(request, to);
+    Sending(UcxChannel& channel, int to, std::uint64_t incarnation)
+        : channel(channel), to(to), incarnation(incarnation) {}
+    ~Sending() override { give_up(); }
+    void give_up() {
+      for (Fragment& f : fragments) channel.give_up(f.request, to);
+      fragments.clear();
     }
     bool advance() override {
       channel.progress();
       const Place& place = channel.seats_[std::size_t(to)];
       if (place.lost || place.incarnation != incarnation) {
-        if (request) channel.give_up(std::exchange(request, nullptr), to);
+        give_up();
         return true;
       }
-      if (request) {
-        const ucs_status_t status = ucp_request_check_status(request);
+      for (; !fragments.empty(); fragments.pop_front()) {
+        const ucs_status_t status = ucp_request_check_status(fragments.front().request);
         if (status == UCS_INPROGRESS) return false;
-        ucp_request_free(std::exchange(request, nullptr));
-        if (status == UCS_OK) return true;
-        channel.broke(to, status);
+        ucp_request_free(fragments.front().request);
+        if (status != UCS_OK) channel.broke(to, status), broken = true;
       }
-      if (channel.control_->gone(to))
+      if (!broken) return true;
+      if (channel.gone(to))
         throw CommunicationError(to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) +
                                          ", which has left");
       return false;
@@ -184,36 +178,56 @@ class UcxChannel : public Channel, private Link {
     }
     UcxChannel& channel;
     int to;
-    Envelope envelope;  // UCX reads it until the request has ended
     std::uint64_t incarnation;  // of the receiver
-    void* request = nullptr;
+    struct Fragment {
+      Envelope envelope;  // UCX reads it until the request has ended
+      void* request = nullptr;
+    };
+    std::deque<Fragment> fragments;  // under way
+    bool broken = false;             // the rest of them will not arrive
   };
 
   std::string words(int rank, std::uint64_t incarnation) const {
-    return hex(std::string(reinterpret_cast<const char*>(&nonce_), 8)) + "-" + std::to_string(rank) + "-" +
-           std::to_string(incarnation);
+    return hex(std::string(reinterpret_cast<const char*>(&nonce_), 8)) + "-" +
+           std::to_string(members_[std::size_t(rank)]) + "-" + std::to_string(incarnation);
   }
 
-  bool accept(Arrival a) {
-    a.room = receiver_.place(a.from, a.note, a.bytes);
-    if (a.room.size() != a.bytes) refuse_room(a);
-    if (a.rendezvous) {
-      const ucp_request_param_t p = on_host();
-      ucs_status_ptr_t r = ucp_am_recv_data_nbx(worker_, a.data, a.room.data(), a.bytes, &p);
-      if (UCS_PTR_IS_ERR(r)) {
-        broke(a.from, UCS_PTR_STATUS(r));
-        return false;
-      }
-      a.request = UCS_PTR_IS_PTR(r) ? r : nullptr;
-      if (a.request) {
-        receiving_.push_back(std::move(a));
-        return false;
-      }
-    } else {
-      if (a.bytes > 0) std::memcpy(a.room.data(), a.held ? a.data : a.copy.data(), a.bytes);
-      if (a.held) ucp_am_data_release(worker_, a.data);
+  int index_of(int rank) const {  // of a rank of the job; −1: it is not one of ours
+    const auto at = std::find(members_.begin(), members_.end(), rank);
+    return at == members_.end() ? -1 : int(at - members_.begin());
+  }
+  bool gone(int rank) const { return control_->gone(members_[std::size_t(rank)]); }
+
+  Incomings::iterator message_of(const Envelope& e) {
+    return std::find_if(receiving_.begin(), receiving_.end(), [&](const Incoming& m) {
+      return m.envelope.from == e.from && m.envelope.incarnation == e.incarnation && m.envelope.message == e.message;
+    });
+  }
+  bool accept(Incoming a) {
+    if (a.envelope.first > 0) {
+      const auto m = message_of(a.envelope);
+      if (m == receiving_.end()) return release(a), false;
+      receive(a, m->room.data() + a.envelope.first);
+      m->got += a.bytes;
+      return finish(m);
     }
-    receiver_.arrived(a.from, a.note, a.room);
+    a.room = receiver_.place(a.from, a.envelope.note, a.envelope.whole);
+    if (a.room.size() != a.envelope.whole) refuse_room(a);
+    a.got = a.bytes;
+    ucs_status_ptr_t r = receive(a, a.room.data());
+    if (UCS_PTR_IS_ERR(r)) return broke(a.from, UCS_PTR_STATUS(r)), false;
+    a.request = r;
+    receiving_.push_back(std::move(a));
+    return finish(std::prev(receiving_.end()));
+  }
+  bool finish(Incomings::iterator m) {  // if it is whole
+    const ucs_status_t status = m->request ? ucp_request_check_status(m->request) : UCS_OK;
+    if (status == UCS_INPROGRESS || m->got < m->envelope.whole) return false;
+    if (m->request) ucp_request_free(m->request);
+    const Incoming done = std::move(*m);
+    receiving_.erase(m);
+    if (status != UCS_OK) return broke(done.from, status), false;
+    receiver_.arrived(done.from, done.envelope.note, done.room);
     return true;
   }
 
@@ -229,25 +243,27 @@ class UcxChannel : public Channel, private Link {
     bool any = false;
     for (; heard_ < control_->changes(); any = true) {
       const Change change = control_->change(heard_++);
-      const auto r = std::size_t(change.rank);
+      const int from = index_of(change.rank);
+      if (from < 0) continue;
+      const auto r = std::size_t(from);
       Place& place = seats_[r];
       broken_ -= place.broken != 0;
       place.broken = 0, place.accused = false;
       if (change.incarnation == 0) {
         place.lost = true;
         for (auto a = receiving_.begin(); a != receiving_.end();) {
-          if (a->from == change.rank) give_up(a->request, a->from);
-          a = a->from == change.rank ? receiving_.erase(a) : std::next(a);
+          if (a->from == from) give_up(a->request, a->from);
+          a = a->from == from ? receiving_.erase(a) : std::next(a);
         }
         if (peers_[r].endpoint) hang_up(peers_[r], false);
         peers_[r] = {};
         if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
-        receiver_.lost(change.rank, change.text);
+        receiver_.lost(from, change.text);
       } else {
         place = {.incarnation = change.incarnation, .card = Card::from(change.text)};
         addresses_[r] = place.card.ucx;
         hear_only_ranks();
-        if (receiver_.returned) receiver_.returned(change.rank, change.incarnation);
+        if (receiver_.returned) receiver_.returned(from, change.incarnation);
       }
     }
     return any;
@@ -263,20 +279,20 @@ class UcxChannel : public Channel, private Link {
   void wait_for_verdicts() {
     for (std::size_t r = 0; r < seats_.size(); r++) {
       Place& p = seats_[r];
-      if (p.broken == 0 || p.lost || p.accused || control_->gone(int(r))) continue;
+      if (p.broken == 0 || p.lost || p.accused || gone(int(r))) continue;
       if (now() - p.broken < control_->deadlines().silence + 2) continue;
       p.accused = true;
       const std::string text = where(rank()) + " has lost the connection to " + where(int(r)) + ": " + p.why;
-      if (rank() != 0 && control_->gone(0)) throw CommunicationError(int(r), text);
-      control_->accuse(int(r), text);
+      if (control_->rank() != 0 && control_->gone(0)) throw CommunicationError(int(r), text);
+      control_->accuse(members_[r], text);
     }
   }
 
-  [[noreturn]] void refuse_room(Arrival& a) {
-    if (a.held) ucp_am_data_release(worker_, a.data);
-    const std::string text = control_->name(a.from) + " sends " + std::to_string(a.bytes) + " bytes where " +
-                             control_->name(rank()) + " has room for " + std::to_string(a.room.size());
-    control_->fail(a.from, text);
+  [[noreturn]] void refuse_room(Incoming& a) {
+    release(a);
+    const std::string text = name(a.from) + " sends " + std::to_string(a.envelope.whole) + " bytes where " +
+                             name(rank()) + " has room for " + std::to_string(a.room.size());
+    fail(a.from, text);
     throw CommunicationError(a.from, text);
   }
 
@@ -289,36 +305,35 @@ class UcxChannel : public Channel, private Link {
     // Not of this job, or of somebody whose place another one has taken.
     if (e.nonce != me.nonce_ || e.from >= std::uint64_t(me.size())) return UCS_OK;
     if (e.incarnation < me.seats_[std::size_t(e.from)].incarnation) return UCS_OK;
-    Arrival a{.from = int(e.from),
-              .incarnation = e.incarnation,
-              .note = e.note,
-              .data = data,
-              .bytes = bytes,
-              .rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0,
-              .held = false,
-              .copy = {},
-              .room = {}};
-    a.held = a.rendezvous || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
-    if (!a.held) a.copy.assign(static_cast<const char*>(data), bytes);
-    const bool held = a.held;
+    if (e.first > e.whole || bytes > e.whole - e.first) return UCS_OK;
+    Incoming a{arrival(int(e.from), data, bytes, *param), e};
+    if (const auto m = me.message_of(e); e.first > 0 && m != me.receiving_.end()) {
+      me.receive(a, m->room.data() + e.first);
+      m->got += bytes;
+      return UCS_OK;
+    }
+    const ucs_status_t kept = keep(a, *param);
     me.fresh_.push_back(std::move(a));
-    return held ? UCS_INPROGRESS : UCS_OK;
+    return kept;
   }
 
+  int me_;
   NodeMemory memory_;
   Receiver receiver_;
   std::vector<Place> seats_;
   std::size_t heard_ = 0;  // changes
   int broken_ = 0;
-  std::list<Arrival> fresh_;      // nobody has said yet where they go
-  std::list<Arrival> receiving_;
+  std::uint64_t sent_ = 0;  // messages
+  Incomings fresh_;      // nobody has said yet where they go
+  Incomings receiving_;  // they have a place
 };
 
 }  // namespace
 
 std::unique_ptr<Channel> Worker::channel(std::vector<std::string> addresses, std::uint64_t nonce,
-                                         std::shared_ptr<Control> control) {
-  return std::make_unique<UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control));
+                                         std::shared_ptr<Control> control, std::vector<int> members) {
+  return std::make_unique<UcxChannel>(shared_from_this(), std::move(addresses), nonce, std::move(control),
+                                      std::move(members));
 }
 
 }  // namespace ucx

@@ -11,8 +11,8 @@
 namespace tandem {
 namespace {
 
-// What is below, in its shortest form: after backward the gradients of all ranks are summed, and every rank makes the step.
-// Each rank's gradient is its share of the mean over the whole batch. On the host's memory.
+// The shortest correct version, for gradients in host memory. After backward the gradients of all ranks are summed, and every
+// rank makes the same step. Each rank's gradient is already weighted by its share of the whole batch.
 class NaiveAllReduce : public Replicas {
  public:
   explicit NaiveAllReduce(std::unique_ptr<Communicator> communicator)
@@ -34,8 +34,8 @@ class NaiveAllReduce : public Replicas {
   ParameterSpace* space_ = nullptr;
 };
 
-// Where the device works behind the host's back: backward only marks a bucket's event when its gradients are queued, which a
-// recording can hold, and the exchange begins when the device has come there.
+// What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a recorded
+// step can hold both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
   std::unique_ptr<Communicator> flags;  // apart: what is under way on the device's memory begins in an order of its own
   std::unique_ptr<Event> end;           // of backward

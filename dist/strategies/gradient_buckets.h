@@ -40,9 +40,9 @@ class GradientBuckets {
   // The gradient of this segment is final, or queued on a device. Called by backward in its thread, once for every segment: one
   // that comes again begins another backward.
   void ready(std::size_t segment);
-  // Backward is over. On a device: queues what no segment has led to, so before an event that marks the end.
+  // Called after backward. On a device: queues the buckets without segments. The event for the end of backward comes after it.
   void pack_rest();
-  void flush();     // gives the reducer all that backward has not
+  void flush();     // adds the buckets to the reducer that ready() has not added
   void arrived();   // all sums are there: they become the gradients
   // Before the next step. made: whether the gradients were used; otherwise the next backward is repeated to find a cause, and
   // sends nothing.

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/backend.h"
+#include "core/clock.h"
 #include "core/elementwise.h"
 #include "core/machine.h"
 #include "core/trace/trace.h"
@@ -17,8 +18,8 @@
 namespace tandem {
 namespace {
 
-// The server with bsp in its shortest form: rank 0 is the server. Every rank pushes its gradient, rank 0 adds them in the order
-// of ranks, makes the step, and every rank gets the weights that come of it.
+// The shortest correct version of bsp. Rank 0 is the only server: it receives every rank's gradient, adds them in the order of
+// ranks, makes the step and broadcasts the new weights.
 class NaiveServer : public Replicas {
  public:
   explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "bsp:naive", true) {}
@@ -50,9 +51,6 @@ class NaiveServer : public Replicas {
  private:
   ParameterSpace* space_ = nullptr;
 };
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // A vector of the space as the member wants it: in the host's memory.
 struct OnHost {

@@ -60,12 +60,12 @@ void Reducer::waits() {
 }
 
 void Reducer::wait_ends() {
-  if (waits_ != Clock::time_point()) exposed_ += since(std::exchange(waits_, {}));
+  if (waits_ != Clock::time_point()) exposed_ += seconds_since(std::exchange(waits_, {}));
   if (!open_.empty()) ahead_ = Clock::now();
 }
 
 void Reducer::count_hidden() {
-  if (ahead_ != Clock::time_point()) hidden_ += since(std::exchange(ahead_, {}));
+  if (ahead_ != Clock::time_point()) hidden_ += seconds_since(std::exchange(ahead_, {}));
 }
 
 double Reducer::hidden() const {
@@ -78,14 +78,14 @@ double Reducer::exposed() const {
   return exposed_;
 }
 
-// The device is asked again and again, since it rings no bell; meanwhile the other ranks may fail.
+// A device sends no notification, so its event is polled. Other ranks may fail meanwhile.
 bool Reducer::may_begin(const Exchange& exchange) {
   if (!exchange.after || exchange.after->done()) {
     asked_ = {};
     return true;
   }
   if (asked_ == Clock::time_point()) asked_ = Clock::now();
-  if (since(asked_) > deadline_) {
+  if (seconds_since(asked_) > deadline_) {
     const int me = ranks_.rank();
     const std::string text = ranks_.where(me) + ": its device has not come to the end of backward for " +
                              std::to_string(int(deadline_)) + " s";

@@ -3,7 +3,6 @@
 //
 // A communicator is this thread's from add() until everything that was added over it has ended.
 #pragma once
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -13,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/queue.h"
 #include "core/trace/trace.h"
 #include "dist/collectives/communicator.h"
@@ -42,7 +42,6 @@ class Reducer {
   double exposed() const;        // seconds in which it waited
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct UnderWay {
     Exchange exchange;
     Pending number;
@@ -55,7 +54,6 @@ class Reducer {
   void wait_until(const std::function<bool()>& over);
   bool may_begin(const Exchange& exchange);
   void wait_ends(), count_hidden();  // under the lock
-  static double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
   Communicator& ranks_;
   double deadline_;

@@ -13,7 +13,7 @@ class CheckpointFiles {
   // folder, resume: as FitOptions has them. writes: this rank does. Throws UsageError when there is nothing to resume, or the
   // folder holds another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
-  // Something will be written: what would make that fail after hours of training fails now.
+  // Creates the folder, takes its lock and tries to write, so that an error shows before the training.
   void begin();
   bool resumes() const { return !from_.empty(); }
   const std::string& from() const { return from_; }
@@ -22,8 +22,8 @@ class CheckpointFiles {
   std::string best() const;
   RunPosition load(const Training& training, const Settings& settings, std::int64_t per_epoch,
                    std::vector<std::string>& differences) const;
-  // Rank 0 is lost, or could be: whether this rank may write what is left, since there is nothing newer. Rank 0 may still hold
-  // the folder's lock, stopped; what it would write is no newer either.
+  // After rank 0 was lost: whether this rank may write its state to the folder. It may when the folder has no checkpoint, or an
+  // older one of the same run. The lock is not asked for: rank 0 may still hold it, and has nothing newer.
   bool take_over(const RunPosition& at);
   // The checkpoint from which a failed run can go on, for its error. saved_at: the step of last(); −1: not written by this run.
   std::string kept(std::int64_t saved_at) const;

@@ -42,10 +42,7 @@ std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, con
   for (const Segment& s : space.segments())
     if (!all_finite(s.leaf->value)) return "the parameter " + s.name + " is not finite: an earlier update overflowed";
   if (!all_finite(batch.images)) return "the input pictures hold a value that is not finite";
-  struct Checks {
-    bool before = std::exchange(mode().check, true);
-    ~Checks() { mode().check = before; }
-  } checks;
+  CheckForNonFinite check;
   try {
     Variable l = batch_loss(loss, model(Variable(batch.images)), batch);
     space.zero_gradients();

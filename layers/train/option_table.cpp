@@ -23,12 +23,6 @@ T number(const std::string& option, const std::string& text, T low, T high, cons
   return v;
 }
 
-std::string text_of(double v) {
-  char s[32];
-  std::snprintf(s, sizeof s, "%.10g", v);
-  return s;
-}
-
 // Rows by the type of their field. Each call appends a row and returns it.
 struct Rows {
   std::vector<OptionSpec> all;
@@ -194,6 +188,12 @@ void arithmetic(Rows& t, Options& o) {
 }
 
 }  // namespace
+
+std::string text_of(double v) {
+  char s[32];
+  std::snprintf(s, sizeof s, "%.10g", v);
+  return s;
+}
 
 std::vector<OptionSpec> option_table(Options& o) {
   Rows t;

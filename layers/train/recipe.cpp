@@ -16,12 +16,6 @@ namespace {
 // With a batch that grows with the ranks, fewer steps than these were measured to end below one machine (dist/README.md).
 constexpr double few_steps = 600;
 
-std::string text_of(double v) {
-  char s[32];
-  std::snprintf(s, sizeof s, "%.10g", v);
-  return s;
-}
-
 }  // namespace
 
 FitOptions fit_options(const Options& o) {

@@ -26,7 +26,7 @@ struct Cutting {
 Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Batch& first);
 // "batch 128 = 4 × 32, as on one machine".
 std::string text_of(const Cutting& c, Module& model, const Strategy& strategy, const FitOptions& options, double rate);
-// What the first lines warn of: a run that will probably be worse than was hoped for.
+// Warnings before the first step, about settings that probably give a worse result.
 std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps, std::int64_t batches);
 
 // The learning rate of every step. A copy may be asked from any thread.

@@ -5,14 +5,12 @@
 #include <sstream>
 
 #include "core/backend.h"
+#include "core/clock.h"
 #include "layers/train/callbacks/callbacks.h"
 #include "layers/train/step_memory.h"
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 void check(const FitOptions& options, const FitData& data) {
   require(options.ema >= 0 && options.ema < 1, "fit: ema ", options.ema, " must be at least 0 and below 1");

@@ -90,7 +90,7 @@ class Strategy {
     return train;
   }
   virtual void begin_epoch(std::int64_t epoch, const RunPlan& run) { (void)epoch, plan_ = run; }
-  // Steps of the run, of which this rank knows `known`.
+  // Number of steps of the run so far. known: the number that this rank has counted.
   virtual std::int64_t steps(std::int64_t known) const { return known; }
   // Called after the last batch of epoch mine.epochs − 1, with what this rank trained.
   virtual EpochEnd end_epoch(const EpochEnd& mine) { return {mine.epochs, mine.steps, sum(mine.trained), mine.seconds}; }

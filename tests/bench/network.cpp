@@ -7,14 +7,14 @@
 #include <cstdlib>
 #include <vector>
 
-#include "dist/job/start.h"
+#include "dist/job/job.h"
 #include "layers/train/options.h"
 
 using namespace tandem;
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    auto c = communicator_from_environment();
+    auto c = Job().communicator();
     for (int i = 1; i < argc; i++) {
       const std::int64_t bytes = std::atoll(argv[i]), calls = std::clamp<std::int64_t>((4 << 20) / bytes, 1, 500);
       std::vector<float> own;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dist/server/server.h"
-#include "dist/job/start.h"
+#include "dist/job/job.h"
 #include "layers/train/options.h"
 
 using namespace tandem;
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     if (argc != 2) refuse("how many floats? bench_server ELEMENTS");
     const std::int64_t n = (std::atoll(argv[1]) + 1023) / 1024 * 1024;
-    Member member(channel_from_environment());
+    Member member(Job({.goes_on = true}).channel());
     const std::size_t bytes = std::size_t(n) * sizeof(float);
     auto gradient = member.memory(bytes), weights = member.memory(bytes);
     const Buffer g{gradient.get(), n, DType::f32}, w{weights.get(), n, DType::f32};

@@ -1,14 +1,11 @@
 #include "layers/train/metrics.h"
 
-#include <chrono>
-
 #include "core/backend.h"
+#include "core/clock.h"
 #include "layers/train/callbacks/callbacks.h"
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // FitOptions::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at the end.
 class Metrics : public Callback {
@@ -65,7 +62,7 @@ class Metrics : public Callback {
                      {"epochs", std::int64_t(run.report.epochs.size())},
                      {"stopped", std::int64_t(run.report.stopped)},
                      {"reason", run.reason},
-                     {"seconds", std::chrono::duration<double>(Clock::now() - began_).count()}};
+                     {"seconds", seconds_since(began_)}};
     for (const auto& [name, value] : run.measures[std::size_t(run.strategy.rank())]) end.push_back({name, value});
     if (!run.report.epochs.empty() && run.report.epochs.back().test_accuracy)
       end.push_back({"test_accuracy", *run.report.epochs.back().test_accuracy});

@@ -4,14 +4,13 @@
 #include <chrono>
 #include <cstdio>
 
+#include "core/clock.h"
 #include "layers/train/callbacks/callbacks.h"
 #include "layers/train/recipe.h"
 
 namespace tandem {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 long long whole(std::int64_t n) { return n; }
 
 // One line that renews itself ten times a second on a terminal; otherwise a line an epoch. On stderr, of rank 0.

@@ -1,0 +1,163 @@
+#include "dist/job/job.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "core/error.h"
+#include "dist/collectives/hierarchy.h"
+#include "dist/collectives/node.h"
+#include "dist/collectives/ucx.h"
+
+namespace tandem {
+namespace {
+
+// What must be the same on all ranks, a line each.
+std::string agreement(const Variables& variables) {
+  std::ostringstream text;
+  text << "Tandem's messages: version 4\nUCX " << Ucx::version() << "\n";
+  for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
+                                        {"TANDEM_WIRE", "f32"},
+                                        {"TANDEM_SERVERS", "0"},
+                                        {"TANDEM_PIPELINE", "0"}}) {
+    const char* value = variables(name);
+    text << name << " " << (value && *value ? value : otherwise) << "\n";
+  }
+  return text.str();
+}
+
+// A rank on the host of rank 0 may have met it by the loopback interface, where others do not find it.
+void reach_from_everywhere(std::vector<Card>& cards) {
+  for (Card& c : cards)
+    for (const Card& other : cards)
+      if (is_loopback(c.address) && other.identity == c.identity) c.address = other.address;
+}
+
+std::uint64_t incarnation_in(const Variables& variables) {
+  const char* text = variables("TANDEM_INCARNATION");
+  if (!text || !*text) return 0;
+  std::uint64_t v = 0;
+  const char* end = text + std::strlen(text);
+  const auto [at, error] = std::from_chars(text, end, v);
+  if (error != std::errc() || at != end)
+    refuse("TANDEM_INCARNATION=", text, ": expected how manieth start of this rank it is after the first, from 1");
+  return v;
+}
+
+}  // namespace
+
+Job::Job(const JobOptions& options)
+    : place_(place_in(options.variables)), deadlines_(Deadlines::from(options.variables)), goes_on_(options.goes_on) {
+  if (size() == 1) return;
+  const std::uint64_t incarnation = goes_on_ ? incarnation_in(options.variables) : 0;
+  if (incarnation)
+    come_back(options.variables, incarnation);
+  else
+    meet(options.variables);
+  hosts_.clear();
+  std::vector<std::string> found;
+  for (int r = 0; r < size(); r++) {
+    found.push_back(card(r).identity);
+    std::vector<std::string> kinds;  // in the order of their first ranks
+    for (const std::string& id : found)
+      if (std::find(kinds.begin(), kinds.end(), id) == kinds.end()) kinds.push_back(id);
+    hosts_.push_back(int(std::find(kinds.begin(), kinds.end(), found.back()) - kinds.begin()));
+  }
+}
+
+Job::~Job() = default;
+
+void Job::meet(const Variables& variables) {
+  Rendezvous rendezvous(place_, deadlines_, variables, goes_on_);
+  Card mine = Card::mine();
+  mine.address = rendezvous.interface_address();
+  const int socket = goes_on_ ? -1 : bound_socket(place_.one_host(), 0);  // of the roll call
+  if (socket >= 0) mine.port = port_of(socket);
+  control_ = std::make_shared<Control>(rendezvous, deadlines_);
+  std::vector<Card> cards;
+  std::vector<std::string> terms, drawn;  // rank 0 draws a number that no other job has
+  for (const std::string& text : control_->gather(bundle({agreement(variables), mine.text(), random_bytes(8)}))) {
+    const auto said = unbundle(text);
+    require(said.size() == 3, "a rank says what this one does not understand: are all of the same version?");
+    terms.push_back(said[0]), cards.push_back(Card::from(said[1])), drawn.push_back(said[2]);
+  }
+  for (std::size_t r = 1; r < terms.size(); r++)
+    require(terms[r] == terms[0], "rank 0 on ", cards[0].host, " and rank ", r, " on ", cards[r].host,
+            " do not fit together: ", first_difference(terms[0], terms[r]));
+  reach_from_everywhere(cards);
+  Membership members{.goes_on = goes_on_, .terms = terms[0]};
+  std::memcpy(&members.nonce, drawn[0].data(), sizeof members.nonce);
+  for (const Card& c : cards) members.seats.push_back({.card = c.text()});
+  if (!goes_on_)
+    return control_->begin(members, std::make_unique<RollCall>(rank(), socket, rendezvous.token(), std::move(cards)));
+  ucx_ = Ucx::open(cards[std::size_t(rank())].address, Ucx::Use::survives);
+  std::vector<std::string> all;
+  for (const Card& c : cards) all.push_back(c.address);
+  ucx_->hear_only(all);
+  const auto addresses = control_->gather(ucx_->address());
+  for (std::size_t r = 0; r < cards.size(); r++) cards[r].ucx = addresses[r], members.seats[r].card = cards[r].text();
+  control_->begin(members);
+}
+
+// Into a running job.
+void Job::come_back(const Variables& variables, std::uint64_t incarnation) {
+  Membership members;
+  const auto card = [&](const std::string& address) {
+    Card mine = Card::mine();
+    mine.address = address;
+    ucx_ = Ucx::open(address, Ucx::Use::survives);
+    ucx_->hear_only({});  // until the membership says who the ranks are
+    mine.ucx = ucx_->address();
+    return mine.text();
+  };
+  Rendezvous rendezvous(place_, deadlines_, variables, {incarnation, agreement(variables), card}, members);
+  control_ = std::make_shared<Control>(rendezvous, std::move(members), deadlines_);
+}
+
+int Job::hosts() const { return *std::max_element(hosts_.begin(), hosts_.end()) + 1; }
+
+std::vector<int> Job::ranks_on(int host) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); r++)
+    if (this->host(r) == host) ranks.push_back(r);
+  return ranks;
+}
+
+int Job::local_rank() const { return int(std::count(hosts_.begin(), hosts_.begin() + rank(), host(rank()))); }
+
+std::shared_ptr<Ucx> Job::open_ucx() const {
+  std::vector<std::string> all;
+  for (int r = 0; r < size(); r++) all.push_back(card(r).address);
+  auto ucx = Ucx::open(card(rank()).address, hosts() == 1 ? Ucx::Use::memory : Ucx::Use::all);
+  ucx->hear_only(all);
+  return ucx;
+}
+
+std::unique_ptr<Communicator> Job::messages() {
+  if (size() == 1) return alone();
+  auto ucx = open_ucx();
+  const auto addresses = control_->gather(ucx->address());
+  return over_messages(ucx->connect(addresses, control_->membership().nonce, control_), deadlines_.wait, {});
+}
+
+std::unique_ptr<Communicator> Job::communicator() { return hierarchy(messages(), host(rank())); }
+std::unique_ptr<Communicator> Job::on_host() { return hierarchy(messages()->split(host(rank()), rank()), 0); }
+std::unique_ptr<Communicator> Job::across_hosts() { return messages()->split(local_rank(), rank()); }
+
+std::unique_ptr<Channel> Job::channel(std::vector<int> group) {
+  if (group.empty()) group.resize(std::size_t(size())), std::iota(group.begin(), group.end(), 0);
+  require(std::find(group.begin(), group.end(), rank()) != group.end(), "a channel of rank ", rank(),
+          " is between ranks of which it is one");
+  if (size() == 1) return std::move(in_process_channels(1)[0]);
+  require(!goes_on_ || ucx_, "a job that goes on without lost ranks has one channel for each rank");
+  const auto ucx = ucx_ ? std::exchange(ucx_, nullptr) : open_ucx();
+  const auto found = goes_on_ ? std::vector<std::string>() : control_->gather(ucx->address());
+  std::vector<std::string> addresses;
+  for (int r : group) addresses.push_back(goes_on_ ? card(r).ucx : found[std::size_t(r)]);
+  return ucx->channel(std::move(addresses), control_->membership().nonce, control_, std::move(group));
+}
+
+}  // namespace tandem

@@ -1,0 +1,69 @@
+// Job: the ranks that were started together, of which this process is one; made from the environment. It knows who they are and on
+// which hosts, carries the control plane, and makes what the ranks speak to each other by.
+//
+//   Job job;                                   // waits for all ranks
+//   auto everybody = job.communicator();       // shared memory on a host, UCX between hosts
+//   auto here = job.on_host();                 // only the ranks of this host
+//   auto lane = job.across_hosts();            // one rank of each host
+//
+// All ranks make the same of these, in the same order. Each has connections of its own, so that each may be used by a thread of its
+// own, at the same time; they live on after the Job. Several Jobs may be in one process.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/job/control.h"
+#include "dist/job/environment.h"
+#include "dist/server/channel.h"
+
+namespace tandem {
+
+class Ucx;
+
+struct JobOptions {
+  // The job goes on when a rank other than 0 is lost. With TANDEM_INCARNATION=1 (2, …) this process comes back as a rank that the
+  // job has lost, from any host that reaches rank 0.
+  bool goes_on = false;
+  Variables variables = process_environment();
+};
+
+class Job {
+ public:
+  // Throws UsageError when something must be set, Error when ranks are missing or do not fit together.
+  explicit Job(const JobOptions& options = {});
+  ~Job();
+
+  int rank() const { return place_.rank; }
+  int size() const { return place_.size; }
+  const Deadlines& deadlines() const { return deadlines_; }
+
+  // Hosts, numbered in the order of their first ranks. Ranks are on one host when they share memory.
+  int hosts() const;
+  int host(int rank) const { return hosts_[std::size_t(rank)]; }
+  std::vector<int> ranks_on(int host) const;
+  int local_rank() const;  // this rank's place among those of its host
+
+  std::unique_ptr<Communicator> communicator();
+  std::unique_ptr<Communicator> on_host();
+  // The ranks that have this one's place on their hosts.
+  std::unique_ptr<Communicator> across_hosts();
+  // Between the ranks of a group that holds this one; empty: all. Every rank of the job calls it, each with its own group. In a job
+  // that goes on there is one channel for each rank.
+  std::unique_ptr<Channel> channel(std::vector<int> group = {});
+
+ private:
+  void meet(const Variables& variables), come_back(const Variables& variables, std::uint64_t incarnation);
+  std::shared_ptr<Ucx> open_ucx() const;
+  std::unique_ptr<Communicator> messages();
+  Card card(int rank) const { return Card::from(control_->membership().seats[std::size_t(rank)].card); }
+
+  Place place_;
+  Deadlines deadlines_;
+  const bool goes_on_;
+  std::vector<int> hosts_{0};  // by rank
+  std::shared_ptr<Control> control_;
+  std::shared_ptr<Ucx> ucx_;  // the channel's, in a job that goes on: its address is on the card
+};
+
+}  // namespace tandem
