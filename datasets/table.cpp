@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <numeric>
 #include <sstream>
 
@@ -51,6 +53,20 @@ Tensor gather_rows(const Tensor& t, const std::vector<std::int32_t>& order) {
   return y;
 }
 
+// The distinct names in order become the classes 0, 1, …; numbers are ordered as numbers.
+void number_classes(Table& table, const std::vector<std::string>& names) {
+  auto number = [](const std::string& s) {
+    char* end = nullptr;
+    const double v = std::strtod(s.c_str(), &end);
+    return s.empty() || *end ? std::numeric_limits<double>::infinity() : v;
+  };
+  std::map<std::pair<double, std::string>, std::int32_t> classes;
+  for (const std::string& name : names) classes[{number(name), name}] = 0;
+  for (auto& [key, index] : classes) index = std::int32_t(table.classes.size()), table.classes.push_back(key.second);
+  table.targets = host_tensor({std::int64_t(names.size())}, DType::i32);
+  for (std::size_t i = 0; i < names.size(); i++) table.targets.write<std::int32_t>()[i] = classes[{number(names[i]), names[i]}];
+}
+
 Tensor to_classes(const Tensor& targets, const std::string& where) {
   Tensor y = host_tensor({targets.extent(0)}, DType::i32);
   const std::vector<double> values = targets.values();
@@ -88,12 +104,17 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
     if (!is_target[c]) table.columns.push_back(names[c]);
   if (table.columns.empty()) refuse(file.string(), ": all columns are targets, and there is no feature");
   std::vector<float> x, y;
+  std::vector<std::string> names_of_rows;
   for (std::int64_t number = 2; std::getline(in, line); number++) {
     if (line.empty() || line == "\r") continue;
     const std::vector<std::string> fields = fields_of(line);
     if (fields.size() != names.size())
       refuse(file.string(), ": line ", number, " has ", fields.size(), " fields, expected ", names.size());
     for (std::size_t c = 0; c < fields.size(); c++) {
+      if (is_target[c] && classes) {
+        names_of_rows.push_back(fields[c]);
+        continue;
+      }
       float v = 0;
       const char *from = fields[c].data(), *to = from + fields[c].size();
       const auto [end, error] = std::from_chars(from, to, v);
@@ -104,8 +125,10 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
   }
   if (x.empty()) refuse(file.string(), ": holds no row below its first line");
   table.features = matrix(x, std::int64_t(table.columns.size()));
-  table.targets = matrix(y, std::int64_t(targets.size()));
-  if (classes) table.targets = to_classes(table.targets, table.name);
+  if (classes)
+    number_classes(table, names_of_rows);
+  else
+    table.targets = matrix(y, std::int64_t(targets.size()));
   return table;
 }
 
@@ -141,12 +164,12 @@ std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::u
 void standardise(Table& table, const std::vector<Table*>& others) {
   const std::int64_t n = table.rows(), columns = table.features.extent(1);
   const float* x = table.features.data<float>();
-  std::vector<float> mean, deviation;
+  std::vector<float> means, stds;
   for (std::int64_t c = 0; c < columns; c++) {
     double sum = 0, squares = 0;
     for (std::int64_t i = 0; i < n; i++) sum += x[i * columns + c];
     for (std::int64_t i = 0; i < n; i++) squares += std::pow(x[i * columns + c] - sum / double(n), 2);
-    mean.push_back(float(sum / double(n))), deviation.push_back(float(std::sqrt(squares / double(n))));
+    means.push_back(float(sum / double(n))), stds.push_back(float(std::sqrt(squares / double(n))));
   }
   std::vector<Table*> all = others;
   all.push_back(&table);
@@ -156,9 +179,9 @@ void standardise(Table& table, const std::vector<Table*>& others) {
     float* v = y.write<float>();
     for (std::int64_t i = 0; i < y.elements(); i++) {
       const auto c = std::size_t(i % columns);
-      v[i] = deviation[c] > 0 ? (v[i] - mean[c]) / deviation[c] : 0;
+      v[i] = stds[c] > 0 ? (v[i] - means[c]) / stds[c] : 0;
     }
-    t->features = y, t->mean = mean, t->deviation = deviation;
+    t->features = y, t->mean = means, t->std = stds;
   }
 }
 
@@ -215,7 +238,7 @@ std::map<std::string, std::string> TableLoader::description() const {
     return s.str();
   };
   std::map<std::string, std::string> d{{"pictures", table_.name}};
-  if (!table_.mean.empty()) d["mean"] = text(table_.mean), d["std"] = text(table_.deviation);
+  if (!table_.mean.empty()) d["mean"] = text(table_.mean), d["std"] = text(table_.std);
   return d;
 }
 
