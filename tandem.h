@@ -5,6 +5,7 @@
 #include "core/random.h"
 #include "datasets/dataset.h"
 #include "datasets/loader.h"
+#include "datasets/table.h"
 #include "layers/layers.h"
 #include "layers/models/classifier.h"
 #include "layers/models/models.h"

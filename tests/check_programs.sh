@@ -18,7 +18,7 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset fashion_mnist cifar10 train airbench; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset tabular fashion_mnist cifar10 train airbench; do
   says 0 '--help' "$build/$program" --help
   says 0 'oneDNN' "$build/$program" --version
   says 2 'unexpected argument word' "$build/$program" word

@@ -229,12 +229,8 @@ class Simulation {
     show();
     EpochReport e{.epoch = int(report_.epochs.size()) + 1,
                   .train_loss = loss_sum_ / seen_,
-                  .train_accuracy = correct_.item() / seen_,
                   .learning_rate = rate(),
-                  .validation_loss = {},
-                  .validation_accuracy = {},
-                  .test_loss = {},
-                  .test_accuracy = {},
+                  .train_accuracy = correct_.item() / seen_,
                   .images_per_second = seen_ / std::max(1e-12, now_ - epoch_began_),
                   .seconds = now_ - epoch_began_};
     if (data_.validation) {

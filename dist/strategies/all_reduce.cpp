@@ -53,7 +53,7 @@ class AllReduce : public Replicas {
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
 
-  void prepare(Module& model, Loss&, const PrepareOptions& options) override {
+  void prepare(Module& model, Task&, const PrepareOptions& options) override {
     if (!options.sync_batch_norm || size() == 1) return;
     sync_batch_norm(model, across_);
     syncs_ = true;

@@ -58,7 +58,7 @@ class LocalSgd : public Replicas {
     require(how.steps >= 1, how.name(), ": at least one step lies between exchanges");
   }
 
-  void prepare(Module&, Loss&, const PrepareOptions& options) override {
+  void prepare(Module&, Task&, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
       refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
   }

@@ -147,7 +147,7 @@ class ParameterServer : public Strategy {
   bool over(std::int64_t) const override { return over_; }
   bool saves_after_failure() override { return member_.is_first_of_what_is_left(); }
 
-  void prepare(Module&, Loss&, const PrepareOptions& options) override {
+  void prepare(Module&, Task&, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
       refuse("--sync-bn: under ", options_.how.text(), " ranks run the model when they like, and have no batch in common: "
              "leave it out, or choose --strategy all-reduce");

@@ -5,13 +5,7 @@
 
 namespace tandem {
 
-Loss cross_entropy_loss(double label_smoothing) {
-  return [label_smoothing](const Variable& logits, const Tensor& labels, Tensor* correct) {
-    return cross_entropy(logits, labels, label_smoothing, correct);
-  };
-}
-
-Score evaluate_sums(Module& model, BatchSource& source) {
+Score evaluate_sums(Module& model, BatchSource& source, const Task& task) {
   NoGrad off;
   const bool training = model.training();
   model.eval();
@@ -24,7 +18,7 @@ Score evaluate_sums(Module& model, BatchSource& source) {
       break;
     }
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
-    const Variable loss = cross_entropy(model(Variable(batch.images)), batch.labels, 0, &correct);
+    const Variable loss = task.judged(model(Variable(batch.images)), batch.labels, &correct);
     score.loss += loss.item() * double(batch.size());
     score.samples += double(batch.size());
   }
@@ -33,8 +27,8 @@ Score evaluate_sums(Module& model, BatchSource& source) {
   return score;
 }
 
-Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy) {
-  const Score mine = evaluate_sums(model, source);
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy, const Task& task) {
+  const Score mine = evaluate_sums(model, source, task);
   return mean_of(strategy ? strategy->sum(mine) : mine);
 }
 

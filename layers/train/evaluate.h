@@ -22,15 +22,15 @@ class Counters {
   Mode before_;
 };
 
-// Sums over a source, in eval mode, without recording; the model's mode is restored. Loss: plain cross-entropy. A signal to stop, if
-// fit() runs, ends it early.
-Score evaluate_sums(Module& model, BatchSource& source);
+// Sums over a source, in eval mode, without recording; the model's mode is restored. A signal to stop, if fit() runs,
+// ends it early.
+Score evaluate_sums(Module& model, BatchSource& source, const Task& task);
 
-// Mean loss and accuracy over a source. With a strategy over all ranks' shares of it; all ranks call it.
+// Mean loss and accuracy over a source, by task.judged. With a strategy over all ranks' shares of it; all ranks call it.
 struct Evaluation {
   double loss = 0, accuracy = 0;
 };
-Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr);
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr, const Task& task = classification());
 inline Evaluation mean_of(const Score& s) {
   return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
 }

@@ -10,7 +10,7 @@ namespace tandem {
 namespace {
 
 // FitOptions::evaluate. Every rank evaluates all test pictures: there is nothing to exchange.
-FitReport evaluate_only(Module& model, Backend& backend, const FitData& data, const FitOptions& options) {
+FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const FitData& data, const FitOptions& options) {
   if (!data.test) refuse("--evaluate: there are no test pictures");
   ParameterSpace space(model, backend, options.seed);
   auto warn = [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); };
@@ -24,11 +24,13 @@ FitReport evaluate_only(Module& model, Backend& backend, const FitData& data, co
       if (name == "mean" || name == "std" || name == "classes") seen.push_back({name, value});
     for (const std::string& difference : differences_from(file, seen)) warn(file + ": " + difference);
   }
-  const Evaluation e = evaluate(model, *data.test);
+  const Evaluation e = evaluate(model, *data.test, nullptr, task);
   if (!std::isfinite(e.loss)) warn("the test loss is not finite: the weights, or the pictures, hold NaN or infinity");
   FitReport report;
-  report.epochs.push_back(
-      {.validation_loss = {}, .validation_accuracy = {}, .test_loss = e.loss, .test_accuracy = e.accuracy});
+  EpochReport reached;
+  reached.test_loss = e.loss;
+  if (task.has_accuracy) reached.test_accuracy = e.accuracy;
+  report.epochs.push_back(reached);
   return report;
 }
 
@@ -66,11 +68,11 @@ FitReport train(Run& run) {
 
 }  // namespace
 
-FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
+FitReport fit(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data,
               const FitOptions& options, Strategy* strategy) {
-  if (options.evaluate) return evaluate_only(model, backend, data, options);
+  if (options.evaluate) return evaluate_only(model, task, backend, data, options);
   const std::unique_ptr<Strategy> own = strategy ? nullptr : strategy_from_environment();
-  Run run(model, std::move(loss), optimizer, backend, data, options, strategy ? *strategy : *own);
+  Run run(model, task, optimizer, backend, data, options, strategy ? *strategy : *own);
   try {
     return train(run);
   } catch (const NotFinite& e) {

@@ -60,8 +60,9 @@ FitOptions fit_options(const Options& options);  // all of it from the command l
 
 struct EpochReport {
   int epoch = 0, first = 0;  // from 1; the first of several that ranks which train apart ended before rank 0 looked
-  double train_loss = 0, train_accuracy = 0, learning_rate = 0;
-  std::optional<double> validation_loss, validation_accuracy, test_loss, test_accuracy;
+  double train_loss = 0, learning_rate = 0;
+  std::optional<double> validation_loss{}, test_loss{};
+  std::optional<double> train_accuracy{}, validation_accuracy{}, test_accuracy{};  // where the task has one
   bool several() const { return first > 0 && first < epoch; }
   double images_per_second = 0, seconds = 0;  // of training: of evaluation only where others train meanwhile
 };
@@ -77,10 +78,11 @@ struct FitReport {
   std::vector<std::string> differences;  // to the run that was resumed: why this one may not give the same bits
 };
 
-// Trains. After it returns, the model holds the trained weights (with ema: their average) and is in eval mode. Without a strategy the environment
-// decides (strategy_from_environment). Throws NotFinite when a loss or gradient is not finite: the message names step and
+// Trains the model for a task: classification(), regression(), multi_label() (layers/train/task.h); a loss alone means classification
+// by it. After it returns, the model holds the trained weights (with ema: their average) and is in eval mode. Without a strategy
+// the environment decides (strategy_from_environment). Throws NotFinite when a loss or gradient is not finite: the message names step and
 // operation, and the parameters are those before that step.
-FitReport fit(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data,
+FitReport fit(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data,
               const FitOptions& options, Strategy* strategy = nullptr);
 
 // SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything written; a second

@@ -57,10 +57,10 @@ Measures measures_in(const std::string& text) {
 }  // namespace
 
 // ---- before the first step -------------------------------------------------------------------------------------------------
-Run::Run(Module& given_model, Loss given_loss, Optimizer& given_optimizer, Backend& given_backend, const FitData& given,
+Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer, Backend& given_backend, const FitData& given,
          const FitOptions& given_options, Strategy& given_strategy)
     : model(given_model),
-      loss(std::move(given_loss)),
+      task(given_task),
       optimizer(given_optimizer),
       backend(given_backend),
       strategy(given_strategy),
@@ -102,7 +102,7 @@ Run::~Run() {
 
 SpaceMemory Run::prepare() {
   agree(strategy, settings, options);
-  strategy.prepare(model, loss, {.sync_batch_norm = options.sync_batch_norm});
+  strategy.prepare(model, task, {.sync_batch_norm = options.sync_batch_norm});
   return strategy.memory();
 }
 
@@ -184,7 +184,7 @@ void Run::begin_step() {
 
 void Run::forward_backward() {
   phase("forward", true);
-  batch_loss = tandem::batch_loss(loss, model(Variable(batch.images)), batch, &correct_);
+  batch_loss = tandem::batch_loss(task.loss, model(Variable(batch.images)), batch, &correct_);
   phase("forward", false);
   phase("backward", true);
   due = accumulation->backward(batch_loss, optimizer.scaled(batch_loss), batch);
@@ -252,7 +252,7 @@ void Run::end_training() {
   finished_ = all.epochs, steps_at_end_ = all.steps;
   epoch.seconds = all.seconds;
   epoch.train_loss = trained.loss / std::max(1.0, trained.samples);
-  epoch.train_accuracy = trained.correct / std::max(1.0, trained.samples);
+  if (task.has_accuracy) epoch.train_accuracy = trained.correct / std::max(1.0, trained.samples);
   epoch.images_per_second = (trained.samples - resumed_.samples) / std::max(1e-9, epoch.seconds);
   strategy.synchronize(Strategy::Shared::statistics, space, optimizer);
   if (ema) {
@@ -266,7 +266,7 @@ void Run::end_training() {
 }
 
 Evaluation Run::evaluate_on(BatchSource& source) {
-  Score sums = evaluate_sums(model, source);
+  Score sums = evaluate_sums(model, source, task);
   if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums);
   interrupted_ = interrupted_ || sums.interrupted > 0;
   return mean_of(sums);
@@ -282,11 +282,13 @@ void Run::evaluate() {
     const bool evaluates = strategy.ranks().evaluates;
     if (data.validation && evaluates) {
       const Evaluation v = evaluate_on(*data.validation);
-      epoch.validation_loss = v.loss, epoch.validation_accuracy = v.accuracy;
+      epoch.validation_loss = v.loss;
+      if (task.has_accuracy) epoch.validation_accuracy = v.accuracy;
     }
     if (data.test && evaluates && !interrupted_) {
       const Evaluation t = evaluate_on(*data.test);
-      epoch.test_loss = t.loss, epoch.test_accuracy = t.accuracy;
+      epoch.test_loss = t.loss;
+      if (task.has_accuracy) epoch.test_accuracy = t.accuracy;
     }
   }
   phase("evaluation", false);
@@ -324,7 +326,7 @@ void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   for (; k < end && not_finite.empty(); k++) {
     const Batch again = data.train.make(at.epoch, k);
     counters_->batch(again);
-    not_finite = diagnose(model, loss, space, again);
+    not_finite = diagnose(model, task.loss, space, again);
   }
   if (not_finite.empty()) not_finite = does_not_repeat;
   diverged = true;

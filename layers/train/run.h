@@ -21,7 +21,7 @@ namespace tandem {
 class Run {
  public:
   // Checks the options, agrees with the other ranks, gives the parameters their memory and loads the run that is resumed.
-  Run(Module& model, Loss loss, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
+  Run(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
       Strategy& strategy);
   ~Run();
   Run(const Run&) = delete;
@@ -46,7 +46,7 @@ class Run {
 
   // ---- what callbacks see ------------------------------------------------------------------------------------------------
   Module& model;
-  Loss loss;
+  Task task;
   Optimizer& optimizer;
   Backend& backend;
   Strategy& strategy;

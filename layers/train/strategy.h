@@ -4,7 +4,7 @@
 // The plan says which batches this rank trains on and how far the run is. The exchange combines what the ranks computed.
 // The order of calls in fit():
 //   batches(train, accumulate)
-//   prepare(model, loss, options)
+//   prepare(model, task, options)
 //   memory()                           for the parameter vectors
 //   begin(space, optimizer)            the optimizer is bound
 //   watch(trace)                       if a trace was asked for
@@ -27,12 +27,9 @@
 
 #include "core/batch.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/task.h"
 
 namespace tandem {
-
-// logits, labels (i32) → a scalar; correct (i32 [1], may be null) is incremented by the rows that were right.
-using Loss = std::function<Variable(const Variable& logits, const Tensor& labels, Tensor* correct)>;
-Loss cross_entropy_loss(double label_smoothing = 0);
 
 // Sums over a rank's samples, in training or evaluation; added up over ranks.
 struct Score {
@@ -114,8 +111,8 @@ class Strategy {
   struct PrepareOptions {
     bool sync_batch_norm = false;  // statistics over the pictures of all ranks, between begin() and end()
   };
-  // May replace layers and the loss.
-  virtual void prepare(Module& model, Loss& loss, const PrepareOptions& options) { (void)model, (void)loss, (void)options; }
+  // May replace layers and the task's losses.
+  virtual void prepare(Module& model, Task& task, const PrepareOptions& options) { (void)model, (void)task, (void)options; }
   // Where the parameter vectors shall lie; empty: anywhere.
   virtual SpaceMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.

@@ -6,6 +6,7 @@ namespace {
 // How good an epoch was: the larger, the better. Test pictures never choose.
 std::pair<double, double> merit(const EpochReport& e) {
   if (e.validation_accuracy) return {*e.validation_accuracy, -*e.validation_loss};
+  if (e.validation_loss) return {-*e.validation_loss, 0};
   return {-e.train_loss, 0};
 }
 

@@ -84,17 +84,13 @@ class Metrics : public Callback {
 MetricFields fields_of(const EpochReport& e) {
   MetricFields f{{"event", std::string("epoch")},
                  {"epoch", std::int64_t(e.epoch)},
-                 {"train_loss", e.train_loss},
-                 {"train_accuracy", e.train_accuracy}};
+                 {"train_loss", e.train_loss}};
+  if (e.train_accuracy) f.push_back({"train_accuracy", *e.train_accuracy});
   if (e.several()) f.push_back({"first_epoch", std::int64_t(e.first)});
-  if (e.validation_accuracy) {
-    f.push_back({"val_loss", *e.validation_loss});
-    f.push_back({"val_accuracy", *e.validation_accuracy});
-  }
-  if (e.test_accuracy) {
-    f.push_back({"test_loss", *e.test_loss});
-    f.push_back({"test_accuracy", *e.test_accuracy});
-  }
+  if (e.validation_loss) f.push_back({"val_loss", *e.validation_loss});
+  if (e.validation_accuracy) f.push_back({"val_accuracy", *e.validation_accuracy});
+  if (e.test_loss) f.push_back({"test_loss", *e.test_loss});
+  if (e.test_accuracy) f.push_back({"test_accuracy", *e.test_accuracy});
   f.push_back({"learning_rate", e.learning_rate});
   f.push_back({"images_per_second", e.images_per_second});
   f.push_back({"seconds", e.seconds});
@@ -108,8 +104,14 @@ std::string line_of(const EpochReport& e, int epochs) {
   auto add = [&](const char* format, auto... values) {
     n += std::snprintf(text + n, sizeof text - std::size_t(n), format, values...);
   };
-  if (e.validation_accuracy) add("  validation %.2f %%", 100 * *e.validation_accuracy);
-  if (e.test_accuracy) add("  test %.2f %%", 100 * *e.test_accuracy);
+  auto reached = [&](const char* name, const std::optional<double>& accuracy, const std::optional<double>& loss) {
+    if (accuracy)
+      add("  %s %.2f %%", name, 100 * *accuracy);
+    else if (loss)
+      add("  %s %.4f", name, *loss);
+  };
+  reached("validation", e.validation_accuracy, e.validation_loss);
+  reached("test", e.test_accuracy, e.test_loss);
   add("  %.0f images/s  %.1f s", e.images_per_second, e.seconds);
   return text;
 }

@@ -21,7 +21,7 @@ class Warnings : public Callback {
       run.warn(doubt);
   }
   void epoch_end(Run& run) override {
-    if (!run.one_batch && guesses(run.trained, run.classes))
+    if (!run.one_batch && run.task.has_accuracy && guesses(run.trained, run.classes))
       run.warn("the training accuracy of epoch " + std::to_string(run.epoch.epoch) + " is that of guessing among " +
                std::to_string(run.classes) + " classes: try a smaller --lr, and --overfit-batch");
   }

@@ -1,0 +1,68 @@
+// Tables: rows of numbers with features and targets, from a CSV file, NumPy's .npy files, or memory, and the batches of them.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/batch.h"
+
+namespace tandem {
+
+struct Table {
+  std::string name;                     // begins every error about the table
+  Tensor features{};                    // f32 [N, columns] in host memory
+  Tensor targets{};                     // f32 [N, k], or classes i32 [N]; in host memory
+  std::vector<std::string> columns{};   // names of the features, or none
+  std::vector<std::string> classes{};   // names of the classes 0, 1, …, or none
+  std::vector<float> mean{}, std{};     // of each feature, set by standardise()
+
+  std::int64_t rows() const { return features.extent(0); }
+  std::int64_t outputs() const;  // that a model of it has: k, or the number of classes
+};
+
+// A CSV file: numbers separated by commas, the first line names the columns. `targets` are names; all other columns are features.
+// With `classes` there is one target, a class in each row: its distinct texts, in order, are the classes. Throws Error with line and
+// column where any other field is not a finite number.
+Table read_csv(const std::filesystem::path& file, const std::vector<std::string>& targets, bool classes = false);
+// Two arrays: features [N, columns], and targets [N] or [N, k]; whole numbers [N] are classes. u8, f32 or whole numbers.
+Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets);
+
+// {the rest, `held_back` rows}, copied, each in its old order. The choice depends on the seed and the number of rows.
+std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::uint64_t seed = 0);
+// Brings every feature of `table` to mean 0 and deviation 1, and the other tables by the same numbers: call it with the training
+// rows first. A constant feature becomes 0.
+void standardise(Table& table, const std::vector<Table*>& others = {});
+
+struct TableOptions {
+  std::int64_t batch = 128;         // rows in a batch, of which each rank has its share
+  std::int64_t batch_per_rank = 0;  // above 0, instead of batch: so many for each rank
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+};
+
+// Batches of a table, in the order and shares that Loader (loader.h) has them. Batch::images is [b, columns], Batch::labels the
+// targets.
+class TableLoader final : public BatchSource {
+ public:
+  TableLoader(const Table& table, const TableOptions& options, Backend& backend);
+  void share(int rank, int world) override;
+  bool grows_with_ranks() const override { return options_.batch_per_rank > 0; }
+  std::int64_t batches_per_epoch() const override { return batches_; }
+  std::int64_t pictures_per_epoch() const override { return table_.rows(); }
+  void start(std::int64_t epoch, std::int64_t first = 0) override { epoch_ = epoch, next_ = first; }
+  bool next(Batch& batch) override;
+  Batch make(std::int64_t epoch, std::int64_t index) override;
+  std::map<std::string, std::string> description() const override;
+
+ private:
+  Table table_;
+  TableOptions options_;
+  Backend& backend_;
+  int rank_ = 0, world_ = 1;
+  std::int64_t batches_ = 0, epoch_ = 0, next_ = 0;
+  std::vector<std::int32_t> order_;  // of the epoch order_epoch_
+  std::int64_t order_epoch_ = -1;
+};
+
+}  // namespace tandem

@@ -1,0 +1,61 @@
+// Rows of numbers instead of pictures. Without a file: house prices made up from six features, a regression.
+//   build/tabular --csv iris.csv --target species --task classes
+//   build/tabular --csv boston.csv --target price
+//   build/tabular --npy x.npy --target y.npy --task labels      (targets [N, k] of 0 and 1)
+#include <cmath>
+#include <cstdio>
+
+#include "tandem.h"
+
+using namespace tandem;
+
+class Mlp : public Module {
+ public:
+  Mlp(std::int64_t inputs, std::int64_t outputs)
+      : a_(child<Linear>("a", inputs, 64)), b_(child<Linear>("b", 64, 64)), out_(child<Linear>("out", 64, outputs)) {}
+  Variable forward(const Variable& x) override { return out_(relu(b_(relu(a_(x))))); }
+
+ private:
+  Linear &a_, &b_, &out_;
+};
+
+// price = rooms · (1 + size)² − 3·age + a wave over the place (x, y).
+Table houses(std::int64_t rows) {
+  Table t{.name = "houses", .columns = {"rooms", "size", "age", "x", "y", "nothing"}};
+  t.features = host_tensor({rows, 6}, DType::f32), t.targets = host_tensor({rows, 1}, DType::f32);
+  float *x = t.features.write<float>(), *y = t.targets.write<float>();
+  for (std::int64_t i = 0; i < rows; i++, x += 6) {
+    for (std::uint32_t c = 0; c < 6; c++) x[c] = uniform(Philox(1, Stream::synthetic, 0, std::uint32_t(i)).word(c));
+    y[i] = x[0] * (1 + x[1]) * (1 + x[1]) - 3 * x[2] + std::sin(6 * x[3]) * x[4];
+  }
+  return t;
+}
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    std::string csv, npy, target, kind = "numbers";
+    auto text = [](std::string name, std::string& field, std::string help) {
+      return OptionSpec{name, help, field, [&field](const std::string& v) { field = v; }};
+    };
+    Options o = parse_options(
+        argc, argv, "A network for rows of numbers.", {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
+        {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device", "--metrics", "--checkpoint", "--resume"},
+        {text("--csv", csv, "a CSV file whose first line names the columns"), text("--npy", npy, "features [N, columns] as .npy"),
+         text("--target", target, "the target's column, or with --npy its file"),
+         text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
+    if (kind != "numbers" && kind != "classes" && kind != "labels") refuse("--task ", kind, ": choose numbers, classes or labels");
+    if (target.empty() != (csv + npy).empty()) refuse("--target goes with --csv or --npy: name the one and the other");
+    auto backend = make_backend(o);
+    const Table all = csv.empty() ? npy.empty() ? houses(4000) : read_table(npy, target) : read_csv(csv, {target}, kind == "classes");
+    auto [training, testing] = split(all, all.rows() / 5, o.seed);
+    standardise(training, {&testing});
+    TableLoader train(training, {.batch = o.batch, .seed = o.seed}, *backend);
+    TableLoader test(testing, {.batch = 500, .shuffle = false}, *backend);
+
+    const Task task = kind == "classes" ? classification() : kind == "labels" ? multi_label() : regression();
+    Mlp model(all.features.extent(1), all.outputs());
+    auto optimizer = make_optimizer(o);
+    const FitReport report = fit(model, task, *optimizer, *backend, {train, nullptr, &test}, fit_options(o));
+    if (!report.epochs.empty()) std::printf("test loss %.4f\n", *report.epochs.back().test_loss);
+  });
+}

@@ -1,0 +1,45 @@
+#include "layers/train/task.h"
+
+#include "autograd/ops.h"
+#include "core/elementwise.h"
+
+namespace tandem {
+namespace {
+
+Variable like(const Variable& outputs, const Tensor& targets) {
+  const DType type = outputs.value().dtype();
+  return Variable(targets.dtype() == type ? targets : targets.cast(type));
+}
+
+}  // namespace
+
+Loss cross_entropy_loss(double label_smoothing) {
+  return [label_smoothing](const Variable& logits, const Tensor& labels, Tensor* correct) {
+    return cross_entropy(logits, labels, label_smoothing, correct);
+  };
+}
+
+Task classification(double label_smoothing) { return {cross_entropy_loss(label_smoothing), cross_entropy_loss(), true}; }
+
+Task regression() {
+  const Loss squared = [](const Variable& outputs, const Tensor& targets, Tensor*) {
+    return mse_loss(outputs, like(outputs, targets));
+  };
+  return {squared, squared, false};
+}
+
+Task multi_label() {
+  const Loss each = [](const Variable& outputs, const Tensor& targets, Tensor* correct) {
+    if (correct) {
+      NoGrad off;
+      const Variable zero(Tensor::zeros(targets.backend(), {1}, outputs.value().dtype()));
+      const Variable said(gt(outputs, zero).cast(targets.dtype()));  // 1 where the label is said to hold
+      const Variable wrong = max(Variable(ne(said, Variable(targets)).cast(DType::f32)), {1});
+      add_into(*correct, sum(scale(wrong, -1, 1)).value().reshape({1}).cast(DType::i32));
+    }
+    return bce_with_logits(outputs, like(outputs, targets));
+  };
+  return {each, each, true};
+}
+
+}  // namespace tandem

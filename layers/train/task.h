@@ -1,0 +1,33 @@
+// Task: what the model's outputs are for. It gives the loss that is trained on, and what evaluation measures.
+#pragma once
+#include <concepts>
+#include <functional>
+#include <utility>
+
+#include "autograd/node.h"
+
+namespace tandem {
+
+// outputs, targets → a scalar, the mean over the batch. `correct` (i32 [1], may be null) is incremented by the rows that were right.
+using Loss = std::function<Variable(const Variable& outputs, const Tensor& targets, Tensor* correct)>;
+Loss cross_entropy_loss(double label_smoothing = 0);  // outputs [b, classes], targets i32 [b]
+
+struct Task {
+  Loss loss;
+  Loss judged = cross_entropy_loss();  // of evaluation: without smoothing and the like
+  bool has_accuracy = true;            // both count the rows that are right
+
+  Task(Loss trained, Loss evaluated, bool accuracy)
+      : loss(std::move(trained)), judged(std::move(evaluated)), has_accuracy(accuracy) {}
+  // Classification by a loss of one's own.
+  template <std::convertible_to<Loss> F>
+  Task(F trained) : loss(std::move(trained)) {}
+};
+
+Task classification(double label_smoothing = 0);
+// Outputs and targets f32 [b, k]: the mean squared error. Its runs have no accuracy; the best epoch is that of the smallest loss.
+Task regression();
+// Outputs [b, k], targets f32 [b, k] of 0 and 1: each of k labels holds or not. A row is right when all its labels are.
+Task multi_label();
+
+}  // namespace tandem
