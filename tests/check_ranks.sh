@@ -41,6 +41,10 @@ for strategy in local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4; do
   says 0 "3 ranks, $strategy: batch 192 = 3 × 64, lr 0.05" "$build/tandem-run" -n 3 --strategy $strategy $(train) --batch 192
   once 'test accuracy'
 done
+for strategy in all-reduce local-sgd:4 server; do
+  says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)
+  once 'test accuracy'
+done
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --batch 48 --checkpoint "$there/run"
 long=$(train | sed 's/--epochs 1/--epochs 2/')
@@ -66,6 +70,7 @@ says 2 'unknown option --nodes' "$build/tandem-run" --nodes 2 true
 says 2 'choose all-reduce' "$build/tandem-run" -n 2 --strategy gossip $(train)
 says 2 'easgd:STEPS, from 1' "$build/tandem-run" -n 2 --strategy easgd:0 $(train)
 says 2 'weights travel, as f32' env TANDEM_WIRE=bf16 "$build/tandem-run" -n 2 --strategy local-sgd:4 $(train)
+says 2 'is for a parameter server' env TANDEM_SNAPSHOTS=1 "$build/tandem-run" -n 2 --strategy naive-all-reduce $(train)
 says 2 'RANK=0 is set, but WORLD_SIZE is not' env RANK=0 $(train)
 says 127 'cannot be started' "$build/tandem-run" -n 2 "$there/no-such-program"
 says 1 'these ranks are missing: 1' env RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TANDEM_JOB="check $$" TANDEM_START_TIMEOUT=1 $(train)

@@ -31,7 +31,7 @@
 #include "dist/server/pace.h"
 #include "dist/job/rendezvous.h"
 #include "dist/job/job.h"
-#include "dist/job/start.h"
+#include "dist/strategies/registry.h"
 #include "layers/train/options.h"
 
 extern char** environ;
@@ -56,6 +56,7 @@ const char* usage =
     "  --hostfile FILE        a host a line: host, host:RANKS or host slots=RANKS; # begins a comment\n"
     "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, ssp:STEPS;\n"
     "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
+    "                         naive-all-reduce, naive-local-sgd:H, naive-server: the shortest correct versions, to compare with\n"
     "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
     "  --pace MS[:SHAPE]      a step of a worker takes so many milliseconds, drawn from a gamma distribution\n"
     "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"

@@ -16,7 +16,7 @@ namespace {
 class NaiveAllReduce : public Replicas {
  public:
   explicit NaiveAllReduce(std::unique_ptr<Communicator> communicator)
-      : Replicas(std::move(communicator), "all-reduce:naive", true) {}
+      : Replicas(std::move(communicator), "naive-all-reduce", true) {}
   void begin(ParameterSpace& space, Optimizer&) override {
     space_ = &space;
     compare_layouts(space);

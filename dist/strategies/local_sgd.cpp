@@ -19,7 +19,7 @@ namespace {
 class NaiveLocalSgd : public Replicas {
  public:
   NaiveLocalSgd(std::unique_ptr<Communicator> communicator, std::int64_t steps)
-      : Replicas(std::move(communicator), "local-sgd:naive", false), steps_(steps) {}
+      : Replicas(std::move(communicator), "naive-local-sgd", false), steps_(steps) {}
   void begin(ParameterSpace& space, Optimizer& optimizer) override {
     space_ = &space;
     optimizer.gradients_are_shares_of(size());

@@ -22,7 +22,7 @@ namespace {
 // ranks, makes the step and broadcasts the new weights.
 class NaiveServer : public Replicas {
  public:
-  explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "bsp:naive", true) {}
+  explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "naive-server", true) {}
   void begin(ParameterSpace& space, Optimizer&) override {
     space_ = &space;
     compare_layouts(space);

@@ -1,0 +1,138 @@
+#include "dist/strategies/registry.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/error.h"
+#include "dist/job/job.h"
+#include "dist/server/asynchrony.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/local_sgd.h"
+#include "dist/strategies/parameter_server.h"
+
+namespace tandem {
+namespace {
+
+// The value of an environment variable; empty where it is not set.
+using Setting = std::function<std::string(const char* variable)>;
+using Make = std::function<std::unique_ptr<Strategy>()>;
+
+// A row of the table. A new strategy is one file in this folder, one parser here and one row below.
+struct Entry {
+  std::string names;                  // as an error lists them: "local-sgd:STEPS"
+  std::vector<std::string> settings;  // the environment variables that it reads; another strategy's are refused
+  // Reads the name with its arguments, and the settings, before the ranks meet. Returns what makes the strategy, or null where the
+  // name is not one of its own. Throws UsageError.
+  Make (*parse)(const std::string& name, const Setting& setting, int ranks);
+};
+
+template <class T>
+bool read_number(const std::string& text, T& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+double deadline() { return Deadlines::from(process_environment()).wait; }
+
+// ---- one parser for each row ----------------------------------------------------------------------------------------------
+Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
+  if (!name.empty() && name != "all-reduce") return {};
+  AllReduceOptions o{.deadline = deadline()};
+  const std::string wire = setting("TANDEM_WIRE");
+  const bool sparse = wire.starts_with("topk:") && read_number(wire.substr(5), o.top_k) && o.top_k > 0 && o.top_k <= 1;
+  if (!sparse && !wire.empty() && wire != "f32" && wire != "bf16")
+    refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");
+  if (wire == "bf16") o.wire = DType::bf16;
+  return [o] { return all_reduce(Job().communicator(), o); };
+}
+
+Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
+  const auto how = LocalSteps::parse(name);
+  if (!how) return {};
+  if (const std::string wire = setting("TANDEM_WIRE"); !wire.empty() && wire != "f32")
+    refuse("TANDEM_WIRE=", wire, ": under ", name, " weights travel, as f32");
+  return [how] { return local_sgd(Job().communicator(), *how, {.deadline = deadline()}); };
+}
+
+Make parse_server(const std::string& name, const Setting& setting, int ranks) {
+  if (!Asynchrony::is_one(name)) return {};
+  const Deadlines deadlines = Deadlines::from(process_environment());
+  ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
+  const std::string servers = setting("TANDEM_SERVERS"), pipeline = setting("TANDEM_PIPELINE"), wire = setting("TANDEM_WIRE"),
+                    snapshots = setting("TANDEM_SNAPSHOTS");
+  if (!servers.empty() && !(read_number(servers, o.servers) && o.servers >= 0))
+    refuse("--servers ", servers, ": expected a number of ranks from 0");
+  check_servers(o.servers, ranks);
+  if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
+  o.pipeline = pipeline == "1";
+  if (o.pipeline && o.how.kind == Asynchrony::Kind::bsp)
+    refuse("TANDEM_PIPELINE=1: with bsp a step uses gradients of the current weights. Leave it out, or choose ddc-asgd");
+  if (!wire.empty() && wire != "f32" && wire != "bf16")
+    refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
+  o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
+  if (!snapshots.empty() && !(read_number(snapshots, o.snapshots) && o.snapshots >= 0 && o.snapshots < 1e6))
+    refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
+  o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
+  o.pace = Pace::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
+  return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+}
+
+// The shortest correct versions, to compare with.
+Make parse_naive(const std::string& name, const Setting&, int) {
+  if (name == "naive-all-reduce") return [] { return naive_all_reduce(Job().communicator()); };
+  if (name == "naive-server") return [] { return naive_server(Job().communicator()); };
+  if (!name.starts_with("naive-local-sgd")) return {};
+  const auto how = LocalSteps::parse(name.substr(6));
+  return [how] { return naive_local_sgd(Job().communicator(), how->steps); };
+}
+
+// ---- the table ------------------------------------------------------------------------------------------------------------
+std::vector<Entry> entries() {
+  return {
+      {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
+      {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
+      {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()),
+       {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS", "TANDEM_PACE", "TANDEM_SLOW"},
+       parse_server},
+      {"naive-all-reduce, naive-local-sgd:STEPS or naive-server", {}, parse_naive},
+  };
+}
+
+// Settings that not every strategy reads, as the user wrote them.
+constexpr struct {
+  const char *variable, *written, *what;
+} particular[] = {
+    {"TANDEM_SERVERS", "--servers ", "is for a parameter server"}, {"TANDEM_PACE", "--pace ", "is for a parameter server"},
+    {"TANDEM_SLOW", "--slow ", "is for a parameter server"}, {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
+    {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
+    {"TANDEM_WIRE", "TANDEM_WIRE=", "under this strategy everything travels as f32"}};
+
+}  // namespace
+
+bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(name); }
+
+std::unique_ptr<Strategy> strategy_from_environment() {
+  const Setting setting = [](const char* name) {
+    const char* v = process_environment()(name);
+    return std::string(v ? v : "");
+  };
+  const int ranks = place_in(process_environment()).size;
+  const std::string name = setting("TANDEM_STRATEGY");
+  std::string names;
+  for (const Entry& e : entries()) {
+    const Make make = e.parse(name, setting, ranks);  // what is wrong is said before the ranks meet, also to one rank alone
+    names += (names.empty() ? "" : "; ") + e.names;
+    if (!make) continue;
+    for (const auto& [variable, written, what] : particular)
+      if (!setting(variable).empty() && std::find(e.settings.begin(), e.settings.end(), variable) == e.settings.end())
+        refuse(written, setting(variable), ": ", what, "; choose a strategy that has it, such as --strategy ddc-asgd");
+    return ranks == 1 ? std::make_unique<Strategy>() : make();
+  }
+  refuse("--strategy ", name, ": choose ", names);
+}
+
+}  // namespace tandem
