@@ -18,7 +18,7 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset tabular fashion_mnist cifar10 train airbench; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset own_strategy tabular fashion_mnist cifar10 train airbench; do
   says 0 '--help' "$build/$program" --help
   says 0 'oneDNN' "$build/$program" --version
   says 2 'unexpected argument word' "$build/$program" word
@@ -92,6 +92,20 @@ grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its
 
 says 0 '88.0 % after ' env OMP_NUM_THREADS=$threads "$build/own_callback" --data synthetic --model mlp
 grep -q 'stopped after step' "$there/out" || complain "own_callback does not stop: $(cat "$there/out")"
+
+# ---- Rows of numbers -----------------------------------------------------------------------------------------------------
+says 0 'test loss 0.0' "$build/tabular"
+i=0
+echo 'x,y,kind' >"$there/rows.csv"
+while [ $i -lt 200 ]; do
+  if [ $((i % 2)) = 0 ]; then kind=even; else kind=odd; fi
+  echo "$((i % 2)).5,$i,$kind"
+  i=$((i + 1))
+done >>"$there/rows.csv"
+says 0 'test 100.00 %' "$build/tabular" --csv "$there/rows.csv" --target kind --task classes
+says 2 "column 'kind': 'even' is no finite number" "$build/tabular" --csv "$there/rows.csv" --target y
+says 2 "no column 'z'" "$build/tabular" --csv "$there/rows.csv" --target z
+says 2 '--target goes with --csv or --npy' "$build/tabular" --target z
 
 # ---- Weights of another program, and what they reach ---------------------------------------------------------------------
 short 0 'test accuracy' --resume "$there/trained" --evaluate

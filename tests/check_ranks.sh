@@ -45,6 +45,8 @@ for strategy in all-reduce local-sgd:4 server; do
   says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)
   once 'test accuracy'
 done
+says 0 '4 ranks, gossip' env TANDEM_DATA="$there/none" "$build/tandem-run" -n 4 "$build/own_strategy" --data synthetic --model mlp --epochs 1 --batch 512
+once 'epoch 1/1'
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --batch 48 --checkpoint "$there/run"
 long=$(train | sed 's/--epochs 1/--epochs 2/')
