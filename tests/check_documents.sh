@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every command that a README shows behind a `$` is run as it stands there, in a folder of its own with the tree beside it.
+# Every command that a README or REFERENCE.md shows behind a `$` is run as it stands there, in a folder of its own with the tree beside it.
 # It must end well, or still be at work when its time is over (a training need not be waited for): what this catches are
 # options, files and programs that are not what the text says. And tests/README.md says what every test holds to account.
 #
@@ -37,7 +37,7 @@ commands() {
 elsewhere='^(make( |$)|sudo |apt-get |cmake |git clone|cd |ssh |sbatch |kubectl |docker |pip |python3? -m venv)'
 
 wrong=0 ran=0
-commands $(git ls-files '*README.md' 2>/dev/null || find . -name README.md) >"$there/commands"
+commands $(git ls-files '*README.md' '*REFERENCE.md' 2>/dev/null || find . -name README.md -o -name REFERENCE.md) >"$there/commands"
 tab=$(printf '\t')
 while IFS="$tab" read -r at command below <&3; do
   echo "$command" | grep -qE "$elsewhere" && continue

@@ -121,10 +121,10 @@ step_written() {
   : "${step:=0}"
 }
 weights() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1" | cksum; }
-# The two commands of dist/README.md, as they stand there but for folders and data: the ranks differ, and nothing else.
-shown() { sed -n "s|^build/tandem-run -n $1 build/\(.*\) --$2 run\$|$build/\1 --data synthetic|p" dist/README.md; }
+# The two commands of dist/REFERENCE.md, as they stand there but for folders and data: the ranks differ, and nothing else.
+shown() { sed -n "s|^build/tandem-run -n $1 build/\(.*\) --$2 run\$|$build/\1 --data synthetic|p" dist/REFERENCE.md; }
 endless_before=$endless endless=$(shown 3 checkpoint)
-[ "$endless" ] && [ "$endless" = "$(shown 2 resume)" ] || complain "dist/README.md: '$endless' is resumed by '$(shown 2 resume)'"
+[ "$endless" ] && [ "$endless" = "$(shown 2 resume)" ] || complain "dist/REFERENCE.md: '$endless' is resumed by '$(shown 2 resume)'"
 begun 2 --checkpoint "$there/killed-2"
 kill -KILL "$victim"
 ended 6 'rank 2 on .* failed first: it was killed by SIGKILL' 'rank 2 on .* has died' 'rank 0 on .* has written'

@@ -242,7 +242,7 @@ double fashion(const Dataset& data, const std::string& model, int n, const Loade
   return accuracy;
 }
 
-// The short cases of dist/README.md's table. With the learning rate times the ranks, LeNet-5 guesses on 8 of them.
+// The short cases of dist/REFERENCE.md's table. With the learning rate times the ranks, LeNet-5 guesses on 8 of them.
 TEST(AllReduce, AccuracyOnManyRanks) {
   Dataset data;
   try {

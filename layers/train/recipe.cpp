@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine (dist/README.md).
+// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine (dist/REFERENCE.md).
 constexpr double few_steps = 600;
 
 }  // namespace
