@@ -745,7 +745,7 @@ TEST(Fit, EvaluationWeighsBatchesAndRestoresTheMode) {
 struct Witness : Strategy {
   std::vector<std::string> calls;
   int stop_after = 1000, made = 0;
-  void prepare(Module&, Loss&, const PrepareOptions&) override { calls.push_back("prepare"); }
+  void prepare(Module&, Task&, const PrepareOptions&) override { calls.push_back("prepare"); }
   SpaceMemory memory() override {
     calls.push_back("memory");
     return {};

@@ -177,8 +177,8 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
       {.batch = 24, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
       *backend);
   Block model;
-  Loss loss_of = cross_entropy_loss();
-  strategy.prepare(model, loss_of, {.sync_batch_norm = sync});
+  Task task = classification();
+  strategy.prepare(model, task, {.sync_batch_norm = sync});
   ParameterSpace space(model, *backend, 100, {}, DType::f64);
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
   sgd.bind(space);
