@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "core/files/files.h"
+#include "core/text.h"
 
 namespace tandem {
 

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <new>
 
 #include "core/backend.h"
 #include "core/machine.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -66,18 +66,6 @@ const char* name_of(Use use) {
   static constexpr const char* names[uses] = {"other", "parameters",  "gradients", "optimizer state",
                                               "data",  "activations", "backward",  "scratch"};
   return names[static_cast<int>(use)];
-}
-
-std::string readable_bytes(double bytes) {
-  int unit = bytes >= 1024.0 * (1 << 20) ? 3 : bytes >= (1 << 20) ? 2 : bytes >= 1024 ? 1 : 0;
-  double v = bytes / std::pow(1024.0, unit);
-  char text[32];
-  std::snprintf(text, sizeof text,
-                v >= 100 || unit == 0 ? "%.0f %s"
-                : v >= 10             ? "%.1f %s"
-                                      : "%.2f %s",
-                v, std::array{"B", "KiB", "MiB", "GiB"}[std::size_t(unit)]);
-  return text;
 }
 
 std::string by_use(const std::array<std::size_t, uses>& bytes) {

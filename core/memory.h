@@ -104,7 +104,6 @@ struct MemoryStatistics {
   std::array<std::size_t, uses> live{}, at_peak{};  // bytes by Use: now, and when peak_bytes was reached
 };
 
-std::string readable_bytes(double bytes);  // "1.5 MiB"
 // "activations 310 MiB, parameters 1.04 MiB, …", the largest first, zeros left out.
 std::string by_use(const std::array<std::size_t, uses>& bytes);
 

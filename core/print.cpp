@@ -1,9 +1,9 @@
 // Tensors as text, as PyTorch prints them: one format for all numbers, chosen by the largest and the smallest of those shown.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "core/tensor.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -45,9 +45,7 @@ struct Printer {
     each_shown(0, 0, [&](double v) { width = std::max(width, int(text_of(v).size())); });
   }
   std::string text_of(double v) const {
-    char s[400];
-    std::snprintf(s, sizeof s, std::isfinite(v) ? format : "%f", v);
-    return s;
+    return printed(std::isfinite(v) ? format : "%f", v);
   }
 
   void print(std::ostream& out, int axis, std::int64_t at) const {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "core/recording.h"
+#include "core/text.h"
 #include "cuda/check.h"
 #include "cuda/convolution.h"
 #include "cuda/device.h"

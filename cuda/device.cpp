@@ -1,9 +1,9 @@
 #include "cuda/device.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 
+#include "core/text.h"
 #include "cuda/check.h"
 
 namespace tandem::cuda {
@@ -58,11 +58,7 @@ Device use_device(int index) {
   cudaDeviceProp p{};
   CUDA_CHECK(cudaGetDeviceProperties(&p, index), "GPU ", index);
   Device d{index, p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem};
-  for (const char c : p.uuid.bytes) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(c));
-    d.uuid += digits;
-  }
+  d.uuid = hex({p.uuid.bytes, sizeof p.uuid.bytes});
   require(d.major >= 8, "GPU ", index, " (", d.name, ") has compute capability ", d.major, ".", d.minor,
           "; Tandem needs 8.0 (Ampere) or later");
   CUDA_CHECK(cudaSetDevice(index), "GPU ", index, " (", d.name, ")");

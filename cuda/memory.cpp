@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/text.h"
 #include "cuda/check.h"
 
 namespace tandem::cuda {

@@ -1,6 +1,7 @@
 #include "cuda/queue.h"
 
 #include "core/memory.h"
+#include "core/text.h"
 #include "cuda/check.h"
 
 namespace tandem::cuda {

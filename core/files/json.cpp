@@ -2,10 +2,10 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -217,9 +217,7 @@ std::string json_quoted(std::string_view text) {
       out += '\\';
       out += char(c);
     } else if (c < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
-      out += escaped;
+      out += printed("\\u%04x", c);
     } else if (n == 0) {
       out += "\xEF\xBF\xBD";
     } else {
@@ -231,10 +229,7 @@ std::string json_quoted(std::string_view text) {
 }
 
 std::string json_number(double v) {
-  if (!std::isfinite(v)) return "null";
-  char text[32];
-  std::snprintf(text, sizeof text, "%.7g", v);
-  return text;
+  return std::isfinite(v) ? digits(v, 7) : "null";
 }
 
 }  // namespace tandem

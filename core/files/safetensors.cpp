@@ -12,6 +12,7 @@
 #include "core/files/atomic_file.h"
 #include "core/backend.h"
 #include "core/files/json.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -108,12 +109,6 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   e.begin = std::uint64_t(offsets[0].number);
   e.end = e.begin + bytes;
   return e;
-}
-
-std::string shell_quoted(std::string_view text) {
-  std::string quoted = "'";
-  for (char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
 }
 
 // A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's checkpoint

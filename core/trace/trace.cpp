@@ -1,11 +1,11 @@
 #include "core/trace/trace.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "core/files/files.h"
 #include "core/files/json.h"
+#include "core/text.h"
 
 namespace tandem {
 
@@ -131,11 +131,6 @@ std::string Trace::events(std::int64_t shift) const {
     out += ",\n";
     metadata("thread_sort_index", lane->index(), "\"sort_index\":" + std::to_string(lane->index()));
   }
-  auto number = [](const char* format, double v) {
-    char text[48];
-    std::snprintf(text, sizeof text, format, v);
-    return std::string(text);
-  };
   for (const auto& lane : lanes_) {
     // Spans were added as they ended; viewers want them as they began, the outer before the inner.
     std::vector<const Event*> events(lane->size());
@@ -148,7 +143,7 @@ std::string Trace::events(std::int64_t shift) const {
       std::string label = placed && std::strcmp(e->kind, "module") == 0 ? *e->where : e->name;
       out += ",\n{\"ph\":\"" + std::string(counts ? "C" : "X") + "\",\"name\":" + json_quoted(label) +
              ",\"cat\":" + json_quoted(e->kind) + ",\"pid\":" + pid + ",\"tid\":" + std::to_string(lane->index()) +
-             ",\"ts\":" + number("%.3f", double(e->begin + shift) / 1e3);
+             ",\"ts\":" + printed("%.3f", double(e->begin + shift) / 1e3);
       std::string arguments;
       auto argument = [&](const char* name, const std::string& value) {
         arguments += (arguments.empty() ? "\"" : ",\"") + std::string(name) + "\":" + value;
@@ -157,10 +152,10 @@ std::string Trace::events(std::int64_t shift) const {
         argument("value", json_number(e->bytes));
       } else {
         double ns = double(e->end - e->begin);
-        out += ",\"dur\":" + number("%.3f", ns / 1e3);
+        out += ",\"dur\":" + printed("%.3f", ns / 1e3);
         if (placed) argument("module", json_quoted(*e->where));
         if (e->number >= 0) argument("number", std::to_string(e->number));
-        if (e->flops > 0 && ns > 0) argument("GFLOP/s", number("%.1f", e->flops / ns));
+        if (e->flops > 0 && ns > 0) argument("GFLOP/s", printed("%.1f", e->flops / ns));
         if (e->bytes > 0) argument("bytes", json_number(e->bytes));
       }
       out += ",\"args\":{" + arguments + "}}";
@@ -168,7 +163,7 @@ std::string Trace::events(std::int64_t shift) const {
     if (lane->dropped())
       out += ",\n{\"ph\":\"i\",\"s\":\"t\",\"name\":\"" + std::to_string(lane->dropped()) +
              " later events were dropped\",\"pid\":" + pid + ",\"tid\":" + std::to_string(lane->index()) +
-             ",\"ts\":" + number("%.3f", double((*lane)[lane->size() - 1].end + shift) / 1e3) + "}";
+             ",\"ts\":" + printed("%.3f", double((*lane)[lane->size() - 1].end + shift) / 1e3) + "}";
   }
   return out;
 }

@@ -4,12 +4,12 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <numeric>
 #include <utility>
 
+#include "core/text.h"
 #include "dist/collectives/algorithms.h"
 #include "dist/collectives/wire.h"
 
@@ -273,10 +273,8 @@ class Collective : public Work::Operation {
     const int waits_for = job(awaited());
     const int blamed = wire_.blame(waits_for);
     if (wire_.works(blamed)) return;
-    char time[32];
-    std::snprintf(time, sizeof time, "%g s", job_.deadline);
     std::string text = describe(header_) + ": " + wire_.where(wire_.rank()) + " has heard nothing from " +
-                       wire_.where(waits_for) + " for " + time;
+                       wire_.where(waits_for) + " for " + digits(job_.deadline) + " s";
     if (blamed != waits_for) text += ", which waits for " + wire_.where(blamed);
     throw CommunicationError(blamed, text);
   }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <thread>
 
+#include "core/checksum.h"
 #include "core/clock.h"
 #include "dist/collectives/nccl_functions.h"
 #include "dist/collectives/wire.h"
@@ -167,10 +168,11 @@ class Nccl : public Communicator {
   // The largest of the ranks' signatures, and the largest of their negatives: the same exactly when all are.
   void announce(Call& call) {
     const Header& h = call.header;
-    const std::uint64_t hash = (((std::uint64_t(h.count) * 31 + std::uint64_t(h.kind)) * 31 + std::uint64_t(h.dtype)) * 31 +
-                                std::uint64_t(h.combine)) * 31 + h.root;
+    Checksum sum;
+    for (std::uint64_t part : {std::uint64_t(h.count), std::uint64_t(h.kind), std::uint64_t(h.dtype), std::uint64_t(h.combine), std::uint64_t(h.root)})
+      sum.add(&part, sizeof part);
     for (std::size_t i = 0; i < 4; i++) {
-      call.signature[i] = float(hash >> 16 * i & 0xffff);
+      call.signature[i] = float(sum.value() >> 16 * i & 0xffff);
       call.signature[i + 4] = -call.signature[i];
     }
     call.announced = host_->all_reduce(buffer(std::span<float>(call.signature)), Combine::max);

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -157,10 +158,8 @@ void Control::warn_of_standstill() {
   }
   if (std::exchange(warned_, true)) return;
   const int blamed = tandem::culprit(standings(), int(first - told_.begin()));
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", deadlines_.patience);
   std::string text =
-      std::string("warning: no progress for ") + seconds + " s: " + names_[std::size_t(blamed)] + " keeps the others waiting";
+      "warning: no progress for " + digits(deadlines_.patience) + " s: " + names_[std::size_t(blamed)] + " keeps the others waiting";
   for (int r = 0, shown = 0; r < size(); r++) {
     const Told& t = told_[std::size_t(r)];
     if (t.standing.waits_for < 0) continue;
@@ -412,9 +411,7 @@ void Control::hear(std::size_t i) {
   }
   if (p.over || now() - p.heard <= deadlines_.silence) return;
   p.over = !gives_up(who);
-  char text[64];
-  std::snprintf(text, sizeof text, " has said nothing for %g s: it is stopped, or cut off", deadlines_.silence);
-  report(who, name(who) + text);
+  report(who, name(who) + " has said nothing for " + digits(deadlines_.silence) + " s: it is stopped, or cut off");
 }
 
 void Control::handle(std::size_t i, const Frame& frame) {

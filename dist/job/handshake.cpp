@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -227,12 +228,6 @@ std::string hmac(const std::string& key, const std::string& text) {
 std::string random_bytes(std::size_t count) {
   std::string s(count, '\0');
   require(RAND_bytes(reinterpret_cast<unsigned char*>(s.data()), int(count)) == 1, "no random numbers are to be had");
-  return s;
-}
-
-std::string hex(const std::string& bytes) {
-  std::string s;
-  for (unsigned char c : bytes) s += "0123456789abcdef"[c >> 4], s += "0123456789abcdef"[c & 15];
   return s;
 }
 

@@ -47,9 +47,8 @@ class Gate {
 // The side that connects: a connection to a gate of the same token. Throws Error that says why there is none.
 int knock(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds);
 
-// "\x17\x00…": random bytes; hex for people.
+// "\x17\x00…": random bytes.
 std::string random_bytes(std::size_t count);
-std::string hex(const std::string& bytes);
 std::string hmac(const std::string& key, const std::string& text);
 
 }  // namespace tandem

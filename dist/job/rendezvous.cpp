@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/job/hosts.h"
 
 namespace tandem {
@@ -202,9 +203,7 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
         else
           present +=
               (present.empty() ? "" : ", ") + std::to_string(r) + (r ? " from " + addresses[std::size_t(r)] : "");
-      char seconds[32];
-      std::snprintf(seconds, sizeof seconds, "%g", deadlines_.start);
-      give_up(std::string("after ") + seconds + " s these ranks are missing: " + absent + " (here: " + present +
+      give_up("after " + digits(deadlines_.start) + " s these ranks are missing: " + absent + " (here: " + present +
               "). TANDEM_START_TIMEOUT gives them longer");
     }
     for (std::size_t r = 1; r < addresses.size(); r++)

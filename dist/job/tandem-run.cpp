@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "core/files/files.h"
+#include "core/text.h"
 #include "dist/job/hosts.h"
 #include "dist/server/pace.h"
 #include "dist/job/rendezvous.h"
@@ -160,12 +161,6 @@ Command parse(int argc, char** argv) {
   for (const Host& h : c.hosts) ranks += h.slots;
   Pace::parse(c.pace, c.slow, ranks);
   return c;
-}
-
-std::string quoted(const std::string& s) {
-  std::string q = "'";
-  for (char ch : s) q += ch == '\'' ? std::string("'\\''") : std::string(1, ch);
-  return q + "'";
 }
 
 std::string this_host() {
@@ -373,14 +368,14 @@ class Launch {
     const bool here = is_here(host.name);
     if (!here) {
       // The token goes through standard input: command lines can be read by everyone on a host.
-      std::string line = "cd " + quoted(std::filesystem::current_path().string()) +
+      std::string line = "cd " + shell_quoted(std::filesystem::current_path().string()) +
                          " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
-      for (const auto& [name, value] : set) line += " " + name + "=" + quoted(value);
+      for (const auto& [name, value] : set) line += " " + name + "=" + shell_quoted(value);
       for (char** e = environ; *e; e++)
         for (const char* passed : {"TANDEM_", "UCX_", "NCCL_", "CUDA_", "OMP_", "LD_LIBRARY_PATH="})
           if (std::strncmp(*e, passed, std::strlen(passed)) == 0 && std::strncmp(*e, "TANDEM_TOKEN", 12) != 0)
-            line += " " + quoted(*e);
-      for (const std::string& w : words) line += " " + quoted(w);
+            line += " " + shell_quoted(*e);
+      for (const std::string& w : words) line += " " + shell_quoted(w);
       std::istringstream ssh(c_.ssh);
       words.clear();
       for (std::string w; ssh >> w;) words.push_back(w);

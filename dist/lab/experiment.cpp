@@ -17,6 +17,7 @@
 #include "core/error.h"
 #include "core/files/files.h"
 #include "core/files/json.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {

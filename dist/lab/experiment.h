@@ -69,6 +69,7 @@ struct Mean {
   std::size_t count = 0;
 };
 Mean mean_of(const std::vector<double>& values);
+std::string points(const Mean& m, bool difference = false);  // of a hundred: "92.50 ± 0.12", "+0.31 ± 0.09", or "–"
 // Of the final runs' accuracy on test pictures; and by how much it is more than another strategy's, pair by pair of one seed.
 Mean test_accuracy(const Results& results, const std::string& strategy, int workers);
 Mean advantage(const Results& results, const std::string& strategy, const std::string& other, int workers);

@@ -1,22 +1,15 @@
 // What the final runs of an experiment say in numbers.
 #include <algorithm>
-#include <cstdio>
 
+#include "core/text.h"
 #include "dist/lab/experiment.h"
 
 namespace tandem {
-namespace {
 
 std::string points(const Mean& m, bool difference) {
   if (m.count == 0) return "–";
-  char text[64];
-  std::snprintf(text, sizeof text, difference ? "%+.2f" : "%.2f", 100 * m.value);
-  std::string all = text;
-  if (m.count > 1) std::snprintf(text, sizeof text, " ± %.2f", 100 * m.error), all += text;
-  return all;
+  return printed(difference ? "%+.2f" : "%.2f", 100 * m.value) + (m.count > 1 ? printed(" ± %.2f", 100 * m.error) : "");
 }
-
-}  // namespace
 
 Mean mean_of(const std::vector<double>& values) {
   Mean m;
@@ -57,9 +50,7 @@ std::string experiment_table(const Plan& plan, const Results& results) {
     table += "| " + s + " |";
     for (int k : workers) {
       const Mean m = test_accuracy(results, s, k);
-      char rate[40] = "";
-      if (m.count) std::snprintf(rate, sizeof rate, " (%.3g)", chosen_rate(plan, results, s, k));
-      table += " " + points(m, false) + rate + " |";
+      table += " " + points(m) + (m.count ? " (" + digits(chosen_rate(plan, results, s, k), 3) + ")" : "") + " |";
     }
     table += "\n";
   }

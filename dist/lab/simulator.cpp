@@ -11,6 +11,7 @@
 #include "core/math.h"
 #include "core/memory.h"
 #include "core/random.h"
+#include "core/text.h"
 #include "dist/server/asynchrony.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/server/pace.h"

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/text.h"
 #include "dist/server/adoptions.h"
 #include "dist/server/coordinator.h"
 #include "dist/server/early.h"

@@ -7,6 +7,7 @@
 #include <list>
 #include <utility>
 
+#include "core/text.h"
 #include "dist/job/frames.h"
 #include "dist/job/handshake.h"
 #include "dist/collectives/node_memory.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
+
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -11,13 +11,7 @@ namespace {
 // In the SVG's own units; text is 12 units high, so a chart should be shown about 300 to 650 pixels wide.
 constexpr double width = 440, height = 258, left = 52, top = 46, bottom = 36;
 
-std::string place(double v) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f", v);
-  return text;
-}
-
-std::string labelled(double v, bool percent) { return percent ? short_number(100 * v, 4) + " %" : short_number(v, 4); }
+std::string place(double v) { return printed("%.1f", v); }
 
 // Labels at the right end, moved apart so that they do not cover each other, as near to their lines as that allows.
 void spread(std::vector<double>& y, double gap, double low, double high) {
@@ -37,20 +31,6 @@ void spread(std::vector<double>& y, double gap, double low, double high) {
 }
 
 }  // namespace
-
-std::string short_number(double v, int digits) {
-  if (!std::isfinite(v)) return "–";
-  char text[400];  // more than any double needs
-  // In thousands where more digits were before the point than are wanted.
-  if (std::fabs(v) >= std::min(1e4, std::pow(10, digits)) && std::fabs(v) < 1e15) {
-    int unit = std::fabs(v) >= 1e12 ? 4 : std::fabs(v) >= 1e9 ? 3 : std::fabs(v) >= 1e6 ? 2 : 1;
-    std::snprintf(text, sizeof text, "%.*g%c", std::max(3, digits - 1), v / std::pow(1e3, unit), " kMGT"[unit]);
-  } else {
-    std::snprintf(text, sizeof text, "%.*g", digits, v);
-    if (char* e = std::strchr(text, 'e'); e && e[2] == '0') std::memmove(e + 2, e + 3, std::strlen(e + 2));  // e-06
-  }
-  return text;
-}
 
 std::string html_escaped(const std::string& text) {
   std::string out;
@@ -78,84 +58,89 @@ std::vector<double> round_ticks(double low, double high, int wanted) {
   return ticks;
 }
 
-std::string svg_of(const Chart& chart) {
-  double x0 = INFINITY, x1 = -INFINITY, y0 = INFINITY, y1 = -INFINITY;
-  for (const Line& l : chart.lines)
-    for (std::size_t i = 0; i < std::min(l.x.size(), l.y.size()); i++)
-      if (std::isfinite(l.x[i]) && std::isfinite(l.y[i])) {
-        x0 = std::min(x0, l.x[i]), x1 = std::max(x1, l.x[i]);
-        const double error = i < l.error.size() && std::isfinite(l.error[i]) ? l.error[i] : 0;
-        y0 = std::min(y0, l.y[i] - error), y1 = std::max(y1, l.y[i] + error);
-      }
-  for (double x : chart.x_holds)
-    if (x0 <= x1) x0 = std::min(x0, x), x1 = std::max(x1, x);
-  std::string svg = "<svg class=\"chart\" viewBox=\"0 0 " + place(width) + " " + place(height) +
-                    "\" role=\"img\" aria-label=\"" + html_escaped(chart.title + " by " + chart.x_unit) + "\">\n";
-  auto text = [&](const char* kind, double x, double y, const char* anchor, const std::string& what,
-                  const std::string& more = "") {
-    svg += "<text class=\"" + std::string(kind) + "\" x=\"" + place(x) + "\" y=\"" + place(y) + "\" text-anchor=\"" +
-           anchor + "\"" + more + ">" + html_escaped(what) + "</text>\n";
-  };
-  text("head", 8, 17, "start", chart.title + (chart.y_unit.empty() ? "" : " (" + chart.y_unit + ")"));
-  if (!chart.note.empty()) text("note", 8, 33, "start", chart.note);
-  if (!(x0 <= x1)) {
-    text("note", width / 2, height / 2, "middle", "no values");
-    return svg + "</svg>\n";
+namespace {
+
+// One chart while it is drawn.
+class Drawing {
+ public:
+  explicit Drawing(const Chart& chart) : chart_(chart) {}
+  std::string svg() {
+    find_bounds();
+    svg_ = "<svg class=\"chart\" viewBox=\"0 0 " + place(width) + " " + place(height) +
+           "\" role=\"img\" aria-label=\"" + html_escaped(chart_.title + " by " + chart_.x_unit) + "\">\n";
+    text("head", 8, 17, "start", chart_.title + (chart_.y_unit.empty() ? "" : " (" + chart_.y_unit + ")"));
+    if (!chart_.note.empty()) text("note", 8, 33, "start", chart_.note);
+    if (x0_ <= x1_) {
+      axes();
+      for (const Line& l : chart_.lines) line(l);
+      labels();
+    } else {
+      text("note", width / 2, height / 2, "middle", "no values");
+    }
+    return svg_ + "</svg>\n";
   }
 
-  // Room on the right for the labels of the lines; about 7.4 units a bold letter.
-  std::size_t letters = 0;
-  for (const Line& l : chart.lines)
-    if (l.labelled) letters = std::max(letters, std::min<std::size_t>(l.label.size(), 20));
-  const double right = 14 + 7.4 * double(letters);
-  const double plot_w = width - left - right, plot_h = height - top - bottom;
-  if (chart.from_zero) y0 = std::min(y0, 0.0);
-  if (y1 - y0 < 1e-12 * std::max(std::fabs(y0), std::fabs(y1)) || y0 == y1) {  // a constant gets room around it
-    double room = y0 == 0 ? 1 : std::fabs(y0) / 10;
-    y0 -= chart.from_zero ? 0 : room, y1 += room;
-  }
-  const double scale = chart.percent ? 100 : 1;
-  std::vector<double> ys = round_ticks(scale * y0, scale * y1, 5), xs = round_ticks(x0, x1, std::clamp(int(plot_w / 50), 2, 6));
-  if (chart.x_powers) {
-    xs.clear();
-    if (x0 >= 0)
-      for (double t = std::ceil(x0 - 1e-9); t <= x1 + 1e-9; t += std::max(1.0, std::ceil((x1 - x0) / 8))) xs.push_back(t);
-    else  // shares: 0.001, 0.003, 0.01, …
-      for (double ten = std::floor(x0 / std::log2(10)); ten * std::log2(10) <= x1 + 1e-9; ten++)
-        for (double t : {std::pow(10, ten), 3 * std::pow(10, ten)})
-          if (std::log2(t) >= x0 - 1e-9 && std::log2(t) <= x1 + 1e-9) xs.push_back(std::log2(t));
-    if (xs.empty()) xs = {x0};
-  }
-  if (chart.x_whole) std::erase_if(xs, [](double t) { return std::fabs(t - std::round(t)) > 1e-9; });
-  auto shown_x = [&](double x) { return chart.x_powers ? std::exp2(x) : x; };
-  double ylow = ys.front() / scale, yhigh = ys.back() / scale;
-  if (x0 == x1) x0 -= 0.5, x1 += 0.5, xs = {x0 + 0.5};  // one point stands in the middle
-  auto px = [&](double x) { return left + (x - x0) / (x1 - x0) * plot_w; };
-  auto py = [&](double y) { return top + (yhigh - y) / (yhigh - ylow) * plot_h; };
-
-  for (double t : ys) {
-    svg += "<line class=\"grid\" x1=\"" + place(left) + "\" x2=\"" + place(left + plot_w) + "\" y1=\"" +
-           place(py(t / scale)) + "\" y2=\"" + place(py(t / scale)) + "\"/>\n";
-    text("tick", left - 6, py(t / scale) + 4, "end", short_number(std::fabs(t) < 1e-12 ? 0 : t, 3));
-  }
-  for (double t : xs) {
-    if (t < x0 - 1e-9 * std::fabs(x0) || t > x1 + 1e-9 * std::fabs(x1)) continue;
-    text("tick", px(t), top + plot_h + 16, "middle",
-         short_number(chart.x_powers         ? shown_x(t)
-                      : std::fabs(t) < 1e-12 ? 0
-                                             : t,
-                      4));
-  }
-  svg += "<line class=\"axis\" x1=\"" + place(left) + "\" x2=\"" + place(left + plot_w) + "\" y1=\"" +
-         place(top + plot_h) + "\" y2=\"" + place(top + plot_h) + "\"/>\n";
-  text("note", left + plot_w / 2, height - 4, "middle", chart.x_unit);
-
+ private:
   struct Ending {
     const Line* line;
     double x, y;
   };
-  std::vector<Ending> endings;
-  for (const Line& l : chart.lines) {
+
+  void find_bounds() {
+    for (const Line& l : chart_.lines)
+      for (std::size_t i = 0; i < std::min(l.x.size(), l.y.size()); i++)
+        if (std::isfinite(l.x[i]) && std::isfinite(l.y[i])) {
+          x0_ = std::min(x0_, l.x[i]), x1_ = std::max(x1_, l.x[i]);
+          y0_ = std::min(y0_, l.y[i] - error(l, i)), y1_ = std::max(y1_, l.y[i] + error(l, i));
+        }
+    for (double x : chart_.x_holds)
+      if (x0_ <= x1_) x0_ = std::min(x0_, x), x1_ = std::max(x1_, x);
+    // Room on the right for the labels of the lines; about 7.4 units a bold letter.
+    std::size_t letters = 0;
+    for (const Line& l : chart_.lines)
+      if (l.labelled) letters = std::max(letters, std::min<std::size_t>(l.label.size(), 20));
+    plot_width_ = width - left - (14 + 7.4 * double(letters));
+    if (chart_.from_zero) y0_ = std::min(y0_, 0.0);
+    if (y1_ - y0_ < 1e-12 * std::max(std::fabs(y0_), std::fabs(y1_)) || y0_ == y1_) {  // a constant gets room around it
+      double room = y0_ == 0 ? 1 : std::fabs(y0_) / 10;
+      y0_ -= chart_.from_zero ? 0 : room, y1_ += room;
+    }
+  }
+
+  std::vector<double> x_ticks() const {
+    std::vector<double> xs;
+    if (!chart_.x_powers)
+      xs = round_ticks(x0_, x1_, std::clamp(int(plot_width_ / 50), 2, 6));
+    else if (x0_ >= 0)
+      for (double t = std::ceil(x0_ - 1e-9); t <= x1_ + 1e-9; t += std::max(1.0, std::ceil((x1_ - x0_) / 8))) xs.push_back(t);
+    else  // shares: 0.001, 0.003, 0.01, …
+      for (double ten = std::floor(x0_ / std::log2(10)); ten * std::log2(10) <= x1_ + 1e-9; ten++)
+        for (double t : {std::pow(10, ten), 3 * std::pow(10, ten)})
+          if (std::log2(t) >= x0_ - 1e-9 && std::log2(t) <= x1_ + 1e-9) xs.push_back(std::log2(t));
+    if (chart_.x_powers && xs.empty()) xs = {x0_};
+    if (chart_.x_whole) std::erase_if(xs, [](double t) { return std::fabs(t - std::round(t)) > 1e-9; });
+    return xs;
+  }
+
+  void axes() {
+    const double scale = chart_.percent ? 100 : 1;
+    const std::vector<double> ys = round_ticks(scale * y0_, scale * y1_, 5);
+    std::vector<double> xs = x_ticks();
+    y0_ = ys.front() / scale, y1_ = ys.back() / scale;
+    if (x0_ == x1_) x0_ -= 0.5, x1_ += 0.5, xs = {x0_ + 0.5};  // one point stands in the middle
+    for (double t : ys) {
+      rule("grid", py(t / scale));
+      text("tick", left - 6, py(t / scale) + 4, "end", short_number(std::fabs(t) < 1e-12 ? 0 : t, 3));
+    }
+    for (double t : xs) {
+      if (t < x0_ - 1e-9 * std::fabs(x0_) || t > x1_ + 1e-9 * std::fabs(x1_)) continue;
+      text("tick", px(t), plot_bottom + 16, "middle", short_number(!chart_.x_powers && std::fabs(t) < 1e-12 ? 0 : shown_x(t), 4));
+    }
+    rule("axis", plot_bottom);
+    text("note", left + plot_width_ / 2, height - 4, "middle", chart_.x_unit);
+  }
+
+  void line(const Line& l) {
     const std::size_t n = std::min(l.x.size(), l.y.size());
     std::string path, dots, bars;
     bool pen = false;
@@ -168,42 +153,70 @@ std::string svg_of(const Chart& chart) {
       end.x = px(l.x[i]), end.y = py(l.y[i]);
       path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(end.y);
       pen = true;
-      if (i < l.error.size() && l.error[i] > 0 && std::isfinite(l.error[i]))
+      if (error(l, i) > 0)
         bars += "<path d=\"M" + place(end.x) + " " + place(py(l.y[i] - l.error[i])) + "L" + place(end.x) + " " +
                 place(py(l.y[i] + l.error[i])) + "\"/>";
       if (n <= 60 && l.stroke != Line::Stroke::faint)
         dots += "<circle cx=\"" + place(end.x) + "\" cy=\"" + place(end.y) + "\" r=\"" +
                 (l.stroke == Line::Stroke::solid ? "2.6" : "1.8") + "\"><title>" +
-                html_escaped(l.label + ", " + chart.x_unit + " " + short_number(shown_x(l.x[i]), 5) + ": " +
-                             labelled(l.y[i], chart.percent)) +
+                html_escaped(l.label + ", " + chart_.x_unit + " " + short_number(shown_x(l.x[i]), 5) + ": " +
+                             (chart_.percent ? short_number(100 * l.y[i]) + " %" : short_number(l.y[i]))) +
                 "</title></circle>";
     }
-    if (path.empty()) continue;
+    if (path.empty()) return;
     static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint"};
-    svg += "<g class=\"c" + std::to_string(l.colour % chart_colours) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path +
-           "\"/>" + bars + dots + "</g>\n";
-    if (l.labelled) endings.push_back(end);
+    svg_ += "<g class=\"" + colour(l) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path + "\"/>" + bars + dots + "</g>\n";
+    if (l.labelled) endings_.push_back(end);
   }
-  std::vector<double> heights;
-  for (const Ending& e : endings) heights.push_back(e.y);
-  spread(heights, 14, top + 6, top + plot_h - 2);
-  for (std::size_t i = 0; i < endings.size(); i++) {
-    const Line& l = *endings[i].line;
-    std::string label = l.label;
-    if (label.size() > 20) {  // its end tells it from others more often than its middle
-      std::size_t head = 7, tail = label.size() - 10;
-      while ((label[head] & 0xC0) == 0x80) head--;  // not within a letter
-      while ((label[tail] & 0xC0) == 0x80) tail++;
-      label = label.substr(0, head) + "…" + label.substr(tail);
+
+  void labels() {
+    const double edge = left + plot_width_;
+    std::vector<double> heights;
+    for (const Ending& e : endings_) heights.push_back(e.y);
+    spread(heights, 14, top + 6, plot_bottom - 2);
+    for (std::size_t i = 0; i < endings_.size(); i++) {
+      const auto& [line, x, y] = endings_[i];
+      std::string label = line->label;
+      if (label.size() > 20) {  // its end tells it from others more often than its middle
+        std::size_t head = 7, tail = label.size() - 10;
+        while ((label[head] & 0xC0) == 0x80) head--;  // not within a letter
+        while ((label[tail] & 0xC0) == 0x80) tail++;
+        label = label.substr(0, head) + "…" + label.substr(tail);
+      }
+      if (std::fabs(heights[i] - y) > 5 || x < edge - 3)
+        svg_ += "<path class=\"lead " + colour(*line) + "\" d=\"M" + place(x + 3) + " " + place(y) + "L" +
+                place(edge + 6) + " " + place(heights[i]) + "\"/>\n";
+      text("end", edge + 8, heights[i] + 4, "start", label, " style=\"fill:var(--" + colour(*line) + ")\"");
     }
-    if (std::fabs(heights[i] - endings[i].y) > 5 || endings[i].x < left + plot_w - 3)
-      svg += "<path class=\"lead c" + std::to_string(l.colour % chart_colours) + "\" d=\"M" + place(endings[i].x + 3) + " " +
-             place(endings[i].y) + "L" + place(left + plot_w + 6) + " " + place(heights[i]) + "\"/>\n";
-    text("end", left + plot_w + 8, heights[i] + 4, "start", label,
-         " style=\"fill:var(--c" + std::to_string(l.colour % chart_colours) + ")\"");
   }
-  return svg + "</svg>\n";
-}
+
+  void text(const char* kind, double x, double y, const char* anchor, const std::string& what, const std::string& more = "") {
+    svg_ += "<text class=\"" + std::string(kind) + "\" x=\"" + place(x) + "\" y=\"" + place(y) + "\" text-anchor=\"" +
+            anchor + "\"" + more + ">" + html_escaped(what) + "</text>\n";
+  }
+  void rule(const char* kind, double y) {
+    svg_ += "<line class=\"" + std::string(kind) + "\" x1=\"" + place(left) + "\" x2=\"" + place(left + plot_width_) +
+            "\" y1=\"" + place(y) + "\" y2=\"" + place(y) + "\"/>\n";
+  }
+  static std::string colour(const Line& l) { return "c" + std::to_string(l.colour % chart_colours); }
+  static double error(const Line& l, std::size_t i) {
+    return i < l.error.size() && std::isfinite(l.error[i]) ? l.error[i] : 0;
+  }
+  double shown_x(double x) const { return chart_.x_powers ? std::exp2(x) : x; }
+  double px(double x) const { return left + (x - x0_) / (x1_ - x0_) * plot_width_; }
+  double py(double y) const { return top + (y1_ - y) / (y1_ - y0_) * (plot_bottom - top); }
+
+  static constexpr double plot_bottom = height - bottom;
+  const Chart& chart_;
+  double x0_ = INFINITY, x1_ = -INFINITY, y0_ = INFINITY, y1_ = -INFINITY;  // what the axes hold
+  double plot_width_ = 0;
+  std::vector<Ending> endings_;  // of lines that have a label
+  std::string svg_;
+};
+
+}  // namespace
+
+std::string svg_of(const Chart& chart) { return Drawing(chart).svg(); }
 
 std::string chart_style() {
   // Hues that differ in lightness too, for eyes that see fewer of them; each at least 4.5 : 1 on its background.

@@ -38,6 +38,5 @@ std::string chart_style();
 std::vector<double> round_ticks(double low, double high, int wanted);
 
 std::string html_escaped(const std::string& text);
-std::string short_number(double v, int digits = 4);  // 0.3299, 21.5k, 5k, 1.2e-6
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/files/files.h"
 #include "core/files/json.h"
+#include "core/text.h"
 #include "layers/export/chart.h"
 
 namespace tandem {
@@ -147,8 +148,6 @@ std::vector<std::string> labels_of(const std::vector<std::string>& paths) {
 
 namespace {
 
-using Value = std::function<double(const RunLog::Epoch&)>;
-
 const char* const page_style = R"css(
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
@@ -174,231 +173,238 @@ tr.differs th,tr.differs td{font-weight:600}tr.same th,tr.same td{color:var(--so
 @media (max-width:520px){main{padding:16px 12px 36px}h1{font-size:20px}th,td{padding:6px 9px}}
 )css";
 
-std::string swatch(std::size_t i) {
-  return "<span class=\"swatch\" style=\"background:var(--c" + std::to_string(int(i) % chart_colours) + ")\"></span>";
-}
-
 std::string duration(double s) {
   if (!std::isfinite(s)) return "–";
-  char text[32];
-  if (s < 120)
-    std::snprintf(text, sizeof text, "%.1f s", s);
-  else if (s < 7200)
-    std::snprintf(text, sizeof text, "%.1f min", s / 60);
-  else
-    std::snprintf(text, sizeof text, "%.1f h", s / 3600);
-  return text;
+  return s < 120 ? printed("%.1f s", s) : s < 7200 ? printed("%.1f min", s / 60) : printed("%.1f h", s / 3600);
+}
+std::string share(double v) { return std::isfinite(v) ? printed("%.2f %%", 100 * v) : "–"; }
+std::string plain(double v) { return short_number(v); }
+
+// ---- final numbers of a run ----
+struct Column {
+  const char* name;
+  std::function<double(const RunLog&)> value;
+  std::string (*show)(double);
+  int better;  // +1: more, −1: less, 0: neither
+};
+
+auto last(double RunLog::Epoch::*field) {
+  return [field](const RunLog& r) { return r.epochs.empty() ? NAN : r.epochs.back().*field; };
 }
 
-}  // namespace
+auto best(double RunLog::Epoch::*field) {
+  return [field](const RunLog& r) {
+    double most = NAN;
+    for (const auto& e : r.epochs)
+      if (!(most >= e.*field)) most = e.*field;
+    return most;
+  };
+}
 
-std::string report_page(const std::vector<RunLog>& runs, const std::string& title) {
-  std::string page =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"generator\" content=\"Tandem\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
-      html_escaped(title) + "</title>\n<style>\n" + chart_style() + page_style + "</style>\n</head>\n" +
-      "<body>\n<main>\n<h1>" + html_escaped(title) + "</h1>\n";
-  if (runs.size() > 1) {
-    page += "<ul class=\"runs\">\n";
-    for (std::size_t i = 0; i < runs.size(); i++) page += "<li>" + swatch(i) + html_escaped(runs[i].label) + "</li>\n";
-    page += "</ul>\n";
+double median_speed(const RunLog& r) {
+  std::vector<double> v;
+  for (const auto& e : r.epochs)
+    if (std::isfinite(e.images_per_second)) v.push_back(e.images_per_second);
+  if (v.empty()) return NAN;
+  std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+double training_time(const RunLog& r) {
+  double sum = 0;
+  for (const auto& e : r.epochs) sum += e.seconds;
+  return r.epochs.empty() ? NAN : sum;
+}
+
+const Column columns[] = {
+    {"epochs", [](const RunLog& r) { return double(r.epochs.size()); }, plain, 0},
+    {"training loss", last(&RunLog::Epoch::train_loss), plain, 0},
+    {"training accuracy", last(&RunLog::Epoch::train_accuracy), share, 0},
+    {"validation accuracy", last(&RunLog::Epoch::val_accuracy), share, 1},
+    {"test loss", last(&RunLog::Epoch::test_loss), plain, -1},
+    {"test accuracy", last(&RunLog::Epoch::test_accuracy), share, 1},
+    {"best test accuracy", best(&RunLog::Epoch::test_accuracy), share, 0},
+    {"images/s", median_speed, plain, 1},
+    {"training time", training_time, duration, 0},
+};
+
+// ---- charts: one for each quantity, by epoch and by time ----
+struct Curve {
+  const char* what;
+  double RunLog::Epoch::*value;
+  Line::Stroke stroke;  // means the same in every chart of the page
+};
+
+struct Quantity {
+  Chart chart;
+  std::vector<Curve> curves;
+  double RunLog::Step::*steps = nullptr;  // drawn behind the curves
+};
+
+const Quantity quantities[] = {
+    {{.title = "Loss", .x_unit = "", .y_unit = ""},
+     {{"test", &RunLog::Epoch::test_loss, Line::Stroke::solid},
+      {"training", &RunLog::Epoch::train_loss, Line::Stroke::dashed},
+      {"validation", &RunLog::Epoch::val_loss, Line::Stroke::dotted}},
+     &RunLog::Step::loss},
+    {{.title = "Accuracy", .x_unit = "", .y_unit = "%", .percent = true},
+     {{"test", &RunLog::Epoch::test_accuracy, Line::Stroke::solid},
+      {"training", &RunLog::Epoch::train_accuracy, Line::Stroke::dashed},
+      {"validation", &RunLog::Epoch::val_accuracy, Line::Stroke::dotted}}},
+    {{.title = "Learning rate", .x_unit = "", .y_unit = "", .from_zero = true},
+     {{"learning rate", &RunLog::Epoch::learning_rate, Line::Stroke::solid}},
+     &RunLog::Step::learning_rate},
+    {{.title = "Throughput", .x_unit = "", .y_unit = "images/s", .from_zero = true},
+     {{"images/s", &RunLog::Epoch::images_per_second, Line::Stroke::solid}}},
+};
+
+// A page while it is written: a method for each part, in their order.
+class Page {
+ public:
+  explicit Page(const std::vector<RunLog>& runs) : runs_(runs) {}
+
+  std::string written(const std::string& title) {
+    head(title);
+    final_numbers();
+    charts();
+    options();
+    html_ += "<h2>Files</h2>\n<ul>\n";
+    for (const RunLog& r : runs_) html_ += "<li>" + html_escaped(r.path) + "</li>\n";
+    return html_ + "</ul>\n</main>\n</body>\n</html>\n";
   }
-  std::string remarks;
-  for (const RunLog& r : runs)
-    for (const std::string& remark : r.remarks)
-      remarks += "<li>" + html_escaped(remark.starts_with(r.path) ? remark : r.label + ": " + remark) + "</li>\n";
-  if (!remarks.empty()) page += "<ul class=\"remarks\">\n" + remarks + "</ul>\n";
 
-  auto has = [&](const Value& value) {
-    return std::any_of(runs.begin(), runs.end(), [&](const RunLog& r) {
-      return std::any_of(r.epochs.begin(), r.epochs.end(), [&](const auto& e) { return std::isfinite(value(e)); });
-    });
-  };
-
-  // ---- final numbers: a row for each run ----
-  struct Column {
-    const char* name;
-    std::function<double(const RunLog&)> value;
-    std::function<std::string(double)> show;
-    int better;  // +1: more, −1: less, 0: neither
-  };
-  auto last = [](double RunLog::Epoch::*field) {
-    return [field](const RunLog& r) { return r.epochs.empty() ? NAN : r.epochs.back().*field; };
-  };
-  auto best = [](double RunLog::Epoch::*field) {
-    return [field](const RunLog& r) {
-      double most = NAN;
-      for (const auto& e : r.epochs)
-        if (!(most >= e.*field)) most = e.*field;
-      return most;
-    };
-  };
-  auto share = [](double v) {
-    char text[24];
-    std::snprintf(text, sizeof text, "%.2f %%", 100 * v);
-    return std::isfinite(v) ? std::string(text) : std::string("–");
-  };
-  auto plain = [](double v) { return short_number(v, 4); };
-  const std::vector<Column> columns = {
-      {"epochs", [](const RunLog& r) { return double(r.epochs.size()); }, plain, 0},
-      {"training loss", last(&RunLog::Epoch::train_loss), plain, 0},
-      {"training accuracy", last(&RunLog::Epoch::train_accuracy), share, 0},
-      {"validation accuracy", last(&RunLog::Epoch::val_accuracy), share, 1},
-      {"test loss", last(&RunLog::Epoch::test_loss), plain, -1},
-      {"test accuracy", last(&RunLog::Epoch::test_accuracy), share, 1},
-      {"best test accuracy", best(&RunLog::Epoch::test_accuracy), share, 0},
-      {"images/s",
-       [](const RunLog& r) {
-         std::vector<double> v;
-         for (const auto& e : r.epochs)
-           if (std::isfinite(e.images_per_second)) v.push_back(e.images_per_second);
-         if (v.empty()) return double(NAN);
-         std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
-         return v[v.size() / 2];
-       },
-       plain, 1},
-      {"training time",
-       [](const RunLog& r) {
-         double sum = 0;
-         for (const auto& e : r.epochs) sum += e.seconds;
-         return r.epochs.empty() ? NAN : sum;
-       },
-       duration, 0},
-  };
-  page += "<h2>At the end</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>run</th>";
-  std::vector<const Column*> shown;
-  for (const Column& c : columns)
-    if (std::any_of(runs.begin(), runs.end(), [&](const RunLog& r) { return std::isfinite(c.value(r)); })) {
-      shown.push_back(&c);
-      page += "<th>" + std::string(c.name) + "</th>";
+ private:
+  void head(const std::string& title) {
+    html_ = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+            "<meta name=\"generator\" content=\"Tandem\">\n"
+            "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+            html_escaped(title) + "</title>\n<style>\n" + chart_style() + page_style + "</style>\n</head>\n" +
+            "<body>\n<main>\n<h1>" + html_escaped(title) + "</h1>\n";
+    if (runs_.size() > 1) {
+      html_ += "<ul class=\"runs\">\n";
+      for (std::size_t i = 0; i < runs_.size(); i++) html_ += "<li>" + swatch(i) + html_escaped(runs_[i].label) + "</li>\n";
+      html_ += "</ul>\n";
     }
-  page += "</tr></thead>\n<tbody>\n";
-  for (std::size_t i = 0; i < runs.size(); i++) {
-    page += "<tr><td>" + swatch(i) + " " + html_escaped(runs[i].label) + "</td>";
-    for (const Column* c : shown) {
-      double v = c->value(runs[i]);
-      bool leads = runs.size() > 1 && c->better != 0 && std::isfinite(v);
-      for (const RunLog& r : runs)
-        if (double w = c->value(r); std::isfinite(w) && c->better * w > c->better * v) leads = false;
-      page += std::string(leads ? "<td class=\"best\">" : "<td>") + c->show(v) + "</td>";
+    std::string remarks;
+    for (const RunLog& r : runs_)
+      for (const std::string& remark : r.remarks)
+        remarks += "<li>" + html_escaped(remark.starts_with(r.path) ? remark : r.label + ": " + remark) + "</li>\n";
+    if (!remarks.empty()) html_ += "<ul class=\"remarks\">\n" + remarks + "</ul>\n";
+  }
+
+  void final_numbers() {  // a row for each run
+    html_ += "<h2>At the end</h2>\n<div class=\"scroll\"><table>\n<thead><tr><th>run</th>";
+    std::vector<const Column*> shown;
+    for (const Column& c : columns)
+      if (std::any_of(runs_.begin(), runs_.end(), [&](const RunLog& r) { return std::isfinite(c.value(r)); })) {
+        shown.push_back(&c);
+        html_ += "<th>" + std::string(c.name) + "</th>";
+      }
+    html_ += "</tr></thead>\n<tbody>\n";
+    for (std::size_t i = 0; i < runs_.size(); i++) {
+      html_ += "<tr><td>" + named(i) + "</td>";
+      for (const Column* c : shown) {
+        double v = c->value(runs_[i]);
+        bool leads = runs_.size() > 1 && c->better != 0 && std::isfinite(v);
+        for (const RunLog& r : runs_)
+          if (double w = c->value(r); std::isfinite(w) && c->better * w > c->better * v) leads = false;
+        html_ += std::string(leads ? "<td class=\"best\">" : "<td>") + c->show(v) + "</td>";
+      }
+      html_ += "</tr>\n";
     }
-    page += "</tr>\n";
+    html_ +=
+        "</tbody></table></div>\n<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n";
   }
-  page +=
-      "</tbody></table></div>\n<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n";
 
-  // ---- charts: a row for each quantity, by epoch and by time ----
-  double longest = 0;
-  for (const RunLog& r : runs) {
-    double sum = 0;
-    for (const auto& e : r.epochs) sum += std::isfinite(e.seconds) ? e.seconds : 0;
-    longest = std::max(longest, sum);
+  void charts() {
+    for (const RunLog& r : runs_) {
+      double sum = 0;
+      for (const auto& e : r.epochs) sum += std::isfinite(e.seconds) ? e.seconds : 0;
+      longest_ = std::max(longest_, sum);
+    }
+    html_ += "<h2>By epoch and by time</h2>\n<div class=\"charts\">\n";
+    for (const Quantity& q : quantities)
+      for (bool by_time : {false, true}) chart(q, by_time);
+    html_ += "</div>\n";
   }
-  const double unit = longest > 7200 ? 3600 : longest > 180 ? 60 : 1;
-  const std::string unit_name = unit == 3600 ? "hours of training"
-                                : unit == 60 ? "minutes of training"
-                                             : "seconds of training";
 
-  struct Curve {
-    const char* what;
-    Value value;
-    Line::Stroke stroke;
-  };
-  auto field = [](double RunLog::Epoch::*f) { return [f](const RunLog::Epoch& e) { return e.*f; }; };
-  auto draw = [&](Chart chart, std::vector<Curve> curves, bool by_time, bool steps, double RunLog::Step::*step_field) {
-    std::erase_if(curves, [&](const Curve& c) { return !has(c.value); });
+  void chart(const Quantity& q, bool by_time) {
+    Chart chart = q.chart;
+    std::vector<Curve> curves = q.curves;
+    std::erase_if(curves, [&](const Curve& c) { return !known(c.value); });
+    if (curves.empty()) return;
     static constexpr const char* names[] = {"solid", "dashed", "dotted", "faint"};
-    if (curves.size() > 1 || (curves.size() == 1 && curves[0].stroke != Line::Stroke::solid))
+    if (curves.size() > 1 || curves[0].stroke != Line::Stroke::solid)
       for (const Curve& c : curves)
         chart.note += (chart.note.empty() ? "" : ", ") + std::string(names[int(c.stroke)]) + ": " + c.what;
-    chart.x_unit = by_time ? unit_name : "epoch";
+    const double unit = longest_ > 7200 ? 3600 : longest_ > 180 ? 60 : 1;
+    chart.x_unit = !by_time ? "epoch" : unit == 3600 ? "hours of training" : unit == 60 ? "minutes of training" : "seconds of training";
     chart.x_whole = !by_time;
-    if (by_time) chart.x_holds = {0, longest / unit};
-    for (std::size_t i = 0; i < runs.size(); i++) {
-      if (steps && !by_time && !runs[i].steps.empty()) {
-        Line l{.label = runs[i].label,
-               .x = {},
-               .y = {},
-               .colour = int(i),
-               .stroke = Line::Stroke::faint,
-               .labelled = false};
-        for (const auto& s : runs[i].steps) l.x.push_back(s.epoch), l.y.push_back(s.*step_field);
+    if (by_time) chart.x_holds = {0, longest_ / unit};
+    for (std::size_t i = 0; i < runs_.size(); i++) {
+      const RunLog& run = runs_[i];
+      if (q.steps && !by_time && !run.steps.empty()) {
+        Line l{.label = run.label, .x = {}, .y = {}, .colour = int(i), .stroke = Line::Stroke::faint, .labelled = false};
+        for (const auto& s : run.steps) l.x.push_back(s.epoch), l.y.push_back(s.*q.steps);
         chart.lines.push_back(l);
       }
-      bool labelled = true;
       for (const Curve& c : curves) {
-        Line l{.label = runs.size() > 1 ? runs[i].label : c.what,
-               .x = {},
-               .y = {},
-               .colour = int(i),
-               .stroke = c.stroke,
-               .labelled = runs.size() > 1 ? labelled : curves.size() > 1};
+        const bool several = runs_.size() > 1;  // then a label is a run's, at its first curve
+        Line l{.label = several ? run.label : c.what, .x = {}, .y = {}, .colour = int(i), .stroke = c.stroke,
+               .labelled = several ? &c == &curves[0] : curves.size() > 1};
         double time = 0;
-        for (const auto& e : runs[i].epochs) {
+        for (const auto& e : run.epochs) {
           time += e.seconds / unit;  // without a time there is no place for it
-          l.x.push_back(by_time ? time : e.epoch);
-          l.y.push_back(c.value(e));
+          l.x.push_back(by_time ? time : e.epoch), l.y.push_back(e.*c.value);
         }
         chart.lines.push_back(l);
-        labelled = false;
       }
     }
-    if (!curves.empty()) page += "<div>" + svg_of(chart) + "</div>\n";
-  };
-  // A stroke means the same in every chart of the page.
-  page += "<h2>By epoch and by time</h2>\n<div class=\"charts\">\n";
-  for (bool by_time : {false, true})
-    draw({.title = "Loss", .x_unit = "", .y_unit = ""},
-         {{"test", field(&RunLog::Epoch::test_loss), Line::Stroke::solid},
-          {"training", field(&RunLog::Epoch::train_loss), Line::Stroke::dashed},
-          {"validation", field(&RunLog::Epoch::val_loss), Line::Stroke::dotted}},
-         by_time, true, &RunLog::Step::loss);
-  for (bool by_time : {false, true})
-    draw({.title = "Accuracy", .x_unit = "", .y_unit = "%", .percent = true},
-         {{"test", field(&RunLog::Epoch::test_accuracy), Line::Stroke::solid},
-          {"training", field(&RunLog::Epoch::train_accuracy), Line::Stroke::dashed},
-          {"validation", field(&RunLog::Epoch::val_accuracy), Line::Stroke::dotted}},
-         by_time, false, &RunLog::Step::loss);
-  for (bool by_time : {false, true})
-    draw({.title = "Learning rate", .x_unit = "", .y_unit = "", .from_zero = true},
-         {{"learning rate", field(&RunLog::Epoch::learning_rate), Line::Stroke::solid}}, by_time, true,
-         &RunLog::Step::learning_rate);
-  for (bool by_time : {false, true})
-    draw({.title = "Throughput", .x_unit = "", .y_unit = "images/s", .from_zero = true},
-         {{"images/s", field(&RunLog::Epoch::images_per_second), Line::Stroke::solid}}, by_time, false,
-         &RunLog::Step::loss);
-  page += "</div>\n";
+    html_ += "<div>" + svg_of(chart) + "</div>\n";
+  }
 
-  // ---- options: a column for each run; what differs stands out ----
-  std::vector<std::string> names;
-  for (const RunLog& r : runs)
-    for (const auto& [name, value] : r.options)
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-  if (!names.empty()) {
-    page += "<h2>Options</h2>\n<div class=\"scroll\"><table class=\"options\">\n<thead><tr><th></th>";
-    for (std::size_t i = 0; i < runs.size(); i++)
-      page += "<th>" + swatch(i) + " " + html_escaped(runs[i].label) + "</th>";
-    page += "</tr></thead>\n<tbody>\n";
+  void options() {  // a column for each run; what differs stands out
+    std::vector<std::string> names;
+    for (const RunLog& r : runs_)
+      for (const auto& [name, value] : r.options)
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (names.empty()) return;
+    html_ += "<h2>Options</h2>\n<div class=\"scroll\"><table class=\"options\">\n<thead><tr><th></th>";
+    for (std::size_t i = 0; i < runs_.size(); i++) html_ += "<th>" + named(i) + "</th>";
+    html_ += "</tr></thead>\n<tbody>\n";
     for (const std::string& name : names) {
       std::vector<std::string> values;
-      for (const RunLog& r : runs) {
+      for (const RunLog& r : runs_) {
         auto it = std::find_if(r.options.begin(), r.options.end(), [&](const auto& o) { return o.first == name; });
         values.push_back(it == r.options.end() ? "–" : it->second);
       }
       std::set<std::string> told(values.begin(), values.end());
       told.erase("–");  // a run that does not say does not differ
-      bool same = told.size() == 1;
-      page += std::string("<tr class=\"") + (runs.size() > 1 ? same ? "same" : "differs" : "") + "\"><th>" +
-              html_escaped(name) + "</th>";
-      for (const std::string& v : values) page += "<td>" + html_escaped(v) + "</td>";
-      page += "</tr>\n";
+      html_ += std::string("<tr class=\"") + (runs_.size() == 1 ? "" : told.size() == 1 ? "same" : "differs") + "\"><th>" +
+               html_escaped(name) + "</th>";
+      for (const std::string& v : values) html_ += "<td>" + html_escaped(v) + "</td>";
+      html_ += "</tr>\n";
     }
-    page += "</tbody></table></div>\n";
+    html_ += "</tbody></table></div>\n";
   }
-  page += "<h2>Files</h2>\n<ul>\n";
-  for (const RunLog& r : runs) page += "<li>" + html_escaped(r.path) + "</li>\n";
-  return page + "</ul>\n</main>\n</body>\n</html>\n";
-}
+
+  bool known(double RunLog::Epoch::*value) const {
+    return std::any_of(runs_.begin(), runs_.end(), [&](const RunLog& r) {
+      return std::any_of(r.epochs.begin(), r.epochs.end(), [&](const auto& e) { return std::isfinite(e.*value); });
+    });
+  }
+  static std::string swatch(std::size_t i) {
+    return "<span class=\"swatch\" style=\"background:var(--c" + std::to_string(int(i) % chart_colours) + ")\"></span>";
+  }
+  std::string named(std::size_t i) const { return swatch(i) + " " + html_escaped(runs_[i].label); }
+
+  const std::vector<RunLog>& runs_;
+  double longest_ = 0;  // seconds of training of the longest run
+  std::string html_;
+};
+
+}  // namespace
+
+std::string report_page(const std::vector<RunLog>& runs, const std::string& title) { return Page(runs).written(title); }
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/text.h"
 #include "layers/optim/space.h"
 
 namespace tandem {
@@ -89,18 +90,10 @@ std::size_t peak_of(const std::vector<TapeEntry>& tape) {
 }
 
 std::string count(double v) {
-  char text[32];
-  if (v < 1e4)
-    std::snprintf(text, sizeof text, "%.0f", v);
-  else
-    std::snprintf(text, sizeof text,
-                  v < 1e6   ? "%.1f k"
-                  : v < 1e9 ? "%.2f M"
-                            : "%.2f G",
-                  v < 1e6   ? v / 1e3
-                  : v < 1e9 ? v / 1e6
-                            : v / 1e9);
-  return text;
+  return v < 1e4   ? printed("%.0f", v)
+         : v < 1e6 ? printed("%.1f k", v / 1e3)
+         : v < 1e9 ? printed("%.2f M", v / 1e6)
+                   : printed("%.2f G", v / 1e9);
 }
 
 // How many columns a terminal needs for it: bytes that begin a character.

@@ -1,46 +1,19 @@
 #include "layers/train/checkpoint.h"
 
-#include <bit>
 #include <charconv>
-#include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <map>
 
 #include "core/backend.h"
+#include "core/checksum.h"
 #include "core/files/safetensors.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
 
 constexpr const char* version = "1";
 constexpr const char* setting = "setting ";
-
-// One bit that changed anywhere changes it: every step is a bijection of what came before. Eight bytes at a time.
-class Checksum {
- public:
-  void add(const void* bytes, std::size_t count) {
-    const char* p = static_cast<const char*>(bytes);
-    for (; count >= 8; p += 8, count -= 8) mix(p, 8);
-    mix(p, count);
-    hash_ = std::rotl((hash_ ^ count) * prime, 31);
-  }
-  void add(const std::string& text) { add(text.data(), text.size()); }
-  std::string text() const {
-    char s[17];
-    std::snprintf(s, sizeof s, "%016llx", static_cast<unsigned long long>(hash_));
-    return s;
-  }
-
- private:
-  static constexpr std::uint64_t prime = 0x9E3779B97F4A7C15u;
-  void mix(const char* p, std::size_t count) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, p, count);
-    hash_ = std::rotl((hash_ ^ word) * prime, 31);
-  }
-  std::uint64_t hash_ = 1469598103934665603u;
-};
 
 using Named = std::map<std::string, Tensor>;
 
@@ -69,13 +42,7 @@ std::string checksum(const std::map<std::string, std::string>& metadata, const a
     const std::vector<std::byte> bytes = bytes_of(name);
     sum.add(bytes.data(), bytes.size());
   }
-  return sum.text();
-}
-
-std::string exact(double v) {
-  char s[40];
-  std::snprintf(s, sizeof s, "%.17g", v);
-  return s;
+  return hex(sum.value());
 }
 
 // Opens a file and looks at every byte of it.
@@ -156,12 +123,6 @@ class Opened {
   SafetensorsFile file;
 };
 
-std::string hex(std::uint64_t v) {
-  char s[17];
-  std::snprintf(s, sizeof s, "%016llx", static_cast<unsigned long long>(v));
-  return s;
-}
-
 }  // namespace
 
 void save_checkpoint(const std::string& file, const Training& training, const RunPosition& at,
@@ -174,15 +135,15 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
                                        {"batch", std::to_string(at.batch)},
                                        {"batches", std::to_string(at.batches)},
                                        {"step", std::to_string(at.step)},
-                                       {"loss", exact(at.so_far.loss)},
-                                       {"correct", exact(at.so_far.correct)},
-                                       {"samples", exact(at.so_far.samples)},
+                                       {"loss", digits(at.so_far.loss, 17)},
+                                       {"correct", digits(at.so_far.correct, 17)},
+                                       {"samples", digits(at.so_far.samples, 17)},
                                        {"best epoch", std::to_string(at.best_epoch)},
-                                       {"best", exact(at.best.first)},
-                                       {"best, second", exact(at.best.second)}};
+                                       {"best", digits(at.best.first, 17)},
+                                       {"best, second", digits(at.best.second, 17)}};
   if (training.optimizer.loss_scaling) {
     const StepState state = training.optimizer.read_state();
-    m["loss scale"] = exact(state.loss_scale);
+    m["loss scale"] = digits(state.loss_scale, 17);
     m["steps at this scale"] = std::to_string(state.unscaled_steps);
     m["skipped steps"] = std::to_string(state.skipped);
   }
@@ -273,7 +234,7 @@ void load_weights(const std::string& file, ParameterSpace& space) {
 std::string run_of(const Settings& settings) {
   Checksum sum;
   for (const auto& [name, value] : settings) sum.add(name), sum.add(value);
-  return sum.text();
+  return hex(sum.value());
 }
 
 Settings surroundings(const Backend& backend) {
@@ -282,7 +243,7 @@ Settings surroundings(const Backend& backend) {
     Checksum sum;
     for (std::string part(1 << 16, '\0'); in.read(part.data(), std::streamsize(part.size())) || in.gcount() > 0;)
       sum.add(part.data(), std::size_t(in.gcount()));
-    return sum.text();
+    return hex(sum.value());
   }();
   return {{"program", program},
           {"device", backend.description()},

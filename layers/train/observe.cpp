@@ -8,6 +8,7 @@
 #include "core/files/atomic_file.h"
 #include "core/backend.h"
 #include "core/files/files.h"
+#include "core/text.h"
 
 namespace tandem {
 
@@ -59,17 +60,6 @@ Profile profile_of(const Trace& trace) {
     });
   return p;
 }
-
-namespace {
-
-template <class... Values>
-std::string printed(const char* format, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
-}  // namespace
 
 std::string Profile::text(std::size_t rows) const {
   if (steps == 0) return "profile: no step was looked at\n";

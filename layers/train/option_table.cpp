@@ -5,6 +5,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/text.h"
 #include "layers/models/models.h"
 
 namespace tandem {
@@ -53,9 +54,9 @@ struct Rows {
   }
   OptionSpec& real(std::string name, double& field, double high, std::string help) {
     auto set = [=, &field](const std::string& v) {
-      field = number<double>(name, v, 0, high, "a number from 0 to " + text_of(high));
+      field = number<double>(name, v, 0, high, "a number from 0 to " + digits(high));
     };
-    return add({name, help, text_of(field), set}, [&field] { return text_of(field); });
+    return add({name, help, digits(field), set}, [&field] { return digits(field); });
   }
   OptionSpec& flag(std::string name, bool& field, bool value, std::string help) {
     return add({name, help, "", [&field, value](const std::string&) { field = value; }, true},
@@ -188,12 +189,6 @@ void arithmetic(Rows& t, Options& o) {
 }
 
 }  // namespace
-
-std::string text_of(double v) {
-  char s[32];
-  std::snprintf(s, sizeof s, "%.10g", v);
-  return s;
-}
 
 std::vector<OptionSpec> option_table(Options& o) {
   Rows t;

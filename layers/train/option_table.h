@@ -10,7 +10,6 @@
 
 namespace tandem {
 
-std::string text_of(double value);  // "0.1"; ten digits
 
 // Rows that read and write `options`, which must outlive them. The defaults are what it holds now.
 std::vector<OptionSpec> option_table(Options& options);

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/build_info.h"
+#include "core/text.h"
 #include "layers/train/option_table.h"
 
 namespace tandem {
@@ -44,11 +45,11 @@ Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const 
   Settings s{{"--epochs", std::to_string(options.epochs)},
              {"--seed", std::to_string(options.seed)},
              {"--optimizer", optimizer.name()},
-             {"--lr", text_of(optimizer.learning_rate())},
+             {"--lr", digits(optimizer.learning_rate())},
              {"--lr-scale", name_of(options.lr_scale)},
-             {"--clip", text_of(optimizer.clip_norm)},
+             {"--clip", digits(optimizer.clip_norm)},
              {"--accumulate", std::to_string(options.accumulate)},
-             {"--ema", text_of(options.ema)},
+             {"--ema", digits(options.ema)},
              {"--sync-bn", options.sync_batch_norm ? "yes" : "no"},
              {"pictures in an epoch", std::to_string(train.pictures_per_epoch())},
              {"batches in an epoch", std::to_string(train.batches_per_epoch())},
@@ -105,13 +106,13 @@ Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Bat
 }
 
 std::string text_of(const Cutting& c, Module& model, const Strategy& strategy, const FitOptions& options, double rate) {
-  const std::string lr = ", lr " + text_of(rate);
+  const std::string lr = ", lr " + digits(rate);
   if (strategy.ranks().batch_shares == 1) return "batch " + std::to_string(c.pictures * options.accumulate) + " a push" + lr;
   std::string shares = "batch " + std::to_string(c.pictures) + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
   if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
   const bool parts = !options.sync_batch_norm && !model.statistics().empty();
   if (c.times == 1) return shares + (!c.one_step ? lr : parts ? ", steps as on one machine" : ", as on one machine");
-  return shares + lr + " → " + text_of(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
+  return shares + lr + " → " + digits(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
 }
 
 std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps, std::int64_t batches) {
@@ -127,7 +128,7 @@ std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOption
                   " batches, so each epoch makes one smaller step");
   const double first_change = options.schedule.milestones.empty() ? options.schedule.every : options.schedule.milestones.front();
   if (options.schedule.kind == Schedule::Kind::step && options.schedule.warmup + first_change >= options.epochs && options.epochs > 0)
-    all.push_back("--schedule: its first change, after epoch " + text_of(options.schedule.warmup + first_change) +
+    all.push_back("--schedule: its first change, after epoch " + digits(options.schedule.warmup + first_change) +
                   ", is not within the run: --epochs " + std::to_string(options.epochs));
   return all;
 }

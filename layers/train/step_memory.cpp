@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "core/text.h"
 #include "layers/train/strategy.h"
 #include "layers/export/summary.h"
 

@@ -1,3 +1,4 @@
+#include "core/text.h"
 #include "layers/train/metrics.h"
 
 #include "core/backend.h"
@@ -98,22 +99,17 @@ MetricFields fields_of(const EpochReport& e) {
 }
 
 std::string line_of(const EpochReport& e, int epochs) {
-  char text[200];
   const std::string from = e.several() ? std::to_string(e.first) + "-" : "";
-  int n = std::snprintf(text, sizeof text, "epoch %s%d/%d  loss %.4f", from.c_str(), e.epoch, epochs, e.train_loss);
-  auto add = [&](const char* format, auto... values) {
-    n += std::snprintf(text + n, sizeof text - std::size_t(n), format, values...);
-  };
+  std::string text = printed("epoch %s%d/%d  loss %.4f", from.c_str(), e.epoch, epochs, e.train_loss);
   auto reached = [&](const char* name, const std::optional<double>& accuracy, const std::optional<double>& loss) {
     if (accuracy)
-      add("  %s %.2f %%", name, 100 * *accuracy);
+      text += printed("  %s %.2f %%", name, 100 * *accuracy);
     else if (loss)
-      add("  %s %.4f", name, *loss);
+      text += printed("  %s %.4f", name, *loss);
   };
   reached("validation", e.validation_accuracy, e.validation_loss);
   reached("test", e.test_accuracy, e.test_loss);
-  add("  %.0f images/s  %.1f s", e.images_per_second, e.seconds);
-  return text;
+  return text + printed("  %.0f images/s  %.1f s", e.images_per_second, e.seconds);
 }
 
 std::shared_ptr<Callback> write_metrics(Run& run) { return std::make_shared<Metrics>(run); }

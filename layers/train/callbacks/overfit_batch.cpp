@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/files/files.h"
+#include "core/text.h"
 #include "layers/train/callbacks/callbacks.h"
 
 namespace tandem {
@@ -33,11 +34,9 @@ class OverfitBatch : public Callback {
                           : learns ? "it learns, but not to zero: dropout, label smoothing and mixup do that, or --lr"
                           : !all   ? "that cannot tell whether the model learns: too few steps were made"
                                    : "the model does NOT learn: look at --lr, the labels and the model";
-    char text[300];
-    std::snprintf(text, sizeof text, "one batch: loss %.4g → %.4g in %s: %s", first, last,
-                  counted(took, "step").c_str(), verdict);
+    const std::string text = "one batch: loss " + digits(first, 4) + " → " + digits(last, 4) + " in " + counted(took, "step") + ": " + verdict;
     if (!learns) fail(text);
-    std::printf("%s\n", text);
+    std::printf("%s\n", text.c_str());
   }
 
   double first_ = 0, last_ = 0, right_ = 0;

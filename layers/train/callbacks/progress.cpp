@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "core/clock.h"
+#include "core/text.h"
 #include "layers/train/callbacks/callbacks.h"
 #include "layers/train/recipe.h"
 
@@ -35,10 +36,9 @@ class Progress : public Callback {
     const double share = double(run.batch.index + 1) / double(std::max<std::int64_t>(1, run.batches_per_epoch()));
     std::string bar;
     for (int i = 0; i < 20; i++) bar += i < int(20 * share) ? "█" : "·";
-    char accuracy[32] = "";
-    if (run.task.has_accuracy) std::snprintf(accuracy, sizeof accuracy, "accuracy %.1f %%  ", 100 * run.step.accuracy);
+    const std::string accuracy = run.task.has_accuracy ? printed("accuracy %.1f %%  ", 100 * run.step.accuracy) : "";
     std::fprintf(stderr, "\repoch %d/%d %s %3d%%  loss %.4f  %s%.0f images/s  lr %.4g  %.0f s left \033[K", run.epoch.epoch,
-                 run.options.epochs, bar.c_str(), int(100 * share), run.step.mean_loss, accuracy,
+                 run.options.epochs, bar.c_str(), int(100 * share), run.step.mean_loss, accuracy.c_str(),
                  run.step.images_per_second, run.step.learning_rate, (1 - share) * seconds_since(epoch_began_) / share);
   }
   void epoch_end(Run& run) override {
