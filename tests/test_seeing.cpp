@@ -12,6 +12,7 @@
 #include "autograd/tape.h"
 #include "core/files/files.h"
 #include "core/files/json.h"
+#include "core/text.h"
 #include "core/trace/trace.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
