@@ -42,13 +42,87 @@ int worth(int threads, const GroupNormShape& s) {
   return s.pictures * s.pixels * s.channels < parallel_grain ? 1 : threads;
 }
 
+// ---- passes over one picture ----------------------------------------------------------------------------------------
+// sum[c] = Σx, or with squares Σ(x − center)²: the picture is in cache the second time, and no digits are lost.
+template <bool squares, class T>
+void add_up(const Picture& picture, const T* x, const float* center, double* sum) {
+  const Fold& f = picture.fold;
+  std::fill_n(sum, picture.room, 0.0);
+  sweep(f, 0, 1, squares ? Order::backwards : Order::forwards,
+        [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+          vf total[4] = {};
+          for (std::int64_t r = 0; r < rows; r++, at += f.width)
+            for (int i = 0; i < 4; i++) {
+              vf v = read_lane<whole>(x + at, i, n);
+              if constexpr (squares) {
+                v -= load(center + column + i * VL);
+                if constexpr (!whole) v = keep(v, within(i, n));
+                v *= v;
+              }
+              total[i] += v;
+            }
+          combine_panel(std::plus<double>(), sum + column, total);
+        });
+  picture.gather(sum);
+}
+
+// y = (x − center)·scale + offset
+template <class T>
+void normalise(const Picture& picture, const T* x, const float* center, const float* scale, const float* offset, T* y) {
+  const Fold& f = picture.fold;
+  sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+    const Panel m(center + column), a(scale + column), b(offset + column);
+    for (std::int64_t r = 0; r < rows; r++, at += f.width)
+      for (int i = 0; i < 4; i++) write_lane<whole>(y + at, i, n, (read_lane<whole>(x + at, i, n) - m[i]) * a[i] + b[i]);
+  });
+}
+
+// sum[c] = Σ dy, product[c] = Σ dy·(x − center)
+template <class T>
+void add_up_gradient(const Picture& picture, const T* x, const T* dy, const float* center, double* sum, double* product) {
+  const Fold& f = picture.fold;
+  std::fill_n(sum, picture.room, 0.0);
+  std::fill_n(product, picture.room, 0.0);
+  sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+    const Panel m(center + column);
+    vf total[4] = {}, dot[4] = {};
+    for (std::int64_t r = 0; r < rows; r++, at += f.width)
+      for (int i = 0; i < 4; i++) {
+        vf d = read_lane<whole>(dy + at, i, n), t = d * (read_lane<whole>(x + at, i, n) - m[i]);
+        if constexpr (!whole) t = keep(t, within(i, n));
+        total[i] += d;
+        dot[i] += t;
+      }
+    combine_panel(std::plus<double>(), sum + column, total);
+    combine_panel(std::plus<double>(), product + column, dot);
+  });
+  picture.gather(sum);
+  picture.gather(product);
+}
+
+// dx (+)= dy·scale + (x − center)·slope + constant
+template <bool adding, class T>
+void write_gradient(const Picture& picture, const T* x, const T* dy, const float* center, const float* scale,
+                    const float* slope, const float* constant, T* dx) {
+  const Fold& f = picture.fold;
+  sweep(f, 0, 1, Order::backwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+    const Panel m(center + column), a(scale + column), k(slope + column), e(constant + column);
+    for (std::int64_t r = 0; r < rows; r++, at += f.width)
+      for (int i = 0; i < 4; i++) {
+        vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
+        vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
+        if constexpr (adding) result += read_lane<whole>(dx + at, i, n);
+        write_lane<whole>(dx + at, i, n, result);
+      }
+  });
+}
+
 }  // namespace
 
 template <class T>
 void group_norm(int threads, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
                 float* mean, float* inverse_deviation) {
   const Picture picture(s);
-  const Fold& f = picture.fold;
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   in_parts(threads, [&](int part) {
@@ -56,43 +130,22 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
     std::vector<float> values(3 * picture.room);
     double* sum = sums.data();
     float *center = values.data(), *scale = center + picture.room, *offset = scale + picture.room;
+    auto total = [&](std::int64_t begin, std::int64_t end) {
+      double all = 0;
+#pragma omp simd reduction(+ : all)
+      for (std::int64_t c = begin; c < end; c++) all += sum[c];
+      return all;
+    };
     share_of(s, part, threads, [&](std::int64_t p) {
       const T* from = x + p * picture.elements;
-      T* to = y + p * picture.elements;
-      // Σx, then Σ(x − mean)²: the picture is in cache, and no digits are lost.
-      auto add_up = [&](auto squares) {
-        std::fill(sums.begin(), sums.end(), 0.0);
-        sweep(f, 0, 1, squares ? Order::backwards : Order::forwards,
-              [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-                vf total[4] = {};
-                for (std::int64_t r = 0; r < rows; r++, at += f.width)
-                  for (int i = 0; i < 4; i++) {
-                    vf v = read_lane<whole>(from + at, i, n);
-                    if constexpr (squares) {
-                      v -= load(center + column + i * VL);
-                      if constexpr (!whole) v = keep(v, within(i, n));
-                      v *= v;
-                    }
-                    total[i] += v;
-                  }
-                combine_panel(std::plus<double>(), sum + column, total);
-              });
-        picture.gather(sum);
-      };
-      auto total = [&](std::int64_t begin, std::int64_t end) {
-        double all = 0;
-#pragma omp simd reduction(+ : all)
-        for (std::int64_t c = begin; c < end; c++) all += sum[c];
-        return all;
-      };
-      add_up(std::false_type{});
+      add_up<false>(picture, from, center, sum);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const float m = static_cast<float>(total(begin, end) / count);
         mean[p * s.groups + g] = m;
         std::fill(center + begin, center + end, m);
       });
       picture.spread(center);
-      add_up(std::true_type{});
+      add_up<true>(picture, from, center, sum);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const float inverse = static_cast<float>(1 / std::sqrt(total(begin, end) / count + s.epsilon));
         inverse_deviation[p * s.groups + g] = inverse;
@@ -104,17 +157,7 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
       });
       picture.spread(scale);
       picture.spread(offset);
-      sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-        vf m[4], a[4], b[4];
-        for (int i = 0; i < 4; i++) {
-          m[i] = load(center + column + i * VL);
-          a[i] = load(scale + column + i * VL);
-          b[i] = load(offset + column + i * VL);
-        }
-        for (std::int64_t r = 0; r < rows; r++, at += f.width)
-          for (int i = 0; i < 4; i++)
-            write_lane<whole>(to + at, i, n, (read_lane<whole>(from + at, i, n) - m[i]) * a[i] + b[i]);
-      });
+      normalise(picture, from, center, scale, offset, y + p * picture.elements);
     });
   });
 }
@@ -125,7 +168,6 @@ template <class T>
 void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
                          const float* mean, const float* inverse_deviation, const NormBackward<T>& out) {
   const Picture picture(s);
-  const Fold& f = picture.fold;
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   std::vector<double> all(2 * s.channels * threads);  // per thread dbeta, dgamma
@@ -133,31 +175,16 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
     double *dbeta = all.data() + 2 * s.channels * part, *dgamma = dbeta + s.channels;
     std::vector<double> sums(2 * picture.room);
     std::vector<float> values(4 * picture.room);
-    double *sum = sums.data(), *product = sum + picture.room;  // Σ dy, Σ dy·(x − mean)
+    double *sum = sums.data(), *product = sum + picture.room;
     float *center = values.data(), *scale = center + picture.room, *slope = scale + picture.room,
-          *constant = slope + picture.room;  // dx = dy·scale + (x − mean)·slope + constant
+          *constant = slope + picture.room;
     share_of(s, part, threads, [&](std::int64_t p) {
       const T *from = x + p * picture.elements, *gradient = dy + p * picture.elements;
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         std::fill(center + begin, center + end, mean[p * s.groups + g]);
       });
       picture.spread(center);
-      std::fill(sums.begin(), sums.end(), 0.0);
-      sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-        vf m[4], total[4] = {}, dot[4] = {};
-        for (int i = 0; i < 4; i++) m[i] = load(center + column + i * VL);
-        for (std::int64_t r = 0; r < rows; r++, at += f.width)
-          for (int i = 0; i < 4; i++) {
-            vf d = read_lane<whole>(gradient + at, i, n), t = d * (read_lane<whole>(from + at, i, n) - m[i]);
-            if constexpr (!whole) t = keep(t, within(i, n));
-            total[i] += d;
-            dot[i] += t;
-          }
-        combine_panel(std::plus<double>(), sum + column, total);
-        combine_panel(std::plus<double>(), product + column, dot);
-      });
-      picture.gather(sum);
-      picture.gather(product);
+      add_up_gradient(picture, from, gradient, center, sum, product);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const double inverse = inverse_deviation[p * s.groups + g];
         double total = 0, dot = 0;
@@ -168,38 +195,14 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
           total += static_cast<double>(gamma[c]) * sum[c];
           dot += static_cast<double>(gamma[c]) * product[c];
         }
-        const float k = static_cast<float>(-inverse * inverse * inverse * dot / count),
-                    e = static_cast<float>(-inverse * total / count), inv = static_cast<float>(inverse);
-#pragma omp simd
-        for (std::int64_t c = begin; c < end; c++) {
-          scale[c] = gamma[c] * inv;
-          slope[c] = k;
-          constant[c] = e;
-        }
+        std::fill(slope + begin, slope + end, static_cast<float>(-inverse * inverse * inverse * dot / count));
+        std::fill(constant + begin, constant + end, static_cast<float>(-inverse * total / count));
+        for (std::int64_t c = begin; c < end; c++) scale[c] = gamma[c] * static_cast<float>(inverse);
       });
       if (!out.dx) return;
       for (float* v : {scale, slope, constant}) picture.spread(v);
-      T* to = out.dx + p * picture.elements;
-      auto second_pass = [&](auto adding) {
-        sweep(f, 0, 1, Order::backwards,
-              [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-                vf m[4], a[4], k[4], e[4];
-                for (int i = 0; i < 4; i++) {
-                  m[i] = load(center + column + i * VL);
-                  a[i] = load(scale + column + i * VL);
-                  k[i] = load(slope + column + i * VL);
-                  e[i] = load(constant + column + i * VL);
-                }
-                for (std::int64_t r = 0; r < rows; r++, at += f.width)
-                  for (int i = 0; i < 4; i++) {
-                    vf v = read_lane<whole>(from + at, i, n), d = read_lane<whole>(gradient + at, i, n);
-                    vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
-                    if constexpr (adding) result += read_lane<whole>(to + at, i, n);
-                    write_lane<whole>(to + at, i, n, result);
-                  }
-              });
-      };
-      out.add_dx ? second_pass(std::true_type{}) : second_pass(std::false_type{});
+      (out.add_dx ? write_gradient<true, T> : write_gradient<false, T>)(picture, from, gradient, center, scale, slope, constant,
+                                                                        out.dx + p * picture.elements);
     });
   });
   auto deliver = [&](float* to, bool add, std::int64_t part) {

@@ -41,8 +41,7 @@ void normalise(const Fold& f, int thread, int threads, Order order, const T* x, 
   choose(residual != nullptr, [&](auto with_residual) {
     choose(relu_after, [&](auto with_relu) {
       sweep(f, thread, threads, order, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-        vf a[4], b[4];
-        for (int i = 0; i < 4; i++) a[i] = load(scale + column + i * VL), b[i] = load(offset + column + i * VL);
+        const Panel a(scale + column), b(offset + column);
         for (std::int64_t r = 0; r < rows; r++, at += f.width)
           for (int i = 0; i < 4; i++) {
             vf v = read_lane<whole>(x + at, i, n) * a[i] + b[i];
@@ -98,8 +97,8 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
       double *sum = sums.data() + 2 * f.width * part, *squares = sum + f.width;
       sweep(f, part, threads, Order::forwards,
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-              vf k[4], total[4] = {}, square[4] = {};
-              for (int i = 0; i < 4; i++) k[i] = load(shift + column + i * VL);
+              const Panel k(shift + column);
+              vf total[4] = {}, square[4] = {};
               for (std::int64_t r = 0; r < rows; r++, at += f.width)
                 for (int i = 0; i < 4; i++) {
                   vf d = read_lane<whole>(x + at, i, n) - k[i];
@@ -162,42 +161,28 @@ void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse deviation:
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
+// The first pass makes the sums, the second writes dx = d·scale + (x − mean)·slope + constant.
+namespace {
+
 template <class T>
-void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_deviation,
-                         const NormBackward<T>& out) {
-  const Fold f(s.rows, s.channels);
-  threads = worth(threads, f);
-  std::vector<double> sums(2 * f.width * threads);  // per part Σ d, Σ d·(x − mean)
-  const bool mask_from_y = s.relu && y, mask_from_x = s.relu && !y;
+struct Passes {
+  const Fold f;
+  const T *const x, *const y, *const dy;
+  const NormBackward<T>& out;
+  const bool mask_from_x, mask_from_y;  // x: what forward normalised is computed again
   // The first pass leaves the masked gradient in dresidual, so that the second needs neither y nor dy.
   const bool keep_masked = out.dresidual && !out.add_dresidual;
-  const T* second = keep_masked ? out.dresidual : dy;
+  std::vector<float> values = std::vector<float>(5 * f.width);
+  float *const center = values.data(), *const scale = center + f.width, *const offset = scale + f.width,
+               *const slope = offset + f.width, *const constant = slope + f.width;
 
-  // The forward pass again, for its mask, and dx = d·scale + (x − mean)·slope + constant.
-  std::vector<float> values(5 * f.width);
-  float *center = values.data(), *scale = center + f.width, *offset = scale + f.width, *slope = offset + f.width,
-        *constant = slope + f.width;
-  for (std::int64_t c = 0; c < s.channels; c++) {
-    center[c] = mean[c];
-    scale[c] = gamma[c] * inverse_deviation[c];
-    offset[c] = std::fma(-mean[c], scale[c], beta[c]);
-  }
-  f.spread(center);
-  f.spread(scale);
-  f.spread(offset);
-
-  in_parts(threads, [&](int part) {
-    double *sum = sums.data() + 2 * f.width * part, *product = sum + f.width;
-    auto first_pass = [&](auto from_x, auto from_y, auto keeping) {
-      sweep(f, part, threads, Order::forwards,
+  // A part's Σ d and Σ d·(x − mean).
+  void add_up(int part, int parts, double* sum, double* product) const {
+    auto pass = [&](auto from_x, auto from_y, auto keeping) {
+      sweep(f, part, parts, Order::forwards,
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-              vf m[4], a[4], b[4], total[4] = {}, dot[4] = {};
-              for (int i = 0; i < 4; i++) {
-                m[i] = load(center + column + i * VL);
-                a[i] = load(scale + column + i * VL);
-                b[i] = load(offset + column + i * VL);
-              }
+              const Panel m(center + column), a(scale + column), b(offset + column);
+              vf total[4] = {}, dot[4] = {};
               for (std::int64_t r = 0; r < rows; r++, at += f.width)
                 for (int i = 0; i < 4; i++) {
                   vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
@@ -211,48 +196,24 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
               combine_panel(std::plus<double>(), product + column, dot);
             });
     };
+    // In place and without a mask there is nothing to write.
+    const bool writes = keep_masked && (mask_from_x || mask_from_y || out.dresidual != dy);
     choose(mask_from_x, [&](auto from_x) {
-      choose(mask_from_y, [&](auto from_y) {
-        // In place and without a mask there is nothing to write.
-        choose(keep_masked && (s.relu || out.dresidual != dy),
-               [&](auto keeping) { first_pass(from_x, from_y, keeping); });
-      });
+      choose(mask_from_y, [&](auto from_y) { choose(writes, [&](auto keeping) { pass(from_x, from_y, keeping); }); });
     });
     f.gather(sum);
     f.gather(product);
-  });
-  const double rows = static_cast<double>(s.rows);
-  for (std::int64_t c = 0; c < s.channels; c++) {
-    double total = 0, dot = 0;
-    for (int t = 0; t < threads; t++) {
-      total += sums[2 * f.width * t + c];
-      dot += sums[2 * f.width * t + f.width + c];
-    }
-    const double inverse = inverse_deviation[c], dgamma = dot * inverse;
-    slope[c] = static_cast<float>(-scale[c] * inverse * dgamma / rows);
-    constant[c] = static_cast<float>(-scale[c] * total / rows);
-    if (out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
-    if (out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
   }
-  f.spread(slope);
-  f.spread(constant);
 
-  if (!out.dx && (!out.dresidual || keep_masked)) return;
-  in_parts(threads, [&](int part) {
-    auto second_pass = [&](auto from_x, auto from_y, auto adding) {
-      sweep(f, part, threads, Order::backwards,
+  void write(int part, int parts) const {
+    const T* gradient = keep_masked ? out.dresidual : dy;
+    auto pass = [&](auto from_x, auto from_y, auto adding) {
+      sweep(f, part, parts, Order::backwards,
             [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-              vf m[4], a[4], b[4], k[4], e[4];
-              for (int i = 0; i < 4; i++) {
-                m[i] = load(center + column + i * VL);
-                a[i] = load(scale + column + i * VL);
-                b[i] = load(offset + column + i * VL);
-                k[i] = load(slope + column + i * VL);
-                e[i] = load(constant + column + i * VL);
-              }
+              const Panel m(center + column), a(scale + column), b(offset + column), k(slope + column), e(constant + column);
               for (std::int64_t r = 0; r < rows; r++, at += f.width)
                 for (int i = 0; i < 4; i++) {
-                  vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(second + at, i, n);
+                  vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(gradient + at, i, n);
                   if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
                   if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
                   if (out.dresidual && !keep_masked)
@@ -266,10 +227,47 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
     };
     choose(mask_from_x && !keep_masked, [&](auto from_x) {
       choose(mask_from_y && !keep_masked, [&](auto from_y) {
-        choose(out.dx && out.add_dx, [&](auto adding) { second_pass(from_x, from_y, adding); });
+        choose(out.dx && out.add_dx, [&](auto adding) { pass(from_x, from_y, adding); });
       });
     });
+  }
+};
+
+}  // namespace
+
+template <class T>
+void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
+                         const float* beta, const float* mean, const float* inverse_deviation,
+                         const NormBackward<T>& out) {
+  const Passes<T> pass{Fold(s.rows, s.channels), x, y, dy, out, s.relu && !y, s.relu && y};
+  const Fold& f = pass.f;
+  threads = worth(threads, f);
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    pass.center[c] = mean[c];
+    pass.scale[c] = gamma[c] * inverse_deviation[c];
+    pass.offset[c] = std::fma(-mean[c], pass.scale[c], beta[c]);
+  }
+  for (float* v : {pass.center, pass.scale, pass.offset}) f.spread(v);
+  std::vector<double> sums(2 * f.width * threads);  // per part Σ d, Σ d·(x − mean)
+  in_parts(threads, [&](int part) {
+    double* sum = sums.data() + 2 * f.width * part;
+    pass.add_up(part, threads, sum, sum + f.width);
   });
+  const double rows = static_cast<double>(s.rows);
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    double total = 0, dot = 0;
+    for (int t = 0; t < threads; t++) {
+      total += sums[2 * f.width * t + c];
+      dot += sums[2 * f.width * t + f.width + c];
+    }
+    const double inverse = inverse_deviation[c], dgamma = dot * inverse;
+    pass.slope[c] = static_cast<float>(-pass.scale[c] * inverse * dgamma / rows);
+    pass.constant[c] = static_cast<float>(-pass.scale[c] * total / rows);
+    if (out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
+    if (out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
+  }
+  for (float* v : {pass.slope, pass.constant}) f.spread(v);
+  if (out.dx || (out.dresidual && !pass.keep_masked)) in_parts(threads, [&](int part) { pass.write(part, threads); });
 }
 
 #define TANDEM_NORM(T)                                                                                               \

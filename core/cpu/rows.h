@@ -105,6 +105,15 @@ void write_lane(T* p, int i, int n, V v) {
     store(p + std::min(i * VL, n), v, within(i, n));
 }
 
+// Per-channel values (a mean, a scale) for the columns of a panel, in registers.
+struct Panel {
+  vf lanes[4];
+  explicit Panel(const float* from) {
+    for (int i = 0; i < 4; i++) lanes[i] = load(from + i * VL);
+  }
+  vf operator[](int i) const { return lanes[i]; }
+};
+
 // total[j] = op(total[j], panel[j]): the float results of one block of rows into the running double ones.
 template <class Op>
 void combine_panel(const Op& op, double* total, const vf (&panel)[4]) {
