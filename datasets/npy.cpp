@@ -123,9 +123,8 @@ void narrow(const ByteSource& file, const std::vector<std::uint8_t>& raw, Tensor
   }
 }
 
-}  // namespace
-
-Tensor read_npy(ByteSource& file) {
+// The text of the header, and how many bytes of the file come before the elements.
+std::pair<std::string, std::uint64_t> header_text(ByteSource& file) {
   std::uint8_t start[12] = {};
   file.read(start, 10, 10);
   if (std::memcmp(start, "\x93NUMPY", 6) != 0)
@@ -142,10 +141,11 @@ Tensor read_npy(ByteSource& file) {
     file.reject("its header announces ", length, " bytes of text");
   std::string text(length, ' ');
   file.read(text.data(), length, before + length);
-  const Header h = HeaderText(text, file).parse();
+  return {text, before + length};
+}
 
-  if (h.fortran) file.mistaken("its array is in Fortran order, expected C order: numpy.ascontiguousarray makes it so");
-  if (h.shape.size() > std::size_t(Shape::max_rank)) file.mistaken(h.shape.size(), " axes, expected at most six");
+// "f4" of "<f4"; what is not read is refused.
+std::string element_type(const Header& h, const ByteSource& file) {
   const std::string type = h.type.size() == 3 ? h.type.substr(1) : "";
   const char order = h.type.empty() ? ' ' : h.type[0];
   const std::string kinds = "u1 f4 i1 u2 i2 u4 i4 u8 i8";
@@ -153,6 +153,17 @@ Tensor read_npy(ByteSource& file) {
       (order == '>' && type[1] != '1') || !std::strchr("<>|=", order))
     file.mistaken("elements of type '", h.type, "', expected little-endian u1 or f4, or whole numbers for labels: ",
                   "array.astype(numpy.uint8), or numpy.float32, makes them so");
+  return type;
+}
+
+}  // namespace
+
+Tensor read_npy(ByteSource& file) {
+  const auto [text, before] = header_text(file);
+  const Header h = HeaderText(text, file).parse();
+  if (h.fortran) file.mistaken("its array is in Fortran order, expected C order: numpy.ascontiguousarray makes it so");
+  if (h.shape.size() > std::size_t(Shape::max_rank)) file.mistaken(h.shape.size(), " axes, expected at most six");
+  const std::string type = element_type(h, file);
   const std::uint64_t width = std::uint64_t(type[1] - '0');
   Shape shape;
   std::uint64_t elements = 1;
@@ -164,7 +175,7 @@ Tensor read_npy(ByteSource& file) {
     if (extent > 0) elements *= extent;
   }
   if (empty) elements = 0;
-  const std::uint64_t total = before + length + elements * width;
+  const std::uint64_t total = before + elements * width;
   if (total > file.at_most())  // before memory is asked for
     file.reject("truncated, or its header ", shape, " is wrong: it holds at most ", file.at_most(), " bytes, expected ",
                 total);

@@ -429,80 +429,90 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, const float*
   convolve(dy, w, prepared, dx, backward_tiling(s), int(s.c_out), int(s.c_in), true, {}, add, scratch, threads);
 }
 
+namespace {
+
+// How the filter gradient is cut: blocks of dU, tiles at a time, and where their 36 planes lie.
+struct FilterPlan {
+  int c_in, c_out, tiles, N = block_of(c_in), R = block_of(c_out), blocks = c_in / N * (c_out / R);
+  std::size_t u_plane = plane(std::size_t(R) * N), u_block = 36 * u_plane, u_size = u_block * blocks;
+  bool together;  // all threads share one dU
+  int copies, chunk;
+  std::size_t v_plane, w_plane;
+  void (*multiply)(int, int, const float*, const float*, float*, bool) = winograd::product<true>(N, R);
+
+  FilterPlan(const ConvShape& s, int all_tiles, int threads) : c_in(int(s.c_in)), c_out(int(s.c_out)), tiles(all_tiles) {
+    together = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
+    copies = together ? 1 : std::min(threads, tiles);
+    chunk = together ? std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512) : c_in + c_out <= 32 ? 72 : 48;
+    chunk = std::min(chunk, (tiles + copies - 1) / copies);
+    v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
+  }
+  // Plane p of a block of dU (+)= Wᵀ·V over `count` tiles.
+  void product(int block, int p, int count, const float* V, const float* W, float* to, bool more) const {
+    multiply(R, count, W + p * w_plane + std::size_t(block / (c_in / N)) * R * chunk,
+             V + p * v_plane + std::size_t(block % (c_in / N)) * N * chunk, to + p * u_plane, more);
+  }
+};
+
+}  // namespace
+
 // dU_p[c_out × c_in] = W_pᵀ·V_p. Normally each thread sums its share of the tiles into a copy of its own, and the
 // copies are added while they are transformed back, always in the same order. Where the copies would be too large (512
 // channels, many threads) all threads share one: they transform a chunk of tiles together, then split the blocks of dU.
 template <class T>
 void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
   const Tiling tiling = forward_tiling(s);
-  const int c_in = int(s.c_in), c_out = int(s.c_out), tiles = tiling.tiles(), N = block_of(c_in), R = block_of(c_out);
-  const int blocks = c_in / N * (c_out / R);
-  const std::size_t u_plane = plane(std::size_t(R) * N), u_block = 36 * u_plane, u_size = u_block * blocks;
-  const auto multiply = product<true>(N, R);
-  const bool together = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
-  int chunk;
-  if (together)
-    chunk = std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512);
-  else
-    chunk = c_in + c_out <= 32 ? 72 : 48;
-  const int copies = together ? 1 : std::min(threads, tiles);
-  chunk = std::min(chunk, (tiles + copies - 1) / copies);
-  const std::size_t v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
+  const FilterPlan f(s, tiling.tiles(), threads);
   // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its cache,
   // and needs room for one.
-  const bool at_once = together && chunk == tiles;
-  const std::size_t u_room = at_once ? u_block * std::min(threads, blocks) : u_size * copies;
-  Block memory(scratch, 4 * (u_room + 36 * copies * (v_plane + w_plane)) + 64);
+  const bool at_once = f.together && f.chunk == f.tiles;
+  const std::size_t u_room = at_once ? f.u_block * std::min(threads, f.blocks) : f.u_size * f.copies;
+  Block memory(scratch, 4 * (u_room + 36 * f.copies * (f.v_plane + f.w_plane)) + 64);
   float* dU = memory.carve<float>(u_room);
-  float* private_part = memory.carve<float>(36 * (v_plane + w_plane) * copies);
-
-  auto one_product = [&](int block, int p, int count, const float* V, const float* W, float* to, bool more) {
-    multiply(R, count, W + p * w_plane + std::size_t(block / (c_in / N)) * R * chunk,
-             V + p * v_plane + std::size_t(block % (c_in / N)) * N * chunk, to + p * u_plane, more);
-  };
+  float* private_part = memory.carve<float>(36 * (f.v_plane + f.w_plane) * f.copies);
   auto transform_back = [&](int block, int row, const float* from) {
-    const int o = block / (c_in / N) * R + row;
-    filter_gradient(from + std::size_t(row) * N, u_plane, u_size, copies, N, dw + std::int64_t(o) * 9 * c_in, c_in,
-                    block % (c_in / N) * N, add);
+    const int o = block / (f.c_in / f.N) * f.R + row;
+    filter_gradient(from + std::size_t(row) * f.N, f.u_plane, f.u_size, f.copies, f.N, dw + std::int64_t(o) * 9 * f.c_in, f.c_in,
+                    block % (f.c_in / f.N) * f.N, add);
   };
 
-  if (together) {
-    float *V = private_part, *W = V + 36 * v_plane;
-    for (int first = 0; first < tiles; first += chunk) {
-      const int count = std::min(chunk, tiles - first);
+  if (f.together) {
+    float *V = private_part, *W = V + 36 * f.v_plane;
+    for (int first = 0; first < f.tiles; first += f.chunk) {
+      const int count = std::min(f.chunk, f.tiles - first);
       dealt_out(threads, (count + 3) / 4, [&](int item, int) {
         const int t = item * 4, some = std::min(4, count - t);
-        scatter<6>(x, tiling, c_in, first + t, some, V, chunk, t);
-        scatter<4>(dy, tiling, c_out, first + t, some, W, chunk, t);
+        scatter<6>(x, tiling, f.c_in, first + t, some, V, f.chunk, t);
+        scatter<4>(dy, tiling, f.c_out, first + t, some, W, f.chunk, t);
       });
       if (at_once) {
-        dealt_out(threads, blocks, [&](int block, int lane) {
-          float* mine = dU + u_block * lane;
-          for (int p = 0; p < 36; p++) one_product(block, p, count, V, W, mine, false);
-          for (int row = 0; row < R; row++) transform_back(block, row, mine);
+        dealt_out(threads, f.blocks, [&](int block, int lane) {
+          float* mine = dU + f.u_block * lane;
+          for (int p = 0; p < 36; p++) f.product(block, p, count, V, W, mine, false);
+          for (int row = 0; row < f.R; row++) transform_back(block, row, mine);
         });
         return;
       }
-      dealt_out(threads, 36 * blocks, [&](int item, int) {
-        one_product(item / 36, item % 36, count, V, W, dU + u_block * (item / 36), first > 0);
+      dealt_out(threads, 36 * f.blocks, [&](int item, int) {
+        f.product(item / 36, item % 36, count, V, W, dU + f.u_block * (item / 36), first > 0);
       });
     }
   } else {
-    in_parts(copies, [&](int lane) {
-      float *V = private_part + 36 * (v_plane + w_plane) * lane, *W = V + 36 * v_plane;
-      const Share mine(tiles, copies, lane);
-      for (int first = mine.begin; first < mine.end; first += chunk) {
-        const int count = std::min(chunk, mine.end - first);
-        scatter<6>(x, tiling, c_in, first, count, V, chunk, 0);
-        scatter<4>(dy, tiling, c_out, first, count, W, chunk, 0);
-        for (int block = 0; block < blocks; block++)
+    in_parts(f.copies, [&](int lane) {
+      float *V = private_part + 36 * (f.v_plane + f.w_plane) * lane, *W = V + 36 * f.v_plane;
+      const Share mine(f.tiles, f.copies, lane);
+      for (int first = mine.begin; first < mine.end; first += f.chunk) {
+        const int count = std::min(f.chunk, mine.end - first);
+        scatter<6>(x, tiling, f.c_in, first, count, V, f.chunk, 0);
+        scatter<4>(dy, tiling, f.c_out, first, count, W, f.chunk, 0);
+        for (int block = 0; block < f.blocks; block++)
           for (int p = 0; p < 36; p++)
-            one_product(block, p, count, V, W, dU + u_size * lane + u_block * block, first > mine.begin);
+            f.product(block, p, count, V, W, dU + f.u_size * lane + f.u_block * block, first > mine.begin);
       }
     });
   }
-  dealt_out(c_in * c_out <= 32 * 32 ? 1 : threads, blocks * R,
-            [&](int item, int) { transform_back(item / R, item % R, dU + u_block * (item / R)); });
+  dealt_out(f.c_in * f.c_out <= 32 * 32 ? 1 : threads, f.blocks * f.R,
+            [&](int item, int) { transform_back(item / f.R, item % f.R, dU + f.u_block * (item / f.R)); });
 }
 
 template void forward(const ConvShape&, const float*, const float*, const float*, float*, const Epilogue&, Scratch&,

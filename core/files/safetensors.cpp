@@ -156,7 +156,24 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode))
     refuse(file, ": is ", S_ISDIR(status.st_mode) ? "a folder" : "not a regular file", ", expected a safetensors file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
+  const Json header = parse_header(file, header_text(size));
+  for (const auto& [name, entry] : header.members) {
+    if (name != "__metadata__") {
+      tensors_[name] = parse_entry(file, name, entry);
+      continue;
+    }
+    if (!entry.is(Json::Kind::object)) refuse(file, ": its __metadata__ is not a dictionary", again);
+    for (const auto& [key, value] : entry.members) {
+      if (!value.is(Json::Kind::text)) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
+      metadata_[key] = value.text;
+    }
+  }
+  check_layout(size - data_);
+  guard.armed = false;
+}
 
+std::string SafetensorsFile::header_text(std::uint64_t size) {
+  const std::string file = path_.string();
   auto read_at = [&](void* to, std::uint64_t count, std::uint64_t from) {
     data_ = from;
     read_bytes("its header", {.dtype = "U8", .shape = {}, .begin = 0, .end = count}, to);
@@ -171,30 +188,20 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   const bool fits = length <= largest_header && length <= size - sizeof head;
   if (!fits && is_pickle(head))  // a header of 640 bytes begins as a pickle does
     refuse(file, ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
-           conversion(path));
+           conversion(path_));
   if (!fits)
     refuse(file, ": its first 8 bytes promise a header of ", length, " bytes and the file has ", size,
            "; it is not a safetensors file, or it was cut off");
   std::string text(length, '\0');
   read_at(text.data(), length, sizeof head);
   if (text.empty() || text[0] != '{') refuse(file, ": its header does not begin with {", again);
-  const Json header = parse_header(file, text);
-
-  for (const auto& [name, entry] : header.members) {
-    if (name != "__metadata__") {
-      tensors_[name] = parse_entry(file, name, entry);
-      continue;
-    }
-    if (!entry.is(Json::Kind::object)) refuse(file, ": its __metadata__ is not a dictionary", again);
-    for (const auto& [key, value] : entry.members) {
-      if (!value.is(Json::Kind::text)) refuse(file, ": its __metadata__ holds ", key, ", which is not a string", again);
-      metadata_[key] = value.text;
-    }
-  }
-
-  // From the first byte to the last: nothing left out, nothing used twice, nothing smuggled along.
   data_ = sizeof head + length;
-  const std::uint64_t data_bytes = size - data_;
+  return text;
+}
+
+// From the first byte to the last: nothing left out, nothing used twice, nothing smuggled along.
+void SafetensorsFile::check_layout(std::uint64_t data_bytes) const {
+  const std::string file = path_.string();
   std::vector<const std::pair<const std::string, Entry>*> order;
   for (const auto& named : tensors_) order.push_back(&named);
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
@@ -211,7 +218,6 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   if (at != data_bytes)
     refuse(file, ": its header describes ", at, " bytes of elements and the file holds ", data_bytes,
            at > data_bytes ? "; it was cut off: get it, or write it, again" : again);
-  guard.armed = false;
 }
 
 SafetensorsFile::~SafetensorsFile() {

@@ -46,6 +46,8 @@ class SafetensorsFile {
   void read(const std::string& name, Tensor& into) const;
 
  private:
+  std::string header_text(std::uint64_t size);  // checked against the file's size
+  void check_layout(std::uint64_t data_bytes) const;
   void read_bytes(const std::string& name, const Entry& e, void* to) const;
   std::filesystem::path path_;
   int descriptor_ = -1;

@@ -101,17 +101,15 @@ void ReferenceBackend::batch_norm_backward(const NormShape& s, const Tensor& x, 
     Scratch<A> masked(*this, size);
     A* g = masked.data();
     for_parts(parts_for(*this, size), s.rows, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-      if (!s.relu)
-        for (std::int64_t i = begin * s.channels; i < end * s.channels; i++) g[i] = dyp[i];
-      else if (yp)
-        for (std::int64_t i = begin * s.channels; i < end * s.channels; i++)
-          g[i] = static_cast<A>(yp[i]) <= 0 ? A(0) : static_cast<A>(dyp[i]);
-      else
-        for (std::int64_t r = begin; r < end; r++)
-          for (std::int64_t c = 0; c < s.channels; c++) {
-            const double before = static_cast<double>(gamma_p[c]) * x_hat(r, c) + static_cast<double>(beta_p[c]);
-            g[r * s.channels + c] = before <= 0 ? A(0) : static_cast<A>(dyp[r * s.channels + c]);
-          }
+      for (std::int64_t r = begin; r < end; r++)
+        for (std::int64_t c = 0; c < s.channels; c++) {
+          const std::int64_t i = r * s.channels + c;
+          double out_of_relu = 1;
+          if (s.relu)
+            out_of_relu = yp ? static_cast<double>(yp[i])
+                             : static_cast<double>(gamma_p[c]) * x_hat(r, c) + static_cast<double>(beta_p[c]);
+          g[i] = out_of_relu <= 0 ? A(0) : static_cast<A>(dyp[i]);
+        }
     });
 
     Scratch<double> sums(*this, 2 * s.channels);
