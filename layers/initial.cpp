@@ -12,10 +12,9 @@
 namespace tandem {
 namespace {
 
-// Element e of the flat vector has a block of four random words of its own; `purpose` 1 is a second one.
-Words words(std::uint64_t seed, std::int64_t e, std::uint32_t purpose = 0) {
-  return Philox(seed, Stream::initial, static_cast<std::uint32_t>(e >> 32), purpose)
-      .block(static_cast<std::uint32_t>(e));
+// Element e of the flat vector has a block of four random words of its own.
+Words words(std::uint64_t seed, std::int64_t e) {
+  return Philox(seed, Stream::initial, static_cast<std::uint32_t>(e >> 32)).block(static_cast<std::uint32_t>(e));
 }
 
 double standard_normal(std::uint64_t seed, std::int64_t e) {  // Box–Muller, u in (0, 1]
@@ -79,7 +78,6 @@ double calculate_gain(Nonlinearity nonlinearity, double slope) {
     case Nonlinearity::tanh: return 5.0 / 3;
     case Nonlinearity::relu: return std::numbers::sqrt2;
     case Nonlinearity::leaky_relu: return std::sqrt(2 / (1 + slope * slope));
-    case Nonlinearity::selu: return 0.75;
     default: return 1;
   }
 }
@@ -135,21 +133,6 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
         return std::clamp(how.value + how.deviation * sign * normal_quantile(p, low, high), how.low, how.high);
       });
     }
-    case Initial::Kind::eye:
-      require(shape.rank() == 2, "eye: a matrix is meant, not ", shape);
-      return each([=](std::int64_t k) { return k / columns == k % columns ? 1.0 : 0.0; });
-    case Initial::Kind::dirac: {
-      require(shape.rank() >= 3, "dirac: the filters of a convolution are meant, not ", shape);
-      require(how.groups >= 1 && rows % how.groups == 0, "dirac: ", rows, " filters cannot be cut into ", how.groups,
-              " groups");
-      const std::int64_t inputs = shape[-1], part = rows / how.groups;
-      std::int64_t centre = 0;  // of the window, row-major
-      for (int axis = 1; axis + 1 < shape.rank(); axis++) centre = centre * shape[axis] + shape[axis] / 2;
-      return each([=](std::int64_t k) {
-        const std::int64_t channel = k / columns % part;
-        return channel < inputs && k % columns == centre * inputs + channel ? 1.0 : 0.0;
-      });
-    }
     case Initial::Kind::orthogonal: {
       require(shape.rank() >= 2, "orthogonal: a weight of two axes or more is meant, not ", shape);
       draw_normal(0, 1);
@@ -161,21 +144,6 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
       else
         orthonormalise(columns, rows, [&](std::int64_t i, std::int64_t k) -> double& { return at(k, i); });
       for (double& v : out) v *= how.value;
-      return;
-    }
-    case Initial::Kind::sparse: {
-      require(shape.rank() == 2, "sparse: a matrix is meant, not ", shape);
-      require(how.value >= 0 && how.value <= 1, "sparse: the share of zeros is 0 to 1, not ", how.value);
-      draw_normal(0, how.deviation);
-      const auto zeros = static_cast<std::int64_t>(std::ceil(how.value * double(rows)));
-      std::vector<std::pair<std::uint32_t, std::int64_t>> order(static_cast<std::size_t>(rows));
-      for (std::int64_t c = 0; c < columns; c++) {
-        for (std::int64_t r = 0; r < rows; r++)
-          order[static_cast<std::size_t>(r)] = {words(seed, begin + r * columns + c, 1).w[0], r};
-        std::sort(order.begin(), order.end());
-        for (std::int64_t i = 0; i < zeros; i++)
-          out[static_cast<std::size_t>(order[static_cast<std::size_t>(i)].second * columns + c)] = 0;
-      }
       return;
     }
   }

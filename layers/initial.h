@@ -1,9 +1,9 @@
-// How a parameter begins: the initialisers of torch.nn.init, under their names there. An Initial is a plain value; it stands
+// How a parameter begins: the usual initialisers of torch.nn.init, under their names there. An Initial is a plain value; it stands
 // in a Parameter until the ParameterSpace draws:
 //   for (auto& [name, p] : model.parameters())
 //     if (p->shape.rank() == 4) p->initial = Initial::kaiming_normal(p->shape, {.mode = Fan::out});
 // Weights are [out, in] or filters [out, kh, kw, in/groups]. The draw for element i of the flat vector depends on (seed, i)
-// alone; for orthogonal and sparse, which are properties of a whole matrix, on seed and place of that matrix.
+// alone; for orthogonal, a property of a whole matrix, on seed and place of that matrix.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-enum class Nonlinearity { linear, sigmoid, tanh, relu, leaky_relu, selu };
+enum class Nonlinearity { linear, sigmoid, tanh, relu, leaky_relu };
 // The factor that keeps the variance through a nonlinearity. slope: leaky_relu's, on the negative side.
 double calculate_gain(Nonlinearity nonlinearity, double slope = 0.01);
 
@@ -27,12 +27,10 @@ struct KaimingOptions {
 };
 
 struct Initial {
-  enum class Kind { constant, uniform, normal, trunc_normal, eye, dirac, orthogonal, sparse } kind = Kind::constant;
-  double value =
-      0;  // constant: the value. Both normal ones: the mean. orthogonal: the gain. sparse: the share of zeros
-  double deviation = 1;      // of the normal ones and of sparse
+  enum class Kind { constant, uniform, normal, trunc_normal, orthogonal } kind = Kind::constant;
+  double value = 0;          // constant: the value. Both normal ones: the mean. orthogonal: the gain
+  double deviation = 1;      // of the normal ones
   double low = 0, high = 1;  // uniform in [low, high); trunc_normal within them
-  int groups = 1;            // dirac
 
   static Initial constant(double v) { return {.value = v}; }
   static Initial ones() { return constant(1); }
@@ -45,9 +43,6 @@ struct Initial {
   static Initial trunc_normal(double mean = 0, double deviation = 1, double low = -2, double high = 2) {
     return {.kind = Kind::trunc_normal, .value = mean, .deviation = deviation, .low = low, .high = high};
   }
-  static Initial eye() { return {.kind = Kind::eye}; }  // of a matrix; as far as it goes where that is not square
-  // A convolution that lets its input through, as many channels as there are, in each of `groups` parts of the outputs.
-  static Initial dirac(int groups = 1) { return {.kind = Kind::dirac, .groups = groups}; }
   // Glorot and Bengio 2010: variance gain²·2/(fan in + fan out).
   static Initial xavier_uniform(const Shape& weight, double gain = 1);
   static Initial xavier_normal(const Shape& weight, double gain = 1);
@@ -56,10 +51,6 @@ struct Initial {
   static Initial kaiming_normal(const Shape& weight, const KaimingOptions& options = {});
   // Saxe et al. 2013: orthonormal rows (or columns, if there are fewer of these) times gain; axes behind the first are one.
   static Initial orthogonal(double gain = 1) { return {.kind = Kind::orthogonal, .value = gain}; }
-  // Martens 2010: in each column of a matrix ⌈sparsity·rows⌉ zeros, the others N(0, deviation²).
-  static Initial sparse(double sparsity, double deviation = 0.01) {
-    return {.kind = Kind::sparse, .value = sparsity, .deviation = deviation};
-  }
   // PyTorch's default for the weight and the bias of Linear and Conv2d: U(−1/√fan_in, 1/√fan_in).
   static Initial fan_in_uniform(std::int64_t fan_in);
 };

@@ -156,7 +156,6 @@ TEST(Initial, GainsAreTorchs) {
   EXPECT_DOUBLE_EQ(calculate_gain(Nonlinearity::relu), 1.4142135623730951);
   EXPECT_DOUBLE_EQ(calculate_gain(Nonlinearity::leaky_relu), 1.4141428569978354);
   EXPECT_DOUBLE_EQ(calculate_gain(Nonlinearity::leaky_relu, 0.2), 1.3867504905630728);
-  EXPECT_DOUBLE_EQ(calculate_gain(Nonlinearity::selu), 0.75);
 }
 
 TEST(Initial, FansCountTheWindow) {
@@ -217,28 +216,6 @@ TEST(Initial, TruncatedNormalIsTheConditionalDistribution) {
   }
 }
 
-TEST(Initial, EyeAndDiracLetTheInputThrough) {
-  EXPECT_EQ(drawn(Initial::eye(), {2, 3}), (std::vector<double>{1, 0, 0, 0, 1, 0}));
-  std::unique_ptr<Backend> backend = reference_backend();
-  for (int groups : {1, 2}) {
-    const Shape weight{6, 3, 3, 4 / groups};
-    const std::vector<double> w = drawn(Initial::dirac(groups), weight), x = test::numbers("x", 2 * 5 * 5 * 4);
-    Variable y = conv2d(Variable(Tensor::of(*backend, {2, 5, 5, 4}, x)), Variable(Tensor::of(*backend, weight, w)), {},
-                        {.padding = 1, .groups = groups});
-    const std::vector<double> got = y.value().values(), in = Tensor::of(*backend, {2, 5, 5, 4}, x).values();
-    for (int pixel = 0; pixel < 50; pixel++)
-      for (int o = 0; o < 6; o++) {
-        const int part = 6 / groups, channel = o % part;
-        const bool there = channel < 4 / groups;
-        EXPECT_EQ(got[std::size_t(pixel * 6 + o)],
-                  there ? in[std::size_t(pixel * 4 + o / part * (4 / groups) + channel)] : 0);
-      }
-  }
-  EXPECT_TRUE(refused([] { drawn(Initial::eye(), {2, 2, 2}); }, {"eye", "[2,2,2]"}));
-  EXPECT_TRUE(refused([] { drawn(Initial::dirac(4), {6, 3, 3, 1}); }, {"dirac", "6", "4"}));
-  EXPECT_TRUE(refused([] { drawn(Initial::dirac(), {6, 3}); }, {"dirac", "[6,3]"}));
-}
-
 TEST(Initial, OrthogonalIsOrthogonal) {
   for (const Shape& shape : {Shape{24, 3, 3, 8}, Shape{90, 17}, Shape{33, 33}}) {
     const std::vector<double> w = drawn(Initial::orthogonal(2), shape);
@@ -257,27 +234,6 @@ TEST(Initial, OrthogonalIsOrthogonal) {
   }
 }
 
-TEST(Initial, SparseHasItsZerosInEveryColumn) {
-  const std::vector<double> w = drawn(Initial::sparse(0.33, 0.1), {200, 50});
-  std::vector<double> others, first_zeros;
-  for (int c = 0; c < 50; c++) {
-    int zeros = 0;
-    for (int r = 0; r < 200; r++) {
-      const double v = w[std::size_t(r * 50 + c)];
-      if (v != 0) {
-        others.push_back(v);
-      } else {
-        if (!zeros) first_zeros.push_back(r);
-        zeros++;
-      }
-    }
-    EXPECT_EQ(zeros, 66);
-  }
-  expect_moments("sparse", others, 0, 0.01, 3);
-  EXPECT_GT(std::set<double>(first_zeros.begin(), first_zeros.end()).size(), 3u) << "each column has its own";
-  EXPECT_TRUE(refused([] { drawn(Initial::sparse(1.5), {2, 2}); }, {"sparse", "1.5"}));
-}
-
 TEST(Initial, AnElementDependsOnSeedAndPlaceAlone) {
   const Shape shape{300, 150};
   for (const Initial& how : {Initial::uniform(-1, 1), Initial::normal(), Initial::trunc_normal()}) {
@@ -287,11 +243,10 @@ TEST(Initial, AnElementDependsOnSeedAndPlaceAlone) {
     const std::vector<double> tail = drawn(how, {100}, 7, 44'900);
     EXPECT_TRUE(std::equal(tail.begin(), tail.end(), whole.end() - 100)) << "a part of the vector";
   }
-  for (const Initial& how : {Initial::orthogonal(), Initial::sparse(0.5)}) {
-    EXPECT_EQ(drawn(how, {30, 20}, 7), drawn(how, {30, 20}, 7));
-    EXPECT_NE(drawn(how, {30, 20}, 7), drawn(how, {30, 20}, 8));
-    EXPECT_NE(drawn(how, {30, 20}, 7), drawn(how, {30, 20}, 7, 640));
-  }
+  const Initial how = Initial::orthogonal();
+  EXPECT_EQ(drawn(how, {30, 20}, 7), drawn(how, {30, 20}, 7));
+  EXPECT_NE(drawn(how, {30, 20}, 7), drawn(how, {30, 20}, 8));
+  EXPECT_NE(drawn(how, {30, 20}, 7), drawn(how, {30, 20}, 7, 640));
 }
 
 // The way that the chapter shows.
