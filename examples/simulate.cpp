@@ -21,51 +21,77 @@ double number(const std::string& option, const std::string& text, double low) {
   return v;
 }
 
+Options options(int argc, char** argv, SimulatorOptions& s) {
+  VirtualCluster& c = s.cluster;
+  std::string slow;
+  Options o = parse_options(
+      argc, argv, "Simulates asynchronous training by many workers.",
+      {.data_set = "fashion-mnist",
+       .model = "smallcnn",
+       .epochs = 2,
+       .batch = 64,
+       .learning_rate = 0.02,
+       .schedule = "constant",
+       .nesterov = false,
+       .threads = 1,
+       .deterministic = true},
+      {"--data",    "--data-set",   "--size",     "--skip-broken", "--model",        "--epochs",
+       "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
+       "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
+       "--dtype",   "--threads",    "--val",      "--metrics"},
+      {{"--strategy", "an update rule, ssp:3, bsp, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
+        s.strategy, [&](const std::string& v) { s.strategy = v; }},
+       {"--workers", "how many", "8", [&](const std::string& v) {
+          const double n = number("--workers", v, 1);
+          if (n != std::floor(n) || n > 1e9) refuse("--workers ", v, ": expected a whole number up to 1000000000");
+          c.workers = int(n);
+        }},
+       {"--compute", "milliseconds of a step, on average", "128",
+        [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
+       {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
+        [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
+       {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long", "",
+        [&](const std::string& v) { slow = v; }},
+       {"--latency", "milliseconds of a message", "0",
+        [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
+       {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
+        [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }}});
+  c.slower = parse_slower(slow, c.workers);
+  s.epochs = o.epochs;
+  s.schedule = Schedule::parse(o.schedule);
+  s.seed = o.seed;
+  s.metrics = o.metrics;
+  check_simulation(s);
+  return o;
+}
+
+// How many gradients were how late, as bars: at most 16 lines.
+void show_delays(const SimulatorReport& r) {
+  std::int64_t pushes = 0, sum = 0, most = 0;
+  const std::size_t step = (r.delays.size() + 15) / 16;
+  std::vector<std::int64_t> bars;
+  for (std::size_t d = 0; d < r.delays.size(); d++) {
+    pushes += r.delays[d], sum += std::int64_t(d) * r.delays[d];
+    if (d % step == 0) bars.push_back(0);
+    most = std::max(most, bars.back() += r.delays[d]);
+  }
+  if (!pushes) return;
+  std::printf("delay of a gradient, in updates: %.2f on average\n", double(sum) / double(pushes));
+  for (std::size_t b = 0; b < bars.size(); b++) {
+    std::string bar;
+    for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
+    std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
+  }
+  std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
+              r.correction);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     SimulatorOptions s;
-    VirtualCluster& c = s.cluster;
-    std::string slow;
-    Options o = parse_options(
-        argc, argv, "Simulates asynchronous training by many workers.",
-        {.data_set = "fashion-mnist",
-         .model = "smallcnn",
-         .epochs = 2,
-         .batch = 64,
-         .learning_rate = 0.02,
-         .schedule = "constant",
-         .nesterov = false,
-         .threads = 1,
-         .deterministic = true},
-        {"--data",    "--data-set",   "--size",     "--skip-broken", "--model",        "--epochs",
-         "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
-         "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
-         "--dtype",   "--threads",    "--val",      "--metrics"},
-        {{"--strategy", "an update rule, ssp:3, bsp, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
-          s.strategy, [&](const std::string& v) { s.strategy = v; }},
-         {"--workers", "how many", "8", [&](const std::string& v) {
-            const double n = number("--workers", v, 1);
-            if (n != std::floor(n) || n > 1e9) refuse("--workers ", v, ": expected a whole number up to 1000000000");
-            c.workers = int(n);
-          }},
-         {"--compute", "milliseconds of a step, on average", "128",
-          [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
-         {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
-          [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
-         {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long", "",
-          [&](const std::string& v) { slow = v; }},
-         {"--latency", "milliseconds of a message", "0",
-          [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
-         {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
-          [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }}});
-    c.slower = parse_slower(slow, c.workers);
-    s.epochs = o.epochs;
-    s.schedule = Schedule::parse(o.schedule);
-    s.seed = o.seed;
-    s.metrics = o.metrics;
-    check_simulation(s);
+    const Options o = options(argc, argv, s);
     auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
     Loaders loaders(data, o, *backend);
@@ -74,28 +100,7 @@ int main(int argc, char** argv) {
         simulate(model, cross_entropy_loss(o.label_smoothing),
                  {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend,
                  loaders, s);
-    std::int64_t pushes = 0, sum = 0, most = 0;
-    for (std::size_t d = 0; d < r.delays.size(); d++) {
-      pushes += r.delays[d], sum += std::int64_t(d) * r.delays[d];
-      most = std::max(most, r.delays[d]);
-    }
-    if (pushes) {
-      std::printf("delay of a gradient, in updates: %.2f on average\n", double(sum) / double(pushes));
-      const std::size_t step = (r.delays.size() + 15) / 16;  // at most 16 lines
-      most = 0;
-      std::vector<std::int64_t> bars;
-      for (std::size_t d = 0; d < r.delays.size(); d++) {
-        if (d % step == 0) bars.push_back(0);
-        most = std::max(most, bars.back() += r.delays[d]);
-      }
-      for (std::size_t b = 0; b < bars.size(); b++) {
-        std::string bar;
-        for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
-        std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
-      }
-      std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
-                  r.correction);
-    }
+    show_delays(r);
     std::printf("%.1f s of virtual time", r.seconds);
     if (r.refused) std::printf("; %lld gradients were not finite and refused", static_cast<long long>(r.refused));
     std::printf("\n");
