@@ -63,8 +63,8 @@ class NodeOperation : public Work::Operation {
   void before();        // a round: what is written before arriving
   void after();         // what is read when all have arrived
   void decide();        // after the first round, in which all said what they want
-  Piece chunk() const;  // of data_, in this round
-  Buffer part(std::byte* at, Piece p) const { return {at, p.length(), data_.dtype}; }
+  Piece open(int rank) const;
+  std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(data_.dtype); }
 
   NodeCommunicator& node_;
   Header header_;
@@ -360,11 +360,14 @@ void NodeOperation::decide() {
   rounds_ = 1 + (longest + per_slot - 1) / per_slot * (reduces ? 2 : 1);
 }
 
-// Of the elements, or for all_gather of every rank's piece, counted from where it begins.
-Piece NodeOperation::chunk() const {
+// Elements of rank r's buffer that lie open in this round: all that it has to give, or as many as a slot holds.
+Piece NodeOperation::open(int r) const {
+  const bool pieces = header_.kind == Kind::all_gather;
+  const Piece whole{pieces ? cuts_[std::size_t(r)] : 0, pieces ? cuts_[std::size_t(r) + 1] : data_.count};
+  if (way_ != Way::slots) return whole;
   const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
-  const std::int64_t k = (round_ - 1) / (header_.kind == Kind::all_reduce ? 2 : 1);
-  return {k * per_slot, (k + 1) * per_slot};
+  const std::int64_t from = whole.begin + (round_ - 1) / (header_.kind == Kind::all_reduce ? 2 : 1) * per_slot;
+  return {std::min(from, whole.end), std::min(from + per_slot, whole.end)};
 }
 
 // into = the combination of the ranks' elements, in the order of ranks; in bf16 with one rounding.
@@ -391,115 +394,66 @@ Piece share(std::int64_t count, int rank, int ranks, std::int64_t line = 64) {
 
 void NodeOperation::before() {
   const int me = node_.rank_;
-  if (way_ == Way::small) {
-    slot_ = int(node_.uses_++ % 2);
-    const bool all = header_.kind != Kind::all_gather;
-    const Piece p = all ? Piece{0, data_.count} : Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]};
-    if (p.length() > 0 && (header_.kind != Kind::broadcast || header_.root == me))
-      std::memcpy(node_.slot(me, slot_) + std::size_t(p.begin) * size_of(data_.dtype), data_.at(p.begin),
-                  part(nullptr, p).bytes());
-    return;
-  }
-  if (way_ != Way::slots) return;
-  const bool second = header_.kind == Kind::all_reduce && round_ % 2 == 0;
-  if (second) return;
+  const bool second = header_.kind == Kind::all_reduce && round_ > 0 && round_ % 2 == 0;  // the slots hold sums
+  if ((way_ != Way::small && way_ != Way::slots) || second) return;
   slot_ = int(node_.uses_++ % 2);
   if (header_.kind == Kind::broadcast && header_.root != me) return;
-  Piece c = chunk();
-  const Piece whole = header_.kind == Kind::all_gather ? Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]}
-                                                       : Piece{0, data_.count};
-  c = {std::min(whole.begin + c.begin, whole.end), std::min(whole.begin + c.end, whole.end)};
-  if (c.length() > 0) std::memcpy(node_.slot(me, slot_), data_.at(c.begin), part(nullptr, c).bytes());
+  if (const Piece p = open(me); p.length() > 0) std::memcpy(node_.slot(me, slot_), data_.at(p.begin), bytes(p));
 }
 
 void NodeOperation::after() {
+  if (way_ == Way::barrier || (way_ == Way::slots && round_ == 0) || (way_ == Way::in_place && round_ == 1)) return;
   const int me = node_.rank_, n = node_.ranks_;
-  const std::size_t size = size_of(data_.dtype);
+  const bool in_place = way_ == Way::in_place;
+  const std::int64_t place = in_place ? node_.place_of(data_) : 0;
+  auto of = [&](int r, std::int64_t at) {  // where element `at` of rank r lies open
+    return (in_place ? node_.at_place(place, r) : node_.slot(r, slot_)) +
+           std::size_t(at - (in_place ? 0 : open(r).begin)) * size_of(data_.dtype);
+  };
+  auto copy = [&](int r, Piece p) {
+    if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), bytes(p));
+  };
   constexpr std::int64_t block = 1024;  // elements that stay in the nearest cache
-  auto blocks = [&](Piece p, auto&& body) {
-    for (std::int64_t at = p.begin; at < p.end; at += block) body(Piece{at, std::min(at + block, p.end)});
-  };
-  auto mine = [&] { return Piece{cuts_[std::size_t(me)], cuts_[std::size_t(me) + 1]}; };
-
-  // Where the others' elements are read as they lie, nothing but reading is to be done; false: there are sums to make.
-  auto copied = [&](auto&& of) {
-    if (header_.kind == Kind::broadcast) {
-      if (header_.root != me) std::memcpy(data_.data, of(header_.root, 0), data_.bytes());
-      return true;
+  auto combine = [&](Piece p, auto&& into, auto&& then) {  // block by block: into(block) = the sum; then(block)
+    for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
+      b.end = std::min(b.begin + block, p.end);
+      reduce(header_.combine, data_.dtype, n, b.length(), into(b), [&](int r) { return of(r, b.begin); });
+      then(b);
     }
-    if (header_.kind != Kind::all_gather) return false;
-    for (int r = 0; r < n; r++) {
-      const Piece p{cuts_[std::size_t(r)], cuts_[std::size_t(r) + 1]};
-      if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), part(nullptr, p).bytes());
-    }
-    return true;
   };
+  auto mine = [&](Piece b) { return data_.at(b.begin); };
+  auto nothing = [](Piece) {};
+  alignas(64) std::byte sum[block * 8];
+  auto aside = [&](Piece) { return sum; };  // for results that replace what they are made of
 
-  if (way_ == Way::small) {
-    auto of = [&](int r, std::int64_t at) { return node_.slot(r, slot_) + std::size_t(at) * size; };
-    if (copied(of)) return;
-    blocks(header_.kind == Kind::all_reduce ? Piece{0, data_.count} : mine(), [&](Piece p) {
-      reduce(header_.combine, data_.dtype, n, p.length(), data_.at(p.begin), [&](int r) { return of(r, p.begin); });
-    });
-    return;
-  }
-
-  if (way_ == Way::in_place) {
-    if (round_ == 1) return;
-    const std::int64_t place = node_.place_of(data_);
-    auto of = [&](int r, std::int64_t at) { return node_.at_place(place, r) + std::size_t(at) * size; };
-    if (copied(of)) return;
-    const bool all = header_.kind == Kind::all_reduce;
-    alignas(64) std::byte sum[block * 8];
-    blocks(all ? share(data_.count, me, n) : mine(), [&](Piece p) {
-      reduce(header_.combine, data_.dtype, n, p.length(), sum, [&](int r) { return of(r, p.begin); });
-      for (int r = 0; r < n; r++)
-        if (all || r == me) std::memcpy(of(r, p.begin), sum, part(nullptr, p).bytes());
-    });
-    node_.bytes_ += all ? data_.bytes() / std::size_t(n) * std::size_t(n - 1) : 0;
-    return;
-  }
-
-  if (way_ != Way::slots || round_ == 0) return;
-  Piece c = chunk();
-  if (header_.kind != Kind::all_gather) c.end = std::min(c.end, data_.count);
+  const Piece p = open(me);
   switch (header_.kind) {
-    case Kind::broadcast:
-      if (header_.root != me) std::memcpy(data_.at(c.begin), node_.slot(header_.root, slot_), part(nullptr, c).bytes());
-      break;
+    case Kind::broadcast: return copy(header_.root, p);
     case Kind::all_gather:
-      for (int r = 0; r < n; r++) {
-        const std::int64_t begin = cuts_[std::size_t(r)], end = cuts_[std::size_t(r) + 1];
-        const Piece p{std::min(begin + c.begin, end), std::min(begin + c.end, end)};
-        if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), node_.slot(r, slot_), part(nullptr, p).bytes());
-      }
-      break;
+      for (int r = 0; r < n; r++) copy(r, open(r));
+      return;
     case Kind::reduce_scatter: {
-      const Piece p{std::max(c.begin, mine().begin), std::min(c.end, mine().end)};
-      blocks(p, [&](Piece b) {
-        reduce(header_.combine, data_.dtype, n, b.length(), data_.at(b.begin),
-               [&](int r) { return node_.slot(r, slot_) + std::size_t(b.begin - c.begin) * size; });
-      });
-      break;
+      const Piece wanted{std::max(p.begin, cuts_[std::size_t(me)]), std::min(p.end, cuts_[std::size_t(me) + 1])};
+      if (!in_place) return combine(wanted, mine, nothing);
+      return combine(wanted, aside, [&](Piece b) { std::memcpy(mine(b), sum, bytes(b)); });
     }
-    default: {  // all_reduce: first each rank its share, into its slot; then all copy all shares
-      if (round_ % 2 == 1) {
-        blocks(share(c.length(), me, n), [&](Piece b) {
-          auto from = [&](int r) { return node_.slot(r, slot_) + std::size_t(b.begin) * size; };
-          alignas(64) std::byte sum[block * 8];
-          reduce(header_.combine, data_.dtype, n, b.length(), sum, from);
-          std::memcpy(from(me), sum, part(nullptr, b).bytes());
-        });
-      } else {
-        for (int r = 0; r < n; r++) {
-          const Piece p = share(c.length(), r, n);
-          if (p.length() > 0)
-            std::memcpy(data_.at(c.begin + p.begin), node_.slot(r, slot_) + std::size_t(p.begin) * size,
-                        part(nullptr, p).bytes());
-        }
-      }
-    }
+    default: break;  // all_reduce: each rank makes the sums of a share
   }
+  auto share_of = [&](int r) {
+    const Piece s = share(p.length(), r, n);
+    return Piece{p.begin + s.begin, p.begin + s.end};
+  };
+  if (way_ == Way::small) return combine(p, mine, nothing);
+  if (in_place) {
+    node_.bytes_ += data_.bytes() / std::size_t(n) * std::size_t(n - 1);
+    return combine(share_of(me), aside, [&](Piece b) {
+      for (int r = 0; r < n; r++) std::memcpy(of(r, b.begin), sum, bytes(b));
+    });
+  }
+  // In slots: first into the rank's own slot; then all copy all shares.
+  if (round_ % 2 == 1) return combine(share_of(me), aside, [&](Piece b) { std::memcpy(of(me, b.begin), sum, bytes(b)); });
+  for (int r = 0; r < n; r++)
+    if (const Piece s = share_of(r); s.length() > 0) std::memcpy(data_.at(s.begin), of(r, s.begin), bytes(s));
 }
 
 }  // namespace
