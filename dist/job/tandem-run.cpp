@@ -42,7 +42,9 @@ using namespace tandem;
 namespace {
 
 struct Command {
-  std::vector<Host> hosts;  // {"", n}: here
+  int ranks = 0;
+  std::string host_list, host_file;
+  std::vector<Host> hosts;  // of one of these three; {"", n}: here
   std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow;
   int restarts = 0;
   std::string on_failure;  // stop or continue; empty: as the strategy has it
@@ -85,10 +87,46 @@ int count_in(const std::string& option, const std::string& text) {
   return int(v);
 }
 
+void set(Command& c, const std::string& name, const std::string& value) {
+  if (name == "-n" || name == "-np") {
+    char* end = nullptr;
+    c.ranks = int(std::strtol(value.c_str(), &end, 10));
+    if (*end || c.ranks < 1 || c.ranks > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
+  } else if (name == "-H" || name == "--hosts") {
+    c.host_list = value;
+  } else if (name == "--hostfile") {
+    c.host_file = value;
+  } else if (name == "--strategy") {
+    c.strategy = value;
+  } else if (name == "--servers") {
+    c.servers = std::to_string(count_in("--servers " + value, value));
+  } else if (name == "--pace") {
+    c.pace = value;
+  } else if (name == "--slow") {
+    c.slow += (c.slow.empty() ? "" : ",") + value;
+  } else if (name == "--restart") {
+    c.restarts = count_in("--restart " + value, value);
+  } else if (name == "--log-dir") {
+    c.logs = value;
+  } else if (name == "--port") {
+    const int port = count_in("--port " + value, value);
+    if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
+    c.port = value;
+  } else if (name == "--start-timeout") {
+    number_in("--start-timeout " + value, value);
+    c.start_timeout = value;
+  } else if (name == "--ssh") {
+    c.ssh = value;
+  } else if (name == "--on-failure") {
+    if (value != "stop" && value != "continue") refuse("--on-failure ", value, ": choose stop or continue");
+    c.on_failure = value;
+  } else {
+    refuse("unknown option ", name, " (--help lists the options)");
+  }
+}
+
 Command parse(int argc, char** argv) {
   Command c;
-  int n = 0;
-  std::string list, file;
   int i = 1;
   for (; i < argc && argv[i][0] == '-'; i++) {
     std::string name = argv[i], value;
@@ -111,52 +149,18 @@ Command parse(int argc, char** argv) {
       value = argv[++i];
     }
     if (value.empty()) refuse(name, " needs a value (--help lists the options)");
-    if (name == "-n" || name == "-np") {
-      char* end = nullptr;
-      n = int(std::strtol(value.c_str(), &end, 10));
-      if (*end || n < 1 || n > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
-    } else if (name == "-H" || name == "--hosts") {
-      list = value;
-    } else if (name == "--hostfile") {
-      file = value;
-    } else if (name == "--strategy") {
-      c.strategy = value;
-    } else if (name == "--servers") {
-      c.servers = std::to_string(count_in("--servers " + value, value));
-    } else if (name == "--pace") {
-      c.pace = value;
-    } else if (name == "--slow") {
-      c.slow += (c.slow.empty() ? "" : ",") + value;
-    } else if (name == "--restart") {
-      c.restarts = count_in("--restart " + value, value);
-    } else if (name == "--log-dir") {
-      c.logs = value;
-    } else if (name == "--port") {
-      const int port = count_in("--port " + value, value);
-      if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
-      c.port = value;
-    } else if (name == "--start-timeout") {
-      number_in("--start-timeout " + value, value);
-      c.start_timeout = value;
-    } else if (name == "--ssh") {
-      c.ssh = value;
-    } else if (name == "--on-failure") {
-      if (value != "stop" && value != "continue") refuse("--on-failure ", value, ": choose stop or continue");
-      c.on_failure = value;
-    } else {
-      refuse("unknown option ", name, " (--help lists the options)");
-    }
+    set(c, name, value);
   }
   c.program.assign(argv + i, argv + argc);
   if (c.check != c.program.empty())
     refuse(c.check ? "--check runs no program" : "which program? tandem-run -n 2 PROGRAM ARGUMENTS");
-  if (int(n > 0) + int(!list.empty()) + int(!file.empty()) > 1) refuse("give one of -n, -H and --hostfile");
-  if (!list.empty())
-    c.hosts = hosts_in_list(list);
-  else if (!file.empty())
-    c.hosts = hosts_in_file(file);
+  if (int(c.ranks > 0) + int(!c.host_list.empty()) + int(!c.host_file.empty()) > 1) refuse("give one of -n, -H and --hostfile");
+  if (!c.host_list.empty())
+    c.hosts = hosts_in_list(c.host_list);
+  else if (!c.host_file.empty())
+    c.hosts = hosts_in_file(c.host_file);
   else
-    c.hosts = {{"", n > 0 ? n : 1}};
+    c.hosts = {{"", std::max(c.ranks, 1)}};
   int ranks = 0;
   for (const Host& h : c.hosts) ranks += h.slots;
   Pace::parse(c.pace, c.slow, ranks);
@@ -169,11 +173,13 @@ std::string this_host() {
   return name;
 }
 
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
 struct Rank {
   int number = 0, local = 0;
   Host place;
   std::string host;  // for people
-  std::vector<std::pair<std::string, std::string>> set;  // in its environment
+  Variables set;     // in its environment
   int restarts = 0;
   bool forgiven = false;  // its end was told, and is nobody else's
   pid_t pid = -1;
@@ -301,7 +307,7 @@ class Launch {
     int number = 0;
     for (const Host& h : c_.hosts)
       for (int local = 0; local < h.slots; local++, number++) {
-        std::vector<std::pair<std::string, std::string>> set{{"RANK", std::to_string(number)},
+        Variables set{{"RANK", std::to_string(number)},
                                                              {"WORLD_SIZE", std::to_string(size)},
                                                              {"LOCAL_RANK", std::to_string(local)},
                                                              {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
@@ -351,6 +357,25 @@ class Launch {
     sched_setaffinity(0, sizeof mine, &mine);
   }
 
+  // The command that runs `words` on another host.
+  std::vector<std::string> over_ssh(const std::string& host, const Variables& set, const std::vector<std::string>& words) const {
+    // The token goes through standard input: command lines can be read by everyone on a host.
+    std::string line = "cd " + shell_quoted(std::filesystem::current_path().string()) +
+                       " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
+    for (const auto& [name, value] : set) line += " " + name + "=" + shell_quoted(value);
+    for (char** e = environ; *e; e++)
+      for (const char* passed : {"TANDEM_", "UCX_", "NCCL_", "CUDA_", "OMP_", "LD_LIBRARY_PATH="})
+        if (std::strncmp(*e, passed, std::strlen(passed)) == 0 && std::strncmp(*e, "TANDEM_TOKEN", 12) != 0)
+          line += " " + shell_quoted(*e);
+    for (const std::string& w : words) line += " " + shell_quoted(w);
+    std::istringstream ssh(c_.ssh);
+    std::vector<std::string> all;
+    for (std::string w; ssh >> w;) all.push_back(w);
+    if (c_.ssh == "ssh") all.insert(all.end(), {"-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
+    all.insert(all.end(), {host, line});
+    return all;
+  }
+
   void start(Rank& r) {
     const Host& host = r.place;
     auto set = r.set;
@@ -366,22 +391,7 @@ class Launch {
       words = {is_here(host.name) ? "/proc/self/exe" : std::filesystem::read_symlink("/proc/self/exe").string(),
                "--check-rank"};
     const bool here = is_here(host.name);
-    if (!here) {
-      // The token goes through standard input: command lines can be read by everyone on a host.
-      std::string line = "cd " + shell_quoted(std::filesystem::current_path().string()) +
-                         " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
-      for (const auto& [name, value] : set) line += " " + name + "=" + shell_quoted(value);
-      for (char** e = environ; *e; e++)
-        for (const char* passed : {"TANDEM_", "UCX_", "NCCL_", "CUDA_", "OMP_", "LD_LIBRARY_PATH="})
-          if (std::strncmp(*e, passed, std::strlen(passed)) == 0 && std::strncmp(*e, "TANDEM_TOKEN", 12) != 0)
-            line += " " + shell_quoted(*e);
-      for (const std::string& w : words) line += " " + shell_quoted(w);
-      std::istringstream ssh(c_.ssh);
-      words.clear();
-      for (std::string w; ssh >> w;) words.push_back(w);
-      if (c_.ssh == "ssh") words.insert(words.end(), {"-o", "BatchMode=yes", "-o", "ConnectTimeout=10"});
-      words.insert(words.end(), {host.name, line});
-    }
+    if (!here) words = over_ssh(host.name, set, words);
     int out[2], err[2], in[2];
     require(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0 && pipe2(in, O_CLOEXEC) == 0,
             "no more files can be opened: ulimit -n is too low for so many ranks");

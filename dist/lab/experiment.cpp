@@ -283,6 +283,25 @@ void end_with_a_line(const std::string& path, std::ofstream& file) {
     std::filesystem::resize_file(path, begin);
   }
 }
+
+// What is to be done next, of what is not under way; empty: nothing, for now or (done) for ever.
+std::optional<Trial> next_trial(const Plan& plan, const Results& results, const std::vector<Trial>& under_way, bool& done) {
+  done = true;
+  for (int workers : plan.workers)
+    for (const std::string& strategy : plan.strategies) {
+      Search s = search(plan, results, strategy, workers);
+      if (s.missing.empty())
+        for (int k = 1; k <= plan.seeds; k++)
+          s.missing.push_back({strategy, workers, s.rate, plan.epochs, std::uint64_t(k), true});
+      for (const Trial& t : s.missing) {
+        if (find(results, t)) continue;
+        done = false;
+        if (std::find(under_way.begin(), under_way.end(), t) == under_way.end()) return t;
+      }
+    }
+  return {};
+}
+
 }  // namespace
 
 Results carry_out(const Plan& plan, const std::string& path, int jobs, const std::function<Outcome(const Trial&)>& run,
@@ -302,32 +321,12 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
   std::condition_variable changed;
   std::vector<Trial> under_way;
   std::exception_ptr failed;
-  // What is to be done next, of what is not under way; empty: nothing, for now or (done) for ever.
-  auto next = [&](bool& done) -> std::optional<Trial> {
-    done = true;
-    auto free = [&](const Trial& t) {
-      return std::find(under_way.begin(), under_way.end(), t) == under_way.end() && !find(results, t);
-    };
-    for (int workers : plan.workers)
-      for (const std::string& strategy : plan.strategies) {
-        Search s = search(plan, results, strategy, workers);
-        if (s.missing.empty())
-          for (int k = 1; k <= plan.seeds; k++)
-            s.missing.push_back({strategy, workers, s.rate, plan.epochs, std::uint64_t(k), true});
-        for (const Trial& t : s.missing) {
-          if (find(results, t)) continue;
-          done = false;
-          if (free(t)) return t;
-        }
-      }
-    return {};
-  };
   auto work = [&] {
     std::unique_lock lock_here(mutex);
     for (;;) {
       bool done = false;
       if (failed) return;
-      std::optional<Trial> t = next(done);
+      std::optional<Trial> t = next_trial(plan, results, under_way, done);
       if (done) return;
       if (!t) {
         changed.wait(lock_here);
