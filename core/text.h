@@ -1,6 +1,8 @@
-// Numbers as text: one function for each form that is truly different.
+// Numbers as text, one function for each form that is truly different, and text as numbers.
 #pragma once
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -13,5 +15,14 @@ std::string readable_bytes(double bytes);            // "1.5 MiB"
 std::string hex(std::uint64_t v);                    // 16 hexadecimal digits
 std::string hex(std::string_view bytes);             // two for each byte
 std::string shell_quoted(std::string_view text);     // one word of a shell's command line: 'it'\''s'
+
+// The number that the whole of `text` is; none: it is something else, or does not fit a T.
+template <class T>
+std::optional<T> parsed(std::string_view text) {
+  T v{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return v;
+}
 
 }  // namespace tandem

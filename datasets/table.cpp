@@ -1,7 +1,6 @@
 #include "datasets/table.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "core/text.h"
 #include "datasets/loader.h"
 #include "datasets/npy.h"
 
@@ -55,11 +55,7 @@ Tensor gather_rows(const Tensor& t, const std::vector<std::int32_t>& order) {
 
 // The distinct names in order become the classes 0, 1, …; numbers are ordered as numbers.
 void number_classes(Table& table, const std::vector<std::string>& names) {
-  auto number = [](const std::string& s) {
-    char* end = nullptr;
-    const double v = std::strtod(s.c_str(), &end);
-    return s.empty() || *end ? std::numeric_limits<double>::infinity() : v;
-  };
+  auto number = [](const std::string& s) { return parsed<double>(s).value_or(std::numeric_limits<double>::infinity()); };
   std::map<std::pair<double, std::string>, std::int32_t> classes;
   for (const std::string& name : names) classes[{number(name), name}] = 0;
   for (auto& [key, index] : classes) index = std::int32_t(table.classes.size()), table.classes.push_back(key.second);
@@ -115,12 +111,10 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
         names_of_rows.push_back(fields[c]);
         continue;
       }
-      float v = 0;
-      const char *from = fields[c].data(), *to = from + fields[c].size();
-      const auto [end, error] = std::from_chars(from, to, v);
-      if (error != std::errc() || end != to || !std::isfinite(v))
+      const auto v = parsed<float>(fields[c]);
+      if (!v || !std::isfinite(*v))
         refuse(file.string(), ": line ", number, ", column '", names[c], "': '", fields[c], "' is no finite number");
-      (is_target[c] ? y : x).push_back(v);
+      (is_target[c] ? y : x).push_back(*v);
     }
   }
   if (x.empty()) refuse(file.string(), ": holds no row below its first line");

@@ -4,9 +4,9 @@
 //   build/experiment examples/experiments/fashion_mnist.json
 #include <cstdio>
 #include <filesystem>
-#include <sstream>
 
 #include "core/files/files.h"
+#include "core/text.h"
 #include "dist/lab/experiment.h"
 #include "dist/lab/simulator.h"
 #include "tandem.h"
@@ -30,8 +30,8 @@ Arguments arguments(int argc, char** argv) {
                      {{"--data", "folder of the data sets, or 'synthetic'", "", into(a.data)},
                       {"--jobs", "runs at a time, a thread each", "2",
                        [&](const std::string& v) {
-                         std::istringstream in(v);
-                         if (!(in >> a.jobs) || !in.eof() || a.jobs < 1 || a.jobs > 1000)
+                         a.jobs = parsed<int>(v).value_or(0);
+                         if (a.jobs < 1 || a.jobs > 1000)
                            refuse("--jobs ", v, ": expected a number from 1 to 1000");
                        }},
                       {"--results", "the runs (default: beside the plan, .jsonl)", "", into(a.results)},

@@ -3,8 +3,8 @@
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
 #include <cmath>
 #include <cstdio>
-#include <sstream>
 
+#include "core/text.h"
 #include "dist/lab/simulator.h"
 #include "dist/server/pace.h"
 #include "tandem.h"
@@ -14,11 +14,9 @@ using namespace tandem;
 namespace {
 
 double number(const std::string& option, const std::string& text, double low) {
-  std::istringstream in(text);
-  double v = 0;
-  if (!(in >> v) || !in.eof() || !(v >= low) || !std::isfinite(v))
-    refuse(option, " ", text, ": expected a number from ", low);
-  return v;
+  const auto v = parsed<double>(text);
+  if (!v || !(*v >= low) || !std::isfinite(*v)) refuse(option, " ", text, ": expected a number from ", low);
+  return *v;
 }
 
 Options options(int argc, char** argv, SimulatorOptions& s) {

@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -35,11 +35,9 @@ const char* value_of(const Variables& variables, const char* name) {
 }
 
 int number(const char* name, const char* text, int low, int high) {
-  int v = 0;
-  auto [end, error] = std::from_chars(text, text + std::strlen(text), v);
-  if (error != std::errc() || *end || v < low || v > high)
-    refuse(name, "=", text, ": expected a whole number from ", low, " to ", high);
-  return v;
+  const auto v = parsed<int>(text);
+  if (!v || *v < low || *v > high) refuse(name, "=", text, ": expected a whole number from ", low, " to ", high);
+  return *v;
 }
 
 // The parent, and when it began: all ranks that one launcher starts on a host have it in common.

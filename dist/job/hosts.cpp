@@ -1,21 +1,20 @@
 #include "dist/job/hosts.h"
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 
 #include "core/error.h"
 #include "core/files/files.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
 
 int slots_in(const std::string& text, const std::string& where) {
-  int n = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size() || n < 1 || n > 4096)
+  const auto n = parsed<int>(text);
+  if (!n || *n < 1 || *n > 4096)
     refuse(where, ": ", text.empty() ? "no number" : text, " where a number of ranks is expected, from 1 to 4096");
-  return n;
+  return *n;
 }
 
 Host host_in(const std::string& word, const std::string& where) {

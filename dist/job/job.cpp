@@ -1,13 +1,13 @@
 #include "dist/job/job.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <numeric>
 #include <sstream>
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/collectives/hierarchy.h"
 #include "dist/collectives/node.h"
 #include "dist/collectives/ucx.h"
@@ -39,12 +39,10 @@ void reach_from_everywhere(std::vector<Card>& cards) {
 std::uint64_t incarnation_in(const Variables& variables) {
   const char* text = variables("TANDEM_INCARNATION");
   if (!text || !*text) return 0;
-  std::uint64_t v = 0;
-  const char* end = text + std::strlen(text);
-  const auto [at, error] = std::from_chars(text, end, v);
-  if (error != std::errc() || at != end)
+  const auto v = parsed<std::uint64_t>(text);
+  if (!v)
     refuse("TANDEM_INCARNATION=", text, ": expected how manieth start of this rank it is after the first, from 1");
-  return v;
+  return *v;
 }
 
 }  // namespace

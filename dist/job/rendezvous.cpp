@@ -90,9 +90,9 @@ Deadlines Deadlines::from(const Variables& variables) {
   auto take = [&](const char* name, double& v) {
     const char* text = variables(name);
     if (!text || !*text) return;
-    char* end = nullptr;
-    v = std::strtod(text, &end);
-    if (*end || !(v > 0) || v > 1e6) refuse(name, "=", text, ": expected a number of seconds");
+    const auto seconds = parsed<double>(text);
+    if (!seconds || !(*seconds > 0 && *seconds <= 1e6)) refuse(name, "=", text, ": expected a number of seconds");
+    v = *seconds;
   };
   take("TANDEM_START_TIMEOUT", d.start);
   take("TANDEM_SILENCE", d.silence);

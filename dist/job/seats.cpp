@@ -3,11 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <fstream>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/job/frames.h"
 
 namespace tandem {
@@ -30,10 +30,9 @@ std::string host_identity() {
 }
 
 std::uint64_t number_in(const std::string& text) {
-  std::uint64_t v = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  require(error == std::errc() && end == text.data() + text.size(), "a damaged card: ", text, " is no number");
-  return v;
+  const auto v = parsed<std::uint64_t>(text);
+  require(v.has_value(), "a damaged card: ", text, " is no number");
+  return *v;
 }
 
 }  // namespace

@@ -74,24 +74,16 @@ const char* usage =
     "  --ssh COMMAND          instead of ssh\n"
     "  --check                no program: finds the ranks, sends small messages round, and shows what they run on\n";
 
-double number_in(const std::string& option, const std::string& text) {
-  char* end = nullptr;
-  const double v = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end || !(v > 0) || v > 1e9) refuse(option, ": '", text, "' is no number above 0");
-  return v;
-}
 int count_in(const std::string& option, const std::string& text) {
-  char* end = nullptr;
-  const long v = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end || v < 0 || v > 1000000) refuse(option, ": '", text, "' is no whole number from 0 to 1000000");
-  return int(v);
+  const auto v = parsed<int>(text);
+  if (!v || *v < 0 || *v > 1000000) refuse(option, ": '", text, "' is no whole number from 0 to 1000000");
+  return *v;
 }
 
 void set(Command& c, const std::string& name, const std::string& value) {
   if (name == "-n" || name == "-np") {
-    char* end = nullptr;
-    c.ranks = int(std::strtol(value.c_str(), &end, 10));
-    if (*end || c.ranks < 1 || c.ranks > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
+    c.ranks = parsed<int>(value).value_or(0);
+    if (c.ranks < 1 || c.ranks > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
   } else if (name == "-H" || name == "--hosts") {
     c.host_list = value;
   } else if (name == "--hostfile") {
@@ -113,7 +105,8 @@ void set(Command& c, const std::string& name, const std::string& value) {
     if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
     c.port = value;
   } else if (name == "--start-timeout") {
-    number_in("--start-timeout " + value, value);
+    const double seconds = parsed<double>(value).value_or(0);
+    if (!(seconds > 0 && seconds <= 1e9)) refuse("--start-timeout ", value, ": '", value, "' is no number above 0");
     c.start_timeout = value;
   } else if (name == "--ssh") {
     c.ssh = value;

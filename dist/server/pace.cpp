@@ -1,10 +1,10 @@
 #include "dist/server/pace.h"
 
-#include <charconv>
 #include <cmath>
 #include <numbers>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace tandem {
 
@@ -25,11 +25,9 @@ double gamma_draw(double shape, const Philox& random) {
 namespace {
 
 double number(const std::string& option, const std::string& all, const std::string& text, double low) {
-  double v = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || v > 1e9)
-    refuse(option, " ", all, ": '", text, "' is no number from ", low, " to 1e9");
-  return v;
+  const auto v = parsed<double>(text);
+  if (!v || !(*v >= low && *v <= 1e9)) refuse(option, " ", all, ": '", text, "' is no number from ", low, " to 1e9");
+  return *v;
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "dist/strategies/registry.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
 #include "dist/strategies/all_reduce.h"
@@ -31,11 +31,6 @@ struct Entry {
   Make (*parse)(const std::string& name, const Setting& setting, int ranks);
 };
 
-template <class T>
-bool read_number(const std::string& text, T& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
 // ---- one parser for each row ----------------------------------------------------------------------------------------------
@@ -43,7 +38,8 @@ Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
   if (!name.empty() && name != "all-reduce") return {};
   AllReduceOptions o{.deadline = deadline()};
   const std::string wire = setting("TANDEM_WIRE");
-  const bool sparse = wire.starts_with("topk:") && read_number(wire.substr(5), o.top_k) && o.top_k > 0 && o.top_k <= 1;
+  if (wire.starts_with("topk:")) o.top_k = parsed<double>(wire.substr(5)).value_or(0);
+  const bool sparse = o.top_k > 0 && o.top_k <= 1;
   if (!sparse && !wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");
   if (wire == "bf16") o.wire = DType::bf16;
@@ -64,8 +60,8 @@ Make parse_server(const std::string& name, const Setting& setting, int ranks) {
   ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
   const std::string servers = setting("TANDEM_SERVERS"), pipeline = setting("TANDEM_PIPELINE"), wire = setting("TANDEM_WIRE"),
                     snapshots = setting("TANDEM_SNAPSHOTS");
-  if (!servers.empty() && !(read_number(servers, o.servers) && o.servers >= 0))
-    refuse("--servers ", servers, ": expected a number of ranks from 0");
+  if (!servers.empty()) o.servers = parsed<int>(servers).value_or(-1);
+  if (o.servers < 0) refuse("--servers ", servers, ": expected a number of ranks from 0");
   check_servers(o.servers, ranks);
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
@@ -74,7 +70,8 @@ Make parse_server(const std::string& name, const Setting& setting, int ranks) {
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
-  if (!snapshots.empty() && !(read_number(snapshots, o.snapshots) && o.snapshots >= 0 && o.snapshots < 1e6))
+  if (!snapshots.empty()) o.snapshots = parsed<double>(snapshots).value_or(-1);
+  if (!(o.snapshots >= 0 && o.snapshots < 1e6))
     refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.pace = Pace::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);

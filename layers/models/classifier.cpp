@@ -1,9 +1,9 @@
 #include "layers/models/classifier.h"
 
-#include <charconv>
 
 #include "autograd/ops.h"
 #include "core/files/safetensors.h"
+#include "core/text.h"
 #include "datasets/loader.h"
 #include "layers/train/checkpoint.h"
 #include "layers/models/models.h"
@@ -44,11 +44,9 @@ Classifier::Classifier(const std::string& weights, const std::string& model, Bac
     return found->second;
   };
   auto number = [&](const char* key, const std::string& text, auto least, auto most) {
-    auto v = least;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-    if (error != std::errc() || end != text.data() + text.size() || !(v >= least && v <= most))
-      refuse(weights, ": says '", text, "' for ", key);
-    return v;
+    const auto v = parsed<decltype(least)>(text);
+    if (!v || !(*v >= least && *v <= most)) refuse(weights, ": says '", text, "' for ", key);
+    return *v;
   };
   classes_ = parts_of(said("classes"), '\n');
   channels_ = number("channels", said("channels"), 1, 4);

@@ -1,11 +1,11 @@
 #include "layers/optim/schedule.h"
 
-#include <charconv>
 #include <cmath>
 #include <numbers>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -15,11 +15,9 @@ double between(double from, double to, double progress) {  // cosine annealing
 }
 
 double number(const std::string& text, const std::string& whole) {
-  double v = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  require(error == std::errc() && end == text.data() + text.size() && v > 0 && std::isfinite(v), "schedule '", whole,
-          "': '", text, "' is not a positive number");
-  return v;
+  const auto v = parsed<double>(text);
+  require(v && *v > 0 && std::isfinite(*v), "schedule '", whole, "': '", text, "' is not a positive number");
+  return *v;
 }
 
 }  // namespace

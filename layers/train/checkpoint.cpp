@@ -1,6 +1,5 @@
 #include "layers/train/checkpoint.h"
 
-#include <charconv>
 #include <fstream>
 #include <map>
 
@@ -67,18 +66,15 @@ class Opened {
   }
   std::int64_t whole(const std::string& key) const {
     const std::string& t = text(key);
-    std::int64_t v = 0;
-    auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), v);
-    if (error != std::errc() || end != t.data() + t.size() || v < 0)
-      refuse(file.path().string(), ": '", key, "' is '", t, "', expected a whole number");
-    return v;
+    const auto v = parsed<std::int64_t>(t);
+    if (!v || *v < 0) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a whole number");
+    return *v;
   }
   double real(const std::string& key) const {
     const std::string& t = text(key);
-    char* end = nullptr;
-    double v = std::strtod(t.c_str(), &end);
-    if (t.empty() || *end) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a number");
-    return v;
+    const auto v = parsed<double>(t);
+    if (!v) refuse(file.path().string(), ": '", key, "' is '", t, "', expected a number");
+    return *v;
   }
   RunPosition position() const {
     RunPosition at;

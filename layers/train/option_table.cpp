@@ -1,7 +1,6 @@
 #include "layers/train/option_table.h"
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 #include <thread>
 
@@ -17,11 +16,9 @@ namespace {
 
 template <class T>
 T number(const std::string& option, const std::string& text, T low, T high, const std::string& expected) {
-  T v{};
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
-  if (error != std::errc() || end != text.data() + text.size() || !(v >= low) || !(v <= high))
-    bad(option, text, expected);
-  return v;
+  const auto v = parsed<T>(text);
+  if (!v || !(*v >= low && *v <= high)) bad(option, text, expected);
+  return *v;
 }
 
 // Rows by the type of their field. Each call appends a row and returns it.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -18,6 +17,7 @@
 
 #include "core/build_info.h"
 #include "core/team.h"
+#include "core/text.h"
 #include "layers/train/fit.h"
 #include "layers/train/option_table.h"
 
@@ -76,12 +76,9 @@ std::unique_ptr<Optimizer> make_optimizer(const Options& o) {
 
 namespace {
 int cuda_index(const std::string& device) {  // of "cuda:1"
-  int index = 0;
-  const char *from = device.data() + 5, *to = device.data() + device.size();
-  const auto [end, error] = std::from_chars(from, to, index);
-  if (error != std::errc() || end != to || index < 0 || index > 1023)
-    throw UsageError("--device " + device + ": expected cuda or cuda:INDEX, from 0");
-  return index;
+  const auto index = parsed<int>(device.substr(5));
+  if (!index || *index < 0 || *index > 1023) refuse("--device ", device, ": expected cuda or cuda:INDEX, from 0");
+  return *index;
 }
 }  // namespace
 

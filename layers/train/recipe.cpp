@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <sstream>
 
@@ -69,10 +68,8 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
     if (name == "--epochs" || name == "--seed" || name == "--batch" || name == "--optimizer" || name == "--data") continue;
     const std::string key = name == "--lr" ? "learning_rate" : name == "pictures" ? "data" : name == "mean" || name == "std" ? name : name.starts_with("--") ? name.substr(2) : "";
     if (key.empty() || value.empty()) continue;
-    double number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    const bool whole = error == std::errc() && end == value.data() + value.size();
-    fields.push_back({key, whole ? MetricValue(number) : MetricValue(value)});
+    const auto number = parsed<double>(value);
+    fields.push_back({key, number ? MetricValue(*number) : MetricValue(value)});
   }
   return fields;
 }
