@@ -139,34 +139,20 @@ class InProcessWire : public Wire {
           throw CommunicationError(room_->failed_rank, room_->failed);
       }
     }
-    auto& receives = room_->of(to).receives;
-    auto match = std::find_if(receives.begin(), receives.end(),
-                              [&](Post* p) { return p->from == rank_ && p->header.meets(header); });
-    if (match == receives.end()) {
-      wait_in(room_->of(to).sends, *post);
-    } else {
-      Post* receive = *match;
-      receives.erase(match);
-      receive->waits_in = nullptr;
+    if (Post* receive = first_of(room_->of(to).receives, *post))
       room_->meet(*post, *receive);
-    }
+    else
+      wait_in(room_->of(to).sends, *post);
     return post;
   }
 
   std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
     auto post = std::make_unique<Post>(room_, from, rank_, header, data, bytes);
     std::lock_guard lock(room_->mutex);
-    auto& sends = room_->of(rank_).sends;
-    auto match =
-        std::find_if(sends.begin(), sends.end(), [&](Post* p) { return p->from == from && p->header.meets(header); });
-    if (match == sends.end()) {
-      wait_in(room_->of(rank_).receives, *post);
-    } else {
-      Post* send = *match;
-      sends.erase(match);
-      send->waits_in = nullptr;
+    if (Post* send = first_of(room_->of(rank_).sends, *post))
       room_->meet(*send, *post);
-    }
+    else
+      wait_in(room_->of(rank_).receives, *post);
     return post;
   }
 
@@ -241,6 +227,15 @@ class InProcessWire : public Wire {
     for (const Room::Side& s : room_->sides) all.push_back(s.standing);
     all[std::size_t(rank_)].waits_for = waits_for;
     return culprit(all, rank_);
+  }
+  // Takes the first that this one meets from its list; null: there is none.
+  static Post* first_of(std::list<Post*>& list, const Post& post) {
+    auto match = std::find_if(list.begin(), list.end(), [&](Post* p) { return p->from == post.from && p->header.meets(post.header); });
+    if (match == list.end()) return nullptr;
+    Post* found = *match;
+    list.erase(match);
+    found->waits_in = nullptr;
+    return found;
   }
   static void wait_in(std::list<Post*>& list, Post& post) {
     list.push_back(&post);

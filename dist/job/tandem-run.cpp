@@ -21,6 +21,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <regex>
 #include <sstream>
 #include <thread>
@@ -81,25 +82,21 @@ int count_in(const std::string& option, const std::string& text) {
 }
 
 void set(Command& c, const std::string& name, const std::string& value) {
-  if (name == "-n" || name == "-np") {
+  static const std::map<std::string, std::string Command::*> texts{
+      {"-H", &Command::host_list},       {"--hosts", &Command::host_list}, {"--hostfile", &Command::host_file},
+      {"--strategy", &Command::strategy}, {"--pace", &Command::pace},       {"--log-dir", &Command::logs},
+      {"--ssh", &Command::ssh}};
+  if (const auto text = texts.find(name); text != texts.end()) {
+    c.*text->second = value;
+  } else if (name == "-n" || name == "-np") {
     c.ranks = parsed<int>(value).value_or(0);
     if (c.ranks < 1 || c.ranks > 4096) refuse("-n ", value, ": expected a number of ranks from 1 to 4096");
-  } else if (name == "-H" || name == "--hosts") {
-    c.host_list = value;
-  } else if (name == "--hostfile") {
-    c.host_file = value;
-  } else if (name == "--strategy") {
-    c.strategy = value;
   } else if (name == "--servers") {
     c.servers = std::to_string(count_in("--servers " + value, value));
-  } else if (name == "--pace") {
-    c.pace = value;
   } else if (name == "--slow") {
     c.slow += (c.slow.empty() ? "" : ",") + value;
   } else if (name == "--restart") {
     c.restarts = count_in("--restart " + value, value);
-  } else if (name == "--log-dir") {
-    c.logs = value;
   } else if (name == "--port") {
     const int port = count_in("--port " + value, value);
     if (port < 1 || port > 65535) refuse("--port ", value, ": ports are 1 to 65535");
@@ -108,8 +105,6 @@ void set(Command& c, const std::string& name, const std::string& value) {
     const double seconds = parsed<double>(value).value_or(0);
     if (!(seconds > 0 && seconds <= 1e9)) refuse("--start-timeout ", value, ": '", value, "' is no number above 0");
     c.start_timeout = value;
-  } else if (name == "--ssh") {
-    c.ssh = value;
   } else if (name == "--on-failure") {
     if (value != "stop" && value != "continue") refuse("--on-failure ", value, ": choose stop or continue");
     c.on_failure = value;
