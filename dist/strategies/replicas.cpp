@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/checksum.h"
 #include "core/trace/trace.h"
 #include "dist/strategies/reducer.h"
 
@@ -125,17 +126,16 @@ void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) 
 }
 
 void Replicas::compare_parameters(const ParameterSpace& space, std::int64_t steps) {
-  // FNV-1a over words: a difference in any bit shows.
-  std::uint64_t h = 1469598103934665603u;
-  std::vector<std::uint32_t> copy;
-  const auto* words = static_cast<const std::uint32_t*>(space.values.raw());
+  std::vector<std::byte> copy;
+  const void* bytes = space.values.raw();
   if (space.backend().asynchronous()) {
-    copy.resize(space.values.bytes() / sizeof *words);
-    space.backend().download(copy.data(), words, space.values.bytes());
-    words = copy.data();
+    copy.resize(space.values.bytes());
+    space.backend().download(copy.data(), bytes, copy.size());
+    bytes = copy.data();
   }
-  for (std::size_t i = 0; i < space.values.bytes() / sizeof *words; i++) h = (h ^ words[i]) * 1099511628211u;
-  compare(h, "no longer have the same parameters (after " + std::to_string(steps) +
+  Checksum sum;
+  sum.add(bytes, space.values.bytes());
+  compare(sum.value(), "no longer have the same parameters (after " + std::to_string(steps) +
                  " steps): they run different programs, or a machine computes wrongly");
 }
 
