@@ -1,30 +1,12 @@
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "core/cpu/norm.h"
-#include "core/cpu/rows.h"
+#include "core/cpu/norm_passes.h"
 #include "core/launch.h"
 
 namespace tandem::cpu {
 namespace {
-
-// One picture as folded rows. Per-channel values are repeated over `room` elements: a folded row, or what there is of one.
-struct Picture {
-  Fold fold;
-  std::int64_t room, elements;
-  explicit Picture(const GroupNormShape& s)
-      : fold(s.pixels, s.channels),
-        room(fold.rows ? fold.width : (fold.tail + Fold::panel - 1) / Fold::panel * Fold::panel),
-        elements(s.pixels * s.channels) {}
-  void spread(float* values) const {
-    for (std::int64_t j = fold.channels; j < room; j++) values[j] = values[j - fold.channels];
-  }
-  void gather(double* sums) const {
-    for (std::int64_t from = fold.channels; from < room; from += fold.channels)
-      for (std::int64_t c = 0; c < std::min(fold.channels, room - from); c++) sums[c] += sums[from + c];
-  }
-};
 
 // body(first channel, behind the last one, group) for every group.
 template <class Body>
@@ -45,9 +27,8 @@ int worth(int threads, const GroupNormShape& s) {
 // ---- passes over one picture ----------------------------------------------------------------------------------------
 // sum[c] = Σx, or with squares Σ(x − center)²: the picture is in cache the second time, and no digits are lost.
 template <bool squares, class T>
-void add_up(const Picture& picture, const T* x, const float* center, double* sum) {
-  const Fold& f = picture.fold;
-  std::fill_n(sum, picture.room, 0.0);
+void add_up(const Fold& f, const T* x, const float* center, double* sum) {
+  std::fill_n(sum, f.room, 0.0);
   sweep(f, 0, 1, squares ? Order::backwards : Order::forwards,
         [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
           vf total[4] = {};
@@ -63,57 +44,16 @@ void add_up(const Picture& picture, const T* x, const float* center, double* sum
             }
           combine_panel(std::plus<double>(), sum + column, total);
         });
-  picture.gather(sum);
+  f.gather(sum);
 }
 
 // y = (x − center)·scale + offset
 template <class T>
-void normalise(const Picture& picture, const T* x, const float* center, const float* scale, const float* offset, T* y) {
-  const Fold& f = picture.fold;
+void normalise(const Fold& f, const T* x, const float* center, const float* scale, const float* offset, T* y) {
   sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
     const Panel m(center + column), a(scale + column), b(offset + column);
     for (std::int64_t r = 0; r < rows; r++, at += f.width)
       for (int i = 0; i < 4; i++) write_lane<whole>(y + at, i, n, (read_lane<whole>(x + at, i, n) - m[i]) * a[i] + b[i]);
-  });
-}
-
-// sum[c] = Σ dy, product[c] = Σ dy·(x − center)
-template <class T>
-void add_up_gradient(const Picture& picture, const T* x, const T* dy, const float* center, double* sum, double* product) {
-  const Fold& f = picture.fold;
-  std::fill_n(sum, picture.room, 0.0);
-  std::fill_n(product, picture.room, 0.0);
-  sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-    const Panel m(center + column);
-    vf total[4] = {}, dot[4] = {};
-    for (std::int64_t r = 0; r < rows; r++, at += f.width)
-      for (int i = 0; i < 4; i++) {
-        vf d = read_lane<whole>(dy + at, i, n), t = d * (read_lane<whole>(x + at, i, n) - m[i]);
-        if constexpr (!whole) t = keep(t, within(i, n));
-        total[i] += d;
-        dot[i] += t;
-      }
-    combine_panel(std::plus<double>(), sum + column, total);
-    combine_panel(std::plus<double>(), product + column, dot);
-  });
-  picture.gather(sum);
-  picture.gather(product);
-}
-
-// dx (+)= dy·scale + (x − center)·slope + constant
-template <bool adding, class T>
-void write_gradient(const Picture& picture, const T* x, const T* dy, const float* center, const float* scale,
-                    const float* slope, const float* constant, T* dx) {
-  const Fold& f = picture.fold;
-  sweep(f, 0, 1, Order::backwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-    const Panel m(center + column), a(scale + column), k(slope + column), e(constant + column);
-    for (std::int64_t r = 0; r < rows; r++, at += f.width)
-      for (int i = 0; i < 4; i++) {
-        vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
-        vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
-        if constexpr (adding) result += read_lane<whole>(dx + at, i, n);
-        write_lane<whole>(dx + at, i, n, result);
-      }
   });
 }
 
@@ -122,14 +62,15 @@ void write_gradient(const Picture& picture, const T* x, const T* dy, const float
 template <class T>
 void group_norm(int threads, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
                 float* mean, float* inverse_deviation) {
-  const Picture picture(s);
+  const Fold f(s.pixels, s.channels);  // one picture
+  const std::int64_t elements = s.pixels * s.channels;
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   in_parts(threads, [&](int part) {
-    std::vector<double> sums(picture.room);
-    std::vector<float> values(3 * picture.room);
+    std::vector<double> sums(f.room);
+    std::vector<float> values(3 * f.room);
     double* sum = sums.data();
-    float *center = values.data(), *scale = center + picture.room, *offset = scale + picture.room;
+    float *center = values.data(), *scale = center + f.room, *offset = scale + f.room;
     auto total = [&](std::int64_t begin, std::int64_t end) {
       double all = 0;
 #pragma omp simd reduction(+ : all)
@@ -137,15 +78,15 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
       return all;
     };
     share_of(s, part, threads, [&](std::int64_t p) {
-      const T* from = x + p * picture.elements;
-      add_up<false>(picture, from, center, sum);
+      const T* from = x + p * elements;
+      add_up<false>(f, from, center, sum);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const float m = static_cast<float>(total(begin, end) / count);
         mean[p * s.groups + g] = m;
         std::fill(center + begin, center + end, m);
       });
-      picture.spread(center);
-      add_up<true>(picture, from, center, sum);
+      f.spread(center);
+      add_up<true>(f, from, center, sum);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const float inverse = static_cast<float>(1 / std::sqrt(total(begin, end) / count + s.epsilon));
         inverse_deviation[p * s.groups + g] = inverse;
@@ -155,9 +96,9 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
           offset[c] = beta[c];
         }
       });
-      picture.spread(scale);
-      picture.spread(offset);
-      normalise(picture, from, center, scale, offset, y + p * picture.elements);
+      f.spread(scale);
+      f.spread(offset);
+      normalise(f, from, center, scale, offset, y + p * elements);
     });
   });
 }
@@ -167,24 +108,24 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
 template <class T>
 void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
                          const float* mean, const float* inverse_deviation, const NormBackward<T>& out) {
-  const Picture picture(s);
+  const Fold f(s.pixels, s.channels);  // one picture
+  const std::int64_t elements = s.pixels * s.channels;
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   std::vector<double> all(2 * s.channels * threads);  // per thread dbeta, dgamma
   in_parts(threads, [&](int part) {
     double *dbeta = all.data() + 2 * s.channels * part, *dgamma = dbeta + s.channels;
-    std::vector<double> sums(2 * picture.room);
-    std::vector<float> values(4 * picture.room);
-    double *sum = sums.data(), *product = sum + picture.room;
-    float *center = values.data(), *scale = center + picture.room, *slope = scale + picture.room,
-          *constant = slope + picture.room;
+    std::vector<double> sums(2 * f.room);
+    double *sum = sums.data(), *product = sum + f.room;
+    GradientPasses<T> pass{f, x, nullptr, dy, out};
     share_of(s, part, threads, [&](std::int64_t p) {
-      const T *from = x + p * picture.elements, *gradient = dy + p * picture.elements;
+      pass.x = x + p * elements, pass.dy = dy + p * elements;
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
-        std::fill(center + begin, center + end, mean[p * s.groups + g]);
+        std::fill(pass.center + begin, pass.center + end, mean[p * s.groups + g]);
       });
-      picture.spread(center);
-      add_up_gradient(picture, from, gradient, center, sum, product);
+      f.spread(pass.center);
+      std::fill(sums.begin(), sums.end(), 0.0);
+      pass.add_up(0, 1, sum, product);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const double inverse = inverse_deviation[p * s.groups + g];
         double total = 0, dot = 0;
@@ -195,14 +136,14 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
           total += static_cast<double>(gamma[c]) * sum[c];
           dot += static_cast<double>(gamma[c]) * product[c];
         }
-        std::fill(slope + begin, slope + end, static_cast<float>(-inverse * inverse * inverse * dot / count));
-        std::fill(constant + begin, constant + end, static_cast<float>(-inverse * total / count));
-        for (std::int64_t c = begin; c < end; c++) scale[c] = gamma[c] * static_cast<float>(inverse);
+        std::fill(pass.slope + begin, pass.slope + end, static_cast<float>(-inverse * inverse * inverse * dot / count));
+        std::fill(pass.constant + begin, pass.constant + end, static_cast<float>(-inverse * total / count));
+        for (std::int64_t c = begin; c < end; c++) pass.scale[c] = gamma[c] * static_cast<float>(inverse);
       });
       if (!out.dx) return;
-      for (float* v : {scale, slope, constant}) picture.spread(v);
-      (out.add_dx ? write_gradient<true, T> : write_gradient<false, T>)(picture, from, gradient, center, scale, slope, constant,
-                                                                        out.dx + p * picture.elements);
+      for (float* v : {pass.scale, pass.slope, pass.constant}) f.spread(v);
+      pass.out.dx = out.dx + p * elements;
+      pass.write(0, 1);
     });
   });
   auto deliver = [&](float* to, bool add, std::int64_t part) {

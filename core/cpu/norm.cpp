@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "core/cpu/rows.h"
+#include "core/cpu/norm_passes.h"
 #include "core/launch.h"
 
 namespace tandem::cpu {
@@ -12,12 +12,6 @@ namespace {
 
 // Sharing costs more than a small tensor.
 int worth(int threads, const Fold& f) { return f.rows * f.width + f.tail < parallel_grain ? 1 : threads; }
-
-// Calls f(std::true_type) or f(std::false_type): a choice made once, outside the loops.
-template <class F>
-void choose(bool yes, const F& f) {
-  yes ? f(std::true_type{}) : f(std::false_type{});
-}
 
 // Σ(x − mean)² loses digits when it is computed as Σx² − …, unless x is shifted by something near its mean first. The
 // mean of a few rows spread over the batch is near enough, cheap, and the same for all threads, so that their sums
@@ -161,85 +155,11 @@ void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* 
 // ---- backward -------------------------------------------------------------------------------------------------------
 // With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse deviation:
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
-// The first pass makes the sums, the second writes dx = d·scale + (x − mean)·slope + constant.
-namespace {
-
-template <class T>
-struct Passes {
-  const Fold f;
-  const T *const x, *const y, *const dy;
-  const NormBackward<T>& out;
-  const bool mask_from_x, mask_from_y;  // x: what forward normalised is computed again
-  // The first pass leaves the masked gradient in dresidual, so that the second needs neither y nor dy.
-  const bool keep_masked = out.dresidual && !out.add_dresidual;
-  std::vector<float> values = std::vector<float>(5 * f.width);
-  float *const center = values.data(), *const scale = center + f.width, *const offset = scale + f.width,
-               *const slope = offset + f.width, *const constant = slope + f.width;
-
-  // A part's Σ d and Σ d·(x − mean).
-  void add_up(int part, int parts, double* sum, double* product) const {
-    auto pass = [&](auto from_x, auto from_y, auto keeping) {
-      sweep(f, part, parts, Order::forwards,
-            [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-              const Panel m(center + column), a(scale + column), b(offset + column);
-              vf total[4] = {}, dot[4] = {};
-              for (std::int64_t r = 0; r < rows; r++, at += f.width)
-                for (int i = 0; i < 4; i++) {
-                  vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(dy + at, i, n);
-                  if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
-                  if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
-                  if constexpr (keeping) write_lane<whole>(out.dresidual + at, i, n, d);
-                  total[i] += d;
-                  dot[i] += d * (v - m[i]);
-                }
-              combine_panel(std::plus<double>(), sum + column, total);
-              combine_panel(std::plus<double>(), product + column, dot);
-            });
-    };
-    // In place and without a mask there is nothing to write.
-    const bool writes = keep_masked && (mask_from_x || mask_from_y || out.dresidual != dy);
-    choose(mask_from_x, [&](auto from_x) {
-      choose(mask_from_y, [&](auto from_y) { choose(writes, [&](auto keeping) { pass(from_x, from_y, keeping); }); });
-    });
-    f.gather(sum);
-    f.gather(product);
-  }
-
-  void write(int part, int parts) const {
-    const T* gradient = keep_masked ? out.dresidual : dy;
-    auto pass = [&](auto from_x, auto from_y, auto adding) {
-      sweep(f, part, parts, Order::backwards,
-            [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-              const Panel m(center + column), a(scale + column), b(offset + column), k(slope + column), e(constant + column);
-              for (std::int64_t r = 0; r < rows; r++, at += f.width)
-                for (int i = 0; i < 4; i++) {
-                  vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(gradient + at, i, n);
-                  if constexpr (from_x) d = v * a[i] + b[i] <= 0.f ? vf{} : d;
-                  if constexpr (from_y) d = read_lane<whole>(y + at, i, n) <= 0.f ? vf{} : d;
-                  if (out.dresidual && !keep_masked)
-                    write_lane<whole>(out.dresidual + at, i, n, read_lane<whole>(out.dresidual + at, i, n) + d);
-                  if (!out.dx) continue;
-                  vf result = d * a[i] + ((v - m[i]) * k[i] + e[i]);
-                  if constexpr (adding) result += read_lane<whole>(out.dx + at, i, n);
-                  write_lane<whole>(out.dx + at, i, n, result);
-                }
-            });
-    };
-    choose(mask_from_x && !keep_masked, [&](auto from_x) {
-      choose(mask_from_y && !keep_masked, [&](auto from_y) {
-        choose(out.dx && out.add_dx, [&](auto adding) { pass(from_x, from_y, adding); });
-      });
-    });
-  }
-};
-
-}  // namespace
-
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
                          const float* beta, const float* mean, const float* inverse_deviation,
                          const NormBackward<T>& out) {
-  const Passes<T> pass{Fold(s.rows, s.channels), x, y, dy, out, s.relu && !y, s.relu && y};
+  const GradientPasses<T> pass{Fold(s.rows, s.channels), x, y, dy, out, s.relu && !y, s.relu && y};
   const Fold& f = pass.f;
   threads = worth(threads, f);
   for (std::int64_t c = 0; c < s.channels; c++) {

@@ -44,20 +44,22 @@ void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes
 struct Fold {
   static constexpr int panel = 4 * VL;  // four vectors: enough sums in flight to hide an addition's latency
   std::int64_t channels, width, rows, tail;
+  std::int64_t room;  // of per-channel values repeated over a folded row, or over what there is of one
   Fold(std::int64_t all_rows, std::int64_t channels)
       : channels(channels),
         width(std::lcm(channels, std::int64_t{panel})),
         rows(all_rows * channels / width),
-        tail(all_rows * channels - rows * width) {}
+        tail(all_rows * channels - rows * width),
+        room(rows ? width : (std::max(tail, channels) + panel - 1) / panel * panel) {}
 
   // Repeats per-channel values over a folded row.
   void spread(float* values) const {
-    for (std::int64_t j = channels; j < width; j++) values[j] = values[j - channels];
+    for (std::int64_t j = channels; j < room; j++) values[j] = values[j - channels];
   }
   // Adds up the repetitions of each channel into the first `channels` elements.
   void gather(double* sums) const {
-    for (std::int64_t from = channels; from < width; from += channels)
-      for (std::int64_t c = 0; c < channels; c++) sums[c] += sums[from + c];
+    for (std::int64_t from = channels; from < room; from += channels)
+      for (std::int64_t c = 0; c < std::min(channels, room - from); c++) sums[c] += sums[from + c];
   }
 };
 
