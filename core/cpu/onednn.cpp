@@ -147,71 +147,21 @@ dnnl::primitive_attr attributes() {
 }
 
 // ---- descriptors: the two interfaces -------------------------------------------------------------
-struct ConvArguments {
-  memory::desc x, w, bias, y;
-  Dims strides, dilations, padding;
-};
-
-auto convolution_forward(const ConvArguments& a, const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
-  using namespace dnnl;
+// Up to version 2 an operation has a descriptor of its own; hint: the forward pass of a backward one.
+template <class Operation, class... Arguments>
+auto described(const dnnl::engine& engine, const dnnl::primitive_attr& attr, const Arguments&... arguments) {
 #if DNNL_VERSION_MAJOR >= 3
-  return convolution_forward::primitive_desc(engine, prop_kind::forward_training, algorithm::convolution_direct, a.x,
-                                             a.w, a.bias, a.y, a.strides, a.dilations, a.padding, a.padding, attr);
+  return typename Operation::primitive_desc(engine, arguments..., attr);
 #else
-  return convolution_forward::primitive_desc({prop_kind::forward_training, algorithm::convolution_direct, a.x, a.w,
-                                              a.bias, a.y, a.strides, a.dilations, a.padding, a.padding},
-                                             attr, engine);
+  return typename Operation::primitive_desc(typename Operation::desc(arguments...), attr, engine);
 #endif
 }
-auto convolution_backward_data(const ConvArguments& a, const dnnl::convolution_forward::primitive_desc& hint,
-                               const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
-  using namespace dnnl;
+template <class Operation, class Hint, class... Arguments>
+auto described_backward(const dnnl::engine& engine, const dnnl::primitive_attr& attr, const Hint& hint, const Arguments&... arguments) {
 #if DNNL_VERSION_MAJOR >= 3
-  return convolution_backward_data::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides,
-                                                   a.dilations, a.padding, a.padding, hint, attr);
+  return typename Operation::primitive_desc(engine, arguments..., hint, attr);
 #else
-  return convolution_backward_data::primitive_desc(
-      {algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations, a.padding, a.padding}, attr, engine, hint);
-#endif
-}
-auto convolution_backward_weights(const ConvArguments& a, const dnnl::convolution_forward::primitive_desc& hint,
-                                  const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
-  using namespace dnnl;
-#if DNNL_VERSION_MAJOR >= 3
-  return convolution_backward_weights::primitive_desc(engine, algorithm::convolution_direct, a.x, a.w, a.y, a.strides,
-                                                      a.dilations, a.padding, a.padding, hint, attr);
-#else
-  return convolution_backward_weights::primitive_desc(
-      {algorithm::convolution_direct, a.x, a.w, a.y, a.strides, a.dilations, a.padding, a.padding}, attr, engine, hint);
-#endif
-}
-auto inner_product_forward(const memory::desc& x, const memory::desc& w, const memory::desc& bias,
-                           const memory::desc& y, const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
-  using namespace dnnl;
-#if DNNL_VERSION_MAJOR >= 3
-  return inner_product_forward::primitive_desc(engine, prop_kind::forward_training, x, w, bias, y, attr);
-#else
-  return inner_product_forward::primitive_desc({prop_kind::forward_training, x, w, bias, y}, attr, engine);
-#endif
-}
-auto inner_product_backward_data(const memory::desc& dx, const memory::desc& w, const memory::desc& dy,
-                                 const dnnl::inner_product_forward::primitive_desc& hint,
-                                 const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
-  using namespace dnnl;
-#if DNNL_VERSION_MAJOR >= 3
-  return inner_product_backward_data::primitive_desc(engine, dx, w, dy, hint, attr);
-#else
-  return inner_product_backward_data::primitive_desc({dx, w, dy}, attr, engine, hint);
-#endif
-}
-auto inner_product_backward_weights(const memory::desc& x, const memory::desc& dw, const memory::desc& dy,
-                                    const dnnl::inner_product_forward::primitive_desc& hint,
-                                    const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
-  using namespace dnnl;
-#if DNNL_VERSION_MAJOR >= 3
-  return inner_product_backward_weights::primitive_desc(engine, x, dw, dy, hint, attr);
-#else
-  return inner_product_backward_weights::primitive_desc({x, dw, dy}, attr, engine, hint);
+  return typename Operation::primitive_desc(typename Operation::desc(arguments...), attr, engine, hint);
 #endif
 }
 // c = alpha·a·b + beta·c: alpha and beta as post-operations, which both versions have.
@@ -233,49 +183,48 @@ auto matrix_product(const memory::desc& a, const memory::desc& b, const memory::
 #endif
 }
 
-ConvArguments arguments(const ConvShape& s, DType t, bool bias, bool f32_weights) {
-  const auto type = type_of(t);
-  const auto f32 = memory::data_type::f32;
-  return {pictures(s.n, s.h, s.w, s.c_in, type),
-          any_layout(filter_dims(s), f32_weights ? f32 : type),
-          bias ? memory::desc({s.c_out}, f32, memory::format_tag::a) : memory::desc(),
-          pictures(s.n, s.out_h(), s.out_w(), s.c_out, type),
-          {s.stride_h, s.stride_w},
-          {s.dilation_h - 1, s.dilation_w - 1},
-          {s.pad_h, s.pad_w}};
+// The primitive of one pass of a layer, whose source and target are there. plain: the caller's weights, or their gradient.
+template <class Operation>
+void complete(Compiled& k, Pass pass, const typename Operation::primitive_desc& d, const memory::desc& plain,
+              std::int64_t elements, const dnnl::engine& engine) {
+  const bool data = pass == Pass::backward_data, filter = pass == Pass::backward_filter;
+  k.primitive = Operation(d);
+  finish(k, d, engine);
+  bind_weights(k, plain, d.query_md(filter ? dnnl::query::diff_weights_md : dnnl::query::weights_md), elements, filter, engine);
+  k.arguments.insert({{data ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, k.source},
+                      {filter ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, k.weights},
+                      {pass == Pass::forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, k.target}});
+}
+
+void bind_bias(Compiled& k, const memory::desc& bias, const dnnl::engine& engine) {
+  k.bias = memory(bias, engine, nullptr);
+  k.arguments.emplace(DNNL_ARG_BIAS, k.bias);
 }
 
 std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engine& engine) {
   const ConvShape& s = key.shape;
-  const ConvArguments a = arguments(s, key.type, key.bias, false);
-  const dnnl::primitive_attr attr = attributes();
-  const auto forward = convolution_forward(a, attr, engine);
+  const auto type = type_of(key.type), f32 = memory::data_type::f32;
+  const auto direct = dnnl::algorithm::convolution_direct;
+  const auto x = pictures(s.n, s.h, s.w, s.c_in, type), y = pictures(s.n, s.out_h(), s.out_w(), s.c_out, type);
+  const auto w = any_layout(filter_dims(s), type), dw = any_layout(filter_dims(s), f32);
+  const auto bias = key.bias ? memory::desc({s.c_out}, f32, memory::format_tag::a) : memory::desc();
+  const Dims strides{s.stride_h, s.stride_w}, dilations{s.dilation_h - 1, s.dilation_w - 1}, padding{s.pad_h, s.pad_w};
+  const auto attr = attributes();
+  const auto forward = described<dnnl::convolution_forward>(engine, attr, dnnl::prop_kind::forward_training, direct, x, w, bias,
+                                                            y, strides, dilations, padding, padding);
   auto k = std::make_unique<Compiled>();
-  k->source = memory(a.x, engine, nullptr), k->target = memory(a.y, engine, nullptr);
-  if (key.pass == Pass::forward) {
-    k->primitive = dnnl::convolution_forward(forward);
-    finish(*k, forward, engine);
-    bind_weights(*k, ohwi(s), forward.weights_desc(), s.w_elements(), false, engine);
-    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
-    if (key.bias) {
-      k->bias = memory(a.bias, engine, nullptr);
-      k->arguments.emplace(DNNL_ARG_BIAS, k->bias);
-    }
-  } else if (key.pass == Pass::backward_data) {
-    const auto d = convolution_backward_data(a, forward, attr, engine);
-    k->primitive = dnnl::convolution_backward_data(d);
-    finish(*k, d, engine);
-    bind_weights(*k, ohwi(s), d.weights_desc(), s.w_elements(), false, engine);
-    k->arguments.insert(
-        {{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
-  } else {
-    const auto d = convolution_backward_weights(arguments(s, key.type, false, true), forward, attr, engine);
-    k->primitive = dnnl::convolution_backward_weights(d);
-    finish(*k, d, engine);
-    bind_weights(*k, ohwi(s), d.diff_weights_desc(), s.w_elements(), true, engine);
-    k->arguments.insert(
-        {{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
-  }
+  k->source = memory(x, engine, nullptr), k->target = memory(y, engine, nullptr);
+  using Data = dnnl::convolution_backward_data;
+  using Filter = dnnl::convolution_backward_weights;
+  if (key.pass == Pass::forward)
+    complete<dnnl::convolution_forward>(*k, key.pass, forward, ohwi(s), s.w_elements(), engine);
+  else if (key.pass == Pass::backward_data)
+    complete<Data>(*k, key.pass, described_backward<Data>(engine, attr, forward, direct, x, w, y, strides, dilations, padding, padding),
+                   ohwi(s), s.w_elements(), engine);
+  else
+    complete<Filter>(*k, key.pass, described_backward<Filter>(engine, attr, forward, direct, x, dw, y, strides, dilations, padding, padding),
+                     ohwi(s), s.w_elements(), engine);
+  if (key.pass == Pass::forward && key.bias) bind_bias(*k, bias, engine);
   return k;
 }
 
@@ -294,37 +243,24 @@ std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& 
     k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
     return k;
   }
-  const bool bias = key.op == Op::linear && key.first;
+  const bool has_bias = key.op == Op::linear && key.first;
   const auto x = matrix(key.m, key.k, type), y = matrix(key.m, key.n, type), plain = matrix(key.n, key.k, f32);
-  const auto bias_desc = bias ? memory::desc({key.n}, f32, memory::format_tag::a) : memory::desc();
+  const auto w = any_layout({key.n, key.k}, type), dw = any_layout({key.n, key.k}, f32);
+  const auto bias = has_bias ? memory::desc({key.n}, f32, memory::format_tag::a) : memory::desc();
   const auto attr = attributes();
-  const auto forward = inner_product_forward(x, any_layout({key.n, key.k}, type), bias_desc, y, attr, engine);
+  const auto forward =
+      described<dnnl::inner_product_forward>(engine, attr, dnnl::prop_kind::forward_training, x, w, bias, y);
   k->source = memory(x, engine, nullptr), k->target = memory(y, engine, nullptr);
-  const std::int64_t elements = key.n * key.k;
-  if (key.op == Op::linear) {
-    k->primitive = dnnl::inner_product_forward(forward);
-    finish(*k, forward, engine);
-    bind_weights(*k, plain, forward.weights_desc(), elements, false, engine);
-    k->arguments.insert({{DNNL_ARG_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DST, k->target}});
-    if (bias) {
-      k->bias = memory(bias_desc, engine, nullptr);
-      k->arguments.emplace(DNNL_ARG_BIAS, k->bias);
-    }
-  } else if (key.op == Op::linear_backward_data) {
-    const auto d = inner_product_backward_data(x, any_layout({key.n, key.k}, type), y, forward, attr, engine);
-    k->primitive = dnnl::inner_product_backward_data(d);
-    finish(*k, d, engine);
-    bind_weights(*k, plain, d.weights_desc(), elements, false, engine);
-    k->arguments.insert(
-        {{DNNL_ARG_DIFF_SRC, k->source}, {DNNL_ARG_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
-  } else {
-    const auto d = inner_product_backward_weights(x, any_layout({key.n, key.k}, f32), y, forward, attr, engine);
-    k->primitive = dnnl::inner_product_backward_weights(d);
-    finish(*k, d, engine);
-    bind_weights(*k, plain, d.diff_weights_desc(), elements, true, engine);
-    k->arguments.insert(
-        {{DNNL_ARG_SRC, k->source}, {DNNL_ARG_DIFF_WEIGHTS, k->weights}, {DNNL_ARG_DIFF_DST, k->target}});
-  }
+  using Data = dnnl::inner_product_backward_data;
+  using Weights = dnnl::inner_product_backward_weights;
+  if (key.op == Op::linear)
+    complete<dnnl::inner_product_forward>(*k, Pass::forward, forward, plain, key.n * key.k, engine);
+  else if (key.op == Op::linear_backward_data)
+    complete<Data>(*k, Pass::backward_data, described_backward<Data>(engine, attr, forward, x, w, y), plain, key.n * key.k, engine);
+  else
+    complete<Weights>(*k, Pass::backward_filter, described_backward<Weights>(engine, attr, forward, x, dw, y), plain,
+                      key.n * key.k, engine);
+  if (has_bias) bind_bias(*k, bias, engine);
   return k;
 }
 
