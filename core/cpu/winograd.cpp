@@ -435,15 +435,15 @@ namespace {
 struct FilterPlan {
   int c_in, c_out, tiles, N = block_of(c_in), R = block_of(c_out), blocks = c_in / N * (c_out / R);
   std::size_t u_plane = plane(std::size_t(R) * N), u_block = 36 * u_plane, u_size = u_block * blocks;
-  bool together;  // all threads share one dU
+  bool all_share;  // all threads share one dU
   int copies, chunk;
   std::size_t v_plane, w_plane;
   void (*multiply)(int, int, const float*, const float*, float*, bool) = winograd::product<true>(N, R);
 
   FilterPlan(const ConvShape& s, int all_tiles, int threads) : c_in(int(s.c_in)), c_out(int(s.c_out)), tiles(all_tiles) {
-    together = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
-    copies = together ? 1 : std::min(threads, tiles);
-    chunk = together ? std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512) : c_in + c_out <= 32 ? 72 : 48;
+    all_share = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
+    copies = all_share ? 1 : std::min(threads, tiles);
+    chunk = all_share ? std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512) : c_in + c_out <= 32 ? 72 : 48;
     chunk = std::min(chunk, (tiles + copies - 1) / copies);
     v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
   }
@@ -465,7 +465,7 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   const FilterPlan f(s, tiling.tiles(), threads);
   // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its cache,
   // and needs room for one.
-  const bool at_once = f.together && f.chunk == f.tiles;
+  const bool at_once = f.all_share && f.chunk == f.tiles;
   const std::size_t u_room = at_once ? f.u_block * std::min(threads, f.blocks) : f.u_size * f.copies;
   Block memory(scratch, 4 * (u_room + 36 * f.copies * (f.v_plane + f.w_plane)) + 64);
   float* dU = memory.carve<float>(u_room);
@@ -476,7 +476,7 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
                     block % (f.c_in / f.N) * f.N, add);
   };
 
-  if (f.together) {
+  if (f.all_share) {
     float *V = private_part, *W = V + 36 * f.v_plane;
     for (int first = 0; first < f.tiles; first += f.chunk) {
       const int count = std::min(f.chunk, f.tiles - first);
