@@ -161,13 +161,13 @@ std::string this_host() {
   return name;
 }
 
-using Variables = std::vector<std::pair<std::string, std::string>>;
+using Environment = std::vector<std::pair<std::string, std::string>>;
 
 struct Rank {
   int number = 0, local = 0;
   Host place;
   std::string host;  // for people
-  Variables set;     // in its environment
+  Environment set;  // what is set for it
   int restarts = 0;
   bool forgiven = false;  // its end was told, and is nobody else's
   pid_t pid = -1;
@@ -295,7 +295,7 @@ class Launch {
     int number = 0;
     for (const Host& h : c_.hosts)
       for (int local = 0; local < h.slots; local++, number++) {
-        Variables set{{"RANK", std::to_string(number)},
+        Environment set{{"RANK", std::to_string(number)},
                                                              {"WORLD_SIZE", std::to_string(size)},
                                                              {"LOCAL_RANK", std::to_string(local)},
                                                              {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
@@ -346,7 +346,7 @@ class Launch {
   }
 
   // The command that runs `words` on another host.
-  std::vector<std::string> over_ssh(const std::string& host, const Variables& set, const std::vector<std::string>& words) const {
+  std::vector<std::string> over_ssh(const std::string& host, const Environment& set, const std::vector<std::string>& words) const {
     // The token goes through standard input: command lines can be read by everyone on a host.
     std::string line = "cd " + shell_quoted(std::filesystem::current_path().string()) +
                        " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
