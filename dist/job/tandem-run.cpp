@@ -296,11 +296,11 @@ class Launch {
     for (const Host& h : c_.hosts)
       for (int local = 0; local < h.slots; local++, number++) {
         Environment set{{"RANK", std::to_string(number)},
-                                                             {"WORLD_SIZE", std::to_string(size)},
-                                                             {"LOCAL_RANK", std::to_string(local)},
-                                                             {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
-                                                             {"TANDEM_JOB", job_},
-                                                             {"TANDEM_HOSTS", host_list}};
+                        {"WORLD_SIZE", std::to_string(size)},
+                        {"LOCAL_RANK", std::to_string(local)},
+                        {"LOCAL_WORLD_SIZE", std::to_string(h.slots)},
+                        {"TANDEM_JOB", job_},
+                        {"TANDEM_HOSTS", host_list}};
         if (!c_.strategy.empty()) set.push_back({"TANDEM_STRATEGY", c_.strategy});
         if (!c_.start_timeout.empty()) set.push_back({"TANDEM_START_TIMEOUT", c_.start_timeout});
         if (!here_only()) {
