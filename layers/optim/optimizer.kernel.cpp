@@ -163,10 +163,23 @@ StepResult Optimizer::step(const Tensor* loss) {
   return result();
 }
 
-void Optimizer::update(const Tensor* loss) {
+void Optimizer::measure_all() {
   check_bound();
   bool add = false;
-  for (const Range& r : space_->trainable()) measure(r, std::exchange(add, true));
+  for (Owner owner : {Owner::replicated, Owner::slice}) {
+    if (owner == Owner::replicated && space_->slice().index > 0) continue;
+    for (const Range& r : space_->ranges(owner)) measure(r, std::exchange(add, true));
+  }
+  if (!add) sums_.fill(0);
+  measured_ = true;
+}
+
+void Optimizer::update(const Tensor* loss) {
+  check_bound();
+  require(measured_ || space_->slice().count == 1, name(), ": the layers of this model are cut over ranks, and nobody has added "
+          "up their gradients' norms: train it by all-reduce, or call measure_all() and add sums() up over the slices");
+  if (!measured_) measure_all();
+  measured_ = false;
   judge(loss);
   for (const Range& r : space_->trainable()) {
     apply(r);
