@@ -127,7 +127,7 @@ Numbers whole(const ParameterSpace& space, const Tensor& vector, Strategy& strat
   Numbers all;
   for (const Segment& s : space.segments()) {
     const Tensor mine = vector.range(s.local_begin, s.shape);
-    if (s.owner() == Owner::replicated) {
+    if (s.owner() == OwnerClass::replicated) {
       for (double v : mine.values()) all.push_back(v);
       continue;
     }
@@ -191,8 +191,8 @@ TEST(Ranges, SlicesTogetherBeginAsThePlainLayer) {
       for (const Segment& s : mine.segments()) {
         const Numbers v = s.leaf->value.values();
         Numbers& to = joined[s.name];
-        if (s.owner() == Owner::slice || i == 0) to.insert(to.end(), v.begin(), v.end());
-        if (s.owner() == Owner::replicated) EXPECT_EQ(v, to);
+        if (s.owner() == OwnerClass::slice || i == 0) to.insert(to.end(), v.begin(), v.end());
+        if (s.owner() == OwnerClass::replicated) EXPECT_EQ(v, to);
       }
     }
     for (const Segment& s : all.segments()) EXPECT_EQ(joined[s.name], s.leaf->value.values()) << s.name << " in " << n;
@@ -209,22 +209,22 @@ TEST(Ranges, EachOwnerHasOneRange) {
   auto backend = reference_backend(1);
   AllKinds plain({});
   ParameterSpace all(plain, *backend, 7);
-  EXPECT_EQ(all.all(Owner::replicated).end, all.elements());
-  EXPECT_EQ(all.all(Owner::slice).length(), 0);
-  EXPECT_TRUE(all.ranges(Owner::slice).empty());
+  EXPECT_EQ(all.all(OwnerClass::replicated).end, all.elements());
+  EXPECT_EQ(all.all(OwnerClass::slice).length(), 0);
+  EXPECT_TRUE(all.ranges(OwnerClass::slice).empty());
   std::vector<std::int64_t> places;
   std::set<std::uint64_t> hashes;
   for (int i = 0; i < 3; i++) {
     AllKinds model({i, 3});
     ParameterSpace space(model, *backend, 7);
     EXPECT_EQ(space.slice(), (Slice{i, 3}));
-    const Range same = space.all(Owner::replicated), cut = space.all(Owner::slice);
+    const Range same = space.all(OwnerClass::replicated), cut = space.all(OwnerClass::slice);
     EXPECT_EQ(same.begin, 0);
     EXPECT_EQ(same.end, cut.begin);
     EXPECT_EQ(cut.begin % ParameterSpace::cut, 0);
     EXPECT_EQ(cut.end, space.elements());
     ASSERT_EQ(space.trainable().size(), 2u);
-    for (Owner owner : {Owner::replicated, Owner::slice}) {
+    for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
       ASSERT_EQ(space.ranges(owner).size(), 1u);
       EXPECT_EQ(space.ranges(owner)[0].begin, space.all(owner).begin);
       EXPECT_EQ(space.ranges(owner)[0].end, space.all(owner).end);
@@ -247,14 +247,14 @@ TEST(Ranges, EachOwnerHasOneRange) {
       if (!used[k]) EXPECT_EQ(values[k], 0) << "padding";
     if (places.empty()) places = here;
     EXPECT_EQ(here, places) << "all slices have the same layout";
-    EXPECT_EQ(space.layout_hash(Owner::replicated), all.layout_hash()) << "that of the plain model";
+    EXPECT_EQ(space.layout_hash(OwnerClass::replicated), all.layout_hash()) << "that of the plain model";
     hashes.insert(space.layout_hash());
   }
   hashes.insert(all.layout_hash());
   EXPECT_EQ(hashes.size(), 4u);
   AllKinds frozen({0, 3}, true);
   ParameterSpace partly(frozen, *backend, 7);
-  for (const Range& r : partly.trainable()) EXPECT_TRUE(r.end <= partly.all(Owner::slice).begin || r.begin >= partly.all(Owner::slice).begin);
+  for (const Range& r : partly.trainable()) EXPECT_TRUE(r.end <= partly.all(OwnerClass::slice).begin || r.begin >= partly.all(OwnerClass::slice).begin);
 }
 
 TEST(Ranges, WhatCannotBeCutIsRefused) {

@@ -25,10 +25,10 @@ class NaiveAllReduce : public Replicas {
   void exchange(const Tensor& loss) override {
     loss_ = loss.clone();  // not finite on any rank: not finite on all
     float stop = stop_requested_;
-    for (Owner owner : {Owner::replicated, Owner::slice})
+    for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice})
       for (const Range& r : space_->ranges(owner)) {
         Tensor gradients = space_->gradients.range(r.begin, {r.length()});
-        (owner == Owner::replicated ? communicator_ : same_slice_)->all_reduce(buffer(gradients)).wait();
+        (owner == OwnerClass::replicated ? communicator_ : same_slice_)->all_reduce(buffer(gradients)).wait();
       }
     for (Buffer sum : {buffer(loss_), Buffer{&stop, 1, DType::f32}}) communicator_->all_reduce(sum).wait();
     stop_ = stop > 0;
@@ -85,8 +85,8 @@ class AllReduce : public Replicas {
                                       .end = backend.new_event(),
                                       .loss = backend.pinned(sizeof(double)),
                                       .anywhere = Tensor::zeros(backend, {1}, space.values.dtype())});
-    add_buckets(Owner::replicated, communicator_);
-    if (same_slice_ && same_slice_->size() > 1) add_buckets(Owner::slice, same_slice_);
+    add_buckets(OwnerClass::replicated, communicator_);
+    if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, same_slice_);
     spread(space, buckets_[0]->over(), buckets_.size() > 1 ? &buckets_[1]->over() : nullptr);
     if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
     space.on_gradient([this](const Segment& segment) {
@@ -126,7 +126,7 @@ class AllReduce : public Replicas {
   }
 
  private:
-  void add_buckets(Owner owner, const std::shared_ptr<Communicator>& over) {
+  void add_buckets(OwnerClass owner, const std::shared_ptr<Communicator>& over) {
     const auto& o = options_;
     buckets_.emplace_back(new GradientBuckets(*space_, space_->ranges(owner), over, reducer_,
                                               {o.bucket_bytes, o.wire, o.top_k, o.deadline, o.nccl}));

@@ -25,10 +25,10 @@ void Replicas::spread(ParameterSpace& space, Communicator& over, Communicator* o
   auto first = [](Communicator& from, Tensor part) {
     if (part.elements() > 0) from.broadcast(buffer(part), 0).wait();
   };
-  auto values = [&](Owner owner) { return space.values.range(space.all(owner).begin, {space.all(owner).length()}); };
-  first(over, values(Owner::replicated));
+  auto values = [&](OwnerClass owner) { return space.values.range(space.all(owner).begin, {space.all(owner).length()}); };
+  first(over, values(OwnerClass::replicated));
   first(over, space.statistics);
-  if (over_slices) first(*over_slices, values(Owner::slice));
+  if (over_slices) first(*over_slices, values(OwnerClass::slice));
   space.count_writes(space.all());
 }
 
@@ -124,14 +124,14 @@ void Replicas::compare(Communicator& over, std::uint64_t mine, const std::string
 
 void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) {
   const char* what = "do not train the same model: start all ranks with the same program and options";
-  auto number = [&](Owner owner) {
+  auto number = [&](OwnerClass owner) {
     std::uint64_t h = kind;
     for (const Range& r : space.ranges(owner))  // what is exchanged
       h = (h * 31 + std::uint64_t(r.begin)) * 31 + std::uint64_t(r.end);
     return space.layout_hash(owner) + h;
   };
   const Slice mine = space.slice();
-  compare(*communicator_, number(Owner::replicated) + std::uint64_t(mine.count) * 0x9E3779B97F4A7C15u, what);
+  compare(*communicator_, number(OwnerClass::replicated) + std::uint64_t(mine.count) * 0x9E3779B97F4A7C15u, what);
   slices_ = same_slice_ = nullptr;
   if (mine.count == 1) return;
   if (ranks_.per_step < size())
@@ -146,7 +146,7 @@ void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) 
            " of ", size(), " ranks: every slice must be on as many ranks as the others");
   slices_ = communicator_->split(int(std::count(index.begin(), index.begin() + rank(), mine.index)), mine.index);
   same_slice_ = communicator_->split(mine.index, rank());
-  compare(*same_slice_, number(Owner::slice), what);
+  compare(*same_slice_, number(OwnerClass::slice), what);
 }
 
 void Replicas::measure_slices(Optimizer& optimizer) {
@@ -174,8 +174,8 @@ void Replicas::compare_parameters(const ParameterSpace& space, std::int64_t step
   };
   const std::string what = "no longer have the same parameters (after " + std::to_string(steps) +
                            " steps): they run different programs, or a machine computes wrongly";
-  compare(*communicator_, checksum(space.all(Owner::replicated)), what);
-  if (same_slice_) compare(*same_slice_, checksum(space.all(Owner::slice)), what);
+  compare(*communicator_, checksum(space.all(OwnerClass::replicated)), what);
+  if (same_slice_) compare(*same_slice_, checksum(space.all(OwnerClass::slice)), what);
 }
 
 Measures Replicas::measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket) {

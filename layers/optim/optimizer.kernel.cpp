@@ -166,8 +166,8 @@ StepResult Optimizer::step(const Tensor* loss) {
 void Optimizer::measure_all() {
   check_bound();
   bool add = false;
-  for (Owner owner : {Owner::replicated, Owner::slice}) {
-    if (owner == Owner::replicated && space_->slice().index > 0) continue;
+  for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
+    if (owner == OwnerClass::replicated && space_->slice().index > 0) continue;
     for (const Range& r : space_->ranges(owner)) measure(r, std::exchange(add, true));
   }
   if (!add) sums_.fill(0);

@@ -53,8 +53,8 @@ std::int64_t ParameterSpace::lay_out(const Parameters& parameters) {
     whole += aligned(p->shape.elements());
     parameters_ += p->shape.elements();
   }
-  for (Owner owner : {Owner::replicated, Owner::slice}) {
-    if (owner == Owner::slice) slices_begin_ = local;
+  for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
+    if (owner == OwnerClass::slice) slices_begin_ = local;
     for (Segment& s : segments_) {
       if (s.owner() != owner) continue;
       s.local_begin = local;
@@ -98,7 +98,7 @@ void ParameterSpace::bind(const Parameters& parameters) {
     p.variable = s.frozen ? Variable(value) : handles_.back();  // a constant leaves no tape; its gradient stays zero
     if (!s.frozen) leaves_.push_back(s.leaf);
   }
-  for (Owner owner : {Owner::replicated, Owner::slice}) {
+  for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
     const std::size_t before = trainable_.size();
     for (const Segment& s : segments_) {
       if (s.frozen || s.owner() != owner) continue;
@@ -130,14 +130,14 @@ void ParameterSpace::bind_statistics(Module& model, DType dtype) {
   }
 }
 
-Range ParameterSpace::all(Owner owner) const {
-  return owner == Owner::replicated ? Range{0, slices_begin_} : Range{slices_begin_, elements()};
+Range ParameterSpace::all(OwnerClass owner) const {
+  return owner == OwnerClass::replicated ? Range{0, slices_begin_} : Range{slices_begin_, elements()};
 }
 
-std::vector<Range> ParameterSpace::ranges(Owner owner) const {
+std::vector<Range> ParameterSpace::ranges(OwnerClass owner) const {
   std::vector<Range> its;
   std::copy_if(trainable_.begin(), trainable_.end(), std::back_inserter(its),
-               [&](const Range& r) { return (r.begin >= slices_begin_) == (owner == Owner::slice); });
+               [&](const Range& r) { return (r.begin >= slices_begin_) == (owner == OwnerClass::slice); });
   return its;
 }
 
@@ -151,7 +151,7 @@ const Segment& ParameterSpace::segment(const std::string& name) const {
 }
 
 // FNV-1a over everything two ranks must agree on.
-std::uint64_t ParameterSpace::layout_hash(Owner owner) const {
+std::uint64_t ParameterSpace::layout_hash(OwnerClass owner) const {
   std::uint64_t h = 1469598103934665603u;
   auto mix = [&](const void* p, std::size_t n) {
     for (std::size_t i = 0; i < n; i++) h = (h ^ static_cast<const unsigned char*>(p)[i]) * 1099511628211u;
@@ -160,7 +160,7 @@ std::uint64_t ParameterSpace::layout_hash(Owner owner) const {
     mix(s.name.data(), s.name.size());
     for (std::int64_t e : s.whole) mix(&e, sizeof e);
     mix(&s.global_begin, sizeof s.global_begin);
-    const int count = owner == Owner::slice ? s.slice.count : 1;
+    const int count = owner == OwnerClass::slice ? s.slice.count : 1;
     mix(&count, sizeof count);
     if (count > 1) mix(&s.slice.index, sizeof s.slice.index);
   }

@@ -17,7 +17,7 @@ struct Range {
 };
 
 // A segment belongs to all ranks (replicated), or to those that have the same slice of the layers that are cut over ranks.
-enum class Owner { replicated, slice };
+enum class OwnerClass { replicated, slice };
 
 struct Segment {
   std::string name;  // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
@@ -31,7 +31,7 @@ struct Segment {
   bool decay = true, frozen = false;
   WriteCount* writes = nullptr;
   Leaf* leaf = nullptr;
-  Owner owner() const { return slice.count == 1 ? Owner::replicated : Owner::slice; }
+  OwnerClass owner() const { return slice.count == 1 ? OwnerClass::replicated : OwnerClass::slice; }
 };
 
 // Supplies the memory of the vectors: ordinary, shared between a node's ranks, pinned. Returns a zeroed f32 tensor.
@@ -56,16 +56,16 @@ class ParameterSpace {
   std::int64_t elements() const { return values.elements(); }  // with padding
   std::int64_t parameters() const { return parameters_; }      // without, in the whole model
   Range all() const { return {0, elements()}; }
-  Range all(Owner owner) const;
+  Range all(OwnerClass owner) const;
   Slice slice() const { return slice_; }  // of all parameters that are cut; count 1: none is
 
   // What is not frozen, in ranges that begin and end at multiples of `cut`: one, all of it, where nothing is frozen or cut. No
   // range has two owners.
   const std::vector<Range>& trainable() const { return trainable_; }
-  std::vector<Range> ranges(Owner owner) const;  // those of an owner: what its ranks exchange
+  std::vector<Range> ranges(OwnerClass owner) const;  // those of an owner: what its ranks exchange
 
-  // Equal on two ranks exactly when names, shapes and places in the whole model are, and (Owner::slice) their slices.
-  std::uint64_t layout_hash(Owner owner = Owner::slice) const;
+  // Equal on two ranks exactly when names, shapes and places in the whole model are, and (OwnerClass::slice) their slices.
+  std::uint64_t layout_hash(OwnerClass owner = OwnerClass::slice) const;
 
   // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments
   // become final; with final = false another backward() will add to them, and no hook fires.

@@ -180,7 +180,7 @@ std::string hex(std::uint64_t v) {
 static std::map<std::string, std::string> metadata_of(const Training& training, const RunPosition& at, const Settings& settings) {
   std::map<std::string, std::string> m{{"format", checkpoint_format},
                                        {"version", version},
-                                       {"layout", hex(training.space.layout_hash(Owner::replicated))},
+                                       {"layout", hex(training.space.layout_hash(OwnerClass::replicated))},
                                        {"optimizer", training.optimizer.name()},
                                        {"epoch", std::to_string(at.epoch)},
                                        {"batch", std::to_string(at.batch)},
@@ -268,7 +268,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     if (!opened.file.has(name))
       refuse(file, ": holds no ", name, ", which this run's optimizer needs: give the same --optimizer and --momentum");
   opened.check(wanted);
-  if (opened.text("layout") != hex(training.space.layout_hash(Owner::replicated)))
+  if (opened.text("layout") != hex(training.space.layout_hash(OwnerClass::replicated)))
     refuse(file, ": is of another model: the same tensors in another order");
 
   const RunPosition at = opened.position();
