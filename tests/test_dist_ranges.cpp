@@ -192,7 +192,7 @@ TEST(Ranges, SlicesTogetherBeginAsThePlainLayer) {
         const Numbers v = s.leaf->value.values();
         Numbers& to = joined[s.name];
         if (s.owner() == OwnerClass::slice || i == 0) to.insert(to.end(), v.begin(), v.end());
-        if (s.owner() == OwnerClass::replicated) EXPECT_EQ(v, to);
+        EXPECT_TRUE(s.owner() == OwnerClass::slice || v == to) << s.name << " differs between ranks";
       }
     }
     for (const Segment& s : all.segments()) EXPECT_EQ(joined[s.name], s.leaf->value.values()) << s.name << " in " << n;
@@ -244,7 +244,7 @@ TEST(Ranges, EachOwnerHasOneRange) {
     }
     const Numbers values = space.values.values();
     for (std::size_t k = 0; k < values.size(); k++)
-      if (!used[k]) EXPECT_EQ(values[k], 0) << "padding";
+      EXPECT_TRUE(used[k] || values[k] == 0) << "padding";
     if (places.empty()) places = here;
     EXPECT_EQ(here, places) << "all slices have the same layout";
     EXPECT_EQ(space.layout_hash(OwnerClass::replicated), all.layout_hash()) << "that of the plain model";
@@ -295,7 +295,7 @@ Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_
   Net model(over);
   ParameterSpace space(model, backend, 100, {}, dtype);
   const auto optimizer = optimizer_called(optimizer_name);
-  optimizer->clip_norm = 0.5;
+  optimizer->clip_norm = 0.2;
   optimizer->bind(space);
   strategy.begin(space, *optimizer);
   Accumulation accumulation(space, *optimizer, 1, source.batches_per_epoch());
@@ -331,7 +331,7 @@ TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
     Strategy one;
     auto backend = reference_backend(1);
     const Seen plain = trained(one, nullptr, optimizer, *backend);
-    EXPECT_GT(plain.norms[0], 0.5) << "clipped";
+    EXPECT_GT(plain.norms[0], 0.2) << "clipped";
     for (auto [slices, machines] : {std::pair{1, 1}, {2, 1}, {3, 1}, {2, 2}, {3, 2}})
       for (const Make& make : {Make(usual), Make([](auto ranks) { return naive_all_reduce(std::move(ranks)); })}) {
         std::vector<Seen> seen(std::size_t(slices * machines));
@@ -429,8 +429,8 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
     }, usual, machines);
     for (int r = 0; r < 2 * machines; r++) {
       const std::string& text = said[std::size_t(r)];
-      if (machines == 1) EXPECT_EQ(text, "");
-      if (machines == 2 && r % 2 == 1) EXPECT_NE(text.find("rank 1 and rank 3 no longer have the same parameters"), text.npos) << text;
+      const bool named = text.find("rank 1 and rank 3 no longer have the same parameters") != text.npos;
+      EXPECT_TRUE(machines == 1 ? text.empty() : named || r % 2 == 0) << text;
     }
   }
   // Two ranks with the same slice, of two; and one that is cut beside one that is not.

@@ -113,7 +113,7 @@ class AllReduce : public Replicas {
       across_->gather = nullptr;
       std::exchange(space_, nullptr)->on_gradient(nullptr);
       sent_ = 0, bucket_bytes_ = buckets_[0]->largest();
-      for (auto& b : buckets_) sent_ += b->over().bytes_sent();
+      for (auto& b : buckets_) sent_ = std::max(sent_, b->over().bytes_sent());  // of a job's wire, which they share
       buckets_.clear(), behind_.reset();
     }
     return measured(reducer_, std::max(sent_, communicator_->bytes_sent()), bucket_bytes_);

@@ -137,7 +137,7 @@ void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) 
   if (ranks_.per_step < size())
     refuse(name(), ": each rank makes steps of its own, and the slices of a layer that is cut over ranks must step together: ",
            "choose all-reduce");
-  std::vector<std::int32_t> index(std::size_t(size()));
+  std::vector<std::int32_t> index(static_cast<std::size_t>(size()));
   index[std::size_t(rank())] = mine.index;
   communicator_->all_gather(buffer(index)).wait();
   for (int i = 0; i < mine.count; i++)

@@ -21,8 +21,12 @@ class Checkpoints : public Callback {
   }
   std::string failed(Run& run, const std::string&) override {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
-    if (run.at.step == run.began || run.space.slice().count > 1) return kept;  // a lost rank takes its slices with it
-    if (!run.strategy.saves_after_failure()) return kept;
+    if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
+    if (run.space.slice().count > 1) {
+      std::fprintf(stderr, "%s: the slices of the lost rank are lost with it, and nothing is written; --resume goes on from the last checkpoint\n",
+                   run.strategy.where().c_str());
+      return kept;
+    }
     const RunPosition at = run.whole_position();
     if (!run.files.take_over(at)) return kept;
     save_checkpoint(run.files.last(), run.training(), at, run.settings);
