@@ -105,7 +105,7 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
   host_ = {.seed = seed, .epoch = host_.epoch};
-  staged_ = false;
+  staged_ = measured_ = false;
   if (loss_scaling) {
     const auto& [first, most, patience] = *loss_scaling;
     require(first > 0 && most >= first && std::isfinite(most) && patience > 0, "the loss scale ", first, " to ", most,

@@ -23,7 +23,7 @@ class Checkpoints : public Callback {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
     if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
     if (run.space.slice().count > 1) {
-      std::fprintf(stderr, "%s: the slices of the lost rank are lost with it, and nothing is written; --resume goes on from the last checkpoint\n",
+      std::fprintf(stderr, "%s: the lost rank's slices are lost with it, so nothing is written; --resume goes on from the last checkpoint\n",
                    run.strategy.where().c_str());
       return kept;
     }
