@@ -102,13 +102,20 @@ Initial Initial::kaiming_normal(const Shape& weight, const KaimingOptions& o) {
 Initial Initial::fan_in_uniform(std::int64_t fan_in) { return symmetric_uniform(1 / std::sqrt(double(fan_in))); }
 
 void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64_t begin, std::span<double> out,
-          int threads) {
+          int threads, std::int64_t from) {
   const auto n = static_cast<std::int64_t>(out.size());
   if (n == 0) return;
-  const std::int64_t rows = shape.rank() ? shape[0] : 1, columns = n / rows;
+  const bool of_matrix = how.kind == Initial::Kind::orthogonal || how.kind == Initial::Kind::sparse;
+  if (of_matrix && n < shape.elements()) {  // no part of it is known without the rest
+    std::vector<double> whole(static_cast<std::size_t>(shape.elements()));
+    draw(how, shape, seed, begin, whole, threads);
+    std::copy_n(whole.begin() + from, n, out.begin());
+    return;
+  }
+  const std::int64_t rows = shape.rank() ? shape[0] : 1, columns = shape.elements() / rows;
   auto each = [&](auto element) {  // element(k), independent of all others
     parallel_ranges(n >= parallel_grain ? threads : 1, n, 64, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t k = first; k < last; k++) out[static_cast<std::size_t>(k)] = element(k);
+      for (std::int64_t k = first; k < last; k++) out[static_cast<std::size_t>(k)] = element(from + k);
     });
   };
   auto draw_normal = [&](double mean, double deviation) {

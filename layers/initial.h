@@ -55,9 +55,9 @@ struct Initial {
   static Initial fan_in_uniform(std::int64_t fan_in);
 };
 
-// A whole parameter whose first element is element `begin` of the flat vector; out.size() is shape.elements(). Throws Error
-// for a shape that the initialiser is not made for.
+// Elements [from, from + out.size()) of a parameter of this shape, whose first element is element `begin` of the whole model's
+// flat vector. Throws Error for a shape that the initialiser is not made for.
 void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64_t begin, std::span<double> out,
-          int threads = 1);
+          int threads = 1, std::int64_t from = 0);
 
 }  // namespace tandem

@@ -19,6 +19,15 @@ T* named(const char* what, const std::string& name, const std::vector<std::pair<
 
 }  // namespace
 
+Shape Slice::of(const Shape& whole) const {
+  if (count == 1) return whole;
+  require(index >= 0 && index < count && whole.rank() > 0 && whole[0] >= count, "a parameter of shape ", whole,
+          " has no slice ", index, " of ", count, " along its first axis: cut it over at most as many ranks as it has rows");
+  Shape mine = whole;
+  mine[0] = whole[0] / count + (index < whole[0] % count);
+  return mine;
+}
+
 Parameter::operator const Variable&() const {
   require(variable.defined(), "the parameter ", name,
           " has no memory yet: build a ParameterSpace over the model first");

@@ -1,6 +1,7 @@
 // Modules: a model is a tree of them. A module declares parameters and statistics (what shape, how initialised) and says how
 // they turn an input into an output. Until a ParameterSpace is built over the tree the parameters have no memory.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,9 +14,22 @@
 
 namespace tandem {
 
+// Slice `index` of `count` of a parameter whose rows (its first axis) are cut over ranks; count 1: the whole parameter. The
+// first rows % count slices have one row more than the others.
+struct Slice {
+  int index = 0, count = 1;
+  std::int64_t begin(std::int64_t rows) const { return rows / count * index + std::min<std::int64_t>(index, rows % count); }
+  Shape of(const Shape& whole) const;  // throws Error where a slice would have no row
+  std::int64_t offset(const Shape& whole) const {  // elements of the whole that come before it
+    return count == 1 ? 0 : begin(whole[0]) * (whole.elements() / whole[0]);
+  }
+  bool operator==(const Slice&) const = default;
+};
+
 struct Parameter {
   std::string name;  // within its module; ParameterSpace prefixes the path
-  Shape shape;
+  Shape shape;       // of the whole parameter, also where this rank has a slice of it
+  Slice slice = {};  // set before the parameter space is built
   Initial initial;
   bool decay = true;  // false: weight decay leaves it alone (batch norm, biases)
   double learning_rate_scale = 1;

@@ -281,17 +281,30 @@ void SafetensorsFile::read(const std::string& name, Tensor& into) const {
   const Entry& e = at(name);
   if (e.shape != into.shape())
     refuse(path_.string(), ": ", name, " has the shape ", e.shape, ", expected ", into.shape());
+  read_part(name, 0, into);
+}
+
+void SafetensorsFile::read_part(const std::string& name, std::int64_t from, Tensor& into) const {
+  Entry e = at(name);
+  if (from < 0 || from + into.elements() > e.shape.elements())
+    refuse(path_.string(), ": ", name, " has ", e.shape.elements(), " elements, expected ", from + into.elements());
   if (into.elements() == 0) return;
+  const std::uint64_t each = e.bytes() / std::uint64_t(e.shape.elements());
+  e.begin += std::uint64_t(from) * each;
+  e.end = e.begin + std::uint64_t(into.elements()) * each;
   const bool integers = into.dtype() == DType::u8 || into.dtype() == DType::i32;
   const bool same = e.dtype == file_type(into.dtype()) || (e.dtype == "BOOL" && into.dtype() == DType::u8);
   if (!same && integers)
     refuse(path_.string(), ": ", name, " has the type ", e.dtype, ", expected ", file_type(into.dtype()));
-  if (!same)
-    into.copy_from(Tensor::of(into.backend(), e.shape, values(name), into.dtype()));
-  else if (!into.backend().on_device())
+  if (!same) {
+    const std::vector<double> all = values(name);
+    into.copy_from(Tensor::of(into.backend(), into.shape(), std::span(all).subspan(std::size_t(from), std::size_t(into.elements())),
+                              into.dtype()));
+  } else if (!into.backend().on_device())
     read_bytes(name, e, into.raw_write());
   else {
-    const std::vector<std::byte> host = bytes(name);
+    std::vector<std::byte> host(e.bytes());
+    read_bytes(name, e, host.data());
     into.backend().upload(into.raw_write(), host.data(), host.size());
   }
 }
@@ -307,6 +320,10 @@ void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& sh
   require(size > 0 && bytes.size() == std::uint64_t(shape.elements()) * size, name, ": ", bytes.size(), " bytes for ",
           shape, " of ", dtype);
   items_[std::move(name)] = {std::move(dtype), shape, {}, bytes};
+}
+
+void SafetensorsWriter::add(std::string name, DType dtype, const Shape& shape, std::span<const std::byte> bytes) {
+  add(std::move(name), std::string(file_type(dtype)), shape, bytes);
 }
 
 void SafetensorsWriter::write(const std::filesystem::path& path) const {

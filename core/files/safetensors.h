@@ -44,6 +44,8 @@ class SafetensorsFile {
   // Into memory that is there already, of the same shape; the type is converted. Elements of the same type are copied bit
   // for bit.
   void read(const std::string& name, Tensor& into) const;
+  // The same for a part of a tensor: its elements [from, from + into.elements()).
+  void read_part(const std::string& name, std::int64_t from, Tensor& into) const;
 
  private:
   std::string header_text(std::uint64_t size);  // checked against the file's size
@@ -63,6 +65,8 @@ class SafetensorsWriter {
   void add(std::string name, const Tensor& tensor);
   // Types that Tensor does not have. The bytes are not copied: they must live until write().
   void add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes);
+  // The same, of a type that Tensor has.
+  void add(std::string name, DType dtype, const Shape& shape, std::span<const std::byte> bytes);
   void metadata(std::string key, std::string value) { metadata_[std::move(key)] = std::move(value); }
   // Throws UsageError when the file cannot be made, Error when the disk is full.
   void write(const std::filesystem::path& path) const;

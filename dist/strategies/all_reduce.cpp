@@ -17,21 +17,27 @@ class NaiveAllReduce : public Replicas {
  public:
   explicit NaiveAllReduce(std::unique_ptr<Communicator> communicator)
       : Replicas(std::move(communicator), "naive-all-reduce", true) {}
-  void begin(ParameterSpace& space, Optimizer&) override {
-    space_ = &space;
+  void begin(ParameterSpace& space, Optimizer& optimizer) override {
+    space_ = &space, optimizer_ = &optimizer;
     compare_layouts(space);
-    spread(space, *communicator_);
+    spread(space, *communicator_, same_slice_.get());
   }
   void exchange(const Tensor& loss) override {
     loss_ = loss.clone();  // not finite on any rank: not finite on all
     float stop = stop_requested_;
-    for (Buffer sum : {buffer(space_->gradients), buffer(loss_), Buffer{&stop, 1, DType::f32}})
-      communicator_->all_reduce(sum).wait();
+    for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice})
+      for (const Range& r : space_->ranges(owner)) {
+        Tensor gradients = space_->gradients.range(r.begin, {r.length()});
+        (owner == OwnerClass::replicated ? communicator_ : same_slice_)->all_reduce(buffer(gradients)).wait();
+      }
+    for (Buffer sum : {buffer(loss_), Buffer{&stop, 1, DType::f32}}) communicator_->all_reduce(sum).wait();
     stop_ = stop > 0;
+    measure_slices(*optimizer_);
   }
 
  private:
   ParameterSpace* space_ = nullptr;
+  Optimizer* optimizer_ = nullptr;
 };
 
 // What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a recorded
@@ -69,22 +75,23 @@ class AllReduce : public Replicas {
     };
   }
 
-  void begin(ParameterSpace& space, Optimizer&) override {
-    space_ = &space;
+  void begin(ParameterSpace& space, Optimizer& optimizer) override {
+    space_ = &space, optimizer_ = &optimizer;
     compare_layouts(space, syncs_ ? 1 : 0);
-    buckets_.reset(), behind_.reset();
+    buckets_.clear(), behind_.reset();
     Backend& backend = space.backend();
     if (backend.asynchronous())
       behind_.reset(new BehindTheHost{.flags = communicator_->split(0, rank()),
                                       .end = backend.new_event(),
                                       .loss = backend.pinned(sizeof(double)),
                                       .anywhere = Tensor::zeros(backend, {1}, space.values.dtype())});
-    const auto& o = options_;
-    buckets_.reset(new GradientBuckets(space, space.trainable(), communicator_, reducer_,
-                                       {o.bucket_bytes, o.wire, o.top_k, o.deadline, o.nccl}));
-    spread(space, buckets_->over());
+    add_buckets(OwnerClass::replicated, communicator_);
+    if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, same_slice_);
+    spread(space, buckets_[0]->over(), buckets_.size() > 1 ? &buckets_[1]->over() : nullptr);
     if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
-    space.on_gradient([this](const Segment& segment) { buckets_->ready(std::size_t(&segment - space_->segments().data())); });
+    space.on_gradient([this](const Segment& segment) {
+      for (auto& b : buckets_) b->ready(std::size_t(&segment - space_->segments().data()));
+    });
   }
 
   void exchange(const Tensor& loss) override {
@@ -92,12 +99,12 @@ class AllReduce : public Replicas {
     exchange([&] { return std::isfinite(loss.item()); });
   }
   void update(Optimizer& optimizer) override {
-    buckets_->arrived();
+    if (!slices_) arrived();
     if (behind_) return optimizer.update(&behind_->anywhere);
     const Tensor anywhere =
         Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
     optimizer.update(&anywhere);
-    buckets_->rewind(optimizer.read_state().not_finite == 0);
+    rewind(optimizer.read_state().not_finite == 0);
   }
 
   Measures end() override {
@@ -105,8 +112,9 @@ class AllReduce : public Replicas {
       compare_parameters(*space_, steps_);
       across_->gather = nullptr;
       std::exchange(space_, nullptr)->on_gradient(nullptr);
-      sent_ = buckets_->over().traffic().bytes, bucket_bytes_ = buckets_->largest();
-      buckets_.reset(), behind_.reset();
+      sent_ = 0, bucket_bytes_ = buckets_[0]->largest();
+      for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);  // of a job's wire, which they share
+      buckets_.clear(), behind_.reset();
     }
     return measured(reducer_, std::max(sent_, communicator_->traffic().bytes), bucket_bytes_);
   }
@@ -118,6 +126,18 @@ class AllReduce : public Replicas {
   }
 
  private:
+  void add_buckets(OwnerClass owner, const std::shared_ptr<Communicator>& over) {
+    const auto& o = options_;
+    buckets_.emplace_back(new GradientBuckets(*space_, space_->ranges(owner), over, reducer_,
+                                              {o.bucket_bytes, o.wire, o.top_k, o.deadline, o.nccl}));
+  }
+  void arrived() {
+    for (auto& b : buckets_) b->arrived();
+  }
+  void rewind(bool made) {
+    for (auto& b : buckets_) b->rewind(made);
+  }
+
   static const char* name_of(const AllReduceOptions& o) {
     return o.top_k > 0 ? "all-reduce (top-k)" : o.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
   }
@@ -136,7 +156,7 @@ class AllReduce : public Replicas {
 
   // The loss is fetched, and the end of backward marked, behind what was queued for this step.
   void exchange_on_device(const Tensor& loss) {
-    buckets_->pack_rest();
+    for (auto& b : buckets_) b->pack_rest();
     Queue& queue = space_->backend().queue();
     queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
     queue.mark(*behind_->end);
@@ -147,13 +167,14 @@ class AllReduce : public Replicas {
                                                       : double(*static_cast<const float*>(fetched)));
     });
     behind_->anywhere.fill(flags_[0] > 0 ? std::nan("") : 0);
-    buckets_->rewind(true);
+    rewind(true);
   }
 
   // Of all buckets and the flags; `finite` is asked when this rank's backward is over.
   void exchange(const std::function<bool()>& finite) {
     if (!behind_) reducer_.waits();
-    buckets_->flush();
+    for (auto& b : buckets_) b->agree();
+    for (auto& b : buckets_) b->flush();
     reducer_.add(
         {behind_ ? *behind_->flags : *communicator_, behind_ ? behind_->end.get() : nullptr, [&](Communicator& over) {
            flags_[0] = finite() ? 0 : 1;
@@ -162,6 +183,7 @@ class AllReduce : public Replicas {
          }});
     reducer_.finish();
     stop_ = flags_[1] > 0;
+    if (slices_) arrived(), measure_slices(*optimizer_);
     // Before they change: who fails here has the state of a whole step.
     if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
       compare_parameters(*space_, steps_);
@@ -172,8 +194,9 @@ class AllReduce : public Replicas {
   bool syncs_ = false;
   AllReduceOptions options_;
   ParameterSpace* space_ = nullptr;
+  Optimizer* optimizer_ = nullptr;
   std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of
-  std::unique_ptr<GradientBuckets> buckets_;
+  std::vector<std::unique_ptr<GradientBuckets>> buckets_;  // of the replicated ranges, and of slices that several ranks have
   std::int64_t steps_ = 0, bucket_bytes_ = 0;
   std::uint64_t sent_ = 0;   // in a run that has ended
   float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks that want to stop

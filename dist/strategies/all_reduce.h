@@ -1,7 +1,8 @@
 // Synchronous data parallelism: every rank has the whole model and a share of every batch, the gradients are summed over the
 // ranks while backward still runs, and every rank makes the same step. What n ranks with b pictures each compute is what one
 // machine computes with n·b pictures (batch norm aside: it sees a rank's own pictures, unless sync_batch_norm.h is asked for).
-// Gradients are exchanged in buckets (gradient_buckets.h). Parameters change only when the whole step has arrived.
+// Gradients are exchanged in buckets (gradient_buckets.h); slices of a layer that is cut over ranks, among the ranks that have the same
+// slice. Parameters change only when the whole step has arrived.
 #pragma once
 #include <memory>
 

@@ -21,7 +21,7 @@ std::vector<Range> cut(std::int64_t elements, DType dtype, std::int64_t bytes) {
 
 GradientBuckets::GradientBuckets(ParameterSpace& space, const std::vector<Range>& ranges,
                                  std::shared_ptr<Communicator> communicator, Reducer& reducer, const BucketOptions& options)
-    : space_(space), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire) {
+    : space_(space), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire), ranges_(ranges) {
   Backend& backend = space.backend();
   if (options.top_k > 0 && (backend.asynchronous() || space.gradients.dtype() != DType::f32))
     refuse("TANDEM_WIRE=topk chooses among f32 gradients in the host's memory, not on ", backend.description(),
@@ -94,7 +94,6 @@ void GradientBuckets::pack(Bucket& b) {
 }
 
 void GradientBuckets::flush() {
-  if (!ordered_) agree_on_order();
   for (std::size_t b : order_) launch(buckets_[b]);
 }
 
@@ -120,10 +119,12 @@ void GradientBuckets::launch(Bucket& b) {
 }
 
 void GradientBuckets::arrived() {
-  if (narrow_.defined()) space_.gradients.copy_from(narrow_);
+  if (!narrow_.defined()) return;
+  for (const Range& r : ranges_) space_.gradients.range(r.begin, {r.length()}).copy_from(narrow_.range(r.begin, {r.length()}));
 }
 
-void GradientBuckets::agree_on_order() {
+void GradientBuckets::agree() {
+  if (ordered_) return;
   for (std::size_t b = 0; b < buckets_.size(); b++)
     if (std::find(finished_.begin(), finished_.end(), std::int32_t(b)) == finished_.end())
       finished_.push_back(std::int32_t(b));

@@ -42,6 +42,7 @@ class GradientBuckets {
   void ready(std::size_t segment);
   // Called after backward. On a device: queues the buckets without segments. The event for the end of backward comes after it.
   void pack_rest();
+  void agree();     // on the order of buckets, before the first flush(). Nothing may be under way over the communicator
   void flush();     // adds the buckets to the reducer that ready() has not added
   void arrived();   // all sums are there: they become the gradients
   // Before the next step. made: whether the gradients were used; otherwise the next backward is repeated to find a cause, and
@@ -61,13 +62,13 @@ class GradientBuckets {
   void restart();
   void pack(Bucket& b);
   void launch(Bucket& b);
-  void agree_on_order();
   Tensor gradients(const Bucket& b) { return space_.gradients.range(b.range.begin, {b.range.length()}); }
 
   ParameterSpace& space_;
   std::shared_ptr<Communicator> communicator_;
   Reducer& reducer_;
   const DType wire_;
+  const std::vector<Range> ranges_;
   std::unique_ptr<Communicator> device_;  // on the device's memory
   Tensor narrow_;                         // on a device: the gradients in bf16, when they travel so
   std::vector<Bucket> buckets_;

@@ -22,9 +22,14 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
             .evaluation_shares = n};
 }
 
-void Replicas::spread(ParameterSpace& space, Communicator& over) {
-  for (Tensor* t : {&space.values, &space.statistics})
-    if (t->elements() > 0) over.broadcast(buffer(*t), 0).wait();
+void Replicas::spread(ParameterSpace& space, Communicator& over, Communicator* over_slices) {
+  auto first = [](Communicator& from, Tensor part) {
+    if (part.elements() > 0) from.broadcast(buffer(part), 0).wait();
+  };
+  auto values = [&](OwnerClass owner) { return space.values.range(space.all(owner).begin, {space.all(owner).length()}); };
+  first(over, values(OwnerClass::replicated));
+  first(over, space.statistics);
+  if (over_slices) first(*over_slices, values(OwnerClass::slice));
   space.count_writes(space.all());
 }
 
@@ -109,34 +114,69 @@ bool Replicas::saves_after_failure() {
   return !left.empty() && left[0] == rank() && (twice > size() || (twice == size() && rank() == 0));
 }
 
-void Replicas::compare(std::uint64_t mine, const std::string& what) {
-  std::vector<std::uint8_t> all(std::size_t(size()) * sizeof mine);
-  std::memcpy(all.data() + std::size_t(rank()) * sizeof mine, &mine, sizeof mine);
-  communicator_->all_gather(buffer(all)).wait();
-  for (int r = 1; r < size(); r++)
+void Replicas::compare(Communicator& over, std::uint64_t mine, const std::string& what) {
+  std::vector<std::uint8_t> all(std::size_t(over.size()) * sizeof mine);
+  std::memcpy(all.data() + std::size_t(over.rank()) * sizeof mine, &mine, sizeof mine);
+  over.all_gather(buffer(all)).wait();
+  for (int r = 1; r < over.size(); r++)
     if (std::memcmp(all.data(), all.data() + std::size_t(r) * sizeof mine, sizeof mine) != 0)
-      fail(communicator_->where(0), " and ", communicator_->where(r), " ", what);
+      fail(over.where(0), " and ", over.where(r), " ", what);
 }
 
 void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) {
-  for (const Range& r : space.trainable())  // what is exchanged
-    kind = (kind * 31 + std::uint64_t(r.begin)) * 31 + std::uint64_t(r.end);
-  compare(space.layout_hash() + kind,
-          "do not train the same model: start all ranks with the same program and options");
+  const char* what = "do not train the same model: start all ranks with the same program and options";
+  auto number = [&](OwnerClass owner) {
+    std::uint64_t h = kind;
+    for (const Range& r : space.ranges(owner))  // what is exchanged
+      h = (h * 31 + std::uint64_t(r.begin)) * 31 + std::uint64_t(r.end);
+    return space.layout_hash(owner) + h;
+  };
+  const Slice mine = space.slice();
+  compare(*communicator_, number(OwnerClass::replicated) + std::uint64_t(mine.count) * 0x9E3779B97F4A7C15u, what);
+  slices_ = same_slice_ = nullptr;
+  if (mine.count == 1) return;
+  if (ranks_.per_step < size())
+    refuse(name(), ": each rank makes steps of its own, and the slices of a layer that is cut over ranks must step together: ",
+           "choose all-reduce");
+  std::vector<std::int32_t> index(static_cast<std::size_t>(size()));
+  index[std::size_t(rank())] = mine.index;
+  communicator_->all_gather(buffer(index)).wait();
+  for (int i = 0; i < mine.count; i++)
+    if (std::count(index.begin(), index.end(), i) * mine.count != size())
+      fail("the model is cut into ", mine.count, " slices, and slice ", i, " is on ", std::count(index.begin(), index.end(), i),
+           " of ", size(), " ranks: every slice must be on as many ranks as the others");
+  slices_ = communicator_->split(int(std::count(index.begin(), index.begin() + rank(), mine.index)), mine.index);
+  same_slice_ = communicator_->split(mine.index, rank());
+  compare(*same_slice_, number(OwnerClass::slice), what);
+}
+
+void Replicas::measure_slices(Optimizer& optimizer) {
+  if (!slices_) return;
+  optimizer.measure_all();
+  Tensor& sums = optimizer.sums();
+  std::vector<double> all = sums.values();
+  slices_->all_reduce(buffer(all)).wait();
+  sums.copy_from(Tensor::of(sums.backend(), sums.shape(), all, sums.dtype()));
 }
 
 void Replicas::compare_parameters(const ParameterSpace& space, std::int64_t steps) {
-  std::vector<std::byte> copy;
-  const void* bytes = space.values.raw();
-  if (space.backend().asynchronous()) {
-    copy.resize(space.values.bytes());
-    space.backend().download(copy.data(), bytes, copy.size());
-    bytes = copy.data();
-  }
-  Checksum sum;
-  sum.add(bytes, space.values.bytes());
-  compare(sum.value(), "no longer have the same parameters (after " + std::to_string(steps) +
-                 " steps): they run different programs, or a machine computes wrongly");
+  auto checksum = [&](const Range& range) {
+    const std::size_t element = size_of(space.values.dtype()), count = std::size_t(range.length()) * element;
+    const void* bytes = static_cast<const std::byte*>(space.values.raw()) + std::size_t(range.begin) * element;
+    std::vector<std::byte> copy;
+    if (space.backend().asynchronous()) {
+      copy.resize(count);
+      space.backend().download(copy.data(), bytes, count);
+      bytes = copy.data();
+    }
+    Checksum sum;
+    sum.add(bytes, count);
+    return sum.value();
+  };
+  const std::string what = "no longer have the same parameters (after " + std::to_string(steps) +
+                           " steps): they run different programs, or a machine computes wrongly";
+  compare(*communicator_, checksum(space.all(OwnerClass::replicated)), what);
+  if (same_slice_) compare(*same_slice_, checksum(space.all(OwnerClass::slice)), what);
 }
 
 Measures Replicas::measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket) {

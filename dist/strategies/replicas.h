@@ -31,22 +31,30 @@ class Replicas : public Strategy {
   // Called before communicator_ is used by the caller's thread: ends what a Reducer has under way there.
   virtual void quiet() {}
 
-  // The weights of rank 0, on all ranks. `over`: on their memory.
-  void spread(ParameterSpace& space, Communicator& over);
+  // The weights of rank 0, on all ranks; slices are those of the first rank that has the same. `over`, `over_slices` (same_slice_):
+  // on their memory.
+  void spread(ParameterSpace& space, Communicator& over, Communicator* over_slices = nullptr);
   // Where ranks share memory, in it; null: any memory will do. All ranks call it.
   std::shared_ptr<void> shared_memory(const Backend& backend, std::size_t bytes) {
     return backend.on_device() ? nullptr : communicator_->allocate(bytes);
   }
 
-  // Throws Error that names the first rank whose number is not rank 0's.
-  void compare(std::uint64_t mine, const std::string& what);
+  // Throws Error that names the first rank whose number is not that of rank 0 there.
+  void compare(Communicator& over, std::uint64_t mine, const std::string& what);
+  // Throws Error unless all ranks have the same model. Where its layers are cut over ranks, finds whose slices belong together.
   void compare_layouts(const ParameterSpace& space, std::uint64_t kind = 0);
   void compare_parameters(const ParameterSpace& space, std::int64_t steps);
+  // Where layers are cut over ranks, once the gradients of all ranks are there: measures them, and adds the norms up over the
+  // slices. Otherwise does nothing: the optimizer measures.
+  void measure_slices(Optimizer& optimizer);
 
   // For measures(): `sent` bytes in all, in exchanges of up to `bucket` bytes.
   static Measures measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket);
 
   std::shared_ptr<Communicator> communicator_;
+  // Null unless layers are cut over ranks: the ranks that together hold one whole model, in the order of their slices, and those
+  // that have the same slice.
+  std::shared_ptr<Communicator> slices_, same_slice_;
 };
 
 }  // namespace tandem

@@ -9,9 +9,16 @@ namespace tandem {
 
 Exchange::Exchange(const ExchangeFiles& files, Module& model, ParameterSpace& space, BatchSource& train,
                    const std::map<std::string, std::string>& about, bool writes)
-    : files_(files), model_(model), space_(space), about_(about) {
+    : files_(files),
+      gives_slices_(!writes && space.slice().count > 1 && !files.export_torch.empty()),
+      model_(model),
+      space_(space),
+      about_(about) {
+  if (space.slice().count > 1 && !files.export_onnx.empty())
+    refuse("--export-onnx: layers of this model are cut over ranks, and no rank has the whole graph: leave it out, and export from one "
+           "process (--export-torch here, --import-torch there)");
   if (!writes) files_.export_torch = files_.export_onnx = files_.tensorboard = "";
-  if (!(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
+  if (gives_slices_ || !(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
     const Shape batch = train.make(0, 0).images.shape();
     picture_ = {batch[1], batch[2], batch[3]};
   }
@@ -48,8 +55,9 @@ void Exchange::end_epoch(std::int64_t step, const std::vector<std::pair<std::str
   if (events_) events_->scalars(step, values);
 }
 
-void Exchange::end() {
-  if (!files_.export_torch.empty()) export_torch(model_, space_.backend(), picture_, files_.export_torch, about_);
+void Exchange::end(Strategy* strategy) {
+  if (gives_slices_ || !files_.export_torch.empty())
+    export_torch(model_, space_.backend(), picture_, files_.export_torch, about_, strategy);
   if (!files_.export_onnx.empty()) export_onnx(model_, space_.backend(), picture_, files_.export_onnx);
 }
 

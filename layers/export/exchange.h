@@ -9,6 +9,8 @@
 
 namespace tandem {
 
+class Strategy;
+
 struct ExchangeFiles {  // empty: none
   std::string import_torch = {}, export_torch = {}, export_onnx = {};
   std::string tensorboard = {};  // a folder
@@ -31,10 +33,11 @@ class Exchange {
   // step counts from 1. Losses and accuracies are means since the epoch began.
   void end_step(std::int64_t step, double loss, double accuracy, double learning_rate, double images_per_second);
   void end_epoch(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
-  void end();
+  void end(Strategy* strategy = nullptr);  // gathers what is cut over ranks; all ranks call it
 
  private:
   ExchangeFiles files_;
+  bool gives_slices_;  // to the rank that writes
   Module& model_;
   ParameterSpace& space_;
   Shape picture_;

@@ -31,7 +31,10 @@ WatchActivations::~WatchActivations() {
 
 void write_gradients(const ParameterSpace& space, EventFile& file, std::int64_t step) {
   for (const Segment& s : space.segments())
-    if (s.leaf->has_grad) file.histogram(step, "gradients/" + s.name, s.leaf->grad);
+    if (s.leaf->has_grad) {
+      const std::string part = s.slice.count == 1 ? "" : " (slice " + std::to_string(s.slice.index) + " of " + std::to_string(s.slice.count) + ")";
+      file.histogram(step, "gradients/" + s.name + part, s.leaf->grad);
+    }
 }
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include "core/backend.h"
 #include "core/files/safetensors.h"
 #include "layers/train/checkpoint.h"
+#include "layers/train/slices.h"
 #include "layers/optim/space.h"
 #include "layers/export/trace_model.h"
 
@@ -45,16 +46,24 @@ std::map<const void*, Layout> layouts(Module& model, Backend& backend, const Sha
   return found;
 }
 
-// Everything that is in a state_dict, by name.
-std::map<std::string, std::pair<Tensor, Layout>> state(Module& model, Backend& backend, const Shape& picture) {
+// Everything that is in a state_dict, by name. Of a parameter that is cut over ranks: this rank's slice.
+struct Entry {
+  Tensor tensor;
+  Layout layout;
+  Slice slice;
+  Shape in_file;  // of the whole
+};
+std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape& picture) {
   const auto permuted = layouts(model, backend, picture);
-  std::map<std::string, std::pair<Tensor, Layout>> all;
+  std::map<std::string, Entry> all;
   for (auto& [name, p] : model.parameters()) {
     const Tensor value = p->variable.value();
     const auto found = permuted.find(value.raw());
-    all[name] = {value, found == permuted.end() ? Layout{value.shape(), {}} : found->second};
+    const Layout layout = found == permuted.end() ? Layout{value.shape(), {}} : found->second;
+    Entry& e = all[name] = {value, layout, p->slice, layout.in_file};
+    if (p->slice.count > 1) e.in_file[0] = p->shape[0];
   }
-  for (auto& [name, s] : model.statistics()) all[name] = {s->tensor, {s->shape, {}}};
+  for (auto& [name, s] : model.statistics()) all[name] = {s->tensor, {s->shape, {}}, {}, s->shape};
   return all;
 }
 
@@ -84,7 +93,7 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
   std::string lacking, other, unknown;
   auto list = [](std::string& to, const std::string& what) { to += (to.empty() ? "" : ", ") + what; };
   for (const auto& [name, entry] : all) {
-    const Shape& expected = entry.second.in_file;
+    const Shape& expected = entry.in_file;
     if (!file.has(prefix + name))
       list(lacking, name + " " + text(expected));
     else if (file.at(prefix + name).shape != expected)
@@ -102,8 +111,9 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
 
   NoGrad off;
   for (auto& [name, entry] : all) {
-    auto& [tensor, layout] = entry;
-    Tensor t = file.tensor(prefix + name, backend, tensor.dtype());
+    auto& [tensor, layout, slice, in_file] = entry;
+    Tensor t(backend, layout.in_file, tensor.dtype());
+    file.read_part(prefix + name, slice.offset(in_file), t);
     if (layout.pictures.rank())
       t = transpose(Variable(t.reshape(channels_first(layout.pictures))), {0, 2, 3, 1}).value().reshape(tensor.shape());
     tensor.copy_from(t);
@@ -111,20 +121,28 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
 }
 
 void export_torch(Module& model, Backend& backend, const Shape& picture, const std::string& path,
-                  const std::map<std::string, std::string>& about) {
+                  const std::map<std::string, std::string>& about, Strategy* strategy) {
   NoGrad off;
   SafetensorsWriter writer;
+  std::map<std::string, std::vector<std::byte>> gathered;
   const std::int64_t zero = 0;
   for (auto& [name, entry] : state(model, backend, picture)) {
-    auto& [tensor, layout] = entry;
+    auto& [tensor, layout, slice, in_file] = entry;
     Tensor t = tensor;
     if (layout.pictures.rank())
       t = transpose(Variable(t.reshape(layout.pictures)), {0, 3, 1, 2}).value().reshape(layout.in_file);
-    writer.add(name, t);
+    if (slice.count > 1) {
+      require(strategy, path, ": ", name, " is cut over ranks: give export_torch() the strategy that can gather it");
+      const auto& whole = gathered[name] = gather_slices(t, slice, in_file, *strategy, !path.empty());
+      if (!path.empty()) writer.add(name, t.dtype(), in_file, whole);
+    } else {
+      writer.add(name, t);
+    }
     constexpr std::string_view mean = "running_mean";  // PyTorch keeps a counter beside each
     if (name.ends_with(mean))
       writer.add(name.substr(0, name.size() - mean.size()) + counter, "I64", {}, std::as_bytes(std::span(&zero, 1)));
   }
+  if (path.empty()) return;
   for (const auto& [key, value] : about) writer.metadata(key, value);
   writer.metadata("format", "pt");
   writer.metadata("producer", "tandem");  // so that a later export may replace it

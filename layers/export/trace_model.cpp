@@ -20,6 +20,7 @@ std::vector<Operation> operations_of(Module& model, Backend& backend, const Shap
     ~Back() { model.train(training); }
   } back{model, training};
   NoGrad off;
+  Alone alone;
   Recorder recorder;
   Variable x(Tensor::zeros(backend, {2, picture[0], picture[1], picture[2]}));
   Variable y = model(x);

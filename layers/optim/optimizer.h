@@ -70,6 +70,10 @@ class Optimizer {
   // Its parts, for strategies and recorded steps.
   void stage();  // sends what was set since to the device. judge() does; before a step that is replayed, the caller
   void update(const Tensor* loss);  // the step with the gradients that are there, wherever they came from; nobody looks
+  // What update() begins with, unless it was called before: measures all gradients that this rank answers for. Where layers are
+  // cut over ranks, slice 0 answers for the replicated ones and every rank for its slices; the strategy then adds sums() up over
+  // the ranks that hold the slices, and calls update().
+  void measure_all();
   StepResult result();              // looks at the last step, as if_not_finite says
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
@@ -109,7 +113,7 @@ class Optimizer {
  private:
   void check_clip() const;
   double weight_decay_, learning_rate_ = 0, samples_ = 1, ranks_ = 1;
-  bool decay_everything_;
+  bool decay_everything_, measured_ = false;
   StepState host_;       // its first fields: what the device has been told,
   bool staged_ = false;  // or is to be told
 };

@@ -105,7 +105,7 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
   sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
   host_ = {.seed = seed, .epoch = host_.epoch};
-  staged_ = false;
+  staged_ = measured_ = false;
   if (loss_scaling) {
     const auto& [first, most, patience] = *loss_scaling;
     require(first > 0 && most >= first && std::isfinite(most) && patience > 0, "the loss scale ", first, " to ", most,
@@ -163,10 +163,23 @@ StepResult Optimizer::step(const Tensor* loss) {
   return result();
 }
 
-void Optimizer::update(const Tensor* loss) {
+void Optimizer::measure_all() {
   check_bound();
   bool add = false;
-  for (const Range& r : space_->trainable()) measure(r, std::exchange(add, true));
+  for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
+    if (owner == OwnerClass::replicated && space_->slice().index > 0) continue;
+    for (const Range& r : space_->ranges(owner)) measure(r, std::exchange(add, true));
+  }
+  if (!add) sums_.fill(0);
+  measured_ = true;
+}
+
+void Optimizer::update(const Tensor* loss) {
+  check_bound();
+  require(measured_ || space_->slice().count == 1, name(), ": the layers of this model are cut over ranks, and nobody has added "
+          "up their gradients' norms: train it by all-reduce, or call measure_all() and add sums() up over the slices");
+  if (!measured_) measure_all();
+  measured_ = false;
   judge(loss);
   for (const Range& r : space_->trainable()) {
     apply(r);

@@ -1,38 +1,24 @@
 #include "layers/optim/space.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/backend.h"
 
 namespace tandem {
 namespace {
 
-std::int64_t aligned(std::int64_t n) {
-  return (n + ParameterSpace::alignment - 1) / ParameterSpace::alignment * ParameterSpace::alignment;
-}
+std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+std::int64_t aligned(std::int64_t n) { return rounded_up(n, ParameterSpace::alignment); }
 
 }  // namespace
 
 ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory,
                                DType dtype) {
   model.name_tree();
-  auto parameters = model.parameters();
+  const Parameters parameters = model.parameters();
   require(!parameters.empty(), "the model has no parameters");
-  std::int64_t size = 0;
-  for (auto& [name, p] : parameters) {
-    Segment s{.name = name,
-              .shape = p->shape,
-              .global_begin = size,
-              .local_begin = size,
-              .length = p->shape.elements(),
-              .learning_rate_scale = p->learning_rate_scale,
-              .decay = p->decay,
-              .frozen = p->frozen};
-    size += aligned(s.length);
-    parameters_ += s.length;
-    segments_.push_back(s);
-  }
-  size = (size + cut - 1) / cut * cut;
+  const std::int64_t size = lay_out(parameters);
   auto room = [&](std::int64_t n) { return memory ? memory(backend, n) : Tensor::zeros(backend, {n}, dtype); };
   MemoryUse parameters_use(Use::parameters);
   values = room(size);
@@ -40,21 +26,66 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
     MemoryUse use(Use::gradients);
     gradients = room(size);
   }
+  values.copy_from(initial_values(parameters, seed, dtype));
+  bind(parameters);
+  bind_statistics(model, dtype);
+}
 
-  std::vector<double> initial(size, 0.0);
+// Every slice has the room of the first, which is the largest, so that all ranks have the same layout.
+std::int64_t ParameterSpace::lay_out(const Parameters& parameters) {
+  std::int64_t whole = 0, local = 0;
+  for (auto& [name, p] : parameters) {
+    if (p->slice.count > 1) {
+      require(slice_.count == 1 || slice_ == p->slice, "the parameter ", name, " is slice ", p->slice.index, " of ",
+              p->slice.count, ", others are slice ", slice_.index, " of ", slice_.count,
+              ": all layers of a model are cut over the same ranks");
+      slice_ = p->slice;
+    }
+    segments_.push_back({.name = name,
+                         .shape = p->slice.of(p->shape),
+                         .whole = p->shape,
+                         .slice = p->slice,
+                         .global_begin = whole,
+                         .length = p->slice.of(p->shape).elements(),
+                         .learning_rate_scale = p->learning_rate_scale,
+                         .decay = p->decay,
+                         .frozen = p->frozen});
+    whole += aligned(p->shape.elements());
+    parameters_ += p->shape.elements();
+  }
+  for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
+    if (owner == OwnerClass::slice) slices_begin_ = local;
+    for (Segment& s : segments_) {
+      if (s.owner() != owner) continue;
+      s.local_begin = local;
+      local += aligned(Slice{0, s.slice.count}.of(s.whole).elements());
+    }
+    local = rounded_up(local, cut);
+  }
+  return local;
+}
+
+Tensor ParameterSpace::initial_values(const Parameters& parameters, std::uint64_t seed, DType dtype) {
+  std::vector<double> initial(std::size_t(values.elements()), 0.0);
   for (std::size_t i = 0; i < segments_.size(); i++) {
     const Segment& s = segments_[i];
     const Parameter& p = *parameters[i].second;
+    const std::int64_t first = s.slice.offset(s.whole);
+    const auto into = std::span(initial).subspan(std::size_t(s.local_begin), std::size_t(s.length));
     if (p.variable.defined()) {  // trained or loaded before: the values move in
-      std::vector<double> now = p.variable.value().values();
-      std::copy(now.begin(), now.end(), initial.begin() + s.local_begin);
+      const std::vector<double> now = p.variable.value().values();
+      const bool all = p.variable.shape() == s.whole;
+      require(all || p.variable.shape() == s.shape, "the parameter ", s.name, " has values of shape ", p.variable.shape(),
+              ", expected ", s.shape);
+      std::copy_n(now.begin() + (all ? first : 0), s.length, into.begin());
     } else {
-      draw(p.initial, p.shape, seed, s.global_begin, std::span(initial).subspan(s.local_begin, s.length),
-           backend.threads());
+      draw(p.initial, s.whole, seed, s.global_begin, into, values.backend().threads(), first);
     }
   }
-  values.copy_from(Tensor::of(backend, {size}, initial, dtype));
+  return Tensor::of(values.backend(), values.shape(), initial, dtype);
+}
 
+void ParameterSpace::bind(const Parameters& parameters) {
   for (std::size_t i = 0; i < segments_.size(); i++) {
     Segment& s = segments_[i];
     Parameter& p = *parameters[i].second;
@@ -65,22 +96,29 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
     s.leaf = handles_.back().leaf();
     s.leaf->grad = gradients.range(s.local_begin, s.shape);
     p.variable = s.frozen ? Variable(value) : handles_.back();  // a constant leaves no tape; its gradient stays zero
-    if (s.frozen) continue;
-    leaves_.push_back(s.leaf);
-    const Range range{s.local_begin / cut * cut, (s.local_begin + s.length + cut - 1) / cut * cut};
-    if (trainable_.empty() || trainable_.back().end < range.begin)
-      trainable_.push_back(range);
-    else
-      trainable_.back().end = range.end;
+    if (!s.frozen) leaves_.push_back(s.leaf);
   }
+  for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
+    const std::size_t before = trainable_.size();
+    for (const Segment& s : segments_) {
+      if (s.frozen || s.owner() != owner) continue;
+      const Range range{s.local_begin / cut * cut, rounded_up(s.local_begin + s.length, cut)};
+      if (trainable_.size() == before || trainable_.back().end < range.begin)
+        trainable_.push_back(range);
+      else
+        trainable_.back().end = range.end;
+    }
+  }
+}
 
+void ParameterSpace::bind_statistics(Module& model, DType dtype) {
   std::int64_t count = 0;
   auto all_statistics = model.statistics();
   for (auto& [name, s] : all_statistics) {
     statistic_segments_.push_back({name, count, s->shape.elements()});
     count += aligned(s->shape.elements());
   }
-  statistics = Tensor::zeros(backend, {count}, dtype);
+  statistics = Tensor::zeros(backend(), {count}, dtype);
   for (std::size_t i = 0; i < all_statistics.size(); i++) {
     Statistic& s = *all_statistics[i].second;
     Tensor before = s.tensor;
@@ -90,6 +128,17 @@ ParameterSpace::ParameterSpace(Module& model, Backend& backend, std::uint64_t se
     else
       s.tensor.fill(s.initial);
   }
+}
+
+Range ParameterSpace::all(OwnerClass owner) const {
+  return owner == OwnerClass::replicated ? Range{0, slices_begin_} : Range{slices_begin_, elements()};
+}
+
+std::vector<Range> ParameterSpace::ranges(OwnerClass owner) const {
+  std::vector<Range> its;
+  std::copy_if(trainable_.begin(), trainable_.end(), std::back_inserter(its),
+               [&](const Range& r) { return (r.begin >= slices_begin_) == (owner == OwnerClass::slice); });
+  return its;
 }
 
 const Segment& ParameterSpace::segment(const std::string& name) const {
@@ -102,16 +151,18 @@ const Segment& ParameterSpace::segment(const std::string& name) const {
 }
 
 // FNV-1a over everything two ranks must agree on.
-std::uint64_t ParameterSpace::layout_hash() const {
+std::uint64_t ParameterSpace::layout_hash(OwnerClass owner) const {
   std::uint64_t h = 1469598103934665603u;
   auto mix = [&](const void* p, std::size_t n) {
     for (std::size_t i = 0; i < n; i++) h = (h ^ static_cast<const unsigned char*>(p)[i]) * 1099511628211u;
   };
   for (const Segment& s : segments_) {
     mix(s.name.data(), s.name.size());
-    for (std::int64_t e : s.shape) mix(&e, sizeof e);
+    for (std::int64_t e : s.whole) mix(&e, sizeof e);
     mix(&s.global_begin, sizeof s.global_begin);
-    mix(&s.slices, sizeof s.slices);
+    const int count = owner == OwnerClass::slice ? s.slice.count : 1;
+    mix(&count, sizeof count);
+    if (count > 1) mix(&s.slice.index, sizeof s.slice.index);
   }
   return h;
 }

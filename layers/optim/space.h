@@ -16,18 +16,22 @@ struct Range {
   std::int64_t length() const { return end - begin; }
 };
 
+// A segment belongs to all ranks (replicated), or to those that have the same slice of the layers that are cut over ranks.
+enum class OwnerClass { replicated, slice };
+
 struct Segment {
   std::string name;  // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
-  Shape shape;
-  std::int64_t global_begin = 0;  // in the whole model: keys, checkpoints and the initial draw use this
-  std::int64_t local_begin = 0;   // in this rank's vector
+  Shape shape;       // what this rank has of it
+  Shape whole;       // in the whole model
+  Slice slice = {};  // which part of the whole this is
+  std::int64_t global_begin = 0;  // in the whole model's vector: the initial draw and the layout's hash use this
+  std::int64_t local_begin = 0;   // in this rank's vector; the same for every slice
   std::int64_t length = 0;
-  int slice = 0, slices = 1;  // slices > 1: this rank owns slice `slice` of a layer that is cut over ranks
   double learning_rate_scale = 1;
   bool decay = true, frozen = false;
   WriteCount* writes = nullptr;
   Leaf* leaf = nullptr;
-  bool replicated() const { return slices == 1; }
+  OwnerClass owner() const { return slice.count == 1 ? OwnerClass::replicated : OwnerClass::slice; }
 };
 
 // Supplies the memory of the vectors: ordinary, shared between a node's ranks, pinned. Returns a zeroed f32 tensor.
@@ -39,8 +43,10 @@ class ParameterSpace {
       64;                                    // every segment begins at a multiple; the padding is zero and stays zero
   static constexpr std::int64_t cut = 1024;  // buckets and shards are cut at multiples of this
 
-  // Names the tree, lays the parameters out in registration order, draws the initial values and gives every Parameter and
-  // Statistic of the model its memory; values that a model already has are kept. dtype f64 is for the reference backend.
+  // Names the tree, lays the parameters out in registration order, first the replicated ones and then the slices, draws the
+  // initial values and gives every Parameter and Statistic of the model its memory; values that a model already has are kept (of
+  // a whole parameter that is now cut: this rank's slice). A slice begins with what the whole parameter would have there.
+  // dtype f64 is for the reference backend.
   ParameterSpace(Module& model, Backend& backend, std::uint64_t seed, const SpaceMemory& memory = {},
                  DType dtype = DType::f32);
 
@@ -48,12 +54,18 @@ class ParameterSpace {
   const std::vector<Segment>& segments() const { return segments_; }
   const Segment& segment(const std::string& name) const;       // throws, listing the names, when there is none
   std::int64_t elements() const { return values.elements(); }  // with padding
-  std::int64_t parameters() const { return parameters_; }      // without
+  std::int64_t parameters() const { return parameters_; }      // without, in the whole model
   Range all() const { return {0, elements()}; }
-  std::uint64_t layout_hash() const;  // equal on two ranks exactly when names, shapes and places are
+  Range all(OwnerClass owner) const;
+  Slice slice() const { return slice_; }  // of all parameters that are cut; count 1: none is
 
-  // What is not frozen, in ranges that begin and end at multiples of `cut`: one, all of it, where nothing is.
+  // What is not frozen, in ranges that begin and end at multiples of `cut`: one, all of it, where nothing is frozen or cut. No
+  // range has two owners.
   const std::vector<Range>& trainable() const { return trainable_; }
+  std::vector<Range> ranges(OwnerClass owner) const;  // those of an owner: what its ranks exchange
+
+  // Equal on two ranks exactly when names, shapes and places in the whole model are, and (OwnerClass::slice) their slices.
+  std::uint64_t layout_hash(OwnerClass owner = OwnerClass::slice) const;
 
   // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments
   // become final; with final = false another backward() will add to them, and no hook fires.
@@ -73,9 +85,17 @@ class ParameterSpace {
   const std::vector<StatisticSegment>& statistic_segments() const { return statistic_segments_; }
 
  private:
+  using Parameters = std::vector<std::pair<std::string, Parameter*>>;
+  std::int64_t lay_out(const Parameters& parameters);  // returns the vector's length
+  Tensor initial_values(const Parameters& parameters, std::uint64_t seed, DType dtype);
+  void bind(const Parameters& parameters);
+  void bind_statistics(Module& model, DType dtype);
+
   std::vector<Segment> segments_;
   std::vector<StatisticSegment> statistic_segments_;
   std::vector<Range> trainable_;
+  Slice slice_;
+  std::int64_t slices_begin_ = 0;  // replicated segments lie before it, slices behind it
   std::vector<Leaf*> leaves_;      // of what is trained
   std::vector<Variable> handles_;  // keep the leaves alive
   bool final_ = true;

@@ -7,6 +7,7 @@
 #include "core/checksum.h"
 #include "core/files/safetensors.h"
 #include "core/text.h"
+#include "layers/train/slices.h"
 
 namespace tandem {
 namespace {
@@ -14,20 +15,32 @@ namespace {
 constexpr const char* version = "1";
 constexpr const char* setting = "setting ";
 
-using Named = std::map<std::string, Tensor>;
+// A tensor of the file, and what this rank has of it.
+struct Part {
+  Tensor tensor;
+  Slice slice;
+  Shape whole;
+};
+using Named = std::map<std::string, Part>;
+
+void add_segments(Named& all, const std::string& prefix, const ParameterSpace& space, const Tensor& vector) {
+  for (const Segment& s : space.segments()) all[prefix + s.name] = {vector.range(s.local_begin, s.shape), s.slice, s.whole};
+}
 
 void add_space(Named& all, const std::string& prefix, const ParameterSpace& space, const Tensor& values,
                const Tensor& statistics) {
-  for (const Segment& s : space.segments()) all[prefix + s.name] = values.range(s.local_begin, s.shape);
-  for (const auto& s : space.statistic_segments()) all[prefix + s.name] = statistics.range(s.begin, {s.length});
+  add_segments(all, prefix, space, values);
+  for (const auto& s : space.statistic_segments()) all[prefix + s.name] = {statistics.range(s.begin, {s.length}), {}, {s.length}};
+}
+
+void read(const SafetensorsFile& file, const std::string& name, Part& into) {
+  file.read_part(name, into.slice.offset(into.whole), into.tensor);
 }
 
 Named tensors_of(const Training& t) {
   Named all;
   add_space(all, "", t.space, t.space.values, t.space.statistics);
-  for (const auto& [name, vector] : t.optimizer.vectors())
-    for (const Segment& s : t.space.segments())
-      all["optimizer/" + name + "/" + s.name] = vector.range(s.local_begin, s.shape);
+  for (const auto& [name, vector] : t.optimizer.vectors()) add_segments(all, "optimizer/" + name + "/", t.space, vector);
   if (t.ema) add_space(all, "average/", t.space, t.ema->values, t.ema->statistics);
   return all;
 }
@@ -105,10 +118,10 @@ class Opened {
     const auto model = file.metadata().find(std::string(setting) + "--model");
     const std::string whose =
         model == file.metadata().end() ? "" : " (it was saved with --model " + model->second + ")";
-    for (const auto& [name, t] : wanted) {
+    for (const auto& [name, part] : wanted) {
       if (!file.has(name)) refuse(path, ": is of another model: it has no ", name, whose);
-      if (file.at(name).shape != t.shape())
-        refuse(path, ": is of another model: ", name, " is ", file.at(name).shape, " there and ", t.shape(), " here",
+      if (file.at(name).shape != part.whole)
+        refuse(path, ": is of another model: ", name, " is ", file.at(name).shape, " there and ", part.whole, " here",
                whose);
     }
     for (const auto& [name, entry] : file.tensors())
@@ -121,11 +134,10 @@ class Opened {
 
 }  // namespace
 
-void save_checkpoint(const std::string& file, const Training& training, const RunPosition& at,
-                     const Settings& settings) {
+static std::map<std::string, std::string> metadata_of(const Training& training, const RunPosition& at, const Settings& settings) {
   std::map<std::string, std::string> m{{"format", checkpoint_format},
                                        {"version", version},
-                                       {"layout", hex(training.space.layout_hash())},
+                                       {"layout", hex(training.space.layout_hash(OwnerClass::replicated))},
                                        {"optimizer", training.optimizer.name()},
                                        {"epoch", std::to_string(at.epoch)},
                                        {"batch", std::to_string(at.batch)},
@@ -146,11 +158,29 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
   if (!at.run.empty()) m["run"] = at.run;
   if (at.ended) m["ended"] = "no better validation";
   for (const auto& [name, value] : settings) m[setting + name] = value;
+  return m;
+}
+
+void save_checkpoint(const std::string& file, const Training& training, const RunPosition& at,
+                     const Settings& settings) {
   const Named tensors = tensors_of(training);
+  std::map<std::string, std::vector<std::byte>> gathered;
+  for (const auto& [name, part] : tensors) {
+    if (part.slice.count == 1) continue;
+    require(training.strategy, file, ": ", name, " is cut over ranks: give save_checkpoint() the strategy that can gather it");
+    gathered[name] = gather_slices(part.tensor, part.slice, part.whole, *training.strategy, !file.empty());
+  }
+  if (file.empty()) return;
+  std::map<std::string, std::string> m = metadata_of(training, at, settings);
   SafetensorsWriter writer;
-  for (const auto& [name, t] : tensors) writer.add(name, t);
+  for (const auto& [name, part] : tensors)
+    if (const auto whole = gathered.find(name); whole != gathered.end())
+      writer.add(name, part.tensor.dtype(), part.whole, whole->second);
+    else
+      writer.add(name, part.tensor);
   m["checksum"] = checksum(m, tensors, [&](const std::string& name) {
-    const Tensor& t = tensors.at(name);
+    if (const auto whole = gathered.find(name); whole != gathered.end()) return whole->second;
+    const Tensor& t = tensors.at(name).tensor;
     std::vector<std::byte> bytes(t.bytes());
     if (!bytes.empty()) t.backend().download(bytes.data(), t.raw(), bytes.size());
     return bytes;
@@ -191,16 +221,16 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     if (name.starts_with("optimizer/") && !wanted.count(name))
       refuse(file, ": holds ", name,
              ", of which this run's optimizer has no use: give the same --optimizer and --momentum");
-  for (const auto& [name, t] : wanted)
+  for (const auto& [name, part] : wanted)
     if (!opened.file.has(name))
       refuse(file, ": holds no ", name, ", which this run's optimizer needs: give the same --optimizer and --momentum");
   opened.check(wanted);
-  if (opened.text("layout") != hex(training.space.layout_hash()))
+  if (opened.text("layout") != hex(training.space.layout_hash(OwnerClass::replicated)))
     refuse(file, ": is of another model: the same tensors in another order");
 
   const RunPosition at = opened.position();
   const StepState state = opened.state(training.optimizer.read_state());
-  for (auto& [name, t] : wanted) opened.file.read(name, t);
+  for (auto& [name, part] : wanted) read(opened.file, name, part);
   training.space.count_writes(training.space.all());
   training.optimizer.resume_at(state);
   if (training.ema && !average) {
@@ -223,7 +253,7 @@ void load_weights(const std::string& file, ParameterSpace& space) {
   Named model;
   add_space(model, "", space, space.values, space.statistics);
   opened.check(model);
-  for (auto& [name, t] : model) opened.file.read(opened.file.has("average/" + name) ? "average/" + name : name, t);
+  for (auto& [name, part] : model) read(opened.file, opened.file.has("average/" + name) ? "average/" + name : name, part);
   space.count_writes(space.all());
 }
 

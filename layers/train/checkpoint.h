@@ -5,7 +5,8 @@
 //   average/conv1.weight …              the moving average, where there is one
 //   metadata                            position, settings, the loss scale of f16, the layout's hash, a checksum over all of it
 //
-// Random numbers need nothing: they are functions of counters. A file is replaced as a whole or not at all.
+// Random numbers need nothing: they are functions of counters. A file is replaced as a whole or not at all. Layers that are cut
+// over ranks are whole in the file, which any number of ranks can read.
 #pragma once
 #include <limits>
 #include <string>
@@ -22,6 +23,7 @@ struct Training {
   ParameterSpace& space;
   Optimizer& optimizer;
   Ema* ema = nullptr;
+  Strategy* strategy = nullptr;  // needed to save a model whose layers are cut over ranks
 };
 
 // How far a run has come.
@@ -40,7 +42,8 @@ struct RunPosition {
 // What else decides how a run goes, as text: {"--lr", "0.1"}. Where it differs, a resumed run is another one.
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-// Throws UsageError when the file cannot be made, Error when the disk is full; the file that was there is then unchanged.
+// Throws UsageError when the file cannot be made, Error when the disk is full; the file that was there is then unchanged. Where
+// layers are cut over ranks all ranks call it, those that do not write with an empty file name.
 void save_checkpoint(const std::string& file, const Training& training, const RunPosition& position,
                      const Settings& settings = {});
 

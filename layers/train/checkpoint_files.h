@@ -17,7 +17,8 @@ class CheckpointFiles {
   void begin();
   bool resumes() const { return !from_.empty(); }
   const std::string& from() const { return from_; }
-  bool writes() const { return !folder_.empty() && speaks_; }
+  bool writes() const { return wanted() && speaks_; }
+  bool wanted() const { return !folder_.empty(); }  // on any rank
   std::string last() const;
   std::string best() const;
   RunPosition load(const Training& training, const Settings& settings, std::int64_t per_epoch,

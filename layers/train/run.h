@@ -92,7 +92,7 @@ class Run {
   void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
   void warn(const std::string& text);  // to all callbacks
   RunPosition whole_position();  // after an exception: that of the parameters
-  Training training() { return {space, optimizer, ema ? &*ema : nullptr}; }
+  Training training() { return {space, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
   double total_steps() const { return rates.total; }
 

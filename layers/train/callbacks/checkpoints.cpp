@@ -22,6 +22,11 @@ class Checkpoints : public Callback {
   std::string failed(Run& run, const std::string&) override {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
     if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
+    if (run.space.slice().count > 1) {
+      std::fprintf(stderr, "%s: the lost rank's slices are lost with it, so nothing is written; --resume goes on from the last checkpoint\n",
+                   run.strategy.where().c_str());
+      return kept;
+    }
     const RunPosition at = run.whole_position();
     if (!run.files.take_over(at)) return kept;
     save_checkpoint(run.files.last(), run.training(), at, run.settings);
@@ -32,9 +37,10 @@ class Checkpoints : public Callback {
 
  private:
   void save(Run& run, const std::string& file) {
-    if (!run.files.writes()) return;
-    run.strategy.synchronize(Strategy::Shared::optimizer, run.space, run.optimizer);
-    save_checkpoint(file, run.training(), run.at, run.settings);
+    const bool gives_slices = run.files.wanted() && run.space.slice().count > 1;
+    if (!run.files.writes() && !gives_slices) return;
+    if (run.files.writes()) run.strategy.synchronize(Strategy::Shared::optimizer, run.space, run.optimizer);
+    save_checkpoint(run.files.writes() ? file : "", run.training(), run.at, run.settings);
     saved_at_ = run.at.step;
   }
   std::int64_t saved_at_ = -1;  // the step of last.safetensors, once it is this run's
