@@ -105,8 +105,7 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
           int threads, std::int64_t from) {
   const auto n = static_cast<std::int64_t>(out.size());
   if (n == 0) return;
-  const bool of_matrix = how.kind == Initial::Kind::orthogonal || how.kind == Initial::Kind::sparse;
-  if (of_matrix && n < shape.elements()) {  // no part of it is known without the rest
+  if (how.kind == Initial::Kind::orthogonal && n < shape.elements()) {  // no part of it is known without the rest
     std::vector<double> whole(static_cast<std::size_t>(shape.elements()));
     draw(how, shape, seed, begin, whole, threads);
     std::copy_n(whole.begin() + from, n, out.begin());
