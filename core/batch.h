@@ -36,6 +36,8 @@ class BatchSource {
   virtual bool next(Batch& batch) = 0;
   // Batch `index` of any epoch once more, bit for bit, in memory of its own.
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;
+  // The next make() will be for this batch: it may be made meanwhile.
+  virtual void make_ahead(std::int64_t epoch, std::int64_t index) { (void)epoch, (void)index; }
   // What a program must know to show a trained model further pictures, as text; saved beside the weights.
   virtual std::map<std::string, std::string> description() const { return {}; }
 };

@@ -186,6 +186,7 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
 }
 
 void Loader::halt() {
+  ahead_ = {};  // waits for it
   if (!thread_.joinable()) return;
   {
     std::lock_guard lock(mutex_);
@@ -242,7 +243,26 @@ bool Loader::next(Batch& batch) {
   return true;
 }
 
+void Loader::make_ahead(std::int64_t epoch, std::int64_t index) {
+  if (options_.prefetch == 0) return;
+  Trace* trace = thread_lane() ? &thread_lane()->trace() : nullptr;
+  ahead_ = {};  // one at a time
+  ahead_ = std::async(std::launch::async, [this, epoch, index, trace] {
+    OnLane on(trace, "loader of " + pictures_.name);
+    return make_here(epoch, index);
+  });
+}
+
 Batch Loader::make(std::int64_t epoch, std::int64_t index) {
+  if (ahead_.valid()) {
+    Span span("wait for a batch", "wait", nullptr, index);
+    Batch made = ahead_.get();
+    if (made.epoch == epoch && made.index == index) return made;
+  }
+  return make_here(epoch, index);
+}
+
+Batch Loader::make_here(std::int64_t epoch, std::int64_t index) {
   require(epoch >= 0 && epoch <= UINT32_MAX && index >= 0 && index < cut_.batches, "loader of ", pictures_.name,
           ": there is no batch ", index, " in epoch ", epoch, ", which has ", cut_.batches);
   if (epoch != epoch_ && epoch != made_epoch_) order_epoch(made_order_, epoch), made_epoch_ = epoch;

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -131,6 +132,7 @@ class Loader final : public BatchSource {
   // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way; the last epoch's
   // order is kept, so that the batches of one in turn cost one shuffle.
   Batch make(std::int64_t epoch, std::int64_t index) override;
+  void make_ahead(std::int64_t epoch, std::int64_t index) override;  // in a thread of its own, unless prefetch is 0
   // This rank's part from the next start() on. Throws when the pictures make no batch for so many ranks.
   void share(int rank, int world) override;
 
@@ -143,6 +145,7 @@ class Loader final : public BatchSource {
 
  private:
   void halt();
+  Batch make_here(std::int64_t epoch, std::int64_t index);
   void work_ahead(std::int64_t first, Trace* trace);
   void order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const;
   Batch allocate() const;
@@ -171,6 +174,7 @@ class Loader final : public BatchSource {
   std::mutex mutex_;
   std::condition_variable moved_;
   std::thread thread_;
+  std::future<Batch> ahead_;  // last: it is waited for first
 };
 
 }  // namespace tandem

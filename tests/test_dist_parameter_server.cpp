@@ -5,6 +5,8 @@
 #include <cmath>
 #include <chrono>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "datasets/loader.h"
@@ -49,7 +51,9 @@ struct Recipe {
   SGDOptions sgd = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-3};
   std::int64_t batch = 16;
   double clip = 0;
-  int test = 40;
+  int test = 40, prefetch = 0;
+  std::function<void(Batch&)> transform = {};
+  int milliseconds = 0;  // that a step takes longer
   double slow = 0;  // seconds that the first batch of an evaluation takes
 };
 
@@ -70,11 +74,14 @@ struct Slow : BatchSource {
   double seconds;
 };
 
+thread_local bool trains = false;  // this thread runs fit()
+
 template <class Model>
 Ended train(Strategy* strategy, const Recipe& run) {
+  trains = true;
   auto backend = cpu_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 208, .test = run.test, .seed = 3});
-  Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = 0}, *backend);
+  Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = run.prefetch, .transform = run.transform}, *backend);
   Loader test(data.test, {.batch = 16, .shuffle = false, .prefetch = 0}, *backend);
   Slow slow(test, run.slow);
   Model model;
@@ -82,7 +89,11 @@ Ended train(Strategy* strategy, const Recipe& run) {
   sgd.clip_norm = run.clip;
   Strategy one;
   Ended e;
-  e.report = fit(model, cross_entropy_loss(), sgd, *backend, {source, nullptr, &slow}, run.fit, strategy ? strategy : &one);
+  const Loss loss = [&](const Variable& logits, const Tensor& labels, Tensor* correct) {
+    if (model.training()) std::this_thread::sleep_for(std::chrono::milliseconds(run.milliseconds));
+    return cross_entropy_loss()(logits, labels, correct);
+  };
+  e.report = fit(model, loss, sgd, *backend, {source, nullptr, &slow}, run.fit, strategy ? strategy : &one);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) e.weights.push_back(v);
   for (auto& [name, s] : model.statistics())
@@ -126,6 +137,68 @@ TEST(ParameterServer, OneWorkerIsOneMachineToTheBit) {
     }
 }
 
+// However late the gradients of threads that share two cores may be.
+bool learned(const Ended& e) { return e.report.epochs.back().train_loss < 0.7 * e.report.epochs.front().train_loss; }
+
+// Parts go out while backward computes the rest, where that says what is sent of them.
+TEST(ParameterServer, PushesWhatIsFinalWhileBackwardGoesOn) {
+  Recipe run;
+  run.batch = 17, run.prefetch = 2;
+  const Ended alone = train<Plain>(nullptr, run);
+  for (const char* strategy : {"ddc-asgd", "asp+asgd-m", "bsp"})
+    for (bool shared : {true, false}) {
+      const Ended e = on_ranks<Plain>(3, by(strategy, 2), run, {.shared_memory = shared})[0];
+      EXPECT_EQ(e.weights, alone.weights) << strategy;
+      EXPECT_EQ(e.measure("early_bytes") > 0, !shared) << strategy;
+    }
+  EXPECT_TRUE(learned(on_ranks<Plain>(3, by("asp+asgd-m"), {.fit = {.epochs = 15, .progress = false}, .prefetch = 2}, {.shared_memory = false})[0]));
+  run.clip = 1;  // by the norm of the whole
+  const Ended clipped = on_ranks<Plain>(2, by("ddc-asgd", 1), run, {.shared_memory = false})[0];
+  EXPECT_EQ(clipped.weights, train<Plain>(nullptr, run).weights);
+  EXPECT_EQ(clipped.measure("early_bytes"), 0);
+}
+
+// A gradient that is not finite where backward ends is in no shard, although the rest of it was there already.
+TEST(ParameterServer, WhatIsNotFiniteInTheEndIsRefusedAsAWhole) {
+  struct Spoiled : Module {  // its first layer's gradient is not finite in one step
+    Linear& fc1 = child<Linear>("fc1", 64, 300, true, true);
+    Linear& fc2 = child<Linear>("fc2", 300, 300, true, true);
+    Linear& fc3 = child<Linear>("fc3", 300, 10);
+    int step = 0;
+    Variable forward(const Variable& x) override {
+      Variable y = flatten(x);
+      if (training() && ++step == 5) y = y * Variable(Tensor::full(y.value().backend(), {1}, 1e38));
+      return fc3(fc2(fc1(y)));
+    }
+  };
+  Recipe run;
+  run.fit.epochs = 1;
+  const Ended e = on_ranks<Spoiled>(3, by("asp+asgd", 2), run, {.shared_memory = false})[0];
+  EXPECT_EQ(e.measure("refused"), 1);
+  for (double w : e.weights) ASSERT_TRUE(std::isfinite(w));
+}
+
+// The batch of the next ticket is made in the loader's thread, and each is trained once.
+TEST(ParameterServer, BatchesAreMadeAhead) {
+  for (const char* strategy : {"asgd", "bsp"})
+    for (int accumulate : {1, 3}) {
+      std::mutex mutex;
+      std::set<std::pair<std::int64_t, std::int64_t>> made;
+      int ahead = 0;
+      Recipe run;
+      run.prefetch = 2, run.fit.accumulate = accumulate, run.milliseconds = 4;
+      run.transform = [&](Batch& batch) {
+        std::lock_guard lock(mutex);
+        made.insert({batch.epoch, batch.index});
+        ahead += !trains;
+      };
+      const auto runs = on_ranks<Small>(2, by(strategy), run);
+      EXPECT_EQ(runs[0].report.steps, accumulate == 1 ? 26 : 10);
+      EXPECT_EQ(made.size(), 26u) << "two epochs of 13 batches";
+      EXPECT_GT(ahead, 13) << strategy;
+    }
+}
+
 TEST(ParameterServer, EveryRankEndsWithTheSameWeightsAndReport) {
   for (const char* strategy : {"ddc-asgd", "asgd", "ssp:1", "dana-slim"})
     for (int servers : {0, 1}) {
@@ -139,9 +212,6 @@ TEST(ParameterServer, EveryRankEndsWithTheSameWeightsAndReport) {
       EXPECT_EQ(exchanges, 26 + 2 * (3 - servers));  // each worker's first pull and last
     }
 }
-
-// However late the gradients of threads that share two cores may be.
-bool learned(const Ended& e) { return e.report.epochs.back().train_loss < 0.7 * e.report.epochs.front().train_loss; }
 
 // Rank 0 evaluates for longer than the deadline while the others wait for its gradient, or for its word in the end.
 TEST(ParameterServer, ASlowEvaluationKillsNobody) {

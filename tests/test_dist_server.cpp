@@ -123,6 +123,75 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
   }
 }
 
+// Parts in any order while the rest is computed, not always all of them: nothing else comes of it.
+TEST(Server, APushInPartsIsAPush) {
+  const std::vector<Range> parts{{3072, n}, {64, 1088}, {1088, 3072}, {0, 64}};
+  for (const auto& [how, wire] : {std::pair("ddc-asgd", DType::f32), {"ddc-asgd", DType::bf16}, {"bsp", DType::f32}}) {
+    ServerOptions o{.how = Asynchrony::parse(how)};
+    o.wire = wire;
+    const bool one = how == std::string("ddc-asgd");  // worker: of several, which one pushes first is chance
+    o.servers = one ? 2 : 0;
+    for (bool shared : {true, false}) {
+      const Serving serving{.options = o, .faults = {.delays = 4, .duplicates = true, .shared_memory = shared}};
+      const auto whole_ones = serve(3, serving, bowls);
+      const auto in_parts = serve(3, serving, [&](int rank, Member& member, std::int64_t ticket, Tensor& gradient, Tensor& weights) {
+        bowl(gradient, weights, ticket);
+        for (std::size_t p = 0; p < std::size_t((ticket + rank) % 5); p++) member.push_part(whole(gradient), parts[p]);
+      });
+      all_well(whole_ones), all_well(in_parts);
+      EXPECT_EQ(in_parts[0].weights, whole_ones[0].weights) << how;
+      EXPECT_EQ(in_parts[0].counts.early_bytes > 0, !shared || wire == DType::bf16);
+    }
+  }
+}
+
+// What was sent of a gradient that is never pushed is in no shard; the next exchange is as any other.
+TEST(Server, PartsOfWhatIsNotPushedAreForgotten) {
+  auto channels = in_process_channels(2, 30, {.shared_memory = false});
+  const auto said = ranks_say(2, [&](int r) {
+    auto backend = reference_backend();
+    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, -1);
+    Member member(std::move(channels[std::size_t(r)]), 30);
+    member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+                 {.how = Asynchrony::parse("asgd"), .servers = 1, .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 3});
+    if (r == 0) {
+      member.pull(whole(weights), whole(none));
+      for (int step = 0; member.ticket(); step++) {
+        if (step == 1) {
+          member.push_part(whole(gradient), {0, 2048});
+          member.ask();
+          member.pull(whole(weights), whole(none));
+          EXPECT_EQ(weights.values(), std::vector<double>(n, 1)) << "of the first push";
+        }
+        member.push_part(whole(gradient), {1024, 3072});
+        member.push(whole(gradient), whole(none), 16, {});
+        EXPECT_TRUE(member.pull(whole(weights), whole(none)));
+        EXPECT_EQ(weights.values(), std::vector<double>(n, step + 1));
+      }
+    }
+    while (member.ticket()) {}
+    member.finish(whole(weights), whole(none));
+    member.gather("");
+    EXPECT_EQ(weights.values()[0], r == 0 ? 3 : 0);
+  });
+  EXPECT_EQ(said, (std::vector<std::string>{"", ""}));
+}
+
+// The next ticket comes while one is in hand; who has one is waited for, although there is no more for it.
+TEST(Server, TheNextTicketComesWhileOneIsInHand) {
+  for (const std::string how : {"asgd", "ssp:0+asgd"}) {
+    const auto ends = serve(2, {.options = {.how = Asynchrony::parse(how)}, .tickets = 7},
+                            [](int, Member& member, std::int64_t ticket, Tensor& gradient, Tensor&) {
+                              for (int ms = 0; ms < 5000 && ticket < 3 && !member.next_ticket(); ms++)
+                                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              EXPECT_TRUE(ticket >= 3 || member.next_ticket().value_or(0) > ticket);
+                              gradient.fill(1);
+                            });
+    all_well(ends);
+    EXPECT_EQ(ends[0].counts.exchanges + ends[1].counts.exchanges, 7 + 4) << how;
+  }
+}
+
 TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
   const auto alone = serve(1, {}, bowls);
   all_well(alone);

@@ -24,6 +24,7 @@ struct Drill {
   ChannelFaults faults = {};
   bool returns = false;       // who dies comes back
   std::uint32_t dawdles = 0;  // a seed: ranks sleep now and then
+  bool parts = false;         // gradients are pushed in parts
   int late = -1;              // a rank that begins when somebody has come back, and not begun again
 };
 struct Outcome {
@@ -79,6 +80,10 @@ Outcome run(const Drill& drill) {
                      {0, drill.tickets});
         if (member.trains()) member.pull(whole(weights), whole(s));
         while (member.ticket()) {
+          for (std::int64_t at = 0; drill.parts && at + 1024 <= n; at += 1536) {  // and a rest
+            member.push_part(whole(gradient), {at, at + 1024});
+            dawdle(12, 3);
+          }
           dawdle(12, 6);
           member.push(whole(gradient), whole(s), 16, {});
           member.pull(whole(weights), whole(s));
@@ -164,6 +169,14 @@ TEST(ServerDeaths, AnyRankAtAnyMessage) {
     }
 }
 
+TEST(ServerDeaths, WhilePartsOfAGradientAreOnTheirWay) {
+  for (const char* strategy : {"asp+asgd", "bsp"})
+    for (bool returns : {false, true}) {
+      die_at_every_message({.strategy = strategy, .faults = {.shared_memory = false}, .returns = returns, .parts = true}, 37);
+      if (HasFatalFailure()) return;
+    }
+}
+
 TEST(ServerDeaths, RanksThatOnlyServe) {
   for (const char* strategy : {"asp+asgd", "bsp"}) {
     die_at_every_message({.strategy = strategy, .servers = 2}, 31);
@@ -210,6 +223,7 @@ TEST(ServerDeaths, AnyNumberAtRandom) {
     const Philox random(5, Stream::test, 0, k);
     Drill drill{.strategy = "asp+asgd", .tickets = 40, .returns = true, .dawdles = k + 1};
     drill.faults.delays = random.word(0) % 4, drill.faults.shared_memory = random.word(1) % 3 > 0;
+    drill.parts = k % 2;
     std::string deaths;
     for (std::uint32_t d = 0; d < 2 + random.word(2) % 4; d++) {
       drill.faults.deaths.push_back({1 + int(random.word(3 + 2 * d) % 3), 2 + std::int64_t(random.word(4 + 2 * d) % 150)});

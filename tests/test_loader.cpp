@@ -201,6 +201,27 @@ TEST_F(LoaderTest, GlobalCountsThePicturesOfAllRanks) {
 }
 
 // ---- the shuffle ----------------------------------------------------------------------------------------------------
+TEST(LoaderAhead, ABatchThatIsMadeAheadIsTheSameAndMadeElsewhere) {
+  auto backend = cpu_backend(2);
+  const Pictures p = patterned(40);
+  std::atomic<int> elsewhere = 0;
+  LoaderOptions o = options(8);
+  o.transform = [&, here = std::this_thread::get_id()](Batch&) { elsewhere += std::this_thread::get_id() != here; };
+  Loader ahead(p, o, *backend), plain(p, options(8, 0), *backend);
+  for (const auto& [epoch, index] : {std::pair(0, 3), {0, 4}, {1, 0}, {7, 2}}) {
+    ahead.make_ahead(epoch, index);
+    EXPECT_TRUE(same(ahead.make(epoch, index), plain.make(epoch, index)));
+  }
+  EXPECT_EQ(elsewhere, 4);
+  ahead.make_ahead(2, 1);
+  EXPECT_TRUE(same(ahead.make(2, 3), plain.make(2, 3))) << "another one is asked for than was foreseen";
+  ahead.make_ahead(2, 1);
+  ahead.share(1, 2), plain.share(1, 2);
+  EXPECT_TRUE(same(ahead.make(2, 1), plain.make(2, 1))) << "the share has changed meanwhile";
+  ahead.make_ahead(0, 99);
+  EXPECT_THROW(ahead.make(0, 99), Error);
+}
+
 TEST(Shuffle, IsAPermutationOfSeedAndEpoch) {
   for (std::int64_t n : {1, 2, 5, 1000}) {
     auto a = shuffled(n, 1, 2);

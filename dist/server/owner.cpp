@@ -104,7 +104,7 @@ void Owner::open(int s) {
 }
 
 // ---- pushes and pulls -------------------------------------------------------------------------------------------------------
-std::span<std::byte> Owner::place(int from, const Note& n, std::size_t bytes) {
+std::optional<std::span<std::byte>> Owner::place(int from, const Note& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
   const auto in = [&](Tensor& t) {
     if (!t.defined()) t = tensor(layout_.length(s));
@@ -112,23 +112,40 @@ std::span<std::byte> Owner::place(int from, const Note& n, std::size_t bytes) {
   };
   if (what_of(n) == What::first_part) return in(n[word::vector] ? held(s).first.velocity : held(s).first.values);
   Client& c = client(s, from);
+  if (!begins(c, n)) return {};
   if (layout_.pushed_as(s) == layout_.dtype) return in(c.gradient);
   c.narrow.resize(std::size_t(layout_.length(s)));
   return part_of(c.narrow.data(), n, bytes, sizeof(bf16));
 }
 
+// Gradients that were not pushed in the end have left parts behind: their worker goes on with a higher number.
+bool Owner::begins(Client& c, const Note& n) {
+  if (n[word::number] > c.number) c.number = n[word::number], c.arrived = 0, c.push.reset();
+  return n[word::number] == c.number;
+}
+
 void Owner::push_part(int from, const Note& n, std::int64_t elements) {
   const int s = int(n[word::shard]);
   Client& c = client(s, from);
+  if (!begins(c, n)) return;
   if (!c.gradient.defined()) c.gradient = tensor(layout_.length(s));
   if (layout_.pushed_as(s) != layout_.dtype) {
     float* wide = c.gradient.write<float>() + n[word::first];
     const bf16* narrow = c.narrow.data() + n[word::first];
     for (std::int64_t i = 0; i < elements; i++) wide[i] = float(narrow[i]);
   }
-  if ((c.arrived += elements) < layout_.length(s)) return;
-  c.arrived = 0;
-  request(from, n);
+  c.arrived += elements;
+  request_when_whole(from, s);
+}
+void Owner::push(int from, const Note& n) {
+  Client& c = client(int(n[word::shard]), from);
+  if (!begins(c, n)) return;
+  c.push = n;
+  request_when_whole(from, int(n[word::shard]));
+}
+void Owner::request_when_whole(int from, int s) {
+  Client& c = client(s, from);
+  if (c.push && c.arrived == layout_.length(s)) request(from, *std::exchange(c.push, {}));
 }
 
 Tensor Owner::in_memory_of(int rank, Post::Place place, int s) {
@@ -160,7 +177,7 @@ void Owner::request(int from, const Note& n) {
     else if (what_of(n) == What::push_here)
       fresh = served.push(from, exchange, in_memory_of(from, {n[word::block], n[word::offset]}, s), samples);
     else
-      fresh = served.push(from, exchange, c.gradient, samples);
+      fresh = served.push(from, exchange, c.gradient.defined() ? c.gradient : tensor(0), samples);
     if (!fresh) c.landing = before;  // it was seen, and may be waiting for its answer
     answer(s);
   });
@@ -207,7 +224,7 @@ void Owner::lost(int rank) {
   for (int s = 0; s < layout_.shards(); s++) {
     held(s).early.forget(rank);
     if (rank >= layout_.workers()) continue;
-    client(s, rank).arrived = 0;
+    client(s, rank).arrived = 0, client(s, rank).push.reset();
     if (!held(s).served) continue;
     held(s).served->lost(rank);
     answer(s);  // others may have waited for it

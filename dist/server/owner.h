@@ -1,11 +1,12 @@
 // Owner: an owner's side of the parameter server, the shards that this rank holds. It stages what workers push until all of a
-// shard's part has come, has Served apply it, and sends the answers that Served gives: as parts, or, where it reaches the
-// worker's memory, made there, with no copy between.
+// shard's part has come and its worker says that it is to be applied, has Served do that, and sends the answers that Served
+// gives: as parts, or, where it reaches the worker's memory, made there, with no copy between.
 //
 // The member's thread alone.
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -33,10 +34,11 @@ class Owner {
   void send_snapshots(int to);
   bool snapshot_under_way() const { return !snapshot_under_way_.expired(); }
 
-  // Messages of a worker or of rank 0. place: of parts.
-  std::span<std::byte> place(int from, const Note& n, std::size_t bytes);
+  // Messages of a worker or of rank 0. place: of parts; nothing where they are of a push that is given up.
+  std::optional<std::span<std::byte>> place(int from, const Note& n, std::size_t bytes);
   void push_part(int from, const Note& n, std::int64_t elements);
-  void request(int from, const Note& n);  // push_here, pull; all of push_part has come
+  void push(int from, const Note& n);
+  void request(int from, const Note& n);  // push_here, pull; push, when all parts have come
   void idle(int from, const Note& n);
   void first_part(const Note& n, std::int64_t elements);
   void velocity_wanted(int from, int s);
@@ -45,7 +47,9 @@ class Owner {
   struct Client {  // a worker, at one shard
     Tensor gradient;         // as far as it has come
     std::vector<bf16> narrow;  // and as it came, where gradients travel as bf16
-    std::int64_t arrived = 0;  // elements
+    ExchangeId number = 0;     // of what comes
+    std::int64_t arrived = 0;  // elements of it
+    std::optional<Note> push;  // its worker wants it applied; it may say so before the last part has come
     Tensor answers[2];       // made here when they are sent; the second when pipelined: the rule looks at both
     std::uint64_t landing = word::none;  // where it wants the answer
   };
@@ -63,6 +67,9 @@ class Owner {
   Client& client(int s, int worker) { return held(s).clients[std::size_t(worker)]; }
   const Rule& rule_of(int s) const { return layout_.of_parameters(s) ? *rule_ : *averaging_; }
   Tensor tensor(std::int64_t elements) { return Tensor(*host_, {elements}, layout_.dtype); }
+  // Parts of the last push that this worker has begun, at this shard; false: they are of an earlier one.
+  bool begins(Client& c, const Note& n);
+  void request_when_whole(int from, int s);
   Tensor in_memory_of(int rank, Post::Place place, int s);
   Tensor place_answer(int s, int worker, ExchangeId exchange);
   void serve(int s, const Tensor& first), open(int s), answer(int s);

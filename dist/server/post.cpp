@@ -25,9 +25,10 @@ void Post::send(int to, const Note& note, std::span<const std::byte> bytes, std:
 }
 
 void Post::send_parts(int to, Note note, Buffer part, std::int64_t chunk, const std::shared_ptr<const void>& keep) {
+  const std::uint64_t first = note[word::first];
   for (std::int64_t begin = 0; begin < part.count; begin += chunk) {
     const Buffer some{part.at(begin), std::min(chunk, part.count - begin), part.dtype};
-    note[word::first] = std::uint64_t(begin);
+    note[word::first] = first + std::uint64_t(begin);
     send(to, note, {static_cast<const std::byte*>(some.data), some.bytes()}, keep);
   }
 }

@@ -26,7 +26,7 @@ class Post {
 
   // keep: what the bytes lie in, until they have gone; null: the caller's, which stays.
   void send(int to, const Note& note, std::span<const std::byte> bytes = {}, std::shared_ptr<const void> keep = {});
-  // A shard's part of a vector, in messages of `chunk` elements; each is told where in the shard it begins.
+  // A part of a shard's vector, which begins at note[word::first], in messages of `chunk` elements that say where each begins.
   void send_parts(int to, Note note, Buffer part, std::int64_t chunk, const std::shared_ptr<const void>& keep = {});
   void let_go();  // of what has gone; the channel may deliver messages meanwhile
   bool empty() const { return sends_.empty(); }

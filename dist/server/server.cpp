@@ -84,6 +84,8 @@ class Member::Thread {
   std::string where() const { return channel_->where(rank()); }
   int workers() const { return layout_ ? layout_->workers() : size(); }
   bool trains() const { return rank() < workers(); }
+  // Tickets of a step are then drawn together: who had one more in hand would be waited for by those who have none.
+  bool together() const { return layout_->options.how.kind == Asynchrony::Kind::bsp; }
   std::shared_ptr<void> memory(std::size_t bytes) { return post_.share(bytes); }
 
   std::vector<std::string> gather(const std::string& mine) {
@@ -151,7 +153,25 @@ class Member::Thread {
           }
         });
     waited_ += now() - begin;
+    if (holds_ && !together()) tell([this] { worker_->ask_for_ticket(); });  // so that its batch can be made meanwhile
     return holds_;
+  }
+  std::optional<std::int64_t> next_ticket() const {
+    std::lock_guard lock(mutex_);
+    return drawn_;
+  }
+
+  void push_part(Buffer gradient, Range part) {
+    tell([this, at = gradient.data, part] {
+      const std::int64_t before = post_.bytes_sent();
+      worker_->send_early(at, part);
+      std::lock_guard lock(mutex_);
+      counts_.early_bytes += post_.bytes_sent() - before;
+    });
+  }
+  bool pushes_parts() const {
+    std::lock_guard lock(mutex_);
+    return pushes_parts_;
   }
 
   void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
@@ -168,7 +188,7 @@ class Member::Thread {
         .gradient = gradient.data, .samples = samples, .ticket = *std::exchange(holds_, {}), .score = score};
     tell([this, x] {
       worker_->start(x);
-      worker_->ask_for_ticket();  // so that it is here when the answer is
+      if (together()) worker_->ask_for_ticket();
     });
   }
   void ask() {
@@ -404,6 +424,7 @@ class Member::Thread {
     change([&] {
       waiting_ = false;
       answered_ = x;
+      pushes_parts_ = worker_->sends_parts();
       counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
     });
   }
@@ -474,7 +495,7 @@ class Member::Thread {
     std::optional<std::span<std::byte>> at;
     switch (what_of(n)) {
       case What::push_part:
-      case What::first_part: return owner_->place(from, n, bytes);
+      case What::first_part: at = owner_->place(from, n, bytes); break;
       case What::answer_part:
       case What::velocity_part: at = worker_->place(n, bytes); break;
       case What::copy_part:
@@ -499,14 +520,18 @@ class Member::Thread {
       return;
     }
     check(from, n, bytes.size());
-    const bool for_owner = what_of(n) == What::push_part || what_of(n) == What::first_part;
-    // The owner has a place for every part. This one began to arrive before this rank was ready.
-    if (for_owner && !letter.empty()) return come_again(from, n, letter);
+    // A part for an owner that began to arrive before this rank was ready, or that nobody wants any more.
+    if ((what_of(n) == What::push_part || what_of(n) == What::first_part) && !letter.empty()) {
+      const auto at = owner_->place(from, n, letter.size());
+      if (!at) return;
+      std::memcpy(at->data(), letter.data(), letter.size());
+    }
     const int s = int(n[word::shard]);
     const auto elements = std::int64_t(bytes.size() / element(n));
     const bool wanted = letter.empty();  // of a part: it lies where it belongs
     switch (what_of(n)) {
       case What::push_part: return owner_->push_part(from, n, elements);
+      case What::push: return owner_->push(from, n);
       case What::push_here:
       case What::pull: return owner_->request(from, n);
       case What::idle: return owner_->idle(from, n);
@@ -557,12 +582,10 @@ class Member::Thread {
         return begin_again();
       case What::ticket_is: {
         if (!worker_->awaits(n)) return;
-        const bool none = n[word::number] == word::none;
-        change([&] {
+        return change([&] {
           tickets_done_ = std::max(tickets_done_, std::int64_t(n[word::tickets_done]));
-          if (!none) drawn_ = number;
+          if (n[word::number] != word::none) drawn_ = number;
         });
-        return none ? worker_->be_idle() : void();
       }
       case What::over:
         tell_refusals();
@@ -629,6 +652,7 @@ class Member::Thread {
   std::deque<std::function<void()>> commands_;                 // to the member's thread
   std::map<std::uint64_t, std::vector<std::string>> heard_;    // by gathering
   std::optional<std::int64_t> drawn_;                          // the next ticket
+  bool pushes_parts_ = false;                                  // Worker::sends_parts(), at the last answer
   bool waiting_ = true;                                        // for an answer; begin() asks for the first
   Worker::Exchange answered_;                                  // the last
   bool velocity_here_ = false;
@@ -661,6 +685,9 @@ std::optional<std::int64_t> Member::ticket(const std::function<bool()>& asked_to
   return thread_->ticket(asked_to_stop);
 }
 void Member::leave() { thread_->leave(); }
+std::optional<std::int64_t> Member::next_ticket() const { return thread_->next_ticket(); }
+void Member::push_part(Buffer gradient, Range part) { thread_->push_part(gradient, part); }
+bool Member::pushes_parts() const { return thread_->pushes_parts(); }
 void Member::push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
   thread_->push(gradient, statistics, samples, score);
 }

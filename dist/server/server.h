@@ -8,15 +8,16 @@
 //   Member member(std::move(channel));
 //   member.begin(weights, statistics, scales, options, tickets);
 //   member.pull(weights, statistics);                        // rank 0's, the same everywhere
-//   while (auto ticket = member.ticket()) {                  // which batch
+//   while (auto ticket = member.ticket()) {                  // which batch; but with bsp the next one is already asked for
 //     …
+//     member.push_part(gradients, range);                    // may be left out: this much of it is final already
 //     member.push(gradients, statistics, samples, score);    // returns at once: keep them as they are until pull()
 //     member.pull(weights, statistics);                      // the weights after it
 //   }
 //   member.finish(weights, statistics);                      // the last weights, the same everywhere
 //
-// A gradient is staged until all of a shard's part has come, and then applied as a whole; an answer is of one version of a
-// shard. Ranks of one host read gradients where they lie and write answers to where they are wanted.
+// A gradient is staged until all of a shard's part has come and push() was called, and then applied as a whole; an answer is
+// of one version of a shard. Ranks of one host read gradients where they lie and write answers to where they are wanted.
 //
 // When a rank is lost the others go on. Its tickets are drawn again. Its shard goes to the next server, which asks everyone for
 // the newest copy that anybody was answered with; what was pushed and not answered is pushed again, and whether it is in that copy
@@ -59,6 +60,7 @@ class Member {
   struct Counts {
     ServedCounts shard;     // of the first shard that this rank holds; empty where it holds none
     std::int64_t bytes = 0, exchanges = 0, refused = 0;  // sent; of this worker; of these, not finite
+    std::int64_t early_bytes = 0;  // sent by push_part()
     double waited = 0;      // seconds that this worker waited for answers and tickets
     std::int64_t adopted = 0;  // shards that came from lost ranks
   };
@@ -88,6 +90,11 @@ class Member {
   // The next step of this worker; waits. Nothing: the run is over. A rank that only serves does so in here. asked_to_stop is
   // looked at meanwhile, and where it is true that is stop().
   std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop = {});
+  std::optional<std::int64_t> next_ticket() const;  // what ticket() will return, as far as that is known; waits for nothing
+  // [begin, end) of the gradient that is pushed next is final, and stays as it is until pull(): it goes out now. A gradient
+  // that is not pushed after all is forgotten with the next call of ask(), push() or finish().
+  void push_part(Buffer gradient, Range part);
+  bool pushes_parts() const;  // this pays: an owner does not reach this rank's memory
   // For the ticket that was drawn last. statistics: the running ones after its batches.
   void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score);
   void ask();  // for the weights alone

@@ -29,7 +29,8 @@ constexpr std::uint64_t none = UINT64_MAX;  // no ticket, no landing
 enum class What : std::uint64_t {
   // A worker to the owner of a shard. landing: the worker's block of memory where the answer is to be made; none: the owner
   // does not reach it, and sends parts.
-  push_part = 1,  // shard, first, number, samples, landing; a part of a gradient
+  push_part = 1,  // shard, first, number; a part of a gradient. May come while the rest of it is still computed
+  push,           // shard, number, samples, landing: all parts have been sent, apply them as one push
   push_here,      // shard, number, samples, landing, block and offset: where the gradient lies in the worker's memory
   pull,           // shard, number, landing: the weights alone, please
   idle,           // shard, number: behind that exchange nothing is pushed for now; nobody need wait for it

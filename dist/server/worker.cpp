@@ -24,6 +24,8 @@ Worker::Worker(const ServerLayout& layout, Post& post, Hears hears)
       post_(post),
       hears_(std::move(hears)),
       statistics_out_(post.share(std::max<std::size_t>(64, layout.bytes(layout.statistics)))),
+      narrow_(std::size_t(layout.wire() == layout.dtype ? 0 : layout.parameters)),
+      sent_(std::size_t(layout.shards())),
       answers_(std::size_t(layout.shards())),
       copies_(std::size_t(layout.shards())),
       velocity_missing_(std::size_t(layout.shards())) {
@@ -72,42 +74,84 @@ void Worker::send_first(std::vector<std::byte> velocity) {
 // Ascending also over returns: to an owner that has seen an exchange, the first of the next incarnation is newer.
 ExchangeId Worker::numbered(std::uint64_t count) const { return (post_.incarnation() << 40) | count; }
 
+void Worker::send_early(const void* gradient, Range part) {
+  if (!std::exchange(early_, true)) {
+    exchange_ = {.gradient = gradient, .id = numbered(++exchanges_)};
+    sent_.assign(sent_.size(), {});
+  }
+  for (int s = 0; s < layout_.shards() && layout_.of_parameters(s); s++) {
+    const std::int64_t begin = std::max(part.begin, layout_.begin(s)), end = std::min(part.end, layout_.begin(s) + layout_.length(s));
+    if (begin < end && !in_reach(s, pushed(s))) send_part(s, {begin - layout_.begin(s), end - layout_.begin(s)});
+  }
+}
+
 void Worker::start(Exchange exchange) {
+  const bool begun = early_ && exchange.gradient;
+  if (early_ && !begun) exchanges_++;  // nothing comes of that number; with the next but one the halves still take turns
+  if (!begun) sent_.assign(sent_.size(), {}), exchanges_++;
   exchange_ = exchange;
-  exchange_.id = numbered(++exchanges_);
+  exchange_.id = numbered(exchanges_);
   answers_.assign(answers_.size(), {});
   missing_ = int(answers_.size());
-  idle_ = false;
-  if (exchange_.gradient && layout_.wire() != layout_.dtype) {
-    narrow_.resize(std::size_t(layout_.parameters));
-    const auto* wide = static_cast<const float*>(exchange_.gradient);
-    for (std::size_t i = 0; i < narrow_.size(); i++) narrow_[i] = bf16(wide[i]);
-  }
+  early_ = idle_ = false;
   for (int s = 0; s < layout_.shards(); s++) send(s);
+  if (exchange_.gradient && --tickets_ == 0 && no_more_) be_idle();
+}
+
+Buffer Worker::pushed(int s) const {
+  if (!layout_.of_parameters(s)) return {statistics_out_.get(), layout_.length(s), layout_.dtype};
+  if (layout_.wire() == layout_.dtype) return layout_.part(const_cast<void*>(exchange_.gradient), s);
+  return {const_cast<bf16*>(narrow_.data()) + layout_.begin(s), layout_.length(s), layout_.wire()};
+}
+// Narrow gradients lie in no shared memory: they are widened where parts arrive.
+bool Worker::in_reach(int s, const Buffer& b) const {
+  return post_.place_of(b.data) && post_.reaches(layout_.owner[std::size_t(s)]);
+}
+bool Worker::sends_parts() const {
+  for (int s = 0; s < layout_.shards(); s++)
+    if (layout_.wire() != layout_.dtype || !post_.reaches(layout_.owner[std::size_t(s)])) return true;
+  return false;
+}
+
+void Worker::send_part(int s, Range part) {
+  const Buffer all = pushed(s);
+  if (all.dtype != layout_.dtype) {
+    const float* wide = static_cast<const float*>(exchange_.gradient) + layout_.begin(s);
+    auto* narrow = static_cast<bf16*>(all.data);
+    for (std::int64_t i = part.begin; i < part.end; i++) narrow[i] = bf16(wide[i]);
+  }
+  Note n = note(What::push_part, s);
+  n[word::number] = exchange_.id, n[word::first] = std::uint64_t(part.begin);
+  post_.send_parts(layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype}, layout_.options.chunk);
+  sent_[std::size_t(s)].push_back(part);
+}
+
+std::vector<Range> Worker::not_sent(int s) const {
+  std::vector<Range> sent = sent_[std::size_t(s)], gaps;
+  std::sort(sent.begin(), sent.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  std::int64_t at = 0;
+  for (const Range& r : sent) {
+    if (r.begin > at) gaps.push_back({at, r.begin});
+    at = r.end;
+  }
+  if (at < layout_.length(s)) gaps.push_back({at, layout_.length(s)});
+  return gaps;
 }
 
 void Worker::send(int s) {
   const int to = layout_.owner[std::size_t(s)];
-  const bool reaches = post_.reaches(to);
-  Note n = note(What::pull, s);
+  Note n = note(exchange_.gradient ? What::push : What::pull, s);
   n[word::number] = exchange_.id, n[word::samples] = std::uint64_t(exchange_.samples);
-  n[word::landing] = reaches ? landings_[std::size_t(s)].block : word::none;
-  if (!exchange_.gradient) return post_.send(to, n);
-  Buffer part{nullptr, layout_.length(s), layout_.pushed_as(s)};
-  if (!layout_.of_parameters(s))
-    part.data = statistics_out_.get();
-  else if (part.dtype == layout_.dtype)
-    part.data = layout_.part(const_cast<void*>(exchange_.gradient), s).data;
-  else
-    part.data = narrow_.data() + layout_.begin(s);
-  // Narrow ones lie in no shared memory: they are widened where parts arrive.
-  if (const auto place = post_.place_of(part.data); place && reaches) {
-    n[word::what] = std::uint64_t(What::push_here), n[word::block] = place->block, n[word::offset] = place->offset;
-    return post_.send(to, n);
+  n[word::landing] = post_.reaches(to) ? landings_[std::size_t(s)].block : word::none;
+  if (exchange_.gradient) {
+    if (const Buffer b = pushed(s); in_reach(s, b)) {
+      const Post::Place place = *post_.place_of(b.data);
+      n[word::what] = std::uint64_t(What::push_here), n[word::block] = place.block, n[word::offset] = place.offset;
+    } else {
+      for (const Range& part : not_sent(s)) send_part(s, part);
+    }
   }
-  n[word::what] = std::uint64_t(What::push_part);
-  if (part.count == 0) return post_.send(to, n);
-  post_.send_parts(to, n, part, layout_.options.chunk);
+  post_.send(to, n);
 }
 
 void Worker::owner_changed(int s) {
@@ -125,6 +169,7 @@ void Worker::owner_changed(int s) {
   auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
   applied->resize(std::size_t(layout_.workers()));
   post_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
+  sent_[std::size_t(s)].clear();  // to the one before
   if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
     a = {};
     send(s);  // whether it is applied already, the table of the copy says
@@ -140,7 +185,9 @@ void Worker::ask_for_ticket() {
 }
 bool Worker::awaits(const Note& n) {
   if (n[word::request] != numbered(requests_) || served_ == requests_) return false;
-  if (n[word::number] != word::none) served_ = requests_;
+  no_more_ = n[word::number] == word::none;
+  if (!no_more_) served_ = requests_, tickets_++;
+  if (no_more_ && tickets_ == 0) be_idle();
   return true;
 }
 

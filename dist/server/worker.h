@@ -1,6 +1,7 @@
 // Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards, in
 // parts or, where they reach it, by the name of the place in which it lies; their answers land here. When all are there the
-// exchange is over, and the training thread takes the weights.
+// exchange is over, and the training thread takes the weights. Parts may be sent while the rest of the gradient is computed;
+// owners keep them until start() tells them to apply the whole.
 //
 // Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that this
 // worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
@@ -51,9 +52,15 @@ class Worker {
 
   // Rank 0: to all owners. velocity: as long as all shards, or empty: zero.
   void send_first(std::vector<std::byte> velocity);
+  // This part of the next exchange's gradient, elements of all parameters, will not change any more. What comes of it is
+  // start()'s to say; where no gradient is started after it, owners forget it.
+  void send_early(const void* gradient, Range part);
+  bool sends_parts() const;  // to an owner that does not reach this rank's memory
   void start(Exchange exchange);
   void ask_for_ticket();
-  bool awaits(const Note& ticket_is);  // it answers the last request, and nothing with a ticket did so far
+  // It answers the last request, and nothing with a ticket did so far. Without a ticket, and with none in hand, this worker is
+  // idle after the exchange under way.
+  bool awaits(const Note& ticket_is);
   void be_idle();                      // after the exchange under way: nothing is pushed until the next start()
   void owner_changed(int s);           // its owner was lost, and layout.owner names another
   void ask_velocity(void* into);       // into: as long as the parameters
@@ -91,6 +98,10 @@ class Worker {
   ExchangeId numbered(std::uint64_t count) const;
   bool waits_for(const Note& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
   void send(int s);
+  Buffer pushed(int s) const;  // what a push has for this shard, as it travels
+  bool in_reach(int s, const Buffer& pushed) const;  // of the owner: it lies in memory that both share
+  void send_part(int s, Range part);                 // elements of the shard
+  std::vector<Range> not_sent(int s) const;
   void look(int s);  // is this answer complete, and with it the exchange?
   void tell_idle(int s);
   void ask_velocity_of(int s);
@@ -105,12 +116,16 @@ class Worker {
   std::vector<bf16> narrow_;  // the gradient as it travels, where it travels as bf16
 
   Exchange exchange_;
+  bool early_ = false;  // parts of it are on their way, and it is not started
+  std::vector<std::vector<Range>> sent_;  // by shard: parts of its gradient
   std::uint64_t exchanges_ = 0;
   std::vector<Answer> answers_;  // by shard
   int missing_ = 0;              // of them are not complete
   std::vector<std::optional<Copy>> copies_;
   bool idle_ = false;
   std::uint64_t requests_ = 0, served_ = 0;  // for tickets; the last that was answered with one
+  int tickets_ = 0;                          // that are not pushed yet
+  bool no_more_ = false;                     // tickets, for now
   std::byte* velocity_into_ = nullptr;
   std::vector<std::int64_t> velocity_missing_;  // elements, by shard
 };

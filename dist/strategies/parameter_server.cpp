@@ -13,6 +13,8 @@
 #include "core/machine.h"
 #include "core/trace/trace.h"
 #include "dist/server/rules.h"
+#include "dist/strategies/final_ranges.h"
+#include "dist/strategies/gradient_buckets.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
@@ -84,6 +86,7 @@ class Drawn : public BatchSource {
   std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
   void start(std::int64_t epoch, std::int64_t first) override;
   bool next(Batch& batch) override;
+  void look_ahead();  // has the next batch made, once it is known which one that is; waits for nothing
   Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
   std::map<std::string, std::string> description() const override { return all_.description(); }
 
@@ -93,11 +96,19 @@ class Drawn : public BatchSource {
   }
 
  private:
+  struct Place {
+    std::int64_t share, epoch, index;
+  };
+  Place place(std::int64_t ticket, std::int64_t k) const {  // of its k-th batch
+    return {ticket % shares_, ticket / tickets_per_epoch(), ticket % tickets_per_epoch() / shares_ * accumulate_ + k};
+  }
+
   ParameterServer& strategy_;
   BatchSource& all_;
-  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0;
+  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0, share_ = 0;
   std::optional<std::int64_t> ticket_;
   std::int64_t next_ = 0;  // of the ticket's batches
+  bool ahead_ = false;     // the next batch is being made
 };
 
 class ParameterServer : public Strategy {
@@ -180,6 +191,15 @@ class ParameterServer : public Strategy {
     if (!drawn_ && options_.servers)
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
+    if (drawn_ && !space.backend().asynchronous()) {
+      const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(space.gradients.bytes()) / 64, 64 << 10, 1 << 20);
+      final_.emplace(space, cut(space.elements(), space.gradients.dtype(), bytes));
+      space.on_gradient([this](const Segment& segment) {
+        drawn_->look_ahead();
+        if (!early_) return;
+        for (const Range& part : final_->ready(segment)) part_is_final(part);
+      });
+    }
     if (drawn_ || size() == 1) return;  // the first pull brings rank 0's weights
     // A loop of the user's own computes its first gradient before anything is pulled.
     for (auto [vector, host] : {std::pair(&space.values, &values_), std::pair(&space.statistics, &statistics_)}) {
@@ -211,6 +231,7 @@ class ParameterServer : public Strategy {
     first_ticket_ = ticket;
     std::int64_t end = plan_.epochs * drawn_->tickets_per_epoch();
     if (plan_.stop_after > 0) end = std::min(end, std::max(ticket, plan_.stop_after * ranks_.per_step));
+    end_ticket_ = end;
     begin_exchange(Tickets(std::min(ticket, end), end));
   }
   // The next ticket, or nothing once the run is over: then this rank has the last weights.
@@ -219,7 +240,14 @@ class ParameterServer : public Strategy {
     if (stop_requested_) member_.stop();
     auto t = member_.ticket(plan_.asked_to_stop);
     if (!t) finish();
+    if (t) drawn_last_ = *t;
     return t;
+  }
+  // What draw() will give, as far as it is known; with bsp it is foreseen, and another one only after a loss.
+  std::optional<std::int64_t> next_ticket() const {
+    if (!together()) return member_.next_ticket();
+    const std::int64_t next = drawn_last_ + ranks_.per_step;
+    return next < end_ticket_ ? std::optional(next) : std::nullopt;
   }
 
   // Pushes the gradients and takes the new weights: the servers make the step.
@@ -227,13 +255,12 @@ class ParameterServer : public Strategy {
     Optimizer& optimizer = *optimizer_;
     learning_rate_ = optimizer.learning_rate();
     if (!drawn_ && !begun_) begin_exchange(Tickets(0, INT64_MAX / 2));
-    optimizer.measure(space_->all(), false);
-    optimizer.judge(&loss);
-    const bool finite = optimizer.read_state().not_finite == 0;
+    if (drawn_) drawn_->look_ahead();
+    const bool finite = finish_gradients(loss);
     if (finite) {
       in_a_row_ = 0;
-      optimizer.finish_gradients(space_->all());
     } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
+      early_ = false;  // a backward that looks for the cause may follow
       return;
     } else if (optimizer.if_not_finite == IfNotFinite::wait) {
       optimizer.clear_not_finite();
@@ -257,6 +284,7 @@ class ParameterServer : public Strategy {
     }
     if (trace_ && trace_->recording())
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
+    early_ = pushes_early();
     step_began_ = Clock::now();
   }
   void update(Optimizer&) override {}
@@ -278,18 +306,16 @@ class ParameterServer : public Strategy {
       if (drawn_) member_.stop();
       finish();
     }
-    space_ = nullptr;
+    if (space_) std::exchange(space_, nullptr)->on_gradient(nullptr);
     return measures();
   }
 
  private:
   Measures measures() const {
     const Member::Counts c = member_.counts();
-    Measures all{{"sent_bytes", double(c.bytes)},
-                                                    {"exchanges", double(c.exchanges)},
-                                                    {"refused", double(c.refused)},
-                                                    {"exposed_seconds", c.waited},
-                                                    {"shard_version", double(c.shard.version)}};
+    Measures all{{"sent_bytes", double(c.bytes)},     {"early_bytes", double(c.early_bytes)},
+                 {"exchanges", double(c.exchanges)},  {"refused", double(c.refused)},
+                 {"exposed_seconds", c.waited},       {"shard_version", double(c.shard.version)}};
     if (c.adopted) all.push_back({"adopted_shards", double(c.adopted)});
     double pushes = 0, sum = 0;
     for (std::size_t d = 0; d < c.shard.delays.size(); d++)
@@ -305,6 +331,29 @@ class ParameterServer : public Strategy {
       d = end;
     }
     return all;
+  }
+
+  // A range that is final is weighed, gets its weight decay and is sent, while backward goes on. The servers keep it until the
+  // whole gradient is known to be finite: push() says so. Not where a range alone does not say what is sent of it (clipping);
+  // not where a push is answered with what the one before it made; and not on a device, where backward only queues its work.
+  bool pushes_early() const {
+    return drawn_ && final_ && !options_.pipeline && !optimizer_->needs_whole_gradient() && member_.pushes_parts();
+  }
+  void part_is_final(Range part) {
+    optimizer_->measure(part, std::exchange(measured_, true));
+    optimizer_->finish_gradients(part);
+    member_.push_part(gradients_.of(space_->gradients), part);
+  }
+  // After backward: they become what is pushed. False: they, or the loss, are not finite.
+  bool finish_gradients(const Tensor& loss) {
+    if (!early_) optimizer_->measure(space_->all(), false);
+    if (early_)
+      for (const Range& part : final_->rest()) part_is_final(part);
+    measured_ = false;
+    optimizer_->judge(&loss);
+    const bool finite = optimizer_->read_state().not_finite == 0;
+    if (finite && !early_) optimizer_->finish_gradients(space_->all());
+    return finite;
   }
 
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
@@ -348,6 +397,7 @@ class ParameterServer : public Strategy {
                   std::move(tickets), v);
     begun_ = true;
     if (trains()) pull();
+    early_ = pushes_early();
     step_began_ = Clock::now();
   }
   void pull() {
@@ -395,9 +445,12 @@ class ParameterServer : public Strategy {
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
   OnHost values_, gradients_, statistics_;
   std::vector<std::byte> outbox_[2], outbox_statistics_;
+  std::optional<FinalRanges> final_;  // on the host, under fit()
+  bool early_ = false;                // this step's gradient is pushed while it is computed
+  bool measured_ = false;             // some of it is
   int turn_ = 0, in_a_row_ = 0;
   bool begun_ = false, over_ = false, behind_ = false;
-  std::int64_t samples_ = 0, first_ticket_ = 0;
+  std::int64_t samples_ = 0, first_ticket_ = 0, end_ticket_ = 0, drawn_last_ = 0;
   Score told_;
   std::uint32_t paced_ = 0;
   Clock::time_point step_began_, reported_;
@@ -414,13 +467,24 @@ bool Drawn::next(Batch& batch) {
     next_ = 0;
   }
   if (!ticket_ || *ticket_ / tickets_per_epoch() > epoch_) return false;
-  const std::int64_t step = *ticket_ % tickets_per_epoch() / shares_, index = step * accumulate_ + next_;
-  if (shares_ > 1) all_.share(int(*ticket_ % shares_), int(shares_));
-  batch = all_.make(*ticket_ / tickets_per_epoch(), index);
+  const Place p = place(*ticket_, next_);
+  if (p.share != std::exchange(share_, p.share)) all_.share(int(share_), int(shares_));
+  batch = all_.make(p.epoch, p.index);
   batch.global = 0;
+  ahead_ = false;
   strategy_.trains_samples(batch.size());
-  if (++next_ == accumulate_ || index + 1 == per_epoch_) ticket_.reset();
+  if (++next_ == accumulate_ || p.index + 1 == per_epoch_) ticket_.reset();
+  look_ahead();
   return true;
+}
+
+void Drawn::look_ahead() {
+  if (ahead_) return;
+  const auto ticket = ticket_ ? ticket_ : strategy_.next_ticket();
+  if (!ticket) return;
+  const Place p = place(*ticket, ticket_ ? next_ : 0);
+  ahead_ = true;
+  if (p.share == share_) all_.make_ahead(p.epoch, p.index);  // otherwise that of a rank that was lost
 }
 
 }  // namespace

@@ -79,9 +79,12 @@ class Optimizer {
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void judge(const Tensor* loss);               // sums → StepState: finite? clip factor
   virtual void apply(Range range) = 0;
-  // In place of apply() where a server applies: gradients become what it is to be sent, clipped and with weight decay.
+  // In place of apply() where a server applies: gradients become what it is to be sent, clipped and with weight decay. Where
+  // nothing needs_whole_gradient() it may be called before judge(), for each range as soon as that is final.
   // Throws Error where this optimizer's steps cannot be made elsewhere.
   virtual void finish_gradients(Range range);
+
+  bool needs_whole_gradient() const { return clip_norm > 0 || loss_scaling; }  // to know by how much gradients are scaled
 
   const Tensor& state() const { return state_; }  // StepState on the device
   StepState read_state() const;                   // waits for the device

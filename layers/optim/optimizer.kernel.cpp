@@ -77,11 +77,13 @@ struct UpdateSGD {
 template <class T>
 struct WholeGradient {  // what UpdateSGD begins with
   const StepState* state;
+  bool judged;  // false: perhaps not yet, and the scale is the average
   const float* rates;
   T* g;
   const T* w;
   TANDEM_HD void operator()(std::int64_t i) const {
-    g[i] = fused(T(rates[i / ParameterSpace::alignment * 2 + 1]), w[i], g[i] * T(state->gradient_scale));
+    const float scale = judged ? state->gradient_scale : state->gradient_average;
+    g[i] = fused(T(rates[i / ParameterSpace::alignment * 2 + 1]), w[i], g[i] * T(scale));
   }
 };
 
@@ -281,8 +283,8 @@ void SGD::finish_gradients(Range range) {
   check_range(range);
   dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
     update_blocks(*space_, range,
-                  WholeGradient<T>{device_state(), rates_.data<float>(), space_->gradients.write<T>(),
-                                   space_->values.data<T>()});
+                  WholeGradient<T>{device_state(), needs_whole_gradient(), rates_.data<float>(),
+                                   space_->gradients.write<T>(), space_->values.data<T>()});
   });
 }
 

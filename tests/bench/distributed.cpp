@@ -4,35 +4,21 @@
 // same with the gradients exchanged; both medians over alternating blocks. BYTES of gradients, of one bucket; EXPOSED
 // milliseconds of a step in which it only waited for the network. The peer (peers/step_ddp.py) does the same.
 //   tandem-run -n 2 bench_distributed MODEL BATCH …
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
 #include <cstdlib>
-#include <filesystem>
 
 #include "core/random.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
 #include "layers/train/strategy.h"
+#include "tests/bench/helpers_first.h"
 
 using namespace tandem;
 
 namespace {
-
-// On a machine that other work is using, the bench may be started in real time (chrt -f 10): there, threads of equal rank do
-// not take turns, and those that move bytes must go before those that compute, as they would by themselves.
-void helpers_first() {
-  sched_param mine{};
-  if (sched_getscheduler(0) != SCHED_FIFO || sched_getparam(0, &mine) != 0) return;
-  const sched_param above{.sched_priority = mine.sched_priority + 1};
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
-    if (const int id = std::atoi(task.path().filename().c_str()); id != getpid())
-      sched_setscheduler(id, SCHED_FIFO, &above);
-}
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
