@@ -171,7 +171,7 @@ UCX_WITHOUT    := one process
 # A room that holds only its stand-in has nothing to switch on, whatever is installed.
 cuda_room := $(filter-out cuda/none.cpp,$(wildcard cuda/*.cpp cuda/*.cu))
 # Ranks in one process need no network library; these do.
-network   := $(wildcard dist/collectives/ucx.cpp dist/server/ucx_channel.cpp dist/job/control.cpp dist/job/handshake.cpp dist/job/job.cpp dist/job/port_guard.cpp dist/job/rendezvous.cpp dist/job/roll_call.cpp dist/job/seats.cpp dist/strategies/registry.cpp)
+network   := $(wildcard dist/collectives/ucx.cpp dist/server/ucx_channel.cpp dist/job/control.cpp dist/job/handshake.cpp dist/job/job.cpp dist/job/port_guard.cpp dist/job/rendezvous.cpp dist/job/survivor_agreement.cpp dist/job/membership.cpp dist/strategies/registry.cpp)
 UCX_EMPTY  := $(if $(network),,dist/ holds no network yet)
 CUDA_UNASKED := $(if $(wildcard /dev/nvidia0 /proc/driver/nvidia /dev/dxg),,no GPU on this machine; CUDA=1 builds for another)
 CUDA_EMPTY := $(if $(SANITIZE)$(clang),nvcc is used with g++ and without sanitizers)
@@ -330,7 +330,7 @@ endif
 # What arranges, parses and prints is no faster for -O3 (its kernels excepted, whose rule comes first), only slower to build.
 light := $(if $(filter -O3,$(FLAGS)),-O1)
 plumbing := $(filter-out %.kernel.cpp datasets/loader.cpp datasets/image.cpp,$(wildcard core/*.cpp datasets/*.cpp))
-quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/owner.cpp dist/server/rules.cpp dist/server/served.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
+quick := $(filter-out dist/collectives/algorithms.cpp dist/collectives/node.cpp dist/server/shard_server.cpp dist/server/rules.cpp dist/server/shard_service.cpp dist/server/shard.cpp dist/server/worker.cpp,$(wildcard dist/*/*.cpp))# but for where numbers are added up
 $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%.o,$(plumbing) $(quick)): compile += $(light)
 # An example with an operation of its own is device code, too.
 $(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)

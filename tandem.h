@@ -16,5 +16,5 @@
 #include "layers/train/checkpoint.h"
 #include "layers/train/confusion_matrix.h"
 #include "layers/train/fit.h"
-#include "layers/train/loading.h"
+#include "layers/train/data_loading.h"
 #include "layers/train/options.h"

@@ -108,7 +108,7 @@ template <class Op>
 Variable mean_loss(const Op& op, const Variable& x, const Variable& target) {
   require(x.shape() == target.shape(), Op::name, ": the prediction has the shape ", x.shape(), ", the target ", target.shape(),
           ": reshape one of them");
-  require(x.value().elements() > 0, Op::name, ": the mean over no elements, shape ", x.shape());
+  require(x.value().numel() > 0, Op::name, ": the mean over no elements, shape ", x.shape());
   const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
   return mean(elementwise(op, cast(x, wide), cast(target, wide)));
 }
@@ -129,7 +129,7 @@ Tensor compared(const char* name, const Variable& a, const Variable& b) {
   check_pair(name, a, b);
   Tensor y(a.backend(), broadcast_shape(name, a.shape(), b.shape()), DType::u8);
   dispatch_any(a.dtype(), name, [&]<class T> {
-    launch_broadcast(y.backend(), y.elements(), loops_over(y.shape(), a.shape(), b.shape()),
+    launch_broadcast(y.backend(), y.numel(), loops_over(y.shape(), a.shape(), b.shape()),
                      Comparison<Op, T>{Op(), a.value().data<T>(), b.value().data<T>(), y.write<std::uint8_t>()});
   });
   return y;
@@ -148,12 +148,12 @@ void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add) {
   int axis = 0, rank = full.rank();
   std::int64_t outer = 1;
   while (true) {  // one run of stretched axes after the other
-    while (axis < rank && (p[axis] == full.extent(axis))) outer *= p[axis++];
+    while (axis < rank && (p[axis] == full.size(axis))) outer *= p[axis++];
     std::int64_t middle = 1, inner = 1;
-    while (axis < rank && p[axis] != full.extent(axis)) middle *= full.extent(axis++);
+    while (axis < rank && p[axis] != full.size(axis)) middle *= full.size(axis++);
     int next = axis;
-    while (next < rank && p[next] == full.extent(next)) next++;
-    for (int i = axis; i < rank; i++) inner *= full.extent(i);
+    while (next < rank && p[next] == full.size(next)) next++;
+    for (int i = axis; i < rank; i++) inner *= full.size(i);
     bool last = next == rank;
     if (last) {
       x.backend().reduce(Reduction::sum, outer, middle, inner, x, out, add);
@@ -170,7 +170,7 @@ Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
   const Shape pa = padded(a, rank), pb = padded(b, rank);
   Shape y;
   for (int i = 0; i < rank; i++) {
-    require(pa[i] == pb[i] || pa[i] == 1 || pb[i] == 1, op, ": the shapes ", a, " and ", b, " do not broadcast: extents ", pa[i],
+    require(pa[i] == pb[i] || pa[i] == 1 || pb[i] == 1, op, ": the shapes ", a, " and ", b, " do not broadcast: sizes ", pa[i],
             " and ", pb[i]);
     y.append(pa[i] == 1 ? pb[i] : pa[i]);
   }

@@ -21,22 +21,22 @@ struct Conv2dNode : Node {
             {"groups", {double(s.groups)}},
             {"relu", {double(relu)}}};
   }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();
     if (relu) dy = mask_positive(kept(2), std::move(dy));
-    if (sinks[2].wanted()) {
-      auto [db, add] = sinks[2].place(backend, {s.c_out}, w.dtype());
+    if (slots[2].wanted()) {
+      auto [db, add] = slots[2].destination(backend, {s.c_out}, w.dtype());
       backend.sum_rows(dy, *db, add);
     }
-    if (sinks[1].wanted()) {
-      auto [dw, add] = sinks[1].place(backend, w.shape(), w.dtype());
+    if (slots[1].wanted()) {
+      auto [dw, add] = slots[1].destination(backend, w.shape(), w.dtype());
       if (s.n > 0) backend.conv2d_backward_filter(s, x, dy, *dw, add);
       else if (!add) dw->fill(0);
     }
-    if (sinks[0].wanted()) {
+    if (slots[0].wanted()) {
       Shape in{s.n, s.h, s.w, s.c_in};
-      auto [dx, add] = sinks[0].place(backend, in, dy.dtype());
+      auto [dx, add] = slots[0].destination(backend, in, dy.dtype());
       if (s.n > 0) backend.conv2d_backward_data(s, dy, w, *dx, add);
     }
   }
@@ -50,13 +50,13 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
   require(o.stride >= 1 && o.dilation >= 1 && o.groups >= 1 && o.padding >= 0 && o.padding_w >= -1, "conv2d: stride ",
           o.stride, ", dilation ", o.dilation, ", groups ", o.groups, ", padding ", o.padding, ", padding_w ", o.padding_w,
           " are out of range");
-  ConvShape s{.n = x.extent(0),
-              .h = x.extent(1),
-              .w = x.extent(2),
-              .c_in = x.extent(3),
-              .c_out = w.extent(0),
-              .kh = w.extent(1),
-              .kw = w.extent(2),
+  ConvShape s{.n = x.size(0),
+              .h = x.size(1),
+              .w = x.size(2),
+              .c_in = x.size(3),
+              .c_out = w.size(0),
+              .kh = w.size(1),
+              .kw = w.size(2),
               .stride_h = o.stride,
               .stride_w = o.stride,
               .pad_h = o.padding,
@@ -64,12 +64,12 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
               .dilation_h = o.dilation,
               .dilation_w = o.dilation,
               .groups = o.groups};
-  require(s.c_in == w.extent(3) * s.groups, "conv2d: input ", x.shape(), " has ", s.c_in, " channels, weight ",
-          w.shape(), " in ", s.groups, " groups expects ", w.extent(3) * s.groups);
+  require(s.c_in == w.size(3) * s.groups, "conv2d: input ", x.shape(), " has ", s.c_in, " channels, weight ",
+          w.shape(), " in ", s.groups, " groups expects ", w.size(3) * s.groups);
   require(s.c_out % s.groups == 0, "conv2d: ", s.c_out, " output channels do not divide into ", s.groups, " groups");
   require(s.h + 2 * s.pad_h > s.dilation_h * (s.kh - 1) && s.w + 2 * s.pad_w > s.dilation_w * (s.kw - 1), "conv2d: a ",
           s.kh, "×", s.kw, " window does not fit input ", x.shape(), " with padding ", s.pad_h, ",", s.pad_w);
-  require(!bias.defined() || bias.value().elements() == s.c_out, "conv2d: bias ",
+  require(!bias.defined() || bias.value().numel() == s.c_out, "conv2d: bias ",
           bias.defined() ? bias.shape() : Shape(), " for ", s.c_out, " output channels");
   Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c_out}, x.dtype());
   const Tensor* b = bias.defined() ? &bias.value() : nullptr;

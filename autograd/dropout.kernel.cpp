@@ -54,11 +54,11 @@ struct DropoutNode : Node {
   static constexpr auto name = "dropout";
   float keep_scale;
   explicit DropoutNode(float s) : Node(name), keep_scale(s) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor& mask = kept(0);
-    auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());
+    auto [dx, add] = slots[0].destination(dy.backend(), dy.shape(), dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch(dy.backend(), dy.elements(),
+      launch(dy.backend(), dy.numel(),
              DropBackward<T>{keep_scale, add, mask.data<std::uint8_t>(), dy.data<T>(), dx->template write<T>()});
     });
   }
@@ -69,11 +69,11 @@ struct DropoutNode : Node {
 Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   require(p >= 0 && p < 1, "dropout: p = ", p, " must be at least 0 and below 1");
   require(x.rank() >= 1, "dropout: needs at least one axis");
-  if (p == 0 || x.value().elements() == 0) return x;
+  if (p == 0 || x.value().numel() == 0) return x;
   Mode& m = mode();
   Tensor y = Tensor::like(x.value()), mask(x.backend(), x.shape(), DType::u8);
-  std::int64_t row = x.value().elements() / x.extent(0), groups = (row + 3) / 4;
-  bool known = m.samples.defined() && m.samples.elements() == x.extent(0);
+  std::int64_t row = x.value().numel() / x.size(0), groups = (row + 3) / 4;
+  bool known = m.samples.defined() && m.samples.numel() == x.size(0);
   float keep_scale = float(1 / (1 - p));
   const bool loop = m.step_state.defined();  // which counts steps and epochs; otherwise calls take the epochs' place
   if (loop && layer != by_call && !m.draws.first_of(layer)) layer = by_call;  // another call of the module: another mask
@@ -81,7 +81,7 @@ Variable dropout(const Variable& x, double p, std::uint32_t layer) {
   if (!loop || layer == by_call) call = static_cast<std::uint32_t>(m.draws.unnumbered++);
   if (loop && layer == by_call) layer += call;
   dispatch(x.dtype(), "dropout", [&]<class T> {
-    launch(x.backend(), x.extent(0) * groups,
+    launch(x.backend(), x.size(0) * groups,
            Drop<T>{row, groups, static_cast<std::uint32_t>(Stream::dropout) + layer,
                    static_cast<std::uint32_t>(p * 4294967296.0), keep_scale,
                    loop ? reinterpret_cast<const StepState*>(m.step_state.raw()) : nullptr, m.seed, call,

@@ -55,13 +55,13 @@ struct UnaryNode : Node {
   Op op;
   explicit UnaryNode(const Op& f) : Node(name), op(f) {}
   Attributes attributes() const override { return attributes_of(op); }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor& kept_value = Op::from == From::nothing ? dy : kept(0);
-    auto [dx, add] = sinks[0].place(dy.backend(), dy.shape(), dy.dtype());
+    auto [dx, add] = slots[0].destination(dy.backend(), dy.shape(), dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
       const T *k = kept_value.data<T>(), *g = dy.data<T>();
-      if (add) launch(dy.backend(), dy.elements(), UnaryBackward<Op, T, true>{op, k, g, dx->template write<T>()});
-      else launch(dy.backend(), dy.elements(), UnaryBackward<Op, T, false>{op, k, g, dx->template write<T>()});
+      if (add) launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, true>{op, k, g, dx->template write<T>()});
+      else launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, false>{op, k, g, dx->template write<T>()});
     });
   }
 };
@@ -70,7 +70,7 @@ template <class Op>
 Variable elementwise(const Op& op, const Variable& x) {
   Tensor y = Tensor::like(x.value());
   dispatch(x.dtype(), Op::name, [&]<class T> {
-    launch(x.backend(), y.elements(), UnaryForward<Op, T>{op, x.value().data<T>(), y.write<T>()});
+    launch(x.backend(), y.numel(), UnaryForward<Op, T>{op, x.value().data<T>(), y.write<T>()});
   });
   return record<UnaryNode<Op>>(y, {&x}, {Op::from == From::x ? x.value() : Op::from == From::y ? y : Tensor()}, op);
 }
@@ -120,42 +120,42 @@ struct BinaryNode : Node {
   Attributes attributes() const override { return attributes_of(op); }
 
   template <bool second>
-  void side(const Tensor& a, const Tensor& b, const Tensor& dy, Sink& sink) {
+  void side(const Tensor& a, const Tensor& b, const Tensor& dy, GradientSlot& slot) {
     const Shape& shape = shapes[second];
-    bool whole = shape.elements() == dy.elements();
+    bool whole = shape.numel() == dy.numel();
     Tensor full;
-    Sink::Place place;
-    if (whole) place = sink.place(dy.backend(), shape, dy.dtype());
+    GradientSlot::Destination destination;
+    if (whole) destination = slot.destination(dy.backend(), shape, dy.dtype());
     else full = Tensor(dy.backend(), dy.shape(), dy.dtype());
-    Tensor& out = whole ? *place.tensor : full;
+    Tensor& out = whole ? *destination.tensor : full;
     dispatch(dy.dtype(), name, [&]<class T> {
       const T *p = a.data<T>(), *q = b.data<T>(), *g = dy.data<T>();
       auto run = [&]<bool add> {
-        launch_broadcast(dy.backend(), dy.elements(), loops, BinaryBackward<Op, T, second, add>{op, p, q, g, out.write<T>()});
+        launch_broadcast(dy.backend(), dy.numel(), loops, BinaryBackward<Op, T, second, add>{op, p, q, g, out.write<T>()});
       };
-      place.add ? run.template operator()<true>() : run.template operator()<false>();
+      destination.add ? run.template operator()<true>() : run.template operator()<false>();
     });
     if (!whole) {
-      auto [dx, add] = sink.place(dy.backend(), shape, dy.dtype());
+      auto [dx, add] = slot.destination(dy.backend(), shape, dy.dtype());
       sum_to(full, shape, *dx, add);
     }
   }
 
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     if constexpr (passes_gradient<Op>()) {  // no copy where nothing was stretched
       for (int i = 0; i < 2; i++) {
-        if (!sinks[i].wanted()) continue;
-        if (shapes[i].elements() == dy.elements()) {
-          sinks[i].give(dy.reshape(shapes[i]));
+        if (!slots[i].wanted()) continue;
+        if (shapes[i].numel() == dy.numel()) {
+          slots[i].accumulate(dy.reshape(shapes[i]));
         } else {
-          auto [dx, add] = sinks[i].place(dy.backend(), shapes[i], dy.dtype());
+          auto [dx, add] = slots[i].destination(dy.backend(), shapes[i], dy.dtype());
           sum_to(dy, shapes[i], *dx, add);
         }
       }
     } else {
       const Tensor &a = kept(0), &b = kept(1);
-      if (sinks[0].wanted()) side<false>(a, b, dy, sinks[0]);
-      if (sinks[1].wanted()) side<true>(a, b, dy, sinks[1]);
+      if (slots[0].wanted()) side<false>(a, b, dy, slots[0]);
+      if (slots[1].wanted()) side<true>(a, b, dy, slots[1]);
     }
   }
 };
@@ -166,7 +166,8 @@ Variable elementwise(const Op& op, const Variable& a, const Variable& b) {
   Tensor y(a.backend(), broadcast_shape(Op::name, a.shape(), b.shape()), a.dtype());
   const Loops loops = loops_over(y.shape(), a.shape(), b.shape());
   dispatch(y.dtype(), Op::name, [&]<class T> {
-    launch_broadcast(y.backend(), y.elements(), loops, BinaryForward<Op, T>{op, a.value().data<T>(), b.value().data<T>(), y.write<T>()});
+    launch_broadcast(y.backend(), y.numel(), loops,
+                     BinaryForward<Op, T>{op, a.value().data<T>(), b.value().data<T>(), y.write<T>()});
   });
   constexpr bool both = !passes_gradient<Op>();
   return record<BinaryNode<Op>>(y, {&a, &b}, {both ? a.value() : Tensor(), both ? b.value() : Tensor()}, op, loops, a.shape(),

@@ -11,7 +11,7 @@ namespace {
 
 // Σ r·f with fixed random weights r in [0.5, 1.5), so that errors in different outputs cannot cancel.
 Variable weighted_sum(const Variable& y) {
-  std::vector<double> weights(y.value().elements());
+  std::vector<double> weights(y.value().numel());
   Philox random(7, Stream::test);
   for (std::size_t i = 0; i < weights.size(); i++)
     weights[i] = 0.5 + uniform(random.word(static_cast<std::uint32_t>(i)));

@@ -35,14 +35,15 @@ struct Best {
 
 Tensor best(const char* op, const Variable& x, std::int64_t k, int axis, bool largest) {
   const int a = x.shape().axis(op, axis);
-  require(k >= 1 && k <= x.extent(a), op, ": ", k, " of the ", x.extent(a), " elements along axis ", axis, " of the shape ", x.shape());
+  require(k >= 1 && k <= x.size(a), op, ": ", k, " of the ", x.size(a), " elements along axis ", axis, " of the shape ",
+          x.shape());
   Shape shape = x.shape();
   shape[a] = k;
   Tensor places(x.backend(), shape, DType::i32);
   const std::int64_t inner = shape.inner(a);
   dispatch(x.dtype(), op, [&]<class T> {
     launch_blocks(x.backend(), shape.outer(a) * inner,
-                  Best<T>{x.extent(a), inner, k, largest, x.value().data<T>(), places.write<std::int32_t>()});
+                  Best<T>{x.size(a), inner, k, largest, x.value().data<T>(), places.write<std::int32_t>()});
   });
   return places;
 }
@@ -99,11 +100,11 @@ struct GatherNode : Node {
   GatherNode(const Shape& s, int a) : Node(name), from(s), axis(a) {}
   Attributes attributes() const override { return {{"axis", {double(axis)}}}; }
   static Places places(const Shape& x, int axis, const Tensor& index) {
-    const std::int64_t m = each ? index.extent(axis) : index.elements();
+    const std::int64_t m = each ? index.size(axis) : index.numel();
     return {x[axis], m, x.inner(axis), each, index.data<std::int32_t>()};
   }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
     if (!add) dx->fill(0);
     const Places at = places(from, axis, kept(0));
     dispatch(dy.dtype(), name, [&, dx = dx]<class T> {
@@ -120,8 +121,8 @@ Variable gathered(const Variable& x, int axis, const Tensor& index, const Shape&
   check_inputs(name, x.value(), {}, {&index});
   require(index.dtype() == DType::i32, name, ": an index is i32, not ", name_of(index.dtype()));
   if (!x.backend().on_device())
-    for (const std::int32_t *i = index.data<std::int32_t>(), *end = i + index.elements(); i < end; i++)
-      require(*i >= 0 && *i < x.extent(axis), name, ": the index ", *i, " beside ", x.extent(axis), " elements along axis ", axis,
+    for (const std::int32_t *i = index.data<std::int32_t>(), *end = i + index.numel(); i < end; i++)
+      require(*i >= 0 && *i < x.size(axis), name, ": the index ", *i, " beside ", x.size(axis), " elements along axis ", axis,
               " of the shape ", x.shape());
   Tensor y(x.backend(), shape, x.dtype());
   const Places at = GatherNode<each>::places(x.shape(), axis, index);
@@ -146,7 +147,7 @@ TopKResult topk(const Variable& x, std::int64_t k, int axis, bool largest) {
 Variable gather(const Variable& x, int axis, const Tensor& index) {
   const int a = x.shape().axis("gather", axis);
   Shape shape = x.shape();
-  if (index.rank() == x.rank()) shape[a] = index.extent(a);
+  if (index.rank() == x.rank()) shape[a] = index.size(a);
   require(index.shape() == shape, "gather: the index ", index.shape(), " has to have the shape ", x.shape(), " of x, but for axis ", axis);
   return gathered<true>(x, a, index, shape);
 }
@@ -154,7 +155,7 @@ Variable gather(const Variable& x, int axis, const Tensor& index) {
 Variable embedding(const Variable& weight, const Tensor& index) {
   require(weight.rank() == 2, "embedding: the weight ", weight.shape(), " has to be [rows, columns]");
   Shape shape = index.shape();
-  shape.append(weight.extent(1));
+  shape.append(weight.size(1));
   return gathered<false>(weight, 0, index, shape);
 }
 

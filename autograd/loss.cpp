@@ -11,9 +11,9 @@ struct CrossEntropyNode : Node {
   DType dtype;
   double smoothing;
   CrossEntropyNode(DType t, double s) : Node(name), dtype(t), smoothing(s) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &probabilities = kept(0), &labels = kept(1);
-    auto [dx, add] = sinks[0].place(dy.backend(), probabilities.shape(), dtype);
+    auto [dx, add] = slots[0].destination(dy.backend(), probabilities.shape(), dtype);
     dy.backend().cross_entropy_backward(probabilities, labels, smoothing, dy, *dx, add);
   }
 };
@@ -21,12 +21,12 @@ struct CrossEntropyNode : Node {
 }  // namespace
 
 Variable cross_entropy(const Variable& logits, const Tensor& labels, double smoothing, Tensor* correct) {
-  require(logits.rank() == 2 && labels.dtype() == DType::i32 && labels.elements() == logits.extent(0),
+  require(logits.rank() == 2 && labels.dtype() == DType::i32 && labels.numel() == logits.size(0),
           "cross_entropy: logits ", logits.shape(), " need one i32 label per row, got ", labels.shape(), " of ",
           name_of(labels.dtype()));
-  require(logits.extent(0) > 0 && logits.extent(1) > 0, "cross_entropy: logits ", logits.shape(), " are empty");
+  require(logits.size(0) > 0 && logits.size(1) > 0, "cross_entropy: logits ", logits.shape(), " are empty");
   if (correct)
-    require(correct->dtype() == DType::i32 && correct->elements() == 1, "cross_entropy: correct has to be one i32, not ",
+    require(correct->dtype() == DType::i32 && correct->numel() == 1, "cross_entropy: correct has to be one i32, not ",
             correct->shape(), " of ", name_of(correct->dtype()));
   check_inputs("cross_entropy", logits.value(), {}, {&labels, correct});
   require(smoothing >= 0 && smoothing < 1, "cross_entropy: label smoothing ", smoothing,

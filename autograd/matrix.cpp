@@ -8,7 +8,7 @@ namespace {
 
 // c = op(a)·op(b), or c += …; where one of them is empty the sum is of nothing, which no backend is asked for.
 void product(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) {
-  if (a.elements() && b.elements()) c.backend().gemm(transpose_a, transpose_b, a, b, c, add);
+  if (a.numel() && b.numel()) c.backend().gemm(transpose_a, transpose_b, a, b, c, add);
   else if (!add) c.fill(0);
 }
 
@@ -16,16 +16,16 @@ struct MatmulNode : Node {
   static constexpr auto name = "matmul";
   MatmulNode() : Node(name) {}
   double flops() const override {
-    return 2.0 * double(saved[0].tensor.elements()) * double(saved[1].tensor.extent(-1));
+    return 2.0 * double(saved[0].tensor.numel()) * double(saved[1].tensor.size(-1));
   }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &a = kept(0), &b = kept(1);
-    if (sinks[0].wanted()) {
-      auto [da, add] = sinks[0].place(dy.backend(), a.shape(), a.dtype());
+    if (slots[0].wanted()) {
+      auto [da, add] = slots[0].destination(dy.backend(), a.shape(), a.dtype());
       product(false, true, dy, b, *da, add);
     }
-    if (sinks[1].wanted()) {
-      auto [db, add] = sinks[1].place(dy.backend(), b.shape(), b.dtype());
+    if (slots[1].wanted()) {
+      auto [db, add] = slots[1].destination(dy.backend(), b.shape(), b.dtype());
       product(true, false, a, dy, *db, add);
     }
   }
@@ -35,25 +35,25 @@ struct LinearNode : Node {
   static constexpr auto name = "linear";
   bool relu;
   explicit LinearNode(bool r) : Node(name), relu(r) {}
-  double flops() const override { return 2.0 * double(saved[0].tensor.elements()) * double(saved[1].tensor.extent(0)); }
+  double flops() const override { return 2.0 * double(saved[0].tensor.numel()) * double(saved[1].tensor.size(0)); }
   Attributes attributes() const override { return {{"relu", {double(relu)}}}; }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &w = kept(1);
     Backend& backend = dy.backend();
     if (relu) dy = mask_positive(kept(2), std::move(dy));
-    if (sinks[2].wanted()) {
-      auto [db, add] = sinks[2].place(backend, {w.extent(0)}, w.dtype());
+    if (slots[2].wanted()) {
+      auto [db, add] = slots[2].destination(backend, {w.size(0)}, w.dtype());
       backend.sum_rows(dy, *db, add);
     }
-    if (sinks[1].wanted()) {
-      auto [dw, add] = sinks[1].place(backend, w.shape(), w.dtype());
-      if (x.elements() && dy.elements()) backend.linear_backward_weight(x, dy, *dw, add);
+    if (slots[1].wanted()) {
+      auto [dw, add] = slots[1].destination(backend, w.shape(), w.dtype());
+      if (x.numel() && dy.numel()) backend.linear_backward_weight(x, dy, *dw, add);
       else if (!add) dw->fill(0);
     }
-    if (sinks[0].wanted()) {
-      Shape in{dy.extent(0), w.extent(1)};
-      auto [dx, add] = sinks[0].place(backend, in, dy.dtype());
-      if (w.elements() && dy.elements()) backend.linear_backward_data(dy, w, *dx, add);
+    if (slots[0].wanted()) {
+      Shape in{dy.size(0), w.size(1)};
+      auto [dx, add] = slots[0].destination(backend, in, dy.dtype());
+      if (w.numel() && dy.numel()) backend.linear_backward_data(dy, w, *dx, add);
       else if (!add) dx->fill(0);
     }
   }
@@ -62,13 +62,13 @@ struct LinearNode : Node {
 // x with the batch axes `batch` before its matrices: repeated where they are more than x has.
 Variable in_batches(const Variable& x, const Shape& batch) {
   Shape full = batch;
-  full.append(x.extent(-2)), full.append(x.extent(-1));
+  full.append(x.size(-2)), full.append(x.size(-1));
   return x.shape() == full ? x : x + Variable(Tensor::zeros(x.backend(), full, x.dtype()));
 }
 
 Variable multiply(const Variable& a, const Variable& b) {  // two matrices, or two equally long batches of them
   Shape shape = a.shape();
-  shape[-1] = b.extent(-1);
+  shape[-1] = b.size(-1);
   Tensor y(a.backend(), shape, a.dtype());
   product(false, false, a.value(), b.value(), y, false);
   return record<MatmulNode>(y, {&a, &b}, {a.value(), b.value()});
@@ -80,36 +80,36 @@ Variable matmul(const Variable& a, const Variable& b) {
   require(a.dtype() == b.dtype(), "matmul: ", name_of(a.dtype()), " and ", name_of(b.dtype()), ": cast one of them");
   check_inputs("matmul", a.value(), {}, {&b.value()});
   require(a.rank() >= 2 && b.rank() >= 2, "matmul: ", a.shape(), " · ", b.shape(), ": matrices, or batches of them");
-  const std::int64_t m = a.extent(-2), k = a.extent(-1), n = b.extent(-1);
-  require(k == b.extent(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner extents ", k, " and ", b.extent(-2), " differ");
+  const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
+  require(k == b.size(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner sizes ", k, " and ", b.size(-2), " differ");
   if (a.rank() == 2 && b.rank() == 2) return multiply(a, b);
   const auto batch_of = [](const Shape& s) { return Shape(std::span(s.begin(), std::size_t(s.rank() - 2))); };
   const Shape batch = broadcast_shape("matmul", batch_of(a.shape()), batch_of(b.shape()));
   Shape shape = batch;
   shape.append(m), shape.append(n);
   if (b.rank() == 2)  // one matrix for all rows of a
-    return reshape(multiply(reshape(a, Shape{batch.elements() * m, k}), b), shape);
+    return reshape(multiply(reshape(a, Shape{batch.numel() * m, k}), b), shape);
   const Variable left = in_batches(a, batch), right = in_batches(b, batch);
   if (batch.rank() == 1) return multiply(left, right);
-  return reshape(multiply(reshape(left, Shape{batch.elements(), m, k}), reshape(right, Shape{batch.elements(), k, n})), shape);
+  return reshape(multiply(reshape(left, Shape{batch.numel(), m, k}), reshape(right, Shape{batch.numel(), k, n})), shape);
 }
 
 Variable linear(const Variable& x, const Variable& w, const Variable& bias, bool relu) {
   require(x.rank() == 2 && w.rank() == 2, "linear: input ", x.shape(), " and weight ", w.shape(),
           " must be matrices (flatten pictures first)");
-  require(x.extent(1) == w.extent(1), "linear: input ", x.shape(), " has ", x.extent(1), " features, weight ",
-          w.shape(), " expects ", w.extent(1));
-  require(!bias.defined() || bias.value().elements() == w.extent(0), "linear: bias ",
-          bias.defined() ? bias.shape() : Shape(), " for ", w.extent(0), " outputs");
+  require(x.size(1) == w.size(1), "linear: input ", x.shape(), " has ", x.size(1), " features, weight ",
+          w.shape(), " expects ", w.size(1));
+  require(!bias.defined() || bias.value().numel() == w.size(0), "linear: bias ",
+          bias.defined() ? bias.shape() : Shape(), " for ", w.size(0), " outputs");
   const Tensor* b = bias.defined() ? &bias.value() : nullptr;
   check_inputs("linear", x.value(), {&w.value(), b});
-  Tensor y(x.backend(), {x.extent(0), w.extent(0)}, x.dtype());
-  if (x.value().elements() && y.elements()) {
+  Tensor y(x.backend(), {x.size(0), w.size(0)}, x.dtype());
+  if (x.value().numel() && y.numel()) {
     y.backend().linear(x.value(), w.value(), b, relu, y);
-  } else if (y.elements()) {  // no features: what is left is the bias
+  } else if (y.numel()) {  // no features: what is left is the bias
     NoGrad off;
     y.fill(0);
-    if (bias.defined()) y = add(Variable(y), cast(reshape(bias, Shape{w.extent(0)}), y.dtype())).value();
+    if (bias.defined()) y = add(Variable(y), cast(reshape(bias, Shape{w.size(0)}), y.dtype())).value();
     if (relu) y = tandem::relu(Variable(y)).value();
   }
   return record<LinearNode>(y, {&x, &w, &bias}, {x.value(), w.value(), relu ? y : Tensor()}, relu);

@@ -150,7 +150,7 @@ Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(st
   dtype = value.dtype();
 }
 
-// ---- sinks -----------------------------------------------------------------------------------------------------------
+// ---- gradient slots --------------------------------------------------------------------------------------------------
 // A gradient that was sent away as final must not change while it travels.
 static void check_open(Leaf& leaf) {
   if (leaf.handed_on && leaf.has_grad)
@@ -160,7 +160,7 @@ static void check_open(Leaf& leaf) {
   leaf.handed_on = false;
 }
 
-Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
+GradientSlot::Destination GradientSlot::destination(Backend& backend, const Shape& shape, DType dtype) {
   if (Leaf* leaf = input_->leaf()) {
     check_open(*leaf);
     if (!leaf->grad.defined()) leaf->grad = Tensor(backend, shape, dtype);
@@ -176,7 +176,7 @@ Sink::Place Sink::place(Backend& backend, const Shape& shape, DType dtype) {
   return {&g, true};
 }
 
-void Sink::give(Tensor t) {
+void GradientSlot::accumulate(Tensor t) {
   if (Leaf* leaf = input_->leaf()) {
     check_open(*leaf);
     if (!leaf->grad.defined())
@@ -235,7 +235,7 @@ class Engine {
   void run(const Variable& root, const BackwardOptions& options) {
     MemoryUse use(Use::backward);
     require(root.defined(), "backward() starts from a loss with one element, this one is undefined");
-    require(root.value().elements() == 1, "backward() starts from a loss with one element, this one has the shape ",
+    require(root.value().numel() == 1, "backward() starts from a loss with one element, this one has the shape ",
             root.shape());
     require(root.requires_grad(),
             "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all of it "
@@ -248,7 +248,7 @@ class Engine {
     count(root.node().pointer());
     Tensor seed = Tensor::full(root.backend(), root.shape(), options.seed, root.dtype());
     if (root.leaf()) {
-      Sink(root.leaf()).give(seed);
+      GradientSlot(root.leaf()).accumulate(seed);
       finished(*root.leaf());
     } else {
       root.node()->gradient = std::move(seed);
@@ -365,8 +365,8 @@ class Engine {
 
   void step(Node& node, bool keep) {
     check_whole(node);  // an inner pass may have released it
-    sinks_.clear();
-    for (int i = 0; i < node.inputs.size(); i++) sinks_.emplace_back(node.inputs[i].pointer());
+    slots_.clear();
+    for (int i = 0; i < node.inputs.size(); i++) slots_.emplace_back(node.inputs[i].pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
     // A consumer may have delivered nothing (an input it does not depend on): then there is nothing to pass on.
     Trace::Lane* lane = tracing();
@@ -374,20 +374,20 @@ class Engine {
     if (lane) {
       event = lane->begin(event);
       event.flops =
-          node.flops() * double(std::count_if(sinks_.begin(), sinks_.begin() + std::min<long>(2, node.inputs.size()),
-                                              [](const Sink& s) { return s.wanted(); }));
+          node.flops() * double(std::count_if(slots_.begin(), slots_.begin() + std::min<long>(2, node.inputs.size()),
+                                              [](const GradientSlot& s) { return s.wanted(); }));
       event.bytes = double(dy.defined() ? dy.bytes() : 0);
       for (int i = 0; i < node.saved.size(); i++)
         if (const Tensor& t = node.saved[i].tensor; t.defined()) event.bytes += double(t.bytes());
     }
     if (dy.defined()) {
       InScope scope(node.scope);
-      node.backward(std::move(dy), sinks_);
+      node.backward(std::move(dy), slots_);
     }
     if (lane) {
       for (int i = 0; i < node.inputs.size(); i++)
         if (Node* input = node.inputs[i].pointer())
-          event.bytes += double(input->shape.elements()) * double(size_of(input->dtype));
+          event.bytes += double(input->shape.numel()) * double(size_of(input->dtype));
       lane->add_now(event);
     }
     if (mode().check) check(node);
@@ -419,7 +419,7 @@ class Engine {
   std::uint64_t visit_ = 0;
   std::vector<Node*> stack_;
   std::vector<Ref<Node>> ready_;  // a heap, the youngest first
-  std::vector<Sink> sinks_;
+  std::vector<GradientSlot> slots_;
   std::vector<Found> found_;     // of a pass within a pass
   std::vector<Ref<Node>> late_;  // of the outermost pass: leaves that passes within it reached
 };

@@ -18,7 +18,7 @@ namespace tandem {
 class Node;
 struct Leaf;
 
-// A list with room for N elements in place and the heap beyond (concat of many).
+// A list with room for N elements in place and the heap beyond (cat of many).
 template <class T, int N>
 class Few {
  public:
@@ -55,19 +55,19 @@ using Attributes = std::vector<std::pair<const char*, std::vector<double>>>;
 
 // Where the gradient of one input goes: straight into its range of the gradient vector for a parameter, into a tensor that the
 // engine holds otherwise.
-class Sink {
+class GradientSlot {
  public:
-  explicit Sink(Node* input) : input_(input) {}
+  explicit GradientSlot(Node* input) : input_(input) {}
   bool wanted() const { return input_ != nullptr; }  // false: do not compute it (the first layer's data gradient)
 
   // Room for a gradient of this shape. add: it holds a part of the sum already (shared weights, residual joins).
-  struct Place {
+  struct Destination {
     Tensor* tensor = nullptr;
     bool add = false;
   };
-  Place place(Backend& backend, const Shape& shape, DType dtype);
+  Destination destination(Backend& backend, const Shape& shape, DType dtype);
   // Hands over a finished gradient; adopted without a copy where possible.
-  void give(Tensor gradient);
+  void accumulate(Tensor gradient);
 
  private:
   Node* input_;
@@ -77,8 +77,8 @@ class Node : public Counted {
  public:
   explicit Node(const char* op);
   virtual ~Node() = default;
-  // dy: the gradient of this node's one output. Calls sinks[i].place or .give for every wanted input i.
-  virtual void backward(Tensor dy, std::span<Sink> sinks) = 0;
+  // dy: the gradient of this node's one output. Calls slots[i].destination or .accumulate for every wanted input i.
+  virtual void backward(Tensor dy, std::span<GradientSlot> slots) = 0;
   virtual Leaf* leaf() { return nullptr; }
   // Of the forward pass, two per multiply-add; 0 where memory, not arithmetic, takes the time. Each gradient of the first two
   // inputs costs as much again.
@@ -106,7 +106,7 @@ class Node : public Counted {
 
  private:
   friend class Engine;
-  friend class Sink;
+  friend class GradientSlot;
   // Of the pass that counted this node; a pass within a pass puts back what it found.
   int pending_ = 0;          // consumers whose backward has not run yet
   std::uint64_t visit_ = 0;  // the number of the pass
@@ -117,10 +117,10 @@ class Node : public Counted {
 // A leaf: a parameter, or an input whose gradient was asked for.
 struct Leaf final : Node {
   Leaf(Tensor value, std::string name);
-  void backward(Tensor, std::span<Sink>) override {}
+  void backward(Tensor, std::span<GradientSlot>) override {}
   Leaf* leaf() override { return this; }
 
-  Tensor value, grad;     // grad is a range of the gradient vector once the parameter space is built
+  Tensor value, grad;     // grad is a range of the gradient vector once the flat parameters are built
   bool has_grad = false;  // grad holds a sum; false: the next backward overwrites it
   std::string name;
   // Called once per backward, when the gradient is final: of the outermost one, where passes run within passes.
@@ -143,7 +143,7 @@ struct BackwardOptions {
 
 // Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node that it
 // went into has a zero gradient.
-// A hook, and a node's own backward (before it takes a place from a sink), may call it again, on the same leaves and, with
+// A hook, and a node's own backward (before it takes a place from a slot), may call it again, on the same leaves and, with
 // keep, on the same nodes. Hooks of leaves that only such inner passes reach are called at the end of the outermost one.
 void backward(const Variable& root, const BackwardOptions& options = {});
 

@@ -1,6 +1,6 @@
 // Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and the
-// inverse deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next convolution keeps
-// anyway.
+// inverse standard deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next
+// convolution keeps anyway.
 #include <cmath>
 
 #include "autograd/ops.h"
@@ -10,8 +10,8 @@ namespace tandem {
 namespace {
 
 NormShape norm_shape(const Variable& x, const BatchNormOptions& o) {
-  std::int64_t c = x.extent(-1);
-  return {.rows = c ? x.value().elements() / c : 0,
+  std::int64_t c = x.size(-1);
+  return {.rows = c ? x.value().numel() / c : 0,
           .channels = c,
           .epsilon = o.epsilon,
           .momentum = o.momentum,
@@ -25,16 +25,16 @@ struct BatchNormNode : Node {
   BatchNormNode(const NormShape& shape, bool r) : Node(name), s(shape), residual(r) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
 
-  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse deviation, y (residual and relu only).
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu only).
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &gamma = kept(1), &beta = kept(2), &mean = kept(3), &inverse = kept(4);
     Backend& backend = dy.backend();
     Backend::NormGradients out;
     auto at = [&](int i, const Shape& shape, DType type, Tensor*& tensor, bool& add) {
-      if (!sinks[i].wanted()) return;
-      auto place = sinks[i].place(backend, shape, type);
-      tensor = place.tensor;
-      add = place.add;
+      if (!slots[i].wanted()) return;
+      auto destination = slots[i].destination(backend, shape, type);
+      tensor = destination.tensor;
+      add = destination.add;
     };
     at(1, gamma.shape(), gamma.dtype(), out.dgamma, out.add_dgamma);
     Tensor tied;  // one leaf for gamma and beta: both sums cannot be written to its gradient in one pass
@@ -44,17 +44,17 @@ struct BatchNormNode : Node {
       at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
     // Without relu the residual's gradient is dy itself; with it, dy is masked in place where nobody else reads it.
     Tensor masked;
-    bool wants_residual = residual && sinks[3].wanted();
+    bool wants_residual = residual && slots[3].wanted();
     if (wants_residual && s.relu) {
       masked = dy.unique() ? dy : Tensor::like(dy);
       out.dresidual = &masked;
     }
     at(0, x.shape(), x.dtype(), out.dx, out.add_dx);
     backend.batch_norm_backward(s, x, residual && s.relu ? &kept(5) : nullptr, dy, gamma, beta, mean, inverse, out);
-    if (tied.defined()) sinks[2].give(std::move(tied));
+    if (tied.defined()) slots[2].accumulate(std::move(tied));
     if (wants_residual) {
       if (s.relu) dy = Tensor();  // masked holds the memory now
-      sinks[3].give(s.relu ? std::move(masked) : std::move(dy));
+      slots[3].accumulate(s.relu ? std::move(masked) : std::move(dy));
     }
   }
 };
@@ -81,8 +81,8 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
   NormShape s = norm_shape(x, o);
   for (const Tensor* t : {&gamma.value(), &beta.value(), static_cast<const Tensor*>(&running_mean),
                           static_cast<const Tensor*>(&running_variance)})
-    require(t->elements() == s.channels, "batch_norm: input ", x.shape(), " has ", s.channels,
-            " channels, a parameter has ", t->elements());
+    require(t->numel() == s.channels, "batch_norm: input ", x.shape(), " has ", s.channels,
+            " channels, a parameter has ", t->numel());
   require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
           "batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
   const Tensor* extra = residual.defined() ? &residual.value() : nullptr;

@@ -76,9 +76,9 @@ inline Variable operator-(const Variable& a, double s) { return scale(a, 1, -s);
 inline Variable operator/(const Variable& a, double s) { return div_by(a, s); }
 
 // ---- reductions (reduce.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
-Variable sum(const Variable& x, Axes axes = {}, bool keep_axes = false);
-Variable mean(const Variable& x, Axes axes = {}, bool keep_axes = false);
-Variable max(const Variable& x, Axes axes = {}, bool keep_axes = false);  // ties share the gradient
+Variable sum(const Variable& x, Axes axes = {}, bool keepdim = false);
+Variable mean(const Variable& x, Axes axes = {}, bool keepdim = false);
+Variable max(const Variable& x, Axes axes = {}, bool keepdim = false);  // ties share the gradient
 
 // ---- shapes (shape.cpp) --------------------------------------------------------------------------------------------------
 Variable reshape(const Variable& x, const Shape& shape);  // shares memory
@@ -88,7 +88,7 @@ Variable squeeze(const Variable& x, int axis);                             // wi
 Variable unsqueeze(const Variable& x, int axis);                           // with an axis of one element at that place
 Variable transpose(const Variable& x, Axes order);                         // y's axis i is x's axis order[i]
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
-Variable concat(std::span<const Variable> parts, int axis);
+Variable cat(std::span<const Variable> parts, int axis);
 Variable stack(std::span<const Variable> parts, int axis);  // along a new axis
 // He et al.'s parameter-free shortcut: every stride-th element of both picture axes, and `widen` zero channels on both sides.
 // x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]; the same as two slices and a pad, in one pass.
@@ -110,8 +110,8 @@ struct Conv2dOptions {
 Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, const Conv2dOptions& options = {});
 
 struct Pool2dOptions {
-  int window = 2, stride = 0, padding = 0;  // stride 0: the window
-  bool relu = false;                        // relu(max_pool(x)): one pass, and the same as pooling relu(x)
+  int kernel_size = 2, stride = 0, padding = 0;  // stride 0: the window
+  bool relu = false;                             // relu(max_pool(x)): one pass, and the same as pooling relu(x)
 };
 Variable max_pool2d(const Variable& x, const Pool2dOptions& options = {});
 Variable average_pool2d(const Variable& x, const Pool2dOptions& options = {});  // padding is not counted

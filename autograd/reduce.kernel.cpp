@@ -10,7 +10,7 @@ namespace {
 
 struct Reduced {
   std::vector<bool> reduced;
-  Shape kept;     // extents of reduced axes set to 1
+  Shape kept;     // sizes of reduced axes set to 1
   Shape dropped;  // reduced axes left out
   std::int64_t count = 1;
 };
@@ -51,11 +51,11 @@ Tensor reduce_runs(Reduction op, const Tensor& input, const Reduced& axes) {
 // The element of a reduced tensor (shape kept) that belongs to the flat index i of the full one.
 struct Where {
   int rank = 0;
-  std::int64_t extent[Shape::max_rank], step[Shape::max_rank];
+  std::int64_t size[Shape::max_rank], step[Shape::max_rank];
   Where(const Shape& full, const Shape& kept) : rank(full.rank()) {
     std::int64_t s = 1;
     for (int k = rank - 1; k >= 0; k--) {
-      extent[k] = full[k];
+      size[k] = full[k];
       step[k] = kept[k] == full[k] ? s : 0;
       s *= kept[k];
     }
@@ -63,15 +63,15 @@ struct Where {
   TANDEM_HD std::int64_t operator()(std::int64_t i) const {
     std::int64_t at = 0;
     for (int k = rank - 1; k >= 0; k--) {
-      at += i % extent[k] * step[k];
-      i /= extent[k];
+      at += i % size[k] * step[k];
+      i /= size[k];
     }
     return at;
   }
 };
 
 template <class T>
-struct Spread {  // dx = factor·dy, stretched
+struct BroadcastGradient {  // dx = factor·dy, stretched
   Where where;
   double factor;
   bool add;
@@ -93,7 +93,7 @@ struct IsLargest {  // 1 where x is its group's maximum
 };
 
 template <class T>
-struct SpreadToLargest {  // dx = dy / ties where x is its group's maximum
+struct MaxGradient {  // dx = dy / ties where x is its group's maximum
   Where where;
   bool add;
   const T *dy, *ties, *largest;
@@ -110,10 +110,11 @@ struct SumNode : Node {
   Shape full, kept_shape;
   double factor;
   SumNode(const Shape& f, const Shape& k, double scale) : Node(name), full(f), kept_shape(k), factor(scale) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    auto [dx, add] = sinks[0].place(dy.backend(), full, dy.dtype());
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    auto [dx, add] = slots[0].destination(dy.backend(), full, dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch(dy.backend(), full.elements(), Spread<T>{Where(full, kept_shape), factor, add, dy.data<T>(), dx->template write<T>()});
+      launch(dy.backend(), full.numel(),
+             BroadcastGradient<T>{Where(full, kept_shape), factor, add, dy.data<T>(), dx->template write<T>()});
     });
   }
 };
@@ -122,27 +123,27 @@ struct MaxNode : Node {
   static constexpr auto name = "max";
   Reduced axes;
   explicit MaxNode(const Reduced& a) : Node(name), axes(a) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &y = kept(1);
     Tensor largest = Tensor::like(x);
     Where where(x.shape(), axes.kept);
     dispatch(x.dtype(), name, [&]<class T> {
-      launch(x.backend(), x.elements(), IsLargest<T>{where, x.data<T>(), y.data<T>(), largest.write<T>()});
+      launch(x.backend(), x.numel(), IsLargest<T>{where, x.data<T>(), y.data<T>(), largest.write<T>()});
     });
     Tensor ties = reduce_runs(Reduction::sum, largest, axes);
-    auto [dx, add] = sinks[0].place(x.backend(), x.shape(), x.dtype());
+    auto [dx, add] = slots[0].destination(x.backend(), x.shape(), x.dtype());
     dispatch(x.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch(x.backend(), x.elements(),
-             SpreadToLargest<T>{where, add, dy.data<T>(), ties.data<T>(), largest.data<T>(), dx->template write<T>()});
+      launch(x.backend(), x.numel(),
+             MaxGradient<T>{where, add, dy.data<T>(), ties.data<T>(), largest.data<T>(), dx->template write<T>()});
     });
   }
 };
 
-Variable sum_scaled(const char* op, const Variable& x, Axes axes, bool keep_axes, bool mean) {
+Variable sum_scaled(const char* op, const Variable& x, Axes axes, bool keepdim, bool mean) {
   Reduced a = resolve(op, x.shape(), axes);
   require(!mean || a.count > 0, op, ": the mean of no elements, shape ", x.shape());
   double factor = mean ? 1.0 / double(a.count) : 1.0;
-  Tensor y = reduce_runs(Reduction::sum, x.value(), a).reshape(keep_axes ? a.kept : a.dropped);
+  Tensor y = reduce_runs(Reduction::sum, x.value(), a).reshape(keepdim ? a.kept : a.dropped);
   if (mean) {
     NoGrad off;
     y = scale(Variable(y), factor).value();
@@ -152,18 +153,18 @@ Variable sum_scaled(const char* op, const Variable& x, Axes axes, bool keep_axes
 
 }  // namespace
 
-Variable sum(const Variable& x, Axes axes, bool keep_axes) {
-  return sum_scaled("sum", x, axes, keep_axes, false);
+Variable sum(const Variable& x, Axes axes, bool keepdim) {
+  return sum_scaled("sum", x, axes, keepdim, false);
 }
 
-Variable mean(const Variable& x, Axes axes, bool keep_axes) {
-  return sum_scaled("mean", x, axes, keep_axes, true);
+Variable mean(const Variable& x, Axes axes, bool keepdim) {
+  return sum_scaled("mean", x, axes, keepdim, true);
 }
 
-Variable max(const Variable& x, Axes axes, bool keep_axes) {
+Variable max(const Variable& x, Axes axes, bool keepdim) {
   Reduced a = resolve("max", x.shape(), axes);
   require(a.count > 0, "max: the maximum of no elements, shape ", x.shape());
-  Tensor y = reduce_runs(Reduction::max, x.value(), a).reshape(keep_axes ? a.kept : a.dropped);
+  Tensor y = reduce_runs(Reduction::max, x.value(), a).reshape(keepdim ? a.kept : a.dropped);
   return record<MaxNode>(y, {&x}, {x.value(), y}, a);
 }
 

@@ -3,30 +3,30 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "core/box.h"
+#include "core/strided_view.h"
 
 namespace tandem {
 namespace {
 
-void copy_box(const Shape& shape, const Tensor& x, const Box& from, Tensor& y, const Box& to, bool add) {
-  if (shape.elements() == 0) return;
+void copy_view(const Shape& shape, const Tensor& x, const StridedView& from, Tensor& y, const StridedView& to, bool add) {
+  if (shape.numel() == 0) return;
   Backend& backend = x.backend();
   dispatch(x.dtype(), "copy", [&]<class T> {
-    BoxCopy<T> box{.rank = std::max(1, shape.rank()), .from = from, .to = to, .x = x.data<T>(), .y = y.write<T>()};
-    for (int k = 0; k < shape.rank(); k++) box.extent[k] = shape[k];
+    ViewCopy<T> view{.rank = std::max(1, shape.rank()), .from = from, .to = to, .x = x.data<T>(), .y = y.write<T>()};
+    for (int k = 0; k < shape.rank(); k++) view.size[k] = shape[k];
     constexpr int V = 16 / sizeof(T);
-    const std::int64_t n = shape.elements();
+    const std::int64_t n = shape.numel();
     auto run = [&]<bool adds> {
-      if (!backend.on_device()) return launch(backend, n / box.extent[box.rank - 1], CopyRows<T, adds>{box});
-      if (in_packs(box, V)) return launch(backend, n / V, CopyPacks<T, adds, V>{box});
-      launch(backend, n, CopyPacks<T, adds, 1>{box});
+      if (!backend.on_device()) return launch(backend, n / view.size[view.rank - 1], CopyRows<T, adds>{view});
+      if (in_packs(view, V)) return launch(backend, n / V, CopyPacks<T, adds, V>{view});
+      launch(backend, n, CopyPacks<T, adds, 1>{view});
     };
     add ? run.template operator()<true>() : run.template operator()<false>();
   });
 }
 
-Box whole(const Shape& s) {
-  Box b;
+StridedView whole(const Shape& s) {
+  StridedView b;
   std::int64_t step = 1;
   for (int k = s.rank() - 1; k >= 0; k--) {
     b.step[k] = step;
@@ -39,56 +39,56 @@ struct ReshapeNode : Node {
   static constexpr auto name = "reshape";
   Shape from;
   explicit ReshapeNode(const Shape& s) : Node(name), from(s) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override { sinks[0].give(dy.reshape(from)); }
+  void backward(Tensor dy, std::span<GradientSlot> slots) override { slots[0].accumulate(dy.reshape(from)); }
 };
 
 struct TransposeNode : Node {
   static constexpr auto name = "transpose";
   Shape from;
-  Box box;  // of x, walked in y's order
-  TransposeNode(const Shape& s, const Box& b) : Node(name), from(s), box(b) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
-    copy_box(dy.shape(), dy, whole(dy.shape()), *dx, box, add);
+  StridedView view;  // of x, walked in y's order
+  TransposeNode(const Shape& s, const StridedView& b) : Node(name), from(s), view(b) {}
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
+    copy_view(dy.shape(), dy, whole(dy.shape()), *dx, view, add);
   }
 };
 
 struct SliceNode : Node {
   static constexpr auto name = "slice";
   Shape from;
-  Box box;  // of x
-  SliceNode(const Shape& s, const Box& b) : Node(name), from(s), box(b) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+  StridedView view;  // of x
+  SliceNode(const Shape& s, const StridedView& b) : Node(name), from(s), view(b) {}
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
     if (!add) dx->fill(0);
-    copy_box(dy.shape(), dy, whole(dy.shape()), *dx, box, true);
+    copy_view(dy.shape(), dy, whole(dy.shape()), *dx, view, true);
   }
 };
 
 struct PadNode : Node {
   static constexpr auto name = "pad";
   Shape from;
-  Box box;  // of y
-  PadNode(const Shape& s, const Box& b) : Node(name), from(s), box(b) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
-    copy_box(from, dy, box, *dx, whole(from), add);
+  StridedView view;  // of y
+  PadNode(const Shape& s, const StridedView& b) : Node(name), from(s), view(b) {}
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
+    copy_view(from, dy, view, *dx, whole(from), add);
   }
 };
 
-struct ConcatNode : Node {
-  static constexpr auto name = "concat";
+struct CatNode : Node {
+  static constexpr auto name = "cat";
   std::vector<Shape> parts;
-  std::vector<Box> boxes;  // of y
+  std::vector<StridedView> views;  // of y
   int axis;
-  ConcatNode(int a, std::vector<Shape> p, std::vector<Box> b)
-      : Node(name), parts(std::move(p)), boxes(std::move(b)), axis(a) {}
+  CatNode(int a, std::vector<Shape> p, std::vector<StridedView> b)
+      : Node(name), parts(std::move(p)), views(std::move(b)), axis(a) {}
   Attributes attributes() const override { return {{"axis", {double(axis)}}}; }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     for (std::size_t i = 0; i < parts.size(); i++) {
-      if (!sinks[i].wanted()) continue;
-      auto [dx, add] = sinks[i].place(dy.backend(), parts[i], dy.dtype());
-      copy_box(parts[i], dy, boxes[i], *dx, whole(parts[i]), add);
+      if (!slots[i].wanted()) continue;
+      auto [dx, add] = slots[i].destination(dy.backend(), parts[i], dy.dtype());
+      copy_view(parts[i], dy, views[i], *dx, whole(parts[i]), add);
     }
   }
 };
@@ -126,13 +126,13 @@ struct ShortcutBackward {
 };
 
 // The pixels of x, of shape `from`, that are y's; and y without the channels that were added.
-Box taken(const Shape& from, std::int64_t stride) {
-  Box b = whole(from);
+StridedView taken(const Shape& from, std::int64_t stride) {
+  StridedView b = whole(from);
   b.step[1] *= stride, b.step[2] *= stride;
   return b;
 }
-Box inner(const Shape& to, std::int64_t widen) {
-  Box b = whole(to);
+StridedView inner(const Shape& to, std::int64_t widen) {
+  StridedView b = whole(to);
   b.begin = widen;
   return b;
 }
@@ -143,11 +143,11 @@ struct ShortcutNode : Node {
   std::int64_t stride, widen;
   ShortcutNode(const Shape& x, const Shape& y, std::int64_t s, std::int64_t w) : Node(name), from(x), to(y), stride(s), widen(w) {}
   Attributes attributes() const override { return {{"stride", {double(stride)}}, {"widen", {double(widen)}}}; }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    auto [dx, add] = sinks[0].place(dy.backend(), from, dy.dtype());
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
     if (dy.backend().on_device()) {
       if (!add) dx->fill(0);
-      return copy_box({to[0], to[1], to[2], from[3]}, dy, inner(to, widen), *dx, taken(from, stride), true);
+      return copy_view({to[0], to[1], to[2], from[3]}, dy, inner(to, widen), *dx, taken(from, stride), true);
     }
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
       launch_blocks(dy.backend(), from[0] * from[1] * from[2],
@@ -166,7 +166,7 @@ Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
   Tensor y(x.backend(), shape, x.dtype());
   if (x.backend().on_device()) {
     if (widen) y.fill(0);
-    copy_box({shape[0], shape[1], shape[2], s[3]}, x.value(), taken(s, stride), y, inner(shape, widen), false);
+    copy_view({shape[0], shape[1], shape[2], s[3]}, x.value(), taken(s, stride), y, inner(shape, widen), false);
     return record<ShortcutNode>(y, {&x}, {}, s, shape, stride, widen);
   }
   dispatch(x.dtype(), "pad_shortcut", [&]<class T> {
@@ -189,22 +189,22 @@ Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape) {
     s.append(e == -1 ? 1 : e);
   }
   if (unknown >= 0) {
-    const std::int64_t elements = x.value().elements(), known = s.elements();
-    require(known > 0 && elements % known == 0, "reshape: ", x.shape(), " has ", elements, " elements, which the other sizes (together ",
-            known, ") do not divide");
-    s[unknown] = elements / known;
+    const std::int64_t numel = x.value().numel(), known = s.numel();
+    require(known > 0 && numel % known == 0, "reshape: ", x.shape(), " has ", numel,
+            " elements, which the other sizes (together ", known, ") do not divide");
+    s[unknown] = numel / known;
   }
   return reshape(x, s);
 }
 
 Variable flatten(const Variable& x) {
   require(x.rank() >= 1, "flatten: needs at least one axis");
-  return reshape(x, {x.extent(0), x.extent(0) ? x.value().elements() / x.extent(0) : 0});
+  return reshape(x, {x.size(0), x.size(0) ? x.value().numel() / x.size(0) : 0});
 }
 
 Variable squeeze(const Variable& x, int axis) {
   const int a = x.shape().axis("squeeze", axis);
-  require(x.extent(a) == 1, "squeeze: axis ", axis, " of the shape ", x.shape(), " has ", x.extent(a), " elements, not one");
+  require(x.size(a) == 1, "squeeze: axis ", axis, " of the shape ", x.shape(), " has ", x.size(a), " elements, not one");
   return reshape(x, x.shape().without(a));
 }
 
@@ -220,34 +220,34 @@ Variable unsqueeze(const Variable& x, int axis) {
 Variable stack(std::span<const Variable> parts, int axis) {
   std::vector<Variable> wide;
   for (const Variable& p : parts) wide.push_back(unsqueeze(p, axis));
-  return concat(wide, axis);
+  return cat(wide, axis);
 }
 
 Variable transpose(const Variable& x, Axes order) {
   require(int(order.size()) == x.rank(), "transpose: ", order.size(), " axes named for the shape ", x.shape());
-  Box all = whole(x.shape()), box;
+  StridedView all = whole(x.shape()), view;
   Shape shape;
   unsigned seen = 0;
   for (int named : order) {
     int axis = x.shape().axis("transpose", named);
     require(!(seen >> axis & 1), "transpose: the axis ", named, " is named twice");
     seen |= 1u << axis;
-    box.step[shape.rank()] = all.step[axis];
-    shape.append(x.extent(axis));
+    view.step[shape.rank()] = all.step[axis];
+    shape.append(x.size(axis));
   }
   Tensor y(x.backend(), shape, x.dtype());
-  copy_box(shape, x.value(), box, y, whole(shape), false);
-  return record<TransposeNode>(y, {&x}, {}, x.shape(), box);
+  copy_view(shape, x.value(), view, y, whole(shape), false);
+  return record<TransposeNode>(y, {&x}, {}, x.shape(), view);
 }
 
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step) {
   int a = x.shape().axis("slice", axis);
-  require(step >= 1 && 0 <= begin && begin <= end && end <= x.extent(a), "slice: [", begin, ", ", end, ") step ", step,
+  require(step >= 1 && 0 <= begin && begin <= end && end <= x.size(a), "slice: [", begin, ", ", end, ") step ", step,
           " of axis ", axis, " in the shape ", x.shape());
-  step = std::min(step, std::max<std::int64_t>(1, x.extent(a)));  // a longer step selects the same elements
-  Box box = whole(x.shape());
-  box.begin = begin * box.step[a];
-  box.step[a] *= step;
+  step = std::min(step, std::max<std::int64_t>(1, x.size(a)));  // a longer step selects the same elements
+  StridedView view = whole(x.shape());
+  view.begin = begin * view.step[a];
+  view.step[a] *= step;
   Shape shape = x.shape();
   shape[a] = (end - begin + step - 1) / step;
   Tensor y;
@@ -255,37 +255,37 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
     y = x.value().slice(begin, end);  // rows of the first axis share memory
   } else {
     y = Tensor(x.backend(), shape, x.dtype());
-    copy_box(shape, x.value(), box, y, whole(shape), false);
+    copy_view(shape, x.value(), view, y, whole(shape), false);
   }
-  return record<SliceNode>(y, {&x}, {}, x.shape(), box);
+  return record<SliceNode>(y, {&x}, {}, x.shape(), view);
 }
 
-Variable concat(std::span<const Variable> parts, int axis) {
-  require(!parts.empty(), "concat: nothing to concatenate");
-  for (const Variable& p : parts) check_inputs("concat", parts[0].value(), {}, {&p.value()});
-  int a = parts[0].shape().axis("concat", axis);
+Variable cat(std::span<const Variable> parts, int axis) {
+  require(!parts.empty(), "cat: nothing to concatenate");
+  for (const Variable& p : parts) check_inputs("cat", parts[0].value(), {}, {&p.value()});
+  int a = parts[0].shape().axis("cat", axis);
   Shape shape = parts[0].shape();
   shape[a] = 0;
   for (const Variable& p : parts) {
-    require(p.dtype() == parts[0].dtype(), "concat: ", name_of(parts[0].dtype()), " and ", name_of(p.dtype()));
-    require(p.rank() == shape.rank(), "concat: the shapes ", parts[0].shape(), " and ", p.shape(), " differ in rank");
+    require(p.dtype() == parts[0].dtype(), "cat: ", name_of(parts[0].dtype()), " and ", name_of(p.dtype()));
+    require(p.rank() == shape.rank(), "cat: the shapes ", parts[0].shape(), " and ", p.shape(), " differ in rank");
     for (int i = 0; i < shape.rank(); i++)
-      require(i == a || p.extent(i) == shape[i], "concat along axis ", axis, ": the shapes ", parts[0].shape(), " and ", p.shape(),
+      require(i == a || p.size(i) == shape[i], "cat along axis ", axis, ": the shapes ", parts[0].shape(), " and ", p.shape(),
               " differ elsewhere");
-    shape[a] += p.extent(a);
+    shape[a] += p.size(a);
   }
   Tensor y(parts[0].backend(), shape, parts[0].dtype());
-  std::vector<Box> boxes;
+  std::vector<StridedView> views;
   std::vector<Shape> shapes;
-  Box box = whole(shape);
+  StridedView view = whole(shape);
   for (const Variable& p : parts) {
-    copy_box(p.shape(), p.value(), whole(p.shape()), y, box, false);
-    boxes.push_back(box);
+    copy_view(p.shape(), p.value(), whole(p.shape()), y, view, false);
+    views.push_back(view);
     shapes.push_back(p.shape());
-    box.begin += p.extent(a) * box.step[a];
+    view.begin += p.size(a) * view.step[a];
   }
   Ref<Node> node;
-  if (needs_tape(parts) || mode().recorder) node = Ref<Node>(new ConcatNode(a, std::move(shapes), std::move(boxes)));
+  if (needs_tape(parts) || mode().recorder) node = Ref<Node>(new CatNode(a, std::move(shapes), std::move(views)));
   if (mode().recorder) {
     std::vector<const Variable*> inputs;
     for (const Variable& p : parts) inputs.push_back(&p);
@@ -294,7 +294,7 @@ Variable concat(std::span<const Variable> parts, int axis) {
   if (!needs_tape(parts)) node.reset();
   else
     for (const Variable& p : parts) node->inputs.push(p.node());
-  return finish(y, std::move(node), ConcatNode::name);
+  return finish(y, std::move(node), CatNode::name);
 }
 
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value) {
@@ -304,11 +304,11 @@ Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t afte
           " after: more elements than any memory holds");
   Shape shape = x.shape();
   shape[a] += before + after;
-  Box box = whole(shape);
-  box.begin = before * box.step[a];
+  StridedView view = whole(shape);
+  view.begin = before * view.step[a];
   Tensor y = Tensor::full(x.backend(), shape, value, x.dtype());
-  copy_box(x.shape(), x.value(), whole(x.shape()), y, box, false);
-  return record<PadNode>(y, {&x}, {}, x.shape(), box);
+  copy_view(x.shape(), x.value(), whole(x.shape()), y, view, false);
+  return record<PadNode>(y, {&x}, {}, x.shape(), view);
 }
 
 }  // namespace tandem

@@ -52,10 +52,10 @@ template <bool log>
 struct SoftmaxNode : Node {
   static constexpr auto name = log ? "log_softmax" : "softmax";
   SoftmaxNode() : Node(name) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor& y = kept(0);
-    auto [dx, add] = sinks[0].place(dy.backend(), y.shape(), y.dtype());
-    const std::int64_t n = y.extent(-1), rows = y.elements() / n;
+    auto [dx, add] = slots[0].destination(dy.backend(), y.shape(), y.dtype());
+    const std::int64_t n = y.size(-1), rows = y.numel() / n;
     dispatch(y.dtype(), name, [&, dx = dx, add = add]<class T> {
       const T *p = y.data<T>(), *g = dy.data<T>();
       if (add) launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, true>{n, p, g, dx->template write<T>()});
@@ -68,7 +68,7 @@ template <bool log>
 Variable softmax_along(const Variable& x, int axis) {
   const char* name = SoftmaxNode<log>::name;
   const int a = x.shape().axis(name, axis), last = x.rank() - 1;
-  require(x.extent(a) > 0, name, ": the axis ", axis, " of the shape ", x.shape(), " has no elements");
+  require(x.size(a) > 0, name, ": the axis ", axis, " of the shape ", x.shape(), " has no elements");
   if (a != last) {
     std::vector<int> order(std::size_t(x.rank()));
     std::iota(order.begin(), order.end(), 0);
@@ -76,9 +76,9 @@ Variable softmax_along(const Variable& x, int axis) {
     return transpose(softmax_along<log>(transpose(x, order), last), order);
   }
   Tensor y = Tensor::like(x.value());
-  const std::int64_t n = x.extent(-1);
+  const std::int64_t n = x.size(-1);
   dispatch(x.dtype(), name, [&]<class T> {
-    launch_rows(x.backend(), y.elements() / n, n, Softmax<T, log>{n, x.value().data<T>(), y.write<T>()});
+    launch_rows(x.backend(), y.numel() / n, n, Softmax<T, log>{n, x.value().data<T>(), y.write<T>()});
   });
   return record<SoftmaxNode<log>>(y, {&x}, {y});
 }

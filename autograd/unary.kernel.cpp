@@ -182,7 +182,7 @@ struct CastNode : Node {
   static constexpr auto name = "cast";
   DType from;
   explicit CastNode(DType t) : Node(name), from(t) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override { sinks[0].give(dy.cast(from)); }
+  void backward(Tensor dy, std::span<GradientSlot> slots) override { slots[0].accumulate(dy.cast(from)); }
 };
 
 }  // namespace

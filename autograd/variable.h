@@ -19,7 +19,7 @@ class Variable {
     return held();
   }
   const Shape& shape() const { return value().shape(); }
-  std::int64_t extent(int axis) const { return value().extent(axis); }
+  std::int64_t size(int axis) const { return value().size(axis); }
   int rank() const { return value().rank(); }
   DType dtype() const { return value().dtype(); }
   Backend& backend() const { return value().backend(); }

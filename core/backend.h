@@ -105,19 +105,19 @@ class Backend {
   virtual void sum_rows(const Tensor& dy, Tensor& db, bool add) = 0;
 
   // ---- pooling -----------------------------------------------------------------------------------------------------
-  // y = max over the window, or relu of it. winner[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
+  // y = max over the window, or relu of it. argmax[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
   // the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted. Elements outside
   // the picture never win.
-  virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) = 0;
-  virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) = 0;
+  virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) = 0;
+  virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) = 0;
   virtual void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) = 0;
   virtual void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) = 0;
 
   // ---- batch normalisation -----------------------------------------------------------------------------------------
-  // x, residual, y of s.rows × s.channels; gamma, beta, running_*, mean, inverse_deviation of s.channels.
+  // x, residual, y of s.rows × s.channels; gamma, beta, running_*, mean, inverse_std of s.channels.
   virtual void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                           const Tensor& beta, Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
-                          Tensor& inverse_deviation) = 0;
+                          Tensor& inverse_std) = 0;
   // With the running statistics, for evaluation.
   virtual void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                                     const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) = 0;
@@ -129,15 +129,15 @@ class Backend {
   };
   virtual void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy,
                                    const Tensor& gamma, const Tensor& beta, const Tensor& mean,
-                                   const Tensor& inverse_deviation, const NormGradients& out) = 0;
+                                   const Tensor& inverse_std, const NormGradients& out) = 0;
 
   // ---- group normalisation -----------------------------------------------------------------------------------------
-  // x, y as above; gamma, beta of s.channels; mean, inverse_deviation of s.pictures × s.groups.
+  // x, y as above; gamma, beta of s.channels; mean, inverse_std of s.pictures × s.groups.
   virtual void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                          Tensor& mean, Tensor& inverse_deviation) = 0;
+                          Tensor& mean, Tensor& inverse_std) = 0;
   // dx, dgamma and dbeta may each be null; dresidual is not used.
   virtual void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                                   const Tensor& mean, const Tensor& inverse_deviation, const NormGradients& out) = 0;
+                                   const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) = 0;
 
   // ---- rows and reductions -----------------------------------------------------------------------------------------
   // x viewed as [outer, middle, inner] → y[outer, inner].
@@ -145,7 +145,7 @@ class Backend {
                       Tensor& y, bool add) = 0;
   // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or
   // the sum exceeds y's type.
-  virtual void sum_of_squares(const Tensor& x, Tensor& y, bool add) = 0;
+  virtual void squared_norm(const Tensor& x, Tensor& y, bool add) = 0;
   // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
   // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one element) += rows
   // whose first largest logit is the label.

@@ -18,7 +18,7 @@ struct Batch {
   std::int64_t epoch = 0;
   std::int64_t global = 0;  // pictures in this batch over all ranks: b / global is this rank's weight; 0: one rank
 
-  std::int64_t size() const { return samples.defined() ? samples.extent(0) : 0; }
+  std::int64_t size() const { return samples.defined() ? samples.size(0) : 0; }
   std::int64_t over_ranks() const { return global > 0 ? global : size(); }
 };
 

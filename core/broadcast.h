@@ -9,7 +9,7 @@ namespace tandem {
 // shapes are one and a bias over the last axis is two. Where an input is stretched its step is 0.
 struct Loops {
   int count = 0;
-  std::int64_t extent[Shape::max_rank] = {}, a[Shape::max_rank] = {}, b[Shape::max_rank] = {};
+  std::int64_t size[Shape::max_rank] = {}, a[Shape::max_rank] = {}, b[Shape::max_rank] = {};
 };
 
 // One turn of the first `count` loops: its indices, and where it lies in a and b.
@@ -17,16 +17,16 @@ struct Turn {
   std::int64_t at[Shape::max_rank] = {}, p = 0, q = 0;
   TANDEM_HD Turn(const Loops& l, int count, std::int64_t number) {
     for (int k = count - 1; k >= 0; k--) {
-      at[k] = k ? number % l.extent[k] : number;
-      if (k) number /= l.extent[k];
+      at[k] = k ? number % l.size[k] : number;
+      if (k) number /= l.size[k];
       p += at[k] * l.a[k], q += at[k] * l.b[k];
     }
   }
   void next(const Loops& l, int count) {  // without a division
     for (int k = count - 1; k >= 0; k--) {
       p += l.a[k], q += l.b[k];
-      if (++at[k] < l.extent[k]) return;
-      p -= l.extent[k] * l.a[k], q -= l.extent[k] * l.b[k], at[k] = 0;
+      if (++at[k] < l.size[k]) return;
+      p -= l.size[k] * l.a[k], q -= l.size[k] * l.b[k], at[k] = 0;
     }
   }
 };
@@ -47,17 +47,17 @@ inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
     if (y[i] == 1) continue;
     const bool in_a = pa[i] != 1, in_b = pb[i] != 1;
     if (l.count && (l.a[l.count - 1] != 0) == in_a && (l.b[l.count - 1] != 0) == in_b) {
-      l.extent[l.count - 1] *= y[i];
+      l.size[l.count - 1] *= y[i];
     } else {
-      l.extent[l.count] = y[i], l.a[l.count] = in_a, l.b[l.count] = in_b;
+      l.size[l.count] = y[i], l.a[l.count] = in_a, l.b[l.count] = in_b;
       l.count++;
     }
   }
-  if (l.count == 0) l.extent[0] = l.a[0] = l.b[0] = l.count = 1;
+  if (l.count == 0) l.size[0] = l.a[0] = l.b[0] = l.count = 1;
   std::int64_t step_a = 1, step_b = 1;
   for (int k = l.count - 1; k >= 0; k--) {
-    if (l.a[k]) l.a[k] = step_a, step_a *= l.extent[k];
-    if (l.b[k]) l.b[k] = step_b, step_b *= l.extent[k];
+    if (l.a[k]) l.a[k] = step_a, step_a *= l.size[k];
+    if (l.b[k]) l.b[k] = step_b, step_b *= l.size[k];
   }
   return l;
 }
@@ -78,7 +78,7 @@ void along_rows(Backend& backend, std::int64_t n, const Loops& loops, const Body
   parallel_ranges(n >= parallel_grain ? backend.threads() : 1, n, 64, [&](std::int64_t begin, std::int64_t end) {
     const Body body = shared_body;  // a private copy, as in launch()
     const int outer = loops.count - 1;
-    const std::int64_t row = loops.extent[outer];
+    const std::int64_t row = loops.size[outer];
     std::int64_t first = begin % row;  // a part may begin within a row
     Turn t(loops, outer, begin / row);
     for (std::int64_t i = begin; i < end; t.next(loops, outer), first = 0) {

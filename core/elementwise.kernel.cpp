@@ -56,24 +56,24 @@ std::int64_t count_not_finite(const T* x, std::int64_t n) {
 
 void fill(Tensor& y, double value) {
   dispatch_any(y.dtype(), "fill", [&]<class T> {
-    launch(y.backend(), y.elements(), Fill<T>{y.write<T>(), static_cast<T>(value)});
+    launch(y.backend(), y.numel(), Fill<T>{y.write<T>(), static_cast<T>(value)});
   });
 }
 
 void convert(const Tensor& x, Tensor& y) {
-  require(x.elements() == y.elements(), "convert: ", x.shape(), " into ", y.shape());
+  require(x.numel() == y.numel(), "convert: ", x.shape(), " into ", y.shape());
   dispatch_any(x.dtype(), "convert", [&]<class From> {
     dispatch_any(y.dtype(), "convert", [&]<class To> {
-      launch(y.backend(), y.elements(), Convert<From, To>{x.data<From>(), y.write<To>()});
+      launch(y.backend(), y.numel(), Convert<From, To>{x.data<From>(), y.write<To>()});
     });
   });
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& y) {
-  require(a.elements() == y.elements() && b.elements() == y.elements(), "add: ", a.shape(), " + ", b.shape(), " into ",
+  require(a.numel() == y.numel() && b.numel() == y.numel(), "add: ", a.shape(), " + ", b.shape(), " into ",
           y.shape());
   dispatch(y.dtype(), "add", [&]<class T> {
-    launch(y.backend(), y.elements(), Add<T>{a.data<T>(), b.data<T>(), y.write<T>()});
+    launch(y.backend(), y.numel(), Add<T>{a.data<T>(), b.data<T>(), y.write<T>()});
   });
 }
 
@@ -82,7 +82,7 @@ void add_into(Tensor& y, const Tensor& x) { add(y, x, y); }
 Tensor mask_positive(const Tensor& y, Tensor dy) {
   Tensor out = dy.unique() ? dy : Tensor::like(dy);
   dispatch(dy.dtype(), "relu", [&]<class T> {
-    launch(dy.backend(), dy.elements(), MaskPositive<T>{y.data<T>(), dy.data<T>(), out.write<T>()});
+    launch(dy.backend(), dy.numel(), MaskPositive<T>{y.data<T>(), dy.data<T>(), out.write<T>()});
   });
   return out;
 }
@@ -93,7 +93,7 @@ bool all_finite(const Tensor& x) {
       if (!std::isfinite(v)) return false;
     return true;
   }
-  return dispatch(x.dtype(), "all_finite", [&]<class T> { return count_not_finite(x.data<T>(), x.elements()) == 0; });
+  return dispatch(x.dtype(), "all_finite", [&]<class T> { return count_not_finite(x.data<T>(), x.numel()) == 0; });
 }
 
 }  // namespace tandem

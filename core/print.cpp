@@ -13,7 +13,7 @@ constexpr std::int64_t edge = 3;  // elements that are shown at each end of a lo
 struct Printer {
   const Tensor& t;
   const std::vector<double> values = t.values();
-  const bool whole = t.elements() <= 1000;
+  const bool whole = t.numel() <= 1000;
   const char* format = "%.0f";
   int width = 0;
 
@@ -28,7 +28,7 @@ struct Printer {
   template <class F>
   void each_shown(int axis, std::int64_t at, const F& f) const {
     if (axis == t.rank()) return f(values[std::size_t(at)]);
-    along(t.extent(axis), [&](std::int64_t i) { each_shown(axis + 1, at * t.extent(axis) + i, f); }, [] {});
+    along(t.size(axis), [&](std::int64_t i) { each_shown(axis + 1, at * t.size(axis) + i, f); }, [] {});
   }
 
   void choose_format() {
@@ -59,10 +59,10 @@ struct Printer {
     bool first = true;
     out << '[';
     along(
-        t.extent(axis),
+        t.size(axis),
         [&](std::int64_t i) {
           if (!std::exchange(first, false)) out << between;
-          print(out, axis + 1, at * t.extent(axis) + i);
+          print(out, axis + 1, at * t.size(axis) + i);
         },
         [&] { out << between << "..."; });
     out << ']';

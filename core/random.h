@@ -17,7 +17,7 @@ enum class Stream : std::uint32_t {
   split = 5,
   test = 6,
   mixup = 7,
-  pace = 8,
+  step_time = 8,
   dropout = 1000
 };
 

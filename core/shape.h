@@ -11,24 +11,24 @@
 
 namespace tandem {
 
-// Up to six extents, row-major: the last varies fastest. Rank 0 is a scalar with one element.
+// Up to six sizes, row-major: the last varies fastest. Rank 0 is a scalar with one element.
 class Shape {
  public:
   static constexpr int max_rank = 6;
   static constexpr std::int64_t most = std::int64_t{1} << 60;  // elements; their bytes can be counted too
   Shape() = default;
-  Shape(std::initializer_list<std::int64_t> extents) : Shape(std::span(extents.begin(), extents.size())) {}
-  explicit Shape(std::span<const std::int64_t> extents) {
-    require(extents.size() <= max_rank, "a tensor has at most 6 axes, asked for ", extents.size());
-    for (std::int64_t e : extents) append(e);
+  Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+  explicit Shape(std::span<const std::int64_t> sizes) {
+    require(sizes.size() <= max_rank, "a tensor has at most 6 axes, asked for ", sizes.size());
+    for (std::int64_t e : sizes) append(e);
   }
   int rank() const { return rank_; }
-  std::int64_t operator[](int axis) const { return extents_[index(axis)]; }  // throws Error where there is no such axis
-  std::int64_t& operator[](int axis) { return extents_[index(axis)]; }
-  std::int64_t elements() const {  // throws Error where there are more than `most`
+  std::int64_t operator[](int axis) const { return sizes_[index(axis)]; }  // throws Error where there is no such axis
+  std::int64_t& operator[](int axis) { return sizes_[index(axis)]; }
+  std::int64_t numel() const {  // throws Error where there are more than `most`
     std::int64_t n = 1;
     bool fits = true;
-    for (int i = 0; i < rank_; i++) fits = !__builtin_mul_overflow(n, extents_[i], &n) && n >= 0 && n <= most && fits;
+    for (int i = 0; i < rank_; i++) fits = !__builtin_mul_overflow(n, sizes_[i], &n) && n >= 0 && n <= most && fits;
     if (!fits) fail("the shape ", *this, " has more elements than any memory holds");
     return n;
   }
@@ -41,28 +41,28 @@ class Shape {
   Shape without(int axis) const {
     Shape s;
     for (int i = 0; i < rank_; i++)
-      if (i != axis) s.append(extents_[i]);
+      if (i != axis) s.append(sizes_[i]);
     return s;
   }
-  // As [outer, extent(axis), inner].
-  std::int64_t outer(int axis) const { return Shape(std::span(begin(), std::size_t(axis))).elements(); }
-  std::int64_t inner(int axis) const { return Shape(std::span(begin() + axis + 1, end())).elements(); }
-  void append(std::int64_t extent) {
-    require(extent >= 0, "a shape cannot have the extent ", extent);
+  // As [outer, size(axis), inner].
+  std::int64_t outer(int axis) const { return Shape(std::span(begin(), std::size_t(axis))).numel(); }
+  std::int64_t inner(int axis) const { return Shape(std::span(begin() + axis + 1, end())).numel(); }
+  void append(std::int64_t size) {
+    require(size >= 0, "a shape cannot have the size ", size);
     require(rank_ < max_rank, "a tensor has at most 6 axes");
-    extents_[rank_++] = extent;
+    sizes_[rank_++] = size;
   }
-  const std::int64_t* begin() const { return extents_.data(); }
-  const std::int64_t* end() const { return extents_.data() + rank_; }
+  const std::int64_t* begin() const { return sizes_.data(); }
+  const std::int64_t* end() const { return sizes_.data() + rank_; }
   bool operator==(const Shape& o) const {
     if (rank_ != o.rank_) return false;
     for (int i = 0; i < rank_; i++)
-      if (extents_[i] != o.extents_[i]) return false;
+      if (sizes_[i] != o.sizes_[i]) return false;
     return true;
   }
   friend std::ostream& operator<<(std::ostream& out, const Shape& s) {
     out << '[';
-    for (int i = 0; i < s.rank_; i++) out << (i ? "," : "") << s.extents_[i];
+    for (int i = 0; i < s.rank_; i++) out << (i ? "," : "") << s.sizes_[i];
     return out << ']';
   }
 
@@ -72,7 +72,7 @@ class Shape {
     if (i < 0 || i >= rank_) fail("there is no axis ", axis, " in the shape ", *this);
     return i;
   }
-  std::array<std::int64_t, max_rank> extents_{};
+  std::array<std::int64_t, max_rank> sizes_{};
   int rank_ = 0;
 };
 
@@ -82,10 +82,10 @@ struct ConvShape {
   std::int64_t stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0, dilation_h = 1, dilation_w = 1, groups = 1;
   constexpr std::int64_t out_h() const { return (h + 2 * pad_h - dilation_h * (kh - 1) - 1) / stride_h + 1; }
   constexpr std::int64_t out_w() const { return (w + 2 * pad_w - dilation_w * (kw - 1) - 1) / stride_w + 1; }
-  std::int64_t x_elements() const { return n * h * w * c_in; }
-  std::int64_t y_elements() const { return n * out_h() * out_w() * c_out; }
-  std::int64_t w_elements() const { return c_out * kh * kw * (c_in / groups); }
-  double flops() const { return 2.0 * double(y_elements()) * double(kh * kw * (c_in / groups)); }
+  std::int64_t x_numel() const { return n * h * w * c_in; }
+  std::int64_t y_numel() const { return n * out_h() * out_w() * c_out; }
+  std::int64_t w_numel() const { return c_out * kh * kw * (c_in / groups); }
+  double flops() const { return 2.0 * double(y_numel()) * double(kh * kw * (c_in / groups)); }
   bool operator==(const ConvShape&) const = default;
 };
 

@@ -36,7 +36,7 @@ struct LossScaling {
 
 // Decides about a step whose gradients (and loss) are finite or not: sets not_finite, the scale and its counter. True when the
 // update is to be applied. Without scaling (scaled = false) the scale stays as it is.
-TANDEM_HD inline bool judge_step(StepState& s, bool finite, bool scaled, const LossScaling& scaling) {
+TANDEM_HD inline bool check_step(StepState& s, bool finite, bool scaled, const LossScaling& scaling) {
   if (s.not_finite == 1) return false;
   s.not_finite = 0;
   if (!finite) {

@@ -23,9 +23,9 @@ void fail_undefined() {
 }
 
 Tensor::Tensor(Backend& backend, const Shape& shape, DType dtype)
-    : storage_(Storage::create(backend, std::max<std::size_t>(1, shape.elements() * size_of(dtype)))),
+    : storage_(Storage::create(backend, std::max<std::size_t>(1, shape.numel() * size_of(dtype)))),
       writes_(storage_->whole()),
-      elements_(shape.elements()),
+      numel_(shape.numel()),
       shape_(shape),
       dtype_(dtype) {}
 
@@ -36,7 +36,7 @@ Tensor Tensor::full(Backend& backend, const Shape& shape, double value, DType dt
 }
 
 Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> values, DType dtype) {
-  require(std::int64_t(values.size()) == shape.elements(), "Tensor::of: ", values.size(), " values for the shape ",
+  require(std::int64_t(values.size()) == shape.numel(), "Tensor::of: ", values.size(), " values for the shape ",
           shape);
   std::vector<std::byte> host(std::max<std::size_t>(1, values.size() * size_of(dtype)));
   auto store = [&]<class T>() {
@@ -53,36 +53,36 @@ Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> 
 
 Tensor Tensor::wrap(Backend& backend, void* data, const Shape& shape, DType dtype, std::shared_ptr<void> owner) {
   Tensor t;
-  t.storage_ = Storage::wrap(backend, data, shape.elements() * size_of(dtype), std::move(owner));
+  t.storage_ = Storage::wrap(backend, data, shape.numel() * size_of(dtype), std::move(owner));
   t.writes_ = t.storage_->whole();
-  t.elements_ = shape.elements();
+  t.numel_ = shape.numel();
   t.shape_ = shape;
   t.dtype_ = dtype;
   return t;
 }
 
 Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
-  require(rank() > 0 && 0 <= begin && begin <= end && end <= extent(0), "slice [", begin, ", ", end, ") of the shape ",
+  require(rank() > 0 && 0 <= begin && begin <= end && end <= size(0), "slice [", begin, ", ", end, ") of the shape ",
           shape_);
   Shape s = shape_;
   s[0] = end - begin;
-  std::int64_t row = extent(0) ? elements_ / extent(0) : 0;
+  std::int64_t row = size(0) ? numel_ / size(0) : 0;
   return range(begin * row, s);
 }
 
 Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
-  require(0 <= begin && begin <= elements_ - shape.elements(), "range [", begin, ", +", shape.elements(), ") of ",
-          elements_, " elements");
+  require(0 <= begin && begin <= numel_ - shape.numel(), "range [", begin, ", +", shape.numel(), ") of ",
+          numel_, " elements");
   Tensor t = *this;
   t.offset_ += begin;
   t.shape_ = shape;
-  t.elements_ = shape.elements();
+  t.numel_ = shape.numel();
   return t;
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  require(shape.elements() == elements_, "reshape: ", shape_, " has ", elements_, " elements, ", shape, " has ",
-          shape.elements());
+  require(shape.numel() == numel_, "reshape: ", shape_, " has ", numel_, " elements, ", shape, " has ",
+          shape.numel());
   Tensor t = *this;
   t.shape_ = shape;
   return t;
@@ -98,14 +98,14 @@ Tensor Tensor::cast(DType dtype) const {
 
 Tensor Tensor::clone() const {
   Tensor t = like(*this);
-  if (elements_) backend().copy(t.raw_write(), raw(), bytes());
+  if (numel_) backend().copy(t.raw_write(), raw(), bytes());
   return t;
 }
 
 Tensor Tensor::to(Backend& target) const {
   if (&target == &backend()) return *this;
   Tensor t(target, shape_, dtype_);
-  if (!elements_) return t;
+  if (!numel_) return t;
   if (!backend().on_device()) {
     target.upload(t.raw_write(), raw(), bytes());
   } else if (!target.on_device()) {
@@ -123,7 +123,7 @@ void Tensor::fill(double value) { tandem::fill(*this, value); }
 void Tensor::copy_from(const Tensor& source) {
   if (!defined() || !source.defined()) fail_undefined();
   require(source.shape() == shape_, "copy_from: ", source.shape(), " into ", shape_);
-  if (!elements_) return;
+  if (!numel_) return;
   Tensor s = source.to(backend());
   if (s.dtype() == dtype_)
     backend().copy(raw_write(), s.raw(), bytes());
@@ -134,10 +134,10 @@ void Tensor::copy_from(const Tensor& source) {
 std::vector<double> Tensor::values() const {
   if (!storage_) fail_undefined();
   std::vector<std::byte> host(std::max<std::size_t>(1, bytes()));
-  if (elements_) backend().download(host.data(), raw(), bytes());
-  std::vector<double> out(elements_);
+  if (numel_) backend().download(host.data(), raw(), bytes());
+  std::vector<double> out(numel_);
   auto load = [&]<class T>() {
-    for (std::int64_t i = 0; i < elements_; i++) {
+    for (std::int64_t i = 0; i < numel_; i++) {
       T v;
       std::memcpy(&v, host.data() + i * sizeof(T), sizeof(T));
       out[i] = static_cast<double>(v);
@@ -148,7 +148,7 @@ std::vector<double> Tensor::values() const {
 }
 
 double Tensor::item() const {
-  require(elements_ == 1, "item() needs one element, the tensor has the shape ", shape_);
+  require(numel_ == 1, "item() needs one element, the tensor has the shape ", shape_);
   double result = 0;
   auto load = [&]<class T>() {
     T v;

@@ -34,10 +34,10 @@ class Tensor {
 
   bool defined() const { return static_cast<bool>(storage_); }
   const Shape& shape() const { return shape_; }
-  std::int64_t extent(int axis) const { return shape_[axis]; }
+  std::int64_t size(int axis) const { return shape_[axis]; }
   int rank() const { return shape_.rank(); }
-  std::int64_t elements() const { return elements_; }
-  std::size_t bytes() const { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
+  std::int64_t numel() const { return numel_; }
+  std::size_t bytes() const { return static_cast<std::size_t>(numel_) * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   Backend& backend() const {
     if (!storage_) fail_undefined();
@@ -96,7 +96,7 @@ class Tensor {
   }
   Ref<Storage> storage_;
   WriteCount* writes_ = nullptr;
-  std::int64_t offset_ = 0, elements_ = 0;  // in elements
+  std::int64_t offset_ = 0, numel_ = 0;  // in elements
   Shape shape_;
   DType dtype_ = DType::f32;
 };

@@ -69,8 +69,8 @@ class CudaBackend final : public Backend {
                                return memory().take(bytes);
                              },
                              [this](void* block) { memory().give(block); }}),
-        weights_([this](const float* from, std::int64_t elements, Tensor& to) {
-          typed(to.dtype(), "weights", [&]<class T> { convert(grid_, elements, from, to.write<T>(), false); });
+        weights_([this](const float* from, std::int64_t numel, Tensor& to) {
+          typed(to.dtype(), "weights", [&]<class T> { convert(grid_, numel, from, to.write<T>(), false); });
         }) {}
   ~CudaBackend() override { cudaStreamSynchronize(queue_.stream); }
 
@@ -136,12 +136,12 @@ class CudaBackend final : public Backend {
 
   // ---- matrices ----------------------------------------------------------------------------------------------------
   void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override {
-    const std::int64_t m = c.extent(-2), n = c.extent(-1), k = a.extent(transpose_a ? -2 : -1);
+    const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(transpose_a ? -2 : -1);
     matrix_.product(transpose_a, transpose_b, m, n, k, a.raw(), a.dtype(), b.raw(), b.dtype(), add ? 1.f : 0.f,
-                    c.raw_write(), c.dtype(), c.rank() == 3 ? c.extent(0) : 1);
+                    c.raw_write(), c.dtype(), c.rank() == 3 ? c.size(0) : 1);
   }
   void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
-    const std::int64_t n = w.extent(0), k = w.extent(1), m = y.elements() / std::max<std::int64_t>(1, n);
+    const std::int64_t n = w.size(0), k = w.size(1), m = y.numel() / std::max<std::int64_t>(1, n);
     const Narrow narrow(*this, w, x.dtype());
     if (bias) {
       const Narrow b(*this, *bias, x.dtype());
@@ -152,13 +152,13 @@ class CudaBackend final : public Backend {
     typed(x.dtype(), "linear", [&]<class T> { bias_relu(grid_, m, n, data<float>(bias), relu, y.write<T>()); });
   }
   void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
-    const std::int64_t n = w.extent(0), k = w.extent(1), m = dy.elements() / std::max<std::int64_t>(1, n);
+    const std::int64_t n = w.size(0), k = w.size(1), m = dy.numel() / std::max<std::int64_t>(1, n);
     const Narrow narrow(*this, w, dy.dtype());
     matrix_.product(false, false, m, k, n, dy.raw(), dy.dtype(), narrow.data(), dy.dtype(), add ? 1.f : 0.f,
                     dx.raw_write(), dx.dtype());
   }
   void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
-    const std::int64_t n = dw.extent(0), k = dw.extent(1), m = dy.elements() / std::max<std::int64_t>(1, n);
+    const std::int64_t n = dw.size(0), k = dw.size(1), m = dy.numel() / std::max<std::int64_t>(1, n);
     matrix_.product(true, false, n, k, m, dy.raw(), dy.dtype(), x.raw(), x.dtype(), add ? 1.f : 0.f, dw.raw_write(),
                     dw.dtype());
   }
@@ -179,24 +179,24 @@ class CudaBackend final : public Backend {
     convolution_.backward_filter(s, x.dtype(), x.raw(), dy.raw(), dw.write<float>(), add);
   }
   void sum_rows(const Tensor& dy, Tensor& db, bool add) override {
-    const std::int64_t channels = db.elements();
+    const std::int64_t channels = db.numel();
     if (!channels) return;
     const Scratch room = columns(1, channels);
     typed(dy.dtype(), "sum_rows", [&]<class T> {
-      cuda::sum_rows(grid_, dy.elements() / channels, channels, dy.data<T>(), db.write<float>(), add, room.floats());
+      cuda::sum_rows(grid_, dy.numel() / channels, channels, dy.data<T>(), db.write<float>(), add, room.floats());
     });
   }
 
   // ---- pooling -----------------------------------------------------------------------------------------------------
-  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) override {
-    require(!winner || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
+  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override {
+    require(!argmax || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
     typed(x.dtype(), "max_pool", [&]<class T> {
-      cuda::max_pool(grid_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(winner));
+      cuda::max_pool(grid_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(argmax));
     });
   }
-  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) override {
+  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) override {
     typed(dy.dtype(), "max_pool_backward", [&]<class T> {
-      cuda::max_pool_backward(grid_, s, dy.data<T>(), winner.data<std::uint8_t>(), dx.write<T>(), add);
+      cuda::max_pool_backward(grid_, s, dy.data<T>(), argmax.data<std::uint8_t>(), dx.write<T>(), add);
     });
   }
   void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) override {
@@ -210,12 +210,12 @@ class CudaBackend final : public Backend {
   // ---- batch normalisation -----------------------------------------------------------------------------------------
   void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
                   Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
-                  Tensor& inverse_deviation) override {
+                  Tensor& inverse_std) override {
     const Scratch room = columns(2, s.channels);
     typed(x.dtype(), "batch_norm", [&]<class T> {
       cuda::batch_norm(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
                        running_mean.write<float>(), running_variance.write<float>(), y.write<T>(),
-                       mean.write<float>(), inverse_deviation.write<float>(), room.floats());
+                       mean.write<float>(), inverse_std.write<float>(), room.floats());
     });
   }
   void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
@@ -227,30 +227,30 @@ class CudaBackend final : public Backend {
     });
   }
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_deviation,
+                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override {
     const Scratch room = columns(2, s.channels);
     typed(x.dtype(), "batch_norm_backward", [&]<class T> {
       cuda::batch_norm_backward(grid_, s, x.data<T>(), data<T>(y), dy.data<T>(), gamma.data<float>(),
-                                beta.data<float>(), mean.data<float>(), inverse_deviation.data<float>(),
+                                beta.data<float>(), mean.data<float>(), inverse_std.data<float>(),
                                 outputs<T>(out), room.floats());
     });
   }
 
   // ---- group normalisation -----------------------------------------------------------------------------------------
   void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                  Tensor& mean, Tensor& inverse_deviation) override {
+                  Tensor& mean, Tensor& inverse_std) override {
     typed(x.dtype(), "group_norm", [&]<class T> {
       cuda::group_norm(grid_, s, x.data<T>(), gamma.data<float>(), beta.data<float>(), y.write<T>(),
-                       mean.write<float>(), inverse_deviation.write<float>());
+                       mean.write<float>(), inverse_std.write<float>());
     });
   }
   void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& mean, const Tensor& inverse_deviation, const NormGradients& out) override {
+                           const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) override {
     const Scratch room = columns(2, s.channels);
     typed(x.dtype(), "group_norm_backward", [&]<class T> {
       cuda::group_norm_backward(grid_, s, x.data<T>(), dy.data<T>(), gamma.data<float>(), mean.data<float>(),
-                                inverse_deviation.data<float>(), outputs<T>(out), room.floats());
+                                inverse_std.data<float>(), outputs<T>(out), room.floats());
     });
   }
 
@@ -260,10 +260,10 @@ class CudaBackend final : public Backend {
     typed(x.dtype(), "reduce",
           [&]<class T> { cuda::reduce(grid_, op, outer, middle, inner, x.data<T>(), y.write<T>(), add); });
   }
-  void sum_of_squares(const Tensor& x, Tensor& y, bool add) override {
+  void squared_norm(const Tensor& x, Tensor& y, bool add) override {
     const Scratch room(memory(), most_parts * sizeof(float));
-    typed(x.dtype(), "sum_of_squares", [&]<class T> {
-      cuda::sum_of_squares(grid_, x.elements(), x.data<T>(), y.write<float>(), add, room.floats());
+    typed(x.dtype(), "squared_norm", [&]<class T> {
+      cuda::squared_norm(grid_, x.numel(), x.data<T>(), y.write<float>(), add, room.floats());
     });
   }
   void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
@@ -288,7 +288,7 @@ class CudaBackend final : public Backend {
  private:
   struct Rows {  // a tensor as rows along its last axis
     std::int64_t classes, rows;
-    explicit Rows(const Tensor& t) : classes(t.extent(-1)), rows(classes ? t.elements() / classes : 0) {}
+    explicit Rows(const Tensor& t) : classes(t.size(-1)), rows(classes ? t.numel() / classes : 0) {}
   };
 
   // Partial sums of `sums` values per channel, and four numbers of each channel (kernels.h).
@@ -307,10 +307,10 @@ class CudaBackend final : public Backend {
    public:
     Narrow(CudaBackend& b, const Tensor& w, DType type)
         : kept_(w.dtype() == type ? w.raw() : b.weights_.of(w, type)),
-          room_(b.memory(), kept_ ? 0 : std::size_t(w.elements()) * size_of(type)) {
+          room_(b.memory(), kept_ ? 0 : std::size_t(w.numel()) * size_of(type)) {
       if (kept_) return;
       typed(type, "weights", [&]<class T> {
-        convert(b.grid_, w.elements(), w.data<float>(), static_cast<T*>(room_.data()), false);
+        convert(b.grid_, w.numel(), w.data<float>(), static_cast<T*>(room_.data()), false);
       });
     }
     const void* data() const { return kept_ ? kept_ : room_.data(); }

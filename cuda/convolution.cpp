@@ -131,7 +131,7 @@ Descriptor tensor(Uid uid, DType type, const Layout& layout, std::int64_t alignm
   const cudnnDataType_t data = library_type(type);
   t.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, uid)
       .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, &data)
-      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, layout.extents, 4)
+      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, layout.sizes, 4)
       .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, layout.strides, 4)
       .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment)
       .finish();
@@ -399,7 +399,7 @@ void Convolution::forward(const ConvShape& s, DType type, const void* x, const v
 
 // cuDNN overwrites: what is to be added goes through scratch.
 void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, const void* w, void* dx, bool add) {
-  const std::size_t bytes = size_of(type) * std::size_t(s.x_elements());
+  const std::size_t bytes = size_of(type) * std::size_t(s.x_numel());
   State::Block room(*state_, add ? bytes : 0);
   void* to = add ? room.data() : dx;
   const PlanKey key = PlanKey::of(Pass::backward_data, s, type, type, to, w, dy);
@@ -409,30 +409,30 @@ void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, 
       return plain_convolution_backward_data(state_->grid, s, static_cast<const T*>(dy), static_cast<const T*>(w),
                                              static_cast<T*>(dx), add);
     state_->run(*e.plan, key, to, w, dy);
-    if (add) convert(state_->grid, s.x_elements(), static_cast<const T*>(to), static_cast<T*>(dx), true);
+    if (add) convert(state_->grid, s.x_numel(), static_cast<const T*>(to), static_cast<T*>(dx), true);
   });
 }
 
 // In f32 where an engine writes that, else in the pictures' type and widened.
 void Convolution::backward_filter(const ConvShape& s, DType type, const void* x, const void* dy, float* dw, bool add) {
-  const std::size_t elements = std::size_t(s.w_elements());
-  State::Block wide(*state_, add ? elements * sizeof(float) : 0);
+  const std::size_t numel = std::size_t(s.w_numel());
+  State::Block wide(*state_, add ? numel * sizeof(float) : 0);
   float* to = add ? static_cast<float*>(wide.data()) : dw;
   PlanKey key = PlanKey::of(Pass::backward_filter, s, type, DType::f32, x, to, dy);
   auto* e = &state_->entry(key, x, to, dy);
   if (e->plan) {
     state_->run(*e->plan, key, x, to, dy);
-    if (add) convert(state_->grid, s.w_elements(), static_cast<const float*>(to), dw, true);
+    if (add) convert(state_->grid, s.w_numel(), static_cast<const float*>(to), dw, true);
     return;
   }
   typed(type, [&]<class T> {
     if (type != DType::f32) {
-      State::Block narrow(*state_, elements * sizeof(T));
+      State::Block narrow(*state_, numel * sizeof(T));
       key = PlanKey::of(Pass::backward_filter, s, type, type, x, narrow.data(), dy);
       e = &state_->entry(key, x, narrow.data(), dy);
       if (e->plan) {
         state_->run(*e->plan, key, x, narrow.data(), dy);
-        return convert(state_->grid, s.w_elements(), static_cast<const T*>(narrow.data()), dw, add);
+        return convert(state_->grid, s.w_numel(), static_cast<const T*>(narrow.data()), dw, add);
       }
     }
     plain_convolution_backward_filter(state_->grid, s, static_cast<const T*>(x), static_cast<const T*>(dy), dw, add);

@@ -36,7 +36,7 @@ struct PlanKey {
                     const void* y);
   DType type_of_filters() const { return pass == Pass::backward_filter ? gradient : type; }
   // Nothing is multiplied: an empty batch. cuDNN refuses it, and our own kernels write the zeros there are to write.
-  bool empty() const { return shape.x_elements() == 0 || shape.w_elements() == 0 || shape.y_elements() == 0; }
+  bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }
   bool operator==(const PlanKey&) const = default;
   std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
 };
@@ -45,7 +45,7 @@ int alignment_of(std::initializer_list<const void*> pointers);
 
 // Dimensions and strides as cuDNN wants them: always in the order n, c, h, w, whatever the layout.
 struct Layout {
-  std::int64_t extents[4], strides[4];
+  std::int64_t sizes[4], strides[4];
   static Layout pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c);
   static Layout filters(const ConvShape& s);
 };
@@ -55,7 +55,7 @@ struct EngineRules {
   bool deterministic = false, tf32 = false, exact = false;  // exact: no Winograd
   bool operator==(const EngineRules&) const = default;
 };
-// Judged by the notes that cuDNN gives of an engine; `type`: of the pictures.
+// Decided by the numerical notes that cuDNN gives of an engine; `type`: of the pictures.
 bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
 
 // Which of the candidates to keep: the fastest that runs, or, with `first`, the first that does. What does not run (it

@@ -90,22 +90,22 @@ struct PutSums {
 
 template <class T>
 void group_norm(const Grid& grid, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
-                float* mean, float* inverse_deviation) {
+                float* mean, float* inverse_std) {
   if (s.pictures == 0) return;
   start(group_norm_kernel<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, gamma, beta, y, mean,
-        inverse_deviation);
+        inverse_std);
 }
 
 template <class T>
 void group_norm_backward(const Grid& grid, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
-                         const float* mean, const float* inverse_deviation, const NormOutputs<T>& out, float* scratch) {
+                         const float* mean, const float* inverse_std, const NormOutputs<T>& out, float* scratch) {
   if (s.pictures == 0) return;
   if (out.dgamma || out.dbeta)
     column_sums<2, 1>(grid, s.pictures * s.pixels, s.channels, scratch,
-                      ChannelSums<T>{s, x, dy, mean, inverse_deviation},
+                      ChannelSums<T>{s, x, dy, mean, inverse_std},
                       PutSums{out.dgamma, out.dbeta, out.add_dgamma, out.add_dbeta});
   if (!out.dx) return;
-  start(group_norm_dx<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, dy, gamma, mean, inverse_deviation,
+  start(group_norm_dx<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, dy, gamma, mean, inverse_std,
         out.dx, out.add_dx);
 }
 

@@ -24,7 +24,7 @@ inline std::size_t column_scratch(int sums, std::int64_t channels) {
 template <class T>
 void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                 const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_deviation, float* scratch);
+                float* inverse_std, float* scratch);
 template <class T>
 void batch_norm_inference(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                           const float* beta, const float* mean, const float* variance, T* y, float* scratch);
@@ -37,23 +37,23 @@ struct NormOutputs {  // each optional; add: to what is there
 // y is optional: given, the mask is read off it (ReLU behind a residual), otherwise computed from x again.
 template <class T>
 void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* optional_y, const T* dy,
-                         const float* gamma, const float* beta, const float* mean, const float* inverse_deviation,
+                         const float* gamma, const float* beta, const float* mean, const float* inverse_std,
                          const NormOutputs<T>& out, float* scratch);
 
 // ---- group normalisation (group_norm.cu): x, y [pictures, pixels, channels] -------------------------------------------
-// mean, inverse_deviation [pictures, groups]. scratch (backward): column_scratch(2, channels) floats.
+// mean, inverse_std [pictures, groups]. scratch (backward): column_scratch(2, channels) floats.
 template <class T>
 void group_norm(const Grid&, const GroupNormShape&, const T* x, const float* gamma, const float* beta, T* y, float* mean,
-                float* inverse_deviation);
+                float* inverse_std);
 template <class T>
 void group_norm_backward(const Grid&, const GroupNormShape&, const T* x, const T* dy, const float* gamma,
-                         const float* mean, const float* inverse_deviation, const NormOutputs<T>& out, float* scratch);
+                         const float* mean, const float* inverse_std, const NormOutputs<T>& out, float* scratch);
 
 // ---- pooling (pool.cu) ---------------------------------------------------------------------------------------------------
 template <class T>
 void max_pool(const Grid&, const PoolShape&, const T* x, bool relu, T* y, std::uint8_t* optional_winner);
 template <class T>
-void max_pool_backward(const Grid&, const PoolShape&, const T* dy, const std::uint8_t* winner, T* dx, bool add);
+void max_pool_backward(const Grid&, const PoolShape&, const T* dy, const std::uint8_t* argmax, T* dx, bool add);
 template <class T>
 void average_pool(const Grid&, const PoolShape&, const T* x, T* y);
 template <class T>
@@ -68,7 +68,7 @@ void reduce(const Grid&, Reduction, std::int64_t outer, std::int64_t middle, std
             bool add);
 // scratch: most_parts floats.
 template <class T>
-void sum_of_squares(const Grid&, std::int64_t n, const T* x, float* y, bool add, float* scratch);
+void squared_norm(const Grid&, std::int64_t n, const T* x, float* y, bool add, float* scratch);
 // A label outside [0, classes) makes the loss NaN: the device cannot throw. scratch: 2·rows floats.
 template <class T>
 void cross_entropy(const Grid&, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,

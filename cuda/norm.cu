@@ -213,13 +213,13 @@ struct InputGradient {
 template <class T>
 void batch_norm(const Grid& grid, const NormShape& s, const T* x, const T* residual, const float* gamma,
                 const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_deviation, float* scratch) {
+                float* inverse_std, float* scratch) {
   float *scale = scratch, *offset = scale + s.channels, *parts = offset + s.channels;
   with_packs<T>(
       s.channels,
       [&]<int V> {
         column_sums<2, V>(grid, s.rows, s.channels, parts, Moments<T, V>{x, s.channels},
-                          FinishForward<T>{s, x, gamma, beta, running_mean, running_variance, mean, inverse_deviation,
+                          FinishForward<T>{s, x, gamma, beta, running_mean, running_variance, mean, inverse_std,
                                            scale, offset});
       },
       x);
@@ -236,18 +236,18 @@ void batch_norm_inference(const Grid& grid, const NormShape& s, const T* x, cons
 
 template <class T>
 void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_deviation,
+                         const float* beta, const float* mean, const float* inverse_std,
                          const NormOutputs<T>& out, float* scratch) {
   float *scale = scratch, *offset = scale + s.channels, *slope = offset + s.channels, *constant = slope + s.channels,
         *parts = constant + s.channels;
-  device_launch(grid.stream, s.channels, Prepare{gamma, beta, mean, inverse_deviation, scale, offset});
+  device_launch(grid.stream, s.channels, Prepare{gamma, beta, mean, inverse_std, scale, offset});
   Arguments<T> a{x, y, dy, mean, scale, offset, s.relu, s.channels};
   T* keep = out.add_dresidual || (!s.relu && out.dresidual == dy) ? nullptr : out.dresidual;
   with_packs<T>(
       s.channels,
       [&]<int V> {
         column_sums<2, V>(grid, s.rows, s.channels, parts, GradientSums<T, V>{a, keep},
-                          FinishBackward{double(s.rows), scale, inverse_deviation, slope, constant, out.dgamma,
+                          FinishBackward{double(s.rows), scale, inverse_std, slope, constant, out.dgamma,
                                          out.dbeta, out.add_dgamma, out.add_dbeta});
         T* added = out.add_dresidual ? out.dresidual : nullptr;
         if (!out.dx && !added) return;

@@ -79,16 +79,16 @@ struct BackwardFilter {
 
 template <class T>
 void plain_convolution(const Grid& grid, const ConvShape& s, const T* x, const T* w, T* y) {
-  device_launch(grid.stream, s.y_elements(), Forward<T>{s, x, w, y});
+  device_launch(grid.stream, s.y_numel(), Forward<T>{s, x, w, y});
 }
 template <class T>
 void plain_convolution_backward_data(const Grid& grid, const ConvShape& s, const T* dy, const T* w, T* dx, bool add) {
-  device_launch(grid.stream, s.x_elements(), BackwardData<T>{s, dy, w, dx, add});
+  device_launch(grid.stream, s.x_numel(), BackwardData<T>{s, dy, w, dx, add});
 }
 template <class T>
 void plain_convolution_backward_filter(const Grid& grid, const ConvShape& s, const T* x, const T* dy, float* dw,
                                        bool add) {
-  device_launch(grid.stream, s.w_elements(), BackwardFilter<T>{s, x, dy, dw, add});
+  device_launch(grid.stream, s.w_numel(), BackwardFilter<T>{s, x, dy, dw, add});
 }
 
 #define TANDEM_PLAIN(T)                                                                                       \

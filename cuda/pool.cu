@@ -26,7 +26,7 @@ struct MaxPool {
   const T* x;
   bool relu;
   T* y;
-  std::uint8_t* winner;
+  std::uint8_t* argmax;
   __device__ void operator()(std::int64_t i) const {
     const Place o(i, s.out_h(), s.out_w(), s.c);
     const std::int64_t top = o.y * s.stride_h - s.pad_h, left = o.x * s.stride_w - s.pad_w;
@@ -40,7 +40,7 @@ struct MaxPool {
       }
     if (relu && best <= 0) best = 0, who = nobody;
     y[i] = T(best);
-    if (winner) winner[i] = std::uint8_t(who);
+    if (argmax) argmax[i] = std::uint8_t(who);
   }
 };
 
@@ -58,7 +58,7 @@ template <class T>
 struct MaxPoolBackward {
   PoolShape s;
   const T* dy;
-  const std::uint8_t* winner;
+  const std::uint8_t* argmax;
   T* dx;
   bool add;
   __device__ void operator()(std::int64_t i) const {
@@ -66,7 +66,7 @@ struct MaxPoolBackward {
     float sum = add ? float(dx[i]) : 0.f;
     windows_over(s, p, [&](std::int64_t o, std::int64_t oy, std::int64_t ox) {
       const std::int64_t ky = p.y + s.pad_h - oy * s.stride_h, kx = p.x + s.pad_w - ox * s.stride_w;
-      if (winner[o] == ky * s.kw + kx) sum += float(dy[o]);
+      if (argmax[o] == ky * s.kw + kx) sum += float(dy[o]);
     });
     dx[i] = T(sum);
   }
@@ -114,12 +114,12 @@ std::int64_t inputs(const PoolShape& s) { return s.n * s.h * s.w * s.c; }
 }  // namespace
 
 template <class T>
-void max_pool(const Grid& grid, const PoolShape& s, const T* x, bool relu, T* y, std::uint8_t* winner) {
-  device_launch(grid.stream, outputs(s), MaxPool<T>{s, x, relu, y, winner});
+void max_pool(const Grid& grid, const PoolShape& s, const T* x, bool relu, T* y, std::uint8_t* argmax) {
+  device_launch(grid.stream, outputs(s), MaxPool<T>{s, x, relu, y, argmax});
 }
 template <class T>
-void max_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, const std::uint8_t* winner, T* dx, bool add) {
-  device_launch(grid.stream, inputs(s), MaxPoolBackward<T>{s, dy, winner, dx, add});
+void max_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, const std::uint8_t* argmax, T* dx, bool add) {
+  device_launch(grid.stream, inputs(s), MaxPoolBackward<T>{s, dy, argmax, dx, add});
 }
 template <class T>
 void average_pool(const Grid& grid, const PoolShape& s, const T* x, T* y) {

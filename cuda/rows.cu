@@ -222,7 +222,7 @@ void reduce(const Grid& grid, Reduction op, std::int64_t outer, std::int64_t mid
 }
 
 template <class T>
-void sum_of_squares(const Grid& grid, std::int64_t n, const T* x, float* y, bool add, float* scratch) {
+void squared_norm(const Grid& grid, std::int64_t n, const T* x, float* y, bool add, float* scratch) {
   const int blocks = int(std::clamp<std::int64_t>((n + 2047) / 2048, 1, std::min(4 * grid.processors, most_parts)));
   start(square_parts<T>, unsigned(blocks), 256, grid.stream, n, x, scratch);
   start(square_total, 1, 256, grid.stream, scratch, blocks, y, add);
@@ -260,7 +260,7 @@ void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool ad
 #define TANDEM_ROWS(T)                                                                                                \
   template void sum_rows(const Grid&, std::int64_t, std::int64_t, const T*, float*, bool, float*);                    \
   template void reduce(const Grid&, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);         \
-  template void sum_of_squares(const Grid&, std::int64_t, const T*, float*, bool, float*);                            \
+  template void squared_norm(const Grid&, std::int64_t, const T*, float*, bool, float*);                            \
   template void cross_entropy(const Grid&, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*, \
                               float*, std::int32_t*, float*);                                                         \
   template void cross_entropy_backward(const Grid&, std::int64_t, std::int64_t, const float*, const std::int32_t*,    \

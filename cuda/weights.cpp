@@ -9,7 +9,7 @@ const void* NarrowWeights::of(const Tensor& w, DType type) {
   if (&w.writes() == storage.whole()) return nullptr;
   Copy& copy = copies_[{&storage, type}];
   const auto segments = storage.segments();
-  const std::int64_t elements = std::int64_t(storage.bytes() / sizeof(float));
+  const std::int64_t numel = std::int64_t(storage.bytes() / sizeof(float));
   if (copy.index.size() != segments.size()) {
     copy.index.clear();
     for (std::size_t i = 0; i < segments.size(); i++) copy.index[segments[i].get()] = i;
@@ -17,11 +17,11 @@ const void* NarrowWeights::of(const Tensor& w, DType type) {
   }
   if (!copy.narrow.defined()) {
     MemoryUse use(Use::parameters);
-    copy.narrow = Tensor(storage.backend(), {elements}, type);
+    copy.narrow = Tensor(storage.backend(), {numel}, type);
   }
   const std::size_t mine = copy.index.at(&w.writes());
   if (copy.counts.empty() || copy.counts[mine] != segments[mine]->now()) {
-    convert_(reinterpret_cast<const float*>(storage.data()), elements, copy.narrow);
+    convert_(reinterpret_cast<const float*>(storage.data()), numel, copy.narrow);
     copy.counts.clear();
     for (const auto& s : segments) copy.counts.push_back(s->now());
   }

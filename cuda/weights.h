@@ -13,7 +13,7 @@ namespace tandem::cuda {
 class NarrowWeights {
  public:
   // Queues the conversion of `elements` f32 numbers into the type of `to`.
-  using Convert = std::function<void(const float* from, std::int64_t elements, Tensor& to)>;
+  using Convert = std::function<void(const float* from, std::int64_t numel, Tensor& to)>;
   explicit NarrowWeights(Convert convert) : convert_(std::move(convert)) {}
 
   // The elements of w, in `type`, valid until w is written to; null where w is no segment of a parameter vector, which alone

@@ -105,7 +105,7 @@ Dataset cifar10(const std::filesystem::path& folder, std::int64_t pictures_per_f
             part("cifar-10 test", folder, {"test_batch.bin"}, pictures_per_file, layout, ten, source)};
   for (Pictures* p : {&d.train, &d.test}) {
     p->mean = {0.49139968f, 0.48215841f, 0.44653091f};  // of the 50 000 training pictures
-    p->deviation = {0.24703223f, 0.24348513f, 0.26158784f};
+    p->std = {0.24703223f, 0.24348513f, 0.26158784f};
   }
   return d;
 }

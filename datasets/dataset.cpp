@@ -88,7 +88,7 @@ std::map<std::string, std::string> description(const Pictures& p) {
   return {{"pictures", p.name},
           {"classes", list(classes, "\n")},
           {"mean", list(p.mean, ",")},
-          {"std", list(p.deviation, ",")},
+          {"std", list(p.std, ",")},
           {"channels", std::to_string(p.channels())},
           {"side", std::to_string(p.height())}};
 }
@@ -137,7 +137,7 @@ Tensor host_tensor(const Shape& shape, DType dtype) {
     std::unique_ptr<std::byte[]> bytes;
   };
   auto home = std::make_shared<Home>();
-  std::size_t bytes = shape.elements() * size_of(dtype);
+  std::size_t bytes = shape.numel() * size_of(dtype);
   home->bytes = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(1, bytes));
   Backend& host = *home->host;
   void* data = home->bytes.get();
@@ -147,7 +147,7 @@ Tensor host_tensor(const Shape& shape, DType dtype) {
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes) {
   require(shape.rank() == 4, name, ": pictures need a shape [N, H, W, C], not ", shape);
-  require(std::int64_t(images.size()) == shape.elements(), name, ": ", images.size(),
+  require(std::int64_t(images.size()) == shape.numel(), name, ": ", images.size(),
           " bytes for pictures of the shape ", shape);
   require(std::int64_t(labels.size()) == shape[0], name, ": ", labels.size(), " labels for ", shape[0], " pictures");
   Pictures p;
@@ -194,11 +194,11 @@ void check(const Pictures& p) {
   require(p.classes > 0, name, ": the number of classes is ", p.classes);
   require(p.class_names.empty() || std::int64_t(p.class_names.size()) == p.classes, name, ": ", p.class_names.size(),
           " names for ", p.classes, " classes");
-  require(std::int64_t(p.mean.size()) == p.channels() && p.deviation.size() == p.mean.size(), name, ": ", p.channels(),
-          " channels, but ", p.mean.size(), " means and ", p.deviation.size(), " deviations");
+  require(std::int64_t(p.mean.size()) == p.channels() && p.std.size() == p.mean.size(), name, ": ", p.channels(),
+          " channels, but ", p.mean.size(), " means and ", p.std.size(), " standard deviations");
   for (std::size_t c = 0; c < p.mean.size(); c++)
-    require(std::isfinite(p.mean[c]) && std::isfinite(p.deviation[c]) && p.deviation[c] > 0, name, ": channel ", c,
-            " has mean ", p.mean[c], " and deviation ", p.deviation[c]);
+    require(std::isfinite(p.mean[c]) && std::isfinite(p.std[c]) && p.std[c] > 0, name, ": channel ", c,
+            " has mean ", p.mean[c], " and standard deviation ", p.std[c]);
   const std::int32_t* labels = p.labels.data<std::int32_t>();
   for (std::int64_t i = 0; i < p.count(); i++)
     require(labels[i] >= 0 && labels[i] < p.classes, name, ": picture ", i, " has the label ", labels[i],
@@ -212,7 +212,7 @@ void measure(Pictures& p) {
   for (std::int64_t i = 0; i < pixels; i++)
     for (std::int64_t c = 0; c < channels; c++) counts[c][*x++]++;
   p.mean.assign(channels, 0);
-  p.deviation.assign(channels, 1);
+  p.std.assign(channels, 1);
   if (pixels == 0) return;
   for (std::int64_t c = 0; c < channels; c++) {
     double sum = 0, squares = 0;
@@ -222,14 +222,14 @@ void measure(Pictures& p) {
     }
     double mean = sum / double(pixels), variance = squares / double(pixels) - mean * mean;
     p.mean[c] = float(mean);
-    if (variance > 1e-8) p.deviation[c] = float(std::sqrt(variance));  // a channel of one colour is only shifted
+    if (variance > 1e-8) p.std[c] = float(std::sqrt(variance));  // a channel of one colour is only shifted
   }
 }
 
 void measure(Dataset& data) {
   measure(data.train);
   data.test.mean = data.train.mean;
-  data.test.deviation = data.train.deviation;
+  data.test.std = data.train.std;
 }
 
 // The first steps of a Fisher-Yates shuffle draw `held_back` pictures without repetition.

@@ -18,12 +18,12 @@ struct Pictures {
   Tensor labels;     // i32 [N], 0 … classes − 1, in host memory
   int classes = 0;
   std::vector<std::string> class_names;  // classes of them, or none
-  std::vector<float> mean, deviation;    // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
+  std::vector<float> mean, std;          // per channel, of the training pictures, with the bytes 0 … 255 as 0 … 1
 
-  std::int64_t count() const { return images.defined() ? images.extent(0) : 0; }
-  std::int64_t height() const { return images.extent(1); }
-  std::int64_t width() const { return images.extent(2); }
-  std::int64_t channels() const { return images.extent(3); }
+  std::int64_t count() const { return images.defined() ? images.size(0) : 0; }
+  std::int64_t height() const { return images.size(1); }
+  std::int64_t width() const { return images.size(2); }
+  std::int64_t channels() const { return images.size(3); }
 };
 
 struct Dataset {
@@ -66,7 +66,7 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
 // The command that lays the files of a set where they were found: "datasets/get-data.sh fashion-mnist data".
 std::string download_command(const std::string& name, const std::filesystem::path& folder);
 
-// Your own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; copied. Mean and deviation are measured.
+// Your own pictures: u8, row-major [N, H, W, C] with 1 to 4 channels; copied. Mean and standard deviation are measured.
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes);
 
@@ -75,10 +75,10 @@ Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const
 std::vector<char> draw_held_back(std::int64_t count, std::int64_t held_back, std::uint64_t seed);  // 1: held back
 std::pair<Pictures, Pictures> split(const Pictures& pictures, std::int64_t held_back, std::uint64_t seed);
 
-// Throws when shapes, types, label range, mean or deviation do not fit together. The loader calls it.
+// Throws when shapes, types, label range, mean or standard deviation do not fit together. The loader calls it.
 void check(const Pictures& pictures);
 
-// Mean and deviation of every channel, from exact sums over all pictures.
+// Mean and standard deviation of every channel, from exact sums over all pictures.
 void measure(Pictures& pictures);
 void measure(Dataset& data);  // of the training pictures, for both parts
 

@@ -151,7 +151,7 @@ void make_grey(Pictures& p) {
   Tensor one = host_tensor({p.count(), p.height(), p.width(), 1}, DType::u8);
   const std::uint8_t* from = p.images.data<std::uint8_t>();
   std::uint8_t* to = one.write<std::uint8_t>();
-  for (std::int64_t i = 0; i < one.elements(); i++) to[i] = from[3 * i];
+  for (std::int64_t i = 0; i < one.numel(); i++) to[i] = from[3 * i];
   p.images = one;
 }
 

@@ -6,7 +6,7 @@ Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& 
   return read_idx(*open_bytes(path, source), rank);
 }
 
-// Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit extent per axis.
+// Header: 0, 0, type (8 = unsigned byte), number of axes, then one 32-bit size per axis.
 Tensor read_idx(ByteSource& file, int rank) {
   std::uint64_t header = 4 + 4 * std::uint64_t(rank);
   auto number = [&] {
@@ -19,19 +19,19 @@ Tensor read_idx(ByteSource& file, int rank) {
     file.mistaken("begins with the number ", magic, ", expected ", expected, ": IDX, unsigned bytes, ", rank,
                   rank > 1 ? " axes" : " axis");
   Shape shape;
-  std::uint64_t elements = 1;
+  std::uint64_t numel = 1;
   for (int axis = 0; axis < rank; axis++) {
-    std::uint32_t extent = number();
-    if (extent == 0) file.reject("its header says 0 along axis ", axis, ", expected at least 1");
-    shape.append(extent);
-    if (elements > UINT64_MAX / 2 / extent) file.reject("its header is damaged: it announces ", shape, " bytes");
-    elements *= extent;
+    std::uint32_t size = number();
+    if (size == 0) file.reject("its header says 0 along axis ", axis, ", expected at least 1");
+    shape.append(size);
+    if (numel > UINT64_MAX / 2 / size) file.reject("its header is damaged: it announces ", shape, " bytes");
+    numel *= size;
   }
-  if (header + elements > file.at_most())  // before memory is asked for
+  if (header + numel > file.at_most())  // before memory is asked for
     file.reject("truncated, or its header ", shape, " is damaged: it holds at most ", file.at_most(),
-                " bytes, expected ", header + elements);
+                " bytes, expected ", header + numel);
   Tensor t = host_tensor(shape, DType::u8);
-  file.read(t.raw_write(), elements, header + elements);
+  file.read(t.raw_write(), numel, header + numel);
   file.expect_end();
   return t;
 }
@@ -42,7 +42,7 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
   p.name = std::move(name);
   p.classes = classes;
   Tensor bytes = read_idx(labels, 1, source);  // the small file first: a mistake shows at once
-  std::int64_t n = bytes.extent(0);
+  std::int64_t n = bytes.size(0);
   p.labels = host_tensor({n}, DType::i32);
   const std::uint8_t* from = bytes.data<std::uint8_t>();
   std::int32_t* to = p.labels.write<std::int32_t>();
@@ -53,10 +53,10 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
     to[i] = from[i];
   }
   Tensor x = read_idx(images, 3, source);
-  if (x.extent(0) != n)
-    refuse(images.string(), ": has ", x.extent(0), " pictures, expected ", n, " as there are labels in ",
+  if (x.size(0) != n)
+    refuse(images.string(), ": has ", x.size(0), " pictures, expected ", n, " as there are labels in ",
            labels.string(), ": delete both and ", source);
-  p.images = x.reshape({n, x.extent(1), x.extent(2), 1});
+  p.images = x.reshape({n, x.size(1), x.size(2), 1});
   return p;
 }
 

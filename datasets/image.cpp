@@ -34,7 +34,7 @@ namespace tandem {
 Image decode_image(ByteSource& file, int channels) {
   require(channels == 1 || channels == 3, "decode_image: 1 or 3 channels, not ", channels);
   const std::vector<std::uint8_t> bytes = file.read_all();
-  const Extent announced = check_structure(bytes, file);
+  const ImageSize announced = check_structure(bytes, file);
   if (bytes.size() > INT_MAX) file.mistaken(bytes.size(), " bytes, expected less than 2 GiB");
   int width = 0, height = 0, own = 0;
   const std::unique_ptr<stbi_uc, void (*)(void*)> decoded(

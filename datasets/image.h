@@ -23,9 +23,9 @@ bool is_picture(const std::filesystem::path& path);  // by its extension: .jpg .
 
 // The height and width that a file announces; throws when it is none of the formats, cut off, damaged in a way that
 // structure or checksums show, or too small for what it announces (image_structure.cpp: part of decode_image).
-struct Extent {
+struct ImageSize {
   std::int64_t height = 0, width = 0;
 };
-Extent check_structure(const std::vector<std::uint8_t>& bytes, const ByteSource& file);
+ImageSize check_structure(const std::vector<std::uint8_t>& bytes, const ByteSource& file);
 
 }  // namespace tandem

@@ -32,7 +32,7 @@ struct Reader {
     return v;
   }
   // `per_byte`: pixels that a byte of the file can stand for.
-  Extent extent(std::int64_t height, std::int64_t width, std::uint64_t per_byte) const {
+  ImageSize checked_size(std::int64_t height, std::int64_t width, std::uint64_t per_byte) const {
     if (height < 1 || width < 1 || height > largest || width > largest)
       file.reject("it announces ", height, " × ", width, " pixels, expected 1 to ", largest, " along a side");
     if (std::uint64_t(height * width) / per_byte > size())
@@ -43,8 +43,8 @@ struct Reader {
 
 // Segments FF marker length …; after a start of scan come entropy-coded bytes in which FF is followed by 00 or a restart
 // marker, until the next marker.
-Extent jpeg(const Reader& r) {
-  Extent found;
+ImageSize jpeg(const Reader& r) {
+  ImageSize found;
   std::uint64_t at = 2;
   for (bool scans = false;;) {
     if (r.big(at, 1) != 0xff) r.file.reject("no JPEG marker at byte ", at);
@@ -59,7 +59,7 @@ Extent jpeg(const Reader& r) {
     if (length < 2) r.file.reject("a JPEG segment of ", length, " bytes at byte ", at);
     r.need(at + length);
     const bool frame = marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
-    if (frame) found = r.extent(r.big(at + 3, 2), r.big(at + 5, 2), 512);  // each 8 × 8 block has a bit at least
+    if (frame) found = r.checked_size(r.big(at + 3, 2), r.big(at + 5, 2), 512);  // each 8 × 8 block has a bit at least
     at += length;
     if (marker != 0xda) continue;
     for (scans = true;; at++) {
@@ -88,8 +88,8 @@ std::uint32_t crc32(const std::uint8_t* bytes, std::uint64_t count) {
 }
 
 // Chunks: length, type, data, checksum of type and data; the first is IHDR, the last IEND.
-Extent png(const Reader& r) {
-  Extent found;
+ImageSize png(const Reader& r) {
+  ImageSize found;
   for (std::uint64_t at = 8;;) {
     const std::uint64_t length = r.big(at, 4);
     r.need(at + 12 + length);
@@ -98,20 +98,20 @@ Extent png(const Reader& r) {
       r.file.reject("the checksum of the PNG chunk at byte ", at, " does not fit");
     if (at == 8) {
       if (type != "IHDR" || length != 13) r.file.reject("a PNG without its header");
-      found = r.extent(r.big(at + 12, 4), r.big(at + 8, 4), 8 * 1032);  // one bit a pixel, and deflate at its best
+      found = r.checked_size(r.big(at + 12, 4), r.big(at + 8, 4), 8 * 1032);  // one bit a pixel, and deflate at its best
     }
     if (type == "IEND") return found;
     at += 12 + length;
   }
 }
 
-Extent bmp(const Reader& r) {
+ImageSize bmp(const Reader& r) {
   const std::uint32_t header = r.little(14, 4);
   const bool old = header == 12;
   const std::int64_t width = old ? r.little(18, 2) : std::int32_t(r.little(18, 4));
   const std::int64_t height = old ? r.little(20, 2) : std::int32_t(r.little(22, 4));  // negative: from the top down
   const std::uint64_t bits = r.little(old ? 24 : 28, 2);
-  const Extent found = r.extent(height < 0 ? -height : height, width, 8);
+  const ImageSize found = r.checked_size(height < 0 ? -height : height, width, 8);
   if (bits == 0 || bits > 32) r.file.reject("a BMP of ", bits, " bits a pixel");
   const std::uint64_t row = (std::uint64_t(width) * bits + 31) / 32 * 4;
   r.need(r.little(10, 4) + row * std::uint64_t(found.height));
@@ -119,7 +119,7 @@ Extent bmp(const Reader& r) {
 }
 
 // P5 or P6, then width, height and largest value as text, one white space, and the bytes.
-Extent pnm(const Reader& r) {
+ImageSize pnm(const Reader& r) {
   std::uint64_t at = 2;
   auto number = [&] {
     for (; std::isspace(int(r.big(at, 1))) || r.bytes[at] == '#'; at++)
@@ -139,14 +139,14 @@ Extent pnm(const Reader& r) {
   if (most > 255) r.file.mistaken("a PNM of 16 bits a channel, expected 8");
   if (most < 255) r.file.mistaken("a PNM whose largest value is ", most, ", expected 255");  // stb would not scale it
   const std::uint64_t channels = r.bytes[1] == '6' ? 3 : 1;
-  const Extent found = r.extent(height, width, 1);
+  const ImageSize found = r.checked_size(height, width, 1);
   r.need(at + 1 + std::uint64_t(height * width) * channels);
   return found;
 }
 
 }  // namespace
 
-Extent check_structure(const std::vector<std::uint8_t>& bytes, const ByteSource& file) {
+ImageSize check_structure(const std::vector<std::uint8_t>& bytes, const ByteSource& file) {
   const Reader r{bytes, file};
   const std::string_view start(reinterpret_cast<const char*>(bytes.data()), std::min<std::size_t>(bytes.size(), 8));
   if (bytes.empty()) file.reject("it is empty");

@@ -150,7 +150,7 @@ void Loader::fill(Batch& out, const Batch& memory, const std::int32_t* order, st
   work.epoch = std::uint32_t(epoch);
   for (std::int64_t c = 0; c < work.channels; c++) {
     work.mean[c] = 255 * pictures_.mean[c];
-    work.inverse[c] = 1 / (255 * pictures_.deviation[c]);
+    work.inverse[c] = 1 / (255 * pictures_.std[c]);
   }
   make_batch(backend_, work, out, threads);
   if (options_.mixup > 0) {

@@ -40,8 +40,8 @@ struct MakeBatch : BatchWork {
   // still in the first cache, converted in one loop without branches.
   void picture(std::int64_t p, std::uint8_t* scratch) const {
     std::int32_t sample = order[p];
-    std::int64_t elements = height * width * channels;
-    const std::uint8_t* x = pictures + sample * elements;
+    std::int64_t numel = height * width * channels;
+    const std::uint8_t* x = pictures + sample * numel;
     y_labels[p] = labels[sample];
     samples[p] = sample;
     if (augment.pad_crop || augment.flip) {
@@ -51,11 +51,11 @@ struct MakeBatch : BatchWork {
         x = scratch;
       }
     }
-    convert(x, elements, y + p * elements);
+    convert(x, numel, y + p * numel);
     if (!augment.cutout) return;
     Square s = draw_cutout(augment, seed, epoch, sample, height, width);
     for (std::int64_t row = s.top; row < s.bottom; row++) {
-      T* begin = y + p * elements + row * width * channels;
+      T* begin = y + p * numel + row * width * channels;
       std::fill(begin + s.left * channels, begin + s.right * channels, T(0.f));
     }
   }
@@ -100,8 +100,8 @@ struct MakeBatch : BatchWork {
       for (int c = 0; c < C; c++) to[x * C + c] = from[(pixels - 1 - x) * C + c];
   }
 
-  // 48 elements hold whole pixels of 1, 2, 3 or 4 channels: mean and deviation become vectors that stay in registers.
-  void convert(const std::uint8_t* x, std::int64_t elements, T* __restrict to) const {
+  // 48 elements hold whole pixels of 1, 2, 3 or 4 channels: mean and standard deviation become vectors that stay in registers.
+  void convert(const std::uint8_t* x, std::int64_t numel, T* __restrict to) const {
     constexpr int block = 48;
     float m[block], s[block];
     for (int k = 0; k < block; k++) {
@@ -110,20 +110,20 @@ struct MakeBatch : BatchWork {
     }
     std::int64_t i = 0;
     // No omp simd here: it gives every lane a bf16 of its own, in memory, and g++ 12 then leaves the loop scalar.
-    for (; i + block <= elements; i += block)
+    for (; i + block <= numel; i += block)
       for (int k = 0; k < block; k++) to[i + k] = T((float(x[i + k]) - m[k]) * s[k]);
-    for (; i < elements; i++) to[i] = normalise(x[i], i % channels);
+    for (; i < numel; i++) to[i] = normalise(x[i], i % channels);
   }
 };
 
 template <class T>
 struct MixPairs {
-  std::int64_t elements, count;  // of a picture; of the batch
+  std::int64_t numel, count;  // of a picture; of the batch
   float share;
   const std::int32_t* labels;
   T* y;
   std::int32_t* other;
-  TANDEM_HD void operator()(std::int64_t i) const { mix(i / elements, i % elements); }
+  TANDEM_HD void operator()(std::int64_t i) const { mix(i / numel, i % numel); }
   TANDEM_HD void mix(std::int64_t pair, std::int64_t at) const {
     bool alone = 2 * pair + 1 == count;
     if (at == 0) {
@@ -131,7 +131,7 @@ struct MixPairs {
       if (!alone) other[2 * pair + 1] = labels[2 * pair];
     }
     if (alone) return;
-    T *first = y + 2 * pair * elements + at, *second = first + elements;
+    T *first = y + 2 * pair * numel + at, *second = first + numel;
     float a = float(*first), b = float(*second);
     *first = T(share * a + (1 - share) * b);
     *second = T(share * b + (1 - share) * a);
@@ -144,12 +144,12 @@ void mix_pairs(Backend& backend, Batch& batch) {
   const std::int64_t b = batch.size();
   if (b == 0) return;
   dispatch(batch.images.dtype(), "mix_pairs", [&]<class T> {
-    const std::int64_t elements = batch.images.elements() / b;
-    MixPairs<T> f{elements, b, float(batch.share), batch.labels.data<std::int32_t>(), batch.images.write<T>(),
+    const std::int64_t numel = batch.images.numel() / b;
+    MixPairs<T> f{numel, b, float(batch.share), batch.labels.data<std::int32_t>(), batch.images.write<T>(),
                   batch.other_labels.write<std::int32_t>()};
-    if (backend.on_device()) return launch(backend, (b + 1) / 2 * elements, f);
+    if (backend.on_device()) return launch(backend, (b + 1) / 2 * numel, f);
     for (std::int64_t pair = 0; pair < (b + 1) / 2; pair++)  // in the loader's thread
-      for (std::int64_t at = 0; at < elements; at++) f.mix(pair, at);
+      for (std::int64_t at = 0; at < numel; at++) f.mix(pair, at);
   });
 }
 

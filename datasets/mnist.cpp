@@ -38,7 +38,7 @@ Dataset fashion_mnist(const std::filesystem::path& folder) {
   // Of the 60 000 training pictures. Constants: measuring them would take a tenth of the time of reading them.
   for (Pictures* p : {&d.train, &d.test}) {
     p->mean = {0.2860406f};
-    p->deviation = {0.3530242f};
+    p->std = {0.3530242f};
   }
   return d;
 }

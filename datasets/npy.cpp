@@ -94,7 +94,7 @@ class HeaderText {
       std::size_t begin = at_;
       std::uint64_t v = 0;
       for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; at_++) {
-        if (v > (std::uint64_t{1} << 62) / 10) wrong("a smaller extent");
+        if (v > (std::uint64_t{1} << 62) / 10) wrong("a smaller size");
         v = 10 * v + std::uint64_t(text_[at_] - '0');
       }
       if (at_ == begin) wrong("a number");
@@ -115,7 +115,7 @@ class HeaderText {
 template <class S>
 void narrow(const ByteSource& file, const std::vector<std::uint8_t>& raw, Tensor& to) {
   std::int32_t* out = to.write<std::int32_t>();
-  for (std::int64_t i = 0; i < to.elements(); i++) {
+  for (std::int64_t i = 0; i < to.numel(); i++) {
     S v;
     std::memcpy(&v, raw.data() + i * std::int64_t(sizeof v), sizeof v);
     if (!std::in_range<std::int32_t>(v)) file.mistaken("element ", i, " is ", +v, ", expected at most 31 bits");
@@ -166,26 +166,26 @@ Tensor read_npy(ByteSource& file) {
   const std::string type = element_type(h, file);
   const std::uint64_t width = std::uint64_t(type[1] - '0');
   Shape shape;
-  std::uint64_t elements = 1;
+  std::uint64_t numel = 1;
   bool empty = false;
-  for (std::uint64_t extent : h.shape) {
-    shape.append(std::int64_t(extent));
-    empty |= extent == 0;
-    if (extent > 0 && elements > UINT64_MAX / 16 / extent) file.reject("its header announces too many elements");
-    if (extent > 0) elements *= extent;
+  for (std::uint64_t size : h.shape) {
+    shape.append(std::int64_t(size));
+    empty |= size == 0;
+    if (size > 0 && numel > UINT64_MAX / 16 / size) file.reject("its header announces too many elements");
+    if (size > 0) numel *= size;
   }
-  if (empty) elements = 0;
-  const std::uint64_t total = before + elements * width;
+  if (empty) numel = 0;
+  const std::uint64_t total = before + numel * width;
   if (total > file.at_most())  // before memory is asked for
     file.reject("truncated, or its header ", shape, " is wrong: it holds at most ", file.at_most(), " bytes, expected ",
                 total);
   if (type == "u1" || type == "f4") {
     Tensor t = host_tensor(shape, type == "u1" ? DType::u8 : DType::f32);
-    file.read(t.raw_write(), elements * width, total);
+    file.read(t.raw_write(), numel * width, total);
     file.expect_end();
     return t;
   }
-  std::vector<std::uint8_t> raw(elements * width);
+  std::vector<std::uint8_t> raw(numel * width);
   file.read(raw.data(), raw.size(), total);
   file.expect_end();
   Tensor t = host_tensor(shape, DType::i32);
@@ -203,9 +203,9 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
   Pictures p;
   p.name = name;
   Tensor y = read_npy(labels);  // the small file first: a mistake shows at once
-  if (y.rank() != 1 || y.dtype() == DType::f32 || y.elements() == 0)
+  if (y.rank() != 1 || y.dtype() == DType::f32 || y.numel() == 0)
     labels.mistaken("labels ", y.shape(), " of type ", name_of(y.dtype()), ", expected whole numbers [N]");
-  const std::int64_t n = y.extent(0);
+  const std::int64_t n = y.size(0);
   p.labels = host_tensor({n}, DType::i32);
   std::int32_t* to = p.labels.write<std::int32_t>();
   for (std::int64_t i = 0; i < n; i++) {
@@ -215,14 +215,14 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
   p.classes = 1 + *std::max_element(to, to + n);
 
   Tensor x = read_npy(images);
-  if (x.dtype() == DType::i32 || x.rank() < 3 || x.rank() > 4 || x.elements() == 0 || x.extent(1) != x.extent(2) ||
-      (x.rank() == 4 && x.extent(3) > 4))
+  if (x.dtype() == DType::i32 || x.rank() < 3 || x.rank() > 4 || x.numel() == 0 || x.size(1) != x.size(2) ||
+      (x.rank() == 4 && x.size(3) > 4))
     images.mistaken(
         "pictures ", x.shape(), " of type ", name_of(x.dtype()),
         ", expected u8 or f32 of the shape [N, side, side] or [N, side, side, channels], at most 4 channels");
-  if (x.extent(0) != n)
-    images.mistaken(x.extent(0), " pictures, expected ", n, " as there are labels in ", labels.path().string());
-  const Shape shape = {n, x.extent(1), x.extent(2), x.rank() == 4 ? x.extent(3) : 1};
+  if (x.size(0) != n)
+    images.mistaken(x.size(0), " pictures, expected ", n, " as there are labels in ", labels.path().string());
+  const Shape shape = {n, x.size(1), x.size(2), x.rank() == 4 ? x.size(3) : 1};
   if (x.dtype() == DType::u8) {
     p.images = x.reshape(shape);
     return p;
@@ -230,7 +230,7 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
   p.images = host_tensor(shape, DType::u8);
   const float* from = x.data<float>();
   std::uint8_t* bytes = p.images.write<std::uint8_t>();
-  for (std::int64_t i = 0; i < x.elements(); i++) {
+  for (std::int64_t i = 0; i < x.numel(); i++) {
     if (!(from[i] >= 0 && from[i] <= 1)) images.mistaken("element ", i, " is ", from[i], ", expected 0 to 1");
     bytes[i] = std::uint8_t(std::lround(255 * from[i]));
   }

@@ -46,7 +46,7 @@ Tensor gather_rows(const Tensor& t, const std::vector<std::int32_t>& order) {
   Shape shape = t.shape();
   shape[0] = std::int64_t(order.size());
   Tensor y = host_tensor(shape, t.dtype());
-  const std::size_t bytes = t.bytes() / std::size_t(t.extent(0));
+  const std::size_t bytes = t.bytes() / std::size_t(t.size(0));
   const auto* from = static_cast<const std::byte*>(t.raw());
   auto* to = static_cast<std::byte*>(y.raw_write());
   for (std::size_t i = 0; i < order.size(); i++) std::memcpy(to + i * bytes, from + std::size_t(order[i]) * bytes, bytes);
@@ -64,7 +64,7 @@ void number_classes(Table& table, const std::vector<std::string>& names) {
 }
 
 Tensor to_classes(const Tensor& targets, const std::string& where) {
-  Tensor y = host_tensor({targets.extent(0)}, DType::i32);
+  Tensor y = host_tensor({targets.size(0)}, DType::i32);
   const std::vector<double> values = targets.values();
   for (std::size_t i = 0; i < values.size(); i++) {
     if (!(values[i] >= 0 && values[i] < 1 << 20) || values[i] != std::floor(values[i]))
@@ -77,9 +77,9 @@ Tensor to_classes(const Tensor& targets, const std::string& where) {
 }  // namespace
 
 std::int64_t Table::outputs() const {
-  if (targets.dtype() != DType::i32) return targets.extent(1);
+  if (targets.dtype() != DType::i32) return targets.size(1);
   const auto* first = targets.data<std::int32_t>();
-  return 1 + *std::max_element(first, first + targets.elements());
+  return 1 + *std::max_element(first, first + targets.numel());
 }
 
 Table read_csv(const std::filesystem::path& file, const std::vector<std::string>& targets, bool classes) {
@@ -129,12 +129,12 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
 Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets) {
   const Advice advice("save the array there with numpy.save", "write it again with numpy.save");
   const Tensor x = read_npy(*open_bytes(features, advice)), y = read_npy(*open_bytes(targets, advice));
-  if (x.rank() != 2 || x.elements() == 0) refuse(features.string(), ": ", x.shape(), ", expected features [N, columns]");
-  if (y.rank() < 1 || y.rank() > 2 || y.elements() == 0 || y.extent(0) != x.extent(0))
-    refuse(targets.string(), ": ", y.shape(), ", expected targets [", x.extent(0), "] or [", x.extent(0), ", k]");
+  if (x.rank() != 2 || x.numel() == 0) refuse(features.string(), ": ", x.shape(), ", expected features [N, columns]");
+  if (y.rank() < 1 || y.rank() > 2 || y.numel() == 0 || y.size(0) != x.size(0))
+    refuse(targets.string(), ": ", y.shape(), ", expected targets [", x.size(0), "] or [", x.size(0), ", k]");
   Table table{.name = features.string(), .features = as_f32(x, x.shape())};
   const bool classes = y.rank() == 1 && y.dtype() != DType::f32;
-  table.targets = classes ? to_classes(y, targets.string()) : as_f32(y, {y.extent(0), y.rank() == 2 ? y.extent(1) : 1});
+  table.targets = classes ? to_classes(y, targets.string()) : as_f32(y, {y.size(0), y.rank() == 2 ? y.size(1) : 1});
   for (const Tensor* t : {&table.features, &table.targets})
     for (double v : t->values())
       if (!std::isfinite(v)) refuse((t == &table.targets ? targets : features).string(), ": holds a number that is not finite");
@@ -156,7 +156,7 @@ std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::u
 }
 
 void standardise(Table& table, const std::vector<Table*>& others) {
-  const std::int64_t n = table.rows(), columns = table.features.extent(1);
+  const std::int64_t n = table.rows(), columns = table.features.size(1);
   const float* x = table.features.data<float>();
   std::vector<float> means, stds;
   for (std::int64_t c = 0; c < columns; c++) {
@@ -168,10 +168,10 @@ void standardise(Table& table, const std::vector<Table*>& others) {
   std::vector<Table*> all = others;
   all.push_back(&table);
   for (Table* t : all) {
-    require(t->features.extent(1) == columns, t->name, ": ", t->features.extent(1), " features, expected ", columns);
+    require(t->features.size(1) == columns, t->name, ": ", t->features.size(1), " features, expected ", columns);
     Tensor y = as_f32(t->features, t->features.shape());
     float* v = y.write<float>();
-    for (std::int64_t i = 0; i < y.elements(); i++) {
+    for (std::int64_t i = 0; i < y.numel(); i++) {
       const auto c = std::size_t(i % columns);
       v[i] = stds[c] > 0 ? (v[i] - means[c]) / stds[c] : 0;
     }
@@ -182,7 +182,7 @@ void standardise(Table& table, const std::vector<Table*>& others) {
 TableLoader::TableLoader(const Table& table, const TableOptions& options, Backend& backend)
     : table_(table), options_(options), backend_(backend) {
   require(table.features.defined() && table.targets.defined() && table.features.rank() == 2 &&
-              table.targets.extent(0) == table.rows(),
+              table.targets.size(0) == table.rows(),
           table.name, ": expected features [N, columns] and targets of N rows");
   share(0, 1);
 }

@@ -17,7 +17,7 @@ struct Table {
   std::vector<std::string> classes{};   // names of the classes 0, 1, …, or none
   std::vector<float> mean{}, std{};     // of each feature, set by standardise()
 
-  std::int64_t rows() const { return features.extent(0); }
+  std::int64_t rows() const { return features.size(0); }
   std::int64_t outputs() const;  // that a model of it has: k, or the number of classes
 };
 
@@ -30,8 +30,8 @@ Table read_table(const std::filesystem::path& features, const std::filesystem::p
 
 // {the rest, `held_back` rows}, copied, each in its old order. The choice depends on the seed and the number of rows.
 std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::uint64_t seed = 0);
-// Brings every feature of `table` to mean 0 and deviation 1, and the other tables by the same numbers: call it with the training
-// rows first. A constant feature becomes 0.
+// Brings every feature of `table` to mean 0 and standard deviation 1, and the other tables by the same numbers: call it with
+// the training rows first. A constant feature becomes 0.
 void standardise(Table& table, const std::vector<Table*>& others = {});
 
 struct TableOptions {

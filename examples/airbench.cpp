@@ -8,7 +8,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "tandem.h"
 
 using namespace tandem;
@@ -33,12 +33,12 @@ class Attempt {
                  .drop_last = true,
                  .seed = seed},
                 backend),
-        space_(model_, backend, seed),
+        flat_(model_, backend, seed),
         optimizer_(o.learning_rate, o.momentum, o.weight_decay),
         loss_(cross_entropy_loss(o.label_smoothing)) {
-    let_through(space_);
+    let_through(flat_);
     if (o.dtype == DType::f16) optimizer_.loss_scaling.emplace();
-    optimizer_.bind(space_, seed);
+    optimizer_.bind(flat_, seed);
     optimizer_.if_not_finite = IfNotFinite::wait;  // a recorded step cannot be looked at; an epoch's end is
   }
 
@@ -54,21 +54,21 @@ class Attempt {
       run.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
       if (optimizer_.read_state().not_finite == 1) fail(where, ": the loss or its gradient is not finite");
     };
-    const Segment& whiten = space_.segment("whiten.weight");
+    const ParameterRange& whiten = flat_.parameter_range("whiten.weight");
     whiten.leaf->value.copy_from(Tensor::of(backend_, whiten.shape, whitening(pictures)));
-    space_.count_writes(space_.all());
-    Lookahead lookahead(space_);
+    flat_.count_writes(flat_.all());
+    Lookahead lookahead(flat_);
     std::int64_t done = 0;
     model_.train();
     for (int epoch = 0; epoch < o_.epochs && done < std::min(most, total); epoch++) {
-      if (epoch == whitening_bias_epochs) optimizer_.freeze(space_.segment("whiten.bias"));
+      if (epoch == whitening_bias_epochs) optimizer_.freeze(flat_.parameter_range("whiten.bias"));
       optimizer_.epoch(std::uint32_t(epoch));
       loader_.start(epoch);
       while (done < std::min(most, total) && loader_.next(batch_)) {
         optimizer_.learning_rate(o_.learning_rate * triangle(double(done) / double(total)));
-        optimizer_.stage();
+        optimizer_.sync_hyperparameters();
         step_(batch_, false);
-        if (backend_.records()) space_.count_writes(space_.all());
+        if (backend_.records()) flat_.count_writes(flat_.all());
         if (++done % 5 == 0) lookahead.pull(Lookahead::decay(double(done) / double(total)));
       }
       if (done == total) lookahead.pull(1);
@@ -89,14 +89,14 @@ class Attempt {
   Backend& backend_;
   Loader loader_;
   Net model_;
-  ParameterSpace space_;
+  FlatParameters flat_;
   Descent optimizer_;
   const Loss loss_;
   Batch batch_;
   StepGraph step_{backend_, false,
                   {.backward = [this] {
-                    space_.zero_gradients();
-                    space_.backward(optimizer_.scaled(loss_(model_(Variable(batch_.images)), batch_.labels, nullptr)));
+                    flat_.zero_gradients();
+                    flat_.backward(optimizer_.scaled(loss_(model_(Variable(batch_.images)), batch_.labels, nullptr)));
                     optimizer_.step();
                   }},
                   ""};
@@ -136,7 +136,8 @@ int main(int argc, char** argv) {
     }
     const double mean = right / runs;
     if (runs > 1)
-      std::printf("mean of %d runs: test accuracy %.2f %% (deviation %.2f %%), %.3f s; %d reached 94 %%\n", runs, 100 * mean,
-                  100 * std::sqrt(std::max(0.0, squares / runs - mean * mean)), seconds / runs, reached);
+      std::printf("mean of %d runs: test accuracy %.2f %% (standard deviation %.2f %%), %.3f s; %d reached 94 %%\n",
+                  runs, 100 * mean, 100 * std::sqrt(std::max(0.0, squares / runs - mean * mean)), seconds / runs,
+                  reached);
   });
 }

@@ -49,20 +49,20 @@ struct Net : Module {
   }
   Variable forward(const Variable& x) override {
     Variable y = group3(group2(group1(gelu(whiten(x)))));
-    return scale(head(flatten(max_pool2d(y, {.window = 3}))), 1.0 / 9);
+    return scale(head(flatten(max_pool2d(y, {.kernel_size = 3}))), 1.0 / 9);
   }
 };
 
 // As many of a convolution's filters as it has inputs let these through; the others stay as they were drawn.
-inline void let_through(ParameterSpace& space) {
-  for (const Segment& s : space.segments()) {
+inline void let_through(FlatParameters& flat) {
+  for (const ParameterRange& s : flat.parameter_ranges()) {
     if (s.name.find(".conv") == std::string::npos) continue;
-    const std::int64_t window = s.shape[1], in = s.shape[3], each = window * window * in;
+    const std::int64_t kernel_size = s.shape[1], in = s.shape[3], each = kernel_size * kernel_size * in;
     std::vector<double> filters(std::size_t(in * each), 0.0);
-    for (std::int64_t c = 0; c < in; c++) filters[std::size_t(c * each + window * window / 2 * in + c)] = 1;
-    s.leaf->value.slice(0, in).copy_from(Tensor::of(space.backend(), {in, window, window, in}, filters));
+    for (std::int64_t c = 0; c < in; c++) filters[std::size_t(c * each + kernel_size * kernel_size / 2 * in + c)] = 1;
+    s.leaf->value.slice(0, in).copy_from(Tensor::of(flat.backend(), {in, kernel_size, kernel_size, in}, filters));
   }
-  space.count_writes(space.all());
+  flat.count_writes(flat.all());
 }
 
 // ---- whitening -------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ inline std::vector<double> whitening(const Pictures& pictures, std::int64_t firs
         for (int k = 0; k < patch; k++) {
           const int c = k % 3;
           values[k] = (x[((i * h + row + k / 6) * w + column + k / 3 % 2) * 3 + c] / 255.0 - pictures.mean[std::size_t(c)]) /
-                      pictures.deviation[std::size_t(c)];
+                      pictures.std[std::size_t(c)];
         }
         for (int a = 0; a < patch; a++)
           for (int b = 0; b <= a; b++) covariance[a][b] += values[a] * values[b];
@@ -128,13 +128,13 @@ class Descent : public SGD {
  public:
   Descent(double rate, double mu, double decay)
       : SGD({.learning_rate = rate, .momentum = mu, .nesterov = mu > 0, .weight_decay = decay}), decay_(decay) {}
-  void freeze(const Segment& s) {  // from now on
-    const std::int64_t block = ParameterSpace::alignment;
+  void freeze(const ParameterRange& s) {  // from now on
+    const std::int64_t block = FlatParameters::alignment;
     rates_.slice(2 * s.local_begin / block, 2 * ((s.local_begin + s.length + block - 1) / block)).fill(0);
   }
 
  protected:
-  double decay_of(const Segment& s) const override { return decay_ / s.learning_rate_scale; }
+  double decay_of(const ParameterRange& s) const override { return decay_ / s.learning_rate_scale; }
 
  private:
   double decay_;
@@ -148,20 +148,20 @@ inline double triangle(double t) { return t < 0.23 ? 0.2 + 0.8 * t / 0.23 : 1 - 
 // steps with 0.95⁵·t³, t the share of the steps that are done, and with 1 at the end (from memory).
 class Lookahead {
  public:
-  explicit Lookahead(ParameterSpace& s) : space_(s), weights_(s.values.clone()), statistics_(s.statistics.clone()) {}
+  explicit Lookahead(FlatParameters& s) : flat_(s), weights_(s.values.clone()), buffers_(s.buffers.clone()) {}
   static double decay(double t) { return std::pow(0.95, 5) * t * t * t; }
   void pull(double decay) {
     NoGrad off;
-    for (auto [slow, fast] : {std::pair(&weights_, &space_.values), {&statistics_, &space_.statistics}}) {
+    for (auto [slow, fast] : {std::pair(&weights_, &flat_.values), {&buffers_, &flat_.buffers}}) {
       slow->copy_from((decay * Variable(*slow) + (1 - decay) * Variable(*fast)).value());
       fast->copy_from(*slow);
     }
-    space_.count_writes(space_.all());
+    flat_.count_writes(flat_.all());
   }
 
  private:
-  ParameterSpace& space_;
-  Tensor weights_, statistics_;
+  FlatParameters& flat_;
+  Tensor weights_, buffers_;
 };
 
 // ---- the test --------------------------------------------------------------------------------------------------------

@@ -28,40 +28,40 @@ int main(int argc, char** argv) {
 
     auto model = make_model(o.model, 10, 1, 28);
     // The parameters get their memory: one flat vector.
-    ParameterSpace space(model, *backend, o.seed, strategy->memory());
+    FlatParameters flat(model, *backend, o.seed, strategy->memory());
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    sgd.bind(space);
-    strategy->begin(space, sgd);
+    sgd.bind(flat);
+    strategy->begin(flat, sgd);
 
     const Schedule schedule = Schedule::parse(o.schedule);
     const auto per_epoch = double(train.batches_per_epoch());
     RunPosition at;  // with --checkpoint FOLDER it goes on where it was
     const std::filesystem::path file = std::filesystem::path(o.checkpoint) / "own_loop.safetensors";
     if (!o.checkpoint.empty()) make_folder("--checkpoint " + o.checkpoint, o.checkpoint);
-    if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {space, sgd});
+    if (!o.checkpoint.empty() && exists(file)) at = load_checkpoint(file, {flat, sgd});
     while (at.epoch < o.epochs) {
-      Score score;
+      MetricSums sums;
       train.start(at.epoch);
       for (Batch batch; train.next(batch);) {
         Variable logits = model(Variable(batch.images));
         Variable loss = cross_entropy(logits, batch.labels);
-        space.zero_gradients();
-        space.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
+        flat.zero_gradients();
+        flat.backward(loss, double(batch.size()) / double(batch.over_ranks()));  // this rank's share of the mean
         sgd.learning_rate(o.learning_rate * schedule.factor(double(at.step), per_epoch * double(o.epochs), per_epoch));
         strategy->step(sgd, loss);  // throws NotFinite when the loss or a gradient is none; the weights are then as before
-        score.loss += loss.item() * double(batch.size()), score.samples += double(batch.size());
+        sums.loss += loss.item() * double(batch.size()), sums.samples += double(batch.size());
         at.step++;
       }
       strategy->end_epoch({.epochs = ++at.epoch});
-      score = strategy->sum(score);
-      strategy->synchronize(Strategy::Shared::statistics, space, sgd);
+      sums = strategy->sum(sums);
+      strategy->synchronize(Strategy::Shared::buffers, flat, sgd);
       Evaluation e = evaluate(model, test, strategy.get());
       if (strategy->rank() > 0) continue;
-      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), score.loss / score.samples,
+      std::printf("epoch %d: loss %.3f, test accuracy %.2f %%\n", int(at.epoch), sums.loss / sums.samples,
                   100 * e.accuracy);
       if (o.checkpoint.empty()) continue;
-      strategy->synchronize(Strategy::Shared::optimizer, space, sgd);  // under a parameter server: the momentum, from where it is
-      save_checkpoint(file, {space, sgd}, at);
+      strategy->synchronize(Strategy::Shared::optimizer, flat, sgd);  // under a parameter server: the momentum, from where it is
+      save_checkpoint(file, {flat, sgd}, at);
     }
     strategy->end();
   });

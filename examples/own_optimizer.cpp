@@ -25,13 +25,13 @@ class Signum : public Optimizer {
   std::vector<std::pair<std::string, Tensor>> vectors() const override { return {{"average", average_}}; }  // to save
   void apply(Range r) override {
     auto at = [&](Tensor& t) { return t.write<float>() + r.begin; };
-    launch(space().backend(), r.length(),
-           SignStep{reinterpret_cast<const StepState*>(state().raw()), space().gradients.data<float>() + r.begin,
-                    at(average_), at(space().values)});
+    launch(flat().backend(), r.length(),
+           SignStep{reinterpret_cast<const StepState*>(state().raw()), flat().gradients.data<float>() + r.begin,
+                    at(average_), at(flat().values)});
   }
 
  protected:
-  void allocate() override { average_ = Tensor::zeros(space().backend(), {space().elements()}); }
+  void allocate() override { average_ = Tensor::zeros(flat().backend(), {flat().numel()}); }
 
  private:
   Tensor average_;  // v, beside the parameters

@@ -15,32 +15,32 @@ class Gossip : public Replicas {
  public:
   explicit Gossip(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "gossip", false) {}
 
-  void begin(ParameterSpace& space, Optimizer& optimizer) override {
-    space_ = &space;
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat;
     optimizer.gradients_are_shares_of(size());  // each rank steps by the mean over its own samples
-    compare_layouts(space);                     // throws where a rank has another model
-    spread(space, *communicator_);              // the weights of rank 0, on all
-    theirs_ = space.values.clone();
+    compare_layouts(flat);                      // throws where a rank has another model
+    spread(flat, *communicator_);               // the weights of rank 0, on all
+    theirs_ = flat.values.clone();
   }
 
   // Called after each step of this rank.
   void finish(Optimizer&) override {
     if (const int partner = partner_in(step_++); partner >= 0) {
-      Work sent = communicator_->send(partner, buffer(space_->values)), came = communicator_->recv(partner, buffer(theirs_));
+      Work sent = communicator_->send(partner, buffer(flat_->values)), came = communicator_->recv(partner, buffer(theirs_));
       sent.wait(), came.wait();
-      float* w = space_->values.write<float>();
+      float* w = flat_->values.write<float>();
       const float* v = theirs_.data<float>();
-      for (std::int64_t i = 0; i < space_->elements(); i++) w[i] = (w[i] + v[i]) / 2;
-      space_->count_writes(space_->all());
+      for (std::int64_t i = 0; i < flat_->numel(); i++) w[i] = (w[i] + v[i]) / 2;
+      flat_->count_writes(flat_->all());
     }
   }
 
   // Called after the last step of an epoch. What is evaluated and saved is the mean of all ranks.
   EpochEnd end_epoch(const EpochEnd& mine) override {
-    communicator_->all_reduce(buffer(space_->values)).wait();
-    float* w = space_->values.write<float>();
-    for (std::int64_t i = 0; i < space_->elements(); i++) w[i] /= float(size());
-    space_->count_writes(space_->all());
+    communicator_->all_reduce(buffer(flat_->values)).wait();
+    float* w = flat_->values.write<float>();
+    for (std::int64_t i = 0; i < flat_->numel(); i++) w[i] /= float(size());
+    flat_->count_writes(flat_->all());
     return Strategy::end_epoch(mine);
   }
 
@@ -53,7 +53,7 @@ class Gossip : public Replicas {
     return size() > 1 && partner < size() ? partner : -1;
   }
 
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   Tensor theirs_;
   std::int64_t step_ = 0;
 };

@@ -6,7 +6,7 @@
 
 #include "core/text.h"
 #include "dist/lab/simulator.h"
-#include "dist/server/pace.h"
+#include "dist/server/straggler_emulation.h"
 #include "tandem.h"
 
 using namespace tandem;

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
     TableLoader test(testing, {.batch = 500, .shuffle = false}, *backend);
 
     const Task task = kind == "classes" ? classification() : kind == "labels" ? multi_label() : regression();
-    Mlp model(all.features.extent(1), all.outputs());
+    Mlp model(all.features.size(1), all.outputs());
     auto optimizer = make_optimizer(o);
     const FitReport report = fit(model, task, *optimizer, *backend, {train, nullptr, &test}, fit_options(o));
     if (!report.epochs.empty()) std::printf("test loss %.4f\n", *report.epochs.back().test_loss);

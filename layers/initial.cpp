@@ -63,11 +63,11 @@ void orthonormalise(std::int64_t count, std::int64_t length, const At& at) {
 
 Initial symmetric_uniform(double bound) { return Initial::uniform(-bound, bound); }
 
-double kaiming_deviation(const Shape& weight, const KaimingOptions& o) {
+double kaiming_std(const Shape& weight, const KaimingOptions& o) {
   return calculate_gain(o.nonlinearity, o.slope) / std::sqrt(double(fan(weight, o.mode)));
 }
 
-double xavier_deviation(const Shape& weight, double gain) {
+double xavier_std(const Shape& weight, double gain) {
   return gain * std::sqrt(2.0 / double(fan(weight, Fan::in) + fan(weight, Fan::out)));
 }
 
@@ -84,20 +84,20 @@ double calculate_gain(Nonlinearity nonlinearity, double slope) {
 
 std::int64_t fan(const Shape& w, Fan mode) {
   require(w.rank() >= 2, "a fan needs a weight of two axes or more, not ", w);
-  std::int64_t window = 1;
-  for (int axis = 1; axis + 1 < w.rank(); axis++) window *= w[axis];
-  return window * (mode == Fan::in ? w[-1] : w[0]);
+  std::int64_t kernel_area = 1;
+  for (int axis = 1; axis + 1 < w.rank(); axis++) kernel_area *= w[axis];
+  return kernel_area * (mode == Fan::in ? w[-1] : w[0]);
 }
 
 Initial Initial::xavier_uniform(const Shape& weight, double gain) {
-  return symmetric_uniform(std::sqrt(3.0) * xavier_deviation(weight, gain));
+  return symmetric_uniform(std::sqrt(3.0) * xavier_std(weight, gain));
 }
-Initial Initial::xavier_normal(const Shape& weight, double gain) { return normal(0, xavier_deviation(weight, gain)); }
+Initial Initial::xavier_normal(const Shape& weight, double gain) { return normal(0, xavier_std(weight, gain)); }
 Initial Initial::kaiming_uniform(const Shape& weight, const KaimingOptions& o) {
-  return symmetric_uniform(std::sqrt(3.0) * kaiming_deviation(weight, o));
+  return symmetric_uniform(std::sqrt(3.0) * kaiming_std(weight, o));
 }
 Initial Initial::kaiming_normal(const Shape& weight, const KaimingOptions& o) {
-  return normal(0, kaiming_deviation(weight, o));
+  return normal(0, kaiming_std(weight, o));
 }
 Initial Initial::fan_in_uniform(std::int64_t fan_in) { return symmetric_uniform(1 / std::sqrt(double(fan_in))); }
 
@@ -105,20 +105,20 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
           int threads, std::int64_t from) {
   const auto n = static_cast<std::int64_t>(out.size());
   if (n == 0) return;
-  if (how.kind == Initial::Kind::orthogonal && n < shape.elements()) {  // no part of it is known without the rest
-    std::vector<double> whole(static_cast<std::size_t>(shape.elements()));
+  if (how.kind == Initial::Kind::orthogonal && n < shape.numel()) {  // no part of it is known without the rest
+    std::vector<double> whole(static_cast<std::size_t>(shape.numel()));
     draw(how, shape, seed, begin, whole, threads);
     std::copy_n(whole.begin() + from, n, out.begin());
     return;
   }
-  const std::int64_t rows = shape.rank() ? shape[0] : 1, columns = shape.elements() / rows;
+  const std::int64_t rows = shape.rank() ? shape[0] : 1, columns = shape.numel() / rows;
   auto each = [&](auto element) {  // element(k), independent of all others
     parallel_ranges(n >= parallel_grain ? threads : 1, n, 64, [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t k = first; k < last; k++) out[static_cast<std::size_t>(k)] = element(from + k);
     });
   };
-  auto draw_normal = [&](double mean, double deviation) {
-    each([=](std::int64_t k) { return mean + deviation * standard_normal(seed, begin + k); });
+  auto draw_normal = [&](double mean, double std) {
+    each([=](std::int64_t k) { return mean + std * standard_normal(seed, begin + k); });
   };
   switch (how.kind) {
     case Initial::Kind::constant: return std::fill(out.begin(), out.end(), how.value);
@@ -126,17 +126,17 @@ void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64
       const double middle = 0.5 * (how.low + how.high), half = 0.5 * (how.high - how.low);
       return each([=](std::int64_t k) { return middle + half * (2.0 * uniform(words(seed, begin + k).w[0]) - 1.0); });
     }
-    case Initial::Kind::normal: return draw_normal(how.value, how.deviation);
+    case Initial::Kind::normal: return draw_normal(how.value, how.std);
     case Initial::Kind::trunc_normal: {
-      require(how.low < how.high && how.deviation > 0, "trunc_normal: no numbers between ", how.low, " and ", how.high);
-      double low = (how.low - how.value) / how.deviation, high = (how.high - how.value) / how.deviation;
+      require(how.low < how.high && how.std > 0, "trunc_normal: no numbers between ", how.low, " and ", how.high);
+      double low = (how.low - how.value) / how.std, high = (how.high - how.value) / how.std;
       const double sign =
           low + high > 0 ? -1 : 1;  // the left tail keeps its digits: mirrored where the right one is meant
       if (sign < 0) std::tie(low, high) = std::pair(-high, -low);
       const double from = normal_below(low), to = normal_below(high);
       return each([=](std::int64_t k) {
         const double p = from + (to - from) * (uniform(words(seed, begin + k).w[0]) + 0x1p-25);
-        return std::clamp(how.value + how.deviation * sign * normal_quantile(p, low, high), how.low, how.high);
+        return std::clamp(how.value + how.std * sign * normal_quantile(p, low, high), how.low, how.high);
       });
     }
     case Initial::Kind::orthogonal: {

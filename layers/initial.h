@@ -1,5 +1,5 @@
 // How a parameter begins: the usual initialisers of torch.nn.init, under their names there. An Initial is a plain value; it stands
-// in a Parameter until the ParameterSpace draws:
+// in a Parameter until the FlatParameters draws:
 //   for (auto& [name, p] : model.parameters())
 //     if (p->shape.rank() == 4) p->initial = Initial::kaiming_normal(p->shape, {.mode = Fan::out});
 // Weights are [out, in] or filters [out, kh, kw, in/groups]. The draw for element i of the flat vector depends on (seed, i)
@@ -29,19 +29,19 @@ struct KaimingOptions {
 struct Initial {
   enum class Kind { constant, uniform, normal, trunc_normal, orthogonal } kind = Kind::constant;
   double value = 0;          // constant: the value. Both normal ones: the mean. orthogonal: the gain
-  double deviation = 1;      // of the normal ones
+  double std = 1;            // of the normal ones
   double low = 0, high = 1;  // uniform in [low, high); trunc_normal within them
 
   static Initial constant(double v) { return {.value = v}; }
   static Initial ones() { return constant(1); }
   static Initial zeros() { return constant(0); }
   static Initial uniform(double low = 0, double high = 1) { return {.kind = Kind::uniform, .low = low, .high = high}; }
-  static Initial normal(double mean = 0, double deviation = 1) {
-    return {.kind = Kind::normal, .value = mean, .deviation = deviation};
+  static Initial normal(double mean = 0, double std = 1) {
+    return {.kind = Kind::normal, .value = mean, .std = std};
   }
-  // N(mean, deviation²) given that low ≤ x ≤ high.
-  static Initial trunc_normal(double mean = 0, double deviation = 1, double low = -2, double high = 2) {
-    return {.kind = Kind::trunc_normal, .value = mean, .deviation = deviation, .low = low, .high = high};
+  // N(mean, std²) given that low ≤ x ≤ high.
+  static Initial trunc_normal(double mean = 0, double std = 1, double low = -2, double high = 2) {
+    return {.kind = Kind::trunc_normal, .value = mean, .std = std, .low = low, .high = high};
   }
   // Glorot and Bengio 2010: variance gain²·2/(fan in + fan out).
   static Initial xavier_uniform(const Shape& weight, double gain = 1);

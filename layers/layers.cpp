@@ -15,17 +15,17 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool bias, bool relu) : relu_(
 
 Variable Linear::forward(const Variable& x) { return linear(x, *weight_, optional(bias_), relu_); }
 
-Conv2d::Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options, bool bias)
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, int kernel_size, const Conv2dOptions& options, bool bias)
     : options_(options) {
   require(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0, "Conv2d: ", in, " input and ", out,
           " output channels cannot be cut into ", options.groups, " groups");
-  std::int64_t fan_in = in / options.groups * window * window;
-  weight_ = &parameter("weight", {out, window, window, in / options.groups}, Initial::fan_in_uniform(fan_in));
+  std::int64_t fan_in = in / options.groups * kernel_size * kernel_size;
+  weight_ = &parameter("weight", {out, kernel_size, kernel_size, in / options.groups}, Initial::fan_in_uniform(fan_in));
   if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(fan_in), false);
 }
 
-std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, int window, int stride, bool bias) {
-  auto conv = std::make_unique<Conv2d>(in, out, window, Conv2dOptions{.stride = stride, .padding = window / 2}, bias);
+std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, int kernel_size, int stride, bool bias) {
+  auto conv = std::make_unique<Conv2d>(in, out, kernel_size, Conv2dOptions{.stride = stride, .padding = kernel_size / 2}, bias);
   conv->weight_->initial =
       Initial::kaiming_normal(conv->weight_->shape, {.mode = Fan::out, .nonlinearity = Nonlinearity::relu});
   return conv;
@@ -37,8 +37,8 @@ BatchNorm2d::BatchNorm2d(std::int64_t channels, bool relu, double epsilon, doubl
     : options_{.epsilon = epsilon, .momentum = momentum, .relu = relu} {
   weight_ = &parameter("weight", {channels}, Initial::constant(1), false);
   bias_ = &parameter("bias", {channels}, Initial::constant(0), false);
-  running_mean_ = &statistic("running_mean", {channels}, 0);
-  running_var_ = &statistic("running_var", {channels}, 1);
+  running_mean_ = &buffer("running_mean", {channels}, 0);
+  running_var_ = &buffer("running_var", {channels}, 1);
 }
 
 Variable BatchNorm2d::forward(const Variable& x, const Variable& residual) {

@@ -18,9 +18,9 @@ class Linear : public Module {
 // x [N, H, W, in] → [N, H', W', out].
 class Conv2d : public Module {
  public:
-  Conv2d(std::int64_t in, std::int64_t out, int window, const Conv2dOptions& options = {}, bool bias = true);
+  Conv2d(std::int64_t in, std::int64_t out, int kernel_size, const Conv2dOptions& options = {}, bool bias = true);
   // What stands before a batch norm: padded to keep the side, He et al.'s initialisation by fan-out, no bias unless asked for.
-  static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int window, int stride = 1,
+  static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int kernel_size, int stride = 1,
                                              bool bias = false);
   Variable forward(const Variable& x) override;
 
@@ -47,7 +47,7 @@ class BatchNorm2d : public Module {
  private:
   BatchNormOptions options_;
   Parameter *weight_, *bias_;
-  Statistic *running_mean_, *running_var_;
+  ModuleBuffer *running_mean_, *running_var_;
   Operation in_training_;
 };
 

@@ -30,9 +30,9 @@ Shape Slice::of(const Shape& whole) const {
 
 Parameter::operator const Variable&() const {
   require(variable.defined(), "the parameter ", name,
-          " has no memory yet: build a ParameterSpace over the model first");
+          " has no memory yet: build a FlatParameters over the model first");
   require(variable.requires_grad() != frozen, "the parameter ", name, " was ", frozen ? "frozen" : "unfrozen",
-          " after its ParameterSpace was built: build another over the model (it keeps the values) and bind the optimizer to "
+          " after its FlatParameters was built: build another over the model (it keeps the values) and bind the optimizer to "
           "that");
   return variable;
 }
@@ -73,8 +73,8 @@ void Module::check_name(const std::string& name) const {
     return std::any_of(all.begin(), all.end(), [&](auto& one) { return name_of(one) == name; });
   };
   require(!taken(children_, [](auto& c) { return c.first; }) && !taken(parameters_, [](auto& p) { return p->name; }) &&
-              !taken(statistics_, [](auto& s) { return s->name; }),
-          "the module has a child, parameter or statistic \"", name, "\" already: choose another name");
+              !taken(buffers_, [](auto& s) { return s->name; }),
+          "the module has a child, parameter or buffer \"", name, "\" already: choose another name");
 }
 
 std::vector<std::pair<std::string, Parameter*>> Module::parameters() {
@@ -85,16 +85,16 @@ std::vector<std::pair<std::string, Parameter*>> Module::parameters() {
   return all;
 }
 
-std::vector<std::pair<std::string, Statistic*>> Module::statistics() {
-  std::vector<std::pair<std::string, Statistic*>> all;
+std::vector<std::pair<std::string, ModuleBuffer*>> Module::buffers() {
+  std::vector<std::pair<std::string, ModuleBuffer*>> all;
   walk(path_, [&](const std::string& at, Module& m) {
-    for (auto& s : m.statistics_) all.emplace_back(at.empty() ? s->name : at + "." + s->name, s.get());
+    for (auto& s : m.buffers_) all.emplace_back(at.empty() ? s->name : at + "." + s->name, s.get());
   });
   return all;
 }
 
 Parameter& Module::parameter(const std::string& name) { return *named("parameter", name, parameters()); }
-Statistic& Module::statistic(const std::string& name) { return *named("statistic", name, statistics()); }
+ModuleBuffer& Module::buffer(const std::string& name) { return *named("buffer", name, buffers()); }
 
 Parameter& Module::parameter(std::string name, const Shape& shape, Initial initial, bool decay) {
   check_name(name);
@@ -103,11 +103,11 @@ Parameter& Module::parameter(std::string name, const Shape& shape, Initial initi
   return *parameters_.back();
 }
 
-Statistic& Module::statistic(std::string name, const Shape& shape, double initial) {
+ModuleBuffer& Module::buffer(std::string name, const Shape& shape, double initial) {
   check_name(name);
-  statistics_.push_back(std::make_unique<Statistic>());
-  *statistics_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .tensor = {}};
-  return *statistics_.back();
+  buffers_.push_back(std::make_unique<ModuleBuffer>());
+  *buffers_.back() = {.name = std::move(name), .shape = shape, .initial = initial, .tensor = {}};
+  return *buffers_.back();
 }
 
 Variable Sequential::forward(const Variable& x) {

@@ -1,5 +1,5 @@
 // Modules: a model is a tree of them. A module declares parameters and statistics (what shape, how initialised) and says how
-// they turn an input into an output. Until a ParameterSpace is built over the tree the parameters have no memory.
+// they turn an input into an output. Until a FlatParameters is built over the tree the parameters have no memory.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -21,25 +21,25 @@ struct Slice {
   std::int64_t begin(std::int64_t rows) const { return rows / count * index + std::min<std::int64_t>(index, rows % count); }
   Shape of(const Shape& whole) const;  // throws Error where a slice would have no row
   std::int64_t offset(const Shape& whole) const {  // elements of the whole that come before it
-    return count == 1 ? 0 : begin(whole[0]) * (whole.elements() / whole[0]);
+    return count == 1 ? 0 : begin(whole[0]) * (whole.numel() / whole[0]);
   }
   bool operator==(const Slice&) const = default;
 };
 
 struct Parameter {
-  std::string name;  // within its module; ParameterSpace prefixes the path
+  std::string name;  // within its module; FlatParameters prefixes the path
   Shape shape;       // of the whole parameter, also where this rank has a slice of it
-  Slice slice = {};  // set before the parameter space is built
+  Slice slice = {};  // set before the flat parameters are built
   Initial initial;
   bool decay = true;  // false: weight decay leaves it alone (batch norm, biases)
   double learning_rate_scale = 1;
-  bool frozen = false;  // read when the parameter space is built: no gradient, no update
-  Variable variable;    // empty until the parameter space is built; a constant where frozen
+  bool frozen = false;  // read when the flat parameters are built: no gradient, no update
+  Variable variable;    // empty until the flat parameters are built; a constant where frozen
   operator const Variable&() const;
 };
 
 // State that is not trained: running mean and variance.
-struct Statistic {
+struct ModuleBuffer {
   std::string name;
   Shape shape;
   double initial = 0;
@@ -96,16 +96,16 @@ class Module {
   void train(bool on = true);  // this module and all below
   void eval() { train(false); }
   bool training() const { return training_; }
-  const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the parameter space is built
+  const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the flat parameters are built
 
   // Every parameter and statistic of the tree, in registration order, with full names. Naming a whole tree, with no path, also
   // numbers the modules that draw random numbers.
   void name_tree(const std::string& path = "");
   std::vector<std::pair<std::string, Parameter*>> parameters();
-  std::vector<std::pair<std::string, Statistic*>> statistics();
+  std::vector<std::pair<std::string, ModuleBuffer*>> buffers();
   // One of them by its full name: model.parameter("conv1.weight").variable. Throws Error, listing the names, when there is none.
   Parameter& parameter(const std::string& name);
-  Statistic& statistic(const std::string& name);
+  ModuleBuffer& buffer(const std::string& name);
   const std::vector<std::pair<std::string, Model>>& children() const { return children_; }
 
  protected:
@@ -119,7 +119,7 @@ class Module {
     return y;
   }
   Parameter& parameter(std::string name, const Shape& shape, Initial initial, bool decay = true);
-  Statistic& statistic(std::string name, const Shape& shape, double initial);
+  ModuleBuffer& buffer(std::string name, const Shape& shape, double initial);
   template <class M, class... Arguments>
   M& child(std::string name, Arguments&&... arguments) {
     return adopt(std::move(name), std::make_unique<M>(std::forward<Arguments>(arguments)...));
@@ -144,7 +144,7 @@ class Module {
   ForwardHook forward_hook_;
   bool training_ = true;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<std::unique_ptr<Statistic>> statistics_;
+  std::vector<std::unique_ptr<ModuleBuffer>> buffers_;
   std::vector<std::pair<std::string, Model>> children_;
 };
 

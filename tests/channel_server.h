@@ -22,21 +22,21 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
     std::map<int, std::vector<float>> staged, answers;
     std::deque<Work> sends;
     int ended = 0, applied = 0;
-    c.on_message({.place = [&](int from, const Note& note, std::size_t) -> std::span<std::byte> {
-                    if (note[0] == end) return {};
+    c.on_message({.place = [&](int from, const MessageHeader& header, std::size_t) -> std::span<std::byte> {
+                    if (header[0] == end) return {};
                     staged[from].resize(count);
                     return bytes_of(staged[from]);
                   },
                   .arrived =
-                      [&](int from, const Note& note, std::span<std::byte>) {
-                        if (note[0] == end) {
+                      [&](int from, const MessageHeader& header, std::span<std::byte>) {
+                        if (header[0] == end) {
                           ended++;
                           return;
                         }
                         for (std::size_t i = 0; i < count; i++) sum[i] += staged[from][i];
                         applied++;
                         answers[from] = sum;
-                        sends.push_back(c.send(from, {answer, note[1]}, std::as_bytes(std::span(answers[from]))));
+                        sends.push_back(c.send(from, {answer, header[1]}, std::as_bytes(std::span(answers[from]))));
                       }});
     while (ended < workers) {
       if (!c.progress()) c.rest();
@@ -56,8 +56,8 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
   }
   std::vector<float> mine(count, float(c.rank())), now(count);
   std::uint64_t answered = 0;
-  c.on_message({.place = [&](int, const Note&, std::size_t) { return bytes_of(now); },
-                .arrived = [&](int, const Note& note, std::span<std::byte>) { answered = note[1]; }});
+  c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return bytes_of(now); },
+                .arrived = [&](int, const MessageHeader& header, std::span<std::byte>) { answered = header[1]; }});
   for (std::uint64_t step = 1; step <= std::uint64_t(pushes); step++) {
     c.send(0, {push, step}, std::as_bytes(std::span(mine))).wait();
     while (answered != step)
@@ -70,11 +70,11 @@ inline void serve_or_push(Channel& c, std::size_t count, int pushes) {
 // A rank that only listens: what it was told, in order.
 struct Listener {
   explicit Listener(Channel& c) : channel(c) {
-    c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
+    c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
                   .arrived =
-                      [this](int from, const Note& note, std::span<std::byte>) {
+                      [this](int from, const MessageHeader& header, std::span<std::byte>) {
                         require(!lost.count(from), "a message of rank ", from, " after its loss");
-                        notes[from].push_back(note[0]);
+                        headers[from].push_back(header[0]);
                       },
                   .lost =
                       [this](int rank, const std::string& why) {
@@ -99,7 +99,7 @@ struct Listener {
   }
   Channel& channel;
   std::set<int> lost;
-  std::map<int, std::vector<std::uint64_t>> notes;
+  std::map<int, std::vector<std::uint64_t>> headers;
   std::string told;
 };
 

@@ -20,7 +20,7 @@ inline std::vector<double> over(int n, std::int64_t count, bool sum) {
     }
   return all;
 }
-inline Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+inline Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
 // The device has it: what is queued behind the host's back is done.
 inline Tensor on(Twin& twin, const std::vector<double>& v) {
@@ -30,7 +30,7 @@ inline Tensor on(Twin& twin, const std::vector<double>& v) {
 }
 // As queues beside its own see it.
 inline std::vector<double> beside(Twin& twin, const Tensor& t) {
-  std::vector<float> v(std::size_t(t.elements()));
+  std::vector<float> v(std::size_t(t.numel()));
   twin.read(v.data(), t.raw(), t.bytes());
   return {v.begin(), v.end()};
 }

@@ -150,20 +150,20 @@ Row pooling(const std::string& op, const std::string& dump, Pool f, bool relu) {
     const Attributes a = dumps().attributes(name);
     if (a["op"] == dump)
       row.cases.push_back(
-          dumped(name, {"x"}, y({.window = a["kernel"], .stride = a["stride"], .padding = a["padding"]})));
+          dumped(name, {"x"}, y({.kernel_size = a["kernel"], .stride = a["stride"], .padding = a["padding"]})));
   }
   auto add = [&](const char* name, const Shape& x, const Pool2dOptions& o, double step = 0) {
     row.cases.push_back({.name = name, .y = y(o), .inputs = {{.shape = x, .step = step}}});
   };
-  add("overlap", {2, 6, 7, 3}, {.window = 3, .stride = 1});
-  add("gaps", {2, 9, 7, 3}, {.window = 2, .stride = 3});
-  add("padding", {2, 7, 6, 5}, {.window = 3, .stride = 2, .padding = 1});
+  add("overlap", {2, 6, 7, 3}, {.kernel_size = 3, .stride = 1});
+  add("gaps", {2, 9, 7, 3}, {.kernel_size = 2, .stride = 3});
+  add("padding", {2, 7, 6, 5}, {.kernel_size = 3, .stride = 2, .padding = 1});
   add("many", {4, 16, 15, 48}, {});
   add("one channel", {3, 8, 8, 1}, {});
   if (!relu) return row;
-  add("ties", {2, 6, 6, 4}, {.window = 3, .stride = 2}, 0.5);
+  add("ties", {2, 6, 6, 4}, {.kernel_size = 3, .stride = 2}, 0.5);
   add("relu", {2, 6, 6, 5}, {.relu = true});
-  add("relu overlap", {2, 7, 6, 5}, {.window = 3, .stride = 2, .padding = 1, .relu = true});
+  add("relu overlap", {2, 7, 6, 5}, {.kernel_size = 3, .stride = 2, .padding = 1, .relu = true});
   add("relu many", {4, 16, 16, 48}, {.relu = true});
   return row;
 }
@@ -272,7 +272,7 @@ Row cross_entropy_row() {
 
 // As many i32 numbers below n as the shape has elements.
 Tensor index_of(Backend& backend, const std::string& name, const Shape& shape, double n) {
-  return Tensor::of(backend, shape, numbers(name, shape.elements(), 0, n - 1, 1), DType::i32);
+  return Tensor::of(backend, shape, numbers(name, shape.numel(), 0, n - 1, 1), DType::i32);
 }
 Tensor dumped_index(Backend& backend, const std::string& name, DType dtype = DType::i32) {
   return Tensor::of(backend, dumps().at(name).shape, dumps().at(name).values, dtype);
@@ -421,16 +421,16 @@ std::vector<Row> table() {
        {dumped("stack", {"x0", "x1"}, [](Inputs v) { return stack(v, 1); }),
         {.name = "last", .y = [](Inputs v) { return stack(v, -1); }, .inputs = {{.shape = {2, 3}}, {.shape = {2, 3}}}}}});
 
-  Row concats{"concat", {}};
+  Row cats{"cat", {}};
   for (int axis = 0; axis < 3; axis++)
-    concats.cases.push_back(
-        dumped("concat_" + std::to_string(axis), {"x0", "x1", "x2"}, [axis](Inputs v) { return concat(v, axis); }));
-  Build twice = [](Inputs v) { return concat(std::vector{v[0], v[1], v[0]}, -1); };
-  concats.cases.push_back({.name = "twice the same", .y = twice, .inputs = {{.shape = {2, 3}}, {.shape = {2, 1}}}});
-  concats.cases.push_back({.name = "six",
-                           .y = [](Inputs v) { return concat(v, 0); },
-                           .inputs = std::vector<Input>(6, Input{.shape = {2, 3}})});
-  row(std::move(concats));
+    cats.cases.push_back(
+        dumped("concat_" + std::to_string(axis), {"x0", "x1", "x2"}, [axis](Inputs v) { return cat(v, axis); }));
+  Build twice = [](Inputs v) { return cat(std::vector{v[0], v[1], v[0]}, -1); };
+  cats.cases.push_back({.name = "twice the same", .y = twice, .inputs = {{.shape = {2, 3}}, {.shape = {2, 1}}}});
+  cats.cases.push_back({.name = "six",
+                        .y = [](Inputs v) { return cat(v, 0); },
+                        .inputs = std::vector<Input>(6, Input{.shape = {2, 3}})});
+  row(std::move(cats));
 
   auto shortcut = [](int stride, int widen) {
     return Build([=](Inputs v) { return pad_shortcut(v[0], stride, widen); });
@@ -548,11 +548,11 @@ Tensor labels_of(Backend& backend, const std::vector<double>& labels) {
 std::vector<double> values_of(const std::string& op, const Case& c, std::size_t i) {
   if (!c.dump.empty()) return dumps().at(c.dump + "/" + c.names[i]).values;
   const Input& in = c.inputs[i];
-  return numbers(op + "/" + c.name + "/" + std::to_string(i), in.shape.elements(), in.low, in.high, in.step);
+  return numbers(op + "/" + c.name + "/" + std::to_string(i), in.shape.numel(), in.low, in.high, in.step);
 }
-std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t elements) {
+std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t numel) {
   if (!c.dump.empty()) return dumps().at(c.dump + "/dy").values;
-  return numbers(op + "/" + c.name + "/dy", elements);
+  return numbers(op + "/" + c.name + "/dy", numel);
 }
 
 // ---- running a case -------------------------------------------------------------------------------------------------

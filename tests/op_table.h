@@ -44,7 +44,7 @@ Tensor labels_of(Backend& backend, const std::vector<double>& labels);  // i32
 
 // The values of input i, in double; and those of dy, for a result of `elements`.
 std::vector<double> values_of(const std::string& op, const Case& c, std::size_t i);
-std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t elements);
+std::vector<double> dy_of(const std::string& op, const Case& c, std::int64_t numel);
 
 // ---- running a case -------------------------------------------------------------------------------------------------
 struct Result {

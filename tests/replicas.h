@@ -34,7 +34,7 @@ struct Odd : Module {
 };
 
 struct Ended {
-  std::vector<double> weights, statistics;
+  std::vector<double> weights, buffers;
   std::vector<std::vector<double>> epochs = {};  // the weights at the end of each
   double loss = 0;
   std::string said;  // what it threw
@@ -58,7 +58,7 @@ inline void same_bits(const std::vector<Ended>& runs) {
   for (std::size_t r = 0; r < runs.size(); r++) {
     EXPECT_EQ(runs[r].said, "") << "rank " << r;
     EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
-    EXPECT_TRUE(runs[r].statistics == runs[0].statistics) << "rank " << r << " has other statistics than rank 0";
+    EXPECT_TRUE(runs[r].buffers == runs[0].buffers) << "rank " << r << " has other statistics than rank 0";
     EXPECT_TRUE(runs[r].epochs == runs[0].epochs) << "rank " << r << " had other weights at the end of an epoch";
   }
 }
@@ -100,15 +100,15 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
                  .prefetch = 0},
                 *backend);
   Model model;
-  ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
-                       DType::f64);  // begin() makes them equal
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
+                      DType::f64);  // begin() makes them equal
   const auto optimizer = o.optimizer();
   optimizer->clip_norm = o.clip;
-  optimizer->bind(space);
-  strategy.begin(space, *optimizer);
+  optimizer->bind(flat);
+  strategy.begin(flat, *optimizer);
   const RunPlan plan{.done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate};
   const std::int64_t per_epoch = source.batches_per_epoch();
-  Accumulation accumulation(space, *optimizer, o.accumulate, per_epoch);
+  Accumulation accumulation(flat, *optimizer, o.accumulate, per_epoch);
   int done = 0;
   for (int epoch = 0; done < o.steps; epoch++) {
     if (o.begins_epochs) strategy.begin_epoch(epoch, plan);
@@ -123,12 +123,12 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
       done++;
     }
     strategy.end_epoch({.epochs = epoch + 1});
-    run.epochs.push_back(space.values.values());
+    run.epochs.push_back(flat.values.values());
   }
-  strategy.synchronize(Strategy::Shared::statistics, space, *optimizer);
+  strategy.synchronize(Strategy::Shared::buffers, flat, *optimizer);
   strategy.end();
-  run.weights = space.values.values();
-  run.statistics = space.statistics.values();
+  run.weights = flat.values.values();
+  run.buffers = flat.buffers.values();
 }
 
 // ---- the whole loop ---------------------------------------------------------------------------------------------------
@@ -152,11 +152,11 @@ inline void fit_on(Strategy& strategy, Ended& run, FitOptions options,
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options, &strategy);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) run.weights.push_back(v);
-  for (auto& [name, s] : model.statistics())
-    for (double v : s->tensor.values()) run.statistics.push_back(v);
+  for (auto& [name, s] : model.buffers())
+    for (double v : s->tensor.values()) run.buffers.push_back(v);
   run.loss = double(report.steps);
-  run.statistics.push_back(*report.epochs.back().test_accuracy);  // over all ranks
-  run.statistics.push_back(report.epochs.back().train_loss);
+  run.buffers.push_back(*report.epochs.back().test_accuracy);  // over all ranks
+  run.buffers.push_back(report.epochs.back().train_loss);
 }
 
 }  // namespace tandem::test

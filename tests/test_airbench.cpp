@@ -42,34 +42,34 @@ TEST(Airbench, WhitenedPatchesAreUncorrelated) {
 TEST(Airbench, FiltersLetThroughAsManyChannelsAsThereAre) {
   auto backend = reference_backend(1);
   Net model;
-  ParameterSpace space(model, *backend, 1);
-  const std::vector<double> drawn = space.segment("group1.conv1.weight").leaf->value.values();
-  let_through(space);
+  FlatParameters flat(model, *backend, 1);
+  const std::vector<double> drawn = flat.parameter_range("group1.conv1.weight").leaf->value.values();
+  let_through(flat);
   const Variable x(Tensor::of(*backend, {1, 5, 5, 24}, test::numbers("x", 600)));
   const std::vector<double> y = model.group1.conv1(x).value().values(), in = x.value().values();
   for (std::size_t p = 0; p < 25; p++)
     for (std::size_t c = 0; c < 24; c++) ASSERT_EQ(y[p * 64 + c], in[p * 24 + c]);
-  const std::vector<double> w = space.segment("group1.conv1.weight").leaf->value.values();
+  const std::vector<double> w = flat.parameter_range("group1.conv1.weight").leaf->value.values();
   for (std::size_t i = 24 * 216; i < w.size(); i++) ASSERT_EQ(w[i], drawn[i]) << "the others stay as they were drawn";
 }
 
 TEST(Airbench, WhatLearnsAndHowFast) {
   auto backend = reference_backend(1);
   Net model;
-  ParameterSpace space(model, *backend, 1);
+  FlatParameters flat(model, *backend, 1);
   constexpr double rate = 0.01, decay = 0.1;
   Descent descent(rate, 0, decay);
-  descent.bind(space, 1);
+  descent.bind(flat, 1);
   auto step = [&] {
-    const std::vector<double> before = space.values.values();
-    space.gradients.fill(1);
-    descent.measure(space.all(), false);
-    descent.judge(nullptr);
-    descent.apply(space.all());
+    const std::vector<double> before = flat.values.values();
+    flat.gradients.fill(1);
+    descent.measure(flat.all(), false);
+    descent.check_gradients(nullptr);
+    descent.apply(flat.all());
     return before;
   };
   auto moved = [&](const std::vector<double>& before, const std::string& name) {
-    const Segment& s = space.segment(name);
+    const ParameterRange& s = flat.parameter_range(name);
     const double w = before[std::size_t(s.local_begin)];
     return std::pair(w - s.leaf->value.values()[0], w);
   };
@@ -78,12 +78,12 @@ TEST(Airbench, WhatLearnsAndHowFast) {
   EXPECT_EQ(moved(first, "group2.norm1.weight").first, 0);
   auto [filter, w] = moved(first, "group2.conv2.weight");
   EXPECT_NEAR(filter, rate * (1 + decay * w), 1e-6);
-  const Segment& bias = space.segment("group2.norm1.bias");
+  const ParameterRange& bias = flat.parameter_range("group2.norm1.bias");
   bias.leaf->value.fill(0.5);
   auto [fast, b] = moved(step(), "group2.norm1.bias");
   EXPECT_NEAR(fast, rate * (64 + decay * b), 1e-5) << "64 times as fast, and decays like the others";
   EXPECT_NE(moved(first, "whiten.bias").first, 0);
-  descent.freeze(space.segment("whiten.bias"));
+  descent.freeze(flat.parameter_range("whiten.bias"));
   const std::vector<double> later = step();
   EXPECT_EQ(moved(later, "whiten.bias").first, 0);
   EXPECT_NE(moved(later, "group1.conv1.weight").first, 0) << "its neighbours go on";
@@ -103,17 +103,17 @@ TEST(Airbench, RatesRiseAndFall) {
 TEST(Airbench, LookaheadAveragesWeightsAndStatistics) {
   auto backend = reference_backend(1);
   Net model;
-  ParameterSpace space(model, *backend, 1);
-  const std::vector<double> w = space.values.values(), s = space.statistics.values();
-  Lookahead lookahead(space);
-  space.values.fill(2), space.statistics.fill(3);
+  FlatParameters flat(model, *backend, 1);
+  const std::vector<double> w = flat.values.values(), s = flat.buffers.values();
+  Lookahead lookahead(flat);
+  flat.values.fill(2), flat.buffers.fill(3);
   lookahead.pull(0.25);
-  const std::vector<double> now = space.values.values(), then = space.statistics.values();
+  const std::vector<double> now = flat.values.values(), then = flat.buffers.values();
   for (std::size_t i = 0; i < w.size(); i++) ASSERT_NEAR(now[i], 0.25 * w[i] + 1.5, 1e-6);
   for (std::size_t i = 0; i < s.size(); i++) ASSERT_NEAR(then[i], 0.25 * s[i] + 2.25, 1e-6);
-  space.values.fill(9);
+  flat.values.fill(9);
   lookahead.pull(1);
-  EXPECT_EQ(space.values.values(), now) << "the last word is the average's";
+  EXPECT_EQ(flat.values.values(), now) << "the last word is the average's";
 }
 
 TEST(Airbench, ViewsAreMovedReflectedAndMirrored) {
@@ -133,15 +133,15 @@ TEST(Airbench, ViewsAreMovedReflectedAndMirrored) {
 // A model that answers with the mean of one corner pixel's channels: each look's share of the verdict can be read off.
 struct Corner : Module {
   Variable forward(const Variable& x) override {
-    return concat(std::vector{reshape(slice(slice(slice(x, 1, 0, 1), 2, 0, 1), 3, 0, 1), {x.extent(0), 1}),
-                              Variable(Tensor::zeros(x.backend(), {x.extent(0), 1}))}, 1);
+    return cat(std::vector{reshape(slice(slice(slice(x, 1, 0, 1), 2, 0, 1), 3, 0, 1), {x.size(0), 1}),
+                           Variable(Tensor::zeros(x.backend(), {x.size(0), 1}))}, 1);
   }
 };
 
 TEST(Airbench, TheVerdictIsOfSixLooks) {
   auto backend = reference_backend(1);
   Pictures p = some(1);
-  p.mean = {0, 0, 0}, p.deviation = {1, 1, 1}, p.classes = 2, p.class_names = {};
+  p.mean = {0, 0, 0}, p.std = {1, 1, 1}, p.classes = 2, p.class_names = {};
   // Corner of the picture, its mirror image, and the reflected corners that the moved ones show.
   auto set = [&](int y, int x, double v) {
     p.images.write<std::uint8_t>()[(y * 32 + x) * 3] = std::uint8_t(v);
@@ -165,21 +165,21 @@ TEST(Airbench, ASmallRunLearns) {
   auto backend = cpu_backend(2);
   Pictures pictures = some(128);
   Net model;
-  ParameterSpace space(model, *backend, 1);
-  let_through(space);
-  const Segment& whiten = space.segment("whiten.weight");
+  FlatParameters flat(model, *backend, 1);
+  let_through(flat);
+  const ParameterRange& whiten = flat.parameter_range("whiten.weight");
   whiten.leaf->value.copy_from(Tensor::of(*backend, whiten.shape, whitening(pictures)));
   Descent descent(0.5, momentum, weight_decay);
-  descent.bind(space, 1);
+  descent.bind(flat, 1);
   Loader loader(pictures, {.batch = 64, .augment = {.pad_crop = 2, .flip = true, .reflect = true, .alternate = true}, .seed = 1, .prefetch = 0},
                 *backend);
   double first = 0, last = 0;
   for (int epoch = 0; epoch < 3; epoch++) {
     loader.start(epoch);
     for (Batch batch; loader.next(batch);) {
-      space.zero_gradients();
+      flat.zero_gradients();
       Variable l = cross_entropy(model(Variable(batch.images)), batch.labels, label_smoothing);
-      space.backward(l);
+      flat.backward(l);
       descent.step(&l.value());
       if (first == 0) first = l.item();
       last = l.item();

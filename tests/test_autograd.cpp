@@ -161,7 +161,7 @@ TEST_F(Tape, SharedWeightsFireOneHookWithTheWholeSum) {
 // Where one gradient tensor goes to two inputs, and one of them masks it in place, the other must not see that.
 TEST_F(Tape, ResidualJoinsDoNotCorruptEachOther) {
   auto numbers = [&](const char* name, const Shape& s) {
-    return Tensor::of(backend_, s, test::numbers(name, s.elements()), DType::f64);
+    return Tensor::of(backend_, s, test::numbers(name, s.numel()), DType::f64);
   };
   const Tensor x = numbers("x", {6, 5}), w = numbers("w", {5, 5}), v = numbers("v", {5, 5}),
                gamma = numbers("gamma", {5});
@@ -210,9 +210,9 @@ TEST_F(Tape, ResidualJoinsDoNotCorruptEachOther) {
          Variable h = scale(i[0], 2);
          return norm(h, i[3], h);
        }},
-      {"concat and slice",
+      {"cat and slice",
        [](In i) {
-         Variable h = linear(i[0], i[1], {}, true), both = concat(std::vector{h, i[0], h}, 0);
+         Variable h = linear(i[0], i[1], {}, true), both = cat(std::vector{h, i[0], h}, 0);
          return slice(both, 0, 0, 6) + slice(both, 0, 12, 18) + slice(both, 0, 6, 12);
        }},
   };
@@ -252,7 +252,7 @@ TEST_F(Tape, SeedScalesTheGradient) {
   EXPECT_EQ(x.grad().item(), 5);
 }
 
-// ---- leaves and sinks -----------------------------------------------------------------------------------------------
+// ---- leaves and gradient slots --------------------------------------------------------------------------------------
 TEST_F(Tape, UnusedLeafFiresAtTheEndWithZero) {
   Variable x = leaf({1}, {1}), unused = leaf({3}, {1, 2, 3}), w = leaf({1}, {2});
   std::vector<std::string> order;
@@ -287,10 +287,10 @@ struct ProbeNode : Node {
   static constexpr auto name = "probe";
   std::vector<bool>* wanted;
   explicit ProbeNode(std::vector<bool>* w) : Node(name), wanted(w) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
-    for (Sink& s : sinks) {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    for (GradientSlot& s : slots) {
       wanted->push_back(s.wanted());
-      if (s.wanted()) s.give(dy);
+      if (s.wanted()) s.accumulate(dy);
     }
   }
 };
@@ -325,7 +325,7 @@ TEST_F(Tape, AGradientHandedToTwoLeavesIsTwoGradients) {
 struct SilentNode : Node {  // passes nothing on
   static constexpr auto name = "silent";
   SilentNode() : Node(name) {}
-  void backward(Tensor, std::span<Sink>) override {}
+  void backward(Tensor, std::span<GradientSlot>) override {}
 };
 
 TEST_F(Tape, AnOperationMayPassNothingOn) {
@@ -372,40 +372,40 @@ TEST_F(Tape, NoGradRecordsNothing) {
 
 TEST_F(Tape, ChangedSinceSavedIsRefusedByName) {
   std::unique_ptr<Module> model = mlp(3, 1, 4);
-  ParameterSpace space(*model, backend_, 1);
+  FlatParameters flat(*model, backend_, 1);
   Tensor x = Tensor::full(backend_, {2, 4, 4, 1}, 0.5), labels = Tensor::zeros(backend_, {2}, DType::i32);
   auto loss = [&] { return cross_entropy((*model)(Variable(x)), labels); };
 
   Variable l = loss();
-  space.segment("fc2.weight").leaf->value.fill(0.1);
-  EXPECT_TRUE(refused([&] { space.backward(l); }, {"fc2.weight", "changed", "linear in fc2"}));
+  flat.parameter_range("fc2.weight").leaf->value.fill(0.1);
+  EXPECT_TRUE(refused([&] { flat.backward(l); }, {"fc2.weight", "changed", "linear in fc2"}));
 
   l = loss();
   SGD sgd({.learning_rate = 0.1});
-  sgd.bind(space);
-  space.zero_gradients();
-  space.backward(loss());
+  sgd.bind(flat);
+  flat.zero_gradients();
+  flat.backward(loss());
   sgd.step();  // between the forward and the backward pass of l
-  EXPECT_TRUE(refused([&] { space.backward(l); }, {".weight", "changed", "linear in fc"}));
+  EXPECT_TRUE(refused([&] { flat.backward(l); }, {".weight", "changed", "linear in fc"}));
 
   l = loss();
   x.fill(0.25);  // kept by the first layer through flatten's shared memory
-  EXPECT_TRUE(refused([&] { space.backward(l); }, {"a tensor changed", "linear in fc1"}));
+  EXPECT_TRUE(refused([&] { flat.backward(l); }, {"a tensor changed", "linear in fc1"}));
 
   l = loss();
-  space.segment("fc1.bias").leaf->value.fill(0);  // not needed for any gradient
-  space.zero_gradients();
-  EXPECT_NO_THROW(space.backward(l));
-  EXPECT_TRUE(space.gradients_complete());
+  flat.parameter_range("ssssssss").leaf->value.fill(0);  // not needed for any gradient
+  flat.zero_gradients();
+  EXPECT_NO_THROW(flat.backward(l));
+  EXPECT_TRUE(flat.gradients_complete());
 }
 
 struct FaultyNode : Node {
   static constexpr auto name = "faulty";
   bool* fails;
   explicit FaultyNode(bool* f) : Node(name), fails(f) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     if (*fails) fail("as asked");
-    sinks[0].give(dy);
+    slots[0].accumulate(dy);
   }
 };
 
@@ -437,7 +437,7 @@ TEST_F(Tape, NotFiniteIsTracedToItsOperation) {
   };
   Sequential model;
   Inner& inner = model.add<Inner>();
-  ParameterSpace space(model, backend_, 1);
+  FlatParameters flat(model, backend_, 1);
   auto run = [&](int which, double value) {
     Module& m = *inner.children()[which].second;
     Variable x(Tensor::full(backend_, {2}, value), true, "input");
@@ -495,21 +495,21 @@ TEST_F(Tape, NodesMayDieOnAnotherThread) {
 struct Trainer {
   Backend& backend;
   std::unique_ptr<Module> model;
-  ParameterSpace space;
+  FlatParameters flat;
   SGD sgd{{.learning_rate = 0.01, .momentum = 0.9, .nesterov = true, .weight_decay = 1e-4}};
   Tensor x, labels;
   Variable loss;  // of the last step, kept as a user's variable would be
 
   Trainer(Backend& b, std::unique_ptr<Module> m, const Shape& pictures, DType dtype)
-      : backend(b), model(std::move(m)), space(*model, b, 7) {
-    sgd.bind(space);
-    x = Tensor::of(b, pictures, test::numbers("pictures", pictures.elements()), dtype);
+      : backend(b), model(std::move(m)), flat(*model, b, 7) {
+    sgd.bind(flat);
+    x = Tensor::of(b, pictures, test::numbers("pictures", pictures.numel()), dtype);
     labels = Tensor::of(b, {pictures[0]}, test::numbers("labels", pictures[0], 0, 9, 1), DType::i32);
   }
   void step() {
-    space.zero_gradients();
+    flat.zero_gradients();
     loss = cross_entropy((*model)(Variable(x)), labels);
-    space.backward(loss);
+    flat.backward(loss);
     sgd.step(&loss.value());
   }
 };
@@ -585,7 +585,7 @@ TEST_F(Tape, TwoThreadsTrainSideBySide) {
       backend->deterministic(true);
       Trainer trainer(*backend, resnet_cifar(20, 10, 3), {2, 8, 8, 3}, DType::f32);
       for (int i = 0; i < 3; i++) trainer.step();
-      weights[rank] = trainer.space.values.values();
+      weights[rank] = trainer.flat.values.values();
     };
     std::thread other([&] { train(1); });
     train(0);

@@ -62,8 +62,8 @@ struct Truth {
 
 template <class T>
 Truth by_loops(const ConvShape& s, const std::vector<T>& x, const std::vector<float>& w, const std::vector<T>& dy) {
-  Truth r{std::vector<double>(s.y_elements()), std::vector<double>(s.x_elements()),
-          std::vector<double>(s.w_elements())};
+  Truth r{std::vector<double>(s.y_numel()), std::vector<double>(s.x_numel()),
+          std::vector<double>(s.w_numel())};
   const std::int64_t gi = s.c_in / s.groups, go = s.c_out / s.groups;
   for (std::int64_t n = 0; n < s.n; n++)
     for (std::int64_t i = 0; i < s.out_h(); i++)
@@ -110,8 +110,8 @@ double worst_winograd = 0;
 template <class T>
 void try_everything(const ConvShape& s, std::initializer_list<int> thread_counts) {
   Random random;
-  const auto x = random.fill<T>(s.x_elements()), dy = random.fill<T>(s.y_elements());
-  const auto w = random.fill<float>(s.w_elements()), bias = random.fill<float>(s.c_out);
+  const auto x = random.fill<T>(s.x_numel()), dy = random.fill<T>(s.y_numel());
+  const auto w = random.fill<float>(s.w_numel()), bias = random.fill<float>(s.c_out);
   const Truth truth = by_loops(s, x, w, dy);
   const Algorithm algorithms[] = {Algorithm::winograd, Algorithm::direct, Algorithm::onednn, Algorithm::widened};
   for (std::size_t i = 0; i < 4 * thread_counts.size(); i++) {
@@ -134,7 +134,7 @@ void try_everything(const ConvShape& s, std::initializer_list<int> thread_counts
       return e;
     };
     if (applies(Pass::forward)) {
-      std::vector<T> y(s.y_elements(), T(std::nanf("")));
+      std::vector<T> y(s.y_numel(), T(std::nanf("")));
       conv.forward(s, x.data(), w.data(), {}, y.data());
       EXPECT_LE(note(error(y, truth.y)), bound) << "forward";
       std::vector<double> expected(truth.y);
@@ -144,20 +144,20 @@ void try_everything(const ConvShape& s, std::initializer_list<int> thread_counts
       EXPECT_LE(error(y, expected), bound) << "forward, bias, relu";
     }
     if (applies(Pass::backward_data)) {
-      std::vector<T> dx(s.x_elements(), T(std::nanf("")));
+      std::vector<T> dx(s.x_numel(), T(std::nanf("")));
       conv.backward_data(s, dy.data(), w.data(), {}, dx.data(), false);
       EXPECT_LE(note(error(dx, truth.dx)), bound) << "backward data";
-      auto sum = random.fill<T>(s.x_elements());
+      auto sum = random.fill<T>(s.x_numel());
       std::vector<double> expected(truth.dx);
       for (std::size_t i = 0; i < sum.size(); i++) expected[i] += double(float(sum[i]));
       conv.backward_data(s, dy.data(), w.data(), {}, sum.data(), true);
       EXPECT_LE(error(sum, expected), bound) << "backward data, add";
     }
     if (applies(Pass::backward_filter)) {
-      std::vector<float> dw(s.w_elements(), std::nanf(""));
+      std::vector<float> dw(s.w_numel(), std::nanf(""));
       conv.backward_filter(s, x.data(), dy.data(), dw.data(), false);
       EXPECT_LE(note(error(dw, truth.dw)), std::min(bound, 5e-6)) << "backward filter";
-      auto sum = random.fill<float>(s.w_elements());
+      auto sum = random.fill<float>(s.w_numel());
       std::vector<double> expected(truth.dw);
       for (std::size_t i = 0; i < sum.size(); i++) expected[i] += sum[i];
       conv.backward_filter(s, x.data(), dy.data(), sum.data(), true);
@@ -230,19 +230,19 @@ TYPED_TEST(ConvolutionOf, ForwardAndDataGradientDoNotDependOnThreads) {
   for (const ConvShape& s : {square(5, 14, 32, 64), square(5, 14, 6, 16, 5, 0), square(2, 4, 128, 128)})
     for (Algorithm a : {Algorithm::winograd, Algorithm::direct}) {
       Random random;
-      const auto x = random.fill<T>(s.x_elements()), dy = random.fill<T>(s.y_elements());
-      const auto w = random.fill<float>(s.w_elements());
+      const auto x = random.fill<T>(s.x_numel()), dy = random.fill<T>(s.y_numel());
+      const auto w = random.fill<float>(s.w_numel());
       std::vector<T> y[2], dx[2];
       std::vector<float> dw[2][2];
       for (int threads : {1, 2}) {
         TestScratch scratch;
         Convolution conv(scratch, threads);
         conv.only(a);
-        y[threads - 1].resize(s.y_elements()), dx[threads - 1].resize(s.x_elements());
+        y[threads - 1].resize(s.y_numel()), dx[threads - 1].resize(s.x_numel());
         conv.forward(s, x.data(), w.data(), {}, y[threads - 1].data());
         conv.backward_data(s, dy.data(), w.data(), {}, dx[threads - 1].data(), false);
         for (auto& d : dw[threads - 1]) {
-          d.resize(s.w_elements());
+          d.resize(s.w_numel());
           conv.backward_filter(s, x.data(), dy.data(), d.data(), false);
         }
         if (conv.choices()[0].algorithm == a) {
@@ -266,14 +266,14 @@ TEST(Convolution, PreparedWeightsAreKeptUntilTheyChange) {
       Convolution conv(scratch, 2);
       conv.only(a);
       Random random;
-      const auto x = random.fill<float>(s.x_elements()), dy = random.fill<float>(s.y_elements());
-      auto w = random.fill<float>(s.w_elements());
+      const auto x = random.fill<float>(s.x_numel()), dy = random.fill<float>(s.y_numel());
+      auto w = random.fill<float>(s.w_numel());
       const int owner = 0;
       for (std::uint64_t step = 0; step < 3; step++) {
         for (float& v : w) v = -0.5f * v;
         const Truth truth = by_loops(s, x, w, dy);
         for (int again = 0; again < 2; again++) {
-          std::vector<float> y(s.y_elements()), dx(s.x_elements());
+          std::vector<float> y(s.y_numel()), dx(s.x_numel());
           conv.forward(s, x.data(), w.data(), {&owner, step}, y.data());
           conv.backward_data(s, dy.data(), w.data(), {&owner, step}, dx.data(), false);
           EXPECT_LE(error(y, truth.y), 5e-6);
@@ -285,7 +285,7 @@ TEST(Convolution, PreparedWeightsAreKeptUntilTheyChange) {
       const bool keeps =
           chosen == Algorithm::onednn || (chosen == Algorithm::winograd && winograd::wants_prepared(s, false));
       if (keeps && s.c_in > 3) {
-        std::vector<float> before(s.y_elements()), after(s.y_elements());
+        std::vector<float> before(s.y_numel()), after(s.y_numel());
         conv.forward(s, x.data(), w.data(), {&owner, 2}, before.data());
         w[1] += 10;
         conv.forward(s, x.data(), w.data(), {&owner, 2}, after.data());
@@ -308,8 +308,8 @@ TEST(Convolution, AsksForNoMemoryAfterTheSecondCall) {
     const int before = scratch.system_calls;
     for (int i = 0; i < 3; i++) {
       const ConvShape& s = shapes[i];
-      const auto x = random.fill<float>(s.x_elements()), w = random.fill<float>(s.w_elements());
-      auto y = random.fill<float>(s.y_elements()), dx = x;
+      const auto x = random.fill<float>(s.x_numel()), w = random.fill<float>(s.w_numel());
+      auto y = random.fill<float>(s.y_numel()), dx = x;
       auto dw = w;
       conv.forward(s, x.data(), w.data(), {owners + i, step}, y.data());
       conv.backward_data(s, y.data(), w.data(), {owners + i, step}, dx.data(), true);
@@ -324,10 +324,10 @@ TEST(Convolution, TheStopwatchChoosesAndLeavesWhatIsAddedToAlone) {
   Convolution conv(scratch, 2);
   Random random;
   const ConvShape s = square(4, 8, 32, 32);
-  const auto x = random.fill<float>(s.x_elements()), dy = random.fill<float>(s.y_elements());
-  const auto w = random.fill<float>(s.w_elements());
+  const auto x = random.fill<float>(s.x_numel()), dy = random.fill<float>(s.y_numel());
+  const auto w = random.fill<float>(s.w_numel());
   const Truth truth = by_loops(s, x, w, dy);
-  std::vector<float> dx(s.x_elements(), 1.f), dw(s.w_elements(), 1.f);
+  std::vector<float> dx(s.x_numel(), 1.f), dw(s.w_numel(), 1.f);
   conv.backward_data(s, dy.data(), w.data(), {}, dx.data(), true);
   conv.backward_filter(s, x.data(), dy.data(), dw.data(), true);
   for (float& v : dx) v -= 1;
@@ -474,11 +474,11 @@ TEST(Convolution, ThinPicturesInBf16) {
   std::int64_t wrong = 0, tried = 0;
   auto check = [&](Convolution& conv, int threads, const ConvShape& s) {
     if (s.h + 2 * s.pad_h <= s.dilation_h * (s.kh - 1) || s.w + 2 * s.pad_w <= s.dilation_w * (s.kw - 1)) return;
-    std::vector<bf16> x(s.x_elements()), dy(s.y_elements());
+    std::vector<bf16> x(s.x_numel()), dy(s.y_numel());
     for (std::vector<bf16>* v : {&x, &dy})
       for (bf16& e : *v) e = bf16(float(from_to(-2, 2)));
-    const Truth truth = by_loops(s, x, std::vector<float>(s.w_elements()), dy);
-    std::vector<float> dw(s.w_elements(), NAN);
+    const Truth truth = by_loops(s, x, std::vector<float>(s.w_numel()), dy);
+    std::vector<float> dw(s.w_numel(), NAN);
     conv.backward_filter<bf16>(s, x.data(), dy.data(), dw.data(), false);
     tried++;
     if (const double e = error(dw, truth.dw); !(e < 1e-5) && wrong++ < 10)
@@ -529,10 +529,10 @@ TEST(Convolution, OddChannelsInBf16) {
       for (std::int64_t pixels = 1; pixels <= 130; pixels++) {
         if (!all && pixels % 30 > 1 && pixels % 30 < 28) continue;
         const ConvShape s{.n = 1, .h = pixels, .w = 1, .c_in = c_in, .c_out = c_out};
-        const auto x = integers(std::vector<bf16>(s.x_elements())), dy = integers(std::vector<bf16>(s.y_elements()));
+        const auto x = integers(std::vector<bf16>(s.x_numel())), dy = integers(std::vector<bf16>(s.y_numel()));
         const Truth truth = by_loops(s, x, w, dy);
-        std::vector<bf16> y(s.y_elements(), bf16(NAN)), dx(s.x_elements(), bf16(NAN));
-        std::vector<float> dw(s.w_elements(), NAN);
+        std::vector<bf16> y(s.y_numel(), bf16(NAN)), dx(s.x_numel(), bf16(NAN));
+        std::vector<float> dw(s.w_numel(), NAN);
         conv.forward<bf16>(s, x.data(), w.data(), {}, y.data());
         conv.backward_data<bf16>(s, dy.data(), w.data(), {}, dx.data(), false);
         conv.backward_filter<bf16>(s, x.data(), dy.data(), dw.data(), false);

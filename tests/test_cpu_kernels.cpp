@@ -28,9 +28,9 @@ Values rounded(Values v, DType t) {
   }
   return v;
 }
-Values random_values(std::int64_t n, unsigned seed, double mean = 0, double deviation = 1) {
+Values random_values(std::int64_t n, unsigned seed, double mean = 0, double std = 1) {
   std::mt19937 engine(seed);
-  std::normal_distribution<double> normal(mean, deviation);
+  std::normal_distribution<double> normal(mean, std);
   Values v(n);
   for (double& d : v) d = normal(engine);
   return v;
@@ -52,8 +52,8 @@ class CpuKernels : public testing::TestWithParam<Case> {
   }
   Tensor picture(const Values& v) { return Tensor::of(*backend, {std::int64_t(v.size())}, v, type); }
   Tensor parameter(const Values& v) { return Tensor::of(*backend, {std::int64_t(v.size())}, v); }
-  Values random(std::int64_t n, unsigned seed, double mean = 0, double deviation = 1) {
-    return rounded(random_values(n, seed, mean, deviation), type);
+  Values random(std::int64_t n, unsigned seed, double mean = 0, double std = 1) {
+    return rounded(random_values(n, seed, mean, std), type);
   }
   // A result of the picture's type may be off by its rounding; f32 by the order of its sums.
   double tolerance() const { return type == DType::bf16 ? 1.0 / 128 : 2e-5; }
@@ -134,7 +134,7 @@ TEST_P(CpuKernels, BatchNormForward) {
         scale = std::max(scale, std::abs(want.mean[c] * want.inverse[c]) / 50);
       expect_near(ty.values(), want.y, tolerance(), what + " y", scale);
       expect_near(m.values(), want.mean, 2e-6, what + " mean");
-      if (rows > 1) expect_near(inverse.values(), want.inverse, 1e-5, what + " inverse deviation");
+      if (rows > 1) expect_near(inverse.values(), want.inverse, 1e-5, what + " inverse standard deviation");
       expect_near(rm.values(), want.running_mean, 2e-6, what + " running mean");
       expect_near(rv.values(), want.running_variance, 1e-5, what + " running variance");
 
@@ -166,14 +166,14 @@ TEST_P(CpuKernels, BatchNormBehindConvolution) {
                               {.n = 1, .h = 8, .w = 8, .c_in = 128, .c_out = 128}};
   for (ConvShape c : shapes) {
     c.kh = c.kw = 3, c.pad_h = c.pad_w = 1;
-    const Values weights = rounded(random_values(c.w_elements(), 2, 0.05, 0.1), DType::f32);
-    Tensor x = Tensor::of(*backend, {c.n, c.h, c.w, c.c_in}, random(c.x_elements(), 1, 2), type);
+    const Values weights = rounded(random_values(c.w_numel(), 2, 0.05, 0.1), DType::f32);
+    Tensor x = Tensor::of(*backend, {c.n, c.h, c.w, c.c_in}, random(c.x_numel(), 1, 2), type);
     Tensor w = Tensor::of(*backend, {c.c_out, 3, 3, c.c_in}, weights), y(*backend, {c.n, c.h, c.w, c.c_out}, type);
     const NormShape s{c.n * c.h * c.w, c.c_out};
     const Values ones(c.c_out, 1), zeros(c.c_out, 0);
     for (bool changed : {false, true}) {
       backend->conv2d(c, x, w, nullptr, false, y);
-      if (changed) y.copy_from(Tensor::of(*backend, y.shape(), random(y.elements(), 3), type));
+      if (changed) y.copy_from(Tensor::of(*backend, y.shape(), random(y.numel(), 3), type));
       Tensor out = Tensor::like(y), gamma = parameter(ones), beta = parameter(zeros), mean = parameter(zeros);
       Tensor rm = parameter(zeros), rv = parameter(ones), inverse = parameter(ones);
       backend->batch_norm(s, y, nullptr, gamma, beta, rm, rv, out, mean, inverse);
@@ -181,7 +181,7 @@ TEST_P(CpuKernels, BatchNormBehindConvolution) {
       const std::string what = std::to_string(c.c_in) + " channels" + (changed ? ", changed" : "");
       const double near = type == DType::bf16 ? 1e-2 : 1e-5;  // the sums are of f32 values, before they are rounded to bf16
       expect_near(mean.values(), want.mean, near, what + " mean");
-      expect_near(inverse.values(), want.inverse, near, what + " inverse deviation", 0);
+      expect_near(inverse.values(), want.inverse, near, what + " inverse standard deviation", 0);
       expect_near(rv.values(), want.running_variance, 2 * near, what + " running variance", 0);
       expect_near(out.values(), want.y, tolerance(), what + " y", 2);
     }
@@ -237,18 +237,18 @@ TEST_P(CpuKernels, BatchNormBackward) {
              inverse = Tensor::like(tg);
       backend->batch_norm(s, tx, with_residual ? &tr : nullptr, tg, tb, rm, rv, ty, m, inverse);
 
-      const Values y = ty.values(), mean = m.values(), deviation = inverse.values();
+      const Values y = ty.values(), mean = m.values(), std = inverse.values();
       Values dx(n), d(n), dgamma(channels), dbeta(channels);
       for (std::int64_t i = 0; i < n; i++) {
         const std::int64_t c = i % channels;
         d[i] = with_relu && y[i] <= 0 ? 0 : dy[i];
         dbeta[c] += d[i];
-        dgamma[c] += d[i] * (x[i] - mean[c]) * deviation[c];
+        dgamma[c] += d[i] * (x[i] - mean[c]) * std[c];
       }
       for (std::int64_t i = 0; i < n; i++) {
         const std::int64_t c = i % channels;
         dx[i] =
-            gamma[c] * deviation[c] * (d[i] - dbeta[c] / rows - (x[i] - mean[c]) * deviation[c] * dgamma[c] / rows) +
+            gamma[c] * std[c] * (d[i] - dbeta[c] / rows - (x[i] - mean[c]) * std[c] * dgamma[c] / rows) +
             (add ? old[i] : 0);
       }
       Values dresidual = d;
@@ -273,7 +273,7 @@ TEST_P(CpuKernels, BatchNormBackward) {
       const std::string what = "batch norm backward " + std::to_string(rows) + "×" + std::to_string(channels) +
                                " variant " + std::to_string(variant);
       double scale = 1;  // the terms of dx cancel where the variance is next to nothing
-      for (double v : deviation) scale = std::max(scale, v);
+      for (double v : std) scale = std::max(scale, v);
       expect_near(tdx.values(), dx, tolerance(), what + " dx", scale);
       if (with_residual) expect_near((in_place ? tdy : tdr).values(), dresidual, tolerance(), what + " dresidual");
       expect_near(tdg.values(), dgamma, 1e-5, what + " dgamma", std::sqrt(double(rows)));
@@ -346,21 +346,21 @@ TEST_P(CpuKernels, MaxPool) {
         for (double& v : x) v = std::round(v * 4) / 4;  // many ties: the first must win
         x[nx / 2] = nan_value;
         const Values dy = random(ny, 2), old = random(nx, 3);
-        Values y(ny, -infinity), winner(ny, -1), dx(nx, 0.0), from(ny, -1);
+        Values y(ny, -infinity), argmax(ny, -1), dx(nx, 0.0), from(ny, -1);
         for_windows(s, [&](std::int64_t at, std::int64_t source, std::int64_t position) {
-          const bool better = winner[at] < 0 || x[source] > y[at] || (std::isnan(x[source]) && !std::isnan(y[at]));
-          if (better) y[at] = x[source], winner[at] = double(position), from[at] = double(source);
+          const bool better = argmax[at] < 0 || x[source] > y[at] || (std::isnan(x[source]) && !std::isnan(y[at]));
+          if (better) y[at] = x[source], argmax[at] = double(position), from[at] = double(source);
         });
         for (std::int64_t i = 0; i < ny; i++) {
-          if (relu && y[i] <= 0) y[i] = 0, winner[i] = 255;
-          if (winner[i] != 255) dx[std::int64_t(from[i])] += dy[i];
+          if (relu && y[i] <= 0) y[i] = 0, argmax[i] = 255;
+          if (argmax[i] != 255) dx[std::int64_t(from[i])] += dy[i];
         }
         if (add)
           for (std::int64_t i = 0; i < nx; i++) dx[i] += old[i];
         Tensor tx = picture(x), ty(*backend, {ny}, type), tw(*backend, {ny}, DType::u8), tdy = picture(dy);
         backend->max_pool(s, tx, relu, ty, &tw);
         expect_near(ty.values(), y, 0, describe(s));
-        expect_near(tw.values(), winner, 0, describe(s) + " winner");
+        expect_near(tw.values(), argmax, 0, describe(s) + " argmax");
         Tensor without(*backend, {ny}, type);
         backend->max_pool(s, tx, relu, without, nullptr);
         EXPECT_TRUE(bits(without) == bits(ty)) << describe(s);
@@ -441,22 +441,22 @@ TEST_P(CpuKernels, Reduce) {
       }
 }
 
-TEST_P(CpuKernels, SumOfSquares) {
+TEST_P(CpuKernels, SquaredNorm) {
   for (std::int64_t n : {1, 7, 63, 64, 1000, 40001})
     for (bool add : {false, true}) {
       Values x = random(n, 1);
       double want = add ? 2 : 0;
       for (double v : x) want += v * v;
       Tensor tx = picture(x), ty = picture({add ? 2.0 : nan_value});
-      backend->sum_of_squares(tx, ty, add);
+      backend->squared_norm(tx, ty, add);
       expect_near(ty.values(), {want}, type == DType::bf16 ? 1.0 / 256 : 1e-6, "sum of squares");
       x[n / 2] = infinity;
       Tensor bad = picture(x);
-      backend->sum_of_squares(bad, ty, false);
+      backend->squared_norm(bad, ty, false);
       EXPECT_EQ(ty.item(), infinity);
       x[n / 2] = nan_value;
       Tensor worse = picture(x);
-      backend->sum_of_squares(worse, ty, false);
+      backend->squared_norm(worse, ty, false);
       EXPECT_TRUE(std::isnan(ty.item()));
     }
 }

@@ -21,10 +21,10 @@ namespace {
 // ---- plans -----------------------------------------------------------------------------------------------------------
 TEST(CudaPlans, LayoutsAreDescribedInTheOrderNCHW) {
   const Layout x = Layout::pictures(8, 32, 16, 3);
-  EXPECT_EQ(std::vector<std::int64_t>(x.extents, x.extents + 4), (std::vector<std::int64_t>{8, 3, 32, 16}));
+  EXPECT_EQ(std::vector<std::int64_t>(x.sizes, x.sizes + 4), (std::vector<std::int64_t>{8, 3, 32, 16}));
   EXPECT_EQ(std::vector<std::int64_t>(x.strides, x.strides + 4), (std::vector<std::int64_t>{1536, 1, 48, 3}));
   const Layout w = Layout::filters({.c_in = 12, .c_out = 8, .kh = 3, .kw = 5, .groups = 4});
-  EXPECT_EQ(std::vector<std::int64_t>(w.extents, w.extents + 4), (std::vector<std::int64_t>{8, 3, 3, 5}));
+  EXPECT_EQ(std::vector<std::int64_t>(w.sizes, w.sizes + 4), (std::vector<std::int64_t>{8, 3, 3, 5}));
   EXPECT_EQ(std::vector<std::int64_t>(w.strides, w.strides + 4), (std::vector<std::int64_t>{45, 1, 15, 3}));
 }
 
@@ -94,7 +94,7 @@ TEST(CudaPlans, TheFastestThatRunsIsTakenAndWhatDoesNotRunIsLeftOut) {
   EXPECT_FALSE(chosen(false, {}).candidate);
 }
 
-TEST(CudaPlans, EnginesAreJudgedByTheirNotes) {
+TEST(CudaPlans, EnginesAreChosenByTheirNotes) {
   using Notes = std::vector<cudnnBackendNumericalNote_t>;
   const Notes cores{CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, winograd{CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4},
       random{CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, narrowed{CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
@@ -214,20 +214,20 @@ TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
 }
 
 // ---- narrow copies of the weights ------------------------------------------------------------------------------------
-struct Space {  // a parameter vector of two segments, and copies of it in bf16
+struct FlatVector {  // a parameter vector of two segments, and copies of it in bf16
   std::unique_ptr<Backend> backend = reference_backend();
   Tensor values = Tensor::of(*backend, {128}, test::numbers("values", 128));
   WriteCount *first = values.storage()->add_segment("first"), *second = values.storage()->add_segment("second");
   Tensor a = values.range(0, {10}), b = values.range(64, {8, 8});
   int conversions = 0;
-  NarrowWeights weights{[this](const float* from, std::int64_t elements, Tensor& to) {
+  NarrowWeights weights{[this](const float* from, std::int64_t numel, Tensor& to) {
     conversions++;
-    for (std::int64_t i = 0; i < elements; i++) to.write<bf16>()[i] = bf16(from[i]);
+    for (std::int64_t i = 0; i < numel; i++) to.write<bf16>()[i] = bf16(from[i]);
   }};
-  Space() { a.count_on(first), b.count_on(second); }
+  FlatVector() { a.count_on(first), b.count_on(second); }
   std::vector<float> narrow(const Tensor& w) {
     const bf16* p = static_cast<const bf16*>(weights.of(w, DType::bf16));
-    return std::vector<float>(p, p + w.elements());
+    return std::vector<float>(p, p + w.numel());
   }
 };
 std::vector<float> rounded(const Tensor& w) {
@@ -237,7 +237,7 @@ std::vector<float> rounded(const Tensor& w) {
 }
 
 TEST(CudaWeights, TheWholeVectorIsConvertedOnceForEachWrite) {
-  Space s;
+  FlatVector s;
   EXPECT_EQ(s.narrow(s.a), rounded(s.a));
   EXPECT_EQ(s.narrow(s.b), rounded(s.b));
   EXPECT_EQ(s.narrow(s.a), rounded(s.a));
@@ -250,7 +250,7 @@ TEST(CudaWeights, TheWholeVectorIsConvertedOnceForEachWrite) {
 }
 
 TEST(CudaWeights, ARecordedStepHoldsTheConversion) {
-  Space s;
+  FlatVector s;
   s.narrow(s.a);
   s.weights.convert_again();
   s.narrow(s.b), s.narrow(s.a);
@@ -258,7 +258,7 @@ TEST(CudaWeights, ARecordedStepHoldsTheConversion) {
 }
 
 TEST(CudaWeights, OthersThanParametersHaveNoCopyAndTheDeadAreForgotten) {
-  Space s;
+  FlatVector s;
   EXPECT_EQ(s.weights.of(Tensor::zeros(*s.backend, {4}), DType::bf16), nullptr);
   s.narrow(s.a);
   s.weights.forget(*s.second);

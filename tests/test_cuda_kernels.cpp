@@ -2,8 +2,8 @@
 // arithmetic, what is read and written, and that no result depends on which thread was first. On a GPU the op table runs them.
 #include <gtest/gtest.h>
 
-#include "core/box.h"
-#include "layers/optim/squares.h"
+#include "core/strided_view.h"
+#include "layers/optim/squared_norms.h"
 #include "tests/support.h"
 // The emulator renames a namespace and the words of CUDA's language, so the kernels come behind it, and nothing behind them.
 #include "tests/emulated_cuda.h"
@@ -111,7 +111,7 @@ TYPED_TEST(CudaKernels, BatchNorm) {
         EXPECT_TRUE(close("running mean", got[1], m.values(), 1e-6));
         EXPECT_TRUE(close("running variance", got[2], v.values(), 1e-5));
         EXPECT_TRUE(close("mean", got[3], saved.values(), 1e-6));
-        EXPECT_TRUE(close("inverse deviation", got[4], inverse.values(), 1e-5));
+        EXPECT_TRUE(close("inverse standard deviation", got[4], inverse.values(), 1e-5));
         EXPECT_TRUE(close("y of evaluation", got[5], eval.values(), this->tolerance));
       }
 }
@@ -182,7 +182,7 @@ TYPED_TEST(CudaKernels, GroupNorm) {
     for (bool add : {false, true}) {
       SCOPED_TRACE(testing::Message() << s.pictures << " × " << s.pixels << " × " << s.channels << " add " << add);
       const Shape shape{s.pictures, s.pixels, s.channels};
-      const std::int64_t n = shape.elements(), pairs = s.pictures * s.groups;
+      const std::int64_t n = shape.numel(), pairs = s.pictures * s.groups;
       const Values x = this->pictures("x", n, -1, 2), dy = this->pictures("dy", n), old = this->pictures("old", n),
                    gamma = numbers("gamma", s.channels, 0.5, 1.5), beta = numbers("beta", s.channels);
       Tensor y = this->room(shape), mean = this->room({pairs}, true), inverse = this->room({pairs}, true),
@@ -208,7 +208,7 @@ TYPED_TEST(CudaKernels, GroupNorm) {
       });
       EXPECT_TRUE(close("y", got[0], y.values(), this->tolerance));
       EXPECT_TRUE(close("mean", got[1], mean.values(), 1e-5));
-      EXPECT_TRUE(close("inverse deviation", got[2], inverse.values(), 1e-5));
+      EXPECT_TRUE(close("inverse standard deviation", got[2], inverse.values(), 1e-5));
       EXPECT_TRUE(close("dx", got[3], dx.values(), 2 * this->tolerance));
       EXPECT_TRUE(close("dgamma", got[4], dgamma.values(), 2e-5));
       EXPECT_TRUE(close("dbeta", got[5], dbeta.values(), 2e-5));
@@ -228,16 +228,16 @@ TYPED_TEST(CudaKernels, Pooling) {
       for (bool add : {false, true}) {
         SCOPED_TRACE(testing::Message() << s.h << " × " << s.w << " window " << s.kh << " relu " << relu << " add " << add);
         const Shape in{s.n, s.h, s.w, s.c}, out{s.n, s.out_h(), s.out_w(), s.c};
-        const Values x = numbers("x", in.elements(), -1, 1, 0.25), dy = this->pictures("dy", out.elements()),
-                     old = this->pictures("old", in.elements());  // ties are likely
-        Tensor y = this->room(out), winner(*this->reference, out, DType::u8), mean = this->room(out),
+        const Values x = numbers("x", in.numel(), -1, 1, 0.25), dy = this->pictures("dy", out.numel()),
+                     old = this->pictures("sss", in.numel());  // ties are likely
+        Tensor y = this->room(out), argmax(*this->reference, out, DType::u8), mean = this->room(out),
                dx = this->tensor(old, in), dmean = this->tensor(old, in);
-        this->reference->max_pool(s, this->tensor(x, in), relu, y, &winner);
-        this->reference->max_pool_backward(s, this->tensor(dy, out), winner, dx, add);
+        this->reference->max_pool(s, this->tensor(x, in), relu, y, &argmax);
+        this->reference->max_pool_backward(s, this->tensor(dy, out), argmax, dx, add);
         this->reference->average_pool(s, this->tensor(x, in), mean);
         this->reference->average_pool_backward(s, this->tensor(dy, out), dmean, add);
         const auto got = this->in_any_order([&] {
-          const std::size_t n = std::size_t(out.elements());
+          const std::size_t n = std::size_t(out.numel());
           Buffer<T> bx(x), by(n), bm(n), bd(dy), bdx(old), bdm(old);
           Buffer<std::uint8_t> bw(n);
           emulated::max_pool(grid, s, bx.data(), relu, by.data(), bw.data());
@@ -247,7 +247,7 @@ TYPED_TEST(CudaKernels, Pooling) {
           return std::vector<Values>{by.values(), bw.values(), bdx.values(), bm.values(), bdm.values()};
         });
         EXPECT_EQ(got[0], y.values());
-        EXPECT_EQ(got[1], winner.values());
+        EXPECT_EQ(got[1], argmax.values());
         EXPECT_TRUE(close("dx", got[2], dx.values(), this->tolerance));
         EXPECT_TRUE(close("mean", got[3], mean.values(), this->tolerance));
         EXPECT_TRUE(close("dx of the mean", got[4], dmean.values(), this->tolerance));
@@ -270,7 +270,7 @@ TYPED_TEST(CudaKernels, Sums) {
       this->reference->reduce(Reduction::sum, v.outer, v.middle, v.inner, tx, sum, add);
       this->reference->reduce(Reduction::max, v.outer, v.middle, v.inner, tx, largest, false);
       this->reference->sum_rows(tx, columns, add);
-      this->reference->sum_of_squares(tx, squares, add);
+      this->reference->squared_norm(tx, squares, add);
       const auto got = this->in_any_order([&] {
         Buffer<T> bx(x), bs(old), bl{std::size_t(results)};
         Buffer<float> bc(numbers("db", v.inner)), bq(Values{0.5}), scratch(scratch_for(1, v.inner)),
@@ -278,13 +278,13 @@ TYPED_TEST(CudaKernels, Sums) {
         emulated::reduce(grid, Reduction::sum, v.outer, v.middle, v.inner, bx.data(), bs.data(), add);
         emulated::reduce(grid, Reduction::max, v.outer, v.middle, v.inner, bx.data(), bl.data(), false);
         emulated::sum_rows(grid, v.outer * v.middle, v.inner, bx.data(), bc.data(), add, scratch.data());
-        emulated::sum_of_squares(grid, n, bx.data(), bq.data(), add, parts.data());
+        emulated::squared_norm(grid, n, bx.data(), bq.data(), add, parts.data());
         return std::vector<Values>{bs.values(), bl.values(), bc.values(), bq.values()};
       });
       EXPECT_TRUE(close("sum", got[0], sum.values(), this->tolerance));
       EXPECT_EQ(got[1], largest.values());
       EXPECT_TRUE(close("sum_rows", got[2], columns.values(), 3e-6, 1));
-      EXPECT_TRUE(close("sum_of_squares", got[3], squares.values(), 3e-6));
+      EXPECT_TRUE(close("squared_norm", got[3], squares.values(), 3e-6));
     }
 }
 
@@ -294,11 +294,11 @@ TYPED_TEST(CudaKernels, ANanWinsAMaximumAndPassesReLU) {
     Values x = this->pictures("x", middle);
     x[3] = NAN;
     Buffer<T> bx(x), by(1), bp(1);
-    Buffer<std::uint8_t> winner(1);
+    Buffer<std::uint8_t> argmax(1);
     emulated::reduce(grid, Reduction::max, 1, middle, 1, bx.data(), by.data(), false);
     EXPECT_TRUE(std::isnan(by.values()[0]));
     emulated::max_pool(grid, {.n = 1, .h = 1, .w = middle, .c = 1, .kh = 1, .kw = middle}, bx.data(), true, bp.data(),
-                       winner.data());
+                       argmax.data());
     EXPECT_TRUE(std::isnan(bp.values()[0]));
   }
 }
@@ -419,8 +419,8 @@ TYPED_TEST(CudaKernels, PlainConvolution) {
     for (bool add : {false, true}) {
       const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out},
           filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
-      const Values x = this->pictures("x", in.elements()), w = this->pictures("w", filter.elements()),
-                   dy = this->pictures("dy", out.elements()), old = this->pictures("old", in.elements());
+      const Values x = this->pictures("x", in.numel()), w = this->pictures("w", filter.numel()),
+                   dy = this->pictures("dy", out.numel()), old = this->pictures("old", in.numel());
       Tensor y = this->room(out), dx = this->tensor(old, in), dw = Tensor::of(*this->reference, filter, w);
       const Tensor tw = Tensor::of(*this->reference, filter, w);
       this->reference->exact_convolution(true);
@@ -428,7 +428,7 @@ TYPED_TEST(CudaKernels, PlainConvolution) {
       this->reference->conv2d_backward_data(s, this->tensor(dy, out), tw, dx, add);
       this->reference->conv2d_backward_filter(s, this->tensor(x, in), this->tensor(dy, out), dw, add);
       const auto got = this->in_any_order([&] {
-        Buffer<T> bx(x), bw(w), by{std::size_t(out.elements())}, bd(dy), bdx(old);
+        Buffer<T> bx(x), bw(w), by{std::size_t(out.numel())}, bd(dy), bdx(old);
         Buffer<float> bdw(w);
         const T* cw = bw.data();
         emulated::plain_convolution(grid, s, static_cast<const T*>(bx.data()), cw, by.data());
@@ -456,7 +456,7 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
   Values first_bits;
   in_three_orders([&] {
     Buffer<float> bw(w), bg(g), parts(Values(2 * (first + blocks), 0.0)), sums(Values{9, 0, 0, 1, 2, 0, 0});
-    device_launch_sums<16>(nullptr, blocks, SquaresOfBlocks<float>{first, bw.data(), bg.data(), parts.data()});
+    device_launch_sums<16>(nullptr, blocks, SquaredNormsOfBlocks<float>{first, bw.data(), bg.data(), parts.data()});
     const Values got = parts.values();
     Values squares(2 * (first + blocks), 0.0);
     for (std::int64_t b = first; b < first + blocks; b++)
@@ -465,7 +465,7 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
     EXPECT_TRUE(close("blocks", got, squares, 1e-6));
     // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks inside.
     Buffer<std::int32_t> bounds(Values{0, 2, 2, 40, 40, 85});
-    device_launch_sums<256>(nullptr, 3, SquaresOfSegments<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
+    device_launch_sums<256>(nullptr, 3, SquaredNormsOfRanges<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
     auto sum = [&](std::int64_t begin, std::int64_t end, std::int64_t which) {
       double s = 0;
       for (std::int64_t b = begin; b < end; b++) s += got[std::size_t(2 * b + which)];
@@ -484,7 +484,7 @@ TYPED_TEST(CudaKernels, CopiesOfBoxes) {
   struct Move {
     const char* name;
     Shape shape;
-    Box from, to;
+    StridedView from, to;
     bool packs;
   };
   const Move moves[] = {
@@ -500,28 +500,30 @@ TYPED_TEST(CudaKernels, CopiesOfBoxes) {
   for (const Move& m : moves)
     for (bool add : {false, true}) {
       SCOPED_TRACE(testing::Message() << m.name << " add " << add);
-      BoxCopy<T> box{.rank = m.shape.rank(), .from = m.from, .to = m.to};
-      for (int k = 0; k < m.shape.rank(); k++) box.extent[k] = m.shape[k];
-      const std::int64_t n = m.shape.elements();
+      ViewCopy<T> view{.rank = m.shape.rank(), .from = m.from, .to = m.to};
+      for (int k = 0; k < m.shape.rank(); k++) view.size[k] = m.shape[k];
+      const std::int64_t n = m.shape.numel();
       auto copied = [&](auto f) {  // f runs it on the box
         Buffer<T> bx(x), by(old);
-        box.x = bx.data(), box.y = by.data();
-        EXPECT_EQ(in_packs(box, V), m.packs);
+        view.x = bx.data(), view.y = by.data();
+        EXPECT_EQ(in_packs(view, V), m.packs);
         f();
         return by.values();
       };
       const Values want = copied([&] {
-        for (std::int64_t row = 0; row < n / box.extent[box.rank - 1]; row++)
-          add ? CopyRows<T, true>{box}(row) : CopyRows<T, false>{box}(row);
+        for (std::int64_t row = 0; row < n / view.size[view.rank - 1]; row++)
+          add ? CopyRows<T, true>{view}(row) : CopyRows<T, false>{view}(row);
       });
       in_three_orders([&] {
         EXPECT_EQ(want, copied([&] {
-          add ? device_launch(nullptr, n, CopyPacks<T, true, 1>{box}) : device_launch(nullptr, n, CopyPacks<T, false, 1>{box});
-        }));
+                    add ? device_launch(nullptr, n, CopyPacks<T, true, 1>{view})
+                        : device_launch(nullptr, n, CopyPacks<T, false, 1>{view});
+                  }));
         if (!m.packs) return;
         EXPECT_EQ(want, copied([&] {
-          add ? device_launch(nullptr, n / V, CopyPacks<T, true, V>{box}) : device_launch(nullptr, n / V, CopyPacks<T, false, V>{box});
-        }));
+                    add ? device_launch(nullptr, n / V, CopyPacks<T, true, V>{view})
+                        : device_launch(nullptr, n / V, CopyPacks<T, false, V>{view});
+                  }));
       });
     }
 }

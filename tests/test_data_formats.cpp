@@ -182,7 +182,7 @@ TEST(Npy, RefusesWhatItCannotRead) {
   expect(npy("|u1", "(2, 3, 3)", Bytes(18), 1, "True"), {"Fortran order", "ascontiguousarray"});
   expect(npy(">f4", "(2, 3, 3)", Bytes(72)), {"'>f4'"});
   expect(npy("<f8", "(2, 3, 3)", Bytes(144)), {"'<f8'", "astype"});
-  expect(npy("|u1", "(46116860184273879040, 3, 3)", Bytes(18)), {"a smaller extent"});
+  expect(npy("|u1", "(46116860184273879040, 3, 3)", Bytes(18)), {"a smaller size"});
   expect(npy("|u1", "(400000000000000, 30000, 30000)", Bytes(18)), {"too many elements"});
   expect(npy("|u1", "(2, 3000000, 3000000)", Bytes(18)), {"truncated, or its header"});
   expect(npy("|u1", "(2, 3, 4)", Bytes(24)), {"[2,3,4]", "side"});

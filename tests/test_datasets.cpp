@@ -76,14 +76,14 @@ const Bytes compressed_labels = {
     0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61, 0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9,
     0x30, 0x00, 0x00, 0x00};
 
-Bytes idx(std::uint32_t magic, const std::vector<std::uint32_t>& extents, const Bytes& elements) {
+Bytes idx(std::uint32_t magic, const std::vector<std::uint32_t>& sizes, const Bytes& numel) {
   Bytes b;
   auto number = [&](std::uint32_t v) {
     for (int shift = 24; shift >= 0; shift -= 8) b.push_back(std::uint8_t(v >> shift));
   };
   number(magic);
-  for (auto e : extents) number(e);
-  b.insert(b.end(), elements.begin(), elements.end());
+  for (auto e : sizes) number(e);
+  b.insert(b.end(), numel.begin(), numel.end());
   return b;
 }
 
@@ -141,7 +141,7 @@ TEST(Idx, ReadsCompressed) {
   EXPECT_TRUE(std::equal(pixels.begin(), pixels.end(), t.data<std::uint8_t>()));
   write(dir / "b.gz", compressed_labels);
   t = read_idx(dir / "b.gz", 1, source);
-  ASSERT_EQ(t.elements(), 40);
+  ASSERT_EQ(t.numel(), 40);
   for (int i = 0; i < 40; i++) EXPECT_EQ(t.data<std::uint8_t>()[i], i * i % 10);
 }
 
@@ -409,9 +409,9 @@ TEST(InMemory, MeasuresMeanAndDeviation) {
   std::vector<std::int32_t> y = {1, 0};
   Pictures p = in_memory("mine", x, {2, 1, 2, 2}, y, 2);
   EXPECT_FLOAT_EQ(p.mean[0], 0.5f);
-  EXPECT_FLOAT_EQ(p.deviation[0], 0.5f);
+  EXPECT_FLOAT_EQ(p.std[0], 0.5f);
   EXPECT_FLOAT_EQ(p.mean[1], 10 / 255.0f);
-  EXPECT_FLOAT_EQ(p.deviation[1], 1.0f);  // one colour: nothing to divide by
+  EXPECT_FLOAT_EQ(p.std[1], 1.0f);  // one colour: nothing to divide by
   y[1] = 2;
   EXPECT_ERROR(in_memory("mine", x, {2, 1, 2, 2}, y, 2), "mine: picture 1 has the label 2, expected 0 to 1");
   EXPECT_ERROR(in_memory("mine", x, {2, 2, 2, 2}, y, 2), "8 bytes for pictures of the shape [2,2,2,2]");
@@ -460,7 +460,7 @@ TEST(HoldBack, PartsAreDisjointCompleteAndRepeatable) {
   EXPECT_EQ(all.size(), std::size_t(n));
   EXPECT_EQ(numbers(split(p, 100, 5).second), b);
   EXPECT_NE(numbers(split(p, 100, 6).second), b);
-  double middle = std::accumulate(b.begin(), b.end(), 0.0) / 100;  // 500 ± 29 (one deviation)
+  double middle = std::accumulate(b.begin(), b.end(), 0.0) / 100;  // 500 ± 29 (one standard deviation)
   EXPECT_NEAR(middle, 500, 120);
   EXPECT_EQ(rest.mean, p.mean);
   EXPECT_ERROR(split(p, -1, 5), "cannot hold back -1 of 1000");

@@ -29,11 +29,11 @@ struct Odd : Module {
 };
 
 struct Ended {
-  std::vector<double> weights, statistics, losses;
+  std::vector<double> weights, buffers, losses;
   std::int64_t steps = 0;
   std::string log, said;
   bool operator==(const Ended& o) const {
-    return weights == o.weights && statistics == o.statistics && losses == o.losses && steps == o.steps;
+    return weights == o.weights && buffers == o.buffers && losses == o.losses && steps == o.steps;
   }
 };
 
@@ -67,8 +67,8 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
       fit(model, cross_entropy_loss(0.1), *optimizer, backend, {source, nullptr, &test}, options, &strategy);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) out.weights.push_back(v);
-  for (auto& [name, s] : model.statistics())
-    for (double v : s->tensor.values()) out.statistics.push_back(v);
+  for (auto& [name, s] : model.buffers())
+    for (double v : s->tensor.values()) out.buffers.push_back(v);
   for (const EpochReport& e : report.epochs) {
     out.losses.push_back(e.train_loss);
     out.losses.push_back(*e.test_accuracy);
@@ -184,9 +184,9 @@ struct Stumbles : Node {
   static constexpr auto name = "stumbles";
   bool& stumbled;
   explicit Stumbles(bool& s) : Node(name), stumbled(s) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     if (!std::exchange(stumbled, true)) throw Error("stumbled");
-    sinks[0].give(dy);
+    slots[0].accumulate(dy);
   }
 };
 
@@ -208,20 +208,20 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
           return b(record<Stumbles>(h.value(), {&h}, {}, stumbled));
         }
       } model;
-      ParameterSpace space(model, twin, 1);
+      FlatParameters flat(model, twin, 1);
       SGD sgd({.learning_rate = 0.1});
-      sgd.bind(space);
-      strategy->begin(space, sgd);
+      sgd.bind(flat);
+      strategy->begin(flat, sgd);
       for (int step = 0; step < 3; step++) {
         const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(rank + 2 * step), 64));
         const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
         model.stumbled = !(breaks && step == 1);
         for (bool over = false; !over;) {
           const Variable loss = cross_entropy(model(Variable(x)), y);
-          space.zero_gradients();
+          flat.zero_gradients();
           try {
-            space.backward(loss, 0.5);
-            sgd.stage();
+            flat.backward(loss, 0.5);
+            sgd.sync_hyperparameters();
             strategy->step(sgd, loss);
             over = true;
           } catch (const Error& e) {
@@ -230,7 +230,7 @@ TEST(DeviceRanks, ABackwardThatBreaksOffMayBeRepeated) {
         }
       }
       strategy->end();
-      weights[std::size_t(rank)] = space.values.values();
+      weights[std::size_t(rank)] = flat.values.values();
     }));
     testing::internal::GetCapturedStderr();
     EXPECT_TRUE(weights[0] == weights[1]);

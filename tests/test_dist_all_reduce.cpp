@@ -83,20 +83,20 @@ TEST(AllReduce, Bf16OnTheWireLeavesRanksEqual) {
   auto run = [](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
     Plain model;
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({.learning_rate = 0.1});
-    sgd.bind(space);
-    s.begin(space, sgd);
+    sgd.bind(flat);
+    s.begin(flat, sgd);
     Tensor x = Tensor::of(*backend, {4, 8, 8, 1}, numbers("x" + std::to_string(s.rank()), 256));
     Tensor y = Tensor::of(*backend, {4}, {0, 1, 2, 3}, DType::i32);
     for (int i = 0; i < 10; i++) {
-      space.zero_gradients();
+      flat.zero_gradients();
       Variable loss = cross_entropy(model(Variable(x)), y);
-      space.backward(loss, 1.0 / s.size());
+      flat.backward(loss, 1.0 / s.size());
       s.step(sgd, loss);
     }
     s.end();
-    run.weights = space.values.values();
+    run.weights = flat.values.values();
   };
   auto exact = on_ranks(3, run), rounded = on_ranks(3, run, {.wire = DType::bf16});
   same_bits(exact);
@@ -111,25 +111,25 @@ TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
   auto runs = on_ranks(2, [&](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
     Odd model;
-    ParameterSpace space(model, *backend, 1, {}, DType::f64);
+    FlatParameters flat(model, *backend, 1, {}, DType::f64);
     SGD sgd({});
-    s.begin(space, sgd);
-    std::vector<double> v = numbers("statistics" + std::to_string(s.rank()), space.statistics.elements(), 0.5, 2);
-    space.statistics.copy_from(Tensor::of(*backend, space.statistics.shape(), v, DType::f64));
+    s.begin(flat, sgd);
+    std::vector<double> v = numbers("statistics" + std::to_string(s.rank()), flat.buffers.numel(), 0.5, 2);
+    flat.buffers.copy_from(Tensor::of(*backend, flat.buffers.shape(), v, DType::f64));
     {
       std::lock_guard lock(mutex);
       before.push_back(v);
     }
-    s.synchronize(Strategy::Shared::statistics, space, sgd);
-    run.statistics = space.statistics.values();
-    for (const auto& seg : space.statistic_segments()) run.weights.push_back(double(seg.begin));
+    s.synchronize(Strategy::Shared::buffers, flat, sgd);
+    run.buffers = flat.buffers.values();
+    for (const auto& seg : flat.buffer_ranges()) run.weights.push_back(double(seg.begin));
   });
   same_bits(runs);
   const auto mean = std::size_t(runs[0].weights[0]), var = std::size_t(runs[0].weights[1]);
   for (std::size_t c = 0; c < 16; c++) {
     const double a = before[0][mean + c], b = before[1][mean + c];
-    EXPECT_NEAR(runs[0].statistics[mean + c], (a + b) / 2, 1e-12);
-    EXPECT_NEAR(runs[0].statistics[var + c], (before[0][var + c] + before[1][var + c]) / 2 + (a - b) * (a - b) / 4,
+    EXPECT_NEAR(runs[0].buffers[mean + c], (a + b) / 2, 1e-12);
+    EXPECT_NEAR(runs[0].buffers[var + c], (before[0][var + c] + before[1][var + c]) / 2 + (a - b) * (a - b) / 4,
                 1e-12);
   }
 }
@@ -147,8 +147,8 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
                      [&](Strategy& s, Ended& run) {
                        usleep(useconds_t(s.rank()) * 30000);  // their traces begin at different times
                        FitOptions o = quiet(1);
-                       o.observe.trace = file;
-                       o.observe.warm_up = 1;
+                       o.profiler.trace = file;
+                       o.profiler.warm_up = 1;
                        fit_on(s, run, o);
                      },
                      {.bucket_bytes = 4096}));
@@ -370,10 +370,10 @@ TEST(AllReduce, ParametersThatDriftApartAreFound) {
   auto runs = on_ranks(3, [](Strategy& s, Ended& run) {
     auto backend = reference_backend(1);
     Plain model;
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({});
-    s.begin(space, sgd);
-    if (s.rank() == 2) space.values.range(70, {1}).fill(0.125);
+    s.begin(flat, sgd);
+    if (s.rank() == 2) flat.values.range(70, {1}).fill(0.125);
     s.end();
     run.said = "not found";
   });

@@ -36,9 +36,9 @@ TEST(CommunicatorChannel, AMessageToOneselfArrives) {
   for (const auto& s : on_channels(1, [](Channel& c) {
          std::vector<std::byte> memory(5), sent(5, std::byte{7});
          int arrived = 0;
-         c.on_message({.place = [&](int, const Note&, std::size_t) { return std::span(memory); },
-                       .arrived = [&](int from, const Note& note,
-                                      std::span<std::byte>) { arrived += from == 0 && note[3] == 9; }});
+         c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return std::span(memory); },
+                       .arrived = [&](int from, const MessageHeader& header,
+                                      std::span<std::byte>) { arrived += from == 0 && header[3] == 9; }});
          c.send(0, {0, 0, 0, 9}, sent).wait();
          while (c.progress()) {}
          require(arrived == 1 && memory == sent, "it has not arrived");
@@ -49,8 +49,8 @@ TEST(CommunicatorChannel, AMessageToOneselfArrives) {
 TEST(CommunicatorChannel, NoRoomAndNoReceiverAreNamed) {
   auto said = on_channels(2, [](Channel& c) {
     std::vector<std::byte> bytes(8);
-    c.on_message({.place = [&](int, const Note&, std::size_t) { return std::span(bytes).first(4); },
-                  .arrived = [](int, const Note&, std::span<std::byte>) {}});
+    c.on_message({.place = [&](int, const MessageHeader&, std::size_t) { return std::span(bytes).first(4); },
+                  .arrived = [](int, const MessageHeader&, std::span<std::byte>) {}});
     if (c.rank() == 1) c.send(0, {}, bytes).wait();
     for (int i = 0; i < 1000; i++) c.progress(), c.rest();
   });
@@ -83,13 +83,13 @@ TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
           for (std::uint64_t i = 0; i < 40; i++)
             for (int to = 0; to < 5; to++) c.send(to, {i}).wait();  // also to the dead
           l.until([&] { return l.lost == std::set<int>{2, 4}; });
-          l.until([&] { return l.notes[0].size() >= 40 && l.notes[1].size() >= 40 && l.notes[3].size() >= 40; });
+          l.until([&] { return l.headers[0].size() >= 40 && l.headers[1].size() >= 40 && l.headers[3].size() >= 40; });
           told[std::size_t(c.rank())] = l.told;
           EXPECT_EQ(c.living(), (std::vector<bool>{true, true, false, true, false}));
-          for (auto& [from, notes] : l.notes)
-            for (std::size_t i = 0; i < notes.size(); i++) EXPECT_EQ(notes[i], i) << "of rank " << from;
+          for (auto& [from, headers] : l.headers)
+            for (std::size_t i = 0; i < headers.size(); i++) EXPECT_EQ(headers[i], i) << "of rank " << from;
           for (int r : {0, 1, 3}) c.send(r, {40}).wait();
-          l.until([&] { return l.notes[0].size() == 41 && l.notes[1].size() == 41 && l.notes[3].size() == 41; });
+          l.until([&] { return l.headers[0].size() == 41 && l.headers[1].size() == 41 && l.headers[3].size() == 41; });
         },
         20, {.deaths = {{2, 7}, {4, 23}}, .delays = seed, .sends = &sends});
     for (std::size_t r : {0, 1, 3}) EXPECT_EQ(said[r], "") << "rank " << r;
@@ -114,8 +114,8 @@ TEST(CommunicatorChannel, WithoutRankZeroOrSomebodyWhoHearsOfItALossIsEverybodys
   said = on_channels(
       3,
       [](Channel& c) {
-        c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
-                      .arrived = [](int, const Note&, std::span<std::byte>) {}});
+        c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
+                      .arrived = [](int, const MessageHeader&, std::span<std::byte>) {}});
         if (c.rank() == 2) c.send(1, {});
         for (;;)
           if (!c.progress()) c.rest();
@@ -156,12 +156,12 @@ TEST(CommunicatorChannel, ALostRankComesBack) {
           const auto told_so_far = l.told;
           era = std::uint64_t(std::count(told_so_far.begin(), told_so_far.end(), ';'));
           c->send(1, {era, sent++}).wait();
-          return told_so_far.find("back as 2") != std::string::npos && l.notes[1].size() >= 2 && l.notes[1].back() == 999;
+          return told_so_far.find("back as 2") != std::string::npos && l.headers[1].size() >= 2 && l.headers[1].back() == 999;
         });
         told[std::size_t(r)] = l.told;
         // Each of rank 0 and 2 stays until the other is done with it.
         c->send(2 - r, {0}).wait();
-        l.until([&] { return !l.notes[2 - r].empty(); });
+        l.until([&] { return !l.headers[2 - r].empty(); });
         return;
       }
       for (std::uint64_t k = 0; k < 3; k++) {
@@ -178,7 +178,7 @@ TEST(CommunicatorChannel, ALostRankComesBack) {
           } else {
             for (std::uint64_t i = 0;; i++) c->send(int(i % 2) * 2, {i}).wait();
           }
-          for (auto& [from, eras] : l.notes)
+          for (auto& [from, eras] : l.headers)
             for (std::uint64_t e : eras) require(e == 2 * k, "rank ", from, " sent to another incarnation");
           require(l.told.empty(), "who came back was told ", l.told);
         } catch (const Killed&) {
@@ -211,15 +211,15 @@ TEST(CommunicatorChannel, MemoryIsShared) {
         auto a = c->share(8);
         Listener l(*c);
         c->send(0, {3}).wait();
-        l.until([&] { return !l.notes[0].empty(); });
+        l.until([&] { return !l.headers[0].empty(); });
         require(static_cast<int*>(a.get())[1] == (shared ? 9 : 0), "rank 0 has written ", static_cast<int*>(a.get())[1]);
         return;
       }
       Listener l(*c);
-      l.until([&] { return l.notes[1].size() == 1; });
+      l.until([&] { return l.headers[1].size() == 1; });
       auto old = c->shared_by(1, 1);
       require(old.size() == (shared ? 5000 : 0), "a block of ", old.size());
-      l.until([&] { return l.notes[1].size() == 2; });
+      l.until([&] { return l.headers[1].size() == 2; });
       require(old.empty() || reinterpret_cast<int*>(old.data())[1] == 7, "what rank 1 wrote is gone");
       auto fresh = c->shared_by(1, 0);
       require(fresh.size() == (shared ? 8 : 0) && c->shared_by(1, 1).empty(), "a fresh block of ", fresh.size());
@@ -239,12 +239,12 @@ TEST(CommunicatorChannel, DelayedMessagesOfARankKeepTheirOrderAndSomeComeTwice) 
         [&](Channel& c) {
           std::map<int, std::uint64_t> next;
           int twice = 0;
-          c.on_message({.place = [](int, const Note&, std::size_t) { return std::span<std::byte>(); },
+          c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
                         .arrived =
-                            [&](int from, const Note& note, std::span<std::byte>) {
-                              require(note[0] <= next[from], "message ", note[0], " of rank ", from, " after ", next[from]);
-                              twice += note[0] < next[from];
-                              next[from] = std::max(next[from], note[0] + 1);
+                            [&](int from, const MessageHeader& header, std::span<std::byte>) {
+                              require(header[0] <= next[from], "message ", header[0], " of rank ", from, " after ", next[from]);
+                              twice += header[0] < next[from];
+                              next[from] = std::max(next[from], header[0] + 1);
                               order.push_back(from);
                             }});
           if (c.rank() == 0)

@@ -139,7 +139,7 @@ TEST(Communicator, ZerosOfBothSignsGiveTheSameMaximum) {
 
 TEST(Communicator, BroadcastFromEveryRoot) {
   for (int n : sizes)
-    for (Algorithm a : {Algorithm::tree, Algorithm::spread})
+    for (Algorithm a : {Algorithm::tree, Algorithm::scatter_gather})
       for (std::int64_t count : {std::int64_t(1), std::int64_t(5), std::int64_t(300000)})
         for (int root = 0; root < n; root++) {
           SCOPED_TRACE(std::string(name_of(a)) + ", " + std::to_string(n) + " ranks, root " + std::to_string(root));
@@ -411,7 +411,7 @@ TEST(Communicator, WhoLeavesBecauseOfAFailureIsNotBlamed) {
     void wake() override {}
     std::uint64_t bytes_sent() const override { return 0; }
     std::string transport() const override { return "nothing"; }
-    void stand(const Standing&) override {}
+    void report_wait(const WaitForEdge&) override {}
     bool left(int r) const override {
       if (r == 2) seen = true;
       return r == 2;

@@ -67,7 +67,7 @@ TEST_F(Experiment, FindsTheRateAndGrowsTheGrid) {
   EXPECT_NE(page.find("Try &lt;1&gt;"), std::string::npos);
   EXPECT_EQ(page.find("nan"), std::string::npos);
 
-  // Seeds 1, 2, 3 give the best accuracy, 0.9 − 0.1/4, and 1e-4 more for each: deviation 1e-4, error 1e-4/√3.
+  // Seeds 1, 2, 3 give the best accuracy, 0.9 − 0.1/4, and 1e-4 more for each: standard deviation 1e-4, error 1e-4/√3.
   const Mean a = test_accuracy(results, "a", 16), difference = advantage(results, "a", "b", 16);
   EXPECT_EQ(a.count, 3u);
   EXPECT_NEAR(a.value, 0.8752, 1e-12);

@@ -47,12 +47,12 @@ struct Machines {
   struct Machine {
     std::unique_ptr<Loader> source;
     Model model;
-    std::unique_ptr<ParameterSpace> space;
+    std::unique_ptr<FlatParameters> flat;
     std::unique_ptr<Optimizer> optimizer;
-    Numbers x() const { return space->values.values(); }
+    Numbers x() const { return flat->values.values(); }
     void x(const Numbers& v) {
-      space->values.copy_from(Tensor::of(space->backend(), space->values.shape(), v, DType::f64));
-      space->count_writes(space->all());
+      flat->values.copy_from(Tensor::of(flat->backend(), flat->values.shape(), v, DType::f64));
+      flat->count_writes(flat->all());
     }
   };
   std::unique_ptr<Backend> backend = reference_backend(1);
@@ -65,10 +65,10 @@ struct Machines {
       m.source = std::make_unique<Loader>(
           data.train,
           LoaderOptions{.batch = o.global_batch, .seed = 5, .rank = r, .world = n, .prefetch = 0}, *backend);
-      m.space = std::make_unique<ParameterSpace>(m.model, *backend, 100, SpaceMemory{}, DType::f64);
+      m.flat = std::make_unique<FlatParameters>(m.model, *backend, 100, FlatMemory{}, DType::f64);
       m.optimizer = o.optimizer();
       m.optimizer->clip_norm = o.clip;
-      m.optimizer->bind(*m.space);
+      m.optimizer->bind(*m.flat);
     }
   }
   // A step of each. False at the end of the epoch.
@@ -77,10 +77,10 @@ struct Machines {
       Batch batch;
       if (!m.source->next(batch)) return false;
       if (rate > 0) m.optimizer->learning_rate(rate);
-      m.space->zero_gradients();
+      m.flat->zero_gradients();
       Variable x(batch.images.cast(DType::f64));
       Variable loss = cross_entropy(m.model(x), batch.labels);
-      m.space->backward(loss, double(all.size()) * double(batch.size()) / double(batch.over_ranks()));
+      m.flat->backward(loss, double(all.size()) * double(batch.size()) / double(batch.over_ranks()));
       m.optimizer->step(&loss.value());
     }
     return true;
@@ -277,7 +277,7 @@ TEST(LocalSgd, OneRankIsOneMachineBitForBit) {
     const auto runs = on_ranks(1, strategy, [&](Strategy& s, Ended& run) { train<Odd>(s, run, o); });
     EXPECT_EQ(runs[0].said, "");
     EXPECT_TRUE(runs[0].weights == whole.weights) << strategy;
-    EXPECT_TRUE(runs[0].statistics == whole.statistics) << strategy;
+    EXPECT_TRUE(runs[0].buffers == whole.buffers) << strategy;
   }
 }
 
@@ -457,10 +457,10 @@ TEST(LocalSgd, WhatIsLeftOfARunGoesOnWhereItWas) {
       const std::string file = folder.file("run/last.safetensors");
       auto backend = reference_backend(1);
       Odd model;
-      ParameterSpace space(model, *backend, 1);
+      FlatParameters flat(model, *backend, 1);
       SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-      sgd.bind(space);
-      const RunPosition there = load_checkpoint(file, {space, sgd});
+      sgd.bind(flat);
+      const RunPosition there = load_checkpoint(file, {flat, sgd});
       EXPECT_EQ(sgd.read_state().step, std::uint64_t(there.step)) << strategy << ", message " << at;
       EXPECT_EQ(there.epoch * there.batches + there.batch, there.step) << strategy << ", message " << at;
       EXPECT_GT(there.step, 3);

@@ -36,7 +36,7 @@ struct Plain : Module {
 };
 
 struct Ended {
-  std::vector<double> weights, statistics;
+  std::vector<double> weights, buffers;
   FitReport report;
   std::vector<std::pair<std::string, double>> measures;
   double measure(const std::string& name) const {
@@ -96,8 +96,8 @@ Ended train(Strategy* strategy, const Recipe& run) {
   e.report = fit(model, loss, sgd, *backend, {source, nullptr, &slow}, run.fit, strategy ? strategy : &one);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) e.weights.push_back(v);
-  for (auto& [name, s] : model.statistics())
-    for (double v : s->tensor.values()) e.statistics.push_back(v);
+  for (auto& [name, s] : model.buffers())
+    for (double v : s->tensor.values()) e.buffers.push_back(v);
   if (strategy) e.measures = strategy->end();
   return e;
 }
@@ -113,7 +113,7 @@ std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe&
   }));
   for (int r = 0; r < n - options.servers; r++) {
     EXPECT_EQ(runs[std::size_t(r)].weights, runs[0].weights) << "rank " << r;
-    EXPECT_EQ(runs[std::size_t(r)].statistics, runs[0].statistics) << "rank " << r;
+    EXPECT_EQ(runs[std::size_t(r)].buffers, runs[0].buffers) << "rank " << r;
   }
   return runs;
 }
@@ -129,7 +129,7 @@ TEST(ParameterServer, OneWorkerIsOneMachineToTheBit) {
     for (const char* strategy : {"ddc-asgd", "asp+asgd-m", "bsp"}) {
       const auto runs = on_ranks(1 + servers, by(strategy, servers), run);
       EXPECT_EQ(runs[0].weights, alone.weights) << strategy << ", " << servers << " servers";
-      EXPECT_EQ(runs[0].statistics, alone.statistics);
+      EXPECT_EQ(runs[0].buffers, alone.buffers);
       EXPECT_EQ(runs[0].report.steps, alone.report.steps);
       EXPECT_EQ(runs[0].report.epochs.back().test_accuracy, alone.report.epochs.back().test_accuracy);
       EXPECT_NEAR(runs[0].report.epochs.back().train_loss, alone.report.epochs.back().train_loss, 1e-9);
@@ -178,7 +178,7 @@ TEST(ParameterServer, WhatIsNotFiniteInTheEndIsRefusedAsAWhole) {
   for (double w : e.weights) ASSERT_TRUE(std::isfinite(w));
 }
 
-// The batch of the next ticket is made in the loader's thread, and each is trained once.
+// The batch of the next lease is made in the loader's thread, and each is trained once.
 TEST(ParameterServer, BatchesAreMadeAhead) {
   for (const char* strategy : {"asgd", "bsp"})
     for (int accumulate : {1, 3}) {
@@ -280,22 +280,22 @@ std::vector<double> own_loop(Strategy& strategy, std::int64_t global_batch, int 
   Loader source(data.train, {.batch = global_batch, .seed = 5, .rank = strategy.rank(),
                              .world = strategy.size(), .prefetch = 0}, *backend);
   Plain model;
-  ParameterSpace space(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);  // begin() makes them equal
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);  // begin() makes them equal
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-  sgd.bind(space);
-  strategy.begin(space, sgd);
+  sgd.bind(flat);
+  strategy.begin(flat, sgd);
   int done = 0;
   for (std::int64_t epoch = 0; done < steps; epoch++) {
     source.start(epoch);
     for (Batch batch; done < steps && source.next(batch); done++) {
       Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
-      space.zero_gradients();
-      space.backward(loss, double(batch.size()) / double(batch.over_ranks()));
+      flat.zero_gradients();
+      flat.backward(loss, double(batch.size()) / double(batch.over_ranks()));
       strategy.step(sgd, loss);
     }
   }
   strategy.end();
-  return space.values.values();
+  return flat.values.values();
 }
 
 TEST(ParameterServer, BspIsTheNaiveOneAndAllReduceInDouble) {
@@ -334,24 +334,24 @@ TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 64, .test = 10, .seed = 3});
   Loader source(data.train, {.batch = 16, .seed = 5, .prefetch = 0}, *backend);
-  auto gradient_at = [&](Plain& model, ParameterSpace& space, int step) {
+  auto gradient_at = [&](Plain& model, FlatParameters& flat, int step) {
     const Batch batch = source.make(0, step % 4);
     Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
-    space.zero_gradients();
-    space.backward(loss);
+    flat.zero_gradients();
+    flat.backward(loss);
     return loss;
   };
   Plain model, other;
-  ParameterSpace space(model, *backend, 1, {}, DType::f64), by_hand(other, *backend, 1, {}, DType::f64);
+  FlatParameters flat(model, *backend, 1, {}, DType::f64), by_hand(other, *backend, 1, {}, DType::f64);
   SGD sgd({.learning_rate = 0.125});
   ParameterServerOptions o = by("asp+asgd");
   o.pipeline = true;
   auto strategy = parameter_server(std::move(in_process_channels(1)[0]), o);
-  sgd.bind(space);
-  strategy->begin(space, sgd);
+  sgd.bind(flat);
+  strategy->begin(flat, sgd);
   std::vector<std::vector<double>> weights{by_hand.values.values()};
   for (int t = 0; t < steps; t++) {
-    strategy->step(sgd, gradient_at(model, space, t));
+    strategy->step(sgd, gradient_at(model, flat, t));
     const auto& used = weights[std::size_t(std::max(0, t - 1))];
     by_hand.values.copy_from(Tensor::of(*backend, by_hand.values.shape(), used, DType::f64));
     by_hand.count_writes(by_hand.all());
@@ -361,7 +361,7 @@ TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
     weights.push_back(next);
   }
   strategy->end();
-  EXPECT_LT(difference(space.values.values(), weights.back()).error, 1e-12);
+  EXPECT_LT(difference(flat.values.values(), weights.back()).error, 1e-12);
 }
 
 TEST(ParameterServer, WhatResumesGoesOn) {
@@ -390,13 +390,13 @@ TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {
   AdamW adam({});
   auto backend = reference_backend(1);
   Plain model;
-  ParameterSpace space(model, *backend, 1);
-  EXPECT_TRUE(refused([&] { strategy->begin(space, adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
-  EXPECT_TRUE(refused([] { Pace::parse("x", "", 2); }, {"--pace x"}));
-  EXPECT_TRUE(refused([] { Pace::parse("60", "2:4", 2); }, {"--slow 2:4", "no 2 among 0 to 1"}));
-  EXPECT_TRUE(refused([] { Pace::parse("60", "0.5:4", 2); }, {"--slow 0.5:4"}));
-  EXPECT_TRUE(refused([] { Pace::parse("60:1e-310", "", 2); }, {"shape", "0.01"}));
-  EXPECT_TRUE(refused([] { Pace::parse("", "1:4", 2); }, {"--pace MILLISECONDS"}));
+  FlatParameters flat(model, *backend, 1);
+  EXPECT_TRUE(refused([&] { strategy->begin(flat, adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
+  EXPECT_TRUE(refused([] { StragglerEmulation::parse("x", "", 2); }, {"--pace x"}));
+  EXPECT_TRUE(refused([] { StragglerEmulation::parse("60", "2:4", 2); }, {"--slow 2:4", "no 2 among 0 to 1"}));
+  EXPECT_TRUE(refused([] { StragglerEmulation::parse("60", "0.5:4", 2); }, {"--slow 0.5:4"}));
+  EXPECT_TRUE(refused([] { StragglerEmulation::parse("60:1e-310", "", 2); }, {"shape", "0.01"}));
+  EXPECT_TRUE(refused([] { StragglerEmulation::parse("", "1:4", 2); }, {"--pace MILLISECONDS"}));
 }
 
 }  // namespace

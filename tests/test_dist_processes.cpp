@@ -54,7 +54,7 @@ int free_port() {
 }
 
 // Ranks that meet by a file (no port), or on a port with a token.
-struct Meeting {
+struct RendezvousOfRanks {
   int ranks;
   Set set;
   int port = 0;
@@ -89,9 +89,9 @@ void exchanges(Rendezvous& r) {
   }
 }
 
-TEST(Rendezvous, RanksOfAHostMeetWithoutBeingTold) {
+TEST(Rendezvous, RanksOfAHostFindEachOtherWithoutBeingTold) {
   for (int n : {2, 5}) {
-    Meeting m{.ranks = n, .set = {}};
+    RendezvousOfRanks m{.ranks = n, .set = {}};
     all_well(m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables(m.set));
       exchanges(r);
@@ -109,7 +109,7 @@ TEST(Rendezvous, AFileSaysWhereRankZeroIs) {
     const timespec long_ago[2]{{1000, 0}, {1000, 0}};
     utimensat(AT_FDCWD, file.c_str(), long_ago, 0);
   }
-  Meeting m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", folder.string()}}};
+  RendezvousOfRanks m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", folder.string()}}};
   EXPECT_FALSE(has_begun(m.job, variables(m.set)));
   std::barrier all(2);
   all_well(m.run([&](int rank) {
@@ -125,8 +125,8 @@ TEST(Rendezvous, AFileSaysWhereRankZeroIs) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(Rendezvous, RanksOfSeveralHostsMeetByToken) {
-  Meeting m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
+TEST(Rendezvous, RanksOfSeveralHostsFindEachOtherByToken) {
+  RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
   all_well(m.run([&](int rank) {
     if (rank == 0) usleep(300000);  // the others come first
     Rendezvous r(m.place(rank), m.deadlines(), variables(m.set));
@@ -146,7 +146,7 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
       },
       {"shorter than 16"}));
   // Ranks that do not come are listed, with the hosts on which they should have been; those that came hear it too.
-  Meeting m{.ranks = 5, .set = {{"TANDEM_HOSTS", "a:2,b:3"}}, .start = 0.6};
+  RendezvousOfRanks m{.ranks = 5, .set = {{"TANDEM_HOSTS", "a:2,b:3"}}, .start = 0.6};
   const auto said = m.run([&](int rank) {
     if (rank == 2 || rank == 3) return;
     Rendezvous r(m.place(rank), m.deadlines(), variables(m.set));
@@ -156,11 +156,11 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
       << said[0];
   EXPECT_NE(said[1].find("missing: 2 on b, 3 on b"), std::string::npos) << said[1];
   // One that came and went is not waited for.
-  Meeting hasty{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
+  RendezvousOfRanks hasty{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
   const auto heard = hasty.run([&](int rank) {
     if (rank == 1) return;
     while (rank == 2) try {
-        ::close(knock("127.0.0.1", hasty.port, "0123456789abcdef0123", 2, 3, 5));
+        ::close(connect_with_token("127.0.0.1", hasty.port, "0123456789abcdef0123", 2, 3, 5));
         return;
       } catch (const Error&) {  // rank 0 does not listen yet
         usleep(20000);
@@ -169,13 +169,13 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
   });
   EXPECT_NE(heard[0].find("rank 2, from 127.0.0.1, ended before all ranks had come"), std::string::npos) << heard[0];
   // Nobody there at all.
-  Meeting lonely{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
+  RendezvousOfRanks lonely{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
   EXPECT_TRUE(refused([&] { Rendezvous r(lonely.place(1), lonely.deadlines(), variables(lonely.set)); },
                       {"rank 1 does not find rank 0", "Connection refused"}));
 }
 
 TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
-  Meeting m{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
+  RendezvousOfRanks m{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
   auto said = m.run([&](int rank) {
     Place p = m.place(rank);
     if (rank == 1) p.size = 3;
@@ -183,7 +183,7 @@ TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
   });
   for (const auto& s : said)
     EXPECT_NE(s.find("rank 1 was started as one of 3 ranks, and rank 0 as one of 2"), std::string::npos) << s;
-  Meeting twice{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
+  RendezvousOfRanks twice{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
   said = twice.run(
       [&](int rank) { Rendezvous r(twice.place(rank == 2 ? 1 : rank), twice.deadlines(), variables(twice.set)); });
   EXPECT_NE(said[0].find("rank 1 has come twice"), std::string::npos) << said[0];
@@ -201,8 +201,8 @@ int visit(int port) {
   return -1;
 }
 
-TEST(Rendezvous, StrangersKeepNobodyWaitingAndDoNotGetIn) {
-  Meeting m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 60};
+TEST(Rendezvous, UnauthenticatedPeersKeepNobodyWaitingAndDoNotGetIn) {
+  RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 60};
   std::atomic<bool> end{false};
   std::atomic<int> visits{0}, let_in{0};
   std::string overheard(112, 'x');  // what a rank said to another rank 0: worth nothing here
@@ -253,7 +253,7 @@ TEST(Rendezvous, StrangersKeepNobodyWaitingAndDoNotGetIn) {
 }
 
 TEST(Rendezvous, WhoHasAnotherTokenDoesNotGetIn) {
-  Meeting m{.ranks = 2, .set = {}, .port = free_port(), .start = 1.5};
+  RendezvousOfRanks m{.ranks = 2, .set = {}, .port = free_port(), .start = 1.5};
   const auto said = m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(),
                  variables({{"TANDEM_TOKEN", rank ? "aaaaaaaaaaaaaaaaaaaa" : "bbbbbbbbbbbbbbbbbbbb"}}));
@@ -265,7 +265,7 @@ TEST(Rendezvous, WhoHasAnotherTokenDoesNotGetIn) {
 // ---- liveness ------------------------------------------------------------------------------------------------------------
 Membership names(int n, bool goes_on = false) {
   Membership m{.goes_on = goes_on, .nonce = 7};
-  for (int r = 0; r < n; r++) m.seats.push_back({.card = Card{.host = "here", .identity = "here"}.text()});
+  for (int r = 0; r < n; r++) m.slots.push_back({.record = AddressRecord{.host = "here", .identity = "here"}.text()});
   return m;
 }
 
@@ -282,7 +282,7 @@ std::string failure_of(const Control& c, double seconds) {
 }
 
 TEST(Control, AFailureReachesEveryRank) {
-  Meeting m{.ranks = 4, .set = {}};
+  RendezvousOfRanks m{.ranks = 4, .set = {}};
   const auto said = m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
     Control c(r, names(4), m.deadlines());
@@ -294,7 +294,7 @@ TEST(Control, AFailureReachesEveryRank) {
 
 TEST(Control, AClosedConnectionIsADeath) {
   for (int dead : {0, 2}) {
-    Meeting m{.ranks = 3, .set = {}};
+    RendezvousOfRanks m{.ranks = 3, .set = {}};
     const auto said = m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables({}));
       if (rank == dead) return;  // without a good-bye
@@ -310,7 +310,7 @@ TEST(Control, AClosedConnectionIsADeath) {
 }
 
 TEST(Control, SilenceIsADeath) {
-  Meeting m{.ranks = 3, .set = {}};
+  RendezvousOfRanks m{.ranks = 3, .set = {}};
   const auto said = m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
     if (rank == 1) {
@@ -325,7 +325,7 @@ TEST(Control, SilenceIsADeath) {
 }
 
 TEST(Control, AGoodByeIsNone) {
-  Meeting m{.ranks = 3, .set = {}};
+  RendezvousOfRanks m{.ranks = 3, .set = {}};
   all_well(m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
     Control c(r, names(3), m.deadlines());
@@ -346,7 +346,7 @@ void shrink_buffers(int bytes) {
 
 // Rank 1 reads nothing for a while: the connection is full, in the middle of a heartbeat, when rank 0 has something to say.
 TEST(Control, AFullConnectionLosesNothing) {
-  Meeting m{.ranks = 2, .set = {}};
+  RendezvousOfRanks m{.ranks = 2, .set = {}};
   testing::internal::CaptureStderr();
   std::atomic<int> heard = 0;
   std::barrier all(2);
@@ -357,7 +357,7 @@ TEST(Control, AFullConnectionLosesNothing) {
     all.arrive_and_wait();
     if (rank == 1) usleep(1500000);
     Control c(r, names(2), {.silence = 30, .patience = 0.004});  // a heartbeat each millisecond
-    c.stand(&c, {.waits_for = 1 - rank});
+    c.report_wait(&c, {.waits_for = 1 - rank});
     if (rank == 0) usleep(1200000), c.fail(0, std::string(9000, 'x'));
     const std::string failure = failure_of(c, 20);  // a busy kernel opens so small a window again after seconds
     for (heard += rank; rank == 0 && heard < 1;) usleep(1000);
@@ -448,7 +448,7 @@ TEST(PortGuard, WhatCannotBeSetIsSaid) {
 // ---- UCX -----------------------------------------------------------------------------------------------------------------
 template <class Body>
 std::vector<std::string> over_ucx(int n, const Body& body) {
-  Meeting m{.ranks = n, .set = {}};
+  RendezvousOfRanks m{.ranks = n, .set = {}};
   return m.run([&](int rank) {
     Rendezvous r(m.place(rank), m.deadlines(), variables({}));
     auto ucx = Ucx::open(r.interface_address());
@@ -571,8 +571,9 @@ TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
   const auto addresses = control->gather(ucx->address());
   auto c = ucx->channel(addresses, 7, control);
   int arrived = 0;
-  c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::as_writable_bytes(std::span(room)).first(n); },
-                 .arrived = [&](int, const Note&, std::span<std::byte>) { arrived++; }});
+  c->on_message({.place = [&](int, const MessageHeader&,
+                              std::size_t n) { return std::as_writable_bytes(std::span(room)).first(n); },
+                 .arrived = [&](int, const MessageHeader&, std::span<std::byte>) { arrived++; }});
   std::vector<Work> works;
   for (int to = 0; to < place.size; to++)
     if (to != place.rank) works.push_back(c->send(to, {}, std::as_bytes(std::span(x))));
@@ -600,7 +601,7 @@ TEST(Ucx, WhoLeavesIsNamed) {
 TEST(Ucx, AStandstillIsAWarning) {
   for (bool node : {false, true}) {
     testing::internal::CaptureStderr();
-    Meeting m{.ranks = 3, .set = {}};
+    RendezvousOfRanks m{.ranks = 3, .set = {}};
     const auto said = m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables({}));
       auto ucx = Ucx::open(r.interface_address());
@@ -632,7 +633,7 @@ TEST(Ucx, AStandstillIsAWarning) {
 
 TEST(Ucx, AServerAddsUpWhatWorkersPush) {
   for (std::size_t count : {std::size_t(1), std::size_t(1000), std::size_t(300000)}) {
-    Meeting m{.ranks = 3, .set = {}};
+    RendezvousOfRanks m{.ranks = 3, .set = {}};
     all_well(m.run([&](int rank) {
       Rendezvous r(m.place(rank), m.deadlines(), variables({}));
       auto ucx = Ucx::open(r.interface_address());
@@ -656,7 +657,7 @@ class Processes {
   ~Processes() {
     for (const One& one : all_)
       if (one.pid > 0) ::kill(one.pid, SIGKILL), waitpid(one.pid, nullptr, 0), ::close(one.said);
-    forget_meeting("TANDEM_JOB=" + set_["TANDEM_JOB"]);
+    forget_rendezvous("TANDEM_JOB=" + set_["TANDEM_JOB"]);
   }
   std::size_t start(int rank, const Set& more = {}) {
     Set set = set_;
@@ -739,8 +740,8 @@ TEST(Channels, MessagesToOneselfAndNoRoom) {
     auto c = Job({.goes_on = true, .variables = v}).channel();
     std::vector<std::byte> memory(8), sent(8, std::byte{7});
     int arrived = 0;
-    c->on_message({.place = [&](int, const Note& n, std::size_t) { return std::span(memory).first(n[0]); },
-                   .arrived = [&](int from, const Note&, std::span<std::byte>) { arrived += from == rank; }});
+    c->on_message({.place = [&](int, const MessageHeader& n, std::size_t) { return std::span(memory).first(n[0]); },
+                   .arrived = [&](int from, const MessageHeader&, std::span<std::byte>) { arrived += from == rank; }});
     c->send(rank, {8}, sent).wait();
     for (int i = 0; i < 1000 && !arrived; i++) c->progress();
     require(arrived == 1 && memory == sent, "it has not arrived");
@@ -762,8 +763,8 @@ TEST(Channels, AKilledRankIsMissedByAllInOneOrder) {
     auto c = Job({.goes_on = true, .variables = v}).channel();
     std::vector<std::byte> large(300000), room(large.size());
     std::string told;
-    c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(room).first(n); },
-                   .arrived = [](int, const Note&, std::span<std::byte>) {},
+    c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
+                   .arrived = [](int, const MessageHeader&, std::span<std::byte>) {},
                    .lost = [&](int r, const std::string&) { told += std::to_string(r); }});
     board[rank] = 1;
     while (told.size() < 2) {
@@ -828,8 +829,8 @@ TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
     auto c = Job({.goes_on = true, .variables = v}).channel();
     std::vector<std::byte> large(1 << 20), room(large.size());
     std::string told;
-    c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(room).first(n); },
-                   .arrived = [](int, const Note&, std::span<std::byte>) {},
+    c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
+                   .arrived = [](int, const MessageHeader&, std::span<std::byte>) {},
                    .lost = [&](int, const std::string& why) { told = why; }});
     board[rank] = 1;
     while (!board[20]) {
@@ -859,8 +860,8 @@ TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
   constexpr std::int64_t count = 4 * 1024;
   Processes p(3, quick, [&](int rank, const Variables& v) {
     std::vector<float> w(count), none(64), gradient(count, 1.f);
-    const Buffer weights{w.data(), count, DType::f32}, statistics{none.data(), 0, DType::f32};
-    Member member(Job({.goes_on = true, .variables = v}).channel(), 20);
+    const Buffer weights{w.data(), count, DType::f32}, buffers{none.data(), 0, DType::f32};
+    ServerNode server_node(Job({.goes_on = true, .variables = v}).channel(), 20);
     ServerOptions options{.how = Asynchrony::parse("asgd")};
     options.learning_rate = [&, rank](std::int64_t pushes) {
       if (rank != 2 || pushes != 3) return 1.0;
@@ -868,21 +869,21 @@ TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
       raise(SIGSTOP);
       return 100.0;  // what it computes from now on is not what its successor does
     };
-    member.begin(weights, statistics, std::vector<float>(count / 64, 1.f), options, {0, 8});
-    member.pull(weights, statistics);
-    while (rank == 1 && member.ticket()) {
-      member.push({gradient.data(), count, DType::f32}, statistics, 1, {});
-      member.pull(weights, statistics);
+    server_node.begin(weights, buffers, std::vector<float>(count / 64, 1.f), options, {0, 8});
+    server_node.pull(weights, buffers);
+    while (rank == 1 && server_node.lease()) {
+      server_node.push({gradient.data(), count, DType::f32}, buffers, 1, {});
+      server_node.pull(weights, buffers);
       if (!board[0] || board[1]) continue;
       const float now = w.back();
       for (float x : w) require(x == w.front(), "rank 1 was answered with ", x, " and ", w.front());
       board[1] = 1;
       Board::until([&] { return board[2] == 1; });
-      member.pull(weights, statistics);  // the same answer, from where it lies
+      server_node.pull(weights, buffers);  // the same answer, from where it lies
       require(w.back() == now, "what was ", now, " is ", w.back(), " now");
     }
     if (rank == 1) require(w.front() == -8 && w.back() == -8, "the last weights are ", w.front(), " and ", w.back());
-    member.finish(weights, statistics);
+    server_node.finish(weights, buffers);
   });
   Board::until([&] { return board[1] == 1; });
   p.signal(2, SIGCONT);
@@ -905,7 +906,7 @@ TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
       board[0] = 1;
       l.until([] { return false; });
     }
-    l.until([&] { return l.notes[1].size() == 1; });
+    l.until([&] { return l.headers[1].size() == 1; });
     auto block = c->shared_by(1, 1);
     require(block.size() == 5 << 20 && c->shared_by(1, 0).size() == 100 && c->shared_by(1, 2).empty(), "a block of ",
             block.size());
@@ -932,9 +933,9 @@ TEST(Channels, AKilledRankComesBackTwice) {
     if (rank == 2) {
       // To all, and an answer of all: of this incarnation.
       for (int to : {0, 1, 3}) c->send(to, {c->incarnation()}).wait();
-      l.until([&] { return !l.notes[0].empty() && !l.notes[1].empty() && !l.notes[3].empty(); });
-      for (auto& [from, notes] : l.notes)
-        require(notes == std::vector<std::uint64_t>{c->incarnation()}, "rank ", from, " says ", notes[0]);
+      l.until([&] { return !l.headers[0].empty() && !l.headers[1].empty() && !l.headers[3].empty(); });
+      for (auto& [from, headers] : l.headers)
+        require(headers == std::vector<std::uint64_t>{c->incarnation()}, "rank ", from, " says ", headers[0]);
       require(l.told.empty(), "who came back was told ", l.told);
       board[30] = int(c->incarnation()) + 1;
       if (c->incarnation() < 2) l.until([] { return false; });
@@ -942,13 +943,13 @@ TEST(Channels, AKilledRankComesBackTwice) {
       return;
     }
     for (std::uint64_t k = 0; k < 3; k++) {
-      l.until([&] { return l.notes[2].size() == k + 1; });
-      require(l.notes[2].back() == k, "rank 2 says ", l.notes[2].back(), " as incarnation ", k);
+      l.until([&] { return l.headers[2].size() == k + 1; });
+      require(l.headers[2].back() == k, "rank 2 says ", l.headers[2].back(), " as incarnation ", k);
       auto shared = c->shared_by(2, 0);
       require(shared.size() == 64 && reinterpret_cast<std::uint64_t*>(shared.data())[0] == k, "of another incarnation");
       c->send(2, {k}).wait();
     }
-    l.until([&] { return l.notes[2].back() == 99; });
+    l.until([&] { return l.headers[2].back() == 99; });
     require(l.told.ends_with("rank 2 is back as 2; ") && l.told.find("rank 2 is back as 1; ") != std::string::npos, l.told);
   });
   for (int k = 1; k < 3; k++) {
@@ -1022,10 +1023,10 @@ TEST(Hosts, DISABLED_LossesAndReturns) {
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
   };
-  c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(room).first(n); },
+  c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(room).first(n); },
                  .arrived =
-                     [&](int from, const Note& note, std::span<std::byte>) {
-                       end = end || note[0] == 99;
+                     [&](int from, const MessageHeader& header, std::span<std::byte>) {
+                       end = end || header[0] == 99;
                        if (++arrived[from] == 3) say("hears " + c->where(from));
                      },
                  .lost = [&](int, const std::string& why) { say("lost: " + why); },
@@ -1056,8 +1057,8 @@ TEST(Channels, DISABLED_Speed) {
       const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);
       std::vector<std::byte> memory(bytes, std::byte{1});
       int arrived = 0, answered = 0;
-      c->on_message({.place = [&](int, const Note&, std::size_t n) { return std::span(memory).first(n); },
-                     .arrived = [&](int, const Note& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
+      c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(memory).first(n); },
+                     .arrived = [&](int, const MessageHeader& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
       const auto begin = std::chrono::steady_clock::now();
       if (rank == 0) {
         std::deque<Work> works;

@@ -40,15 +40,15 @@ struct GatherRows : Node {
   Cuts rows;
   GatherRows(Over o, Cuts r) : Node(name), over(std::move(o)), rows(std::move(r)) {}
   static Tensor forward(const Tensor& x, Communicator& over, const Cuts& rows) {
-    const Numbers all = gathered(over, times(rows, x.extent(1)), x.values());
-    return Tensor::of(x.backend(), {rows.back(), x.extent(1)}, all, x.dtype());
+    const Numbers all = gathered(over, times(rows, x.size(1)), x.values());
+    return Tensor::of(x.backend(), {rows.back(), x.size(1)}, all, x.dtype());
   }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     Numbers sum = dy.values();
     over->all_reduce(buffer(sum)).wait();
     const Tensor all = Tensor::of(dy.backend(), dy.shape(), sum, dy.dtype());
     const auto r = std::size_t(over->rank());
-    sinks[0].give(all.slice(rows[r], rows[r + 1]).clone());
+    slots[0].accumulate(all.slice(rows[r], rows[r + 1]).clone());
   }
 };
 
@@ -68,13 +68,13 @@ struct GatherColumns : Node {
           y[std::size_t(i * C + c)] = all[std::size_t(columns[s] * rows.back() + (first + i) * width + c - columns[s])];
     return Tensor::of(z.backend(), {b, C}, y, z.dtype());
   }
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const std::int64_t C = columns.back(), B = rows.back(), first = columns[std::size_t(over->rank())],
                        width = columns[std::size_t(over->rank()) + 1] - first;
     const Numbers all = gathered(*over, times(rows, C), dy.values());
     Numbers dz(std::size_t(B * width));
     for (std::int64_t i = 0; i < B * width; i++) dz[std::size_t(i)] = all[std::size_t(i / width * C + first + i % width)];
-    sinks[0].give(Tensor::of(dy.backend(), {B, width}, dz, dy.dtype()));
+    slots[0].accumulate(Tensor::of(dy.backend(), {B, width}, dz, dy.dtype()));
   }
 };
 
@@ -92,12 +92,12 @@ class SlicedLinear : public Module {
     const auto r = std::size_t(over_->rank());
     if (mode().alone) {
       const Variable z = linear(x, *weight_, *bias_);
-      auto zeros = [&](std::int64_t width) { return Variable(Tensor::zeros(z.backend(), {z.extent(0), width}, z.dtype())); };
+      auto zeros = [&](std::int64_t width) { return Variable(Tensor::zeros(z.backend(), {z.size(0), width}, z.dtype())); };
       const Variable parts[] = {zeros(columns_[r]), z, zeros(columns_.back() - columns_[r + 1])};
-      return concat(parts, 1);
+      return cat(parts, 1);
     }
     Numbers count(std::size_t(over_->size()));
-    count[r] = double(x.extent(0));
+    count[r] = double(x.size(0));
     over_->all_gather(buffer(count)).wait();
     Cuts rows{0};
     for (double n : count) rows.push_back(rows.back() + std::int64_t(n));
@@ -123,9 +123,9 @@ struct Net : Module {
 };
 
 // Whole vectors, in the order of the plain model's parameters.
-Numbers whole(const ParameterSpace& space, const Tensor& vector, Strategy& strategy) {
+Numbers whole(const FlatParameters& flat, const Tensor& vector, Strategy& strategy) {
   Numbers all;
-  for (const Segment& s : space.segments()) {
+  for (const ParameterRange& s : flat.parameter_ranges()) {
     const Tensor mine = vector.range(s.local_begin, s.shape);
     if (s.owner() == OwnerClass::replicated) {
       for (double v : mine.values()) all.push_back(v);
@@ -134,7 +134,7 @@ Numbers whole(const ParameterSpace& space, const Tensor& vector, Strategy& strat
     const auto bytes = gather_slices(mine, s.slice, s.whole, strategy, true);
     dispatch_wide(mine.dtype(), "whole", [&]<class T> {
       const T* v = reinterpret_cast<const T*>(bytes.data());
-      all.insert(all.end(), v, v + s.whole.elements());
+      all.insert(all.end(), v, v + s.whole.numel());
     });
   }
   return all;
@@ -178,100 +178,102 @@ struct AllKinds : Module {  // of every kind, between replicated ones
 TEST(Ranges, SlicesTogetherBeginAsThePlainLayer) {
   auto backend = reference_backend(1);
   AllKinds plain({});
-  ParameterSpace all(plain, *backend, 7);
+  FlatParameters all(plain, *backend, 7);
   for (int n : {2, 3, 7}) {
     std::map<std::string, Numbers> joined;
     for (int i = 0; i < n; i++) {
       AllKinds model({i, n});
-      ParameterSpace mine(model, *backend, 7);
+      FlatParameters mine(model, *backend, 7);
       EXPECT_EQ(mine.parameters(), all.parameters());
-      for (const Segment& s : mine.segments()) {
+      for (const ParameterRange& s : mine.parameter_ranges()) {
         const Numbers v = s.leaf->value.values();
         Numbers& to = joined[s.name];
         if (s.owner() == OwnerClass::slice || i == 0) to.insert(to.end(), v.begin(), v.end());
         EXPECT_TRUE(s.owner() == OwnerClass::slice || v == to) << s.name << " differs between ranks";
       }
     }
-    for (const Segment& s : all.segments()) EXPECT_EQ(joined[s.name], s.leaf->value.values()) << s.name << " in " << n;
+    for (const ParameterRange& s : all.parameter_ranges())
+      EXPECT_EQ(joined[s.name], s.leaf->value.values()) << s.name << " in " << n;
   }
   // Values that are there move in: those of the slice, and of a layer that was whole before.
   AllKinds model({1, 3});
   for (auto& [name, p] : model.parameters()) p->variable = Variable(plain.Module::parameter(name).variable.value());
-  ParameterSpace moved(model, *backend, 8), again(model, *backend, 9);
-  EXPECT_EQ(moved.segment("normal").leaf->value.values(), all.segment("normal").leaf->value.slice(3, 5).values());
+  FlatParameters moved(model, *backend, 8), again(model, *backend, 9);
+  EXPECT_EQ(moved.parameter_range("normal").leaf->value.values(),
+            all.parameter_range("normal").leaf->value.slice(3, 5).values());
   EXPECT_EQ(again.values.values(), moved.values.values());
 }
 
 TEST(Ranges, EachOwnerHasOneRange) {
   auto backend = reference_backend(1);
   AllKinds plain({});
-  ParameterSpace all(plain, *backend, 7);
-  EXPECT_EQ(all.all(OwnerClass::replicated).end, all.elements());
+  FlatParameters all(plain, *backend, 7);
+  EXPECT_EQ(all.all(OwnerClass::replicated).end, all.numel());
   EXPECT_EQ(all.all(OwnerClass::slice).length(), 0);
   EXPECT_TRUE(all.ranges(OwnerClass::slice).empty());
   std::vector<std::int64_t> places;
   std::set<std::uint64_t> hashes;
   for (int i = 0; i < 3; i++) {
     AllKinds model({i, 3});
-    ParameterSpace space(model, *backend, 7);
-    EXPECT_EQ(space.slice(), (Slice{i, 3}));
-    const Range same = space.all(OwnerClass::replicated), cut = space.all(OwnerClass::slice);
+    FlatParameters flat(model, *backend, 7);
+    EXPECT_EQ(flat.slice(), (Slice{i, 3}));
+    const Range same = flat.all(OwnerClass::replicated), cut = flat.all(OwnerClass::slice);
     EXPECT_EQ(same.begin, 0);
     EXPECT_EQ(same.end, cut.begin);
-    EXPECT_EQ(cut.begin % ParameterSpace::cut, 0);
-    EXPECT_EQ(cut.end, space.elements());
-    ASSERT_EQ(space.trainable().size(), 2u);
+    EXPECT_EQ(cut.begin % FlatParameters::cut, 0);
+    EXPECT_EQ(cut.end, flat.numel());
+    ASSERT_EQ(flat.trainable().size(), 2u);
     for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
-      ASSERT_EQ(space.ranges(owner).size(), 1u);
-      EXPECT_EQ(space.ranges(owner)[0].begin, space.all(owner).begin);
-      EXPECT_EQ(space.ranges(owner)[0].end, space.all(owner).end);
+      ASSERT_EQ(flat.ranges(owner).size(), 1u);
+      EXPECT_EQ(flat.ranges(owner)[0].begin, flat.all(owner).begin);
+      EXPECT_EQ(flat.ranges(owner)[0].end, flat.all(owner).end);
     }
     std::vector<std::int64_t> here;
-    std::vector<bool> used(std::size_t(space.elements()));
-    for (const Segment& s : space.segments()) {
-      EXPECT_EQ(s.global_begin, all.segment(s.name).global_begin) << s.name;
-      EXPECT_EQ(s.local_begin % ParameterSpace::alignment, 0);
-      EXPECT_GE(s.local_begin, space.all(s.owner()).begin) << s.name;
-      EXPECT_LE(s.local_begin + s.length, space.all(s.owner()).end) << s.name;
+    std::vector<bool> used(std::size_t(flat.numel()));
+    for (const ParameterRange& s : flat.parameter_ranges()) {
+      EXPECT_EQ(s.global_begin, all.parameter_range(s.name).global_begin) << s.name;
+      EXPECT_EQ(s.local_begin % FlatParameters::alignment, 0);
+      EXPECT_GE(s.local_begin, flat.all(s.owner()).begin) << s.name;
+      EXPECT_LE(s.local_begin + s.length, flat.all(s.owner()).end) << s.name;
       here.push_back(s.local_begin);
       for (std::int64_t k = s.local_begin; k < s.local_begin + s.length; k++) {
         EXPECT_FALSE(used[std::size_t(k)]) << s.name << " overlaps";
         used[std::size_t(k)] = true;
       }
     }
-    const Numbers values = space.values.values();
+    const Numbers values = flat.values.values();
     for (std::size_t k = 0; k < values.size(); k++)
       EXPECT_TRUE(used[k] || values[k] == 0) << "padding";
     if (places.empty()) places = here;
     EXPECT_EQ(here, places) << "all slices have the same layout";
-    EXPECT_EQ(space.layout_hash(OwnerClass::replicated), all.layout_hash()) << "that of the plain model";
-    hashes.insert(space.layout_hash());
+    EXPECT_EQ(flat.layout_hash(OwnerClass::replicated), all.layout_hash()) << "that of the plain model";
+    hashes.insert(flat.layout_hash());
   }
   hashes.insert(all.layout_hash());
   EXPECT_EQ(hashes.size(), 4u);
   AllKinds frozen({0, 3}, true);
-  ParameterSpace partly(frozen, *backend, 7);
+  FlatParameters partly(frozen, *backend, 7);
   for (const Range& r : partly.trainable()) EXPECT_TRUE(r.end <= partly.all(OwnerClass::slice).begin || r.begin >= partly.all(OwnerClass::slice).begin);
 }
 
 TEST(Ranges, WhatCannotBeCutIsRefused) {
   auto backend = reference_backend(1);
   AllKinds many({7, 8}), wrong({3, 3});
-  EXPECT_TRUE(refused([&] { ParameterSpace(many, *backend, 1); }, {"slice 7 of 8", "as it has rows"}));
-  EXPECT_TRUE(refused([&] { ParameterSpace(wrong, *backend, 1); }, {"slice 3 of 3"}));
+  EXPECT_TRUE(refused([&] { FlatParameters(many, *backend, 1); }, {"slice 7 of 8", "as it has rows"}));
+  EXPECT_TRUE(refused([&] { FlatParameters(wrong, *backend, 1); }, {"slice 3 of 3"}));
   AllKinds mixed({0, 2});
   mixed.Module::parameter("orthogonal").slice = {1, 2};
-  EXPECT_TRUE(refused([&] { ParameterSpace(mixed, *backend, 1); }, {"orthogonal", "slice 1 of 2", "slice 0 of 2"}));
+  EXPECT_TRUE(refused([&] { FlatParameters(mixed, *backend, 1); }, {"orthogonal", "slice 1 of 2", "slice 0 of 2"}));
   // One rank that has a slice only.
   AllKinds half({0, 2});
-  ParameterSpace space(half, *backend, 1);
+  FlatParameters flat(half, *backend, 1);
   SGD sgd({.learning_rate = 0.1});
-  sgd.bind(space);
+  sgd.bind(flat);
   EXPECT_TRUE(refused([&] { sgd.update(nullptr); }, {"cut over ranks", "all-reduce"}));
   TemporaryFolder folder;
   Strategy one;
-  EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {space, sgd}, {}); }, {"cut over ranks", "strategy"}));
-  EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {space, sgd, nullptr, &one}, {}); }, {"slice 1 of 2", "no rank"}));
+  EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {flat, sgd}, {}); }, {"cut over ranks", "strategy"}));
+  EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {flat, sgd, nullptr, &one}, {}); }, {"slice 1 of 2", "no rank"}));
 }
 
 // ---- training -----------------------------------------------------------------------------------------------------------
@@ -290,27 +292,27 @@ Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_
   Dataset data = odd_number_of_pictures();
   Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0}, backend);
   Net model(over);
-  ParameterSpace space(model, backend, 100, {}, dtype);
+  FlatParameters flat(model, backend, 100, {}, dtype);
   const auto optimizer = optimizer_called(optimizer_name);
   optimizer->clip_norm = 0.2;
-  optimizer->bind(space);
-  strategy.begin(space, *optimizer);
-  Accumulation accumulation(space, *optimizer, 1, source.batches_per_epoch());
+  optimizer->bind(flat);
+  strategy.begin(flat, *optimizer);
+  Accumulation accumulation(flat, *optimizer, 1, source.batches_per_epoch());
   source.start(0);
   for (Batch batch; source.next(batch);) {  // five, and the last is smaller
     accumulation.begin(batch);
     const Variable loss = cross_entropy(model(Variable(batch.images.cast(dtype))), batch.labels);
     accumulation.backward(loss, loss, batch);
     EXPECT_EQ(strategy.step(*optimizer, Variable(accumulation.loss())), StepResult::made);
-    const Score sum = strategy.sum({.loss = loss.item() * double(batch.size()), .samples = double(batch.size())});
+    const MetricSums sum = strategy.sum({.loss = loss.item() * double(batch.size()), .samples = double(batch.size())});
     seen.losses.push_back(sum.loss / sum.samples);
     seen.norms.push_back(optimizer->gradient_norm());
-    if (seen.gradients.empty()) seen.gradients = whole(space, space.gradients, strategy);
+    if (seen.gradients.empty()) seen.gradients = whole(flat, flat.gradients, strategy);
   }
   strategy.end();
-  seen.weights = whole(space, space.values, strategy);
+  seen.weights = whole(flat, flat.values, strategy);
   for (auto& [name, vector] : optimizer->vectors())
-    for (double v : whole(space, vector, strategy)) seen.state.push_back(v);
+    for (double v : whole(flat, vector, strategy)) seen.state.push_back(v);
   return seen;
 }
 
@@ -380,48 +382,48 @@ TEST(Ranges, AllRanksSkipWhatIsNotFiniteInASlice) {
     all_well(on_slices(3, [&](Strategy& s, const Over& over, int r) {
       auto backend = reference_backend(1);
       Net model(over);
-      ParameterSpace space(model, *backend, 1);
+      FlatParameters flat(model, *backend, 1);
       const auto optimizer = optimizer_called(optimizer_name);
       optimizer->if_not_finite = IfNotFinite::skip;
-      optimizer->bind(space);
-      s.begin(space, *optimizer);
+      optimizer->bind(flat);
+      s.begin(flat, *optimizer);
       const Tensor x = Tensor::of(*backend, {2, 64}, numbers("x", 128)), y = Tensor::of(*backend, {2}, {1, 2}, DType::i32);
       for (int step = 0; step < 3; step++) {
-        const Numbers before = space.values.values();
-        space.zero_gradients();
+        const Numbers before = flat.values.values();
+        flat.zero_gradients();
         const Variable loss = cross_entropy(model(Variable(x)), y);
-        space.backward(loss, 1.0 / 3);
-        if (step == 1 && r == 2) space.segment("fc2.bias").leaf->grad.fill(std::nan(""));
+        flat.backward(loss, 1.0 / 3);
+        if (step == 1 && r == 2) flat.parameter_range("fc2.bias").leaf->grad.fill(std::nan(""));
         require(s.step(*optimizer, loss) == (step == 1 ? StepResult::not_finite : StepResult::made), "step ", step);
-        require((space.values.values() == before) == (step == 1), "weights of step ", step);
+        require((flat.values.values() == before) == (step == 1), "weights of step ", step);
       }
       s.end();
     }));
 }
 
 TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
-  auto begins = [](Strategy& s, Module& model, const std::function<void(ParameterSpace&)>& then = {}) {
+  auto begins = [](Strategy& s, Module& model, const std::function<void(FlatParameters&)>& then = {}) {
     auto backend = reference_backend(1);
-    ParameterSpace space(model, *backend, std::uint64_t(s.rank()));
+    FlatParameters flat(model, *backend, std::uint64_t(s.rank()));
     SGD sgd({.learning_rate = 0.1});
-    sgd.bind(space);
-    s.begin(space, sgd);
-    if (then) then(space);
+    sgd.bind(flat);
+    s.begin(flat, sgd);
+    if (then) then(flat);
     s.end();
   };
   // Rank 0's weights, and the first machine's slices, on all.
   std::vector<Numbers> weights(4);
   all_well(on_slices(2, [&](Strategy& s, const Over& over, int r) {
     Net model(over);
-    begins(s, model, [&](ParameterSpace& space) { weights[std::size_t(r)] = whole(space, space.values, s); });
+    begins(s, model, [&](FlatParameters& flat) { weights[std::size_t(r)] = whole(flat, flat.values, s); });
   }, usual, 2));
   for (const Numbers& w : weights) EXPECT_EQ(w, weights[0]);
   // One slice differs between two machines; between slices nothing is compared.
   for (int machines : {1, 2}) {
     const auto said = on_slices(2, [&](Strategy& s, const Over& over, int r) {
       Net model(over);
-      begins(s, model, [&](ParameterSpace& space) {
-        if (r == 2 * machines - 1) space.segment("fc2.weight").leaf->value.fill(1);
+      begins(s, model, [&](FlatParameters& flat) {
+        if (r == 2 * machines - 1) flat.parameter_range("fc2.weight").leaf->value.fill(1);
       });
     }, usual, machines);
     for (int r = 0; r < 2 * machines; r++) {
@@ -462,16 +464,16 @@ TEST(Ranges, FilesAreThoseOfThePlainModel) {
   const std::string plain = folder.file("plain"), torch = folder.file("torch");
   auto backend = reference_backend(1);
   Flat model(nullptr);
-  ParameterSpace space(model, *backend, 3);
+  FlatParameters flat(model, *backend, 3);
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-  sgd.bind(space);
-  Ema ema(space, 0.9);
+  sgd.bind(flat);
+  Ema ema(flat, 0.9);
   Tensor velocity = sgd.vectors()[0].second;
-  for (const Segment& s : space.segments()) {
+  for (const ParameterRange& s : flat.parameter_ranges()) {
     velocity.range(s.local_begin, s.shape).copy_from(Tensor::of(*backend, s.shape, numbers("v" + s.name, s.length)));
     ema.values.range(s.local_begin, s.shape).copy_from(Tensor::of(*backend, s.shape, numbers("a" + s.name, s.length)));
   }
-  save_checkpoint(plain, {space, sgd, &ema}, {.step = 4}, {{"--lr", "0.1"}});
+  save_checkpoint(plain, {flat, sgd, &ema}, {.step = 4}, {{"--lr", "0.1"}});
   export_torch(model, *backend, {2, 3, 2}, torch);
 
   for (int n : {1, 2, 3, 7})
@@ -479,7 +481,7 @@ TEST(Ranges, FilesAreThoseOfThePlainModel) {
       const std::string own = r == 0 ? folder.file("own") : "", weights = r == 0 ? folder.file("weights") : "";
       auto mine = reference_backend(1);
       Flat cut(over);
-      ParameterSpace part(cut, *mine, 4);
+      FlatParameters part(cut, *mine, 4);
       SGD steps({.learning_rate = 0.1, .momentum = 0.9});
       steps.bind(part);
       Ema average(part, 0.9);
@@ -487,7 +489,7 @@ TEST(Ranges, FilesAreThoseOfThePlainModel) {
       save_checkpoint(own, {part, steps, &average, &s}, {.step = 4}, {{"--lr", "0.1"}});
       require(r > 0 || contents(own) == contents(plain), "another checkpoint on ", n, " ranks");
       Flat read(over);
-      ParameterSpace into(read, *mine, 5);
+      FlatParameters into(read, *mine, 5);
       import_torch(read, *mine, {2, 3, 2}, torch);
       require(into.values.values() == part.values.values(), "other weights from PyTorch");
       export_torch(read, *mine, {2, 3, 2}, weights, {}, &s);
@@ -500,7 +502,7 @@ TEST(Ranges, FilesAreThoseOfThePlainModel) {
   all_well(on_slices(2, [&](Strategy&, const Over& over, int) {
     auto mine = reference_backend(1);
     Net other(over);
-    ParameterSpace part(other, *mine, 4);
+    FlatParameters part(other, *mine, 4);
     SGD steps({.learning_rate = 0.1, .momentum = 0.9});
     steps.bind(part);
     EXPECT_TRUE(refused([&] { load_checkpoint(plain, {part, steps}); }, {"another model"}));
@@ -518,15 +520,15 @@ TEST(Ranges, ARunGoesOnWithAnyNumberOfSlices) {
     SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
     o.ema = 0.8;
     fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
-    ParameterSpace space(model, *backend, 1);
-    return whole(space, space.values, s);
+    FlatParameters flat(model, *backend, 1);
+    return whole(flat, flat.values, s);
   };
   Strategy one;
   FitOptions o = quiet(4);
-  o.exchange.export_torch = folder.file("weights");
+  o.import_export.export_torch = folder.file("weights");
   const Numbers want = run(one, nullptr, o);
-  const std::string exported = contents(o.exchange.export_torch);
-  o.exchange.export_torch = folder.file("weights of slices");
+  const std::string exported = contents(o.import_export.export_torch);
+  o.import_export.export_torch = folder.file("weights of slices");
   o.checkpoint = folder.file("run");
   o.stop_after = 3;
   run(one, nullptr, o);
@@ -543,7 +545,7 @@ TEST(Ranges, ARunGoesOnWithAnyNumberOfSlices) {
   const SafetensorsFile a(folder.file("weights")), b(folder.file("weights of slices"));
   for (const auto& [name, entry] : a.tensors()) EXPECT_TRUE(close(name, b.values(name), a.values(name), 1e-4));
 
-  o.exchange.export_onnx = folder.file("graph");
+  o.import_export.export_onnx = folder.file("graph");
   for (const std::string& text : on_slices(2, [&](Strategy& s, const Over& over, int) { run(s, over, o); }))
     EXPECT_NE(text.find("--export-onnx"), text.npos) << text;
 }

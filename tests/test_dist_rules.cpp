@@ -37,7 +37,7 @@ const std::vector<Event> schedule{{false, 0}, {false, 1}, {false, 2}, {true, 0},
 struct Element {
   double w, velocity = 0;
   struct Worker {
-    double sent, squares = 0, own = 0;
+    double sent, square_avg = 0, own = 0;
     int version = 0;
   };
   std::vector<Worker> workers;
@@ -49,8 +49,8 @@ using Step = std::function<void(Element&, Element::Worker&, double g, double del
 constexpr double eta = 0.1f, mu = 0.9f;
 
 double adaptive(Element& e, Element::Worker& m, double g, double lambda = 2) {
-  m.squares = double(0.95f) * m.squares + (1 - double(0.95f)) * g * g;
-  return lambda / std::sqrt(m.squares + double(1e-7f)) * g * g * (e.w - m.sent);
+  m.square_avg = double(0.95f) * m.square_avg + (1 - double(0.95f)) * g * g;
+  return lambda / std::sqrt(m.square_avg + double(1e-7f)) * g * g * (e.w - m.sent);
 }
 double capped(double c, double g) { return std::clamp(c, -std::abs(g), std::abs(g)); }
 
@@ -162,13 +162,13 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
   for (const char* name : {"ddc-asgd", "dc-asgd-k", "asgd-m"}) {
     auto backend = cpu_backend(1);
     Linear a(96, 40), b(96, 40);
-    ParameterSpace one(a, *backend, 3), other(b, *backend, 3);
+    FlatParameters one(a, *backend, 3), other(b, *backend, 3);
     SGD sgd({.learning_rate = 0.07, .momentum = 0.9, .weight_decay = 5e-4}),
         sent({.learning_rate = 0.07, .weight_decay = 5e-4});
     sgd.clip_norm = sent.clip_norm = 0.5;
     sgd.bind(one), sent.bind(other);
     const auto rule = make_rule(name);
-    Shard shard(*rule, other.values, std::vector<float>(std::size_t(other.elements() / 64), 1.f), 1);
+    Shard shard(*rule, other.values, std::vector<float>(std::size_t(other.numel() / 64), 1.f), 1);
     for (std::uint32_t step = 0; step < 30; step++) {
       const std::vector<double> pixels = drawn(step);
       const Tensor x = Tensor::of(*backend, {2, 96}, std::span(pixels).first(192));
@@ -178,7 +178,7 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
         side->backward(sum(y * y * y));
       }
       sgd.step();
-      sent.measure(other.all(), false), sent.judge(nullptr), sent.finish_gradients(other.all());
+      sent.measure(other.all(), false), sent.check_gradients(nullptr), sent.finish_gradients(other.all());
       shard.push(0, other.gradients, 0.07, 0.9);
       other.values.copy_from(shard.pull(0));
       other.count_writes(other.all());

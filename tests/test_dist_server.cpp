@@ -8,10 +8,10 @@
 #include <cmath>
 
 #include "core/random.h"
-#include "dist/server/adoptions.h"
+#include "dist/server/fail_over.h"
 #include "dist/collectives/in_process.h"
-#include "dist/server/owner.h"
-#include "dist/server/post.h"
+#include "dist/server/shard_server.h"
+#include "dist/server/send_queue.h"
 #include "dist/server/rules.h"
 #include "dist/server/server.h"
 #include "dist/server/shard.h"
@@ -33,8 +33,8 @@ std::vector<double> drawn(std::uint32_t what) {
 }
 
 struct Ended {
-  std::vector<double> weights, statistics;
-  Member::Counts counts;
+  std::vector<double> weights, buffers;
+  ServerNode::Counts counts;
   std::vector<ShardEvent> events;
   std::string said;
 };
@@ -42,13 +42,13 @@ struct Ended {
 struct Serving {
   ServerOptions options = {};
   DType dtype = DType::f32;
-  std::int64_t tickets = 40;
+  std::int64_t leases = 40;
   ChannelFaults faults = {};
 };
 
-Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
-// step(rank, member, ticket, gradient, weights) fills in the gradient of every ticket, in a thread for each of `ranks`.
+// step(rank, member, lease, gradient, weights) fills in the gradient of every lease, in a thread for each of `ranks`.
 template <class Step>
 std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
   ServerOptions& options = how.options;
@@ -59,20 +59,20 @@ std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
   const auto said = ranks_say(ranks, [&](int r) {
     auto backend = reference_backend();
     Tensor weights = Tensor::of(*backend, {n}, drawn(r == 0 ? 0 : 77), how.dtype);
-    Tensor statistics = Tensor::of(*backend, {40}, std::vector<double>(40, 1.0), how.dtype);
-    Member member(std::move(channels[std::size_t(r)]), 30);
-    auto memory = member.memory(n * size_of(how.dtype));
+    Tensor buffers = Tensor::of(*backend, {40}, std::vector<double>(40, 1.0), how.dtype);
+    ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
+    auto memory = server_node.memory(n * size_of(how.dtype));
     Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, how.dtype, memory);
-    member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f), options, {0, how.tickets});
-    if (member.trains()) member.pull(whole(weights), whole(statistics));
-    while (auto ticket = member.ticket()) {
-      step(r, member, *ticket, gradient, weights);
-      member.push(whole(gradient), whole(statistics), 16, {1, 2, 16});
-      member.pull(whole(weights), whole(statistics));
+    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f), options, {0, how.leases});
+    if (server_node.trains()) server_node.pull(whole(weights), whole(buffers));
+    while (auto lease = server_node.lease()) {
+      step(r, server_node, *lease, gradient, weights);
+      server_node.push(whole(gradient), whole(buffers), 16, {1, 2, 16});
+      server_node.pull(whole(weights), whole(buffers));
     }
-    member.finish(whole(weights), whole(statistics));
-    member.gather("");
-    ends[std::size_t(r)] = {weights.values(), statistics.values(), member.counts(), member.events(), ""};
+    server_node.finish(whole(weights), whole(buffers));
+    server_node.gather("");
+    ends[std::size_t(r)] = {weights.values(), buffers.values(), server_node.counts(), server_node.events(), ""};
   });
   for (std::size_t r = 0; r < ends.size(); r++) ends[r].said = said[r];
   return ends;
@@ -84,14 +84,14 @@ void all_well(const std::vector<Ended>& ends) {
     EXPECT_TRUE(ends[r].counts.exchanges == 0 || ends[r].weights == ends[0].weights) << "rank " << r;
 }
 
-// Gradients of a bowl, w − centre, another centre for every ticket.
-void bowl(Tensor& g, const Tensor& w, std::int64_t ticket) {
-  const std::vector<double> at = w.values(), centre = drawn(std::uint32_t(100 + ticket));
+// Gradients of a bowl, w − centre, another centre for every lease.
+void bowl(Tensor& g, const Tensor& w, std::int64_t lease) {
+  const std::vector<double> at = w.values(), centre = drawn(std::uint32_t(100 + lease));
   std::vector<double> v(n);
   for (std::size_t i = 0; i < v.size(); i++) v[i] = at[i] - centre[i];
   g.copy_from(Tensor::of(g.backend(), {n}, v, g.dtype()));
 }
-void bowls(int, Member&, std::int64_t ticket, Tensor& gradient, Tensor& weights) { bowl(gradient, weights, ticket); }
+void bowls(int, ServerNode&, std::int64_t lease, Tensor& gradient, Tensor& weights) { bowl(gradient, weights, lease); }
 
 TEST(Server, CutsAreEven) {
   EXPECT_EQ(shard_cuts(n, 1), (std::vector<std::int64_t>{0, n}));
@@ -111,7 +111,7 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
       for (std::size_t i = 0; i < g.size(); i++) v[i] = double(0.9f) * v[i] + g[i], w[i] -= double(0.1f) * v[i];
     }
     for (bool shared : {true, false}) {
-      const auto ends = serve(ranks, {.options = {.how = Asynchrony::parse("bsp")}, .dtype = DType::f64, .tickets = 20 * ranks,
+      const auto ends = serve(ranks, {.options = {.how = Asynchrony::parse("bsp")}, .dtype = DType::f64, .leases = 20 * ranks,
                                       .faults = {.shared_memory = shared}}, bowls);
       all_well(ends);
       double most = 0;
@@ -134,10 +134,12 @@ TEST(Server, APushInPartsIsAPush) {
     for (bool shared : {true, false}) {
       const Serving serving{.options = o, .faults = {.delays = 4, .duplicates = true, .shared_memory = shared}};
       const auto whole_ones = serve(3, serving, bowls);
-      const auto in_parts = serve(3, serving, [&](int rank, Member& member, std::int64_t ticket, Tensor& gradient, Tensor& weights) {
-        bowl(gradient, weights, ticket);
-        for (std::size_t p = 0; p < std::size_t((ticket + rank) % 5); p++) member.push_part(whole(gradient), parts[p]);
-      });
+      const auto in_parts = serve(
+          3, serving, [&](int rank, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor& weights) {
+            bowl(gradient, weights, lease);
+            for (std::size_t p = 0; p < std::size_t((lease + rank) % 5); p++)
+              server_node.push_part(whole(gradient), parts[p]);
+          });
       all_well(whole_ones), all_well(in_parts);
       EXPECT_EQ(in_parts[0].weights, whole_ones[0].weights) << how;
       EXPECT_EQ(in_parts[0].counts.early_bytes > 0, !shared || wire == DType::bf16);
@@ -151,40 +153,41 @@ TEST(Server, PartsOfWhatIsNotPushedAreForgotten) {
   const auto said = ranks_say(2, [&](int r) {
     auto backend = reference_backend();
     Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, -1);
-    Member member(std::move(channels[std::size_t(r)]), 30);
-    member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                 {.how = Asynchrony::parse("asgd"), .servers = 1, .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 3});
+    ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
+    server_node.begin(
+        whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+        {.how = Asynchrony::parse("asgd"), .servers = 1, .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 3});
     if (r == 0) {
-      member.pull(whole(weights), whole(none));
-      for (int step = 0; member.ticket(); step++) {
+      server_node.pull(whole(weights), whole(none));
+      for (int step = 0; server_node.lease(); step++) {
         if (step == 1) {
-          member.push_part(whole(gradient), {0, 2048});
-          member.ask();
-          member.pull(whole(weights), whole(none));
+          server_node.push_part(whole(gradient), {0, 2048});
+          server_node.ask();
+          server_node.pull(whole(weights), whole(none));
           EXPECT_EQ(weights.values(), std::vector<double>(n, 1)) << "of the first push";
         }
-        member.push_part(whole(gradient), {1024, 3072});
-        member.push(whole(gradient), whole(none), 16, {});
-        EXPECT_TRUE(member.pull(whole(weights), whole(none)));
+        server_node.push_part(whole(gradient), {1024, 3072});
+        server_node.push(whole(gradient), whole(none), 16, {});
+        EXPECT_TRUE(server_node.pull(whole(weights), whole(none)));
         EXPECT_EQ(weights.values(), std::vector<double>(n, step + 1));
       }
     }
-    while (member.ticket()) {}
-    member.finish(whole(weights), whole(none));
-    member.gather("");
+    while (server_node.lease()) {}
+    server_node.finish(whole(weights), whole(none));
+    server_node.gather("");
     EXPECT_EQ(weights.values()[0], r == 0 ? 3 : 0);
   });
   EXPECT_EQ(said, (std::vector<std::string>{"", ""}));
 }
 
-// The next ticket comes while one is in hand; who has one is waited for, although there is no more for it.
+// The next lease comes while one is in hand; who has one is waited for, although there is no more for it.
 TEST(Server, TheNextTicketComesWhileOneIsInHand) {
   for (const std::string how : {"asgd", "ssp:0+asgd"}) {
-    const auto ends = serve(2, {.options = {.how = Asynchrony::parse(how)}, .tickets = 7},
-                            [](int, Member& member, std::int64_t ticket, Tensor& gradient, Tensor&) {
-                              for (int ms = 0; ms < 5000 && ticket < 3 && !member.next_ticket(); ms++)
+    const auto ends = serve(2, {.options = {.how = Asynchrony::parse(how)}, .leases = 7},
+                            [](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
+                              for (int ms = 0; ms < 5000 && lease < 3 && !server_node.next_ticket(); ms++)
                                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                              EXPECT_TRUE(ticket >= 3 || member.next_ticket().value_or(0) > ticket);
+                              EXPECT_TRUE(lease >= 3 || server_node.next_ticket().value_or(0) > lease);
                               gradient.fill(1);
                             });
     all_well(ends);
@@ -202,16 +205,16 @@ TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
       const auto ends = serve(1 + servers, {.options = {.servers = servers}, .faults = {.shared_memory = shared}}, bowls);
       all_well(ends);
       EXPECT_EQ(ends[0].weights, alone[0].weights) << servers << " servers";
-      EXPECT_EQ(ends[0].statistics, alone[0].statistics);
+      EXPECT_EQ(ends[0].buffers, alone[0].buffers);
       EXPECT_EQ(ends[0].counts.shard.version, 40u);  // the statistics
     }
 }
 
-TEST(Server, EveryRuleAppliesEveryTicketOnce) {
+TEST(Server, EveryRuleAppliesEveryLeaseOnce) {
   for (const std::string& rule : rule_names())
     for (bool shared : {true, false}) {
       const auto ends = serve(4, {.options = {.how = Asynchrony::parse(rule), .learning_rate = [](std::int64_t) { return 1e-3; }},  // none diverges
-                                  .tickets = 60, .faults = {.shared_memory = shared}}, bowls);
+                                  .leases = 60, .faults = {.shared_memory = shared}}, bowls);
       all_well(ends);
       for (const Ended& e : ends) {
         EXPECT_EQ(e.counts.shard.version, 60u) << rule;
@@ -228,8 +231,11 @@ TEST(Server, EveryRuleAppliesEveryTicketOnce) {
 TEST(Server, APulledShardIsOfOneVersion) {
   const auto cuts = shard_cuts(n, 4);
   for (bool shared : {true, false})
-    all_well(serve(4, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 160, .faults = {.delays = 5, .shared_memory = shared}},
-                   [&](int rank, Member&, std::int64_t, Tensor& gradient, Tensor& weights) {
+    all_well(serve(4,
+                   {.options = {.how = Asynchrony::parse("asgd")},
+                    .leases = 160,
+                    .faults = {.delays = 5, .shared_memory = shared}},
+                   [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
                      const std::vector<double> before = drawn(0), now = weights.values();
                      for (int shard = 0; shard < 4; shard++) {
                        const auto begin = std::size_t(cuts[std::size_t(shard)]);
@@ -245,8 +251,8 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
     std::vector<int> pushed(3);
     int most = 0;
     std::mutex mutex;
-    all_well(serve(3, {.options = {.how = Asynchrony::parse("ssp:" + std::to_string(bound))}, .tickets = 36},
-                   [&](int rank, Member&, std::int64_t, Tensor& gradient, Tensor&) {
+    all_well(serve(3, {.options = {.how = Asynchrony::parse("ssp:" + std::to_string(bound))}, .leases = 36},
+                   [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(4));
                      gradient.fill(0);
                      std::lock_guard lock(mutex);
@@ -262,12 +268,13 @@ TEST(Server, SspHoldsBackWhoIsAhead) {
 TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
   for (bool shared : {true, false}) {
     std::atomic<int> by_rank_1 = 0;
-    const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 30, .faults = {.shared_memory = shared}},
-                            [&](int rank, Member&, std::int64_t t, Tensor& gradient, Tensor& weights) {
-                              std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                              bowl(gradient, weights, t);
-                              if (rank == 1 && ++by_rank_1 == 3) gradient.write<float>()[n - 1] = std::nanf("");
-                            });
+    const auto ends =
+        serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .leases = 30, .faults = {.shared_memory = shared}},
+              [&](int rank, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                bowl(gradient, weights, t);
+                if (rank == 1 && ++by_rank_1 == 3) gradient.write<float>()[n - 1] = std::nanf("");
+              });
     all_well(ends);
     ASSERT_GE(by_rank_1, 3);
     EXPECT_EQ(ends[1].counts.shard.refused, (std::vector<std::int64_t>{0, 1}));
@@ -284,48 +291,48 @@ struct Alone {
   std::unique_ptr<Rule> rule = make_rule("asgd");
   Tensor gradient = Tensor::full(*backend, {64}, 1);
   std::vector<std::int64_t> rates_for = {};  // pushes
-  Served served;
+  ShardService service;
   explicit Alone(const char* how)
-      : served(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2,
-               {.how = Asynchrony::parse(how),
-                .learning_rate =
+      : service(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2,
+                {.how = Asynchrony::parse(how),
+                 .learning_rate =
                     [this](std::int64_t pushes) {
                       rates_for.push_back(pushes);
                       return 1.0;
                     },
-                .place = [this](int, ExchangeId) { return Tensor::zeros(*backend, {64}); }}) {}
+                 .place = [this](int, ExchangeId) { return Tensor::zeros(*backend, {64}); }}) {}
   std::vector<int> answered() {
     std::vector<int> all;
-    for (const Served::Answer& a : served.answers()) all.push_back(a.worker);
+    for (const ShardService::Answer& a : service.answers()) all.push_back(a.worker);
     return all;
   }
   std::vector<int> after_push(int worker, ExchangeId exchange) {
-    served.push(worker, exchange, gradient, 16);
+    service.push(worker, exchange, gradient, 16);
     return answered();
   }
 };
 using Workers = std::vector<int>;
 
-TEST(Served, WithSspNobodyIsFurtherAheadThanTheBound) {
+TEST(ShardService, WithSspNobodyIsFurtherAheadThanTheBound) {
   Alone a("ssp:1+asgd");
   EXPECT_EQ(a.after_push(0, 1), Workers{0});
   EXPECT_EQ(a.after_push(0, 2), Workers{}) << "two steps ahead";
   EXPECT_EQ(a.after_push(1, 1), (Workers{0, 1}));
   EXPECT_EQ(a.after_push(0, 3), Workers{});
-  a.served.idle(1, 1);  // it has nothing to push for now
+  a.service.idle(1, 1);  // it has nothing to push for now
   EXPECT_EQ(a.answered(), Workers{0});
   EXPECT_EQ(a.after_push(1, 2), Workers{1});
-  a.served.idle(1, 1);  // late: it has pushed since
+  a.service.idle(1, 1);  // late: it has pushed since
   EXPECT_EQ(a.after_push(0, 4), Workers{});
 }
 
-TEST(Served, GoesOnWithTheCountsOfTheOwnerBefore) {
+TEST(ShardService, GoesOnWithTheCountsOfTheOwnerBefore) {
   Alone a("asgd");
-  a.served.go_on(7, 9, {3, 0});
+  a.service.go_on(7, 9, {3, 0});
   EXPECT_EQ(a.after_push(0, 3), Workers{0}) << "it is in the weights already, and its worker is told";
   EXPECT_EQ(a.after_push(0, 4), Workers{0});
   EXPECT_EQ(a.rates_for, std::vector<std::int64_t>{9});
-  EXPECT_EQ(a.served.counts().version, 8u);
+  EXPECT_EQ(a.service.counts().version, 8u);
 }
 
 TEST(Server, GradientsInHalfTheBytesArriveWhole) {
@@ -334,7 +341,7 @@ TEST(Server, GradientsInHalfTheBytesArriveWhole) {
     ServerOptions o{.how = Asynchrony::parse("asgd")};
     o.wire = wire;
     const auto ends = serve(2, {.options = o, .faults = {.shared_memory = false}},
-                            [](int, Member&, std::int64_t, Tensor& gradient, Tensor&) { gradient.fill(1); });
+                            [](int, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) { gradient.fill(1); });
     all_well(ends);
     weights.push_back(ends[0].weights);
   }
@@ -345,19 +352,19 @@ TEST(Server, RunningStatisticsAreAWorkersShareOfTheDifference) {
   auto channels = in_process_channels(2, 30);
   const auto said = ranks_say(2, [&](int r) {
     auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), statistics = Tensor::full(*backend, {64}, 1);
-    Member member(std::move(channels[std::size_t(r)]), 30);
-    member.begin(whole(weights), whole(statistics), std::vector<float>(n / 64, 1.f),
-                 {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 1});
-    member.pull(whole(weights), whole(statistics));
-    while (member.ticket()) {
-      statistics.fill(3);
-      member.push(whole(weights), whole(statistics), 16, {});
-      member.pull(whole(weights), whole(statistics));
+    Tensor weights = Tensor::zeros(*backend, {n}), buffers = Tensor::full(*backend, {64}, 1);
+    ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
+    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f),
+                      {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 1});
+    server_node.pull(whole(weights), whole(buffers));
+    while (server_node.lease()) {
+      buffers.fill(3);
+      server_node.push(whole(weights), whole(buffers), 16, {});
+      server_node.pull(whole(weights), whole(buffers));
     }
-    member.finish(whole(weights), whole(statistics));
-    member.gather("");
-    EXPECT_EQ(statistics.values(), std::vector<double>(64, 2));  // half of the way from 1 to 3
+    server_node.finish(whole(weights), whole(buffers));
+    server_node.gather("");
+    EXPECT_EQ(buffers.values(), std::vector<double>(64, 2));  // half of the way from 1 to 3
   });
   EXPECT_EQ(said, (std::vector<std::string>{"", ""}));
 }
@@ -367,27 +374,27 @@ TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
   const auto ends = ranks_say(2, [&, channels = std::make_shared<std::vector<std::unique_ptr<Channel>>>(in_process_channels(2, 30))](int r) {
     auto backend = reference_backend();
     Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
-    Member member(std::move((*channels)[std::size_t(r)]), 30);
-    member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                 {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 12});
-    member.pull(whole(weights), whole(none));
-    while (const auto ticket = member.ticket()) {
-      gradient.fill(*ticket == 5 ? NAN : 1);  // in every shard
-      member.push(whole(gradient), whole(none), 16, {1, 1, 16});
-      taken[r] += member.pull(whole(weights), whole(none));
+    ServerNode server_node(std::move((*channels)[std::size_t(r)]), 30);
+    server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+                      {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 12});
+    server_node.pull(whole(weights), whole(none));
+    while (const auto lease = server_node.lease()) {
+      gradient.fill(*lease == 5 ? NAN : 1);  // in every shard
+      server_node.push(whole(gradient), whole(none), 16, {1, 1, 16});
+      taken[r] += server_node.pull(whole(weights), whole(none));
     }
-    member.finish(whole(weights), whole(none));
-    member.gather("");
-    EXPECT_EQ(member.counts().shard.version, 5u) << "of six steps";
-    EXPECT_EQ(member.trained().samples, r == 0 ? 160 : 0);
+    server_node.finish(whole(weights), whole(none));
+    server_node.gather("");
+    EXPECT_EQ(server_node.counts().shard.version, 5u) << "of six steps";
+    EXPECT_EQ(server_node.trained().samples, r == 0 ? 160 : 0);
   });
   EXPECT_EQ(ends, (std::vector<std::string>{"", ""}));
   EXPECT_EQ(taken[0] + taken[1], 10);
 }
 
 TEST(Server, WhatIsRefusedLastCountsOnce) {
-  const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 30},
-                          [](int, Member&, std::int64_t t, Tensor& gradient, Tensor& weights) {
+  const auto ends = serve(2, {.options = {.how = Asynchrony::parse("asgd")}, .leases = 30},
+                          [](int, ServerNode&, std::int64_t t, Tensor& gradient, Tensor& weights) {
                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
                             bowl(gradient, weights, t);
                             if (t >= 20) gradient.write<float>()[n - 1] = std::nanf("");
@@ -404,7 +411,7 @@ TEST(Server, TheLearningRateFollowsWhatWasApplied) {
     asked.push_back(pushes);
     return 0.1;
   };
-  serve(1, {.options = o, .tickets = 4}, bowls);
+  serve(1, {.options = o, .leases = 4}, bowls);
   std::erase_if(asked, [&, first = true](std::int64_t) mutable { return first = !first; });  // the statistics ask too
   EXPECT_EQ(asked, (std::vector<std::int64_t>{0, 1, 2, 3}));
 }
@@ -421,9 +428,9 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
       SCOPED_TRACE(strategy + (pipeline ? ", pipelined" : ""));
       std::vector<std::vector<double>> gradients[ranks];
       ServerOptions o{.how = Asynchrony::parse(strategy), .learning_rate = rate, .pipeline = pipeline, .record = true};
-      const auto ends = serve(ranks, {.options = o, .tickets = 45, .faults = {.delays = 3, .shared_memory = shared}},
-                              [&](int rank, Member&, std::int64_t ticket, Tensor& gradient, Tensor& weights) {
-                                bowl(gradient, weights, ticket);
+      const auto ends = serve(ranks, {.options = o, .leases = 45, .faults = {.delays = 3, .shared_memory = shared}},
+                              [&](int rank, ServerNode&, std::int64_t lease, Tensor& gradient, Tensor& weights) {
+                                bowl(gradient, weights, lease);
                                 gradients[rank].push_back(gradient.values());
                               });
       all_well(ends);
@@ -435,7 +442,7 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
         };
         const Tensor first = part(drawn(0));
         const auto rule = make_rule(o.how.rule);
-        Shard shard(*rule, first, std::vector<float>(std::size_t(first.elements() / 64), 1.f), ranks, pipeline);
+        Shard shard(*rule, first, std::vector<float>(std::size_t(first.numel() / 64), 1.f), ranks, pipeline);
         std::int64_t pushes = 0;
         std::size_t pulls = 0;
         for (const ShardEvent& e : ends[s].events) {
@@ -490,37 +497,37 @@ TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
   constexpr std::int64_t half = 512;
   auto channels = in_process_channels(2, 10);
   Listener hears(*channels[1]);
-  Post post(*channels[0]);
+  SendQueue send_queue(*channels[0]);
   ServerLayout layout({.how = Asynchrony::parse("asgd-m")}, 2, DType::f32, 4 * half, 0);
   layout.owner[1] = 0;
-  std::vector<Adoptions::Adopted> adopted;
-  Adoptions adoptions(layout, post, [&](Adoptions::Adopted&& a) { adopted.push_back(std::move(a)); });
+  std::vector<FailOvers::TakenOver> taken_over;
+  FailOvers fail_overs(layout, send_queue, [&](FailOvers::TakenOver&& a) { taken_over.push_back(std::move(a)); });
   const auto fill = [](std::span<std::byte> at, float value) {
     for (std::size_t i = 0; i < at.size(); i += sizeof value) std::memcpy(at.data() + i, &value, sizeof value);
   };
   const auto snapshot = [&](int part, float value) {
-    Note n = note(What::snapshot_part, 1);
+    MessageHeader n = header(What::snapshot_part, 1);
     n[word::first] = std::uint64_t(part * half), n[word::number] = 1, n[word::vectors] = 1;
-    fill(adoptions.place(1, n, half * sizeof value).value(), value);
-    adoptions.snapshot_part(n, half);
+    fill(fail_overs.place(1, n, half * sizeof value).value(), value);
+    fail_overs.snapshot_part(n, half);
   };
-  const auto adopt = [&] {
-    adoptions.begin(1);
-    Note offer = note(What::offer, 1);
-    adoptions.offered(0, offer, {0, 0});
+  const auto take_over = [&] {
+    fail_overs.begin(1);
+    MessageHeader offer = header(What::offer, 1);
+    fail_overs.offered(0, offer, {0, 0});
     offer[word::version] = 8;
-    adoptions.offered(1, offer, {3, 4});
-    const Note part = note(What::copy_part, 1);
-    fill(adoptions.place(1, part, 2 * half * sizeof(float)).value(), 5);
-    adoptions.copy_part(1, part, 2 * half);
-    return std::exchange(adopted, {}).at(0);
+    fail_overs.offered(1, offer, {3, 4});
+    const MessageHeader part = header(What::copy_part, 1);
+    fill(fail_overs.place(1, part, 2 * half * sizeof(float)).value(), 5);
+    fail_overs.copy_part(1, part, 2 * half);
+    return std::exchange(taken_over, {}).at(0);
   };
   snapshot(0, 1);
-  adoptions.lost(1);
+  fail_overs.lost(1);
   snapshot(1, 2);
-  EXPECT_TRUE(adopt().kept.empty());
+  EXPECT_TRUE(take_over().kept.empty());
   snapshot(0, 3);
-  const Adoptions::Adopted a = adopt();
+  const FailOvers::TakenOver a = take_over();
   EXPECT_EQ(a.state.version, 7u);
   EXPECT_EQ(a.state.applied, (std::vector<ExchangeId>{3, 4}));
   ASSERT_EQ(a.kept.size(), 1u);
@@ -528,7 +535,7 @@ TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
   std::memcpy(&ends[0], a.kept[0].data(), 4), std::memcpy(&ends[1], a.kept[0].data() + a.kept[0].size() - 4, 4);
   EXPECT_EQ(ends[0], 3);
   EXPECT_EQ(ends[1], 2);
-  post.let_go();
+  send_queue.let_go();
 }
 
 // Two servers, one of which dies: the gradients before were ones, those after it zeros, and the weights glide on.
@@ -540,65 +547,65 @@ TEST(Server, AnAdoptedShardKeepsItsMomentum) {
     auto channel = std::move(channels[std::size_t(r)]);
     auto backend = reference_backend();
     Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
-    Member member(std::move(channel), 10);
-    member.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                 {.how = Asynchrony::parse("asgd-m"),
-                  .servers = 2,
-                  .momentum = 0.5,
-                  .learning_rate = [](std::int64_t) { return 1.0; },
-                  .snapshots = 0.002},
-                 {0, 6});
+    ServerNode server_node(std::move(channel), 10);
+    server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+                      {.how = Asynchrony::parse("asgd-m"),
+                       .servers = 2,
+                       .momentum = 0.5,
+                       .learning_rate = [](std::int64_t) { return 1.0; },
+                       .snapshots = 0.002},
+                      {0, 6});
     if (r == 2) {
       while (!dies) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       throw Killed("killed by the test");
     }
-    if (member.trains()) member.pull(whole(weights), whole(none));
-    while (const auto ticket = member.ticket()) {
-      if (*ticket == 2) {
+    if (server_node.trains()) server_node.pull(whole(weights), whole(none));
+    while (const auto lease = server_node.lease()) {
+      if (*lease == 2) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));  // some snapshots
         dies = true;
         while (!dead) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         gradient.fill(0);
       }
-      member.push(whole(gradient), whole(none), 16, {});
-      member.pull(whole(weights), whole(none));
+      server_node.push(whole(gradient), whole(none), 16, {});
+      server_node.pull(whole(weights), whole(none));
     }
-    member.finish(whole(weights), whole(none));
-    member.gather("");
+    server_node.finish(whole(weights), whole(none));
+    server_node.gather("");
     // v = 1, 1.5, 0.75, 0.375, …
     if (r == 0) {
       const std::vector<double> at = weights.values();  // of the shard that stayed, and of the adopted one
       for (double w : {at.front(), at.back()}) EXPECT_EQ(w, -(1 + 1.5 + 0.75 + 0.375 + 0.1875 + 0.09375));
     }
-    EXPECT_EQ(member.counts().adopted, r == 1 ? 1 : 0);
+    EXPECT_EQ(server_node.counts().taken_over, r == 1 ? 1 : 0);
   });
   EXPECT_EQ(said[0], "");
   EXPECT_EQ(said[1], "");
 }
 
 // A rank that dies gives up what it was sending, while another one may be reading it.
-TEST(Post, WhatIsBeingReadIsKept) {
+TEST(SendQueue, WhatIsBeingReadIsKept) {
   auto channels = in_process_channels(2, 10);
   std::vector<int> there(3);
   std::atomic<bool> reading = false;
   channels[1]->on_message({.place =
-                               [&](int, const Note&, std::size_t) {
+                               [&](int, const MessageHeader&, std::size_t) {
                                  reading = true;
                                  std::this_thread::sleep_for(std::chrono::milliseconds(50));
                                  return std::as_writable_bytes(std::span(there));
                                },
-                           .arrived = [](int, const Note&, std::span<std::byte>) {}});
+                           .arrived = [](int, const MessageHeader&, std::span<std::byte>) {}});
   {
-    auto post = std::make_unique<Post>(*channels[0]);
+    auto send_queue = std::make_unique<SendQueue>(*channels[0]);
     std::shared_ptr<std::vector<int>> sent(new std::vector<int>{1, 2, 3}, [](std::vector<int>* v) {
       v->assign(3, -1);
       delete v;
     });
     const auto bytes = std::as_bytes(std::span(*sent));
-    post->send(1, {}, bytes, std::move(sent));
+    send_queue->send(1, {}, bytes, std::move(sent));
     std::thread other([&] { channels[1]->progress(); });
     while (!reading) std::this_thread::yield();
-    post.reset();
+    send_queue.reset();
     other.join();
   }
   EXPECT_EQ(there, (std::vector<int>{1, 2, 3}));
@@ -609,8 +616,8 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
   for (bool shared : {true, false}) {
     std::atomic<int> others = 0;
     int meanwhile = 0;
-    all_well(serve(3, {.options = {.how = Asynchrony::parse("asgd")}, .tickets = 60, .faults = {.shared_memory = shared}},
-                   [&](int rank, Member&, std::int64_t, Tensor& gradient, Tensor&) {
+    all_well(serve(3, {.options = {.how = Asynchrony::parse("asgd")}, .leases = 60, .faults = {.shared_memory = shared}},
+                   [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                      gradient.fill(0);
                      if (rank != 0) {
                        others++;  // the push before was answered, by rank 0 too
@@ -631,24 +638,24 @@ struct Hasty {
   double deadline = 0.3;
   std::string how = "bsp";
   std::function<void(int rank, int step)> works = [](int, int) {};
-  std::function<void(Member&, int rank)> ends = [](Member& m, int) { m.gather(""); };
+  std::function<void(ServerNode&, int rank)> ends = [](ServerNode& m, int) { m.gather(""); };
 };
 std::vector<std::string> hurry(int ranks, const Hasty& h) {
   auto channels = in_process_channels(ranks, h.deadline);
   return ranks_say(ranks, [&](int r) {
     auto backend = reference_backend();
     Tensor weights = Tensor::zeros(*backend, {64}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {64}, 1);
-    Member member(std::move(channels[std::size_t(r)]), h.deadline);
-    member.begin(whole(weights), whole(none), {1.f},
-                 {.how = Asynchrony::parse(h.how), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
-    member.pull(whole(weights), whole(none));
-    for (int step = 0; member.ticket(); step++) {
+    ServerNode server_node(std::move(channels[std::size_t(r)]), h.deadline);
+    server_node.begin(whole(weights), whole(none), {1.f},
+                      {.how = Asynchrony::parse(h.how), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
+    server_node.pull(whole(weights), whole(none));
+    for (int step = 0; server_node.lease(); step++) {
       h.works(r, step);
-      member.push(whole(gradient), whole(none), 16, {});
-      member.pull(whole(weights), whole(none));
+      server_node.push(whole(gradient), whole(none), 16, {});
+      server_node.pull(whole(weights), whole(none));
     }
-    member.finish(whole(weights), whole(none));
-    h.ends(member, r);
+    server_node.finish(whole(weights), whole(none));
+    h.ends(server_node, r);
   });
 }
 
@@ -657,7 +664,7 @@ TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
   for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
     const auto said = hurry(3, {.how = how,
                                 .works = [](int rank, int step) { if (rank == 0 && step == 1) usleep(1200000); },
-                                .ends = [](Member& m, int rank) {
+                                .ends = [](ServerNode& m, int rank) {
                                   if (rank == 0) usleep(1200000);
                                   m.gather("");
                                 }});
@@ -671,11 +678,11 @@ TEST(Server, WhereEverybodyWaitsThatIsAnError) {
   const auto said = ranks_say(2, [&](int r) {
     auto backend = reference_backend();
     Tensor weights = Tensor::zeros(*backend, {2048}), none = Tensor::zeros(*backend, {64});
-    Member member(std::move(channels[std::size_t(r)]), 0.5);
-    if (r == 1) member.gather("");
-    member.begin(whole(weights), whole(none), std::vector<float>(32, 1.f),
-                 {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
-    member.pull(whole(weights), whole(none));
+    ServerNode server_node(std::move(channels[std::size_t(r)]), 0.5);
+    if (r == 1) server_node.gather("");
+    server_node.begin(whole(weights), whole(none), std::vector<float>(32, 1.f),
+                      {.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
+    server_node.pull(whole(weights), whole(none));
   });
   for (const auto& s : said)
     EXPECT_NE(s.find("for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 for what all ranks say"),
@@ -691,12 +698,12 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
     const auto said = ranks_say(2, [&](int r) {
       auto backend = reference_backend();
       Tensor weights = Tensor::zeros(*backend, {1 << 20}), none = Tensor::zeros(*backend, {64});
-      Member member(std::move(channels[std::size_t(r)]), 10, [&](const std::string& text) { told = text; });
-      member.begin(whole(weights), whole(none), std::vector<float>(1 << 14, 1.f),
-                   {.how = Asynchrony::parse(how), .learning_rate = [](std::int64_t) { return 0.1; }, .memory = memory},
-                   {0, 0});
-      if (r == 0) member.pull(whole(weights), whole(none));
-      member.finish(whole(weights), whole(none));
+      ServerNode server_node(std::move(channels[std::size_t(r)]), 10, [&](const std::string& text) { told = text; });
+      server_node.begin(whole(weights), whole(none), std::vector<float>(1 << 14, 1.f),
+                        {.how = Asynchrony::parse(how), .learning_rate = [](std::int64_t) { return 0.1; }, .memory = memory},
+                        {0, 0});
+      if (r == 0) server_node.pull(whole(weights), whole(none));
+      server_node.finish(whole(weights), whole(none));
     });
     return std::pair(told, said);
   };
@@ -713,37 +720,38 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
 // The owner of shard 1 is stopped when it has a push to apply, and wakes up when its successor has answered that.
 TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   auto channels = in_process_channels(3, 10);
-  std::vector<std::unique_ptr<Post>> posts;
+  std::vector<std::unique_ptr<SendQueue>> send_queues;
   std::vector<std::unique_ptr<ServerLayout>> layouts;
-  std::vector<std::unique_ptr<Owner>> owners;
-  std::vector<std::vector<std::pair<Note, std::vector<std::byte>>>> heard(3);
+  std::vector<std::unique_ptr<ShardServer>> owners;
+  std::vector<std::vector<std::pair<MessageHeader, std::vector<std::byte>>>> heard(3);
   std::vector<std::vector<std::byte>> room(3);
   std::vector<std::shared_ptr<void>> shared;
   for (int r = 0; r < 3; r++) {
-    posts.push_back(std::make_unique<Post>(*channels[std::size_t(r)]));
+    send_queues.push_back(std::make_unique<SendQueue>(*channels[std::size_t(r)]));
     layouts.push_back(std::make_unique<ServerLayout>(
         ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3, DType::f32, 3 * 1024, 0));
-    owners.push_back(std::make_unique<Owner>(*layouts.back(), *posts.back(), std::vector<float>(48, 1.f), [](const Served&) {}));
-    shared.push_back(posts.back()->share(64));
+    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *send_queues.back(), std::vector<float>(48, 1.f),
+                                                   [](const ShardService&) {}));
+    shared.push_back(send_queues.back()->share(64));
     auto& here = room[std::size_t(r)];
     channels[std::size_t(r)]->on_message({.place =
-                                              [&here](int, const Note&, std::size_t bytes) {
+                                              [&here](int, const MessageHeader&, std::size_t bytes) {
                                                 here.resize(bytes);
                                                 return std::span(here);
                                               },
                                           .arrived =
-                                              [&, r](int, const Note& n, std::span<std::byte> b) {
+                                              [&, r](int, const MessageHeader& n, std::span<std::byte> b) {
                                                 heard[std::size_t(r)].push_back({n, {b.begin(), b.end()}});
                                               }});
   }
   std::vector<float> w(3 * 1024), nothing(64);
   const Buffer weights{w.data(), 3 * 1024, DType::f32}, none{nothing.data(), 0, DType::f32};
-  Worker worker(*layouts[0], *posts[0], {.over = [](const Worker::Exchange&) {}, .velocity_here = [] {}});
+  Worker worker(*layouts[0], *send_queues[0], {.over = [](const Worker::Exchange&) {}, .velocity_here = [] {}});
   worker.keep_first(weights, none);
   const auto serve = [&](int rank, float value) {
     std::vector<std::byte> bytes(4096);
     for (std::size_t i = 0; i < bytes.size(); i += 4) std::memcpy(bytes.data() + i, &value, 4);
-    owners[std::size_t(rank)]->adopt({1, {.applied = {0, 0, 0}}, std::move(bytes), {}});
+    owners[std::size_t(rank)]->take_over({1, {.applied = {0, 0, 0}}, std::move(bytes), {}});
   };
   const auto request_to = [&](int rank) {
     while (channels[std::size_t(rank)]->progress()) {}
@@ -757,7 +765,7 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   };
   serve(1, 5), serve(2, 7);
   worker.start({});
-  const Note to_1 = request_to(1);
+  const MessageHeader to_1 = request_to(1);
   layouts[0]->owner[1] = 2;
   worker.owner_changed(1);
   owners[2]->request(0, request_to(2));
@@ -765,7 +773,7 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   EXPECT_EQ(shard_1(half), std::pair(7.f, 7.f));
   owners[1]->request(0, to_1);
   EXPECT_EQ(shard_1(half), std::pair(7.f, 7.f)) << "the one that was given up has written";
-  for (auto& p : posts) p->let_go();
+  for (auto& p : send_queues) p->let_go();
 }
 
 }  // namespace

@@ -14,13 +14,13 @@
 namespace tandem::test {
 namespace {
 
-constexpr std::int64_t n = 4 * 1024, statistics = 64;
-Buffer whole(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+constexpr std::int64_t n = 4 * 1024, buffers = 64;
+Buffer whole(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
 struct Drill {
   std::string strategy;
   int ranks = 4, servers = 0;
-  std::int64_t tickets = 24;
+  std::int64_t leases = 24;
   ChannelFaults faults = {};
   bool returns = false;       // who dies comes back
   std::uint32_t dawdles = 0;  // a seed: ranks sleep now and then
@@ -32,8 +32,8 @@ struct Outcome {
   std::vector<std::int64_t> told;            // pushes that each worker was told of, by all that had its number
   std::vector<std::int64_t> told_at_last;    // by the one that is there at the end
   std::vector<std::vector<double>> weights;  // at the end, of each rank
-  std::int64_t done = 0;                     // tickets, as rank 0 counts
-  std::int64_t adopted = 0;
+  std::int64_t done = 0;                     // leases, as rank 0 counts
+  std::int64_t taken_over = 0;
   std::vector<char> died;  // by several threads
 };
 
@@ -44,7 +44,7 @@ Outcome run(const Drill& drill) {
   Outcome o{.said = {}, .told = std::vector<std::int64_t>(size), .told_at_last = std::vector<std::int64_t>(size),
             .weights = std::vector<std::vector<double>>(size), .died = std::vector<char>(size)};
   std::vector<std::atomic<std::int64_t>> told(size);
-  std::atomic<std::int64_t> adopted = 0;
+  std::atomic<std::int64_t> taken_over = 0;
   std::atomic<bool> back = false;
   Channel* first = channels[0].get();
   std::mutex mutex;
@@ -53,13 +53,13 @@ Outcome run(const Drill& drill) {
     for (int life = 0;; life++) try {
         o.told_at_last[std::size_t(r)] = 0;
         auto backend = reference_backend(1);
-        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {statistics}), velocity = Tensor::like(weights);
-        Member member(std::move(channel), 10);
-        auto memory = member.memory(n * 4);
+        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {buffers}), velocity = Tensor::like(weights);
+        ServerNode server_node(std::move(channel), 10);
+        auto memory = server_node.memory(n * 4);
         Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, DType::f32, memory);
         float* g = gradient.write<float>();
         for (std::int64_t i = 0; i < n; i++) g[i] = i / 64 % drill.ranks == r ? -1.f : 0.f;
-        if (member.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
+        if (server_node.gather("I am " + std::to_string(r))[0] != "I am 0") fail("rank 0 said something else");
         using ms = std::chrono::milliseconds;
         for (int k = 0; r == drill.late && !back && k < 100; k++) std::this_thread::sleep_for(ms(1));
         const Philox random(6, Stream::test, std::uint32_t(r), drill.dawdles);
@@ -70,32 +70,32 @@ Outcome run(const Drill& drill) {
         };
         dawdle(2, 12);
         if (drill.late >= 0) std::this_thread::sleep_for(ms(r == drill.late ? 5 : 20 * std::min(1, life)));
-        member.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
-                     {.how = Asynchrony::parse(drill.strategy),
-                      .servers = drill.servers,
-                      .momentum = 0.5,
-                      .learning_rate = [](std::int64_t) { return 1.0; },
-                      .chunk = 300,
-                      .snapshots = 0.002},
-                     {0, drill.tickets});
-        if (member.trains()) member.pull(whole(weights), whole(s));
-        while (member.ticket()) {
+        server_node.begin(whole(weights), whole(s), std::vector<float>(n / 64, 1.f),
+                          {.how = Asynchrony::parse(drill.strategy),
+                           .servers = drill.servers,
+                           .momentum = 0.5,
+                           .learning_rate = [](std::int64_t) { return 1.0; },
+                           .chunk = 300,
+                           .snapshots = 0.002},
+                          {0, drill.leases});
+        if (server_node.trains()) server_node.pull(whole(weights), whole(s));
+        while (server_node.lease()) {
           for (std::int64_t at = 0; drill.parts && at + 1024 <= n; at += 1536) {  // and a rest
-            member.push_part(whole(gradient), {at, at + 1024});
+            server_node.push_part(whole(gradient), {at, at + 1024});
             dawdle(12, 3);
           }
           dawdle(12, 6);
-          member.push(whole(gradient), whole(s), 16, {});
-          member.pull(whole(weights), whole(s));
+          server_node.push(whole(gradient), whole(s), 16, {});
+          server_node.pull(whole(weights), whole(s));
           told[std::size_t(r)]++, o.told_at_last[std::size_t(r)]++;
-          if (r == 0 && told[0] % 3 == 0) member.velocity(whole(velocity));  // as a checkpoint asks for it
+          if (r == 0 && told[0] % 3 == 0) server_node.velocity(whole(velocity));  // as a checkpoint asks for it
         }
-        member.finish(whole(weights), whole(s));
-        member.gather("");
+        server_node.finish(whole(weights), whole(s));
+        server_node.gather("");
         o.weights[std::size_t(r)] = weights.values();
-        adopted += member.counts().adopted;
+        taken_over += server_node.counts().taken_over;
         if (r > 0) return;
-        o.done = member.tickets_done();
+        o.done = server_node.leases_done();
         std::lock_guard lock(mutex);  // its channel goes
         first = nullptr;
         return;
@@ -108,7 +108,7 @@ Outcome run(const Drill& drill) {
       }
   });
   for (std::size_t r = 0; r < size; r++) o.told[r] = told[r];
-  o.adopted = adopted;
+  o.taken_over = taken_over;
   return o;
 }
 
@@ -125,7 +125,7 @@ void expect_well(const Drill& drill, const Outcome& o, const std::string& what) 
     if (r >= workers) continue;
     ASSERT_EQ(o.weights[std::size_t(r)], o.weights[0]) << "rank " << r;
   }
-  EXPECT_EQ(o.done, drill.tickets);
+  EXPECT_EQ(o.done, drill.leases);
   if (!drill.strategy.ends_with("+asgd")) return;  // where a push of one is not a step of one
   for (std::int64_t i = 0; i < n; i += 64) {
     const auto m = std::size_t(i / 64 % drill.ranks);
@@ -203,7 +203,7 @@ TEST(ServerDeaths, TwoRanks) {
 
 TEST(ServerDeaths, WhoDiedComesBack) {
   for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd"}) {
-    die_at_every_message({.strategy = strategy, .tickets = 40, .returns = true}, 33);
+    die_at_every_message({.strategy = strategy, .leases = 40, .returns = true}, 33);
     if (HasFatalFailure()) return;
   }
 }
@@ -221,7 +221,7 @@ TEST(ServerDeaths, WhoComesBackBeforeOthersHaveBegun) {
 TEST(ServerDeaths, AnyNumberAtRandom) {
   for (std::uint32_t k = 0; k < (every_message() ? 3000u : 80u); k++) {
     const Philox random(5, Stream::test, 0, k);
-    Drill drill{.strategy = "asp+asgd", .tickets = 40, .returns = true, .dawdles = k + 1};
+    Drill drill{.strategy = "asp+asgd", .leases = 40, .returns = true, .dawdles = k + 1};
     drill.faults.delays = random.word(0) % 4, drill.faults.shared_memory = random.word(1) % 3 > 0;
     drill.parts = k % 2;
     std::string deaths;

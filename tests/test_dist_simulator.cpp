@@ -119,8 +119,8 @@ TEST(Simulator, VirtualTime) {
   o = of("all-reduce", 4);
   o.cluster.compute = 1, o.cluster.shape = 0, o.cluster.latency = 0.01, o.cluster.bandwidth = 1.5e6;
   Net net;
-  ParameterSpace space(net, *bench.backend, 1);
-  const double bytes = double(space.elements()) * 4;
+  FlatParameters flat(net, *bench.backend, 1);
+  const double bytes = double(flat.numel()) * 4;
   EXPECT_NEAR(bench.run(o).report.seconds, 30 + 29 * (0.06 + bytes * 1.5 / 1.5e6), 1e-6);
   o.strategy = "asgd";  // there and back: two latencies, and 3/4 of the vector each way
   EXPECT_NEAR(bench.run(o).report.seconds, 30 + (29 + 30) * (0.01 + bytes * 0.75 / 1.5e6), 1e-6);
@@ -135,7 +135,7 @@ TEST(Simulator, StepTimesHaveTheMeanAndTheSpreadThatWereAskedFor) {
   EXPECT_NEAR(r.seconds / 800, 1, 4 * 0.5 / std::sqrt(800));
   double squares = 0;
   for (const auto& e : r.epochs) squares += (e.seconds - 40) * (e.seconds - 40);
-  EXPECT_NEAR(std::sqrt(squares / 20), std::sqrt(40) * 0.5, 1.6);  // an epoch is 40 steps of deviation 1/√4
+  EXPECT_NEAR(std::sqrt(squares / 20), std::sqrt(40) * 0.5, 1.6);  // an epoch is 40 steps of standard deviation 1/√4
 }
 
 TEST(Simulator, WhatDivergesIsEndedAndSaid) {

@@ -29,7 +29,7 @@ TEST(Empty, ABroadcastHasAGradientAlongAnEmptyAxis) {
       auto backend = kind.make();
       Variable x(Tensor::full(*backend, p, 1), true), y(Tensor::full(*backend, q, 1), true);
       sum(x * y).backward();
-      for (const Variable& v : {x, y}) EXPECT_EQ(v.grad().values(), std::vector<double>(std::size_t(v.shape().elements())));
+      for (const Variable& v : {x, y}) EXPECT_EQ(v.grad().values(), std::vector<double>(std::size_t(v.shape().numel())));
     }
 }
 
@@ -87,8 +87,8 @@ TEST(Sizes, RangesAndSlicesDoNotWrapAround) {
 TEST(Sizes, AnAxisThatIsNotThereIsRefused) {
   auto backend = cpu_backend(1);
   const Tensor t = Tensor::zeros(*backend, {2});
-  for (int axis : {1, 5, -2, -7}) EXPECT_TRUE(refused([&] { t.extent(axis); }, {"no axis", "[2]"}));
-  EXPECT_EQ(t.extent(-1), 2);
+  for (int axis : {1, 5, -2, -7}) EXPECT_TRUE(refused([&] { t.size(axis); }, {"no axis", "[2]"}));
+  EXPECT_EQ(t.size(-1), 2);
 }
 
 // ---- what is not there ----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ TEST(Optimizers, AreRefusedBeforeTheyAreBound) {
     EXPECT_TRUE(refused([&] { o->measure({0, 64}, false); }, {"not bound"}));
     EXPECT_TRUE(refused([&] { o->apply({0, 64}); }, {"not bound"}));
     EXPECT_TRUE(refused([&] { o->vectors(); }, {"not bound"}));
-    EXPECT_TRUE(refused([&] { o->space(); }, {"not bound"}));
+    EXPECT_TRUE(refused([&] { o->flat(); }, {"not bound"}));
   }
   EXPECT_TRUE(refused([&] { all[0]->finish_gradients({0, 64}); }, {"not bound"}));
 }
@@ -146,15 +146,15 @@ TEST(Optimizers, AreRefusedBeforeTheyAreBound) {
 TEST(Optimizers, AStepWantsALossWithOneElement) {
   auto backend = cpu_backend(1);
   OneLinear model;
-  ParameterSpace space(model, *backend, 1);
+  FlatParameters flat(model, *backend, 1);
   SGD sgd({.learning_rate = 0.1});
-  sgd.bind(space);
-  space.zero_gradients();
-  space.backward(sum(model(Variable(Tensor::full(*backend, {1, 2}, 1)))));
-  const auto before = space.values.values();
+  sgd.bind(flat);
+  flat.zero_gradients();
+  flat.backward(sum(model(Variable(Tensor::full(*backend, {1, 2}, 1)))));
+  const auto before = flat.values.values();
   const Tensor none, two = Tensor::zeros(*backend, {2});
   for (const Tensor* loss : {&none, &two}) EXPECT_TRUE(refused([&] { sgd.step(loss); }, {"step", "loss", "one element"}));
-  EXPECT_EQ(space.values.values(), before);
+  EXPECT_EQ(flat.values.values(), before);
 }
 
 // ---- names ----------------------------------------------------------------------------------------------------------

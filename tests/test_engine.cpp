@@ -13,7 +13,7 @@
 #include "layers/layers.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "tests/replicas.h"
 #include "tests/support.h"
 #include "tests/twin.h"
@@ -30,7 +30,7 @@ class Engine : public testing::Test {
   std::unique_ptr<Backend> owner_ = reference_backend(1);
   Backend& backend_ = *owner_;
   Variable leaf(const Shape& shape, const char* name) {
-    return Variable(Tensor::of(backend_, shape, test::numbers(name, shape.elements())), true, name);
+    return Variable(Tensor::of(backend_, shape, test::numbers(name, shape.numel())), true, name);
   }
 };
 
@@ -43,11 +43,11 @@ struct CheckpointNode : Node {
   Part part;
   Mode then;
   CheckpointNode(Part p, Mode m) : Node(name), part(std::move(p)), then(std::move(m)) {}
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     ModeOf forward(then);
     Variable x(kept(0), true), y = part(x);
     sum(y * Variable(dy)).backward();
-    sinks[0].give(x.grad());
+    slots[0].accumulate(x.grad());
   }
 };
 // `used`: the parameters that the part uses, where the pass around it is to know.
@@ -117,26 +117,26 @@ TEST_F(Engine, AnInnerPassThatReleasesTheOutersTapeIsFound) {
 struct SilentNode : Node {  // passes nothing on
   static constexpr auto name = "silent";
   SilentNode() : Node(name) {}
-  void backward(Tensor, std::span<Sink>) override {}
+  void backward(Tensor, std::span<GradientSlot>) override {}
 };
 
 TEST_F(Engine, ALeafThatIsGivenNothingHasAZeroGradient) {
   Sequential model;
   model.add<Linear>(3, 2);
   model.add<Linear>(2, 2);
-  ParameterSpace space(model, backend_, 1);
+  FlatParameters flat(model, backend_, 1);
   int hooks = 0;
-  space.on_gradient([&](const Segment&) { hooks++; });
+  flat.on_gradient([&](const ParameterRange&) { hooks++; });
   Variable x(Tensor::full(backend_, {1, 3}, 1));
-  space.backward(sum(model(x)));
+  flat.backward(sum(model(x)));
   EXPECT_EQ(hooks, 4);
-  space.zero_gradients();
+  flat.zero_gradients();
   const Variable& w = *model.parameters()[0].second;
   Variable blocked = record<SilentNode>(w.value().clone(), {&w}, {});
-  space.backward(sum(blocked) + sum(*model.parameters()[3].second));
+  flat.backward(sum(blocked) + sum(*model.parameters()[3].second));
   EXPECT_EQ(hooks, 8);
-  EXPECT_TRUE(space.gradients_complete());
-  EXPECT_EQ(space.segments()[0].leaf->grad.values(), std::vector<double>(6, 0.0)) << "not the step's before";
+  EXPECT_TRUE(flat.gradients_complete());
+  EXPECT_EQ(flat.parameter_ranges()[0].leaf->grad.values(), std::vector<double>(6, 0.0)) << "not the step's before";
 }
 
 // ---- frozen parameters ----------------------------------------------------------------------------------------------
@@ -147,22 +147,22 @@ TEST_F(Engine, AFrozenParameterHasNoGradient) {
   model.add<Linear>(4, 2);
   auto parameters = model.parameters();
   for (int i : {0, 1, 2, 4}) parameters[std::size_t(i)].second->frozen = true;  // left: 1.bias, 2.bias
-  ParameterSpace space(model, backend_, 1);
+  FlatParameters flat(model, backend_, 1);
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1, .decay_everything = true});
   sgd.clip_norm = 1e9;
-  sgd.bind(space);
+  sgd.bind(flat);
   std::vector<std::string> hooks;
-  space.on_gradient([&](const Segment& s) { hooks.push_back(s.name); });
-  const std::vector<double> before = space.values.values();
+  flat.on_gradient([&](const ParameterRange& s) { hooks.push_back(s.name); });
+  const std::vector<double> before = flat.values.values();
   Variable x(Tensor::of(backend_, {5, 3}, test::numbers("x", 15)));
   double squares = 0;
   for (int i = 0; i < 2; i++) {
-    space.zero_gradients();
+    flat.zero_gradients();
     Variable loss = sum(square(model(x)));
-    space.backward(loss);
-    EXPECT_TRUE(space.gradients_complete());
+    flat.backward(loss);
+    EXPECT_TRUE(flat.gradients_complete());
     squares = 0;
-    for (const Segment& s : space.segments())
+    for (const ParameterRange& s : flat.parameter_ranges())
       for (double g : s.leaf->grad.values()) {
         squares += g * g;
         EXPECT_TRUE(!s.frozen || g == 0) << s.name;
@@ -171,8 +171,8 @@ TEST_F(Engine, AFrozenParameterHasNoGradient) {
     EXPECT_NEAR(sgd.gradient_norm(), std::sqrt(squares), 1e-4 * std::sqrt(squares));
   }
   EXPECT_EQ(hooks, (std::vector<std::string>{"2.bias", "1.bias", "2.bias", "1.bias"}));
-  const std::vector<double> after = space.values.values();
-  for (const Segment& s : space.segments()) {
+  const std::vector<double> after = flat.values.values();
+  for (const ParameterRange& s : flat.parameter_ranges()) {
     const bool same = std::equal(before.begin() + s.local_begin, before.begin() + s.local_begin + s.length,
                                  after.begin() + s.local_begin);
     EXPECT_EQ(same, s.frozen) << s.name;
@@ -181,18 +181,18 @@ TEST_F(Engine, AFrozenParameterHasNoGradient) {
   EXPECT_FALSE((*model.children()[0].second)(x).requires_grad());
 }
 
-TEST_F(Engine, FreezingIsForTheNextSpace) {
+TEST_F(Engine, FreezingIsForTheNextFlatVector) {
   Sequential model;
   model.add<Linear>(3, 2);
   Parameter& w = *model.parameters()[0].second;
-  ParameterSpace first(model, backend_, 1);
+  FlatParameters first(model, backend_, 1);
   Variable x(Tensor::full(backend_, {1, 3}, 1));
   w.frozen = true;
-  EXPECT_TRUE(refused([&] { model(x); }, {"weight", "frozen", "ParameterSpace"}));
-  ParameterSpace second(model, backend_, 1);
+  EXPECT_TRUE(refused([&] { model(x); }, {"weight", "frozen", "FlatParameters"}));
+  FlatParameters second(model, backend_, 1);
   EXPECT_NO_THROW(second.backward(sum(model(x))));
   w.frozen = false;
-  EXPECT_TRUE(refused([&] { model(x); }, {"weight", "unfrozen", "ParameterSpace"}));
+  EXPECT_TRUE(refused([&] { model(x); }, {"weight", "unfrozen", "FlatParameters"}));
 }
 
 // ---- masks ----------------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ struct TwoDropouts : Module {
 
 TEST_F(Engine, TwoDropoutsOfAModelDrawTwoMasks) {
   TwoDropouts model;
-  ParameterSpace space(model, backend_, 1);
+  FlatParameters flat(model, backend_, 1);
   SGD sgd({.learning_rate = 0.1});
-  sgd.bind(space, 3);
+  sgd.bind(flat, 3);
   Variable x(Tensor::full(backend_, {8, 32}, 1));
   {
     Counters counters(sgd.state());
@@ -229,7 +229,7 @@ TEST_F(Engine, TwoDropoutsOfAModelDrawTwoMasks) {
     EXPECT_EQ(first, model.a(x).value().values()) << "a part that runs once more in backward";
   }
   TwoDropouts other;
-  ParameterSpace others(other, backend_, 9);
+  FlatParameters others(other, backend_, 9);
   EXPECT_NE(other.a(x).value().values(), other.a(x).value().values()) << "a bare loop draws anew";
 }
 
@@ -243,7 +243,7 @@ TEST_F(Engine, TwoOfOneNameAreRefused) {
     explicit Parameters(int which) {
       parameter("w", {2}, Initial::zeros());
       if (which == 0) parameter("w", {3}, Initial::zeros());
-      if (which == 1) statistic("w", {3}, 0);
+      if (which == 1) buffer("w", {3}, 0);
       if (which == 2) child<ReLU>("w");
       if (which == 3) child<ReLU>("");
       if (which == 4) child<ReLU>("a.b");
@@ -269,19 +269,19 @@ TEST_F(Engine, AScheduleInALoopOfOnesOwnWorks) {
   for (const test::BackendKind& kind : test::backends()) {
     auto backend = kind.make();
     Weight model;
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({.learning_rate = 1});
-    sgd.bind(space);
+    sgd.bind(flat);
     Variable x(Tensor::full(*backend, {2}, 1));
     double w = 1;
     for (double rate : {0.5, 0.25, 0.0, 0.125}) {
       sgd.learning_rate(rate);
-      space.zero_gradients();
+      flat.zero_gradients();
       Variable loss = sum(model(x));
-      space.backward(loss);
+      flat.backward(loss);
       sgd.step(&loss.value());
       w -= rate;
-      EXPECT_EQ(space.values.values()[0], w) << kind.name << " " << rate;
+      EXPECT_EQ(flat.values.values()[0], w) << kind.name << " " << rate;
     }
   }
 }
@@ -291,24 +291,24 @@ TEST_F(Engine, AStepSaysWhatItCameTo) {
     for (const bool in_loss : {false, true}) {
       auto backend = kind.make();
       Weight model;
-      ParameterSpace space(model, *backend, 1);
+      FlatParameters flat(model, *backend, 1);
       SGD sgd({.learning_rate = 0.5});
-      sgd.bind(space);
+      sgd.bind(flat);
       auto step = [&](double x, double factor = 1) {
-        space.zero_gradients();
+        flat.zero_gradients();
         Variable loss = sum(model(Variable(Tensor::full(*backend, {2}, x))));
-        space.backward(loss);
+        flat.backward(loss);
         const Tensor l = Tensor::full(*backend, {}, loss.item() * factor);
         return sgd.step(in_loss ? &l : nullptr);
       };
       const double bad = in_loss ? 1 : HUGE_VAL, factor = in_loss ? nan : 1;
       EXPECT_EQ(step(1), StepResult::made);
-      const std::vector<double> values = space.values.values();
+      const std::vector<double> values = flat.values.values();
       EXPECT_TRUE(refused([&] { step(bad, factor); }, {"step 2", "not finite"})) << kind.name;
       EXPECT_THROW(step(bad, factor), NotFinite);
-      EXPECT_EQ(space.values.values(), values);
+      EXPECT_EQ(flat.values.values(), values);
       EXPECT_EQ(step(1), StepResult::made) << "the next is as any other";
-      EXPECT_NE(space.values.values(), values);
+      EXPECT_NE(flat.values.values(), values);
       sgd.if_not_finite = IfNotFinite::skip;
       EXPECT_EQ(step(bad, factor), StepResult::not_finite);
       EXPECT_EQ(step(1), StepResult::made);
@@ -323,14 +323,14 @@ TEST_F(Engine, AStepSaysWhatItCameTo) {
 
 TEST_F(Engine, ALossScaleThatIsTooLargeIsAnOverflow) {
   Weight model;
-  ParameterSpace space(model, backend_, 1);
+  FlatParameters flat(model, backend_, 1);
   SGD sgd({.learning_rate = 0.5});
   sgd.loss_scaling = LossScaling{.first = 1e38f, .most = 1e38f};
-  sgd.bind(space);
+  sgd.bind(flat);
   auto step = [&] {
-    space.zero_gradients();
+    flat.zero_gradients();
     Variable loss = sum(model(Variable(Tensor::full(backend_, {2}, 1))));
-    space.backward(sgd.scaled(loss));
+    flat.backward(sgd.scaled(loss));
     return sgd.step(&loss.value());
   };
   EXPECT_EQ(step(), StepResult::overflow);
@@ -344,9 +344,9 @@ TEST_F(Engine, ARecordedStepFollowsTheRate) {
   for (const IfNotFinite what : {IfNotFinite::fail, IfNotFinite::wait}) {
     test::Twin twin;
     Weight model;
-    ParameterSpace space(model, twin, 1);
+    FlatParameters flat(model, twin, 1);
     SGD sgd({.learning_rate = 1});
-    sgd.bind(space);
+    sgd.bind(flat);
     sgd.if_not_finite = what;
     Batch batch;
     batch.images = Tensor::full(twin, {2}, 1);
@@ -354,9 +354,9 @@ TEST_F(Engine, ARecordedStepFollowsTheRate) {
     StepGraph step(
         twin, false,
         {.backward = [&] {
-          space.zero_gradients();
+          flat.zero_gradients();
           Variable loss = sum(model(Variable(batch.images)));
-          space.backward(loss);
+          flat.backward(loss);
           sgd.step(&loss.value());
         }},
         "");
@@ -364,11 +364,11 @@ TEST_F(Engine, ARecordedStepFollowsTheRate) {
     for (int i = 0; i < 7; i++) {
       const double rate = 0.5 / (1 << i);
       sgd.learning_rate(rate);
-      sgd.stage();
+      sgd.sync_hyperparameters();
       step(batch, false);
-      space.count_writes(space.all());
+      flat.count_writes(flat.all());
       w -= rate;
-      EXPECT_EQ(space.values.values()[0], w) << i;
+      EXPECT_EQ(flat.values.values()[0], w) << i;
     }
     EXPECT_EQ(twin.log.find('r') == std::string::npos, what == IfNotFinite::fail) << twin.log;
   }
@@ -382,14 +382,14 @@ TEST_F(Engine, ARanksNaNIsEveryRanksError) {
     const int rank = strategy.rank();
     auto backend = reference_backend(1);
     Weight model;
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({.learning_rate = 0.5});
-    sgd.bind(space);
-    strategy.begin(space, sgd);
+    sgd.bind(flat);
+    strategy.begin(flat, sgd);
     for (int i = 0; i < 4; i++) {
-      space.zero_gradients();
+      flat.zero_gradients();
       Variable loss = sum(model(Variable(Tensor::full(*backend, {2}, i == 1 && rank == 2 ? nan : 1))));
-      space.backward(loss, 1.0 / 3);
+      flat.backward(loss, 1.0 / 3);
       try {
         const bool made = strategy.step(sgd, loss) == StepResult::made;
         require(made && i != 1, "step ", i, " of rank ", rank);
@@ -399,7 +399,7 @@ TEST_F(Engine, ARanksNaNIsEveryRanksError) {
     }
     require(sgd.read_state().step == 3, "rank ", rank);
     strategy.end();
-    run.weights = space.values.values();
+    run.weights = flat.values.values();
   });
   test::same_bits(runs);
   EXPECT_EQ(told, 3);
@@ -409,14 +409,14 @@ TEST_F(Engine, ARanksNaNIsEveryRanksError) {
 TEST_F(Engine, AGradientThatWasHandedOnIsClosed) {
   Sequential model;
   model.add<Linear>(3, 2);
-  ParameterSpace space(model, backend_, 1);
+  FlatParameters flat(model, backend_, 1);
   Variable x(Tensor::full(backend_, {1, 3}, 1));
-  space.backward(sum(model(x)), 1, false);
-  space.on_gradient([](const Segment&) {});
-  space.backward(sum(model(x)));
-  EXPECT_TRUE(refused([&] { space.backward(sum(model(x))); }, {"0.", "exchanged", "zero"}));
-  space.zero_gradients();
-  EXPECT_NO_THROW(space.backward(sum(model(x))));
+  flat.backward(sum(model(x)), 1, false);
+  flat.on_gradient([](const ParameterRange&) {});
+  flat.backward(sum(model(x)));
+  EXPECT_TRUE(refused([&] { flat.backward(sum(model(x))); }, {"0.", "exchanged", "zero"}));
+  flat.zero_gradients();
+  EXPECT_NO_THROW(flat.backward(sum(model(x))));
 }
 
 // The strategy's buckets leave out what is frozen, and the others' sums are those of one machine.
@@ -426,23 +426,23 @@ TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
     Sequential model;
     for (int i = 0; i < 3; i++) model.add<Linear>(40, 40);
     model.parameters()[2].second->frozen = true;  // the largest of the middle
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({.learning_rate = 0.01, .momentum = 0.9});
-    sgd.bind(space);
-    if (strategy) strategy->begin(space, sgd);
+    sgd.bind(flat);
+    if (strategy) strategy->begin(flat, sgd);
     Variable x(Tensor::of(*backend, {2, 40}, test::numbers("x", 80)));
     for (int i = 0; i < 3; i++) {
-      space.zero_gradients();
+      flat.zero_gradients();
       Variable loss = sum(square(model(x)));
-      space.backward(loss, 1.0 / (strategy ? strategy->size() : 1));
+      flat.backward(loss, 1.0 / (strategy ? strategy->size() : 1));
       if (strategy)
         strategy->step(sgd, loss);
       else
         sgd.step(&loss.value());
     }
     if (strategy) strategy->end();
-    if (bytes) *bytes = std::uint64_t(space.trainable().size());
-    return space.values.values();
+    if (bytes) *bytes = std::uint64_t(flat.trainable().size());
+    return flat.values.values();
   };
   std::uint64_t ranges = 0;
   const std::vector<double> one = train(nullptr, &ranges);
@@ -457,12 +457,12 @@ TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
 TEST_F(Engine, OutOfOrderIsRefused) {
   Weight model;
   SGD sgd({.learning_rate = 1});
-  EXPECT_TRUE(refused([&] { sgd.stage(); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.sync_hyperparameters(); }, {"bind"}));
   EXPECT_TRUE(refused([&] { sgd.step(); }, {"bind"}));
   EXPECT_TRUE(refused([&] { sgd.read_state(); }, {"bind"}));
   EXPECT_TRUE(refused([&] { sgd.clear_not_finite(); }, {"bind"}));
   EXPECT_TRUE(refused([&] { sgd.gradient_norm(); }, {"bind"}));
-  EXPECT_TRUE(refused([&] { sgd.judge(nullptr); }, {"bind"}));
+  EXPECT_TRUE(refused([&] { sgd.check_gradients(nullptr); }, {"bind"}));
   EXPECT_TRUE(refused([&] { sgd.update(nullptr); }, {"bind"}));
   EXPECT_TRUE(refused([&] { sgd.scaled(Variable()); }, {"bind"}));
 }
@@ -483,15 +483,15 @@ TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
     EXPECT_EQ(sgd.learning_rate(), 1);
     EXPECT_TRUE(refused([&] { sgd.gradients_are_sums_of(bad); }, {"sum"})) << bad;
     Weight model;
-    ParameterSpace space(model, backend_, 1);
+    FlatParameters flat(model, backend_, 1);
     sgd.clip_norm = bad;
     if (!(bad > 0)) {
-      EXPECT_TRUE(refused([&] { sgd.bind(space); }, {"clip"})) << bad;
+      EXPECT_TRUE(refused([&] { sgd.bind(flat); }, {"clip"})) << bad;
     }
     sgd.clip_norm = 0;
     Weight scaled;
     scaled.w.learning_rate_scale = bad;
-    ParameterSpace its(scaled, backend_, 1);
+    FlatParameters its(scaled, backend_, 1);
     EXPECT_TRUE(refused([&] { sgd.bind(its); }, {"w", "learning rate"})) << bad;
     Variable x = leaf({4, 3}, "x"), c = leaf({3}, "c");
     Tensor mean = Tensor::zeros(backend_, {3}), var = mean.clone();
@@ -502,7 +502,7 @@ TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
     EXPECT_TRUE(refused([&] { layer_norm(x, c, c, bad); }, {"layer_norm", "epsilon"})) << bad;
     EXPECT_TRUE(refused([&] { dropout(x, bad); }, {"dropout", "p"})) << bad;
     EXPECT_TRUE(refused([&] { cross_entropy(x, Tensor::zeros(backend_, {4}, DType::i32), bad); }, {"smoothing"})) << bad;
-    EXPECT_TRUE(refused([&] { Ema(space, bad); }, {"decay"})) << bad;
+    EXPECT_TRUE(refused([&] { Ema(flat, bad); }, {"decay"})) << bad;
   }
 }
 
@@ -539,7 +539,7 @@ TEST_F(Engine, AnUndefinedVariableIsNamed) {
       {"flatten", [&] { flatten(none); }},
       {"transpose", [&] { transpose(none, {0}); }},
       {"slice", [&] { slice(none, 0, 0, 1); }},
-      {"concat", [&] { concat(std::vector{x, none}, 0); }},
+      {"cat", [&] { cat(std::vector{x, none}, 0); }},
       {"pad", [&] { pad(none, 0, 1, 1); }},
       {"matmul", [&] { matmul(x, none); }},
       {"linear", [&] { linear(x, none); }},

@@ -47,7 +47,7 @@ TEST(LossScaling, HalvesAtAnOverflowAndDoublesAfterPatience) {
   s.loss_scale = scaling.first;
   std::string log;
   auto step = [&](bool finite) {
-    log += judge_step(s, finite, true, scaling) ? 'a' : s.not_finite == 2 ? 's' : 'X';
+    log += check_step(s, finite, true, scaling) ? 'a' : s.not_finite == 2 ? 's' : 'X';
     return s.loss_scale;
   };
   EXPECT_EQ(step(true), 8);
@@ -66,7 +66,7 @@ TEST(LossScaling, HalvesAtAnOverflowAndDoublesAfterPatience) {
   step(true);   // and stays so
   EXPECT_EQ(log, "aaaaaasaasaaasssXX");
   StepState plain;
-  EXPECT_FALSE(judge_step(plain, false, false, scaling));
+  EXPECT_FALSE(check_step(plain, false, false, scaling));
   EXPECT_EQ(plain.not_finite, 1) << "without scaling the first one stops";
 }
 
@@ -138,19 +138,19 @@ TEST(LossScaling, ACheckpointWithoutAScaleIsReadAsBefore) {
   test::TemporaryFolder folder;
   auto backend = reference_backend(1);
   auto model = make_model("lenet5", 10, 1, 28);
-  ParameterSpace space(*model, *backend, 1);
+  FlatParameters flat(*model, *backend, 1);
   SGD plain({.momentum = 0.9}), scaled({.momentum = 0.9});
   scaled.loss_scaling = LossScaling{.first = 512};
-  plain.bind(space), scaled.bind(space);
+  plain.bind(flat), scaled.bind(flat);
   RunPosition at;
   at.step = 7;
   const std::string file = folder.file("older.safetensors");
-  save_checkpoint(file, {space, plain}, at);
-  load_checkpoint(file, {space, scaled});
+  save_checkpoint(file, {flat, plain}, at);
+  load_checkpoint(file, {flat, scaled});
   EXPECT_EQ(scaled.read_state().loss_scale, 512) << "it begins anew";
   EXPECT_EQ(scaled.read_state().step, 7u);
-  save_checkpoint(file, {space, scaled}, at);
-  load_checkpoint(file, {space, plain});
+  save_checkpoint(file, {flat, scaled}, at);
+  load_checkpoint(file, {flat, plain});
   EXPECT_EQ(plain.read_state().loss_scale, 1) << "which has no use for it";
 }
 

@@ -38,7 +38,7 @@ class Thin : public Module {
     Variable y = bn1_(conv1_(x));
     Variable z = conv2_(y);
     y = bn2_(z, pad_shortcut(y, 2, 4));
-    y = average_pool2d(conv3_(y), {.window = 2});
+    y = average_pool2d(conv3_(y), {.kernel_size = 2});
     return fc2_(fc1_(flatten(y)));
   }
 
@@ -94,7 +94,7 @@ TEST(TorchWeights, LogitsAreThoseOfPyTorch) {
       Variable x(dump.tensor(name + "/input", *backend));
       EXPECT_TRUE(close(kind.name + " " + name, (*model)(transpose(x, {0, 2, 3, 1})).value().values(),
                         dump.values(name + "/logits"), 1e-5));
-      ParameterSpace built_later(*model, *backend, 7);  // keeps what was imported
+      FlatParameters built_later(*model, *backend, 7);  // keeps what was imported
       EXPECT_TRUE(close(kind.name + " " + name, (*model)(transpose(x, {0, 2, 3, 1})).value().values(),
                         dump.values(name + "/logits"), 1e-5));
       model.reset();
@@ -125,8 +125,8 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
   TemporaryFolder folder;
   auto backend = cpu_backend(1);
   auto model = std::make_unique<Thin>();
-  ParameterSpace space(*model, *backend, 1);
-  const std::vector<double> before = space.values.values();
+  FlatParameters flat(*model, *backend, 1);
+  const std::vector<double> before = flat.values.values();
   State state("thin");
   state.tensors["extra.weight"] = state.tensors["fc2.bias"];
   state.tensors.erase("bn2.running_var");
@@ -139,7 +139,7 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
       },
       {"state", "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
        "only in the file: extra.weight [4];"}));
-  EXPECT_EQ(space.values.values(), before);
+  EXPECT_EQ(flat.values.values(), before);
 }
 
 // DataParallel and torch.compile put a word before every name.
@@ -148,9 +148,9 @@ TEST(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
   auto backend = cpu_backend(1);
   auto values_from = [&](const State& state) {
     auto model = std::make_unique<Thin>();
-    ParameterSpace space(*model, *backend, 1);
+    FlatParameters flat(*model, *backend, 1);
     import_torch(*model, *backend, {8, 8, 3}, state.write(folder.file("state")));
-    return space.values.values();
+    return flat.values.values();
   };
   const State plain("thin");
   State wrapped("thin");
@@ -172,7 +172,7 @@ TEST(TorchWeights, OnlyAnEarlierExportIsReplaced) {
     auto model = make_model("mlp", 10, 1, 28);
     SGD sgd({.learning_rate = 0.05});
     FitOptions options{.epochs = 1, .progress = false};
-    options.exchange = {.import_torch = import, .export_torch = torch, .export_onnx = onnx};
+    options.import_export = {.import_torch = import, .export_torch = torch, .export_onnx = onnx};
     options.checkpoint = folder.file("run" + std::to_string(runs++));
     options.stop_after = 1;
     fit(*model, cross_entropy_loss(), sgd, *backend, {train}, options);
@@ -205,9 +205,9 @@ TEST(TorchWeights, TheLinearBehindAFlattenIsFoundThroughActivations) {
   TemporaryFolder folder;
   auto backend = reference_backend();
   Net net;
-  ParameterSpace space(net, *backend, 1);
+  FlatParameters flat(net, *backend, 1);
   export_torch(net, *backend, {2, 3, 2}, folder.file("f"));
-  const std::vector<double> ours = space.segment("fc.weight").leaf->value.values();
+  const std::vector<double> ours = flat.parameter_range("fc.weight").leaf->value.values();
   const std::vector<double> theirs = SafetensorsFile(folder.file("f")).values("fc.weight");
   for (int o = 0; o < 2; o++)
     for (int h = 0; h < 2; h++)
@@ -238,7 +238,7 @@ TEST(Recorder, WritesDownWhatRanWhereAndHow) {
 TEST(ForwardHook, FiresForEveryModuleAndReplaces) {
   auto backend = cpu_backend(1);
   Thin net;
-  ParameterSpace space(net, *backend, 1);
+  FlatParameters flat(net, *backend, 1);
   std::vector<std::string> seen;
   for (auto& [name, module] : net.children())
     module->on_forward([&](Module& m, const Variable& y) { seen.push_back(m.path() + (y.defined() ? "" : "?")); });

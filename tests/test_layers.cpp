@@ -1,4 +1,4 @@
-// Models, the parameter space, optimizers, schedules, the training loop, metrics and options.
+// Models, the flat parameters, optimizers, schedules, the training loop, metrics and options.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -95,27 +95,27 @@ TEST(Models, HaveTheirPublishedSizesAndNames) {
       {"smallcnn", 1, 28, 421'642, 8},           {"resnet20", 3, 32, 269'722, 59}, {"resnet18", 3, 32, 11'173'962, 62}};
   for (auto& [name, channels, side, count, tensors] : expected) {
     std::unique_ptr<Module> model = make_model(name, 10, channels, side);
-    ParameterSpace space(*model, *backend, 1);
-    EXPECT_EQ(space.parameters(), count) << name;
-    EXPECT_EQ(space.segments().size(), tensors) << name;
+    FlatParameters flat(*model, *backend, 1);
+    EXPECT_EQ(flat.parameters(), count) << name;
+    EXPECT_EQ(flat.parameter_ranges().size(), tensors) << name;
     std::set<std::string> names;
-    for (const Segment& s : space.segments()) EXPECT_TRUE(names.insert(s.name).second) << s.name << " twice";
+    for (const ParameterRange& s : flat.parameter_ranges()) EXPECT_TRUE(names.insert(s.name).second) << s.name << " twice";
     if (side == 28) {
       NoGrad off;
       EXPECT_EQ((*model)(Variable(Tensor::zeros(*backend, {2, side, side, channels}))).shape(), Shape({2, 10})) << name;
     }
   }
   std::unique_ptr<Module> model = resnet(18, 10, 3, 32);
-  ParameterSpace space(*model, *backend, 1);
-  EXPECT_EQ(space.segment("conv1.weight").shape, Shape({64, 3, 3, 3}));
-  EXPECT_EQ(space.segment("layer2.0.downsample.0.weight").shape, Shape({128, 1, 1, 64}));
-  EXPECT_EQ(space.segment("layer2.0.downsample.1.bias").shape, Shape({128}));
-  EXPECT_EQ(space.segment("layer4.1.bn2.weight").shape, Shape({512}));
-  EXPECT_EQ(space.segment("fc.weight").shape, Shape({10, 512}));
-  EXPECT_EQ(space.segments().front().name, "conv1.weight");
-  EXPECT_EQ(space.segments().back().name, "fc.bias");
-  EXPECT_EQ(space.statistic_segments().front().name, "bn1.running_mean");
-  EXPECT_TRUE(refused([&] { space.segment("conv9.weight"); }, {"conv9.weight", "conv1.weight"}));
+  FlatParameters flat(*model, *backend, 1);
+  EXPECT_EQ(flat.parameter_range("conv1.weight").shape, Shape({64, 3, 3, 3}));
+  EXPECT_EQ(flat.parameter_range("layer2.0.downsample.0.weight").shape, Shape({128, 1, 1, 64}));
+  EXPECT_EQ(flat.parameter_range("layer2.0.downsample.1.bias").shape, Shape({128}));
+  EXPECT_EQ(flat.parameter_range("layer4.1.bn2.weight").shape, Shape({512}));
+  EXPECT_EQ(flat.parameter_range("fc.weight").shape, Shape({10, 512}));
+  EXPECT_EQ(flat.parameter_ranges().front().name, "conv1.weight");
+  EXPECT_EQ(flat.parameter_ranges().back().name, "fc.bias");
+  EXPECT_EQ(flat.buffer_ranges().front().name, "bn1.running_mean");
+  EXPECT_TRUE(refused([&] { flat.parameter_range("conv9.weight"); }, {"conv9.weight", "conv1.weight"}));
   EXPECT_TRUE(refused([] { make_model("vgg", 10, 3, 32); }, {"vgg", "resnet18"}));
   EXPECT_TRUE(refused([] { make_model("lenet5", 10, 3, 30); }, {"lenet5", "30"}));
 }
@@ -126,17 +126,17 @@ TEST(Models, EveryModelTrainsAStepOnEveryBackend) {
       std::unique_ptr<Backend> backend = kind.make();
       const int side = std::string(name) == "lenet5" ? 28 : 8;
       std::unique_ptr<Module> model = make_model(name, 10, 1, side);
-      ParameterSpace space(*model, *backend, 1);
+      FlatParameters flat(*model, *backend, 1);
       Variable x(Tensor::of(*backend, {4, side, side, 1}, test::numbers("x", 4 * side * side)));
       Tensor labels = Tensor::of(*backend, {4}, {3, 1, 4, 1}, DType::i32);
       SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
-      sgd.bind(space);
+      sgd.bind(flat);
       double first = 0, last = 0;
       for (int i = 0; i < 5; i++) {
-        space.zero_gradients();
+        flat.zero_gradients();
         Variable loss = cross_entropy((*model)(x), labels);
-        space.backward(loss);
-        EXPECT_TRUE(space.gradients_complete());
+        flat.backward(loss);
+        EXPECT_TRUE(flat.gradients_complete());
         sgd.step(&loss.value());
         (i ? last : first) = loss.item();
       }
@@ -150,18 +150,18 @@ TEST(Models, TrainAndEvalReachEveryModule) {
   model.add<BatchNorm2d>(3);
   Sequential& inner = model.add<Sequential>();
   inner.add<Dropout>(0.5);
-  ParameterSpace space(model, *backend, 1);
+  FlatParameters flat(model, *backend, 1);
   Variable x(Tensor::of(*backend, {4, 3}, test::numbers("x", 12, 5, 9)));
   auto forward = [&] { return model(x).value().values(); };
 
   EXPECT_TRUE(model.training());
   EXPECT_NE(forward(), forward()) << "dropout draws";
-  const std::vector<double> moved = space.statistics.values();
+  const std::vector<double> moved = flat.buffers.values();
   EXPECT_GT(moved[0], 0) << "batch norm follows the batches";
   model.eval();
   EXPECT_FALSE(inner.children()[0].second->training());
   EXPECT_EQ(forward(), forward());
-  EXPECT_EQ(space.statistics.values(), moved) << "evaluation changes no statistics";
+  EXPECT_EQ(flat.buffers.values(), moved) << "evaluation changes no statistics";
   model.train();
   EXPECT_TRUE(inner.children()[0].second->training());
 }
@@ -169,52 +169,52 @@ TEST(Models, TrainAndEvalReachEveryModule) {
 TEST(Models, AreRefusedBeforeTheyHaveMemory) {
   std::unique_ptr<Backend> backend = reference_backend();
   Linear layer(3, 2);
-  EXPECT_TRUE(refused([&] { layer(Variable(Tensor::zeros(*backend, {1, 3}))); }, {"parameter", "ParameterSpace"}));
+  EXPECT_TRUE(refused([&] { layer(Variable(Tensor::zeros(*backend, {1, 3}))); }, {"parameter", "FlatParameters"}));
 }
 
-// ---- the parameter space --------------------------------------------------------------------------------------------
-TEST(Space, LaysSegmentsOutAlignedAndInOrder) {
+// ---- the flat parameters --------------------------------------------------------------------------------------------
+TEST(FlatParameters, LaysSegmentsOutAlignedAndInOrder) {
   std::unique_ptr<Backend> backend = reference_backend();
   std::unique_ptr<Module> model = resnet_cifar(20, 10, 3);
-  ParameterSpace space(*model, *backend, 1);
+  FlatParameters flat(*model, *backend, 1);
   std::int64_t end = 0, sum = 0;
-  for (const Segment& s : space.segments()) {
-    EXPECT_EQ(s.global_begin % ParameterSpace::alignment, 0) << s.name;
+  for (const ParameterRange& s : flat.parameter_ranges()) {
+    EXPECT_EQ(s.global_begin % FlatParameters::alignment, 0) << s.name;
     EXPECT_EQ(s.local_begin, s.global_begin) << s.name;
     EXPECT_GE(s.local_begin, end) << s.name;
-    EXPECT_LT(s.local_begin - end, ParameterSpace::alignment) << s.name;
-    EXPECT_EQ(s.length, s.shape.elements());
-    EXPECT_EQ(s.leaf->value.raw(), space.values.range(s.local_begin, s.shape).raw())
+    EXPECT_LT(s.local_begin - end, FlatParameters::alignment) << s.name;
+    EXPECT_EQ(s.length, s.shape.numel());
+    EXPECT_EQ(s.leaf->value.raw(), flat.values.range(s.local_begin, s.shape).raw())
         << "a parameter is a range of the vector";
-    EXPECT_EQ(s.leaf->grad.raw(), space.gradients.range(s.local_begin, s.shape).raw());
+    EXPECT_EQ(s.leaf->grad.raw(), flat.gradients.range(s.local_begin, s.shape).raw());
     end = s.local_begin + s.length;
     sum += s.length;
   }
-  EXPECT_EQ(sum, space.parameters());
-  EXPECT_EQ(space.elements() % ParameterSpace::cut, 0);
-  EXPECT_LT(space.elements() - end, ParameterSpace::cut);
-  EXPECT_EQ(space.gradients.elements(), space.elements());
+  EXPECT_EQ(sum, flat.parameters());
+  EXPECT_EQ(flat.numel() % FlatParameters::cut, 0);
+  EXPECT_LT(flat.numel() - end, FlatParameters::cut);
+  EXPECT_EQ(flat.gradients.numel(), flat.numel());
 }
 
-TEST(Space, PaddingIsZeroAndStaysZero) {
+TEST(FlatParameters, PaddingIsZeroAndStaysZero) {
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> backend = kind.make();
     Tiny model;
-    ParameterSpace space(model, *backend, 3);
+    FlatParameters flat(model, *backend, 3);
     SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1, .decay_everything = true});
-    sgd.bind(space);
+    sgd.bind(flat);
     sgd.clip_norm = 1;
     Patterns data(*backend, 16, 16);
     Batch batch = data.make(0, 0);
     for (int i = 0; i < 4; i++) {
-      space.zero_gradients();
-      space.backward(cross_entropy(model(Variable(batch.images)), batch.labels));
+      flat.zero_gradients();
+      flat.backward(cross_entropy(model(Variable(batch.images)), batch.labels));
       sgd.step();
     }
-    std::vector<bool> used(space.elements(), false);
-    for (const Segment& s : space.segments()) std::fill_n(used.begin() + s.local_begin, s.length, true);
-    const std::vector<double> w = space.values.values(), g = space.gradients.values(), v = sgd.velocity().values();
-    for (std::int64_t i = 0; i < space.elements(); i++)
+    std::vector<bool> used(flat.numel(), false);
+    for (const ParameterRange& s : flat.parameter_ranges()) std::fill_n(used.begin() + s.local_begin, s.length, true);
+    const std::vector<double> w = flat.values.values(), g = flat.gradients.values(), v = sgd.velocity().values();
+    for (std::int64_t i = 0; i < flat.numel(); i++)
       if (!used[i]) {
         ASSERT_TRUE(w[i] == 0 && g[i] == 0 && v[i] == 0)
             << kind.name << " element " << i << ": " << w[i] << " " << g[i] << " " << v[i];
@@ -226,15 +226,15 @@ struct Two : Module {
   Two(std::string first, Shape shape, std::string second = "b") {
     parameter(first, shape, Initial::constant(1));
     parameter(second, {3}, Initial::constant(2));
-    statistic("mean", {5}, 0.5);
-    statistic("variance", {2}, 1);
+    buffer("mean", {5}, 0.5);
+    buffer("variance", {2}, 1);
   }
   Variable forward(const Variable& x) override { return x; }
 };
 
-TEST(Space, LayoutHashKnowsNamesShapesAndPlaces) {
+TEST(FlatParameters, LayoutHashKnowsNamesShapesAndPlaces) {
   std::unique_ptr<Backend> one = reference_backend(), two = cpu_backend(1);
-  auto hash = [&](Module&& m, Backend& b, std::uint64_t seed = 1) { return ParameterSpace(m, b, seed).layout_hash(); };
+  auto hash = [&](Module&& m, Backend& b, std::uint64_t seed = 1) { return FlatParameters(m, b, seed).layout_hash(); };
   const std::uint64_t h = hash(Two("a", {4, 2}), *one);
   EXPECT_EQ(h, hash(Two("a", {4, 2}), *two, 2)) << "neither the device nor the values matter";
   EXPECT_NE(h, hash(Two("c", {4, 2}), *one));
@@ -243,23 +243,23 @@ TEST(Space, LayoutHashKnowsNamesShapesAndPlaces) {
   EXPECT_NE(h, hash(Two("a", {70, 2}), *one));
 }
 
-TEST(Space, StatisticsAreASecondVector) {
+TEST(FlatParameters, BuffersAreASecondVector) {
   std::unique_ptr<Backend> backend = reference_backend();
   Two model("a", {4});
-  ParameterSpace space(model, *backend, 1);
-  ASSERT_EQ(space.statistic_segments().size(), 2u);
-  EXPECT_EQ(space.statistic_segments()[0].name, "mean");
-  EXPECT_EQ(space.statistic_segments()[1].begin, 64);
-  EXPECT_EQ(space.statistic_segments()[1].length, 2);
-  const std::vector<double> values = space.statistics.values();
+  FlatParameters flat(model, *backend, 1);
+  ASSERT_EQ(flat.buffer_ranges().size(), 2u);
+  EXPECT_EQ(flat.buffer_ranges()[0].name, "mean");
+  EXPECT_EQ(flat.buffer_ranges()[1].begin, 64);
+  EXPECT_EQ(flat.buffer_ranges()[1].length, 2);
+  const std::vector<double> values = flat.buffers.values();
   ASSERT_EQ(values.size(), 128u);
   for (std::int64_t i = 0; i < 128; i++) EXPECT_EQ(values[i], i < 5 ? 0.5 : i == 64 || i == 65 ? 1 : 0) << i;
 }
 
-TEST(Space, InitialDrawDependsOnSeedAndPlaceOnly) {
+TEST(FlatParameters, InitialDrawDependsOnSeedAndPlaceOnly) {
   auto values = [](Backend& backend, std::uint64_t seed) {
     std::unique_ptr<Module> model = resnet_cifar(20, 10, 3);
-    return ParameterSpace(*model, backend, seed).values.values();
+    return FlatParameters(*model, backend, seed).values.values();
   };
   const std::vector<double> first = values(*reference_backend(1), 1);
   for (const test::BackendKind& kind : test::backends())
@@ -269,48 +269,48 @@ TEST(Space, InitialDrawDependsOnSeedAndPlaceOnly) {
 
   std::unique_ptr<Backend> backend = reference_backend();
   Linear layer(400, 300);
-  ParameterSpace space(layer, *backend, 1);
+  FlatParameters flat(layer, *backend, 1);
   double largest = 0, middle = 0, square = 0;
-  for (double w : space.segment("weight").leaf->value.values())
+  for (double w : flat.parameter_range("weight").leaf->value.values())
     largest = std::max(largest, std::abs(w)), middle += w / 120'000, square += w * w / 120'000;
   EXPECT_LE(largest, 0.05) << "U(−1/√400, 1/√400)";
   EXPECT_NEAR(middle, 0, 3e-4);
   EXPECT_NEAR(std::sqrt(square), 0.05 / std::sqrt(3), 2e-4);
   std::unique_ptr<Conv2d> conv = Conv2d::before_norm(64, 128, 3);
-  ParameterSpace normal(*conv, *backend, 1);
+  FlatParameters normal(*conv, *backend, 1);
   double mean = 0, variance = 0;
-  for (double w : normal.segment("weight").leaf->value.values()) mean += w / 73'728, variance += w * w / 73'728;
+  for (double w : normal.parameter_range("weight").leaf->value.values()) mean += w / 73'728, variance += w * w / 73'728;
   EXPECT_NEAR(mean, 0, 5e-4);
   EXPECT_NEAR(variance, 2.0 / (128 * 9), 3e-5) << "He et al.: 2 / fan-out";
 }
 
-TEST(Space, SecondSpaceKeepsTrainedValuesAndStatistics) {
+TEST(FlatParameters, SecondFlatVectorKeepsTrainedValuesAndStatistics) {
   std::unique_ptr<Backend> backend = reference_backend();
   Tiny model;
-  ParameterSpace first(model, *backend, 1);
-  first.segment("fc.bias").leaf->value.fill(0.125);
-  model.statistics()[1].second->tensor.fill(7);
+  FlatParameters first(model, *backend, 1);
+  first.parameter_range("fc.bias").leaf->value.fill(0.125);
+  model.buffers()[1].second->tensor.fill(7);
   const std::vector<double> values = first.values.values();
-  ParameterSpace second(model, *backend, 99);
+  FlatParameters second(model, *backend, 99);
   EXPECT_EQ(second.values.values(), values);
-  EXPECT_EQ(second.statistics.values()[64], 7);
+  EXPECT_EQ(second.buffers.values()[64], 7);
 }
 
-TEST(Space, HooksFireOncePerSegmentAndUntouchedOnesGetZero) {
+TEST(FlatParameters, HooksFireOncePerSegmentAndUntouchedOnesGetZero) {
   std::unique_ptr<Backend> backend = reference_backend();
   std::unique_ptr<Module> model = mlp(3, 1, 2);
-  ParameterSpace space(*model, *backend, 1);
-  space.gradients.fill(5);  // left over from before: overwritten, or zeroed
+  FlatParameters flat(*model, *backend, 1);
+  flat.gradients.fill(5);  // left over from before: overwritten, or zeroed
   std::vector<std::string> order;
-  space.on_gradient([&](const Segment& s) { order.push_back(s.name); });
-  space.backward(sum(*model->parameters()[3].second));
+  flat.on_gradient([&](const ParameterRange& s) { order.push_back(s.name); });
+  flat.backward(sum(*model->parameters()[3].second));
   ASSERT_EQ(order.size(), 4u);
   EXPECT_EQ(order[0], "fc2.bias") << "the one that took part comes first";
-  EXPECT_EQ(space.segment("fc1.weight").leaf->grad.values(), std::vector<double>(4 * 256, 0.0));
-  EXPECT_EQ(space.segment("fc2.bias").leaf->grad.values(), (std::vector<double>{1, 1, 1}));
-  space.on_gradient(nullptr);
-  space.zero_gradients();
-  EXPECT_FALSE(space.gradients_complete());
+  EXPECT_EQ(flat.parameter_range("fc1.weight").leaf->grad.values(), std::vector<double>(4 * 256, 0.0));
+  EXPECT_EQ(flat.parameter_range("fc2.bias").leaf->grad.values(), (std::vector<double>{1, 1, 1}));
+  flat.on_gradient(nullptr);
+  flat.zero_gradients();
+  EXPECT_FALSE(flat.gradients_complete());
 }
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
@@ -330,23 +330,23 @@ TEST(Training, FollowsPyTorchStepByStep) {
       SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
       const test::Attributes a = dumps.attributes(name);
       Tiny model;
-      ParameterSpace space(model, *run.backend, 1, {}, run.dtype);
-      for (const Segment& s : space.segments())
+      FlatParameters flat(model, *run.backend, 1, {}, run.dtype);
+      for (const ParameterRange& s : flat.parameter_ranges())
         s.leaf->value.copy_from(dumps.at("tiny/" + s.name).on(*run.backend, run.dtype));
       SGD sgd({.learning_rate = a["lr"],
                .momentum = a["momentum"],
                .nesterov = a["nesterov"] == 1,
                .weight_decay = a["weight_decay"]});
-      sgd.bind(space);
+      sgd.bind(flat);
       Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
       Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
       std::vector<double> losses;
       for (int step = 0; step < int(a["steps"]); step++) {
-        space.zero_gradients();
+        flat.zero_gradients();
         Variable loss = cross_entropy(model(x), labels);
-        space.backward(loss);
+        flat.backward(loss);
         if (step == 0)
-          for (const Segment& s : space.segments()) {
+          for (const ParameterRange& s : flat.parameter_ranges()) {
             // A bias before batch norm has no gradient but rounding.
             const double floor = s.name == "conv1.bias" ? 0.1 : 1e-6;
             EXPECT_TRUE(close(s.name + ".grad", s.leaf->grad.values(), dumps.at("tiny/" + s.name + ".grad").values,
@@ -357,12 +357,12 @@ TEST(Training, FollowsPyTorchStepByStep) {
       }
       EXPECT_EQ(sgd.read_state().step, losses.size());
       EXPECT_TRUE(close("losses", losses, dumps.at(std::string(name) + "/losses").values, run.tolerance));
-      for (const Segment& s : space.segments())
+      for (const ParameterRange& s : flat.parameter_ranges())
         EXPECT_TRUE(
             close(s.name, s.leaf->value.values(), dumps.at(std::string(name) + "/" + s.name).values, run.tolerance));
-      for (auto& [statistic, s] : model.statistics())
+      for (auto& [buffer, s] : model.buffers())
         EXPECT_TRUE(
-            close(statistic, s->tensor.values(), dumps.at(std::string(name) + "/" + statistic).values, run.tolerance));
+            close(buffer, s->tensor.values(), dumps.at(std::string(name) + "/" + buffer).values, run.tolerance));
     }
 }
 
@@ -378,17 +378,17 @@ struct Plain : Module {
 struct ByHand {
   std::unique_ptr<Backend> owner;
   Plain model;
-  std::unique_ptr<ParameterSpace> space;
+  std::unique_ptr<FlatParameters> flat;
   explicit ByHand(const test::BackendKind& kind) : owner(kind.make()) {}
-  void build() { space = std::make_unique<ParameterSpace>(model, *owner, 1); }
+  void build() { flat = std::make_unique<FlatParameters>(model, *owner, 1); }
   void gradient(double weight, double bias) {
-    for (const Segment& s : space->segments()) {
+    for (const ParameterRange& s : flat->parameter_ranges()) {
       s.leaf->grad.fill(s.name == "weight" ? weight : bias);
       s.leaf->has_grad = true;
     }
   }
-  double weight() { return space->segment("weight").leaf->value.values()[5]; }
-  double bias() { return space->segment("bias").leaf->value.values()[1]; }
+  double weight() { return flat->parameter_range("weight").leaf->value.values()[5]; }
+  double bias() { return flat->parameter_range("bias").leaf->value.values()[1]; }
 };
 
 TEST(Training, ScalesFreezesAndDecaysBySegment) {
@@ -397,7 +397,7 @@ TEST(Training, ScalesFreezesAndDecaysBySegment) {
     h.model.parameters()[0].second->learning_rate_scale = 0.5;
     h.build();
     SGD sgd({.learning_rate = 0.1, .weight_decay = 0.25});
-    sgd.bind(*h.space);
+    sgd.bind(*h.flat);
     h.gradient(2, 2);
     sgd.step();
     EXPECT_NEAR(h.weight(), 1 - 0.05 * (2 + 0.25), 1e-6) << "scaled, decayed";
@@ -406,7 +406,7 @@ TEST(Training, ScalesFreezesAndDecaysBySegment) {
     ByHand all(kind);
     all.build();
     SGD everything({.learning_rate = 0.1, .weight_decay = 0.25, .decay_everything = true});
-    everything.bind(*all.space);
+    everything.bind(*all.flat);
     all.gradient(0, 0);
     everything.step();
     EXPECT_NEAR(all.bias(), 1 - 0.1 * 0.25, 1e-6);
@@ -415,7 +415,7 @@ TEST(Training, ScalesFreezesAndDecaysBySegment) {
     f.model.parameters()[0].second->frozen = true;
     f.build();
     SGD momentum({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.25});
-    momentum.bind(*f.space);
+    momentum.bind(*f.flat);
     for (int i = 0; i < 3; i++) {
       f.gradient(3, 1);
       momentum.step();
@@ -430,7 +430,7 @@ TEST(Training, ClipsTheGradientToANorm) {
     ByHand h(kind);
     h.build();
     SGD sgd({.learning_rate = 1});
-    sgd.bind(*h.space);
+    sgd.bind(*h.flat);
     sgd.clip_norm = 2;
     h.gradient(3, -4);  // norm √(6·9 + 2·16)
     sgd.step();
@@ -452,11 +452,11 @@ TEST(Training, ANonFiniteGradientOrLossChangesNothing) {
         ByHand h(kind);
         h.build();
         SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1});
-        sgd.bind(*h.space);
+        sgd.bind(*h.flat);
         sgd.if_not_finite = IfNotFinite::wait;
         h.gradient(1, 1);
         sgd.step();
-        const std::vector<double> values = bits(h.space->values), velocity = bits(sgd.velocity());
+        const std::vector<double> values = bits(h.flat->values), velocity = bits(sgd.velocity());
         h.gradient(in_loss ? 1 : bad, 1);
         Tensor loss = Tensor::full(*h.owner, {}, in_loss ? bad : 1);
         sgd.step(&loss);
@@ -464,11 +464,11 @@ TEST(Training, ANonFiniteGradientOrLossChangesNothing) {
         EXPECT_EQ(sgd.read_state().step, 1u);
         h.gradient(1, 1);
         sgd.step();  // nothing until somebody has looked
-        EXPECT_EQ(bits(h.space->values), values) << kind.name << " " << bad;
+        EXPECT_EQ(bits(h.flat->values), values) << kind.name << " " << bad;
         EXPECT_EQ(bits(sgd.velocity()), velocity);
         sgd.clear_not_finite();
         sgd.step();
-        EXPECT_NE(bits(h.space->values), values);
+        EXPECT_NE(bits(h.flat->values), values);
         EXPECT_EQ(sgd.read_state().step, 2u);
       }
 }
@@ -478,7 +478,7 @@ TEST(Training, StepsAreRefusedOutOfOrder) {
   h.build();
   SGD sgd({.learning_rate = 0.1});
   EXPECT_TRUE(refused([&] { sgd.step(); }, {"bind"}));
-  sgd.bind(*h.space);
+  sgd.bind(*h.flat);
   EXPECT_TRUE(refused([&] { sgd.step(); }, {"backward"}));
   EXPECT_TRUE(refused([&] { SGD({.nesterov = true}); }, {"Nesterov"}));
   EXPECT_TRUE(refused([&] { SGD({.momentum = 1}); }, {"momentum"}));
@@ -729,16 +729,16 @@ TEST(Metrics, AnyTextAndNumberIsWellFormed) {
 TEST(Fit, EvaluationWeighsBatchesAndRestoresTheMode) {
   std::unique_ptr<Backend> backend = reference_backend();
   Tiny model;
-  ParameterSpace space(model, *backend, 1);
+  FlatParameters flat(model, *backend, 1);
   Patterns uneven(*backend, 37, 16), whole(*backend, 37, 37);
   for (bool training : {true, false}) {
     model.train(training);
-    const std::vector<double> statistics = space.statistics.values();
+    const std::vector<double> buffers = flat.buffers.values();
     Evaluation a = evaluate(model, uneven), b = evaluate(model, whole);
     EXPECT_NEAR(a.loss, b.loss, 1e-6);
     EXPECT_EQ(a.accuracy, b.accuracy);
     EXPECT_EQ(model.training(), training);
-    EXPECT_EQ(space.statistics.values(), statistics);
+    EXPECT_EQ(flat.buffers.values(), buffers);
   }
 }
 
@@ -746,13 +746,13 @@ struct Witness : Strategy {
   std::vector<std::string> calls;
   int stop_after = 1000, made = 0;
   void prepare(Module&, Task&, const PrepareOptions&) override { calls.push_back("prepare"); }
-  SpaceMemory memory() override {
+  FlatMemory memory() override {
     calls.push_back("memory");
     return {};
   }
-  void begin(ParameterSpace& space, Optimizer& o) override {
+  void begin(FlatParameters& flat, Optimizer& o) override {
     calls.push_back("begin");
-    EXPECT_TRUE(space.values.defined());
+    EXPECT_TRUE(flat.values.defined());
     EXPECT_TRUE(o.state().defined());
   }
   void exchange(const Tensor& loss) override {

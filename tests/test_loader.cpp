@@ -280,7 +280,7 @@ float expected_pixel(const Pictures& p, const LoaderOptions& o, std::int64_t epo
   }
   if (sy >= 0 && sy < p.height() && sx >= 0 && sx < p.width())
     v = p.images.data<std::uint8_t>()[((sample * p.height() + sy) * p.width() + sx) * p.channels() + c];
-  return float((v / 255.0 - p.mean[c]) / p.deviation[c]);
+  return float((v / 255.0 - p.mean[c]) / p.std[c]);
 }
 
 TEST_F(LoaderTest, PixelsAreCutMirroredAndNormalised) {
@@ -333,7 +333,7 @@ TEST_F(LoaderTest, BothWaysGiveTheSameBits) {
       work.epoch = 4;
       for (std::int64_t c = 0; c < channels; c++) {
         work.mean[c] = 255 * p.mean[c];
-        work.inverse[c] = 1 / (255 * p.deviation[c]);
+        work.inverse[c] = 1 / (255 * p.std[c]);
       }
       make_batch(*host, work, b, 0);
       EXPECT_TRUE(same(a, b));
@@ -355,7 +355,7 @@ TEST_F(LoaderTest, Bf16IsTheRoundedF32) {
   narrow.start(1);
   while (wide.next(a) && narrow.next(b)) {
     ASSERT_EQ(b.images.dtype(), DType::bf16);
-    for (std::int64_t i = 0; i < a.images.elements(); i++)
+    for (std::int64_t i = 0; i < a.images.numel(); i++)
       ASSERT_EQ(b.images.data<bf16>()[i].bits, bf16(a.images.data<float>()[i]).bits);
   }
 }
@@ -372,7 +372,7 @@ TEST_F(LoaderTest, AugmentationIsEvenlySpread) {
     columns[crop.dx + 4]++;
     both[crop.dy + 4][crop.dx + 4]++;
   }
-  EXPECT_NEAR(flips, n / 2, 5 * 71);  // five deviations everywhere
+  EXPECT_NEAR(flips, n / 2, 5 * 71);  // five standard deviations everywhere
   for (int k = 0; k < 9; k++) {
     EXPECT_NEAR(rows[k], n / 9.0, 5 * 44.5);
     EXPECT_NEAR(columns[k], n / 9.0, 5 * 44.5);

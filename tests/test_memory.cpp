@@ -336,15 +336,15 @@ TEST(StepMemory, IsWhatAStepTakes) {
       auto b = kind.make();
       if (b->on_device() || (kind.name == "reference" && std::string(name) == "resnet20")) continue;
       auto model = make_model(name, 10, 3, 32);
-      ParameterSpace space(*model, *b, 1);
+      FlatParameters flat(*model, *b, 1);
       model->train();
       const std::int64_t pictures = kind.name == "reference" ? 8 : 64;
       const Tensor images = Tensor::full(*b, {pictures, 32, 32, 3}, 0.5), labels = Tensor::zeros(*b, {pictures}, DType::i32);
       const StepMemory m = step_memory(*model, images);
       const std::size_t before = b->memory().statistics().live_bytes;
       b->memory().reset_peak();
-      space.zero_gradients();
-      space.backward(cross_entropy((*model)(Variable(images)), labels));
+      flat.zero_gradients();
+      flat.backward(cross_entropy((*model)(Variable(images)), labels));
       const auto s = b->memory().statistics();
       const double took = double(s.peak_bytes - before) - double(s.at_peak[std::size_t(Use::scratch)]);
       const double said = double(m.per_picture) * double(pictures) - 4 * double(images.bytes());

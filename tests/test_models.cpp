@@ -9,7 +9,7 @@
 
 #include "layers/layers.h"
 #include "layers/models/models.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -20,7 +20,7 @@ namespace {
 
 std::int64_t count_parameters(Module& model) {
   std::int64_t count = 0;
-  for (auto& [name, p] : model.parameters()) count += p->shape.elements();
+  for (auto& [name, p] : model.parameters()) count += p->shape.numel();
   return count;
 }
 
@@ -36,7 +36,7 @@ TEST(Torchvision, NamesAndShapesAreOurs) {
     std::string model, name;
     Shape shape;
     words >> model >> name;
-    for (std::int64_t extent; words >> extent;) shape.append(extent);
+    for (std::int64_t size; words >> size;) shape.append(size);
     theirs[model.substr(0, model.find('_'))][name] = shape;
   }
   ASSERT_EQ(theirs.size(), 7u);
@@ -51,7 +51,7 @@ TEST(Torchvision, NamesAndShapesAreOurs) {
     EXPECT_EQ(count_parameters(*ours), documented.at(model));
     std::map<std::string, Shape> named;
     for (auto& [name, p] : ours->parameters()) named[name] = in_torch(p->shape);
-    for (auto& [name, s] : ours->statistics()) named[name] = in_torch(s->shape);
+    for (auto& [name, s] : ours->buffers()) named[name] = in_torch(s->shape);
     EXPECT_EQ(named.size(), wanted.size());
     for (auto& [name, shape] : wanted) {
       auto found = named.find(name);
@@ -96,19 +96,19 @@ TEST(Models, AreCheckedByName) {
 // One step forward and backward; every gradient is complete, finite and not all zero.
 void step(Module& model, const std::string& name, Backend& backend, int side, int batch) {
   SCOPED_TRACE(name + " at " + std::to_string(side));
-  ParameterSpace space(model, backend, 1);
+  FlatParameters flat(model, backend, 1);
   Variable x(Tensor::of(backend, {batch, side, side, 3}, test::numbers("x", batch * side * side * 3)));
   Tensor labels = Tensor::of(backend, {batch}, test::numbers("labels", batch, 0, 9, 1), DType::i32);
-  space.zero_gradients();
+  flat.zero_gradients();
   Variable y = model(x);
   ASSERT_EQ(y.shape(), Shape({batch, 10}));
   Variable loss = cross_entropy(y, labels);
-  space.backward(loss);
-  EXPECT_TRUE(space.gradients_complete());
+  flat.backward(loss);
+  EXPECT_TRUE(flat.gradients_complete());
   EXPECT_TRUE(std::isfinite(loss.item()));
   Tensor squares(backend, {1}, DType::f32);
-  for (const Segment& s : space.segments()) {
-    backend.sum_of_squares(s.leaf->grad, squares, false);
+  for (const ParameterRange& s : flat.parameter_ranges()) {
+    backend.squared_norm(s.leaf->grad, squares, false);
     EXPECT_TRUE(std::isfinite(squares.item())) << s.name;
     EXPECT_GT(squares.item(), 0) << s.name;
   }
@@ -134,7 +134,7 @@ struct Sample {
 
 std::vector<double> drawn(const Initial& how, const Shape& shape, std::uint64_t seed = 1, std::int64_t begin = 0,
                           int threads = 1) {
-  std::vector<double> values(static_cast<std::size_t>(shape.elements()), NAN);
+  std::vector<double> values(static_cast<std::size_t>(shape.numel()), NAN);
   draw(how, shape, seed, begin, values, threads);
   return values;
 }
@@ -177,10 +177,10 @@ TEST(Initial, DistributionsHaveTheirMomentsAndBounds) {
     EXPECT_LT(s.low, low + (high - low) * 1e-3) << name;
     EXPECT_GT(s.high, high - (high - low) * 1e-3) << name;
   };
-  auto normal = [&](const char* name, const Initial& how, double mean, double deviation) {
+  auto normal = [&](const char* name, const Initial& how, double mean, double std) {
     const std::vector<double> v = drawn(how, shape);
-    expect_moments(name, v, mean, deviation * deviation, 3);
-    const auto within = std::count_if(v.begin(), v.end(), [&](double x) { return std::abs(x - mean) < deviation; });
+    expect_moments(name, v, mean, std * std, 3);
+    const auto within = std::count_if(v.begin(), v.end(), [&](double x) { return std::abs(x - mean) < std; });
     EXPECT_NEAR(double(within) / double(v.size()), 0.6827, 0.01) << name;
   };
   uniform("uniform", Initial::uniform(2, 5), 2, 5);
@@ -203,13 +203,13 @@ TEST(Initial, DistributionsHaveTheirMomentsAndBounds) {
 // Of a standard normal number between a and b: mean (φ(a) − φ(b))/Z, variance 1 + (a·φ(a) − b·φ(b))/Z − mean².
 TEST(Initial, TruncatedNormalIsTheConditionalDistribution) {
   auto density = [](double z) { return std::exp(-z * z / 2) / std::sqrt(2 * M_PI); };
-  for (auto [mean, deviation, low, high] :
+  for (auto [mean, std, low, high] :
        {std::array{0.0, 1.0, -2.0, 2.0}, {1.0, 0.5, 0.0, 1.25}, {0.0, 1.0, 3.0, 9.0}, {0.0, 2.0, -20.0, -9.0}}) {
-    const double a = (low - mean) / deviation, b = (high - mean) / deviation;
+    const double a = (low - mean) / std, b = (high - mean) / std;
     const double z = 0.5 * (std::erf(b / M_SQRT2) - std::erf(a / M_SQRT2)), shift = (density(a) - density(b)) / z;
     const double variance = 1 + (a * density(a) - b * density(b)) / z - shift * shift;
-    const std::vector<double> v = drawn(Initial::trunc_normal(mean, deviation, low, high), {40'000});
-    expect_moments("trunc_normal", v, mean + deviation * shift, deviation * deviation * variance, 9);
+    const std::vector<double> v = drawn(Initial::trunc_normal(mean, std, low, high), {40'000});
+    expect_moments("trunc_normal", v, mean + std * shift, std * std * variance, 9);
     const Sample s(v);
     EXPECT_GE(s.low, low);
     EXPECT_LE(s.high, high);
@@ -219,7 +219,7 @@ TEST(Initial, TruncatedNormalIsTheConditionalDistribution) {
 TEST(Initial, OrthogonalIsOrthogonal) {
   for (const Shape& shape : {Shape{24, 3, 3, 8}, Shape{90, 17}, Shape{33, 33}}) {
     const std::vector<double> w = drawn(Initial::orthogonal(2), shape);
-    const std::int64_t rows = shape[0], columns = shape.elements() / rows, n = std::min(rows, columns);
+    const std::int64_t rows = shape[0], columns = shape.numel() / rows, n = std::min(rows, columns);
     auto at = [&](std::int64_t vector, std::int64_t k) {
       return w[std::size_t(rows <= columns ? vector * columns + k : k * columns + vector)];
     };
@@ -250,14 +250,14 @@ TEST(Initial, AnElementDependsOnSeedAndPlaceAlone) {
 }
 
 // The way that the chapter shows.
-TEST(Initial, IsChosenBeforeTheSpaceDraws) {
+TEST(Initial, IsChosenBeforeTheWeightsAreDrawn) {
   std::unique_ptr<Backend> backend = reference_backend();
   std::unique_ptr<Module> model = make_model("mlp", 10, 1, 8);
   for (auto& [name, p] : model->parameters())
     if (p->shape.rank() == 2) p->initial = Initial::orthogonal();
-  ParameterSpace space(*model, *backend, 3);
-  const Segment& s = space.segment("fc2.weight");
-  EXPECT_TRUE(close("fc2.weight", space.values.range(s.local_begin, s.shape).values(),
+  FlatParameters flat(*model, *backend, 3);
+  const ParameterRange& s = flat.parameter_range("fc2.weight");
+  EXPECT_TRUE(close("fc2.weight", flat.values.range(s.local_begin, s.shape).values(),
                     drawn(Initial::orthogonal(), s.shape, 3, s.global_begin), 1e-7));
 }
 
@@ -267,8 +267,8 @@ TEST(Layers, GroupAndLayerNormDeclareTorchsParameters) {
   Sequential model;
   model.add<GroupNorm>(2, 6);
   model.add<LayerNorm>(Shape{6});
-  ParameterSpace space(model, *backend, 1);
-  for (const char* name : {"0.weight", "0.bias", "1.weight", "1.bias"}) EXPECT_FALSE(space.segment(name).decay) << name;
+  FlatParameters flat(model, *backend, 1);
+  for (const char* name : {"0.weight", "0.bias", "1.weight", "1.bias"}) EXPECT_FALSE(flat.parameter_range(name).decay) << name;
   Variable x(Tensor::of(*backend, {2, 3, 3, 6}, test::numbers("x", 108, 1, 5)));
   const std::vector<double> y = model(x).value().values();
   for (std::size_t row = 0; row < 18; row++) {

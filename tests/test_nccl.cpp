@@ -220,24 +220,24 @@ TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
       auto strategy = all_reduce(std::move(ranks[std::size_t(r)]),
                                  {.bucket_bytes = 4096, .deadline = 30, .nccl = &fake_nccl::library});
       Small model;
-      ParameterSpace space(model, twin, 1);
+      FlatParameters flat(model, twin, 1);
       SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-      sgd.bind(space);
-      strategy->begin(space, sgd);
+      sgd.bind(flat);
+      strategy->begin(flat, sgd);
       for (int step = 0; step < 5; step++) {
         const Tensor x = Tensor::of(twin, {4, 16}, numbers("x" + std::to_string(r + 2 * step), 64));
         const Tensor y = Tensor::of(twin, {4}, {0, 1, 2, 3}, DType::i32);
         const Variable loss = cross_entropy(model(Variable(x)), y);
-        space.zero_gradients();
-        space.backward(loss, 0.5);
-        sgd.stage();
+        flat.zero_gradients();
+        flat.backward(loss, 0.5);
+        sgd.sync_hyperparameters();
         strategy->step(sgd, loss);
       }
       strategy->end();
       Ended& mine = ended[std::size_t(r)];
-      mine.weights = space.values.values();
+      mine.weights = flat.values.values();
       for (const auto& [name, value] : strategy->end())
-        if (name == "sent_bytes") mine.measured.push_back(value - 5 * double(space.gradients.bytes()));
+        if (name == "sent_bytes") mine.measured.push_back(value - 5 * double(flat.gradients.bytes()));
     }));
     EXPECT_TRUE(ended[0].weights == ended[1].weights);
     return ended[0];

@@ -28,7 +28,7 @@ std::vector<double> times(double factor, std::vector<double> v) {
 
 // The oracle at every element of y, with broadcasting written out once more.
 std::vector<double> by_oracle(const Case& c, const std::vector<std::vector<double>>& values, const Shape& y) {
-  std::vector<double> out(static_cast<std::size_t>(y.elements()));
+  std::vector<double> out(static_cast<std::size_t>(y.numel()));
   for (std::size_t e = 0; e < out.size(); e++) {
     double argument[2] = {0, 0};
     for (std::size_t input = 0; input < values.size(); input++) {
@@ -107,11 +107,11 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
       SCOPED_TRACE(row.op + ": " + c.name);
       std::vector<std::vector<double>> values;
       std::vector<Tensor> tensors;
-      std::int64_t elements = 0;
+      std::int64_t numel = 0;
       for (std::size_t i = 0; i < c.inputs.size(); i++) {
         values.push_back(values_of(row.op, c, i));
         tensors.push_back(Tensor::of(*exact, c.inputs[i].shape, values[i], DType::f64));
-        elements += c.inputs[i].shape.elements();
+        numel += c.inputs[i].shape.numel();
       }
       auto undifferentiated = [&](Backend& backend, DType dtype, const std::vector<std::vector<double>>& v) {
         NoGrad off;
@@ -126,7 +126,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
         EXPECT_TRUE(close("y", y.value().values(), by_oracle(c, values, y.shape()), 1e-13)) << "beside <cmath>";
       }
 
-      if (c.step > 0 && elements <= 1200) {
+      if (c.step > 0 && numel <= 1200) {
         GradientReport report = check_gradient(c.y, tensors, {.step = c.step});
         EXPECT_TRUE(report.passed) << report.text;
         differences = std::max(differences, report.worst);
@@ -158,7 +158,7 @@ TEST_F(OpTable, GradientsPyTorchAndEveryBackend) {
           for (std::size_t i = 0; i < values.size(); i++)
             rounded.push_back(Tensor::of(backend, c.inputs[i].shape, values[i], dtype).values());
           const Variable plain = undifferentiated(backend, dtype, rounded);
-          const std::vector<double> drawn = dy_of(row.op, c, plain.value().elements());
+          const std::vector<double> drawn = dy_of(row.op, c, plain.value().numel());
           const std::vector<double> dy = Tensor::of(backend, plain.shape(), drawn, plain.dtype()).values();
           const Result truth = evaluate(c, *exact, DType::f64, rounded, dy);
           const double tolerance = dtype == DType::bf16 ? row.bf16 : row.f32;
@@ -258,7 +258,7 @@ TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
   EXPECT_TRUE(refused([&] { matmul(x({2, 2}), other({2, 2})); }, {"matmul", "two backends"}));
   EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}), other({2})); }, {"linear", "two backends"}));
   EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), other({1, 1, 1, 1}), {}); }, {"conv2d", "two backends"}));
-  EXPECT_TRUE(refused([&] { concat(std::vector{x({2}), other({2})}, 0); }, {"concat", "two backends"}));
+  EXPECT_TRUE(refused([&] { cat(std::vector{x({2}), other({2})}, 0); }, {"cat", "two backends"}));
   EXPECT_TRUE(refused([&] { layer_norm(x({2, 3}), x({3}), other({3})); }, {"layer_norm", "two backends"}));
   Tensor mean = Tensor::zeros(*there, {3}), variance = Tensor::zeros(*here, {3});
   EXPECT_TRUE(refused([&] { batch_norm(x({4, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "two backends"}));
@@ -370,7 +370,7 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
   auto operand = [&](const Shape& y, const char* name) {
     Operand o;
     for (std::int64_t axis = below(3) ? 0 : below(std::uint32_t(y.rank())); axis < y.rank(); axis++) o.shape.append(below(5) < 2 ? 1 : y[int(axis)]);
-    o.values = numbers(name + std::to_string(draws), o.shape.elements(), -1, 1, 0.25);  // bf16 holds their products
+    o.values = numbers(name + std::to_string(draws), o.shape.numel(), -1, 1, 0.25);  // bf16 holds their products
     return o;
   };
   std::vector<std::pair<Operand, Operand>> pairs;
@@ -382,10 +382,10 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
   }
   for (auto [a, b] : {std::pair{Shape{6, 4, 6, 5}, Shape{1, 4, 1, 5}}, {{2, 1, 2, 1}, {1, 2, 1, 2}}, {{2, 0, 3}, {1, 3}},
                       {{40'000, 3}, {3}}, {{3, 20'001}, {3, 1}}, {{1}, {70'001}}})
-    pairs.push_back({{a, numbers("a", a.elements(), -1, 1, 0.25)}, {b, numbers("b", b.elements(), -1, 1, 0.25)}});
+    pairs.push_back({{a, numbers("a", a.numel(), -1, 1, 0.25)}, {b, numbers("b", b.numel(), -1, 1, 0.25)}});
   for (const auto& [a, b] : pairs) {
     const Shape y = broadcast_shape("mul", a.shape, b.shape);
-    for (std::int64_t e = 0, p = 0, q = 0; e < y.elements(); e += 1 + e / 200) {
+    for (std::int64_t e = 0, p = 0, q = 0; e < y.numel(); e += 1 + e / 200) {
       EachElement<Found>{loops_over(y, a.shape, b.shape), {&p, &q}}(e);
       ASSERT_TRUE(p == a.at(e, y) && q == b.at(e, y)) << "element " << e << " of " << a.shape << "·" << b.shape;
     }
@@ -402,10 +402,10 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
         Variable va(Tensor::of(*backend, a.shape, a.values, dtype), true), vb(Tensor::of(*backend, b.shape, b.values, dtype), true);
         Variable y = mul(va, vb);
         const Shape shape = y.shape();
-        const std::vector<double> dy = numbers("dy", shape.elements(), -1, 1, 0.5);
+        const std::vector<double> dy = numbers("dy", shape.numel(), -1, 1, 0.5);
         sum(mul(y, Variable(Tensor::of(*backend, shape, dy, dtype)))).backward();
         std::vector<double> product, da(a.values.size()), db(b.values.size());
-        for (std::int64_t e = 0; e < shape.elements(); e++) {
+        for (std::int64_t e = 0; e < shape.numel(); e++) {
           const std::int64_t i = a.at(e, shape), k = b.at(e, shape);
           product.push_back(a.values[i] * b.values[k]);
           da[i] += dy[e] * b.values[k], db[k] += dy[e] * a.values[i];
@@ -548,7 +548,7 @@ TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   EXPECT_TRUE(refused([&] { global_average_pool(x({2, 0, 3, 4})); }, {"global_average_pool", "[2,0,3,4]", "no pixels"}));
   EXPECT_TRUE(refused([&] { transpose(x({2, 3}), {0, 0}); }, {"transpose", "twice"}));
   EXPECT_TRUE(refused([&] { slice(x({2, 3}), 1, 2, 4); }, {"slice", "[2,3]"}));
-  EXPECT_TRUE(refused([&] { concat(std::vector{x({2, 3}), x({3, 3})}, 1); }, {"concat", "[2,3]", "[3,3]"}));
+  EXPECT_TRUE(refused([&] { cat(std::vector{x({2, 3}), x({3, 3})}, 1); }, {"cat", "[2,3]", "[3,3]"}));
   EXPECT_TRUE(refused([&] { pad(x({2}), 0, -1, 0); }, {"pad"}));
   EXPECT_TRUE(refused([&] { matmul(x({2, 3}), x({4, 2})); }, {"matmul", "[2,3]", "[4,2]"}));
   EXPECT_TRUE(refused([&] { linear(x({2, 3}), x({5, 4})); }, {"linear", "[2,3]", "[5,4]"}));
@@ -557,8 +557,8 @@ TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 3}), x({4, 3, 3, 3}), {}); }, {"conv2d", "does not fit"}));
   EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 4}), x({3, 3, 3, 2}), {}, {.groups = 2}); }, {"conv2d", "groups"}));
   EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 3}), x({4, 3, 3, 3}), x({5})); }, {"conv2d", "bias"}));
-  EXPECT_TRUE(refused([&] { max_pool2d(x({1, 3, 3, 1}), {.window = 4}); }, {"max_pool2d", "does not fit"}));
-  EXPECT_TRUE(refused([&] { max_pool2d(x({1, 9, 9, 1}), {.window = 2, .padding = 2}); }, {"max_pool2d", "padding"}));
+  EXPECT_TRUE(refused([&] { max_pool2d(x({1, 3, 3, 1}), {.kernel_size = 4}); }, {"max_pool2d", "does not fit"}));
+  EXPECT_TRUE(refused([&] { max_pool2d(x({1, 9, 9, 1}), {.kernel_size = 2, .padding = 2}); }, {"max_pool2d", "padding"}));
   EXPECT_TRUE(refused([&] { dropout(x({3}), 1); }, {"dropout"}));
   EXPECT_TRUE(refused(
       [&] {

@@ -154,23 +154,23 @@ TEST(Modules, ParametersAreFoundByName) {
   std::unique_ptr<Backend> b = reference_backend();
   Tower tower;
   EXPECT_EQ(tower.parameter("body.0.weight").shape, Shape({3, 4})) << "before there is memory too";
-  ParameterSpace space(tower, *b, 1);
+  FlatParameters flat(tower, *b, 1);
   std::string names;
   for (auto& [name, p] : tower.parameters()) names += name + " ";
   EXPECT_EQ(names, "body.0.weight body.0.bias body.norm.weight body.norm.bias ");
   Tensor weight = tower.parameter("body.0.weight").variable.value();
   weight.fill(2);
-  EXPECT_EQ(space.values.range(0, {12}).values(), Values(12, 2));
-  EXPECT_EQ(tower.statistic("body.norm.running_var").tensor.values(), Values(3, 1));
+  EXPECT_EQ(flat.values.range(0, {12}).values(), Values(12, 2));
+  EXPECT_EQ(tower.buffer("body.norm.running_var").tensor.values(), Values(3, 1));
   EXPECT_EQ(&tower.body.parameter("body.0.bias"), &tower.parameter("body.0.bias")) << "full names, from any module";
   EXPECT_TRUE(refused([&] { tower.parameter("body.1.weight"); }, {"body.1.weight", "body.0.weight", "body.norm.bias"}));
-  EXPECT_TRUE(refused([&] { tower.statistic("mean"); }, {"statistic mean", "body.norm.running_mean"}));
+  EXPECT_TRUE(refused([&] { tower.buffer("mean"); }, {"buffer mean", "body.norm.running_mean"}));
 }
 
 TEST(Modules, AModelIsCalled) {
   std::unique_ptr<Backend> b = reference_backend();
   Model model = make_model("mlp", 10, 1, 4);
-  ParameterSpace space(model, *b, 1);
+  FlatParameters flat(model, *b, 1);
   const Tensor x = Tensor::full(*b, {2, 4, 4, 1}, 0.5);
   EXPECT_EQ(model(x).value().values(), (*model)(x).value().values());
   EXPECT_EQ(model(x).shape(), Shape({2, 10}));
@@ -188,12 +188,12 @@ TEST(Modules, ActivationsAndEmbedding) {
     EXPECT_EQ(Sigmoid()(x).value().values(), sigmoid(x).value().values());
     EXPECT_EQ(ReLU()(x).value().values(), relu(x).value().values());
     Embedding words(5, 3);
-    ParameterSpace space(words, *b, 1);
+    FlatParameters flat(words, *b, 1);
     const Tensor at = Tensor::of(*b, {2, 2}, {4, 0, 1, 4}, DType::i32);
     const Variable y = words(at);
     EXPECT_EQ(y.shape(), Shape({2, 2, 3}));
     EXPECT_EQ(y.value().range(0, {3}).values(), words.parameter("weight").variable.value().slice(4, 5).values());
-    space.backward(sum(y));
+    flat.backward(sum(y));
     EXPECT_EQ(words.parameter("weight").variable.grad().values(),
               (Values{1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2}));
   }
@@ -213,7 +213,7 @@ TEST(Evaluation, ConfusionMatrixCountsLabelsAndAnswers) {
   const std::vector<std::uint8_t> pixels{0, 0, 0, 0, 0, 2, 1, 1, 1, 0, 2, 2, 2, 2, 2, 1};
   const std::vector<std::int32_t> labels{0, 0, 0, 1, 1, 2, 2, 2};
   Pictures pictures = in_memory("pairs", pixels, {8, 1, 2, 1}, labels, 3);
-  pictures.mean = {0}, pictures.deviation = {1};
+  pictures.mean = {0}, pictures.std = {1};
   Loader source(pictures, {.batch = 3, .shuffle = false, .prefetch = 0}, *b);
   Second model;
   EXPECT_EQ(text_of(confusion_matrix(model, source)), "[[2, 0, 1],\n [1, 1, 0],\n [0, 1, 2]]  i32 [3,3]");

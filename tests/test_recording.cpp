@@ -12,7 +12,7 @@
 #include "layers/layers.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "tests/support.h"
 #include "tests/twin.h"
 
@@ -24,7 +24,7 @@ namespace {
 
 struct Trained {
   std::string log, said;
-  std::vector<double> weights, statistics;
+  std::vector<double> weights, buffers;
   std::vector<EpochReport> epochs;
 };
 
@@ -61,8 +61,8 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)
   out.epochs = report.epochs;
   for (auto& [name, p] : model->parameters())
     for (double v : p->variable.value().values()) out.weights.push_back(v);
-  for (auto& [name, s] : model->statistics())
-    for (double v : s->tensor.values()) out.statistics.push_back(v);
+  for (auto& [name, s] : model->buffers())
+    for (double v : s->tensor.values()) out.buffers.push_back(v);
   return out;
 }
 
@@ -74,7 +74,7 @@ Trained same_bits(const Recipe& r, bool refuses = false, std::function<void(FitO
   const Trained plain = train(*plain_backend, r, change);
   Trained recorded = train(twin, r, change);
   EXPECT_EQ(plain.weights, recorded.weights);
-  EXPECT_EQ(plain.statistics, recorded.statistics);
+  EXPECT_EQ(plain.buffers, recorded.buffers);
   EXPECT_EQ(plain.epochs.size(), recorded.epochs.size());
   for (std::size_t i = 0; i < std::min(plain.epochs.size(), recorded.epochs.size()); i++) {
     EXPECT_EQ(plain.epochs[i].train_loss, recorded.epochs[i].train_loss);
@@ -116,9 +116,9 @@ TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
 TEST(RecordedStep, StepsThatAreLookedAtRunOnTheHost) {
   test::TemporaryFolder folder;
   const Trained looked = same_bits({}, false, [&](FitOptions& o) {
-    o.observe.trace = folder.file("trace.json");
-    o.observe.warm_up = 5;
-    o.observe.steps = 2;
+    o.profiler.trace = folder.file("trace.json");
+    o.profiler.warm_up = 5;
+    o.profiler.steps = 2;
   });
   EXPECT_EQ(looked.log, "ss[s]rrrrrrrr") << "twelve steps, two of them looked at";
 }
@@ -152,9 +152,9 @@ TEST(RecordedStep, ATraceHasTheDevicesLanesOfTheStepsThatAreLookedAt) {
   test::TemporaryFolder folder;
   Followed twin;
   train(twin, {}, [&](FitOptions& o) {
-    o.observe.trace = folder.file("trace.json");
-    o.observe.warm_up = 5;
-    o.observe.steps = 2;
+    o.profiler.trace = folder.file("trace.json");
+    o.profiler.warm_up = 5;
+    o.profiler.steps = 2;
   });
   const Json trace = Json::parse(test::contents(folder.file("trace.json")));
   std::map<double, std::string> lanes;

@@ -21,7 +21,7 @@ std::unique_ptr<Backend> backend_of(int threads = 2) { return reference_backend(
 Tensor random(Backend& b, const Shape& shape, unsigned seed, DType type = DType::f64, double from = -1, double to = 1) {
   std::mt19937 generator(seed);
   std::uniform_real_distribution<double> uniform(from, to);
-  std::vector<double> v(static_cast<std::size_t>(shape.elements()));
+  std::vector<double> v(static_cast<std::size_t>(shape.numel()));
   for (double& e : v) e = uniform(generator);
   return Tensor::of(b, shape, v, type);
 }
@@ -49,7 +49,7 @@ void expect_near(const Tensor& got, const std::vector<double>& want, double tole
 std::vector<double> numeric(Tensor& x, const std::function<double()>& f) {
   constexpr double step = 1e-5;
   std::vector<double> gradient;
-  for (std::int64_t i = 0; i < x.elements(); i++) {
+  for (std::int64_t i = 0; i < x.numel(); i++) {
     const double old = x.data<double>()[i];
     x.write<double>()[i] = old + step;
     const double above = f();
@@ -91,7 +91,7 @@ TEST(Reference, DescribesItself) {
   for (DType t : {DType::f16, DType::u8, DType::i32}) EXPECT_FALSE(b->supports(t));
   EXPECT_FALSE(b->on_device());
   Tensor a(*b, {2}, DType::i32), c(*b, {1}, DType::i32);
-  EXPECT_THROW(b->sum_of_squares(a, c, false), Error);  // not a floating type
+  EXPECT_THROW(b->squared_norm(a, c, false), Error);  // not a floating type
 }
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
@@ -227,13 +227,13 @@ TEST(Reference, ConvolutionMatchesScatter) {
            y(*b, y_shape(s), DType::f64);
     const std::vector<double> xv = x.values(), wv = w.values(), bv = bias.values();
     const std::int64_t H = s.h + 2 * s.pad_h, W = s.w + 2 * s.pad_w, in = s.c_in / s.groups, out = s.c_out / s.groups;
-    std::vector<double> padded(s.n * H * W * s.c_in, 0.0), want(s.y_elements());
-    for (std::int64_t i = 0; i < s.x_elements(); i++) {
+    std::vector<double> padded(s.n * H * W * s.c_in, 0.0), want(s.y_numel());
+    for (std::int64_t i = 0; i < s.x_numel(); i++) {
       const std::int64_t c = i % s.c_in, ix = i / s.c_in % s.w, iy = i / s.c_in / s.w % s.h, n = i / s.c_in / s.w / s.h;
       padded[((n * H + iy + s.pad_h) * W + ix + s.pad_w) * s.c_in + c] = xv[i];
     }
-    for (std::int64_t i = 0; i < s.y_elements(); i++) want[i] = bv[i % s.c_out];
-    for (std::int64_t i = 0; i < s.w_elements(); i++) {
+    for (std::int64_t i = 0; i < s.y_numel(); i++) want[i] = bv[i % s.c_out];
+    for (std::int64_t i = 0; i < s.w_numel(); i++) {
       const std::int64_t c = i % in, kx = i / in % s.kw, ky = i / in / s.kw % s.kh, o = i / in / s.kw / s.kh;
       for (std::int64_t p = 0; p < s.n * s.out_h() * s.out_w(); p++) {
         const std::int64_t ox = p % s.out_w(), oy = p / s.out_w() % s.out_h(), n = p / s.out_w() / s.out_h();
@@ -318,22 +318,22 @@ TEST(Reference, MaxPoolByHand) {
   auto b = backend_of();
   const PoolShape s{.n = 1, .h = 3, .w = 3, .c = 1, .kh = 2, .kw = 2, .stride_h = 1, .stride_w = 1};
   Tensor x = Tensor::of(*b, {1, 3, 3, 1}, {-1, 5, 5, -2, 4, 5, -3, -4, -5}, DType::f64);
-  Tensor y(*b, {1, 2, 2, 1}, DType::f64), winner(*b, {1, 2, 2, 1}, DType::u8), dx = filled(*b, x.shape(), nan_value);
-  b->max_pool(s, x, false, y, &winner);
+  Tensor y(*b, {1, 2, 2, 1}, DType::f64), argmax(*b, {1, 2, 2, 1}, DType::u8), dx = filled(*b, x.shape(), nan_value);
+  b->max_pool(s, x, false, y, &argmax);
   EXPECT_EQ(y.values(), (std::vector<double>{5, 5, 4, 5}));
-  EXPECT_EQ(winner.values(), (std::vector<double>{1, 0, 1, 1}));  // the first of equals
+  EXPECT_EQ(argmax.values(), (std::vector<double>{1, 0, 1, 1}));  // the first of equals
   Tensor dy = Tensor::of(*b, {1, 2, 2, 1}, {1, 10, 100, 1000}, DType::f64);
-  b->max_pool_backward(s, dy, winner, dx, false);
+  b->max_pool_backward(s, dy, argmax, dx, false);
   EXPECT_EQ(dx.values(), (std::vector<double>{0, 11, 0, 0, 100, 1000, 0, 0, 0}));  // overlapping windows add
 
   Tensor negative = filled(*b, x.shape(), -1);
-  b->max_pool(s, negative, true, y, &winner);
+  b->max_pool(s, negative, true, y, &argmax);
   EXPECT_EQ(y.values(), (std::vector<double>(4, 0)));
-  EXPECT_EQ(winner.values(), (std::vector<double>(4, 255)));
-  b->max_pool_backward(s, dy, winner, dx, false);
+  EXPECT_EQ(argmax.values(), (std::vector<double>(4, 255)));
+  b->max_pool_backward(s, dy, argmax, dx, false);
   EXPECT_EQ(dx.values(), (std::vector<double>(9, 0)));
-  b->max_pool(s, filled(*b, x.shape(), 0), true, y, &winner);  // zero is cut: relu has no gradient there
-  EXPECT_EQ(winner.values(), (std::vector<double>(4, 255)));
+  b->max_pool(s, filled(*b, x.shape(), 0), true, y, &argmax);  // zero is cut: relu has no gradient there
+  EXPECT_EQ(argmax.values(), (std::vector<double>(4, 255)));
 }
 
 TEST(Reference, MaxPoolKeepsNaN) {
@@ -343,10 +343,10 @@ TEST(Reference, MaxPoolKeepsNaN) {
   Tensor x = Tensor::of(*b, {1, 2, 6, 1}, {nan_value, 1, -1, -2, 9, 1, 2, 3, -3, nan_value, nan_value, 8}, DType::f64);
   for (DType type : {DType::f64, DType::f32, DType::bf16})
     for (bool relu : {false, true}) {
-      Tensor y(*b, {1, 1, 3, 1}, type), winner(*b, {1, 1, 3, 1}, DType::u8);
-      b->max_pool(s, x.cast(type), relu, y, &winner);
+      Tensor y(*b, {1, 1, 3, 1}, type), argmax(*b, {1, 1, 3, 1}, DType::u8);
+      b->max_pool(s, x.cast(type), relu, y, &argmax);
       for (double v : y.values()) EXPECT_TRUE(std::isnan(v));
-      EXPECT_EQ(winner.values(), (std::vector<double>{0, 3, 2}));
+      EXPECT_EQ(argmax.values(), (std::vector<double>{0, 3, 2}));
     }
 }
 
@@ -362,16 +362,16 @@ TEST(Reference, PoolingGradients) {
   // clang-format on
   for (const PoolShape& s : shapes) {
     Tensor x = random(*b, {s.n, s.h, s.w, s.c}, 1), y(*b, {s.n, s.out_h(), s.out_w(), s.c}, DType::f64);
-    Tensor dy = random(*b, y.shape(), 2), winner(*b, y.shape(), DType::u8);
+    Tensor dy = random(*b, y.shape(), 2), argmax(*b, y.shape(), DType::u8);
     for (bool relu : {false, true}) {
       const auto largest = [&] {
         b->max_pool(s, x, relu, y, nullptr);
         return dot(y, dy);
       };
       const std::vector<double> want = numeric(x, largest);
-      b->max_pool(s, x, relu, y, &winner);
+      b->max_pool(s, x, relu, y, &argmax);
       expect_gradient(
-          *b, x, want, [&](Tensor& g, bool add) { b->max_pool_backward(s, dy, winner, g, add); }, "max");
+          *b, x, want, [&](Tensor& g, bool add) { b->max_pool_backward(s, dy, argmax, g, add); }, "max");
     }
     const auto average = [&] {
       b->average_pool(s, x, y);
@@ -441,7 +441,7 @@ TEST(Reference, BatchNormStatistics) {
     }
     const double rounding = type == DType::f64 ? 1e-13 : 2e-7;
     expect_near(t.mean, mean, rounding, "mean");
-    expect_near(t.inverse, inverse, rounding, "inverse deviation");
+    expect_near(t.inverse, inverse, rounding, "inverse standard deviation");
     expect_near(t.running_mean, running_mean, rounding, "running mean");
     expect_near(t.running_variance, running_variance, rounding, "running variance");
     expect_near(t.y, y, type == DType::bf16 ? 4e-3 : rounding, "y");
@@ -538,24 +538,24 @@ TEST(Reference, Reduce) {
   EXPECT_EQ(total.item(), 16778216);
 }
 
-TEST(Reference, SumOfSquares) {
+TEST(Reference, SquaredNorm) {
   auto b = backend_of();
   const double inf = std::numeric_limits<double>::infinity();
   for (DType type : {DType::f64, DType::f32, DType::bf16})
     for (DType result : {type, type == DType::f64 ? DType::f64 : DType::f32}) {
       Tensor x = random(*b, {70001}, 1, type), y = filled(*b, {1}, nan_value, result);  // enough for two threads
       const double want = dot(x, x), rounding = result == DType::bf16 ? 4e-3 : 1e-7;
-      b->sum_of_squares(x, y, false);
+      b->squared_norm(x, y, false);
       EXPECT_NEAR(y.item(), want, rounding * want);
-      b->sum_of_squares(x, y, true);
+      b->squared_norm(x, y, true);
       EXPECT_NEAR(y.item(), 2 * want, 2 * rounding * want);
-      b->sum_of_squares(Tensor::of(*b, {3}, {1, -inf, inf}, type), y, false);
+      b->squared_norm(Tensor::of(*b, {3}, {1, -inf, inf}, type), y, false);
       EXPECT_EQ(y.item(), inf);
-      b->sum_of_squares(Tensor::of(*b, {3}, {inf, nan_value, 1}, type), y, false);
+      b->squared_norm(Tensor::of(*b, {3}, {inf, nan_value, 1}, type), y, false);
       EXPECT_TRUE(std::isnan(y.item()));
     }
   Tensor y(*b, {1});
-  b->sum_of_squares(Tensor::of(*b, {2}, {1e30, 1}), y, false);
+  b->squared_norm(Tensor::of(*b, {2}, {1e30, 1}), y, false);
   EXPECT_EQ(y.item(), inf);
 }
 
@@ -633,11 +633,11 @@ TEST(Reference, ThreadsAgree) {
     Backend& b = i ? *two : *one;
     const PoolShape s{
         .n = 3, .h = 32, .w = 32, .c = 16, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1};
-    Tensor x = random(b, {3, 32, 32, 16}, 1, DType::f32), y(b, {3, 16, 16, 16}), winner(b, y.shape(), DType::u8);
+    Tensor x = random(b, {3, 32, 32, 16}, 1, DType::f32), y(b, {3, 16, 16, 16}), argmax(b, y.shape(), DType::u8);
     Tensor average(b, y.shape()), dx(b, x.shape()), sum(b, {16}), largest(b, {3, 1024});
-    b.max_pool(s, x, false, y, &winner);
+    b.max_pool(s, x, false, y, &argmax);
     b.average_pool(s, x, average);
-    b.max_pool_backward(s, y, winner, dx, false);
+    b.max_pool_backward(s, y, argmax, dx, false);
     b.average_pool_backward(s, average, dx, true);
     b.sum_rows(x, sum, false);
     b.reduce(Reduction::max, 3 * 1024, 16, 1, x, largest, false);

@@ -128,9 +128,9 @@ std::vector<Layer> layers() {
       {"linear_relu", {"x", "w", "b"}, [](Inputs v) { return linear(v[0], v[1], v[2], true); }},
       {"matmul", {"x", "b"}, [](Inputs v) { return matmul(v[0], v[1]); }},
       {"conv2d_relu", {"x", "w", "b"}, [](Inputs v) { return conv2d(v[0], v[1], v[2], {.padding = 1, .relu = true}); }},
-      {"max_pool", {"x"}, [](Inputs v) { return max_pool2d(v[0], {.window = 3, .stride = 2, .padding = 1}); }},
+      {"max_pool", {"x"}, [](Inputs v) { return max_pool2d(v[0], {.kernel_size = 3, .stride = 2, .padding = 1}); }},
       {"max_pool_relu", {"x"}, [](Inputs v) { return max_pool2d(v[0], {.relu = true}); }},
-      {"average_pool", {"x"}, [](Inputs v) { return average_pool2d(v[0], {.window = 3, .stride = 2, .padding = 1}); }},
+      {"average_pool", {"x"}, [](Inputs v) { return average_pool2d(v[0], {.kernel_size = 3, .stride = 2, .padding = 1}); }},
       {"global_average_pool", {"x"}, [](Inputs v) { return global_average_pool(v[0]); }},
       {"sum_rows", {"x"}, rows(sum)},
       {"mean_rows", {"x"}, rows(mean)},
@@ -190,7 +190,7 @@ void sweep_case(const Row& row, const Case& c, std::size_t input, double special
     if (i == input) in[i][in[i].size() / 2] = special;
     constants.emplace_back(Tensor::of(exact, c.inputs[i].shape, in[i], DType::f64));
   }
-  const std::vector<double> dy = dy_of(row.op, c, c.y(constants).value().elements());
+  const std::vector<double> dy = dy_of(row.op, c, c.y(constants).value().numel());
   const Result want = evaluate(c, exact, DType::f64, in, dy), got = evaluate(c, *column.backend, column.dtype, in, dy);
   auto lost = [&](const std::vector<double>& a, const std::vector<double>& b) {
     std::int64_t n = 0;

@@ -145,7 +145,7 @@ struct Block : Module {
 };
 
 struct Ended {
-  Numbers weights, statistics;
+  Numbers weights, buffers;
   std::string said;
 };
 
@@ -164,7 +164,7 @@ void same_bits(const std::vector<Ended>& runs) {
   for (std::size_t r = 0; r < runs.size(); r++) {
     EXPECT_EQ(runs[r].said, "") << "rank " << r;
     EXPECT_TRUE(runs[r].weights == runs[0].weights) << "rank " << r << " has other weights than rank 0";
-    EXPECT_TRUE(runs[r].statistics == runs[0].statistics) << "rank " << r << " has other statistics than rank 0";
+    EXPECT_TRUE(runs[r].buffers == runs[0].buffers) << "rank " << r << " has other statistics than rank 0";
   }
 }
 
@@ -179,25 +179,25 @@ void train(Strategy& strategy, Ended& run, int steps, bool sync) {
   Block model;
   Task task = classification();
   strategy.prepare(model, task, {.sync_batch_norm = sync});
-  ParameterSpace space(model, *backend, 100, {}, DType::f64);
+  FlatParameters flat(model, *backend, 100, {}, DType::f64);
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
-  sgd.bind(space);
-  strategy.begin(space, sgd);
+  sgd.bind(flat);
+  strategy.begin(flat, sgd);
   int done = 0;
   for (std::int64_t epoch = 0; done < steps; epoch++) {
     // One that is uneven comes first.
     source.start(epoch, epoch == 0 ? 1 : 0);
     for (Batch batch; done < steps && source.next(batch); done++) {
       Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
-      space.zero_gradients();
-      space.backward(loss, double(batch.size()) / double(batch.over_ranks()));
+      flat.zero_gradients();
+      flat.backward(loss, double(batch.size()) / double(batch.over_ranks()));
       strategy.step(sgd, loss);
     }
   }
-  strategy.synchronize(Strategy::Shared::statistics, space, sgd);
+  strategy.synchronize(Strategy::Shared::buffers, flat, sgd);
   strategy.end();
-  run.weights = space.values.values();
-  run.statistics = space.statistics.values();
+  run.weights = flat.values.values();
+  run.buffers = flat.buffers.values();
   model.train();  // what is left belongs to no rank
   model(Variable(Tensor::of(*backend, {2, 6, 6, 1}, numbers("alone", 72), DType::f64)));
 }
@@ -213,7 +213,7 @@ TEST(SyncBatchNorm, RanksTogetherTrainAsOneMachine) {
       auto runs = on_ranks(n, [&, steps = steps](Strategy& s, Ended& run) { train(s, run, steps, true); });
       same_bits(runs);
       EXPECT_LE(furthest(runs[0].weights, whole.weights), tolerance) << n << " ranks, " << steps << " steps";
-      EXPECT_LE(furthest(runs[0].statistics, whole.statistics), tolerance) << n << " ranks, " << steps << " steps";
+      EXPECT_LE(furthest(runs[0].buffers, whole.buffers), tolerance) << n << " ranks, " << steps << " steps";
       auto apart = on_ranks(n, [&, steps = steps](Strategy& s, Ended& run) { train(s, run, steps, false); });
       EXPECT_GT(furthest(apart[0].weights, whole.weights), 1e-4) << "this test would not see it";
     }
@@ -237,8 +237,8 @@ void fit_on(Backend& backend, Strategy& strategy, Ended& run, FitOptions options
   fit(model, cross_entropy_loss(), sgd, backend, {train, nullptr, &test}, options, &strategy);
   for (auto& [name, p] : model.parameters())
     for (double v : p->variable.value().values()) run.weights.push_back(v);
-  for (auto& [name, s] : model.statistics())
-    for (double v : s->tensor.values()) run.statistics.push_back(v);
+  for (auto& [name, s] : model.buffers())
+    for (double v : s->tensor.values()) run.buffers.push_back(v);
 }
 
 std::vector<Ended> fits(int n, const FitOptions& options, int broken = -1) {
@@ -250,7 +250,7 @@ std::vector<Ended> fits(int n, const FitOptions& options, int broken = -1) {
 
 TEST(SyncBatchNorm, FitEndsWithTheSameOnEveryRank) {
   FitOptions shown{.epochs = 2};
-  shown.observe.summary = true;  // for which rank 0 runs the model by itself
+  shown.profiler.summary = true;  // for which rank 0 runs the model by itself
   testing::internal::CaptureStdout();
   same_bits(fits(3, shown));
   EXPECT_NE(testing::internal::GetCapturedStdout().find("bn3"), std::string::npos);
@@ -274,7 +274,7 @@ TEST(SyncBatchNorm, DevicesGiveTheBitsOfTheHost) {
   EXPECT_NE(testing::internal::GetCapturedStderr().find("cannot be recorded: batch norm exchanges"), std::string::npos);
   same_bits(host);
   same_bits(twins);
-  EXPECT_TRUE(twins[0].weights == host[0].weights && twins[0].statistics == host[0].statistics);
+  EXPECT_TRUE(twins[0].weights == host[0].weights && twins[0].buffers == host[0].buffers);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ TEST(TopK, WhatDoesNotTravelWaits) {
         for (std::size_t i = 0; i < length; i++) whole[i] += top.residual()[i];
         top.begin(*ranks[std::size_t(r)], g.data()).wait();
         top.end(g.data());
-        top.settle(true);
+        top.finish_step(true);
         for (std::size_t i = 0; i < length; i++) sum[i] += g[i];
         // What left was no smaller than what stayed.
         float smallest = 1e9f, largest = 0;
@@ -71,7 +71,7 @@ TEST(TopK, AllOfThemAreTheSum) {
     std::vector<float> g = gradients(0, r, 77);
     top.begin(*ranks[std::size_t(r)], g.data()).wait();
     top.end(g.data());
-    top.settle(true);
+    top.finish_step(true);
     for (std::size_t i = 0; i < 77; i++) {
       const float sum = gradients(0, 0, 77)[i] + gradients(0, 1, 77)[i] + gradients(0, 2, 77)[i];
       require(g[i] == sum && top.residual()[i] == 0, "element ", i, " is ", g[i], ", the sum is ", sum);
@@ -87,7 +87,7 @@ TEST(TopK, AStepThatIsNotMadeLeavesTheResidual) {
     auto step = [&](std::vector<float> g, bool made) {
       top.begin(*ranks[std::size_t(r)], g.data()).wait();
       top.end(g.data());
-      top.settle(made);
+      top.finish_step(made);
       return g;
     };
     step(gradients(0, r, 100), true);
@@ -126,25 +126,25 @@ std::vector<Ended> train(int n, const AllReduceOptions& options, int steps) {
     auto strategy = all_reduce(std::move(ranks[std::size_t(r)]), options);
     auto backend = reference_backend(1);
     Plain model;
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
-    sgd.bind(space);
-    strategy->begin(space, sgd);
+    sgd.bind(flat);
+    strategy->begin(flat, sgd);
     sgd.if_not_finite = IfNotFinite::skip;
     const Tensor x = Tensor::of(*backend, {8, 8, 8, 1}, numbers("x" + std::to_string(r), 512));
     const Tensor y = Tensor::of(*backend, {8}, {0, 1, 2, 3, 4, 5, 6, 7}, DType::i32);
     for (int i = 0; i < steps; i++) {
-      space.zero_gradients();
+      flat.zero_gradients();
       Variable loss = cross_entropy(model(Variable(x)), y);
       if (i == 1 && r == 1) loss = loss * std::nan("");
-      space.backward(loss, 1.0 / n);
-      const auto before = space.values.values();
+      flat.backward(loss, 1.0 / n);
+      const auto before = flat.values.values();
       const bool made = strategy->step(sgd, loss) == StepResult::made;
-      require(made == (i != 1) && made == (space.values.values() != before), "a step that is not finite was made");
+      require(made == (i != 1) && made == (flat.values.values() != before), "a step that is not finite was made");
       run.losses.push_back(loss.item());
     }
     strategy->end();
-    run.weights = space.values.values();
+    run.weights = flat.values.values();
     for (const auto& [name, value] : strategy->end())
       if (name == "sent_bytes") run.bytes = std::uint64_t(value);
   }));
@@ -167,9 +167,9 @@ TEST(TopK, DoublesAreRefused) {
   auto strategy = all_reduce(std::move(alone_here[0]), {.top_k = 0.1});
   auto backend = reference_backend(1);
   Plain model;
-  ParameterSpace space(model, *backend, 1, {}, DType::f64);
+  FlatParameters flat(model, *backend, 1, {}, DType::f64);
   SGD sgd({});
-  EXPECT_THROW(strategy->begin(space, sgd), UsageError);
+  EXPECT_THROW(strategy->begin(flat, sgd), UsageError);
 }
 
 }  // namespace

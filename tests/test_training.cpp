@@ -17,7 +17,7 @@
 #include "layers/optim/accumulation.h"
 #include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/train/loading.h"
+#include "layers/train/data_loading.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
 #include "tests/support.h"
@@ -70,7 +70,7 @@ std::vector<double> weights(Module& m) {
   std::vector<double> all;
   for (auto& [name, p] : m.parameters())
     for (double v : p->variable.value().values()) all.push_back(v);
-  for (auto& [name, s] : m.statistics())
+  for (auto& [name, s] : m.buffers())
     for (double v : s->tensor.values()) all.push_back(v);
   return all;
 }
@@ -97,8 +97,8 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
         if (lars && !p->decay) p->learning_rate_scale = a["vectors"];
         if (!lars && p == model.parameters()[1].second) p->frozen = true;
       }
-      ParameterSpace space(model, *run.backend, 1, {}, run.dtype);
-      for (const Segment& s : space.segments())
+      FlatParameters flat(model, *run.backend, 1, {}, run.dtype);
+      for (const ParameterRange& s : flat.parameter_ranges())
         s.leaf->value.copy_from(dumps.at("tiny/" + s.name).on(*run.backend, run.dtype));
       std::unique_ptr<Optimizer> optimizer;
       if (lars)
@@ -117,29 +117,29 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
       else
         optimizer = std::make_unique<AdamW>(AdamWOptions{
             .learning_rate = a["lr"], .beta1 = a["beta1"], .beta2 = a["beta2"], .weight_decay = a["weight_decay"]});
-      optimizer->bind(space);
+      optimizer->bind(flat);
       Variable x(dumps.at("tiny/x").on(*run.backend, run.dtype));
       Tensor labels = dumps.at("tiny/labels").on(*run.backend, DType::i32);
       std::vector<double> losses;
       for (int step = 0; step < int(a["steps"]); step++) {
-        space.zero_gradients();
+        flat.zero_gradients();
         Variable loss = cross_entropy(model(x), labels);
-        space.backward(loss);
+        flat.backward(loss);
         optimizer->step(&loss.value());
         losses.push_back(loss.item());
       }
       EXPECT_TRUE(close("losses", losses, dumps.at(std::string(name) + "/losses").values, run.tolerance));
-      for (const Segment& s : space.segments())
+      for (const ParameterRange& s : flat.parameter_ranges())
         EXPECT_TRUE(
             close(s.name, s.leaf->value.values(), dumps.at(std::string(name) + "/" + s.name).values, run.tolerance));
       double padding = 0;  // is zero and stays zero
-      const std::vector<double> all = space.values.values();
+      const std::vector<double> all = flat.values.values();
       std::int64_t end = 0;
-      for (const Segment& s : space.segments()) {
+      for (const ParameterRange& s : flat.parameter_ranges()) {
         for (; end < s.local_begin; end++) padding += std::abs(all[end]);
         end = s.local_begin + s.length;
       }
-      for (; end < space.elements(); end++) padding += std::abs(all[end]);
+      for (; end < flat.numel(); end++) padding += std::abs(all[end]);
       EXPECT_EQ(padding, 0);
     }
 }
@@ -177,11 +177,11 @@ TEST(Optimizers, LarsMeasuresInRanges) {
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> backend = kind.make();
     std::unique_ptr<Module> model = mlp(10, 1, 8);
-    ParameterSpace space(*model, *backend, 1);
-    const std::vector<double> g = test::numbers("gradient", space.parameters());
+    FlatParameters flat(*model, *backend, 1);
+    const std::vector<double> g = test::numbers("gradient", flat.parameters());
     std::int64_t at = 0;
     std::vector<double> want{0};
-    for (const Segment& s : space.segments()) {
+    for (const ParameterRange& s : flat.parameter_ranges()) {
       std::vector<double> part(g.begin() + at, g.begin() + at + s.length);
       s.leaf->grad.copy_from(Tensor::of(*backend, s.shape, part));
       s.leaf->has_grad = true;
@@ -194,12 +194,12 @@ TEST(Optimizers, LarsMeasuresInRanges) {
       want[0] += gg;
     }
     LARS lars({});
-    lars.bind(space);
-    lars.measure(space.all(), false);
+    lars.bind(flat);
+    lars.measure(flat.all(), false);
     EXPECT_TRUE(close("sums", lars.sums().values(), want, 1e-6));
     EXPECT_NEAR(lars.gradient_norm(), std::sqrt(want[0]), 1e-4);
     lars.measure({1024, 2048}, false);  // in the middle of the first matrix
-    lars.measure({2048, space.elements()}, true);
+    lars.measure({2048, flat.numel()}, true);
     lars.measure({0, 1024}, true);
     EXPECT_TRUE(close("sums of three ranges", lars.sums().values(), want, 1e-6));
   }
@@ -238,36 +238,36 @@ TEST(Averages, FollowTheFormulaAndSwapExactly) {
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> backend = kind.make();
     Small model;
-    ParameterSpace space(model, *backend, 1);
+    FlatParameters flat(model, *backend, 1);
     SGD sgd({.learning_rate = 0.1});
-    sgd.bind(space);
-    Ema ema(space, 0.3);
-    std::vector<double> average = space.values.values();
+    sgd.bind(flat);
+    Ema ema(flat, 0.3);
+    std::vector<double> average = flat.values.values();
     for (int t = 1; t <= 5; t++) {
-      for (const Segment& s : space.segments()) {
+      for (const ParameterRange& s : flat.parameter_ranges()) {
         s.leaf->grad.copy_from(
-            Tensor::of(*backend, s.shape, test::numbers(s.name + std::to_string(t), s.shape.elements())));
+            Tensor::of(*backend, s.shape, test::numbers(s.name + std::to_string(t), s.shape.numel())));
         s.leaf->has_grad = true;
       }
-      space.statistics.fill(t);
+      flat.buffers.fill(t);
       sgd.step();
       ema.update(sgd);
-      const std::vector<double> now = space.values.values();
+      const std::vector<double> now = flat.values.values();
       const double d = std::min(0.3, (1.0 + t) / (10 + t));
       for (std::size_t i = 0; i < now.size(); i++) average[i] = d * average[i] + (1 - d) * now[i];
     }
     EXPECT_TRUE(close("average", ema.values.values(), average, 1e-6));
-    EXPECT_GT(ema.statistics.values()[0], 4);
-    EXPECT_LT(ema.statistics.values()[0], 5);
+    EXPECT_GT(ema.buffers.values()[0], 4);
+    EXPECT_LT(ema.buffers.values()[0], 5);
 
-    const std::vector<double> raw = space.values.values(), held = ema.values.values();
-    const std::uint64_t writes = space.segments()[0].writes->now();
+    const std::vector<double> raw = flat.values.values(), held = ema.values.values();
+    const std::uint64_t writes = flat.parameter_ranges()[0].writes->now();
     {
       Ema::Shown shown(ema);
-      EXPECT_EQ(space.values.values(), held);
-      EXPECT_NE(space.segments()[0].writes->now(), writes) << "prepared weights must be made anew";
+      EXPECT_EQ(flat.values.values(), held);
+      EXPECT_NE(flat.parameter_ranges()[0].writes->now(), writes) << "prepared weights must be made anew";
     }
-    EXPECT_EQ(space.values.values(), raw);
+    EXPECT_EQ(flat.values.values(), raw);
     EXPECT_EQ(ema.values.values(), held);
 
     Tensor loss = Tensor::full(*backend, {}, NAN);  // a step that is not applied leaves the average alone
@@ -327,13 +327,13 @@ TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
   Dataset data = pictures(48);
   Loader loader(data.train, {.batch = 8, .prefetch = 0}, *backend);
   Plain model;
-  ParameterSpace space(model, *backend, 1);
+  FlatParameters flat(model, *backend, 1);
   SGD sgd({.learning_rate = 0.1});
-  sgd.bind(space);
-  Accumulation accumulation(space, sgd, 4, loader.batches_per_epoch());
+  sgd.bind(flat);
+  Accumulation accumulation(flat, sgd, 4, loader.batches_per_epoch());
   EXPECT_EQ(accumulation.steps_per_epoch(), 2);
   int hooks = 0, steps = 0;
-  space.on_gradient([&](const Segment&) { hooks++; });
+  flat.on_gradient([&](const ParameterRange&) { hooks++; });
   loader.start(0);
   for (Batch batch; loader.next(batch);) {
     accumulation.begin(batch);
@@ -573,20 +573,20 @@ TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
 
   std::unique_ptr<Backend> backend = kind.make();
   Tiny other;
-  ParameterSpace space(other, *backend, 7);
+  FlatParameters flat(other, *backend, 7);
   SGD sgd({.momentum = 0.9});
-  sgd.bind(space);
-  const std::vector<double> before = space.values.values();
+  sgd.bind(flat);
+  const std::vector<double> before = flat.values.values();
   EXPECT_TRUE(refused(
       [&] {
-        load_checkpoint(last("run"), {space, sgd});
+        load_checkpoint(last("run"), {flat, sgd});
       },
       {last("run"), "another model", "it has no bn1.bias", "--model small"}));
-  EXPECT_TRUE(refused([&] { load_weights(last("run"), space); }, {"another model"}));
-  EXPECT_EQ(space.values.values(), before);
+  EXPECT_TRUE(refused([&] { load_weights(last("run"), flat); }, {"another model"}));
+  EXPECT_EQ(flat.values.values(), before);
 
   Small same;
-  ParameterSpace fits(same, *backend, 7);
+  FlatParameters fits(same, *backend, 7);
   SGD plain({.learning_rate = 0.1});
   plain.bind(fits);
   EXPECT_TRUE(refused([&] { load_checkpoint(last("run"), {fits, plain}); }, {"optimizer/velocity", "--momentum"}));
@@ -595,7 +595,7 @@ TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
   EXPECT_TRUE(refused([&] { load_checkpoint(last("run"), {fits, adamw}); }, {"--optimizer sgd", "adamw"}));
 
   SafetensorsWriter weights_only;
-  for (const Segment& s : fits.segments()) weights_only.add(s.name, s.leaf->value);
+  for (const ParameterRange& s : fits.parameter_ranges()) weights_only.add(s.name, s.leaf->value);
   weights_only.write(folder.file("weights.safetensors"));
   EXPECT_TRUE(refused(
       [&] {
@@ -605,7 +605,7 @@ TEST_F(Checkpoint, OfAnotherModelOrOptimizerIsRefusedAndChangesNothing) {
 
   load_weights(last("run"), fits);  // for using the model: its average
   SafetensorsFile file(last("run"));
-  EXPECT_EQ(fits.segment("fc.weight").leaf->value.values(), file.values("average/fc.weight"));
+  EXPECT_EQ(fits.parameter_range("fc.weight").leaf->value.values(), file.values("average/fc.weight"));
   EXPECT_NE(file.values("fc.weight"), file.values("average/fc.weight"));
 }
 
@@ -615,15 +615,15 @@ TEST_F(Checkpoint, DamageIsNoticed) {
   const std::string good = test::contents(last("run"));
   std::unique_ptr<Backend> backend = kind.make();
   Small model;
-  ParameterSpace space(model, *backend, 7);
+  FlatParameters flat(model, *backend, 7);
   SGD sgd({.momentum = 0.9});
-  sgd.bind(space);
+  sgd.bind(flat);
   const std::string path = folder.file("damaged.safetensors");
   auto load = [&](const std::string& bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
-    return refused([&] { load_checkpoint(path, {space, sgd}); }, {path});
+    return refused([&] { load_checkpoint(path, {flat, sgd}); }, {path});
   };
-  const std::vector<double> before = space.values.values();
+  const std::vector<double> before = flat.values.values();
   const std::size_t header = 8 + std::size_t(*reinterpret_cast<const std::uint64_t*>(good.data()));
   for (std::size_t cut : {std::size_t{0}, std::size_t{7}, header / 2, header, good.size() / 2, good.size() - 1})
     EXPECT_TRUE(load(good.substr(0, cut))) << cut;
@@ -635,9 +635,9 @@ TEST_F(Checkpoint, DamageIsNoticed) {
     if (bit / 8 < header && std::isspace(static_cast<unsigned char>(good[bit / 8]))) continue;  // padding
     EXPECT_TRUE(load(bad)) << "bit " << bit;
   }
-  EXPECT_EQ(space.values.values(), before) << "and nothing was changed on the way";
+  EXPECT_EQ(flat.values.values(), before) << "and nothing was changed on the way";
   std::ofstream(path, std::ios::binary) << good;
-  EXPECT_EQ(load_checkpoint(path, {space, sgd}).step, 3);
+  EXPECT_EQ(load_checkpoint(path, {flat, sgd}).step, 3);
 }
 
 // A full disk, as far as a process can have its own: a file may not grow beyond a limit.

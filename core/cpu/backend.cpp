@@ -112,30 +112,30 @@ class CpuBackend : public Backend {
 
   // ---- matrices ----------------------------------------------------------------------------------------------------
   void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override {
-    const std::int64_t m = c.extent(-2), n = c.extent(-1), k = a.extent(transpose_a ? -2 : -1);
+    const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(transpose_a ? -2 : -1);
     typed(a.dtype(), "gemm", [&]<class T> {
       const T *ap = a.data<T>(), *bp = b.data<T>();
       T* cp = c.write<T>();
-      for (std::int64_t i = 0, batch = c.rank() == 3 ? c.extent(0) : 1; i < batch; i++)
+      for (std::int64_t i = 0, batch = c.rank() == 3 ? c.size(0) : 1; i < batch; i++)
         convolution_.library().gemm<T>(transpose_a, transpose_b, m, n, k, 1.f, ap + i * m * k, bp + i * k * n,
                                        add ? 1.f : 0.f, cp + i * m * n);
     });
   }
   void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     typed(x.dtype(), "linear", [&]<class T> {
-      convolution_.library().linear_forward<T>(y.elements() / w.extent(0), w.extent(0), w.extent(1), x.data<T>(),
+      convolution_.library().linear_forward<T>(y.numel() / w.size(0), w.size(0), w.size(1), x.data<T>(),
                                                w.data<float>(), key(w), data<float>(bias), relu, y.write<T>());
     });
   }
   void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     typed(dy.dtype(), "linear_backward_data", [&]<class T> {
-      convolution_.library().linear_backward_data<T>(dy.elements() / w.extent(0), w.extent(0), w.extent(1),
+      convolution_.library().linear_backward_data<T>(dy.numel() / w.size(0), w.size(0), w.size(1),
                                                      dy.data<T>(), w.data<float>(), key(w), dx.write<T>(), add);
     });
   }
   void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
     typed(x.dtype(), "linear_backward_weight", [&]<class T> {
-      convolution_.library().linear_backward_weights<T>(dy.elements() / dw.extent(0), dw.extent(0), dw.extent(1),
+      convolution_.library().linear_backward_weights<T>(dy.numel() / dw.size(0), dw.size(0), dw.size(1),
                                                         x.data<T>(), dy.data<T>(), dw.write<float>(), add);
     });
   }
@@ -160,23 +160,23 @@ class CpuBackend : public Backend {
           [&]<class T> { convolution_.backward_filter<T>(s, x.data<T>(), dy.data<T>(), dw.write<float>(), add); });
   }
   void sum_rows(const Tensor& dy, Tensor& db, bool add) override {
-    const std::int64_t channels = db.elements();
+    const std::int64_t channels = db.numel();
     if (!channels) return;
     typed(dy.dtype(), "sum_rows", [&]<class T> {
-      cpu::sum_rows<T>(threads_, dy.elements() / channels, channels, dy.data<T>(), db.write<float>(), add);
+      cpu::sum_rows<T>(threads_, dy.numel() / channels, channels, dy.data<T>(), db.write<float>(), add);
     });
   }
 
   // ---- pooling -----------------------------------------------------------------------------------------------------
-  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) override {
-    require(!winner || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
+  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override {
+    require(!argmax || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
     typed(x.dtype(), "max_pool", [&]<class T> {
-      cpu::max_pool<T>(threads_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(winner));
+      cpu::max_pool<T>(threads_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(argmax));
     });
   }
-  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) override {
+  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) override {
     typed(dy.dtype(), "max_pool_backward", [&]<class T> {
-      cpu::max_pool_backward<T>(threads_, s, dy.data<T>(), winner.data<std::uint8_t>(), dx.write<T>(), add);
+      cpu::max_pool_backward<T>(threads_, s, dy.data<T>(), argmax.data<std::uint8_t>(), dx.write<T>(), add);
     });
   }
   void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) override {
@@ -190,11 +190,11 @@ class CpuBackend : public Backend {
   // ---- batch normalisation -----------------------------------------------------------------------------------------
   void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
                   Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
-                  Tensor& inverse_deviation) override {
+                  Tensor& inverse_std) override {
     typed(x.dtype(), "batch_norm", [&]<class T> {
       cpu::batch_norm<T>(threads_, s, x.data<T>(), moments_of(x), data<T>(residual), gamma.data<float>(),
                          beta.data<float>(), running_mean.write<float>(), running_variance.write<float>(), y.write<T>(),
-                         mean.write<float>(), inverse_deviation.write<float>());
+                         mean.write<float>(), inverse_std.write<float>());
     });
   }
   void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
@@ -205,12 +205,12 @@ class CpuBackend : public Backend {
     });
   }
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_deviation,
+                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override {
     typed(x.dtype(), "batch_norm_backward", [&]<class T> {
       cpu::batch_norm_backward<T>(
           threads_, s, x.data<T>(), data<T>(y), dy.data<T>(), gamma.data<float>(), beta.data<float>(),
-          mean.data<float>(), inverse_deviation.data<float>(),
+          mean.data<float>(), inverse_std.data<float>(),
           {write_if<T>(out.dx), write_if<T>(out.dresidual), write_if<float>(out.dgamma), write_if<float>(out.dbeta),
            out.add_dx, out.add_dresidual, out.add_dgamma, out.add_dbeta});
     });
@@ -218,14 +218,14 @@ class CpuBackend : public Backend {
 
   // ---- group normalisation -----------------------------------------------------------------------------------------
   void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                  Tensor& mean, Tensor& inverse_deviation) override {
+                  Tensor& mean, Tensor& inverse_std) override {
     typed(x.dtype(), "group_norm", [&]<class T> {
       cpu::group_norm<T>(threads_, s, x.data<T>(), gamma.data<float>(), beta.data<float>(), y.write<T>(),
-                         mean.write<float>(), inverse_deviation.write<float>());
+                         mean.write<float>(), inverse_std.write<float>());
     });
   }
   void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& mean, const Tensor& inverse_deviation, const NormGradients& out) override {
+                           const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) override {
     typed(x.dtype(), "group_norm_backward", [&]<class T> {
       NormBackward<T> to{.dx = write_if<T>(out.dx),
                          .dgamma = write_if<float>(out.dgamma),
@@ -234,7 +234,7 @@ class CpuBackend : public Backend {
                          .add_dgamma = out.add_dgamma,
                          .add_dbeta = out.add_dbeta};
       cpu::group_norm_backward<T>(threads_, s, x.data<T>(), dy.data<T>(), gamma.data<float>(), mean.data<float>(),
-                                  inverse_deviation.data<float>(), to);
+                                  inverse_std.data<float>(), to);
     });
   }
 
@@ -244,9 +244,9 @@ class CpuBackend : public Backend {
     typed(x.dtype(), "reduce",
           [&]<class T> { cpu::reduce<T>(threads_, op, outer, middle, inner, x.data<T>(), y.write<T>(), add); });
   }
-  void sum_of_squares(const Tensor& x, Tensor& y, bool add) override {
-    typed(x.dtype(), "sum_of_squares", [&]<class T> {
-      const double sum = cpu::sum_of_squares<T>(threads_, x.elements(), x.data<T>());
+  void squared_norm(const Tensor& x, Tensor& y, bool add) override {
+    typed(x.dtype(), "squared_norm", [&]<class T> {
+      const double sum = cpu::squared_norm<T>(threads_, x.numel(), x.data<T>());
       T* to = y.write<T>();
       *to = static_cast<float>(add ? sum + static_cast<double>(*to) : sum);
     });
@@ -272,12 +272,12 @@ class CpuBackend : public Backend {
  private:
   struct Rows {  // a tensor as rows along its last axis
     std::int64_t classes, rows;
-    explicit Rows(const Tensor& t) : classes(t.extent(-1)), rows(classes ? t.elements() / classes : 0) {}
+    explicit Rows(const Tensor& t) : classes(t.size(-1)), rows(classes ? t.numel() / classes : 0) {}
   };
   // The statistics that the last convolution took of its result, when x is that result, unchanged and whole.
   const Moments* moments_of(const Tensor& x) const {
     const bool same = measured_.owner == &x.writes() && measured_.count == x.writes().now();
-    return same && moments_.counted() * moments_.channels == x.elements() ? &moments_ : nullptr;
+    return same && moments_.counted() * moments_.channels == x.numel() ? &moments_ : nullptr;
   }
   AllocatorScratch scratch_;
   Convolution convolution_;

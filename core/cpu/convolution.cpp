@@ -145,11 +145,11 @@ struct Convolution::State {
     if (a == Algorithm::onednn) return library.forward(s, x, w, key, y, e);
     if (a == Algorithm::direct) return direct::forward(s, x, w, y, e, scratch, threads);
     if (a == Algorithm::widened) {
-      Block memory(scratch, 4 * std::size_t(s.x_elements() + s.y_elements()) + 128);
-      float *wide_x = memory.carve<float>(s.x_elements()), *wide_y = memory.carve<float>(s.y_elements());
-      convert(x, wide_x, s.x_elements(), false, threads);
+      Block memory(scratch, 4 * std::size_t(s.x_numel() + s.y_numel()) + 128);
+      float *wide_x = memory.carve<float>(s.x_numel()), *wide_y = memory.carve<float>(s.y_numel());
+      convert(x, wide_x, s.x_numel(), false, threads);
       library.forward<float>(s, wide_x, w, key, wide_y, e);
-      return convert(wide_y, y, s.y_elements(), false, threads);
+      return convert(wide_y, y, s.y_numel(), false, threads);
     }
     with_filters(s, w, key, false, [&](const float* u) { winograd::forward(s, x, w, u, y, e, scratch, threads); });
   }
@@ -158,11 +158,11 @@ struct Convolution::State {
     if (a == Algorithm::onednn) return library.backward_data(s, dy, w, key, dx, add);
     if (a == Algorithm::direct) return direct::backward_data(s, dy, w, dx, add, scratch, threads);
     if (a == Algorithm::widened) {
-      Block memory(scratch, 4 * std::size_t(s.x_elements() + s.y_elements()) + 128);
-      float *wide_dx = memory.carve<float>(s.x_elements()), *wide_dy = memory.carve<float>(s.y_elements());
-      convert(dy, wide_dy, s.y_elements(), false, threads);
+      Block memory(scratch, 4 * std::size_t(s.x_numel() + s.y_numel()) + 128);
+      float *wide_dx = memory.carve<float>(s.x_numel()), *wide_dy = memory.carve<float>(s.y_numel());
+      convert(dy, wide_dy, s.y_numel(), false, threads);
       library.backward_data<float>(s, wide_dy, w, key, wide_dx, false);
-      return convert(wide_dx, dx, s.x_elements(), add, threads);
+      return convert(wide_dx, dx, s.x_numel(), add, threads);
     }
     with_filters(s, w, key, true,
                  [&](const float* u) { winograd::backward_data(s, dy, w, u, dx, add, scratch, threads); });
@@ -172,10 +172,10 @@ struct Convolution::State {
     if (a == Algorithm::onednn) return library.backward_filter(s, x, dy, dw, add);
     if (a == Algorithm::direct) return direct::backward_filter(s, x, dy, dw, add, scratch, threads);
     if (a == Algorithm::widened) {
-      Block memory(scratch, 4 * std::size_t(s.x_elements() + s.y_elements()) + 128);
-      float *wide_x = memory.carve<float>(s.x_elements()), *wide_dy = memory.carve<float>(s.y_elements());
-      convert(x, wide_x, s.x_elements(), false, threads);
-      convert(dy, wide_dy, s.y_elements(), false, threads);
+      Block memory(scratch, 4 * std::size_t(s.x_numel() + s.y_numel()) + 128);
+      float *wide_x = memory.carve<float>(s.x_numel()), *wide_dy = memory.carve<float>(s.y_numel());
+      convert(x, wide_x, s.x_numel(), false, threads);
+      convert(dy, wide_dy, s.y_numel(), false, threads);
       return library.backward_filter<float>(s, wide_x, wide_dy, dw, add);
     }
     winograd::backward_filter(s, x, dy, dw, add, scratch, threads);
@@ -199,7 +199,7 @@ template <class T>
 void Convolution::backward_data(const ConvShape& s, const T* dy, const float* w, WeightKey key, T* dx, bool add) {
   std::optional<Block> elsewhere;
   const Algorithm a = state_->choose<T>(s, Pass::backward_data, [&](Algorithm a) {
-    if (add && !elsewhere) elsewhere.emplace(state_->scratch, sizeof(T) * std::size_t(s.x_elements()));
+    if (add && !elsewhere) elsewhere.emplace(state_->scratch, sizeof(T) * std::size_t(s.x_numel()));
     state_->backward_data(a, s, dy, w, {}, add ? reinterpret_cast<T*>(elsewhere->data()) : dx, false);
   });
   elsewhere.reset();
@@ -210,7 +210,7 @@ template <class T>
 void Convolution::backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add) {
   std::optional<Block> elsewhere;
   const Algorithm a = state_->choose<T>(s, Pass::backward_filter, [&](Algorithm a) {
-    if (add && !elsewhere) elsewhere.emplace(state_->scratch, sizeof(float) * std::size_t(s.w_elements()));
+    if (add && !elsewhere) elsewhere.emplace(state_->scratch, sizeof(float) * std::size_t(s.w_numel()));
     state_->backward_filter(a, s, x, dy, add ? reinterpret_cast<float*>(elsewhere->data()) : dw, false);
   });
   elsewhere.reset();

@@ -251,16 +251,16 @@ void picture_gradient(const Geometry& g, const TapKernel<D>& k, const float* x, 
 }
 
 // ---- data gradient -------------------------------------------------------------------------------
-// Adds dy[pixel]·w to the windows of P pixels `apart` pixels from each other (so that their windows do not meet), for
+// Adds dy[pixel]·w to the windows of P pixels `distance` pixels from each other (so that their windows do not meet), for
 // ROWS filter rows of NV vectors. w is [o][row][NV·VL], `w_stride` floats per output channel.
 template <int P, int ROWS, int NV>
-void windows_gradient(const Geometry& g, const float* dy, int apart, const float* w, int w_stride, float* x) {
+void windows_gradient(const Geometry& g, const float* dy, int distance, const float* w, int w_stride, float* x) {
   vf sum[P][ROWS][NV] = {};
 #pragma GCC unroll 1
   for (int o = 0; o < g.c_out; o++, w += w_stride) {
     vf a[P];
 #pragma GCC unroll 2
-    for (int p = 0; p < P; p++) a[p] = broadcast(dy[p * apart * g.lanes_out + o]);
+    for (int p = 0; p < P; p++) a[p] = broadcast(dy[p * distance * g.lanes_out + o]);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
@@ -276,7 +276,7 @@ void windows_gradient(const Geometry& g, const float* dy, int apart, const float
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
       for (int n = 0; n < NV; n++) {
-        float* to = x + std::size_t(p) * apart * g.step + r * g.pitch + n * VL;
+        float* to = x + std::size_t(p) * distance * g.step + r * g.pitch + n * VL;
         store(to, load(to) + sum[p][r][n]);
       }
 }

@@ -61,9 +61,9 @@ void normalise(const Fold& f, const T* x, const float* center, const float* scal
 
 template <class T>
 void group_norm(int threads, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
-                float* mean, float* inverse_deviation) {
+                float* mean, float* inverse_std) {
   const Fold f(s.pixels, s.channels);  // one picture
-  const std::int64_t elements = s.pixels * s.channels;
+  const std::int64_t numel = s.pixels * s.channels;
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   in_parts(threads, [&](int part) {
@@ -78,27 +78,27 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
       return all;
     };
     share_of(s, part, threads, [&](std::int64_t p) {
-      const T* from = x + p * elements;
+      const T* from = x + p * numel;
       add_up<false>(f, from, center, sum);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const float m = static_cast<float>(total(begin, end) / count);
         mean[p * s.groups + g] = m;
         std::fill(center + begin, center + end, m);
       });
-      f.spread(center);
+      f.repeat(center);
       add_up<true>(f, from, center, sum);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         const float inverse = static_cast<float>(1 / std::sqrt(total(begin, end) / count + s.epsilon));
-        inverse_deviation[p * s.groups + g] = inverse;
+        inverse_std[p * s.groups + g] = inverse;
 #pragma omp simd
         for (std::int64_t c = begin; c < end; c++) {
           scale[c] = gamma[c] * inverse;
           offset[c] = beta[c];
         }
       });
-      f.spread(scale);
-      f.spread(offset);
-      normalise(f, from, center, scale, offset, y + p * elements);
+      f.repeat(scale);
+      f.repeat(offset);
+      normalise(f, from, center, scale, offset, y + p * numel);
     });
   });
 }
@@ -107,9 +107,9 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
 //   dgamma = Σ dy·x̂,  dbeta = Σ dy over pictures and pixels;  dx = inverse·(h − Σh/M − x̂·Σ(h·x̂)/M), sums over the group.
 template <class T>
 void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
-                         const float* mean, const float* inverse_deviation, const NormBackward<T>& out) {
+                         const float* mean, const float* inverse_std, const NormBackward<T>& out) {
   const Fold f(s.pixels, s.channels);  // one picture
-  const std::int64_t elements = s.pixels * s.channels;
+  const std::int64_t numel = s.pixels * s.channels;
   const double count = static_cast<double>(s.pixels * s.in_group());
   threads = worth(threads, s);
   std::vector<double> all(2 * s.channels * threads);  // per thread dbeta, dgamma
@@ -119,15 +119,15 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
     double *sum = sums.data(), *product = sum + f.room;
     GradientPasses<T> pass{f, x, nullptr, dy, out};
     share_of(s, part, threads, [&](std::int64_t p) {
-      pass.x = x + p * elements, pass.dy = dy + p * elements;
+      pass.x = x + p * numel, pass.dy = dy + p * numel;
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
         std::fill(pass.center + begin, pass.center + end, mean[p * s.groups + g]);
       });
-      f.spread(pass.center);
+      f.repeat(pass.center);
       std::fill(sums.begin(), sums.end(), 0.0);
       pass.add_up(0, 1, sum, product);
       each_group(s, [&](std::int64_t begin, std::int64_t end, std::int64_t g) {
-        const double inverse = inverse_deviation[p * s.groups + g];
+        const double inverse = inverse_std[p * s.groups + g];
         double total = 0, dot = 0;
 #pragma omp simd reduction(+ : total, dot)
         for (std::int64_t c = begin; c < end; c++) {
@@ -141,8 +141,8 @@ void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const
         for (std::int64_t c = begin; c < end; c++) pass.scale[c] = gamma[c] * static_cast<float>(inverse);
       });
       if (!out.dx) return;
-      for (float* v : {pass.scale, pass.slope, pass.constant}) f.spread(v);
-      pass.out.dx = out.dx + p * elements;
+      for (float* v : {pass.scale, pass.slope, pass.constant}) f.repeat(v);
+      pass.out.dx = out.dx + p * numel;
       pass.write(0, 1);
     });
   });

@@ -25,7 +25,7 @@ void sample_mean(const Fold& f, std::int64_t rows, const T* x, float* shift) {
     const T* row = x + (2 * i + 1) * rows / (2 * n) * f.channels;
     for (std::int64_t c = 0; c < f.channels; c++) shift[c] += static_cast<float>(row[c]) / static_cast<float>(n);
   }
-  f.spread(shift);
+  f.repeat(shift);
 }
 
 // y = relu?(x·scale + offset + residual?)
@@ -76,7 +76,7 @@ void Moments::total(double* mean, double* variance) const {
 template <class T>
 void batch_norm(int threads, const NormShape& s, const T* x, const Moments* moments, const T* residual,
                 const float* gamma, const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_deviation) {
+                float* inverse_std) {
   const Fold f(s.rows, s.channels);
   threads = worth(threads, f);
   // Per part Σ(x − shift), Σ(x − shift)²; or, once, the mean and variance that are known already.
@@ -123,12 +123,12 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
     scale[c] = gamma[c] * inverse;
     offset[c] = std::fma(-m, scale[c], beta[c]);  // backward computes the same bits, for its mask
     mean[c] = m;
-    inverse_deviation[c] = inverse;
+    inverse_std[c] = inverse;
     running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
     running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
   }
-  f.spread(scale);
-  f.spread(offset);
+  f.repeat(scale);
+  f.repeat(offset);
   in_parts(threads, [&](int part) {
     normalise(f, part, threads, Order::backwards, x, residual, scale, offset, s.relu, y);
   });
@@ -144,8 +144,8 @@ void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* 
     scale[c] = static_cast<float>(gamma[c] / std::sqrt(variance[c] + s.epsilon));
     offset[c] = std::fma(-mean[c], scale[c], beta[c]);
   }
-  f.spread(scale);
-  f.spread(offset);
+  f.repeat(scale);
+  f.repeat(offset);
   threads = worth(threads, f);
   in_parts(threads, [&](int part) {
     normalise(f, part, threads, Order::forwards, x, residual, scale, offset, s.relu, y);
@@ -153,21 +153,21 @@ void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* 
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse deviation:
+// With d = dy but 0 where y ≤ 0 (all of dy without ReLU) and x̂ = (x − mean)·inverse standard deviation:
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_deviation,
+                         const float* beta, const float* mean, const float* inverse_std,
                          const NormBackward<T>& out) {
   const GradientPasses<T> pass{Fold(s.rows, s.channels), x, y, dy, out, s.relu && !y, s.relu && y};
   const Fold& f = pass.f;
   threads = worth(threads, f);
   for (std::int64_t c = 0; c < s.channels; c++) {
     pass.center[c] = mean[c];
-    pass.scale[c] = gamma[c] * inverse_deviation[c];
+    pass.scale[c] = gamma[c] * inverse_std[c];
     pass.offset[c] = std::fma(-mean[c], pass.scale[c], beta[c]);
   }
-  for (float* v : {pass.center, pass.scale, pass.offset}) f.spread(v);
+  for (float* v : {pass.center, pass.scale, pass.offset}) f.repeat(v);
   std::vector<double> sums(2 * f.width * threads);  // per part Σ d, Σ d·(x − mean)
   in_parts(threads, [&](int part) {
     double* sum = sums.data() + 2 * f.width * part;
@@ -180,13 +180,13 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
       total += sums[2 * f.width * t + c];
       dot += sums[2 * f.width * t + f.width + c];
     }
-    const double inverse = inverse_deviation[c], dgamma = dot * inverse;
+    const double inverse = inverse_std[c], dgamma = dot * inverse;
     pass.slope[c] = static_cast<float>(-pass.scale[c] * inverse * dgamma / rows);
     pass.constant[c] = static_cast<float>(-pass.scale[c] * total / rows);
     if (out.dgamma) out.dgamma[c] = static_cast<float>(dgamma + (out.add_dgamma ? out.dgamma[c] : 0.f));
     if (out.dbeta) out.dbeta[c] = static_cast<float>(total + (out.add_dbeta ? out.dbeta[c] : 0.f));
   }
-  for (float* v : {pass.slope, pass.constant}) f.spread(v);
+  for (float* v : {pass.slope, pass.constant}) f.repeat(v);
   if (out.dx || (out.dresidual && !pass.keep_masked)) in_parts(threads, [&](int part) { pass.write(part, threads); });
 }
 

@@ -14,7 +14,7 @@ namespace tandem::cpu {
 template <class T>
 void batch_norm(int threads, const NormShape& s, const T* x, const Moments* moments, const T* residual,
                 const float* gamma, const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_deviation);
+                float* inverse_std);
 
 template <class T>
 void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
@@ -29,17 +29,17 @@ struct NormBackward {  // as Backend::NormGradients, in pointers; null: not want
 // y: null unless the mask is to be taken from it (ReLU after a residual). dresidual may be dy.
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_deviation,
+                         const float* beta, const float* mean, const float* inverse_std,
                          const NormBackward<T>& out);
 
 // ---- group_norm.cpp -------------------------------------------------------------------------------------------------
 // Each picture is small enough to stay in cache, so a thread takes whole pictures and reads them several times.
 template <class T>
 void group_norm(int threads, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
-                float* mean, float* inverse_deviation);
+                float* mean, float* inverse_std);
 // `out` without dresidual.
 template <class T>
 void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
-                         const float* mean, const float* inverse_deviation, const NormBackward<T>& out);
+                         const float* mean, const float* inverse_std, const NormBackward<T>& out);
 
 }  // namespace tandem::cpu

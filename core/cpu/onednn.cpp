@@ -111,7 +111,7 @@ struct Compiled {
   memory source, weights, target, bias, scratchpad;  // target: y, dy, or the product
   std::unordered_map<int, memory> arguments;
   std::size_t scratch_bytes = 0, weight_bytes = 0;
-  std::int64_t weight_elements = 0;
+  std::int64_t weight_numel = 0;
   bool reordered = false;  // weights (or their gradient) have a layout of their own
   memory plain;            // the caller's weights
   dnnl::reorder reorder;
@@ -126,11 +126,11 @@ void finish(Compiled& k, const Descriptor& d, const dnnl::engine& engine) {
   k.arguments.emplace(DNNL_ARG_SCRATCHPAD, k.scratchpad);
 }
 
-void bind_weights(Compiled& k, const memory::desc& plain, const memory::desc& own, std::int64_t elements, bool gradient,
+void bind_weights(Compiled& k, const memory::desc& plain, const memory::desc& own, std::int64_t numel, bool gradient,
                   const dnnl::engine& engine) {
   k.weights = memory(own, engine, nullptr);
   k.weight_bytes = own.get_size();
-  k.weight_elements = elements;
+  k.weight_numel = numel;
   k.reordered = !same(plain, own);
   if (!k.reordered) return;
   k.plain = memory(plain, engine, nullptr);
@@ -186,11 +186,11 @@ auto matrix_product(const memory::desc& a, const memory::desc& b, const memory::
 // The primitive of one pass of a layer, whose source and target are there. plain: the caller's weights, or their gradient.
 template <class Operation>
 void complete(Compiled& k, Pass pass, const typename Operation::primitive_desc& d, const memory::desc& plain,
-              std::int64_t elements, const dnnl::engine& engine) {
+              std::int64_t numel, const dnnl::engine& engine) {
   const bool data = pass == Pass::backward_data, filter = pass == Pass::backward_filter;
   k.primitive = Operation(d);
   finish(k, d, engine);
-  bind_weights(k, plain, d.query_md(filter ? dnnl::query::diff_weights_md : dnnl::query::weights_md), elements, filter, engine);
+  bind_weights(k, plain, d.query_md(filter ? dnnl::query::diff_weights_md : dnnl::query::weights_md), numel, filter, engine);
   k.arguments.insert({{data ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, k.source},
                       {filter ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, k.weights},
                       {pass == Pass::forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, k.target}});
@@ -217,13 +217,13 @@ std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engin
   using Data = dnnl::convolution_backward_data;
   using Filter = dnnl::convolution_backward_weights;
   if (key.pass == Pass::forward)
-    complete<dnnl::convolution_forward>(*k, key.pass, forward, ohwi(s), s.w_elements(), engine);
+    complete<dnnl::convolution_forward>(*k, key.pass, forward, ohwi(s), s.w_numel(), engine);
   else if (key.pass == Pass::backward_data)
     complete<Data>(*k, key.pass, described_backward<Data>(engine, attr, forward, direct, x, w, y, strides, dilations, padding, padding),
-                   ohwi(s), s.w_elements(), engine);
+                   ohwi(s), s.w_numel(), engine);
   else
     complete<Filter>(*k, key.pass, described_backward<Filter>(engine, attr, forward, direct, x, dw, y, strides, dilations, padding, padding),
-                     ohwi(s), s.w_elements(), engine);
+                     ohwi(s), s.w_numel(), engine);
   if (key.pass == Pass::forward && key.bias) bind_bias(*k, bias, engine);
   return k;
 }
@@ -323,10 +323,10 @@ struct OneDnn::State {
   }
   // Executes a weight gradient into dw: directly, or through the kernel's own layout, or through a sum.
   void execute_gradient(Compiled& k, float* dw, bool add) {
-    const std::size_t plain_bytes = std::size_t(k.weight_elements) * 4;
+    const std::size_t plain_bytes = std::size_t(k.weight_numel) * 4;
     Block memory(scratch, (k.reordered ? k.weight_bytes : 0) + 64 + (add ? plain_bytes : 0));
     void* own = k.reordered ? memory.carve<std::byte>(k.weight_bytes) : nullptr;
-    float* plain = add ? memory.carve<float>(std::size_t(k.weight_elements)) : dw;
+    float* plain = add ? memory.carve<float>(std::size_t(k.weight_numel)) : dw;
     k.weights.set_data_handle(own ? own : plain);
     execute(k);
     if (own) {
@@ -334,7 +334,7 @@ struct OneDnn::State {
       k.reorder.execute(stream, k.reorder_arguments);
       stream.wait();
     }
-    if (add) sum(plain, dw, k.weight_elements);
+    if (add) sum(plain, dw, k.weight_numel);
   }
   template <class T>
   void sum(const T* from, T* to, std::int64_t n) {
@@ -445,7 +445,7 @@ void OneDnn::forward(const ConvShape& s, const T* x, const float* w, WeightKey k
     k.source.set_data_handle(writable(x)), k.target.set_data_handle(y);
     if (epilogue.bias) k.bias.set_data_handle(writable(epilogue.bias));
     state_->execute_with(k, w, key);
-    if (epilogue.relu) state_->relu(y, s.y_elements());
+    if (epilogue.relu) state_->relu(y, s.y_numel());
   });
 }
 
@@ -455,11 +455,11 @@ void OneDnn::backward_data(const ConvShape& s, const T* dy, const float* w, Weig
   checked("conv2d_backward_data", text(s, dtype_of<T>), [&] {
     LibraryThreads threads(state_->threads);
     auto& k = state_->find(ConvKey{s, Pass::backward_data, dtype_of<T>, false});
-    Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(s.x_elements()) : 0);  // the library overwrites
+    Block fresh(state_->scratch, add ? sizeof(T) * std::size_t(s.x_numel()) : 0);  // the library overwrites
     T* to = add ? reinterpret_cast<T*>(fresh.data()) : dx;
     k.source.set_data_handle(to), k.target.set_data_handle(writable(dy));
     state_->execute_with(k, w, key);
-    if (add) state_->sum(to, dx, s.x_elements());
+    if (add) state_->sum(to, dx, s.x_numel());
   });
 }
 

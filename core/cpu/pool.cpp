@@ -31,13 +31,13 @@ void put(T* p, int n, V v) {
     store(p, v, n);
 }
 
-// The part of window `o` that lies inside a picture of `extent` pixels: window positions [begin, end), begin at pixel
+// The part of window `o` that lies inside a picture of `size` pixels: window positions [begin, end), begin at pixel
 // `first`.
 struct Window {
   std::int64_t begin, end, first;
-  Window(std::int64_t o, std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t extent)
+  Window(std::int64_t o, std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t size)
       : begin(std::max<std::int64_t>(0, pad - o * stride)),
-        end(std::min(kernel, extent + pad - o * stride)),
+        end(std::min(kernel, size + pad - o * stride)),
         first(o * stride - pad + begin) {}
   std::int64_t size() const { return std::max<std::int64_t>(0, end - begin); }
 };
@@ -55,9 +55,9 @@ int worth(int threads, const PoolShape& s) { return s.n * s.h * s.w * s.c < para
 // One row of windows of a max pool. kernel > 0: square windows of that size, all inside the picture, known when
 // compiling.
 template <int kernel, class T>
-void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_relu, T* y, std::uint8_t* winner) {
+void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_relu, T* y, std::uint8_t* argmax) {
   const Window rows(oh, s.kh, s.stride_h, s.pad_h, s.h);
-  for (std::int64_t ow = 0, out_w = s.out_w(); ow < out_w; ow++, y += s.c, winner += winner ? s.c : 0) {
+  for (std::int64_t ow = 0, out_w = s.out_w(); ow < out_w; ow++, y += s.c, argmax += argmax ? s.c : 0) {
     const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
     const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
     channels(s.c, [&](auto whole, std::int64_t c, int n) {
@@ -82,14 +82,14 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
         best = relu(best);
       }
       put<whole>(y + c, n, best);
-      if (winner) put<whole>(winner + c, n, at);
+      if (argmax) put<whole>(argmax + c, n, at);
     });
   }
 }
 
 // dx for windows that tile the picture: element k of a window receives value(whole, position of dy, k, n).
 template <class T, class Value>
-void spread_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, const Value& shared_value) {
+void scatter_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, const Value& shared_value) {
   parallel_ranges(worth(threads, shape), shape.n * shape.h, 1, [&](std::int64_t begin, std::int64_t end) {
     const PoolShape s = shape;  // private copies: the compiler then knows that no store changes them
     const Value value = shared_value;
@@ -156,14 +156,14 @@ bool tiles(const PoolShape& s) {
 
 // ---- max ------------------------------------------------------------------------------------------------------------
 template <class T>
-void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, std::uint8_t* winner) {
+void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, std::uint8_t* argmax) {
   const std::int64_t out_h = shape.out_h(), row = shape.out_w() * shape.c;
   const bool pairs = tiles(shape) && shape.kh == 2 && shape.kw == 2;
   parallel_ranges(worth(threads, shape), shape.n * out_h, 1, [&](std::int64_t begin, std::int64_t end) {
     const PoolShape s = shape;
     for (std::int64_t i = begin; i < end; i++) {
       const T* picture = x + i / out_h * s.h * s.w * s.c;
-      std::uint8_t* w = winner ? winner + i * row : nullptr;
+      std::uint8_t* w = argmax ? argmax + i * row : nullptr;
       if (pairs)
         max_row<2>(s, i % out_h, picture, relu, y + i * row, w);
       else
@@ -173,12 +173,12 @@ void max_pool(int threads, const PoolShape& shape, const T* x, bool relu, T* y, 
 }
 
 template <class T>
-void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::uint8_t* winner, T* dx, bool add) {
+void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::uint8_t* argmax, T* dx, bool add) {
   auto routed = [=](auto whole, std::int64_t at, std::int64_t k, int n) {
     const vf d = take<whole>(dy + at, n);
-    return take<whole>(winner + at, n) == static_cast<std::int32_t>(k) ? d : vf{};
+    return take<whole>(argmax + at, n) == static_cast<std::int32_t>(k) ? d : vf{};
   };
-  if (tiles(s)) return spread_over_tiles(threads, s, dx, add, routed);
+  if (tiles(s)) return scatter_over_tiles(threads, s, dx, add, routed);
   collect_from_windows(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t k, std::int64_t, int n) {
     return routed(whole, at, k, n);
   });
@@ -216,7 +216,7 @@ template <class T>
 void average_pool_backward(int threads, const PoolShape& s, const T* dy, T* dx, bool add) {
   if (tiles(s)) {
     const float share = 1 / static_cast<float>(s.kh * s.kw);
-    return spread_over_tiles(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t, int n) {
+    return scatter_over_tiles(threads, s, dx, add, [=](auto whole, std::int64_t at, std::int64_t, int n) {
       return take<whole>(dy + at, n) * share;
     });
   }

@@ -2,7 +2,7 @@
 // pictures.
 //
 // Backward never scatters: where windows do not overlap, one walk over them writes all of dx, the gradient at the
-// winner and zero beside it; where they overlap, every element of dx collects what its windows send it. So dx is
+// argmax and zero beside it; where they overlap, every element of dx collects what its windows send it. So dx is
 // written once, nothing is cleared before, and threads never meet.
 #pragma once
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace tandem::cpu {
 
-// T is float or bf16. winner may be null. A NaN wins; 255 marks what ReLU cut off (and windows outside the picture).
+// T is float or bf16. argmax may be null. A NaN wins; 255 marks what ReLU cut off (and windows outside the picture).
 template <class T>
-void max_pool(int threads, const PoolShape& s, const T* x, bool relu, T* y, std::uint8_t* winner);
+void max_pool(int threads, const PoolShape& s, const T* x, bool relu, T* y, std::uint8_t* argmax);
 template <class T>
-void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::uint8_t* winner, T* dx, bool add);
+void max_pool_backward(int threads, const PoolShape& s, const T* dy, const std::uint8_t* argmax, T* dx, bool add);
 // Divides by the number of elements inside the picture.
 template <class T>
 void average_pool(int threads, const PoolShape& s, const T* x, T* y);

@@ -144,7 +144,7 @@ float row_maximum(const float* x, std::int64_t n) {
 }
 
 // An exponential costs about as much as moving ten elements.
-int worth(int threads, std::int64_t elements) { return elements * 10 < parallel_grain ? 1 : threads; }
+int worth(int threads, std::int64_t numel) { return numel * 10 < parallel_grain ? 1 : threads; }
 
 }  // namespace
 
@@ -163,7 +163,7 @@ void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, 
 }
 
 template <class T>
-double sum_of_squares(int threads, std::int64_t n, const T* x) {
+double squared_norm(int threads, std::int64_t n, const T* x) {
   const Fold f(n, 1);
   threads = n < parallel_grain ? 1 : threads;
   std::vector<double> sums(f.width * threads);
@@ -256,7 +256,7 @@ void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes
 #define TANDEM_ROWS(T)                                                                                                \
   template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                 \
   template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);              \
-  template double sum_of_squares<T>(int, std::int64_t, const T*);                                                     \
+  template double squared_norm<T>(int, std::int64_t, const T*);                                                     \
   template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,    \
                                    std::int32_t*);                                                                    \
   template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double, \

@@ -28,7 +28,7 @@ void reduce(int threads, Reduction op, std::int64_t outer, std::int64_t middle, 
             bool add);
 // Σ x²: inf or NaN exactly when an element is.
 template <class T>
-double sum_of_squares(int threads, std::int64_t n, const T* x);
+double squared_norm(int threads, std::int64_t n, const T* x);
 
 // x, y, dy, dx [rows, classes]
 // Returns the mean loss; throws Error for a label outside [0, classes). correct may be null.
@@ -53,7 +53,7 @@ struct Fold {
         room(rows ? width : (std::max(tail, channels) + panel - 1) / panel * panel) {}
 
   // Repeats per-channel values over a folded row.
-  void spread(float* values) const {
+  void repeat(float* values) const {
     for (std::int64_t j = channels; j < room; j++) values[j] = values[j - channels];
   }
   // Adds up the repetitions of each channel into the first `channels` elements.

@@ -84,22 +84,22 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
     return *found;
   };
   const std::string& dtype = member("dtype", Json::Kind::text, "a string").text;
-  const std::vector<Json>& extents = member("shape", Json::Kind::array, "a list").items;
+  const std::vector<Json>& axes = member("shape", Json::Kind::array, "a list").items;
   const std::vector<Json>& offsets = member("data_offsets", Json::Kind::array, "a list").items;
 
   Entry e;
   e.dtype = dtype;
   const std::uint64_t size = element_bytes(dtype);
   if (size == 0) refuse(file, ": ", name, " has the type ", dtype, ", which is not supported; convert it to F32");
-  if (extents.size() > Shape::max_rank)
-    refuse(file, ": ", name, " has ", extents.size(), " axes; tensors here have at most ", Shape::max_rank);
+  if (axes.size() > Shape::max_rank)
+    refuse(file, ": ", name, " has ", axes.size(), " axes; tensors here have at most ", Shape::max_rank);
   std::uint64_t bytes = size;
-  for (const Json& extent : extents) {
-    if (!whole(extent)) no("its shape holds something that is not a whole number");
-    if (extent.number > 0x1p53 || __builtin_mul_overflow(bytes, std::uint64_t(extent.number), &bytes) ||
+  for (const Json& axis : axes) {
+    if (!whole(axis)) no("its shape holds something that is not a whole number");
+    if (axis.number > 0x1p53 || __builtin_mul_overflow(bytes, std::uint64_t(axis.number), &bytes) ||
         bytes > std::uint64_t(INT64_MAX))
       no("its shape is larger than any memory");
-    e.shape.append(std::int64_t(extent.number));
+    e.shape.append(std::int64_t(axis.number));
   }
   if (offsets.size() != 2 || !whole(offsets[0]) || !whole(offsets[1]) || offsets[1].number > 0x1p53)
     no("its data_offsets are not two whole numbers");
@@ -286,20 +286,20 @@ void SafetensorsFile::read(const std::string& name, Tensor& into) const {
 
 void SafetensorsFile::read_part(const std::string& name, std::int64_t from, Tensor& into) const {
   Entry e = at(name);
-  if (from < 0 || from + into.elements() > e.shape.elements())
-    refuse(path_.string(), ": ", name, " has ", e.shape.elements(), " elements, expected ", from + into.elements());
-  if (into.elements() == 0) return;
-  const std::uint64_t each = e.bytes() / std::uint64_t(e.shape.elements());
+  if (from < 0 || from + into.numel() > e.shape.numel())
+    refuse(path_.string(), ": ", name, " has ", e.shape.numel(), " elements, expected ", from + into.numel());
+  if (into.numel() == 0) return;
+  const std::uint64_t each = e.bytes() / std::uint64_t(e.shape.numel());
   e.begin += std::uint64_t(from) * each;
-  e.end = e.begin + std::uint64_t(into.elements()) * each;
+  e.end = e.begin + std::uint64_t(into.numel()) * each;
   const bool integers = into.dtype() == DType::u8 || into.dtype() == DType::i32;
   const bool same = e.dtype == file_type(into.dtype()) || (e.dtype == "BOOL" && into.dtype() == DType::u8);
   if (!same && integers)
     refuse(path_.string(), ": ", name, " has the type ", e.dtype, ", expected ", file_type(into.dtype()));
   if (!same) {
     const std::vector<double> all = values(name);
-    into.copy_from(Tensor::of(into.backend(), into.shape(), std::span(all).subspan(std::size_t(from), std::size_t(into.elements())),
-                              into.dtype()));
+    into.copy_from(Tensor::of(into.backend(), into.shape(),
+                              std::span(all).subspan(std::size_t(from), std::size_t(into.numel())), into.dtype()));
   } else if (!into.backend().on_device())
     read_bytes(name, e, into.raw_write());
   else {
@@ -317,7 +317,7 @@ void SafetensorsWriter::add(std::string name, const Tensor& tensor) {
 void SafetensorsWriter::add(std::string name, std::string dtype, const Shape& shape, std::span<const std::byte> bytes) {
   require(items_.count(name) == 0 && name != "__metadata__", "a safetensors file cannot hold ", name, " twice");
   const std::uint64_t size = element_bytes(dtype);
-  require(size > 0 && bytes.size() == std::uint64_t(shape.elements()) * size, name, ": ", bytes.size(), " bytes for ",
+  require(size > 0 && bytes.size() == std::uint64_t(shape.numel()) * size, name, ": ", bytes.size(), " bytes for ",
           shape, " of ", dtype);
   items_[std::move(name)] = {std::move(dtype), shape, {}, bytes};
 }
@@ -345,7 +345,7 @@ void SafetensorsWriter::write(const std::filesystem::path& path) const {
   std::uint64_t at = 0;
   for (const auto* named : order) {
     const auto& [name, item] = *named;
-    const std::uint64_t bytes = std::uint64_t(item.shape.elements()) * element_bytes(item.dtype);
+    const std::uint64_t bytes = std::uint64_t(item.shape.numel()) * element_bytes(item.dtype);
     header << std::exchange(comma, ",") << quoted(name) << ":{\"dtype\":\"" << item.dtype
            << "\",\"shape\":" << item.shape << ",\"data_offsets\":[" << at << ',' << at + bytes << "]}";
     at += bytes;

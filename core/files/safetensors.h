@@ -44,7 +44,7 @@ class SafetensorsFile {
   // Into memory that is there already, of the same shape; the type is converted. Elements of the same type are copied bit
   // for bit.
   void read(const std::string& name, Tensor& into) const;
-  // The same for a part of a tensor: its elements [from, from + into.elements()).
+  // The same for a part of a tensor: its elements [from, from + into.numel()).
   void read_part(const std::string& name, std::int64_t from, Tensor& into) const;
 
  private:

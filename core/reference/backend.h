@@ -30,10 +30,10 @@ void put(T& y, double v, bool add) {
 template <class E>
 class Scratch {
  public:
-  Scratch(Backend& backend, std::int64_t elements)
+  Scratch(Backend& backend, std::int64_t numel)
       : memory_(backend.memory()) {
     MemoryUse use(Use::scratch);
-    data_ = static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(E)));
+    data_ = static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(numel, 1)) * sizeof(E)));
   }
   ~Scratch() { memory_.give(data_); }
   Scratch(const Scratch&) = delete;
@@ -95,32 +95,32 @@ class ReferenceBackend : public Backend {
   void conv2d_backward_filter(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override;
 
   // pooling.cpp
-  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) override;
-  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx, bool add) override;
+  void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override;
+  void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) override;
   void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) override;
   void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) override;
 
   // batch_norm.cpp
   void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
                   Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
-                  Tensor& inverse_deviation) override;
+                  Tensor& inverse_std) override;
   void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                             const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) override;
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_deviation,
+                           const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override;
 
   // group_norm.cpp
   void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                  Tensor& mean, Tensor& inverse_deviation) override;
+                  Tensor& mean, Tensor& inverse_std) override;
   void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& mean, const Tensor& inverse_deviation, const NormGradients& out) override;
+                           const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) override;
 
   // rows.cpp
   void sum_rows(const Tensor& dy, Tensor& db, bool add) override;
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override;
-  void sum_of_squares(const Tensor& x, Tensor& y, bool add) override;
+  void squared_norm(const Tensor& x, Tensor& y, bool add) override;
   void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
                      Tensor* correct) override;
   void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing, const Tensor& dloss,

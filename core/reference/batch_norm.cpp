@@ -36,13 +36,13 @@ void apply(Backend& backend, const NormShape& s, const T* x, const T* residual, 
 
 void ReferenceBackend::batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                                   const Tensor& beta, Tensor& running_mean, Tensor& running_variance, Tensor& y,
-                                  Tensor& mean, Tensor& inverse_deviation) {
+                                  Tensor& mean, Tensor& inverse_std) {
   dispatch(x.dtype(), "batch_norm", [&]<class T> {
     using P = Parameter<T>;
     const double count = static_cast<double>(s.rows);
     const T* xp = x.data<T>();
     P *running_mean_p = running_mean.write<P>(), *running_variance_p = running_variance.write<P>();
-    P *mean_p = mean.write<P>(), *inverse_p = inverse_deviation.write<P>();
+    P *mean_p = mean.write<P>(), *inverse_p = inverse_std.write<P>();
     Scratch<double> means(*this, s.channels), sums(*this, s.channels);
     double *m = means.data(), *v = sums.data();
 
@@ -84,14 +84,14 @@ void ReferenceBackend::batch_norm_inference(const NormShape& s, const Tensor& x,
 
 void ReferenceBackend::batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy,
                                            const Tensor& gamma, const Tensor& beta, const Tensor& mean,
-                                           const Tensor& inverse_deviation, const NormGradients& out) {
+                                           const Tensor& inverse_std, const NormGradients& out) {
   dispatch(x.dtype(), "batch_norm_backward", [&]<class T> {
     using P = Parameter<T>;
     using A = Accumulator<T>;
     const std::int64_t size = s.rows * s.channels;
     const T *xp = x.data<T>(), *yp = y ? y->data<T>() : nullptr, *dyp = dy.data<T>();
     const P *gamma_p = gamma.data<P>(), *beta_p = beta.data<P>(), *mean_p = mean.data<P>();
-    const P* inverse_p = inverse_deviation.data<P>();
+    const P* inverse_p = inverse_std.data<P>();
     const auto x_hat = [&](std::int64_t r, std::int64_t c) {
       return normalised(static_cast<double>(xp[r * s.channels + c]), static_cast<double>(mean_p[c]),
                         static_cast<double>(inverse_p[c]));

@@ -26,7 +26,7 @@ std::int64_t output_position(std::int64_t iy, std::int64_t a, std::int64_t pad, 
 template <class T, class P>
 void plain_forward(Backend& backend, const ConvShape& s, const T* x, const P* w, const P* bias, bool relu, T* y) {
   const std::int64_t out_h = s.out_h(), out_w = s.out_w(), in = s.c_in / s.groups, out = s.c_out / s.groups;
-  for_parts(parts_for(backend, s.y_elements()), s.n * out_h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_parts(parts_for(backend, s.y_numel()), s.n * out_h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; row++)
       for (std::int64_t ox = 0; ox < out_w; ox++)
         for (std::int64_t o = 0; o < s.c_out; o++) {
@@ -50,7 +50,7 @@ void plain_forward(Backend& backend, const ConvShape& s, const T* x, const P* w,
 template <class T, class P>
 void plain_backward_data(Backend& backend, const ConvShape& s, const T* dy, const P* w, T* dx, bool add) {
   const std::int64_t out_h = s.out_h(), out_w = s.out_w(), in = s.c_in / s.groups, out = s.c_out / s.groups;
-  for_parts(parts_for(backend, s.x_elements()), s.n * s.h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_parts(parts_for(backend, s.x_numel()), s.n * s.h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; row++)
       for (std::int64_t ix = 0; ix < s.w; ix++)
         for (std::int64_t ci = 0; ci < s.c_in; ci++) {
@@ -73,7 +73,7 @@ void plain_backward_data(Backend& backend, const ConvShape& s, const T* dy, cons
 template <class T, class P>
 void plain_backward_filter(Backend& backend, const ConvShape& s, const T* x, const T* dy, P* dw, bool add) {
   const std::int64_t out_h = s.out_h(), out_w = s.out_w(), in = s.c_in / s.groups, out = s.c_out / s.groups;
-  for_parts(parts_for(backend, s.y_elements()), s.c_out, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+  for_parts(parts_for(backend, s.y_numel()), s.c_out, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t o = begin; o < end; o++)
       for (std::int64_t a = 0; a < s.kh; a++)
         for (std::int64_t b = 0; b < s.kw; b++)
@@ -141,7 +141,7 @@ void output_patches(const ConvShape& s, const T* dy, std::int64_t group, std::in
 }
 
 // Rows of a patch matrix made at a time: half a megabyte with their products, but enough to repay packing the filters.
-std::int64_t chunk_rows(std::int64_t row_elements) { return std::max<std::int64_t>(96, 131072 / row_elements); }
+std::int64_t chunk_rows(std::int64_t row_numel) { return std::max<std::int64_t>(96, 131072 / row_numel); }
 
 // y[pixels, out] = patches[pixels, taps]·w[out, taps]ᵀ in every group
 template <class T>
@@ -174,7 +174,7 @@ void blocked_forward(Backend& backend, const ConvShape& s, const T* x, const flo
 template <class T>
 void blocked_backward_data(Backend& backend, const ConvShape& s, const T* dy, const float* w, T* dx, bool add) {
   const std::int64_t in = s.c_in / s.groups, out = s.c_out / s.groups, window = s.kh * s.kw, taps = window * out;
-  Scratch<float> moved(backend, s.w_elements());  // [groups, kh·kw, out, in]
+  Scratch<float> moved(backend, s.w_numel());  // [groups, kh·kw, out, in]
   for (std::int64_t o = 0; o < s.c_out; o++)
     for (std::int64_t t = 0; t < window; t++)
       std::copy_n(w + (o * window + t) * in, in, moved.data() + ((o / out * window + t) * out + o % out) * in);
@@ -206,7 +206,7 @@ void blocked_backward_data(Backend& backend, const ConvShape& s, const T* dy, co
 // dw[out, taps] = dy[pixels, out]ᵀ·patches[pixels, taps] in every group; each part sums its own, then they are added
 template <class T>
 void blocked_backward_filter(Backend& backend, const ConvShape& s, const T* x, const T* dy, float* dw, bool add) {
-  const std::int64_t out = s.c_out / s.groups, taps = s.kh * s.kw * (s.c_in / s.groups), filters = s.w_elements();
+  const std::int64_t out = s.c_out / s.groups, taps = s.kh * s.kw * (s.c_in / s.groups), filters = s.w_numel();
   const std::int64_t pixels = s.n * s.out_h() * s.out_w(), rows = std::min(pixels, chunk_rows(taps + out));
   const int parts = parts_for(backend, pixels * out * taps / 16);
   const std::int64_t lent = rows * (taps + out) + product_scratch;

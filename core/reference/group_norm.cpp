@@ -31,14 +31,14 @@ void for_groups(const Backend& backend, const GroupNormShape& s, const Body& bod
 }  // namespace
 
 void ReferenceBackend::group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta,
-                                  Tensor& y, Tensor& mean, Tensor& inverse_deviation) {
+                                  Tensor& y, Tensor& mean, Tensor& inverse_std) {
   dispatch(x.dtype(), "group_norm", [&]<class T> {
     using P = Parameter<T>;
     const double count = static_cast<double>(s.pixels * s.in_group());
     const T* xp = x.data<T>();
     const P *gamma_p = gamma.data<P>(), *beta_p = beta.data<P>();
     T* yp = y.write<T>();
-    P *mean_p = mean.write<P>(), *inverse_p = inverse_deviation.write<P>();
+    P *mean_p = mean.write<P>(), *inverse_p = inverse_std.write<P>();
     for_groups(*this, s, [&](std::int64_t picture, std::int64_t group, std::int64_t index) {
       double sum = 0, squares = 0;
       over_group(s, picture, group, [&](std::int64_t i, std::int64_t) { sum += static_cast<double>(xp[i]); });
@@ -58,13 +58,13 @@ void ReferenceBackend::group_norm(const GroupNormShape& s, const Tensor& x, cons
 }
 
 void ReferenceBackend::group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy,
-                                           const Tensor& gamma, const Tensor& mean, const Tensor& inverse_deviation,
+                                           const Tensor& gamma, const Tensor& mean, const Tensor& inverse_std,
                                            const NormGradients& out) {
   dispatch(x.dtype(), "group_norm_backward", [&]<class T> {
     using P = Parameter<T>;
     const double count = static_cast<double>(s.pixels * s.in_group());
     const T *xp = x.data<T>(), *dyp = dy.data<T>();
-    const P *gamma_p = gamma.data<P>(), *mean_p = mean.data<P>(), *inverse_p = inverse_deviation.data<P>();
+    const P *gamma_p = gamma.data<P>(), *mean_p = mean.data<P>(), *inverse_p = inverse_std.data<P>();
     const auto x_hat = [&](std::int64_t i, std::int64_t index) {
       return (static_cast<double>(xp[i]) - static_cast<double>(mean_p[index])) * static_cast<double>(inverse_p[index]);
     };

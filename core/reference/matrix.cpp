@@ -49,8 +49,8 @@ inline MatrixView as_float(Matrix<bf16> a, std::int64_t rows, std::int64_t colum
   return {memory, columns, 1};
 }
 template <class E>
-std::int64_t copy_size(std::int64_t elements) {
-  return std::is_same_v<E, float> ? 0 : elements;
+std::int64_t copy_size(std::int64_t numel) {
+  return std::is_same_v<E, float> ? 0 : numel;
 }
 
 // The same in blocks. The longer side of c is shared between the threads; a thread makes c in tiles of 192 × 256 sums.
@@ -92,8 +92,8 @@ void multiply(bool blocked, Backend& backend, std::int64_t m, std::int64_t n, st
 
 void ReferenceBackend::gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) {
   dispatch(a.dtype(), "gemm", [&]<class T> {
-    const std::int64_t batch = c.rank() == 3 ? c.extent(0) : 1, m = c.extent(-2), n = c.extent(-1);
-    const std::int64_t k = a.extent(transpose_a ? -2 : -1);
+    const std::int64_t batch = c.rank() == 3 ? c.size(0) : 1, m = c.size(-2), n = c.size(-1);
+    const std::int64_t k = a.size(transpose_a ? -2 : -1);
     const T *ap = a.data<T>(), *bp = b.data<T>();
     T* cp = c.write<T>();
     for (std::int64_t i = 0; i < batch; i++) {
@@ -108,7 +108,7 @@ void ReferenceBackend::gemm(bool transpose_a, bool transpose_b, const Tensor& a,
 void ReferenceBackend::linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) {
   dispatch(x.dtype(), "linear", [&]<class T> {
     using P = Parameter<T>;
-    const std::int64_t m = y.extent(0), n = w.extent(0), k = w.extent(1);
+    const std::int64_t m = y.size(0), n = w.size(0), k = w.size(1);
     const Finish finish{.bias = bias ? bias->data<P>() : nullptr, .relu = relu};
     multiply(blocked(x.dtype()), *this, m, n, k, Matrix<T>{x.data<T>(), k, 1}, Matrix<P>{w.data<P>(), 1, k},
              y.write<T>(), finish);
@@ -118,7 +118,7 @@ void ReferenceBackend::linear(const Tensor& x, const Tensor& w, const Tensor* bi
 void ReferenceBackend::linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) {
   dispatch(dy.dtype(), "linear_backward_data", [&]<class T> {
     using P = Parameter<T>;
-    const std::int64_t m = dy.extent(0), n = w.extent(0), k = w.extent(1);
+    const std::int64_t m = dy.size(0), n = w.size(0), k = w.size(1);
     multiply(blocked(dy.dtype()), *this, m, k, n, Matrix<T>{dy.data<T>(), n, 1}, Matrix<P>{w.data<P>(), k, 1},
              dx.write<T>(), Finish{.add = add});
   });
@@ -126,7 +126,7 @@ void ReferenceBackend::linear_backward_data(const Tensor& dy, const Tensor& w, T
 
 void ReferenceBackend::linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) {
   dispatch(x.dtype(), "linear_backward_weight", [&]<class T> {
-    const std::int64_t m = dy.extent(0), n = dw.extent(0), k = dw.extent(1);
+    const std::int64_t m = dy.size(0), n = dw.size(0), k = dw.size(1);
     multiply(blocked(x.dtype()), *this, n, k, m, Matrix<T>{dy.data<T>(), 1, n}, Matrix<T>{x.data<T>(), k, 1},
              dw.write<Parameter<T>>(), Finish{.add = add});
   });

@@ -15,8 +15,8 @@ constexpr std::uint8_t cut_by_relu = 255;
 struct Range {
   std::int64_t begin, end;
 };
-Range inside(std::int64_t first, std::int64_t window, std::int64_t extent) {
-  return {std::max<std::int64_t>(0, -first), std::min(window, extent - first)};
+Range inside(std::int64_t first, std::int64_t window, std::int64_t size) {
+  return {std::max<std::int64_t>(0, -first), std::min(window, size - first)};
 }
 
 // Then every window has an element inside the picture.
@@ -43,17 +43,17 @@ void backward_pictures(Backend& backend, const PoolShape& s, T* dx, bool add, co
 
 }  // namespace
 
-void ReferenceBackend::max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* winner) {
+void ReferenceBackend::max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) {
   require_window("max_pool", s);
-  require(!winner || s.kh * s.kw <= cut_by_relu, "max_pool: a window of ", s.kh, "×", s.kw,
+  require(!argmax || s.kh * s.kw <= cut_by_relu, "max_pool: a window of ", s.kh, "×", s.kw,
           " has more than 255 positions");
   dispatch(x.dtype(), "max_pool", [&]<class T> {
     using A = Accumulator<T>;
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     const T* xp = x.data<T>();
     T* yp = y.write<T>();
-    std::uint8_t* wp = winner ? winner->write<std::uint8_t>() : nullptr;
-    const int parts = parts_for(*this, y.elements());
+    std::uint8_t* wp = argmax ? argmax->write<std::uint8_t>() : nullptr;
+    const int parts = parts_for(*this, y.numel());
     Scratch<A> values(*this, parts * s.c);
     Scratch<std::int32_t> positions(*this, parts * s.c);
     for_parts(parts, s.n * out_h, [&](std::int64_t part, std::int64_t begin, std::int64_t end) {
@@ -88,12 +88,12 @@ void ReferenceBackend::max_pool(const PoolShape& s, const Tensor& x, bool relu, 
   });
 }
 
-void ReferenceBackend::max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& winner, Tensor& dx,
+void ReferenceBackend::max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx,
                                          bool add) {
   dispatch(dy.dtype(), "max_pool_backward", [&]<class T> {
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     const T* dyp = dy.data<T>();
-    const std::uint8_t* wp = winner.data<std::uint8_t>();
+    const std::uint8_t* wp = argmax.data<std::uint8_t>();
     backward_pictures(*this, s, dx.write<T>(), add, [&](std::int64_t n, double* sums) {
       for (std::int64_t oy = 0; oy < out_h; oy++)
         for (std::int64_t ox = 0; ox < out_w; ox++)
@@ -114,7 +114,7 @@ void ReferenceBackend::average_pool(const PoolShape& s, const Tensor& x, Tensor&
     const std::int64_t out_h = s.out_h(), out_w = s.out_w();
     const T* xp = x.data<T>();
     T* yp = y.write<T>();
-    for_parts(parts_for(*this, x.elements()), s.n * out_h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    for_parts(parts_for(*this, x.numel()), s.n * out_h, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; row++)
         for (std::int64_t ox = 0; ox < out_w; ox++) {
           const std::int64_t n = row / out_h, iy = row % out_h * s.stride_h - s.pad_h, ix = ox * s.stride_w - s.pad_w;

@@ -37,7 +37,7 @@ bool is_largest(const T* x, std::int64_t n, std::int64_t label) {
 
 void ReferenceBackend::sum_rows(const Tensor& dy, Tensor& db, bool add) {
   dispatch(dy.dtype(), "sum_rows", [&]<class T> {
-    const std::int64_t channels = db.elements(), rows = channels > 0 ? dy.elements() / channels : 0;
+    const std::int64_t channels = db.numel(), rows = channels > 0 ? dy.numel() / channels : 0;
     const T* dyp = dy.data<T>();
     Scratch<double> sums(*this, channels);
     sum_columns(*this, rows, channels, sums.data(),
@@ -52,7 +52,7 @@ void ReferenceBackend::reduce(Reduction op, std::int64_t outer, std::int64_t mid
   dispatch(x.dtype(), "reduce", [&]<class T> {
     const T* xp = x.data<T>();
     T* yp = y.write<T>();
-    for_parts(parts_for(*this, x.elements()), outer * inner, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    for_parts(parts_for(*this, x.numel()), outer * inner, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; i++) {
         const T* from = xp + i / inner * middle * inner + i % inner;
         double result = op == Reduction::sum ? 0.0 : -std::numeric_limits<double>::infinity();
@@ -70,13 +70,13 @@ void ReferenceBackend::reduce(Reduction op, std::int64_t outer, std::int64_t mid
 }
 
 // y may be of another type than x: a norm of bf16 gradients is an f32.
-void ReferenceBackend::sum_of_squares(const Tensor& x, Tensor& y, bool add) {
-  dispatch(x.dtype(), "sum_of_squares", [&]<class T> {
+void ReferenceBackend::squared_norm(const Tensor& x, Tensor& y, bool add) {
+  dispatch(x.dtype(), "squared_norm", [&]<class T> {
     const T* xp = x.data<T>();
-    const int parts = parts_for(*this, x.elements());
+    const int parts = parts_for(*this, x.numel());
     Scratch<double> sums(*this, parts);
     std::fill(sums.data(), sums.data() + parts, 0.0);
-    for_parts(parts, x.elements(), [&](std::int64_t part, std::int64_t begin, std::int64_t end) {
+    for_parts(parts, x.numel(), [&](std::int64_t part, std::int64_t begin, std::int64_t end) {
       double sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (std::int64_t i = begin; i < end; i++) sum += static_cast<double>(xp[i]) * static_cast<double>(xp[i]);
@@ -84,7 +84,7 @@ void ReferenceBackend::sum_of_squares(const Tensor& x, Tensor& y, bool add) {
     });
     double total = 0;
     for (int part = 0; part < parts; part++) total += sums.data()[part];
-    dispatch(y.dtype(), "sum_of_squares", [&]<class Y> { put(*y.write<Y>(), total, add); });
+    dispatch(y.dtype(), "squared_norm", [&]<class Y> { put(*y.write<Y>(), total, add); });
   });
 }
 
@@ -93,7 +93,7 @@ void ReferenceBackend::cross_entropy(const Tensor& x, const Tensor& labels, doub
                                      Tensor& probabilities, Tensor* correct) {
   dispatch(x.dtype(), "cross_entropy", [&]<class T> {
     using P = Parameter<T>;
-    const std::int64_t classes = x.extent(-1), rows = classes > 0 ? x.elements() / classes : 0;
+    const std::int64_t classes = x.size(-1), rows = classes > 0 ? x.numel() / classes : 0;
     const T* xp = x.data<T>();
     const std::int32_t* label = labels.data<std::int32_t>();
     for (std::int64_t r = 0; r < rows; r++)
@@ -126,7 +126,7 @@ void ReferenceBackend::cross_entropy_backward(const Tensor& probabilities, const
                                               const Tensor& dloss, Tensor& dx, bool add) {
   dispatch(dx.dtype(), "cross_entropy_backward", [&]<class T> {
     using P = Parameter<T>;
-    const std::int64_t classes = dx.extent(-1), rows = classes > 0 ? dx.elements() / classes : 0;
+    const std::int64_t classes = dx.size(-1), rows = classes > 0 ? dx.numel() / classes : 0;
     const P* p = probabilities.data<P>();
     const std::int32_t* label = labels.data<std::int32_t>();
     const double scale = static_cast<double>(*dloss.data<P>()) / static_cast<double>(rows);

@@ -110,7 +110,7 @@ Cuts even_cuts(std::int64_t count, int pieces) {
 }
 
 const char* name_of(Algorithm a) {
-  constexpr const char* names[] = {"doubling", "halving", "ring", "direct", "tree", "spread"};
+  constexpr const char* names[] = {"doubling", "halving", "ring", "direct", "tree", "scatter-gather"};
   return names[int(a)];
 }
 
@@ -154,7 +154,7 @@ Steps broadcast_steps(Algorithm algorithm, int rank, int n, std::int64_t count, 
   Steps s;
   if (algorithm == Algorithm::tree) {
     down_the_tree(s, rank, n, root, [&](int, int) { return Piece{0, count}; });
-  } else if (algorithm == Algorithm::spread) {
+  } else if (algorithm == Algorithm::scatter_gather) {
     const Cuts cuts = even_cuts(count, n);  // piece v belongs to the v-th rank after the root
     down_the_tree(s, rank, n, root, [&](int v, int width) {
       return Piece{cuts[std::size_t(v)], cuts[std::size_t(v + width)]};

@@ -8,7 +8,7 @@
 //   ring       2(n−1) steps, 2(n−1)/n·M     the same bound, each rank talks to two others only
 //   direct     2(n−1) steps, 2(n−1)/n·M     each piece summed by its owner in one go: one rounding in bf16
 //   tree       log2 n steps of M            broadcast
-//   spread     log2 n + n − 1 steps, 2M     broadcast of much: pieces down the tree, then a ring
+//   scatter-gather  log2 n + n − 1 steps, 2M     broadcast of much: pieces down the tree, then a ring
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -17,7 +17,7 @@
 
 namespace tandem {
 
-enum class Algorithm : std::uint8_t { doubling, halving, ring, direct, tree, spread };
+enum class Algorithm : std::uint8_t { doubling, halving, ring, direct, tree, scatter_gather };
 const char* name_of(Algorithm algorithm);
 
 struct Piece {
@@ -54,7 +54,7 @@ struct Choice {
 struct ChoiceTable {
   std::vector<Choice> all_reduce{
       {16 << 10, Algorithm::doubling}, {256 << 10, Algorithm::halving}, {~0ul, Algorithm::ring}};
-  std::vector<Choice> broadcast{{64 << 10, Algorithm::tree}, {~0ul, Algorithm::spread}};
+  std::vector<Choice> broadcast{{64 << 10, Algorithm::tree}, {~0ul, Algorithm::scatter_gather}};
 };
 Algorithm choose(const std::vector<Choice>& rows, std::size_t bytes);
 

@@ -45,7 +45,7 @@ template <class T>
 Buffer buffer(std::vector<T>& elements) {
   return buffer(std::span<T>(elements));
 }
-inline Buffer buffer(Tensor& t) { return {t.raw_write(), t.elements(), t.dtype()}; }
+inline Buffer buffer(Tensor& t) { return {t.raw_write(), t.numel(), t.dtype()}; }
 
 // Sums of f32 and f64 are made in their type. Sums of bf16 are made in f32 and rounded once by the rank that owns a piece
 // (small ones: once per exchange). The largest of numbers among which there is a NaN is a NaN.

@@ -17,10 +17,10 @@ namespace {
 // All that the ranks share, behind one lock.
 struct Room;
 
-struct Post : Wire::Request {  // one side of a message
-  Post(std::shared_ptr<Room> room, int from, int to, const Header& header, void* data, std::size_t bytes)
+struct PendingMessage : Wire::Request {  // one side of a message
+  PendingMessage(std::shared_ptr<Room> room, int from, int to, const Header& header, void* data, std::size_t bytes)
       : room(std::move(room)), from(from), to(to), header(header), data(data), bytes(bytes) {}
-  ~Post() override;
+  ~PendingMessage() override;
   bool done() override;
 
   std::shared_ptr<Room> room;
@@ -28,7 +28,7 @@ struct Post : Wire::Request {  // one side of a message
   Header header;
   void* data;
   std::size_t bytes;
-  std::list<Post*>* waits_in = nullptr;  // until it is matched or given up
+  std::list<PendingMessage*>* waits_in = nullptr;  // until it is matched or given up
   std::atomic<bool> finished{false};
   std::string error;  // written before `finished`
   int culprit = -1;
@@ -36,8 +36,8 @@ struct Post : Wire::Request {  // one side of a message
 
 struct Room {
   struct Side {
-    std::list<Post*> sends, receives;  // to this rank
-    Standing standing;
+    std::list<PendingMessage*> sends, receives;  // to this rank
+    WaitForEdge edge;
     bool woken = false, stopped = false;
     std::uint64_t events = 0, seen = 0;
     std::condition_variable changed;
@@ -61,14 +61,14 @@ struct Room {
   }
 
   // Both sides of a message are here.
-  void meet(Post& send, Post& recv) {
+  void match(PendingMessage& send, PendingMessage& recv) {
     if (!send.header.agrees(recv.header) || send.bytes != recv.bytes) {
       disagree(send.header, send.from, recv.header, recv.to, &recv);
       send.error = recv.error, send.culprit = recv.culprit;
     } else if (send.bytes > 0) {
       std::memcpy(recv.data, send.data, send.bytes);
     }
-    for (Post* p : {&send, &recv}) p->finished.store(true, std::memory_order_release);
+    for (PendingMessage* p : {&send, &recv}) p->finished.store(true, std::memory_order_release);
     notify(send.from);
     notify(recv.to);
   }
@@ -76,16 +76,16 @@ struct Room {
   void forget(int rank) {
     for (std::size_t r = 0; r < sides.size(); r++)
       for (auto* list : {&sides[r].sends, &sides[r].receives})
-        std::erase_if(*list, [&](Post* p) {
+        std::erase_if(*list, [&](PendingMessage* p) {
           const bool its = rank == (list == &sides[r].sends ? p->from : p->to);
           if (its) p->waits_in = nullptr;
           return its;
         });
   }
   static std::string name(int rank) { return "rank " + std::to_string(rank); }
-  static void disagree(const Header& a, int rank_a, const Header& b, int rank_b, Post* post) {
-    post->error = name(rank_a) + " calls " + describe(a) + " where " + name(rank_b) + " calls " + describe(b);
-    post->culprit = rank_a;
+  static void disagree(const Header& a, int rank_a, const Header& b, int rank_b, PendingMessage* pending) {
+    pending->error = name(rank_a) + " calls " + describe(a) + " where " + name(rank_b) + " calls " + describe(b);
+    pending->culprit = rank_a;
   }
 
   std::mutex mutex;
@@ -97,12 +97,12 @@ struct Room {
   std::string failed;  // why the job has failed; empty: it has not
 };
 
-Post::~Post() {
+PendingMessage::~PendingMessage() {
   std::lock_guard lock(room->mutex);
   if (waits_in) waits_in->remove(this);
 }
 
-bool Post::done() {
+bool PendingMessage::done() {
   if (!finished.load(std::memory_order_acquire)) return false;
   if (!error.empty()) throw CommunicationError(culprit, error);
   return true;
@@ -113,7 +113,7 @@ class InProcessWire : public Wire {
   InProcessWire(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
   ~InProcessWire() override {
     std::lock_guard lock(room_->mutex);
-    room_->of(rank_).standing.left = true;
+    room_->of(rank_).edge.left = true;
     room_->notify_all();
   }
   int rank() const override { return rank_; }
@@ -121,14 +121,14 @@ class InProcessWire : public Wire {
   std::string where(int rank) const override { return Room::name(rank); }
 
   std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
-    auto post = std::make_unique<Post>(room_, rank_, to, header, const_cast<void*>(data), bytes);  // outlives the lock
+    auto pending = std::make_unique<PendingMessage>(room_, rank_, to, header, const_cast<void*>(data), bytes);  // outlives the lock
     std::unique_lock lock(room_->mutex);
     bytes_ += bytes;
     if (room_->messages++ == room_->options.fault.at) {
       room_->faulty = rank_;
       switch (room_->options.fault.kind) {
         case Fault::Kind::none: break;
-        case Fault::Kind::lost: post->finished = true; return post;
+        case Fault::Kind::lost: pending->finished = true; return pending;
         case Fault::Kind::killed:
           room_->forget(rank_);
           lock.unlock();
@@ -139,21 +139,21 @@ class InProcessWire : public Wire {
           throw CommunicationError(room_->failed_rank, room_->failed);
       }
     }
-    if (Post* receive = first_of(room_->of(to).receives, *post))
-      room_->meet(*post, *receive);
+    if (PendingMessage* receive = first_of(room_->of(to).receives, *pending))
+      room_->match(*pending, *receive);
     else
-      wait_in(room_->of(to).sends, *post);
-    return post;
+      wait_in(room_->of(to).sends, *pending);
+    return pending;
   }
 
   std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
-    auto post = std::make_unique<Post>(room_, from, rank_, header, data, bytes);
+    auto pending = std::make_unique<PendingMessage>(room_, from, rank_, header, data, bytes);
     std::lock_guard lock(room_->mutex);
-    if (Post* send = first_of(room_->of(rank_).sends, *post))
-      room_->meet(*send, *post);
+    if (PendingMessage* send = first_of(room_->of(rank_).sends, *pending))
+      room_->match(*send, *pending);
     else
-      wait_in(room_->of(rank_).receives, *post);
-    return post;
+      wait_in(room_->of(rank_).receives, *pending);
+    return pending;
   }
 
   void progress() override {
@@ -161,11 +161,11 @@ class InProcessWire : public Wire {
     Room::Side& mine = room_->of(rank_);
     mine.seen = mine.events;
     if (!room_->failed.empty()) throw CommunicationError(room_->failed_rank, room_->failed);
-    for (Post* p : mine.receives)
-      if (room_->of(p->from).standing.left) left(p->from, p->header);
+    for (PendingMessage* p : mine.receives)
+      if (room_->of(p->from).edge.left) left(p->from, p->header);
     for (std::size_t r = 0; r < room_->sides.size(); r++)
-      if (room_->sides[r].standing.left)
-        for (Post* p : room_->sides[r].sends)
+      if (room_->sides[r].edge.left)
+        for (PendingMessage* p : room_->sides[r].sends)
           if (p->from == rank_) left(int(r), p->header);
   }
 
@@ -194,18 +194,18 @@ class InProcessWire : public Wire {
     }
     if (--a.ranks == 0) room_->announced.erase(entry);
   }
-  void stand(const Standing& standing) override {
+  void report_wait(const WaitForEdge& edge) override {
     std::lock_guard lock(room_->mutex);
-    room_->of(rank_).standing = standing;
+    room_->of(rank_).edge = edge;
   }
   bool left(int rank) const override {
     std::lock_guard lock(room_->mutex);
-    return room_->of(rank).standing.left;
+    return room_->of(rank).edge.left;
   }
   bool works(int rank) const override {
     std::lock_guard lock(room_->mutex);
     const Room::Side& s = room_->of(rank);
-    return !s.stopped && !s.standing.left && s.standing.waits_for < 0;
+    return !s.stopped && !s.edge.left && s.edge.waits_for < 0;
   }
   void fail(int culprit, const std::string& text) override {
     std::lock_guard lock(room_->mutex);
@@ -223,23 +223,25 @@ class InProcessWire : public Wire {
  private:
   int last_in_line(int waits_for) override {
     std::lock_guard lock(room_->mutex);
-    std::vector<Standing> all;
-    for (const Room::Side& s : room_->sides) all.push_back(s.standing);
+    std::vector<WaitForEdge> all;
+    for (const Room::Side& s : room_->sides) all.push_back(s.edge);
     all[std::size_t(rank_)].waits_for = waits_for;
     return culprit(all, rank_);
   }
   // Takes the first that this one meets from its list; null: there is none.
-  static Post* first_of(std::list<Post*>& list, const Post& post) {
-    auto match = std::find_if(list.begin(), list.end(), [&](Post* p) { return p->from == post.from && p->header.meets(post.header); });
+  static PendingMessage* first_of(std::list<PendingMessage*>& list, const PendingMessage& pending) {
+    auto match = std::find_if(list.begin(), list.end(), [&](PendingMessage* p) {
+      return p->from == pending.from && p->header.matches(pending.header);
+    });
     if (match == list.end()) return nullptr;
-    Post* found = *match;
+    PendingMessage* found = *match;
     list.erase(match);
     found->waits_in = nullptr;
     return found;
   }
-  static void wait_in(std::list<Post*>& list, Post& post) {
-    list.push_back(&post);
-    post.waits_in = &list;
+  static void wait_in(std::list<PendingMessage*>& list, PendingMessage& pending) {
+    list.push_back(&pending);
+    pending.waits_in = &list;
   }
   [[noreturn]] void left(int rank, const Header& header) {
     throw CommunicationError(

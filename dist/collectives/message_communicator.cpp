@@ -116,17 +116,17 @@ class Collective : public Work::Operation {
       if (over()) return;
       const double waited = seconds();
       if (waited > job_.deadline) too_late();
-      if (waited > 0.5) wire_.stand(standing());
+      if (waited > 0.5) wire_.report_wait(edge());
     });
     return over();
   }
 
   void wait() override {
     while (!advance()) {
-      wire_.stand(standing());
+      wire_.report_wait(edge());
       wire_.rest(100);  // this thread has nothing else to do, and a sleep costs more than a message
     }
-    wire_.stand({});
+    wire_.report_wait({});
   }
 
  private:
@@ -232,7 +232,7 @@ class Collective : public Work::Operation {
     if (over()) return;
     bool moved = false;
     auto moves = [&] {
-      if (!std::exchange(moved, true)) wire_.stand({});  // before it goes on: it may be stopped in that
+      if (!std::exchange(moved, true)) wire_.report_wait({});  // before it goes on: it may be stopped in that
     };
     do {
       while (!out_.under_way.empty() && out_.under_way.front().request->done()) {
@@ -266,7 +266,7 @@ class Collective : public Work::Operation {
     if (c.step + 1 == steps_.wide_steps) narrow(reinterpret_cast<bf16*>(data_.at(p.begin)), wide, p.length());
   }
 
-  Standing standing() const { return {job(awaited()), job_.finished << 16 | in_.done().step, false, header_}; }
+  WaitForEdge edge() const { return {job(awaited()), job_.finished << 16 | in_.done().step, false, header_}; }
   int job(int rank) const { return group_->ranks[std::size_t(rank)]; }
 
   void too_late() {
@@ -417,14 +417,14 @@ std::string describe(const Header& h) {
   return s + ")";
 }
 
-int culprit(const std::vector<Standing>& all, int rank) {
+int culprit(const std::vector<WaitForEdge>& all, int rank) {
   std::vector<bool> seen(all.size());
   int at = rank;
   while (!seen[std::size_t(at)] && !all[std::size_t(at)].left && all[std::size_t(at)].waits_for >= 0) {
     seen[std::size_t(at)] = true;
     at = all[std::size_t(at)].waits_for;
   }
-  const Standing& last = all[std::size_t(at)];
+  const WaitForEdge& last = all[std::size_t(at)];
   if (last.left || last.waits_for < 0) return at;
   // `at` lies on a circle: across the gap, the sender has gone on and the receiver has not.
   auto gap = [&](int i) {

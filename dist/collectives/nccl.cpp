@@ -31,7 +31,7 @@ ncclRedOp_t operation_of(Combine combine) { return combine == Combine::sum ? ncc
 
 class Nccl;
 
-// In order: queued on the stream beside the device's own, settled with the library, come to on the device.
+// In order: queued on the stream beside the device's own, completed by the library, come to on the device.
 struct Call {
   Header header;
   std::function<ncclResult_t(cudaStream_t)> queue;
@@ -62,7 +62,7 @@ class Nccl : public Communicator {
         host_(std::move(host)),
         backend_(backend),
         options_(options),
-        apart_(host_->split(0, rank())),
+        host_check_(host_->split(0, rank())),
         stream_(backend.new_queue()) {
     ncclUniqueId id{};
     if (rank() == 0) verify(nccl_.get_unique_id(&id), "ncclGetUniqueId");
@@ -72,7 +72,7 @@ class Nccl : public Communicator {
     stream_->handle();  // its device is this thread's now
     try {
       verify(nccl_.comm_init_rank_config(&comm_, size(), id, rank(), &config), "ncclCommInitRankConfig");
-      while (!settled("the start")) rest();
+      while (!completed("the start")) rest();
     } catch (const CommunicationError& e) {
       group()->fail(e.rank, e.what());
       abort();
@@ -189,7 +189,7 @@ class Nccl : public Communicator {
     std::vector<std::uint8_t> all(length * std::size_t(size()));
     const std::string mine = describe(call.header).substr(0, length - 1);
     std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(length * std::size_t(rank())));
-    apart_->all_gather(buffer(all)).wait();  // on the other one some ranks have announced more
+    host_check_->all_gather(buffer(all)).wait();  // on the other one some ranks have announced more
     auto call_of = [&](int r) { return std::string(reinterpret_cast<const char*>(all.data()) + length * std::size_t(r)); };
     int other = 1;
     while (other + 1 < size() && call_of(other) == call_of(0)) other++;
@@ -222,8 +222,8 @@ class Nccl : public Communicator {
     Call& call = *calls_[number];
     if (call.over) return true;
     if (call.at == Call::At::waits) queue(number);
-    if (call.at == Call::At::queued) {  // until it has settled nothing stands in the stream
-      if (!settled(describe(call.header))) return false;
+    if (call.at == Call::At::queued) {  // until it has completed nothing stands in the stream
+      if (!completed(describe(call.header))) return false;
       stream_->mark(*call.event);
       call.at = Call::At::marked;
     }
@@ -244,7 +244,7 @@ class Nccl : public Communicator {
     } while (group && message(++i));
     if (group) verify(nccl_.group_end(), what);
   }
-  bool settled(const std::string& what) {
+  bool completed(const std::string& what) {
     ncclResult_t state = ncclSuccess;
     verify(nccl_.comm_get_async_error(comm_, &state), what);
     verify(state, what);
@@ -277,7 +277,7 @@ class Nccl : public Communicator {
   std::shared_ptr<Communicator> host_;
   Backend& backend_;
   NcclOptions options_;
-  std::unique_ptr<Communicator> apart_;  // of the host
+  std::unique_ptr<Communicator> host_check_;  // of the host
   std::unique_ptr<Queue> stream_;
   ncclComm_t comm_ = nullptr;
   std::deque<std::shared_ptr<Call>> calls_;

@@ -28,12 +28,12 @@ struct Intent {
   std::int64_t place = -1;  // segment · 2⁴⁴ + byte in it, of a buffer from allocate()
 };
 
-struct Desk {                   // one per rank, written by it alone but for the bell
+struct ControlBlock {           // one per rank, written by it alone but for the doorbell
   struct alignas(64) Arrival {  // at odd and even rounds, each in a cache line
-    std::atomic<std::uint64_t> ticket{0};
+    std::atomic<std::uint64_t> sequence{0};
     Intent intent;
   } arrivals[2];
-  alignas(64) std::atomic<std::uint32_t> bell{0};
+  alignas(64) std::atomic<std::uint32_t> doorbell{0};
   std::atomic<std::uint32_t> sleeping{0};
 };
 constexpr std::size_t slot_bytes = 256 << 10, small_bytes = 4096;
@@ -42,9 +42,9 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, int milli
   timespec t{0, milliseconds * 1000000L};
   syscall(SYS_futex, &word, FUTEX_WAIT, value, &t, nullptr, 0);
 }
-void ring(Desk& desk) {
-  desk.bell.fetch_add(1);
-  if (desk.sleeping.load()) syscall(SYS_futex, &desk.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void ring(ControlBlock& block) {
+  block.doorbell.fetch_add(1);
+  if (block.sleeping.load()) syscall(SYS_futex, &block.doorbell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 class NodeCommunicator;
@@ -72,7 +72,7 @@ class NodeOperation : public Work::Operation {
   Cuts cuts_;
   enum class Way { undecided, barrier, small, in_place, slots } way_ = Way::undecided;
   std::int64_t round_ = 0, rounds_ = 1;
-  std::uint64_t ticket_ = 0;
+  std::uint64_t sequence_ = 0;
   bool entered_ = false;
   int slot_ = 0;
   Clock::time_point since_;  // when others were first looked for in vain
@@ -84,11 +84,11 @@ class NodeCommunicator : public Communicator {
       : Communicator(base->group()), base_(std::move(base)), ranks_(size()), rank_(rank()) {
     const Messages under = messages_under(*base_);
     wire_ = under.wire, job_ranks_ = under.job_ranks, deadline_ = under.deadline;
-    const std::size_t desks = (std::size_t(ranks_) * sizeof(Desk) + 4095) / 4096 * 4096;
-    arena_ = share(desks + std::size_t(ranks_) * 2 * slot_bytes);
-    desks_ = reinterpret_cast<Desk*>(arena_.get());
-    slots_ = arena_.get() + desks;
-    new (&desks_[rank_]) Desk;
+    const std::size_t control_blocks = (std::size_t(ranks_) * sizeof(ControlBlock) + 4095) / 4096 * 4096;
+    arena_ = share(control_blocks + std::size_t(ranks_) * 2 * slot_bytes);
+    control_blocks_ = reinterpret_cast<ControlBlock*>(arena_.get());
+    slots_ = arena_.get() + control_blocks;
+    new (&control_blocks_[rank_]) ControlBlock;
     base_->barrier().wait();
     const bool own_core = int(std::thread::hardware_concurrency()) >= ranks_;
     spins_ = own_core ? 3000 : 40;
@@ -128,21 +128,21 @@ class NodeCommunicator : public Communicator {
   }
 
   void rest() override {
-    Desk& mine = desks_[rank_];
-    const std::uint32_t bell = mine.bell.load();
-    if (bell == heard_) {
+    ControlBlock& mine = control_blocks_[rank_];
+    const std::uint32_t doorbell = mine.doorbell.load();
+    if (doorbell == heard_) {
       mine.sleeping.fetch_add(1);
-      if (!front_arrived()) futex_wait(mine.bell, bell, 5);
+      if (!front_arrived()) futex_wait(mine.doorbell, doorbell, 5);
       mine.sleeping.fetch_sub(1);
     }
-    heard_ = mine.bell.load();
+    heard_ = mine.doorbell.load();
   }
-  void wake() override { ring(desks_[rank_]); }
+  void wake() override { ring(control_blocks_[rank_]); }
   Traffic traffic() const override { return {bytes_ + base_->traffic().bytes, "shared memory"}; }
 
  private:
   friend class NodeOperation;
-  struct Segment {
+  struct SharedSegment {
     std::shared_ptr<std::byte> memory;
     std::size_t each;  // bytes of a rank
   };
@@ -182,21 +182,21 @@ class NodeCommunicator : public Communicator {
     return Work(std::move(operation));
   }
 
-  bool arrived(std::uint64_t ticket) const {
+  bool arrived(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
-      if (desks_[r].arrivals[ticket % 2].ticket.load(std::memory_order_acquire) < ticket) return false;
+      if (control_blocks_[r].arrivals[sequence % 2].sequence.load(std::memory_order_acquire) < sequence) return false;
     return true;
   }
-  bool front_arrived() const { return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->ticket_); }
-  int last_to_arrive(std::uint64_t ticket) const {
+  bool front_arrived() const { return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->sequence_); }
+  int last_to_arrive(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
-      if (desks_[r].arrivals[ticket % 2].ticket.load() < ticket) return r;
+      if (control_blocks_[r].arrivals[sequence % 2].sequence.load() < sequence) return r;
     return rank_;
   }
-  void arrive(std::uint64_t ticket) {
-    desks_[rank_].arrivals[ticket % 2].ticket.store(ticket);
+  void arrive(std::uint64_t sequence) {
+    control_blocks_[rank_].arrivals[sequence % 2].sequence.store(sequence);
     for (int r = 0; r < ranks_; r++)
-      if (r != rank_ && desks_[r].sleeping.load()) ring(desks_[r]);
+      if (r != rank_ && control_blocks_[r].sleeping.load()) ring(control_blocks_[r]);
   }
   std::byte* slot(int rank, int which) const {
     return slots_ + (std::size_t(rank) * 2 + std::size_t(which)) * slot_bytes;
@@ -211,24 +211,24 @@ class NodeCommunicator : public Communicator {
     return -1;
   }
   std::byte* at_place(std::int64_t place, int rank) const {
-    const Segment& s = segments_[std::size_t(place >> 44)];
+    const SharedSegment& s = segments_[std::size_t(place >> 44)];
     return s.memory.get() + s.each * std::size_t(rank) + (place & ((std::int64_t(1) << 44) - 1));
   }
 
-  Standing standing(const NodeOperation& front) const {
-    return {job_ranks_[std::size_t(last_to_arrive(front.ticket_))], front.ticket_, false, front.header_};
+  WaitForEdge edge(const NodeOperation& front) const {
+    return {job_ranks_[std::size_t(last_to_arrive(front.sequence_))], front.sequence_, false, front.header_};
   }
   // Failures of others, and waits of too long.
   void look(NodeOperation& front) {
-    const int last = last_to_arrive(front.ticket_), job = job_ranks_[std::size_t(last)];
-    const bool gone = front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.ticket_);
+    const int last = last_to_arrive(front.sequence_), job = job_ranks_[std::size_t(last)];
+    const bool gone = front.entered_ && last != rank_ && wire_->left(job) && !arrived(front.sequence_);
     wire_->progress();  // afterwards: who left because of a failure has told of it before
     if (gone)
       throw CommunicationError(
           job, describe(front.header_) + ": " + where(rank_) + " waits for " + where(last) + ", which has left");
     if (front.since_ == Clock::time_point()) front.since_ = Clock::now();
     const double waited = std::chrono::duration<double>(Clock::now() - front.since_).count();
-    if (waited > 0.5) wire_->stand(standing(front)), stands_ = true;
+    if (waited > 0.5) wire_->report_wait(edge(front)), wait_reported_ = true;
     if (waited > deadline_) {
       const int blamed = wire_->blame(job);
       if (wire_->works(blamed)) return;
@@ -244,7 +244,7 @@ class NodeCommunicator : public Communicator {
       moved = true;
       if (queue_.front()->round_ == queue_.front()->rounds_) queue_.pop_front();
     }
-    if (moved && std::exchange(stands_, false)) wire_->stand({});
+    if (moved && std::exchange(wait_reported_, false)) wire_->report_wait({});
     return moved;
   }
   template <class F>
@@ -267,13 +267,13 @@ class NodeCommunicator : public Communicator {
   int ranks_, rank_;
   int spins_, spins_per_yield_;  // before a rank that waits sleeps
   std::shared_ptr<std::byte> arena_;
-  Desk* desks_;
+  ControlBlock* control_blocks_;
   std::byte* slots_;
-  std::vector<Segment> segments_;
+  std::vector<SharedSegment> segments_;
   std::deque<NodeOperation*> queue_;  // carried out one after the other, in the same order on all ranks
-  std::uint64_t tickets_ = 0, uses_ = 0, bytes_ = 0;
+  std::uint64_t sequences_ = 0, uses_ = 0, bytes_ = 0;
   std::uint32_t number_ = 0, heard_ = 0;
-  bool stands_ = false;  // the others were told that this rank waits
+  bool wait_reported_ = false;  // the others were told that this rank waits
 };
 
 // ---- an operation --------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ void NodeOperation::wait() {
       if (moved) continue;
       NodeOperation& front = *node_.queue_.front();
       node_.look(front);
-      node_.wire_->stand(node_.standing(front)), node_.stands_ = true;
+      node_.wire_->report_wait(node_.edge(front)), node_.wait_reported_ = true;
       node_.rest();
     }
   });
@@ -309,17 +309,17 @@ void NodeOperation::wait() {
 
 bool NodeOperation::step() {
   if (!entered_) {
-    ticket_ = ++node_.tickets_;
+    sequence_ = ++node_.sequences_;
     if (round_ == 0) {
-      node_.desks_[node_.rank_].arrivals[ticket_ % 2].intent = {header_, node_.place_of(data_)};
+      node_.control_blocks_[node_.rank_].arrivals[sequence_ % 2].intent = {header_, node_.place_of(data_)};
       if (header_.kind != Kind::barrier && data_.bytes() <= small_bytes) way_ = Way::small;
     }
     before();
     entered_ = true;
-    node_.arrive(ticket_);
+    node_.arrive(sequence_);
     since_ = {};
   }
-  if (!node_.arrived(ticket_)) return false;
+  if (!node_.arrived(sequence_)) return false;
   if (round_ == 0) decide();
   after();
   entered_ = false;
@@ -328,7 +328,7 @@ bool NodeOperation::step() {
 }
 
 void NodeOperation::decide() {
-  auto intent = [&](int r) -> const Intent& { return node_.desks_[r].arrivals[ticket_ % 2].intent; };
+  auto intent = [&](int r) -> const Intent& { return node_.control_blocks_[r].arrivals[sequence_ % 2].intent; };
   bool same_place = true;
   for (int r = 0; r < node_.ranks_; r++) {
     const Intent& theirs = intent(r);

@@ -100,7 +100,7 @@ class Staged : public Communicator {
     return part ? staged(std::move(part), backend_, options_) : nullptr;
   }
 
-  // Copies end without ringing any bell.
+  // Copies end without ringing any doorbell.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override { host_->wake(); }
   Traffic traffic() const override {

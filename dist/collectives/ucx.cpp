@@ -123,7 +123,7 @@ class UcxWire : public Wire, private Link {
     handler(message_id, arrived, this);
   }
   ~UcxWire() override {
-    control_->stand(this, {});
+    control_->report_wait(this, {});
     hang_up_all(error_.empty());
     for (Unexpected& u : unexpected_) release(u);
     handler(message_id, nullptr, nullptr);
@@ -134,32 +134,32 @@ class UcxWire : public Wire, private Link {
   std::string where(int rank) const override { return control_->name(rank); }
 
   std::unique_ptr<Request> send(int to, const Header& header, const void* data, std::size_t bytes) override {
-    auto post = std::make_unique<Post>(*this, to, header, const_cast<void*>(data), bytes);
-    post->envelope = {.nonce = nonce_, .from = rank(), .header = header};
+    auto pending = std::make_unique<PendingMessage>(*this, to, header, const_cast<void*>(data), bytes);
+    pending->envelope = {.nonce = nonce_, .from = rank(), .header = header};
     const ucp_request_param_t p = on_host();
     bytes_ += bytes;
-    post->take(ucp_am_send_nbx(endpoint(to), message_id, &post->envelope, sizeof post->envelope, data, bytes, &p));
-    return post;
+    pending->take(ucp_am_send_nbx(endpoint(to), message_id, &pending->envelope, sizeof pending->envelope, data, bytes, &p));
+    return pending;
   }
   std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
-    auto post = std::make_unique<Post>(*this, from, header, data, bytes);
+    auto pending = std::make_unique<PendingMessage>(*this, from, header, data, bytes);
     auto match = std::find_if(unexpected_.begin(), unexpected_.end(),
-                              [&](Unexpected& u) { return u.from == from && u.header.meets(header); });
+                              [&](Unexpected& u) { return u.from == from && u.header.matches(header); });
     if (match == unexpected_.end()) {
-      receives_.push_back(post.get());
+      receives_.push_back(pending.get());
     } else {
       Unexpected u = std::move(*match);
       unexpected_.erase(match);
-      deliver(*post, u);
+      deliver(*pending, u);
       release(u);
     }
-    return post;
+    return pending;
   }
 
   void progress() override {
     control_->check();
     for (int i = 0; i < 64 && Link::progress(); i++) {}
-    const auto gone = std::find_if(receives_.begin(), receives_.end(), [&](const Post* p) { return left(p->peer); });
+    const auto gone = std::find_if(receives_.begin(), receives_.end(), [&](const PendingMessage* p) { return left(p->peer); });
     control_->check();  // afterwards: who left because of a failure has told of it before
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     if (gone != receives_.end())
@@ -196,7 +196,7 @@ class UcxWire : public Wire, private Link {
     announced_[{header.context, header.number}] = header;
     if (announced_.size() > 4096) announced_.erase(announced_.begin());
   }
-  void stand(const Standing& standing) override { control_->stand(this, standing); }
+  void report_wait(const WaitForEdge& edge) override { control_->report_wait(this, edge); }
   bool left(int rank) const override { return control_->gone(rank); }
   bool works(int rank) const override { return control_->works(rank); }
   void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
@@ -208,10 +208,10 @@ class UcxWire : public Wire, private Link {
   struct Unexpected : Arrival {  // a message that nobody waits for yet
     Header header;
   };
-  struct Post : Request {
-    Post(UcxWire& wire, int peer, const Header& header, void* data, std::size_t bytes)
+  struct PendingMessage : Request {
+    PendingMessage(UcxWire& wire, int peer, const Header& header, void* data, std::size_t bytes)
         : wire(wire), peer(peer), header(header), data(data), bytes(bytes) {}
-    ~Post() override {
+    ~PendingMessage() override {
       wire.receives_.remove(this);
       if (request) wire.give_up(request, peer);
     }
@@ -253,17 +253,17 @@ class UcxWire : public Wire, private Link {
   }
 
   // Gives a message to the receive that waits for it. May be called by UCX.
-  void deliver(Post& post, Unexpected& u) {
-    if (!u.header.agrees(post.header) || u.bytes != post.bytes) {
-      post.error = disagreement(u.from, u.header, post.header).what();
+  void deliver(PendingMessage& pending, Unexpected& u) {
+    if (!u.header.agrees(pending.header) || u.bytes != pending.bytes) {
+      pending.error = disagreement(u.from, u.header, pending.header).what();
     } else {
-      ucs_status_ptr_t r = receive(u, post.data);
+      ucs_status_ptr_t r = receive(u, pending.data);
       if (UCS_PTR_IS_ERR(r))
-        post.error = describe(post.header) + ": " + where(post.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
+        pending.error = describe(pending.header) + ": " + where(pending.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
       else if (UCS_PTR_IS_PTR(r))
-        post.request = r;
+        pending.request = r;
       else
-        post.finished = true;
+        pending.finished = true;
     }
   }
 
@@ -279,12 +279,12 @@ class UcxWire : public Wire, private Link {
     if (e.nonce != nonce_ || e.from < 0 || e.from >= size()) return UCS_OK;  // not of this job
     Unexpected u{arrival(e.from, data, bytes, param), e.header};
     auto match = std::find_if(receives_.begin(), receives_.end(),
-                              [&](Post* p) { return p->peer == u.from && p->header.meets(u.header); });
+                              [&](PendingMessage* p) { return p->peer == u.from && p->header.matches(u.header); });
     if (match != receives_.end()) {
-      Post* post = *match;
+      PendingMessage* pending = *match;
       receives_.erase(match);
-      deliver(*post, u);
-      return u.rendezvous && post->error.empty() ? UCS_INPROGRESS : UCS_OK;
+      deliver(*pending, u);
+      return u.rendezvous && pending->error.empty() ? UCS_INPROGRESS : UCS_OK;
     }
     if (auto known = announced_.find({e.header.context, e.header.number});
         known != announced_.end() && differ(known->second, e.header) && error_.empty()) {
@@ -296,7 +296,7 @@ class UcxWire : public Wire, private Link {
     return kept;
   }
 
-  std::list<Post*> receives_;
+  std::list<PendingMessage*> receives_;
   std::list<Unexpected> unexpected_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, Header> announced_;
   std::string error_;

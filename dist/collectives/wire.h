@@ -24,7 +24,7 @@ struct Header {
   std::uint8_t root = 0;   // lowest byte
   std::int64_t count = 0;  // elements of the whole collective
 
-  bool meets(const Header& o) const { return context == o.context && number == o.number && kind == o.kind; }
+  bool matches(const Header& o) const { return context == o.context && number == o.number && kind == o.kind; }
   bool agrees(const Header& o) const {
     return dtype == o.dtype && combine == o.combine && root == o.root && count == o.count;
   }
@@ -32,7 +32,7 @@ struct Header {
 std::string describe(const Header& header);  // "all_reduce #3 (sum of 1024 f32)"
 
 // What a rank is at: to find, when a wait is too long, who keeps all the others waiting.
-struct Standing {
+struct WaitForEdge {
   int waits_for = -1;       // rank in the job; −1: for nobody
   std::uint64_t steps = 0;  // how far it is: grows from step to step, and from one collective to the next
   bool left = false;
@@ -40,7 +40,7 @@ struct Standing {
 };
 // Follows the waiting from `rank` to one that waits for nobody. Where ranks wait for each other in a circle a message was
 // lost: to one that is behind, from the one ahead of it for which it waits.
-int culprit(const std::vector<Standing>& all, int rank);
+int culprit(const std::vector<WaitForEdge>& all, int rank);
 
 class Wire {
  public:
@@ -67,7 +67,7 @@ class Wire {
 
   // A collective begins. A wire that sees what all ranks began can name a disagreement at once.
   virtual void announce(const Header& header, int ranks) { (void)header, (void)ranks; }
-  virtual void stand(const Standing& standing) = 0;
+  virtual void report_wait(const WaitForEdge& edge) = 0;
   // Has ended. If that was because of a failure, progress() knows of it now: ask that before you blame this rank.
   virtual bool left(int rank) const = 0;
   // After a wait of too long: who is to blame, as far as can be known. Throws CommunicationError when another rank has failed.

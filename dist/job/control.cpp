@@ -20,15 +20,15 @@
 namespace tandem {
 namespace {
 
-// What a frame holds: this, and a text: what a rank waits in, why the job has failed, a card.
+// What a frame holds: this, and a text: what a rank waits in, why the job has failed, an address record.
 struct Said {
-  std::int32_t rank;  // whose standing; who is to blame; who leaves, is lost or has come back
+  std::int32_t rank;  // whose wait-for edge; who is to blame; who leaves, is lost or has come back
   std::int32_t waits_for = -1;
-  std::uint64_t number = 0;  // a standing: its steps; who has come back: its incarnation
+  std::uint64_t number = 0;  // an edge: its steps; who has come back: its incarnation
   std::uint64_t generation = 0;  // of the membership, with that loss or return
 };
 namespace type {
-enum : std::uint32_t { standing = 1, failure, goodbye, accusation, lost, returned, text, texts };
+enum : std::uint32_t { edge = 1, failure, goodbye, accusation, lost, returned, text, texts };
 }
 constexpr std::size_t longest_text = 16384, longest_gathered = 1 << 20;
 
@@ -57,9 +57,9 @@ Control::Control(Rendezvous& rendezvous, Membership membership, const Deadlines&
       deadlines_(deadlines),
       told_(std::size_t(rendezvous.place().size)),
       gone_(std::size_t(rendezvous.place().size)),
-      door_(rendezvous.take_door()) {
+      listener_(rendezvous.take_listener()) {
   for (std::size_t r = 0; r < gone_.size(); r++) names_.push_back("rank " + std::to_string(r));
-  settle(std::move(membership));
+  apply(std::move(membership));
   require(pipe2(wake_pipe_, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened: ", std::strerror(errno));
   for (int fd : rendezvous.take_connections()) {
     peers_.push_back({.fd = fd, .heard = now()});
@@ -69,20 +69,20 @@ Control::Control(Rendezvous& rendezvous, Membership membership, const Deadlines&
   thread_ = std::thread([this] { run(); });
 }
 
-void Control::begin(Membership membership, std::unique_ptr<RollCall> roll_call) {
+void Control::begin(Membership membership, std::unique_ptr<SurvivorAgreement> survivor_agreement) {
   std::lock_guard lock(mutex_);
-  roll_call_ = std::move(roll_call);
-  settle(std::move(membership));
+  survivor_agreement_ = std::move(survivor_agreement);
+  apply(std::move(membership));
 }
 
 // What is lost from now on is lost as the membership says.
-void Control::settle(Membership membership) {
-  for (std::size_t r = 0; r < membership.seats.size(); r++) {
-    const Seat& s = membership.seats[r];
+void Control::apply(Membership membership) {
+  for (std::size_t r = 0; r < membership.slots.size(); r++) {
+    const MemberSlot& s = membership.slots[r];
     if (s.left) gone_[r] = true;
-    names_[r] = "rank " + std::to_string(r) + " on " + Card::from(s.card).host;
+    names_[r] = "rank " + std::to_string(r) + " on " + AddressRecord::from(s.record).host;
   }
-  seats_ = membership.seats;
+  slots_ = membership.slots;
   const bool goes_on = membership.goes_on;
   membership_ = std::move(membership);
   goes_on_ = goes_on;
@@ -114,60 +114,60 @@ void Control::wait_until_read() const {
   if (failed_.load(std::memory_order_acquire)) raise();
 }
 
-void Control::stand(const void* who, const Standing& standing) {
+void Control::report_wait(const void* who, const WaitForEdge& edge) {
   std::lock_guard lock(mutex_);
-  if (standing.waits_for >= 0)
-    mine_[who] = standing;
+  if (edge.waits_for >= 0)
+    mine_[who] = edge;
   else
     mine_.erase(who);
 }
 
 int Control::last_in_line(int waits_for) const {
   std::lock_guard lock(mutex_);
-  std::vector<Standing> all = standings();
-  all[std::size_t(rank_)] = mine_.empty() ? Standing{} : mine_.begin()->second;
+  std::vector<WaitForEdge> all = wait_for_graph();
+  all[std::size_t(rank_)] = mine_.empty() ? WaitForEdge{} : mine_.begin()->second;
   all[std::size_t(rank_)].waits_for = waits_for;
   return tandem::culprit(all, rank_);
 }
 
 bool Control::works(int rank) const {
   std::lock_guard lock(mutex_);
-  return !gone(rank) && told_[std::size_t(rank)].standing.waits_for < 0;
+  return !gone(rank) && told_[std::size_t(rank)].edge.waits_for < 0;
 }
 
-std::vector<Standing> Control::standings() const {
-  std::vector<Standing> all;
-  for (const Told& t : told_) all.push_back(t.standing);
+std::vector<WaitForEdge> Control::wait_for_graph() const {
+  std::vector<WaitForEdge> all;
+  for (const Told& t : told_) all.push_back(t.edge);
   for (std::size_t r = 0; r < all.size(); r++) all[r].left = gone_[r];
   return all;
 }
 
-void Control::take(int rank, const Standing& standing, const std::string& in) {
+void Control::take(int rank, const WaitForEdge& edge, const std::string& in) {
   Told& t = told_[std::size_t(rank)];
-  if (t.standing.waits_for != standing.waits_for || t.standing.steps != standing.steps || t.in != in) t.since = now();
-  t.standing = standing;
+  if (t.edge.waits_for != edge.waits_for || t.edge.steps != edge.steps || t.in != in) t.since = now();
+  t.edge = edge;
   t.in = in;
 }
 
 void Control::warn_of_standstill() {
-  auto waits = [&](const Told& t) { return t.standing.waits_for >= 0 && now() - t.since >= deadlines_.patience; };
+  auto waits = [&](const Told& t) { return t.edge.waits_for >= 0 && now() - t.since >= deadlines_.patience; };
   const auto first = std::find_if(told_.begin(), told_.end(), waits);
   if (first == told_.end()) {
     warned_ = false;
     return;
   }
   if (std::exchange(warned_, true)) return;
-  const int blamed = tandem::culprit(standings(), int(first - told_.begin()));
+  const int blamed = tandem::culprit(wait_for_graph(), int(first - told_.begin()));
   std::string text =
       "warning: no progress for " + digits(deadlines_.patience) + " s: " + names_[std::size_t(blamed)] + " keeps the others waiting";
   for (int r = 0, shown = 0; r < size(); r++) {
     const Told& t = told_[std::size_t(r)];
-    if (t.standing.waits_for < 0) continue;
+    if (t.edge.waits_for < 0) continue;
     if (shown++ == 8) {
       text += "; …";
       break;
     }
-    text += "; " + names_[std::size_t(r)] + " waits for rank " + std::to_string(t.standing.waits_for) + " in " + t.in;
+    text += "; " + names_[std::size_t(r)] + " waits for rank " + std::to_string(t.edge.waits_for) + " in " + t.in;
   }
   std::fprintf(stderr, "%s\n", text.c_str());
 }
@@ -211,7 +211,7 @@ void Control::accuse(int rank, const std::string& why) {
 void Control::changed(const Change& change) {
   std::lock_guard lock(mutex_);
   if (change.incarnation) {
-    names_[std::size_t(change.rank)] = "rank " + std::to_string(change.rank) + " on " + Card::from(change.text).host;
+    names_[std::size_t(change.rank)] = "rank " + std::to_string(change.rank) + " on " + AddressRecord::from(change.text).host;
     gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
     told_[std::size_t(change.rank)] = {};
   }
@@ -272,8 +272,8 @@ void Control::call_roll() {
   std::vector<bool> lost(names_.size());
   for (std::size_t r = 0; r < lost.size(); r++) lost[r] = int(r) != rank_ && (int(r) == culprit_ || gone(int(r)));
   std::vector<int> found;
-  if (roll_call_) found = roll_call_->answer(lost);
-  for (int r = 0; r < size() && !roll_call_; r++)
+  if (survivor_agreement_) found = survivor_agreement_->answer(lost);
+  for (int r = 0; r < size() && !survivor_agreement_; r++)
     if (!lost[std::size_t(r)]) found.push_back(r);
   std::lock_guard lock(mutex_);
   survivors_ = std::move(found);
@@ -293,9 +293,9 @@ void Control::run() {
     const double reads = now();
     for (std::size_t i = 0; i < peers_.size(); i++) hear(i);
     read_.store(reads, std::memory_order_release);
-    if (door_ && goes_on_ && !failed_)
-      for (const Gate::Guest& guest : door_->gate->wait(0)) take_back(guest);
-    if (now() - told >= beat) told = now(), tell_standings();
+    if (listener_ && goes_on_ && !failed_)
+      for (const HandshakeListener::Accepted& accepted : listener_->listener->wait(0)) take_back(accepted);
+    if (now() - told >= beat) told = now(), tell_edges();
     flush();
   }
 }
@@ -304,7 +304,7 @@ void Control::wait_for_events(double seconds) {
   std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
   for (const Peer& p : peers_)
     polled.push_back({p.over ? -1 : p.fd, short(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-  const bool awaited = door_ && std::any_of(seats_.begin(), seats_.end(), [](const Seat& s) { return s.lost; });
+  const bool awaited = listener_ && std::any_of(slots_.begin(), slots_.end(), [](const MemberSlot& s) { return s.lost; });
   poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
   // Who was stopped itself has heard nobody meanwhile, and must not blame them.
   const double pause = now() - std::exchange(looked_, now());
@@ -350,7 +350,7 @@ void Control::flush() {
 }
 
 // Who has not taken the last heartbeats needs no more of them.
-void Control::tell_standings() {
+void Control::tell_edges() {
   std::vector<std::string> all;
   {
     std::lock_guard lock(mutex_);
@@ -360,13 +360,13 @@ void Control::tell_standings() {
       take(rank_, mine_.begin()->second, describe(mine_.begin()->second.in));
     for (int r = 0; r < size(); r++) {
       const Told& t = told_[std::size_t(r)];
-      if (rank_ == 0 || r == rank_) all.push_back(packed({r, t.standing.waits_for, t.standing.steps}, t.in));
+      if (rank_ == 0 || r == rank_) all.push_back(packed({r, t.edge.waits_for, t.edge.steps}, t.in));
     }
     if (rank_ == 0 && !failed_ && !goes_on_) warn_of_standstill();
   }
   for (Peer& p : peers_)
     if (p.fd >= 0 && !p.over && p.out.empty() && !is_lost(p))
-      for (const std::string& one : all) p.out.put(type::standing, one);
+      for (const std::string& one : all) p.out.put(type::edge, one);
 }
 
 // Failures are for all; rank 0 passes them on.
@@ -377,9 +377,9 @@ void Control::report(int culprit, const std::string& text) {
 }
 // At rank 0. The lost one is told too: its connection stays, for when it wakes up.
 void Control::lose(int rank, const std::string& why) {
-  Seat& seat = seats_[std::size_t(rank)];
-  if (seat.lost || gone(rank) || failed_) return;
-  seat.lost = true;
+  MemberSlot& slot = slots_[std::size_t(rank)];
+  if (slot.lost || gone(rank) || failed_) return;
+  slot.lost = true;
   tell_all(type::lost, packed({rank, -1, 0, generation() + 1}, why));
   changed({rank, 0, why});
 }
@@ -421,7 +421,7 @@ void Control::handle(std::size_t i, const Frame& frame) {
   const std::string text = frame.bytes.substr(sizeof said);
   require(said.rank >= (frame.type == type::failure || frame.type == type::accusation ? -1 : 0) && said.rank < size(), "no rank");
   switch (frame.type) {
-    case type::standing: {
+    case type::edge: {
       if (said.rank == rank_) return;
       std::lock_guard lock(mutex_);
       return take(said.rank, {.waits_for = said.waits_for, .steps = said.number}, text);
@@ -465,53 +465,53 @@ void Control::handle(std::size_t i, const Frame& frame) {
   }
 }
 
-void Control::take_back(const Gate::Guest& guest) {
-  if (!let_in(guest)) {
-    close(guest.connection);
+void Control::take_back(const HandshakeListener::Accepted& accepted) {
+  if (!let_in(accepted)) {
+    close(accepted.connection);
     return;
   }
-  const auto r = std::size_t(guest.rank);
+  const auto r = std::size_t(accepted.rank);
   if (peers_[r].fd >= 0) close(peers_[r].fd);
   peers_[r].fd = -1;  // it hears of its own return by the membership
-  tell_all(type::returned, packed({guest.rank, -1, seats_[r].incarnation, generation() + 1}, seats_[r].card));
-  put_first(guest.connection);
-  peers_[r] = {.fd = guest.connection, .heard = now()};
-  changed({guest.rank, seats_[r].incarnation, seats_[r].card});
+  tell_all(type::returned, packed({accepted.rank, -1, slots_[r].incarnation, generation() + 1}, slots_[r].record));
+  put_first(accepted.connection);
+  peers_[r] = {.fd = accepted.connection, .heard = now()};
+  changed({accepted.rank, slots_[r].incarnation, slots_[r].record});
 }
 
-// Whoever comes through the door knows the token. It gets its seat when that is empty.
-bool Control::let_in(const Gate::Guest& guest) {
+// Whoever comes through the listener knows the token. It gets its slot when that is empty.
+bool Control::let_in(const HandshakeListener::Accepted& accepted) {
   const double patience = std::min(0.5, deadlines_.silence / 4);  // seconds that the heartbeats may wait for it
   try {
     auto answer = [&](const std::string& text) {
-      send_frame(guest.connection, text, patience);
+      send_frame(accepted.connection, text, patience);
       return false;
     };
-    const std::string who = "rank " + std::to_string(guest.rank);
-    if (guest.ranks != size() || guest.rank <= 0 || guest.rank >= size())
-      return answer("!" + who + " of " + std::to_string(guest.ranks) + " ranks comes to a job of " +
+    const std::string who = "rank " + std::to_string(accepted.rank);
+    if (accepted.ranks != size() || accepted.rank <= 0 || accepted.rank >= size())
+      return answer("!" + who + " of " + std::to_string(accepted.ranks) + " ranks comes to a job of " +
                     std::to_string(size()));
-    Seat& seat = seats_[std::size_t(guest.rank)];
-    if (gone(guest.rank)) return answer("!" + name(guest.rank) + " has ended well: nobody can come in its place");
-    if (!seat.lost) return answer("-" + name(guest.rank) + " has not been given up: nobody can come in its place yet");
+    MemberSlot& slot = slots_[std::size_t(accepted.rank)];
+    if (gone(accepted.rank)) return answer("!" + name(accepted.rank) + " has ended well: nobody can come in its place");
+    if (!slot.lost) return answer("-" + name(accepted.rank) + " has not been given up: nobody can come in its place yet");
     answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
-    const auto words = unbundle(receive_frame(guest.connection, patience));
+    const auto words = unbundle(receive_frame(accepted.connection, patience));
     if (words.size() != 3) return answer("!what " + who + " says is damaged");
     if (words[1] != membership_.terms)
       return answer("!" + who + " does not fit to the job: " + first_difference(membership_.terms, words[1]));
-    Card card = Card::from(words[2]);
-    const Card mine = Card::from(seats_[0].card);
-    if (is_loopback(card.address) && card.identity == mine.identity) card.address = mine.address;
-    Seat back{false, false, std::max<std::uint64_t>(seat.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
-              card.text()};
-    std::swap(seat, back);
-    Membership now{true, membership_.nonce, seat.incarnation, generation() + 1, membership_.terms, seats_};
-    for (int r = 0; r < size(); r++) now.seats[std::size_t(r)].left = gone(r);
+    AddressRecord record = AddressRecord::from(words[2]);
+    const AddressRecord mine = AddressRecord::from(slots_[0].record);
+    if (is_loopback(record.address) && record.identity == mine.identity) record.address = mine.address;
+    MemberSlot back{false, false, std::max<std::uint64_t>(slot.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
+                    record.text()};
+    std::swap(slot, back);
+    Membership now{true, membership_.nonce, slot.incarnation, generation() + 1, membership_.terms, slots_};
+    for (int r = 0; r < size(); r++) now.slots[std::size_t(r)].left = gone(r);
     try {
       answer("+" + now.text());
       return true;
     } catch (const Error&) {
-      std::swap(seat, back);
+      std::swap(slot, back);
       return false;
     }
   } catch (const Error&) {  // it has gone meanwhile

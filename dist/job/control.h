@@ -1,13 +1,14 @@
 // Liveness, apart from the exchange of data: a thread in every rank tells rank 0 each second what it is at, and rank 0 tells
 // all of them what all are at. A rank whose connection closes has died; one that is silent for Deadlines::silence counts as
-// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure the roll call is
-// answered here. A standstill of Deadlines::patience is no failure: rank 0 warns on stderr, once, and says who waits for whom.
+// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure the survivor
+// agreement is answered here. A standstill of Deadlines::patience is no failure: rank 0 warns on stderr, once, and says who
+// waits for whom.
 //
 // It also carries the one all-gather of texts by which ranks tell each other addresses before there is a communicator.
 //
 // In a job that goes on without lost ranks, death and silence of a rank other than 0 are no failure either: rank 0 gives its
-// seat up and tells all of them, the lost one too, if it should wake up: then it has failed, and the others have not. A
-// process that comes back through the door of rank 0 takes the seat.
+// slot up and tells all of them, the lost one too, if it should wake up: then it has failed, and the others have not. A
+// process that comes back through the listener of rank 0 takes the slot.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -23,19 +24,19 @@
 
 #include "dist/job/frames.h"
 #include "dist/job/rendezvous.h"
-#include "dist/job/roll_call.h"
-#include "dist/job/seats.h"
+#include "dist/job/survivor_agreement.h"
+#include "dist/job/membership.h"
 #include "dist/collectives/wire.h"
 
 namespace tandem {
 
 class Control {
  public:
-  // Takes the connections of the rendezvous, and its door, at rank 0. Until begin() the ranks have no names but their numbers, and
-  // the job ends with any rank that is lost.
+  // Takes the connections of the rendezvous, and its listener, at rank 0. Until begin() the ranks have no names but their
+  // numbers, and the job ends with any rank that is lost.
   Control(Rendezvous& rendezvous, const Deadlines& deadlines);
   Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines);  // has begun
-  void begin(Membership membership, std::unique_ptr<RollCall> roll_call = nullptr);
+  void begin(Membership membership, std::unique_ptr<SurvivorAgreement> survivor_agreement = nullptr);
   ~Control();  // says good-bye; in a job that goes on: unless an exception is on its way
   Control(const Control&) = delete;
 
@@ -64,7 +65,7 @@ class Control {
   }
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
   // Several communicators of a rank may wait at the same time; who: one of them.
-  void stand(const void* who, const Standing& standing);
+  void report_wait(const void* who, const WaitForEdge& edge);
   int last_in_line(int waits_for) const;
   bool works(int rank) const;  // as it has said: it waits for nobody, and has not left
   void fail(int culprit, const std::string& text);
@@ -77,7 +78,8 @@ class Control {
   // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
   void accuse(int rank, const std::string& why);
   double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
-  // After a failure: the ranks that still reach each other; waits for the roll call, a few seconds at most. Before: none.
+  // After a failure: the ranks that still reach each other; waits for the survivor agreement, a few seconds at most. Before:
+  // none.
   std::vector<int> survivors();
 
  private:
@@ -89,11 +91,11 @@ class Control {
     FrameWriter out = {};
     FrameReader in{longest_frame};
   };
-  void settle(Membership membership);
+  void apply(Membership membership);
   void wake_all();  // under the lock
   void call_roll();
-  void take(int rank, const Standing& standing, const std::string& in);
-  std::vector<Standing> standings() const;
+  void take(int rank, const WaitForEdge& edge, const std::string& in);
+  std::vector<WaitForEdge> wait_for_graph() const;
   void warn_of_standstill();
   void failed(int culprit, const std::string& text);
   void changed(const Change& change);
@@ -107,16 +109,16 @@ class Control {
   bool carry_out_orders();
   void leave();
   void tell_all(std::uint32_t type, const std::string& bytes, const Peer* but = nullptr);
-  void tell_standings();
+  void tell_edges();
   void flush();
   void report(int culprit, const std::string& text), lose(int rank, const std::string& why);
   void hear(std::size_t i), handle(std::size_t i, const Frame& frame);
-  void take_back(const Gate::Guest& guest);
-  bool let_in(const Gate::Guest& guest);
+  void take_back(const HandshakeListener::Accepted& accepted);
+  bool let_in(const HandshakeListener::Accepted& accepted);
   bool gives_up(int rank) const { return goes_on_ && rank_ == 0 && rank != 0; }
   bool is_lost(const Peer& p) const {  // given up, by rank 0
     const auto i = std::size_t(&p - peers_.data());
-    return rank_ == 0 && i < seats_.size() && seats_[i].lost;
+    return rank_ == 0 && i < slots_.size() && slots_[i].lost;
   }
 
   int rank_;
@@ -128,11 +130,11 @@ class Control {
   std::atomic<double> longest_silence_{0};
   mutable std::mutex mutex_;
   struct Told {
-    Standing standing;
+    WaitForEdge edge;
     std::string in;    // what it waits in, in words
     double since = 0;  // when it first stood so
   };
-  std::map<const void*, Standing> mine_;  // of those that wait
+  std::map<const void*, WaitForEdge> mine_;  // of those that wait
   std::vector<Told> told_;
   bool warned_ = false;  // of this standstill
   std::vector<std::atomic<bool>> gone_;
@@ -146,14 +148,14 @@ class Control {
   std::condition_variable gathered_;
   std::atomic<bool> goes_on_{false};
   Membership membership_;
-  std::vector<Seat> seats_;  // as they are now, at rank 0; the thread's
-  std::unique_ptr<Door> door_;
+  std::vector<MemberSlot> slots_;  // as they are now, at rank 0; the thread's
+  std::unique_ptr<RendezvousListener> listener_;
   std::vector<Change> changes_;
   std::atomic<std::size_t> change_count_{0};
   std::vector<std::pair<int, std::string>> accused_;  // at rank 0, by itself
   bool leaves_well_ = true, fails_ = false;
-  std::unique_ptr<RollCall> roll_call_;
-  std::vector<int> survivors_;  // empty until the roll call is over
+  std::unique_ptr<SurvivorAgreement> survivor_agreement_;
+  std::vector<int> survivors_;  // empty until the survivor agreement is over
   std::condition_variable called_;
   bool end_ = false;
   int wake_pipe_[2];

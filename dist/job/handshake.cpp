@@ -24,8 +24,8 @@ namespace {
 
 const std::string magic("TANDEM\0\1", 8);
 constexpr std::size_t nonce_bytes = 32, mac_bytes = 32, hello_bytes = 8 + 4 + 4 + nonce_bytes + mac_bytes;
-constexpr double patience = 5;               // seconds that a stranger may take to say who it is
-constexpr std::size_t most_strangers = 256;  // at once; beyond, the oldest is dropped
+constexpr double patience = 5;                     // seconds that a peer may take to say who it is
+constexpr std::size_t most_unauthenticated = 256;  // at once; beyond, the oldest is dropped
 
 bool equal(const std::string& a, const std::string& b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
@@ -103,7 +103,7 @@ bool is_loopback(const std::string& address) {
 }
 
 // ---- the side that listens ---------------------------------------------------------------------------------------------
-Gate::Gate(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
+HandshakeListener::HandshakeListener(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
   if (listen(socket_, 512) == 0) return;
   const int why = errno, port = port_of(socket_);
   close(socket_);
@@ -111,23 +111,23 @@ Gate::Gate(int socket, std::string token) : socket_(socket), token_(std::move(to
        why == EADDRINUSE ? " (ss -ltnp shows who does; choose another one by MASTER_PORT)" : "");
 }
 
-Gate::~Gate() {
+HandshakeListener::~HandshakeListener() {
   close(socket_);
-  for (Stranger& s : strangers_) close(s.connection);
+  for (UnauthenticatedPeer& s : unauthenticated_) close(s.connection);
 }
 
-bool Gate::knows_token(const Stranger& s) const {
+bool HandshakeListener::knows_token(const UnauthenticatedPeer& s) const {
   return equal(s.said.substr(16 + nonce_bytes), hmac(token_, "rank" + s.nonce + s.said.substr(8, 8 + nonce_bytes)));
 }
 
-std::vector<Gate::Guest> Gate::wait(double seconds) {
-  std::vector<Guest> guests;
+std::vector<HandshakeListener::Accepted> HandshakeListener::wait(double seconds) {
+  std::vector<Accepted> accepted;
   std::vector<pollfd> polled{{socket_, POLLIN, 0}};
-  for (const Stranger& s : strangers_) polled.push_back({s.connection, POLLIN, 0});
+  for (const UnauthenticatedPeer& s : unauthenticated_) polled.push_back({s.connection, POLLIN, 0});
   poll(polled.data(), polled.size(), int(seconds * 1000));
 
-  for (std::size_t i = strangers_.size(); i-- > 0;) {
-    Stranger& s = strangers_[i];
+  for (std::size_t i = unauthenticated_.size(); i-- > 0;) {
+    UnauthenticatedPeer& s = unauthenticated_[i];
     bool drop = now() > s.until;
     if (polled[i + 1].revents) {
       char bytes[hello_bytes];
@@ -141,41 +141,41 @@ std::vector<Gate::Guest> Gate::wait(double seconds) {
       fcntl(s.connection, F_SETFL, fcntl(s.connection, F_GETFL) & ~O_NONBLOCK);
       try {
         send_all(s.connection, hmac(token_, "zero" + s.said.substr(16, nonce_bytes) + s.nonce), now() + 1);
-        guests.push_back(
+        accepted.push_back(
             {std::exchange(s.connection, -1), int(word_at(s.said, 8)), int(word_at(s.said, 12)), s.address});
       } catch (const Error&) {  // it has gone meanwhile
       }
     }
     if (s.connection >= 0) close(s.connection);
-    strangers_.erase(strangers_.begin() + std::ptrdiff_t(i));
+    unauthenticated_.erase(unauthenticated_.begin() + std::ptrdiff_t(i));
   }
   if (polled[0].revents & POLLIN) greet();
-  return guests;
+  return accepted;
 }
 
-void Gate::greet() {
+void HandshakeListener::greet() {
   for (;;) {
     sockaddr_storage from{};
     socklen_t length = sizeof from;
     const int fd = accept4(socket_, reinterpret_cast<sockaddr*>(&from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     tune(fd);
-    Stranger s{fd, now() + patience, random_bytes(nonce_bytes), "", text_of(from, length)};
+    UnauthenticatedPeer s{fd, now() + patience, random_bytes(nonce_bytes), "", text_of(from, length)};
     const std::string greeting = magic + s.nonce;
     if (::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(greeting.size())) {
       close(fd);
       continue;
     }
-    if (strangers_.size() >= most_strangers) {
-      close(strangers_.front().connection);
-      strangers_.erase(strangers_.begin());
+    if (unauthenticated_.size() >= most_unauthenticated) {
+      close(unauthenticated_.front().connection);
+      unauthenticated_.erase(unauthenticated_.begin());
     }
-    strangers_.push_back(std::move(s));
+    unauthenticated_.push_back(std::move(s));
   }
 }
 
 // ---- the side that connects --------------------------------------------------------------------------------------------
-int knock(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds) {
+int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds) {
   const double until = now() + seconds;
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;

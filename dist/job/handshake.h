@@ -17,35 +17,35 @@ std::string address_of(int connection);  // "10.0.0.3": of this side
 bool is_loopback(const std::string& address);
 
 // The side that listens.
-class Gate {
+class HandshakeListener {
  public:
-  Gate(int socket, std::string token);  // takes the socket, and listens
-  ~Gate();
-  Gate(const Gate&) = delete;
+  HandshakeListener(int socket, std::string token);  // takes the socket, and listens
+  ~HandshakeListener();
+  HandshakeListener(const HandshakeListener&) = delete;
 
-  struct Guest {
+  struct Accepted {
     int connection;   // the caller's to close
     int rank, ranks;  // as it says
     std::string address;
   };
   // Those who have proven that they know the token, after at most so many seconds; often none.
-  std::vector<Guest> wait(double seconds);
+  std::vector<Accepted> wait(double seconds);
 
  private:
-  struct Stranger {
+  struct UnauthenticatedPeer {
     int connection;
     double until;
     std::string nonce, said, address;
   };
   void greet();
-  bool knows_token(const Stranger& stranger) const;
+  bool knows_token(const UnauthenticatedPeer& peer) const;
   int socket_;
   std::string token_;
-  std::vector<Stranger> strangers_;
+  std::vector<UnauthenticatedPeer> unauthenticated_;
 };
 
-// The side that connects: a connection to a gate of the same token. Throws Error that says why there is none.
-int knock(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds);
+// The side that connects: a connection to a listener of the same token. Throws Error that says why there is none.
+int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds);
 
 // "\x17\x00…": random bytes.
 std::string random_bytes(std::size_t count);

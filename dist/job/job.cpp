@@ -30,9 +30,9 @@ std::string agreement(const Variables& variables) {
 }
 
 // A rank on the host of rank 0 may have met it by the loopback interface, where others do not find it.
-void reach_from_everywhere(std::vector<Card>& cards) {
-  for (Card& c : cards)
-    for (const Card& other : cards)
+void reach_from_everywhere(std::vector<AddressRecord>& records) {
+  for (AddressRecord& c : records)
+    for (const AddressRecord& other : records)
       if (is_loopback(c.address) && other.identity == c.identity) c.address = other.address;
 }
 
@@ -41,7 +41,7 @@ std::uint64_t incarnation_in(const Variables& variables) {
   if (!text || !*text) return 0;
   const auto v = parsed<std::uint64_t>(text);
   if (!v)
-    refuse("TANDEM_INCARNATION=", text, ": expected how manieth start of this rank it is after the first, from 1");
+    refuse("TANDEM_INCARNATION=", text, ": expected the number of this restart of the rank, from 1");
   return *v;
 }
 
@@ -52,13 +52,13 @@ Job::Job(const JobOptions& options)
   if (size() == 1) return;
   const std::uint64_t incarnation = goes_on_ ? incarnation_in(options.variables) : 0;
   if (incarnation)
-    come_back(options.variables, incarnation);
+    rejoin(options.variables, incarnation);
   else
-    meet(options.variables);
+    rendezvous(options.variables);
   hosts_.clear();
   std::vector<std::string> found;
   for (int r = 0; r < size(); r++) {
-    found.push_back(card(r).identity);
+    found.push_back(record(r).identity);
     std::vector<std::string> kinds;  // in the order of their first ranks
     for (const std::string& id : found)
       if (std::find(kinds.begin(), kinds.end(), id) == kinds.end()) kinds.push_back(id);
@@ -68,50 +68,51 @@ Job::Job(const JobOptions& options)
 
 Job::~Job() = default;
 
-void Job::meet(const Variables& variables) {
+void Job::rendezvous(const Variables& variables) {
   Rendezvous rendezvous(place_, deadlines_, variables, goes_on_);
-  Card mine = Card::mine();
+  AddressRecord mine = AddressRecord::mine();
   mine.address = rendezvous.interface_address();
-  const int socket = goes_on_ ? -1 : bound_socket(place_.one_host(), 0);  // of the roll call
+  const int socket = goes_on_ ? -1 : bound_socket(place_.one_host(), 0);  // of the survivor agreement
   if (socket >= 0) mine.port = port_of(socket);
   control_ = std::make_shared<Control>(rendezvous, deadlines_);
-  std::vector<Card> cards;
+  std::vector<AddressRecord> records;
   std::vector<std::string> terms, drawn;  // rank 0 draws a number that no other job has
   for (const std::string& text : control_->gather(bundle({agreement(variables), mine.text(), random_bytes(8)}))) {
     const auto said = unbundle(text);
     require(said.size() == 3, "a rank says what this one does not understand: are all of the same version?");
-    terms.push_back(said[0]), cards.push_back(Card::from(said[1])), drawn.push_back(said[2]);
+    terms.push_back(said[0]), records.push_back(AddressRecord::from(said[1])), drawn.push_back(said[2]);
   }
   for (std::size_t r = 1; r < terms.size(); r++)
-    require(terms[r] == terms[0], "rank 0 on ", cards[0].host, " and rank ", r, " on ", cards[r].host,
+    require(terms[r] == terms[0], "rank 0 on ", records[0].host, " and rank ", r, " on ", records[r].host,
             " do not fit together: ", first_difference(terms[0], terms[r]));
-  reach_from_everywhere(cards);
+  reach_from_everywhere(records);
   Membership members{.goes_on = goes_on_, .terms = terms[0]};
   std::memcpy(&members.nonce, drawn[0].data(), sizeof members.nonce);
-  for (const Card& c : cards) members.seats.push_back({.card = c.text()});
+  for (const AddressRecord& c : records) members.slots.push_back({.record = c.text()});
   if (!goes_on_)
-    return control_->begin(members, std::make_unique<RollCall>(rank(), socket, rendezvous.token(), std::move(cards)));
-  ucx_ = Ucx::open(cards[std::size_t(rank())].address, Ucx::Use::survives);
+    return control_->begin(members,
+                           std::make_unique<SurvivorAgreement>(rank(), socket, rendezvous.token(), std::move(records)));
+  ucx_ = Ucx::open(records[std::size_t(rank())].address, Ucx::Use::survives);
   std::vector<std::string> all;
-  for (const Card& c : cards) all.push_back(c.address);
+  for (const AddressRecord& c : records) all.push_back(c.address);
   ucx_->hear_only(all);
   const auto addresses = control_->gather(ucx_->address());
-  for (std::size_t r = 0; r < cards.size(); r++) cards[r].ucx = addresses[r], members.seats[r].card = cards[r].text();
+  for (std::size_t r = 0; r < records.size(); r++) records[r].ucx = addresses[r], members.slots[r].record = records[r].text();
   control_->begin(members);
 }
 
 // Into a running job.
-void Job::come_back(const Variables& variables, std::uint64_t incarnation) {
+void Job::rejoin(const Variables& variables, std::uint64_t incarnation) {
   Membership members;
-  const auto card = [&](const std::string& address) {
-    Card mine = Card::mine();
+  const auto record = [&](const std::string& address) {
+    AddressRecord mine = AddressRecord::mine();
     mine.address = address;
     ucx_ = Ucx::open(address, Ucx::Use::survives);
     ucx_->hear_only({});  // until the membership says who the ranks are
     mine.ucx = ucx_->address();
     return mine.text();
   };
-  Rendezvous rendezvous(place_, deadlines_, variables, {incarnation, agreement(variables), card}, members);
+  Rendezvous rendezvous(place_, deadlines_, variables, {incarnation, agreement(variables), record}, members);
   control_ = std::make_shared<Control>(rendezvous, std::move(members), deadlines_);
 }
 
@@ -128,8 +129,8 @@ int Job::local_rank() const { return int(std::count(hosts_.begin(), hosts_.begin
 
 std::shared_ptr<Ucx> Job::open_ucx() const {
   std::vector<std::string> all;
-  for (int r = 0; r < size(); r++) all.push_back(card(r).address);
-  auto ucx = Ucx::open(card(rank()).address, hosts() == 1 ? Ucx::Use::memory : Ucx::Use::all);
+  for (int r = 0; r < size(); r++) all.push_back(record(r).address);
+  auto ucx = Ucx::open(record(rank()).address, hosts() == 1 ? Ucx::Use::memory : Ucx::Use::all);
   ucx->hear_only(all);
   return ucx;
 }
@@ -154,7 +155,7 @@ std::unique_ptr<Channel> Job::channel(std::vector<int> group) {
   const auto ucx = ucx_ ? std::exchange(ucx_, nullptr) : open_ucx();
   const auto found = goes_on_ ? std::vector<std::string>() : control_->gather(ucx->address());
   std::vector<std::string> addresses;
-  for (int r : group) addresses.push_back(goes_on_ ? card(r).ucx : found[std::size_t(r)]);
+  for (int r : group) addresses.push_back(goes_on_ ? record(r).ucx : found[std::size_t(r)]);
   return ucx->channel(std::move(addresses), control_->membership().nonce, control_, std::move(group));
 }
 

@@ -53,17 +53,17 @@ class Job {
   std::unique_ptr<Channel> channel(std::vector<int> group = {});
 
  private:
-  void meet(const Variables& variables), come_back(const Variables& variables, std::uint64_t incarnation);
+  void rendezvous(const Variables& variables), rejoin(const Variables& variables, std::uint64_t incarnation);
   std::shared_ptr<Ucx> open_ucx() const;
   std::unique_ptr<Communicator> messages();
-  Card card(int rank) const { return Card::from(control_->membership().seats[std::size_t(rank)].card); }
+  AddressRecord record(int rank) const { return AddressRecord::from(control_->membership().slots[std::size_t(rank)].record); }
 
   Place place_;
   Deadlines deadlines_;
   const bool goes_on_;
   std::vector<int> hosts_{0};  // by rank
   std::shared_ptr<Control> control_;
-  std::shared_ptr<Ucx> ucx_;  // the channel's, in a job that goes on: its address is on the card
+  std::shared_ptr<Ucx> ucx_;  // the channel's, in a job that goes on: its address is on the address record
 };
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
-// Who may knock at a port that a library has opened: the kernel drops what comes from other addresses before the library sees it.
+// Who may connect to a port that a library has opened: the kernel drops what comes from other addresses before the library
+// sees it.
 #pragma once
 #include <string>
 #include <vector>

@@ -35,7 +35,7 @@ std::string private_folder(const Variables& variables) {
   return folder;
 }
 
-std::string meeting_file(const std::string& job, const Variables& variables) {
+std::string rendezvous_file(const std::string& job, const Variables& variables) {
   return private_folder(variables) + "/tandem-" + hex(hmac("name", job)).substr(0, 24);
 }
 
@@ -76,13 +76,13 @@ bool hung_up(int connection) {
 }  // namespace
 
 bool has_begun(const std::string& job, const Variables& variables) {
-  std::ifstream file(meeting_file(job, variables));
+  std::ifstream file(rendezvous_file(job, variables));
   std::string port, token, begun;
   return file >> port >> token >> begun && begun == "begun";
 }
 
-void forget_meeting(const std::string& job, const Variables& variables) {
-  unlink(meeting_file(job, variables).c_str());
+void forget_rendezvous(const std::string& job, const Variables& variables) {
+  unlink(rendezvous_file(job, variables).c_str());
 }
 
 Deadlines Deadlines::from(const Variables& variables) {
@@ -101,7 +101,7 @@ Deadlines Deadlines::from(const Variables& variables) {
   return d;
 }
 
-Door::~Door() {
+RendezvousListener::~RendezvousListener() {
   if (!file.empty()) unlink(file.c_str());
 }
 
@@ -116,7 +116,7 @@ Rendezvous::Way Rendezvous::way(const Variables& variables) {
            place_.local_size > 0 ? std::to_string(place_.local_size) + " here" : "", ") need ",
            place_.master.empty() ? "MASTER_ADDR, the host of rank 0, and " : "",
            "TANDEM_TOKEN, the same secret on all of them: TANDEM_TOKEN=$(openssl rand -hex 32)");
-  if (by_file) return {meeting_file(place_.job, variables), "127.0.0.1", 0};
+  if (by_file) return {rendezvous_file(place_.job, variables), "127.0.0.1", 0};
   return {"", place_.master.empty() ? "127.0.0.1" : place_.master, place_.port ? place_.port : 29500};
 }
 
@@ -138,17 +138,17 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   const bool by_file = !way.file.empty();
   if (by_file) token_ = hex(random_bytes(32));
   const int socket = bound_socket(by_file, way.port);
-  door_ = std::make_unique<Door>();
+  listener_ = std::make_unique<RendezvousListener>();
   if (by_file) {
     sweep(std::filesystem::path(way.file).parent_path());
     write_private(way.file, std::to_string(port_of(socket)) + " " + token_ + "\n");
-    door_->file = way.file;
-    door_->lock.take(way.file, way.file, "meets there");
+    listener_->file = way.file;
+    listener_->lock.take(way.file, way.file, "meets there");
   }
-  door_->gate = std::make_unique<Gate>(socket, token_);
+  listener_->listener = std::make_unique<HandshakeListener>(socket, token_);
   host(hosts);
   if (!stays_open)
-    door_.reset();
+    listener_.reset();
   else if (by_file)
     std::ofstream(way.file, std::ios::app) << "begun\n";
 }
@@ -163,7 +163,7 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
     if (verdict == "+") fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
     if (!verdict.starts_with("?")) refused_with(verdict);
     send_frame(connections_[0],
-               bundle({std::to_string(back.incarnation), back.terms, back.card(interface_address())}), 5);
+               bundle({std::to_string(back.incarnation), back.terms, back.record(interface_address())}), 5);
     const std::string answer = receive_frame(connections_[0], 5);
     if (!answer.starts_with("+")) refused_with(answer);
     membership = Membership::from(answer.substr(1));
@@ -177,11 +177,11 @@ Rendezvous::~Rendezvous() {
 }
 
 std::vector<int> Rendezvous::take_connections() { return std::exchange(connections_, {}); }
-std::unique_ptr<Door> Rendezvous::take_door() { return std::move(door_); }
+std::unique_ptr<RendezvousListener> Rendezvous::take_listener() { return std::move(listener_); }
 
 // ---- rank 0 --------------------------------------------------------------------------------------------------------------
 void Rendezvous::host(const std::vector<std::string>& hosts) {
-  Gate& gate = *door_->gate;
+  HandshakeListener& listener = *listener_->listener;
   std::vector<std::string> addresses(std::size_t(place_.size));
   int missing = place_.size - 1;
   const double until = now() + deadlines_.start;
@@ -209,21 +209,21 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
     for (std::size_t r = 1; r < addresses.size(); r++)
       if (connections_[r] >= 0 && hung_up(connections_[r]))
         give_up("rank " + std::to_string(r) + ", from " + addresses[r] + ", ended before all ranks had come");
-    for (const Gate::Guest& guest : gate.wait(0.2)) {
-      const auto rank = std::size_t(guest.rank);
+    for (const HandshakeListener::Accepted& accepted : listener.wait(0.2)) {
+      const auto rank = std::size_t(accepted.rank);
       std::string refusal;
-      if (guest.ranks != place_.size)
-        refusal = "rank " + std::to_string(guest.rank) + " was started as one of " + std::to_string(guest.ranks) +
+      if (accepted.ranks != place_.size)
+        refusal = "rank " + std::to_string(accepted.rank) + " was started as one of " + std::to_string(accepted.ranks) +
                   " ranks, and rank 0 as one of " + std::to_string(place_.size);
-      else if (guest.rank <= 0 || guest.rank >= place_.size || connections_[rank] >= 0)
-        refusal = "rank " + std::to_string(guest.rank) + " has come twice, from " +
-                  (guest.rank >= 0 && guest.rank < place_.size ? addresses[rank] + " and " : "") + guest.address;
+      else if (accepted.rank <= 0 || accepted.rank >= place_.size || connections_[rank] >= 0)
+        refusal = "rank " + std::to_string(accepted.rank) + " has come twice, from " +
+                  (accepted.rank >= 0 && accepted.rank < place_.size ? addresses[rank] + " and " : "") + accepted.address;
       if (!refusal.empty()) {
-        connections_.push_back(guest.connection);  // it hears of it too
+        connections_.push_back(accepted.connection);  // it hears of it too
         give_up(refusal);
       }
-      connections_[rank] = guest.connection;
-      addresses[rank] = guest.address;
+      connections_[rank] = accepted.connection;
+      addresses[rank] = accepted.address;
       missing--;
     }
   }
@@ -249,7 +249,7 @@ void Rendezvous::join(const Way& way, const Verdict& accepted) {
     }
     std::string verdict;
     try {
-      connections_[0] = knock(way.address, port, token_, place_.rank, place_.size, 5);
+      connections_[0] = connect_with_token(way.address, port, token_, place_.rank, place_.size, 5);
       verdict = receive_frame(connections_[0], std::max(1.0, until + 5 - now()));
     } catch (const Error& e) {
       if (connections_[0] >= 0) close(std::exchange(connections_[0], -1));

@@ -13,7 +13,7 @@
 #include "core/files/files.h"
 #include "dist/job/environment.h"
 #include "dist/job/handshake.h"
-#include "dist/job/seats.h"
+#include "dist/job/membership.h"
 
 namespace tandem {
 
@@ -27,32 +27,32 @@ struct Deadlines {
 };
 
 // Removes what rank 0 of this job may have left: where it was killed before all had come, nobody else does.
-void forget_meeting(const std::string& job, const Variables& variables = process_environment());
+void forget_rendezvous(const std::string& job, const Variables& variables = process_environment());
 
 // Whether all ranks of this job have come. Only of one on a single host, without a token of its own, that goes on without lost
 // ranks, and as long as its rank 0 lives.
 bool has_begun(const std::string& job, const Variables& variables = process_environment());
 
 // The way in to rank 0, and the file that says where it is.
-struct Door {
-  std::unique_ptr<Gate> gate;
+struct RendezvousListener {
+  std::unique_ptr<HandshakeListener> listener;
   std::string file;  // empty: none
   FileLock lock;     // of the file
-  ~Door();
+  ~RendezvousListener();
 };
 
 class Rendezvous {
  public:
   // Waits until all ranks have come. Throws Error that says which are missing, UsageError when something must be set.
-  // stays_open: the port, for ranks that come back (take_door()).
+  // stays_open: the port, for ranks that come back (take_listener()).
   Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables = process_environment(),
              bool stays_open = false);
-  // Of a rank that comes back into a running job. Waits until rank 0 has given up the one before. card: called when the way to
-  // rank 0 is known, with this host's address on it.
+  // Of a rank that comes back into a running job. Waits until rank 0 has given up the one before. record: called when the way
+  // to rank 0 is known, with this host's address on it.
   struct Return {
     std::uint64_t incarnation;  // at least; the membership says which it is
     std::string terms;          // what this rank takes for agreed
-    std::function<std::string(const std::string& address)> card;
+    std::function<std::string(const std::string& address)> record;
   };
   Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables, const Return& back,
              Membership& membership);
@@ -65,7 +65,7 @@ class Rendezvous {
   const std::string& token() const { return token_; }
   // The connections, for liveness (control.h): at rank 0 one to each rank (−1 for itself), elsewhere one to rank 0 first.
   std::vector<int> take_connections();
-  std::unique_ptr<Door> take_door();  // at rank 0; else null
+  std::unique_ptr<RendezvousListener> take_listener();  // at rank 0; else null
 
  private:
   // Where rank 0 is: by a file, or at a port.
@@ -78,7 +78,7 @@ class Rendezvous {
   template <class Verdict>
   void join(const Way& way, const Verdict& verdict);
   Place place_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<RendezvousListener> listener_;
   Deadlines deadlines_;
   std::string token_;
   std::vector<int> connections_;

@@ -30,7 +30,7 @@
 #include "core/files/files.h"
 #include "core/text.h"
 #include "dist/job/hosts.h"
-#include "dist/server/pace.h"
+#include "dist/server/straggler_emulation.h"
 #include "dist/job/rendezvous.h"
 #include "dist/job/job.h"
 #include "dist/strategies/registry.h"
@@ -151,7 +151,7 @@ Command parse(int argc, char** argv) {
     c.hosts = {{"", std::max(c.ranks, 1)}};
   int ranks = 0;
   for (const Host& h : c.hosts) ranks += h.slots;
-  Pace::parse(c.pace, c.slow, ranks);
+  StragglerEmulation::parse(c.pace, c.slow, ranks);
   return c;
 }
 
@@ -195,7 +195,7 @@ struct Rank {
 };
 
 volatile std::sig_atomic_t asked = 0, asked_again = 0;
-int bell[2];
+int wake_pipe[2];
 void on_signal(int number) {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -208,7 +208,7 @@ void on_signal(int number) {
     asked_again = number;
   }
   const int saved = errno;
-  (void)!write(bell[1], "", 1);
+  (void)!write(wake_pipe[1], "", 1);
   errno = saved;
 }
 
@@ -218,7 +218,7 @@ class Launch {
 
   int run() {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    require(pipe2(bell, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened");
+    require(pipe2(wake_pipe, O_CLOEXEC | O_NONBLOCK) == 0, "no more files can be opened");
     struct sigaction action {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
@@ -265,7 +265,7 @@ class Launch {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {}
     for (Rank& r : ranks_)
       for (int k : {0, 1}) finish_line(r, k);
-    if (here_only()) forget_meeting("TANDEM_JOB=" + job_);
+    if (here_only()) forget_rendezvous("TANDEM_JOB=" + job_);
     return verdict();
   }
 
@@ -434,12 +434,12 @@ class Launch {
   }
 
   void wait(int milliseconds) {
-    std::vector<pollfd> polled{{bell[0], POLLIN, 0}};
+    std::vector<pollfd> polled{{wake_pipe[0], POLLIN, 0}};
     for (Rank& r : ranks_)
       for (int fd : r.pipes) polled.push_back({fd, POLLIN, 0});
     poll(polled.data(), polled.size(), milliseconds);
     char bytes[1 << 16];
-    while (read(bell[0], bytes, sizeof bytes) > 0) {}
+    while (read(wake_pipe[0], bytes, sizeof bytes) > 0) {}
     for (std::size_t i = 0; i < ranks_.size(); i++)
       for (int k : {0, 1})
         if (polled[1 + 2 * i + std::size_t(k)].revents) {

@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "dist/server/asynchrony.h"
 #include "dist/strategies/local_sgd.h"
-#include "dist/server/pace.h"
+#include "dist/server/straggler_emulation.h"
 #include "dist/server/shard.h"
 #include "layers/train/metrics.h"
 
@@ -42,20 +42,21 @@ class Simulation {
         loss_(loss),
         data_(data),
         options_(options),
-        space_(model, backend, options.seed),
+        flat_(model, backend, options.seed),
         decays_({.learning_rate = sgd.learning_rate, .weight_decay = sgd.weight_decay}),
         given_(sgd),
         correct_(Tensor::zeros(backend, {1}, DType::i32)),
         active_(options.cluster.workers) {
-    decays_.bind(space_, options.seed);
+    decays_.bind(flat_, options.seed);
     counters_.emplace(decays_.state());
-    const double bytes = double(vectors * space_.values.bytes() + space_.statistics.bytes()) * active_;
+    const double bytes = double(vectors * flat_.values.bytes() + flat_.buffers.bytes()) * active_;
     if (const auto has = double(available_memory()); bytes > has)
-      refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors, " vectors of ",
-             space_.parameters(), " parameters each, and this machine has ", readable_bytes(has), " left: choose fewer workers or a smaller model");
+      refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors,
+             " vectors of ", flat_.parameters(), " parameters each, and this machine has ", readable_bytes(has),
+             " left: choose fewer workers or a smaller model");
     machines_.resize(std::size_t(active_));
-    for (Machine& m : machines_) m.statistics = space_.statistics.clone();
-    statistics_ = space_.statistics.clone();
+    for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
+    buffers_ = flat_.buffers.clone();
     batches_ = data.train.batches_per_epoch() * options.epochs;
   }
 
@@ -65,7 +66,7 @@ class Simulation {
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
-  const ParameterSpace& space() const { return space_; }
+  const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const {
     const auto& s = options_.schedule;
     const double epochs = s.every > 0 ? s.every : !s.milestones.empty() ? s.milestones[0] : options_.epochs / 2.0;
@@ -76,10 +77,10 @@ class Simulation {
            options_.schedule.factor(double(applied_), double(batches_), double(data_.train.batches_per_epoch()));
   }
   std::vector<float> scales() const {
-    std::vector<float> all(std::size_t(space_.elements() / ParameterSpace::alignment));
-    for (const Segment& s : space_.segments())
-      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += ParameterSpace::alignment)
-        all[std::size_t(i / ParameterSpace::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
+    std::vector<float> all(std::size_t(flat_.numel() / FlatParameters::alignment));
+    for (const ParameterRange& s : flat_.parameter_ranges())
+      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += FlatParameters::alignment)
+        all[std::size_t(i / FlatParameters::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
     return all;
   }
   // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
@@ -89,19 +90,19 @@ class Simulation {
   // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
   bool gradient(int worker, const Tensor& weights) {
     Machine& m = machines_[std::size_t(worker)];
-    space_.values.copy_from(weights);
-    space_.count_writes(space_.all());
-    space_.statistics.copy_from(m.statistics);
+    flat_.values.copy_from(weights);
+    flat_.count_writes(flat_.all());
+    flat_.buffers.copy_from(m.buffers);
     const Batch batch =
-        data_.train.make(m.ticket / data_.train.batches_per_epoch(), m.ticket % data_.train.batches_per_epoch());
+        data_.train.make(m.lease / data_.train.batches_per_epoch(), m.lease % data_.train.batches_per_epoch());
     counters_->batch(batch);
     decays_.epoch(std::uint32_t(batch.epoch));
     model_.train();
     Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
-    space_.zero_gradients();
-    space_.backward(l);
-    decays_.measure(space_.all(), false);
-    decays_.judge(&l.value());
+    flat_.zero_gradients();
+    flat_.backward(l);
+    decays_.measure(flat_.all(), false);
+    decays_.check_gradients(&l.value());
     computed_++;
     seen_ += double(batch.size());
     if (decays_.read_state().not_finite) {
@@ -113,14 +114,14 @@ class Simulation {
     }
     in_a_row_ = 0;
     loss_sum_ += l.item() * double(batch.size());
-    decays_.finish_gradients(space_.all());
+    decays_.finish_gradients(flat_.all());
     // Running statistics: the difference that this batch made, averaged in.
-    float *all = statistics_.write<float>(), share = 1 / float(workers());
-    const float *after = space_.statistics.data<float>(), *before = m.statistics.data<float>();
-    for (std::int64_t i = 0; i < statistics_.elements(); i++) all[i] += share * (after[i] - before[i]);
+    float *all = buffers_.write<float>(), share = 1 / float(workers());
+    const float *after = flat_.buffers.data<float>(), *before = m.buffers.data<float>();
+    for (std::int64_t i = 0; i < buffers_.numel(); i++) all[i] += share * (after[i] - before[i]);
     return true;
   }
-  Tensor& computed() { return space_.gradients; }
+  Tensor& computed() { return flat_.gradients; }
 
   void push(Shard& shard, int worker, const Tensor& gradient) {
     if (pushes_++ % 16 == 0) {  // they cost as much as the push itself
@@ -136,17 +137,17 @@ class Simulation {
   // A worker begins its next step then, with the running statistics of now; where no batch is left it leaves.
   void start(int worker, double at) {
     Machine& m = machines_[std::size_t(worker)];
-    if (next_ticket_ == batches_) {
+    if (next_lease_ == batches_) {
       m.left = true;
       active_--;
       return;
     }
-    m.ticket = next_ticket_++;
-    m.statistics.copy_from(statistics_);
+    m.lease = next_lease_++;
+    m.buffers.copy_from(buffers_);
     const VirtualCluster& c = options_.cluster;
     const auto slow = c.slower.find(worker);
     const double took = c.compute * (slow == c.slower.end() ? 1 : slow->second) *
-                        gamma_draw(c.shape, Philox(options_.seed, Stream::pace, std::uint32_t(worker), m.steps++));
+                        gamma_draw(c.shape, Philox(options_.seed, Stream::step_time, std::uint32_t(worker), m.steps++));
     events_.push({at + took + method_->way_there(), worker, false});
   }
   void visit(int worker, double at) { events_.push({at, worker, true}); }
@@ -157,7 +158,7 @@ class Simulation {
     MetricsFile metrics(options_.metrics);
     metrics.write({{"event", std::string("start")},
                    {"strategy", options_.strategy},
-                   {"parameters", space_.parameters()},
+                   {"parameters", flat_.parameters()},
                    {"epochs", std::int64_t(options_.epochs)},
                    {"batches_per_epoch", data_.train.batches_per_epoch()},
                    {"ranks", std::int64_t(workers())},
@@ -199,9 +200,9 @@ class Simulation {
 
  private:
   struct Machine {
-    std::int64_t ticket = 0;
+    std::int64_t lease = 0;
     std::uint32_t steps = 0;
-    Tensor statistics;  // as it was sent them
+    Tensor buffers;  // as it was sent them
     bool left = false;
   };
   struct Event {
@@ -215,14 +216,14 @@ class Simulation {
 
   double lasts(double latencies, double vectors) const {
     const VirtualCluster& c = options_.cluster;
-    const double bytes = vectors * double(space_.values.bytes()) * (workers() - 1) / workers();
+    const double bytes = vectors * double(flat_.values.bytes()) * (workers() - 1) / workers();
     return workers() == 1 ? 0 : latencies * c.latency + (c.bandwidth > 0 ? bytes / c.bandwidth : 0);
   }
 
   void show() {  // the trained weights are the model's
-    space_.values.copy_from(method_->weights());
-    space_.statistics.copy_from(statistics_);
-    space_.count_writes(space_.all());
+    flat_.values.copy_from(method_->weights());
+    flat_.buffers.copy_from(buffers_);
+    flat_.count_writes(flat_.all());
     model_.eval();
   }
 
@@ -254,32 +255,32 @@ class Simulation {
   const Loss& loss_;
   const FitData& data_;
   const SimulatorOptions& options_;
-  ParameterSpace space_;
+  FlatParameters flat_;
   SGD decays_;  // makes no steps: clips, adds weight decay, and looks for what is not finite
   SGDOptions given_;
   std::optional<Counters> counters_;
-  Tensor correct_, statistics_;
+  Tensor correct_, buffers_;
   std::vector<Machine> machines_;
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
   std::priority_queue<Event> events_;
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0;
-  std::int64_t batches_ = 0, next_ticket_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
+  std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };
 
 // ---- by servers, or by all-reduce --------------------------------------------------------------------------------------
-class Served : public Method {
+class ServerMethod : public Method {
  public:
-  Served(Simulation& s, const Asynchrony& how, bool ring)
+  ServerMethod(Simulation& s, const Asynchrony& how, bool ring)
       : s_(s),
         how_(how),
         ring_(ring),
         rule_(make_rule(how.rule)),
-        shard_(*rule_, s.space().values, s.scales(), s.workers()),
+        shard_(*rule_, s.flat().values, s.scales(), s.workers()),
         clocks_(std::size_t(s.workers())),
         waits_(std::size_t(s.workers())) {
-    if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.space().values);
+    if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.flat().values);
     for (int m = 0; m < s.workers(); m++) shard_.pull(m);
   }
   double way_there() const override { return ring_ ? 0 : s_.one_way(); }
@@ -298,7 +299,7 @@ class Served : public Method {
   void release() {
     if (how_.kind == Asynchrony::Kind::bsp) {
       if (std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
-      update_together();
+      update_synchronously();
     }
     std::int64_t slowest = INT64_MAX;
     for (int m = 0; m < s_.workers(); m++)
@@ -314,7 +315,7 @@ class Served : public Method {
     if (how_.kind == Asynchrony::Kind::ssp && s_.active() < active) release();  // who left holds nobody back
   }
   // One update with the mean of all gradients, added up in the order of the ranks.
-  void update_together() {
+  void update_synchronously() {
     int count = 0, finite = 0;
     for (int m = 0; m < s_.workers(); m++) {
       if (!waits_[std::size_t(m)]) continue;
@@ -326,7 +327,7 @@ class Served : public Method {
     }
     if (finite < count) return;
     float* g = mean_.write<float>();
-    for (std::int64_t i = 0; i < mean_.elements(); i++) g[i] /= float(count);
+    for (std::int64_t i = 0; i < mean_.numel(); i++) g[i] /= float(count);
     s_.push(shard_, 0, mean_);
   }
 
@@ -355,7 +356,7 @@ class Local : public Method {
         kind_(kind),
         steps_(steps),
         rule_(make_rule("asgd-m")),
-        centre_(s.space().values.clone()),
+        centre_(s.flat().values.clone()),
         mean_(Tensor::like(centre_)),
         scales_(s.scales()),
         workers_(std::size_t(s.workers())) {
@@ -373,23 +374,23 @@ class Local : public Method {
                    .g = s_.computed().data<float>(),
                    .velocity = w.velocity.write<float>(),
                    .scales = scales_.data()},
-                  centre_.elements(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+                  centre_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
     const std::int64_t until = kind_ == Kind::post_local && !s_.past_first_decay() ? 1 : steps_;
     if (++w.made < until) {
       s_.start(worker, s_.now());
-      if (!s_.is_active(worker)) meet();
+      if (!s_.is_active(worker)) average_when_all_wait();
       return;
     }
     w.made = 0;
     if (kind_ == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
     w.waits = true;
-    meet();
+    average_when_all_wait();
   }
 
   void visited(int worker) override {
     float *x = workers_[std::size_t(worker)].x.write<float>(), *z = centre_.write<float>();
     const float alpha = 0.9f / float(s_.workers());
-    for (std::int64_t i = 0; i < centre_.elements(); i++) {
+    for (std::int64_t i = 0; i < centre_.numel(); i++) {
       const float d = alpha * (x[i] - z[i]);
       x[i] -= d, z[i] += d;
     }
@@ -414,9 +415,9 @@ class Local : public Method {
     mean_.fill(0);
     for (const Worker& w : workers_) add_into(mean_, of(w));
     float* m = mean_.write<float>();
-    for (std::int64_t i = 0; i < mean_.elements(); i++) m[i] /= float(workers_.size());
+    for (std::int64_t i = 0; i < mean_.numel(); i++) m[i] /= float(workers_.size());
   }
-  void meet() {
+  void average_when_all_wait() {
     if (kind_ == Kind::elastic || s_.active() == 0) return;
     if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
     double at = s_.now() + s_.all_reduce();
@@ -425,7 +426,7 @@ class Local : public Method {
       for (Worker& w : workers_) {
         float *x = w.x.write<float>(), *sent = w.exchanged.write<float>();
         const float* m = mean_.data<float>();
-        for (std::int64_t i = 0; i < mean_.elements(); i++) sent[i] = x[i] = m[i] + (x[i] - sent[i]);
+        for (std::int64_t i = 0; i < mean_.numel(); i++) sent[i] = x[i] = m[i] + (x[i] - sent[i]);
       }
       at = std::max(s_.now(), mean_ready_);
       mean_ready_ = at + s_.all_reduce();
@@ -454,13 +455,13 @@ class Local : public Method {
 int vectors_of_a_worker(const std::string& text) {
   if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
   const auto rule = make_rule(Asynchrony::parse(text == "all-reduce" ? "bsp" : text).rule);
-  return 1 + rule->keeps().squares + rule->keeps().own;  // what it was sent, always
+  return 1 + rule->keeps().square_avg + rule->keeps().own;  // what it was sent, always
 }
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
-  if (text == "all-reduce") return std::make_unique<Served>(s, Asynchrony::parse("bsp"), true);
+  if (text == "all-reduce") return std::make_unique<ServerMethod>(s, Asynchrony::parse("bsp"), true);
   if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
-  return std::make_unique<Served>(s, Asynchrony::parse(text), false);
+  return std::make_unique<ServerMethod>(s, Asynchrony::parse(text), false);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ Asynchrony Asynchrony::parse(const std::string& text) {
       a.rule = "asgd-m";
   }
   const auto rule = make_rule(a.rule);  // refuses what there is not
-  if (a.kind == Kind::bsp && (rule->keeps().squares || rule->keeps().own || rule->keeps().sent))
+  if (a.kind == Kind::bsp && (rule->keeps().square_avg || rule->keeps().own || rule->keeps().sent))
     refuse(text, ": with bsp nothing is late, and the update is one for all workers: leave ", a.rule, " out");
   return a;
 }

@@ -18,7 +18,7 @@ std::string name(int rank) { return "rank " + std::to_string(rank); }
 struct Parcel {
   int from, to;
   std::uint64_t incarnation;  // of its sender
-  Note note;
+  MessageHeader header;
   std::span<const std::byte> bytes;
   enum State { waiting, taken, delivered } state = waiting;  // taken: its bytes are being copied
   std::uint64_t ripe = 0;                                    // with delays: not before that look into the inbox
@@ -39,9 +39,9 @@ struct State {
 };
 
 // All that the ranks share, behind one lock.
-struct Post {
-  Post(int ranks, const ChannelFaults& f) : sides(std::size_t(ranks)), faults(f) {}
-  ~Post() {
+struct Hub {
+  Hub(int ranks, const ChannelFaults& f) : sides(std::size_t(ranks)), faults(f) {}
+  ~Hub() {
     if (faults.sends) *faults.sends = sends;
   }
   struct Block {
@@ -83,23 +83,23 @@ struct Post {
 
 class InProcessChannel : public Channel {
  public:
-  InProcessChannel(std::shared_ptr<Post> post, int rank, double deadline)
-      : post_(std::move(post)),
+  InProcessChannel(std::shared_ptr<Hub> hub, int rank, double deadline)
+      : hub_(std::move(hub)),
         rank_(rank),
         deadline_(deadline),
-        incarnation_(post_->of(rank).state.incarnation),
-        heard_(post_->events.size()),
-        chance_(post_->faults.delays, Stream::test, std::uint32_t(rank), std::uint32_t(incarnation_)) {
-    for (const Post::Side& s : post_->sides) known_.push_back(s.state);
+        incarnation_(hub_->of(rank).state.incarnation),
+        heard_(hub_->events.size()),
+        chance_(hub_->faults.delays, Stream::test, std::uint32_t(rank), std::uint32_t(incarnation_)) {
+    for (const Hub::Side& s : hub_->sides) known_.push_back(s.state);
   }
   ~InProcessChannel() override {
-    std::lock_guard lock(post_->mutex);
+    std::lock_guard lock(hub_->mutex);
     if (killed_) return;
-    if (std::uncaught_exceptions() > 0 && post_->failed.empty())
-      post_->lose(rank_, name(rank_) + " has left with an error");
+    if (std::uncaught_exceptions() > 0 && hub_->failed.empty())
+      hub_->lose(rank_, name(rank_) + " has left with an error");
     else
-      post_->of(rank_).left = true;
-    post_->changed.notify_all();
+      hub_->of(rank_).left = true;
+    hub_->changed.notify_all();
   }
   int rank() const override { return rank_; }
   int size() const override { return int(known_.size()); }
@@ -107,29 +107,29 @@ class InProcessChannel : public Channel {
   std::uint64_t incarnation() const override { return incarnation_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
-    std::lock_guard lock(post_->mutex);
+    std::lock_guard lock(hub_->mutex);
     for (const State& s : known_) all.push_back(!s.lost);
     return all;
   }
   std::uint64_t generation() const override { return heard_; }
   void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
 
-  Work send(int to, const Note& note, std::span<const std::byte> bytes) override {
+  Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes) override {
     require(to >= 0 && to < size(), "send: there is no rank ", to, " of ", size());
-    auto parcel = std::make_shared<Parcel>(Parcel{rank_, to, incarnation_, note, bytes});
-    std::lock_guard lock(post_->mutex);
+    auto parcel = std::make_shared<Parcel>(Parcel{rank_, to, incarnation_, header, bytes});
+    std::lock_guard lock(hub_->mutex);
     check();
-    post_->sends++;
-    const std::int64_t index = post_->of(rank_).sends++;
-    for (const ChannelFaults::Death& d : post_->faults.deaths)
+    hub_->sends++;
+    const std::int64_t index = hub_->of(rank_).sends++;
+    for (const ChannelFaults::Death& d : hub_->faults.deaths)
       if (d.rank == rank_ && d.at == index) {
         killed_ = true;
-        post_->lose(rank_, name(rank_) + " is killed by the test");
+        hub_->lose(rank_, name(rank_) + " is killed by the test");
         check();
       }
     if (!reaches(to)) return {};
-    post_->of(to).inbox.push_back(parcel);
-    post_->changed.notify_all();
+    hub_->of(to).inbox.push_back(parcel);
+    hub_->changed.notify_all();
     return Work(std::make_unique<Sending>(*this, parcel));
   }
 
@@ -137,12 +137,12 @@ class InProcessChannel : public Channel {
     std::shared_ptr<Parcel> parcel;
     Event event{-1, 0, ""};
     {
-      std::lock_guard lock(post_->mutex);
+      std::lock_guard lock(hub_->mutex);
       check();
       if (!receiver_.place) return false;
       looks_++;
       if (hear(event)) {
-        if (!event.incarnation && !receiver_.lost) post_->fail(event.rank, event.why), check();
+        if (!event.incarnation && !receiver_.lost) hub_->fail(event.rank, event.why), check();
       } else if ((parcel = next())) {
         parcel->state = Parcel::taken;
       } else {
@@ -163,61 +163,61 @@ class InProcessChannel : public Channel {
         InProcessChannel& channel;
         Parcel& parcel;
         ~Delivered() {
-          std::lock_guard lock(channel.post_->mutex);
+          std::lock_guard lock(channel.hub_->mutex);
           parcel.state = Parcel::delivered;
-          channel.post_->changed.notify_all();
+          channel.hub_->changed.notify_all();
         }
       } delivered{*this, *parcel};
-      room = receiver_.place(parcel->from, parcel->note, parcel->bytes.size());
+      room = receiver_.place(parcel->from, parcel->header, parcel->bytes.size());
       fits = room.size() == parcel->bytes.size();
       if (fits && !room.empty()) std::memcpy(room.data(), parcel->bytes.data(), room.size());
     }
     if (!fits) {
-      std::lock_guard lock(post_->mutex);
-      post_->fail(parcel->from, name(parcel->from) + " sends " + std::to_string(parcel->bytes.size()) +
+      std::lock_guard lock(hub_->mutex);
+      hub_->fail(parcel->from, name(parcel->from) + " sends " + std::to_string(parcel->bytes.size()) +
                                     " bytes where " + name(rank_) + " has room for " + std::to_string(room.size()));
       check();
     }
-    receiver_.arrived(parcel->from, parcel->note, room);
+    receiver_.arrived(parcel->from, parcel->header, room);
     return true;
   }
 
   void rest() override {
-    std::unique_lock lock(post_->mutex);
-    const auto& inbox = post_->of(rank_).inbox;
+    std::unique_lock lock(hub_->mutex);
+    const auto& inbox = hub_->of(rank_).inbox;
     // What is held back is looked for again soon.
-    const bool held = receiver_.place && delays() && (!inbox.empty() || heard_ < post_->events.size());
-    post_->changed.wait_for(lock, std::chrono::microseconds(held ? 50 : 5000), [&] {
-      return post_->of(rank_).woken || !post_->failed.empty() ||
-             (receiver_.place && !held && (!inbox.empty() || heard_ < post_->events.size()));
+    const bool held = receiver_.place && delays() && (!inbox.empty() || heard_ < hub_->events.size());
+    hub_->changed.wait_for(lock, std::chrono::microseconds(held ? 50 : 5000), [&] {
+      return hub_->of(rank_).woken || !hub_->failed.empty() ||
+             (receiver_.place && !held && (!inbox.empty() || heard_ < hub_->events.size()));
     });
-    post_->of(rank_).woken = false;
+    hub_->of(rank_).woken = false;
   }
   void wake() override {
-    std::lock_guard lock(post_->mutex);
-    post_->of(rank_).woken = true;
-    post_->changed.notify_all();
+    std::lock_guard lock(hub_->mutex);
+    hub_->of(rank_).woken = true;
+    hub_->changed.notify_all();
   }
 
   std::shared_ptr<void> share(std::size_t bytes) override {
     std::shared_ptr<void> memory(::operator new(bytes, std::align_val_t(64)),
                                  [](void* p) { ::operator delete(p, std::align_val_t(64)); });
     std::memset(memory.get(), 0, bytes);
-    std::lock_guard lock(post_->mutex);
-    post_->of(rank_).blocks[std::size_t(incarnation_)].push_back({memory, bytes});
+    std::lock_guard lock(hub_->mutex);
+    hub_->of(rank_).blocks[std::size_t(incarnation_)].push_back({memory, bytes});
     return memory;
   }
   std::span<std::byte> shared_by(int rank, int number) override {
     require(rank >= 0 && rank < size(), "shared_by: there is no rank ", rank, " of ", size());
-    std::lock_guard lock(post_->mutex);
-    const auto& blocks = post_->of(rank).blocks[std::size_t(known_[std::size_t(rank)].incarnation)];
-    if (!post_->faults.shared_memory || number < 0 || std::size_t(number) >= blocks.size()) return {};
-    const Post::Block& b = blocks[std::size_t(number)];
-    return {static_cast<std::byte*>(b.memory.get()), b.bytes};  // the post keeps it until the last channel is gone
+    std::lock_guard lock(hub_->mutex);
+    const auto& blocks = hub_->of(rank).blocks[std::size_t(known_[std::size_t(rank)].incarnation)];
+    if (!hub_->faults.shared_memory || number < 0 || std::size_t(number) >= blocks.size()) return {};
+    const Hub::Block& b = blocks[std::size_t(number)];
+    return {static_cast<std::byte*>(b.memory.get()), b.bytes};  // the hub keeps it until the last channel is gone
   }
   void fail(int culprit, const std::string& text) override {
-    std::lock_guard lock(post_->mutex);
-    post_->fail(culprit, text);
+    std::lock_guard lock(hub_->mutex);
+    hub_->fail(culprit, text);
   }
 
  private:
@@ -226,26 +226,26 @@ class InProcessChannel : public Channel {
   // ---- under the lock ---------------------------------------------------------------------------------------------------
   void check() const {
     if (killed_) throw Killed(name(rank_) + " is killed by the test");
-    if (!post_->failed.empty()) throw CommunicationError(post_->culprit, post_->failed);
+    if (!hub_->failed.empty()) throw CommunicationError(hub_->culprit, hub_->failed);
   }
-  bool delays() const { return post_->faults.delays != 0; }
+  bool delays() const { return hub_->faults.delays != 0; }
   std::uint32_t draw(std::uint32_t below) { return chance_.word(drawn_++) % below; }
 
   // A rank that was lost, or has come back without this one having heard of it: what is sent to the old one is gone.
   bool reaches(int to) const {
-    const State &known = known_[std::size_t(to)], &is = post_->of(to).state;
+    const State &known = known_[std::size_t(to)], &is = hub_->of(to).state;
     return !known.lost && !is.lost && known.incarnation == is.incarnation;
   }
   bool hear(Event& event) {
-    if (heard_ == post_->events.size() || (delays() && draw(4) != 0)) return false;
-    event = post_->events[heard_++];
+    if (heard_ == hub_->events.size() || (delays() && draw(4) != 0)) return false;
+    event = hub_->events[heard_++];
     known_[std::size_t(event.rank)].lost = event.incarnation == 0;
     if (event.incarnation) known_[std::size_t(event.rank)].incarnation = event.incarnation;
     return true;
   }
   // The next message that may be delivered, out of the inbox: the first one, or, with delays, the first of any sender.
   std::shared_ptr<Parcel> next() {
-    auto& inbox = post_->of(rank_).inbox;
+    auto& inbox = hub_->of(rank_).inbox;
     std::vector<std::shared_ptr<Parcel>> first;
     std::vector<bool> seen(known_.size(), false);
     for (const auto& p : inbox) {
@@ -261,7 +261,7 @@ class InProcessChannel : public Channel {
     if (first.empty()) return nullptr;
     auto parcel = first.size() > 1 ? first[draw(std::uint32_t(first.size()))] : first[0];
     inbox.erase(std::find(inbox.begin(), inbox.end(), parcel));
-    const bool may = delays() && post_->faults.duplicates && parcel->bytes.empty() && parcel->from != rank_;
+    const bool may = delays() && hub_->faults.duplicates && parcel->bytes.empty() && parcel->from != rank_;
     if (may && !parcel->again && draw(8) == 0) {
       inbox.push_back(std::make_shared<Parcel>(*parcel));
       inbox.back()->ripe = 0, inbox.back()->again = true;
@@ -274,11 +274,11 @@ class InProcessChannel : public Channel {
     Sending(InProcessChannel& channel, std::shared_ptr<Parcel> parcel)
         : channel_(channel), parcel_(std::move(parcel)) {}
     ~Sending() override {  // given up: nobody may read its memory any more
-      std::unique_lock lock(channel_.post_->mutex);
-      auto& inbox = channel_.post_->of(parcel_->to).inbox;
+      std::unique_lock lock(channel_.hub_->mutex);
+      auto& inbox = channel_.hub_->of(parcel_->to).inbox;
       if (auto at = std::find(inbox.begin(), inbox.end(), parcel_); at != inbox.end()) inbox.erase(at);
-      channel_.post_->changed.wait(lock,
-                                   [&] { return parcel_->state != Parcel::taken || parcel_->to == parcel_->from; });
+      channel_.hub_->changed.wait(lock,
+                                  [&] { return parcel_->state != Parcel::taken || parcel_->to == parcel_->from; });
     }
     bool advance() override {
       if (!delivered()) channel_.progress();
@@ -296,9 +296,9 @@ class InProcessChannel : public Channel {
 
    private:
     bool delivered() {
-      std::lock_guard lock(channel_.post_->mutex);
+      std::lock_guard lock(channel_.hub_->mutex);
       if (parcel_->state == Parcel::delivered) return true;
-      if (channel_.post_->of(parcel_->to).left)
+      if (channel_.hub_->of(parcel_->to).left)
         throw CommunicationError(parcel_->to, name(parcel_->from) + " sends a message to " + name(parcel_->to) +
                                                   ", which has left");
       return false;
@@ -307,7 +307,7 @@ class InProcessChannel : public Channel {
     std::shared_ptr<Parcel> parcel_;
   };
 
-  std::shared_ptr<Post> post_;
+  std::shared_ptr<Hub> hub_;
   int rank_;
   double deadline_;
   std::uint64_t incarnation_;
@@ -324,26 +324,26 @@ class InProcessChannel : public Channel {
 
 std::vector<std::unique_ptr<Channel>> in_process_channels(int ranks, double deadline, const ChannelFaults& faults) {
   require(ranks > 0, "in_process_channels: ", ranks, " ranks");
-  auto post = std::make_shared<Post>(ranks, faults);
+  auto hub = std::make_shared<Hub>(ranks, faults);
   std::vector<std::unique_ptr<Channel>> all;
-  for (int r = 0; r < ranks; r++) all.push_back(std::make_unique<InProcessChannel>(post, r, deadline));
+  for (int r = 0; r < ranks; r++) all.push_back(std::make_unique<InProcessChannel>(hub, r, deadline));
   return all;
 }
 
 std::unique_ptr<Channel> in_process_return(Channel& other, int rank) {
   auto* channel = dynamic_cast<InProcessChannel*>(&other);
   require(channel, "in_process_return: of another kind of channel");
-  Post& post = *channel->post_;
-  std::lock_guard lock(post.mutex);
-  require(rank > 0 && rank < int(post.sides.size()) && post.of(rank).state.lost, "in_process_return: ", name(rank),
+  Hub& hub = *channel->hub_;
+  std::lock_guard lock(hub.mutex);
+  require(rank > 0 && rank < int(hub.sides.size()) && hub.of(rank).state.lost, "in_process_return: ", name(rank),
           " is not lost");
-  Post::Side& side = post.of(rank);
+  Hub::Side& side = hub.of(rank);
   side.state = {false, side.state.incarnation + 1};
   side.left = false;
   side.blocks.push_back({});
-  post.events.push_back({rank, side.state.incarnation, ""});
-  post.changed.notify_all();
-  return std::make_unique<InProcessChannel>(channel->post_, rank, channel->deadline_);
+  hub.events.push_back({rank, side.state.incarnation, ""});
+  hub.changed.notify_all();
+  return std::make_unique<InProcessChannel>(channel->hub_, rank, channel->deadline_);
 }
 
 }  // namespace tandem

@@ -2,9 +2,9 @@
 // calls: a message is a header and some bytes, and the one who receives it says, from the header, which memory the bytes go
 // to. In-process and UCX twins; both strict about memory: it is the caller's until the send is done.
 //
-//   channel->on_message({.place = [&](int from, const Note& note) { return room_for(note); },
-//                        .arrived = [&](int from, const Note& note, std::span<std::byte> bytes) { … }});
-//   channel->send(server, note, bytes).wait();
+//   channel->on_message({.place = [&](int from, const MessageHeader& header) { return room_for(header); },
+//                        .arrived = [&](int from, const MessageHeader& header, std::span<std::byte> bytes) { … }});
+//   channel->send(server, header, bytes).wait();
 //
 // A send that is done has left this rank's memory; it has not been applied anywhere: answers say that. Threads: one at a time;
 // the callbacks run inside progress(), wait() and done(), and must not call the channel's own functions except send().
@@ -19,18 +19,18 @@
 namespace tandem {
 
 // The first eight words of a message; what they mean is its sender's and receiver's matter.
-using Note = std::array<std::uint64_t, 8>;
+using MessageHeader = std::array<std::uint64_t, 8>;
 
 struct Receiver {
   // Memory for `bytes` bytes, alive until `arrived`; shorter: the message is refused, and the job fails with a text.
-  std::function<std::span<std::byte>(int from, const Note& note, std::size_t bytes)> place;
-  std::function<void(int from, const Note& note, std::span<std::byte> bytes)> arrived;
+  std::function<std::span<std::byte>(int from, const MessageHeader& header, std::size_t bytes)> place;
+  std::function<void(int from, const MessageHeader& header, std::span<std::byte> bytes)> arrived;
   // A rank is gone, and the job goes on without it: nothing of it arrives after this call, and what was under way to it counts
   // as done. All ranks hear of losses (and returns) in the same order. Without this the job fails when a rank is lost; it
   // always does when that is rank 0, which keeps the list.
   std::function<void(int rank, const std::string& why)> lost = {};
-  // A rank that was lost is there again, as a new process that knows nothing; incarnation: its how manieth, from 1. At the
-  // rank that has come back this is called for no rank.
+  // A rank that was lost is there again, as a new process that knows nothing; incarnation: its the number of the return, from
+  // 1. At the rank that has come back this is called for no rank.
   std::function<void(int rank, std::uint64_t incarnation)> returned = {};
 };
 
@@ -46,7 +46,7 @@ class Channel {
   // back.
   virtual std::uint64_t generation() const = 0;
   virtual void on_message(Receiver receiver) = 0;  // before any message comes; messages wait until then
-  virtual Work send(int to, const Note& note, std::span<const std::byte> bytes = {}) = 0;  // `to` may be this rank
+  virtual Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {}) = 0;  // `to` may be this rank
   virtual bool progress() = 0;  // true when a message has arrived. Throws CommunicationError
   virtual void rest() = 0;      // sleeps until something may have happened, or a few milliseconds
   virtual void wake() = 0;      // any thread

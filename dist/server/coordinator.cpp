@@ -6,14 +6,14 @@
 
 namespace tandem {
 
-void Coordinator::begin(int workers, bool together, Tickets tickets) {
-  workers_ = workers, together_ = together, tickets_ = std::move(tickets);
-  if (stop_asked_) tickets_.stop();  // by a rank that began before this one
+void Coordinator::begin(int workers, bool synchronous, WorkLeases leases) {
+  workers_ = workers, synchronous_ = synchronous, leases_ = std::move(leases);
+  if (stop_asked_) leases_.stop();  // by a rank that began before this one
   begun_ = true;
   hand_out();
 }
 
-// ---- tickets ------------------------------------------------------------------------------------------------------------
+// ---- leases ------------------------------------------------------------------------------------------------------------
 void Coordinator::wants(int worker, std::uint64_t request) {
   if (request <= of(worker).request) return;
   of(worker).request = request;
@@ -22,8 +22,8 @@ void Coordinator::wants(int worker, std::uint64_t request) {
   hand_out();
 }
 
-bool Coordinator::done(std::int64_t ticket, double now) {
-  const bool counts = tickets_.done(ticket);
+bool Coordinator::done(std::int64_t lease, double now) {
+  const bool counts = leases_.done(lease);
   changed_ = now;
   hand_out();
   return counts;
@@ -31,19 +31,19 @@ bool Coordinator::done(std::int64_t ticket, double now) {
 
 void Coordinator::leaves(int worker) {
   of(worker).left = true, of(worker).waits = false;
-  tickets_.lost(worker);
+  leases_.lost(worker);
   hand_out();
 }
 
 void Coordinator::stop() {
   stop_asked_ = true;
-  tickets_.stop();
+  leases_.stop();
   hand_out();
 }
 
 // ---- who waits ------------------------------------------------------------------------------------------------------------
-void Coordinator::stands(int rank, std::string waits_for, double now) {
-  of(rank).stands = std::move(waits_for);
+void Coordinator::waits_for(int rank, std::string waits_for, double now) {
+  of(rank).waits_for = std::move(waits_for);
   changed_ = now;
 }
 
@@ -52,10 +52,10 @@ Coordinator::Waiting Coordinator::waiting(const std::function<std::string(int)>&
   for (int r = 0; r < count(); r++) {
     const Rank& rank = ranks_[std::size_t(r)];
     if (!rank.lives) continue;
-    if (rank.stands.empty())
+    if (rank.waits_for.empty())
       w.works += (w.works.empty() ? "" : ", ") + name(r);
     else
-      w.waits += (w.waits.empty() ? "" : "; ") + name(r) + " for " + rank.stands;
+      w.waits += (w.waits.empty() ? "" : "; ") + name(r) + " for " + rank.waits_for;
   }
   return w;
 }
@@ -65,23 +65,23 @@ void Coordinator::hand_out() {
   int may_want = 0, wait = 0;
   for (int m = 0; m < workers_; m++) may_want += of(m).lives && !of(m).left, wait += of(m).waits;
   // Who makes a step together draws for it together: the batches of a step are then those of one machine with all of them.
-  if (together_ && wait < may_want) return;
-  const auto tell = [&](int m, std::uint64_t ticket) {
-    Note n = note(What::ticket_is);
-    n[word::number] = ticket, n[word::tickets_done] = std::uint64_t(tickets_done()), n[word::request] = of(m).request;
+  if (synchronous_ && wait < may_want) return;
+  const auto tell = [&](int m, std::uint64_t lease) {
+    MessageHeader n = header(What::lease_is);
+    n[word::number] = lease, n[word::leases_done] = std::uint64_t(leases_done()), n[word::request] = of(m).request;
     send_(m, n, nullptr);
   };
   for (int m = 0; m < workers_; m++) {
     Rank& r = of(m);
     if (!r.waits) continue;
-    if (const auto ticket = tickets_.draw(m)) {
-      tell(m, std::uint64_t(*ticket));
+    if (const auto lease = leases_.draw(m)) {
+      tell(m, std::uint64_t(*lease));
       r.waits = r.told_none = false;
     } else if (!std::exchange(r.told_none, true)) {
       tell(m, word::none);  // it goes on waiting; the servers need not wait for its push
     }
   }
-  if (over_told_ || (!tickets_.over() && may_want > 0)) return;
+  if (over_told_ || (!leases_.over() && may_want > 0)) return;
   over_told_ = true;
   for (int r = 0; r < count(); r++)
     if (of(r).lives) tell_over(r);
@@ -90,13 +90,13 @@ void Coordinator::hand_out() {
 
 // ---- the end --------------------------------------------------------------------------------------------------------------
 void Coordinator::tell_over(int rank) {
-  Note n = note(What::over);
-  n[word::number] = stop_asked_, n[word::tickets_done] = std::uint64_t(tickets_done());
+  MessageHeader n = header(What::over);
+  n[word::number] = stop_asked_, n[word::leases_done] = std::uint64_t(leases_done());
   send_(rank, n, nullptr);
 }
 
 void Coordinator::says_bye(int rank) {
-  if (end_told_) return send_(rank, note(What::end), nullptr);  // it came back too late to have heard it
+  if (end_told_) return send_(rank, header(What::end), nullptr);  // it came back too late to have heard it
   of(rank).bye = true;
   count_byes();
 }
@@ -107,7 +107,7 @@ void Coordinator::count_byes() {
     if (r.lives && !r.bye) return;
   end_told_ = true;
   for (int r = 0; r < count(); r++)
-    if (of(r).lives) send_(r, note(What::end), nullptr);
+    if (of(r).lives) send_(r, header(What::end), nullptr);
 }
 
 // ---- who is there ---------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ void Coordinator::lost(int rank, double now) {
   of(rank) = {.lives = false};
   changed_ = now;
   if (begun_) {
-    tickets_.lost(rank);
+    leases_.lost(rank);
     hand_out();
     count_byes();
   }
@@ -142,7 +142,7 @@ void Coordinator::answer(std::uint64_t k) {
   g.complete = true;
   std::vector<std::string> all;
   for (int r = 0; r < count(); r++) all.push_back(g.texts.count(r) ? g.texts[r] : "");
-  Note n = note(What::heard);
+  MessageHeader n = header(What::heard);
   n[word::number] = k;
   const auto text = std::make_shared<const std::string>(bundle(all));
   for (const auto& [r, _] : g.texts)

@@ -1,6 +1,6 @@
-// Coordinator: rank 0's part of a parameter server. It hands out the tickets, gathers what all ranks say, and knows when the
+// Coordinator: rank 0's part of a parameter server. It hands out the leases, gathers what all ranks say, and knows when the
 // run is over and when all may go. No thread and no network: it is told what has happened, and says what follows from it to
-// `send`. Times are seconds of any clock. Which of its notes say what: server_messages.h.
+// `send`. Times are seconds of any clock. Which of its messages say what: server_messages.h.
 #pragma once
 #include <functional>
 #include <map>
@@ -10,45 +10,45 @@
 #include <vector>
 
 #include "dist/server/channel.h"
-#include "dist/server/tickets.h"
+#include "dist/server/work_leases.h"
 
 namespace tandem {
 
 class Coordinator {
  public:
   // text: null where there is none.
-  using Send = std::function<void(int to, const Note& note, std::shared_ptr<const std::string> text)>;
+  using Send = std::function<void(int to, const MessageHeader& header, std::shared_ptr<const std::string> text)>;
   Coordinator(int ranks, Send send) : send_(std::move(send)), ranks_(std::size_t(ranks)) {}
 
-  // The first `workers` ranks train. together: they make each step together (bsp). Who has asked for a ticket has it now.
-  void begin(int workers, bool together, Tickets tickets);
+  // The first `workers` ranks train. synchronous: they make each step together (bsp). Who has asked for a lease has it now.
+  void begin(int workers, bool synchronous, WorkLeases leases);
 
   void says(int rank, std::uint64_t gathering, std::string text);
-  // A ticket. Requests ascend, and one that comes again is passed over.
+  // A lease. Requests ascend, and one that comes again is passed over.
   void wants(int worker, std::uint64_t request);
-  bool done(std::int64_t ticket, double now);                 // true: it was not done before
-  void leaves(int worker);                                    // draws no more; what it has is drawn again
+  bool done(std::int64_t lease, double now);  // true: it was not done before
+  void leaves(int worker);                    // draws no more; what it has is drawn again
   void stop();
   void says_bye(int rank);
   void lost(int rank, double now), returned(int rank);
   // What that rank's training thread waits for; empty: it works.
-  void stands(int rank, std::string waits_for, double now);
+  void waits_for(int rank, std::string waits_for, double now);
   struct Waiting {
-    std::string waits = {}, works = {};  // "rank 1 for a ticket; rank 2 for …", "rank 0"
-    double since = 0;                    // nothing of that has changed, and no ticket was done
+    std::string waits = {}, works = {};  // "rank 1 for a lease; rank 2 for …", "rank 0"
+    double since = 0;                    // nothing of that has changed, and no lease was done
   };
   Waiting waiting(const std::function<std::string(int)>& name) const;
 
-  std::int64_t tickets_done() const { return tickets_.count_done(); }
+  std::int64_t leases_done() const { return leases_.count_done(); }
 
  private:
   struct Rank {
     bool lives = true;
-    bool waits = false;      // for a ticket
+    bool waits = false;      // for a lease
     bool told_none = false;  // that there is none for it now
     bool left = false, bye = false;
-    std::uint64_t request = 0;  // its last
-    std::string stands = {};    // what it waits for; empty: it works
+    std::uint64_t request = 0;   // its last
+    std::string waits_for = {};  // what it waits for; empty: it works
   };
   struct Gathering {
     std::map<int, std::string> texts;
@@ -64,10 +64,10 @@ class Coordinator {
   Send send_;
   std::vector<Rank> ranks_;
   int workers_ = 0;
-  bool begun_ = false, together_ = false, stop_asked_ = false;
+  bool begun_ = false, synchronous_ = false, stop_asked_ = false;
   bool over_told_ = false, end_told_ = false;
-  double changed_ = 0;  // when a rank began to wait or to work, or a ticket was done
-  Tickets tickets_;
+  double changed_ = 0;  // when a rank began to wait or to work, or a lease was done
+  WorkLeases leases_;
   // None is forgotten: who comes back asks for all of them, from the first.
   std::map<std::uint64_t, Gathering> gatherings_;
 };

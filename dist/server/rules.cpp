@@ -71,18 +71,18 @@ struct DcAsgdC {
 // The same with λ = λ₀/√(s + 10⁻⁷), s the worker's running mean of g²   (its adaptive form)
 template <class T>
 struct DcAsgdA {
-  static constexpr Rule::Keeps keeps{.sent = true, .squares = true};
+  static constexpr Rule::Keeps keeps{.sent = true, .square_avg = true};
   T lambda, decay;
   DcAsgdA(const Hyper&, const Constants& k) : lambda(rounded<T>(k.at("lambda"))), decay(rounded<T>(k.at("decay"))) {}
   T mean_square(const RuleVectors<T>& x, std::int64_t i) const {
-    return fused(decay, x.squares[i], (1 - decay) * x.g[i] * x.g[i]);
+    return fused(decay, x.square_avg[i], (1 - decay) * x.g[i] * x.g[i]);
   }
   T correction(const RuleVectors<T>& x, std::int64_t i, T s) const {
     return lambda / std::sqrt(s + T(1e-7f)) * x.g[i] * x.g[i] * (x.w[i] - x.sent[i]);
   }
   T correction(const RuleVectors<T>& x, std::int64_t i) const { return correction(x, i, mean_square(x, i)); }
   T kept_correction(const RuleVectors<T>& x, std::int64_t i) const {
-    return correction(x, i, x.squares[i] = mean_square(x, i));
+    return correction(x, i, x.square_avg[i] = mean_square(x, i));
   }
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
     x.w[i] = fused(-rate, x.g[i] + kept_correction(x, i), x.w[i]);
@@ -92,7 +92,7 @@ struct DcAsgdA {
 // v = μ·v + g + c;  w −= η·v, c as above: delay compensation with a fixed momentum. Our reading of the thesis' baseline.
 template <class T>
 struct DcAsgdK : DcAsgdA<T> {
-  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .squares = true};
+  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
   T mu;
   DcAsgdK(const Hyper& h, const Constants& k) : DcAsgdA<T>(h, k), mu(rounded<T>(h.momentum)) {}
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
@@ -126,7 +126,7 @@ struct DanaSlim {
 // between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction rises.
 template <class T>
 struct DdcAsgd : DcAsgdA<T> {
-  static constexpr Rule::Keeps keeps{.sent = true, .squares = true, .own = true};
+  static constexpr Rule::Keeps keeps{.sent = true, .square_avg = true, .own = true};
   T mu, share, ahead;
   DdcAsgd(const Hyper& h, const Constants& k)
       : DcAsgdA<T>(h, k),

@@ -16,7 +16,7 @@ struct RuleVectors {
   const T* g = nullptr;           // the gradient, with weight decay in it
   T* velocity = nullptr;          // the shard's
   const T* sent = nullptr;        // w as this worker was last sent it
-  T* squares = nullptr;           // this worker's running mean of g²
+  T* square_avg = nullptr;        // this worker's running mean of g²
   T* own = nullptr;               // this worker's velocity
   const float* scales = nullptr;  // of the learning rate, one for each block of 64 elements; 0: frozen
 };
@@ -29,16 +29,16 @@ struct Hyper {  // at the moment of a push
 class Rule {
  public:
   struct Keeps {  // which vectors
-    bool velocity = false, sent = false, squares = false, own = false;
+    bool velocity = false, sent = false, square_avg = false, own = false;
   };
   virtual ~Rule() = default;
   virtual std::string name() const = 0;
   virtual Keeps keeps() const = 0;
   // elements: a multiple of 64. Any thread, for different vectors.
-  virtual void push(const RuleVectors<float>& x, std::int64_t elements, const Hyper& hyper) const = 0;
-  virtual void push(const RuleVectors<double>& x, std::int64_t elements, const Hyper& hyper) const = 0;
+  virtual void push(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
+  virtual void push(const RuleVectors<double>& x, std::int64_t numel, const Hyper& hyper) const = 0;
   // ‖c‖/‖g‖, how much the rule would correct this gradient for its lateness; 0 where it does not.
-  virtual double correction(const RuleVectors<float>& x, std::int64_t elements, const Hyper& hyper) const = 0;
+  virtual double correction(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
 };
 
 // "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Throws UsageError that lists names or constants.

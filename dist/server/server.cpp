@@ -12,12 +12,12 @@
 #include <utility>
 
 #include "core/text.h"
-#include "dist/server/adoptions.h"
+#include "dist/server/fail_over.h"
 #include "dist/server/coordinator.h"
-#include "dist/server/early.h"
-#include "dist/server/letters.h"
-#include "dist/server/owner.h"
-#include "dist/server/post.h"
+#include "dist/server/deferred_queue.h"
+#include "dist/server/unexpected_messages.h"
+#include "dist/server/shard_server.h"
+#include "dist/server/send_queue.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
 #include "dist/server/worker.h"
@@ -30,13 +30,13 @@ std::string shown(double v) {
   std::snprintf(text, sizeof text, "%.3g", v);
   return text;
 }
-std::string text_of(const std::vector<std::byte>& letter) {
-  return {reinterpret_cast<const char*>(letter.data()), letter.size()};
+std::string text_of(const std::vector<std::byte>& message) {
+  return {reinterpret_cast<const char*>(message.data()), message.size()};
 }
 template <class T>
-std::vector<T> numbers_in(const std::vector<std::byte>& letter) {
-  std::vector<T> all(letter.size() / sizeof(T));
-  if (!all.empty()) std::memcpy(all.data(), letter.data(), all.size() * sizeof(T));
+std::vector<T> numbers_in(const std::vector<std::byte>& message) {
+  std::vector<T> all(message.size() / sizeof(T));
+  if (!all.empty()) std::memcpy(all.data(), message.data(), all.size() * sizeof(T));
   return all;
 }
 
@@ -45,18 +45,22 @@ std::vector<T> numbers_in(const std::vector<std::byte>& letter) {
 // Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until something
 // is so; the member's thread carries messages and hands each to the part of this rank that it is for. What `mutex_` guards is
 // both threads'; what begin() makes is made before the member's thread is told of it.
-class Member::Thread {
+class ServerNode::Thread {
  public:
   Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
-      : channel_(std::move(channel)), deadline_(deadline), patience_(patience), tells_(std::move(tells)), post_(*channel_) {
+      : channel_(std::move(channel)),
+        deadline_(deadline),
+        patience_(patience),
+        tells_(std::move(tells)),
+        send_queue_(*channel_) {
     if (rank() == 0)
       coordinator_ = std::make_unique<Coordinator>(
-          size(), [this](int to, const Note& n, const std::shared_ptr<const std::string>& text) {
-            post_.send(to, n, text ? std::as_bytes(std::span(*text)) : std::span<const std::byte>(), text);
+          size(), [this](int to, const MessageHeader& n, const std::shared_ptr<const std::string>& text) {
+            send_queue_.send(to, n, text ? std::as_bytes(std::span(*text)) : std::span<const std::byte>(), text);
           });
     channel_->on_message(
-        {.place = [this](int from, const Note& n, std::size_t bytes) { return place(from, n, bytes); },
-         .arrived = [this](int from, const Note& n, std::span<std::byte> b) { arrived(from, n, b); },
+        {.place = [this](int from, const MessageHeader& n, std::size_t bytes) { return place(from, n, bytes); },
+         .arrived = [this](int from, const MessageHeader& n, std::span<std::byte> b) { arrived(from, n, b); },
          .lost =
              [this](int rank, const std::string& why) {
                tell_person(why + ": the others go on without it");
@@ -84,76 +88,76 @@ class Member::Thread {
   std::string where() const { return channel_->where(rank()); }
   int workers() const { return layout_ ? layout_->workers() : size(); }
   bool trains() const { return rank() < workers(); }
-  // Tickets of a step are then drawn together: who had one more in hand would be waited for by those who have none.
-  bool together() const { return layout_->options.how.kind == Asynchrony::Kind::bsp; }
-  std::shared_ptr<void> memory(std::size_t bytes) { return post_.share(bytes); }
+  // WorkLeases of a step are then drawn together: who had one more in hand would be waited for by those who have none.
+  bool synchronous() const { return layout_->options.how.kind == Asynchrony::Kind::bsp; }
+  std::shared_ptr<void> memory(std::size_t bytes) { return send_queue_.share(bytes); }
 
   std::vector<std::string> gather(const std::string& mine) {
     const std::uint64_t k = ++gatherings_;
     tell([this, k, mine] {
       const auto text = std::make_shared<std::string>(mine);
-      Note n = note(What::say);
+      MessageHeader n = header(What::say);
       n[word::number] = k;
-      post_.send(0, n, std::as_bytes(std::span(*text)), text);
+      send_queue_.send(0, n, std::as_bytes(std::span(*text)), text);
     });
     std::vector<std::string> all;
     wait("what all ranks say", [&] { return heard_.count(k) > 0; }, [&] { all = std::move(heard_.extract(k).mapped()); });
     return all;
   }
 
-  void begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
+  void begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options, WorkLeases leases,
              Buffer velocity) {
     layout_ = std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count,
-                                             statistics.count);
+                                             buffers.count);
     check_snapshots();
     scales.resize(std::size_t(layout_->whole() / 64), 1.f);
-    worker_ = std::make_unique<Worker>(*layout_, post_,
+    worker_ = std::make_unique<Worker>(*layout_, send_queue_,
                                        Worker::Hears{.over = [this](const Worker::Exchange& x) { answered(x); },
                                                      .velocity_here = [this] { change([&] { velocity_here_ = true; }); }});
-    owner_ = std::make_unique<Owner>(*layout_, post_, std::move(scales), [this](const Served& first) {
+    shard_server_ = std::make_unique<ShardServer>(*layout_, send_queue_, std::move(scales), [this](const ShardService& first) {
       std::lock_guard lock(mutex_);
       counts_.shard = first.counts();
       if (layout_->options.record) events_ = first.events();
     });
-    adoptions_ = std::make_unique<Adoptions>(*layout_, post_,
-                                             [this](Adoptions::Adopted&& a) { owner_->adopt(std::move(a)); });
+    fail_overs_ = std::make_unique<FailOvers>(*layout_, send_queue_,
+                                              [this](FailOvers::TakenOver&& a) { shard_server_->take_over(std::move(a)); });
     std::vector<std::byte> v;
     if (rank() == 0) {
-      worker_->keep_first(parameters, statistics);
+      worker_->keep_first(parameters, buffers);
       if (velocity.count) {
         v.resize(layout_->bytes(layout_->whole()));
         std::memcpy(v.data(), velocity.data, velocity.bytes());
       }
     }
-    tell([this, tickets, v = std::move(v)]() mutable {
+    tell([this, leases, v = std::move(v)]() mutable {
       // Who comes back does not know who owns what by now.
-      if (post_.incarnation() > 0) return post_.send(0, note(What::ask_owners));
+      if (send_queue_.incarnation() > 0) return send_queue_.send(0, header(What::ask_owners));
       if (coordinator_) {
-        coordinator_->begin(workers(), layout_->options.how.kind == Asynchrony::Kind::bsp, std::move(tickets));
+        coordinator_->begin(workers(), layout_->options.how.kind == Asynchrony::Kind::bsp, std::move(leases));
         worker_->send_first(std::move(v));
       }
-      owner_->begin();
+      shard_server_->begin();
       ready();
       exchange();
     });
     // Here nobody waits: pull() does.
   }
 
-  std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop) {
+  std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop) {
     const double begin = now();
     bool told = false;
     holds_ = {};
     wait(
-        "a ticket", [&] { return over_ || (trains() && drawn_); },
+        "a lease", [&] { return over_ || (trains() && drawn_); },
         [&] { holds_ = over_ ? std::nullopt : std::exchange(drawn_, {}); },
         [&] {
           if (asked_to_stop && asked_to_stop() && !std::exchange(told, true)) {
-            commands_.push_back([this] { post_.send(0, note(What::stop_all)); });
+            commands_.push_back([this] { send_queue_.send(0, header(What::stop_all)); });
             channel_->wake();
           }
         });
     waited_ += now() - begin;
-    if (holds_ && !together()) tell([this] { worker_->ask_for_ticket(); });  // so that its batch can be made meanwhile
+    if (holds_ && !synchronous()) tell([this] { worker_->ask_for_lease(); });  // so that its batch can be made meanwhile
     return holds_;
   }
   std::optional<std::int64_t> next_ticket() const {
@@ -163,10 +167,10 @@ class Member::Thread {
 
   void push_part(Buffer gradient, Range part) {
     tell([this, at = gradient.data, part] {
-      const std::int64_t before = post_.bytes_sent();
+      const std::int64_t before = send_queue_.bytes_sent();
       worker_->send_early(at, part);
       std::lock_guard lock(mutex_);
-      counts_.early_bytes += post_.bytes_sent() - before;
+      counts_.early_bytes += send_queue_.bytes_sent() - before;
     });
   }
   bool pushes_parts() const {
@@ -174,60 +178,60 @@ class Member::Thread {
     return pushes_parts_;
   }
 
-  void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
+  void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums) {
     require(gradient.dtype == layout_->dtype && gradient.count == layout_->parameters, "push: a gradient of ", gradient.count,
             " ", name_of(gradient.dtype), ", and the servers have ", layout_->parameters, " ", name_of(layout_->dtype));
-    require(holds_.has_value(), "push: no ticket was drawn for it");
+    require(holds_.has_value(), "push: no lease was drawn for it");
     {
       std::lock_guard lock(mutex_);
       require(!waiting_, "push before the answer to the last one: pull() first");
       waiting_ = true;
     }
-    worker_->keep_statistics(statistics);
+    worker_->keep_buffers(buffers);
     const Worker::Exchange x{
-        .gradient = gradient.data, .samples = samples, .ticket = *std::exchange(holds_, {}), .score = score};
+        .gradient = gradient.data, .samples = samples, .lease = *std::exchange(holds_, {}), .sums = sums};
     tell([this, x] {
       worker_->start(x);
-      if (together()) worker_->ask_for_ticket();
+      if (synchronous()) worker_->ask_for_lease();
     });
   }
   void ask() {
     wait("the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
     tell([this] { worker_->start({}); });
   }
-  bool pull(Buffer parameters, Buffer statistics) {
+  bool pull(Buffer parameters, Buffer buffers) {
     const double begin = now();
     Worker::Exchange x;
     wait("the answer to a push", [&] { return !waiting_; }, [&] { x = answered_; });
     waited_ += now() - begin;
-    worker_->copy_answer(x.half(), parameters, statistics);
+    worker_->copy_answer(x.half(), parameters, buffers);
     return x.verdict == Verdict::taken;
   }
 
   void leave() {
     if (!trains()) return;
     tell([this] {
-      post_.send(0, note(What::leaves));
+      send_queue_.send(0, header(What::leaves));
       worker_->be_idle();
     });
   }
   // Twice it waits for all: until nothing more is applied, so that the weights are the last; and until all have these, since
   // they may have them from here.
-  void finish(Buffer parameters, Buffer statistics) {
+  void finish(Buffer parameters, Buffer buffers) {
     leave();
     wait("the others to end", [&] { return over_; });
     if (trains()) {
       ask();
-      pull(parameters, statistics);
+      pull(parameters, buffers);
     }
     tell([this] {
-      post_.forgive();
-      post_.send(0, note(What::bye));
+      send_queue_.forgive();
+      send_queue_.send(0, header(What::bye));
     });
     wait("the others to end", [&] { return ended_; });
   }
   void stop() {
-    tell([this] { post_.send(0, note(What::stop_all)); });
+    tell([this] { send_queue_.send(0, header(What::stop_all)); });
   }
   bool is_first_of_what_is_left() const {
     std::lock_guard lock(mutex_);
@@ -239,13 +243,13 @@ class Member::Thread {
     std::lock_guard lock(mutex_);
     return stopped_;
   }
-  Score trained() {
+  MetricSums trained() {
     std::lock_guard lock(mutex_);
-    return std::exchange(score_, {});
+    return std::exchange(sums_, {});
   }
-  std::int64_t tickets_done() const {
+  std::int64_t leases_done() const {
     std::lock_guard lock(mutex_);
-    return tickets_done_;
+    return leases_done_;
   }
   bool velocity(Buffer into) {
     const Rule::Keeps keeps = make_rule(layout_->options.how.rule)->keeps();
@@ -257,7 +261,7 @@ class Member::Thread {
   Counts counts() const {
     std::lock_guard lock(mutex_);
     Counts c = counts_;
-    c.bytes = post_.bytes_sent();
+    c.bytes = send_queue_.bytes_sent();
     c.waited = waited_;
     return c;
   }
@@ -318,13 +322,13 @@ class Member::Thread {
         {
           std::lock_guard lock(mutex_);
           if (end_ && leaves_at == 0) leaves_at = now() + (ended_ ? patience : 0), ends = ended_;
-          if (end_ && !ends && (post_.empty() || now() >= leaves_at)) return;
+          if (end_ && !ends && (send_queue_.empty() || now() >= leaves_at)) return;
           commands.swap(commands_);
         }
         for (auto& c : commands) c();
         if (ends) tell_what_it_waits_for("nothing any more: it has ended");
         const bool some = channel_->progress();
-        post_.let_go();
+        send_queue_.let_go();
         if (now() >= next_look_) next_look_ = now() + look_around();
         if (!some) channel_->rest();
       }
@@ -345,7 +349,7 @@ class Member::Thread {
       sum += count;
     }
     if (sum > 0)
-      tell_person(std::to_string(sum) + " of " + std::to_string(coordinator_->tickets_done()) +
+      tell_person(std::to_string(sum) + " of " + std::to_string(coordinator_->leases_done()) +
                   " gradients were not finite, and refused (" + all + "). A smaller --lr usually helps");
   }
 
@@ -355,12 +359,12 @@ class Member::Thread {
     if (coordinator_) look_for_standstill();
     const double every = ready_ ? layout_->options.snapshots : 0;
     if (every <= 0 || over_heard_) return seldom;
-    if (snapshot_began_ > 0 && !owner_->snapshot_under_way()) {  // its share of the link's time is a tenth
+    if (snapshot_began_ > 0 && !shard_server_->snapshot_under_way()) {  // its share of the link's time is a tenth
       next_snapshot_ = std::max(next_snapshot_, now() + 9 * (now() - snapshot_began_));
       snapshot_began_ = 0;
     }
     if (now() >= next_snapshot_ && snapshot_began_ == 0 && std::exchange(next_snapshot_, now() + every) > 0) {
-      owner_->send_snapshots(layout_->successor(rank(), post_.living()));
+      shard_server_->send_snapshots(layout_->successor(rank(), send_queue_.living()));
       snapshot_began_ = now();
     }
     return std::min(seldom, every);
@@ -377,7 +381,7 @@ class Member::Thread {
     const auto text = std::make_shared<std::string>(still ? w.what + (ready_ ? worker_->missing() : "") : for_good);
     if (*text == told_wait_.what && (text->empty() || w.number == told_wait_.number)) return;
     told_wait_ = {*text, w.number};
-    post_.send(0, note(What::stands), std::as_bytes(std::span(*text)), text);
+    send_queue_.send(0, header(What::waits_for), std::as_bytes(std::span(*text)), text);
   }
   // At rank 0. Who works may take as long as that takes; where nobody does, nothing will come.
   void look_for_standstill() {
@@ -397,29 +401,29 @@ class Member::Thread {
   void exchange() {
     if (!trains()) return;
     worker_->start({});
-    worker_->ask_for_ticket();
+    worker_->ask_for_lease();
   }
   void ready() {
     ready_ = true;
     next_look_ = 0;
-    early_.handle();
+    deferred_.handle();
   }
   // What concerns shards, messages and losses alike, waits until this rank has begun.
   void when_ready(int from, std::function<void()> f) {
     if (ready_) return f();
-    early_.keep(from, std::move(f));
+    deferred_.keep(from, std::move(f));
   }
 
   void answered(const Worker::Exchange& x) {
-    std::array<double, 3> score{};
-    if (x.verdict == Verdict::taken) score = {x.score.loss, x.score.correct, x.score.samples};
+    std::array<double, 3> sums{};
+    if (x.verdict == Verdict::taken) sums = {x.sums.loss, x.sums.correct, x.sums.samples};
     if (x.gradient && coordinator_) {
-      done(rank(), x.ticket, score, x.verdict);  // at once: when its pull() returns it is counted
+      done(rank(), x.lease, sums, x.verdict);  // at once: when its pull() returns it is counted
     } else if (x.gradient) {
-      Note n = note(What::done);
-      n[word::number] = std::uint64_t(x.ticket), n[word::verdict] = std::uint64_t(x.verdict);
-      const auto keep = std::make_shared<std::array<double, 3>>(score);
-      post_.send(0, n, std::as_bytes(std::span(*keep)), keep);
+      MessageHeader n = header(What::done);
+      n[word::number] = std::uint64_t(x.lease), n[word::verdict] = std::uint64_t(x.verdict);
+      const auto keep = std::make_shared<std::array<double, 3>>(sums);
+      send_queue_.send(0, n, std::as_bytes(std::span(*keep)), keep);
     }
     change([&] {
       waiting_ = false;
@@ -428,22 +432,22 @@ class Member::Thread {
       counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
     });
   }
-  void done(int worker, std::int64_t ticket, const std::array<double, 3>& score, Verdict verdict) {
-    if (!coordinator_->done(ticket, now())) return;
+  void done(int worker, std::int64_t lease, const std::array<double, 3>& sums, Verdict verdict) {
+    if (!coordinator_->done(lease, now())) return;
     if (verdict == Verdict::refused && refused_[worker]++ == 0)
       tell_person("a gradient of " + channel_->where(worker) + " is not finite: it is refused, as all that are so will be");
     change([&] {
-      score_.loss += score[0], score_.correct += score[1], score_.samples += score[2];
-      tickets_done_ = coordinator_->tickets_done();
+      sums_.loss += sums[0], sums_.correct += sums[1], sums_.samples += sums[2];
+      leases_done_ = coordinator_->leases_done();
     });
   }
 
   // ---- losses -----------------------------------------------------------------------------------------------------------
   void lost(int rank) {
-    early_.forget(rank);
-    when_ready(Early::nobody, [this, rank, generation = channel_->generation(), living = post_.living()] {
-      owner_->lost(rank);
-      adoptions_->lost(rank);
+    deferred_.forget(rank);
+    when_ready(DeferredQueue::nobody, [this, rank, generation = channel_->generation(), living = send_queue_.living()] {
+      shard_server_->lost(rank);
+      fail_overs_->lost(rank);
       if (generation <= generation_) return;
       generation_ = generation;
       for (int s = 0; s < layout_->shards(); s++)
@@ -454,17 +458,17 @@ class Member::Thread {
   }
   void change_owner(int s, int to) {
     layout_->owner[std::size_t(s)] = to;
-    if (to == rank()) adopt(s);
+    if (to == rank()) take_over(s);
     worker_->owner_changed(s);
   }
-  void adopt(int s) {
-    adoptions_->begin(s);
+  void take_over(int s) {
+    fail_overs_->begin(s);
     std::lock_guard lock(mutex_);
-    counts_.adopted++;
+    counts_.taken_over++;
   }
   void returned(int rank) {
-    when_ready(Early::nobody, [this, rank, generation = channel_->generation()] {
-      owner_->returned(rank);
+    when_ready(DeferredQueue::nobody, [this, rank, generation = channel_->generation()] {
+      shard_server_->returned(rank);
       generation_ = std::max(generation_, generation);
     });
     if (coordinator_) coordinator_->returned(rank);
@@ -472,11 +476,11 @@ class Member::Thread {
   }
 
   // ---- what arrives -----------------------------------------------------------------------------------------------------
-  std::size_t element(const Note& n) const {
+  std::size_t element(const MessageHeader& n) const {
     return size_of(what_of(n) == What::push_part ? layout_->pushed_as(int(n[word::shard])) : layout_->dtype);
   }
   // A message about a shard fits this rank's layout, and comes from who may send it.
-  void check(int from, const Note& n, std::size_t bytes) const {
+  void check(int from, const MessageHeader& n, std::size_t bytes) const {
     const bool of_workers = n[word::what] <= std::uint64_t(What::idle);
     if (n[word::what] == 0 || n[word::shard] >= std::uint64_t(layout_->shards()) || (of_workers && from >= workers()))
       fail(channel_->where(from), " sends what is no message");
@@ -488,102 +492,102 @@ class Member::Thread {
     if (!fits) fail(channel_->where(from), " does not train the same model");
   }
 
-  std::span<std::byte> place(int from, const Note& n, std::size_t bytes) {
+  std::span<std::byte> place(int from, const MessageHeader& n, std::size_t bytes) {
     if (bytes == 0) return {};
-    if (!about_a_shard(n) || !ready_) return letters_.room(bytes);
+    if (!about_a_shard(n) || !ready_) return unexpected_.room(bytes);
     check(from, n, bytes);
     std::optional<std::span<std::byte>> at;
     switch (what_of(n)) {
       case What::push_part:
-      case What::first_part: at = owner_->place(from, n, bytes); break;
+      case What::first_part: at = shard_server_->place(from, n, bytes); break;
       case What::answer_part:
       case What::velocity_part: at = worker_->place(n, bytes); break;
       case What::copy_part:
-      case What::snapshot_part: at = adoptions_->place(from, n, bytes); break;
+      case What::snapshot_part: at = fail_overs_->place(from, n, bytes); break;
       default: break;
     }
-    return at ? *at : letters_.room(bytes);
+    return at ? *at : unexpected_.room(bytes);
   }
 
-  // A message that arrived as a letter, now that this rank is ready to place it.
-  void come_again(int from, const Note& n, const std::vector<std::byte>& letter) {
-    const std::span<std::byte> at = place(from, n, letter.size());
-    if (!letter.empty()) std::memcpy(at.data(), letter.data(), letter.size());
+  // A message that arrived as an unexpected message, now that this rank is ready to place it.
+  void come_again(int from, const MessageHeader& n, const std::vector<std::byte>& message) {
+    const std::span<std::byte> at = place(from, n, message.size());
+    if (!message.empty()) std::memcpy(at.data(), message.data(), message.size());
     arrived(from, n, at);
   }
 
-  void arrived(int from, const Note& n, std::span<std::byte> bytes) {
-    std::vector<std::byte> letter = letters_.take(bytes);
-    if (!about_a_shard(n)) return arrived(from, n, letter);
+  void arrived(int from, const MessageHeader& n, std::span<std::byte> bytes) {
+    std::vector<std::byte> message = unexpected_.take(bytes);
+    if (!about_a_shard(n)) return arrived(from, n, message);
     if (!ready_) {  // then it comes again
-      early_.keep(from, [this, from, n, letter = std::move(letter)] { come_again(from, n, letter); });
+      deferred_.keep(from, [this, from, n, message = std::move(message)] { come_again(from, n, message); });
       return;
     }
     check(from, n, bytes.size());
     // A part for an owner that began to arrive before this rank was ready, or that nobody wants any more.
-    if ((what_of(n) == What::push_part || what_of(n) == What::first_part) && !letter.empty()) {
-      const auto at = owner_->place(from, n, letter.size());
+    if ((what_of(n) == What::push_part || what_of(n) == What::first_part) && !message.empty()) {
+      const auto at = shard_server_->place(from, n, message.size());
       if (!at) return;
-      std::memcpy(at->data(), letter.data(), letter.size());
+      std::memcpy(at->data(), message.data(), message.size());
     }
     const int s = int(n[word::shard]);
-    const auto elements = std::int64_t(bytes.size() / element(n));
-    const bool wanted = letter.empty();  // of a part: it lies where it belongs
+    const auto numel = std::int64_t(bytes.size() / element(n));
+    const bool wanted = message.empty();  // of a part: it lies where it belongs
     switch (what_of(n)) {
-      case What::push_part: return owner_->push_part(from, n, elements);
-      case What::push: return owner_->push(from, n);
+      case What::push_part: return shard_server_->push_part(from, n, numel);
+      case What::push: return shard_server_->push(from, n);
       case What::push_here:
-      case What::pull: return owner_->request(from, n);
-      case What::idle: return owner_->idle(from, n);
-      case What::first_part: return owner_->first_part(n, elements);
-      case What::velocity_wanted: return owner_->velocity_wanted(from, s);
+      case What::pull: return shard_server_->request(from, n);
+      case What::idle: return shard_server_->idle(from, n);
+      case What::first_part: return shard_server_->first_part(n, numel);
+      case What::velocity_wanted: return shard_server_->velocity_wanted(from, s);
 
-      case What::answer_part: return wanted ? worker_->answer_part(n, elements) : void();
+      case What::answer_part: return wanted ? worker_->answer_part(n, numel) : void();
       case What::answer_end:
-      case What::answer_here: return worker_->answer_ended(n, numbers_in<ExchangeId>(letter));
-      case What::velocity_part: return wanted ? worker_->velocity_part(s, elements) : void();
+      case What::answer_here: return worker_->answer_ended(n, numbers_in<ExchangeId>(message));
+      case What::velocity_part: return wanted ? worker_->velocity_part(s, numel) : void();
 
-      case What::offer: return adoptions_->offered(from, n, numbers_in<ExchangeId>(letter));
+      case What::offer: return fail_overs_->offered(from, n, numbers_in<ExchangeId>(message));
       case What::copy_wanted: return worker_->copy_wanted(from, s);
-      case What::copy_part: return wanted ? adoptions_->copy_part(from, n, elements) : void();
-      case What::snapshot_part: return adoptions_->snapshot_part(n, elements);
+      case What::copy_part: return wanted ? fail_overs_->copy_part(from, n, numel) : void();
+      case What::snapshot_part: return fail_overs_->snapshot_part(n, numel);
       default: return;
     }
   }
 
-  void arrived(int from, const Note& n, const std::vector<std::byte>& letter) {
+  void arrived(int from, const MessageHeader& n, const std::vector<std::byte>& message) {
     const auto number = std::int64_t(n[word::number]);
     const bool to_rank_0 = n[word::what] < std::uint64_t(What::heard);
     require(!to_rank_0 || coordinator_, channel_->where(from), " takes ", where(), " for rank 0");
     switch (what_of(n)) {
-      case What::say: return coordinator_->says(from, n[word::number], text_of(letter));
+      case What::say: return coordinator_->says(from, n[word::number], text_of(message));
       case What::want: return coordinator_->wants(from, n[word::request]);
       case What::done: {
-        const std::vector<double> score = numbers_in<double>(letter);
-        require(score.size() == 3, channel_->where(from), " sends a score of ", score.size(), " numbers");
-        return done(from, number, {score[0], score[1], score[2]}, verdict_of(n));
+        const std::vector<double> sums = numbers_in<double>(message);
+        require(sums.size() == 3, channel_->where(from), " sends a score of ", sums.size(), " numbers");
+        return done(from, number, {sums[0], sums[1], sums[2]}, verdict_of(n));
       }
       case What::stop_all: return coordinator_->stop();
       case What::leaves: return coordinator_->leaves(from);
       case What::bye: return coordinator_->says_bye(from);
-      case What::stands: return coordinator_->stands(from, text_of(letter), now());
+      case What::waits_for: return coordinator_->waits_for(from, text_of(message), now());
       case What::ask_owners:
         return when_ready(from, [this, from] {
           const auto owners = std::make_shared<std::vector<int>>(layout_->owner);
-          Note n = note(What::owners);
+          MessageHeader n = header(What::owners);
           n[word::number] = generation_;
-          post_.send(from, n, std::as_bytes(std::span(*owners)), owners);
+          send_queue_.send(from, n, std::as_bytes(std::span(*owners)), owners);
         });
 
-      case What::heard: return change([&] { heard_[n[word::number]] = unbundle(text_of(letter)); });
+      case What::heard: return change([&] { heard_[n[word::number]] = unbundle(text_of(message)); });
       case What::owners:
-        owners_ = {n[word::number], numbers_in<int>(letter)};
+        owners_ = {n[word::number], numbers_in<int>(message)};
         require(owners_->second.size() == std::size_t(layout_->shards()), "rank 0 does not train the same model");
         return begin_again();
-      case What::ticket_is: {
+      case What::lease_is: {
         if (!worker_->awaits(n)) return;
         return change([&] {
-          tickets_done_ = std::max(tickets_done_, std::int64_t(n[word::tickets_done]));
+          leases_done_ = std::max(leases_done_, std::int64_t(n[word::leases_done]));
           if (n[word::number] != word::none) drawn_ = number;
         });
       }
@@ -592,7 +596,7 @@ class Member::Thread {
         over_heard_ = true;
         return change([&] {
           over_ = true, stopped_ = number != 0;
-          tickets_done_ = std::max(tickets_done_, std::int64_t(n[word::tickets_done]));
+          leases_done_ = std::max(leases_done_, std::int64_t(n[word::leases_done]));
         });
       case What::end: return change([&] { ended_ = true; });
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
@@ -600,14 +604,14 @@ class Member::Thread {
   }
   // This rank has come back, and rank 0 says who owned what in a generation. Once it has heard of that itself it can reach the
   // owners; what it hears of after it changes who they are. Its own shards are lost ranks', which fell to it
-  // meanwhile. It has no copies, and says so in the end to all owners: who adopts something waits for that.
+  // meanwhile. It has no copies, and says so in the end to all owners: who takes over something waits for that.
   void begin_again() {
     if (!owners_ || channel_->generation() < owners_->first) return;
     const auto [generation, owner] = *std::exchange(owners_, {});
     generation_ = generation;
     layout_->owner = owner;
     for (int s = 0; s < layout_->shards(); s++)
-      if (owner[std::size_t(s)] == rank()) adopt(s);
+      if (owner[std::size_t(s)] == rank()) take_over(s);
     ready();
     for (int s = 0; s < layout_->shards(); s++) worker_->owner_changed(s);
     exchange();
@@ -620,17 +624,17 @@ class Member::Thread {
   // Made by begin(). `post_` goes before them: what it sends lies in them.
   std::unique_ptr<ServerLayout> layout_;
   std::unique_ptr<Worker> worker_;
-  std::unique_ptr<Owner> owner_;
-  std::unique_ptr<Adoptions> adoptions_;
+  std::unique_ptr<ShardServer> shard_server_;
+  std::unique_ptr<FailOvers> fail_overs_;
   std::unique_ptr<Coordinator> coordinator_;  // at rank 0, from the beginning
-  Post post_;
+  SendQueue send_queue_;
 
   // The member's thread's.
-  Letters letters_;
-  Early early_;  // when_ready()
+  UnexpectedMessages unexpected_;
+  DeferredQueue deferred_;  // when_ready()
   bool ready_ = false;  // this rank knows who owns what, and has a part in it
   bool over_heard_ = false;
-  std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, tickets
+  std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, leases
   std::uint64_t generation_ = 0;  // of the membership, to which layout_->owner belongs
   std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: generation, by shard
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
@@ -642,24 +646,24 @@ class Member::Thread {
   bool warned_ = false;               // of this standstill
 
   // The training thread's.
-  std::optional<std::int64_t> holds_;  // a ticket
+  std::optional<std::int64_t> holds_;  // a lease
   std::uint64_t gatherings_ = 0;
   double waited_ = 0;  // seconds
 
   // Both threads'.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> commands_;                 // to the member's thread
-  std::map<std::uint64_t, std::vector<std::string>> heard_;    // by gathering
-  std::optional<std::int64_t> drawn_;                          // the next ticket
-  bool pushes_parts_ = false;                                  // Worker::sends_parts(), at the last answer
-  bool waiting_ = true;                                        // for an answer; begin() asks for the first
-  Worker::Exchange answered_;                                  // the last
+  std::deque<std::function<void()>> commands_;               // to the member's thread
+  std::map<std::uint64_t, std::vector<std::string>> heard_;  // by gathering
+  std::optional<std::int64_t> drawn_;                        // the next lease
+  bool pushes_parts_ = false;                                // Worker::sends_parts(), at the last answer
+  bool waiting_ = true;                                      // for an answer; begin() asks for the first
+  Worker::Exchange answered_;                                // the last
   bool velocity_here_ = false;
   bool over_ = false, stopped_ = false, ended_ = false;        // as rank 0 says
   bool end_ = false;                                           // of this object
-  std::int64_t tickets_done_ = 0;
-  Score score_;
+  std::int64_t leases_done_ = 0;
+  MetricSums sums_;
   Waits waits_;
   std::exception_ptr failed_;
   Counts counts_;
@@ -667,40 +671,40 @@ class Member::Thread {
   std::thread thread_;  // last
 };
 
-Member::Member(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
+ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
     : thread_(std::make_unique<Thread>(std::move(channel), deadline, std::move(tells), patience)) {}
-Member::~Member() = default;
-int Member::rank() const { return thread_->rank(); }
-int Member::size() const { return thread_->size(); }
-std::string Member::where() const { return thread_->where(); }
-bool Member::trains() const { return thread_->trains(); }
-int Member::workers() const { return thread_->workers(); }
-std::shared_ptr<void> Member::memory(std::size_t bytes) { return thread_->memory(bytes); }
-std::vector<std::string> Member::gather(const std::string& mine) { return thread_->gather(mine); }
-void Member::begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
-                   Buffer velocity) {
-  thread_->begin(parameters, statistics, std::move(scales), std::move(options), std::move(tickets), velocity);
+ServerNode::~ServerNode() = default;
+int ServerNode::rank() const { return thread_->rank(); }
+int ServerNode::size() const { return thread_->size(); }
+std::string ServerNode::where() const { return thread_->where(); }
+bool ServerNode::trains() const { return thread_->trains(); }
+int ServerNode::workers() const { return thread_->workers(); }
+std::shared_ptr<void> ServerNode::memory(std::size_t bytes) { return thread_->memory(bytes); }
+std::vector<std::string> ServerNode::gather(const std::string& mine) { return thread_->gather(mine); }
+void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options, WorkLeases leases,
+                       Buffer velocity) {
+  thread_->begin(parameters, buffers, std::move(scales), std::move(options), std::move(leases), velocity);
 }
-std::optional<std::int64_t> Member::ticket(const std::function<bool()>& asked_to_stop) {
-  return thread_->ticket(asked_to_stop);
+std::optional<std::int64_t> ServerNode::lease(const std::function<bool()>& asked_to_stop) {
+  return thread_->lease(asked_to_stop);
 }
-void Member::leave() { thread_->leave(); }
-std::optional<std::int64_t> Member::next_ticket() const { return thread_->next_ticket(); }
-void Member::push_part(Buffer gradient, Range part) { thread_->push_part(gradient, part); }
-bool Member::pushes_parts() const { return thread_->pushes_parts(); }
-void Member::push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score) {
-  thread_->push(gradient, statistics, samples, score);
+void ServerNode::leave() { thread_->leave(); }
+std::optional<std::int64_t> ServerNode::next_ticket() const { return thread_->next_ticket(); }
+void ServerNode::push_part(Buffer gradient, Range part) { thread_->push_part(gradient, part); }
+bool ServerNode::pushes_parts() const { return thread_->pushes_parts(); }
+void ServerNode::push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums) {
+  thread_->push(gradient, buffers, samples, sums);
 }
-bool Member::pull(Buffer parameters, Buffer statistics) { return thread_->pull(parameters, statistics); }
-void Member::finish(Buffer parameters, Buffer statistics) { thread_->finish(parameters, statistics); }
-void Member::ask() { thread_->ask(); }
-void Member::stop() { thread_->stop(); }
-bool Member::is_first_of_what_is_left() const { return thread_->is_first_of_what_is_left(); }
-bool Member::stopped() const { return thread_->stopped(); }
-Score Member::trained() { return thread_->trained(); }
-std::int64_t Member::tickets_done() const { return thread_->tickets_done(); }
-bool Member::velocity(Buffer into) { return thread_->velocity(into); }
-Member::Counts Member::counts() const { return thread_->counts(); }
-std::vector<ShardEvent> Member::events() const { return thread_->events(); }
+bool ServerNode::pull(Buffer parameters, Buffer buffers) { return thread_->pull(parameters, buffers); }
+void ServerNode::finish(Buffer parameters, Buffer buffers) { thread_->finish(parameters, buffers); }
+void ServerNode::ask() { thread_->ask(); }
+void ServerNode::stop() { thread_->stop(); }
+bool ServerNode::is_first_of_what_is_left() const { return thread_->is_first_of_what_is_left(); }
+bool ServerNode::stopped() const { return thread_->stopped(); }
+MetricSums ServerNode::trained() { return thread_->trained(); }
+std::int64_t ServerNode::leases_done() const { return thread_->leases_done(); }
+bool ServerNode::velocity(Buffer into) { return thread_->velocity(into); }
+ServerNode::Counts ServerNode::counts() const { return thread_->counts(); }
+std::vector<ShardEvent> ServerNode::events() const { return thread_->events(); }
 
 }  // namespace tandem

@@ -6,9 +6,9 @@
 // training thread of a worker only waits for answers, so its evaluation never keeps a shard busy.
 //
 //   Member member(std::move(channel));
-//   member.begin(weights, statistics, scales, options, tickets);
+//   member.begin(weights, statistics, scales, options, leases);
 //   member.pull(weights, statistics);                        // rank 0's, the same everywhere
-//   while (auto ticket = member.ticket()) {                  // which batch; but with bsp the next one is already asked for
+//   while (auto lease = member.lease()) {                  // which batch; but with bsp the next one is already asked for
 //     …
 //     member.push_part(gradients, range);                    // may be left out: this much of it is final already
 //     member.push(gradients, statistics, samples, score);    // returns at once: keep them as they are until pull()
@@ -19,7 +19,7 @@
 // A gradient is staged until all of a shard's part has come and push() was called, and then applied as a whole; an answer is
 // of one version of a shard. Ranks of one host read gradients where they lie and write answers to where they are wanted.
 //
-// When a rank is lost the others go on. Its tickets are drawn again. Its shard goes to the next server, which asks everyone for
+// When a rank is lost the others go on. Its leases are drawn again. Its shard goes to the next server, which asks everyone for
 // the newest copy that anybody was answered with; what was pushed and not answered is pushed again, and whether it is in that copy
 // already says the table that came with it. So what a living worker was told is applied is there, once. What the rule keeps
 // (velocities) comes from a snapshot that owners send to their successors every few seconds, in a tenth of the time at most; what
@@ -32,8 +32,8 @@
 #include <vector>
 
 #include "dist/server/channel.h"
-#include "dist/server/served.h"
-#include "dist/server/tickets.h"
+#include "dist/server/shard_service.h"
+#include "dist/server/work_leases.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -53,24 +53,24 @@ struct ServerOptions {
 };
 
 // Where the shards begin: server s has [cuts[s], cuts[s + 1]), a multiple of 1024 elements but for the last.
-std::vector<std::int64_t> shard_cuts(std::int64_t elements, int servers);
+std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers);
 
-class Member {
+class ServerNode {
  public:
   struct Counts {
-    ServedCounts shard;     // of the first shard that this rank holds; empty where it holds none
+    ShardCounts shard;  // of the first shard that this rank holds; empty where it holds none
     std::int64_t bytes = 0, exchanges = 0, refused = 0;  // sent; of this worker; of these, not finite
     std::int64_t early_bytes = 0;  // sent by push_part()
-    double waited = 0;      // seconds that this worker waited for answers and tickets
-    std::int64_t adopted = 0;  // shards that came from lost ranks
+    double waited = 0;  // seconds that this worker waited for answers and leases
+    std::int64_t taken_over = 0;  // shards that came from lost ranks
   };
 
   // deadline: seconds after which it is an error that all ranks wait for each other; for one that lives and works a rank waits as
   // long as that takes. tells: at rank 0, what a person at the job should hear of, by the member's thread: who is lost or back,
   // whose gradients are refused, who has kept the others waiting for `patience` seconds.
   using Tells = std::function<void(const std::string&)>;
-  explicit Member(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {}, double patience = 30);
-  ~Member();
+  explicit ServerNode(std::unique_ptr<Channel> channel, double deadline = 300, Tells tells = {}, double patience = 30);
+  ~ServerNode();
   int rank() const;
   int size() const;
   std::string where() const;
@@ -83,36 +83,36 @@ class Member {
   std::vector<std::string> gather(const std::string& mine);
 
   // Vectors in the host's memory, f32 or f64; those of rank 0 are what training begins with. scales: of the learning rate, one for
-  // each 64 elements. learning_rate is called by the member's thread. tickets: rank 0's count. velocity: as velocity() gave it,
+  // each 64 elements. learning_rate is called by the member's thread. leases: rank 0's count. velocity: as velocity() gave it,
   // at rank 0, to go on with; none: zero.
-  void begin(Buffer parameters, Buffer statistics, std::vector<float> scales, ServerOptions options, Tickets tickets,
+  void begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options, WorkLeases leases,
              Buffer velocity = {});
   // The next step of this worker; waits. Nothing: the run is over. A rank that only serves does so in here. asked_to_stop is
   // looked at meanwhile, and where it is true that is stop().
-  std::optional<std::int64_t> ticket(const std::function<bool()>& asked_to_stop = {});
-  std::optional<std::int64_t> next_ticket() const;  // what ticket() will return, as far as that is known; waits for nothing
+  std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
+  std::optional<std::int64_t> next_ticket() const;  // what lease() will return, as far as that is known; waits for nothing
   // [begin, end) of the gradient that is pushed next is final, and stays as it is until pull(): it goes out now. A gradient
   // that is not pushed after all is forgotten with the next call of ask(), push() or finish().
   void push_part(Buffer gradient, Range part);
   bool pushes_parts() const;  // this pays: an owner does not reach this rank's memory
-  // For the ticket that was drawn last. statistics: the running ones after its batches.
-  void push(Buffer gradient, Buffer statistics, std::int64_t samples, const Score& score);
+  // For the lease that was drawn last. statistics: the running ones after its batches.
+  void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums);
   void ask();  // for the weights alone
   // The answer to the last push, to ask() or to begin(). True when its gradient was taken by all owners;
   // false when it was not finite, or, with bsp, another's of the same step.
-  bool pull(Buffer parameters, Buffer statistics);
+  bool pull(Buffer parameters, Buffer buffers);
   // Nothing comes from here any more: what was drawn is drawn again by others, and the run is over when all workers say so.
   void leave();
   // Leaves, and waits for the others; then the last weights.
-  void finish(Buffer parameters, Buffer statistics);
+  void finish(Buffer parameters, Buffer buffers);
   // After one of these calls threw because rank 0 is lost: is this the lowest worker that lives, as far as it knows?
   bool is_first_of_what_is_left() const;
-  void stop();  // no more tickets are drawn, by anyone; any rank
+  void stop();  // no more leases are drawn, by anyone; any rank
   bool stopped() const;
 
   // What all workers have trained since the last call; rank 0 knows.
-  Score trained();
-  std::int64_t tickets_done() const;    // of all; rank 0 knows, the others as they heard with their last ticket
+  MetricSums trained();
+  std::int64_t leases_done() const;  // of all; rank 0 knows, the others as they heard with their last lease
   // The velocity of all shards, at rank 0, for checkpoints (where each worker has its own: rank 0's); false where the rule keeps
   // none.
   bool velocity(Buffer into);

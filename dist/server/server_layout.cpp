@@ -4,16 +4,16 @@
 
 #include "core/error.h"
 #include "dist/server/rules.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 namespace {
 
 std::int64_t rounded_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-std::vector<std::int64_t> all_cuts(std::int64_t parameters, int holders, std::int64_t statistics) {
+std::vector<std::int64_t> all_cuts(std::int64_t parameters, int holders, std::int64_t buffers) {
   std::vector<std::int64_t> cuts = shard_cuts(parameters, holders);
-  if (statistics) cuts.push_back(parameters + statistics);
+  if (buffers) cuts.push_back(parameters + buffers);
   return cuts;
 }
 
@@ -25,10 +25,10 @@ int checked(int servers, int ranks) {
 
 }  // namespace
 
-std::vector<std::int64_t> shard_cuts(std::int64_t elements, int servers) {
-  const std::int64_t blocks = (elements + ParameterSpace::cut - 1) / ParameterSpace::cut;
+std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers) {
+  const std::int64_t blocks = (numel + FlatParameters::cut - 1) / FlatParameters::cut;
   std::vector<std::int64_t> cuts;
-  for (int s = 0; s <= servers; s++) cuts.push_back(std::min(elements, blocks * s / servers * ParameterSpace::cut));
+  for (int s = 0; s <= servers; s++) cuts.push_back(std::min(numel, blocks * s / servers * FlatParameters::cut));
   return cuts;
 }
 
@@ -37,15 +37,15 @@ ServerLayout::ServerLayout(ServerOptions o, int all, DType type, std::int64_t pa
       ranks(all),
       dtype(type),
       parameters(parameter_count),
-      statistics(rounded_up(statistic_count, ParameterSpace::alignment)),
-      cuts(all_cuts(parameters, checked(options.servers, ranks), statistics)) {
+      buffers(rounded_up(statistic_count, FlatParameters::alignment)),
+      cuts(all_cuts(parameters, checked(options.servers, ranks), buffers)) {
   for (int s = 0; s < shards(); s++) owner.push_back(first_owner(s));
 }
 
 std::size_t ServerLayout::snapshot_bytes() const {
   if (options.snapshots <= 0 || ranks == 1) return 0;
   const Rule::Keeps keeps = make_rule(options.how.rule)->keeps();
-  const std::int64_t vectors = keeps.velocity + (keeps.squares + keeps.own) * std::int64_t(workers());
+  const std::int64_t vectors = keeps.velocity + (keeps.square_avg + keeps.own) * std::int64_t(workers());
   std::int64_t longest = 0;
   for (int s = 0; s < shards(); s++)
     if (of_parameters(s)) longest = std::max(longest, length(s));

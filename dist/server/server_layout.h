@@ -11,13 +11,13 @@ namespace tandem {
 
 struct ServerLayout {
   // Throws UsageError where nobody would be left to train.
-  ServerLayout(ServerOptions options, int ranks, DType dtype, std::int64_t parameters, std::int64_t statistics);
+  ServerLayout(ServerOptions options, int ranks, DType dtype, std::int64_t parameters, std::int64_t buffers);
 
   const ServerOptions options;
   const int ranks;
   const DType dtype;
-  const std::int64_t parameters, statistics;  // elements; of the statistics a multiple of 64, the end of which is empty
-  const std::vector<std::int64_t> cuts;       // shard s has [cuts[s], cuts[s + 1])
+  const std::int64_t parameters, buffers;  // elements; of the statistics a multiple of 64, the end of which is empty
+  const std::vector<std::int64_t> cuts;    // shard s has [cuts[s], cuts[s + 1])
 
   std::vector<int> owner;  // of each shard. Changes when one is lost; the member's thread alone looks at it
 
@@ -27,7 +27,7 @@ struct ServerLayout {
   std::int64_t begin(int s) const { return cuts[std::size_t(s)]; }
   std::int64_t length(int s) const { return cuts[std::size_t(s) + 1] - cuts[std::size_t(s)]; }
   std::int64_t whole() const { return cuts.back(); }  // elements of all shards
-  std::size_t bytes(std::int64_t elements) const { return std::size_t(elements) * size_of(dtype); }
+  std::size_t bytes(std::int64_t numel) const { return std::size_t(numel) * size_of(dtype); }
   // Of a vector of all shards, this one's part.
   Buffer part(void* vector, int s) const { return {static_cast<std::byte*>(vector) + bytes(begin(s)), length(s), dtype}; }
   DType pushed_as(int s) const {  // gradients, on the wire

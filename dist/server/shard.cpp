@@ -16,14 +16,14 @@ Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, i
       scales_(std::move(scales)),
       workers_(std::size_t(workers)),
       mean_delay_(workers - 1) {
-  require(std::int64_t(scales_.size()) * 64 == first.elements(), "a shard of ", first.elements(), " elements has ",
+  require(std::int64_t(scales_.size()) * 64 == first.numel(), "a shard of ", first.numel(), " elements has ",
           scales_.size(), " scales, one for each 64 are wanted");
   MemoryUse use(Use::optimizer);
   auto zeros = [&] { return Tensor::zeros(first.backend(), first.shape(), first.dtype()); };
   if (rule.keeps().velocity) velocity_ = zeros();
   for (Worker& w : workers_) {
     w.sent = w.before = values_;  // until its first pull nobody else's updates are late for it
-    if (rule.keeps().squares) w.squares = zeros();
+    if (rule.keeps().square_avg) w.square_avg = zeros();
     if (rule.keeps().own) w.own = zeros();
   }
 }
@@ -32,7 +32,7 @@ template <class T>
 RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
   auto write = [](Tensor& t) { return t.defined() ? t.write<T>() : nullptr; };
   return {values_.write<T>(),    gradient.data<T>(), write(velocity_), basis(worker).data<T>(),
-          write(worker.squares), write(worker.own),  scales_.data()};
+          write(worker.square_avg), write(worker.own),  scales_.data()};
 }
 
 void Shard::was_sent(Worker& w, const Tensor& at) {
@@ -63,14 +63,14 @@ void Shard::pull(int worker, const Tensor& into) {
 template <class T>
 void Shard::apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into) {
   const RuleVectors<T> all = vectors<T>(worker, gradient);
-  if (!into) return rule_.push(all, values_.elements(), hyper);
+  if (!into) return rule_.push(all, values_.numel(), hyper);
   Tensor at = *into;
   T* out = at.write<T>();
   constexpr std::int64_t block = 8192;
-  for (std::int64_t i = 0; i < values_.elements(); i += block) {
-    const std::int64_t n = std::min(block, values_.elements() - i);
+  for (std::int64_t i = 0; i < values_.numel(); i += block) {
+    const std::int64_t n = std::min(block, values_.numel() - i);
     auto from = [&](auto* p) { return p ? p + i : nullptr; };
-    rule_.push({from(all.w), from(all.g), from(all.velocity), from(all.sent), from(all.squares), from(all.own),
+    rule_.push({from(all.w), from(all.g), from(all.velocity), from(all.sent), from(all.square_avg), from(all.own),
                 all.scales + i / 64},
                n, hyper);
     std::memcpy(out + i, all.w + i, std::size_t(n) * sizeof(T));
@@ -81,7 +81,7 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
                          const Tensor* into) {
   Worker& w = workers_[std::size_t(worker)];
   require(gradient.shape() == values_.shape() && gradient.dtype() == values_.dtype(), "a gradient of ",
-          gradient.elements(), " ", name_of(gradient.dtype()), " was pushed to a shard of ", values_.elements(), " ",
+          gradient.numel(), " ", name_of(gradient.dtype()), " was pushed to a shard of ", values_.numel(), " ",
           name_of(values_.dtype()));
   const auto delay = std::int64_t(version_ - (pipeline_ ? w.version_before : w.version));
   mean_delay_ = 0.98 * mean_delay_ + 0.02 * double(delay);
@@ -106,15 +106,15 @@ std::int64_t Shard::push_and_pull(int worker, const Tensor& gradient, double lea
 
 double Shard::correction(int worker, const Tensor& gradient) const {
   Worker& w = workers_[std::size_t(worker)];
-  return rule_.correction(vectors<float>(w, gradient), values_.elements(),
+  return rule_.correction(vectors<float>(w, gradient), values_.numel(),
                           {.delay = double(version_ - w.version), .mean_delay = mean_delay_});
 }
 
 double Shard::gap(int worker) const {
   const float *w = values_.data<float>(), *sent = workers_[std::size_t(worker)].sent.data<float>();
   double squares = 0;
-  for (std::int64_t i = 0; i < values_.elements(); i++) squares += double(w[i] - sent[i]) * double(w[i] - sent[i]);
-  return std::sqrt(squares / double(values_.elements()));
+  for (std::int64_t i = 0; i < values_.numel(); i++) squares += double(w[i] - sent[i]) * double(w[i] - sent[i]);
+  return std::sqrt(squares / double(values_.numel()));
 }
 
 std::vector<Tensor> Shard::kept() const {
@@ -123,7 +123,7 @@ std::vector<Tensor> Shard::kept() const {
     if (t.defined()) all.push_back(t);
   };
   add(velocity_);
-  for (const Worker& w : workers_) add(w.squares), add(w.own);
+  for (const Worker& w : workers_) add(w.square_avg), add(w.own);
   return all;
 }
 
@@ -136,7 +136,7 @@ void Shard::forget(int worker) {
   Worker& w = workers_[std::size_t(worker)];
   w.sent = w.before = values_;
   w.version = w.version_before = version_;
-  if (w.squares.defined()) w.squares.fill(0);
+  if (w.square_avg.defined()) w.square_avg.fill(0);
   if (w.own.defined()) w.own.fill(0);
 }
 

@@ -46,7 +46,7 @@ class Shard {
 
  private:
   struct Worker {
-    Tensor sent, before, squares, own;  // before: by the last pull but one, when pipelined
+    Tensor sent, before, square_avg, own;  // before: by the last pull but one, when pipelined
     std::uint64_t version = 0, version_before = 0;
   };
   template <class T>

@@ -20,7 +20,7 @@ namespace {
 struct Envelope {
   std::uint64_t nonce, from, incarnation;
   std::uint64_t message, first, whole;  // its number, of this sender; where in it this fragment begins; its bytes
-  Note note;
+  MessageHeader header;
 };
 constexpr unsigned channel_id = 2;
 
@@ -31,11 +31,11 @@ class UcxChannel : public Channel, private Link {
       : Link(std::move(ucx), std::move(addresses), nonce, std::move(control), std::move(members)),
         me_(index_of(control_->rank())),
         memory_(words(me_, incarnation())),
-        seats_(peers_.size()) {
-    const auto& seats = control_->membership().seats;
-    for (std::size_t r = 0; r < seats_.size() && !seats.empty(); r++) {
-      const Seat& seat = seats[std::size_t(members_[r])];
-      seats_[r] = {.lost = seat.lost, .incarnation = seat.incarnation, .card = Card::from(seat.card)};
+        slots_(peers_.size()) {
+    const auto& slots = control_->membership().slots;
+    for (std::size_t r = 0; r < slots_.size() && !slots.empty(); r++) {
+      const MemberSlot& slot = slots[std::size_t(members_[r])];
+      slots_[r] = {.lost = slot.lost, .incarnation = slot.incarnation, .record = AddressRecord::from(slot.record)};
     }
     hear_only_ranks();
     handler(channel_id, arrived, this);
@@ -54,18 +54,18 @@ class UcxChannel : public Channel, private Link {
   std::uint64_t generation() const override { return control_->membership().generation + heard_; }
   std::vector<bool> living() const override {
     std::vector<bool> all;
-    for (const Place& s : seats_) all.push_back(!s.lost);
+    for (const Place& s : slots_) all.push_back(!s.lost);
     return all;
   }
   void on_message(Receiver receiver) override { receiver_ = std::move(receiver); }
 
-  Work send(int to, const Note& note, std::span<const std::byte> bytes) override {
+  Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes) override {
     require(to >= 0 && to < size(), "send: there is no rank ", to, " of ", size());
     control_->check();
-    const Place& place = seats_[std::size_t(to)];
+    const Place& place = slots_[std::size_t(to)];
     if (place.lost) return {};
     auto sending = std::make_unique<Sending>(*this, to, place.incarnation);
-    const Envelope envelope{nonce_, std::uint64_t(rank()), incarnation(), ++sent_, 0, bytes.size(), note};
+    const Envelope envelope{nonce_, std::uint64_t(rank()), incarnation(), ++sent_, 0, bytes.size(), header};
     sending->broken = place.broken != 0;
     for (std::size_t first = 0; !sending->broken && (first < bytes.size() || first == 0);) {
       const auto part = bytes.subspan(first, std::min(ucx_->fragment, bytes.size() - first));
@@ -92,7 +92,7 @@ class UcxChannel : public Channel, private Link {
     bool any = receiver_.place && hear();
     for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
-      const Place& sender = seats_[std::size_t(a->from)];
+      const Place& sender = slots_[std::size_t(a->from)];
       if (sender.incarnation < a->envelope.incarnation || (sender.lost && sender.incarnation == a->envelope.incarnation)) {
         // Of one whose return has not been heard of yet, or of one that was lost.
         if (sender.incarnation == a->envelope.incarnation) {
@@ -117,9 +117,9 @@ class UcxChannel : public Channel, private Link {
   std::shared_ptr<void> share(std::size_t bytes) override { return memory_.share(bytes); }
   std::span<std::byte> shared_by(int rank, int number) override {
     require(rank >= 0 && rank < size(), "shared_by: there is no rank ", rank, " of ", size());
-    const Place& p = seats_[std::size_t(rank)];
-    if (p.card.identity.empty() || p.card.identity != seats_[std::size_t(this->rank())].card.identity) return {};
-    return memory_.of(p.card.process, words(rank, p.incarnation), number);
+    const Place& p = slots_[std::size_t(rank)];
+    if (p.record.identity.empty() || p.record.identity != slots_[std::size_t(this->rank())].record.identity) return {};
+    return memory_.of(p.record.process, words(rank, p.incarnation), number);
   }
   void fail(int culprit, const std::string& text) override {
     control_->fail(culprit < 0 ? culprit : members_[std::size_t(culprit)], text);
@@ -129,7 +129,7 @@ class UcxChannel : public Channel, private Link {
   struct Place {  // of a rank, as far as this one has heard
     bool lost = false;
     std::uint64_t incarnation = 0;
-    Card card = {};
+    AddressRecord record = {};
     double broken = 0;  // since when UCX does not reach it; rank 0 decides what that means
     std::string why = {};
     bool accused = false;
@@ -151,7 +151,7 @@ class UcxChannel : public Channel, private Link {
     }
     bool advance() override {
       channel.progress();
-      const Place& place = channel.seats_[std::size_t(to)];
+      const Place& place = channel.slots_[std::size_t(to)];
       if (place.lost || place.incarnation != incarnation) {
         give_up();
         return true;
@@ -212,7 +212,7 @@ class UcxChannel : public Channel, private Link {
       m->got += a.bytes;
       return finish(m);
     }
-    a.room = receiver_.place(a.from, a.envelope.note, a.envelope.whole);
+    a.room = receiver_.place(a.from, a.envelope.header, a.envelope.whole);
     if (a.room.size() != a.envelope.whole) refuse_room(a);
     a.got = a.bytes;
     ucs_status_ptr_t r = receive(a, a.room.data());
@@ -228,15 +228,15 @@ class UcxChannel : public Channel, private Link {
     const Incoming done = std::move(*m);
     receiving_.erase(m);
     if (status != UCS_OK) return broke(done.from, status), false;
-    receiver_.arrived(done.from, done.envelope.note, done.room);
+    receiver_.arrived(done.from, done.envelope.header, done.room);
     return true;
   }
 
   void hear_only_ranks() {
     std::vector<std::string> all;
-    for (const Place& p : seats_)
-      if (!p.card.address.empty()) all.push_back(p.card.address);
-    if (!all.empty()) ucx_->hear_only(all);  // without a card (a test's) nobody knows
+    for (const Place& p : slots_)
+      if (!p.record.address.empty()) all.push_back(p.record.address);
+    if (!all.empty()) ucx_->hear_only(all);  // without an address record (a test's) nobody knows
   }
 
   // ---- losses and returns -----------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class UcxChannel : public Channel, private Link {
       const int from = index_of(change.rank);
       if (from < 0) continue;
       const auto r = std::size_t(from);
-      Place& place = seats_[r];
+      Place& place = slots_[r];
       broken_ -= place.broken != 0;
       place.broken = 0, place.accused = false;
       if (change.incarnation == 0) {
@@ -261,8 +261,8 @@ class UcxChannel : public Channel, private Link {
         if (!receiver_.lost) control_->fail(change.rank, change.text), control_->check();
         receiver_.lost(from, change.text);
       } else {
-        place = {.incarnation = change.incarnation, .card = Card::from(change.text)};
-        addresses_[r] = place.card.ucx;
+        place = {.incarnation = change.incarnation, .record = AddressRecord::from(change.text)};
+        addresses_[r] = place.record.ucx;
         hear_only_ranks();
         if (receiver_.returned) receiver_.returned(from, change.incarnation);
       }
@@ -272,14 +272,14 @@ class UcxChannel : public Channel, private Link {
   // Where the job ends with a lost rank, the Control gets a moment to say who it is.
   void broke(int rank, ucs_status_t status) {
     if (!control_->goes_on()) Link::lost(rank, "a message", status);
-    Place& place = seats_[std::size_t(rank)];
+    Place& place = slots_[std::size_t(rank)];
     if (place.lost || place.broken != 0) return;
     place.broken = now(), place.why = ucs_status_string(status);
     broken_++;
   }
   void wait_for_verdicts() {
-    for (std::size_t r = 0; r < seats_.size(); r++) {
-      Place& p = seats_[r];
+    for (std::size_t r = 0; r < slots_.size(); r++) {
+      Place& p = slots_[r];
       if (p.broken == 0 || p.lost || p.accused || gone(int(r))) continue;
       if (now() - p.broken < control_->deadlines().silence + 2) continue;
       p.accused = true;
@@ -305,7 +305,7 @@ class UcxChannel : public Channel, private Link {
     std::memcpy(&e, head, sizeof e);
     // Not of this job, or of somebody whose place another one has taken.
     if (e.nonce != me.nonce_ || e.from >= std::uint64_t(me.size())) return UCS_OK;
-    if (e.incarnation < me.seats_[std::size_t(e.from)].incarnation) return UCS_OK;
+    if (e.incarnation < me.slots_[std::size_t(e.from)].incarnation) return UCS_OK;
     if (e.first > e.whole || bytes > e.whole - e.first) return UCS_OK;
     Incoming a{arrival(int(e.from), data, bytes, *param), e};
     if (const auto m = me.message_of(e); e.first > 0 && m != me.receiving_.end()) {
@@ -321,7 +321,7 @@ class UcxChannel : public Channel, private Link {
   int me_;
   NodeMemory memory_;
   Receiver receiver_;
-  std::vector<Place> seats_;
+  std::vector<Place> slots_;
   std::size_t heard_ = 0;  // changes
   int broken_ = 0;
   std::uint64_t sent_ = 0;  // messages

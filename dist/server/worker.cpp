@@ -12,45 +12,45 @@ void copy(void* to, const void* from, std::size_t bytes) {
 }
 
 // A shard's part of the model's vectors; of the statistics' shard the end is empty.
-Buffer model_part(const ServerLayout& layout, int s, Buffer parameters, Buffer statistics) {
-  if (!layout.of_parameters(s)) return statistics;
+Buffer model_part(const ServerLayout& layout, int s, Buffer parameters, Buffer buffers) {
+  if (!layout.of_parameters(s)) return buffers;
   return {parameters.at(layout.begin(s)), layout.length(s), layout.dtype};
 }
 
 }  // namespace
 
-Worker::Worker(const ServerLayout& layout, Post& post, Hears hears)
+Worker::Worker(const ServerLayout& layout, SendQueue& send_queue, Hears hears)
     : layout_(layout),
-      post_(post),
+      send_queue_(send_queue),
       hears_(std::move(hears)),
-      statistics_out_(post.share(std::max<std::size_t>(64, layout.bytes(layout.statistics)))),
+      buffers_out_(send_queue.share(std::max<std::size_t>(64, layout.bytes(layout.buffers)))),
       narrow_(std::size_t(layout.wire() == layout.dtype ? 0 : layout.parameters)),
       sent_(std::size_t(layout.shards())),
       answers_(std::size_t(layout.shards())),
       copies_(std::size_t(layout.shards())),
       velocity_missing_(std::size_t(layout.shards())) {
-  for (int s = 0; s < layout.shards(); s++) landings_.push_back(landing(s));
+  for (int s = 0; s < layout.shards(); s++) receive_buffers_.push_back(receive_buffer(s));
 }
 
-Worker::Landing Worker::landing(int s) {
-  auto memory = post_.share(std::max<std::size_t>(64, 2 * layout_.bytes(layout_.length(s))));
-  const std::uint64_t block = post_.place_of(memory.get())->block;
+Worker::ReceiveBuffer Worker::receive_buffer(int s) {
+  auto memory = send_queue_.share(std::max<std::size_t>(64, 2 * layout_.bytes(layout_.length(s))));
+  const std::uint64_t block = send_queue_.place_of(memory.get())->block;
   return {std::move(memory), block};
 }
 
 // ---- the training thread's ------------------------------------------------------------------------------------------------
-void Worker::keep_first(Buffer parameters, Buffer statistics) {
+void Worker::keep_first(Buffer parameters, Buffer buffers) {
   for (int s = 0; s < layout_.shards(); s++) {
-    const Buffer part = model_part(layout_, s, parameters, statistics);
+    const Buffer part = model_part(layout_, s, parameters, buffers);
     copy(half(0, s).data, part.data, part.bytes());
     copies_[std::size_t(s)] = Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
   }
 }
-void Worker::keep_statistics(Buffer statistics) { copy(statistics_out_.get(), statistics.data, statistics.bytes()); }
-void Worker::copy_answer(int h, Buffer parameters, Buffer statistics) const {
+void Worker::keep_buffers(Buffer buffers) { copy(buffers_out_.get(), buffers.data, buffers.bytes()); }
+void Worker::copy_answer(int h, Buffer parameters, Buffer buffers) const {
   std::lock_guard lock(mutex_);
   for (int s = 0; s < layout_.shards(); s++) {
-    const Buffer part = model_part(layout_, s, parameters, statistics);
+    const Buffer part = model_part(layout_, s, parameters, buffers);
     copy(part.data, half(h, s).data, part.bytes());
   }
 }
@@ -63,19 +63,19 @@ void Worker::send_first(std::vector<std::byte> velocity) {
   for (int s = 0; s < layout_.shards(); s++) {
     const int to = layout_.owner[std::size_t(s)];
     const bool both = !v->empty() && layout_.of_parameters(s);
-    Note n = note(What::first_part, s);
+    MessageHeader n = header(What::first_part, s);
     n[word::vector] = 0, n[word::vectors] = both ? 2 : 1;
-    post_.send_parts(to, n, half(0, s), layout_.options.chunk, landings_[std::size_t(s)].memory);
+    send_queue_.send_parts(to, n, half(0, s), layout_.options.chunk, receive_buffers_[std::size_t(s)].memory);
     n[word::vector] = 1;
-    if (both) post_.send_parts(to, n, layout_.part(v->data(), s), layout_.options.chunk, v);
+    if (both) send_queue_.send_parts(to, n, layout_.part(v->data(), s), layout_.options.chunk, v);
   }
 }
 
 // Ascending also over returns: to an owner that has seen an exchange, the first of the next incarnation is newer.
-ExchangeId Worker::numbered(std::uint64_t count) const { return (post_.incarnation() << 40) | count; }
+ExchangeId Worker::numbered(std::uint64_t count) const { return (send_queue_.incarnation() << 40) | count; }
 
 void Worker::send_early(const void* gradient, Range part) {
-  if (!std::exchange(early_, true)) {
+  if (!std::exchange(deferred_, true)) {
     exchange_ = {.gradient = gradient, .id = numbered(++exchanges_)};
     sent_.assign(sent_.size(), {});
   }
@@ -86,30 +86,30 @@ void Worker::send_early(const void* gradient, Range part) {
 }
 
 void Worker::start(Exchange exchange) {
-  const bool begun = early_ && exchange.gradient;
-  if (early_ && !begun) exchanges_++;  // nothing comes of that number; with the next but one the halves still take turns
+  const bool begun = deferred_ && exchange.gradient;
+  if (deferred_ && !begun) exchanges_++;  // nothing comes of that number; with the next but one the halves still take turns
   if (!begun) sent_.assign(sent_.size(), {}), exchanges_++;
   exchange_ = exchange;
   exchange_.id = numbered(exchanges_);
   answers_.assign(answers_.size(), {});
   missing_ = int(answers_.size());
-  early_ = idle_ = false;
+  deferred_ = idle_ = false;
   for (int s = 0; s < layout_.shards(); s++) send(s);
-  if (exchange_.gradient && --tickets_ == 0 && no_more_) be_idle();
+  if (exchange_.gradient && --leases_ == 0 && no_more_) be_idle();
 }
 
 Buffer Worker::pushed(int s) const {
-  if (!layout_.of_parameters(s)) return {statistics_out_.get(), layout_.length(s), layout_.dtype};
+  if (!layout_.of_parameters(s)) return {buffers_out_.get(), layout_.length(s), layout_.dtype};
   if (layout_.wire() == layout_.dtype) return layout_.part(const_cast<void*>(exchange_.gradient), s);
   return {const_cast<bf16*>(narrow_.data()) + layout_.begin(s), layout_.length(s), layout_.wire()};
 }
 // Narrow gradients lie in no shared memory: they are widened where parts arrive.
 bool Worker::in_reach(int s, const Buffer& b) const {
-  return post_.place_of(b.data) && post_.reaches(layout_.owner[std::size_t(s)]);
+  return send_queue_.place_of(b.data) && send_queue_.reaches(layout_.owner[std::size_t(s)]);
 }
 bool Worker::sends_parts() const {
   for (int s = 0; s < layout_.shards(); s++)
-    if (layout_.wire() != layout_.dtype || !post_.reaches(layout_.owner[std::size_t(s)])) return true;
+    if (layout_.wire() != layout_.dtype || !send_queue_.reaches(layout_.owner[std::size_t(s)])) return true;
   return false;
 }
 
@@ -120,9 +120,10 @@ void Worker::send_part(int s, Range part) {
     auto* narrow = static_cast<bf16*>(all.data);
     for (std::int64_t i = part.begin; i < part.end; i++) narrow[i] = bf16(wide[i]);
   }
-  Note n = note(What::push_part, s);
+  MessageHeader n = header(What::push_part, s);
   n[word::number] = exchange_.id, n[word::first] = std::uint64_t(part.begin);
-  post_.send_parts(layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype}, layout_.options.chunk);
+  send_queue_.send_parts(layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype},
+                         layout_.options.chunk);
   sent_[std::size_t(s)].push_back(part);
 }
 
@@ -140,35 +141,35 @@ std::vector<Range> Worker::not_sent(int s) const {
 
 void Worker::send(int s) {
   const int to = layout_.owner[std::size_t(s)];
-  Note n = note(exchange_.gradient ? What::push : What::pull, s);
+  MessageHeader n = header(exchange_.gradient ? What::push : What::pull, s);
   n[word::number] = exchange_.id, n[word::samples] = std::uint64_t(exchange_.samples);
-  n[word::landing] = post_.reaches(to) ? landings_[std::size_t(s)].block : word::none;
+  n[word::receive_buffer] = send_queue_.reaches(to) ? receive_buffers_[std::size_t(s)].block : word::none;
   if (exchange_.gradient) {
     if (const Buffer b = pushed(s); in_reach(s, b)) {
-      const Post::Place place = *post_.place_of(b.data);
+      const SendQueue::Place place = *send_queue_.place_of(b.data);
       n[word::what] = std::uint64_t(What::push_here), n[word::block] = place.block, n[word::offset] = place.offset;
     } else {
       for (const Range& part : not_sent(s)) send_part(s, part);
     }
   }
-  post_.send(to, n);
+  send_queue_.send(to, n);
 }
 
 void Worker::owner_changed(int s) {
   const auto& mine = copies_[std::size_t(s)];
   {
-    Landing fresh = landing(s);
+    ReceiveBuffer fresh = receive_buffer(s);
     std::lock_guard lock(mutex_);
-    Landing& old = landings_[std::size_t(s)];
+    ReceiveBuffer& old = receive_buffers_[std::size_t(s)];
     const Buffer copied = mine ? half(mine->half, s) : Buffer{};
     left_to_the_lost_.push_back(std::exchange(old, std::move(fresh)));
     if (mine) copy(half(mine->half, s).data, copied.data, copied.bytes());
   }
-  Note n = note(What::offer, s);
+  MessageHeader n = header(What::offer, s);
   if (mine) n[word::pushes] = std::uint64_t(mine->state.pushes), n[word::version] = mine->state.version + 1;
   auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
   applied->resize(std::size_t(layout_.workers()));
-  post_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
+  send_queue_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
   sent_[std::size_t(s)].clear();  // to the one before
   if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
     a = {};
@@ -178,16 +179,16 @@ void Worker::owner_changed(int s) {
   if (velocity_missing_[std::size_t(s)] > 0) ask_velocity_of(s);  // from its beginning: what came was another's
 }
 
-void Worker::ask_for_ticket() {
-  Note n = note(What::want);
+void Worker::ask_for_lease() {
+  MessageHeader n = header(What::want);
   n[word::request] = numbered(++requests_);
-  post_.send(0, n);
+  send_queue_.send(0, n);
 }
-bool Worker::awaits(const Note& n) {
-  if (n[word::request] != numbered(requests_) || served_ == requests_) return false;
+bool Worker::awaits(const MessageHeader& n) {
+  if (n[word::request] != numbered(requests_) || service_ == requests_) return false;
   no_more_ = n[word::number] == word::none;
-  if (!no_more_) served_ = requests_, tickets_++;
-  if (no_more_ && tickets_ == 0) be_idle();
+  if (!no_more_) service_ = requests_, leases_++;
+  if (no_more_ && leases_ == 0) be_idle();
   return true;
 }
 
@@ -197,9 +198,9 @@ void Worker::be_idle() {
   for (int s = 0; s < layout_.shards(); s++) tell_idle(s);
 }
 void Worker::tell_idle(int s) {
-  Note n = note(What::idle, s);
+  MessageHeader n = header(What::idle, s);
   n[word::number] = exchange_.id;
-  post_.send(layout_.owner[std::size_t(s)], n);
+  send_queue_.send(layout_.owner[std::size_t(s)], n);
 }
 
 void Worker::ask_velocity(void* into) {
@@ -209,11 +210,11 @@ void Worker::ask_velocity(void* into) {
 }
 void Worker::ask_velocity_of(int s) {
   velocity_missing_[std::size_t(s)] = layout_.length(s);
-  post_.send(layout_.owner[std::size_t(s)], note(What::velocity_wanted, s));
+  send_queue_.send(layout_.owner[std::size_t(s)], header(What::velocity_wanted, s));
 }
 
 // ---- in -------------------------------------------------------------------------------------------------------------------
-std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t bytes) {
+std::optional<std::span<std::byte>> Worker::place(const MessageHeader& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
   const auto in = [&](Buffer part) { return std::span(part.at(std::int64_t(n[word::first])), bytes); };
   if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0) return in(layout_.part(velocity_into_, s));
@@ -221,13 +222,13 @@ std::optional<std::span<std::byte>> Worker::place(const Note& n, std::size_t byt
   return {};
 }
 
-void Worker::answer_part(const Note& n, std::int64_t elements) {
+void Worker::answer_part(const MessageHeader& n, std::int64_t numel) {
   if (!waits_for(n)) return;
-  answers_[n[word::shard]].landed += elements;
+  answers_[n[word::shard]].landed += numel;
   look(int(n[word::shard]));
 }
 
-void Worker::answer_ended(const Note& n, std::vector<ExchangeId> applied) {
+void Worker::answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied) {
   if (!waits_for(n)) return;
   const int s = int(n[word::shard]);
   Answer& a = answers_[std::size_t(s)];
@@ -251,12 +252,13 @@ void Worker::look(int s) {
 
 void Worker::copy_wanted(int from, int s) {
   const auto& mine = copies_[std::size_t(s)];
-  require(mine.has_value(), post_.where(from), " asks ", post_.where(post_.rank()), " for a copy that it has not");
-  post_.send_parts(from, note(What::copy_part, s), half(mine->half, s), layout_.options.chunk);
+  require(mine.has_value(), send_queue_.where(from), " asks ", send_queue_.where(send_queue_.rank()),
+          " for a copy that it has not");
+  send_queue_.send_parts(from, header(What::copy_part, s), half(mine->half, s), layout_.options.chunk);
 }
 
-void Worker::velocity_part(int s, std::int64_t elements) {
-  velocity_missing_[std::size_t(s)] -= elements;
+void Worker::velocity_part(int s, std::int64_t numel) {
+  velocity_missing_[std::size_t(s)] -= numel;
   const auto all_here = [](std::int64_t missing) { return missing == 0; };
   if (std::all_of(velocity_missing_.begin(), velocity_missing_.end(), all_here)) hears_.velocity_here();
 }
@@ -264,7 +266,7 @@ void Worker::velocity_part(int s, std::int64_t elements) {
 std::string Worker::missing() const {
   std::string all;
   for (std::size_t s = 0; s < answers_.size() && missing_ > 0; s++)
-    if (!answers_[s].complete) all += (all.empty() ? ": no answer from " : ", ") + post_.where(layout_.owner[s]);
+    if (!answers_[s].complete) all += (all.empty() ? ": no answer from " : ", ") + send_queue_.where(layout_.owner[s]);
   return all;
 }
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "dist/server/post.h"
+#include "dist/server/send_queue.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
 #include "layers/train/strategy.h"
@@ -32,8 +32,8 @@ class Worker {
  public:
   struct Exchange {
     const void* gradient = nullptr;  // null: for the weights alone
-    std::int64_t samples = 0, ticket = -1;
-    Score score = {};
+    std::int64_t samples = 0, lease = -1;
+    MetricSums sums = {};
     ExchangeId id = 0;     // set by start()
     Verdict verdict = Verdict::taken;  // the worst of all owners
     int half() const { return int(id & 1); }  // where its answer lands
@@ -44,11 +44,11 @@ class Worker {
     std::function<void()> velocity_here;
   };
   // Shares memory with the other ranks of this host.
-  Worker(const ServerLayout& layout, Post& post, Hears hears);
+  Worker(const ServerLayout& layout, SendQueue& send_queue, Hears hears);
 
-  void keep_first(Buffer parameters, Buffer statistics);  // rank 0's: what training begins with, as if answered so
-  void keep_statistics(Buffer statistics);                // to be pushed with the next gradient
-  void copy_answer(int half, Buffer parameters, Buffer statistics) const;
+  void keep_first(Buffer parameters, Buffer buffers);  // rank 0's: what training begins with, as if answered so
+  void keep_buffers(Buffer buffers);                   // to be pushed with the next gradient
+  void copy_answer(int half, Buffer parameters, Buffer buffers) const;
 
   // Rank 0: to all owners. velocity: as long as all shards, or empty: zero.
   void send_first(std::vector<std::byte> velocity);
@@ -57,20 +57,20 @@ class Worker {
   void send_early(const void* gradient, Range part);
   bool sends_parts() const;  // to an owner that does not reach this rank's memory
   void start(Exchange exchange);
-  void ask_for_ticket();
-  // It answers the last request, and nothing with a ticket did so far. Without a ticket, and with none in hand, this worker is
+  void ask_for_lease();
+  // It answers the last request, and nothing with a lease did so far. Without a lease, and with none in hand, this worker is
   // idle after the exchange under way.
-  bool awaits(const Note& ticket_is);
+  bool awaits(const MessageHeader& lease_is);
   void be_idle();                      // after the exchange under way: nothing is pushed until the next start()
   void owner_changed(int s);           // its owner was lost, and layout.owner names another
   void ask_velocity(void* into);       // into: as long as the parameters
 
   // Messages to this worker. place: nothing where nobody waits for it any more.
-  std::optional<std::span<std::byte>> place(const Note& n, std::size_t bytes);
-  void answer_part(const Note& n, std::int64_t elements);
-  void answer_ended(const Note& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
+  std::optional<std::span<std::byte>> place(const MessageHeader& n, std::size_t bytes);
+  void answer_part(const MessageHeader& n, std::int64_t numel);
+  void answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
   void copy_wanted(int from, int s);
-  void velocity_part(int s, std::int64_t elements);
+  void velocity_part(int s, std::int64_t numel);
 
   std::string missing() const;  // of whom it waits for an answer, by name
 
@@ -86,17 +86,17 @@ class Worker {
     int half;
     ShardState state;
   };
-  struct Landing {  // where the answers of a shard's owner land: two halves, each as long as the shard
+  struct ReceiveBuffer {  // where the answers of a shard's owner land: two halves, each as long as the shard
     std::shared_ptr<void> memory;
     std::uint64_t block;
   };
-  Landing landing(int s);
+  ReceiveBuffer receive_buffer(int s);
   Buffer half(int h, int s) const {
-    return {static_cast<std::byte*>(landings_[std::size_t(s)].memory.get()) + layout_.bytes(h * layout_.length(s)),
+    return {static_cast<std::byte*>(receive_buffers_[std::size_t(s)].memory.get()) + layout_.bytes(h * layout_.length(s)),
             layout_.length(s), layout_.dtype};
   }
   ExchangeId numbered(std::uint64_t count) const;
-  bool waits_for(const Note& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
+  bool waits_for(const MessageHeader& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
   void send(int s);
   Buffer pushed(int s) const;  // what a push has for this shard, as it travels
   bool in_reach(int s, const Buffer& pushed) const;  // of the owner: it lies in memory that both share
@@ -107,25 +107,25 @@ class Worker {
   void ask_velocity_of(int s);
 
   const ServerLayout& layout_;
-  Post& post_;
+  SendQueue& send_queue_;
   Hears hears_;
-  mutable std::mutex mutex_;              // of landings_: the training thread takes an answer while an owner is lost
-  std::vector<Landing> landings_;         // by shard
-  std::vector<Landing> left_to_the_lost_;
-  std::shared_ptr<void> statistics_out_;  // to be pushed
+  mutable std::mutex mutex_;                    // of receive_buffers_: the training thread takes an answer while an owner is lost
+  std::vector<ReceiveBuffer> receive_buffers_;  // by shard
+  std::vector<ReceiveBuffer> left_to_the_lost_;
+  std::shared_ptr<void> buffers_out_;  // to be pushed
   std::vector<bf16> narrow_;  // the gradient as it travels, where it travels as bf16
 
   Exchange exchange_;
-  bool early_ = false;  // parts of it are on their way, and it is not started
+  bool deferred_ = false;  // parts of it are on their way, and it is not started
   std::vector<std::vector<Range>> sent_;  // by shard: parts of its gradient
   std::uint64_t exchanges_ = 0;
   std::vector<Answer> answers_;  // by shard
   int missing_ = 0;              // of them are not complete
   std::vector<std::optional<Copy>> copies_;
   bool idle_ = false;
-  std::uint64_t requests_ = 0, served_ = 0;  // for tickets; the last that was answered with one
-  int tickets_ = 0;                          // that are not pushed yet
-  bool no_more_ = false;                     // tickets, for now
+  std::uint64_t requests_ = 0, service_ = 0;  // for leases; the last that was answered with one
+  int leases_ = 0;                            // that are not pushed yet
+  bool no_more_ = false;                      // leases, for now
   std::byte* velocity_into_ = nullptr;
   std::vector<std::int64_t> velocity_missing_;  // elements, by shard
 };

@@ -17,17 +17,17 @@ class NaiveAllReduce : public Replicas {
  public:
   explicit NaiveAllReduce(std::unique_ptr<Communicator> communicator)
       : Replicas(std::move(communicator), "naive-all-reduce", true) {}
-  void begin(ParameterSpace& space, Optimizer& optimizer) override {
-    space_ = &space, optimizer_ = &optimizer;
-    compare_layouts(space);
-    spread(space, *communicator_, same_slice_.get());
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat, optimizer_ = &optimizer;
+    compare_layouts(flat);
+    broadcast(flat, *communicator_, same_slice_.get());
   }
   void exchange(const Tensor& loss) override {
     loss_ = loss.clone();  // not finite on any rank: not finite on all
     float stop = stop_requested_;
     for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice})
-      for (const Range& r : space_->ranges(owner)) {
-        Tensor gradients = space_->gradients.range(r.begin, {r.length()});
+      for (const Range& r : flat_->ranges(owner)) {
+        Tensor gradients = flat_->gradients.range(r.begin, {r.length()});
         (owner == OwnerClass::replicated ? communicator_ : same_slice_)->all_reduce(buffer(gradients)).wait();
       }
     for (Buffer sum : {buffer(loss_), Buffer{&stop, 1, DType::f32}}) communicator_->all_reduce(sum).wait();
@@ -36,14 +36,14 @@ class NaiveAllReduce : public Replicas {
   }
 
  private:
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
 };
 
 // What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a recorded
 // step can hold both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
-  std::unique_ptr<Communicator> flags;  // apart: what is under way on the device's memory begins in an order of its own
+  std::unique_ptr<Communicator> flags;  // separate: what is under way on the device's memory begins in an order of its own
   std::unique_ptr<Event> end;           // of backward
   std::shared_ptr<void> loss;           // this rank's, in the host's memory at the end of backward
   Tensor anywhere;                      // NaN when a loss is not finite on some rank, else 0
@@ -66,31 +66,31 @@ class AllReduce : public Replicas {
   }
 
   // Where ranks share memory, the vectors lie there.
-  SpaceMemory memory() override {
-    return [this](Backend& backend, std::int64_t elements) {
-      auto shared = shared_memory(backend, std::size_t(elements) * sizeof(float));
-      if (!shared) return Tensor::zeros(backend, {elements}, DType::f32);
+  FlatMemory memory() override {
+    return [this](Backend& backend, std::int64_t numel) {
+      auto shared = shared_memory(backend, std::size_t(numel) * sizeof(float));
+      if (!shared) return Tensor::zeros(backend, {numel}, DType::f32);
       void* at = shared.get();
-      return Tensor::wrap(backend, at, {elements}, DType::f32, std::move(shared));
+      return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(shared));
     };
   }
 
-  void begin(ParameterSpace& space, Optimizer& optimizer) override {
-    space_ = &space, optimizer_ = &optimizer;
-    compare_layouts(space, syncs_ ? 1 : 0);
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat, optimizer_ = &optimizer;
+    compare_layouts(flat, syncs_ ? 1 : 0);
     buckets_.clear(), behind_.reset();
-    Backend& backend = space.backend();
+    Backend& backend = flat.backend();
     if (backend.asynchronous())
       behind_.reset(new BehindTheHost{.flags = communicator_->split(0, rank()),
                                       .end = backend.new_event(),
                                       .loss = backend.pinned(sizeof(double)),
-                                      .anywhere = Tensor::zeros(backend, {1}, space.values.dtype())});
+                                      .anywhere = Tensor::zeros(backend, {1}, flat.values.dtype())});
     add_buckets(OwnerClass::replicated, communicator_);
     if (same_slice_ && same_slice_->size() > 1) add_buckets(OwnerClass::slice, same_slice_);
-    spread(space, buckets_[0]->over(), buckets_.size() > 1 ? &buckets_[1]->over() : nullptr);
+    broadcast(flat, buckets_[0]->over(), buckets_.size() > 1 ? &buckets_[1]->over() : nullptr);
     if (syncs_) across_->gather = [this](const std::vector<double>& mine) { return of_all(mine); };
-    space.on_gradient([this](const Segment& segment) {
-      for (auto& b : buckets_) b->ready(std::size_t(&segment - space_->segments().data()));
+    flat.on_gradient([this](const ParameterRange& parameter) {
+      for (auto& b : buckets_) b->ready(std::size_t(&parameter - flat_->parameter_ranges().data()));
     });
   }
 
@@ -102,16 +102,16 @@ class AllReduce : public Replicas {
     if (!slices_) arrived();
     if (behind_) return optimizer.update(&behind_->anywhere);
     const Tensor anywhere =
-        Tensor::full(space_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, space_->values.dtype());
+        Tensor::full(flat_->backend(), {1}, flags_[0] > 0 ? std::nan("") : 0, flat_->values.dtype());
     optimizer.update(&anywhere);
     rewind(optimizer.read_state().not_finite == 0);
   }
 
   Measures end() override {
-    if (space_) {
-      compare_parameters(*space_, steps_);
+    if (flat_) {
+      compare_parameters(*flat_, steps_);
       across_->gather = nullptr;
-      std::exchange(space_, nullptr)->on_gradient(nullptr);
+      std::exchange(flat_, nullptr)->on_gradient(nullptr);
       sent_ = 0, bucket_bytes_ = buckets_[0]->largest();
       for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);  // of a job's wire, which they share
       buckets_.clear(), behind_.reset();
@@ -128,7 +128,7 @@ class AllReduce : public Replicas {
  private:
   void add_buckets(OwnerClass owner, const std::shared_ptr<Communicator>& over) {
     const auto& o = options_;
-    buckets_.emplace_back(new GradientBuckets(*space_, space_->ranges(owner), over, reducer_,
+    buckets_.emplace_back(new GradientBuckets(*flat_, flat_->ranges(owner), over, reducer_,
                                               {o.bucket_bytes, o.wire, o.top_k, o.deadline, o.nccl}));
   }
   void arrived() {
@@ -157,7 +157,7 @@ class AllReduce : public Replicas {
   // The loss is fetched, and the end of backward marked, behind what was queued for this step.
   void exchange_on_device(const Tensor& loss) {
     for (auto& b : buckets_) b->pack_rest();
-    Queue& queue = space_->backend().queue();
+    Queue& queue = flat_->backend().queue();
     queue.fetch(behind_->loss.get(), loss.raw(), size_of(loss.dtype()));
     queue.mark(*behind_->end);
     exchange([&] {
@@ -186,14 +186,14 @@ class AllReduce : public Replicas {
     if (slices_) arrived(), measure_slices(*optimizer_);
     // Before they change: who fails here has the state of a whole step.
     if (options_.check_every > 0 && steps_ > 0 && steps_ % options_.check_every == 0)
-      compare_parameters(*space_, steps_);
+      compare_parameters(*flat_, steps_);
     steps_++;
   }
 
   std::shared_ptr<AcrossRanks> across_ = std::make_shared<AcrossRanks>();  // asked by the batch norms
   bool syncs_ = false;
   AllReduceOptions options_;
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of
   std::vector<std::unique_ptr<GradientBuckets>> buckets_;  // of the replicated ranges, and of slices that several ranks have

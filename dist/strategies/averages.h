@@ -10,6 +10,6 @@ void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
 // summed next, is what came of it.
 void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks);
 // EASGD: z += sum, the pulls of the last time; then sum = α(x − z) and x −= sum, this time's.
-void draw_together(Tensor& x, Tensor& z, Tensor& sum, double alpha);
+void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha);
 
 }  // namespace tandem

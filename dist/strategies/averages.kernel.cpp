@@ -21,7 +21,7 @@ struct JoinMean {
 };
 
 template <class T>
-struct DrawTogether {
+struct ElasticAverage {
   T alpha;
   T *x, *z, *sum;
   TANDEM_HD void operator()(std::int64_t i) const {
@@ -35,19 +35,19 @@ struct DrawTogether {
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks) {
   dispatch_wide(x.dtype(), "the mean over ranks", [&]<class T> {
-    launch(x.backend(), x.elements(), TakeMean<T>{sum.data<T>(), T(ranks), x.write<T>()});
+    launch(x.backend(), x.numel(), TakeMean<T>{sum.data<T>(), T(ranks), x.write<T>()});
   });
 }
 
 void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks) {
   dispatch_wide(x.dtype(), "the mean over ranks", [&]<class T> {
-    launch(x.backend(), x.elements(), JoinMean<T>{T(ranks), x.write<T>(), sent.write<T>(), sum.write<T>()});
+    launch(x.backend(), x.numel(), JoinMean<T>{T(ranks), x.write<T>(), sent.write<T>(), sum.write<T>()});
   });
 }
 
-void draw_together(Tensor& x, Tensor& z, Tensor& sum, double alpha) {
+void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha) {
   dispatch_wide(x.dtype(), "the centre of all ranks", [&]<class T> {
-    launch(x.backend(), x.elements(), DrawTogether<T>{T(alpha), x.write<T>(), z.write<T>(), sum.write<T>()});
+    launch(x.backend(), x.numel(), ElasticAverage<T>{T(alpha), x.write<T>(), z.write<T>(), sum.write<T>()});
   });
 }
 

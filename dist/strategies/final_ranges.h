@@ -2,23 +2,23 @@
 #pragma once
 #include <vector>
 
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
 class FinalRanges {
  public:
-  FinalRanges(const ParameterSpace& space, std::vector<Range> ranges);
+  FinalRanges(const FlatParameters& flat, std::vector<Range> ranges);
   // The ranges that this segment, whose gradient is final now, completes. Once a step for each segment.
-  std::vector<Range> ready(const Segment& segment);
+  std::vector<Range> ready(const ParameterRange& parameter);
   // The ranges that are not complete: of segments that backward did not reach, or that are frozen. Begins the next step.
   std::vector<Range> rest();
 
  private:
-  const ParameterSpace& space_;
+  const FlatParameters& flat_;
   std::vector<Range> ranges_;
-  std::vector<std::vector<std::size_t>> of_segment_;  // ranges that a segment lies in
-  std::vector<std::size_t> missing_, segments_;       // by range: how many segments are not final yet, and of how many
+  std::vector<std::vector<std::size_t>> of_parameter_;  // ranges that a segment lies in
+  std::vector<std::size_t> missing_, segments_;         // by range: how many segments are not final yet, and of how many
 };
 
 }  // namespace tandem

@@ -9,40 +9,40 @@
 
 namespace tandem {
 
-std::vector<Range> cut(std::int64_t elements, DType dtype, std::int64_t bytes) {
+std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes) {
   const auto size = std::int64_t(size_of(dtype));
-  if (bytes <= 0) bytes = std::clamp<std::int64_t>(elements * size / 8, 256 << 10, 4 << 20);
-  const std::int64_t length = std::max<std::int64_t>(1, bytes / size / ParameterSpace::cut) * ParameterSpace::cut;
+  if (bytes <= 0) bytes = std::clamp<std::int64_t>(numel * size / 8, 256 << 10, 4 << 20);
+  const std::int64_t length = std::max<std::int64_t>(1, bytes / size / FlatParameters::cut) * FlatParameters::cut;
   std::vector<Range> ranges;
-  for (std::int64_t begin = 0; begin < elements; begin += length)
-    ranges.push_back({begin, std::min(elements, begin + length)});
+  for (std::int64_t begin = 0; begin < numel; begin += length)
+    ranges.push_back({begin, std::min(numel, begin + length)});
   return ranges;
 }
 
-GradientBuckets::GradientBuckets(ParameterSpace& space, const std::vector<Range>& ranges,
+GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges,
                                  std::shared_ptr<Communicator> communicator, Reducer& reducer, const BucketOptions& options)
-    : space_(space), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire), ranges_(ranges) {
-  Backend& backend = space.backend();
-  if (options.top_k > 0 && (backend.asynchronous() || space.gradients.dtype() != DType::f32))
+    : flat_(flat), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire), ranges_(ranges) {
+  Backend& backend = flat.backend();
+  if (options.top_k > 0 && (backend.asynchronous() || flat.gradients.dtype() != DType::f32))
     refuse("TANDEM_WIRE=topk chooses among f32 gradients in the host's memory, not on ", backend.description(),
            ": leave it out, or choose bf16");
   if (backend.asynchronous()) {
     device_ = on_devices(communicator_, backend, options.deadline, options.nccl ? *options.nccl : installed_nccl());
-    if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {space.elements()}, DType::bf16);
+    if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
     backend.synchronize();
   }
   for (const Range& trained : ranges)
-    for (const Range& range : cut(trained.length(), space.gradients.dtype(), options.bucket_bytes))
+    for (const Range& range : cut(trained.length(), flat.gradients.dtype(), options.bucket_bytes))
       buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}});
-  of_segment_.resize(space.segments().size());
-  for (std::size_t s = 0; s < of_segment_.size(); s++) {
-    const Segment& segment = space.segments()[s];
-    if (segment.frozen) continue;
+  of_parameter_.resize(flat.parameter_ranges().size());
+  for (std::size_t s = 0; s < of_parameter_.size(); s++) {
+    const ParameterRange& parameter = flat.parameter_ranges()[s];
+    if (parameter.frozen) continue;
     for (std::size_t b = 0; b < buckets_.size(); b++) {
       const Range& range = buckets_[b].range;
-      if (range.end <= segment.local_begin || range.begin >= segment.local_begin + segment.length) continue;
-      buckets_[b].segments.push_back(s);
-      of_segment_[s].push_back(b);
+      if (range.end <= parameter.local_begin || range.begin >= parameter.local_begin + parameter.length) continue;
+      buckets_[b].parameters.push_back(s);
+      of_parameter_[s].push_back(b);
     }
   }
   for (Bucket& b : buckets_) {
@@ -57,22 +57,22 @@ GradientBuckets::GradientBuckets(ParameterSpace& space, const std::vector<Range>
 void GradientBuckets::rewind(bool made) {
   for (Bucket& b : buckets_) {
     b.launched = false;
-    if (b.top_k) b.top_k->settle(made);
+    if (b.top_k) b.top_k->finish_step(made);
   }
   restart();
   armed_ = made;
 }
 
 void GradientBuckets::restart() {
-  for (Bucket& b : buckets_) b.missing = b.segments.size();
-  seen_.assign(of_segment_.size(), false);
+  for (Bucket& b : buckets_) b.missing = b.parameters.size();
+  seen_.assign(of_parameter_.size(), false);
   next_ = 0;
 }
 
-void GradientBuckets::ready(std::size_t segment) {
-  if (seen_[segment]) restart();
-  seen_[segment] = true;
-  for (std::size_t b : of_segment_[segment]) {
+void GradientBuckets::ready(std::size_t parameter) {
+  if (seen_[parameter]) restart();
+  seen_[parameter] = true;
+  for (std::size_t b : of_parameter_[parameter]) {
     if (--buckets_[b].missing > 0) continue;
     if (!ordered_) finished_.push_back(std::int32_t(b));
     if (device_) pack(buckets_[b]);
@@ -84,13 +84,13 @@ void GradientBuckets::ready(std::size_t segment) {
 void GradientBuckets::pack_rest() {
   if (!device_) return;
   for (Bucket& b : buckets_)
-    if (b.segments.empty()) pack(b);
+    if (b.parameters.empty()) pack(b);
 }
 
 // Queued, and perhaps recorded: a bucket's gradients as they travel, and that they are there.
 void GradientBuckets::pack(Bucket& b) {
   if (narrow_.defined()) narrow_.range(b.range.begin, {b.range.length()}).copy_from(gradients(b));
-  space_.backend().queue().mark(*b.final);
+  flat_.backend().queue().mark(*b.final);
 }
 
 void GradientBuckets::flush() {
@@ -120,7 +120,7 @@ void GradientBuckets::launch(Bucket& b) {
 
 void GradientBuckets::arrived() {
   if (!narrow_.defined()) return;
-  for (const Range& r : ranges_) space_.gradients.range(r.begin, {r.length()}).copy_from(narrow_.range(r.begin, {r.length()}));
+  for (const Range& r : ranges_) flat_.gradients.range(r.begin, {r.length()}).copy_from(narrow_.range(r.begin, {r.length()}));
 }
 
 void GradientBuckets::agree() {

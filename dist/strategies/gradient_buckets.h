@@ -13,7 +13,7 @@
 #include "dist/collectives/nccl.h"
 #include "dist/strategies/reducer.h"
 #include "dist/strategies/top_k.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
@@ -26,12 +26,12 @@ struct BucketOptions {
 };
 
 // Ranges of [0, elements), as long as `bytes`, or an eighth of the vector, between 256 KiB and 4 MiB, where that is 0.
-std::vector<Range> cut(std::int64_t elements, DType dtype, std::int64_t bytes);
+std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes);
 
 class GradientBuckets {
  public:
   // Collective. All of it must outlive the buckets; `reducer` uses the communicator from the first ready() on.
-  GradientBuckets(ParameterSpace& space, const std::vector<Range>& ranges, std::shared_ptr<Communicator> communicator,
+  GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges, std::shared_ptr<Communicator> communicator,
                   Reducer& reducer, const BucketOptions& options);
 
   Communicator& over() { return device_ ? *device_ : *communicator_; }  // on the memory of the parameters
@@ -39,7 +39,7 @@ class GradientBuckets {
 
   // The gradient of this segment is final, or queued on a device. Called by backward in its thread, once for every segment: one
   // that comes again begins another backward.
-  void ready(std::size_t segment);
+  void ready(std::size_t parameter);
   // Called after backward. On a device: queues the buckets without segments. The event for the end of backward comes after it.
   void pack_rest();
   void agree();     // on the order of buckets, before the first flush(). Nothing may be under way over the communicator
@@ -52,7 +52,7 @@ class GradientBuckets {
  private:
   struct Bucket {
     Range range;
-    std::vector<std::size_t> segments = {};
+    std::vector<std::size_t> parameters = {};
     std::size_t missing = 0;  // segments whose gradient is not final yet
     bool launched = false;
     std::vector<bf16> narrow = {};      // as it travels
@@ -62,9 +62,9 @@ class GradientBuckets {
   void restart();
   void pack(Bucket& b);
   void launch(Bucket& b);
-  Tensor gradients(const Bucket& b) { return space_.gradients.range(b.range.begin, {b.range.length()}); }
+  Tensor gradients(const Bucket& b) { return flat_.gradients.range(b.range.begin, {b.range.length()}); }
 
-  ParameterSpace& space_;
+  FlatParameters& flat_;
   std::shared_ptr<Communicator> communicator_;
   Reducer& reducer_;
   const DType wire_;
@@ -72,7 +72,7 @@ class GradientBuckets {
   std::unique_ptr<Communicator> device_;  // on the device's memory
   Tensor narrow_;                         // on a device: the gradients in bf16, when they travel so
   std::vector<Bucket> buckets_;
-  std::vector<std::vector<std::size_t>> of_segment_;
+  std::vector<std::vector<std::size_t>> of_parameter_;
   std::vector<std::size_t> order_;
   std::vector<std::int32_t> finished_;  // buckets in the order in which the first backward finished them
   bool ordered_ = false, armed_ = true;

@@ -20,11 +20,11 @@ class NaiveLocalSgd : public Replicas {
  public:
   NaiveLocalSgd(std::unique_ptr<Communicator> communicator, std::int64_t steps)
       : Replicas(std::move(communicator), "naive-local-sgd", false), steps_(steps) {}
-  void begin(ParameterSpace& space, Optimizer& optimizer) override {
-    space_ = &space;
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat;
     optimizer.gradients_are_shares_of(size());
-    compare_layouts(space);
-    spread(space, *communicator_);
+    compare_layouts(flat);
+    broadcast(flat, *communicator_);
   }
   void finish(Optimizer&) override {
     if (++made_ % steps_ == 0) take_mean_of_all();
@@ -37,12 +37,12 @@ class NaiveLocalSgd : public Replicas {
 
  private:
   void take_mean_of_all() {
-    Tensor sum = space_->values.clone();
+    Tensor sum = flat_->values.clone();
     communicator_->all_reduce(buffer(sum)).wait();
-    take_mean(space_->values, sum, size());
-    space_->count_writes(space_->all());
+    take_mean(flat_->values, sum, size());
+    flat_->count_writes(flat_->all());
   }
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   std::int64_t steps_, made_ = 0;
 };
 
@@ -63,22 +63,22 @@ class LocalSgd : public Replicas {
       refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
   }
 
-  void begin(ParameterSpace& space, Optimizer& optimizer) override {
-    space_ = &space;
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat;
     optimizer_ = &optimizer;
     optimizer.gradients_are_shares_of(size());
-    compare_layouts(space);
-    Backend& backend = space.backend();
+    compare_layouts(flat);
+    Backend& backend = flat.backend();
     if (backend.asynchronous()) {
-      flags_ = communicator_->split(0, rank());  // apart: what is under way below over_ begins in an order of its own
+      flags_ = communicator_->split(0, rank());  // separate: what is under way below over_ begins in an order of its own
       over_ = on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
       ready_ = backend.new_event();
       backend.synchronize();
     }
-    spread(space, over());
-    buckets_ = cut(space.elements(), space.values.dtype(), options_.bucket_bytes);
+    broadcast(flat, over());
+    buckets_ = cut(flat.numel(), flat.values.dtype(), options_.bucket_bytes);
     if (size() == 1) return;
-    sum_ = vector(shared_memory(backend, space.values.bytes()));
+    sum_ = vector(shared_memory(backend, flat.values.bytes()));
     if (how_.kind == LocalSteps::Kind::cocod || elastic()) other_ = vector(nullptr);
   }
 
@@ -114,7 +114,7 @@ class LocalSgd : public Replicas {
     if (size() == 1 || not_finite_ >= 0 || made_ < until) return;
     made_ = 0;
     if (overlaps())
-      meet();
+      start_next_average();
     else
       take_mean_of_all();
     equal_ = !overlaps();
@@ -127,23 +127,23 @@ class LocalSgd : public Replicas {
   }
 
   EpochEnd end_epoch(const EpochEnd& mine) override {
-    settle();
+    flush();
     if (size() > 1 && not_finite_ < 0) compare_weights();
     return Strategy::end_epoch(mine);
   }
-  void synchronize(Shared what, ParameterSpace& space, Optimizer& optimizer) override {
+  void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override {
     if (what == Shared::averages && size() > 1) {
       take_mean_of_all();
-      what = Shared::statistics;
+      what = Shared::buffers;
     }
-    Replicas::synchronize(what, space, optimizer);
+    Replicas::synchronize(what, flat, optimizer);
   }
   Measures end() override {
-    if (space_) {
-      settle();
+    if (flat_) {
+      flush();
       if (not_finite_ < 0) compare_weights();
       optimizer_->gradients_are_shares_of(1);
-      optimizer_ = nullptr, space_ = nullptr;
+      optimizer_ = nullptr, flat_ = nullptr;
       if (over_) sent_by_devices_ = over_->traffic().bytes;
       over_.reset(), flags_.reset(), ready_.reset();
       sum_ = other_ = {};
@@ -164,8 +164,8 @@ class LocalSgd : public Replicas {
   // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
   // memory of its own.
   Tensor vector(std::shared_ptr<void> memory) {
-    Backend& backend = space_->backend();
-    const Tensor& x = space_->values;
+    Backend& backend = flat_->backend();
+    const Tensor& x = flat_->values;
     if (backend.on_device()) return Tensor::like(x);
     if (!memory) memory = {std::aligned_alloc(64, (x.bytes() + 63) / 64 * 64), std::free};
     void* at = memory.get();
@@ -182,18 +182,18 @@ class LocalSgd : public Replicas {
   }
 
   void take_mean_of_all() {
-    sum_.copy_from(space_->values);
+    sum_.copy_from(flat_->values);
     reducer_.waits();
     start();
     arrive();
     fresh_ = false;
     if (not_finite_ >= 0) return;
-    take_mean(space_->values, sum_, size());
-    space_->count_writes(space_->all());
+    take_mean(flat_->values, sum_, size());
+    flat_->count_writes(flat_->all());
   }
   // The last sum is used, and then the next is under way.
-  void meet() {
-    quiet();
+  void start_next_average() {
+    drain();
     if (not_finite_ >= 0) return;
     use();
     start();
@@ -203,31 +203,31 @@ class LocalSgd : public Replicas {
     const bool fresh = std::exchange(fresh_, false), mine = !bad();
     if (elastic()) {
       if (!fresh) sum_.fill(0);
-      if (mine) draw_together(space_->values, other_, sum_, 0.9 / size());
+      if (mine) elastic_average(flat_->values, other_, sum_, 0.9 / size());
     } else if (fresh && mine) {
-      join_mean(space_->values, other_, sum_, size());
+      join_mean(flat_->values, other_, sum_, size());
     } else {
-      other_.copy_from(space_->values);
-      sum_.copy_from(space_->values);
+      other_.copy_from(flat_->values);
+      sum_.copy_from(flat_->values);
     }
-    space_->count_writes(space_->all());
+    flat_->count_writes(flat_->all());
   }
   void set_centre() {
     centred_ = true, shown_ = false;
-    if (elastic() && size() > 1) other_.copy_from(space_->values);
+    if (elastic() && size() > 1) other_.copy_from(flat_->values);
   }
   void swap_with_centre() {
-    sum_.copy_from(space_->values);
-    space_->values.copy_from(other_);
+    sum_.copy_from(flat_->values);
+    flat_->values.copy_from(other_);
     other_.copy_from(sum_);
-    space_->count_writes(space_->all());
+    flat_->count_writes(flat_->all());
   }
 
   // Sums over all ranks, of sum_ and of what this one has to tell.
   void start() {
     told_[0] = bad() ? float(size() - rank()) : 0;
     told_[1] = stop_requested_ ? 1 : 0;
-    if (ready_) space_->backend().queue().mark(*ready_);
+    if (ready_) flat_->backend().queue().mark(*ready_);
     for (const Range& r : buckets_) {
       Tensor part = sum_.range(r.begin, {r.length()});
       reducer_.add({.over = over(),
@@ -241,7 +241,7 @@ class LocalSgd : public Replicas {
                   .name = name_});
     under_way_ = true;
   }
-  void quiet() override {
+  void drain() override {
     if (!under_way_) return;
     reducer_.waits();
     arrive();
@@ -254,17 +254,17 @@ class LocalSgd : public Replicas {
   }
 
   // All ranks have the same weights.
-  void settle() {
+  void flush() {
     if (size() == 1 || shown_) return;
     if (elastic()) return show_centre();
-    quiet();
+    drain();
     if (fresh_ && not_finite_ < 0) use();
     if (!(equal_ && made_ == 0) && not_finite_ < 0) take_mean_of_all();
     made_ = 0, equal_ = true;
   }
   void show_centre() {
-    if (made_ > 0) meet();
-    quiet();
+    if (made_ > 0) start_next_average();
+    drain();
     made_ = 0;
     if (not_finite_ >= 0) return;
     if (std::exchange(fresh_, false)) add_into(other_, sum_);
@@ -272,14 +272,14 @@ class LocalSgd : public Replicas {
     shown_ = true;
   }
   void compare_weights() {
-    space_->backend().synchronize();
-    compare_parameters(*space_, steps_);
+    flat_->backend().synchronize();
+    compare_parameters(*flat_, steps_);
   }
 
   static constexpr const char* name_ = "sum of weights";  // on the trace
   LocalSteps how_;
   LocalSgdOptions options_;
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   std::unique_ptr<Communicator> over_, flags_;  // on a device: on its memory, and beside that
   std::unique_ptr<Event> ready_;                // on a device: what is to be summed is there

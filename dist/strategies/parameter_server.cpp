@@ -25,14 +25,14 @@ namespace {
 class NaiveServer : public Replicas {
  public:
   explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "naive-server", true) {}
-  void begin(ParameterSpace& space, Optimizer&) override {
-    space_ = &space;
-    compare_layouts(space);
-    spread(space, *communicator_);
+  void begin(FlatParameters& flat, Optimizer&) override {
+    flat_ = &flat;
+    compare_layouts(flat);
+    broadcast(flat, *communicator_);
   }
   void exchange(const Tensor& loss) override {
     loss_ = loss.clone();  // the loss goes with the gradient: where one is not finite, no step is made
-    for (Tensor* mine : {&space_->gradients, &loss_}) {
+    for (Tensor* mine : {&flat_->gradients, &loss_}) {
       if (rank() > 0) communicator_->send(0, buffer(*mine)).wait();
       for (int r = 1; rank() == 0 && r < size(); r++) {
         Tensor theirs = Tensor::like(*mine);
@@ -46,21 +46,21 @@ class NaiveServer : public Replicas {
   }
   void update(Optimizer& optimizer) override {
     if (rank() == 0) optimizer.update(&loss_);
-    communicator_->broadcast(buffer(space_->values), 0).wait();
-    space_->count_writes(space_->all());
+    communicator_->broadcast(buffer(flat_->values), 0).wait();
+    flat_->count_writes(flat_->all());
   }
 
  private:
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
 };
 
-// A vector of the space as the member wants it: in the host's memory.
+// One of the flat vectors as the member wants it: in the host's memory.
 struct OnHost {
   std::shared_ptr<void> pinned;  // null: the vector lies there already
   Buffer of(Tensor& t) {
     if (!t.backend().on_device()) return buffer(t);
     if (!pinned) pinned = t.backend().pinned(t.bytes());
-    return {pinned.get(), t.elements(), t.dtype()};
+    return {pinned.get(), t.numel(), t.dtype()};
   }
   Buffer download(Tensor& t) {
     const Buffer b = of(t);
@@ -74,7 +74,7 @@ struct OnHost {
 
 class ParameterServer;
 
-// The batches of the tickets that this rank draws: a ticket is a share of a step's batches, and a step has as many of them as
+// The batches of the leases that this rank draws: a lease is a share of a step's batches, and a step has as many of them as
 // it has shares (with bsp one for each worker, otherwise one).
 class Drawn : public BatchSource {
  public:
@@ -90,50 +90,50 @@ class Drawn : public BatchSource {
   Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
   std::map<std::string, std::string> description() const override { return all_.description(); }
 
-  std::int64_t tickets_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
+  std::int64_t leases_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
   std::optional<std::int64_t> epoch() const {  // of the next batch; nothing: it is not drawn yet, or there is none
-    return ticket_ ? std::optional(*ticket_ / tickets_per_epoch()) : std::nullopt;
+    return lease_ ? std::optional(*lease_ / leases_per_epoch()) : std::nullopt;
   }
 
  private:
   struct Place {
     std::int64_t share, epoch, index;
   };
-  Place place(std::int64_t ticket, std::int64_t k) const {  // of its k-th batch
-    return {ticket % shares_, ticket / tickets_per_epoch(), ticket % tickets_per_epoch() / shares_ * accumulate_ + k};
+  Place place(std::int64_t lease, std::int64_t k) const {  // of its k-th batch
+    return {lease % shares_, lease / leases_per_epoch(), lease % leases_per_epoch() / shares_ * accumulate_ + k};
   }
 
   ParameterServer& strategy_;
   BatchSource& all_;
   std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0, share_ = 0;
-  std::optional<std::int64_t> ticket_;
-  std::int64_t next_ = 0;  // of the ticket's batches
+  std::optional<std::int64_t> lease_;
+  std::int64_t next_ = 0;  // of the lease's batches
   bool ahead_ = false;     // the next batch is being made
 };
 
 class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
-      : options_(options), member_(std::move(channel), options.deadline, options.tells, options.patience) {
-    check_servers(options.servers, member_.size());
+      : options_(options), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
+    check_servers(options.servers, server_node_.size());
     std::string name = options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
     name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
-    const int shares = together() ? member_.size() - options_.servers : 1;
+    const int shares = synchronous() ? server_node_.size() - options_.servers : 1;
     ranks_ = {.strategy = name,
-              .rank = member_.rank(),
-              .size = member_.size(),
-              .where = member_.where(),
+              .rank = server_node_.rank(),
+              .size = server_node_.size(),
+              .where = server_node_.where(),
               .batch_shares = shares,
               .per_step = shares,
               .evaluation_shares = 1,
-              .evaluates = member_.rank() == 0};
+              .evaluates = server_node_.rank() == 0};
   }
 
   int workers() const { return size() - options_.servers; }
   bool trains() const { return rank() < workers(); }
-  bool together() const { return options_.how.kind == Asynchrony::Kind::bsp; }
-  std::vector<std::string> gather(const std::string& mine) override { return member_.gather(mine); }
+  bool synchronous() const { return options_.how.kind == Asynchrony::Kind::bsp; }
+  std::vector<std::string> gather(const std::string& mine) override { return server_node_.gather(mine); }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
     train.share(0, ranks_.per_step);
@@ -141,7 +141,7 @@ class ParameterServer : public Strategy {
     return *drawn_;
   }
   std::int64_t steps(std::int64_t known) const override {
-    return drawn_ ? (first_ticket_ + member_.tickets_done()) / ranks_.per_step : known;
+    return drawn_ ? (first_lease_ + server_node_.leases_done()) / ranks_.per_step : known;
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
@@ -149,14 +149,14 @@ class ParameterServer : public Strategy {
     if (drawn_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : drawn_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
     if (rank() > 0) return end;
-    end.trained = member_.trained();
+    end.trained = server_node_.trained();
     const auto now = Clock::now();
     if (end.trained.samples > mine.trained.samples) end.seconds = std::chrono::duration<double>(now - reported_).count();
     reported_ = now;
     return end;
   }
   bool over(std::int64_t) const override { return over_; }
-  bool saves_after_failure() override { return member_.is_first_of_what_is_left(); }
+  bool saves_after_failure() override { return server_node_.is_first_of_what_is_left(); }
 
   void prepare(Module&, Task&, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
@@ -169,48 +169,48 @@ class ParameterServer : public Strategy {
   }
 
   // Where ranks of a host can see it, gradients are pushed without a copy.
-  SpaceMemory memory() override {
-    return [this](Backend& backend, std::int64_t elements) {
-      if (backend.on_device()) return Tensor::zeros(backend, {elements}, DType::f32);
-      auto block = member_.memory(std::size_t(elements) * sizeof(float));
+  FlatMemory memory() override {
+    return [this](Backend& backend, std::int64_t numel) {
+      if (backend.on_device()) return Tensor::zeros(backend, {numel}, DType::f32);
+      auto block = server_node_.memory(std::size_t(numel) * sizeof(float));
       void* at = block.get();
-      return Tensor::wrap(backend, at, {elements}, DType::f32, std::move(block));
+      return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
     };
   }
-  void begin(ParameterSpace& space, Optimizer& optimizer) override {
-    space_ = &space;
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat;
     use(optimizer);
     begun_ = over_ = false;
     reported_ = Clock::now();
     std::ostringstream layout;
-    layout << space.layout_hash();
-    const auto all = member_.gather(layout.str());
+    layout << flat.layout_hash();
+    const auto all = server_node_.gather(layout.str());
     for (std::size_t r = 1; r < all.size(); r++)
       if (!all[r].empty() && all[r] != all[0])
         fail("rank 0 and rank ", r, " do not train the same model: start all ranks with the same program and options");
     if (!drawn_ && options_.servers)
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
-    if (drawn_ && !space.backend().asynchronous()) {
-      const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(space.gradients.bytes()) / 64, 64 << 10, 1 << 20);
-      final_.emplace(space, cut(space.elements(), space.gradients.dtype(), bytes));
-      space.on_gradient([this](const Segment& segment) {
+    if (drawn_ && !flat.backend().asynchronous()) {
+      const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(flat.gradients.bytes()) / 64, 64 << 10, 1 << 20);
+      final_.emplace(flat, cut(flat.numel(), flat.gradients.dtype(), bytes));
+      flat.on_gradient([this](const ParameterRange& parameter) {
         drawn_->look_ahead();
         if (!early_) return;
-        for (const Range& part : final_->ready(segment)) part_is_final(part);
+        for (const Range& part : final_->ready(parameter)) part_is_final(part);
       });
     }
     if (drawn_ || size() == 1) return;  // the first pull brings rank 0's weights
     // A loop of the user's own computes its first gradient before anything is pulled.
-    for (auto [vector, host] : {std::pair(&space.values, &values_), std::pair(&space.statistics, &statistics_)}) {
-      if (vector->elements() == 0) continue;
+    for (auto [vector, host] : {std::pair(&flat.values, &values_), std::pair(&flat.buffers, &buffers_)}) {
+      if (vector->numel() == 0) continue;
       const Buffer b = host->download(*vector);
       const std::string text(static_cast<const char*>(b.data), rank() == 0 ? b.bytes() : 0);
-      const std::string first = member_.gather(text)[0];
+      const std::string first = server_node_.gather(text)[0];
       std::memcpy(b.data, first.data(), first.size());
       host->upload(*vector);
     }
-    space.count_writes(space.all());
+    flat.count_writes(flat.all());
   }
   void use(Optimizer& optimizer) {
     const auto* sgd = dynamic_cast<const SGD*>(&optimizer);
@@ -225,27 +225,27 @@ class ParameterServer : public Strategy {
   }
 
   // ---- the batches' side ------------------------------------------------------------------------------------------------
-  void start_at(std::int64_t ticket) {
+  void start_at(std::int64_t lease) {
     told_ = {};
     if (begun_) return;
-    first_ticket_ = ticket;
-    std::int64_t end = plan_.epochs * drawn_->tickets_per_epoch();
-    if (plan_.stop_after > 0) end = std::min(end, std::max(ticket, plan_.stop_after * ranks_.per_step));
+    first_lease_ = lease;
+    std::int64_t end = plan_.epochs * drawn_->leases_per_epoch();
+    if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * ranks_.per_step));
     end_ticket_ = end;
-    begin_exchange(Tickets(std::min(ticket, end), end));
+    begin_exchange(WorkLeases(std::min(lease, end), end));
   }
-  // The next ticket, or nothing once the run is over: then this rank has the last weights.
+  // The next lease, or nothing once the run is over: then this rank has the last weights.
   std::optional<std::int64_t> draw() {
     if (over_) return {};
-    if (stop_requested_) member_.stop();
-    auto t = member_.ticket(plan_.asked_to_stop);
+    if (stop_requested_) server_node_.stop();
+    auto t = server_node_.lease(plan_.asked_to_stop);
     if (!t) finish();
     if (t) drawn_last_ = *t;
     return t;
   }
   // What draw() will give, as far as it is known; with bsp it is foreseen, and another one only after a loss.
   std::optional<std::int64_t> next_ticket() const {
-    if (!together()) return member_.next_ticket();
+    if (!synchronous()) return server_node_.next_ticket();
     const std::int64_t next = drawn_last_ + ranks_.per_step;
     return next < end_ticket_ ? std::optional(next) : std::nullopt;
   }
@@ -254,7 +254,7 @@ class ParameterServer : public Strategy {
   void exchange(const Tensor& loss) override {
     Optimizer& optimizer = *optimizer_;
     learning_rate_ = optimizer.learning_rate();
-    if (!drawn_ && !begun_) begin_exchange(Tickets(0, INT64_MAX / 2));
+    if (!drawn_ && !begun_) begin_exchange(WorkLeases(0, INT64_MAX / 2));
     if (drawn_) drawn_->look_ahead();
     const bool finite = finish_gradients(loss);
     if (finite) {
@@ -265,21 +265,21 @@ class ParameterServer : public Strategy {
     } else if (optimizer.if_not_finite == IfNotFinite::wait) {
       optimizer.clear_not_finite();
     }
-    if (!drawn_ && !member_.ticket()) fail("the other ranks have ended");
+    if (!drawn_ && !server_node_.lease()) fail("the other ranks have ended");
     keep_pace();
-    Score score;
-    if (plan_.so_far) {
-      const Score now = plan_.so_far();
-      score = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
+    MetricSums sums;
+    if (plan_.running_sums) {
+      const MetricSums now = plan_.running_sums();
+      sums = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
       told_ = now;
     }
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, samples_) : 0;
     samples_ = 0;
     const std::int64_t began = trace_ ? trace_->now() : 0;
     if (options_.pipeline) {
-      push_behind(samples, score);
+      push_behind(samples, sums);
     } else {
-      member_.push(gradients_.download(space_->gradients), statistics_.download(space_->statistics), samples, score);
+      server_node_.push(gradients_.download(flat_->gradients), buffers_.download(flat_->buffers), samples, sums);
       pull();
     }
     if (trace_ && trace_->recording())
@@ -291,32 +291,32 @@ class ParameterServer : public Strategy {
   void trains_samples(std::int64_t n) { samples_ += n; }
 
   // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
-  void synchronize(Shared what, ParameterSpace&, Optimizer& optimizer) override {
+  void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
     if (what != Shared::optimizer) return;
     for (auto& [name, vector] : optimizer.vectors()) {
       if (name != "velocity") continue;
       OnHost host;
       const Buffer b = host.of(vector);
-      if (member_.velocity(b)) host.upload(vector);
+      if (server_node_.velocity(b)) host.upload(vector);
     }
   }
   Measures end() override {
     if (begun_ && !over_) {
       // Other ranks' ends are their own matter in a loop of the user's own; fit() ends all of them.
-      if (drawn_) member_.stop();
+      if (drawn_) server_node_.stop();
       finish();
     }
-    if (space_) std::exchange(space_, nullptr)->on_gradient(nullptr);
+    if (flat_) std::exchange(flat_, nullptr)->on_gradient(nullptr);
     return measures();
   }
 
  private:
   Measures measures() const {
-    const Member::Counts c = member_.counts();
+    const ServerNode::Counts c = server_node_.counts();
     Measures all{{"sent_bytes", double(c.bytes)},     {"early_bytes", double(c.early_bytes)},
                  {"exchanges", double(c.exchanges)},  {"refused", double(c.refused)},
                  {"exposed_seconds", c.waited},       {"shard_version", double(c.shard.version)}};
-    if (c.adopted) all.push_back({"adopted_shards", double(c.adopted)});
+    if (c.taken_over) all.push_back({"adopted_shards", double(c.taken_over)});
     double pushes = 0, sum = 0;
     for (std::size_t d = 0; d < c.shard.delays.size(); d++)
       pushes += double(c.shard.delays[d]), sum += double(d) * double(c.shard.delays[d]);
@@ -337,22 +337,22 @@ class ParameterServer : public Strategy {
   // whole gradient is known to be finite: push() says so. Not where a range alone does not say what is sent of it (clipping);
   // not where a push is answered with what the one before it made; and not on a device, where backward only queues its work.
   bool pushes_early() const {
-    return drawn_ && final_ && !options_.pipeline && !optimizer_->needs_whole_gradient() && member_.pushes_parts();
+    return drawn_ && final_ && !options_.pipeline && !optimizer_->needs_whole_gradient() && server_node_.pushes_parts();
   }
   void part_is_final(Range part) {
     optimizer_->measure(part, std::exchange(measured_, true));
     optimizer_->finish_gradients(part);
-    member_.push_part(gradients_.of(space_->gradients), part);
+    server_node_.push_part(gradients_.of(flat_->gradients), part);
   }
   // After backward: they become what is pushed. False: they, or the loss, are not finite.
   bool finish_gradients(const Tensor& loss) {
-    if (!early_) optimizer_->measure(space_->all(), false);
+    if (!early_) optimizer_->measure(flat_->all(), false);
     if (early_)
       for (const Range& part : final_->rest()) part_is_final(part);
     measured_ = false;
-    optimizer_->judge(&loss);
+    optimizer_->check_gradients(&loss);
     const bool finite = optimizer_->read_state().not_finite == 0;
-    if (finite && !early_) optimizer_->finish_gradients(space_->all());
+    if (finite && !early_) optimizer_->finish_gradients(flat_->all());
     return finite;
   }
 
@@ -365,16 +365,16 @@ class ParameterServer : public Strategy {
       std::fprintf(stderr, "note: %s has no momentum: %g is not used\n", how.c_str(), o.momentum);
     else if (o.nesterov)
       std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", how.c_str());
-    if (clip > 0 && together() && workers() > 1)
+    if (clip > 0 && synchronous() && workers() > 1)
       std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n", how.c_str());
-    if (space_->values.backend().deterministic() && !together() && workers() > 1)
+    if (flat_->values.backend().deterministic() && !synchronous() && workers() > 1)
       std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", how.c_str());
   }
-  void begin_exchange(Tickets tickets) {
-    std::vector<float> scales(std::size_t(space_->elements() / ParameterSpace::alignment));
-    for (const Segment& s : space_->segments())
-      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += ParameterSpace::alignment)
-        scales[std::size_t(i / ParameterSpace::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
+  void begin_exchange(WorkLeases leases) {
+    std::vector<float> scales(std::size_t(flat_->numel() / FlatParameters::alignment));
+    for (const ParameterRange& s : flat_->parameter_ranges())
+      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += FlatParameters::alignment)
+        scales[std::size_t(i / FlatParameters::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
     ServerOptions o{.how = options_.how,
                     .servers = options_.servers,
                     .momentum = momentum_,
@@ -383,8 +383,8 @@ class ParameterServer : public Strategy {
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
     if (drawn_ && plan_.learning_rate) {
-      o.learning_rate = [rate = plan_.learning_rate, first = first_ticket_, together = ranks_.per_step](
-                            std::int64_t pushes) { return rate(double((first + pushes) / together)); };
+      o.learning_rate = [rate = plan_.learning_rate, first = first_lease_, per_step = ranks_.per_step](
+                            std::int64_t pushes) { return rate(double((first + pushes) / per_step)); };
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
@@ -393,96 +393,96 @@ class ParameterServer : public Strategy {
     if (plan_.resumed || !drawn_)  // a loop of the user's own does not say: zeros where it begins
       for (auto& [name, vector] : optimizer_->vectors())
         if (name == "velocity") v = velocity.download(vector);
-    member_.begin(values_.download(space_->values), statistics_.download(space_->statistics), std::move(scales), std::move(o),
-                  std::move(tickets), v);
+    server_node_.begin(values_.download(flat_->values), buffers_.download(flat_->buffers), std::move(scales), std::move(o),
+                       std::move(leases), v);
     begun_ = true;
     if (trains()) pull();
     early_ = pushes_early();
     step_began_ = Clock::now();
   }
   void pull() {
-    member_.pull(values_.of(space_->values), statistics_.of(space_->statistics));
+    server_node_.pull(values_.of(flat_->values), buffers_.of(flat_->buffers));
     take();
   }
   void take() {
-    values_.upload(space_->values);
-    statistics_.upload(space_->statistics);
-    space_->count_writes(space_->all());
+    values_.upload(flat_->values);
+    buffers_.upload(flat_->buffers);
+    flat_->count_writes(flat_->all());
   }
   void finish() {
-    member_.finish(values_.of(space_->values), statistics_.of(space_->statistics));
+    server_node_.finish(values_.of(flat_->values), buffers_.of(flat_->buffers));
     over_ = true;
     if (trains()) take();
   }
   // Two pushes may have their gradients about: the one under way, and the one that is being computed.
-  void push_behind(std::int64_t samples, const Score& score) {
-    const Buffer g = gradients_.download(space_->gradients), s = statistics_.download(space_->statistics);
+  void push_behind(std::int64_t samples, const MetricSums& sums) {
+    const Buffer g = gradients_.download(flat_->gradients), s = buffers_.download(flat_->buffers);
     outbox_[turn_].assign(static_cast<const std::byte*>(g.data), static_cast<const std::byte*>(g.data) + g.bytes());
-    outbox_statistics_.assign(static_cast<const std::byte*>(s.data), static_cast<const std::byte*>(s.data) + s.bytes());
+    outbox_buffers_.assign(static_cast<const std::byte*>(s.data), static_cast<const std::byte*>(s.data) + s.bytes());
     if (std::exchange(behind_, true)) pull();
-    member_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_statistics_.data(), s.count, s.dtype}, samples, score);
+    server_node_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_buffers_.data(), s.count, s.dtype}, samples, sums);
     turn_ = 1 - turn_;
   }
   void keep_pace() {
-    const Pace& p = options_.pace;
+    const StragglerEmulation& p = options_.stragglers;
     if (p.mean <= 0) return;
     const auto slow = p.slower.find(rank());
     const double takes = p.mean * (slow == p.slower.end() ? 1 : slow->second) *
-                         gamma_draw(p.shape, Philox(1, Stream::pace, std::uint32_t(rank()), paced_++));
+                         gamma_draw(p.shape, Philox(1, Stream::step_time, std::uint32_t(rank()), paced_++));
     for (double left; (left = takes - seconds_since(step_began_)) > 0;) {
-      if (member_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop())) return;
+      if (server_node_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop())) return;
       std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
     }
   }
 
   ParameterServerOptions options_;
-  Member member_;
+  ServerNode server_node_;
   std::unique_ptr<Drawn> drawn_;
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   Trace* trace_ = nullptr;
   double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
-  OnHost values_, gradients_, statistics_;
-  std::vector<std::byte> outbox_[2], outbox_statistics_;
+  OnHost values_, gradients_, buffers_;
+  std::vector<std::byte> outbox_[2], outbox_buffers_;
   std::optional<FinalRanges> final_;  // on the host, under fit()
   bool early_ = false;                // this step's gradient is pushed while it is computed
   bool measured_ = false;             // some of it is
   int turn_ = 0, in_a_row_ = 0;
   bool begun_ = false, over_ = false, behind_ = false;
-  std::int64_t samples_ = 0, first_ticket_ = 0, end_ticket_ = 0, drawn_last_ = 0;
-  Score told_;
+  std::int64_t samples_ = 0, first_lease_ = 0, end_ticket_ = 0, drawn_last_ = 0;
+  MetricSums told_;
   std::uint32_t paced_ = 0;
   Clock::time_point step_began_, reported_;
 };
 
 void Drawn::start(std::int64_t epoch, std::int64_t first) {
   epoch_ = epoch;
-  strategy_.start_at(epoch * tickets_per_epoch() + (first + accumulate_ - 1) / accumulate_ * shares_);
+  strategy_.start_at(epoch * leases_per_epoch() + (first + accumulate_ - 1) / accumulate_ * shares_);
 }
 
 bool Drawn::next(Batch& batch) {
-  if (!ticket_) {
-    ticket_ = strategy_.draw();
+  if (!lease_) {
+    lease_ = strategy_.draw();
     next_ = 0;
   }
-  if (!ticket_ || *ticket_ / tickets_per_epoch() > epoch_) return false;
-  const Place p = place(*ticket_, next_);
+  if (!lease_ || *lease_ / leases_per_epoch() > epoch_) return false;
+  const Place p = place(*lease_, next_);
   if (p.share != std::exchange(share_, p.share)) all_.share(int(share_), int(shares_));
   batch = all_.make(p.epoch, p.index);
   batch.global = 0;
   ahead_ = false;
   strategy_.trains_samples(batch.size());
-  if (++next_ == accumulate_ || p.index + 1 == per_epoch_) ticket_.reset();
+  if (++next_ == accumulate_ || p.index + 1 == per_epoch_) lease_.reset();
   look_ahead();
   return true;
 }
 
 void Drawn::look_ahead() {
   if (ahead_) return;
-  const auto ticket = ticket_ ? ticket_ : strategy_.next_ticket();
-  if (!ticket) return;
-  const Place p = place(*ticket, ticket_ ? next_ : 0);
+  const auto lease = lease_ ? lease_ : strategy_.next_ticket();
+  if (!lease) return;
+  const Place p = place(*lease, lease_ ? next_ : 0);
   ahead_ = true;
   if (p.share == share_) all_.make_ahead(p.epoch, p.index);  // otherwise that of a rank that was lost
 }

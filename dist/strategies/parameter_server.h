@@ -1,6 +1,6 @@
 // Asynchronous data parallelism by the parameter server (server.h): what the patent CN109902818A and NFDT describe. Every rank
 // pushes the gradients of its batches and goes on with the weights that come back; what is done with a gradient that comes late
-// is the update rule's matter (rules.h). Batches are drawn as tickets, so that who is faster trains more of them. With bsp the
+// is the update rule's matter (rules.h). Batches are drawn as leases, so that who is faster trains more of them. With bsp the
 // ranks wait for each other, and what they compute is what all_reduce.h computes.
 //
 // Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
@@ -11,7 +11,7 @@
 
 #include "dist/collectives/communicator.h"
 #include "dist/server/channel.h"
-#include "dist/server/pace.h"
+#include "dist/server/straggler_emulation.h"
 #include "dist/server/server.h"
 #include "layers/train/strategy.h"
 
@@ -24,8 +24,8 @@ struct ParameterServerOptions {
   DType wire = DType::f32;  // or bf16
   double deadline = 300, patience = 30;  // server.h
   double snapshots = 10;    // seconds between two; 0: none
-  Pace pace = {};
-  Member::Tells tells = {};  // server.h
+  StragglerEmulation stragglers = {};
+  ServerNode::Tells tells = {};  // server.h
 };
 
 // Throws UsageError where nobody would train. parameter_server() asks it; whoever can does so before the ranks have met.

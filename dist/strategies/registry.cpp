@@ -74,7 +74,7 @@ Make parse_server(const std::string& name, const Setting& setting, int ranks) {
   if (!(o.snapshots >= 0 && o.snapshots < 1e6))
     refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
-  o.pace = Pace::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
+  o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
   return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
 }
 

@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool steps_together)
+Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool synchronous)
     : communicator_(std::move(communicator)) {
   const int n = communicator_->size(), rank = communicator_->rank();
   ranks_ = {.strategy = std::move(name),
@@ -18,23 +18,23 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
             .size = n,
             .where = communicator_->where(rank),
             .batch_shares = n,
-            .per_step = steps_together ? n : 1,
+            .per_step = synchronous ? n : 1,
             .evaluation_shares = n};
 }
 
-void Replicas::spread(ParameterSpace& space, Communicator& over, Communicator* over_slices) {
+void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator* over_slices) {
   auto first = [](Communicator& from, Tensor part) {
-    if (part.elements() > 0) from.broadcast(buffer(part), 0).wait();
+    if (part.numel() > 0) from.broadcast(buffer(part), 0).wait();
   };
-  auto values = [&](OwnerClass owner) { return space.values.range(space.all(owner).begin, {space.all(owner).length()}); };
+  auto values = [&](OwnerClass owner) { return flat.values.range(flat.all(owner).begin, {flat.all(owner).length()}); };
   first(over, values(OwnerClass::replicated));
-  first(over, space.statistics);
+  first(over, flat.buffers);
   if (over_slices) first(*over_slices, values(OwnerClass::slice));
-  space.count_writes(space.all());
+  flat.count_writes(flat.all());
 }
 
 std::vector<std::string> Replicas::gather(const std::string& mine) {
-  quiet();
+  drain();
   const auto n = std::size_t(size()), me = std::size_t(rank());
   std::vector<double> lengths(n);
   lengths[me] = double(mine.size());
@@ -51,7 +51,7 @@ std::vector<std::string> Replicas::gather(const std::string& mine) {
 
 // Rank 0 answers each rank's questions with its time; the quickest of twenty answers counts.
 Strategy::ClockOffset Replicas::watch(Trace& trace) {
-  quiet();
+  drain();
   ClockOffset best{.ns = 0, .error_ns = rank() == 0 ? 0 : std::numeric_limits<std::int64_t>::max()};
   std::vector<double> time(1);
   for (int r = 1; r < size(); r++)
@@ -71,12 +71,12 @@ Strategy::ClockOffset Replicas::watch(Trace& trace) {
   return best;
 }
 
-void Replicas::synchronize(Shared what, ParameterSpace& space, Optimizer&) {
-  if (what != Shared::statistics) return;
-  quiet();
-  if (size() == 1 || space.statistics.elements() == 0) return;
+void Replicas::synchronize(Shared what, FlatParameters& flat, Optimizer&) {
+  if (what != Shared::buffers) return;
+  drain();
+  if (size() == 1 || flat.buffers.numel() == 0) return;
   // What is the same on all ranks stays as it is, to the bit.
-  const std::vector<double> mine = space.statistics.values();
+  const std::vector<double> mine = flat.buffers.values();
   std::vector<double> most = mine;
   for (double x : mine) most.push_back(-x);
   communicator_->all_reduce(buffer(most), Combine::max).wait();
@@ -90,12 +90,12 @@ void Replicas::synchronize(Shared what, ParameterSpace& space, Optimizer&) {
   for (std::size_t i = 0; i < n; i++) v[n + i] = v[i] * v[i];
   communicator_->all_reduce(buffer(v)).wait();
   for (double& x : v) x /= size();
-  const auto& segments = space.statistic_segments();
-  for (const auto& var : segments) {
+  const auto& ranges = flat.buffer_ranges();
+  for (const auto& var : ranges) {
     if (!var.name.ends_with("running_var")) continue;
     const std::string twin = var.name.substr(0, var.name.size() - 3) + "mean";
-    auto mean = std::find_if(segments.begin(), segments.end(), [&](auto& s) { return s.name == twin; });
-    if (mean == segments.end()) continue;
+    auto mean = std::find_if(ranges.begin(), ranges.end(), [&](auto& s) { return s.name == twin; });
+    if (mean == ranges.end()) continue;
     for (std::int64_t i = 0; i < var.length; i++) {
       const auto m = std::size_t(mean->begin + i), at = std::size_t(var.begin + i);
       v[at] += std::max(0.0, v[n + m] - v[m] * v[m]);
@@ -105,7 +105,7 @@ void Replicas::synchronize(Shared what, ParameterSpace& space, Optimizer&) {
   v.resize(n);
   for (std::size_t i = 0; i < n; i++)
     if (same[i]) v[i] = mine[i];
-  space.statistics.copy_from(Tensor::of(space.backend(), space.statistics.shape(), v, space.statistics.dtype()));
+  flat.buffers.copy_from(Tensor::of(flat.backend(), flat.buffers.shape(), v, flat.buffers.dtype()));
 }
 
 bool Replicas::saves_after_failure() {
@@ -123,15 +123,15 @@ void Replicas::compare(Communicator& over, std::uint64_t mine, const std::string
       fail(over.where(0), " and ", over.where(r), " ", what);
 }
 
-void Replicas::compare_layouts(const ParameterSpace& space, std::uint64_t kind) {
+void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
   const char* what = "do not train the same model: start all ranks with the same program and options";
   auto number = [&](OwnerClass owner) {
     std::uint64_t h = kind;
-    for (const Range& r : space.ranges(owner))  // what is exchanged
+    for (const Range& r : flat.ranges(owner))  // what is exchanged
       h = (h * 31 + std::uint64_t(r.begin)) * 31 + std::uint64_t(r.end);
-    return space.layout_hash(owner) + h;
+    return flat.layout_hash(owner) + h;
   };
-  const Slice mine = space.slice();
+  const Slice mine = flat.slice();
   compare(*communicator_, number(OwnerClass::replicated) + std::uint64_t(mine.count) * 0x9E3779B97F4A7C15u, what);
   slices_ = same_slice_ = nullptr;
   if (mine.count == 1) return;
@@ -159,14 +159,14 @@ void Replicas::measure_slices(Optimizer& optimizer) {
   sums.copy_from(Tensor::of(sums.backend(), sums.shape(), all, sums.dtype()));
 }
 
-void Replicas::compare_parameters(const ParameterSpace& space, std::int64_t steps) {
+void Replicas::compare_parameters(const FlatParameters& flat, std::int64_t steps) {
   auto checksum = [&](const Range& range) {
-    const std::size_t element = size_of(space.values.dtype()), count = std::size_t(range.length()) * element;
-    const void* bytes = static_cast<const std::byte*>(space.values.raw()) + std::size_t(range.begin) * element;
+    const std::size_t element = size_of(flat.values.dtype()), count = std::size_t(range.length()) * element;
+    const void* bytes = static_cast<const std::byte*>(flat.values.raw()) + std::size_t(range.begin) * element;
     std::vector<std::byte> copy;
-    if (space.backend().asynchronous()) {
+    if (flat.backend().asynchronous()) {
       copy.resize(count);
-      space.backend().download(copy.data(), bytes, count);
+      flat.backend().download(copy.data(), bytes, count);
       bytes = copy.data();
     }
     Checksum sum;
@@ -175,8 +175,8 @@ void Replicas::compare_parameters(const ParameterSpace& space, std::int64_t step
   };
   const std::string what = "no longer have the same parameters (after " + std::to_string(steps) +
                            " steps): they run different programs, or a machine computes wrongly";
-  compare(*communicator_, checksum(space.all(OwnerClass::replicated)), what);
-  if (same_slice_) compare(*same_slice_, checksum(space.all(OwnerClass::slice)), what);
+  compare(*communicator_, checksum(flat.all(OwnerClass::replicated)), what);
+  if (same_slice_) compare(*same_slice_, checksum(flat.all(OwnerClass::slice)), what);
 }
 
 Measures Replicas::measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket) {

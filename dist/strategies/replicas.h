@@ -18,22 +18,22 @@ class Replicas : public Strategy {
  public:
   // Statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance
   // of means.
-  void synchronize(Shared what, ParameterSpace& space, Optimizer& optimizer) override;
+  void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override;
   std::vector<std::string> gather(const std::string& mine) override;
   ClockOffset watch(Trace& trace) override;
   // The lowest rank of those that hold the majority; of two halves the one with rank 0 has it.
   bool saves_after_failure() override;
 
  protected:
-  // steps_together: the gradients of all ranks make one step; otherwise each rank makes steps of its own.
-  Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool steps_together);
+  // synchronous: the gradients of all ranks make one step; otherwise each rank makes steps of its own.
+  Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool synchronous);
 
   // Called before communicator_ is used by the caller's thread: ends what a Reducer has under way there.
-  virtual void quiet() {}
+  virtual void drain() {}
 
   // The weights of rank 0, on all ranks; slices are those of the first rank that has the same. `over`, `over_slices` (same_slice_):
   // on their memory.
-  void spread(ParameterSpace& space, Communicator& over, Communicator* over_slices = nullptr);
+  void broadcast(FlatParameters& flat, Communicator& over, Communicator* over_slices = nullptr);
   // Where ranks share memory, in it; null: any memory will do. All ranks call it.
   std::shared_ptr<void> shared_memory(const Backend& backend, std::size_t bytes) {
     return backend.on_device() ? nullptr : communicator_->allocate(bytes);
@@ -42,8 +42,8 @@ class Replicas : public Strategy {
   // Throws Error that names the first rank whose number is not that of rank 0 there.
   void compare(Communicator& over, std::uint64_t mine, const std::string& what);
   // Throws Error unless all ranks have the same model. Where its layers are cut over ranks, finds whose slices belong together.
-  void compare_layouts(const ParameterSpace& space, std::uint64_t kind = 0);
-  void compare_parameters(const ParameterSpace& space, std::int64_t steps);
+  void compare_layouts(const FlatParameters& flat, std::uint64_t kind = 0);
+  void compare_parameters(const FlatParameters& flat, std::int64_t steps);
   // Where layers are cut over ranks, once the gradients of all ranks are there: measures them, and adds the norms up over the
   // slices. Otherwise does nothing: the optimizer measures.
   void measure_slices(Optimizer& optimizer);

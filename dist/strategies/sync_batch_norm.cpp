@@ -14,8 +14,8 @@ Tensor tensor_of(const Tensor& like, const Numbers& values) {
   return Tensor::of(like.backend(), like.shape(), values, like.dtype());
 }
 
-// y = relu?((x − mean)·scale + shift + residual?): inference with a deviation of 1. The CPU's backward recomputes the mask of
-// relu from the same scale and the same mean, to the bit.
+// y = relu?((x − mean)·scale + shift + residual?): inference with a standard deviation of 1. The CPU's backward recomputes
+// the mask of relu from the same scale and the same mean, to the bit.
 void scale_and_shift(NormShape s, const Tensor& x, const Tensor& mean, const Numbers& scale, const Tensor& shift,
                      const Tensor* residual, bool relu, Tensor& y) {
   s.epsilon = 0;
@@ -51,18 +51,18 @@ struct SyncBatchNormNode : Node {
       : Node(name), s(shape), residual(r), all_rows(all), ranks(std::move(across)) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
 
-  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse deviation, y (residual and relu only).
-  void backward(Tensor dy, std::span<Sink> sinks) override {
+  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu only).
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &gamma = kept(1), &beta = kept(2), &mean = kept(3), &inverse = kept(4);
     // The gradients by this rank's sums alone; dx is then put right.
     Tensor dgamma = Tensor::like(gamma), dbeta = Tensor::like(beta), near, masked;
     Backend::NormGradients out{.dgamma = &dgamma, .dbeta = &dbeta};
-    if (sinks[0].wanted()) out.dx = &(near = Tensor::like(x));
-    const bool wants_residual = residual && sinks[3].wanted();
+    if (slots[0].wanted()) out.dx = &(near = Tensor::like(x));
+    const bool wants_residual = residual && slots[3].wanted();
     if (wants_residual && s.relu) out.dresidual = &(masked = dy.unique() ? dy : Tensor::like(dy));
     dy.backend().batch_norm_backward(s, x, residual && s.relu ? &kept(5) : nullptr, dy, gamma, beta, mean, inverse,
                                      out);
-    if (sinks[0].wanted()) {
+    if (slots[0].wanted()) {
       const Numbers g = gamma.values(), inv = inverse.values(), b = dbeta.values(), a = dgamma.values();
       const std::size_t channels = g.size();
       Numbers mine = b;
@@ -79,13 +79,13 @@ struct SyncBatchNormNode : Node {
       }
       Tensor dx = Tensor::like(x);
       scale_and_shift(s, x, mean, scale, tensor_of(mean, shift), &near, false, dx);
-      sinks[0].give(std::move(dx));
+      slots[0].accumulate(std::move(dx));
     }
-    if (sinks[1].wanted()) sinks[1].give(std::move(dgamma));
-    if (sinks[2].wanted()) sinks[2].give(std::move(dbeta));
+    if (slots[1].wanted()) slots[1].accumulate(std::move(dgamma));
+    if (slots[2].wanted()) slots[2].accumulate(std::move(dbeta));
     if (wants_residual) {
       if (s.relu) dy = Tensor();  // masked holds the memory now
-      sinks[3].give(s.relu ? std::move(masked) : std::move(dy));
+      slots[3].accumulate(s.relu ? std::move(masked) : std::move(dy));
     }
   }
 };
@@ -96,13 +96,13 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
                          Tensor& running_variance, const BatchNormOptions& o, const Variable& residual,
                          std::shared_ptr<const AcrossRanks> ranks) {
   require(x.rank() >= 2, "sync_batch_norm: input ", x.shape(), " needs a channel axis and at least one more");
-  const std::int64_t channels = x.extent(-1);
-  require(channels > 0 && gamma.value().elements() == channels && beta.value().elements() == channels,
+  const std::int64_t channels = x.size(-1);
+  require(channels > 0 && gamma.value().numel() == channels && beta.value().numel() == channels,
           "sync_batch_norm: input ", x.shape(), " has ", channels, " channels, its parameters ", gamma.shape(), " and ",
           beta.shape());
   require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
           "sync_batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
-  NormShape s{.rows = x.value().elements() / channels,
+  NormShape s{.rows = x.value().numel() / channels,
               .channels = channels,
               .epsilon = o.epsilon,
               .momentum = 1,

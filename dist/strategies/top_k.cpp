@@ -45,7 +45,7 @@ void TopK::end(float* gradients) {
       gradients[std::size_t(sent_[at + j])] += std::bit_cast<float>(sent_[at + count + j]);
 }
 
-void TopK::settle(bool made) {
+void TopK::finish_step(bool made) {
   if (made) residual_.swap(pending_);
 }
 

@@ -20,7 +20,7 @@ class TopK {
   void end(float* gradients);
   // After the step. What did not travel waits for the next one; with a step that was not made (a gradient was not finite), this
   // step's part of it is forgotten, and what waited before it waits on.
-  void settle(bool made);
+  void finish_step(bool made);
 
   std::int64_t k() const { return std::int64_t(chosen_.size()); }
   const std::vector<float>& residual() const { return residual_; }

@@ -14,7 +14,7 @@ constexpr double width = 440, height = 258, left = 52, top = 46, bottom = 36;
 std::string place(double v) { return printed("%.1f", v); }
 
 // Labels at the right end, moved apart so that they do not cover each other, as near to their lines as that allows.
-void spread(std::vector<double>& y, double gap, double low, double high) {
+void separate(std::vector<double>& y, double gap, double low, double high) {
   std::vector<std::size_t> order(y.size());
   for (std::size_t i = 0; i < order.size(); i++) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return y[a] < y[b]; });
@@ -173,7 +173,7 @@ class Drawing {
     const double edge = left + plot_width_;
     std::vector<double> heights;
     for (const Ending& e : endings_) heights.push_back(e.y);
-    spread(heights, 14, top + 6, plot_bottom - 2);
+    separate(heights, 14, top + 6, plot_bottom - 2);
     for (std::size_t i = 0; i < endings_.size(); i++) {
       const auto& [line, x, y] = endings_[i];
       std::string label = line->label;

@@ -29,7 +29,7 @@ class Exporter {
     Tensor input, output;
     const std::vector<Operation> operations = operations_of(model, backend, picture, &input, &output);
     for (auto& [name, p] : model.parameters()) names_[key(p->variable.value())] = name;
-    for (auto& [name, s] : model.statistics()) names_[key(s->tensor)] = name;
+    for (auto& [name, s] : model.buffers()) names_[key(s->tensor)] = name;
 
     file_.set_ir_version(7);
     file_.set_producer_name("tandem");

@@ -1,8 +1,8 @@
 // ONNX: a trained model as a graph that onnxruntime and others run (opset 13, float).
 //
 // The graph takes "input" [N, C, H, W], N free, and gives "output". Pictures are normalised as in training (subtract the mean,
-// divide by the deviation, per channel: the loader's numbers). Weights carry the names of the parameters. Where there is no
-// protobuf library (onnx_none.cpp) everything here refuses.
+// divide by the standard deviation, per channel: the loader's numbers). Weights carry the names of the parameters. Where
+// there is no protobuf library (onnx_none.cpp) everything here refuses.
 #pragma once
 #include <string>
 

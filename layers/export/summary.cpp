@@ -11,7 +11,7 @@
 #include "autograd/tape.h"
 #include "core/backend.h"
 #include "core/text.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 namespace {
@@ -40,19 +40,19 @@ class Visit {
     for (auto& [name, p] : model.parameters()) borrowed_ = borrowed_ || !p->variable.defined();
     if (borrowed_) {
       backend_ = cpu_backend();
-      space_ = std::make_unique<ParameterSpace>(model, *backend_, 0);
+      flat_ = std::make_unique<FlatParameters>(model, *backend_, 0);
     }
-    for (auto& [name, s] : model.statistics()) statistics_.emplace_back(s, s->tensor.clone());
+    for (auto& [name, s] : model.buffers()) buffers_.emplace_back(s, s->tensor.clone());
     each_module(model, [&](Module& m) { before_.emplace_back(&m, m.on_forward(hook)); });
     model.train();
   }
   ~Visit() {
     for (auto& [module, hook] : before_) module->on_forward(std::move(hook));
-    for (auto& [statistic, value] : statistics_)
+    for (auto& [buffer, value] : buffers_)
       if (borrowed_)
-        statistic->tensor = Tensor();
+        buffer->tensor = Tensor();
       else
-        statistic->tensor.copy_from(value);
+        buffer->tensor.copy_from(value);
     if (borrowed_)
       for (auto& [name, p] : model_.parameters()) p->variable = Variable();
     model_.train(training_);
@@ -64,13 +64,13 @@ class Visit {
   Module& model_;
   bool training_, borrowed_ = false;
   DropoutCalls draws_;
-  std::unique_ptr<Backend> backend_;  // outlives the space
-  std::unique_ptr<ParameterSpace> space_;
-  std::vector<std::pair<Statistic*, Tensor>> statistics_;
+  std::unique_ptr<Backend> backend_;  // outlives the flat parameters
+  std::unique_ptr<FlatParameters> flat_;
+  std::vector<std::pair<ModuleBuffer*, Tensor>> buffers_;
   std::vector<std::pair<Module*, Module::ForwardHook>> before_;
 };
 
-std::size_t bytes_of(const Node& n) { return std::size_t(n.shape.elements()) * size_of(n.dtype); }
+std::size_t bytes_of(const Node& n) { return std::size_t(n.shape.numel()) * size_of(n.dtype); }
 
 // Plays the engine: the youngest node first; it frees what it saved and its own gradient, and its inputs get theirs.
 std::size_t peak_of(const std::vector<TapeEntry>& tape) {
@@ -131,12 +131,12 @@ ModelSummary summary(Module& model, const Shape& input, DType dtype) {
 
   for (auto& [name, p] : parameters) {
     std::size_t dot = name.rfind('.');
-    out.modules[row.at(dot == name.npos ? "" : name.substr(0, dot))].parameters += p->shape.elements();
-    out.parameters += p->shape.elements();
+    out.modules[row.at(dot == name.npos ? "" : name.substr(0, dot))].parameters += p->shape.numel();
+    out.parameters += p->shape.numel();
     out.parameter_bytes += p->variable.value().bytes();
   }
   out.state.bytes = out.parameter_bytes;
-  for (auto& [name, s] : model.statistics()) out.statistic_bytes += s->tensor.bytes();
+  for (auto& [name, s] : model.buffers()) out.buffer_bytes += s->tensor.bytes();
 
   const double pictures = input.rank() > 0 && input[0] > 0 ? double(input[0]) : 1;
   std::vector<TapeEntry> tape = tape_of(y);

@@ -27,13 +27,13 @@ struct ModelSummary {
   DType dtype = DType::f32;
   std::int64_t parameters = 0;
   double macs = 0;  // per picture
-  std::size_t saved_bytes = 0, parameter_bytes = 0, statistic_bytes = 0;
+  std::size_t saved_bytes = 0, parameter_bytes = 0, buffer_bytes = 0;
   // The most that saved activations and gradients of activations take together in a training step. What kernels borrow is not in it.
   std::size_t backward_peak_bytes = 0;
   TrainingState state;  // of SGD with momentum, unless it is set
   // Parameters, gradients and the state of training beside that peak.
   std::size_t training_bytes() const {
-    return 2 * parameter_bytes + statistic_bytes + state.bytes + backward_peak_bytes;
+    return 2 * parameter_bytes + buffer_bytes + state.bytes + backward_peak_bytes;
   }
   std::string text() const;  // a table, and the sums in words
 };

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
@@ -43,6 +43,6 @@ class WatchActivations {
 };
 
 // "gradients/conv1.weight", of every parameter, after a backward pass.
-void write_gradients(const ParameterSpace& space, EventFile& file, std::int64_t step);
+void write_gradients(const FlatParameters& flat, EventFile& file, std::int64_t step);
 
 }  // namespace tandem

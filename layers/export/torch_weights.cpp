@@ -9,7 +9,7 @@
 #include "core/files/safetensors.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/slices.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 #include "layers/export/trace_model.h"
 
 namespace tandem {
@@ -33,12 +33,12 @@ std::map<const void*, Layout> layouts(Module& model, Backend& backend, const Sha
     if (o.op == "conv2d") {
       const Shape& w = o.inputs.at(1).shape();
       found[o.inputs[1].raw()] = {channels_first(w), w};
-    } else if (o.op == "reshape" && x.rank() == 4 && o.output.rank() == 2 && o.output.extent(0) == x.extent(0)) {
+    } else if (o.op == "reshape" && x.rank() == 4 && o.output.rank() == 2 && o.output.size(0) == x.size(0)) {
       flattened[o.output.raw()] = x.shape();
     } else if (o.op == "linear" && rows) {
       const Tensor& w = o.inputs.at(1);
       const Shape& s = was->second;
-      found[w.raw()] = {w.shape(), {w.extent(0), s[1], s[2], s[3]}};
+      found[w.raw()] = {w.shape(), {w.size(0), s[1], s[2], s[3]}};
     } else if (rows && o.output.shape() == x.shape()) {  // element by element: dropout, an activation
       flattened[o.output.raw()] = was->second;
     }
@@ -63,7 +63,7 @@ std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape&
     Entry& e = all[name] = {value, layout, p->slice, layout.in_file};
     if (p->slice.count > 1) e.in_file[0] = p->shape[0];
   }
-  for (auto& [name, s] : model.statistics()) all[name] = {s->tensor, {s->shape, {}}, {}, s->shape};
+  for (auto& [name, s] : model.buffers()) all[name] = {s->tensor, {s->shape, {}}, {}, s->shape};
   return all;
 }
 

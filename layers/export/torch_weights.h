@@ -12,7 +12,7 @@ namespace tandem {
 
 class Strategy;
 
-// picture: [H, W, C] of the input. The model gets its memory if it has none yet; a ParameterSpace that is built later keeps the
+// picture: [H, W, C] of the input. The model gets its memory if it has none yet; a FlatParameters that is built later keeps the
 // values. Batch counters (num_batches_tracked) in the file are passed over, and so is a word before all of its names (module.,
 // _orig_mod.). Throws UsageError, with every tensor that is in the model or in the file only, or of another shape, before
 // anything has been changed.

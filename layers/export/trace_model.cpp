@@ -1,6 +1,6 @@
 #include "layers/export/trace_model.h"
 
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
@@ -9,7 +9,7 @@ std::vector<Operation> operations_of(Module& model, Backend& backend, const Shap
   require(picture.rank() == 3, "a picture has the axes [H,W,C], not ", picture);
   for (auto& [name, p] : model.parameters())
     if (!p->variable.defined()) {
-      ParameterSpace gives_memory(model, backend, 1);
+      FlatParameters gives_memory(model, backend, 1);
       break;
     }
   const bool training = model.training();

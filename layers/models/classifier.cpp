@@ -52,18 +52,18 @@ Classifier::Classifier(const std::string& weights, const std::string& model, Bac
   channels_ = number("channels", said("channels"), 1, 4);
   side_ = number("side", said("side"), 1, 1 << 14);
   for (const std::string& v : parts_of(said("mean"), ',')) mean_.push_back(number("mean", v, -1e6f, 1e6f));
-  for (const std::string& v : parts_of(said("std"), ',')) deviation_.push_back(number("std", v, 1e-9f, 1e6f));
-  if (classes_.empty() || int(mean_.size()) != channels_ || mean_.size() != deviation_.size())
-    refuse(weights, ": says ", classes_.size(), " classes, and ", mean_.size(), " means and ", deviation_.size(),
-           " deviations for ", channels_, " channels");
+  for (const std::string& v : parts_of(said("std"), ',')) std_.push_back(number("std", v, 1e-9f, 1e6f));
+  if (classes_.empty() || int(mean_.size()) != channels_ || mean_.size() != std_.size())
+    refuse(weights, ": says ", classes_.size(), " classes, and ", mean_.size(), " means and ", std_.size(),
+           " standard deviations for ", channels_, " channels");
 
   const auto named = about.find("model");
   if (model.empty() && named == about.end())
     refuse(weights, ": does not say which model this is: name it with --model (", model_names(), ")");
   model_ = make_model(model.empty() ? named->second : model, int(classes_.size()), channels_, side_);
-  space_ = std::make_unique<ParameterSpace>(model_, backend, 0);
+  flat_ = std::make_unique<FlatParameters>(model_, backend, 0);
   if (SafetensorsFile(weights).metadata().contains("checksum"))
-    load_weights(weights, *space_);
+    load_weights(weights, *flat_);
   else
     import_torch(model_, backend, {side_, side_, channels_}, weights);
   model_->eval();
@@ -74,7 +74,7 @@ std::vector<std::vector<double>> Classifier::operator()(std::span<const std::uin
   const std::vector<std::int32_t> unknown(std::size_t(count), 0);
   Pictures pictures = in_memory("pictures", pixels, {count, side_, side_, channels_}, unknown, int(classes_.size()));
   pictures.mean = mean_;
-  pictures.deviation = deviation_;
+  pictures.std = std_;
 
   NoGrad off;
   Loader loader(pictures, {.batch = std::min<std::int64_t>(count, 100), .shuffle = false, .prefetch = 0}, backend_);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "datasets/dataset.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
@@ -28,10 +28,10 @@ class Classifier {
  private:
   Backend& backend_;
   std::vector<std::string> classes_;
-  std::vector<float> mean_, deviation_;
+  std::vector<float> mean_, std_;
   int channels_ = 0, side_ = 0;
   Model model_;
-  std::unique_ptr<ParameterSpace> space_;
+  std::unique_ptr<FlatParameters> flat_;
 };
 
 // What a file of weights says of itself: model, classes, mean, std, channels, side. Empty for a file of another origin.

@@ -16,7 +16,7 @@ class Mlp : public Module {
 };
 
 // conv → ReLU → pool is one operation fewer as conv → pool with ReLU: the maximum of ReLUs is the ReLU of the maximum.
-constexpr Pool2dOptions pool_relu{.window = 2, .relu = true};
+constexpr Pool2dOptions pool_relu{.kernel_size = 2, .relu = true};
 
 class LeNet5 : public Module {
  public:

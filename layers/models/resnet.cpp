@@ -114,7 +114,7 @@ class ResNet : public Module {
   }
   Variable forward(const Variable& x) override {
     Variable y = bn1_(conv1_(x));
-    if (pool_) y = max_pool2d(y, {.window = 3, .stride = 2, .padding = 1, .relu = true});
+    if (pool_) y = max_pool2d(y, {.kernel_size = 3, .stride = 2, .padding = 1, .relu = true});
     for (Sequential* stage : stages_) y = (*stage)(y);
     return (*fc_)(global_average_pool(y));
   }

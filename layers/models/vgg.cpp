@@ -17,7 +17,7 @@ class Vgg : public Module {
     for (int width : widths) {
       if (width == 0) {
         const int padding = round_up ? side % 2 : 0;
-        features_.attach(name(1), std::make_unique<MaxPool2d>(Pool2dOptions{.window = 2, .padding = padding}));
+        features_.attach(name(1), std::make_unique<MaxPool2d>(Pool2dOptions{.kernel_size = 2, .padding = padding}));
         side = side / 2 + padding;
         continue;
       }
@@ -45,7 +45,7 @@ class Vgg : public Module {
   Variable forward(const Variable& x) override {
     Variable y = features_(x);
     if (!large_) return (*linear_)(global_average_pool(y));
-    if (left_ > 7) y = average_pool2d(y, {.window = left_ - 6, .stride = 1});  // what adaptive pooling of 8 to 7 does
+    if (left_ > 7) y = average_pool2d(y, {.kernel_size = left_ - 6, .stride = 1});  // what adaptive pooling of 8 to 7 does
     return (*layers_)(flatten(y));
   }
 

@@ -6,20 +6,20 @@ namespace tandem {
 
 void Accumulation::begin(const Batch& batch) {
   if (count_ == 0) {
-    space_.zero_gradients();
+    flat_.zero_gradients();
     pictures_ = 0;
   }
   // Each loss is a mean over this rank's part of the batch: weighed with its pictures, the gradients add up, over batches
   // and over ranks, to a sum over all of them.
   pictures_ += batch.over_ranks();
   optimizer_.gradients_are_sums_of(batches_ == 1 ? 1 : double(pictures_));
-  optimizer_.stage();
+  optimizer_.sync_hyperparameters();
 }
 
 bool Accumulation::backward(const Variable& loss, const Variable& scaled, const Batch& batch) {
-  if (count_ == 0) space_.zero_gradients();  // also when a step that was half done is done again
+  if (count_ == 0) flat_.zero_gradients();  // also when a step that was half done is done again
   const bool due = (batch.index + 1) % batches_ == 0 || batch.index + 1 == per_epoch_;
-  space_.backward(scaled, double(batch.size()) / double(batches_ == 1 ? batch.over_ranks() : 1), due);
+  flat_.backward(scaled, double(batch.size()) / double(batches_ == 1 ? batch.over_ranks() : 1), due);
   if (count_ == 0)
     loss_ = loss.value();
   else {

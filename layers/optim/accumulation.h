@@ -14,8 +14,8 @@ namespace tandem {
 class Accumulation {
  public:
   // `batches` to a step; an epoch of batches_per_epoch ends with a step in any case.
-  Accumulation(ParameterSpace& space, Optimizer& optimizer, std::int64_t batches, std::int64_t batches_per_epoch)
-      : space_(space), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {
+  Accumulation(FlatParameters& flat, Optimizer& optimizer, std::int64_t batches, std::int64_t batches_per_epoch)
+      : flat_(flat), optimizer_(optimizer), batches_(batches), per_epoch_(batches_per_epoch) {
     require(batches >= 1, "a step of ", batches, " batches: it needs at least one");
   }
 
@@ -29,7 +29,7 @@ class Accumulation {
   const Tensor& loss() const { return loss_; }  // of the step so far; not finite when one of its batches' was not
 
  private:
-  ParameterSpace& space_;
+  FlatParameters& flat_;
   Optimizer& optimizer_;
   std::int64_t batches_, per_epoch_, count_ = 0, pictures_ = 0;  // count_: batches in the gradients; 0: a step begins
   Tensor loss_;

@@ -6,7 +6,7 @@
 namespace tandem {
 namespace {
 
-// One index only. The number of this step was counted by judge().
+// One index only. The number of this step was counted by check_gradients().
 template <class T>
 struct Corrections {
   const StepState* state;
@@ -27,7 +27,7 @@ struct UpdateAdamW {
   const T *corrections, *g;
   T *w, *m, *v;
   TANDEM_HD void operator()(std::int64_t i) const {
-    const float* r = rates + i / ParameterSpace::alignment * 2;
+    const float* r = rates + i / FlatParameters::alignment * 2;
     T rate = T(state->learning_rate) * T(r[0]), gradient = g[i] * T(state->gradient_scale);
     if (!decoupled) gradient += T(r[1]) * w[i];
     T moment = beta1 * m[i] + (1 - beta1) * gradient;
@@ -50,9 +50,9 @@ AdamW::AdamW(const AdamWOptions& options)
 }
 
 void AdamW::allocate() {
-  auto zeros = [&](std::int64_t n) { return Tensor::zeros(space_->backend(), {n}, space_->values.dtype()); };
-  moment_ = zeros(space_->elements());
-  square_ = zeros(space_->elements());
+  auto zeros = [&](std::int64_t n) { return Tensor::zeros(flat_->backend(), {n}, flat_->values.dtype()); };
+  moment_ = zeros(flat_->numel());
+  square_ = zeros(flat_->numel());
   corrections_ = zeros(2);
 }
 
@@ -63,14 +63,14 @@ std::vector<std::pair<std::string, Tensor>> AdamW::vectors() const {
 
 void AdamW::apply(Range range) {
   check_range(range);
-  dispatch_wide(space_->values.dtype(), "AdamW", [&]<class T> {
-    launch(space_->backend(), 1,
+  dispatch_wide(flat_->values.dtype(), "AdamW", [&]<class T> {
+    launch(flat_->backend(), 1,
            Corrections<T>{device_state(), options_.beta1, options_.beta2, corrections_.write<T>()});
     auto run = [&]<bool decoupled> {
-      update_blocks(*space_, range,
+      update_blocks(*flat_, range,
                     UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
-                                              T(options_.epsilon), corrections_.data<T>(), space_->gradients.data<T>(),
-                                              space_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+                                              T(options_.epsilon), corrections_.data<T>(), flat_->gradients.data<T>(),
+                                              flat_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
     };
     options_.decoupled ? run.template operator()<true>() : run.template operator()<false>();
   });

@@ -8,8 +8,8 @@ namespace tandem {
 // first steps, (1 + t)/(10 + t) at step t, so that the draw the weights began with is soon forgotten.
 class Ema {
  public:
-  Ema(ParameterSpace& space, double decay);  // begins as a copy of the weights
-  void update(const Optimizer& optimizer);   // after its step; does nothing when that was not applied
+  Ema(FlatParameters& flat, double decay);  // begins as a copy of the weights
+  void update(const Optimizer& optimizer);  // after its step; does nothing when that was not applied
 
   // Exchanges weights and averages, exactly: twice, and everything is as before.
   void swap();
@@ -24,10 +24,10 @@ class Ema {
     Ema& ema_;
   };
 
-  Tensor values, statistics;  // laid out as the space's
+  Tensor values, buffers;  // laid out as the flat parameters
 
  private:
-  ParameterSpace& space_;
+  FlatParameters& flat_;
   double decay_;
 };
 

@@ -16,7 +16,7 @@ struct UpdateAverage {
     double t = double(state->step), early = (1 + t) / (10 + t);
     T share = T(1 - (early < decay ? early : decay));
 #pragma omp simd
-    for (std::int64_t i = block * ParameterSpace::alignment; i < (block + 1) * ParameterSpace::alignment; i++)
+    for (std::int64_t i = block * FlatParameters::alignment; i < (block + 1) * FlatParameters::alignment; i++)
       average[i] += share * (w[i] - average[i]);
   }
 };
@@ -33,26 +33,26 @@ struct Swap {
 
 }  // namespace
 
-Ema::Ema(ParameterSpace& space, double decay)
-    : values(space.values.clone()), statistics(space.statistics.clone()), space_(space), decay_(decay) {
+Ema::Ema(FlatParameters& flat, double decay)
+    : values(flat.values.clone()), buffers(flat.buffers.clone()), flat_(flat), decay_(decay) {
   require(decay > 0 && decay < 1, "EMA: the decay ", decay, " must lie between 0 and 1");
 }
 
 void Ema::update(const Optimizer& optimizer) {
   auto* state = reinterpret_cast<const StepState*>(optimizer.state().raw());
   dispatch_wide(values.dtype(), "EMA", [&]<class T> {
-    for (auto [from, to] : {std::pair{&space_.values, &values}, {&space_.statistics, &statistics}})
-      launch_blocks(space_.backend(), to->elements() / ParameterSpace::alignment,
+    for (auto [from, to] : {std::pair{&flat_.values, &values}, {&flat_.buffers, &buffers}})
+      launch_blocks(flat_.backend(), to->numel() / FlatParameters::alignment,
                     UpdateAverage<T>{state, decay_, from->template data<T>(), to->template write<T>()});
   });
 }
 
 void Ema::swap() {
   dispatch_wide(values.dtype(), "EMA", [&]<class T> {
-    for (auto [a, b] : {std::pair{&space_.values, &values}, {&space_.statistics, &statistics}})
-      launch(space_.backend(), b->elements(), Swap<T>{a->template write<T>(), b->template write<T>()});
+    for (auto [a, b] : {std::pair{&flat_.values, &values}, {&flat_.buffers, &buffers}})
+      launch(flat_.backend(), b->numel(), Swap<T>{a->template write<T>(), b->template write<T>()});
   });
-  space_.count_writes(space_.all());
+  flat_.count_writes(flat_.all());
 }
 
 }  // namespace tandem

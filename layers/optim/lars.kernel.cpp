@@ -1,23 +1,23 @@
 // LARS. The norms of all weight tensors and of their gradients come from one pass over the two flat vectors, which leaves two
-// sums per block of 64, and one over these sums, which adds up each segment's (squares.h): two launches for any number of
+// sums per block of 64, and one over these sums, which adds up each segment's (squared_norms.h): two launches for any number of
 // tensors.
 #include <cmath>
 
-#include "layers/optim/squares.h"
+#include "layers/optim/squared_norms.h"
 #include "layers/optim/update.h"
 
 namespace tandem {
 namespace {
 
-static_assert(square_block == ParameterSpace::alignment);
+static_assert(square_block == FlatParameters::alignment);
 
 template <class T>
-struct TotalSquares {
-  std::int64_t segments;
+struct TotalSquaredNorm {
+  std::int64_t parameters;
   T* sums;
   TANDEM_HD void operator()(std::int64_t) const {
     double total = 0;
-    for (std::int64_t s = 0; s < segments; s++) total += double(sums[2 + 2 * s]);
+    for (std::int64_t s = 0; s < parameters; s++) total += double(sums[2 + 2 * s]);
     sums[0] = T(total);
   }
 };
@@ -26,7 +26,7 @@ template <class T>
 struct UpdateLARS {
   const StepState* state;
   const float* rates;  // learning-rate scale, weight decay per block of 64
-  const std::int32_t* segment;
+  const std::int32_t* parameter;
   const T* sums;
   T trust, mu;
   const T* g;
@@ -35,8 +35,8 @@ struct UpdateLARS {
   TANDEM_HD void begin(std::int64_t block) {
     rate = T(state->learning_rate) * T(rates[2 * block]);
     decay = T(rates[2 * block + 1]);
-    if (segment[block] < 0) return;
-    const T* s = sums + 1 + 2 * segment[block];
+    if (parameter[block] < 0) return;
+    const T* s = sums + 1 + 2 * parameter[block];
     T norm_w = std::sqrt(s[0]), norm_g = std::sqrt(s[1]) * T(state->gradient_scale);
     if (norm_w > 0 && norm_g > 0) rate *= trust * norm_w / (norm_g + decay * norm_w);
   }
@@ -57,23 +57,23 @@ LARS::LARS(const LARSOptions& options) : Optimizer(options.learning_rate, option
 }
 
 void LARS::allocate() {
-  Backend& backend = space_->backend();
-  const DType dtype = space_->values.dtype();
-  const std::int64_t blocks = space_->elements() / ParameterSpace::alignment;
-  const std::int64_t count = std::int64_t(space_->segments().size());
-  std::vector<double> bounds, segment(blocks, -1);
-  for (const Segment& s : space_->segments()) {
-    const std::int64_t first = s.local_begin / ParameterSpace::alignment;
-    const std::int64_t last = (s.local_begin + s.length + ParameterSpace::alignment - 1) / ParameterSpace::alignment;
-    if (s.decay) std::fill(segment.begin() + first, segment.begin() + last, double(bounds.size() / 2));
+  Backend& backend = flat_->backend();
+  const DType dtype = flat_->values.dtype();
+  const std::int64_t blocks = flat_->numel() / FlatParameters::alignment;
+  const std::int64_t count = std::int64_t(flat_->parameter_ranges().size());
+  std::vector<double> bounds, parameter(blocks, -1);
+  for (const ParameterRange& s : flat_->parameter_ranges()) {
+    const std::int64_t first = s.local_begin / FlatParameters::alignment;
+    const std::int64_t last = (s.local_begin + s.length + FlatParameters::alignment - 1) / FlatParameters::alignment;
+    if (s.decay) std::fill(parameter.begin() + first, parameter.begin() + last, double(bounds.size() / 2));
     bounds.push_back(double(first));
     bounds.push_back(double(last));
   }
   bounds_ = Tensor::of(backend, {count, 2}, bounds, DType::i32);
-  adaptive_ = Tensor::of(backend, {blocks}, segment, DType::i32);
+  adaptive_ = Tensor::of(backend, {blocks}, parameter, DType::i32);
   partial_ = Tensor::zeros(backend, {blocks, 2}, dtype);
   sums_ = Tensor::zeros(backend, {1 + 2 * count}, dtype);
-  velocity_ = Tensor::zeros(backend, {space_->elements()}, dtype);
+  velocity_ = Tensor::zeros(backend, {flat_->numel()}, dtype);
 }
 
 std::vector<std::pair<std::string, Tensor>> LARS::vectors() const {
@@ -83,26 +83,26 @@ std::vector<std::pair<std::string, Tensor>> LARS::vectors() const {
 
 void LARS::measure(Range range, bool add) {
   check_range(range);
-  const std::int64_t first = range.begin / ParameterSpace::alignment, last = range.end / ParameterSpace::alignment;
-  const std::int64_t count = bounds_.extent(0);
-  dispatch_wide(space_->values.dtype(), "LARS", [&]<class T> {
+  const std::int64_t first = range.begin / FlatParameters::alignment, last = range.end / FlatParameters::alignment;
+  const std::int64_t count = bounds_.size(0);
+  dispatch_wide(flat_->values.dtype(), "LARS", [&]<class T> {
     launch_sums<16>(
-        space_->backend(), last - first,
-        SquaresOfBlocks<T>{first, space_->values.data<T>(), space_->gradients.data<T>(), partial_.write<T>()});
+        flat_->backend(), last - first,
+        SquaredNormsOfBlocks<T>{first, flat_->values.data<T>(), flat_->gradients.data<T>(), partial_.write<T>()});
     launch_sums<256>(
-        space_->backend(), count,
-        SquaresOfSegments<T>{first, last, add, bounds_.data<std::int32_t>(), partial_.data<T>(), sums_.write<T>()});
-    launch(space_->backend(), 1, TotalSquares<T>{count, sums_.write<T>()});
+        flat_->backend(), count,
+        SquaredNormsOfRanges<T>{first, last, add, bounds_.data<std::int32_t>(), partial_.data<T>(), sums_.write<T>()});
+    launch(flat_->backend(), 1, TotalSquaredNorm<T>{count, sums_.write<T>()});
   });
 }
 
 void LARS::apply(Range range) {
   check_range(range);
-  dispatch_wide(space_->values.dtype(), "LARS", [&]<class T> {
-    update_blocks(*space_, range,
+  dispatch_wide(flat_->values.dtype(), "LARS", [&]<class T> {
+    update_blocks(*flat_, range,
                   UpdateLARS<T>{device_state(), rates_.data<float>(), adaptive_.data<std::int32_t>(), sums_.data<T>(),
-                                T(options_.trust), T(options_.momentum), space_->gradients.data<T>(),
-                                space_->values.write<T>(), velocity_.write<T>()});
+                                T(options_.trust), T(options_.momentum), flat_->gradients.data<T>(),
+                                flat_->values.write<T>(), velocity_.write<T>()});
   });
 }
 

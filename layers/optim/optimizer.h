@@ -2,14 +2,14 @@
 //
 //   for each batch:
 //     optimizer.learning_rate(…);  // where it varies
-//     space.zero_gradients();
-//     space.backward(loss);
+//     flat.zero_gradients();
+//     flat.backward(loss);
 //     optimizer.step(&loss.value());
 //
 // A step is measure(range) → partial sums (the squared norm of the gradient), which a strategy may combine over ranks, then
-// judge() on the device: is everything finite, by how much is the gradient clipped; then apply(range). What varies from step
-// to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is not finite
-// sets a flag there: that step is not applied, and none after it until somebody has looked.
+// check_gradients() on the device: is everything finite, by how much is the gradient clipped; then apply(range). What varies
+// from step to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is
+// not finite sets a flag there: that step is not applied, and none after it until somebody has looked.
 #pragma once
 #include <optional>
 #include <string>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/step.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 
 namespace tandem {
 
@@ -34,7 +34,7 @@ enum class IfNotFinite {
   fail,  // throws NotFinite; the parameters are those before the step, and the next step is as any other
   skip,  // returns not_finite, and the next step is as any other
   wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to time.
-         // For steps that are recorded (layers/train/replay.h), and for fit()
+         // For steps that are recorded (layers/train/step_graph.h), and for fit()
 };
 
 class Optimizer {
@@ -47,9 +47,10 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
-  // Allocates its state beside the parameters. Call once, after the space is built. seed is for StepState's random numbers.
-  void bind(ParameterSpace& space, std::uint64_t seed = 0);
-  ParameterSpace& space() const { return check_bound(), *space_; }
+  // Allocates its state beside the parameters. Call once, after the flat parameters are built. seed is for StepState's random
+  // numbers.
+  void bind(FlatParameters& flat, std::uint64_t seed = 0);
+  FlatParameters& flat() const { return check_bound(), *flat_; }
 
   double learning_rate() const { return learning_rate_; }
   void learning_rate(double rate);       // from the next step on
@@ -68,7 +69,7 @@ class Optimizer {
   StepResult step(const Tensor* loss = nullptr);
 
   // Its parts, for strategies and recorded steps.
-  void stage();  // sends what was set since to the device. judge() does; before a step that is replayed, the caller
+  void sync_hyperparameters();  // sends what was set since to the device. check_gradients() does; before a step that is replayed, the caller
   void update(const Tensor* loss);  // the step with the gradients that are there, wherever they came from; nobody looks
   // What update() begins with, unless it was called before: measures all gradients that this rank answers for. Where layers are
   // cut over ranks, slice 0 answers for the replicated ones and every rank for its slices; the strategy then adds sums() up over
@@ -77,10 +78,10 @@ class Optimizer {
   StepResult result();              // looks at the last step, as if_not_finite says
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
-  void judge(const Tensor* loss);               // sums → StepState: finite? clip factor
+  void check_gradients(const Tensor* loss);     // sums → StepState: finite? clip factor
   virtual void apply(Range range) = 0;
   // In place of apply() where a server applies: gradients become what it is to be sent, clipped and with weight decay. Where
-  // nothing needs_whole_gradient() it may be called before judge(), for each range as soon as that is final.
+  // nothing needs_whole_gradient() it may be called before check_gradients(), for each range as soon as that is final.
   // Throws Error where this optimizer's steps cannot be made elsewhere.
   virtual void finish_gradients(Range range);
 
@@ -98,12 +99,12 @@ class Optimizer {
 
  protected:
   virtual void allocate() = 0;
-  ParameterSpace* space_ = nullptr;
+  FlatParameters* flat_ = nullptr;
   Tensor rates_;  // f32 [elements/64, 2]: learning-rate scale and weight decay of each block of 64
 
   // The weight decay of a segment; called by bind for every segment.
-  virtual double decay_of(const Segment& segment) const {
-    return segment.decay || decay_everything_ ? weight_decay_ : 0;
+  virtual double decay_of(const ParameterRange& parameter) const {
+    return parameter.decay || decay_everything_ ? weight_decay_ : 0;
   }
   void check_range(Range range) const;
   void check_bound() const;

@@ -9,21 +9,21 @@ namespace {
 
 // One index only: decides on the device whether this step may be applied, and by how much the gradient shrinks.
 template <class T>
-struct Judge {
+struct CheckStep {
   StepState* state;
-  const T* sum_of_squares;
+  const T* squared_norm;
   const T* loss;  // may be null
   float clip;
   bool scaled;
   LossScaling scaling;
   TANDEM_HD void operator()(std::int64_t) const {
-    T sum = *sum_of_squares;
+    T sum = *squared_norm;
     const float average = scaled ? state->gradient_average / state->loss_scale : state->gradient_average;
     if (loss && !(*loss - *loss == 0)) {  // no scale is to blame for that
       state->not_finite = 1;
       return;
     }
-    if (!judge_step(*state, sum - sum == 0, scaled, scaling)) return;
+    if (!check_step(*state, sum - sum == 0, scaled, scaling)) return;
     float norm = static_cast<float>(std::sqrt(sum)) * average;
     state->gradient_scale = average * (clip > 0 && norm > clip ? clip / norm : 1.f);
     state->step++;
@@ -46,12 +46,12 @@ struct LossScaleNode : Node {
   static Tensor times(const Tensor& x, const Tensor& state) {
     Tensor y = Tensor::like(x);
     dispatch_wide(x.dtype(), name, [&]<class T> {
-      launch(x.backend(), x.elements(),
+      launch(x.backend(), x.numel(),
              TimesLossScale<T>{reinterpret_cast<const StepState*>(state.raw()), x.data<T>(), y.write<T>()});
     });
     return y;
   }
-  void backward(Tensor dy, std::span<Sink> sinks) override { sinks[0].give(times(dy, state)); }
+  void backward(Tensor dy, std::span<GradientSlot> slots) override { slots[0].accumulate(times(dy, state)); }
 };
 
 template <class T, bool momentum, bool nesterov>
@@ -62,7 +62,7 @@ struct UpdateSGD {
   const T* g;
   T *w, *v;
   TANDEM_HD void operator()(std::int64_t i) const {
-    const float* r = rates + i / ParameterSpace::alignment * 2;
+    const float* r = rates + i / FlatParameters::alignment * 2;
     T gradient = fused(T(r[1]), w[i], g[i] * T(state->gradient_scale));
     T direction = gradient;
     if (momentum) {
@@ -83,21 +83,21 @@ struct WholeGradient {  // what UpdateSGD begins with
   const T* w;
   TANDEM_HD void operator()(std::int64_t i) const {
     const float scale = judged ? state->gradient_scale : state->gradient_average;
-    g[i] = fused(T(rates[i / ParameterSpace::alignment * 2 + 1]), w[i], g[i] * T(scale));
+    g[i] = fused(T(rates[i / FlatParameters::alignment * 2 + 1]), w[i], g[i] * T(scale));
   }
 };
 
 }  // namespace
 
-void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
+void Optimizer::bind(FlatParameters& flat, std::uint64_t seed) {
   MemoryUse use(Use::optimizer);
-  space_ = &space;
-  Backend& backend = space.backend();
-  std::vector<double> rates(space.elements() / ParameterSpace::alignment * 2, 0.0);
-  for (const Segment& s : space.segments()) {
+  flat_ = &flat;
+  Backend& backend = flat.backend();
+  std::vector<double> rates(flat.numel() / FlatParameters::alignment * 2, 0.0);
+  for (const ParameterRange& s : flat.parameter_ranges()) {
     not_negative(("the learning rate scale of " + s.name).c_str(), s.learning_rate_scale);
-    for (std::int64_t b = s.local_begin / ParameterSpace::alignment;
-         b * ParameterSpace::alignment < s.local_begin + s.length; b++) {
+    for (std::int64_t b = s.local_begin / FlatParameters::alignment;
+         b * FlatParameters::alignment < s.local_begin + s.length; b++) {
       rates[2 * b] = s.frozen ? 0 : s.learning_rate_scale;
       rates[2 * b + 1] = s.frozen ? 0 : decay_of(s);
     }
@@ -105,7 +105,7 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   check_clip();
   rates_ = Tensor::of(backend, {std::int64_t(rates.size())}, rates);
   state_ = Tensor::zeros(backend, {std::int64_t(sizeof(StepState))}, DType::u8);
-  sums_ = Tensor::zeros(backend, {1}, space.values.dtype());
+  sums_ = Tensor::zeros(backend, {1}, flat.values.dtype());
   host_ = {.seed = seed, .epoch = host_.epoch};
   staged_ = measured_ = false;
   if (loss_scaling) {
@@ -116,10 +116,10 @@ void Optimizer::bind(ParameterSpace& space, std::uint64_t seed) {
   }
   backend.upload(state_.raw_write(), &host_, sizeof host_);
   allocate();
-  stage();
+  sync_hyperparameters();
 }
 
-void Optimizer::check_bound() const { require(space_ != nullptr, "the optimizer is not bound: call bind(space) first"); }
+void Optimizer::check_bound() const { require(flat_ != nullptr, "the optimizer is not bound: call bind(flat) first"); }
 
 double Optimizer::not_negative(const char* what, double value) {
   require(std::isfinite(static_cast<float>(value)) && value >= 0, what, " ", value, " must be finite and at least 0");
@@ -135,7 +135,7 @@ void Optimizer::learning_rate(double rate) { learning_rate_ = not_negative("the 
 void Optimizer::epoch(std::uint32_t epoch) {
   staged_ = staged_ && epoch == host_.epoch;
   host_.epoch = epoch;
-  if (space_) stage();
+  if (flat_) sync_hyperparameters();
 }
 
 void Optimizer::gradients_are_sums_of(double samples) {
@@ -148,7 +148,7 @@ void Optimizer::gradients_are_shares_of(int ranks) {
   ranks_ = ranks;
 }
 
-void Optimizer::stage() {
+void Optimizer::sync_hyperparameters() {
   check_bound();
   const float rate = static_cast<float>(learning_rate_), average = static_cast<float>(ranks_ / samples_);
   if (staged_ && rate == host_.learning_rate && average == host_.gradient_average) return;
@@ -160,7 +160,7 @@ void Optimizer::stage() {
 
 StepResult Optimizer::step(const Tensor* loss) {
   check_bound();
-  require(space_->gradients_complete(), "step() before backward(): there are no gradients");
+  require(flat_->gradients_complete(), "step() before backward(): there are no gradients");
   update(loss);
   return result();
 }
@@ -169,8 +169,8 @@ void Optimizer::measure_all() {
   check_bound();
   bool add = false;
   for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice}) {
-    if (owner == OwnerClass::replicated && space_->slice().index > 0) continue;
-    for (const Range& r : space_->ranges(owner)) measure(r, std::exchange(add, true));
+    if (owner == OwnerClass::replicated && flat_->slice().index > 0) continue;
+    for (const Range& r : flat_->ranges(owner)) measure(r, std::exchange(add, true));
   }
   if (!add) sums_.fill(0);
   measured_ = true;
@@ -178,14 +178,14 @@ void Optimizer::measure_all() {
 
 void Optimizer::update(const Tensor* loss) {
   check_bound();
-  require(measured_ || space_->slice().count == 1, name(), ": the layers of this model are cut over ranks, and nobody has added "
+  require(measured_ || flat_->slice().count == 1, name(), ": the layers of this model are cut over ranks, and nobody has added "
           "up their gradients' norms: train it by all-reduce, or call measure_all() and add sums() up over the slices");
   if (!measured_) measure_all();
   measured_ = false;
-  judge(loss);
-  for (const Range& r : space_->trainable()) {
+  check_gradients(loss);
+  for (const Range& r : flat_->trainable()) {
     apply(r);
-    space_->count_writes(r);
+    flat_->count_writes(r);
   }
 }
 
@@ -203,7 +203,7 @@ StepResult Optimizer::result() {
 
 void Optimizer::measure(Range range, bool add) {
   check_bound();
-  space_->backend().sum_of_squares(space_->gradients.range(range.begin, {range.length()}), sums_, add);
+  flat_->backend().squared_norm(flat_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
 
 void Optimizer::finish_gradients(Range) { fail(name(), ": its steps are made where the parameters are, not by a server"); }
@@ -214,25 +214,25 @@ Variable Optimizer::scaled(const Variable& loss) const {
   return record<LossScaleNode>(LossScaleNode::times(loss.value(), state_), {&loss}, {}, state_);
 }
 
-void Optimizer::judge(const Tensor* loss) {
-  stage();
+void Optimizer::check_gradients(const Tensor* loss) {
+  sync_hyperparameters();
   check_clip();
   if (loss) {
     require(loss->defined(), "step(loss): the loss must have one element, this one is undefined");
-    require(loss->elements() == 1, "step(loss): the loss must have one element, this one has the shape ", loss->shape());
+    require(loss->numel() == 1, "step(loss): the loss must have one element, this one has the shape ", loss->shape());
   }
   auto* state = reinterpret_cast<StepState*>(state_.raw_write());
   dispatch_wide(sums_.dtype(), "optimizer", [&]<class T> {
-    launch(space_->backend(), 1,
-           Judge<T>{state, sums_.data<T>(), loss ? loss->data<T>() : nullptr, static_cast<float>(clip_norm),
-                    loss_scaling.has_value(), loss_scaling.value_or(LossScaling())});
+    launch(flat_->backend(), 1,
+           CheckStep<T>{state, sums_.data<T>(), loss ? loss->data<T>() : nullptr, static_cast<float>(clip_norm),
+                        loss_scaling.has_value(), loss_scaling.value_or(LossScaling())});
   });
 }
 
 StepState Optimizer::read_state() const {
   check_bound();
   StepState s;
-  state_.backend().download(&s, state_.raw(), sizeof s);  // not space_'s: fit()'s space is gone when fit has returned
+  state_.backend().download(&s, state_.raw(), sizeof s);  // not the flat parameters': those of fit() are gone when fit has returned
   return s;
 }
 
@@ -257,7 +257,7 @@ void Optimizer::resume_at(const StepState& then) {
 
 void Optimizer::check_range(Range range) const {
   check_bound();
-  require(range.begin % ParameterSpace::alignment == 0 && range.length() % ParameterSpace::alignment == 0, name(),
+  require(range.begin % FlatParameters::alignment == 0 && range.length() % FlatParameters::alignment == 0, name(),
           ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
 }
 
@@ -270,7 +270,7 @@ SGD::SGD(const SGDOptions& options)
 }
 
 void SGD::allocate() {
-  if (options_.momentum > 0) velocity_ = Tensor::zeros(space_->backend(), {space_->elements()}, space_->values.dtype());
+  if (options_.momentum > 0) velocity_ = Tensor::zeros(flat_->backend(), {flat_->numel()}, flat_->values.dtype());
 }
 
 std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
@@ -281,24 +281,24 @@ std::vector<std::pair<std::string, Tensor>> SGD::vectors() const {
 
 void SGD::finish_gradients(Range range) {
   check_range(range);
-  dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
-    update_blocks(*space_, range,
+  dispatch_wide(flat_->values.dtype(), "SGD", [&]<class T> {
+    update_blocks(*flat_, range,
                   WholeGradient<T>{device_state(), needs_whole_gradient(), rates_.data<float>(),
-                                   space_->gradients.write<T>(), space_->values.data<T>()});
+                                   flat_->gradients.write<T>(), flat_->values.data<T>()});
   });
 }
 
 void SGD::apply(Range range) {
   check_range(range);
-  dispatch_wide(space_->values.dtype(), "SGD", [&]<class T> {
+  dispatch_wide(flat_->values.dtype(), "SGD", [&]<class T> {
     auto run = [&](auto update) {
       update = {device_state(),
                 rates_.data<float>(),
                 static_cast<float>(options_.momentum),
-                space_->gradients.data<T>(),
-                space_->values.write<T>(),
+                flat_->gradients.data<T>(),
+                flat_->values.write<T>(),
                 velocity_.defined() ? velocity_.write<T>() : nullptr};
-      update_blocks(*space_, range, update);
+      update_blocks(*flat_, range, update);
     };
     if (options_.nesterov)
       run(UpdateSGD<T, true, true>{});

@@ -14,7 +14,7 @@ struct UpdateRMSprop {
   const T* g;
   T *w, *s, *v;
   TANDEM_HD void operator()(std::int64_t i) const {
-    const float* r = rates + i / ParameterSpace::alignment * 2;
+    const float* r = rates + i / FlatParameters::alignment * 2;
     const T gradient = g[i] * T(state->gradient_scale) + T(r[1]) * w[i];
     const T square = alpha * s[i] + (1 - alpha) * gradient * gradient;
     s[i] = square;
@@ -35,7 +35,7 @@ RMSprop::RMSprop(const RMSpropOptions& options)
 }
 
 void RMSprop::allocate() {
-  square_ = Tensor::like(space_->values);
+  square_ = Tensor::like(flat_->values);
   square_.fill(0);
   if (options_.momentum > 0) velocity_ = square_.clone();
 }
@@ -48,11 +48,11 @@ std::vector<std::pair<std::string, Tensor>> RMSprop::vectors() const {
 
 void RMSprop::apply(Range range) {
   check_range(range);
-  dispatch_wide(space_->values.dtype(), "RMSprop", [&]<class T> {
+  dispatch_wide(flat_->values.dtype(), "RMSprop", [&]<class T> {
     auto run = [&]<bool momentum> {
-      update_blocks(*space_, range,
+      update_blocks(*flat_, range,
                     UpdateRMSprop<T, momentum>{device_state(), rates_.data<float>(), T(options_.alpha), T(options_.epsilon),
-                                               T(options_.momentum), space_->gradients.data<T>(), space_->values.write<T>(),
+                                               T(options_.momentum), flat_->gradients.data<T>(), flat_->values.write<T>(),
                                                square_.write<T>(), momentum ? velocity_.write<T>() : nullptr});
     };
     options_.momentum > 0 ? run.template operator()<true>() : run.template operator()<false>();

@@ -15,10 +15,10 @@ struct Blocks {
   TANDEM_HD void operator()(std::int64_t block) const {
     if (update.state->not_finite) return;
     Update u = update;
-    std::int64_t first = begin + block * ParameterSpace::alignment;
-    if constexpr (requires { u.begin(first); }) u.begin(first / ParameterSpace::alignment);
+    std::int64_t first = begin + block * FlatParameters::alignment;
+    if constexpr (requires { u.begin(first); }) u.begin(first / FlatParameters::alignment);
 #pragma omp simd
-    for (std::int64_t i = first; i < first + ParameterSpace::alignment; i++) u(i);
+    for (std::int64_t i = first; i < first + FlatParameters::alignment; i++) u(i);
   }
 };
 
@@ -30,15 +30,15 @@ struct Elements {
   TANDEM_HD void operator()(std::int64_t i) const {
     if (update.state->not_finite) return;
     Update u = update;
-    if constexpr (requires { u.begin(i); }) u.begin((begin + i) / ParameterSpace::alignment);
+    if constexpr (requires { u.begin(i); }) u.begin((begin + i) / FlatParameters::alignment);
     u(begin + i);
   }
 };
 
 template <class Update>
-void update_blocks(ParameterSpace& space, Range range, const Update& update) {
-  if (space.backend().on_device()) return launch(space.backend(), range.length(), Elements<Update>{update, range.begin});
-  launch_blocks(space.backend(), range.length() / ParameterSpace::alignment, Blocks<Update>{update, range.begin});
+void update_blocks(FlatParameters& flat, Range range, const Update& update) {
+  if (flat.backend().on_device()) return launch(flat.backend(), range.length(), Elements<Update>{update, range.begin});
+  launch_blocks(flat.backend(), range.length() / FlatParameters::alignment, Blocks<Update>{update, range.begin});
 }
 
 }  // namespace tandem

@@ -23,14 +23,15 @@ struct Part {
 };
 using Named = std::map<std::string, Part>;
 
-void add_segments(Named& all, const std::string& prefix, const ParameterSpace& space, const Tensor& vector) {
-  for (const Segment& s : space.segments()) all[prefix + s.name] = {vector.range(s.local_begin, s.shape), s.slice, s.whole};
+void add_segments(Named& all, const std::string& prefix, const FlatParameters& flat, const Tensor& vector) {
+  for (const ParameterRange& s : flat.parameter_ranges())
+    all[prefix + s.name] = {vector.range(s.local_begin, s.shape), s.slice, s.whole};
 }
 
-void add_space(Named& all, const std::string& prefix, const ParameterSpace& space, const Tensor& values,
-               const Tensor& statistics) {
-  add_segments(all, prefix, space, values);
-  for (const auto& s : space.statistic_segments()) all[prefix + s.name] = {statistics.range(s.begin, {s.length}), {}, {s.length}};
+void add_vectors(Named& all, const std::string& prefix, const FlatParameters& flat, const Tensor& values,
+                 const Tensor& buffers) {
+  add_segments(all, prefix, flat, values);
+  for (const auto& s : flat.buffer_ranges()) all[prefix + s.name] = {buffers.range(s.begin, {s.length}), {}, {s.length}};
 }
 
 void read(const SafetensorsFile& file, const std::string& name, Part& into) {
@@ -39,9 +40,9 @@ void read(const SafetensorsFile& file, const std::string& name, Part& into) {
 
 Named tensors_of(const Training& t) {
   Named all;
-  add_space(all, "", t.space, t.space.values, t.space.statistics);
-  for (const auto& [name, vector] : t.optimizer.vectors()) add_segments(all, "optimizer/" + name + "/", t.space, vector);
-  if (t.ema) add_space(all, "average/", t.space, t.ema->values, t.ema->statistics);
+  add_vectors(all, "", t.flat, t.flat.values, t.flat.buffers);
+  for (const auto& [name, vector] : t.optimizer.vectors()) add_segments(all, "optimizer/" + name + "/", t.flat, vector);
+  if (t.ema) add_vectors(all, "average/", t.flat, t.ema->values, t.ema->buffers);
   return all;
 }
 
@@ -95,7 +96,7 @@ class Opened {
     at.batch = whole("batch");
     at.batches = whole("batches");
     at.step = whole("step");
-    at.so_far = {real("loss"), real("correct"), real("samples")};
+    at.running_sums = {real("loss"), real("correct"), real("samples")};
     if (file.metadata().count("run")) at.run = text("run");
     at.ended = file.metadata().count("ended") != 0;
     at.best_epoch = whole("best epoch");
@@ -137,15 +138,15 @@ class Opened {
 static std::map<std::string, std::string> metadata_of(const Training& training, const RunPosition& at, const Settings& settings) {
   std::map<std::string, std::string> m{{"format", checkpoint_format},
                                        {"version", version},
-                                       {"layout", hex(training.space.layout_hash(OwnerClass::replicated))},
+                                       {"layout", hex(training.flat.layout_hash(OwnerClass::replicated))},
                                        {"optimizer", training.optimizer.name()},
                                        {"epoch", std::to_string(at.epoch)},
                                        {"batch", std::to_string(at.batch)},
                                        {"batches", std::to_string(at.batches)},
                                        {"step", std::to_string(at.step)},
-                                       {"loss", digits(at.so_far.loss, 17)},
-                                       {"correct", digits(at.so_far.correct, 17)},
-                                       {"samples", digits(at.so_far.samples, 17)},
+                                       {"loss", digits(at.running_sums.loss, 17)},
+                                       {"correct", digits(at.running_sums.correct, 17)},
+                                       {"samples", digits(at.running_sums.samples, 17)},
                                        {"best epoch", std::to_string(at.best_epoch)},
                                        {"best", digits(at.best.first, 17)},
                                        {"best, second", digits(at.best.second, 17)}};
@@ -211,7 +212,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   for (const auto& [name, entry] : opened.file.tensors()) average |= name.starts_with("average/");
   if (!average) held.ema = nullptr;
   Named model;
-  add_space(model, "", training.space, training.space.values, training.space.statistics);
+  add_vectors(model, "", training.flat, training.flat.values, training.flat.buffers);
   opened.check(model);
   if (opened.text("optimizer") != training.optimizer.name())
     refuse(file, ": was saved with --optimizer ", opened.text("optimizer"), ", this run uses ",
@@ -225,17 +226,17 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     if (!opened.file.has(name))
       refuse(file, ": holds no ", name, ", which this run's optimizer needs: give the same --optimizer and --momentum");
   opened.check(wanted);
-  if (opened.text("layout") != hex(training.space.layout_hash(OwnerClass::replicated)))
+  if (opened.text("layout") != hex(training.flat.layout_hash(OwnerClass::replicated)))
     refuse(file, ": is of another model: the same tensors in another order");
 
   const RunPosition at = opened.position();
   const StepState state = opened.state(training.optimizer.read_state());
   for (auto& [name, part] : wanted) read(opened.file, name, part);
-  training.space.count_writes(training.space.all());
+  training.flat.count_writes(training.flat.all());
   training.optimizer.resume_at(state);
   if (training.ema && !average) {
-    training.ema->values.copy_from(training.space.values);
-    training.ema->statistics.copy_from(training.space.statistics);
+    training.ema->values.copy_from(training.flat.values);
+    training.ema->buffers.copy_from(training.flat.buffers);
   }
 
   if (differences) *differences = differences_from(opened, settings);
@@ -248,13 +249,13 @@ std::vector<std::string> differences_from(const std::string& file, const Setting
 
 RunPosition position_in(const std::string& file) { return Opened(file).position(); }
 
-void load_weights(const std::string& file, ParameterSpace& space) {
+void load_weights(const std::string& file, FlatParameters& flat) {
   const Opened opened(file);
   Named model;
-  add_space(model, "", space, space.values, space.statistics);
+  add_vectors(model, "", flat, flat.values, flat.buffers);
   opened.check(model);
   for (auto& [name, part] : model) read(opened.file, opened.file.has("average/" + name) ? "average/" + name : name, part);
-  space.count_writes(space.all());
+  flat.count_writes(flat.all());
 }
 
 std::string run_of(const Settings& settings) {

@@ -20,7 +20,7 @@ namespace tandem {
 
 // What a checkpoint holds the state of.
 struct Training {
-  ParameterSpace& space;
+  FlatParameters& flat;
   Optimizer& optimizer;
   Ema* ema = nullptr;
   Strategy* strategy = nullptr;  // needed to save a model whose layers are cut over ranks
@@ -31,7 +31,7 @@ struct RunPosition {
   std::int64_t epoch = 0, batch = 0;  // the next batch to train on, both from 0
   std::int64_t batches = 0;           // in an epoch
   std::int64_t step = 0;              // optimizer steps done
-  Score so_far = {};                  // of the running epoch, over all ranks
+  MetricSums running_sums = {};       // of the running epoch, over all ranks
   std::string run = {};               // which run this is (run_of)
   bool ended = false;                 // before its last epoch, since validation no longer became better
   // The best epoch so far (from 1; 0: none yet) and its merit: the larger, the better.
@@ -60,7 +60,7 @@ std::vector<std::string> differences_from(const std::string& file, const Setting
 RunPosition position_in(const std::string& file);
 
 // Only the weights and running statistics, for using a trained model: the moving average where the file has one.
-void load_weights(const std::string& file, ParameterSpace& space);
+void load_weights(const std::string& file, FlatParameters& flat);
 
 // What the metadata of a checkpoint call it, so that other readers can tell.
 inline constexpr const char* checkpoint_format = "tandem checkpoint";

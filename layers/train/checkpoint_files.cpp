@@ -24,14 +24,14 @@ CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& r
   if (!folder_.empty() && fs::exists(folder_, none) && !fs::is_directory(folder_, none))
     refuse("--checkpoint ", folder_, ": is a file, not a folder: name a folder for last.safetensors and ",
            "best.safetensors");
-  check_strangers();
+  check_foreign_files();
 }
 
 void CheckpointFiles::begin() {
   if (!writes()) return;
   make_folder(option_ + " " + folder_, folder_);
   lock_.take(folder_, option_ + " " + folder_, "writes its checkpoints there: wait for its end, or choose another folder");
-  check_strangers();  // once more: the run that held the folder may have ended just now
+  check_foreign_files();  // once more: the run that held the folder may have ended just now
   AtomicFile can_be_written(last());
 }
 
@@ -44,7 +44,7 @@ RunPosition CheckpointFiles::load(const Training& training, const Settings& sett
   if (at.batch > 0 && at.batches != per_epoch)
     refuse(from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
            " batches now: resume it with the same data, and the same batch over all ranks");
-  if (!training.space.backend().deterministic())
+  if (!training.flat.backend().deterministic())
     differences.push_back("convolution algorithms are chosen by timing (--deterministic: by rule)");
   return at;
 }
@@ -65,7 +65,7 @@ std::string CheckpointFiles::kept(std::int64_t saved_at) const {
 }
 
 // Nothing that another run left is overwritten.
-void CheckpointFiles::check_strangers() const {
+void CheckpointFiles::check_foreign_files() const {
   std::error_code none;
   if (!writes()) return;
   for (const std::string& there : {last(), best()})

@@ -30,7 +30,7 @@ class CheckpointFiles {
   std::string kept(std::int64_t saved_at) const;
 
  private:
-  void check_strangers() const;
+  void check_foreign_files() const;
   std::string from_, folder_, option_;
   bool speaks_;
   FileLock lock_;

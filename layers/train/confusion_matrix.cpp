@@ -13,7 +13,7 @@ Tensor confusion_matrix(Module& model, BatchSource& source) {
   for (Batch batch; source.next(batch);) {
     const Variable logits = model(batch.images);
     const std::vector<double> said = argmax(logits).values(), labels = batch.labels.values();
-    classes = logits.extent(-1), backend = &logits.backend();
+    classes = logits.size(-1), backend = &logits.backend();
     counts.resize(std::size_t(classes * classes));
     for (std::size_t i = 0; i < labels.size(); i++) {
       require(labels[i] >= 0 && labels[i] < double(classes), "confusion_matrix: the label ", labels[i], ", the model has ", classes, " classes");

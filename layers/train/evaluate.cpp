@@ -5,30 +5,30 @@
 
 namespace tandem {
 
-Score evaluate_sums(Module& model, BatchSource& source, const Task& task) {
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task) {
   NoGrad off;
   const bool training = model.training();
   model.eval();
-  Score score;
+  MetricSums sums;
   Tensor correct;
   source.start(0);
   for (Batch batch; source.next(batch);) {
     if (asked_to_stop()) {
-      score.interrupted = 1;
+      sums.interrupted = 1;
       break;
     }
     if (!correct.defined()) correct = Tensor::zeros(batch.images.backend(), {1}, DType::i32);
     const Variable loss = task.judged(model(Variable(batch.images)), batch.labels, &correct);
-    score.loss += loss.item() * double(batch.size());
-    score.samples += double(batch.size());
+    sums.loss += loss.item() * double(batch.size());
+    sums.samples += double(batch.size());
   }
-  if (correct.defined()) score.correct = correct.item();
+  if (correct.defined()) sums.correct = correct.item();
   model.train(training);
-  return score;
+  return sums;
 }
 
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy, const Task& task) {
-  const Score mine = evaluate_sums(model, source, task);
+  const MetricSums mine = evaluate_sums(model, source, task);
   return mean_of(strategy ? strategy->sum(mine) : mine);
 }
 
@@ -38,22 +38,22 @@ Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch
   return batch.share * l + (1 - batch.share) * loss(logits, batch.other_labels, nullptr);
 }
 
-std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch) {
-  for (const Segment& s : space.segments())
+std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, const Batch& batch) {
+  for (const ParameterRange& s : flat.parameter_ranges())
     if (!all_finite(s.leaf->value)) return "the parameter " + s.name + " is not finite: an earlier update overflowed";
   if (!all_finite(batch.images)) return "the input pictures hold a value that is not finite";
   CheckForNonFinite check;
   try {
     Variable l = batch_loss(loss, model(Variable(batch.images)), batch);
-    space.zero_gradients();
-    space.backward(l);
+    flat.zero_gradients();
+    flat.backward(l);
   } catch (const NotFinite& e) {
     return e.what();
   }
   // Every value is finite: then it was the sum of their squares that was not.
-  const Segment* largest = nullptr;
+  const ParameterRange* largest = nullptr;
   double most = 0, total = 0;
-  for (const Segment& s : space.segments()) {
+  for (const ParameterRange& s : flat.parameter_ranges()) {
     double squares = 0;
     for (double g : s.leaf->grad.values()) squares += g * g;
     total += squares;

@@ -24,14 +24,14 @@ class Counters {
 
 // Sums over a source, in eval mode, without recording; the model's mode is restored. A signal to stop, if fit() runs,
 // ends it early.
-Score evaluate_sums(Module& model, BatchSource& source, const Task& task);
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task);
 
 // Mean loss and accuracy over a source, by task.judged. With a strategy over all ranks' shares of it; all ranks call it.
 struct Evaluation {
   double loss = 0, accuracy = 0;
 };
 Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr, const Task& task = classification());
-inline Evaluation mean_of(const Score& s) {
+inline Evaluation mean_of(const MetricSums& s) {
   return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
 }
 
@@ -40,6 +40,6 @@ Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch
 
 // Runs a batch again, checking every value, and says in one line which operation first produced one that is not finite; empty:
 // none did.
-std::string diagnose(Module& model, const Loss& loss, ParameterSpace& space, const Batch& batch);
+std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, const Batch& batch);
 
 }  // namespace tandem

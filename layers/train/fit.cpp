@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "layers/train/run.h"
 
 namespace tandem {
@@ -12,13 +12,13 @@ namespace {
 // FitOptions::evaluate. Every rank evaluates all test pictures: there is nothing to exchange.
 FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const FitData& data, const FitOptions& options) {
   if (!data.test) refuse("--evaluate: there are no test pictures");
-  ParameterSpace space(model, backend, options.seed);
+  FlatParameters flat(model, backend, options.seed);
   auto warn = [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); };
   if (options.resume.empty()) {
-    Exchange(options.exchange, model, space, *data.test, {}, true).end();
+    ImportExport(options.import_export, model, flat, *data.test, {}, true).end();
   } else {
     const std::string file = CheckpointFiles("", options.resume, false).from();
-    load_weights(file, space);
+    load_weights(file, flat);
     Settings seen;  // what the pictures are made of
     for (const auto& [name, value] : data.test->description())
       if (name == "mean" || name == "std" || name == "classes") seen.push_back({name, value});

@@ -9,9 +9,9 @@
 #include "layers/train/callback.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/evaluate.h"
-#include "layers/export/exchange.h"
+#include "layers/export/import_export.h"
 #include "layers/train/metrics.h"
-#include "layers/train/observe.h"
+#include "layers/train/profiler.h"
 #include "layers/optim/schedule.h"
 #include "layers/train/strategy.h"
 
@@ -33,11 +33,11 @@ struct FitOptions {
   std::string metrics = {};    // file for JSON lines; empty: none
   bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
   std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
-  ObserveOptions observe = {};
+  ProfilerOptions profiler = {};
   // Train on the first batch alone, until its loss is near zero: can it learn at all? Throws Error where it cannot, or where
   // too few steps were made to tell.
   bool overfit_batch = false;
-  ExchangeFiles exchange = {};
+  ImportExportFiles import_export = {};
 
   int accumulate = 1;  // batches to a step (layers/optim/accumulation.h)
   bool sync_batch_norm = false;  // its statistics are over the pictures of all ranks; on one machine they are anyway
@@ -59,7 +59,7 @@ struct Options;
 FitOptions fit_options(const Options& options);  // all of it from the command line
 
 struct EpochReport {
-  int epoch = 0, first = 0;  // from 1; the first of several that ranks which train apart ended before rank 0 looked
+  int epoch = 0, first = 0;  // from 1; the first of several that asynchronous ranks ended before rank 0 looked
   double train_loss = 0, learning_rate = 0;
   std::optional<double> validation_loss{}, test_loss{};
   std::optional<double> train_accuracy{}, validation_accuracy{}, test_accuracy{};  // where the task has one

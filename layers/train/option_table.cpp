@@ -135,7 +135,7 @@ void pictures(Rows& t, Options& o) {
   t.flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip").decides = true;
   t.flag("--no-augment", o.augment, false, "neither");
   t.channels("--mean", o.mean, -1e6f, "of the channels, with pixels from 0 to 1 (default: the data set's own)");
-  t.channels("--std", o.deviation, 1e-6f, "their standard deviation (default: the data set's own)");
+  t.channels("--std", o.std, 1e-6f, "their standard deviation (default: the data set's own)");
   t.whole("--cutout", o.cutout, 0, "side of a random square that is blanked (0: none)").decides = true;
   t.real("--mixup", o.mixup, 4, "mix pictures in pairs, in proportions from Beta(a, a) (0: not)").decides = true;
 }
@@ -155,7 +155,7 @@ void machine(Rows& t, Options& o) {
           " (four per core)");
 }
 
-void course(Rows& t, Options& o) {
+void schedule_of_run(Rows& t, Options& o) {
   t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
   t.whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
   t.text("--checkpoint", o.checkpoint, "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
@@ -167,16 +167,16 @@ void course(Rows& t, Options& o) {
 void reports(Rows& t, Options& o) {
   t.text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
   t.whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
-  t.flag("--summary", o.observe.summary, true, "print the table of modules first");
-  t.text("--dot", o.observe.dot, "file for a picture of the tape (render it with dot -Tsvg)");
-  t.flag("--profile", o.observe.profile, true, "print where the time of a step goes");
-  t.text("--trace", o.observe.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
-  t.flag("--memory", o.observe.memory, true, "print who holds the memory in a step");
+  t.flag("--summary", o.profiler.summary, true, "print the table of modules first");
+  t.text("--dot", o.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
+  t.flag("--profile", o.profiler.profile, true, "print where the time of a step goes");
+  t.text("--trace", o.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
+  t.flag("--memory", o.profiler.memory, true, "print who holds the memory in a step");
   t.flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
-  t.text("--import-torch", o.exchange.import_torch, "PyTorch weights to begin with (safetensors of a state_dict)");
-  t.text("--export-torch", o.exchange.export_torch, "file for the trained weights, for PyTorch (safetensors)");
-  t.text("--export-onnx", o.exchange.export_onnx, "file for the trained model as an ONNX graph");
-  t.text("--tensorboard", o.exchange.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
+  t.text("--import-torch", o.import_export.import_torch, "PyTorch weights to begin with (safetensors of a state_dict)");
+  t.text("--export-torch", o.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");
+  t.text("--export-onnx", o.import_export.export_onnx, "file for the trained model as an ONNX graph");
+  t.text("--tensorboard", o.import_export.tensorboard, "folder for TensorBoard: curves, and histograms once an epoch");
 }
 
 void arithmetic(Rows& t, Options& o) {
@@ -190,7 +190,7 @@ void arithmetic(Rows& t, Options& o) {
 std::vector<OptionSpec> option_table(Options& o) {
   Rows t;
   t.all.reserve(64);  // references to rows stay valid
-  data(t, o), training(t, o), pictures(t, o), machine(t, o), course(t, o), reports(t, o), arithmetic(t, o);
+  data(t, o), training(t, o), pictures(t, o), machine(t, o), schedule_of_run(t, o), reports(t, o), arithmetic(t, o);
   return std::move(t.all);
 }
 

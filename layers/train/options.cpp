@@ -47,7 +47,7 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   if (adaptive(o.optimizer) && !o.given.count("--lr")) o.learning_rate = 1e-3;
   if (adaptive(o.optimizer) && !o.given.count("--weight-decay")) o.weight_decay = o.optimizer == "adamw" ? 1e-2 : 0;
   if (o.optimizer == "rmsprop" && !o.given.count("--momentum")) o.momentum = 0;
-  refuse_contradictions(o);
+  check_options_agree(o);
   return o;
 }
 

@@ -9,8 +9,8 @@
 
 #include "core/backend.h"
 #include "datasets/dataset.h"
-#include "layers/export/exchange.h"
-#include "layers/train/observe.h"
+#include "layers/export/import_export.h"
+#include "layers/train/profiler.h"
 #include "layers/optim/optimizer.h"
 #include "layers/optim/schedule.h"
 
@@ -39,7 +39,7 @@ struct Options {
   int patience = 0;    // epochs without improvement before the run stops; 0: no limit
   std::string checkpoint = {}, resume = {};
   bool evaluate = false;  // the weights of `resume` or `exchange.import_torch` on the test pictures, no training
-  std::vector<float> mean = {}, deviation = {};  // of the pictures' channels, or one for all; empty: those of the data set
+  std::vector<float> mean = {}, std = {};  // of the pictures' channels, or one for all; empty: those of the data set
   int stop_after = 0;  // steps; 0: no limit
   std::uint64_t seed = 1;
   std::string device = "cpu";  // cpu, reference, cuda, cuda:1
@@ -47,9 +47,9 @@ struct Options {
   int threads = 0;             // 0: default_threads() (core/team.h)
   int val = 0;                 // training pictures held back for choices
   std::string metrics = {};
-  ExchangeFiles exchange = {};
+  ImportExportFiles import_export = {};
   int log_every = 0;
-  ObserveOptions observe = {};
+  ProfilerOptions profiler = {};
   bool overfit_batch = false;
   bool deterministic = false, exact_conv = false, tf32 = false;
   std::set<std::string> given = {};  // the names that were on the command line
@@ -70,9 +70,9 @@ struct OptionSpec {
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
                       const std::vector<std::string>& only = {}, const std::vector<OptionSpec>& own = {});
 
-// Throws UsageError for the first line of a table (contradictions.cpp) that holds: options that contradict each other or do
+// Throws UsageError for the first line of a table (option_checks.cpp) that holds: options that contradict each other or do
 // nothing together, and files that would overwrite each other. parse_options calls it.
-void refuse_contradictions(const Options& options);
+void check_options_agree(const Options& options);
 
 // Which of a host's GPUs `--device cuda` is: one for each rank there, and around again where there are more ranks.
 int device_of_rank(int local_rank, int devices);

@@ -25,9 +25,9 @@ FitOptions fit_options(const Options& o) {
           .seed = o.seed,
           .metrics = o.metrics,
           .log_every = o.log_every,
-          .observe = o.observe,
+          .profiler = o.profiler,
           .overfit_batch = o.overfit_batch,
-          .exchange = o.exchange,
+          .import_export = o.import_export,
           .accumulate = o.accumulate,
           .sync_batch_norm = o.sync_batch_norm,
           .ema = o.ema,
@@ -82,7 +82,7 @@ void agree(Strategy& strategy, const Settings& settings, const FitOptions& optio
   // What decides which calls a rank makes to the others.
   mine += "--stop-after " + std::to_string(options.stop_after) + "\n";
   mine += "--resume " + std::string(options.resume.empty() ? "no" : "yes") + "\n";
-  mine += "--trace " + std::string(options.observe.trace.empty() ? "no" : "yes") + "\n";
+  mine += "--trace " + std::string(options.profiler.trace.empty() ? "no" : "yes") + "\n";
   const std::vector<std::string> all = strategy.gather(mine);
   for (std::size_t r = 1; r < all.size(); r++) {
     std::istringstream a(all[0]), b(all[r]);
@@ -107,14 +107,14 @@ std::string text_of(const Cutting& c, Module& model, const Strategy& strategy, c
   if (strategy.ranks().batch_shares == 1) return "batch " + std::to_string(c.pictures * options.accumulate) + " a push" + lr;
   std::string shares = "batch " + std::to_string(c.pictures) + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
   if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
-  const bool parts = !options.sync_batch_norm && !model.statistics().empty();
+  const bool parts = !options.sync_batch_norm && !model.buffers().empty();
   if (c.times == 1) return shares + (!c.one_step ? lr : parts ? ", steps as on one machine" : ", as on one machine");
   return shares + lr + " → " + digits(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
 }
 
 std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps, std::int64_t batches) {
   std::vector<std::string> all;
-  if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !model.statistics().empty())
+  if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !model.buffers().empty())
     all.push_back("batch norm has only " + std::to_string(c.smallest()) +
                   " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger --batch, or fewer ranks");
   if (c.times > 1 && steps < few_steps)

@@ -17,7 +17,7 @@ void check(const FitOptions& options, const FitData& data) {
   require(options.epochs >= 0 && options.patience >= 0 && options.stop_after >= 0 && options.log_every >= 0,
           "fit: epochs, patience, stop_after and log_every must be at least 0");
   if (options.patience > 0 && !data.validation)
-    refuse("--patience ", options.patience, ": there is nothing to judge by: hold pictures back with --val");
+    refuse("--patience ", options.patience, ": there is no validation: hold pictures back with --val");
   if (options.schedule.warmup > options.epochs && !options.overfit_batch)
     refuse("--schedule: a warm-up of ", options.schedule.warmup, " epochs is longer than the run: --epochs ", options.epochs);
 }
@@ -70,20 +70,20 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       one_batch(options.overfit_batch ? std::make_unique<OneBatch>(given.train) : nullptr),
       data(share_of(strategy, given, one_batch.get(), options.accumulate)),
       settings(recipe_of(options, optimizer, strategy, data.train)),
-      space(model, backend, options.seed, prepare()),
+      flat(model, backend, options.seed, prepare()),
       about(about_run(data.train, options.settings)),
-      exports(options.exchange, model, space, data.train, about, first_rank),
+      exports(options.import_export, model, flat, data.train, about, first_rank),
       clip_before_(optimizer.clip_norm),
       if_not_finite_before_(optimizer.if_not_finite),
       correct_(Tensor::zeros(backend, {1}, DType::i32)),
-      tally_(backend) {
+      running_loss_(backend) {
   rates.given = optimizer.learning_rate();
   if (const auto named = about.find("classes"); named != about.end())  // a line each
     classes = 1 + std::count(named->second.begin(), named->second.end(), '\n');
-  optimizer.bind(space, options.seed);
-  strategy.begin(space, optimizer);
-  if (options.ema > 0) ema.emplace(space, options.ema);
-  accumulation.emplace(space, optimizer, options.accumulate, batches_per_epoch());
+  optimizer.bind(flat, options.seed);
+  strategy.begin(flat, optimizer);
+  if (options.ema > 0) ema.emplace(flat, options.ema);
+  accumulation.emplace(flat, optimizer, options.accumulate, batches_per_epoch());
   const Batch first = data.train.make(0, 0);
   global_batch = first.over_ranks();
   cutting = cutting_of(strategy, data.train, first);
@@ -100,7 +100,7 @@ Run::~Run() {
   optimizer.learning_rate(rates.given);
 }
 
-SpaceMemory Run::prepare() {
+FlatMemory Run::prepare() {
   agree(strategy, settings, options);
   strategy.prepare(model, task, {.sync_batch_norm = options.sync_batch_norm});
   return strategy.memory();
@@ -110,7 +110,7 @@ void Run::resume() {
   at.run = run_of(settings);
   for (const auto& here : surroundings(backend)) settings.push_back(here);
   if (files.resumes()) at = files.load(training(), settings, batches_per_epoch(), report.differences);
-  if (!first_rank) at.so_far = {};
+  if (!first_rank) at.running_sums = {};
   at.batches = batches_per_epoch();
   began = at.step;
   const auto total = std::int64_t(rates.total);
@@ -138,7 +138,7 @@ void Run::begin() {
   counters_.emplace(optimizer.state());
   const StepState state = optimizer.read_state();
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
-  whole_ = at.so_far;
+  whole_ = at.running_sums;
 }
 
 // ---- an epoch ----------------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ RunPlan Run::plan() {
           .done = began,
           .steps_per_epoch = rates.steps_per_epoch,
           .learning_rate = [rates = rates](double step) { return rates.at(step); },
-          .so_far = [this] { return Score{tally_.read().loss, double(correct_.item()), seen_}; },
+          .running_sums = [this] { return MetricSums{running_loss_.read().loss, double(correct_.item()), seen_}; },
           .asked_to_stop = asked_to_stop,
           .resumed = files.resumes()};
 }
@@ -160,9 +160,9 @@ void Run::begin_epoch() {
   strategy.begin_epoch(at.epoch, plan());
   model.train();
   optimizer.epoch(static_cast<std::uint32_t>(at.epoch));
-  resumed_ = at.so_far;
+  resumed_ = at.running_sums;
   correct_.fill(resumed_.correct);
-  tally_.begin(resumed_.loss);
+  running_loss_.begin(resumed_.loss);
   seen_ = resumed_.samples;
   correct_before_ = resumed_.correct;
   epoch_began_ = Clock::now();
@@ -189,7 +189,7 @@ void Run::forward_backward() {
   phase("backward", true);
   due = accumulation->backward(batch_loss, optimizer.scaled(batch_loss), batch);
   phase("backward", false);
-  tally_.add(batch_loss.value(), double(batch.size()));
+  running_loss_.add(batch_loss.value(), double(batch.size()));
   batch_loss = {};
 }
 
@@ -213,7 +213,7 @@ void Run::finish() {
 }
 
 void Run::end_step() {
-  if (backend.records()) space.count_writes(space.all());  // a replay wrote to them, and told nobody
+  if (backend.records()) flat.count_writes(flat.all());  // a replay wrote to them, and told nobody
   if (due) {
     at.step = strategy.steps(at.step + 1);
     at.batch = batch.index + 1;
@@ -232,7 +232,7 @@ bool Run::reads_step() const {
 
 void Run::read_step() {
   check_finite();
-  const Tally::Sums sums = tally_.read();
+  const RunningMean::Sums sums = running_loss_.read();
   const double correct = correct_.item();
   step.known = true;
   step.loss = sums.last, step.right = correct - std::exchange(correct_before_, correct);
@@ -243,21 +243,22 @@ void Run::read_step() {
 
 void Run::end_training() {
   at.step = strategy.steps(at.step);
-  const EpochEnd mine{at.epoch + 1, at.step, {tally_.read().loss, double(correct_.item()), seen_}, seconds_since(epoch_began_)};
+  const EpochEnd mine{
+      at.epoch + 1, at.step, {running_loss_.read().loss, double(correct_.item()), seen_}, seconds_since(epoch_began_)};
   const EpochEnd all = strategy.end_epoch(mine);
   backend.synchronize();
   if (at.step > began) check_finite();
   trained = all.trained.samples > 0 ? all.trained : resumed_;
-  whole_ = at.so_far = trained;
+  whole_ = at.running_sums = trained;
   finished_ = all.epochs, steps_at_end_ = all.steps;
   epoch.seconds = all.seconds;
   epoch.train_loss = trained.loss / std::max(1.0, trained.samples);
   if (task.has_accuracy) epoch.train_accuracy = trained.correct / std::max(1.0, trained.samples);
   epoch.images_per_second = (trained.samples - resumed_.samples) / std::max(1e-9, epoch.seconds);
-  strategy.synchronize(Strategy::Shared::statistics, space, optimizer);
+  strategy.synchronize(Strategy::Shared::buffers, flat, optimizer);
   if (ema) {
     Ema::Shown averages(*ema);
-    strategy.synchronize(Strategy::Shared::averages, space, optimizer);
+    strategy.synchronize(Strategy::Shared::averages, flat, optimizer);
   }
   at.step = strategy.steps(at.step);
   const bool stopped_after = options.stop_after > 0 && at.step >= options.stop_after;
@@ -266,7 +267,7 @@ void Run::end_training() {
 }
 
 Evaluation Run::evaluate_on(BatchSource& source) {
-  Score sums = evaluate_sums(model, source, task);
+  MetricSums sums = evaluate_sums(model, source, task);
   if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums);
   interrupted_ = interrupted_ || sums.interrupted > 0;
   return mean_of(sums);
@@ -300,7 +301,7 @@ void Run::evaluate() {
 
 void Run::end_epoch() {
   if (!one_batch) report.epochs.push_back(epoch);  // programs rely on the test accuracy of an epoch
-  at.epoch++, at.batch = 0, whole_ = at.so_far = {};
+  at.epoch++, at.batch = 0, whole_ = at.running_sums = {};
   at.step = steps_at_end_;
   for (auto& c : callbacks) c->epoch_end(*this);
 }
@@ -326,7 +327,7 @@ void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   for (; k < end && not_finite.empty(); k++) {
     const Batch again = data.train.make(at.epoch, k);
     counters_->batch(again);
-    not_finite = diagnose(model, task.loss, space, again);
+    not_finite = diagnose(model, task.loss, flat, again);
   }
   if (not_finite.empty()) not_finite = does_not_repeat;
   diverged = true;
@@ -341,12 +342,12 @@ void Run::place(RunPosition& p) const {
   if (p.step == 0) return;
   p.epoch = std::min<std::int64_t>((p.step - 1) / steps, options.epochs - 1);
   p.batch = std::min((p.step - p.epoch * steps) * options.accumulate, batches_per_epoch());
-  if (p.epoch != epoch_before) p.so_far = {};
+  if (p.epoch != epoch_before) p.running_sums = {};
 }
 
 RunPosition Run::whole_position() {
   RunPosition p = at;
-  p.so_far = whole_;
+  p.running_sums = whole_;
   // Parameters change only when all that a step needs has arrived. A step may have been made before its exchange failed.
   const StepState state = optimizer.read_state();
   const bool one_more = due && std::int64_t(state.step + state.skipped) - first_count_ > made_;

@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "layers/export/exchange.h"
+#include "layers/export/import_export.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/callback.h"
 #include "layers/train/checkpoint_files.h"
 #include "layers/train/fit.h"
 #include "layers/train/one_batch.h"
 #include "layers/train/recipe.h"
-#include "layers/train/tally.h"
+#include "layers/train/running_mean.h"
 
 namespace tandem {
 
@@ -56,11 +56,11 @@ class Run {
   std::unique_ptr<OneBatch> one_batch;  // with overfit_batch
   const FitData data;                   // this rank's
   Settings settings;                    // what was asked for, by the options' names
-  ParameterSpace space;
+  FlatParameters flat;
   std::map<std::string, std::string> about;  // the data and the model, for exports
   std::int64_t classes = 0;                  // 0: unknown
   std::int64_t global_batch = 0;             // pictures
-  Exchange exports;
+  ImportExport exports;
   std::optional<Ema> ema;
   std::optional<Accumulation> accumulation;
   Cutting cutting;
@@ -79,7 +79,7 @@ class Run {
     double loss = 0, right = 0;  // of the last batch: mean loss, number of pictures
     double mean_loss = 0, accuracy = 0, images_per_second = 0, learning_rate = 0;  // since the epoch began
   } step;
-  Score trained;  // in the epoch, by all ranks
+  MetricSums trained;  // in the epoch, by all ranks
   EpochReport epoch;
   FitReport report;
   std::string reason = "finished";  // why it ended
@@ -92,14 +92,14 @@ class Run {
   void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
   void warn(const std::string& text);  // to all callbacks
   RunPosition whole_position();  // after an exception: that of the parameters
-  Training training() { return {space, optimizer, ema ? &*ema : nullptr, &strategy}; }
+  Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
   double total_steps() const { return rates.total; }
 
   std::vector<std::shared_ptr<Callback>> callbacks;
 
  private:
-  SpaceMemory prepare();
+  FlatMemory prepare();
   void resume();
   void phase(const char* name, bool begins);
   void read_step();
@@ -115,10 +115,10 @@ class Run {
   const IfNotFinite if_not_finite_before_;
   std::optional<Counters> counters_;
   Tensor correct_;
-  Tally tally_;
-  double seen_ = 0;  // pictures of the epoch on this rank, with those of the resumed part
-  Score resumed_;    // of the running epoch
-  Score whole_;      // after the last step that was made as a whole
+  RunningMean running_loss_;
+  double seen_ = 0;     // pictures of the epoch on this rank, with those of the resumed part
+  MetricSums resumed_;  // of the running epoch
+  MetricSums whole_;    // after the last step that was made as a whole
   std::int64_t unread_ = 0, known_steps_ = 0;  // steps since the optimizer's state was read; its count then
   std::int64_t made_ = 0, first_count_ = 0;    // steps of this rank; the optimizer's count before them
   std::chrono::steady_clock::time_point epoch_began_;

@@ -13,7 +13,7 @@ std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, con
   auto begin_of = [&](int index) { return std::size_t(Slice{index, slice.count}.offset(whole)) * element; };
   std::string bytes(mine.bytes(), '\0');
   mine.backend().download(bytes.data(), mine.raw(), bytes.size());
-  std::vector<std::byte> all(wanted ? std::size_t(whole.elements()) * element : 0);
+  std::vector<std::byte> all(wanted ? std::size_t(whole.numel()) * element : 0);
   std::vector<bool> came(std::size_t(slice.count));
   for (std::size_t from = 0; from < begin_of(1); from += piece) {  // slice 0 is the longest
     const std::int32_t index = slice.index;

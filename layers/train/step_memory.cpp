@@ -26,7 +26,7 @@ StepMemory step_memory(Module& model, const Tensor& images) {
   Shape shape = images.shape();
   shape[0] = pictures;
   const ModelSummary s = summary(model, shape, images.dtype());
-  const std::size_t picture = images.bytes() / std::size_t(std::max<std::int64_t>(1, images.extent(0)));
+  const std::size_t picture = images.bytes() / std::size_t(std::max<std::int64_t>(1, images.size(0)));
   return {s.backward_peak_bytes / pictures * 11 / 10 + batches_under_way * picture, memory_left(images.backend())};
 }
 
@@ -36,7 +36,7 @@ void require_memory(Module& model, const Batch& batch) {
   const Tensor& images = batch.images;
   if (images.rank() < 2 || images.bytes() < memory_left(images.backend()) / most) return;
   const StepMemory m = step_memory(model, images);
-  const std::int64_t pictures = images.extent(0), fits = m.fits();
+  const std::int64_t pictures = images.size(0), fits = m.fits();
   if (m.left == unknown || pictures <= fits) return;
   const auto held = images.backend().memory().statistics();
   refuse("a step on ", pictures, " pictures needs ", readable_bytes(double(m.per_picture) * double(pictures)), " (",

@@ -5,12 +5,12 @@
 
 namespace tandem {
 
-Score Strategy::sum(const Score& mine) {
+MetricSums Strategy::sum(const MetricSums& mine) {
   if (size() == 1) return mine;
   std::ostringstream text;
   text.precision(17);
   text << mine.loss << ' ' << mine.correct << ' ' << mine.samples << ' ' << mine.interrupted;
-  Score sum;
+  MetricSums sum;
   for (const std::string& rank : gather(text.str())) {
     const char* at = rank.c_str();  // empty for a lost rank: zeros. strtod reads inf and nan, a stream does not
     for (double* into : {&sum.loss, &sum.correct, &sum.samples, &sum.interrupted}) {

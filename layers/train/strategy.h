@@ -6,7 +6,7 @@
 //   batches(train, accumulate)
 //   prepare(model, task, options)
 //   memory()                           for the parameter vectors
-//   begin(space, optimizer)            the optimizer is bound
+//   begin(flat, optimizer)            the optimizer is bound
 //   watch(trace)                       if a trace was asked for
 //   per epoch:
 //     begin_epoch(epoch, run)
@@ -32,11 +32,11 @@
 namespace tandem {
 
 // Sums over a rank's samples, in training or evaluation; added up over ranks.
-struct Score {
+struct MetricSums {
   double loss = 0;  // sum over samples
   double correct = 0, samples = 0;
   double interrupted = 0;  // ranks that stopped an evaluation early
-  friend Score operator+(const Score& a, const Score& b) {
+  friend MetricSums operator+(const MetricSums& a, const MetricSums& b) {
     return {a.loss + b.loss, a.correct + b.correct, a.samples + b.samples, a.interrupted + b.interrupted};
   }
 };
@@ -47,7 +47,7 @@ struct RunPlan {
   std::int64_t done = 0;                                  // steps of the run that is resumed
   double steps_per_epoch = 1;                             // of the run
   std::function<double(double step)> learning_rate = {};  // called from any thread
-  std::function<Score()> so_far = {};                     // what this rank has trained in the epoch, this step included
+  std::function<MetricSums()> running_sums = {};          // what this rank has trained in the epoch, this step included
   std::function<bool()> asked_to_stop = {};               // by a signal; called from any thread
   bool resumed = false;                                   // the optimizer's state is that of a checkpoint
 };
@@ -55,7 +55,7 @@ struct RunPlan {
 struct EpochEnd {
   std::int64_t epochs = 0;  // finished epochs of the run
   std::int64_t steps = 0;   // of the run, at the end of them
-  Score trained = {};       // in this epoch, or since the last call where ranks are in different epochs
+  MetricSums trained = {};  // in this epoch, or since the last call where ranks are in different epochs
   double seconds = 0;       // in which it was trained
 };
 
@@ -102,7 +102,7 @@ class Strategy {
   void request_stop() { stop_requested_ = true; }  // on any rank; all ranks learn of it in the next exchange
   // Every rank's text, in the order of ranks.
   virtual std::vector<std::string> gather(const std::string& mine) { return {mine}; }
-  Score sum(const Score& mine);  // over all ranks
+  MetricSums sum(const MetricSums& mine);  // over all ranks
   // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes seconds, in
   // which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }
@@ -114,13 +114,13 @@ class Strategy {
   // May replace layers and the task's losses.
   virtual void prepare(Module& model, Task& task, const PrepareOptions& options) { (void)model, (void)task, (void)options; }
   // Where the parameter vectors shall lie; empty: anywhere.
-  virtual SpaceMemory memory() { return {}; }
+  virtual FlatMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.
-  virtual void begin(ParameterSpace& space, Optimizer& optimizer) { (void)space, (void)optimizer; }
+  virtual void begin(FlatParameters& flat, Optimizer& optimizer) { (void)flat, (void)optimizer; }
   // Everything between backward() and the next forward(), for a loop that is not recorded. A loss or gradient that is not
   // finite on any rank leaves the parameters of all ranks as they are; optimizer.if_not_finite says what follows.
   StepResult step(Optimizer& optimizer, const Variable& loss) {
-    require(optimizer.space().gradients_complete(), "step() before backward(): there are no gradients");
+    require(optimizer.flat().gradients_complete(), "step() before backward(): there are no gradients");
     exchange(loss.value());
     update(optimizer);
     const StepResult result = optimizer.result();
@@ -139,12 +139,12 @@ class Strategy {
   }
   // Makes something that ranks have different versions of the same, as evaluation and checkpoints shall see it.
   enum class Shared {
-    statistics,  // running statistics of the model, on all ranks
-    averages,    // averages of weights over steps (EMA), while the space holds them, on all ranks
-    optimizer    // what the optimizer remembers, on rank 0. Only rank 0 calls it
+    buffers,   // running statistics of the model, on all ranks
+    averages,  // averages of weights over steps (EMA), while the flat parameters hold them, on all ranks
+    optimizer  // what the optimizer remembers, on rank 0. Only rank 0 calls it
   };
-  virtual void synchronize(Shared what, ParameterSpace& space, Optimizer& optimizer) {
-    (void)what, (void)space, (void)optimizer;
+  virtual void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) {
+    (void)what, (void)flat, (void)optimizer;
   }
   // Ends the exchange; returns what it measured on this rank, by name. May be called again.
   virtual Measures end() { return {}; }

@@ -86,8 +86,8 @@ void run(int threads, const char* only) {
   for (const Layer& l : layers()) {
     if (std::strcmp(only, "all") != 0 && std::strcmp(only, l.model) != 0) continue;
     const ConvShape& s = l.shape;
-    std::vector<T> x(s.x_elements(), T(0.5f)), y(s.y_elements(), T(0.25f)), dx(s.x_elements());
-    std::vector<float> w(s.w_elements(), 0.1f), dw(s.w_elements());
+    std::vector<T> x(s.x_numel(), T(0.5f)), y(s.y_numel(), T(0.25f)), dx(s.x_numel());
+    std::vector<float> w(s.w_numel(), 0.1f), dw(s.w_numel());
     Heap heap;
     for (Pass pass : {Pass::forward, Pass::backward_data, Pass::backward_filter}) {
       if (l.first && pass == Pass::backward_data) continue;

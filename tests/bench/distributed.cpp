@@ -27,15 +27,15 @@ double median(std::vector<double> v) {
 
 struct Training {
   std::unique_ptr<Module> model;
-  ParameterSpace space;
+  FlatParameters flat;
   SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
   Variable images;
   Tensor labels;
 
-  Training(Backend& backend, const std::string& name, std::int64_t batch, const SpaceMemory& memory)
-      : model(make_model(name, 10, gray(name) ? 1 : 3, gray(name) ? 28 : 32)), space(*model, backend, 1, memory) {
+  Training(Backend& backend, const std::string& name, std::int64_t batch, const FlatMemory& memory)
+      : model(make_model(name, 10, gray(name) ? 1 : 3, gray(name) ? 28 : 32)), flat(*model, backend, 1, memory) {
     const Shape shape = gray(name) ? Shape{batch, 28, 28, 1} : Shape{batch, 32, 32, 3};
-    std::vector<double> pixels(std::size_t(shape.elements())), classes(static_cast<std::size_t>(batch));
+    std::vector<double> pixels(std::size_t(shape.numel())), classes(static_cast<std::size_t>(batch));
     Philox random(3, Stream::test);
     for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
     for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
@@ -46,8 +46,8 @@ struct Training {
 
   void step(Strategy& strategy) {
     const Variable loss = cross_entropy((*model)(images), labels);
-    space.zero_gradients();
-    space.backward(loss, 1.0 / strategy.size());
+    flat.zero_gradients();
+    flat.backward(loss, 1.0 / strategy.size());
     strategy.step(sgd, loss);
   }
 };
@@ -63,13 +63,13 @@ int main(int argc, char** argv) {
       Strategy nothing;
       auto strategy = strategy_from_environment();
       Training alone(*backend, name, batch, {}), shared(*backend, name, batch, strategy->memory());
-      alone.sgd.bind(alone.space);
-      shared.sgd.bind(shared.space);
-      strategy->begin(shared.space, shared.sgd);
+      alone.sgd.bind(alone.flat);
+      shared.sgd.bind(shared.flat);
+      strategy->begin(shared.flat, shared.sgd);
       helpers_first();
       auto measured = [&] {
         const Measures all = strategy->end();
-        strategy->begin(shared.space, shared.sgd);
+        strategy->begin(shared.flat, shared.sgd);
         return std::map<std::string, double>(all.begin(), all.end());
       };
       auto block = [&](Training& t, Strategy& s, int steps) {
@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
       auto after = measured();
       if (strategy->rank() == 0)
         std::printf("%s %lld %.4f %.4f %lld %lld %.4f\n", name.c_str(), static_cast<long long>(batch), median(compute),
-                    median(step), static_cast<long long>(shared.space.gradients.bytes()),
+                    median(step), static_cast<long long>(shared.flat.gradients.bytes()),
                     static_cast<long long>(after["bucket_bytes"]),
                     (after["exposed_seconds"] - exposed) * 1e3 / (5 * steps));
       strategy->end();

@@ -6,7 +6,7 @@
 #include "layers/models/models.h"
 #include "layers/export/onnx.h"
 #include "layers/train/options.h"
-#include "layers/optim/space.h"
+#include "layers/optim/flat_parameters.h"
 #include "layers/export/torch_weights.h"
 
 using namespace tandem;
@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
     const std::string weights = argv[5], prefix = argv[7];
     auto backend = cpu_backend();
     auto model = make_model(argv[1], std::atoi(argv[2]), channels, side);
-    ParameterSpace space(*model, *backend, 1);
+    FlatParameters flat(*model, *backend, 1);
     const Shape picture{side, side, channels};
     if (weights != "-") import_torch(*model, *backend, picture, weights);
 

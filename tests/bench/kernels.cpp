@@ -135,13 +135,13 @@ template <class T>
 void pools(const char* type, const char* shape, PoolShape s) {
   const std::int64_t n = s.n * s.h * s.w * s.c, m = s.n * s.out_h() * s.out_w() * s.c;
   Array<T> x(n), y(m), dx(n), dy(m);
-  std::vector<std::uint8_t> winner(m);
+  std::vector<std::uint8_t> argmax(m);
   const std::size_t bytes = n * sizeof(T), small = m * sizeof(T);
   row(
-      "max pool+relu", type, shape, [&] { cpu::max_pool<T>(threads, s, x.p, true, y.p, winner.data()); },
-      [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, small), touch({x.p}, winner.data(), m); });
+      "max pool+relu", type, shape, [&] { cpu::max_pool<T>(threads, s, x.p, true, y.p, argmax.data()); },
+      [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, small), touch({x.p}, argmax.data(), m); });
   row(
-      "  backward", type, shape, [&] { cpu::max_pool_backward<T>(threads, s, dy.p, winner.data(), dx.p, false); },
+      "  backward", type, shape, [&] { cpu::max_pool_backward<T>(threads, s, dy.p, argmax.data(), dx.p, false); },
       [&] { touch({dy.p}, nullptr, small), touch({x.p}, dx.p, bytes); });
   row(
       "average pool", type, shape, [&] { cpu::average_pool<T>(threads, s, x.p, y.p); },
@@ -180,9 +180,9 @@ void broadcasts() {
                 {"NC·N1", {4096, 1000}, {4096, 1}}, {"NC·1", {4096, 1000}, {1}}};
   for (const auto& s : shapes) {
     Variable a(Tensor::full(*backend, s.a, 1.5), true), b(Tensor::full(*backend, s.b, 2), true);
-    const std::int64_t n = s.a.elements();
+    const std::int64_t n = s.a.numel();
     Array<float> from(n), to(n);
-    const bool both = s.b.elements() == n;
+    const bool both = s.b.numel() == n;
     row(
         "mul", "f32", s.name, [&] { NoGrad off; a * b; },
         [&] { both ? touch({a.value().raw(), from.p}, to.p, 4 * n) : touch({from.p}, to.p, 4 * n); });
@@ -192,8 +192,8 @@ void broadcasts() {
     row(
         "  backward", "f32", s.name,
         [&] {
-          Sink sinks[] = {Sink(a.leaf()), Sink(b.leaf())};
-          y.node()->backward(dy, sinks);
+          GradientSlot slots[] = {GradientSlot(a.leaf()), GradientSlot(b.leaf())};
+          y.node()->backward(dy, slots);
           a.zero_grad(), b.zero_grad();
         },
         [&] {

@@ -33,16 +33,16 @@ int main(int argc, char** argv) {
     for (std::int64_t i = 0; i < n; i++) v[std::size_t(i)] = scale * (float(i * 7 % 1001) / 500 - 1);
     return v;
   };
-  std::vector<float> w = vector(0.1f), g = vector(0.01f), velocity(n), sent = vector(0.1001f), squares(n), own(n),
+  std::vector<float> w = vector(0.1f), g = vector(0.01f), velocity(n), sent = vector(0.1001f), square_avg(n), own(n),
                      scales(n / 64, 1.f);
   const RuleVectors<float> x{w.data(),       g.data(),   velocity.data(), sent.data(),
-                             squares.data(), own.data(), scales.data()};
+                             square_avg.data(), own.data(), scales.data()};
   std::string lines;
   for (const std::string& name : rule_names()) {
     const auto rule = make_rule(name);
     const Rule::Keeps keeps = rule->keeps();
     // w is read and written, g read; and what is kept, of which w_sent is only read.
-    const int vectors = 3 + 2 * keeps.velocity + keeps.sent + 2 * keeps.squares + 2 * keeps.own;
+    const int vectors = 3 + 2 * keeps.velocity + keeps.sent + 2 * keeps.square_avg + 2 * keeps.own;
     double best = 1e9, copy = 1e9;
     for (int r = 0; r < repetitions; r++) {
       best = std::min(best, seconds([&] {

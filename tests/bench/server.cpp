@@ -21,30 +21,30 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     if (argc != 2) refuse("how many floats? bench_server ELEMENTS");
     const std::int64_t n = (std::atoll(argv[1]) + 1023) / 1024 * 1024;
-    Member member(Job({.goes_on = true}).channel());
+    ServerNode server_node(Job({.goes_on = true}).channel());
     const std::size_t bytes = std::size_t(n) * sizeof(float);
-    auto gradient = member.memory(bytes), weights = member.memory(bytes);
+    auto gradient = server_node.memory(bytes), weights = server_node.memory(bytes);
     const Buffer g{gradient.get(), n, DType::f32}, w{weights.get(), n, DType::f32};
     constexpr int rounds = 15;
-    member.begin(w, {}, std::vector<float>(std::size_t(n / 64), 1.f),
-                 {.how = Asynchrony::parse("asp+asgd"),
-                  .servers = member.size() - 1,
-                  .learning_rate = [](std::int64_t) { return 1e-3; },
-                  .snapshots = 0},
-                 {0, rounds + 1});
-    if (member.trains()) {
-      member.pull(w, {});
+    server_node.begin(w, {}, std::vector<float>(std::size_t(n / 64), 1.f),
+                      {.how = Asynchrony::parse("asp+asgd"),
+                       .servers = server_node.size() - 1,
+                       .learning_rate = [](std::int64_t) { return 1e-3; },
+                       .snapshots = 0},
+                      {0, rounds + 1});
+    if (server_node.trains()) {
+      server_node.pull(w, {});
       std::vector<char> from(bytes, 1), to(bytes, 2);
       std::vector<double> exchange, pull, copy;
       auto since = [](auto begin) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-      for (int round = 0; member.ticket(); round++) {
+      for (int round = 0; server_node.lease(); round++) {
         auto begin = std::chrono::steady_clock::now();
-        member.push(g, {}, 1, {});
-        member.pull(w, {});
+        server_node.push(g, {}, 1, {});
+        server_node.pull(w, {});
         const double whole = since(begin);
         begin = std::chrono::steady_clock::now();
-        member.ask();
-        member.pull(w, {});
+        server_node.ask();
+        server_node.pull(w, {});
         const double alone = since(begin);
         begin = std::chrono::steady_clock::now();
         std::memcpy(to.data(), from.data(), bytes);
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
       const double e = median(exchange), p = median(pull);
       std::printf("%lld %.9f %.9f %.9f\n", static_cast<long long>(n), e - p, p, median(copy));
     }
-    while (member.ticket()) {}
-    member.finish(w, {});
+    while (server_node.lease()) {}
+    server_node.finish(w, {});
   });
 }

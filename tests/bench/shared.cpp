@@ -21,16 +21,16 @@ int main(int argc, char** argv) try {
   Dataset data = load_dataset(name.starts_with("resnet") ? "cifar-10" : "fashion-mnist", "synthetic");
   Loader train(data.train, {.batch = 128}, *backend);
   auto model = make_model(name, data.classes(), data.channels(), data.side());
-  ParameterSpace space(*model, *backend, 1);
+  FlatParameters flat(*model, *backend, 1);
   SGD sgd({.learning_rate = 1e-3, .momentum = 0.9});
-  sgd.bind(space);
+  sgd.bind(flat);
   std::int64_t epoch = 0, pictures = 0;
   Batch batch;
   auto step = [&] {
     while (!train.next(batch)) train.start(epoch++);
     Variable loss = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-    space.zero_gradients();
-    space.backward(loss);
+    flat.zero_gradients();
+    flat.backward(loss);
     sgd.step(&loss.value());
     pictures += batch.size();
   };

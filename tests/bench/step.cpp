@@ -75,7 +75,7 @@ std::int64_t status_kib(const char* field) {
 // ---- our step ------------------------------------------------------------------------------------------------------------
 struct Ours {
   std::unique_ptr<Module> model;
-  std::unique_ptr<ParameterSpace> space;
+  std::unique_ptr<FlatParameters> flat;
   SGD sgd{{.learning_rate = 1e-3, .momentum = 0.9}};
   Variable images;
   Tensor labels;
@@ -84,10 +84,10 @@ struct Ours {
     bool small = name == "lenet5" || name == "smallcnn";
     std::int64_t channels = small ? 1 : 3, side = small ? 28 : 32;
     model = make_model(name, 10, int(channels), int(side));
-    space = std::make_unique<ParameterSpace>(*model, backend, 1);
-    sgd.bind(*space);
+    flat = std::make_unique<FlatParameters>(*model, backend, 1);
+    sgd.bind(*flat);
     Shape shape{pictures, side, side, channels};
-    std::vector<double> pixels(shape.elements()), classes(pictures);
+    std::vector<double> pixels(shape.numel()), classes(pictures);
     Philox random(3, Stream::test);
     for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
     for (std::size_t i = 0; i < classes.size(); i++) classes[i] = double(i % 10);
@@ -96,8 +96,8 @@ struct Ours {
   }
   void step() {
     Variable loss = cross_entropy((*model)(images), labels);
-    space->zero_gradients();
-    space->backward(loss);
+    flat->zero_gradients();
+    flat->backward(loss);
     sgd.step(&loss.value());
   }
 };
@@ -117,9 +117,21 @@ struct Work {
 Work work_of(const std::string& name, double parameters) {
   Work w;
   w.parameters = parameters;
-  auto conv = [&](std::int64_t h, std::int64_t in, std::int64_t out, int window, int stride, int pad, int times, bool dx = true) {
-    w.layers.push_back({{.n = batch, .h = h, .w = h, .c_in = in, .c_out = out, .kh = window, .kw = window, .stride_h = stride,
-                         .stride_w = stride, .pad_h = pad, .pad_w = pad}, times, dx});
+  auto conv = [&](std::int64_t h, std::int64_t in, std::int64_t out, int kernel_size, int stride, int pad, int times,
+                  bool dx = true) {
+    w.layers.push_back({{.n = batch,
+                         .h = h,
+                         .w = h,
+                         .c_in = in,
+                         .c_out = out,
+                         .kh = kernel_size,
+                         .kw = kernel_size,
+                         .stride_h = stride,
+                         .stride_w = stride,
+                         .pad_h = pad,
+                         .pad_w = pad},
+                        times,
+                        dx});
   };
   auto linear = [&](std::int64_t in, std::int64_t out) { w.layers.push_back({{.n = batch, .c_in = in, .c_out = out, .kh = 0}, 1, true}); };
   // batch norm + ReLU: x → y forward; x, dy → dx backward. Pooling over 2×2: x → y, dy → dx.
@@ -192,11 +204,11 @@ class Floor {
     for (const Layer& layer : work_.layers) {
       const ConvShape& s = layer.conv;
       bool linear = s.kh == 0;
-      std::int64_t nw = linear ? s.c_in * s.c_out : s.w_elements();
+      std::int64_t nw = linear ? s.c_in * s.c_out : s.w_numel();
       cpu::Convolution* fastest[3] = {};
       for (int i = 0; i < layer.times; i++) {
-        Place p{&layer, Tensor::full(backend, {linear ? s.n * s.c_in : s.x_elements()}, 0.5, dtype_of<T>),
-                Tensor::full(backend, {linear ? s.n * s.c_out : s.y_elements()}, 0.5, dtype_of<T>),
+        Place p{&layer, Tensor::full(backend, {linear ? s.n * s.c_in : s.x_numel()}, 0.5, dtype_of<T>),
+                Tensor::full(backend, {linear ? s.n * s.c_out : s.y_numel()}, 0.5, dtype_of<T>),
                 Tensor::full(backend, {nw}, 0.01), Tensor::full(backend, {nw}, 0), {}};
         for (int pass = 0; pass < 3 && !linear && i == 0; pass++) fastest[pass] = choose(p, pass);
         std::copy(fastest, fastest + 3, p.convolution);
@@ -307,9 +319,9 @@ class Peer {
   }
   double number(const std::string& what) {
     std::string a = ask(what);
-    std::size_t space = a.find(' ');
-    if (a.starts_with("error") || space == std::string::npos) fail("the peer answered: ", a);
-    return std::atof(a.c_str() + space);
+    std::size_t flat = a.find(' ');
+    if (a.starts_with("error") || flat == std::string::npos) fail("the peer answered: ", a);
+    return std::atof(a.c_str() + flat);
   }
 
  private:
@@ -388,7 +400,7 @@ void measure(Row& row, Backend& backend) {
     c.format = second_word(ready);
     steps.push_back(in_a_second(peers.back()->number("step 1")));
   }
-  const std::function<double()> floor = floor_of(backend, work_of(row.name, double(ours.space->parameters())), row.dtype);
+  const std::function<double()> floor = floor_of(backend, work_of(row.name, double(ours.flat->parameters())), row.dtype);
   const int floors = in_a_second(floor());
   const double before = calibration();
   for (int r = 0; r < row.rounds; r++) {

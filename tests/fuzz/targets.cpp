@@ -143,7 +143,7 @@ int fuzz_schedule(const std::uint8_t* data, std::size_t size) {
 }
 
 // ---- seeds ----------------------------------------------------------------------------------------------------------
-Bytes npy(const std::string& type, const std::string& shape, const Bytes& elements, int version, const char* fortran) {
+Bytes npy(const std::string& type, const std::string& shape, const Bytes& numel, int version, const char* fortran) {
   std::string text =
       "{'descr': '" + type + "', 'fortran_order': " + std::string(fortran) + ", 'shape': " + shape + ", }";
   const std::size_t before = version == 1 ? 10 : 12;
@@ -153,7 +153,7 @@ Bytes npy(const std::string& type, const std::string& shape, const Bytes& elemen
   b.insert(b.end(), {std::uint8_t(version), 0, std::uint8_t(text.size()), std::uint8_t(text.size() >> 8)});
   if (version > 1) b.insert(b.end(), {0, 0});
   append(b, bytes_of(text));
-  append(b, elements);
+  append(b, numel);
   return b;
 }
 
@@ -209,12 +209,12 @@ const std::vector<FuzzTarget>& fuzz_targets() {
     const Bytes gzip = {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x63, 0x60, 0xe0, 0x60,
                         0x64, 0x60, 0x60, 0xd0, 0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61,
                         0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9, 0x30, 0x00, 0x00, 0x00};
-    auto safetensors = [](std::string header, const Bytes& elements) {
+    auto safetensors = [](std::string header, const Bytes& numel) {
       while (header.size() % 8) header += ' ';
       Bytes b(8);
       for (int i = 0; i < 8; i++) b[std::size_t(i)] = std::uint8_t(std::uint64_t(header.size()) >> 8 * i);
       append(b, bytes_of(header));
-      append(b, elements);
+      append(b, numel);
       return b;
     };
     return std::vector<FuzzTarget>{

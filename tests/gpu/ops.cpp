@@ -7,7 +7,7 @@
 #include "datasets/synthetic.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "tests/gpu/table.h"
 #include "tests/op_table.h"
 
@@ -148,7 +148,7 @@ Drawn drawn(Backend& backend, const test::Row& row, const test::Case& c, DType t
     d.inputs.push_back(rounded(test::values_of(row.op, c, i), type));
     inputs.emplace_back(Tensor::of(backend, c.inputs[i].shape, d.inputs.back(), test::type_of(c.inputs[i], type)));
   }
-  d.dy = rounded(test::dy_of(row.op, c, c.y(inputs).value().elements()), type);
+  d.dy = rounded(test::dy_of(row.op, c, c.y(inputs).value().numel()), type);
   return d;
 }
 
@@ -187,20 +187,20 @@ void check_table(Backend& device, Backend& host, Table& table) {
 // The parameters after five steps with given gradients.
 Values updated(Backend& backend, const std::string& name) {
   auto model = make_model("lenet5", 10, 1, 28);
-  ParameterSpace space(*model, backend, 1);
+  FlatParameters flat(*model, backend, 1);
   auto optimizer = make_optimizer({.learning_rate = 0.01, .optimizer = name, .clip = 2});
-  optimizer->bind(space, 1);
+  optimizer->bind(flat, 1);
   for (int step = 0; step < 5; step++) {
-    for (const Segment& s : space.segments())
-      space.gradients.range(s.local_begin, s.shape)
+    for (const ParameterRange& s : flat.parameter_ranges())
+      flat.gradients.range(s.local_begin, s.shape)
           .copy_from(Tensor::of(backend, s.shape, numbers(s.name + std::to_string(step), s.length)));
-    optimizer->stage();
-    optimizer->measure(space.all(), false);
-    optimizer->judge(nullptr);
-    optimizer->apply(space.all());
-    space.count_writes(space.all());
+    optimizer->sync_hyperparameters();
+    optimizer->measure(flat.all(), false);
+    optimizer->check_gradients(nullptr);
+    optimizer->apply(flat.all());
+    flat.count_writes(flat.all());
   }
-  return space.values.values();
+  return flat.values.values();
 }
 
 Values pictures_of(Backend& backend, DType type, const Augment& augment) {
@@ -220,30 +220,30 @@ Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   const Dataset data = synthetic({.side = 28, .channels = 1, .train = 256, .test = 16});
   Loader loader(data.train, {.batch = 32, .dtype = type, .augment = {.pad_crop = 2, .flip = true}, .seed = 1, .prefetch = 0}, backend);
   auto model = make_model("smallcnn-bn", 10, 1, 28);
-  ParameterSpace space(*model, backend, 1);
+  FlatParameters flat(*model, backend, 1);
   SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
   if (type == DType::f16) sgd.loss_scaling.emplace();
-  sgd.bind(space, 1);
+  sgd.bind(flat, 1);
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   StepGraph step(
       backend, false,
       {.backward = [&] {
         Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-        space.zero_gradients();
-        space.backward(sgd.scaled(l));
+        flat.zero_gradients();
+        flat.backward(sgd.scaled(l));
         sgd.step(&l.value());
       }},
       "");
   for (int epoch = 0; steps > 0; epoch++) {
     loader.start(epoch);
     for (; steps > 0 && loader.next(batch); steps--) {
-      sgd.stage();
+      sgd.sync_hyperparameters();
       step(batch, eagerly);
-      space.count_writes(space.all());
+      flat.count_writes(flat.all());
     }
   }
-  return space.values.values();
+  return flat.values.values();
 }
 
 std::size_t differences(const Values& a, const Values& b) {

@@ -89,7 +89,7 @@ int wrong_sums(Communicator& host, Backend& device, std::int64_t count) {
   Tensor x = Tensor::of(device, {count}, mine);
   device.synchronize();
   auto devices = staged(std::shared_ptr<Communicator>(&host, [](auto*) {}), device, {.chunk_bytes = 4040, .chunks = 3, .deadline = 30});
-  devices->all_reduce({x.raw_write(), x.elements(), x.dtype()}).wait();
+  devices->all_reduce({x.raw_write(), x.numel(), x.dtype()}).wait();
   const Values got = x.values();
   int wrong = 0;
   for (std::size_t i = 0; i < want.size(); i++) wrong += got[i] != want[i];
@@ -117,7 +117,7 @@ void check_ranks(const Machine& machine, Table& table) {
   if (!table.time_for("events in replays")) return;
   check_events(*machine.device(), table);
   // A rank that throws fails the line, and the next one still has its turn.
-  auto judge = [&](const std::string& what, const std::string& said, double value, double bound, const char* unit = "") {
+  auto check = [&](const std::string& what, const std::string& said, double value, double bound, const char* unit = "") {
     if (!said.empty()) table.note(said);
     table.check(what, said.empty() ? value : NAN, bound, unit);
   };
@@ -129,7 +129,7 @@ void check_ranks(const Machine& machine, Table& table) {
       auto device = machine.device();
       for (std::int64_t count : {1, 1000, 40001}) wrong[std::size_t(c->rank())] += wrong_sums(*c, *device, count);
     });
-    judge(what, said, *std::max_element(wrong.begin(), wrong.end()), 0);
+    check(what, said, *std::max_element(wrong.begin(), wrong.end()), 0);
   }
   const std::string what = "2 ranks on one device, 18 steps of lenet5: ";
   if (!table.time_for(what + "parameters")) return;
@@ -144,8 +144,8 @@ void check_ranks(const Machine& machine, Table& table) {
   Strategy alone;
   const Values one = trained(*machine.device(), alone);
   end_if_stopped();
-  judge(what + "parameters that differ between them", said, ends[0] != ends[1], 0);
-  judge(what + "beside one rank", said, said.empty() ? test::difference(ends[0], one).error : 0, 1e-4, "of the largest");
+  check(what + "parameters that differ between them", said, ends[0] != ends[1], 0);
+  check(what + "beside one rank", said, said.empty() ? test::difference(ends[0], one).error : 0, 1e-4, "of the largest");
 }
 
 }  // namespace tandem::gpu

@@ -5,7 +5,7 @@
 
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "layers/export/summary.h"
 #include "tests/gpu/table.h"
 
@@ -76,18 +76,18 @@ void measure_speed(const Machine& machine, Table& table) {
   }
   for (const char* name : {"sgd", "lars"}) {
     auto model = make_model(machine.small ? "lenet5" : "resnet18", 10, machine.small ? 1 : 3, machine.small ? 28 : 32);
-    ParameterSpace space(*model, gpu, 1);
-    space.gradients.fill(1e-6);
+    FlatParameters flat(*model, gpu, 1);
+    flat.gradients.fill(1e-6);
     std::unique_ptr<Optimizer> optimizer;
     if (std::string(name) == "sgd") optimizer = std::make_unique<SGD>(SGDOptions{.momentum = 0.9, .nesterov = true});
     else optimizer = std::make_unique<LARS>(LARSOptions{});
-    optimizer->bind(space, 1);
+    optimizer->bind(flat, 1);
     // Gradients are read for their norm, and again with parameters and velocities, which are written; LARS reads parameters twice.
-    moved(std::string(name) + " of " + std::to_string(space.parameters()) + " parameters, one update",
-          double(space.values.bytes()) * (std::string(name) == "sgd" ? 6 : 7), [&] {
-            optimizer->measure(space.all(), false);
-            optimizer->judge(nullptr);
-            optimizer->apply(space.all());
+    moved(std::string(name) + " of " + std::to_string(flat.parameters()) + " parameters, one update",
+          double(flat.values.bytes()) * (std::string(name) == "sgd" ? 6 : 7), [&] {
+            optimizer->measure(flat.all(), false);
+            optimizer->check_gradients(nullptr);
+            optimizer->apply(flat.all());
           });
   }
 
@@ -98,9 +98,9 @@ void measure_speed(const Machine& machine, Table& table) {
     if (machine.small && c.side != 28) continue;
     if (!table.time_for(what)) continue;
     auto model = make_model(c.model, c.classes, c.channels, c.side);
-    ParameterSpace space(*model, gpu, 1);
+    FlatParameters flat(*model, gpu, 1);
     SGD sgd({.learning_rate = 1e-3, .momentum = 0.9});
-    sgd.bind(space, 1);
+    sgd.bind(flat, 1);
     sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
     // A gradient costs what the forward pass does, for pictures and for filters; the first layer's pictures need none.
     const double flops = 6 * summary(*model, {2, c.side, c.side, c.channels}).macs * double(c.batch);
@@ -111,13 +111,13 @@ void measure_speed(const Machine& machine, Table& table) {
         gpu, false,
         {.backward = [&] {
           Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-          space.zero_gradients();
-          space.backward(l);
+          flat.zero_gradients();
+          flat.backward(l);
           sgd.step(&l.value());
         }},
         "");
     const double t = seconds_of(gpu, c.side > 100 ? few : many, [&] {
-      sgd.stage();
+      sgd.sync_hyperparameters();
       step(batch, false);
     });
     table.measured(what, 1e3 * t, "ms", flops / t / products, "the product");

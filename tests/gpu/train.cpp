@@ -7,7 +7,7 @@
 #include "datasets/synthetic.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
-#include "layers/train/replay.h"
+#include "layers/train/step_graph.h"
 #include "tests/gpu/table.h"
 
 namespace tandem::gpu {
@@ -23,9 +23,9 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
   Loader loader(data.train, {.batch = batch_size, .augment = {.pad_crop = 4, .flip = true}, .drop_last = true, .seed = shuffle, .prefetch = 0},
                 backend);
   auto model = make_model(name, 10, 1, 28);
-  ParameterSpace space(*model, backend, 1);
+  FlatParameters flat(*model, backend, 1);
   SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
-  sgd.bind(space, 1);
+  sgd.bind(flat, 1);
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   Tensor last(backend, Shape{});
@@ -33,8 +33,8 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
       backend, false,
       {.backward = [&] {
         Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-        space.zero_gradients();
-        space.backward(l);
+        flat.zero_gradients();
+        flat.backward(l);
         sgd.step(&l.value());
         last.copy_from(l.value());
       }},
@@ -44,9 +44,9 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
     sgd.epoch(std::uint32_t(epoch));
     loader.start(epoch);
     while (int(all.size()) < steps && loader.next(batch)) {
-      sgd.stage();
+      sgd.sync_hyperparameters();
       step(batch, false);
-      space.count_writes(space.all());
+      flat.count_writes(flat.all());
       all.push_back(last.item());
     }
   }

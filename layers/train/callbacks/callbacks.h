@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-std::shared_ptr<Callback> stop_on_signal();        // SIGINT, SIGTERM, SIGHUP
-std::shared_ptr<Callback> profile(Run& run);       // FitOptions::observe
+std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP
+std::shared_ptr<Callback> profile(Run& run);  // FitOptions::profiler
 std::shared_ptr<Callback> write_metrics(Run& run);
 std::shared_ptr<Callback> write_exports();         // FitOptions::exchange
 std::shared_ptr<Callback> show_progress(Run& run);

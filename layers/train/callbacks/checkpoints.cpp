@@ -22,7 +22,7 @@ class Checkpoints : public Callback {
   std::string failed(Run& run, const std::string&) override {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
     if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
-    if (run.space.slice().count > 1) {
+    if (run.flat.slice().count > 1) {
       std::fprintf(stderr, "%s: the lost rank's slices are lost with it, so nothing is written; --resume goes on from the last checkpoint\n",
                    run.strategy.where().c_str());
       return kept;
@@ -37,9 +37,9 @@ class Checkpoints : public Callback {
 
  private:
   void save(Run& run, const std::string& file) {
-    const bool gives_slices = run.files.wanted() && run.space.slice().count > 1;
+    const bool gives_slices = run.files.wanted() && run.flat.slice().count > 1;
     if (!run.files.writes() && !gives_slices) return;
-    if (run.files.writes()) run.strategy.synchronize(Strategy::Shared::optimizer, run.space, run.optimizer);
+    if (run.files.writes()) run.strategy.synchronize(Strategy::Shared::optimizer, run.flat, run.optimizer);
     save_checkpoint(run.files.writes() ? file : "", run.training(), run.at, run.settings);
     saved_at_ = run.at.step;
   }

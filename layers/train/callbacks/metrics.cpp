@@ -17,7 +17,7 @@ class Metrics : public Callback {
   void begin(Run& run) override {
     MetricFields start{{"event", std::string(run.files.resumes() ? "resume" : "start")},
                        {"run", run.at.run},
-                       {"parameters", run.space.parameters()},
+                       {"parameters", run.flat.parameters()},
                        {"epochs", std::int64_t(run.options.epochs)},
                        {"batches_per_epoch", run.batches_per_epoch()},
                        {"backend", run.backend.description()},

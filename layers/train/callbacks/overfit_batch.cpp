@@ -19,13 +19,13 @@ class OverfitBatch : public Callback {
   }
   void end(Run& run) override {
     if (run.first_rank && !(run.report.stopped && asked_to_stop()))
-      judge(first_, last_, right_, run.at.step - run.began, run.at.step == std::int64_t(run.rates.total));
+      check(first_, last_, right_, run.at.step - run.began, run.at.step == std::int64_t(run.rates.total));
   }
 
  private:
   // Prints what the steps tell. Throws Error unless that is that the model learns.
   // `right`: the share of the pictures that the last step had right; with label smoothing the loss alone stays high.
-  static void judge(double first, double last, double right, std::int64_t took, bool all) {
+  static void check(double first, double last, double right, std::int64_t took, bool all) {
     const bool unknown = took == 0 || first < OneBatch::near_zero;
     const bool learns = !unknown && (last < OneBatch::near_zero || last < first / 10 || (right > 0.95 && last < first / 2));
     const char* verdict = unknown

@@ -11,48 +11,49 @@ namespace {
 TrainingState state_of(const Run& run) {
   TrainingState s{run.optimizer.name()};
   for (const auto& [name, vector] : run.optimizer.vectors()) s.bytes += vector.bytes();
-  if (run.ema) s.name += " and the average", s.bytes += run.ema->values.bytes() + run.ema->statistics.bytes();
+  if (run.ema) s.name += " and the average", s.bytes += run.ema->values.bytes() + run.ema->buffers.bytes();
   return s;
 }
 
-class Profiler : public Callback {
+class ProfilerCallback : public Callback {
  public:
-  explicit Profiler(Run& run)
-      : observer_(run.options.observe, run.backend, run.strategy.rank(), run.at.step, run.last_step), lane_(observer_.trace(), "step") {
-    observer_.share(run.strategy);
+  explicit ProfilerCallback(Run& run)
+      : profiler_(run.options.profiler, run.backend, run.strategy.rank(), run.at.step, run.last_step),
+        lane_(profiler_.trace(), "step") {
+    profiler_.share(run.strategy);
   }
   void begin(Run& run) override {
-    if (!run.options.observe.summary || !run.first_rank) return;
+    if (!run.options.profiler.summary || !run.first_rank) return;
     Alone alone;
-    observer_.before(run.model, run.data.train.make(0, 0).images, state_of(run));
+    profiler_.before(run.model, run.data.train.make(0, 0).images, state_of(run));
   }
   void phase(Run& run, const char* name, bool begins) override {
     const std::string_view which = name;
     if (which == "step") {
       step_.reset();
-      if (begins) observer_.step(run.at.step), step_.emplace("step", "phase", nullptr, run.at.step);
+      if (begins) profiler_.step(run.at.step), step_.emplace("step", "phase", nullptr, run.at.step);
       return;
     }
-    if (which == "evaluation" && begins) observer_.evaluation(true);
+    if (which == "evaluation" && begins) profiler_.evaluation(true);
     if (begins)
-      open_.emplace_back(observer_, name);
+      open_.emplace_back(profiler_, name);
     else
       open_.pop_back();
-    if (which == "evaluation" && !begins) observer_.evaluation(false);
-    if (which == "forward" && !begins) observer_.tape(run.batch_loss);
+    if (which == "evaluation" && !begins) profiler_.evaluation(false);
+    if (which == "forward" && !begins) profiler_.tape(run.batch_loss);
   }
-  bool looks_inside(const Run&) const override { return observer_.looks(); }
-  void end(Run&) override { observer_.end(); }
+  bool looks_inside(const Run&) const override { return profiler_.looks(); }
+  void end(Run&) override { profiler_.end(); }
 
  private:
-  Observer observer_;
+  Profiler profiler_;
   OnLane lane_;
   std::optional<Span> step_;
-  std::list<Observer::Phase> open_;
+  std::list<Profiler::Phase> open_;
 };
 
 }  // namespace
 
-std::shared_ptr<Callback> profile(Run& run) { return std::make_shared<Profiler>(run); }
+std::shared_ptr<Callback> profile(Run& run) { return std::make_shared<ProfilerCallback>(run); }
 
 }  // namespace tandem

@@ -8,7 +8,7 @@ namespace {
 
 // Whether this is the accuracy of guessing among so many classes: less than three standard errors above 1/classes. Of few
 // pictures nobody can tell: where those are more than a third of it.
-bool guesses(const Score& trained, std::int64_t classes) {
+bool guesses(const MetricSums& trained, std::int64_t classes) {
   if (classes < 2 || trained.samples < 1) return false;
   const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
   return 3 * error < p / 3 && trained.correct / trained.samples < p + 3 * error;

@@ -1,0 +1,79 @@
+// Strided copies: a box of elements inside one contiguous tensor onto a box of the same shape inside another. What moves
+// elements without arithmetic (transpose, slice, pad, cat, shortcuts) is one of these, and its gradient the same, the other
+// way. Included by *.kernel.cpp files.
+#pragma once
+#include "core/launch.h"
+
+namespace tandem {
+
+// A box of `shape` inside a larger contiguous tensor: element (i, j, …) lies at begin + i·step[0] + j·step[1] + …
+struct StridedView {
+  std::int64_t begin = 0, step[Shape::max_rank] = {};
+};
+
+template <class T>
+struct ViewCopy {
+  int rank = 1;
+  std::int64_t size[Shape::max_rank] = {1};
+  StridedView from, to;
+  const T* x = nullptr;
+  T* y = nullptr;
+  // Where row `row` of the last axis begins in x and in y.
+  TANDEM_HD void place(std::int64_t row, std::int64_t& p, std::int64_t& q) const {
+    p = from.begin, q = to.begin;
+    for (int k = rank - 2; k >= 0; k--) {
+      const std::int64_t i = row % size[k];
+      row /= size[k];
+      p += i * from.step[k];
+      q += i * to.step[k];
+    }
+  }
+};
+
+// One row per index, so that the division by sizes is paid once a row: for the threads of a host.
+template <class T, bool add>
+struct CopyRows : ViewCopy<T> {
+  TANDEM_HD void operator()(std::int64_t row) const {
+    using A = Accumulator<T>;
+    std::int64_t p, q;
+    this->place(row, p, q);
+    const std::int64_t n = this->size[this->rank - 1], s = this->from.step[this->rank - 1], t = this->to.step[this->rank - 1];
+    for (std::int64_t i = 0; i < n; i++)
+      this->y[q + i * t] = T(add ? A(this->y[q + i * t]) + A(this->x[p + i * s]) : A(this->x[p + i * s]));
+  }
+};
+
+// V neighbours of the last axis per index, moved as one where they lie together on both sides: for the threads of a device, of
+// which neighbours then touch neighbouring memory.
+template <class T, bool add, int V>
+struct CopyPacks : ViewCopy<T> {
+  struct alignas(V * sizeof(T)) Pack {
+    T v[V];
+  };
+  TANDEM_HD void operator()(std::int64_t index) const {
+    using A = Accumulator<T>;
+    const std::int64_t packs = this->size[this->rank - 1] / V, at = index % packs;
+    std::int64_t p, q;
+    this->place(index / packs, p, q);
+    const T* x = this->x + p + at * V * this->from.step[this->rank - 1];
+    T* y = this->y + q + at * V * this->to.step[this->rank - 1];
+    Pack pack = *reinterpret_cast<const Pack*>(x);
+    if (add) {
+      const Pack old = *reinterpret_cast<const Pack*>(y);
+      for (int i = 0; i < V; i++) pack.v[i] = T(A(old.v[i]) + A(pack.v[i]));
+    }
+    *reinterpret_cast<Pack*>(y) = pack;
+  }
+};
+
+// Whether packs of V elements may be moved: rows lie together, and each begins, as the memory does, at a multiple of a pack.
+template <class T>
+bool in_packs(const ViewCopy<T>& c, int V) {
+  const auto aligned = [&](const T* p) { return reinterpret_cast<std::uintptr_t>(p) % (std::size_t(V) * sizeof(T)) == 0; };
+  bool fits = c.from.step[c.rank - 1] == 1 && c.to.step[c.rank - 1] == 1 && c.size[c.rank - 1] % V == 0 &&
+              c.from.begin % V == 0 && c.to.begin % V == 0 && aligned(c.x) && aligned(c.y);
+  for (int k = 0; k + 1 < c.rank; k++) fits = fits && c.from.step[k] % V == 0 && c.to.step[k] % V == 0;
+  return fits;
+}
+
+}  // namespace tandem

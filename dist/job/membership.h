@@ -1,0 +1,53 @@
+// Membership: which process is at which rank, in a job that goes on when a rank is lost. A slot is empty until the rank comes
+// back, as a process that knows nothing of the one before: its incarnation tells the two apart. An address record is what the
+// others must know to reach it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+struct AddressRecord {
+  std::string host;      // its name, for people
+  std::string identity;  // the same for processes that share memory
+  int process = 0;
+  std::string address = {};  // of its host, for the other ranks
+  int port = 0;              // where the survivor agreement finds it
+  std::string ucx = {};      // the address of its channel's worker; empty: it has none
+
+  std::string text() const;
+  static AddressRecord from(const std::string& text);  // throws Error
+  // This process's; it listens nowhere yet.
+  static AddressRecord mine();
+};
+
+struct MemberSlot {
+  bool lost = false, left = false;  // left: it has ended well
+  std::uint64_t incarnation = 0;
+  std::string record;
+};
+
+// What a rank knows of the job when it begins, or comes back.
+struct Membership {
+  bool goes_on = false;                      // when a rank other than 0 is lost
+  std::uint64_t nonce = 0, incarnation = 0;  // the job's; this process's
+  std::uint64_t generation = 0;              // of the membership, when this rank came
+  std::string terms = {};                    // what all ranks have agreed on
+  std::vector<MemberSlot> slots = {};
+  std::string text() const;
+  static Membership from(const std::string& text);
+};
+
+// Somebody was lost, or has come back. Rank 0 decides, and all ranks hear of all changes in one order: each is a generation of the
+// membership, from 1.
+struct Change {
+  int rank = -1;
+  std::uint64_t incarnation = 0;  // 0: lost
+  std::string text;               // why; or the address record of who has come
+};
+
+// Two texts of lines: the first line that differs, of both.
+std::string first_difference(const std::string& a, const std::string& b);
+
+}  // namespace tandem

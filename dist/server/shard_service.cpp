@@ -1,0 +1,189 @@
+#include "dist/server/shard_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/backend.h"
+#include "core/elementwise.h"
+#include "core/math.h"
+
+namespace tandem {
+
+using Kind = Asynchrony::Kind;
+
+namespace {
+
+// y = Σ share_i · x_i, in the order of i.
+template <class T>
+void add_share(Tensor& y, const Tensor& x, double share, bool first) {
+  T* out = y.write<T>();
+  const T *in = x.data<T>(), s = T(share);
+  const std::int64_t n = y.numel();
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; i++) out[i] = first ? s * in[i] : fused(s, in[i], out[i]);
+}
+
+}  // namespace
+
+ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options)
+    : rule_(rule),
+      options_(std::move(options)),
+      shard_(rule, first, std::move(scales), workers, options_.pipeline),
+      workers_(std::size_t(workers)),
+      applied_(std::size_t(workers)) {
+  counts_.applied.resize(workers_.size()), counts_.refused.resize(workers_.size());
+  if (options_.how.kind == Kind::bsp) mean_ = Tensor::like(first);
+}
+
+bool ShardService::finite(int worker, const Tensor& gradient) {
+  if (workers_[std::size_t(worker)].samples > 0 && all_finite(gradient)) return true;
+  counts_.refused[std::size_t(worker)]++;
+  workers_[std::size_t(worker)].verdict = Verdict::refused;
+  return false;
+}
+
+void ShardService::count(int worker, std::int64_t delay, std::int64_t samples) {
+  const std::size_t at = std::min(std::size_t(delay), longest_delay);
+  if (counts_.delays.size() <= at) counts_.delays.resize(at + 1);
+  counts_.delays[at]++;
+  counts_.applied[std::size_t(worker)]++;
+  counts_.pushes++, counts_.samples += samples;
+  counts_.version = shard_.version();
+}
+
+bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples) {
+  Worker& w = workers_[std::size_t(worker)];
+  if (exchange <= w.seen) return false;
+  w.seen = w.waits = exchange;
+  w.pushes = w.here = true;
+  w.idle = false;
+  w.verdict = Verdict::taken;
+  w.samples = samples;
+  w.clock++;
+  // Another owner applied it, and could not tell.
+  if (exchange <= applied_[std::size_t(worker)]) return true;
+  w.gradient = gradient;
+  if (options_.how.kind != Kind::bsp) apply(worker);
+  return true;
+}
+
+bool ShardService::pull(int worker, ExchangeId exchange) {
+  Worker& w = workers_[std::size_t(worker)];
+  if (exchange <= w.seen) return false;
+  w.seen = w.waits = exchange;
+  w.pushes = false;
+  w.verdict = Verdict::taken;
+  if (!w.here && w.clock == 0) {  // a newcomer begins beside the slowest
+    std::uint64_t slowest = UINT64_MAX;
+    for (const Worker& other : workers_)
+      if (other.here && !other.idle) slowest = std::min(slowest, other.clock);
+    w.clock = slowest == UINT64_MAX ? 0 : slowest;
+  }
+  // With bsp the others wait for a newcomer from its first push on: they hold leases already, and it none.
+  w.here = w.here || options_.how.kind != Kind::bsp;
+  return true;
+}
+
+void ShardService::idle(int worker, ExchangeId exchange) {
+  Worker& w = workers_[std::size_t(worker)];
+  if (exchange >= w.seen) w.idle = true;
+}
+void ShardService::lost(int worker) {
+  Worker& w = workers_[std::size_t(worker)];
+  w = {.seen = w.seen, .here = false, .gradient = {}, .answer = {}};
+}
+void ShardService::returned(int worker) {
+  shard_.forget(worker);
+  workers_[std::size_t(worker)].clock = 0;
+}
+
+void ShardService::apply(int worker) {
+  Worker& w = workers_[std::size_t(worker)];
+  const Tensor gradient = std::exchange(w.gradient, {});
+  if (finite(worker, gradient)) {
+    const double rate = options_.learning_rate(counts_.pushes);
+    std::int64_t delay;
+    if (options_.record) events_.push_back({true, worker, w.waits});
+    if (options_.how.kind == Kind::asp) {  // is answered at once
+      if (options_.record) events_.push_back({false, worker, w.waits});
+      w.answer = place(worker, w.waits);
+      delay = shard_.push_and_pull(worker, gradient, rate, options_.momentum, w.answer);
+    } else {
+      delay = shard_.push(worker, gradient, rate, options_.momentum);
+    }
+    count(worker, delay, w.samples);
+  }
+  applied_[std::size_t(worker)] = w.waits;
+}
+
+bool ShardService::all_pushed() const {
+  bool any = false;
+  for (const Worker& w : workers_) {
+    if (w.gradient.defined())
+      any = true;
+    else if (w.here && !w.idle)
+      return false;
+  }
+  return any;
+}
+
+// The mean over all samples, the workers' gradients added up in the order of their ranks.
+void ShardService::apply_synchronously() {
+  std::int64_t samples = 0;
+  bool good = true;
+  for (std::size_t m = 0; m < workers_.size(); m++)
+    if (workers_[m].gradient.defined()) samples += workers_[m].samples, good = finite(int(m), workers_[m].gradient) && good;
+  bool first = true;
+  std::int64_t delay = 0;
+  if (good) {
+    for (std::size_t m = 0; m < workers_.size(); m++) {
+      Worker& w = workers_[m];
+      if (!w.gradient.defined()) continue;
+      const double share = double(w.samples) / double(std::max<std::int64_t>(1, samples));
+      if (mean_.dtype() == DType::f64)
+        add_share<double>(mean_, w.gradient, share, first);
+      else
+        add_share<float>(mean_, w.gradient, share, first);
+      first = false;
+      if (options_.record) events_.push_back({true, int(m), w.waits});
+    }
+    delay = shard_.push(0, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
+  }
+  for (std::size_t m = 0; m < workers_.size(); m++) {
+    Worker& w = workers_[m];
+    if (!std::exchange(w.gradient, {}).defined()) continue;
+    applied_[m] = w.waits;
+    if (good)
+      count(int(m), delay, w.samples);
+    else if (w.verdict == Verdict::taken)
+      w.verdict = Verdict::left_out;
+  }
+}
+
+std::vector<ShardService::Answer> ShardService::answers() {
+  if (options_.how.kind == Kind::bsp && all_pushed()) apply_synchronously();
+  std::uint64_t slowest = UINT64_MAX;
+  for (const Worker& w : workers_)
+    if (w.here && !w.idle) slowest = std::min(slowest, w.clock);
+  std::vector<Answer> all;
+  for (std::size_t m = 0; m < workers_.size(); m++) {
+    Worker& w = workers_[m];
+    if (w.waits == 0 || w.gradient.defined()) continue;  // bsp: the others have not pushed yet
+    if (options_.how.kind == Kind::ssp && w.pushes && w.clock > slowest + std::uint64_t(options_.how.staleness)) continue;
+    if (!w.answer.defined()) {
+      w.answer = place(int(m), w.waits);
+      shard_.pull(int(m), w.answer);
+      if (options_.record) events_.push_back({false, int(m), w.waits});
+    }
+    all.push_back({int(m), std::exchange(w.waits, 0), std::exchange(w.answer, {}), w.verdict});
+  }
+  return all;
+}
+
+void ShardService::go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied) {
+  shard_.go_on_at(version);
+  applied_ = applied;
+  counts_.version = version, counts_.pushes = pushes;
+}
+
+}  // namespace tandem

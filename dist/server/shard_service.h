@@ -1,0 +1,100 @@
+// ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and says who
+// may have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes in and out.
+//
+// Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "dist/server/asynchrony.h"
+#include "dist/server/shard.h"
+
+namespace tandem {
+
+using ExchangeId = std::uint64_t;
+
+// What became of a push. refused: it was not finite. left_out: with bsp, another's gradient of its step was refused.
+enum class Verdict : std::uint8_t { taken, left_out, refused };
+
+struct ShardCounts {
+  std::uint64_t version = 0;  // updates applied
+  std::int64_t pushes = 0, samples = 0;  // in them
+  std::vector<std::int64_t> delays = {};             // delays[τ]: pushes that were so late; the last: or later
+  std::vector<std::int64_t> applied = {}, refused = {};  // of each worker
+};
+
+// What happened to a shard, in its order: who wants to repeat it gives another shard the same pushes and pulls.
+struct ShardEvent {
+  bool push;
+  int worker;
+  ExchangeId exchange;
+};
+
+class ShardService {
+ public:
+  static constexpr std::size_t longest_delay = 1024;  // that is counted by itself
+
+  struct Options {
+    Asynchrony how = {};
+    double momentum = 0.9;
+    std::function<double(std::int64_t pushes)> learning_rate = {};  // after so many pushes were applied here
+    bool pipeline = false, record = false;
+    // Where the answer to this exchange is to be made, in memory that stays until the worker's next one (pipelined: but one).
+    std::function<Tensor(int worker, ExchangeId exchange)> place = {};
+  };
+
+  ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options);
+
+  // A whole push is here; the gradient stays as it is until the worker is answered. An exchange that was seen is passed over:
+  // true when it is new. Without samples its worker knows that it is not finite.
+  bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples);
+  bool pull(int worker, ExchangeId exchange);  // the weights alone
+  void idle(int worker, ExchangeId exchange);  // after that one it has nothing to push for now: nobody waits for it
+  void lost(int worker), returned(int worker);
+
+  // Workers whose exchange is to be answered now, with what place() gave; each is named once.
+  struct Answer {
+    int worker;
+    ExchangeId exchange;
+    Tensor weights;
+    Verdict verdict;
+  };
+  std::vector<Answer> answers();
+
+  const std::vector<ExchangeId>& applied() const { return applied_; }  // of each worker, the last that is in the weights
+  // Goes on where another owner stopped.
+  void go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied);
+  Shard& shard() { return shard_; }
+  const ShardCounts& counts() const { return counts_; }
+  const std::vector<ShardEvent>& events() const { return events_; }
+  const Rule& rule() const { return rule_; }
+
+ private:
+  struct Worker {
+    ExchangeId seen = 0, waits = 0;  // waits: for an answer to this one; 0: for none
+    bool pushes = false;             // and that is a push
+    bool here = true, idle = false;  // here: others may have to wait for it
+    Verdict verdict = Verdict::taken;
+    Tensor gradient;  // bsp: until all others' are there
+    Tensor answer;    // is made already
+    std::int64_t samples = 0;
+    std::uint64_t clock = 0;  // its pushes
+  };
+  Tensor place(int worker, ExchangeId exchange) const { return options_.place(worker, exchange); }
+  bool finite(int worker, const Tensor& gradient);
+  void count(int worker, std::int64_t delay, std::int64_t samples);
+  void apply(int worker), apply_synchronously();
+  bool all_pushed() const;
+
+  const Rule& rule_;
+  Options options_;
+  Shard shard_;
+  std::vector<Worker> workers_;
+  std::vector<ExchangeId> applied_;
+  Tensor mean_;
+  ShardCounts counts_;
+  std::vector<ShardEvent> events_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,69 @@
+#include "dist/server/straggler_emulation.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace tandem {
+
+// Marsaglia and Tsang 2000.
+double gamma_draw(double shape, const Philox& random) {
+  if (shape <= 0) return 1;
+  std::uint32_t at = 0;
+  auto next = [&] { return (double(random.word(at++)) + 0.5) * 0x1p-32; };
+  const double a = shape < 1 ? shape + 1 : shape, d = a - 1.0 / 3, c = 1 / std::sqrt(9 * d);
+  for (;;) {
+    const double far = std::sqrt(-2 * std::log(next())), x = far * std::cos(2 * std::numbers::pi * next());
+    const double v = std::pow(1 + c * x, 3);
+    if (v <= 0 || std::log(next()) >= 0.5 * x * x + d - d * v + d * std::log(v)) continue;
+    return d * v / shape * (shape < 1 ? std::pow(next(), 1 / shape) : 1);
+  }
+}
+
+namespace {
+
+double number(const std::string& option, const std::string& all, const std::string& text, double low) {
+  const auto v = parsed<double>(text);
+  if (!v || !(*v >= low && *v <= 1e9)) refuse(option, " ", all, ": '", text, "' is no number from ", low, " to 1e9");
+  return *v;
+}
+
+}  // namespace
+
+void check_shape(double shape) {
+  if (shape != 0 && !(shape >= 0.01 && shape <= 1e9))
+    refuse("a Gamma distribution of shape ", shape, ": expected 0 (always the mean), or 0.01 to 1e9");
+}
+
+std::map<int, double> parse_slower(const std::string& slow, int ranks) {
+  std::map<int, double> slower;
+  for (std::size_t at = 0; at < slow.size();) {
+    const std::size_t end = std::min(slow.find(',', at), slow.size());
+    const std::string item = slow.substr(at, end - at);
+    const std::size_t colon = item.find(':');
+    if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4");
+    const double rank = number("--slow", slow, item.substr(0, colon), 0);
+    if (rank >= ranks || rank != std::floor(rank))
+      refuse("--slow ", slow, ": there is no ", item.substr(0, colon), " among 0 to ", ranks - 1);
+    slower[int(rank)] = number("--slow", slow, item.substr(colon + 1), 0.001);
+    at = end + 1;
+  }
+  return slower;
+}
+
+StragglerEmulation StragglerEmulation::parse(const std::string& pace, const std::string& slow, int ranks) {
+  StragglerEmulation p;
+  if (!pace.empty()) {
+    const std::size_t colon = pace.find(':');
+    p.mean = number("--pace", pace, pace.substr(0, colon), 0) / 1e3;
+    if (colon != std::string::npos) p.shape = number("--pace", pace, pace.substr(colon + 1), 0);
+    check_shape(p.shape);
+  }
+  p.slower = parse_slower(slow, ranks);
+  if (!p.slower.empty() && p.mean == 0) refuse("--slow ", slow, ": say how long a step takes too: --pace MILLISECONDS");
+  return p;
+}
+
+}  // namespace tandem

@@ -1,0 +1,34 @@
+// WorkLeases: who trains which batches when nobody waits for anybody. A lease is a step's batches at a place of the shuffled
+// epochs: lease t of a run with n to an epoch is step t mod n of epoch t / n. Who is faster draws more of them. A lease is
+// leased: when its worker is lost, another one gets it. The run is over when all are done, that is, applied by every server.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+
+namespace tandem {
+
+class WorkLeases {
+ public:
+  WorkLeases() = default;  // none: over
+  // WorkLeases first … end − 1.
+  WorkLeases(std::int64_t first, std::int64_t end) : next_(first), end_(end) {}
+
+  // Nothing: all are leased or done, or it was stopped; ask again while it is not over().
+  std::optional<std::int64_t> draw(int worker);
+  // True when it had not been done before.
+  bool done(std::int64_t lease);
+  void lost(int worker);       // what it had is drawn again
+  void stop() { stopped_ = true, again_.clear(); }  // nothing is drawn any more
+  bool over() const { return held_by_.empty() && again_.empty() && (stopped_ || next_ >= end_); }
+  std::int64_t count_done() const { return done_; }
+
+ private:
+  std::int64_t next_ = 0, end_ = 0, done_ = 0;
+  bool stopped_ = false;
+  std::deque<std::int64_t> again_;
+  std::map<std::int64_t, int> held_by_;  // to which worker
+};
+
+}  // namespace tandem

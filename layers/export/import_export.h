@@ -1,0 +1,50 @@
+// The files that a training run exchanges with other programs: PyTorch's weights in and out, ONNX out, TensorBoard as it goes.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/batch.h"
+#include "layers/export/tensorboard.h"
+
+namespace tandem {
+
+class Strategy;
+
+struct ImportExportFiles {  // empty: none
+  std::string import_torch = {}, export_torch = {}, export_onnx = {};
+  std::string tensorboard = {};  // a folder
+};
+
+// What fit() calls; a loop of your own may call the functions of torch_weights.h, onnx.h and tensorboard.h itself.
+class ImportExport {
+ public:
+  static constexpr std::int64_t every = 50;  // steps from one point of a curve to the next
+
+  // Reads what is to be imported, and makes sure that what is to be written at the end can be: an hour later is too late.
+  // `about` goes along with exported weights. `writes` is true on the one rank that does.
+  ImportExport(const ImportExportFiles& files, Module& model, FlatParameters& flat, BatchSource& train,
+               const std::map<std::string, std::string>& about, bool writes);
+
+  void begin_step(std::int64_t step, bool first_of_epoch);  // histograms of the first batch of every epoch
+  bool due(std::int64_t step) const { return events_ && step % every == 0; }  // end_step will write
+  bool watching() const { return watch_.has_value(); }  // this step's activations
+  void after_backward();
+  // step counts from 1. Losses and accuracies are means since the epoch began.
+  void end_step(std::int64_t step, double loss, double accuracy, double learning_rate, double images_per_second);
+  void end_epoch(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
+  void end(Strategy* strategy = nullptr);  // gathers what is cut over ranks; all ranks call it
+
+ private:
+  ImportExportFiles files_;
+  bool gives_slices_;  // to the rank that writes
+  Module& model_;
+  FlatParameters& flat_;
+  Shape picture_;
+  std::map<std::string, std::string> about_;
+  std::int64_t step_ = 0;
+  std::optional<EventFile> events_;
+  std::optional<WatchActivations> watch_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+#include "layers/train/data_loading.h"
+
+#include <tuple>
+
+namespace tandem {
+namespace {
+
+LoaderOptions shuffled_and_augmented(const Pictures& pictures, const Options& o) {
+  Augment augment = o.augment ? Augment::usual(int(pictures.height())) : Augment{};
+  augment.cutout = o.cutout;
+  return {.batch = o.batch,
+          .batch_per_rank = o.batch_per_rank,
+          .dtype = o.dtype,
+          .augment = augment,
+          .mixup = o.mixup,
+          .drop_last = true,
+          .seed = o.seed};
+}
+
+// --mean and --std in place of the data set's own.
+Pictures normalised(Pictures p, const Options& o) {
+  const auto channels = std::size_t(p.channels());
+  for (auto [option, given, target] : {std::tuple{"--mean", &o.mean, &p.mean}, {"--std", &o.std, &p.std}}) {
+    if (given->empty()) continue;
+    if (given->size() != 1 && given->size() != channels)
+      refuse(option, ": ", given->size(), " numbers, but ", p.name, " has ", counted(std::int64_t(channels), "channel"));
+    *target = given->size() == channels ? *given : std::vector<float>(channels, given->front());
+  }
+  return p;
+}
+
+LoaderOptions in_order(const Options& o) { return {.batch_per_rank = 500, .dtype = o.dtype, .shuffle = false}; }
+
+}  // namespace
+
+Loaders::Loaders(const Dataset& data, const Options& o, Backend& backend)
+    : Loaders(split(normalised(data.train, o), o.val, o.seed), normalised(data.test, o), o, backend) {}
+
+Loaders::Loaders(const std::pair<Pictures, Pictures>& parts, const Pictures& tested, const Options& o, Backend& backend)
+    : train(parts.first, shuffled_and_augmented(parts.first, o), backend), test(tested, in_order(o), backend) {
+  if (o.val) validation.emplace(parts.second, in_order(o), backend);
+}
+
+}  // namespace tandem

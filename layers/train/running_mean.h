@@ -1,0 +1,22 @@
+// The losses of an epoch, added up where they are: the host reads the sum when it wants to know it, not after every step.
+#pragma once
+#include "core/tensor.h"
+
+namespace tandem {
+
+class RunningMean {
+ public:
+  struct Sums {
+    double loss = 0;  // Σ loss · pictures
+    double last = 0;  // the last loss
+  };
+  explicit RunningMean(Backend& backend);
+  void begin(double loss);  // an epoch, or the rest of one: from this sum on
+  void add(const Tensor& loss, double pictures);
+  Sums read() const;  // waits for the device
+
+ private:
+  Tensor sums_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,223 @@
+// WorkLeases, and rank 0's part of a parameter server: who is given what, who is told what, and when it is all over. No
+// network and no clock: what happens is told, and times are said.
+#include <gtest/gtest.h>
+
+#include "dist/server/coordinator.h"
+#include "dist/server/server_messages.h"
+#include "dist/server/work_leases.h"
+
+namespace tandem::test {
+namespace {
+
+using WorkLease = std::optional<std::int64_t>;
+
+TEST(WorkLeases, AreDrawnInOrderAndDoneOnce) {
+  WorkLeases t(3, 6);
+  EXPECT_EQ(t.draw(0), WorkLease(3));
+  EXPECT_EQ(t.draw(1), WorkLease(4));
+  EXPECT_EQ(t.draw(0), WorkLease(5));
+  EXPECT_EQ(t.draw(1), WorkLease());
+  EXPECT_FALSE(t.over());  // they are leased
+  for (std::int64_t k : {5, 3, 4}) EXPECT_TRUE(t.done(k));
+  EXPECT_FALSE(t.done(4));
+  EXPECT_TRUE(t.over());
+  EXPECT_EQ(t.count_done(), 3);
+  EXPECT_TRUE(WorkLeases().over());
+}
+
+TEST(WorkLeases, OfALostWorkerAreDrawnAgain) {
+  WorkLeases t(0, 3);
+  t.draw(0), t.draw(1), t.draw(0);
+  t.lost(0);
+  EXPECT_EQ(t.draw(1), WorkLease(0));
+  EXPECT_EQ(t.draw(1), WorkLease(2));
+  EXPECT_EQ(t.draw(1), WorkLease());
+}
+
+TEST(WorkLeases, AfterStopNothingIsDrawn) {
+  WorkLeases t(0, 9);
+  t.draw(0), t.draw(1);
+  t.lost(0);
+  t.stop();
+  EXPECT_EQ(t.draw(1), WorkLease());
+  EXPECT_FALSE(t.over());  // worker 1 is at one
+  t.lost(1);
+  EXPECT_TRUE(t.over());
+  EXPECT_EQ(t.count_done(), 0);
+}
+
+// What the coordinator has said since the last look, each as one word: "0<-5" is lease 5 to rank 0, "1<-none", "2<-over",
+// "2<-stopped", "2<-end", "1<-heard:3:a|b|" the texts of gathering 3.
+struct Told {
+  explicit Told(int ranks)
+      : coordinator(ranks, [this](int to, const MessageHeader& n, const std::shared_ptr<const std::string>& text) {
+          if (!words.empty()) words += ' ';
+          words += std::to_string(to) + "<-";
+          const std::string number = n[word::number] == word::none ? "none" : std::to_string(n[word::number]);
+          switch (what_of(n)) {
+            case What::lease_is: words += number, request = n[word::request], done = n[word::leases_done]; break;
+            case What::over: words += n[word::number] ? "stopped" : "over"; break;
+            case What::end: words += "end"; break;
+            case What::heard:
+              words += "heard:" + number + ":";
+              for (const std::string& t : unbundle(*text)) words += t + "|";
+              break;
+            default: words += "?";
+          }
+        }) {}
+  std::string said() { return std::exchange(words, ""); }
+  std::string words;
+  std::uint64_t request = 0, done = 0;
+  Coordinator coordinator;
+};
+
+TEST(Coordinator, HandsOutWhatThereIs) {
+  Told t(3);
+  Coordinator& c = t.coordinator;
+  c.wants(1, 1);
+  EXPECT_EQ(t.said(), "");  // rank 0 has not begun
+  c.begin(3, false, {0, 2});
+  EXPECT_EQ(t.said(), "1<-0");
+  c.wants(0, 1);
+  EXPECT_EQ(t.said(), "0<-1");
+  c.wants(2, 7);
+  EXPECT_EQ(t.said(), "2<-none");
+  EXPECT_EQ(t.request, 7u);
+  c.wants(2, 7);  // once more
+  EXPECT_EQ(t.said(), "");  // it knows
+  EXPECT_TRUE(c.done(1, 1));
+  EXPECT_FALSE(c.done(1, 1));
+  c.lost(1, 2);
+  EXPECT_EQ(t.said(), "2<-0");
+  EXPECT_EQ(t.done, 1u);
+  EXPECT_TRUE(c.done(0, 3));
+  EXPECT_EQ(t.said(), "0<-over 2<-over");
+  c.says_bye(0);
+  EXPECT_EQ(t.said(), "");
+  c.says_bye(2);
+  EXPECT_EQ(t.said(), "0<-end 2<-end");
+}
+
+TEST(Coordinator, KnowsWhoWaitsForWhat) {
+  Told t(3);
+  Coordinator& c = t.coordinator;
+  const auto name = [](int r) { return std::to_string(r); };
+  EXPECT_EQ(c.waiting(name).works, "0, 1, 2");
+  c.stands(2, "a lease", 5), c.stands(0, "what all say", 6);
+  EXPECT_EQ(c.waiting(name).waits, "0 for what all say; 2 for a lease");
+  EXPECT_EQ(c.waiting(name).works, "1");
+  EXPECT_EQ(c.waiting(name).since, 6);
+  c.lost(1, 7), c.stands(2, "", 8);
+  EXPECT_EQ(c.waiting(name).waits, "0 for what all say");
+  EXPECT_EQ(c.waiting(name).works, "2");
+  c.begin(3, false, {0, 2});
+  c.wants(2, 1), c.done(0, 9);
+  EXPECT_EQ(c.waiting(name).since, 9);
+}
+
+TEST(Coordinator, WhoMakesAStepTogetherDrawsTogether) {
+  Told t(4);  // the last one only serves
+  Coordinator& c = t.coordinator;
+  c.begin(3, true, {0, 9});
+  c.wants(2, 1), c.wants(0, 1);
+  EXPECT_EQ(t.said(), "");
+  c.wants(1, 1);
+  EXPECT_EQ(t.said(), "0<-0 1<-1 2<-2");  // in the order of ranks, not of asking
+  c.wants(1, 2), c.wants(2, 2);
+  EXPECT_EQ(t.said(), "");
+  c.lost(0, 1);  // nobody waits for it; what it had comes first
+  EXPECT_EQ(t.said(), "1<-0 2<-3");
+  c.returned(0);
+  c.wants(1, 3), c.wants(2, 3);
+  EXPECT_EQ(t.said(), "");  // it will want one
+  c.leaves(2);
+  EXPECT_EQ(t.said(), "");
+  c.wants(0, (1ull << 40) | 1);
+  EXPECT_EQ(t.said(), "0<-2 1<-3");  // the leaver's
+}
+
+TEST(Coordinator, StopsWhenWhatIsDrawnIsDone) {
+  Told t(2);
+  Coordinator& c = t.coordinator;
+  c.begin(2, false, {0, 9});
+  c.wants(0, 1), c.wants(1, 1);
+  EXPECT_EQ(t.said(), "0<-0 1<-1");
+  c.stop();
+  c.wants(0, 2);
+  EXPECT_EQ(t.said(), "0<-none");
+  c.done(0, 1);
+  EXPECT_EQ(t.said(), "");
+  c.done(1, 1);
+  EXPECT_EQ(t.said(), "0<-stopped 1<-stopped");
+}
+
+TEST(Coordinator, AStopFromBeforeTheBeginningIsOne) {
+  Told t(2);
+  t.coordinator.stop();
+  t.coordinator.begin(2, false, {0, 9});
+  t.coordinator.wants(1, 1);
+  EXPECT_EQ(t.said(), "0<-stopped 1<-stopped 1<-stopped");
+}
+
+TEST(Coordinator, IsOverWhenAllHaveLeft) {
+  Told t(3);
+  Coordinator& c = t.coordinator;
+  c.begin(2, false, {0, 9});
+  c.wants(0, 1), c.wants(1, 1);
+  t.said();
+  c.leaves(0);
+  EXPECT_EQ(t.said(), "");
+  c.lost(1, 1);
+  EXPECT_EQ(t.said(), "0<-over 2<-over");  // also to who only serves
+}
+
+TEST(Coordinator, WhoComesBackAfterTheEndIsToldSo) {
+  Told t(2);
+  Coordinator& c = t.coordinator;
+  c.begin(2, false, {0, 0});
+  c.wants(0, 1);
+  EXPECT_EQ(t.said(), "0<-over 1<-over 0<-over");
+  c.wants(0, 2);
+  EXPECT_EQ(t.said(), "0<-over");
+  c.lost(1, 1);
+  c.says_bye(0);
+  EXPECT_EQ(t.said(), "0<-end");
+  c.returned(1);
+  c.wants(1, (1ull << 40) | 1);
+  EXPECT_EQ(t.said(), "1<-over");
+  c.says_bye(1);
+  EXPECT_EQ(t.said(), "1<-end");
+}
+
+TEST(Coordinator, TextsOfAllWhoLive) {
+  Told t(3);
+  Coordinator& c = t.coordinator;
+  c.says(0, 1, "a"), c.says(2, 1, "c");
+  EXPECT_EQ(t.said(), "");
+  c.says(1, 1, "b");
+  EXPECT_EQ(t.said(), "0<-heard:1:a|b|c| 1<-heard:1:a|b|c| 2<-heard:1:a|b|c|");
+  c.says(1, 2, "x"), c.says(0, 2, "y");
+  c.lost(2, 0);
+  EXPECT_EQ(t.said(), "0<-heard:2:y|x|| 1<-heard:2:y|x||");
+  c.returned(2);  // from the first on
+  c.says(2, 1, "C");
+  EXPECT_EQ(t.said(), "2<-heard:1:a|b|C|");
+  c.says(2, 2, "");
+  EXPECT_EQ(t.said(), "2<-heard:2:y|x||");
+}
+
+TEST(Coordinator, ALossIsForgottenWhenTheRankIsBack) {
+  Told t(2);
+  Coordinator& c = t.coordinator;
+  c.lost(1, 0);
+  c.says(0, 1, "a");
+  EXPECT_EQ(t.said(), "0<-heard:1:a||");
+  c.returned(1);
+  c.says(0, 2, "b");
+  EXPECT_EQ(t.said(), "");  // it lives
+  c.says(1, 2, "B");
+  EXPECT_EQ(t.said(), "0<-heard:2:b|B| 1<-heard:2:b|B|");
+}
+
+}  // namespace
+}  // namespace tandem::test
