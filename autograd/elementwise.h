@@ -1,5 +1,5 @@
-// Element-wise operations, the library's and your own: a functor is all that one takes. The template here makes the forward loop,
-// the node and the backward loop of it, for every floating type, on every device.
+// Element-wise operations, those of the library and your own. An operation is one functor. The template in this file makes the
+// forward loop, the node and the backward loop from it, for every floating type and every device.
 //
 //   struct Softsign {
 //     static constexpr auto name = "softsign";

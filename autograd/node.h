@@ -1,6 +1,6 @@
-// The tape. Every differentiable operation that ran left a Node: its inputs, its attributes, the tensors it saved, and
-// backward(). Saved tensors are data, never captured in a closure, so that they can be counted, shown, swapped and
-// prefetched; each remembers the write count it was saved at and refuses to be read when it moved.
+// The tape. Every differentiable operation that runs leaves a Node: its inputs, its attributes, the tensors it saved, and
+// backward(). Saved tensors are data members, not captured in closures, so that they can be counted, shown, swapped and
+// prefetched. Each stores the write count at which it was saved; reading one whose storage was written since throws Error.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ namespace tandem {
 class Node;
 struct Leaf;
 
-// A list with room for N elements in place and the heap beyond (cat of many).
+// A list that keeps its first N elements inline and further ones on the heap.
 template <class T, int N>
 class Few {
  public:
@@ -44,29 +44,30 @@ class Few {
   int count_ = 0;
 };
 
-// A tensor kept for backward, and the write count it was kept at.
+// A tensor saved for backward, and its write count at that time.
 struct Saved {
   Tensor tensor;
   std::uint64_t writes = 0;
 };
 
-// What an operation was told beside its inputs: {{"stride", {2, 2}}, {"relu", {1}}}.
+// The arguments of an operation other than tensors: {{"stride", {2, 2}}, {"relu", {1}}}.
 using Attributes = std::vector<std::pair<const char*, std::vector<double>>>;
 
-// Where the gradient of one input goes: straight into its range of the gradient vector for a parameter, into a tensor that the
-// engine holds otherwise.
+// Receives the gradient of one input of a node. For a parameter it is written directly into its range of the flat gradient vector,
+// otherwise into a tensor of the engine.
 class GradientSlot {
  public:
   explicit GradientSlot(Node* input) : input_(input) {}
   bool wanted() const { return input_ != nullptr; }  // false: do not compute it (the first layer's data gradient)
 
-  // Room for a gradient of this shape. add: it holds a part of the sum already (shared weights, residual joins).
+  // The tensor into which backward() writes the gradient. add: the tensor already holds a partial sum (shared weights, residual
+  // joins), so add to it instead of overwriting it.
   struct Destination {
     Tensor* tensor = nullptr;
     bool add = false;
   };
   Destination destination(Backend& backend, const Shape& shape, DType dtype);
-  // Hands over a finished gradient; adopted without a copy where possible.
+  // Adds a finished gradient; uses its memory without a copy where possible.
   void accumulate(Tensor gradient);
 
  private:
@@ -80,8 +81,8 @@ class Node : public Counted {
   // dy: the gradient of this node's one output. Calls slots[i].destination or .accumulate for every wanted input i.
   virtual void backward(Tensor dy, std::span<GradientSlot> slots) = 0;
   virtual Leaf* leaf() { return nullptr; }
-  // Of the forward pass, two per multiply-add; 0 where memory, not arithmetic, takes the time. Each gradient of the first two
-  // inputs costs as much again.
+  // Floating-point operations of the forward pass, two per multiply-add; 0 for operations bound by memory. The gradient of each of
+  // the first two inputs costs the same number.
   virtual double flops() const { return 0; }
   virtual Attributes attributes() const { return {}; }
 
@@ -98,8 +99,8 @@ class Node : public Counted {
   std::string where() const;        // "conv2d in layer1.0.conv1"
   void release();                   // drops what was saved and the edges
 
-  // Nodes come from an arena that rewinds when the step's nodes are gone, and are dropped without recursion, so that a chain
-  // of any length can be released.
+  // Nodes are allocated from an arena, which is reused when the nodes of the step are gone. They are released without recursion,
+  // so a chain may have any length.
   static void* operator new(std::size_t bytes);
   static void operator delete(void* p);
   static void destroy(const Node* node);
@@ -107,7 +108,7 @@ class Node : public Counted {
  private:
   friend class Engine;
   friend class GradientSlot;
-  // Of the pass that counted this node; a pass within a pass puts back what it found.
+  // State of the backward pass that counted this node; a nested pass restores it.
   int pending_ = 0;          // consumers whose backward has not run yet
   std::uint64_t visit_ = 0;  // the number of the pass
   bool released_ = false;
@@ -123,9 +124,9 @@ struct Leaf final : Node {
   Tensor value, grad;     // grad is a range of the gradient vector once the flat parameters are built
   bool has_grad = false;  // grad holds a sum; false: the next backward overwrites it
   std::string name;
-  // Called once per backward, when the gradient is final: of the outermost one, where passes run within passes.
+  // Called when the gradient is final, once per backward(); with nested passes, at the end of the outermost one.
   std::function<void(Leaf&)> hook;
-  bool handed_on = false;  // set by a hook that sends the gradient away: until it is zeroed, more of it is refused
+  bool handed_on = false;  // set by a hook that sent the gradient: adding to it before it is zeroed throws Error
 
  private:
   friend class Engine;
@@ -135,10 +136,9 @@ struct Leaf final : Node {
 class Variable;
 
 struct BackwardOptions {
-  std::span<Leaf* const> leaves =
-      {};             // leaves whose hooks must fire in any case: one that took no part gets a zero gradient
-  bool keep = false;  // keep the tape for a second backward
-  double seed = 1;    // gradient of the root (the loss scale)
+  std::span<Leaf* const> leaves = {};  // their hooks always run; a leaf that took no part gets a zero gradient
+  bool keep = false;                   // keep the tape for a second backward
+  double seed = 1;                     // gradient of the root, for example the loss scale
 };
 
 // Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node that it
@@ -147,7 +147,7 @@ struct BackwardOptions {
 // keep, on the same nodes. Hooks of leaves that only such inner passes reach are called at the end of the outermost one.
 void backward(const Variable& root, const BackwardOptions& options = {});
 
-// A non-finite value met while checks were on: says which operation produced it.
+// Thrown with checks on when a value is not finite; names the operation that produced it.
 struct NotFinite : Error {
   using Error::Error;
 };
@@ -166,7 +166,7 @@ struct DropoutCalls {
   std::vector<std::uint32_t> layers;  // those that have been called
 };
 
-// What operations consult while they run, one record per thread.
+// Per-thread settings that operations read while they run.
 struct Mode {
   bool record = true;        // build the tape
   bool check = false;        // look for non-finite values after every operation

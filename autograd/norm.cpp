@@ -1,6 +1,6 @@
 // Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and the
-// inverse standard deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next
-// convolution keeps anyway.
+// inverse standard deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next convolution keeps
+// anyway.
 #include <cmath>
 
 #include "autograd/ops.h"

@@ -1,6 +1,6 @@
-// The operations of a model, written down as they run: what a graph for another program is made from (layers/export/onnx.h), and how an
-// importer learns which weights stand behind a flattened picture (layers/export/torch_weights.h). The tape would not do: it leaves out
-// what needs no gradient, and batch norm differs in evaluation.
+// Records the operations of a model as they run. The ONNX export builds its graph from the record (layers/export/onnx.h), and the
+// PyTorch importer finds the weights that follow a flattened picture (layers/export/torch_weights.h). The tape cannot serve for
+// this: it leaves out operations that need no gradient, and batch norm differs in evaluation.
 #pragma once
 #include <functional>
 #include <string>

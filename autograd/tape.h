@@ -1,4 +1,4 @@
-// Looking at a tape: what it holds, and a picture of it.
+// Inspecting a tape: a list of its nodes, and a picture of it.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// Backend: one object per device. It owns the device's memory and implements the operations that are library-like,
-// reduction-shaped or tuned per device. Every operation is pure virtual: a backend that misses one does not compile.
+// Backend: one object per device. It owns the device's memory and implements matrix products, convolution, pooling,
+// normalisation and reductions. Every operation is pure virtual: a backend that lacks one does not compile.
 // Element-wise work is not here: it is a named functor, run by launch() (core/launch.h).
 //
 // Contracts shared by all operations below
@@ -9,7 +9,7 @@
 //     (f64 when x is f64), whatever the type of the pictures
 //   - `add`: add to the output instead of overwriting it; on a fresh gradient it is false and old contents are never read
 //   - an optional tensor is passed by pointer; null means absent
-//   - ReLU lets a NaN through, forward and backward, and a NaN wins a maximum: failures must stay visible
+//   - ReLU passes a NaN on, forward and backward, and the maximum with a NaN is NaN, so that failures stay visible
 //   - calls on one backend come from one thread at a time; a second rank has a backend object of its own
 #pragma once
 #include <functional>
@@ -65,20 +65,20 @@ class Backend {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // within the device
   virtual void synchronize() = 0;
 
-  // What goes on behind the host's back (core/queue.h). The defaults are those of a backend behind which nothing does.
+  // Asynchronous work (core/queue.h). The defaults are those of a backend whose calls return when their work is done.
   virtual bool asynchronous() const { return on_device(); }  // operations may return before their work is done
-  virtual Queue& queue();                                    // in which all operations stand, in the order of the calls
-  virtual std::unique_ptr<Queue> new_queue();                // beside it
-  virtual std::unique_ptr<Event> new_event();                // events and queues must be gone before the backend is
+  virtual Queue& queue();                                    // holds all operations, in the order of the calls
+  virtual std::unique_ptr<Queue> new_queue();                // another queue, for copies and collectives
+  virtual std::unique_ptr<Event> new_event();                // events and queues must be destroyed before the backend
   virtual std::shared_ptr<void> pinned(std::size_t bytes);   // memory of the host that the device reads and writes
   virtual std::string identity() const { return {}; }        // of the device, the same in no other machine; empty: the host
 
-  // The owner of weights that may have been prepared (laid out in the backend's own format) is gone.
+  // Called when the owner of weights is destroyed: the backend drops its prepared copies (weights in its own layout).
   virtual void forget(const WriteCount& owner) { (void)owner; }
 
-  // A step that can be replayed. The default calls it each time; cuda records a graph: it calls the step twice and once more
-  // to record, and from then on repeats what that queued on the device, at the same addresses, without calling it. A step that
-  // cannot be recorded is called each time, and a line on stderr says why. The result must be gone before the backend is.
+  // Returns a function that runs the step. The default calls it each time. The CUDA backend records a graph: it calls the step
+  // twice, records the third call, and then replays the recorded device work, at the same addresses, without calling the step.
+  // A step that cannot be recorded is called each time; stderr says why. Destroy the result before the backend.
   virtual std::function<void()> record(std::function<void()> step) { return step; }
   virtual bool records() const { return false; }
 
@@ -107,7 +107,7 @@ class Backend {
   // ---- pooling -----------------------------------------------------------------------------------------------------
   // y = max over the window, or relu of it. argmax[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
   // the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted. Elements outside
-  // the picture never win.
+  // the picture are ignored.
   virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) = 0;
   virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) = 0;
   virtual void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) = 0;
@@ -163,9 +163,9 @@ class Backend {
   bool deterministic_ = false;
 };
 
-// The textbook: plain loops over float, bf16 or double. Slow, obviously right, and the oracle of the others.
+// Plain loops over float, bf16 or double. Slow; the other backends are tested against it.
 std::unique_ptr<Backend> reference_backend(int threads = 1);
-// The fast CPU: oneDNN and our Winograd. Linked to the reference backend where there is no oneDNN.
+// The fast CPU backend: oneDNN and our own kernels. In a build without oneDNN this is the reference backend.
 std::unique_ptr<Backend> cpu_backend(int threads = 0);  // 0: default_threads()
 // The GPU with this index; throws Error with the cause when there is none. Defined in cuda/, or in cuda/none.cpp.
 std::unique_ptr<Backend> cuda_backend(int index);

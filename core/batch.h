@@ -1,4 +1,4 @@
-// A batch of pictures, and where batches come from. The training loop knows no more of data than this.
+// A batch of samples, and the interface of what produces batches. The training loop uses nothing else of the data.
 #pragma once
 #include <cstdint>
 #include <map>

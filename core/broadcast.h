@@ -5,14 +5,14 @@
 
 namespace tandem {
 
-// y as nested loops, outermost first: neighbouring axes along which the same inputs are stretched make one loop, so that equal
-// shapes are one and a bias over the last axis is two. Where an input is stretched its step is 0.
+// The broadcast strides: y as nested loops, outermost first. Neighbouring axes along which the same inputs are stretched are
+// merged into one loop: equal shapes make one loop, a bias over the last axis two. A stretched input has step 0.
 struct Loops {
   int count = 0;
   std::int64_t size[Shape::max_rank] = {}, a[Shape::max_rank] = {}, b[Shape::max_rank] = {};
 };
 
-// One turn of the first `count` loops: its indices, and where it lies in a and b.
+// One iteration of the first `count` loops: its indices, and its positions in a (p) and b (q).
 struct Turn {
   std::int64_t at[Shape::max_rank] = {}, p = 0, q = 0;
   TANDEM_HD Turn(const Loops& l, int count, std::int64_t number) {
@@ -62,8 +62,8 @@ inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
   return l;
 }
 
-// The threads of a device find each element by itself, those of a host go along the innermost loop, whose steps are known when
-// compiling.
+// On a device each thread computes the position of its element. On a host each thread runs the innermost loop, whose steps are
+// template arguments.
 template <class Body>
 struct EachElement {
   Loops loops;

@@ -1,7 +1,7 @@
 // Memory: reference counts, the caching allocator, and storages that count their writes.
 //
-// After the first two training steps nothing asks the system for memory: freed blocks wait in a list of their size class
-// and come back for the next request. One allocator serves every backend; a backend only says how to obtain a block.
+// After the first two training steps no memory is requested from the system: freed blocks are kept in lists by size class and are
+// reused. All backends use this allocator; a backend only supplies a MemorySource.
 #pragma once
 #include <array>
 #include <atomic>
@@ -79,8 +79,8 @@ class MemorySource {
   virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }
 };
 
-// What a block is for. Whoever asks for memory says so with MemoryUse, and the allocator counts each use apart: so it can
-// say who holds what when there is no more.
+// The purpose of a block. Code that allocates states it with MemoryUse. The allocator counts the bytes of each use, so that an
+// out-of-memory message can say what holds the memory.
 enum class Use : std::uint8_t { other, parameters, gradients, optimizer, data, activations, backward, scratch };
 inline constexpr int uses = 8;
 const char* name_of(Use use);  // "optimizer state"

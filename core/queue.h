@@ -1,25 +1,25 @@
-// Work that the host does not wait for. A device has queues: its own, in which all operations of its backend stand, and
-// others beside it for copies and collectives. An event marks a place in a queue, and the host asks it whether the device has
-// come that far. Where the host itself computes, everything is done when a call returns, and all of this is nothing.
+// Asynchronous work. A device has one queue for all operations of its backend, and further queues for copies and collectives. An
+// event marks a position in a queue; the host asks the event whether the device has reached it. On a backend that computes on
+// the host, work is done when the call returns, and events are done at once.
 #pragma once
 #include <cstddef>
 
 namespace tandem {
 
-// Done when everything that was queued before its mark is done; an event that was never marked is done. A new mark replaces
-// the one before. A mark that is made while a step is recorded becomes part of the recording: each replay makes it again.
+// An event is done when all work queued before its mark is done. An event that was never marked is done. A new mark replaces the
+// previous one. A mark made while a step is being recorded becomes part of the recording: each replay marks the event again.
 class Event {
  public:
   virtual ~Event() = default;
   virtual bool done() = 0;  // any thread may ask; throws Error when the device has failed
 };
 
-// A queue of work. One thread at a time queues; what is queued is carried out in that order.
+// A queue of work, carried out in order. Only one thread at a time may add work.
 class Queue {
  public:
   virtual ~Queue() = default;
   virtual void mark(Event& event) = 0;  // of the same backend
-  // Copies between memory of the device and memory from Backend::pinned(), which both stay until an event behind them is done.
+  // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy is done.
   virtual void fetch(void* pinned, const void* device, std::size_t bytes) = 0;
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;
   virtual void* handle() = 0;  // the cudaStream_t; makes its device the calling thread's. Null where there is none

@@ -1,6 +1,6 @@
-// A step that is recorded once and then replayed. The policy is here, apart from the device, so that it can be tested
-// without one: two eager calls (plans are made, memory finds its place), then one that is recorded, then replays. A step
-// that cannot be recorded runs eagerly ever after, and says why.
+// A step that is recorded once and then replayed. This file holds the policy, without device code, so that it can be tested without
+// a device. The first two calls run the step eagerly (plans are made, memory is allocated), the third is recorded, later ones are
+// replays. A step that cannot be recorded always runs eagerly; why_eager() gives the reason.
 #pragma once
 #include <functional>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// Thrown by what a recorded step cannot hold: reading a value on the host, a copy from memory that will have changed.
+// Thrown by operations that cannot be recorded: reading a value on the host, copying from host memory that may change.
 struct NotRecordable : Error {
   using Error::Error;
 };

@@ -1,5 +1,5 @@
-// StepState: the small record of what varies from step to step. It lives in the device's memory and kernels read it, so that
-// a recorded step can be replayed unchanged.
+// StepState: the values that change from step to step. They are in device memory, where kernels read them, so that a recorded
+// step can be replayed unchanged.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,33 +9,33 @@
 namespace tandem {
 
 struct StepState {
-  // What the host decides: sent to the device before each step.
+  // Set by the host and sent to the device before each step.
   float learning_rate = 0;
   float gradient_average = 1;   // gradients that are a sum over several batches, times this, are the mean
   std::uint64_t seed = 0;
   std::uint32_t epoch = 0;      // for counter-based random numbers
 
-  // What the device finds, and keeps: the host need not wait for it.
-  // 0: the update was applied. 1: a loss or gradient was not finite, and from then on none is. 2: the loss scale was too
-  // large for this step's gradients, which are skipped; the next step tries a smaller one. 3: it was 1, and somebody has
-  // looked: the next step is as any other.
+  // Written by the device; the host need not wait for it.
+  // 0: the update was applied. 1: a loss or gradient was not finite; no further update is applied. 2: the gradients overflowed
+  // because of the loss scale; this update was skipped and the scale halved. 3: it was 1 and the host has read it; the next step
+  // is treated normally.
   std::int32_t not_finite = 0;
   float gradient_scale = 1;     // gradients are multiplied by this before use: averaging, clipping, undoing the loss scale
   float loss_scale = 1;         // what the loss was multiplied by (f16)
   std::int32_t unscaled_steps = 0;  // steps since the loss scale last changed
   std::uint64_t step = 0;       // updates applied so far
-  std::uint64_t skipped = 0;    // steps that overflowed and were not
+  std::uint64_t skipped = 0;    // steps skipped because their gradients overflowed
 };
-// Dynamic loss scaling, for f16: a loss times a power of two lifts small gradients above what f16 rounds to zero. The scale
-// doubles after so many steps without an overflow and is halved by each, whose step is skipped. At scale 1 an overflow is a
-// gradient that is not finite.
+// Dynamic loss scaling for f16. The loss is multiplied by a power of two, so that small gradients are not rounded to zero. The
+// scale doubles after `patience` steps without an overflow. An overflow halves the scale and skips the step. At scale 1 an
+// overflow counts as a gradient that is not finite.
 struct LossScaling {
   float first = 65536, most = 16777216;
   std::int32_t patience = 2000;
 };
 
-// Decides about a step whose gradients (and loss) are finite or not: sets not_finite, the scale and its counter. True when the
-// update is to be applied. Without scaling (scaled = false) the scale stays as it is.
+// Updates not_finite, the loss scale and its counter for a step. finite: the loss and all gradients are finite. scaled: loss scaling
+// is on; otherwise the scale does not change. Returns true when the update is to be applied.
 TANDEM_HD inline bool check_step(StepState& s, bool finite, bool scaled, const LossScaling& scaling) {
   if (s.not_finite == 1) return false;
   s.not_finite = 0;

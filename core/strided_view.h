@@ -1,12 +1,12 @@
-// Strided copies: a box of elements inside one contiguous tensor onto a box of the same shape inside another. What moves
-// elements without arithmetic (transpose, slice, pad, cat, shortcuts) is one of these, and its gradient the same, the other
-// way. Included by *.kernel.cpp files.
+// Strided copies: copies a strided view of one contiguous tensor to a strided view of the same shape in another. Operations that
+// move elements without arithmetic (transpose, slice, pad, cat, shortcuts) are such copies. Their gradients copy in reverse.
+// Included by *.kernel.cpp files.
 #pragma once
 #include "core/launch.h"
 
 namespace tandem {
 
-// A box of `shape` inside a larger contiguous tensor: element (i, j, …) lies at begin + i·step[0] + j·step[1] + …
+// A view into a contiguous tensor: element (i, j, …) is at position begin + i·step[0] + j·step[1] + …
 struct StridedView {
   std::int64_t begin = 0, step[Shape::max_rank] = {};
 };
@@ -18,7 +18,7 @@ struct ViewCopy {
   StridedView from, to;
   const T* x = nullptr;
   T* y = nullptr;
-  // Where row `row` of the last axis begins in x and in y.
+  // Sets p and q to the positions in x and y at which row `row` of the last axis begins.
   TANDEM_HD void place(std::int64_t row, std::int64_t& p, std::int64_t& q) const {
     p = from.begin, q = to.begin;
     for (int k = rank - 2; k >= 0; k--) {
@@ -30,7 +30,7 @@ struct ViewCopy {
   }
 };
 
-// One row per index, so that the division by sizes is paid once a row: for the threads of a host.
+// One index per row, so that indices are divided once per row. Used by the threads of a host.
 template <class T, bool add>
 struct CopyRows : ViewCopy<T> {
   TANDEM_HD void operator()(std::int64_t row) const {
@@ -43,8 +43,8 @@ struct CopyRows : ViewCopy<T> {
   }
 };
 
-// V neighbours of the last axis per index, moved as one where they lie together on both sides: for the threads of a device, of
-// which neighbours then touch neighbouring memory.
+// One index per V neighbours of the last axis, which are copied as one pack. Used by the threads of a device, so that
+// neighbouring threads access neighbouring memory.
 template <class T, bool add, int V>
 struct CopyPacks : ViewCopy<T> {
   struct alignas(V * sizeof(T)) Pack {
@@ -66,7 +66,7 @@ struct CopyPacks : ViewCopy<T> {
   }
 };
 
-// Whether packs of V elements may be moved: rows lie together, and each begins, as the memory does, at a multiple of a pack.
+// Whether packs of V elements can be copied: rows are contiguous and begin at multiples of a pack, as the memory does.
 template <class T>
 bool in_packs(const ViewCopy<T>& c, int V) {
   const auto aligned = [&](const T* p) { return reinterpret_cast<std::uintptr_t>(p) % (std::size_t(V) * sizeof(T)) == 0; };

@@ -1,5 +1,5 @@
-// Tensor: a storage, an offset, a shape and an element type on one device. Contiguous and row-major; a slice along the
-// first axis and a reshape share memory, everything else copies. Pictures are [N, H, W, C], filters [O, H, W, I].
+// Tensor: a storage, an offset, a shape and an element type on one device. Tensors are contiguous and row-major. A slice along
+// the first axis and a reshape share memory; all other operations copy. Pictures are [N, H, W, C], filters [O, H, W, I].
 //
 // A Tensor is a handle: copying it does not copy the elements. Not thread-safe; different tensors may be used by
 // different threads.
@@ -44,7 +44,8 @@ class Tensor {
     return storage_->backend();
   }
 
-  // Reading and writing on the device. write() counts, so that whoever saved the old value notices.
+  // Pointers for reading and writing on the device. write() increments the write count, so that code which saved the old value
+  // can detect the change.
   const void* raw() const { return begin(); }
   void* raw_write() {
     writes().bump();
@@ -66,23 +67,22 @@ class Tensor {
   }
 
   Tensor slice(std::int64_t begin, std::int64_t end) const;  // rows [begin, end) of the first axis; shares memory
-  Tensor range(std::int64_t begin,
-               const Shape& shape) const;    // `shape` elements from flat position begin; shares memory
-  Tensor reshape(const Shape& shape) const;  // same elements, same memory; same number of elements
-  Tensor cast(DType dtype) const;            // itself when the type is the same
+  Tensor range(std::int64_t begin, const Shape& shape) const;  // shape.numel() elements from flat position begin; shares memory
+  Tensor reshape(const Shape& shape) const;                    // another shape with the same numel(); shares memory
+  Tensor cast(DType dtype) const;                              // returns itself when the type is the same
   Tensor clone() const;
-  Tensor to(Backend& backend) const;  // itself when it is there already
+  Tensor to(Backend& backend) const;                           // returns itself when it is on that backend
   void fill(double value);
   void copy_from(const Tensor& source);  // same shape; converts the type
 
-  // To the host: elements as double, and the single element of a one-element tensor.
+  // Copies to the host: all elements as double; the only element of a tensor with numel() == 1.
   std::vector<double> values() const;
   double item() const;
 
   // Makes writes through this handle count on `segment` (a parameter's own count inside a shared storage).
   void count_on(WriteCount* segment) { writes_ = segment; }
   const Ref<Storage>& storage() const { return storage_; }
-  // True when nobody else holds these bytes, so they may be overwritten in place.
+  // True when no other tensor shares the storage, so that it may be overwritten in place.
   bool unique() const { return storage_.unique(); }
   bool same_memory(const Tensor& o) const { return defined() && o.defined() && raw() == o.raw(); }
 

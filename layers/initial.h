@@ -1,9 +1,9 @@
-// How a parameter begins: the usual initialisers of torch.nn.init, under their names there. An Initial is a plain value; it stands
-// in a Parameter until the FlatParameters draws:
+// Initial values of parameters: the initialisers of torch.nn.init, with the same names. An Initial is a plain value, stored in a
+// Parameter until FlatParameters draws the numbers:
 //   for (auto& [name, p] : model.parameters())
 //     if (p->shape.rank() == 4) p->initial = Initial::kaiming_normal(p->shape, {.mode = Fan::out});
-// Weights are [out, in] or filters [out, kh, kw, in/groups]. The draw for element i of the flat vector depends on (seed, i)
-// alone; for orthogonal, a property of a whole matrix, on seed and place of that matrix.
+// Weights are [out, in] or filters [out, kh, kw, in/groups]. The number drawn for element i of the flat vector depends only on
+// (seed, i). For orthogonal, which concerns a whole matrix, it depends on the seed and the position of the matrix.
 #pragma once
 #include <cstdint>
 #include <span>

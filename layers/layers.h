@@ -1,4 +1,4 @@
-// The usual modules. Each is the operation of the same name with its parameters; names of parameters are PyTorch's.
+// The usual modules. Each applies the operation of the same name. Parameters have the names that PyTorch gives them.
 #pragma once
 #include "layers/module.h"
 
@@ -19,7 +19,7 @@ class Linear : public Module {
 class Conv2d : public Module {
  public:
   Conv2d(std::int64_t in, std::int64_t out, int kernel_size, const Conv2dOptions& options = {}, bool bias = true);
-  // What stands before a batch norm: padded to keep the side, He et al.'s initialisation by fan-out, no bias unless asked for.
+  // A convolution that is followed by a batch norm: padding that keeps the size, He initialisation by fan-out, no bias by default.
   static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int kernel_size, int stride = 1,
                                              bool bias = false);
   Variable forward(const Variable& x) override;
@@ -38,7 +38,7 @@ class BatchNorm2d : public Module {
   Variable operator()(const Variable& x) { return Module::operator()(x); }
   Variable operator()(const Variable& x, const Variable& residual);
 
-  // What is called in training in place of the operation batch_norm, with its arguments; empty, as at first: that one.
+  // Replaces the batch_norm operation in training mode. Empty (the default) means the built-in one.
   using Operation = std::function<Variable(const Variable& x, const Variable& gamma, const Variable& beta,
                                            Tensor& running_mean, Tensor& running_variance,
                                            const BatchNormOptions& options, const Variable& residual)>;

@@ -1,5 +1,5 @@
-// Modules: a model is a tree of them. A module declares parameters and statistics (what shape, how initialised) and says how
-// they turn an input into an output. Until a FlatParameters is built over the tree the parameters have no memory.
+// Modules: a model is a tree of modules. A module declares parameters and buffers (shape and initial value) and defines forward().
+// Parameters have no memory until a FlatParameters is built over the tree.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -31,14 +31,14 @@ struct Parameter {
   Shape shape;       // of the whole parameter, also where this rank has a slice of it
   Slice slice = {};  // set before the flat parameters are built
   Initial initial;
-  bool decay = true;  // false: weight decay leaves it alone (batch norm, biases)
+  bool decay = true;  // false: no weight decay (batch norm parameters, biases)
   double learning_rate_scale = 1;
   bool frozen = false;  // read when the flat parameters are built: no gradient, no update
   Variable variable;    // empty until the flat parameters are built; a constant where frozen
   operator const Variable&() const;
 };
 
-// State that is not trained: running mean and variance.
+// State that is saved but not trained: running mean and variance.
 struct ModuleBuffer {
   std::string name;
   Shape shape;
@@ -46,8 +46,8 @@ struct ModuleBuffer {
   Tensor tensor;
 };
 
-// While it lives, operations that run are said to belong to `path`; an empty path changes nothing. A trace shows it as a span,
-// and memory that nobody claimed is counted as activations.
+// While an object of this class exists, operations are recorded as part of module `path`. An empty path changes nothing. A trace
+// shows the scope as a span. Memory allocated meanwhile counts as activations unless MemoryUse says otherwise.
 class Scope {
  public:
   explicit Scope(const std::string& path)
@@ -67,7 +67,7 @@ class Scope {
 
 class Module;
 
-// A module that belongs to whoever holds this: model(x), model->eval(), and a Module& wherever one is asked for.
+// Owns a module. Use it as model(x) and model->eval(); it converts to Module&.
 class Model : public std::unique_ptr<Module> {
  public:
   Model() = default;
@@ -85,11 +85,11 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   virtual Variable forward(const Variable& x) = 0;
-  // Runs forward under this module's name, so that errors and traces can say where.
+  // Calls forward() with this module's path set, so that errors and traces name the module.
   Variable operator()(const Variable& x);
 
-  // Called with every output of operator(): to look at activations. Replaces the hook and returns the one before; empty, as
-  // at first, it costs one branch. Belongs to this one object, so models do not see each other.
+  // Sets a hook that is called with every output of operator(), to inspect activations. Returns the previous hook. The default
+  // is empty. The hook belongs to this object only.
   using ForwardHook = std::function<void(Module&, const Variable& output)>;
   ForwardHook on_forward(ForwardHook hook) { return std::exchange(forward_hook_, std::move(hook)); }
 
@@ -98,12 +98,12 @@ class Module {
   bool training() const { return training_; }
   const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the flat parameters are built
 
-  // Every parameter and statistic of the tree, in registration order, with full names. Naming a whole tree, with no path, also
+  // All parameters and buffers of the tree, in registration order, with full names. Naming a whole tree (an empty path) also
   // numbers the modules that draw random numbers.
   void name_tree(const std::string& path = "");
   std::vector<std::pair<std::string, Parameter*>> parameters();
   std::vector<std::pair<std::string, ModuleBuffer*>> buffers();
-  // One of them by its full name: model.parameter("conv1.weight").variable. Throws Error, listing the names, when there is none.
+  // The one with this full name: model.parameter("conv1.weight").variable. Throws Error that lists the names when there is none.
   Parameter& parameter(const std::string& name);
   ModuleBuffer& buffer(const std::string& name);
   const std::vector<std::pair<std::string, Model>>& children() const { return children_; }
@@ -133,7 +133,7 @@ class Module {
   }
 
  private:
-  // Throws Error unless a child, parameter or statistic may be called so: checkpoints find them by their names.
+  // Throws Error when a child, parameter or buffer has this name already: checkpoints identify them by name.
   void check_name(const std::string& name) const;
   void number(std::uint32_t& next);
   // Calls visit for this module and all below, with the path of each.
@@ -150,7 +150,7 @@ class Module {
 
 inline Variable Model::operator()(const Variable& x) const { return (**this)(x); }
 
-// Modules one after the other, named 0, 1, 2, …
+// Applies its modules in order; they are named 0, 1, 2, …
 class Sequential : public Module {
  public:
   template <class M, class... Arguments>

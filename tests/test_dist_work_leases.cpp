@@ -1,5 +1,5 @@
-// WorkLeases, and rank 0's part of a parameter server: who is given what, who is told what, and when it is all over. No
-// network and no clock: what happens is told, and times are said.
+// WorkLeases, and rank 0's part of a parameter server: who is given what, who is told what, and when it is all over. No network and
+// no clock: what happens is told, and times are said.
 #include <gtest/gtest.h>
 
 #include "dist/server/coordinator.h"

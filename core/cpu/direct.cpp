@@ -1,15 +1,14 @@
 // Direct convolution for few input channels.
 //
-// The idea. In NHWC one row of a filter, kw·c_in elements ("taps"), meets as many neighbouring elements of the picture,
-// and the window of the next pixel begins stride·c_in further on: no gathering is needed, only a border of zeros round
-// the picture, which one copy supplies (a 32×32×3 picture is 13 KB: it stays in the L1 cache). Each pass keeps its sums
-// in registers:
-//   forward          output channels in the lanes, a run of pixels in the registers; each tap is broadcast from the
-//   picture filter gradient  output channels in the lanes, a group of taps in the registers, over all pixels of a
-//   picture data gradient    the taps of a filter row in the lanes (5×5 filters on 6 channels: 30 of 32 lanes work,
-//   where 6 channels
-//                    alone would fill 6 of 16), rows × pixels in the registers, summed over output channels, then added
-//                    to the picture where the windows overlap
+// In NHWC one row of a filter is kw·c_in neighbouring elements ("taps"). It is multiplied with as many neighbouring elements
+// of the picture. The window of the next pixel begins stride·c_in elements later, so nothing has to be gathered: one copy adds
+// a border of zeros to the picture (a 32×32×3 picture takes 13 KB and stays in the L1 cache). Each pass keeps its sums in
+// registers:
+//   forward          Lanes: output channels. Registers: a run of pixels. Each tap is broadcast from the picture.
+//   filter gradient  Lanes: output channels. Registers: a group of taps. Sums over all pixels of a picture.
+//   data gradient    Lanes: the taps of a filter row (a 5×5 filter on 6 channels uses 30 of 32 lanes; channels alone would use
+//                    6 of 16). Registers: rows × pixels. Sums over output channels; the result is added to the picture where
+//                    windows overlap.
 #include "core/cpu/direct.h"
 
 #include <algorithm>
@@ -251,8 +250,8 @@ void picture_gradient(const Geometry& g, const TapKernel<D>& k, const float* x, 
 }
 
 // ---- data gradient -------------------------------------------------------------------------------
-// Adds dy[pixel]·w to the windows of P pixels `distance` pixels from each other (so that their windows do not meet), for
-// ROWS filter rows of NV vectors. w is [o][row][NV·VL], `w_stride` floats per output channel.
+// Adds dy[pixel]·w to the windows of P pixels. The pixels are `distance` apart, so that their windows do not overlap. A window
+// has ROWS filter rows of NV vectors. w is [o][row][NV·VL], with `w_stride` floats per output channel.
 template <int P, int ROWS, int NV>
 void windows_gradient(const Geometry& g, const float* dy, int distance, const float* w, int w_stride, float* x) {
   vf sum[P][ROWS][NV] = {};

@@ -61,9 +61,10 @@ class Work {
   class Operation {
    public:
     virtual ~Operation() = default;
-    virtual bool
-    advance() = 0;            // does what can be done without waiting; true when all is done. Throws CommunicationError
-    virtual void wait() = 0;  // until all is done, making progress itself
+    // Makes progress without waiting. Returns true when the operation is complete. Throws CommunicationError.
+    virtual bool advance() = 0;
+    // Makes progress until the operation is complete.
+    virtual void wait() = 0;
   };
   Work() = default;  // nothing to do
   explicit Work(std::unique_ptr<Operation> operation) : operation_(std::move(operation)) {}

@@ -1,6 +1,6 @@
-// SendQueue: what a member of a parameter server has to do with its channel, apart from hearing. Messages stay here, with the
-// memory that their bytes lie in, until they have gone. Memory that the ranks of a host share is known here too: what lies in
-// it is named, and not sent.
+// SendQueue: what a member of a parameter server has to do with its channel, apart from hearing. Messages stay here, with the memory
+// that their bytes lie in, until they have gone. Memory that the ranks of a host share is known here too: what lies in it is
+// named, and not sent.
 #pragma once
 #include <atomic>
 #include <deque>

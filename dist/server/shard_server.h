@@ -1,6 +1,6 @@
 // Owner: an owner's side of the parameter server, the shards that this rank holds. It stages what workers push until all of a
-// shard's part has come and its worker says that it is to be applied, has ShardService do that, and sends the answers that
-// ShardService gives: as parts, or, where it reaches the worker's memory, made there, with no copy between.
+// shard's part has come and its worker has confirmed the push, has ShardService apply it, and sends the answers that ShardService
+// gives: as parts, or, where it reaches the worker's memory, made there, with no copy between.
 //
 // The member's thread alone.
 #pragma once

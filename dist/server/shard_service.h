@@ -1,5 +1,5 @@
-// ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and says who
-// may have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes in and out.
+// ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and says who may
+// have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes in and out.
 //
 // Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
 #pragma once

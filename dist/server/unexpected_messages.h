@@ -1,6 +1,6 @@
-// UnexpectedMessages: the bytes of messages that have no place of their own when they come: texts, tables, what comes before
-// its time, and what nobody waits for any more. Each has memory of its own from the moment at which the channel asks for it
-// until it is taken.
+// UnexpectedMessages: the bytes of messages that have no place of their own when they come: texts, tables, what comes before its time,
+// and what nobody waits for any more. Each has memory of its own from the moment at which the channel asks for it until it is
+// taken.
 #pragma once
 #include <cstddef>
 #include <map>

@@ -1,5 +1,5 @@
-// Gradient accumulation: several batches to one step, for batches that do not fit into memory at once. The gradient of the
-// step is exactly the mean over all their pictures, also when the last ones are fewer. Batch norm sees each batch by itself.
+// Gradient accumulation: one update for several batches, for batches that do not fit into memory. The gradient of the update is the
+// mean over all their pictures, also when the last batch is smaller. Batch norm uses each batch separately.
 //
 //   for each batch:
 //     accumulation.begin(batch);
@@ -20,8 +20,8 @@ class Accumulation {
   }
 
   std::int64_t steps_per_epoch() const { return (per_epoch_ + batches_ - 1) / batches_; }
-  // Before the forward pass. Tells the device what the step will need, since that may be a replay. The gradients of a finished
-  // step are forgotten.
+  // Call before the forward pass. Sends the step's values to the device, since the step may be a replay. Zeroes the gradients when
+  // a new step begins.
   void begin(const Batch& batch);
   // loss: the mean over this batch. True when the step is due.
   bool backward(const Variable& loss, const Batch& batch) { return backward(loss, loss, batch); }

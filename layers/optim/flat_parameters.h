@@ -39,9 +39,8 @@ using FlatMemory = std::function<Tensor(Backend&, std::int64_t numel)>;
 
 class FlatParameters {
  public:
-  static constexpr std::int64_t alignment =
-      64;                                    // every segment begins at a multiple; the padding is zero and stays zero
-  static constexpr std::int64_t cut = 1024;  // buckets and shards are cut at multiples of this
+  static constexpr std::int64_t alignment = 64;  // every segment begins at a multiple; the padding is and stays zero
+  static constexpr std::int64_t cut = 1024;      // buckets and shards are cut at multiples of this
 
   // Names the tree, lays the parameters out in registration order, first the replicated ones and then the slices, draws the
   // initial values and gives every Parameter and ModuleBuffer of the model its memory; values that a model already has are

@@ -1,4 +1,4 @@
-// Optimizers: one fused pass over ranges of the flat parameter vector, aware of its segments.
+// Optimizers. An update is one fused pass over ranges of the flat parameter vector.
 //
 //   for each batch:
 //     optimizer.learning_rate(…);  // where it varies
@@ -6,10 +6,11 @@
 //     flat.backward(loss);
 //     optimizer.step(&loss.value());
 //
-// A step is measure(range) → partial sums (the squared norm of the gradient), which a strategy may combine over ranks, then
-// check_gradients() on the device: is everything finite, by how much is the gradient clipped; then apply(range). What varies
-// from step to step is read from StepState in device memory, so that a recorded step replays unchanged. A gradient that is
-// not finite sets a flag there: that step is not applied, and none after it until somebody has looked.
+// A step has three parts: measure(range) computes partial sums (the squared norm of the gradient), which a strategy may combine
+// over ranks; check_gradients() decides on the device whether all values are finite and by how much the gradient is clipped;
+// apply(range) updates. The values that change from step to step are read from StepState in device memory, so that a recorded
+// step can be replayed. A gradient that is not finite sets a flag there: this step and the following ones are not applied until
+// the host has read the flag.
 #pragma once
 #include <optional>
 #include <string>
@@ -21,18 +22,18 @@
 
 namespace tandem {
 
-// What a step came to.
+// The result of a step.
 enum class StepResult {
   made,        // the parameters are updated
   overflow,    // f16: the loss scale was too large for these gradients, and is smaller now; no update
   not_finite,  // the loss or a gradient is NaN or infinite; no update
-  queued       // nobody has looked yet
+  queued       // not known yet: the host has not read the state
 };
 
 // What step() does about a loss or gradient that is not finite.
 enum class IfNotFinite {
-  fail,  // throws NotFinite; the parameters are those before the step, and the next step is as any other
-  skip,  // returns not_finite, and the next step is as any other
+  fail,  // throws NotFinite; the parameters keep their values, and the next step is a normal one
+  skip,  // returns not_finite; the next step is a normal one
   wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to time.
          // For steps that are recorded (layers/train/step_graph.h), and for fit()
 };
@@ -47,8 +48,7 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
-  // Allocates its state beside the parameters. Call once, after the flat parameters are built. seed is for StepState's random
-  // numbers.
+  // Allocates its state beside the parameters. Call once, after the flat parameters are built. seed is for StepState's random numbers.
   void bind(FlatParameters& flat, std::uint64_t seed = 0);
   FlatParameters& flat() const { return check_bound(), *flat_; }
 
@@ -57,32 +57,32 @@ class Optimizer {
   void epoch(std::uint32_t epoch);       // of the random numbers, from the next forward pass on
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step on.
   void gradients_are_sums_of(double samples);
-  // The gradients are a rank's share of a mean over all ranks' pictures, and the rank steps by them alone: this many times
-  // larger they are a mean over its own. From the next step on.
+  // The gradients are this rank's share of a mean over the pictures of all ranks, but the rank updates with them alone. Multiplied
+  // by this number they are the mean over its own pictures. Takes effect at the next step.
   void gradients_are_shares_of(int ranks);
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
   double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
   IfNotFinite if_not_finite = IfNotFinite::fail;
 
-  // The whole of it for one machine, after backward. `loss`, if given, must be finite too.
+  // The whole update on one machine, after backward(). `loss`, if given, must be finite too.
   StepResult step(const Tensor* loss = nullptr);
 
   // Its parts, for strategies and recorded steps.
   void sync_hyperparameters();  // sends what was set since to the device. check_gradients() does; before a step that is replayed, the caller
-  void update(const Tensor* loss);  // the step with the gradients that are there, wherever they came from; nobody looks
-  // What update() begins with, unless it was called before: measures all gradients that this rank answers for. Where layers are
-  // cut over ranks, slice 0 answers for the replicated ones and every rank for its slices; the strategy then adds sums() up over
-  // the ranks that hold the slices, and calls update().
+  void update(const Tensor* loss);  // updates with the present gradients; does not wait for the result
+  // The first part of update(), which skips it when it was called before: measures all gradients that this rank accounts for. Where
+  // layers are cut over ranks, the rank of slice 0 accounts for the replicated gradients and every rank for its slices. The strategy
+  // then adds sums() up over the ranks that hold the slices, and calls update().
   void measure_all();
-  StepResult result();              // looks at the last step, as if_not_finite says
+  StepResult result();              // reads the result of the last step and acts as if_not_finite says
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void check_gradients(const Tensor* loss);     // sums → StepState: finite? clip factor
   virtual void apply(Range range) = 0;
-  // In place of apply() where a server applies: gradients become what it is to be sent, clipped and with weight decay. Where
-  // nothing needs_whole_gradient() it may be called before check_gradients(), for each range as soon as that is final.
-  // Throws Error where this optimizer's steps cannot be made elsewhere.
+  // Called instead of apply() when a parameter server applies the update: makes `gradients` what is sent to it, clipped and with
+  // weight decay. Unless needs_whole_gradient() it may be called before check_gradients(), for each range as soon as that is final.
+  // Throws Error for an optimizer whose update a server cannot make.
   virtual void finish_gradients(Range range);
 
   bool needs_whole_gradient() const { return clip_norm > 0 || loss_scaling; }  // to know by how much gradients are scaled
@@ -92,8 +92,8 @@ class Optimizer {
   void clear_not_finite();
   double gradient_norm() const;  // of the last step, before clipping; waits for the device
 
-  // What it remembers from step to step, for checkpoints: vectors as long as the parameters', and of read_state() the steps
-  // applied and skipped and the loss scale with its counter; the scale only where both then and now there is scaling.
+  // The state that checkpoints store: vectors as long as the parameter vector, and from read_state() the numbers of applied and
+  // skipped steps and the loss scale with its counter. The scale is restored only when loss scaling was on and is on.
   virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
   void resume_at(const StepState& then);
 

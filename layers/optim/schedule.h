@@ -1,4 +1,4 @@
-// Learning-rate schedules: a factor on the base learning rate as a function of the progress, never of who computes it.
+// Learning-rate schedules: a factor on the base learning rate as a function of the progress of the run.
 #pragma once
 #include <optional>
 #include <string>
@@ -23,7 +23,7 @@ struct Schedule {
   static Schedule parse(const std::string& text);
 };
 
-// What becomes of a learning rate that was chosen for a batch when the batch is n times as large (weak scaling).
+// How a learning rate is scaled when the batch is n times as large (weak scaling).
 enum class RateScale {
   none,
   square_root,  // √n times the rate

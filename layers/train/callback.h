@@ -1,4 +1,4 @@
-// Callback: what fit() does besides training. Progress lines, metrics, checkpoints, early stopping and the rest are one file each
+// Callback: work that fit() does besides training. Progress lines, metrics, checkpoints, early stopping and the rest are one file each
 // in callbacks/. A program adds its own by FitOptions::callbacks (examples/own_callback.cpp).
 //
 //   struct PrintLoss : Callback {
@@ -21,8 +21,8 @@ class Callback {
   // A part of the run begins or ends: "step", and in it "forward", "backward", "exchange", "optimizer"; "evaluation". In a
   // step that is replayed on a device only "step" and "exchange" are seen.
   virtual void phase(Run&, const char* name, bool begins) { (void)name, (void)begins; }
-  virtual void step_end(Run&) {}   // after every step; run.step tells what it came to
-  virtual void epoch_end(Run&) {}  // after the evaluation; run.epoch tells what it came to
+  virtual void step_end(Run&) {}   // after every step; run.step has its results
+  virtual void epoch_end(Run&) {}  // after the evaluation; run.epoch has its results
   virtual void stopped(Run&) {}    // the run ends before its last epoch
   virtual void warning(Run&, const std::string& text) { (void)text; }  // Run::warn() was called
   virtual void end(Run&) {}        // the model holds what evaluation saw

@@ -1,5 +1,5 @@
-// fit: the one training loop. What differs between one machine and many is the Strategy; what differs between programs are
-// the arguments. A loop of your own is thirty lines with the same pieces: examples/own_loop.cpp.
+// fit: the training loop. The Strategy makes the difference between one machine and many; the arguments make the difference between
+// programs. examples/own_loop.cpp writes a loop of its own from the same parts in thirty lines.
 #pragma once
 #include <memory>
 #include <optional>
@@ -19,40 +19,39 @@ namespace tandem {
 
 struct FitData {
   BatchSource& train;
-  BatchSource* validation = nullptr;  // to choose by
-  BatchSource* test = nullptr;        // to report, never to choose by
+  BatchSource* validation = nullptr;  // used to choose the best epoch
+  BatchSource* test = nullptr;        // reported only
 };
 
 struct FitOptions {
   int epochs = 1;
   Schedule schedule = {};
-  // Where the batch grows with the ranks (LoaderOptions::batch_per_rank), how the learning rate follows it: over the first five
-  // epochs, or a tenth of a shorter run, unless the schedule warms up by itself (Goyal et al. 2017).
+  // How the learning rate is scaled when the batch grows with the ranks (LoaderOptions::batch_per_rank). The rate rises over the
+  // first five epochs, or a tenth of a shorter run, unless the schedule has a warm-up (Goyal et al. 2017).
   RateScale lr_scale = RateScale::clipped;
   std::uint64_t seed = 1;
   std::string metrics = {};    // file for JSON lines; empty: none
   bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
   std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
   ProfilerOptions profiler = {};
-  // Train on the first batch alone, until its loss is near zero: can it learn at all? Throws Error where it cannot, or where
-  // too few steps were made to tell.
+  // Trains on the first batch alone until its loss is near zero: a test that the model can learn. Throws Error when it does not
+  // learn, or when there are too few steps to tell.
   bool overfit_batch = false;
   ImportExportFiles import_export = {};
 
   int accumulate = 1;  // batches to a step (layers/optim/accumulation.h)
-  bool sync_batch_norm = false;  // its statistics are over the pictures of all ranks; on one machine they are anyway
+  bool sync_batch_norm = false;  // statistics over the pictures of all ranks
   double ema = 0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
-  int patience = 0;  // stop after so many epochs in which validation has not become better; 0: never
+  int patience = 0;  // stop after this many epochs without a better validation; 0: never
   // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written after
   // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation. Refused when
   // it holds another run's, or while another process writes there.
   std::string checkpoint = {};
-  bool evaluate = false;    // train nothing: report what the weights of `resume` or `exchange.import_torch` reach on the test data
+  bool evaluate = false;    // train nothing: report what the weights of `resume` or `import_export.import_torch` reach on the test data
   std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
-  std::int64_t stop_after =
-      0;  // stop at this step, counted from the beginning of the run; 0: do not. One that is past: no step
+  std::int64_t stop_after = 0;  // stop at this step of the run; 0: do not. A step that is past: nothing is trained
   std::vector<std::shared_ptr<Callback>> callbacks = {};  // of the program (layers/train/callback.h)
-  Settings settings = {};  // recorded in checkpoints beside what fit knows itself
+  Settings settings = {};  // stored in checkpoints, besides the options that fit knows
 };
 
 struct Options;

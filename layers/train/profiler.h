@@ -1,5 +1,5 @@
-// Looking at a run while it trains: the table of its modules, a picture of its tape, where the time goes, who holds the memory.
-// fit() has an Profiler; a loop of your own may have one too, with the same calls.
+// The profiler: a table of the modules, a picture of the tape, a table of times, and a table of memory, made while a run trains.
+// fit() has a Profiler; a loop of your own can use one with the same calls.
 #pragma once
 #include <map>
 #include <memory>
@@ -24,8 +24,8 @@ struct ProfilerOptions {
 };
 
 // ---- where the time goes ---------------------------------------------------------------------------------------------------
-// Sums over the spans of a trace: lanes "forward" and "backward" hold operations, "step" the steps and the waits. Where a device
-// was followed its own lanes count, "device: forward", …: on the host's nothing but the queueing is seen.
+// Sums over the spans of a trace. The lanes "forward" and "backward" hold operations, "step" the steps and the waits. For a device
+// the lanes "device: forward", … are used, since the host's lanes only show the queueing.
 struct ProfileRow {
   std::string op, module;                  // module is empty in sums over all modules
   double calls = 0;                        // per step, forward
