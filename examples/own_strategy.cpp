@@ -19,7 +19,7 @@ class Gossip : public Replicas {
     flat_ = &flat;
     optimizer.gradients_are_shares_of(size());  // each rank steps by the mean over its own samples
     compare_layouts(flat);                      // throws where a rank has another model
-    spread(flat, *communicator_);               // the weights of rank 0, on all
+    broadcast(flat, *communicator_);            // the weights of rank 0, on all
     theirs_ = flat.values.clone();
   }
 
