@@ -98,7 +98,7 @@ class SlicedLinear : public Module {
     }
     Numbers count(std::size_t(over_->size()));
     count[r] = double(x.size(0));
-    over_->all_gather(buffer(count)).wait();
+    over_->all_gather(tandem::buffer(count)).wait();
     Cuts rows{0};
     for (double n : count) rows.push_back(rows.back() + std::int64_t(n));
     const Variable all = record<GatherRows>(GatherRows::forward(x.value(), *over_, rows), {&x}, {}, over_, rows);

@@ -103,11 +103,11 @@ TEST(Coordinator, KnowsWhoWaitsForWhat) {
   Coordinator& c = t.coordinator;
   const auto name = [](int r) { return std::to_string(r); };
   EXPECT_EQ(c.waiting(name).works, "0, 1, 2");
-  c.stands(2, "a lease", 5), c.stands(0, "what all say", 6);
+  c.waits_for(2, "a lease", 5), c.waits_for(0, "what all say", 6);
   EXPECT_EQ(c.waiting(name).waits, "0 for what all say; 2 for a lease");
   EXPECT_EQ(c.waiting(name).works, "1");
   EXPECT_EQ(c.waiting(name).since, 6);
-  c.lost(1, 7), c.stands(2, "", 8);
+  c.lost(1, 7), c.waits_for(2, "", 8);
   EXPECT_EQ(c.waiting(name).waits, "0 for what all say");
   EXPECT_EQ(c.waiting(name).works, "2");
   c.begin(3, false, {0, 2});
