@@ -33,11 +33,11 @@ struct Times {
 struct Over {
   static constexpr auto name = "div";
   template <class A> TANDEM_HD static A f(A a, A b) { return a / b; }
-  // Not g·(1/b) and −a/b²: those overflow, or vanish, before the quotient does.
+  // Not g·(1/b) and −a/b²: these overflow or underflow where the quotient does not.
   template <class A> TANDEM_HD static A da(A g, A, A b) { return g / b; }
   template <class A> TANDEM_HD static A db(A g, A a, A b) { return -g * (a / b / b); }
 };
-// A NaN comes through, and both gradients pass it.
+// Passes a NaN on, in both gradients too.
 struct Maximum {
   static constexpr auto name = "maximum";
   template <class A> TANDEM_HD static A f(A a, A b) { return a > b || a != a ? a : b; }

@@ -1,4 +1,4 @@
-// Is a gradient right? Compare it with what it means: the change of a scalar when one element moves a little.
+// Checks a gradient against finite differences: the change of a scalar when one element changes a little.
 #include <algorithm>
 #include <cmath>
 

@@ -26,9 +26,9 @@ ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
 ModeOf::~ModeOf() { mode() = std::move(before_); }
 
 // ---- the arena -------------------------------------------------------------------------------------------------------
-// Nodes are small and die together: memory is handed out by moving a pointer through a chunk, and the pointer returns to the
-// start when the chunk's last node is gone. A node that a user keeps alive keeps its chunk, nothing else. Nodes may die on
-// another thread than the one that made them, hence the atomic count.
+// The arena of nodes. Nodes are small and are released together. Memory is taken by advancing a pointer through a chunk; the pointer
+// returns to the start when the last node of the chunk is released. A node that a user keeps only keeps its chunk. The count is
+// atomic because a node may be released on another thread.
 namespace {
 
 struct Chunk {
@@ -219,15 +219,13 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
 }
 
 // ---- the engine ------------------------------------------------------------------------------------------------------
-// Why counts: a node's gradient is the sum over all its consumers, so its backward may run only when the last of them has
-// delivered. A first walk from the root counts each node's consumers; then nodes whose count has reached zero wait in a queue,
-// and running one delivers to its inputs and counts them down. Among the ready the youngest runs first: it is the one whose
-// saved tensors were made last, so memory falls in the reverse of the order in which it rose. Nothing recurses: a chain of
-// 200,000 operations needs no more stack than one.
+// The gradient of a node is the sum over all its consumers, so its backward may run only after theirs. A first pass from the root
+// counts the consumers of each node. Nodes whose count is zero are in a ready queue. Running a node decrements the counts of its
+// inputs. Among the ready nodes the newest runs first: its saved tensors were made last, so memory is freed in the reverse order
+// of its allocation. Nothing is recursive: a chain of 200,000 operations needs no more stack than one.
 //
-// One engine runs one pass. A node's backward, or a hook, may begin another on the same thread: that is an engine of its own,
-// which remembers how it found each node it counts and leaves it so. Hooks are the outermost pass's: only there is a gradient
-// final.
+// One engine runs one pass. A node's backward, or a hook, may start another pass on the same thread. It has its own engine, which
+// restores the counts of the nodes that it counted. Hooks are called by the outermost pass, where a gradient is final.
 class Engine {
  public:
   explicit Engine(Engine* outer) : outer_(outer) {}
@@ -269,7 +267,7 @@ class Engine {
   }
 
  private:
-  // A node as a pass within another pass found it.
+  // The state of a node before a nested pass.
   struct Found {
     Ref<Node> node;
     std::uint64_t visit;
@@ -286,7 +284,7 @@ class Engine {
     ready_.push_back(std::move(node));
     std::push_heap(ready_.begin(), ready_.end(), older);
   }
-  // Nothing more comes to this leaf in this pass.
+  // Called when this leaf's gradient is complete in this pass.
   void finished(Leaf& leaf) {
     if (outer_) return;
     zero_if_empty(leaf);
@@ -299,7 +297,7 @@ class Engine {
     leaf.has_grad = true;
   }
 
-  // The end of a pass within a pass. What an outer pass counted too may get its first gradient there.
+  // The end of a nested pass. A leaf that an outer pass counted too may get its first gradient there.
   void hand_to_outermost(std::span<Leaf* const> leaves) {
     Engine* outermost = outer_;
     while (outermost->outer_) outermost = outermost->outer_;
@@ -368,7 +366,7 @@ class Engine {
     slots_.clear();
     for (int i = 0; i < node.inputs.size(); i++) slots_.emplace_back(node.inputs[i].pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
-    // A consumer may have delivered nothing (an input it does not depend on): then there is nothing to pass on.
+    // There is no gradient when no consumer gave one (an input that it does not depend on).
     Trace::Lane* lane = tracing();
     Trace::Event event{.name = node.op, .kind = "op", .where = node.scope};
     if (lane) {

@@ -1,6 +1,6 @@
 // Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and the
-// inverse standard deviation. Where relu cut is recomputed from x; behind a residual it is read off y, which the next convolution keeps
-// anyway.
+// inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is
+// read from y, which the next convolution saves anyway.
 #include <cmath>
 
 #include "autograd/ops.h"
@@ -42,7 +42,7 @@ struct BatchNormNode : Node {
       out.dbeta = &(tied = Tensor::like(beta));
     else
       at(2, beta.shape(), beta.dtype(), out.dbeta, out.add_dbeta);
-    // Without relu the residual's gradient is dy itself; with it, dy is masked in place where nobody else reads it.
+    // Without relu the residual's gradient is dy itself. With relu dy is masked, in place when it is not shared.
     Tensor masked;
     bool wants_residual = residual && slots[3].wanted();
     if (wants_residual && s.relu) {

@@ -1,5 +1,4 @@
-// Pooling. Max pooling remembers, in one byte per output, which element of the window won; its gradient goes there and nowhere
-// else.
+// Pooling. Max pooling saves the argmax index of each window in one byte per output. Backward adds the gradient to that element only.
 #include "autograd/ops.h"
 #include "core/backend.h"
 

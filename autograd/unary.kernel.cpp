@@ -1,4 +1,4 @@
-// Element-wise operations of one input: a functor and a function each. The template behind them is autograd/elementwise.h.
+// Element-wise operations of one input: a functor and a function each, made by the template in autograd/elementwise.h.
 //
 // To add one: the functor here, a line in ops.h, a row in tests/op_table.cpp.
 #include "autograd/elementwise.h"

@@ -45,7 +45,7 @@ class Heap : public MemorySource {
     const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(at) + bytes) / page * page;
     if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   }
-  // Address space, not memory: pages that nobody wrote to cost nothing.
+  // Reserves address space only: a page takes memory when it is first written.
 #if defined(__SANITIZE_ADDRESS__)
   std::size_t segment_bytes() const override { return 0; }  // every block its own, so that an overrun is seen
 #else
@@ -143,8 +143,8 @@ std::size_t CachingAllocator::kept_for_pools(int stream) const {
   return bytes;
 }
 
-// Takes memory from the source. If the source has none, returns free blocks to it and tries once more. A host's source never fails:
-// the kernel kills the process when the memory is used. So free memory is returned first where too little is left.
+// Takes memory from the source. If the source has none, returns free blocks to it and tries again. On a host the source never fails;
+// the kernel kills the process when the memory is written. Free memory is therefore returned first when too little is left.
 void* CachingAllocator::acquire(std::size_t bytes) {
   statistics_.source_calls++;
   if (bytes >= large && source_->left() < bytes) {

@@ -94,7 +94,7 @@ void Team::run(int parts, team::Call call, const void* body) {
 
 void Team::work(Worker& worker, int part) {
   inside_part = true;
-  // Where the caller was quicker several times in a row, others need this core: the worker sleeps at once.
+  // When the caller was faster several times in a row, other programs need this core: the worker sleeps at once.
   for (int late = 0;;) {
     if (late > 2 || !spin([&] { return worker.state.load(std::memory_order_relaxed) != idle; })) {
       int expected = idle;

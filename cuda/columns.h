@@ -1,6 +1,6 @@
-// Sums over the rows of [rows, channels], N of them at once: what batch norm's statistics, its gradient and the gradient of
-// a bias have in common. Threads keep neighbouring channels and walk down the rows; blocks leave partial sums, which a
-// second kernel adds up in double, always in the same order: no atomics, the same bits in every run.
+// N sums at once over the rows of [rows, channels], for the statistics and the gradient of batch norm and the gradient of a bias. Each
+// thread keeps neighbouring channels and iterates over rows. Blocks write partial sums, which a second kernel adds in double in a
+// fixed order, without atomics, so that every run gives the same bits.
 #pragma once
 #include <algorithm>
 

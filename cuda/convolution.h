@@ -35,7 +35,7 @@ struct PlanKey {
   static PlanKey of(Pass pass, const ConvShape& s, DType type, DType gradient, const void* x, const void* w,
                     const void* y);
   DType type_of_filters() const { return pass == Pass::backward_filter ? gradient : type; }
-  // Nothing is multiplied: an empty batch. cuDNN refuses it, and our own kernels write the zeros there are to write.
+  // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the zeros.
   bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }
   bool operator==(const PlanKey&) const = default;
   std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
@@ -58,8 +58,8 @@ struct EngineRules {
 // Decided by the numerical notes that cuDNN gives of an engine; `type`: of the pictures.
 bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
 
-// Which of the candidates to keep: the fastest that runs, or, with `first`, the first that does. What does not run (it
-// wants more workspace than there is, or the library refuses it after all) has no milliseconds and is left out.
+// The candidate to keep: the fastest one that runs or, with `first`, the first one that runs. A candidate that does not run (too large a
+// workspace, or refused by the library) has no time and is ignored.
 struct Choice {
   std::optional<std::size_t> candidate;  // none: not one of them runs
   std::size_t ran = 0;
@@ -83,7 +83,7 @@ class Convolution {
 
   void rules(const EngineRules& rules);  // forgets the plans when they change
   EngineRules rules() const;
-  // While a step is recorded no plan may be tried: what is not known yet gets the first acceptable one.
+  // While a step is recorded no plan can be timed: a new key gets the first acceptable plan.
   void recording(bool on);
   struct Chosen {
     PlanKey key;

@@ -26,9 +26,9 @@ struct LinearKey {
   std::string text() const;  // for errors
 };
 
-// Which of these layers are fused: asked once for each key, and remembered. A key is refused where the library has no plan, and
-// where its ReLU swallows NaN, as a maximum with zero may: a failure must stay visible. While a step is recorded nobody can
-// look, so that what was never seen then runs unfused.
+// Decides which of these layers are fused, once for each key. A key is refused when the library has no plan for it, or when the plan's
+// ReLU turns NaN into 0, since failures must stay visible. A plan cannot be tried while a step is recorded; a new key then runs
+// unfused.
 template <class Plan>
 class FusedPlans {
  public:

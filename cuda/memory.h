@@ -27,9 +27,9 @@ class DeviceMemory : public MemorySource {
 // The words of state(), from numbers.
 std::string memory_state(std::size_t free, std::size_t total, std::size_t ours);
 
-// Small pieces of host memory reach the device without waiting for it: they are copied into one of several pinned slots, from
-// where the device fetches them when their turn comes. With all slots under way, send() waits for the oldest: so the host is
-// never further ahead than that many steps. What does not fit a slot is copied directly, and waited for.
+// Sends small pieces of host memory to the device without waiting. They are copied to one of several pinned slots, from which the device
+// copies them in queue order. When all slots are in use, send() waits for the oldest one, so the host is at most that many steps
+// ahead. Larger pieces are copied directly, and send() waits.
 class Staging {
  public:
   static constexpr std::size_t slot_bytes = 4096;

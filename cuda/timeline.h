@@ -1,5 +1,5 @@
-// A stream as a trace sees it: an event for each mark, and the same spans as NVTX ranges for NVIDIA's own profilers, which cost
-// nothing where none is attached.
+// Times of a stream for a trace: an event for each mark. The same spans are NVTX ranges for NVIDIA's profilers; they cost nothing
+// when no profiler is attached.
 #pragma once
 #include <cuda_runtime.h>
 

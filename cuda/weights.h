@@ -1,5 +1,5 @@
-// Narrow copies of weights. Parameters are f32; products of bf16 pictures want bf16 weights. The whole parameter vector is
-// converted at once, by one kernel, when a segment of it is asked for that was written since: once a step.
+// Narrow copies of weights. Parameters are f32, but products with bf16 pictures need bf16 weights. One kernel converts the whole
+// parameter vector when a segment is requested that was written since the last conversion: once a step.
 #pragma once
 #include <functional>
 #include <map>
@@ -12,7 +12,7 @@ namespace tandem::cuda {
 
 class NarrowWeights {
  public:
-  // Queues the conversion of `elements` f32 numbers into the type of `to`.
+  // Queues the conversion of `numel` f32 numbers into the type of `to`.
   using Convert = std::function<void(const float* from, std::int64_t numel, Tensor& to)>;
   explicit NarrowWeights(Convert convert) : convert_(std::move(convert)) {}
 

@@ -1,5 +1,5 @@
-// Reading bytes, from a file or from memory, plain or compressed, with errors that say what was found, what was expected
-// and what to do. Every reader of a format takes a ByteSource, so that any bytes can be tried on it.
+// Reads bytes from a file or from memory, plain or compressed. Errors state what was found, what was expected and what to do. All
+// format readers take a ByteSource, so that tests can pass them any bytes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -33,7 +33,7 @@ class ByteSource {
   std::vector<std::uint8_t> read_all();
   // Throws when there are bytes left, or when the checksum that ends a compressed file is missing or wrong.
   void expect_end();
-  // No more than this many bytes can be in there: whether a header's promise is worth allocating memory for.
+  // An upper bound on the number of bytes. Compare it with the size in a header before allocating memory.
   virtual std::uint64_t at_most() const = 0;
   virtual std::size_t read_some(void* to, std::size_t bytes) = 0;  // fewer than asked only at the end
 

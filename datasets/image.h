@@ -10,8 +10,8 @@ struct Image {
   bool grey = false;                 // the file has one channel, whatever was asked for
 };
 
-// Decodes a file. `channels` is 1 (luminance) or 3 (RGB); transparency is dropped. What can be seen to be wrong is
-// refused: a file that ends too early, sizes that cannot be in so few bytes, a PNG whose checksums do not fit. A JPEG
+// Decodes a file. `channels` is 1 (luminance) or 3 (RGB); transparency is dropped. Detectable damage is refused:
+// a file that ends too early, sizes that cannot be in so few bytes, a PNG whose checksums do not fit. A JPEG
 // has no checksums: a wrong bit in its pixels gives other pixels. Used by any number of threads.
 Image decode_image(ByteSource& file, int channels);
 

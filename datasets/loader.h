@@ -1,10 +1,10 @@
 // The loader: shuffles, cuts the epoch into batches, shares them among ranks, augments, normalises, and works ahead.
 //
-// Everything random is a function of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture
-// on (seed, epoch, picture): not on ranks, threads, prefetching or resumption. Any batch can be made again, bit
-// for bit. Mixup (Zhang et al. 2018) mixes the pictures at places 2i and 2i + 1 of a batch, in a proportion drawn from
-// (seed, epoch, batch): the shuffle has made them strangers. All ranks draw the same proportion, and while their shares
-// of a batch are even in size they mix the same pairs as one rank would; the last of an odd share stays as it is.
+// Random numbers are functions of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture on
+// (seed, epoch, picture), and neither on ranks, threads, prefetching or resumption. Any batch can be made again, bit for bit.
+// Mixup (Zhang et al. 2018) mixes pictures 2i and 2i + 1 of a batch, which are independent after the shuffle, with a proportion
+// drawn from (seed, epoch, batch). All ranks draw the same proportion. Ranks with shares of even size mix the same pairs as one
+// rank would; the last picture of an odd share is not mixed.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -48,9 +48,9 @@ struct LoaderOptions {
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
-// How an epoch of n pictures is cut. Batch k has `batch` pictures, at least one for each rank, the last one what is left; each
-// rank takes a contiguous share of it, and shares differ by one picture at most. No share is empty: a last batch of fewer
-// pictures than ranks borrows from the one before it, or is left out where that one has none to lend.
+// How an epoch of n pictures is divided into batches. Each batch has `batch` pictures, the last one the remaining ones. Each rank takes
+// a contiguous share of a batch; shares differ by at most one picture. No share is empty: a last batch with fewer pictures than
+// ranks takes some from the batch before it, or is left out when that one is too small.
 struct Cut {
   Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
   std::int64_t batches = 0;                 // 0: fewer pictures than ranks, or, with drop_last, than a batch
@@ -79,7 +79,7 @@ TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint3
           a.flip && (r.w[2] >> 31)};
 }
 
-// The place inside [0, n) that place i shows, where a picture is surrounded by its reflection; −n < i < 2n − 1.
+// The index in [0, n) that index i refers to when a picture is extended by its reflection; −n < i < 2n − 1.
 TANDEM_HD inline std::int64_t reflected(std::int64_t i, std::int64_t n) { return i < 0 ? -i : i < n ? i : 2 * (n - 1) - i; }
 
 // The square that cutout blanks: rows [top, bottom) and columns [left, right), cut off where it leaves the picture.
@@ -114,8 +114,8 @@ void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threa
 // Mixes pairs of pictures in place, batch.share of one with the rest of the other, and sets batch.other_labels.
 void mix_pairs(Backend& backend, Batch& batch);
 
-// Used by one thread. On a backend with on_device() the pictures are copied there once, and every batch is made there
-// by one kernel when next() asks for it: that waits for nothing, so there `prefetch` is ignored.
+// For use by one thread. On a backend with on_device() the pictures are copied to the device once, and next() queues one kernel that
+// makes the batch there. That does not wait, so `prefetch` is ignored.
 class Loader final : public BatchSource {
  public:
   // Throws when the pictures do not fit together, or when the options make no batch at all.

@@ -16,7 +16,7 @@ Tensor read_npy(ByteSource& file);
 Dataset npy_dataset(const std::filesystem::path& images);
 
 // The two arrays as pictures; classes: the largest label + 1. npy_dataset refuses training labels with a gap, and test labels
-// that training has not: labels from 1, or those of a subset, would silently make classes without a picture.
+// that training has not: otherwise labels from 1, or of a subset, would give classes without pictures.
 Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& labels);
 
 }  // namespace tandem

@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     NoGrad off;
     for (auto& [name, module] : model.children()) {
       x = module(x);
-      std::cout << "behind " << name << "  " << x.shape() << "\n";
+      std::cout << "after " << name << "  " << x.shape() << "\n";
     }
     if (!report.epochs.empty()) std::cout << "test accuracy " << 100 * *report.epochs.back().test_accuracy << " %\n";
   });

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every command that a README or REFERENCE.md shows behind a `$` is run as it stands there, in a folder of its own with the tree beside it.
+# Every command that a README or a REFERENCE page shows behind a `$` is run as it stands there, in a folder of its own with the tree beside it.
 # It must end well, or still be at work when its time is over (a training need not be waited for): what this catches are
 # options, files and programs that are not what the text says. And tests/README.md says what every test holds to account.
 #

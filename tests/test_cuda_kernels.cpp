@@ -229,7 +229,7 @@ TYPED_TEST(CudaKernels, Pooling) {
         SCOPED_TRACE(testing::Message() << s.h << " × " << s.w << " window " << s.kh << " relu " << relu << " add " << add);
         const Shape in{s.n, s.h, s.w, s.c}, out{s.n, s.out_h(), s.out_w(), s.c};
         const Values x = numbers("x", in.numel(), -1, 1, 0.25), dy = this->pictures("dy", out.numel()),
-                     old = this->pictures("sss", in.numel());  // ties are likely
+                     old = this->pictures("old", in.numel());  // ties are likely
         Tensor y = this->room(out), argmax(*this->reference, out, DType::u8), mean = this->room(out),
                dx = this->tensor(old, in), dmean = this->tensor(old, in);
         this->reference->max_pool(s, this->tensor(x, in), relu, y, &argmax);

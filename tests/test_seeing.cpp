@@ -240,8 +240,8 @@ TEST(SeeingTape, CountsEachSavedStorageOnce) {
     saved[e.node->op] += e.saved_bytes;
   }
   EXPECT_EQ(leaves, 6u);
-  EXPECT_EQ(saved["ssssss"], 2u * 4 * 4 * 3 * 4);                  // its input; the filter is a parameter
-  EXPECT_EQ(saved["ssssssssss"], 2u * 4 * 4 * 8 * 4 + 2 * 8 * 4);  // its input, mean and inverse standard deviation
+  EXPECT_EQ(saved["conv2d"], 2u * 4 * 4 * 3 * 4);                  // its input; the filter is a parameter
+  EXPECT_EQ(saved["batch_norm"], 2u * 4 * 4 * 8 * 4 + 2 * 8 * 4);  // its input, mean and inverse standard deviation
   EXPECT_EQ(saved["average_pool2d"], 0u);
   EXPECT_EQ(saved["linear"], 2u * 8 * 4);
 }

@@ -1,5 +1,5 @@
 // Max and average pooling, x[n, h, w, c] → y[n, out_h, out_w, c]. Windows may overlap and may stick out of the picture;
-// what lies outside takes no part. Backward collects the gradient of one picture in double, for windows may overlap.
+// elements outside are ignored. Backward sums the gradient of one picture in double, for windows may overlap.
 #include <cmath>
 #include <limits>
 
@@ -70,7 +70,7 @@ void ReferenceBackend::max_pool(const PoolShape& s, const Tensor& x, bool relu, 
               const T* from = xp + ((n * s.h + iy + a) * s.w + ix + b) * s.c;
               const std::int32_t here = static_cast<std::int32_t>(a * s.kw + b);
               for (std::int64_t c = 0; c < s.c; c++) {
-                // A NaN beats all, and no number beats it: what is broken stays visible.
+                // The maximum with a NaN is NaN, so that failures stay visible.
                 const A v = from[c];
                 const bool wins = v > largest[c] || std::isnan(v);
                 largest[c] = wins ? v : largest[c];

@@ -1,11 +1,11 @@
 // Collectives as lists of steps. A step sends one piece and receives another at the same time; received elements replace
 // those in their place or are combined with them. An algorithm is a function from (rank, ranks, elements) to such a list:
-// it can be read, printed and checked without any network, and is carried out by message_communicator.cpp.
+// it can be printed and checked without a network. message_communicator.cpp carries it out.
 //
 // To send, per rank, M bytes over n ranks (Thakur, Rabenseifner and Gropp 2005):
 //   doubling   log2 n steps of M            all-reduce: least latency
 //   halving    2·log2 n steps, 2(n−1)/n·M   all-reduce: the bound on bytes with few steps
-//   ring       2(n−1) steps, 2(n−1)/n·M     the same bound, each rank talks to two others only
+//   ring       2(n−1) steps, 2(n−1)/n·M     the same bound, each rank exchanges messages with two others only
 //   direct     2(n−1) steps, 2(n−1)/n·M     each piece summed by its owner in one go: one rounding in bf16
 //   tree       log2 n steps of M            broadcast
 //   scatter-gather  log2 n + n − 1 steps, 2M     broadcast of much: pieces down the tree, then a ring

@@ -1,13 +1,12 @@
-// Communicator: what the ranks of a job say to each other. Collectives are called by every rank in the same order; each
-// returns a Work at once and is carried on by whoever asks that Work. In-process (ranks are threads), on a node (ranks in
-// each other's memory), over UCX between hosts: the contract is the same, and with one rank every call is over at once.
+// Communicator: collectives and messages between the ranks of a job. All ranks call the collectives in the same order. Each call
+// returns a Work at once; asking the Work makes progress. Implementations: in-process (ranks are threads), node (shared memory),
+// UCX between hosts, NCCL on devices. With one rank every call is complete at once.
 //
-// Every collective has a number, and its messages carry (number, operation, type, count): ranks that call different things
-// are told so by name, instead of waiting for each other. No wait is without a deadline, but for a rank that is alive and says
-// that it works. A failed communicator stays failed: the other ranks are told, and every later call throws the same
-// CommunicationError.
+// Every collective has a number, and its messages carry (number, operation, type, count). When ranks call different collectives,
+// both calls are named in the error. Every wait has a deadline, except for a rank that is alive and reports that it works. A failed
+// communicator stays failed: the other ranks are told, and every later call throws the same CommunicationError.
 //
-// Threads: one at a time uses a communicator and its Works. wake() alone may be called from any.
+// Threads: a communicator and its Works may be used by one thread at a time. wake() may be called from any thread.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,10 +18,10 @@
 
 namespace tandem {
 
-// A rank that did not do its part. The text names rank, host and operation.
+// Another rank failed. The text names rank, host and operation.
 struct CommunicationError : Error {
   CommunicationError(int culprit, const std::string& text) : Error(text), rank(culprit) {}
-  int rank;  // at fault, as far as is known; −1: unknown
+  int rank;  // the rank at fault; −1: unknown
 };
 
 // Elements in memory that the host can read (of a device, where the communicator is one of devices: dist/collectives/on_devices.h); the
@@ -55,7 +54,7 @@ enum class Combine : std::uint8_t { sum, max };
 using Cuts = std::vector<std::int64_t>;
 Cuts even_cuts(std::int64_t count, int pieces);
 
-// Something under way. Destroying it gives it up, which is for failures only: the other ranks wait for it.
+// An operation in progress. Destroying it abandons the operation. Do so only after a failure: the other ranks wait for it.
 class Work {
  public:
   class Operation {
@@ -113,9 +112,9 @@ class Communicator {
   // All ranks. The results are the same on every rank, bit for bit.
   virtual Work broadcast(Buffer data, int root) = 0;
   virtual Work all_reduce(Buffer data, Combine combine = Combine::sum) = 0;
-  // In place: `data` is whole on every rank, and afterwards this rank's piece of it is reduced (the others hold remainders).
+  // In place. Every rank has all of `data`; afterwards this rank's piece is reduced and the other pieces are undefined.
   virtual Work reduce_scatter(Buffer data, Combine combine = Combine::sum, const Cuts& cuts = {}) = 0;
-  // In place: this rank's piece of `data` is there, and afterwards all of them are.
+  // In place. This rank's piece of `data` is set; afterwards all pieces are.
   virtual Work all_gather(Buffer data, const Cuts& cuts = {}) = 0;
   virtual Work barrier() = 0;
 

@@ -10,9 +10,9 @@
 
 namespace tandem {
 
-// `base`: all ranks, by messages; host: the same number for ranks that share memory. Every host must have as many ranks as
-// every other; where it has not, or where there is one rank a host, `base` itself is what remains. One host alone becomes
-// a communicator of its node. All ranks call it, and it waits for all.
+// base: a communicator of all ranks, by messages. host: equal on ranks that share memory. All hosts must have the same number of ranks;
+// otherwise, and with one rank on each host, returns `base`. With one host returns its node communicator. All ranks call this; it
+// waits for all.
 std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int host);
 
 }  // namespace tandem

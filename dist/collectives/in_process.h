@@ -1,10 +1,10 @@
-// Ranks that are threads of one process, each with a communicator of its own. Strict: a send is complete when it has been
-// received, so what would block on a network with small buffers blocks here. For tests, and for learning with a debugger.
+// Ranks that are threads of one process, each with its own communicator. Strict: a send is complete when it has been received, so code
+// that would deadlock on a network with small buffers deadlocks here. For tests, and for learning with a debugger.
 //
 //   auto ranks = in_process(4);
 //   std::thread([&] { ranks[1]->all_reduce(buffer(x)).wait(); });
 //
-// A rank whose communicator is destroyed has left: who still waits for it is told so.
+// A rank whose communicator is destroyed has left: ranks that wait for it get an error.
 #pragma once
 #include <cstdint>
 #include <memory>

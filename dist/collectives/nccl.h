@@ -1,11 +1,10 @@
 // NCCL: collectives between GPUs, by NVIDIA's library. It is opened when it is wanted, so a program with one GPU needs no
 // libnccl.
 //
-// NCCL itself waits for ever, and does not notice when a rank on the same host dies. So its communicators do not block, and who
-// waits for a Work asks in turn the library for its error, the device for its event, the host's communicator for ranks that have
-// failed, and a deadline. What fails is told to all ranks over the host, and each gives up its own NCCL communicator.
-// Every collective is announced on the host's communicator meanwhile (number, operation, type, count), so that ranks that call
-// different things are told both calls.
+// NCCL waits without a deadline and does not notice the death of a rank on the same host. Its communicators are therefore non-blocking.
+// Waiting for a Work polls the library's error, the device's event, the failures known to the host's communicator, and a deadline. A
+// failure is sent to all ranks over the host's communicator, and each rank aborts its NCCL communicator. Every collective is
+// also announced on the host's communicator (number, operation, type, count), so that an error names both calls when ranks differ.
 #pragma once
 #include <memory>
 #include <string>

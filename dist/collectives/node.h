@@ -2,8 +2,8 @@
 // and writing the result into it, so that no byte is sent. What lies in memory from allocate() is reduced in place; other
 // buffers go through slots of 256 KiB, in chunks. One rank computes each element for all: the results are the same bits.
 //
-// A collective is a few rounds; a round ends when all ranks have arrived. Who waits long sleeps on a futex, since the others
-// may need its core.
+// A collective consists of a few rounds. A round ends when all ranks have arrived. A rank that waits long sleeps on a futex, so that the
+// others can use its core.
 #pragma once
 #include <memory>
 

@@ -1,5 +1,5 @@
-// Memory that processes of one host share, one block after the other: files without a name, which the others find in /proc by
-// the words that say whose they are. No message is needed, and nothing is left behind when a process is killed.
+// Memory shared by the processes of a host: blocks in unnamed files (memfd), which other processes find in /proc by their label. No
+// message is needed, and a killed process leaves no files.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,6 +1,6 @@
-// Collectives on memory of devices, through the host: a chunk is copied into pinned memory, the host's communicator does its
-// part there, and the result is copied back; several chunks are on their way at once, so that both copies and the network work
-// at the same time. For GPUs that NCCL does not join: several ranks on one GPU, a machine without libnccl.
+// Collectives on device memory, staged through the host. A chunk is copied to pinned memory, the host's communicator reduces it, and the
+// result is copied back. Several chunks are in progress at once, so that copies and network overlap. Used where NCCL cannot be:
+// several ranks on one GPU, a machine without libnccl.
 //
 // The caller sees to it that the device is done with a buffer before the call (an event, synchronize()), and leaves the buffer
 // alone until the Work is done; then the result is in the device's memory.

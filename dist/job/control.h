@@ -1,14 +1,14 @@
-// Liveness, apart from the exchange of data: a thread in every rank tells rank 0 each second what it is at, and rank 0 tells
-// all of them what all are at. A rank whose connection closes has died; one that is silent for Deadlines::silence counts as
-// dead too; both, and every failure that a rank reports, reach all ranks, with the rank's name. After a failure the survivor
-// agreement is answered here. A standstill of Deadlines::patience is no failure: rank 0 warns on stderr, once, and says who
-// waits for whom.
+// The control plane: liveness, failures and membership, on connections of its own. A thread in every rank sends its state to rank 0
+// each second, and rank 0 sends the states of all ranks to all. A rank whose connection closes has died. A rank that is silent for
+// Deadlines::silence counts as dead. Deaths, and failures that a rank reports, are sent to all ranks with the rank's name. After a
+// failure this class runs the survivor agreement. A pause of Deadlines::patience without progress is not a failure: rank 0 prints
+// one warning that names who waits for whom.
 //
-// It also carries the one all-gather of texts by which ranks tell each other addresses before there is a communicator.
+// It also has the all-gather of texts, with which ranks exchange addresses before there is a communicator.
 //
-// In a job that goes on without lost ranks, death and silence of a rank other than 0 are no failure either: rank 0 gives its
-// slot up and tells all of them, the lost one too, if it should wake up: then it has failed, and the others have not. A
-// process that comes back through the listener of rank 0 takes the slot.
+// In a job that continues without lost ranks, death or silence of a rank other than 0 is not a failure. Rank 0 frees its slot and
+// tells all ranks. If the lost rank is only stopped and wakes up, it learns that it was given up and fails; the others do not. A
+// process that rejoins through the listener of rank 0 gets the slot.
 #pragma once
 #include <atomic>
 #include <condition_variable>

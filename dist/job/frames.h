@@ -14,8 +14,8 @@ struct Frame {
   std::string bytes = {};
 };
 
-// The sending side of a connection that must not block. Frames leave whole and in order: what the kernel does not take stays in the
-// queue, also a part of a frame. One thread.
+// The sending side of a connection that must not block. Frames are sent whole and in order; bytes that the
+// kernel does not take stay in the queue. One thread.
 class FrameWriter {
  public:
   void put(std::uint32_t type, const std::string& bytes);

@@ -1,6 +1,6 @@
 // Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both sides'
-// random numbers: nothing of the token crosses the network, and what was heard cannot be used again). Connections that say
-// something else, or nothing, are dropped after a few seconds and keep nobody waiting.
+// random numbers: nothing of the token crosses the network, and what was heard cannot be used again). Connections that send
+// something else, or nothing, are closed after a few seconds and do not delay others.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-// A socket on a free port (port 0) or a given one, of all addresses or of the loopback interface alone. Nobody gets in before
-// it listens: the kernel refuses. Throws Error when the port is taken.
+// A socket on a free port (port 0) or a given one, of all addresses or of the loopback interface alone. The kernel
+// refuses connections until it listens. Throws Error when the port is taken.
 int bound_socket(bool loopback, int port);
 int port_of(int socket);
 std::string address_of(int connection);  // "10.0.0.3": of this side
@@ -28,7 +28,7 @@ class HandshakeListener {
     int rank, ranks;  // as it says
     std::string address;
   };
-  // Those who have proven that they know the token, after at most so many seconds; often none.
+  // The peers that have proven that they know the token. Waits at most `seconds`; the result is often empty.
   std::vector<Accepted> wait(double seconds);
 
  private:

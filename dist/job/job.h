@@ -1,13 +1,13 @@
-// Job: the ranks that were started together, of which this process is one; made from the environment. It knows who they are and on
-// which hosts, carries the control plane, and makes what the ranks speak to each other by.
+// Job: the ranks that were started together, of which this process is one. It is made from the environment. It has the ranks and their
+// hosts, the control plane, and makes communicators and channels.
 //
 //   Job job;                                   // waits for all ranks
 //   auto everybody = job.communicator();       // shared memory on a host, UCX between hosts
 //   auto here = job.on_host();                 // only the ranks of this host
 //   auto lane = job.across_hosts();            // one rank of each host
 //
-// All ranks make the same of these, in the same order. Each has connections of its own, so that each may be used by a thread of its
-// own, at the same time; they live on after the Job. Several Jobs may be in one process.
+// All ranks make these objects in the same order. Each has its own connections, so different threads may use them at the same time, and
+// they remain valid after the Job. A process may have several Jobs.
 #pragma once
 #include <memory>
 #include <string>

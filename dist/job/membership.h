@@ -1,6 +1,6 @@
-// Membership: which process is at which rank, in a job that goes on when a rank is lost. A slot is empty until the rank comes
-// back, as a process that knows nothing of the one before: its incarnation tells the two apart. An address record is what the
-// others must know to reach it.
+// Membership: which process is at which rank, in a job that goes on when a rank is lost. The slot of a lost rank is
+// empty until a new process rejoins as this rank. The incarnation number distinguishes the processes of a rank. An address record
+// contains what other ranks need to connect to a rank.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -28,7 +28,7 @@ struct MemberSlot {
   std::string record;
 };
 
-// What a rank knows of the job when it begins, or comes back.
+// The job as a rank knows it when it begins or rejoins.
 struct Membership {
   bool goes_on = false;                      // when a rank other than 0 is lost
   std::uint64_t nonce = 0, incarnation = 0;  // the job's; this process's
@@ -39,7 +39,7 @@ struct Membership {
   static Membership from(const std::string& text);
 };
 
-// Somebody was lost, or has come back. Rank 0 decides, and all ranks hear of all changes in one order: each is a generation of the
+// A rank was lost or has rejoined. Rank 0 decides. All ranks receive all changes in the same order; each change is a generation of the
 // membership, from 1.
 struct Change {
   int rank = -1;

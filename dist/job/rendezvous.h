@@ -2,7 +2,7 @@
 // prove that they know the job's token. The port is closed when all have come; in a job that goes on without lost ranks it stays
 // open, for those that come back.
 //
-// Ranks on one host need nothing: rank 0 takes a free port on the loopback interface and leaves it, with a token, in a file
+// Ranks on one host need no settings: rank 0 takes a free port on the loopback interface and writes it, with a token, to a file
 // that only this user can read. Ranks on several hosts need MASTER_ADDR and TANDEM_TOKEN.
 #pragma once
 #include <functional>
@@ -26,14 +26,14 @@ struct Deadlines {
   static Deadlines from(const Variables& variables = process_environment());
 };
 
-// Removes what rank 0 of this job may have left: where it was killed before all had come, nobody else does.
+// Removes the file of a rank 0 that was killed before all ranks had come.
 void forget_rendezvous(const std::string& job, const Variables& variables = process_environment());
 
 // Whether all ranks of this job have come. Only of one on a single host, without a token of its own, that goes on without lost
 // ranks, and as long as its rank 0 lives.
 bool has_begun(const std::string& job, const Variables& variables = process_environment());
 
-// The way in to rank 0, and the file that says where it is.
+// The listener of rank 0, and the file with its address.
 struct RendezvousListener {
   std::unique_ptr<HandshakeListener> listener;
   std::string file;  // empty: none

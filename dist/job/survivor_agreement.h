@@ -1,6 +1,6 @@
-// Survivor agreement: which ranks are still there after a failure. Every rank holds a port that refuses everybody as long as
-// all is well. When the job has failed it opens it, and each rank looks for all the others, by the handshake of the
-// rendezvous: also when it was rank 0 that failed, or when the network fell apart.
+// Survivor agreement: which ranks still reach each other after a failure. Every rank has a port that refuses connections. When the job has
+// failed, the rank opens it, and each rank connects to all others with the handshake of the rendezvous. This also works when rank 0
+// has failed or the network is split.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,13 +1,12 @@
-// An experiment: strategies × workers, each with the learning rate that suits it, by many simulated runs (dist/lab/simulator.h).
+// An experiment: strategies × numbers of workers, each with a tuned learning rate, in many simulated runs (dist/lab/simulator.h).
 //
-// The learning rate is found for every pair of strategy and number of workers by the same rule. With the first number of
-// workers that the plan names all rates of the grid are tried for a quarter of the epochs, the better half of them for half the
-// epochs, the better half of those to the end; every other number begins with the rate of the nearest that came before it. From
-// there twice and half the rate are tried to the end, and on in the better direction as long as that is better still: a grid
-// has no edges. Only pictures held back from training decide, and seeds of their own. Then the final runs, with other seeds:
-// these alone see the test pictures.
+// One rule tunes the learning rate of every pair of strategy and number of workers. For the first number of workers in the plan, all
+// rates of the grid are tried for a quarter of the epochs, the better half for half the epochs, and the better half of these for
+// all epochs. Every other number starts with the rate of the nearest number that is already tuned. Then twice and half the rate are
+// tried for all epochs, and further in the better direction while that improves, so the grid has no edges. Only validation
+// pictures and separate seeds are used for this. The final runs use other seeds and the test pictures.
 //
-// Every run is a line of a file as soon as it ends, so that what was interrupted goes on where it was.
+// Every run is written as a line of a file when it ends, so that an interrupted experiment can be continued.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -1,10 +1,10 @@
-// Asynchronous training on one machine: K virtual workers compute real gradients, one after the other, in the order that a
-// virtual clock gives them, and the update rules are the server's own. What it shows of accuracy, delays and virtual time is
-// the same on every machine and in every run.
+// Simulates asynchronous training on one machine. K virtual workers compute real gradients, one after the other, in the order of a
+// virtual clock. The update rules are those of the server. Accuracies, delays and virtual times are the same on every machine and in
+// every run.
 //
 // A worker's step takes a time drawn from a Gamma distribution (as Hakimi et al., arXiv 1907.11612, have it), then its gradient
-// crosses its link. The servers are spread evenly over the workers' machines. Links are not shared, and servers take no time:
-// that is ours, and favours nobody.
+// crosses its link. The servers are spread evenly over the workers' machines. Links are not shared, and servers take no time;
+// this simplification is ours.
 #pragma once
 #include <map>
 

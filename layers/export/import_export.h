@@ -1,4 +1,4 @@
-// The files that a training run exchanges with other programs: PyTorch's weights in and out, ONNX out, TensorBoard as it goes.
+// Import and export: PyTorch weights in both directions, ONNX at the end, TensorBoard events during training.
 #pragma once
 #include <memory>
 #include <optional>
@@ -21,8 +21,8 @@ class ImportExport {
  public:
   static constexpr std::int64_t every = 50;  // steps from one point of a curve to the next
 
-  // Reads what is to be imported, and makes sure that what is to be written at the end can be: an hour later is too late.
-  // `about` goes along with exported weights. `writes` is true on the one rank that does.
+  // Imports the weights, and checks before training that the files to write at the end can be written. about: stored with exported
+  // weights. writes: true on the one rank that writes files.
   ImportExport(const ImportExportFiles& files, Module& model, FlatParameters& flat, BatchSource& train,
                const std::map<std::string, std::string>& about, bool writes);
 

@@ -1,4 +1,4 @@
-// A page about runs: what their metrics files (layers/train/metrics.h) hold, as one HTML file that needs nothing else.
+// A page about runs: one self-contained HTML file made from their metrics files (layers/train/metrics.h).
 #pragma once
 #include <map>
 #include <string>

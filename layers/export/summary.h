@@ -1,4 +1,4 @@
-// What a model is made of, found by running it once and looking at its modules and its tape.
+// A summary of a model, from its modules and the tape of one run.
 #pragma once
 #include <string>
 #include <vector>
@@ -28,7 +28,7 @@ struct ModelSummary {
   std::int64_t parameters = 0;
   double macs = 0;  // per picture
   std::size_t saved_bytes = 0, parameter_bytes = 0, buffer_bytes = 0;
-  // The most that saved activations and gradients of activations take together in a training step. What kernels borrow is not in it.
+  // The peak of saved activations and gradients of activations in a training step, without the scratch memory of kernels.
   std::size_t backward_peak_bytes = 0;
   TrainingState state;  // of SGD with momentum, unless it is set
   // Parameters, gradients and the state of training beside that peak.

@@ -1,4 +1,4 @@
-// Evaluation, and the parts of a step that training, evaluation and the search for NaN have in common.
+// Evaluation, and the parts of a step that training, evaluation and the search for NaN share.
 #pragma once
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// What mode() holds while a loop runs: where dropout finds its counters.
+// Sets mode() while a loop runs: the counters of dropout.
 class Counters {
  public:
   explicit Counters(const Tensor& state) : before_(mode()) { mode().step_state = state; }

@@ -1,4 +1,4 @@
-// Metrics as JSON lines: one object a line, written and flushed as it happens, so that a killed run can still be read.
+// Metrics as JSON lines: one object a line, written and flushed at once, so that the file of a killed run can be read.
 #pragma once
 #include <cstdio>
 #include <string>

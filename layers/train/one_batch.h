@@ -1,4 +1,4 @@
-// Training on one batch alone, to see whether the model can learn at all.
+// Training on one batch alone, to test that the model can learn.
 #pragma once
 #include <map>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-// The first batch of a source, again and again: `steps` of it are an epoch.
+// Repeats the first batch of a source; an epoch has `steps` of it.
 class OneBatch : public BatchSource {
  public:
   static constexpr std::int64_t steps = 300;

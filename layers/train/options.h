@@ -65,8 +65,8 @@ struct OptionSpec {
 
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its standard
 // output: all have the same to print.
-// `only`: the options that this program has (all, when empty): what it would not heed it should not accept. `own`: what it
-// has besides.
+// `only`: the options that this program accepts (empty: all), so that none is accepted and ignored. `own`: further options of the
+// program.
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
                       const std::vector<std::string>& only = {}, const std::vector<OptionSpec>& own = {});
 

@@ -1,4 +1,4 @@
-// What a run was asked for, as text: for checkpoints, metrics, the comparison of ranks and the first lines on the screen.
+// The settings of a run as text: for checkpoints, metrics, the comparison of ranks and the first lines on the screen.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace tandem {
 
-// All that decides what this run computes beside the machine and the program, by the options' names.
+// All settings that change the result, besides the machine and the program, by the options' names.
 Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const Strategy& strategy, const BatchSource& train);
-// What the first line of the metrics tells besides the run's size.
+// The settings in the first line of the metrics, besides the size of the run.
 MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch);
 // Throws UsageError that names the first difference between the ranks. Where the data lie may differ from host to host. All ranks
 // call it.

@@ -1,4 +1,4 @@
-// Run: everything that one call of fit() works with, as its loop and its callbacks see it.
+// Run: the state of one call of fit(), used by its loop and its callbacks.
 #pragma once
 #include <chrono>
 #include <map>
@@ -20,17 +20,17 @@ namespace tandem {
 
 class Run {
  public:
-  // Checks the options, agrees with the other ranks, gives the parameters their memory and loads the run that is resumed.
+  // Checks the options, compares them with the other ranks, allocates the parameters and loads the run to resume.
   Run(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
       Strategy& strategy);
   ~Run();
   Run(const Run&) = delete;
 
-  // ---- what the loop does ------------------------------------------------------------------------------------------------
+  // ---- steps of the loop -------------------------------------------------------------------------------------------------
   void begin();
   bool has_epochs() const { return at.epoch < options.epochs && !report.stopped; }
   void begin_epoch();
-  bool next_batch();             // false: the epoch's are trained
+  bool next_batch();             // false: the epoch has no further batch
   void begin_step();
   void forward_backward();       // forward, loss, backward; only queues work on a device
   void exchange();               // on the host
@@ -39,12 +39,12 @@ class Run {
   void end_step();               // throws NotFinite where this or an earlier step was not finite
   bool stops() const { return strategy.over(at.step); }
   void end_training();           // of the epoch, on all ranks
-  void evaluate();               // stops the run where a signal ended it early
+  void evaluate();               // stops the run if a signal interrupts it
   void end_epoch();
   FitReport end();
   std::string fail(const std::string& error);  // after an exception; what its text shall say in addition
 
-  // ---- what callbacks see ------------------------------------------------------------------------------------------------
+  // ---- for callbacks -----------------------------------------------------------------------------------------------------
   Module& model;
   Task task;
   Optimizer& optimizer;

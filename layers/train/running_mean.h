@@ -1,4 +1,4 @@
-// The losses of an epoch, added up where they are: the host reads the sum when it wants to know it, not after every step.
+// The running mean of an epoch's losses. They are summed in device memory; the host reads the sum when needed, not after every step.
 #pragma once
 #include "core/tensor.h"
 

@@ -6,7 +6,7 @@
 //   batches(train, accumulate)
 //   prepare(model, task, options)
 //   memory()                           for the parameter vectors
-//   begin(flat, optimizer)            the optimizer is bound
+//   begin(flat, optimizer)             the optimizer is bound
 //   watch(trace)                       if a trace was asked for
 //   per epoch:
 //     begin_epoch(epoch, run)

@@ -319,9 +319,9 @@ class Peer {
   }
   double number(const std::string& what) {
     std::string a = ask(what);
-    std::size_t flat = a.find(' ');
-    if (a.starts_with("error") || flat == std::string::npos) fail("the peer answered: ", a);
-    return std::atof(a.c_str() + flat);
+    std::size_t gap = a.find(' ');
+    if (a.starts_with("error") || gap == std::string::npos) fail("the peer answered: ", a);
+    return std::atof(a.c_str() + gap);
   }
 
  private:
