@@ -75,12 +75,12 @@ inline Variable operator+(const Variable& a, double s) { return scale(a, 1, s); 
 inline Variable operator-(const Variable& a, double s) { return scale(a, 1, -s); }
 inline Variable operator/(const Variable& a, double s) { return div_by(a, s); }
 
-// ---- reductions (reduce.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
+// ---- reductions (reduce.kernel.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
 Variable sum(const Variable& x, Axes axes = {}, bool keepdim = false);
 Variable mean(const Variable& x, Axes axes = {}, bool keepdim = false);
 Variable max(const Variable& x, Axes axes = {}, bool keepdim = false);  // ties share the gradient
 
-// ---- shapes (shape.cpp) --------------------------------------------------------------------------------------------------
+// ---- shapes (shape.kernel.cpp) --------------------------------------------------------------------------------------------------
 Variable reshape(const Variable& x, const Shape& shape);  // shares memory
 Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape);  // one size may be −1: inferred
 Variable flatten(const Variable& x);                                      // [N, …] → [N, product]; shares memory

@@ -8,12 +8,12 @@
 using namespace tandem;
 
 struct SignStep {
-  const StepState* state;  // what varies from step to step: learning rate, and whether this step may be applied
+  const StepState* state;  // what varies from step to step: learning rate, scale of the gradients, whether to apply this step
   const float* g;
   float *v, *w;
   void operator()(std::int64_t i) const {
     if (state->not_finite) return;
-    v[i] = 0.9f * v[i] + 0.1f * g[i];
+    v[i] = 0.9f * v[i] + 0.1f * state->gradient_scale * g[i];
     w[i] -= state->learning_rate * float((v[i] > 0) - (v[i] < 0));  // padding has g = 0 and stays 0
   }
 };

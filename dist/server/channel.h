@@ -29,8 +29,8 @@ struct Receiver {
   // as done. All ranks hear of losses (and returns) in the same order. Without this the job fails when a rank is lost; it
   // always does when that is rank 0, which keeps the list.
   std::function<void(int rank, const std::string& why)> lost = {};
-  // A rank that was lost is there again, as a new process that knows nothing; incarnation: its the number of the return, from 1. At the
-  // rank that has come back this is called for no rank.
+  // A rank that was lost is there again, as a new process that knows nothing; incarnation: the number of the
+  // return, from 1. On the rank that has come back this is not called.
   std::function<void(int rank, std::uint64_t incarnation)> returned = {};
 };
 

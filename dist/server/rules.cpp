@@ -1,5 +1,7 @@
 // The update rules, a few lines each. η: learning rate, μ: momentum, τ: updates of the shard between this worker's pull and
 // its push, τ̄: the running mean of τ, w_sent: what the worker was sent, g: its gradient.
+//
+// To add one: a formula here and a row in table(); the row is also its --strategy name. Then a line in dist/lab/README.md.
 #include "dist/server/rules.h"
 
 #include <algorithm>

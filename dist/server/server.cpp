@@ -160,7 +160,7 @@ class ServerNode::Thread {
     if (holds_ && !synchronous()) tell([this] { worker_->ask_for_lease(); });  // so that its batch can be made meanwhile
     return holds_;
   }
-  std::optional<std::int64_t> next_ticket() const {
+  std::optional<std::int64_t> next_lease() const {
     std::lock_guard lock(mutex_);
     return drawn_;
   }
@@ -689,7 +689,7 @@ std::optional<std::int64_t> ServerNode::lease(const std::function<bool()>& asked
   return thread_->lease(asked_to_stop);
 }
 void ServerNode::leave() { thread_->leave(); }
-std::optional<std::int64_t> ServerNode::next_ticket() const { return thread_->next_ticket(); }
+std::optional<std::int64_t> ServerNode::next_lease() const { return thread_->next_lease(); }
 void ServerNode::push_part(Buffer gradient, Range part) { thread_->push_part(gradient, part); }
 bool ServerNode::pushes_parts() const { return thread_->pushes_parts(); }
 void ServerNode::push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums) {

@@ -2,19 +2,19 @@
 // none is busier than the others. The CPU of each makes the updates of its shard. Workers push a gradient and get the weights
 // back: push and pull are one exchange, and an answer says that the push was applied.
 //
-// A member is a rank of it: a server, a worker, or both, with one thread that carries the messages and applies what comes. The
+// A server node is a rank of it: a server, a worker, or both, with one thread that carries the messages and applies what comes. The
 // training thread of a worker only waits for answers, so its evaluation never keeps a shard busy.
 //
-//   Member member(std::move(channel));
-//   member.begin(weights, statistics, scales, options, leases);
-//   member.pull(weights, statistics);                        // rank 0's, the same everywhere
-//   while (auto lease = member.lease()) {                  // which batch; but with bsp the next one is already asked for
+//   ServerNode node(std::move(channel));
+//   node.begin(weights, statistics, scales, options, leases);
+//   node.pull(weights, statistics);                        // rank 0's, the same everywhere
+//   while (auto lease = node.lease()) {                    // which batch; but with bsp the next one is already asked for
 //     …
-//     member.push_part(gradients, range);                    // may be left out: this much of it is final already
-//     member.push(gradients, statistics, samples, score);    // returns at once: keep them as they are until pull()
-//     member.pull(weights, statistics);                      // the weights after it
+//     node.push_part(gradients, range);                    // may be left out: this much of it is final already
+//     node.push(gradients, statistics, samples, score);    // returns at once: keep them as they are until pull()
+//     node.pull(weights, statistics);                      // the weights after it
 //   }
-//   member.finish(weights, statistics);                      // the last weights, the same everywhere
+//   node.finish(weights, statistics);                      // the last weights, the same everywhere
 //
 // A gradient is staged until all of a shard's part has come and push() was called, and then applied as a whole; an answer is
 // of one version of a shard. Ranks of one host read gradients where they lie and write answers to where they are wanted.
@@ -90,7 +90,7 @@ class ServerNode {
   // The next step of this worker; waits. Nothing: the run is over. A rank that only serves does so in here. asked_to_stop is
   // looked at meanwhile, and where it is true that is stop().
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
-  std::optional<std::int64_t> next_ticket() const;  // what lease() will return, as far as that is known; waits for nothing
+  std::optional<std::int64_t> next_lease() const;  // what lease() will return, as far as that is known; waits for nothing
   // [begin, end) of the gradient that is pushed next is final, and stays as it is until pull(): it goes out now. A gradient
   // that is not pushed after all is forgotten with the next call of ask(), push() or finish().
   void push_part(Buffer gradient, Range part);

@@ -1,6 +1,6 @@
-// WorkLeases: who trains which batches when nobody waits for anybody. A lease is a step's batches at a place of the shuffled
-// epochs: lease t of a run with n to an epoch is step t mod n of epoch t / n. Who is faster draws more of them. A lease is
-// leased: when its worker is lost, another one gets it. The run is over when all are done, that is, applied by every server.
+// WorkLeases: which worker trains which batches when workers do not wait for each other. A lease is the batches of one step: lease t
+// of a run with n steps to an epoch is step t mod n of epoch t / n. A faster worker draws more leases. When a worker is lost, its
+// leases go to others. The run is over when all leases are done, that is, applied by every server.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -12,7 +12,7 @@ namespace tandem {
 class WorkLeases {
  public:
   WorkLeases() = default;  // none: over
-  // WorkLeases first … end − 1.
+  // The leases first … end − 1.
   WorkLeases(std::int64_t first, std::int64_t end) : next_(first), end_(end) {}
 
   // Nothing: all are leased or done, or it was stopped; ask again while it is not over().

@@ -76,9 +76,9 @@ class ParameterServer;
 
 // The batches of the leases that this rank draws: a lease is a share of a step's batches, and a step has as many of them as
 // it has shares (with bsp one for each worker, otherwise one).
-class Drawn : public BatchSource {
+class LeasedBatches : public BatchSource {
  public:
-  Drawn(ParameterServer& strategy, BatchSource& all, int shares, int accumulate)
+  LeasedBatches(ParameterServer& strategy, BatchSource& all, int shares, int accumulate)
       : strategy_(strategy), all_(all), shares_(shares), accumulate_(accumulate), per_epoch_(all.batches_per_epoch()) {}
   void share(int, int) override {}
   bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
@@ -137,16 +137,16 @@ class ParameterServer : public Strategy {
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
     train.share(0, ranks_.per_step);
-    drawn_ = std::make_unique<Drawn>(*this, train, ranks_.per_step, accumulate);
-    return *drawn_;
+    leased_ = std::make_unique<LeasedBatches>(*this, train, ranks_.per_step, accumulate);
+    return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
-    return drawn_ ? (first_lease_ + server_node_.leases_done()) / ranks_.per_step : known;
+    return leased_ ? (first_lease_ + server_node_.leases_done()) / ranks_.per_step : known;
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
-    if (drawn_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : drawn_->epoch().value_or(0));
+    if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
     if (rank() > 0) return end;
     end.trained = server_node_.trained();
@@ -188,19 +188,19 @@ class ParameterServer : public Strategy {
     for (std::size_t r = 1; r < all.size(); r++)
       if (!all[r].empty() && all[r] != all[0])
         fail("rank 0 and rank ", r, " do not train the same model: start all ranks with the same program and options");
-    if (!drawn_ && options_.servers)
+    if (!leased_ && options_.servers)
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
-    if (drawn_ && !flat.backend().asynchronous()) {
+    if (leased_ && !flat.backend().asynchronous()) {
       const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(flat.gradients.bytes()) / 64, 64 << 10, 1 << 20);
       final_.emplace(flat, cut(flat.numel(), flat.gradients.dtype(), bytes));
       flat.on_gradient([this](const ParameterRange& parameter) {
-        drawn_->look_ahead();
+        leased_->look_ahead();
         if (!early_) return;
         for (const Range& part : final_->ready(parameter)) part_is_final(part);
       });
     }
-    if (drawn_ || size() == 1) return;  // the first pull brings rank 0's weights
+    if (leased_ || size() == 1) return;  // the first pull brings rank 0's weights
     // A loop of the user's own computes its first gradient before anything is pulled.
     for (auto [vector, host] : {std::pair(&flat.values, &values_), std::pair(&flat.buffers, &buffers_)}) {
       if (vector->numel() == 0) continue;
@@ -219,7 +219,7 @@ class ParameterServer : public Strategy {
              ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
     if (rank() == 0 && size() > 1) note_what_does_not_hold(sgd->options(), optimizer.clip_norm);
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
-    optimizer.gradients_are_shares_of(drawn_ ? 1 : workers());
+    optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
     momentum_ = sgd->options().momentum;
     optimizer_ = &optimizer;
   }
@@ -229,9 +229,9 @@ class ParameterServer : public Strategy {
     told_ = {};
     if (begun_) return;
     first_lease_ = lease;
-    std::int64_t end = plan_.epochs * drawn_->leases_per_epoch();
+    std::int64_t end = plan_.epochs * leased_->leases_per_epoch();
     if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * ranks_.per_step));
-    end_ticket_ = end;
+    end_lease_ = end;
     begin_exchange(WorkLeases(std::min(lease, end), end));
   }
   // The next lease, or nothing once the run is over: then this rank has the last weights.
@@ -240,22 +240,22 @@ class ParameterServer : public Strategy {
     if (stop_requested_) server_node_.stop();
     auto t = server_node_.lease(plan_.asked_to_stop);
     if (!t) finish();
-    if (t) drawn_last_ = *t;
+    if (t) last_lease_ = *t;
     return t;
   }
   // What draw() will give, as far as it is known; with bsp it is foreseen, and another one only after a loss.
-  std::optional<std::int64_t> next_ticket() const {
-    if (!synchronous()) return server_node_.next_ticket();
-    const std::int64_t next = drawn_last_ + ranks_.per_step;
-    return next < end_ticket_ ? std::optional(next) : std::nullopt;
+  std::optional<std::int64_t> next_lease() const {
+    if (!synchronous()) return server_node_.next_lease();
+    const std::int64_t next = last_lease_ + ranks_.per_step;
+    return next < end_lease_ ? std::optional(next) : std::nullopt;
   }
 
   // Pushes the gradients and takes the new weights: the servers make the step.
   void exchange(const Tensor& loss) override {
     Optimizer& optimizer = *optimizer_;
     learning_rate_ = optimizer.learning_rate();
-    if (!drawn_ && !begun_) begin_exchange(WorkLeases(0, INT64_MAX / 2));
-    if (drawn_) drawn_->look_ahead();
+    if (!leased_ && !begun_) begin_exchange(WorkLeases(0, INT64_MAX / 2));
+    if (leased_) leased_->look_ahead();
     const bool finite = finish_gradients(loss);
     if (finite) {
       in_a_row_ = 0;
@@ -265,7 +265,7 @@ class ParameterServer : public Strategy {
     } else if (optimizer.if_not_finite == IfNotFinite::wait) {
       optimizer.clear_not_finite();
     }
-    if (!drawn_ && !server_node_.lease()) fail("the other ranks have ended");
+    if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
     keep_pace();
     MetricSums sums;
     if (plan_.running_sums) {
@@ -303,7 +303,7 @@ class ParameterServer : public Strategy {
   Measures end() override {
     if (begun_ && !over_) {
       // Other ranks' ends are their own matter in a loop of the user's own; fit() ends all of them.
-      if (drawn_) server_node_.stop();
+      if (leased_) server_node_.stop();
       finish();
     }
     if (flat_) std::exchange(flat_, nullptr)->on_gradient(nullptr);
@@ -337,7 +337,7 @@ class ParameterServer : public Strategy {
   // whole gradient is known to be finite: push() says so. Not where a range alone does not say what is sent of it (clipping);
   // not where a push is answered with what the one before it made; and not on a device, where backward only queues its work.
   bool pushes_early() const {
-    return drawn_ && final_ && !options_.pipeline && !optimizer_->needs_whole_gradient() && server_node_.pushes_parts();
+    return leased_ && final_ && !options_.pipeline && !optimizer_->needs_whole_gradient() && server_node_.pushes_parts();
   }
   void part_is_final(Range part) {
     optimizer_->measure(part, std::exchange(measured_, true));
@@ -382,7 +382,7 @@ class ParameterServer : public Strategy {
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
-    if (drawn_ && plan_.learning_rate) {
+    if (leased_ && plan_.learning_rate) {
       o.learning_rate = [rate = plan_.learning_rate, first = first_lease_, per_step = ranks_.per_step](
                             std::int64_t pushes) { return rate(double((first + pushes) / per_step)); };
     } else {
@@ -390,7 +390,7 @@ class ParameterServer : public Strategy {
     }
     OnHost velocity;
     Buffer v;
-    if (plan_.resumed || !drawn_)  // a loop of the user's own does not say: zeros where it begins
+    if (plan_.resumed || !leased_)  // a loop of the user's own does not say: zeros where it begins
       for (auto& [name, vector] : optimizer_->vectors())
         if (name == "velocity") v = velocity.download(vector);
     server_node_.begin(values_.download(flat_->values), buffers_.download(flat_->buffers), std::move(scales), std::move(o),
@@ -437,7 +437,7 @@ class ParameterServer : public Strategy {
 
   ParameterServerOptions options_;
   ServerNode server_node_;
-  std::unique_ptr<Drawn> drawn_;
+  std::unique_ptr<LeasedBatches> leased_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   Trace* trace_ = nullptr;
@@ -450,18 +450,18 @@ class ParameterServer : public Strategy {
   bool measured_ = false;             // some of it is
   int turn_ = 0, in_a_row_ = 0;
   bool begun_ = false, over_ = false, behind_ = false;
-  std::int64_t samples_ = 0, first_lease_ = 0, end_ticket_ = 0, drawn_last_ = 0;
+  std::int64_t samples_ = 0, first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;
   MetricSums told_;
   std::uint32_t paced_ = 0;
   Clock::time_point step_began_, reported_;
 };
 
-void Drawn::start(std::int64_t epoch, std::int64_t first) {
+void LeasedBatches::start(std::int64_t epoch, std::int64_t first) {
   epoch_ = epoch;
   strategy_.start_at(epoch * leases_per_epoch() + (first + accumulate_ - 1) / accumulate_ * shares_);
 }
 
-bool Drawn::next(Batch& batch) {
+bool LeasedBatches::next(Batch& batch) {
   if (!lease_) {
     lease_ = strategy_.draw();
     next_ = 0;
@@ -478,9 +478,9 @@ bool Drawn::next(Batch& batch) {
   return true;
 }
 
-void Drawn::look_ahead() {
+void LeasedBatches::look_ahead() {
   if (ahead_) return;
-  const auto lease = lease_ ? lease_ : strategy_.next_ticket();
+  const auto lease = lease_ ? lease_ : strategy_.next_lease();
   if (!lease) return;
   const Place p = place(*lease, lease_ ? next_ : 0);
   ahead_ = true;

@@ -79,6 +79,8 @@ class Optimizer {
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void check_gradients(const Tensor* loss);     // sums → StepState: finite? clip factor
+  // Updates the values in range. Does nothing where state().not_finite; multiplies gradients by state().gradient_scale, which holds
+  // clipping, accumulation, the ranks' shares and the loss scale.
   virtual void apply(Range range) = 0;
   // Called instead of apply() when a parameter server applies the update: makes `gradients` what is sent to it, clipped and with
   // weight decay. Unless needs_whole_gradient() it may be called before check_gradients(), for each range as soon as that is final.

@@ -13,7 +13,8 @@
 //     per step: forward, loss, backward (gradient hooks may only enqueue work), then exchange, update, finish
 //     end_epoch(…), synchronize(…)     afterwards all ranks hold the same weights
 //   end()
-// Parameters change only inside update(), finish() and end_epoch(). The backend must outlive the time from begin() to end().
+// Parameters change only inside update(), finish() and end_epoch(); under the parameter server inside exchange(), which pulls them.
+// The backend must outlive the time from begin() to end().
 // All ranks make the same calls in the same order, unless a method says otherwise. Methods throw CommunicationError when
 // another rank is lost.
 #pragma once
@@ -127,8 +128,8 @@ class Strategy {
     finish(optimizer);
     return result;
   }
-  // The three parts of a step. The first and the last run on the host in every step, and may wait for other ranks; update()
-  // only queues work on the device, so that it can be recorded and replayed. loss: mean over this rank's samples.
+  // The three parts of a step. With several ranks the first and the last run on the host in every step, and may wait for other
+  // ranks. update() only queues work on the device, so that it can be recorded and replayed; on one machine so does exchange(). loss: mean over this rank's samples.
   virtual void exchange(const Tensor& loss) { loss_ = loss; }
   virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
   virtual void finish(Optimizer& optimizer) { (void)optimizer; }
