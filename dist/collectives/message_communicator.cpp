@@ -24,7 +24,7 @@ constexpr std::size_t chunk_bytes = 60 << 10;
 class Collective;
 
 // What all communicators of a rank share.
-struct Job {
+struct Shared {
   std::shared_ptr<Wire> wire;
   double deadline = 300;
   ChoiceTable table;
@@ -61,7 +61,7 @@ struct Job {
 };
 
 struct MessageGroup : Group {
-  MessageGroup(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, std::uint64_t context)
+  MessageGroup(std::shared_ptr<Shared> job, std::vector<int> ranks, int rank, std::uint64_t context)
       : Group(rank, int(ranks.size())), job(std::move(job)), ranks(std::move(ranks)), context(context) {}
   std::string where(int r) const override { return job->wire->where(ranks[std::size_t(r)]); }
   void check() override {
@@ -77,7 +77,7 @@ struct MessageGroup : Group {
   void fail(int culprit, const std::string& text) override { job->fail(culprit, text); }
   std::vector<int> survivors() override { return job->wire->survivors(); }
 
-  std::shared_ptr<Job> job;
+  std::shared_ptr<Shared> job;
   std::vector<int> ranks;  // in the job
   std::uint64_t context;
   std::uint32_t number = 0;
@@ -217,13 +217,13 @@ class Collective : public Work::Operation {
       Stream::UnderWay u;
       if (staged) u.staging = job_.staging();
       void* to = staged ? u.staging.get() : data_.at(p.begin);
-      u.request = wire_.recv(job(in_.peer(c)), header_, to, std::size_t(p.length()) * size);
+      u.request = wire_.recv(rank_in_job(in_.peer(c)), header_, to, std::size_t(p.length()) * size);
       in_.begin(std::move(u));
     }
     for (; out_.may_begin() && may_leave(out_.next()); posted = true) {
       const Piece p = out_.piece(out_.next());
       out_.begin({nullptr,
-                  wire_.send(job(out_.peer(out_.next())), header_, data_.at(p.begin), std::size_t(p.length()) * size)});
+                  wire_.send(rank_in_job(out_.peer(out_.next())), header_, data_.at(p.begin), std::size_t(p.length()) * size)});
     }
     return posted;
   }
@@ -266,11 +266,11 @@ class Collective : public Work::Operation {
     if (c.step + 1 == steps_.wide_steps) narrow(reinterpret_cast<bf16*>(data_.at(p.begin)), wide, p.length());
   }
 
-  WaitForEdge edge() const { return {job(awaited()), job_.finished << 16 | in_.done().step, false, header_}; }
-  int job(int rank) const { return group_->ranks[std::size_t(rank)]; }
+  WaitForEdge edge() const { return {rank_in_job(awaited()), job_.finished << 16 | in_.done().step, false, header_}; }
+  int rank_in_job(int rank) const { return group_->ranks[std::size_t(rank)]; }
 
   void too_late() {
-    const int waits_for = job(awaited());
+    const int waits_for = rank_in_job(awaited());
     const int blamed = wire_.blame(waits_for);
     if (wire_.works(blamed)) return;
     std::string text = describe(header_) + ": " + wire_.where(wire_.rank()) + " has heard nothing from " +
@@ -280,7 +280,7 @@ class Collective : public Work::Operation {
   }
 
   std::shared_ptr<MessageGroup> group_;
-  Job& job_;
+  Shared& job_;
   Wire& wire_;
   Header header_;
   Buffer data_;
@@ -446,7 +446,7 @@ std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double d
   std::vector<int> ranks(std::size_t(wire->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const int rank = wire->rank();
-  auto job = std::make_shared<Job>();
+  auto job = std::make_shared<Shared>();
   job->deadline = deadline, job->table = std::move(table), job->wire = std::move(wire);
   return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(job, ranks, rank, 1));
 }
