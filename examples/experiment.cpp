@@ -1,4 +1,4 @@
-// Strategies × workers, by simulation, each with the learning rate that suits it: build/experiment PLAN.json. Beside the plan
+// Strategies × workers, by simulation, each with a tuned learning rate: build/experiment PLAN.json. Beside the plan
 // it writes PLAN.jsonl, a line for each run (what was interrupted goes on), and PLAN.html, the page; the tables it prints.
 //
 //   build/experiment examples/experiments/fashion_mnist.json

@@ -1,4 +1,4 @@
-// Trains a small network on Fashion-MNIST, on whatever it was started on. The whole program.
+// Trains a small network on Fashion-MNIST, on one machine or on several ranks. This is the whole program.
 #include <cstdio>
 
 #include "tandem.h"

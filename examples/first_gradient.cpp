@@ -1,4 +1,4 @@
-// Tensors, the tape, and a gradient: y = Σ (x·w)², on paper and by machine.
+// Tensors, the tape, and a gradient: y = Σ (x·w)².
 #include <cstdio>
 
 #include "tandem.h"

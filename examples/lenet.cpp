@@ -1,4 +1,4 @@
-// LeNet-5 (LeCun et al. 1998) as a list of modules, and what each makes of a picture. Convolutions look at 5×5 pixels at a
+// LeNet-5 (LeCun et al. 1998) as a list of modules, and the output shape of each. Convolutions look at 5×5 pixels at a
 // time with the same weights everywhere: 62 thousand parameters here do more than mlp.cpp's 102 thousand.
 #include <iostream>
 

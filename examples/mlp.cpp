@@ -1,5 +1,5 @@
-// Two layers as a module of your own. What perceptron.cpp did by hand, a module (names, first values), an optimizer (the
-// update) and fit() (the loop) do here. The next rung is lenet.cpp.
+// Two layers as a module of your own. A module (names, initial values), an optimizer (the update) and fit() (the loop) do what
+// perceptron.cpp did by hand. The next step is lenet.cpp.
 #include <cstdio>
 
 #include "tandem.h"
@@ -10,7 +10,7 @@ class Mlp : public Module {
  public:
   Mlp(std::int64_t inputs, std::int64_t classes)
       : hidden_(child<Linear>("hidden", inputs, 128)), out_(child<Linear>("out", 128, classes)) {}
-  // Without the ReLU two layers would be no more than one: a product of matrices is a matrix.
+  // Without the ReLU two layers would equal one layer: a product of matrices is a matrix.
   Variable forward(const Variable& x) override { return out_(relu(hidden_(flatten(x)))); }
 
  private:

@@ -1,5 +1,5 @@
 // One layer, ten outputs, gradient descent by hand: no module, no optimizer, only two leaves, a loss, and
-// w ← w − η·∂loss/∂w. The ladder's first rung; mlp.cpp is the next.
+// w ← w − η·∂loss/∂w. The next step is mlp.cpp.
 #include <cstdio>
 
 #include "tandem.h"

@@ -1,5 +1,5 @@
-// One page about a run, or about several side by side: build/report run1.jsonl run2.jsonl -o report.html. What the runs wrote
-// with --metrics becomes an HTML file that needs no other.
+// One page about a run, or about several side by side: build/report run1.jsonl run2.jsonl -o report.html. The metrics files of
+// --metrics become one self-contained HTML file.
 #include <cstdio>
 #include <filesystem>
 

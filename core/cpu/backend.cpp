@@ -17,7 +17,7 @@ namespace tandem {
 namespace cpu {
 namespace {
 
-// A binary made for another CPU would stop at an illegal instruction, without a word.
+// Without this check a binary made for another CPU would stop at an illegal instruction without a message.
 void require_instructions() {
 #if defined(__x86_64__) && defined(__GNUC__)
   std::string missing;
@@ -63,7 +63,7 @@ void typed(DType dtype, const char* op, const F& f) {
   typed_among<float, bf16>(dtype, op, "cpu", f);
 }
 
-// The state of a parameter. Other weights have no name under which a prepared form could be kept.
+// The state of a parameter. Prepared forms are kept for parameters only.
 WeightKey key(const Tensor& w) {
   if (&w.writes() == w.storage()->whole()) return {};
   return {&w.writes(), w.writes().now()};

@@ -1,5 +1,5 @@
-// Which algorithm for which convolution. Each is tried once with a stopwatch, since no rule knows every CPU: the
-// crossing point between Winograd and direct convolution moves with caches, vector width and the library's version.
+// The choice of the algorithm for a convolution. Each candidate is timed once. No fixed rule suits every CPU, because the crossing
+// point between Winograd and direct convolution depends on caches, vector width and the version of the library.
 #include "core/cpu/convolution.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ const char* name_of(Pass p) {
 
 namespace {
 
-// The best of several runs, for other programs may disturb one; a clear loser is stopped early. The first run, which
-// pays for page faults and for making primitives, does not count.
+// The fastest of several runs, since other programs may disturb a run. A candidate that is clearly slower is stopped early. The first
+// run, which includes page faults and the creation of primitives, does not count.
 template <class Run>
 double milliseconds(const Run& run, double best_so_far) {
   using Clock = std::chrono::steady_clock;
@@ -97,7 +97,7 @@ struct Convolution::State {
     return found;
   }
 
-  // Winograd where its tiles are well filled, direct for few channels: what the stopwatch mostly finds.
+  // Winograd where its tiles are well filled, direct for few channels: usually the fastest ones.
   static Algorithm rule(const ConvShape& s, const std::vector<Algorithm>& found) {
     auto has = [&](Algorithm a) { return std::find(found.begin(), found.end(), a) != found.end(); };
     if (has(Algorithm::direct)) return Algorithm::direct;
@@ -194,7 +194,7 @@ void Convolution::forward(const ConvShape& s, const T* x, const float* w, Weight
   state_->forward(a, s, x, w, key, y, epilogue);
 }
 
-// What is to be added to is not touched by the trials: they write elsewhere.
+// Trials do not write to an output that is to be added to; they write to scratch memory.
 template <class T>
 void Convolution::backward_data(const ConvShape& s, const T* dy, const float* w, WeightKey key, T* dx, bool add) {
   std::optional<Block> elsewhere;

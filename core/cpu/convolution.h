@@ -57,10 +57,10 @@ class Convolution {
   void deterministic(bool on);  // a fixed rule chooses, not a stopwatch. Both forget earlier choices
   std::vector<Choice> choices() const;
 
-  // To be called when the owner of a WeightKey dies, for another may be born at its address with the same count.
+  // Call it when the owner of a WeightKey is destroyed, since another may be created at its address with the same count.
   void forget(const void* owner);
 
-  // Algorithms by hand, for tests and benchmarks: those that apply, and one that is then used wherever it applies.
+  // For tests and benchmarks: the algorithms that apply, and one to use wherever it applies.
   template <class T>
   std::vector<Algorithm> applicable(const ConvShape&, Pass);
   void only(Algorithm);

@@ -1,6 +1,6 @@
-// oneDNN's parallel regions on the threads of our team (core/team.h). Its builds in Debian and Ubuntu call libgomp, whose threads
-// look for work for milliseconds before they sleep: beside another program on the same cores both collapse. libgomp reads the
-// variables that bound this when it is loaded, before any code of a library's user runs.
+// Runs oneDNN's parallel regions on the threads of our team (core/team.h). The builds in Debian and Ubuntu call libgomp, whose threads
+// spin for milliseconds before they sleep, which slows down all programs on the same cores. libgomp reads the variables that limit
+// this when it is loaded, before a program can set them.
 #pragma once
 #include "core/team.h"
 

@@ -139,7 +139,7 @@ void bind_weights(Compiled& k, const memory::desc& plain, const memory::desc& ow
   k.reorder_arguments = {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}};
 }
 
-// No ReLU among them: the library's is a maximum with 0, which takes a NaN for 0. It runs behind, in State::relu().
+// ReLU is not among them: the library computes max(x, 0), which turns a NaN into 0. State::relu() runs afterwards.
 dnnl::primitive_attr attributes() {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);

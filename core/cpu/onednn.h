@@ -2,7 +2,7 @@
 // onednn.cpp, which is written for the interfaces of versions 2 and 3.
 //
 // The library chooses the layout of the weights (with a fixed one it may fall to a reference kernel hundreds of times
-// slower); weights are reordered into that layout, and the result is kept as long as their WeightKey stands still.
+// slower); weights are reordered into that layout, and the result is kept until their WeightKey changes.
 // Pictures stay NHWC. Primitives are made once per shape. Nothing here is shared between objects; use an object from
 // one thread at a time. Errors: tandem::Error naming operation, shapes and a hint. bf16 needs AVX-512 with bf16
 // instructions.
@@ -26,7 +26,7 @@ class OneDnn {
   static bool has_bf16();        // the CPU multiplies bf16 natively
 
   // The kernel the library would use: impl_info_str(), or empty when it has none. `reference` when its name begins with
-  // "ref": right, and hundreds of times too slow. The chooser avoids those.
+  // "ref": correct, but hundreds of times slower. These are avoided.
   struct Kernel {
     std::string name;
     bool reference() const { return name.rfind("ref", 0) == 0; }
@@ -59,8 +59,7 @@ class OneDnn {
   void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const T* a,
             const T* b, float beta, T* c);
 
-  // Drops what was prepared from these weights. To be called when an owner dies, for another may be born at its
-  // address.
+  // Drops the prepared copies of these weights. Call it when an owner is destroyed, since another may be created at its address.
   void forget(const void* owner);
 
  private:

@@ -1,6 +1,6 @@
-// Weights laid out for one algorithm, kept from the second use of the same state on until the weights change. Evaluation,
-// and steps that accumulate gradients, prepare them twice and then no more; training, whose weights change with every
-// step, keeps none: Winograd's filters are four times the size of the weights.
+// Weights in the layout of one algorithm. They are kept from the second use of the same state until the weights change. Evaluation and
+// gradient accumulation prepare them twice and then reuse them. Training, which changes the weights in every step, keeps none:
+// Winograd's filters take four times the memory of the weights.
 #pragma once
 #include <map>
 #include <memory>

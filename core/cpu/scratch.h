@@ -40,9 +40,9 @@ class Block {
   std::size_t used_ = 0;
 };
 
-// Σ and Σ² of a result's channels, taken while it is in registers: what batch norm would read all of it for. One part
-// for each piece of work, so that threads do not meet; each is summed about a value of its own (its first), for a sum of
-// squares about anything far from the mean loses digits.
+// Σ and Σ² of a result's channels, taken while it is in registers: what batch norm would read all of it for. Each
+// piece of work has its own part, so that threads do not share memory. Each part is summed relative to its first value, since a
+// sum of squares about a value far from the mean loses digits.
 struct Moments {
   static constexpr std::int64_t fields = 3;  // shift, Σ(y − shift), Σ(y − shift)²
   std::int64_t channels = 0;

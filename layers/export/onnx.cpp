@@ -16,8 +16,8 @@ constexpr int float_type = 1, int64_type = 7;  // TensorProto.DataType
 constexpr int attribute_float = 1, attribute_int = 2, attribute_ints = 7;
 using Ints = std::vector<std::int64_t>;
 
-// A value of the graph. Pictures are [N, C, H, W] there and [N, H, W, C] here: `channels_first` says which of the two a value
-// is; what needs the other gets a Transpose in between. Convolutions follow each other without any.
+// A value of the graph. Pictures are [N, C, H, W] there and [N, H, W, C] here: `channels_first` is the layout
+// of a value. A Transpose is inserted where the other layout is needed; between convolutions none is.
 struct Value {
   std::string name;
   bool channels_first = false;
@@ -58,7 +58,7 @@ class Exporter {
   }
 
  private:
-  // Who a tensor is. Two shapes of the same memory are two values.
+  // The identity of a tensor. Two shapes of the same memory are two values.
   using Key = std::pair<const void*, std::vector<std::int64_t>>;
   static Key key(const Tensor& t) { return {t.raw(), {t.shape().begin(), t.shape().end()}}; }
 

@@ -69,7 +69,7 @@ std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape&
 
 constexpr const char* counter = "num_batches_tracked";
 
-// What stands before every name of the file where a wrapper of the model was saved: "module." by DataParallel, "_orig_mod." by
+// The common prefix of all names in the file when a wrapper of the model was saved: "module." by DataParallel, "_orig_mod." by
 // torch.compile. Empty where the model has names of that kind itself.
 std::string wrapper_of(const SafetensorsFile& file, const std::string& own) {
   if (file.tensors().empty()) return "";

@@ -1,4 +1,4 @@
-// AdamW and Adam: two running means, of the gradient and of its square; both begin at zero, which the corrections undo.
+// AdamW and Adam: two running means, of the gradient and of its square. Both begin at zero; the corrections compensate for this.
 #include <cmath>
 
 #include "layers/optim/update.h"
@@ -6,7 +6,7 @@
 namespace tandem {
 namespace {
 
-// One index only. The number of this step was counted by check_gradients().
+// Has one index only. check_gradients() has already incremented the number of the step.
 template <class T>
 struct Corrections {
   const StepState* state;

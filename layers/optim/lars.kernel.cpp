@@ -1,6 +1,5 @@
-// LARS. The norms of all weight tensors and of their gradients come from one pass over the two flat vectors, which leaves two
-// sums per block of 64, and one over these sums, which adds up each segment's (squared_norms.h): two launches for any number of
-// tensors.
+// LARS. One launch over the two flat vectors computes the squared norms of weights and gradients for each block of 64. A second launch
+// adds those of each parameter range (squared_norms.h). Two launches suffice for any number of tensors.
 #include <cmath>
 
 #include "layers/optim/squared_norms.h"

@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// One index only: decides on the device whether this step may be applied, and by how much the gradient shrinks.
+// Has one index only. Decides on the device whether this step may be applied, and computes the clip factor.
 template <class T>
 struct CheckStep {
   StepState* state;

@@ -33,7 +33,7 @@ void print_help(const char* program, const std::string& description, const std::
   std::printf("\n--version tells what this build is.\n");
 }
 
-// Takes the words apart. Answers --help.
+// Parses the words. Handles --help.
 CommandLine split(int argc, char** argv, const std::string& description, const std::vector<OptionSpec>& specs) {
   CommandLine line;
   for (int i = 1; i < argc; i++) {
@@ -57,7 +57,7 @@ CommandLine split(int argc, char** argv, const std::string& description, const s
   return line;
 }
 
-// Answers --version, and refuses what is left where the program takes no words.
+// Handles --version, and refuses remaining words when the program takes none.
 void take_words(const CommandLine& line, bool no_options, std::vector<std::string>* words) {
   for (const std::string& word : line.unknown) {
     if (word == "--version") {

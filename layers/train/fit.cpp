@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// FitOptions::evaluate. Every rank evaluates all test pictures: there is nothing to exchange.
+// FitOptions::evaluate. Every rank evaluates all test pictures, without exchange.
 FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const FitData& data, const FitOptions& options) {
   if (!data.test) refuse("--evaluate: there are no test pictures");
   FlatParameters flat(model, backend, options.seed);

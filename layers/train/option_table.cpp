@@ -148,7 +148,7 @@ void machine(Rows& t, Options& o) {
   });
   t.choice("--dtype", o.dtype, "of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32", "f32, bf16 or f16",
            dtype_in, name_of).decides = true;
-  // More threads than cores only wait for each other; the bound catches the slip of a finger.
+  // More threads than cores only wait for each other; the bound catches typing errors.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
   t.whole("--threads", o.threads, 0,
           "threads of the CPU backend (0: OMP_NUM_THREADS, else the cores it may use, or a rank's share of them)", most,
@@ -171,7 +171,7 @@ void reports(Rows& t, Options& o) {
   t.text("--dot", o.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
   t.flag("--profile", o.profiler.profile, true, "print where the time of a step goes");
   t.text("--trace", o.profiler.trace, "file for Chrome's trace viewer or ui.perfetto.dev");
-  t.flag("--memory", o.profiler.memory, true, "print who holds the memory in a step");
+  t.flag("--memory", o.profiler.memory, true, "print what uses the memory in a step");
   t.flag("--overfit-batch", o.overfit_batch, true, "train on one batch only: can the model learn at all?");
   t.text("--import-torch", o.import_export.import_torch, "PyTorch weights to begin with (safetensors of a state_dict)");
   t.text("--export-torch", o.import_export.export_torch, "file for the trained weights, for PyTorch (safetensors)");

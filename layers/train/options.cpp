@@ -87,7 +87,7 @@ int device_of_rank(int local_rank, int devices) { return devices > 0 ? local_ran
 int threads_of_rank(int local_size, int cores, int allowed) { return std::min(allowed, std::max(1, cores / local_size)); }
 
 namespace {
-// Where nobody says, ranks of one host do not take each other's cores: threads that wait for each other there spin in vain.
+// By default the ranks of a host share its cores: more threads than cores would only wait for each other.
 int threads_for(const Options& o) {
   const int ranks = local_size_from_environment();
   if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
@@ -136,7 +136,7 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
     // Libraries may have taken SIGHUP for themselves before main() (UCX does): a closed terminal must end the program.
     if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
     body();
-    // What was printed may still wait in a buffer, for a disk that is full.
+    // Printed text may still be in a buffer, and the disk may be full.
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       fail("standard output could not be written: ", errno ? std::strerror(errno) : "an earlier line was lost");
     return stopping_signal() ? 128 + stopping_signal() : 0;

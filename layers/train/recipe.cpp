@@ -79,7 +79,7 @@ void agree(Strategy& strategy, const Settings& settings, const FitOptions& optio
   std::string mine = strategy.where() + "\n";
   for (const auto& [name, value] : settings)
     if (name != "--data") mine += name + " " + value + "\n";
-  // What decides which calls a rank makes to the others.
+  // Settings that decide which calls a rank makes to the others.
   mine += "--stop-after " + std::to_string(options.stop_after) + "\n";
   mine += "--resume " + std::string(options.resume.empty() ? "no" : "yes") + "\n";
   mine += "--trace " + std::string(options.profiler.trace.empty() ? "no" : "yes") + "\n";

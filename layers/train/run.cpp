@@ -224,7 +224,7 @@ void Run::end_step() {
   phase("step", false);
 }
 
-// A device is asked for its flag and its loss every few steps, since asking waits for it; on the host looking is free.
+// The flag and the loss of a device are read every few steps, since reading waits for it. On the host they are read every step.
 bool Run::reads_step() const {
   if (!backend.records() || at.step % 16 == 0 || at.batch == batches_per_epoch() || made_ == 1) return true;
   return std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->reads_step(*this); });
@@ -315,7 +315,7 @@ void Run::check_finite() {
   if (state.not_finite != 1) unread_ = 0, known_steps_ = count;  // otherwise the strategy will tell all ranks later
 }
 
-// The step `back` steps before this one was not finite, and since then nothing was applied: its batches once more.
+// The step `back` steps before this one was not finite, and no update was applied since. Runs its batches again.
 void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
   Alone alone;  // each rank finds what it can, and ends where it finds it
@@ -348,7 +348,7 @@ void Run::place(RunPosition& p) const {
 RunPosition Run::whole_position() {
   RunPosition p = at;
   p.running_sums = whole_;
-  // Parameters change only when all that a step needs has arrived. A step may have been made before its exchange failed.
+  // Parameters change only after a complete exchange. A step may have been applied before the exchange failed.
   const StepState state = optimizer.read_state();
   const bool one_more = due && std::int64_t(state.step + state.skipped) - first_count_ > made_;
   const std::int64_t step = strategy.steps(p.step + one_more);

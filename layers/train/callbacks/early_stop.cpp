@@ -3,14 +3,14 @@
 namespace tandem {
 namespace {
 
-// How good an epoch was: the larger, the better. Test pictures never choose.
+// The merit of an epoch; larger is better. Test pictures are not used.
 std::pair<double, double> merit(const EpochReport& e) {
   if (e.validation_accuracy) return {*e.validation_accuracy, -*e.validation_loss};
   if (e.validation_loss) return {-*e.validation_loss, 0};
   return {-e.train_loss, 0};
 }
 
-// Finds the best epoch, and ends the run after FitOptions::patience epochs that were no better.
+// Finds the best epoch, and ends the run after FitOptions::patience epochs without improvement.
 class EarlyStop : public Callback {
  public:
   void epoch_end(Run& run) override {

@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-// FitOptions::exchange: TensorBoard as it goes, PyTorch's weights and ONNX at the end.
+// FitOptions::import_export: TensorBoard during training, PyTorch weights and ONNX at the end.
 class Exports : public Callback {
  public:
   void phase(Run& run, const char* name, bool begins) override {

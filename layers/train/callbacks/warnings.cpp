@@ -6,8 +6,8 @@
 namespace tandem {
 namespace {
 
-// Whether this is the accuracy of guessing among so many classes: less than three standard errors above 1/classes. Of few
-// pictures nobody can tell: where those are more than a third of it.
+// Whether this is the accuracy of guessing among so many classes: less than three standard errors above 1/classes. With
+// few pictures this cannot be decided: when these are more than a third of it.
 bool guesses(const MetricSums& trained, std::int64_t classes) {
   if (classes < 2 || trained.samples < 1) return false;
   const double p = 1 / double(classes), error = std::sqrt(p * (1 - p) / trained.samples);
