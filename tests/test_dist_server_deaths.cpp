@@ -179,7 +179,7 @@ TEST(ServerDeaths, WhilePartsOfAGradientAreOnTheirWay) {
 
 TEST(ServerDeaths, RanksThatOnlyServe) {
   for (const char* strategy : {"asp+asgd", "bsp"}) {
-    die_at_every_message({.strategy = strategy, .servers = 2}, 31);
+    die_at_every_message({.strategy = strategy, .servers = 2}, 23);
     if (HasFatalFailure()) return;
   }
 }

@@ -79,7 +79,7 @@ TEST(Tables, SplitAndStandardise) {
 
 TEST(Tables, RanksShareEachBatch) {
   auto backend = reference_backend(1);
-  const Table t = numbers_table(50);
+  const Table t = numbers_table(53);
   TableLoader whole(t, {.batch = 16, .seed = 3}, *backend);
   for (std::int64_t i = 0; i < whole.batches_per_epoch(); i++) {
     const std::vector<double> want = whole.make(1, i).images.values();

@@ -35,7 +35,8 @@ Task multi_label() {
       const Variable zero(Tensor::zeros(targets.backend(), {1}, outputs.value().dtype()));
       const Variable said(gt(outputs, zero).cast(targets.dtype()));  // 1 where the label is said to hold
       const Variable wrong = max(Variable(ne(said, Variable(targets)).cast(DType::f32)), {1});
-      add_into(*correct, sum(scale(wrong, -1, 1)).value().reshape({1}).cast(DType::i32));
+      const Variable right = sum(scale(wrong, -1, 1)), before(correct->cast(DType::f32));
+      correct->copy_from((before + reshape(right, Shape{1})).value().cast(DType::i32));
     }
     return bce_with_logits(outputs, like(outputs, targets));
   };
