@@ -299,15 +299,14 @@ struct Alone {
                     [this](std::int64_t pushes) {
                       rates_for.push_back(pushes);
                       return 1.0;
-                    },
-                 .place = [this](int, ExchangeId) { return Tensor::zeros(*backend, {64}); }}) {}
+                    }}) {}
   std::vector<int> answered() {
     std::vector<int> all;
     for (const ShardService::Answer& a : service.answers()) all.push_back(a.worker);
     return all;
   }
   std::vector<int> after_push(int worker, ExchangeId exchange) {
-    service.push(worker, exchange, gradient, 16);
+    service.push(worker, exchange, gradient, 16, Tensor::zeros(*backend, {64}));
     return answered();
   }
 };
@@ -500,8 +499,7 @@ TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
   SendQueue send_queue(*channels[0]);
   ServerLayout layout({.how = Asynchrony::parse("asgd-m")}, 2, DType::f32, 4 * half, 0);
   layout.owner[1] = 0;
-  std::vector<FailOvers::TakenOver> taken_over;
-  FailOvers fail_overs(layout, send_queue, [&](FailOvers::TakenOver&& a) { taken_over.push_back(std::move(a)); });
+  FailOvers fail_overs(layout, send_queue);
   const auto fill = [](std::span<std::byte> at, float value) {
     for (std::size_t i = 0; i < at.size(); i += sizeof value) std::memcpy(at.data() + i, &value, sizeof value);
   };
@@ -520,7 +518,7 @@ TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
     const MessageHeader part = header(What::copy_part, 1);
     fill(fail_overs.place(1, part, 2 * half * sizeof(float)).value(), 5);
     fail_overs.copy_part(1, part, 2 * half);
-    return std::exchange(taken_over, {}).at(0);
+    return fail_overs.finished().at(0);
   };
   snapshot(0, 1);
   fail_overs.lost(1);
@@ -730,8 +728,7 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
     send_queues.push_back(std::make_unique<SendQueue>(*channels[std::size_t(r)]));
     layouts.push_back(std::make_unique<ServerLayout>(
         ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3, DType::f32, 3 * 1024, 0));
-    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *send_queues.back(), std::vector<float>(48, 1.f),
-                                                   [](const ShardService&) {}));
+    owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *send_queues.back(), std::vector<float>(48, 1.f)));
     shared.push_back(send_queues.back()->share(64));
     auto& here = room[std::size_t(r)];
     channels[std::size_t(r)]->on_message({.place =
@@ -746,7 +743,7 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   }
   std::vector<float> w(3 * 1024), nothing(64);
   const Buffer weights{w.data(), 3 * 1024, DType::f32}, none{nothing.data(), 0, DType::f32};
-  Worker worker(*layouts[0], *send_queues[0], {.over = [](const Worker::Exchange&) {}, .velocity_here = [] {}});
+  Worker worker(*layouts[0], *send_queues[0]);
   worker.keep_first(weights, none);
   const auto serve = [&](int rank, float value) {
     std::vector<std::byte> bytes(4096);

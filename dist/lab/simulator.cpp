@@ -15,7 +15,8 @@
 #include "dist/server/asynchrony.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/server/straggler_emulation.h"
-#include "dist/server/shard.h"
+#include "dist/server/shard_service.h"
+#include "dist/server/server_layout.h"
 #include "layers/train/metrics.h"
 
 namespace tandem {
@@ -31,6 +32,7 @@ class Method {
   virtual void arrived(int worker) = 0;               // a gradient
   virtual void visited(int worker) { (void)worker; }  // what Simulation::visit() asked for
   virtual const Tensor& weights() = 0;                // as they are to be evaluated
+  virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
 };
 
 class Simulation {
@@ -76,13 +78,6 @@ class Simulation {
     return given_.learning_rate *
            options_.schedule.factor(double(applied_), double(batches_), double(data_.train.batches_per_epoch()));
   }
-  std::vector<float> scales() const {
-    std::vector<float> all(std::size_t(flat_.numel() / FlatParameters::alignment));
-    for (const ParameterRange& s : flat_.parameter_ranges())
-      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += FlatParameters::alignment)
-        all[std::size_t(i / FlatParameters::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
-    return all;
-  }
   // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
   double one_way() const { return lasts(1, 1); }
   double all_reduce() const { return lasts(2 * (workers() - 1), 2); }
@@ -123,15 +118,12 @@ class Simulation {
   }
   Tensor& computed() { return flat_.gradients; }
 
-  void push(Shard& shard, int worker, const Tensor& gradient) {
-    if (pushes_++ % 16 == 0) {  // they cost as much as the push itself
-      report_.gap += shard.gap(worker);
-      report_.correction += shard.correction(worker, gradient);
-      looks_++;
-    }
-    const auto delay = std::size_t(shard.push(worker, gradient, rate(), momentum()));
-    if (report_.delays.size() <= delay) report_.delays.resize(delay + 1);
-    report_.delays[delay]++;
+  // How late the gradient is that was computed last, before it is pushed.
+  void look(const Shard& shard, int worker) {
+    if (pushes_++ % 16 != 0) return;  // it costs as much as the push itself
+    report_.gap += shard.gap(worker);
+    report_.correction += shard.correction(worker, computed());
+    looks_++;
   }
 
   // A worker begins its next step then, with the running statistics of now; where no batch is left it leaves.
@@ -178,6 +170,7 @@ class Simulation {
       while (applied_ >= std::int64_t(report_.epochs.size() + 1) * per_epoch) end_epoch(metrics);
     }
     report_.seconds = now_;
+    report_.delays = method.delays();
     if (looks_) report_.gap /= double(looks_), report_.correction /= double(looks_);
     show();
     MetricFields end{{"event", std::string("end")},
@@ -270,74 +263,60 @@ class Simulation {
 };
 
 // ---- by servers, or by all-reduce --------------------------------------------------------------------------------------
-class ServerMethod : public Method {
+// A shard of the whole vector, in the server's own hands: it says whose push is applied when, and who may go on.
+class ByServers : public Method {
  public:
-  ServerMethod(Simulation& s, const Asynchrony& how, bool ring)
+  ByServers(Simulation& s, const Asynchrony& how, bool ring)
       : s_(s),
-        how_(how),
+        synchronous_(how.kind == Asynchrony::Kind::bsp),
         ring_(ring),
         rule_(make_rule(how.rule)),
-        shard_(*rule_, s.flat().values, s.scales(), s.workers()),
-        clocks_(std::size_t(s.workers())),
+        service_(*rule_, s.flat().values, learning_rate_scales(s.flat()), s.workers(),
+                {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
+        exchanges_(std::size_t(s.workers())),
+        sent_(std::size_t(s.workers())),
         waits_(std::size_t(s.workers())) {
-    if (how.kind == Asynchrony::Kind::bsp) mean_ = Tensor::like(s.flat().values);
-    for (int m = 0; m < s.workers(); m++) shard_.pull(m);
+    for (int m = 0; m < s.workers(); m++) {
+      sent_[std::size_t(m)] = Tensor::like(s.flat().values);
+      service_.pull(m, ++exchanges_[std::size_t(m)], sent_[std::size_t(m)]);
+    }
+    service_.answers();
   }
   double way_there() const override { return ring_ ? 0 : s_.one_way(); }
-  const Tensor& weights() override { return shard_.values(); }
+  const Tensor& weights() override { return service_.shard().values(); }
+  std::vector<std::int64_t> delays() const override {
+    const ShardCounts& c = service_.counts();  // of gradients that make an update together, one counts
+    return synchronous_ && c.version ? std::vector<std::int64_t>{std::int64_t(c.version)} : c.delays;
+  }
 
   void arrived(int worker) override {
-    if (how_.kind != Asynchrony::Kind::bsp && s_.gradient(worker, shard_.sent(worker)))
-      s_.push(shard_, worker, s_.computed());
-    clocks_[std::size_t(worker)]++;
     waits_[std::size_t(worker)] = true;
-    release();
+    // Together, all gradients are computed at the end: with one learning rate, and in the order of the workers.
+    if (synchronous_ && std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
+    for (int m = 0; m < s_.workers(); m++)
+      if (waits_[std::size_t(m)]) push(m);
+    waits_.assign(waits_.size(), false);
+    for (auto answers = service_.answers(); !answers.empty(); answers = service_.answers())
+      for (const auto& a : answers) {
+        s_.start(a.worker, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
+        if (!s_.is_active(a.worker)) service_.lost(a.worker);  // it holds nobody back
+      }
   }
 
  private:
-  // Whoever waits and may start does.
-  void release() {
-    if (how_.kind == Asynchrony::Kind::bsp) {
-      if (std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
-      update_synchronously();
-    }
-    std::int64_t slowest = INT64_MAX;
-    for (int m = 0; m < s_.workers(); m++)
-      if (s_.is_active(m)) slowest = std::min(slowest, clocks_[std::size_t(m)]);
-    const int active = s_.active();
-    for (int m = 0; m < s_.workers(); m++) {
-      if (!waits_[std::size_t(m)]) continue;
-      if (how_.kind == Asynchrony::Kind::ssp && clocks_[std::size_t(m)] - slowest > how_.staleness) continue;
-      waits_[std::size_t(m)] = false;
-      shard_.pull(m);
-      s_.start(m, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
-    }
-    if (how_.kind == Asynchrony::Kind::ssp && s_.active() < active) release();  // who left holds nobody back
-  }
-  // One update with the mean of all gradients, added up in the order of the ranks.
-  void update_synchronously() {
-    int count = 0, finite = 0;
-    for (int m = 0; m < s_.workers(); m++) {
-      if (!waits_[std::size_t(m)]) continue;
-      finite += s_.gradient(m, shard_.sent(m));
-      if (count++ == 0)
-        mean_.copy_from(s_.computed());
-      else
-        add_into(mean_, s_.computed());
-    }
-    if (finite < count) return;
-    float* g = mean_.write<float>();
-    for (std::int64_t i = 0; i < mean_.numel(); i++) g[i] /= float(count);
-    s_.push(shard_, 0, mean_);
+  void push(int m) {
+    const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
+    if (finite && !synchronous_) s_.look(service_.shard(), m);
+    service_.push(m, ++exchanges_[std::size_t(m)], synchronous_ ? s_.computed().clone() : s_.computed(), finite,
+                 sent_[std::size_t(m)]);
   }
 
   Simulation& s_;
-  Asynchrony how_;
-  bool ring_;
+  bool synchronous_, ring_;
   std::unique_ptr<Rule> rule_;
-  Shard shard_;
-  Tensor mean_;
-  std::vector<std::int64_t> clocks_;
+  ShardService service_;
+  std::vector<ExchangeId> exchanges_;  // of each worker, the last
+  std::vector<Tensor> sent_;           // the weights that it was sent
   std::vector<bool> waits_;
 };
 
@@ -358,7 +337,7 @@ class Local : public Method {
         rule_(make_rule("asgd-m")),
         centre_(s.flat().values.clone()),
         mean_(Tensor::like(centre_)),
-        scales_(s.scales()),
+        scales_(learning_rate_scales(s.flat())),
         workers_(std::size_t(s.workers())) {
     for (Worker& w : workers_) {
       w.x = centre_.clone();
@@ -454,14 +433,16 @@ class Local : public Method {
 // Vectors as long as the weights that a strategy keeps for each worker.
 int vectors_of_a_worker(const std::string& text) {
   if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
-  const auto rule = make_rule(Asynchrony::parse(text == "all-reduce" ? "bsp" : text).rule);
-  return 1 + rule->keeps().square_avg + rule->keeps().own;  // what it was sent, always
+  const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
+  const auto keeps = make_rule(how.rule)->keeps();
+  // What it was sent, always; with bsp its gradient, until all are there.
+  return 1 + (how.kind == Asynchrony::Kind::bsp) + keeps.square_avg + keeps.own;
 }
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
-  if (text == "all-reduce") return std::make_unique<ServerMethod>(s, Asynchrony::parse("bsp"), true);
+  if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
   if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
-  return std::make_unique<ServerMethod>(s, Asynchrony::parse(text), false);
+  return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 
 }  // namespace

@@ -156,6 +156,8 @@ class InProcessChannel : public Channel {
         receiver_.returned(event.rank, event.incarnation);
       return true;
     }
+    std::optional<std::span<std::byte>> placed;
+    std::vector<std::byte> unplaced;
     std::span<std::byte> room;
     bool fits = false;
     {
@@ -168,7 +170,9 @@ class InProcessChannel : public Channel {
           channel.hub_->changed.notify_all();
         }
       } delivered{*this, *parcel};
-      room = receiver_.place(parcel->from, parcel->header, parcel->bytes.size());
+      placed = receiver_.place(parcel->from, parcel->header, parcel->bytes.size());
+      if (!placed) unplaced.resize(parcel->bytes.size());
+      room = placed.value_or(unplaced);
       fits = room.size() == parcel->bytes.size();
       if (fits && !room.empty()) std::memcpy(room.data(), parcel->bytes.data(), room.size());
     }
@@ -178,7 +182,10 @@ class InProcessChannel : public Channel {
                                     " bytes where " + name(rank_) + " has room for " + std::to_string(room.size()));
       check();
     }
-    receiver_.arrived(parcel->from, parcel->header, room);
+    if (placed)
+      receiver_.arrived(parcel->from, parcel->header, room);
+    else
+      receiver_.unplaced(parcel->from, parcel->header, std::move(unplaced));
     return true;
   }
 

@@ -2,7 +2,7 @@
 // calls: a message is a header and some bytes, and the one who receives it says, from the header, which memory the bytes go
 // to. In-process and UCX twins; both strict about memory: it is the caller's until the send is done.
 //
-//   channel->on_message({.place = [&](int from, const MessageHeader& header) { return room_for(header); },
+//   channel->on_message({.place = [&](int from, const MessageHeader& header, std::size_t bytes) { return room_for(note); },
 //                        .arrived = [&](int from, const MessageHeader& header, std::span<std::byte> bytes) { … }});
 //   channel->send(server, header, bytes).wait();
 //
@@ -12,7 +12,9 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "dist/collectives/communicator.h"
 
@@ -22,9 +24,12 @@ namespace tandem {
 using MessageHeader = std::array<std::uint64_t, 8>;
 
 struct Receiver {
-  // Memory for `bytes` bytes, alive until `arrived`; shorter: the message is refused, and the job fails with a text.
-  std::function<std::span<std::byte>(int from, const MessageHeader& header, std::size_t bytes)> place;
+  // Memory for `bytes` bytes, alive until `arrived`; shorter: the message is refused, and the job fails with a text. None: the
+  // message is `unplaced`.
+  std::function<std::optional<std::span<std::byte>>(int from, const MessageHeader& header, std::size_t bytes)> place;
   std::function<void(int from, const MessageHeader& header, std::span<std::byte> bytes)> arrived;
+  // In place of `arrived`: the bytes lie in memory that is the receiver's now.
+  std::function<void(int from, const MessageHeader& header, std::vector<std::byte> bytes)> unplaced = {};
   // A rank is gone, and the job goes on without it: nothing of it arrives after this call, and what was under way to it counts
   // as done. All ranks hear of losses (and returns) in the same order. Without this the job fails when a rank is lost; it
   // always does when that is rank 0, which keeps the list.

@@ -4,10 +4,9 @@
 
 namespace tandem {
 
-FailOvers::FailOvers(const ServerLayout& layout, SendQueue& send_queue, Take take)
+FailOvers::FailOvers(const ServerLayout& layout, SendQueue& send_queue)
     : layout_(layout),
       send_queue_(send_queue),
-      take_(std::move(take)),
       fail_overs_(std::size_t(layout.shards())),
       snapshots_(std::size_t(layout.shards())) {}
 
@@ -54,8 +53,9 @@ void FailOvers::choose(int s) {
 
 void FailOvers::finish(int s) {
   FailOver a = std::exchange(fail_overs_[std::size_t(s)], {});
-  take_({s, std::move(a.offers[a.from].state), std::move(a.values), snapshots_[std::size_t(s)].kept});
+  finished_.push_back({s, std::move(a.offers[a.from].state), std::move(a.values), snapshots_[std::size_t(s)].kept});
 }
+std::vector<FailOvers::TakenOver> FailOvers::finished() { return std::exchange(finished_, {}); }
 
 std::optional<std::span<std::byte>> FailOvers::place(int from, const MessageHeader& n, std::size_t bytes) {
   const std::size_t at = layout_.bytes(std::int64_t(n[word::first]));

@@ -6,7 +6,6 @@
 // The member's thread alone.
 #pragma once
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,16 +26,16 @@ class FailOvers {
     std::vector<std::byte> values;
     std::vector<std::vector<std::byte>> kept;  // Shard::kept(); empty: no snapshot has come
   };
-  using Take = std::function<void(TakenOver&&)>;
-  FailOvers(const ServerLayout& layout, SendQueue& send_queue, Take take);
+  FailOvers(const ServerLayout& layout, SendQueue& send_queue);
 
-  void begin(int s);    // layout.owner[s] is this rank now; its own offer comes like the others'
+  void begin(int s);  // layout.owner[s] is this rank now; its own offer comes like the others'
   void lost(int rank);  // it offers nothing more
 
   // Messages. place: nothing where nobody waits for it.
   void offered(int from, const MessageHeader& n, std::vector<ExchangeId> applied);
   std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes);
   void copy_part(int from, const MessageHeader& n, std::int64_t numel);
+  std::vector<TakenOver> finished();  // since the last call
   void snapshot_part(const MessageHeader& n, std::int64_t numel);
 
  private:
@@ -61,9 +60,9 @@ class FailOvers {
 
   const ServerLayout& layout_;
   SendQueue& send_queue_;
-  Take take_;
   std::vector<FailOver> fail_overs_;  // by shard
   std::vector<Snapshot> snapshots_;
+  std::vector<TakenOver> finished_;
 };
 
 }  // namespace tandem

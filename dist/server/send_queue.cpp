@@ -44,16 +44,21 @@ void SendQueue::let_go() {
 std::shared_ptr<void> SendQueue::share(std::size_t bytes) {
   std::lock_guard lock(mutex_);  // the channel counts blocks by its calls, and so does blocks_
   auto block = channel_.share(bytes);
-  blocks_.push_back({static_cast<const std::byte*>(block.get()), bytes});
+  blocks_.push_back({static_cast<const std::byte*>(block.get()), bytes, block});
   return block;
 }
 
-std::optional<SendQueue::Place> SendQueue::place_of(const void* p) {
+std::optional<SendQueue::Place> SendQueue::place_of(const void* p) const {
   const auto* at = static_cast<const std::byte*>(p);
   std::lock_guard lock(mutex_);
   for (std::size_t b = 0; b < blocks_.size(); b++)
-    if (const auto [begin, bytes] = blocks_[b]; at >= begin && at < begin + bytes) return Place{b, std::uint64_t(at - begin)};
+    if (const Block& k = blocks_[b]; at >= k.begin && at < k.begin + k.bytes && !k.memory.expired()) return Place{b, std::uint64_t(at - k.begin)};
   return {};
+}
+std::shared_ptr<void> SendQueue::memory_of(const void* p) const {
+  const auto place = place_of(p);
+  std::lock_guard lock(mutex_);
+  return place ? blocks_[place->block].memory.lock() : nullptr;
 }
 
 std::byte* SendQueue::at(int rank, Place place, std::size_t bytes) const {

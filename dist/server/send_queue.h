@@ -40,7 +40,8 @@ class SendQueue {
   struct Place {
     std::uint64_t block, offset;
   };
-  std::optional<Place> place_of(const void* p);  // in this rank's shared memory
+  std::optional<Place> place_of(const void* p) const;  // in this rank's shared memory
+  std::shared_ptr<void> memory_of(const void* p) const;  // the block that it lies in; null: none, or it is given back
   bool reaches(int rank) const { return !channel_.shared_by(rank, 0).empty(); }  // its shared memory; and it this rank's
   std::byte* at(int rank, Place place, std::size_t bytes) const;  // throws Error where it is not in reach
 
@@ -56,8 +57,13 @@ class SendQueue {
   std::deque<Sending> sends_;
   bool forgives_ = false;
   std::atomic<std::int64_t> bytes_{0};
-  std::mutex mutex_;
-  std::vector<std::pair<const std::byte*, std::size_t>> blocks_;  // by number
+  struct Block {
+    const std::byte* begin;
+    std::size_t bytes;
+    std::weak_ptr<void> memory;
+  };
+  mutable std::mutex mutex_;
+  std::vector<Block> blocks_;  // by number
 };
 
 }  // namespace tandem

@@ -15,7 +15,6 @@
 #include "dist/server/fail_over.h"
 #include "dist/server/coordinator.h"
 #include "dist/server/deferred_queue.h"
-#include "dist/server/unexpected_messages.h"
 #include "dist/server/shard_server.h"
 #include "dist/server/send_queue.h"
 #include "dist/server/server_layout.h"
@@ -60,7 +59,8 @@ class ServerNode::Thread {
           });
     channel_->on_message(
         {.place = [this](int from, const MessageHeader& n, std::size_t bytes) { return place(from, n, bytes); },
-         .arrived = [this](int from, const MessageHeader& n, std::span<std::byte> b) { arrived(from, n, b); },
+         .arrived = [this](int from, const MessageHeader& n, std::span<std::byte> b) { placed(from, n, b.size()); },
+         .unplaced = [this](int from, const MessageHeader& n, std::vector<std::byte> b) { unplaced(from, n, std::move(b)); },
          .lost =
              [this](int rank, const std::string& why) {
                tell_person(why + ": the others go on without it");
@@ -111,16 +111,9 @@ class ServerNode::Thread {
                                              buffers.count);
     check_snapshots();
     scales.resize(std::size_t(layout_->whole() / 64), 1.f);
-    worker_ = std::make_unique<Worker>(*layout_, send_queue_,
-                                       Worker::Hears{.over = [this](const Worker::Exchange& x) { answered(x); },
-                                                     .velocity_here = [this] { change([&] { velocity_here_ = true; }); }});
-    shard_server_ = std::make_unique<ShardServer>(*layout_, send_queue_, std::move(scales), [this](const ShardService& first) {
-      std::lock_guard lock(mutex_);
-      counts_.shard = first.counts();
-      if (layout_->options.record) events_ = first.events();
-    });
-    fail_overs_ = std::make_unique<FailOvers>(*layout_, send_queue_,
-                                              [this](FailOvers::TakenOver&& a) { shard_server_->take_over(std::move(a)); });
+    worker_ = std::make_unique<Worker>(*layout_, send_queue_);
+    shard_server_ = std::make_unique<ShardServer>(*layout_, send_queue_, std::move(scales));
+    fail_overs_ = std::make_unique<FailOvers>(*layout_, send_queue_);
     std::vector<std::byte> v;
     if (rank() == 0) {
       worker_->keep_first(parameters, buffers);
@@ -169,7 +162,6 @@ class ServerNode::Thread {
     tell([this, at = gradient.data, part] {
       const std::int64_t before = send_queue_.bytes_sent();
       worker_->send_early(at, part);
-      std::lock_guard lock(mutex_);
       counts_.early_bytes += send_queue_.bytes_sent() - before;
     });
   }
@@ -258,16 +250,22 @@ class ServerNode::Thread {
     wait("the servers' velocity", [&] { return velocity_here_; }, [&] { velocity_here_ = false; });
     return true;
   }
-  Counts counts() const {
-    std::lock_guard lock(mutex_);
-    Counts c = counts_;
+  Counts counts() {
+    Counts c;
+    ask_thread([&] {
+      c = counts_;
+      if (const ShardService* first = shard_server_ ? shard_server_->first() : nullptr) c.shard = first->counts();
+    });
     c.bytes = send_queue_.bytes_sent();
     c.waited = waited_;
     return c;
   }
-  std::vector<ShardEvent> events() const {
-    std::lock_guard lock(mutex_);
-    return events_;
+  std::vector<ShardEvent> events() {
+    std::vector<ShardEvent> all;
+    ask_thread([&] {
+      if (const ShardService* first = shard_server_->first()) all = first->events();
+    });
+    return all;
   }
 
  private:
@@ -289,6 +287,16 @@ class ServerNode::Thread {
     std::lock_guard lock(mutex_);
     commands_.push_back(std::move(command));
     channel_->wake();
+  }
+  // Has the member's thread answer a question; once that has ended, this one does.
+  void ask_thread(const std::function<void()>& question) {
+    bool answered = false;
+    tell([&] { question(), change([&] { answered = true; }); });
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return answered || failed_; });
+    }
+    if (!answered) question();
   }
   // As long as it takes, while others live and one of them works: rank 0 knows when that is not so (look_for_standstill()).
   // `meanwhile` is called now and then.
@@ -329,6 +337,8 @@ class ServerNode::Thread {
         if (ends) tell_what_it_waits_for("nothing any more: it has ended");
         const bool some = channel_->progress();
         send_queue_.let_go();
+        if (fail_overs_)
+          for (FailOvers::TakenOver& a : fail_overs_->finished()) shard_server_->take_over(std::move(a));
         if (now() >= next_look_) next_look_ = now() + look_around();
         if (!some) channel_->rest();
       }
@@ -414,7 +424,8 @@ class ServerNode::Thread {
     deferred_.keep(from, std::move(f));
   }
 
-  void answered(const Worker::Exchange& x) {
+  void answered() {
+    const Worker::Exchange& x = worker_->exchange();
     std::array<double, 3> sums{};
     if (x.verdict == Verdict::taken) sums = {x.sums.loss, x.sums.correct, x.sums.samples};
     if (x.gradient && coordinator_) {
@@ -429,8 +440,8 @@ class ServerNode::Thread {
       waiting_ = false;
       answered_ = x;
       pushes_parts_ = worker_->sends_parts();
-      counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
     });
+    counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
   }
   void done(int worker, std::int64_t lease, const std::array<double, 3>& sums, Verdict verdict) {
     if (!coordinator_->done(lease, now())) return;
@@ -463,7 +474,6 @@ class ServerNode::Thread {
   }
   void take_over(int s) {
     fail_overs_->begin(s);
-    std::lock_guard lock(mutex_);
     counts_.taken_over++;
   }
   void returned(int rank) {
@@ -492,47 +502,29 @@ class ServerNode::Thread {
     if (!fits) fail(channel_->where(from), " does not train the same model");
   }
 
-  std::span<std::byte> place(int from, const MessageHeader& n, std::size_t bytes) {
-    if (bytes == 0) return {};
-    if (!about_a_shard(n) || !ready_) return unexpected_.room(bytes);
+  // Where the bytes of a message belong; nothing for texts and tables, for what comes before this rank is ready, and for what
+  // nobody waits for any more.
+  std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes) {
+    if (bytes == 0) return std::span<std::byte>();
+    if (!about_a_shard(n) || !ready_) return {};
     check(from, n, bytes);
-    std::optional<std::span<std::byte>> at;
     switch (what_of(n)) {
       case What::push_part:
-      case What::first_part: at = shard_server_->place(from, n, bytes); break;
+      case What::first_part: return shard_server_->place(from, n, bytes);
       case What::answer_part:
-      case What::velocity_part: at = worker_->place(n, bytes); break;
+      case What::velocity_part: return worker_->place(n, bytes);
       case What::copy_part:
-      case What::snapshot_part: at = fail_overs_->place(from, n, bytes); break;
-      default: break;
+      case What::snapshot_part: return fail_overs_->place(from, n, bytes);
+      default: return {};
     }
-    return at ? *at : unexpected_.room(bytes);
   }
 
-  // A message that arrived as an unexpected message, now that this rank is ready to place it.
-  void come_again(int from, const MessageHeader& n, const std::vector<std::byte>& message) {
-    const std::span<std::byte> at = place(from, n, message.size());
-    if (!message.empty()) std::memcpy(at.data(), message.data(), message.size());
-    arrived(from, n, at);
-  }
-
-  void arrived(int from, const MessageHeader& n, std::span<std::byte> bytes) {
-    std::vector<std::byte> message = unexpected_.take(bytes);
-    if (!about_a_shard(n)) return arrived(from, n, message);
-    if (!ready_) {  // then it comes again
-      deferred_.keep(from, [this, from, n, message = std::move(message)] { come_again(from, n, message); });
-      return;
-    }
-    check(from, n, bytes.size());
-    // A part for an owner that began to arrive before this rank was ready, or that nobody wants any more.
-    if ((what_of(n) == What::push_part || what_of(n) == What::first_part) && !message.empty()) {
-      const auto at = shard_server_->place(from, n, message.size());
-      if (!at) return;
-      std::memcpy(at->data(), message.data(), message.size());
-    }
+  // A message without bytes, or a part of a vector that lies where it belongs.
+  void placed(int from, const MessageHeader& n, std::size_t bytes) {
+    if (!about_a_shard(n) || !ready_) return unplaced(from, n, {});
+    check(from, n, bytes);
     const int s = int(n[word::shard]);
-    const auto numel = std::int64_t(bytes.size() / element(n));
-    const bool wanted = message.empty();  // of a part: it lies where it belongs
+    const auto numel = std::int64_t(bytes / element(n));
     switch (what_of(n)) {
       case What::push_part: return shard_server_->push_part(from, n, numel);
       case What::push: return shard_server_->push(from, n);
@@ -542,17 +534,36 @@ class ServerNode::Thread {
       case What::first_part: return shard_server_->first_part(n, numel);
       case What::velocity_wanted: return shard_server_->velocity_wanted(from, s);
 
-      case What::answer_part: return wanted ? worker_->answer_part(n, numel) : void();
-      case What::answer_end:
-      case What::answer_here: return worker_->answer_ended(n, numbers_in<ExchangeId>(message));
-      case What::velocity_part: return wanted ? worker_->velocity_part(s, numel) : void();
-
-      case What::offer: return fail_overs_->offered(from, n, numbers_in<ExchangeId>(message));
+      case What::answer_part: return worker_->answer_part(n, numel) ? answered() : void();
+      case What::velocity_part:
+        return worker_->velocity_part(s, numel) ? change([&] { velocity_here_ = true; }) : void();
       case What::copy_wanted: return worker_->copy_wanted(from, s);
-      case What::copy_part: return wanted ? fail_overs_->copy_part(from, n, numel) : void();
+      case What::copy_part: return fail_overs_->copy_part(from, n, numel);
       case What::snapshot_part: return fail_overs_->snapshot_part(n, numel);
       default: return;
     }
+  }
+
+  void unplaced(int from, const MessageHeader& n, std::vector<std::byte> message) {
+    if (!about_a_shard(n)) return arrived(from, n, message);
+    if (!ready_) return deferred_.keep(from, [this, from, n, message = std::move(message)] { come_again(from, n, message); });
+    check(from, n, message.size());
+    switch (what_of(n)) {
+      case What::answer_end:
+      case What::answer_here: return worker_->answer_ended(n, numbers_in<ExchangeId>(message)) ? answered() : void();
+      case What::offer: return fail_overs_->offered(from, n, numbers_in<ExchangeId>(message));
+      case What::push_part:
+      case What::first_part: return come_again(from, n, message);  // it began to arrive before this rank was ready
+      default: return;
+    }
+  }
+  // A message that had no place when it came; where it still has none, nobody waits for it.
+  void come_again(int from, const MessageHeader& n, const std::vector<std::byte>& message) {
+    const auto at = place(from, n, message.size());
+    const bool part = what_of(n) == What::push_part || what_of(n) == What::first_part;
+    if (!at) return part ? void() : unplaced(from, n, message);
+    if (!message.empty()) std::memcpy(at->data(), message.data(), message.size());
+    placed(from, n, message.size());
   }
 
   void arrived(int from, const MessageHeader& n, const std::vector<std::byte>& message) {
@@ -630,7 +641,7 @@ class ServerNode::Thread {
   SendQueue send_queue_;
 
   // The member's thread's.
-  UnexpectedMessages unexpected_;
+  Counts counts_;  // but for `shard`, `bytes` and `waited`
   DeferredQueue deferred_;  // when_ready()
   bool ready_ = false;  // this rank knows who owns what, and has a part in it
   bool over_heard_ = false;
@@ -666,10 +677,28 @@ class ServerNode::Thread {
   MetricSums sums_;
   Waits waits_;
   std::exception_ptr failed_;
-  Counts counts_;
-  std::vector<ShardEvent> events_;
   std::thread thread_;  // last
 };
+
+Measures ServerNode::Counts::measures() const {
+  Measures all{{"sent_bytes", double(bytes)},   {"early_bytes", double(early_bytes)},
+               {"exchanges", double(exchanges)}, {"refused", double(refused)},
+               {"exposed_seconds", waited},      {"shard_version", double(shard.version)}};
+  if (taken_over) all.push_back({"adopted_shards", double(taken_over)});
+  const auto& delays = shard.delays;
+  double pushes = 0, sum = 0;
+  for (std::size_t d = 0; d < delays.size(); d++) pushes += double(delays[d]), sum += double(d) * double(delays[d]);
+  if (pushes > 0) all.push_back({"mean_delay", sum / pushes});
+  for (std::size_t d = 0; d < delays.size();) {  // by one up to 15, then by powers of two
+    const std::size_t end = d < 16 ? d + 1 : 2 * d;
+    double count = 0;
+    for (std::size_t k = d; k < std::min(end, delays.size()); k++) count += double(delays[k]);
+    if (count > 0)
+      all.push_back({"delay_" + std::to_string(d) + (end > d + 1 ? "_to_" + std::to_string(end - 1) : ""), count});
+    d = end;
+  }
+  return all;
+}
 
 ServerNode::ServerNode(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
     : thread_(std::make_unique<Thread>(std::move(channel), deadline, std::move(tells), patience)) {}

@@ -63,6 +63,7 @@ class ServerNode {
     std::int64_t early_bytes = 0;  // sent by push_part()
     double waited = 0;  // seconds that this worker waited for answers and leases
     std::int64_t taken_over = 0;  // shards that came from lost ranks
+    Measures measures() const;  // by name, with the histogram of delays
   };
 
   // deadline: seconds after which it is an error that all ranks wait for each other; for one that lives and works a rank waits as
@@ -116,7 +117,7 @@ class ServerNode {
   // The velocity of all shards, at rank 0, for checkpoints (where each worker has its own: rank 0's); false where the rule keeps
   // none.
   bool velocity(Buffer into);
-  Counts counts() const;
+  Counts counts() const;  // asks the member's thread
   std::vector<ShardEvent> events() const;  // of this rank's first shard, when recorded
 
  private:

@@ -64,4 +64,12 @@ int ServerLayout::successor(int rank, const std::vector<bool>& living) const {
   return rank;
 }
 
+std::vector<float> learning_rate_scales(const FlatParameters& flat) {
+  std::vector<float> all(std::size_t(flat.numel() / FlatParameters::alignment));
+  for (const ParameterRange& s : flat.parameter_ranges())
+    for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += FlatParameters::alignment)
+      all[std::size_t(i / FlatParameters::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
+  return all;
+}
+
 }  // namespace tandem

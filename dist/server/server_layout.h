@@ -44,4 +44,7 @@ struct ServerLayout {
   int successor(int rank, const std::vector<bool>& living) const;
 };
 
+// Of each 64 elements of the parameters: by how much the learning rate is multiplied. Frozen ones have 0.
+std::vector<float> learning_rate_scales(const FlatParameters& flat);
+
 }  // namespace tandem

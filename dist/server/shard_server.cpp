@@ -33,16 +33,13 @@ std::span<std::byte> part_of(void* vector, const MessageHeader& n, std::size_t b
 
 }  // namespace
 
-ShardServer::ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales,
-                         std::function<void(const ShardService&)> answered)
+ShardServer::ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales)
     : layout_(layout),
       send_queue_(send_queue),
       scales_(std::move(scales)),
-      answered_(std::move(answered)),
       rule_(make_rule(layout.options.how.rule)),
       // With bsp a step's statistics are pushed as one mean already.
-      averaging_(
-          std::make_unique<Averaging>(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
+      averaging_(std::make_unique<Averaging>(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
       host_(reference_backend(1)),
       others_(std::make_shared<int>()),
       shards_(std::size_t(layout.shards())) {
@@ -79,8 +76,7 @@ void ShardServer::serve(int s, const Tensor& first) {
           .momentum = layout_.options.momentum,
           .learning_rate = layout_.options.learning_rate,
           .pipeline = layout_.options.pipeline,
-          .record = layout_.options.record,
-          .place = [this, s](int worker, ExchangeId exchange) { return place_answer(s, worker, exchange); }});
+          .record = layout_.options.record});
   const std::vector<bool> living = send_queue_.living();
   for (int m = 0; m < layout_.workers(); m++)  // nobody waits for who is not there, or may not be yet, until it asks here
     if (!living[std::size_t(m)] || returned_.count(m)) held(s).service->lost(m);
@@ -156,12 +152,10 @@ Tensor ShardServer::in_memory_of(int rank, SendQueue::Place place, int s) {
 }
 
 // Where the answer to a worker is made; that of its last exchange stays as it is.
-Tensor ShardServer::place_answer(int s, int worker, ExchangeId exchange) {
-  Client& c = client(s, worker);
-  const std::uint64_t half = exchange & 1;  // as worker.h has it
-  if (c.receive_buffer != word::none)
-    return in_memory_of(worker, {c.receive_buffer, half * layout_.bytes(layout_.length(s))}, s);
-  Tensor& t = c.answers[layout_.options.pipeline ? half : 0];
+Tensor ShardServer::place_answer(int s, int worker, const MessageHeader& n) {
+  const std::uint64_t half = n[word::number] & 1, block = n[word::receive_buffer];  // as worker.h has it
+  if (block != word::none) return in_memory_of(worker, {block, half * layout_.bytes(layout_.length(s))}, s);
+  Tensor& t = client(s, worker).answers[layout_.options.pipeline ? half : 0];
   if (!t.defined()) t = tensor(layout_.length(s));
   return t;
 }
@@ -170,18 +164,18 @@ void ShardServer::request(int from, const MessageHeader& n) {
   const int s = int(n[word::shard]);
   when_served(s, from, [this, from, n, s] {
     Client& c = client(s, from);
-    const std::uint64_t before = std::exchange(c.receive_buffer, n[word::receive_buffer]);
     const ExchangeId exchange = n[word::number];
     const auto samples = std::int64_t(n[word::samples]);
     ShardService& service = *held(s).service;
+    const Tensor into = place_answer(s, from, n);
     bool fresh;
     if (what_of(n) == What::pull)
-      fresh = service.pull(from, exchange);
+      fresh = service.pull(from, exchange, into);
     else if (what_of(n) == What::push_here)
-      fresh = service.push(from, exchange, in_memory_of(from, {n[word::block], n[word::offset]}, s), samples);
+      fresh = service.push(from, exchange, in_memory_of(from, {n[word::block], n[word::offset]}, s), samples, into);
     else
-      fresh = service.push(from, exchange, c.gradient.defined() ? c.gradient : tensor(0), samples);
-    if (!fresh) c.receive_buffer = before;  // it was seen, and may be waiting for its answer
+      fresh = service.push(from, exchange, c.gradient.defined() ? c.gradient : tensor(0), samples, into);
+    if (fresh) c.receive_buffer = n[word::receive_buffer];  // otherwise it was seen, and may be waiting for its answer
     answer(s);
   });
 }
@@ -209,8 +203,12 @@ void ShardServer::answer(int s) {
     auto applied = std::make_shared<std::vector<ExchangeId>>(service.applied());
     send_queue_.send(a.worker, n, std::as_bytes(std::span(*applied)), applied);
   }
-  const auto first = std::find_if(shards_.begin(), shards_.end(), [](const Held& h) { return h.service != nullptr; });
-  if (&*first == &held(s)) answered_(service);
+}
+
+const ShardService* ShardServer::first() const {
+  for (const Held& h : shards_)
+    if (h.service) return h.service.get();
+  return nullptr;
 }
 
 void ShardServer::velocity_wanted(int from, int s) {

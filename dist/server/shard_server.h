@@ -4,7 +4,6 @@
 //
 // The member's thread alone.
 #pragma once
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -23,10 +22,8 @@ namespace tandem {
 
 class ShardServer {
  public:
-  // scales: of the learning rate, one for each 64 elements of all shards. answered: after answers of the first shard that this
-  // rank serves. Throws UsageError where there is no such rule.
-  ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales,
-              std::function<void(const ShardService&)> answered);
+  // scales: of the learning rate, one for each 64 elements of all shards. Throws UsageError where there is no such rule.
+  ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales);
   ~ShardServer();
 
   void begin();                           // of what is empty no first values come
@@ -34,6 +31,7 @@ class ShardServer {
   void lost(int rank), returned(int rank);
   void send_snapshots(int to);
   bool snapshot_under_way() const { return !snapshot_under_way_.expired(); }
+  const ShardService* first() const;  // of the shards that this rank serves; null: it serves none
 
   // Messages of a worker or of rank 0. place: of parts; nothing where they are of a push that is given up.
   std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes);
@@ -72,7 +70,7 @@ class ShardServer {
   bool begins(Client& c, const MessageHeader& n);
   void request_when_whole(int from, int s);
   Tensor in_memory_of(int rank, SendQueue::Place place, int s);
-  Tensor place_answer(int s, int worker, ExchangeId exchange);
+  Tensor place_answer(int s, int worker, const MessageHeader& n);
   void serve(int s, const Tensor& first), open(int s), answer(int s);
   // Once this rank serves the shard: at once, or when its first values have come, or a fail-over is over.
   void when_served(int s, int from, std::function<void()> handle);
@@ -80,7 +78,6 @@ class ShardServer {
   const ServerLayout& layout_;
   SendQueue& send_queue_;
   const std::vector<float> scales_;
-  const std::function<void(const ShardService&)> answered_;
   std::unique_ptr<Rule> rule_, averaging_;
   std::unique_ptr<Backend> host_;
   std::shared_ptr<void> others_;  // stands for memory that lives as long as the channel

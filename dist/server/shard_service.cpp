@@ -13,14 +13,21 @@ using Kind = Asynchrony::Kind;
 
 namespace {
 
-// y = Σ share_i · x_i, in the order of i.
+// y = Σ weight_i · x_i, in the order of i.
 template <class T>
-void add_share(Tensor& y, const Tensor& x, double share, bool first) {
+void add_weighted(Tensor& y, const Tensor& x, double weight, bool first) {
   T* out = y.write<T>();
-  const T *in = x.data<T>(), s = T(share);
+  const T *in = x.data<T>(), w = T(weight);
   const std::int64_t n = y.numel();
 #pragma omp simd
-  for (std::int64_t i = 0; i < n; i++) out[i] = first ? s * in[i] : fused(s, in[i], out[i]);
+  for (std::int64_t i = 0; i < n; i++) out[i] = first ? w * in[i] : fused(w, in[i], out[i]);
+}
+template <class T>
+void divide(Tensor& y, double by) {
+  T* out = y.write<T>();
+  const std::int64_t n = y.numel();
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; i++) out[i] /= T(by);
 }
 
 }  // namespace
@@ -51,10 +58,11 @@ void ShardService::count(int worker, std::int64_t delay, std::int64_t samples) {
   counts_.version = shard_.version();
 }
 
-bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples) {
+bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
+  w.into = into, w.made = false;
   w.pushes = w.here = true;
   w.idle = false;
   w.verdict = Verdict::taken;
@@ -67,10 +75,11 @@ bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
   return true;
 }
 
-bool ShardService::pull(int worker, ExchangeId exchange) {
+bool ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
+  w.into = into, w.made = false;
   w.pushes = false;
   w.verdict = Verdict::taken;
   if (!w.here && w.clock == 0) {  // a newcomer begins beside the slowest
@@ -90,7 +99,7 @@ void ShardService::idle(int worker, ExchangeId exchange) {
 }
 void ShardService::lost(int worker) {
   Worker& w = workers_[std::size_t(worker)];
-  w = {.seen = w.seen, .here = false, .gradient = {}, .answer = {}};
+  w = {.seen = w.seen, .here = false, .gradient = {}, .into = {}};
 }
 void ShardService::returned(int worker) {
   shard_.forget(worker);
@@ -106,8 +115,8 @@ void ShardService::apply(int worker) {
     if (options_.record) events_.push_back({true, worker, w.waits});
     if (options_.how.kind == Kind::asp) {  // is answered at once
       if (options_.record) events_.push_back({false, worker, w.waits});
-      w.answer = place(worker, w.waits);
-      delay = shard_.push_and_pull(worker, gradient, rate, options_.momentum, w.answer);
+      w.made = true;
+      delay = shard_.push_and_pull(worker, gradient, rate, options_.momentum, w.into);
     } else {
       delay = shard_.push(worker, gradient, rate, options_.momentum);
     }
@@ -127,37 +136,38 @@ bool ShardService::all_pushed() const {
   return any;
 }
 
-// The mean over all samples, the workers' gradients added up in the order of their ranks.
+// The mean over all samples, the workers' gradients added up in the order of their ranks. Workers with as many samples as the
+// first have the weight 1, so that where all have it is the plain mean.
 void ShardService::apply_synchronously() {
-  std::int64_t samples = 0;
+  const auto with_gradient = [&](auto f) {
+    for (std::size_t m = 0; m < workers_.size(); m++)
+      if (workers_[m].gradient.defined()) f(int(m), workers_[m]);
+  };
   bool good = true;
-  for (std::size_t m = 0; m < workers_.size(); m++)
-    if (workers_[m].gradient.defined()) samples += workers_[m].samples, good = finite(int(m), workers_[m].gradient) && good;
-  bool first = true;
+  with_gradient([&](int m, Worker& w) { good = finite(m, w.gradient) && good; });
   std::int64_t delay = 0;
   if (good) {
-    for (std::size_t m = 0; m < workers_.size(); m++) {
-      Worker& w = workers_[m];
-      if (!w.gradient.defined()) continue;
-      const double share = double(w.samples) / double(std::max<std::int64_t>(1, samples));
-      if (mean_.dtype() == DType::f64)
-        add_share<double>(mean_, w.gradient, share, first);
-      else
-        add_share<float>(mean_, w.gradient, share, first);
-      first = false;
-      if (options_.record) events_.push_back({true, int(m), w.waits});
-    }
+    std::int64_t unit = 0;
+    double sum = 0;  // of the weights
+    with_gradient([&](int m, Worker& w) {
+      const bool first = unit == 0;
+      if (first) unit = w.samples;
+      const double weight = double(w.samples) / double(unit);
+      sum += weight;
+      dispatch_wide(mean_.dtype(), "server", [&]<class T> { add_weighted<T>(mean_, w.gradient, weight, first); });
+      if (options_.record) events_.push_back({true, m, w.waits});
+    });
+    dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, sum); });
     delay = shard_.push(0, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   }
-  for (std::size_t m = 0; m < workers_.size(); m++) {
-    Worker& w = workers_[m];
-    if (!std::exchange(w.gradient, {}).defined()) continue;
-    applied_[m] = w.waits;
+  with_gradient([&](int m, Worker& w) {
+    w.gradient = {};
+    applied_[std::size_t(m)] = w.waits;
     if (good)
-      count(int(m), delay, w.samples);
+      count(m, delay, w.samples);
     else if (w.verdict == Verdict::taken)
       w.verdict = Verdict::left_out;
-  }
+  });
 }
 
 std::vector<ShardService::Answer> ShardService::answers() {
@@ -170,12 +180,11 @@ std::vector<ShardService::Answer> ShardService::answers() {
     Worker& w = workers_[m];
     if (w.waits == 0 || w.gradient.defined()) continue;  // bsp: the others have not pushed yet
     if (options_.how.kind == Kind::ssp && w.pushes && w.clock > slowest + std::uint64_t(options_.how.staleness)) continue;
-    if (!w.answer.defined()) {
-      w.answer = place(int(m), w.waits);
-      shard_.pull(int(m), w.answer);
+    if (!w.made) {
+      shard_.pull(int(m), w.into);
       if (options_.record) events_.push_back({false, int(m), w.waits});
     }
-    all.push_back({int(m), std::exchange(w.waits, 0), std::exchange(w.answer, {}), w.verdict});
+    all.push_back({int(m), std::exchange(w.waits, 0), std::exchange(w.into, {}), w.verdict});
   }
   return all;
 }

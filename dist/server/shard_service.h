@@ -33,27 +33,26 @@ struct ShardEvent {
 
 class ShardService {
  public:
-  static constexpr std::size_t longest_delay = 1024;  // that is counted by itself
+  static constexpr std::size_t longest_delay = 1 << 16;  // that is counted by itself
 
   struct Options {
     Asynchrony how = {};
     double momentum = 0.9;
     std::function<double(std::int64_t pushes)> learning_rate = {};  // after so many pushes were applied here
     bool pipeline = false, record = false;
-    // Where the answer to this exchange is to be made, in memory that stays until the worker's next one (pipelined: but one).
-    std::function<Tensor(int worker, ExchangeId exchange)> place = {};
   };
 
   ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options);
 
   // A whole push is here; the gradient stays as it is until the worker is answered. An exchange that was seen is passed over:
-  // true when it is new. Without samples its worker knows that it is not finite.
-  bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples);
-  bool pull(int worker, ExchangeId exchange);  // the weights alone
+  // true when it is new. Without samples its worker knows that it is not finite. into: where the answer is to be made, in
+  // memory that stays until the worker's next exchange (pipelined: but one).
+  bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
+  bool pull(int worker, ExchangeId exchange, const Tensor& into);  // the weights alone
   void idle(int worker, ExchangeId exchange);  // after that one it has nothing to push for now: nobody waits for it
   void lost(int worker), returned(int worker);
 
-  // Workers whose exchange is to be answered now, with what place() gave; each is named once.
+  // Workers whose exchange is to be answered now; each is named once.
   struct Answer {
     int worker;
     ExchangeId exchange;
@@ -77,11 +76,11 @@ class ShardService {
     bool here = true, idle = false;  // here: others may have to wait for it
     Verdict verdict = Verdict::taken;
     Tensor gradient;  // bsp: until all others' are there
-    Tensor answer;    // is made already
+    Tensor into;      // where the answer is to be made
+    bool made = false;  // it is
     std::int64_t samples = 0;
     std::uint64_t clock = 0;  // its pushes
   };
-  Tensor place(int worker, ExchangeId exchange) const { return options_.place(worker, exchange); }
   bool finite(int worker, const Tensor& gradient);
   void count(int worker, std::int64_t delay, std::int64_t samples);
   void apply(int worker), apply_synchronously();

@@ -1,9 +1,11 @@
 // Straggler emulation: how long a worker's step takes, where that is to be imitated: in the simulator's virtual time, and by
 // sleeping.
 #pragma once
+#include <functional>
 #include <map>
 #include <string>
 
+#include "core/clock.h"
 #include "core/random.h"
 
 namespace tandem {
@@ -22,6 +24,8 @@ struct StragglerEmulation {
   std::map<int, double> slower = {};  // rank → how many times as long its steps take
   // "60" or "60:100" (milliseconds, shape) and "3:4,5:2" (rank:factor). Throws UsageError.
   static StragglerEmulation parse(const std::string& pace, const std::string& slow, int ranks);
+  // Sleeps until that rank's step, which began then, has taken as long as it shall; no longer where `stops` says so.
+  void keep(int rank, std::uint32_t step, Clock::time_point began, const std::function<bool()>& stops) const;
 };
 
 }  // namespace tandem

@@ -136,6 +136,8 @@ class UcxChannel : public Channel, private Link {
   };
   struct Incoming : Arrival {
     Envelope envelope;
+    bool placed = true;
+    std::vector<std::byte> unplaced = {};  // its bytes, where the receiver has named no place
     std::span<std::byte> room = {};
     std::size_t got = 0;  // of the whole message
     void* request = nullptr;
@@ -212,7 +214,10 @@ class UcxChannel : public Channel, private Link {
       m->got += a.bytes;
       return finish(m);
     }
-    a.room = receiver_.place(a.from, a.envelope.header, a.envelope.whole);
+    const auto place = receiver_.place(a.from, a.envelope.header, a.envelope.whole);
+    a.placed = place.has_value();
+    if (!a.placed) a.unplaced.resize(a.envelope.whole);  // they stay where they are when `a` is moved
+    a.room = place.value_or(a.unplaced);
     if (a.room.size() != a.envelope.whole) refuse_room(a);
     a.got = a.bytes;
     ucs_status_ptr_t r = receive(a, a.room.data());
@@ -225,10 +230,13 @@ class UcxChannel : public Channel, private Link {
     const ucs_status_t status = m->request ? ucp_request_check_status(m->request) : UCS_OK;
     if (status == UCS_INPROGRESS || m->got < m->envelope.whole) return false;
     if (m->request) ucp_request_free(m->request);
-    const Incoming done = std::move(*m);
+    Incoming done = std::move(*m);
     receiving_.erase(m);
     if (status != UCS_OK) return broke(done.from, status), false;
-    receiver_.arrived(done.from, done.envelope.header, done.room);
+    if (done.placed)
+      receiver_.arrived(done.from, done.envelope.header, done.room);
+    else
+      receiver_.unplaced(done.from, done.envelope.header, std::move(done.unplaced));
     return true;
   }
 

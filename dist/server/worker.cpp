@@ -19,10 +19,9 @@ Buffer model_part(const ServerLayout& layout, int s, Buffer parameters, Buffer b
 
 }  // namespace
 
-Worker::Worker(const ServerLayout& layout, SendQueue& send_queue, Hears hears)
+Worker::Worker(const ServerLayout& layout, SendQueue& send_queue)
     : layout_(layout),
       send_queue_(send_queue),
-      hears_(std::move(hears)),
       buffers_out_(send_queue.share(std::max<std::size_t>(64, layout.bytes(layout.buffers)))),
       narrow_(std::size_t(layout.wire() == layout.dtype ? 0 : layout.parameters)),
       sent_(std::size_t(layout.shards())),
@@ -122,8 +121,9 @@ void Worker::send_part(int s, Range part) {
   }
   MessageHeader n = header(What::push_part, s);
   n[word::number] = exchange_.id, n[word::first] = std::uint64_t(part.begin);
-  send_queue_.send_parts(layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype},
-                         layout_.options.chunk);
+  send_queue_.send_parts(
+      layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype}, layout_.options.chunk,
+      send_queue_.memory_of(all.data));  // also where an error ends the step, and its caller gives the gradient back
   sent_[std::size_t(s)].push_back(part);
 }
 
@@ -222,32 +222,32 @@ std::optional<std::span<std::byte>> Worker::place(const MessageHeader& n, std::s
   return {};
 }
 
-void Worker::answer_part(const MessageHeader& n, std::int64_t numel) {
-  if (!waits_for(n)) return;
+bool Worker::answer_part(const MessageHeader& n, std::int64_t numel) {
+  if (!waits_for(n)) return false;
   answers_[n[word::shard]].landed += numel;
-  look(int(n[word::shard]));
+  return look(int(n[word::shard]));
 }
 
-void Worker::answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied) {
-  if (!waits_for(n)) return;
+bool Worker::answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied) {
+  if (!waits_for(n)) return false;
   const int s = int(n[word::shard]);
   Answer& a = answers_[std::size_t(s)];
   a.ended = true;
   a.state = {n[word::version], std::int64_t(n[word::pushes]), std::move(applied)};
   if (what_of(n) == What::answer_here) a.landed = layout_.length(s);
   a.verdict = verdict_of(n);
-  look(s);
+  return look(s);
 }
 
-void Worker::look(int s) {
+bool Worker::look(int s) {
   Answer& a = answers_[std::size_t(s)];
-  if (!a.ended || a.landed < layout_.length(s)) return;
+  if (!a.ended || a.landed < layout_.length(s)) return false;
   a.complete = true;
   exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
-  if (--missing_ > 0) return;
+  if (--missing_ > 0) return false;
   if (idle_) be_idle();  // it was told so meanwhile
-  hears_.over(exchange_);
+  return true;
 }
 
 void Worker::copy_wanted(int from, int s) {
@@ -257,10 +257,9 @@ void Worker::copy_wanted(int from, int s) {
   send_queue_.send_parts(from, header(What::copy_part, s), half(mine->half, s), layout_.options.chunk);
 }
 
-void Worker::velocity_part(int s, std::int64_t numel) {
+bool Worker::velocity_part(int s, std::int64_t numel) {
   velocity_missing_[std::size_t(s)] -= numel;
-  const auto all_here = [](std::int64_t missing) { return missing == 0; };
-  if (std::all_of(velocity_missing_.begin(), velocity_missing_.end(), all_here)) hears_.velocity_here();
+  return std::all_of(velocity_missing_.begin(), velocity_missing_.end(), [](std::int64_t missing) { return missing == 0; });
 }
 
 std::string Worker::missing() const {

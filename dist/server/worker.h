@@ -13,7 +13,6 @@
 //
 // Threads: the first part is the training thread's, while no exchange is under way; the rest is the member's thread's.
 #pragma once
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,13 +37,8 @@ class Worker {
     Verdict verdict = Verdict::taken;  // the worst of all owners
     int half() const { return int(id & 1); }  // where its answer lands
   };
-  // over: the exchange has been answered as a whole. velocity_here: all of what ask_velocity() asked for.
-  struct Hears {
-    std::function<void(const Exchange&)> over;
-    std::function<void()> velocity_here;
-  };
   // Shares memory with the other ranks of this host.
-  Worker(const ServerLayout& layout, SendQueue& send_queue, Hears hears);
+  Worker(const ServerLayout& layout, SendQueue& send_queue);
 
   void keep_first(Buffer parameters, Buffer buffers);  // rank 0's: what training begins with, as if answered so
   void keep_buffers(Buffer buffers);                   // to be pushed with the next gradient
@@ -65,13 +59,14 @@ class Worker {
   void owner_changed(int s);           // its owner was lost, and layout.owner names another
   void ask_velocity(void* into);       // into: as long as the parameters
 
-  // Messages to this worker. place: nothing where nobody waits for it any more.
+  // Messages to this worker. place: nothing where nobody waits for it any more. The answers: true when the exchange is over.
   std::optional<std::span<std::byte>> place(const MessageHeader& n, std::size_t bytes);
-  void answer_part(const MessageHeader& n, std::int64_t numel);
-  void answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
+  bool answer_part(const MessageHeader& n, std::int64_t numel);
+  bool answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied);  // answer_end, answer_here
   void copy_wanted(int from, int s);
-  void velocity_part(int s, std::int64_t numel);
+  bool velocity_part(int s, std::int64_t numel);  // true: all of what ask_velocity() asked for is here
 
+  const Exchange& exchange() const { return exchange_; }
   std::string missing() const;  // of whom it waits for an answer, by name
 
  private:
@@ -102,13 +97,12 @@ class Worker {
   bool in_reach(int s, const Buffer& pushed) const;  // of the owner: it lies in memory that both share
   void send_part(int s, Range part);                 // elements of the shard
   std::vector<Range> not_sent(int s) const;
-  void look(int s);  // is this answer complete, and with it the exchange?
+  bool look(int s);  // is this answer complete, and with it the exchange?
   void tell_idle(int s);
   void ask_velocity_of(int s);
 
   const ServerLayout& layout_;
   SendQueue& send_queue_;
-  Hears hears_;
   mutable std::mutex mutex_;                    // of receive_buffers_: the training thread takes an answer while an owner is lost
   std::vector<ReceiveBuffer> receive_buffers_;  // by shard
   std::vector<ReceiveBuffer> left_to_the_lost_;

@@ -5,16 +5,17 @@
 #include <cmath>
 #include <cstring>
 #include <sstream>
-#include <thread>
 
 #include "core/backend.h"
 #include "core/clock.h"
 #include "core/elementwise.h"
 #include "core/machine.h"
 #include "core/trace/trace.h"
-#include "dist/server/rules.h"
-#include "dist/strategies/final_ranges.h"
-#include "dist/strategies/gradient_buckets.h"
+#include "dist/server/leased_batches.h"
+#include "dist/server/server_checks.h"
+#include "dist/server/server_layout.h"
+#include "dist/strategies/early_push.h"
+#include "dist/strategies/on_host.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
@@ -54,63 +55,6 @@ class NaiveServer : public Replicas {
   FlatParameters* flat_ = nullptr;
 };
 
-// One of the flat vectors as the member wants it: in the host's memory.
-struct OnHost {
-  std::shared_ptr<void> pinned;  // null: the vector lies there already
-  Buffer of(Tensor& t) {
-    if (!t.backend().on_device()) return buffer(t);
-    if (!pinned) pinned = t.backend().pinned(t.bytes());
-    return {pinned.get(), t.numel(), t.dtype()};
-  }
-  Buffer download(Tensor& t) {
-    const Buffer b = of(t);
-    if (pinned) t.backend().download(b.data, t.raw(), t.bytes());
-    return b;
-  }
-  void upload(Tensor& t) {
-    if (pinned) t.backend().upload(t.raw_write(), pinned.get(), t.bytes());
-  }
-};
-
-class ParameterServer;
-
-// The batches of the leases that this rank draws: a lease is a share of a step's batches, and a step has as many of them as
-// it has shares (with bsp one for each worker, otherwise one).
-class LeasedBatches : public BatchSource {
- public:
-  LeasedBatches(ParameterServer& strategy, BatchSource& all, int shares, int accumulate)
-      : strategy_(strategy), all_(all), shares_(shares), accumulate_(accumulate), per_epoch_(all.batches_per_epoch()) {}
-  void share(int, int) override {}
-  bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
-  std::int64_t batches_per_epoch() const override { return per_epoch_; }
-  std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
-  void start(std::int64_t epoch, std::int64_t first) override;
-  bool next(Batch& batch) override;
-  void look_ahead();  // has the next batch made, once it is known which one that is; waits for nothing
-  Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
-  std::map<std::string, std::string> description() const override { return all_.description(); }
-
-  std::int64_t leases_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
-  std::optional<std::int64_t> epoch() const {  // of the next batch; nothing: it is not drawn yet, or there is none
-    return lease_ ? std::optional(*lease_ / leases_per_epoch()) : std::nullopt;
-  }
-
- private:
-  struct Place {
-    std::int64_t share, epoch, index;
-  };
-  Place place(std::int64_t lease, std::int64_t k) const {  // of its k-th batch
-    return {lease % shares_, lease / leases_per_epoch(), lease % leases_per_epoch() / shares_ * accumulate_ + k};
-  }
-
-  ParameterServer& strategy_;
-  BatchSource& all_;
-  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0, share_ = 0;
-  std::optional<std::int64_t> lease_;
-  std::int64_t next_ = 0;  // of the lease's batches
-  bool ahead_ = false;     // the next batch is being made
-};
-
 class ParameterServer : public Strategy {
  public:
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
@@ -136,8 +80,11 @@ class ParameterServer : public Strategy {
   std::vector<std::string> gather(const std::string& mine) override { return server_node_.gather(mine); }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
-    train.share(0, ranks_.per_step);
-    leased_ = std::make_unique<LeasedBatches>(*this, train, ranks_.per_step, accumulate);
+    leased_ = std::make_unique<LeasedBatches>(
+        train, ranks_.per_step, accumulate,
+        LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
+                                  .draw = [this] { return draw(); },
+                                  .coming = [this] { return coming(); }});
     return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
@@ -191,15 +138,11 @@ class ParameterServer : public Strategy {
     if (!leased_ && options_.servers)
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
-    if (leased_ && !flat.backend().asynchronous()) {
-      const std::int64_t bytes = std::clamp<std::int64_t>(std::int64_t(flat.gradients.bytes()) / 64, 64 << 10, 1 << 20);
-      final_.emplace(flat, cut(flat.numel(), flat.gradients.dtype(), bytes));
-      flat.on_gradient([this](const ParameterRange& parameter) {
-        leased_->look_ahead();
-        if (!early_) return;
-        for (const Range& part : final_->ready(parameter)) part_is_final(part);
-      });
-    }
+    early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline);
+    flat.on_gradient([this](const ParameterRange& parameter) {
+      if (leased_) leased_->look_ahead();
+      early_->ready(parameter);
+    });
     if (leased_ || size() == 1) return;  // the first pull brings rank 0's weights
     // A loop of the user's own computes its first gradient before anything is pulled.
     for (auto [vector, host] : {std::pair(&flat.values, &values_), std::pair(&flat.buffers, &buffers_)}) {
@@ -213,14 +156,12 @@ class ParameterServer : public Strategy {
     flat.count_writes(flat.all());
   }
   void use(Optimizer& optimizer) {
-    const auto* sgd = dynamic_cast<const SGD*>(&optimizer);
-    if (!sgd)
-      refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", options_.how.text(),
-             ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
-    if (rank() == 0 && size() > 1) note_what_does_not_hold(sgd->options(), optimizer.clip_norm);
+    const SGDOptions& sgd = served_sgd(optimizer, options_.how);
+    if (rank() == 0 && size() > 1)
+      tell_what_does_not_hold(options_.how, sgd, optimizer.clip_norm, workers(), flat_->backend().deterministic());
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
-    momentum_ = sgd->options().momentum;
+    momentum_ = sgd.momentum;
     optimizer_ = &optimizer;
   }
 
@@ -244,7 +185,7 @@ class ParameterServer : public Strategy {
     return t;
   }
   // What draw() will give, as far as it is known; with bsp it is foreseen, and another one only after a loss.
-  std::optional<std::int64_t> next_lease() const {
+  std::optional<std::int64_t> coming() const {
     if (!synchronous()) return server_node_.next_lease();
     const std::int64_t next = last_lease_ + ranks_.per_step;
     return next < end_lease_ ? std::optional(next) : std::nullopt;
@@ -256,25 +197,24 @@ class ParameterServer : public Strategy {
     learning_rate_ = optimizer.learning_rate();
     if (!leased_ && !begun_) begin_exchange(WorkLeases(0, INT64_MAX / 2));
     if (leased_) leased_->look_ahead();
-    const bool finite = finish_gradients(loss);
+    const bool finite = early_->finish(loss);
     if (finite) {
       in_a_row_ = 0;
     } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
-      early_ = false;  // a backward that looks for the cause may follow
       return;
     } else if (optimizer.if_not_finite == IfNotFinite::wait) {
       optimizer.clear_not_finite();
     }
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
-    keep_pace();
+    options_.stragglers.keep(rank(), paced_++, step_began_,
+                             [&] { return server_node_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop()); });
     MetricSums sums;
     if (plan_.running_sums) {
       const MetricSums now = plan_.running_sums();
       sums = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
       told_ = now;
     }
-    const std::int64_t samples = finite ? std::max<std::int64_t>(1, samples_) : 0;
-    samples_ = 0;
+    const std::int64_t made_of = leased_ ? leased_->take_samples() : 0, samples = finite ? std::max<std::int64_t>(1, made_of) : 0;
     const std::int64_t began = trace_ ? trace_->now() : 0;
     if (options_.pipeline) {
       push_behind(samples, sums);
@@ -284,11 +224,9 @@ class ParameterServer : public Strategy {
     }
     if (trace_ && trace_->recording())
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
-    early_ = pushes_early();
-    step_began_ = Clock::now();
+    begin_step();
   }
   void update(Optimizer&) override {}
-  void trains_samples(std::int64_t n) { samples_ += n; }
 
   // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
   void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
@@ -307,74 +245,14 @@ class ParameterServer : public Strategy {
       finish();
     }
     if (flat_) std::exchange(flat_, nullptr)->on_gradient(nullptr);
-    return measures();
+    early_.reset();
+    return server_node_.counts().measures();
   }
 
  private:
-  Measures measures() const {
-    const ServerNode::Counts c = server_node_.counts();
-    Measures all{{"sent_bytes", double(c.bytes)},     {"early_bytes", double(c.early_bytes)},
-                 {"exchanges", double(c.exchanges)},  {"refused", double(c.refused)},
-                 {"exposed_seconds", c.waited},       {"shard_version", double(c.shard.version)}};
-    if (c.taken_over) all.push_back({"adopted_shards", double(c.taken_over)});
-    double pushes = 0, sum = 0;
-    for (std::size_t d = 0; d < c.shard.delays.size(); d++)
-      pushes += double(c.shard.delays[d]), sum += double(d) * double(c.shard.delays[d]);
-    if (pushes > 0) all.push_back({"mean_delay", sum / pushes});
-    // The histogram of delays: by one up to 15, then by powers of two.
-    for (std::size_t d = 0; d < c.shard.delays.size();) {
-      const std::size_t end = d < 16 ? d + 1 : 2 * d;
-      double count = 0;
-      for (std::size_t k = d; k < std::min(end, c.shard.delays.size()); k++) count += double(c.shard.delays[k]);
-      if (count > 0)
-        all.push_back({"delay_" + std::to_string(d) + (end > d + 1 ? "_to_" + std::to_string(end - 1) : ""), count});
-      d = end;
-    }
-    return all;
-  }
-
-  // A range that is final is weighed, gets its weight decay and is sent, while backward goes on. The servers keep it until the
-  // whole gradient is known to be finite: push() says so. Not where a range alone does not say what is sent of it (clipping);
-  // not where a push is answered with what the one before it made; and not on a device, where backward only queues its work.
-  bool pushes_early() const {
-    return leased_ && final_ && !options_.pipeline && !optimizer_->needs_whole_gradient() && server_node_.pushes_parts();
-  }
-  void part_is_final(Range part) {
-    optimizer_->measure(part, std::exchange(measured_, true));
-    optimizer_->finish_gradients(part);
-    server_node_.push_part(gradients_.of(flat_->gradients), part);
-  }
-  // After backward: they become what is pushed. False: they, or the loss, are not finite.
-  bool finish_gradients(const Tensor& loss) {
-    if (!early_) optimizer_->measure(flat_->all(), false);
-    if (early_)
-      for (const Range& part : final_->rest()) part_is_final(part);
-    measured_ = false;
-    optimizer_->check_gradients(&loss);
-    const bool finite = optimizer_->read_state().not_finite == 0;
-    if (finite && !early_) optimizer_->finish_gradients(flat_->all());
-    return finite;
-  }
-
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
 
-  void note_what_does_not_hold(const SGDOptions& o, double clip) const {
-    const std::string how = options_.how.text();
-    const Rule::Keeps keeps = make_rule(options_.how.rule)->keeps();
-    if (o.momentum > 0 && !keeps.velocity && !keeps.own)
-      std::fprintf(stderr, "note: %s has no momentum: %g is not used\n", how.c_str(), o.momentum);
-    else if (o.nesterov)
-      std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", how.c_str());
-    if (clip > 0 && synchronous() && workers() > 1)
-      std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n", how.c_str());
-    if (flat_->values.backend().deterministic() && !synchronous() && workers() > 1)
-      std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", how.c_str());
-  }
   void begin_exchange(WorkLeases leases) {
-    std::vector<float> scales(std::size_t(flat_->numel() / FlatParameters::alignment));
-    for (const ParameterRange& s : flat_->parameter_ranges())
-      for (std::int64_t i = s.local_begin; i < s.local_begin + s.length; i += FlatParameters::alignment)
-        scales[std::size_t(i / FlatParameters::alignment)] = s.frozen ? 0 : float(s.learning_rate_scale);
     ServerOptions o{.how = options_.how,
                     .servers = options_.servers,
                     .momentum = momentum_,
@@ -393,11 +271,14 @@ class ParameterServer : public Strategy {
     if (plan_.resumed || !leased_)  // a loop of the user's own does not say: zeros where it begins
       for (auto& [name, vector] : optimizer_->vectors())
         if (name == "velocity") v = velocity.download(vector);
-    server_node_.begin(values_.download(flat_->values), buffers_.download(flat_->buffers), std::move(scales), std::move(o),
-                       std::move(leases), v);
+    server_node_.begin(values_.download(flat_->values), buffers_.download(flat_->buffers), learning_rate_scales(*flat_),
+                       std::move(o), std::move(leases), v);
     begun_ = true;
     if (trains()) pull();
-    early_ = pushes_early();
+    begin_step();
+  }
+  void begin_step() {
+    early_->step_begins(begun_);
     step_began_ = Clock::now();
   }
   void pull() {
@@ -423,17 +304,6 @@ class ParameterServer : public Strategy {
     server_node_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_buffers_.data(), s.count, s.dtype}, samples, sums);
     turn_ = 1 - turn_;
   }
-  void keep_pace() {
-    const StragglerEmulation& p = options_.stragglers;
-    if (p.mean <= 0) return;
-    const auto slow = p.slower.find(rank());
-    const double takes = p.mean * (slow == p.slower.end() ? 1 : slow->second) *
-                         gamma_draw(p.shape, Philox(1, Stream::step_time, std::uint32_t(rank()), paced_++));
-    for (double left; (left = takes - seconds_since(step_began_)) > 0;) {
-      if (server_node_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop())) return;
-      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 0.1)));
-    }
-  }
 
   ParameterServerOptions options_;
   ServerNode server_node_;
@@ -445,53 +315,16 @@ class ParameterServer : public Strategy {
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
   OnHost values_, gradients_, buffers_;
   std::vector<std::byte> outbox_[2], outbox_buffers_;
-  std::optional<FinalRanges> final_;  // on the host, under fit()
-  bool early_ = false;                // this step's gradient is pushed while it is computed
-  bool measured_ = false;             // some of it is
+  std::optional<EarlyPush> early_;
   int turn_ = 0, in_a_row_ = 0;
   bool begun_ = false, over_ = false, behind_ = false;
-  std::int64_t samples_ = 0, first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;
+  std::int64_t first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;
   MetricSums told_;
   std::uint32_t paced_ = 0;
   Clock::time_point step_began_, reported_;
 };
 
-void LeasedBatches::start(std::int64_t epoch, std::int64_t first) {
-  epoch_ = epoch;
-  strategy_.start_at(epoch * leases_per_epoch() + (first + accumulate_ - 1) / accumulate_ * shares_);
-}
-
-bool LeasedBatches::next(Batch& batch) {
-  if (!lease_) {
-    lease_ = strategy_.draw();
-    next_ = 0;
-  }
-  if (!lease_ || *lease_ / leases_per_epoch() > epoch_) return false;
-  const Place p = place(*lease_, next_);
-  if (p.share != std::exchange(share_, p.share)) all_.share(int(share_), int(shares_));
-  batch = all_.make(p.epoch, p.index);
-  batch.global = 0;
-  ahead_ = false;
-  strategy_.trains_samples(batch.size());
-  if (++next_ == accumulate_ || p.index + 1 == per_epoch_) lease_.reset();
-  look_ahead();
-  return true;
-}
-
-void LeasedBatches::look_ahead() {
-  if (ahead_) return;
-  const auto lease = lease_ ? lease_ : strategy_.next_lease();
-  if (!lease) return;
-  const Place p = place(*lease, lease_ ? next_ : 0);
-  ahead_ = true;
-  if (p.share == share_) all_.make_ahead(p.epoch, p.index);  // otherwise that of a rank that was lost
-}
-
 }  // namespace
-
-void check_servers(int servers, int ranks) {
-  if (servers >= ranks) refuse("--servers ", servers, ": there are ", ranks, " ranks, and one at least must train");
-}
 
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
   return std::make_unique<ParameterServer>(std::move(channel), options);

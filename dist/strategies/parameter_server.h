@@ -28,9 +28,6 @@ struct ParameterServerOptions {
   ServerNode::Tells tells = {};  // server.h
 };
 
-// Throws UsageError where nobody would train. parameter_server() asks it; whoever can does so before the ranks have met.
-void check_servers(int servers, int ranks);
-
 // Throws UsageError from begin() for an optimizer whose steps no server makes, and CommunicationError once rank 0 is lost.
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {});
 // What parameter_server() computes with bsp and one shard, in blocking calls on the host.

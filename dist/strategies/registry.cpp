@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "dist/job/job.h"
 #include "dist/server/asynchrony.h"
+#include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/parameter_server.h"

@@ -1,0 +1,39 @@
+#include "dist/server/leased_batches.h"
+
+namespace tandem {
+
+LeasedBatches::LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases)
+    : all_(all), leases_(std::move(leases)), shares_(shares), accumulate_(accumulate) {
+  all_.share(0, shares);
+  per_epoch_ = all_.batches_per_epoch();
+}
+
+void LeasedBatches::start(std::int64_t epoch, std::int64_t first) {
+  epoch_ = epoch;
+  leases_.start(epoch * leases_per_epoch() + (first + accumulate_ - 1) / accumulate_ * shares_);
+}
+
+bool LeasedBatches::next(Batch& batch) {
+  if (!lease_) lease_ = leases_.draw(), next_ = 0;
+  if (!lease_ || *lease_ / leases_per_epoch() > epoch_) return false;
+  const Place p = place(*lease_, next_);
+  if (p.share != std::exchange(share_, p.share)) all_.share(int(share_), int(shares_));
+  batch = all_.make(p.epoch, p.index);
+  batch.global = 0;
+  samples_ += batch.size();
+  if (++next_ == accumulate_ || p.index + 1 == per_epoch_) lease_.reset();
+  ahead_ = false;
+  look_ahead();
+  return true;
+}
+
+void LeasedBatches::look_ahead() {
+  if (ahead_) return;
+  const auto lease = lease_ ? lease_ : leases_.coming();
+  if (!lease) return;
+  const Place p = place(*lease, lease_ ? next_ : 0);
+  ahead_ = true;
+  if (p.share == share_) all_.make_ahead(p.epoch, p.index);  // otherwise it was that of a rank that is lost
+}
+
+}  // namespace tandem

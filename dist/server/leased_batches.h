@@ -1,0 +1,56 @@
+// The batches of the leases that a worker draws, as a source for fit(). A lease is one share of a step's batches
+// (work_leases.h). The batch after the current one is made ahead, in the loader's thread: the next lease is drawn while this
+// one is trained.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/batch.h"
+
+namespace tandem {
+
+class LeasedBatches : public BatchSource {
+ public:
+  struct WorkLeases {
+    std::function<void(std::int64_t first)> start;        // an epoch begins with that lease
+    std::function<std::optional<std::int64_t>()> draw;    // waits; none: the run is over
+    std::function<std::optional<std::int64_t>()> coming;  // what draw() will give, as far as it is known; waits for nothing
+  };
+  // shares: leases of a step.
+  LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases);
+
+  void share(int, int) override {}
+  bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
+  std::int64_t batches_per_epoch() const override { return per_epoch_; }
+  std::int64_t pictures_per_epoch() const override { return all_.pictures_per_epoch(); }
+  void start(std::int64_t epoch, std::int64_t first) override;
+  bool next(Batch& batch) override;
+  Batch make(std::int64_t epoch, std::int64_t index) override { return all_.make(epoch, index); }
+  std::map<std::string, std::string> description() const override { return all_.description(); }
+
+  void look_ahead();  // has the next batch made, once it is known which one that is; waits for nothing
+  std::int64_t leases_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
+  // Of the next batch; none: it is not drawn yet, or there is none.
+  std::optional<std::int64_t> epoch() const { return lease_ ? std::optional(*lease_ / leases_per_epoch()) : std::nullopt; }
+  std::int64_t take_samples() { return std::exchange(samples_, 0); }  // in the batches since the last call
+
+ private:
+  struct Place {
+    std::int64_t share, epoch, index;
+  };
+  Place place(std::int64_t lease, std::int64_t k) const {  // of its k-th batch
+    return {lease % shares_, lease / leases_per_epoch(), lease % leases_per_epoch() / shares_ * accumulate_ + k};
+  }
+
+  BatchSource& all_;
+  WorkLeases leases_;
+  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0, share_ = 0, samples_ = 0;
+  std::optional<std::int64_t> lease_;
+  std::int64_t next_ = 0;  // of the lease's batches
+  bool ahead_ = false;     // the next batch is being made
+};
+
+}  // namespace tandem

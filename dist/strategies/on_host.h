@@ -1,0 +1,27 @@
+// A vector of the parameters as it is exchanged: in the host's memory.
+#pragma once
+#include <memory>
+
+#include "core/backend.h"
+#include "dist/collectives/communicator.h"
+
+namespace tandem {
+
+struct OnHost {
+  std::shared_ptr<void> pinned;  // null: the vector lies there already
+  Buffer of(Tensor& t) {
+    if (!t.backend().on_device()) return buffer(t);
+    if (!pinned) pinned = t.backend().pinned(t.bytes());
+    return {pinned.get(), t.numel(), t.dtype()};
+  }
+  Buffer download(Tensor& t) {
+    const Buffer b = of(t);
+    if (pinned) t.backend().download(b.data, t.raw(), t.bytes());
+    return b;
+  }
+  void upload(Tensor& t) {
+    if (pinned) t.backend().upload(t.raw_write(), pinned.get(), t.bytes());
+  }
+};
+
+}  // namespace tandem
