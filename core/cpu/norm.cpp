@@ -158,7 +158,7 @@ template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
                          const float* beta, const float* mean, const float* inverse_std,
                          const NormBackward<T>& out) {
-  const GradientPasses<T> pass{Fold(s.rows, s.channels), x, y, dy, out, s.relu && !y, s.relu && y};
+  const GradientPasses<T> pass{Fold(s.rows, s.channels), x, y, dy, out, !s.relu ? no_mask : y ? from_y : from_x};
   const Fold& f = pass.f;
   threads = worth(threads, f);
   for (std::int64_t c = 0; c < s.channels; c++) {
