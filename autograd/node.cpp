@@ -224,7 +224,7 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
 // inputs. Among the ready nodes the newest runs first: its saved tensors were made last, so memory is freed in the reverse order
 // of its allocation. Nothing is recursive: a chain of 200,000 operations needs no more stack than one.
 //
-// One engine runs one pass. A node's backward, or a hook, may start another pass on the same thread. It has its own engine, which
+// On a first reading take outer_ to be null. One engine runs one pass. A node's backward, or a hook, may start another pass on the same thread. It has its own engine, which
 // restores the counts of the nodes that it counted. Hooks are called by the outermost pass, where a gradient is final.
 class Engine {
  public:

@@ -75,7 +75,7 @@ class LocalSgd : public Replicas {
       ready_ = backend.new_event();
       backend.synchronize();
     }
-    broadcast(flat, over());
+    broadcast(flat, communicator());
     buckets_ = cut(flat.numel(), flat.values.dtype(), options_.bucket_bytes);
     if (size() == 1) return;
     sum_ = vector(shared_memory(backend, flat.values.bytes()));
@@ -160,7 +160,7 @@ class LocalSgd : public Replicas {
   }
 
  private:
-  Communicator& over() { return over_ ? *over_ : *communicator_; }
+  Communicator& communicator() { return over_ ? *over_ : *communicator_; }
   // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
   // memory of its own.
   Tensor vector(std::shared_ptr<void> memory) {
@@ -230,7 +230,7 @@ class LocalSgd : public Replicas {
     if (ready_) flat_->backend().queue().mark(*ready_);
     for (const Range& r : buckets_) {
       Tensor part = sum_.range(r.begin, {r.length()});
-      reducer_.add({.over = over(),
+      reducer_.add({.over = communicator(),
                     .after = ready_.get(),
                     .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
                     .name = name_});

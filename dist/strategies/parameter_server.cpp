@@ -180,7 +180,7 @@ class ParameterServer : public Strategy {
     if (over_) return {};
     if (stop_requested_) server_node_.stop();
     auto t = server_node_.lease(plan_.asked_to_stop);
-    if (!t) finish();
+    if (!t) end_run();
     if (t) last_lease_ = *t;
     return t;
   }
@@ -242,7 +242,7 @@ class ParameterServer : public Strategy {
     if (begun_ && !over_) {
       // Other ranks' ends are their own matter in a loop of the user's own; fit() ends all of them.
       if (leased_) server_node_.stop();
-      finish();
+      end_run();
     }
     if (flat_) std::exchange(flat_, nullptr)->on_gradient(nullptr);
     early_.reset();
@@ -290,7 +290,7 @@ class ParameterServer : public Strategy {
     buffers_.upload(flat_->buffers);
     flat_->count_writes(flat_->all());
   }
-  void finish() {
+  void end_run() {
     server_node_.finish(values_.of(flat_->values), buffers_.of(flat_->buffers));
     over_ = true;
     if (trains()) take();

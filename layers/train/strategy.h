@@ -13,7 +13,8 @@
 //     per step: forward, loss, backward (gradient hooks may only enqueue work), then exchange, update, finish
 //     end_epoch(…), synchronize(…)     afterwards all ranks hold the same weights
 //   end()
-// Parameters change only inside update(), finish() and end_epoch(); under the parameter server inside exchange(), which pulls them.
+// Parameters never change between the forward pass and exchange(); most strategies change them in update(), finish() and end_epoch(),
+// the parameter server in exchange(), which pulls them.
 // The backend must outlive the time from begin() to end().
 // All ranks make the same calls in the same order, unless a method says otherwise. Methods throw CommunicationError when
 // another rank is lost.
