@@ -185,7 +185,7 @@ TEST(Server, TheNextTicketComesWhileOneIsInHand) {
   for (const std::string how : {"asgd", "ssp:0+asgd"}) {
     const auto ends = serve(2, {.options = {.how = Asynchrony::parse(how)}, .leases = 7},
                             [](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
-                              for (int ms = 0; ms < 5000 && lease < 3 && !server_node.next_lease(); ms++)
+                              for (int ms = 0; ms < 20000 && lease < 3 && !server_node.next_lease(); ms++)
                                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
                               EXPECT_TRUE(lease >= 3 || server_node.next_lease().value_or(0) > lease);
                               gradient.fill(1);

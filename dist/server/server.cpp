@@ -337,7 +337,7 @@ class ServerNode::Thread {
         if (ends) tell_what_it_waits_for("nothing any more: it has ended");
         const bool some = channel_->progress();
         send_queue_.let_go();
-        if (fail_overs_)
+        if (ready_)
           for (FailOvers::TakenOver& a : fail_overs_->finished()) shard_server_->take_over(std::move(a));
         if (now() >= next_look_) next_look_ = now() + look_around();
         if (!some) channel_->rest();
