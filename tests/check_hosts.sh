@@ -16,6 +16,8 @@ trains() {
 }
 trains sh tests/hosts.sh 2 1gbit -- $train
 RANKS=2 trains sh tests/hosts.sh 2 1gbit -- $train
+# A host as one worker of the parameter server.
+RANKS=2 TANDEM_STRATEGY=machines+bsp trains sh tests/hosts.sh 2 1gbit -- $train
 LAUNCHER=1 trains sh tests/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
 
 # Every collective, from 4 B to 256 MiB, on 2, 3 and 4 hosts, and on 2 of 2 ranks.

@@ -23,6 +23,12 @@ trains '2 ranks, bsp+asgd-m: batch 50 = 2 × 25, as on one machine' "$run" -n 2 
 trains '2 ranks, bsp+asgd-m: batch 100 = 2 × 50, lr 0.02 → 0.04 (clipped)' "$run" -n 2 --strategy bsp ${train% --batch 50} --batch-per-rank 50
 trains '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train
 trains '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train
+# A machine as one worker: each of its ranks has a part of the exchange.
+trains '4 ranks, machines+ddc-asgd: batch 50 = 2 × 25, lr 0.02' "$run" -n 4 --hosts-as 2 --strategy machines+ddc-asgd $train
+says 2 'start as many on every host' "$run" -n 3 --hosts-as 2 --strategy machines+asgd $train
+says 2 'all ranks serve' "$run" -n 2 --servers 1 --strategy machines+asgd $train
+says 2 'can a rank come back' "$run" -n 2 --restart 1 --strategy machines+asgd $train
+says 2 'expected a number of hosts from 1' "$run" -n 2 --hosts-as 3 --strategy machines+asgd $train
 # Paced, who is four times as slow does about a quarter of what the other does.
 says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $train --metrics "$there/paced" --trace "$there/trace"
 exchanges() { sed -n "s/.*\"rank\":$1,.*\"exchanges\":\([0-9]*\).*/\1/p" "$there/paced"; }
@@ -38,8 +44,12 @@ says 0 'epoch 1-' "$run" -n 3 --strategy ddc-asgd --pace 10 --slow 0:100 \
 once="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 2 --lr 0.02 --batch 50 --deterministic --threads 1"
 says 0 'epoch 2/2' "$run" -n 2 --servers 1 --strategy ddc-asgd $once
 second=$(grep -o 'epoch 2/2  loss [0-9.]*' "$there/out")
+says 0 'epoch 2/2' "$run" -n 4 --hosts-as 2 --strategy machines+bsp $once
+machines=$(grep -o 'epoch 2/2  loss [0-9.]*' "$there/out")
 says 0 'stopped after step 150' "$run" -n 2 --servers 1 --strategy ddc-asgd $once --checkpoint "$there/half" --stop-after 150
 says 0 "$second" "$run" -n 2 --servers 1 --strategy ddc-asgd $once --resume "$there/half"
+says 0 'stopped after step 150' "$run" -n 4 --hosts-as 2 --strategy machines+bsp $once --checkpoint "$there/part" --stop-after 150
+says 0 "$machines" "$run" -n 4 --hosts-as 2 --strategy machines+bsp $once --resume "$there/part"
 # A checkpoint goes on, with other ranks too.
 says 0 'stopped after step 100 of 200' "$run" -n 2 --strategy ddc-asgd $train --checkpoint "$there/run" --stop-after 100
 says 0 'ranks was 2 and is 3' "$run" -n 3 --strategy ddc-asgd $train --resume "$there/run"
@@ -98,6 +108,14 @@ goes_on
 kill -TERM $launcher
 ended 143
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
+# Of machines, each leaves as a whole.
+begun 3 -n 4 --hosts-as 2 --strategy machines+ddc-asgd
+kill -KILL "$victim"
+said 'rank 2 on .* ended with exit status 1: the others go on without it'
+goes_on
+kill -TERM "$(rank_of $launcher 1)"
+ended 0
+said 'stopped after step [0-9]* of'
 # Without --on-failure the others go on; where it says stop, the first that fails ends the job.
 begun 2 --on-failure stop
 kill -KILL "$victim"

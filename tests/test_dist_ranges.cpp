@@ -9,6 +9,8 @@
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_sgd.h"
+#include "dist/strategies/machine_share.h"
+#include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/slices.h"
@@ -287,14 +289,15 @@ std::unique_ptr<Optimizer> optimizer_called(const std::string& name) {
   return std::make_unique<LARS>(LARSOptions{.learning_rate = 0.5});
 }
 
-Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_name, Backend& backend, DType dtype = DType::f64) {
+Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_name, Backend& backend, DType dtype = DType::f64,
+             double clip_norm = 0.2) {
   Seen seen;
   Dataset data = odd_number_of_pictures();
   Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0}, backend);
   Net model(over);
   FlatParameters flat(model, backend, 100, {}, dtype);
   const auto optimizer = optimizer_called(optimizer_name);
-  optimizer->clip_norm = 0.2;
+  optimizer->clip_norm = clip_norm;
   optimizer->bind(flat);
   strategy.begin(flat, *optimizer);
   Accumulation accumulation(flat, *optimizer, 1, source.batches_per_epoch());
@@ -343,6 +346,45 @@ TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
         for (const Seen& s : seen)
           same(s, plain, 1e-12, 1e-9, std::string(optimizer) + " on " + std::to_string(slices) + " × " + std::to_string(machines));
       }
+  }
+}
+
+// A parameter server with several members on a machine: each has a piece of what is replicated and the machine's slices, and its
+// lane reaches the other machines.
+std::vector<std::string> on_machines(int slices, int machines, const std::string& rule, const Body& body) {
+  std::vector<std::unique_ptr<Communicator>> here, layers;
+  std::vector<std::vector<std::unique_ptr<Channel>>> lanes;
+  for (int m = 0; m < machines; m++) {
+    for (auto& c : in_process(slices, {.deadline = 30})) here.push_back(std::move(c));
+    for (auto& c : in_process(slices, {.deadline = 30})) layers.push_back(std::move(c));
+  }
+  for (int s = 0; s < slices; s++) lanes.push_back(in_process_channels(machines, 30));
+  return ranks_say(slices * machines, [&](int r) {
+    const int m = r / slices, s = r % slices;
+    std::vector<int> ranks;
+    for (int k = 0; k < slices; k++) ranks.push_back(m * slices + k);
+    const Over over = slices > 1 ? std::move(layers[std::size_t(r)]) : nullptr;
+    auto strategy = parameter_server_of_machines(std::make_unique<MachineShare>(std::move(here[std::size_t(r)]), ranks, slices * machines),
+                                                 std::move(lanes[std::size_t(s)][std::size_t(m)]), {.how = Asynchrony::parse(rule), .deadline = 30});
+    body(*strategy, over, r);
+  });
+}
+
+TEST(Ranges, AServerWithAMemberForEachRankTrainsAsOneMachine) {
+  Strategy one;
+  auto backend = reference_backend(1);
+  Seen plain = trained(one, nullptr, "sgd", *backend, DType::f64, 0);
+  plain.state.clear(), plain.norms.clear(), plain.gradients.clear();
+  for (auto [slices, machines] : {std::pair{1, 2}, {2, 1}, {3, 1}, {2, 2}, {3, 2}, {2, 3}}) {
+    std::vector<Seen> seen(std::size_t(slices * machines));
+    all_well(on_machines(slices, machines, "bsp", [&](Strategy& s, const Over& over, int r) {
+      auto mine = reference_backend(1);
+      seen[std::size_t(r)] = trained(s, over, "sgd", *mine, DType::f64, 0);
+    }));
+    for (Seen& s : seen) {
+      s.state.clear(), s.norms.clear(), s.gradients.clear();  // a server's
+      same(s, plain, 1e-12, 1e-9, std::to_string(slices) + " × " + std::to_string(machines));
+    }
   }
 }
 

@@ -197,9 +197,12 @@ class UcxWire : public Wire, private Link {
     if (announced_.size() > 4096) announced_.erase(announced_.begin());
   }
   void report_wait(const WaitForEdge& edge) override { control_->report_wait(this, edge); }
-  bool left(int rank) const override { return control_->gone(rank); }
+  bool left(int rank) const override { return control_->gone(rank) || control_->lost(rank); }
   bool works(int rank) const override { return control_->works(rank); }
-  void fail(int culprit, const std::string& text) override { control_->fail(culprit, text); }
+  // A lost rank is the others' loss only where they need it: this one ends, and the job need not.
+  void fail(int culprit, const std::string& text) override {
+    if (!control_->lost(culprit)) control_->fail(culprit, text);
+  }
   std::vector<int> survivors() override { return control_->survivors(); }
 
  private:

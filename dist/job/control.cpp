@@ -192,6 +192,12 @@ void Control::failed(int culprit, const std::string& text) {
   wake_all();
 }
 
+bool Control::lost(int rank) const {
+  if (changes() == 0) return false;
+  std::lock_guard lock(mutex_);
+  return std::any_of(changes_.begin(), changes_.end(), [&](const Change& c) { return c.rank == rank && c.incarnation == 0; });
+}
+
 Change Control::change(std::size_t index) const {
   std::lock_guard lock(mutex_);
   return changes_[index];

@@ -64,6 +64,7 @@ class Control {
     return failed_.load(std::memory_order_acquire) && goes_on_ && culprit_ == rank_;
   }
   bool gone(int rank) const { return gone_[std::size_t(rank)].load(std::memory_order_acquire); }  // said good-bye
+  bool lost(int rank) const;  // in a job that goes on: it was lost at some time since this rank came
   // Several communicators of a rank may wait at the same time; who: one of them.
   void report_wait(const void* who, const WaitForEdge& edge);
   int last_in_line(int waits_for) const;

@@ -22,7 +22,8 @@ std::string agreement(const Variables& variables) {
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
                                         {"TANDEM_WIRE", "f32"},
                                         {"TANDEM_SERVERS", "0"},
-                                        {"TANDEM_PIPELINE", "0"}}) {
+                                        {"TANDEM_PIPELINE", "0"},
+                                        {"TANDEM_HOSTS_AS", "1"}}) {
     const char* value = variables(name);
     text << name << " " << (value && *value ? value : otherwise) << "\n";
   }
@@ -43,6 +44,15 @@ std::uint64_t incarnation_in(const Variables& variables) {
   if (!v)
     refuse("TANDEM_INCARNATION=", text, ": expected the number of this restart of the rank, from 1");
   return *v;
+}
+
+// With TANDEM_HOSTS_AS=n each n-th of the ranks counts as a host of its own; which one this rank is on.
+std::string pretended_host(const Variables& variables, int rank, int size) {
+  const char* text = variables("TANDEM_HOSTS_AS");
+  if (!text || !*text) return "";
+  const int hosts = parsed<int>(text).value_or(0);
+  if (hosts < 1 || hosts > size) refuse("--hosts-as ", text, ": expected a number of hosts from 1 to the number of ranks, ", size);
+  return "/" + std::to_string(std::int64_t(rank) * hosts / size);
 }
 
 }  // namespace
@@ -71,6 +81,7 @@ Job::~Job() = default;
 void Job::rendezvous(const Variables& variables) {
   Rendezvous rendezvous(place_, deadlines_, variables, goes_on_);
   AddressRecord mine = AddressRecord::mine();
+  mine.identity += pretended_host(variables, rank(), size());
   mine.address = rendezvous.interface_address();
   const int socket = goes_on_ ? -1 : bound_socket(place_.one_host(), 0);  // of the survivor agreement
   if (socket >= 0) mine.port = port_of(socket);
@@ -106,6 +117,7 @@ void Job::rejoin(const Variables& variables, std::uint64_t incarnation) {
   Membership members;
   const auto record = [&](const std::string& address) {
     AddressRecord mine = AddressRecord::mine();
+    mine.identity += pretended_host(variables, rank(), size());
     mine.address = address;
     ucx_ = Ucx::open(address, Ucx::Use::survives);
     ucx_->hear_only({});  // until the membership says who the ranks are
@@ -126,6 +138,18 @@ std::vector<int> Job::ranks_on(int host) const {
 }
 
 int Job::local_rank() const { return int(std::count(hosts_.begin(), hosts_.begin() + rank(), host(rank()))); }
+
+std::vector<int> Job::lane() const {
+  std::vector<int> ranks;
+  for (int h = 0; h < hosts(); h++) {
+    const auto there = ranks_on(h);
+    if (there.size() != ranks_on(0).size())
+      refuse("host ", record(there[0]).host, " has ", there.size(), " ranks and host ", record(0).host, " has ", ranks_on(0).size(),
+             ": start as many on every host");
+    ranks.push_back(there[std::size_t(local_rank())]);
+  }
+  return ranks;
+}
 
 std::shared_ptr<Ucx> Job::open_ucx() const {
   std::vector<std::string> all;

@@ -43,6 +43,8 @@ class Job {
   int host(int rank) const { return hosts_[std::size_t(rank)]; }
   std::vector<int> ranks_on(int host) const;
   int local_rank() const;  // this rank's place among those of its host
+  // The ranks that have this one's place on their hosts, a rank of each. Throws UsageError unless all hosts have as many ranks.
+  std::vector<int> lane() const;
 
   std::unique_ptr<Communicator> communicator();
   std::unique_ptr<Communicator> on_host();

@@ -46,7 +46,7 @@ struct Command {
   int ranks = 0;
   std::string host_list, host_file;
   std::vector<Host> hosts;  // of one of these three; {"", n}: here
-  std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow;
+  std::string strategy, logs, ssh = "ssh", port, start_timeout, servers, pace, slow, hosts_as;
   int restarts = 0;
   std::string on_failure;  // stop or continue; empty: as the strategy has it
   bool check = false, bind = true;
@@ -61,6 +61,8 @@ const char* usage =
     "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, ssp:STEPS;\n"
     "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
     "                         naive-all-reduce, naive-local-sgd:H, naive-server: the shortest correct versions, to compare with\n"
+    "                         machines+RULE: a parameter server with one worker for each host (machines+ddc-asgd)\n"
+    "  --hosts-as N           the ranks count as those of N hosts, for trying what hosts do; sets TANDEM_HOSTS_AS\n"
     "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
     "  --pace MS[:SHAPE]      a step of a worker takes so many milliseconds, drawn from a gamma distribution\n"
     "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"
@@ -85,6 +87,7 @@ void set(Command& c, const std::string& name, const std::string& value) {
   static const std::map<std::string, std::string Command::*> texts{
       {"-H", &Command::host_list},       {"--hosts", &Command::host_list}, {"--hostfile", &Command::host_file},
       {"--strategy", &Command::strategy}, {"--pace", &Command::pace},       {"--log-dir", &Command::logs},
+      {"--hosts-as", &Command::hosts_as},
       {"--ssh", &Command::ssh}};
   if (const auto text = texts.find(name); text != texts.end()) {
     c.*text->second = value;
@@ -286,7 +289,7 @@ class Launch {
     if (c_.restarts > 0 && stops)
       refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
     goes_on_ = !stops && goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
-    if (c_.restarts > 0 && !goes_on_)
+    if (c_.restarts > 0 && (!goes_on_ || !ranks_return(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "")))
       refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.
     begun_ = !goes_on_ || !here_only() || (token && *token);
@@ -318,7 +321,7 @@ class Launch {
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
         for (const auto& [name, value] :
-             {std::pair{"TANDEM_SERVERS", c_.servers}, {"TANDEM_PACE", c_.pace}, {"TANDEM_SLOW", c_.slow}})
+             {std::pair{"TANDEM_SERVERS", c_.servers}, {"TANDEM_PACE", c_.pace}, {"TANDEM_SLOW", c_.slow}, {"TANDEM_HOSTS_AS", c_.hosts_as}})
           if (!value.empty()) set.push_back({name, value});
         ranks_.push_back({});
         Rank& r = ranks_.back();

@@ -2,9 +2,9 @@
 
 namespace tandem {
 
-LeasedBatches::LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases)
-    : all_(all), leases_(std::move(leases)), shares_(shares), accumulate_(accumulate) {
-  all_.share(0, shares);
+LeasedBatches::LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases, int part, int parts)
+    : all_(all), leases_(std::move(leases)), shares_(shares), accumulate_(accumulate), part_(part), parts_(parts) {
+  all_.share(part, shares * parts);
   per_epoch_ = all_.batches_per_epoch();
 }
 
@@ -17,9 +17,10 @@ bool LeasedBatches::next(Batch& batch) {
   if (!lease_) lease_ = leases_.draw(), next_ = 0;
   if (!lease_ || *lease_ / leases_per_epoch() > epoch_) return false;
   const Place p = place(*lease_, next_);
-  if (p.share != std::exchange(share_, p.share)) all_.share(int(share_), int(shares_));
+  if (p.share != std::exchange(share_, p.share)) all_.share(int(share_ * parts_ + part_), int(shares_ * parts_));
   batch = all_.make(p.epoch, p.index);
-  batch.global = 0;
+  const std::int64_t whole = batch.over_ranks();
+  batch.global = parts_ > 1 ? whole * (share_ + 1) / shares_ - whole * share_ / shares_ : 0;  // pictures of the lease
   samples_ += batch.size();
   if (++next_ == accumulate_ || p.index + 1 == per_epoch_) lease_.reset();
   ahead_ = false;

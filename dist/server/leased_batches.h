@@ -19,8 +19,8 @@ class LeasedBatches : public BatchSource {
     std::function<std::optional<std::int64_t>()> draw;    // waits; none: the run is over
     std::function<std::optional<std::int64_t>()> coming;  // what draw() will give, as far as it is known; waits for nothing
   };
-  // shares: leases of a step.
-  LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases);
+  // shares: leases of a step. part of parts: what this rank trains of a lease.
+  LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases, int part = 0, int parts = 1);
 
   void share(int, int) override {}
   bool grows_with_ranks() const override { return all_.grows_with_ranks(); }
@@ -47,7 +47,7 @@ class LeasedBatches : public BatchSource {
 
   BatchSource& all_;
   WorkLeases leases_;
-  std::int64_t shares_, accumulate_, per_epoch_, epoch_ = 0, share_ = 0, samples_ = 0;
+  std::int64_t shares_, accumulate_, part_, parts_, per_epoch_, epoch_ = 0, share_ = 0, samples_ = 0;
   std::optional<std::int64_t> lease_;
   std::int64_t next_ = 0;  // of the lease's batches
   bool ahead_ = false;     // the next batch is being made

@@ -15,6 +15,7 @@
 #include "dist/server/server_checks.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/early_push.h"
+#include "dist/strategies/machine_share.h"
 #include "dist/strategies/on_host.h"
 #include "dist/strategies/replicas.h"
 
@@ -57,44 +58,52 @@ class NaiveServer : public Replicas {
 
 class ParameterServer : public Strategy {
  public:
-  ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options)
-      : options_(options), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
+  ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options, std::unique_ptr<MachineShare> machine = {})
+      : options_(options), machine_(std::move(machine)), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
     check_servers(options.servers, server_node_.size());
-    std::string name = options_.how.text();
+    std::string name = (machine_ ? "machines+" : "") + options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
     name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
-    const int shares = synchronous() ? server_node_.size() - options_.servers : 1;
+    const int shares = leases_per_step() * (machine_ ? machine_->size() : 1);
     ranks_ = {.strategy = name,
-              .rank = server_node_.rank(),
-              .size = server_node_.size(),
+              .rank = machine_ ? machine_->rank() : server_node_.rank(),
+              .size = machine_ ? machine_->job_size() : server_node_.size(),
               .where = server_node_.where(),
               .batch_shares = shares,
               .per_step = shares,
-              .evaluation_shares = 1,
-              .evaluates = server_node_.rank() == 0};
+              .synchronous = synchronous(),
+              .evaluation_shares = 1};
+    ranks_.evaluates = rank() == 0;
   }
 
-  int workers() const { return size() - options_.servers; }
-  bool trains() const { return rank() < workers(); }
+  int workers() const { return server_node_.size() - options_.servers; }
+  bool trains() const { return server_node_.rank() < workers(); }
+  bool follows() const { return machine_ && !machine_->leads(); }
   bool synchronous() const { return options_.how.kind == Asynchrony::Kind::bsp; }
-  std::vector<std::string> gather(const std::string& mine) override { return server_node_.gather(mine); }
+  std::int64_t leases_per_step() const { return synchronous() ? workers() : 1; }
+  std::vector<std::string> gather(const std::string& mine) override {
+    const auto among = [this](const std::string& text) { return server_node_.gather(text); };
+    return machine_ ? machine_->gather(mine, among) : among(mine);
+  }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
     leased_ = std::make_unique<LeasedBatches>(
-        train, ranks_.per_step, accumulate,
+        train, int(leases_per_step()), accumulate,
         LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
-                                  .draw = [this] { return draw(); },
-                                  .coming = [this] { return coming(); }});
+                                  .draw = [this] { return follows() ? follow() : draw(); },
+                                  .coming = [this] { return coming(); }},
+        machine_ ? machine_->place() : 0, machine_ ? machine_->size() : 1);
     return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
-    return leased_ ? (first_lease_ + server_node_.leases_done()) / ranks_.per_step : known;
+    return leased_ ? (first_lease_ + server_node_.leases_done()) / leases_per_step() : known;
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
+    if (machine_ && machine_->holds(0)) fetch_velocity();
     if (rank() > 0) return end;
     end.trained = server_node_.trained();
     const auto now = Clock::now();
@@ -103,7 +112,7 @@ class ParameterServer : public Strategy {
     return end;
   }
   bool over(std::int64_t) const override { return over_; }
-  bool saves_after_failure() override { return server_node_.is_first_of_what_is_left(); }
+  bool saves_after_failure() override { return !follows() && server_node_.is_first_of_what_is_left(); }
 
   void prepare(Module&, Task&, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
@@ -119,7 +128,9 @@ class ParameterServer : public Strategy {
   FlatMemory memory() override {
     return [this](Backend& backend, std::int64_t numel) {
       if (backend.on_device()) return Tensor::zeros(backend, {numel}, DType::f32);
-      auto block = server_node_.memory(std::size_t(numel) * sizeof(float));
+      const std::size_t bytes = std::size_t(numel) * sizeof(float);
+      auto block = machine_ ? machine_->allocate(bytes) : server_node_.memory(bytes);
+      if (!block) return Tensor::zeros(backend, {numel}, DType::f32);
       void* at = block.get();
       return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
     };
@@ -138,7 +149,8 @@ class ParameterServer : public Strategy {
     if (!leased_ && options_.servers)
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
-    early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline);
+    if (machine_) machine_->begin(flat);
+    early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline && !machine_);
     flat.on_gradient([this](const ParameterRange& parameter) {
       if (leased_) leased_->look_ahead();
       early_->ready(parameter);
@@ -171,23 +183,33 @@ class ParameterServer : public Strategy {
     if (begun_) return;
     first_lease_ = lease;
     std::int64_t end = plan_.epochs * leased_->leases_per_epoch();
-    if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * ranks_.per_step));
+    if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * leases_per_step()));
     end_lease_ = end;
-    begin_exchange(WorkLeases(std::min(lease, end), end));
+    begin_exchange(follows() ? endless() : WorkLeases(std::min(lease, end), end));
   }
   // The next lease, or nothing once the run is over: then this rank has the last weights.
   std::optional<std::int64_t> draw() {
     if (over_) return {};
     if (stop_requested_) server_node_.stop();
     auto t = server_node_.lease(plan_.asked_to_stop);
+    if (machine_) machine_->told(t.value_or(run_is_over));
     if (!t) end_run();
     if (t) last_lease_ = *t;
     return t;
   }
+  // The same on a machine's other ranks. Their lanes' servers lease steps without end, one for each push.
+  std::optional<std::int64_t> follow() {
+    if (over_) return {};
+    const std::int64_t t = machine_->told(0);
+    coming_ = {};
+    if (t == run_is_over) return end_run(), std::nullopt;
+    if (!server_node_.lease()) fail("the other machines have ended");
+    return last_lease_ = t;
+  }
   // What draw() will give, as far as it is known; with bsp it is foreseen, and another one only after a loss.
   std::optional<std::int64_t> coming() const {
-    if (!synchronous()) return server_node_.next_lease();
-    const std::int64_t next = last_lease_ + ranks_.per_step;
+    if (!synchronous()) return follows() ? coming_ : server_node_.next_lease();
+    const std::int64_t next = last_lease_ + leases_per_step();
     return next < end_lease_ ? std::optional(next) : std::nullopt;
   }
 
@@ -195,9 +217,15 @@ class ParameterServer : public Strategy {
   void exchange(const Tensor& loss) override {
     Optimizer& optimizer = *optimizer_;
     learning_rate_ = optimizer.learning_rate();
-    if (!leased_ && !begun_) begin_exchange(WorkLeases(0, INT64_MAX / 2));
+    if (!leased_ && !begun_) begin_exchange(endless());
     if (leased_) leased_->look_ahead();
-    const bool finite = early_->finish(loss);
+    MachineShare::Step step{.samples = double(leased_ ? leased_->take_samples() : 0)};
+    if (plan_.running_sums) {
+      const MetricSums now = plan_.running_sums();
+      step.sums = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
+      told_ = now;
+    }
+    const bool finite = machine_ ? combine(step, loss) : early_->finish(loss);
     if (finite) {
       in_a_row_ = 0;
     } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
@@ -208,18 +236,13 @@ class ParameterServer : public Strategy {
     if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
     options_.stragglers.keep(rank(), paced_++, step_began_,
                              [&] { return server_node_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop()); });
-    MetricSums sums;
-    if (plan_.running_sums) {
-      const MetricSums now = plan_.running_sums();
-      sums = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
-      told_ = now;
-    }
-    const std::int64_t made_of = leased_ ? leased_->take_samples() : 0, samples = finite ? std::max<std::int64_t>(1, made_of) : 0;
+    const std::int64_t samples = finite ? std::max<std::int64_t>(1, std::int64_t(step.samples)) : 0;
     const std::int64_t began = trace_ ? trace_->now() : 0;
     if (options_.pipeline) {
-      push_behind(samples, sums);
+      push_behind(samples, step.sums);
     } else {
-      server_node_.push(gradients_.download(flat_->gradients), buffers_.download(flat_->buffers), samples, sums);
+      const Buffer g = gradients_.download(flat_->gradients);
+      server_node_.push(machine_ ? machine_->pack(g, pushed_) : g, served_buffers(true), samples, step.sums);
       pull();
     }
     if (trace_ && trace_->recording())
@@ -231,12 +254,9 @@ class ParameterServer : public Strategy {
   // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
   void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
     if (what != Shared::optimizer) return;
-    for (auto& [name, vector] : optimizer.vectors()) {
-      if (name != "velocity") continue;
-      OnHost host;
-      const Buffer b = host.of(vector);
-      if (server_node_.velocity(b)) host.upload(vector);
-    }
+    require(&optimizer == optimizer_, "synchronize() of another optimizer than begin() was given");
+    if (machine_ && !leased_) fail(name(), ": a loop of one's own does not get the servers' velocity");
+    if (!machine_) fetch_velocity();  // otherwise end_epoch() has, on all ranks of this machine
   }
   Measures end() override {
     if (begun_ && !over_) {
@@ -251,6 +271,40 @@ class ParameterServer : public Strategy {
 
  private:
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
+  static constexpr std::int64_t run_is_over = -1;  // what a machine's leader says instead of a lease
+  static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
+
+  // A machine's ranks combine what they have computed.
+  bool combine(MachineShare::Step& step, const Tensor& loss) {
+    step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
+    step.stops = follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
+    if (const auto next = server_node_.next_lease(); leased_ && next && machine_->leads()) step.next_lease = double(*next + 1);
+    const bool finite = machine_->combine(step, gradients_, *flat_, *optimizer_);
+    if (step.stops > 0) stop_requested_ = true;
+    if (follows() && step.next_lease > 0) coming_ = std::int64_t(step.next_lease) - 1;
+    if (leased_) leased_->look_ahead();
+    return finite;
+  }
+  // Those that this rank's servers keep; a machine's leader brings the running statistics for all of it.
+  Buffer served_buffers(bool download) {
+    if (follows()) return {};
+    return download ? buffers_.download(flat_->buffers) : buffers_.of(flat_->buffers);
+  }
+  Buffer served_values() {
+    const Buffer v = values_.of(flat_->values);
+    return machine_ ? machine_->room(v.dtype, pulled_) : v;
+  }
+  void fetch_velocity() {
+    for (auto& [name, vector] : optimizer_->vectors()) {
+      if (name != "velocity") continue;
+      OnHost host;
+      const Buffer b = host.of(vector);
+      std::vector<std::byte> part;
+      if (!server_node_.velocity(machine_ ? machine_->room(b.dtype, part) : b)) continue;
+      if (machine_) machine_->unpack(part, b);
+      host.upload(vector);
+    }
+  }
 
   void begin_exchange(WorkLeases leases) {
     ServerOptions o{.how = options_.how,
@@ -261,7 +315,7 @@ class ParameterServer : public Strategy {
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
     if (leased_ && plan_.learning_rate) {
-      o.learning_rate = [rate = plan_.learning_rate, first = first_lease_, per_step = ranks_.per_step](
+      o.learning_rate = [rate = plan_.learning_rate, first = first_lease_, per_step = leases_per_step()](
                             std::int64_t pushes) { return rate(double((first + pushes) / per_step)); };
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
@@ -271,8 +325,12 @@ class ParameterServer : public Strategy {
     if (plan_.resumed || !leased_)  // a loop of the user's own does not say: zeros where it begins
       for (auto& [name, vector] : optimizer_->vectors())
         if (name == "velocity") v = velocity.download(vector);
-    server_node_.begin(values_.download(flat_->values), buffers_.download(flat_->buffers), learning_rate_scales(*flat_),
-                       std::move(o), std::move(leases), v);
+    std::vector<std::byte> velocity_part;
+    if (machine_ && v.count) v = machine_->pack(v, velocity_part);
+    const auto scales = learning_rate_scales(*flat_);
+    const Buffer values = values_.download(flat_->values);
+    server_node_.begin(machine_ ? machine_->pack(values, pulled_) : values, served_buffers(true), machine_ ? machine_->pack_scales(scales) : scales, std::move(o),
+                       std::move(leases), v);
     begun_ = true;
     if (trains()) pull();
     begin_step();
@@ -282,16 +340,20 @@ class ParameterServer : public Strategy {
     step_began_ = Clock::now();
   }
   void pull() {
-    server_node_.pull(values_.of(flat_->values), buffers_.of(flat_->buffers));
+    server_node_.pull(served_values(), served_buffers(false));
     take();
   }
   void take() {
+    if (machine_) {
+      machine_->unpack(pulled_, values_.of(flat_->values));
+      if (flat_->buffers.numel() > 0) machine_->broadcast(buffers_.of(flat_->buffers));
+    }
     values_.upload(flat_->values);
     buffers_.upload(flat_->buffers);
     flat_->count_writes(flat_->all());
   }
   void end_run() {
-    server_node_.finish(values_.of(flat_->values), buffers_.of(flat_->buffers));
+    server_node_.finish(served_values(), served_buffers(false));
     over_ = true;
     if (trains()) take();
   }
@@ -306,6 +368,7 @@ class ParameterServer : public Strategy {
   }
 
   ParameterServerOptions options_;
+  std::unique_ptr<MachineShare> machine_;  // null: each rank is a worker
   ServerNode server_node_;
   std::unique_ptr<LeasedBatches> leased_;
   FlatParameters* flat_ = nullptr;
@@ -315,6 +378,8 @@ class ParameterServer : public Strategy {
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
   OnHost values_, gradients_, buffers_;
   std::vector<std::byte> outbox_[2], outbox_buffers_;
+  std::vector<std::byte> pushed_, pulled_;  // a machine's rank: its part of the gradients, and of the values
+  std::optional<std::int64_t> coming_;      // the lease after this one, as the machine's leader has said
   std::optional<EarlyPush> early_;
   int turn_ = 0, in_a_row_ = 0;
   bool begun_ = false, over_ = false, behind_ = false;
@@ -328,6 +393,13 @@ class ParameterServer : public Strategy {
 
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
   return std::make_unique<ParameterServer>(std::move(channel), options);
+}
+std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine, std::unique_ptr<Channel> lane,
+                                                       const ParameterServerOptions& options) {
+  if (options.servers || options.pipeline)
+    refuse("machines+", options.how.text(), ": with a machine as one worker all ranks serve, and no push is behind: leave out --servers and "
+           "TANDEM_PIPELINE");
+  return std::make_unique<ParameterServer>(std::move(lane), options, std::move(machine));
 }
 
 std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator) {

@@ -17,6 +17,8 @@
 
 namespace tandem {
 
+class MachineShare;
+
 struct ParameterServerOptions {
   Asynchrony how = {};
   int servers = 0;          // the last so many ranks only serve; 0: all ranks train, and serve
@@ -30,6 +32,10 @@ struct ParameterServerOptions {
 
 // Throws UsageError from begin() for an optimizer whose steps no server makes, and CommunicationError once rank 0 is lost.
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {});
+// With a machine as one worker (machine_share.h); lane: between the ranks that have this one's place on their machines. Options
+// `servers` and `pipeline` are refused.
+std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine, std::unique_ptr<Channel> lane,
+                                                       const ParameterServerOptions& options = {});
 // What parameter_server() computes with bsp and one shard, in blocking calls on the host.
 std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator);
 

@@ -14,6 +14,7 @@
 #include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_sgd.h"
+#include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
 
 namespace tandem {
@@ -55,7 +56,13 @@ Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
   return [how] { return local_sgd(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
-Make parse_server(const std::string& name, const Setting& setting, int ranks) {
+constexpr std::string_view machines = "machines+";  // before the name of a rule: a machine is one worker
+
+// The name without that.
+std::string rule_in(const std::string& name) { return name.starts_with(machines) ? name.substr(machines.size()) : name; }
+
+Make parse_server(const std::string& full_name, const Setting& setting, int ranks) {
+  const std::string name = rule_in(full_name);
   if (!Asynchrony::is_one(name)) return {};
   const Deadlines deadlines = Deadlines::from(process_environment());
   ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
@@ -76,7 +83,14 @@ Make parse_server(const std::string& name, const Setting& setting, int ranks) {
     refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
-  return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+  if (name == full_name) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+  if (!setting("TANDEM_INCARNATION").empty())
+    refuse("--restart: under ", full_name, " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
+  return [o] {
+    Job job({.goes_on = true});
+    auto machine = std::make_unique<MachineShare>(job.on_host(), job.ranks_on(job.host(job.rank())), job.size());
+    return parameter_server_of_machines(std::move(machine), job.channel(job.lane()), o);
+  };
 }
 
 // The shortest correct versions, to compare with.
@@ -93,7 +107,7 @@ std::vector<Entry> entries() {
   return {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
-      {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()),
+      {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS", "TANDEM_PACE", "TANDEM_SLOW"},
        parse_server},
       {"naive-all-reduce, naive-local-sgd:STEPS or naive-server", {}, parse_naive},
@@ -111,7 +125,8 @@ constexpr struct {
 
 }  // namespace
 
-bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(name); }
+bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(rule_in(name)); }
+bool ranks_return(const std::string& name) { return Asynchrony::is_one(name); }
 
 std::unique_ptr<Strategy> strategy_from_environment() {
   const Setting setting = [](const char* name) {

@@ -7,5 +7,6 @@ namespace tandem {
 
 // Whether the job of the strategy with this name goes on when a rank other than 0 is lost.
 bool goes_on_without_lost_ranks(const std::string& name);
+bool ranks_return(const std::string& name);  // one by one, once they were lost
 
 }  // namespace tandem

@@ -19,6 +19,7 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
             .where = communicator_->where(rank),
             .batch_shares = n,
             .per_step = synchronous ? n : 1,
+            .synchronous = synchronous,
             .evaluation_shares = n};
 }
 
@@ -33,20 +34,24 @@ void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator*
   flat.count_writes(flat.all());
 }
 
-std::vector<std::string> Replicas::gather(const std::string& mine) {
-  drain();
-  const auto n = std::size_t(size()), me = std::size_t(rank());
+std::vector<std::string> gather_texts(Communicator& over, const std::string& mine) {
+  const auto n = std::size_t(over.size()), me = std::size_t(over.rank());
   std::vector<double> lengths(n);
   lengths[me] = double(mine.size());
-  communicator_->all_gather(buffer(lengths)).wait();
+  over.all_gather(buffer(lengths)).wait();
   Cuts cuts{0};
   for (double length : lengths) cuts.push_back(cuts.back() + std::int64_t(length));
   std::vector<std::uint8_t> text(static_cast<std::size_t>(cuts.back()));
   std::copy(mine.begin(), mine.end(), text.begin() + cuts[me]);
-  communicator_->all_gather(buffer(text), cuts).wait();
+  over.all_gather(buffer(text), cuts).wait();
   std::vector<std::string> all;
   for (std::size_t r = 0; r < n; r++) all.emplace_back(text.begin() + cuts[r], text.begin() + cuts[r + 1]);
   return all;
+}
+
+std::vector<std::string> Replicas::gather(const std::string& mine) {
+  drain();
+  return gather_texts(*communicator_, mine);
 }
 
 // Rank 0 answers each rank's questions with its time; the quickest of twenty answers counts.

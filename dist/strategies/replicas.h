@@ -14,6 +14,9 @@ namespace tandem {
 
 class Reducer;
 
+// Every rank's text, in the order of ranks. All ranks call it, and it waits for all.
+std::vector<std::string> gather_texts(Communicator& over, const std::string& mine);
+
 class Replicas : public Strategy {
  public:
   // Statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance

@@ -98,7 +98,7 @@ Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Bat
   if (ranks.size == 1) return {};
   return {.pictures = first.over_ranks(),
           .shares = ranks.batch_shares,
-          .one_step = ranks.per_step > 1,
+          .one_step = ranks.synchronous,
           .times = train.grows_with_ranks() ? ranks.per_step : 1};
 }
 

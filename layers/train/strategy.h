@@ -70,6 +70,7 @@ struct Ranks {
   std::string where = "this machine";  // "rank 2 on node7"
   int batch_shares = 1;                // ranks over which a batch is cut
   int per_step = 1;                    // ranks whose gradients make one step together
+  bool synchronous = true;             // all ranks make the same steps
   int evaluation_shares = 1;           // ranks over which an evaluation is cut
   bool evaluates = true;               // this rank does; otherwise it learns the result at the end
 };
