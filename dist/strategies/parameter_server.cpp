@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <sstream>
 
 #include "core/backend.h"
@@ -13,11 +12,9 @@
 #include "core/trace/trace.h"
 #include "dist/server/leased_batches.h"
 #include "dist/server/server_checks.h"
-#include "dist/server/server_layout.h"
 #include "dist/strategies/early_push.h"
-#include "dist/strategies/machine_share.h"
-#include "dist/strategies/on_host.h"
 #include "dist/strategies/replicas.h"
+#include "dist/strategies/served_vectors.h"
 
 namespace tandem {
 namespace {
@@ -103,7 +100,7 @@ class ParameterServer : public Strategy {
     EpochEnd end = mine;
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
-    if (machine_ && machine_->holds(0)) fetch_velocity();
+    if (machine_ && machine_->holds(0)) vectors_.velocity(*optimizer_);
     if (rank() > 0) return end;
     end.trained = server_node_.trained();
     const auto now = Clock::now();
@@ -124,17 +121,7 @@ class ParameterServer : public Strategy {
     return {};
   }
 
-  // Where ranks of a host can see it, gradients are pushed without a copy.
-  FlatMemory memory() override {
-    return [this](Backend& backend, std::int64_t numel) {
-      if (backend.on_device()) return Tensor::zeros(backend, {numel}, DType::f32);
-      const std::size_t bytes = std::size_t(numel) * sizeof(float);
-      auto block = machine_ ? machine_->allocate(bytes) : server_node_.memory(bytes);
-      if (!block) return Tensor::zeros(backend, {numel}, DType::f32);
-      void* at = block.get();
-      return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
-    };
-  }
+  FlatMemory memory() override { return vectors_.memory(); }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
     use(optimizer);
@@ -149,23 +136,14 @@ class ParameterServer : public Strategy {
     if (!leased_ && options_.servers)
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
-    if (machine_) machine_->begin(flat);
+    vectors_.bind(flat);
     early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline && !machine_);
     flat.on_gradient([this](const ParameterRange& parameter) {
       if (leased_) leased_->look_ahead();
       early_->ready(parameter);
     });
     if (leased_ || size() == 1) return;  // the first pull brings rank 0's weights
-    // A loop of the user's own computes its first gradient before anything is pulled.
-    for (auto [vector, host] : {std::pair(&flat.values, &values_), std::pair(&flat.buffers, &buffers_)}) {
-      if (vector->numel() == 0) continue;
-      const Buffer b = host->download(*vector);
-      const std::string text(static_cast<const char*>(b.data), rank() == 0 ? b.bytes() : 0);
-      const std::string first = server_node_.gather(text)[0];
-      std::memcpy(b.data, first.data(), first.size());
-      host->upload(*vector);
-    }
-    flat.count_writes(flat.all());
+    vectors_.broadcast_first();
   }
   void use(Optimizer& optimizer) {
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
@@ -239,11 +217,10 @@ class ParameterServer : public Strategy {
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, std::int64_t(step.samples)) : 0;
     const std::int64_t began = trace_ ? trace_->now() : 0;
     if (options_.pipeline) {
-      push_behind(samples, step.sums);
+      vectors_.push_behind(samples, step.sums);
     } else {
-      const Buffer g = gradients_.download(flat_->gradients);
-      server_node_.push(machine_ ? machine_->pack(g, pushed_) : g, served_buffers(true), samples, step.sums);
-      pull();
+      vectors_.push(samples, step.sums);
+      vectors_.pull();
     }
     if (trace_ && trace_->recording())
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
@@ -256,7 +233,7 @@ class ParameterServer : public Strategy {
     if (what != Shared::optimizer) return;
     require(&optimizer == optimizer_, "synchronize() of another optimizer than begin() was given");
     if (machine_ && !leased_) fail(name(), ": a loop of one's own does not get the servers' velocity");
-    if (!machine_) fetch_velocity();  // otherwise end_epoch() has, on all ranks of this machine
+    if (!machine_) vectors_.velocity(optimizer);  // otherwise end_epoch() has, on all ranks of this machine
   }
   Measures end() override {
     if (begun_ && !over_) {
@@ -279,31 +256,11 @@ class ParameterServer : public Strategy {
     step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
     step.stops = follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
     if (const auto next = server_node_.next_lease(); leased_ && next && machine_->leads()) step.next_lease = double(*next + 1);
-    const bool finite = machine_->combine(step, gradients_, *flat_, *optimizer_);
+    const bool finite = vectors_.combine(step, *optimizer_);
     if (step.stops > 0) stop_requested_ = true;
     if (follows() && step.next_lease > 0) coming_ = std::int64_t(step.next_lease) - 1;
     if (leased_) leased_->look_ahead();
     return finite;
-  }
-  // Those that this rank's servers keep; a machine's leader brings the running statistics for all of it.
-  Buffer served_buffers(bool download) {
-    if (follows()) return {};
-    return download ? buffers_.download(flat_->buffers) : buffers_.of(flat_->buffers);
-  }
-  Buffer served_values() {
-    const Buffer v = values_.of(flat_->values);
-    return machine_ ? machine_->room(v.dtype, pulled_) : v;
-  }
-  void fetch_velocity() {
-    for (auto& [name, vector] : optimizer_->vectors()) {
-      if (name != "velocity") continue;
-      OnHost host;
-      const Buffer b = host.of(vector);
-      std::vector<std::byte> part;
-      if (!server_node_.velocity(machine_ ? machine_->room(b.dtype, part) : b)) continue;
-      if (machine_) machine_->unpack(part, b);
-      host.upload(vector);
-    }
   }
 
   void begin_exchange(WorkLeases leases) {
@@ -320,69 +277,35 @@ class ParameterServer : public Strategy {
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
-    OnHost velocity;
-    Buffer v;
-    if (plan_.resumed || !leased_)  // a loop of the user's own does not say: zeros where it begins
-      for (auto& [name, vector] : optimizer_->vectors())
-        if (name == "velocity") v = velocity.download(vector);
-    std::vector<std::byte> velocity_part;
-    if (machine_ && v.count) v = machine_->pack(v, velocity_part);
-    const auto scales = learning_rate_scales(*flat_);
-    const Buffer values = values_.download(flat_->values);
-    server_node_.begin(machine_ ? machine_->pack(values, pulled_) : values, served_buffers(true), machine_ ? machine_->pack_scales(scales) : scales, std::move(o),
-                       std::move(leases), v);
+    // A loop of the user's own does not say whether it resumes: zeros where it begins.
+    vectors_.begin(std::move(o), std::move(leases), plan_.resumed || !leased_ ? optimizer_ : nullptr);
     begun_ = true;
-    if (trains()) pull();
+    if (trains()) vectors_.pull();
     begin_step();
   }
   void begin_step() {
     early_->step_begins(begun_);
     step_began_ = Clock::now();
   }
-  void pull() {
-    server_node_.pull(served_values(), served_buffers(false));
-    take();
-  }
-  void take() {
-    if (machine_) {
-      machine_->unpack(pulled_, values_.of(flat_->values));
-      if (flat_->buffers.numel() > 0) machine_->broadcast(buffers_.of(flat_->buffers));
-    }
-    values_.upload(flat_->values);
-    buffers_.upload(flat_->buffers);
-    flat_->count_writes(flat_->all());
-  }
   void end_run() {
-    server_node_.finish(served_values(), served_buffers(false));
+    vectors_.finish(trains());
     over_ = true;
-    if (trains()) take();
-  }
-  // Two pushes may have their gradients about: the one under way, and the one that is being computed.
-  void push_behind(std::int64_t samples, const MetricSums& sums) {
-    const Buffer g = gradients_.download(flat_->gradients), s = buffers_.download(flat_->buffers);
-    outbox_[turn_].assign(static_cast<const std::byte*>(g.data), static_cast<const std::byte*>(g.data) + g.bytes());
-    outbox_buffers_.assign(static_cast<const std::byte*>(s.data), static_cast<const std::byte*>(s.data) + s.bytes());
-    if (std::exchange(behind_, true)) pull();
-    server_node_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_buffers_.data(), s.count, s.dtype}, samples, sums);
-    turn_ = 1 - turn_;
   }
 
   ParameterServerOptions options_;
   std::unique_ptr<MachineShare> machine_;  // null: each rank is a worker
   ServerNode server_node_;
+  ServedVectors vectors_{server_node_, machine_.get()};
   std::unique_ptr<LeasedBatches> leased_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   Trace* trace_ = nullptr;
   double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
-  OnHost values_, gradients_, buffers_;
-  std::vector<std::byte> outbox_[2], outbox_buffers_;
-  std::vector<std::byte> pushed_, pulled_;  // a machine's rank: its part of the gradients, and of the values
   std::optional<std::int64_t> coming_;      // the lease after this one, as the machine's leader has said
   std::optional<EarlyPush> early_;
-  int turn_ = 0, in_a_row_ = 0;
-  bool begun_ = false, over_ = false, behind_ = false;
+  int in_a_row_ = 0;
+  bool begun_ = false, over_ = false;
   std::int64_t first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;
   MetricSums told_;
   std::uint32_t paced_ = 0;

@@ -1,0 +1,99 @@
+#include "dist/strategies/served_vectors.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/backend.h"
+#include "dist/server/server_layout.h"
+
+namespace tandem {
+
+FlatMemory ServedVectors::memory() {
+  return [this](Backend& backend, std::int64_t numel) {
+    const std::size_t bytes = std::size_t(numel) * sizeof(float);
+    std::shared_ptr<void> block;
+    if (!backend.on_device()) block = machine_ ? machine_->allocate(bytes) : node_.memory(bytes);
+    if (!block) return Tensor::zeros(backend, {numel}, DType::f32);
+    void* at = block.get();
+    return Tensor::wrap(backend, at, {numel}, DType::f32, std::move(block));
+  };
+}
+
+void ServedVectors::bind(FlatParameters& flat) {
+  flat_ = &flat;
+  if (machine_) machine_->begin(flat);
+}
+
+void ServedVectors::broadcast_first() {
+  for (auto [vector, host] : {std::pair(&flat_->values, &values_), std::pair(&flat_->buffers, &buffers_)}) {
+    if (vector->numel() == 0) continue;
+    const Buffer b = host->download(*vector);
+    const std::string text(static_cast<const char*>(b.data), node_.rank() == 0 ? b.bytes() : 0);
+    const std::string first = node_.gather(text)[0];
+    std::memcpy(b.data, first.data(), first.size());
+    host->upload(*vector);
+  }
+  flat_->count_writes(flat_->all());
+}
+
+void ServedVectors::begin(ServerOptions options, WorkLeases leases, Optimizer* velocity_of) {
+  OnHost velocity;
+  std::vector<std::byte> velocity_part;
+  Buffer v;
+  if (velocity_of)
+    for (auto& [name, vector] : velocity_of->vectors())
+      if (name == "velocity") v = velocity.download(vector);
+  if (machine_ && v.count) v = machine_->pack(v, velocity_part);
+  const Buffer values = values_.download(flat_->values);
+  const auto scales = learning_rate_scales(*flat_);
+  node_.begin(machine_ ? machine_->pack(values, pulled_) : values, present_buffers(),
+              machine_ ? machine_->pack_scales(scales) : scales, std::move(options), std::move(leases), v);
+}
+
+void ServedVectors::push(std::int64_t samples, const MetricSums& sums) {
+  node_.push(gradients(), present_buffers(), samples, sums);
+}
+
+void ServedVectors::push_behind(std::int64_t samples, const MetricSums& sums) {
+  const Buffer g = gradients_.download(flat_->gradients), s = buffers_.download(flat_->buffers);
+  outbox_[turn_].assign(static_cast<const std::byte*>(g.data), static_cast<const std::byte*>(g.data) + g.bytes());
+  outbox_buffers_.assign(static_cast<const std::byte*>(s.data), static_cast<const std::byte*>(s.data) + s.bytes());
+  if (std::exchange(behind_, true)) pull();
+  node_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_buffers_.data(), s.count, s.dtype}, samples, sums);
+  turn_ = 1 - turn_;
+}
+
+void ServedVectors::pull() {
+  node_.pull(values(), buffers());
+  take();
+}
+
+void ServedVectors::finish(bool takes) {
+  node_.finish(values(), buffers());
+  if (takes) take();
+}
+
+void ServedVectors::take() {
+  if (machine_) {
+    machine_->unpack(pulled_, values_.of(flat_->values));
+    if (flat_->buffers.numel() > 0) machine_->broadcast(buffers_.of(flat_->buffers));
+  }
+  values_.upload(flat_->values);
+  buffers_.upload(flat_->buffers);
+  flat_->count_writes(flat_->all());
+}
+
+void ServedVectors::velocity(Optimizer& optimizer) {
+  for (auto& [name, vector] : optimizer.vectors()) {
+    if (name != "velocity") continue;
+    OnHost host;
+    std::vector<std::byte> part;
+    const Buffer b = host.of(vector);
+    if (!node_.velocity(machine_ ? machine_->room(b.dtype, part) : b)) continue;
+    if (machine_) machine_->unpack(part, b);
+    host.upload(vector);
+  }
+}
+
+}  // namespace tandem

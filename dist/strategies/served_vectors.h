@@ -1,0 +1,58 @@
+// The flat parameters as a server node exchanges them. A rank pushes its whole gradient, or as one of a machine's ranks its part of
+// the machine's (machine_share.h), and takes the new values of the same. Where the vectors are a device's, they pass through the
+// host's memory. Threads: the training thread. Throws what ServerNode throws.
+#pragma once
+#include <vector>
+
+#include "dist/server/server.h"
+#include "dist/strategies/machine_share.h"
+#include "dist/strategies/on_host.h"
+
+namespace tandem {
+
+class ServedVectors {
+ public:
+  // machine: null where each rank is a worker. Both stay alive.
+  ServedVectors(ServerNode& node, MachineShare* machine) : node_(node), machine_(machine) {}
+  // Memory that other ranks of the host read, so that gradients are pushed, or summed over the machine, without a copy.
+  FlatMemory memory();
+  void bind(FlatParameters& flat);
+  // Gives all workers rank 0's values, for a loop that computes a gradient before its first pull.
+  void broadcast_first();
+
+  // The node's begin() with the present values; velocity_of: the optimizer whose velocity training goes on with, null: zeros.
+  void begin(ServerOptions options, WorkLeases leases, Optimizer* velocity_of);
+  // Sums the machine's gradients: MachineShare::combine().
+  bool combine(MachineShare::Step& step, Optimizer& optimizer) { return machine_->combine(step, gradients_, *flat_, optimizer); }
+  void push(std::int64_t samples, const MetricSums& sums);
+  // Pushes a copy, and pulls the answer to the push before it, if there was one.
+  void push_behind(std::int64_t samples, const MetricSums& sums);
+  void pull();
+  void finish(bool takes);  // the node's; takes: the last values too
+  void velocity(Optimizer& optimizer);  // the servers', to the optimizer's, where the rule has one
+
+ private:
+  Buffer gradients() {
+    const Buffer g = gradients_.download(flat_->gradients);
+    return machine_ ? machine_->pack(g, pushed_) : g;
+  }
+  Buffer values() {  // memory for them
+    const Buffer v = values_.of(flat_->values);
+    return machine_ ? machine_->room(v.dtype, pulled_) : v;
+  }
+  // The first rank of a machine brings the running statistics for all of it.
+  Buffer buffers() { return machine_ && !machine_->leads() ? Buffer{} : buffers_.of(flat_->buffers); }
+  Buffer present_buffers() { return machine_ && !machine_->leads() ? Buffer{} : buffers_.download(flat_->buffers); }
+  void take();
+
+  ServerNode& node_;
+  MachineShare* machine_;
+  FlatParameters* flat_ = nullptr;
+  OnHost values_, gradients_, buffers_;
+  std::vector<std::byte> pushed_, pulled_;                // a machine's rank: its part of the gradients, and of the values
+  std::vector<std::byte> outbox_[2], outbox_buffers_;     // of push_behind(): one gradient is under way while the next is computed
+  int turn_ = 0;
+  bool behind_ = false;
+};
+
+}  // namespace tandem
