@@ -18,7 +18,8 @@ enum class Stream : std::uint32_t {
   test = 6,
   mixup = 7,
   step_time = 8,
-  dropout = 1000
+  dropout = 1000,
+  own = 1u << 30  // from here on: a program's own
 };
 
 struct Words {

@@ -2,7 +2,7 @@
 // and odd pairs of a ring take turns, so what one rank learns reaches all others after a few steps (Lian et al. 2017 do the same
 // with both neighbours at once).
 //
-//   build/tandem-run -n 4 build/own_strategy
+//   build/tandem-run -n 4 --strategy gossip build/own_strategy
 #include <cstdio>
 
 #include "dist/job/job.h"
@@ -24,7 +24,8 @@ class Gossip : public Replicas {
   }
 
   // Called after each step of this rank.
-  void finish(Optimizer&) override {
+  void finish(Optimizer& optimizer) override {
+    if (step_ % 16 == 15 && !agree(optimizer)) return;  // was anybody asked to stop, and is every step finite?
     if (const int partner = partner_in(step_++); partner >= 0) {
       Work sent = communicator_->send(partner, buffer(flat_->values)), came = communicator_->recv(partner, buffer(theirs_));
       sent.wait(), came.wait();
@@ -37,10 +38,7 @@ class Gossip : public Replicas {
 
   // Called after the last step of an epoch. What is evaluated and saved is the mean of all ranks.
   EpochEnd end_epoch(const EpochEnd& mine) override {
-    communicator_->all_reduce(buffer(flat_->values)).wait();
-    float* w = flat_->values.write<float>();
-    for (std::int64_t i = 0; i < flat_->numel(); i++) w[i] /= float(size());
-    flat_->count_writes(flat_->all());
+    take_mean_of_all(*flat_);
     return Strategy::end_epoch(mine);
   }
 
@@ -58,6 +56,12 @@ class Gossip : public Replicas {
   std::int64_t step_ = 0;
 };
 
+// What --strategy NAME means: null where the name is not ours.
+StrategyMaker gossip_named(const std::string& name) {
+  if (name != "gossip") return {};
+  return [] { return std::make_unique<Gossip>(Job().communicator()); };
+}
+
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     Options o = parse_options(argc, argv, "LeNet-5 by gossip: start it with tandem-run -n 4.",
@@ -69,7 +73,7 @@ int main(int argc, char** argv) {
     Loader test(data.test, {.batch = 500, .shuffle = false}, *backend);
     auto model = make_model(o.model, data.train.classes, 1, 28);
     SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
-    Gossip gossip(Job().communicator());
-    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o), &gossip);
+    auto strategy = strategy_from_environment({{"gossip", gossip_named}});
+    fit(*model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, fit_options(o), strategy.get());
   });
 }

@@ -45,8 +45,15 @@ for strategy in all-reduce local-sgd:4 server; do
   says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)
   once 'test accuracy'
 done
-says 0 '4 ranks, gossip' env TANDEM_DATA="$there/none" "$build/tandem-run" -n 4 "$build/own_strategy" --data synthetic --model mlp --epochs 1 --batch 512
+says 0 '4 ranks, gossip' env TANDEM_DATA="$there/none" "$build/tandem-run" -n 4 --strategy gossip "$build/own_strategy" --data synthetic --model mlp --epochs 1 --batch 512
 once 'epoch 1/1'
+# A strategy of a program's own has a name, and the settings of others are refused.
+says 2 'choose all-reduce; ' "$build/tandem-run" -n 2 --strategy gossipp "$build/own_strategy" --data synthetic
+says 2 'is for a parameter server' "$build/tandem-run" -n 2 --servers 1 --strategy gossip "$build/own_strategy" --data synthetic
+for s in gossip naive-local-sgd:8; do  # every strategy hears of a stop
+  says 124 '(SIGTERM)' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy $s "$build/own_strategy" --data synthetic --model lenet5 --epochs 100000
+done
+says 2 'it has no statistics over all ranks' "$build/tandem-run" -n 2 --strategy naive-local-sgd:8 "$build/fashion_mnist" --data synthetic --sync-bn
 # What two ranks began three go on with, and then one.
 says 0 'test accuracy' "$build/tandem-run" -n 2 $(train) --batch 48 --checkpoint "$there/run"
 long=$(train | sed 's/--epochs 1/--epochs 2/')

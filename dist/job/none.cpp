@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-std::unique_ptr<Strategy> strategy_from_environment() {
+std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>&) {
   if (const Place p = place_in(); p.size > 1)
     refuse("started by ", p.family, " as rank ", p.rank, " of ", p.size,
            ", but this build has no network library: install libucx-dev and libssl-dev and build again");

@@ -250,14 +250,12 @@ class Launch {
         signal_all(SIGTERM);
         kill_at = now() + 4;
       }
-      if (kill_at && now() >= kill_at) signal_all(SIGKILL);
+      if (kill_at && now() >= kill_at) kill_all(asked && !asked_again);
       // Stopped ranks (SIGSTOP) that others wait for are named by those; when nobody is left to wait, nobody would.
       stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
       if (stopped_since && now() >= stopped_since + silence && !kill_at) {
-        std::string names;
-        for (const Rank& r : ranks_)
-          if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
-        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n", silence, names.c_str());
+        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n", silence,
+                     running().c_str());
         kill_at = now();
       }
       const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
@@ -509,6 +507,17 @@ class Launch {
 
   bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() : r.failed(); }
 
+  std::string running() const {  // "rank 1 on node2, rank 3 on node4"
+    std::string names;
+    for (const Rank& r : ranks_)
+      if (r.running) names += (names.empty() ? "rank " : ", rank ") + std::to_string(r.number) + " on " + r.host;
+    return names;
+  }
+  void kill_all(bool tells) {  // tells: they were asked to stop, and did not
+    if (tells && !std::exchange(told_kill_, true) && !running().empty())
+      std::fprintf(stderr, "tandem-run: 30 s after they were asked to stop, these still run and are killed: %s\n", running().c_str());
+    signal_all(SIGKILL);
+  }
   void signal_all(int number) {
     for (const Rank& r : ranks_)
       if (r.running || number == SIGKILL) kill(-r.pid, number);
@@ -533,6 +542,7 @@ class Launch {
   }
 
   Command c_;
+  bool told_kill_ = false;
   std::vector<Rank> ranks_;
   std::string job_, token_;
   bool goes_on_ = false;  // without ranks other than 0

@@ -19,29 +19,23 @@ namespace {
 class NaiveLocalSgd : public Replicas {
  public:
   NaiveLocalSgd(std::unique_ptr<Communicator> communicator, std::int64_t steps)
-      : Replicas(std::move(communicator), "naive-local-sgd", false), steps_(steps) {}
+      : Replicas(std::move(communicator), "naive-local-sgd:" + std::to_string(steps), false), steps_(steps) {}
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
     optimizer.gradients_are_shares_of(size());
     compare_layouts(flat);
     broadcast(flat, *communicator_);
   }
-  void finish(Optimizer&) override {
-    if (++made_ % steps_ == 0) take_mean_of_all();
+  void finish(Optimizer& optimizer) override {
+    if (++made_ % steps_ == 0 && agree(optimizer)) take_mean_of_all(*flat_);
   }
   EpochEnd end_epoch(const EpochEnd& mine) override {
-    if (made_ % steps_ != 0) take_mean_of_all();
+    if (made_ % steps_ != 0) take_mean_of_all(*flat_);
     made_ = 0;
     return Strategy::end_epoch(mine);
   }
 
  private:
-  void take_mean_of_all() {
-    Tensor sum = flat_->values.clone();
-    communicator_->all_reduce(buffer(sum)).wait();
-    take_mean(flat_->values, sum, size());
-    flat_->count_writes(flat_->all());
-  }
   FlatParameters* flat_ = nullptr;
   std::int64_t steps_, made_ = 0;
 };
@@ -56,11 +50,6 @@ class LocalSgd : public Replicas {
   LocalSgd(std::unique_ptr<Communicator> communicator, const LocalSteps& how, const LocalSgdOptions& options)
       : Replicas(std::move(communicator), how.name(), false), how_(how), options_(options), reducer_(*communicator_, options.deadline) {
     require(how.steps >= 1, how.name(), ": at least one step lies between exchanges");
-  }
-
-  void prepare(Module&, Task&, const PrepareOptions& options) override {
-    if (options.sync_batch_norm && size() > 1)
-      refuse("--sync-bn with ", name(), ": its ranks have different weights: leave it out, or choose all-reduce");
   }
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
@@ -116,14 +105,8 @@ class LocalSgd : public Replicas {
     if (overlaps())
       start_next_average();
     else
-      take_mean_of_all();
+      mean_of_all();
     equal_ = !overlaps();
-  }
-
-  std::optional<std::string> not_finite(const StepState& state) const override {
-    if (size() == 1) return Strategy::not_finite(state);
-    if (not_finite_ < 0) return {};
-    return bad() ? "" : communicator_->where(not_finite_);
   }
 
   EpochEnd end_epoch(const EpochEnd& mine) override {
@@ -133,7 +116,7 @@ class LocalSgd : public Replicas {
   }
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override {
     if (what == Shared::averages && size() > 1) {
-      take_mean_of_all();
+      mean_of_all();
       what = Shared::buffers;
     }
     Replicas::synchronize(what, flat, optimizer);
@@ -142,7 +125,6 @@ class LocalSgd : public Replicas {
     if (flat_) {
       flush();
       if (not_finite_ < 0) compare_weights();
-      optimizer_->gradients_are_shares_of(1);
       optimizer_ = nullptr, flat_ = nullptr;
       if (over_) sent_by_devices_ = over_->traffic().bytes;
       over_.reset(), flags_.reset(), ready_.reset();
@@ -181,7 +163,7 @@ class LocalSgd : public Replicas {
     return steps_ < first_decay_ ? 1 : how_.steps;
   }
 
-  void take_mean_of_all() {
+  void mean_of_all() {
     sum_.copy_from(flat_->values);
     reducer_.waits();
     start();
@@ -225,8 +207,7 @@ class LocalSgd : public Replicas {
 
   // Sums over all ranks, of sum_ and of what this one has to tell.
   void start() {
-    told_[0] = bad() ? float(size() - rank()) : 0;
-    told_[1] = stop_requested_ ? 1 : 0;
+    tell(*optimizer_);
     if (ready_) flat_->backend().queue().mark(*ready_);
     for (const Range& r : buckets_) {
       Tensor part = sum_.range(r.begin, {r.length()});
@@ -249,8 +230,7 @@ class LocalSgd : public Replicas {
   void arrive() {
     reducer_.finish();
     under_way_ = false, fresh_ = true;
-    if (told_[0] > 0) not_finite_ = size() - int(told_[0]);
-    if (told_[1] > 0) stop_ = true;
+    hear();
   }
 
   // All ranks have the same weights.
@@ -259,7 +239,7 @@ class LocalSgd : public Replicas {
     if (elastic()) return show_centre();
     drain();
     if (fresh_ && not_finite_ < 0) use();
-    if (!(equal_ && made_ == 0) && not_finite_ < 0) take_mean_of_all();
+    if (!(equal_ && made_ == 0) && not_finite_ < 0) mean_of_all();
     made_ = 0, equal_ = true;
   }
   void show_centre() {
@@ -292,8 +272,6 @@ class LocalSgd : public Replicas {
   bool under_way_ = false, fresh_ = false;  // a sum; one that has arrived and is not used yet
   bool planned_ = false;                    // the run's plan is known
   bool centred_ = false, shown_ = false;    // easgd: there is a centre; the model has it
-  float told_[2] = {0, 0};                  // the largest of all ranks: ranks − a rank that is bad; wants to stop
-  int not_finite_ = -1;                     // the first rank of which all know that a step was not finite
   std::uint64_t sent_by_devices_ = 0;       // in a run that has ended
   Reducer reducer_;                         // last: its thread ends first
 };

@@ -22,7 +22,7 @@ namespace {
 
 // The value of an environment variable; empty where it is not set.
 using Setting = std::function<std::string(const char* variable)>;
-using Make = std::function<std::unique_ptr<Strategy>()>;
+using Make = StrategyMaker;
 
 // A row of the table. A new strategy is one file in this folder, one parser here and one row below.
 struct Entry {
@@ -30,7 +30,7 @@ struct Entry {
   std::vector<std::string> settings;  // the environment variables that it reads; another strategy's are refused
   // Reads the name with its arguments, and the settings, before the ranks meet. Returns what makes the strategy, or null where the
   // name is not one of its own. Throws UsageError.
-  Make (*parse)(const std::string& name, const Setting& setting, int ranks);
+  std::function<Make(const std::string& name, const Setting& setting, int ranks)> parse;
 };
 
 double deadline() { return Deadlines::from(process_environment()).wait; }
@@ -128,15 +128,18 @@ constexpr struct {
 bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(rule_in(name)); }
 bool ranks_return(const std::string& name) { return Asynchrony::is_one(name); }
 
-std::unique_ptr<Strategy> strategy_from_environment() {
+std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
   const Setting setting = [](const char* name) {
     const char* v = process_environment()(name);
     return std::string(v ? v : "");
   };
   const int ranks = place_in(process_environment()).size;
   const std::string name = setting("TANDEM_STRATEGY");
+  std::vector<Entry> all = entries();
+  for (const NamedStrategy& s : own)
+    all.push_back({s.form, {}, [parse = s.parse](const std::string& n, const Setting&, int) { return parse(n); }});
   std::string names;
-  for (const Entry& e : entries()) {
+  for (const Entry& e : all) {
     const Make make = e.parse(name, setting, ranks);  // what is wrong is said before the ranks meet, also to one rank alone
     names += (names.empty() ? "" : "; ") + e.names;
     if (!make) continue;

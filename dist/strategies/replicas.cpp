@@ -6,6 +6,8 @@
 
 #include "core/checksum.h"
 #include "core/trace/trace.h"
+#include "dist/strategies/averages.h"
+#include "dist/strategies/on_host.h"
 #include "dist/strategies/reducer.h"
 
 namespace tandem {
@@ -21,6 +23,41 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
             .per_step = synchronous ? n : 1,
             .synchronous = synchronous,
             .evaluation_shares = n};
+}
+
+void Replicas::prepare(Module&, Task&, const PrepareOptions& options) {
+  if (options.sync_batch_norm && size() > 1)
+    refuse("--sync-bn with ", name(), ": it has no statistics over all ranks' pictures: leave it out, or choose all-reduce");
+}
+
+std::optional<std::string> Replicas::not_finite(const StepState& state) const {
+  if (ranks_.synchronous || size() == 1) return Strategy::not_finite(state);
+  if (not_finite_ < 0) return {};
+  return state.not_finite == 1 ? "" : communicator_->where(not_finite_);
+}
+
+void Replicas::tell(const Optimizer& optimizer) {
+  told_[0] = optimizer.read_state().not_finite == 1 ? float(size() - rank()) : 0;
+  told_[1] = stop_requested_ ? 1 : 0;
+}
+void Replicas::hear() {
+  if (told_[0] > 0) not_finite_ = size() - int(told_[0]);
+  if (told_[1] > 0) stop_ = true;
+}
+bool Replicas::agree(const Optimizer& optimizer) {
+  tell(optimizer);
+  communicator_->all_reduce({told_, 2, DType::f32}, Combine::max).wait();
+  hear();
+  return not_finite_ < 0;
+}
+
+void Replicas::take_mean_of_all(FlatParameters& flat) {
+  OnHost values;
+  Buffer x = values.download(flat.values);
+  communicator_->all_reduce(x).wait();
+  values.upload(flat.values);
+  take_mean(flat.values, flat.values, size());
+  flat.count_writes(flat.all());
 }
 
 void Replicas::broadcast(FlatParameters& flat, Communicator& over, Communicator* over_slices) {
@@ -77,8 +114,9 @@ Strategy::ClockOffset Replicas::watch(Trace& trace) {
 }
 
 void Replicas::synchronize(Shared what, FlatParameters& flat, Optimizer&) {
-  if (what != Shared::buffers) return;
+  if (what == Shared::optimizer) return;
   drain();
+  if (what == Shared::averages && size() > 1 && !ranks_.synchronous) take_mean_of_all(flat);
   if (size() == 1 || flat.buffers.numel() == 0) return;
   // What is the same on all ranks stays as it is, to the bit.
   const std::vector<double> mine = flat.buffers.values();

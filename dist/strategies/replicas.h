@@ -19,7 +19,11 @@ std::vector<std::string> gather_texts(Communicator& over, const std::string& min
 
 class Replicas : public Strategy {
  public:
-  // Statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance
+  // Refuses statistics over all ranks' pictures (--sync-bn), unless a strategy has them.
+  void prepare(Module& model, Task& task, const PrepareOptions& options) override;
+  // As agree() found it, where each rank makes steps of its own.
+  std::optional<std::string> not_finite(const StepState& state) const override;
+  // Averages: the mean of all ranks' weights, where these differ. Buffers: statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance
   // of means.
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override;
   std::vector<std::string> gather(const std::string& mine) override;
@@ -30,6 +34,15 @@ class Replicas : public Strategy {
  protected:
   // synchronous: the gradients of all ranks make one step; otherwise each rank makes steps of its own.
   Replicas(std::unique_ptr<Communicator> communicator, std::string name, bool synchronous);
+
+  // For strategies under which each rank makes steps of its own: what all must know of each other, after the same step of all. From
+  // then on over() is true on all ranks where one was asked to stop, and not_finite() names the first rank whose step was not finite.
+  // True: there is none. One all-reduce; or tell(), an all-reduce (max) of told_, hear().
+  bool agree(const Optimizer& optimizer);
+  void tell(const Optimizer& optimizer);  // waits for the device
+  void hear();
+  // Sets the weights of all ranks to their mean, in memory of the host.
+  void take_mean_of_all(FlatParameters& flat);
 
   // Called before communicator_ is used by the caller's thread: ends what a Reducer has under way there.
   virtual void drain() {}
@@ -54,6 +67,8 @@ class Replicas : public Strategy {
   // For measures(): `sent` bytes in all, in exchanges of up to `bucket` bytes.
   static Measures measured(const Reducer& reducer, std::uint64_t sent, std::int64_t bucket);
 
+  float told_[2] = {0, 0};  // the largest of all ranks: ranks − one whose step was not finite; wants to stop
+  int not_finite_ = -1;     // the first rank of which all know that
   std::shared_ptr<Communicator> communicator_;
   // Null unless layers are cut over ranks: the ranks that together hold one whole model, in the order of their slices, and those
   // that have the same slice.

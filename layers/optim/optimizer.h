@@ -58,7 +58,7 @@ class Optimizer {
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step on.
   void gradients_are_sums_of(double samples);
   // The gradients are this rank's share of a mean over the pictures of all ranks, but the rank updates with them alone. Multiplied
-  // by this number they are the mean over its own pictures. Takes effect at the next step.
+  // by this number they are the mean over its own pictures. Takes effect at the next step; bind() sets it to 1.
   void gradients_are_shares_of(int ranks);
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale

@@ -108,6 +108,7 @@ void Optimizer::bind(FlatParameters& flat, std::uint64_t seed) {
   sums_ = Tensor::zeros(backend, {1}, flat.values.dtype());
   host_ = {.seed = seed, .epoch = host_.epoch};
   staged_ = measured_ = false;
+  ranks_ = 1;
   if (loss_scaling) {
     const auto& [first, most, patience] = *loss_scaling;
     require(first > 0 && most >= first && std::isfinite(most) && patience > 0, "the loss scale ", first, " to ", most,

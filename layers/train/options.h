@@ -60,7 +60,7 @@ struct OptionSpec {
   std::function<void(const std::string&)> set;  // throws UsageError on a bad value
   bool flag = false;                            // takes no value
   std::function<std::string()> value = {};      // the field's, as text
-  bool decides = false;                         // it decides what a step computes: a part of the run's identity
+  bool decides = false;  // it decides what a step computes: a part of the run's identity. Read of the options that all programs share
 };
 
 // Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its standard

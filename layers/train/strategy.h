@@ -92,6 +92,7 @@ class Strategy {
     train.share(rank(), size());
     return train;
   }
+  // Before the first batch of every epoch. run.done: the steps that were made before this start of the program.
   virtual void begin_epoch(std::int64_t epoch, const RunPlan& run) { (void)epoch, plan_ = run; }
   // Number of steps of the run so far. known: the number that this rank has counted.
   virtual std::int64_t steps(std::int64_t known) const { return known; }
@@ -102,7 +103,8 @@ class Strategy {
     const bool asked = stop_ || (size() == 1 && stop_requested_);
     return asked || (plan_.stop_after > 0 && step >= plan_.stop_after);
   }
-  void request_stop() { stop_requested_ = true; }  // on any rank; all ranks learn of it in the next exchange
+  // On any rank. A strategy for several ranks tells all of them in an exchange, and then sets stop_ on all (Replicas::agree()).
+  void request_stop() { stop_requested_ = true; }
   // Every rank's text, in the order of ranks.
   virtual std::vector<std::string> gather(const std::string& mine) { return {mine}; }
   MetricSums sum(const MetricSums& mine);  // over all ranks
@@ -167,7 +169,14 @@ class Strategy {
 
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
 // dist/, or in dist/job/none.cpp where there is no network library: then a distributed start is refused, never run as copies.
-std::unique_ptr<Strategy> strategy_from_environment();
+// own: strategies of the program's own, for `tandem-run --strategy NAME`.
+using StrategyMaker = std::function<std::unique_ptr<Strategy>()>;  // called once the name is known to be right; the ranks meet in it
+struct NamedStrategy {
+  std::string form;  // as an error lists it: "pairs:STEPS"
+  // Null where `name` is another strategy's. Throws UsageError for arguments that are wrong.
+  std::function<StrategyMaker(const std::string& name)> parse;
+};
+std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own = {});
 // Which of all ranks this process is, and which of the ranks on this host, and of how many; 0, 0 and 1 where the launcher does
 // not say. Defined in dist/ in any case.
 int rank_from_environment();
