@@ -440,6 +440,8 @@ Variable::Variable(Tensor value, bool requires_grad, std::string name) {
     value_ = std::move(value);
     return;
   }
+  require(!value.defined() || (value.dtype() != DType::i32 && value.dtype() != DType::u8), "a Variable of ", value.defined() ? name_of(value.dtype()) : "",
+          " has no gradient");
   leaf_ = new Leaf(std::move(value), std::move(name));
   node_ = Ref<Node>(leaf_);
 }

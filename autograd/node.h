@@ -126,6 +126,7 @@ struct Leaf final : Node {
   std::string name;
   // Called when the gradient is final, once per backward(); with nested passes, at the end of the outermost one.
   std::function<void(Leaf&)> hook;
+  bool replaced = false;  // other flat parameters have taken over: nothing uses this leaf any more
   bool handed_on = false;  // set by a hook that sent the gradient: adding to it before it is zeroed throws Error
 
  private:

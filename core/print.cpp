@@ -45,7 +45,7 @@ struct Printer {
     each_shown(0, 0, [&](double v) { width = std::max(width, int(text_of(v).size())); });
   }
   std::string text_of(double v) const {
-    return printed(std::isfinite(v) ? format : "%f", v);
+    return printed(std::isfinite(v) ? format : "%f", std::isnan(v) ? std::fabs(v) : v);
   }
 
   void print(std::ostream& out, int axis, std::int64_t at) const {

@@ -41,6 +41,9 @@ Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> 
   std::vector<std::byte> host(std::max<std::size_t>(1, values.size() * size_of(dtype)));
   auto store = [&]<class T>() {
     for (std::size_t i = 0; i < values.size(); i++) {
+      if constexpr (std::is_integral_v<T>)
+        require(values[i] >= double(std::numeric_limits<T>::lowest()) && values[i] <= double(std::numeric_limits<T>::max()), "Tensor::of: ",
+                values[i], " is no ", name_of(dtype));
       T v = static_cast<T>(values[i]);
       std::memcpy(host.data() + i * sizeof(T), &v, sizeof(T));
     }

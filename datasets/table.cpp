@@ -86,9 +86,15 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
   std::ifstream in(file);
   if (!in) refuse(file.string(), ": cannot be read: ", std::strerror(errno));
   std::string line;
+  if (std::filesystem::is_directory(file)) refuse(file.string(), ": is a folder, expected a CSV file");
   std::getline(in, line);
+  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // a byte-order mark
   const std::vector<std::string> names = fields_of(line);
   std::vector<char> is_target(names.size(), 0);
+  for (const auto* all : {&names, &targets})
+    for (const std::string& name : *all)
+      if (std::count(all->begin(), all->end(), name) > 1)
+        refuse(file.string(), ": ", all == &names ? "two columns" : "two of the targets", " are called '", name, "': give each a name of its own");
   Table table{.name = file.string()};
   for (const std::string& target : targets) {
     const auto found = std::find(names.begin(), names.end(), target);
@@ -108,10 +114,11 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
       refuse(file.string(), ": line ", number, " has ", fields.size(), " fields, expected ", names.size());
     for (std::size_t c = 0; c < fields.size(); c++) {
       if (is_target[c] && classes) {
+        if (fields[c].empty()) refuse(file.string(), ": line ", number, ", column '", names[c], "': there is no class");
         names_of_rows.push_back(fields[c]);
         continue;
       }
-      const auto v = parsed<float>(fields[c]);
+      const auto v = parsed<float>(fields[c].starts_with('+') ? fields[c].substr(1) : fields[c]);
       if (!v || !std::isfinite(*v))
         refuse(file.string(), ": line ", number, ", column '", names[c], "': '", fields[c], "' is no finite number");
       (is_target[c] ? y : x).push_back(*v);
@@ -232,6 +239,9 @@ std::map<std::string, std::string> TableLoader::description() const {
     return s.str();
   };
   std::map<std::string, std::string> d{{"pictures", table_.name}};
+  std::string names;
+  for (const std::string& column : table_.columns) names += (names.empty() ? "" : ",") + column;
+  if (!names.empty()) d["features"] = names;
   if (!table_.mean.empty()) d["mean"] = text(table_.mean), d["std"] = text(table_.std);
   return d;
 }

@@ -1,5 +1,6 @@
 // LeNet-5 (LeCun et al. 1998) as a list of modules, and the output shape of each. Convolutions look at 5×5 pixels at a
 // time with the same weights everywhere: 62 thousand parameters here do more than mlp.cpp's 102 thousand.
+#include <cstdio>
 #include <iostream>
 
 #include "tandem.h"
@@ -37,6 +38,6 @@ int main(int argc, char** argv) {
       x = module(x);
       std::cout << "after " << name << "  " << x.shape() << "\n";
     }
-    if (!report.epochs.empty()) std::cout << "test accuracy " << 100 * *report.epochs.back().test_accuracy << " %\n";
+    if (!report.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *report.epochs.back().test_accuracy);
   });
 }

@@ -80,6 +80,7 @@ void show_delays(const SimulatorReport& r) {
     for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
     std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
   }
+  if (r.gap == 0) return;  // one worker, or a run too short to look
   std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
               r.correction);
 }

@@ -45,8 +45,13 @@ int main(int argc, char** argv) {
          text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
     if (kind != "numbers" && kind != "classes" && kind != "labels") refuse("--task ", kind, ": choose numbers, classes or labels");
     if (target.empty() != (csv + npy).empty()) refuse("--target goes with --csv or --npy: name the one and the other");
+    if (!csv.empty() && !npy.empty()) refuse("--csv and --npy: give one of them");
+    if (kind != "numbers" && csv.empty() && npy.empty()) refuse("--task ", kind, " needs targets of your own: --csv or --npy, and --target");
     auto backend = make_backend(o);
     const Table all = csv.empty() ? npy.empty() ? houses(4000) : read_table(npy, target) : read_csv(csv, {target}, kind == "classes");
+    if (kind == "labels")
+      for (double v : all.targets.values())
+        if (v != 0 && v != 1) refuse("--task labels: ", target, " holds ", v, ": each target is 0 or 1");
     auto [training, testing] = split(all, all.rows() / 5, o.seed);
     standardise(training, {&testing});
     TableLoader train(training, {.batch = o.batch, .seed = o.seed}, *backend);

@@ -27,7 +27,7 @@ trains '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=b
 trains '4 ranks, machines+ddc-asgd: batch 50 = 2 × 25, lr 0.02' "$run" -n 4 --hosts-as 2 --strategy machines+ddc-asgd $train
 says 2 'start as many on every host' "$run" -n 3 --hosts-as 2 --strategy machines+asgd $train
 says 2 'all ranks serve' "$run" -n 2 --servers 1 --strategy machines+asgd $train
-says 2 'can a rank come back' "$run" -n 2 --restart 1 --strategy machines+asgd $train
+says 2 'a host leaves as a whole' "$run" -n 2 --restart 1 --strategy machines+asgd $train
 says 2 'expected a number of hosts from 1' "$run" -n 2 --hosts-as 3 --strategy machines+asgd $train
 # Paced, who is four times as slow does about a quarter of what the other does.
 says 0 '2 ranks, asgd' "$run" -n 2 --strategy asp+asgd --pace 20 --slow 1:4 $train --metrics "$there/paced" --trace "$there/trace"

@@ -5,6 +5,7 @@
 
 #include "datasets/table.h"
 #include "dist/strategies/all_reduce.h"
+#include "layers/train/confusion_matrix.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -144,6 +145,51 @@ TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
   fit(model, multi_label(), optimizer, *backend, {train}, quiet(15), &one);
   const Evaluation e = evaluate(model, train, nullptr, multi_label());
   EXPECT_GT(e.accuracy, 0.9);
+}
+
+// What a tester found: none of these said a word, and each did something else than was meant.
+TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
+  TemporaryFolder folder;
+  auto written = [&](const std::string& text) {
+    std::ofstream(folder.file("t.csv")) << text;
+    return folder.file("t.csv");
+  };
+  EXPECT_TRUE(refused([&] { read_csv(written("a,y,y\n1,2,3\n"), {"y"}); }, {"two columns", "'y'"}));
+  EXPECT_TRUE(refused([&] { read_csv(written("a,y\n1,2\n"), {"y", "y"}); }, {"two of the targets"}));
+  EXPECT_TRUE(refused([&] { read_csv(written("a,y\n1,\n"), {"y"}, true); }, {"line 2", "no class"}));
+  EXPECT_TRUE(refused([&] { read_csv(folder.file("."), {"y"}); }, {"folder"}));
+  const Table t = read_csv(written("\xEF\xBB\xBF" "a,y\n+1,2\n"), {"y"});
+  EXPECT_EQ(t.columns[0], "a");
+  EXPECT_EQ(t.features.values()[0], 1);
+
+  auto backend = reference_backend(1);
+  TableLoader labels(numbers_table(12), {.batch = 4}, *backend);
+  Net model;
+  FlatParameters flat(model, *backend, 1);
+  EXPECT_TRUE(refused([&] { confusion_matrix(model, labels); }, {"confusion_matrix", "i32", "[b, classes]"}));
+  EXPECT_TRUE(refused([&] { Tensor::of(*backend, {1}, {300}, DType::u8); }, {"300", "u8"}));
+  // Parameters that others have taken over.
+  FlatParameters second(model, *backend, 2);
+  EXPECT_TRUE(refused([&] { flat.backward(mean(model(labels.make(0, 0).images))); }, {"belongs to other FlatParameters"}));
+  second.backward(mean(model(labels.make(0, 0).images)));
+}
+
+TEST(Tasks, AreAPartOfTheRunsIdentity) {
+  TemporaryFolder folder;
+  auto backend = reference_backend(1);
+  TableLoader train(numbers_table(40), {.batch = 20}, *backend);
+  for (const Task& task : {regression(), multi_label()}) {
+    Net model;
+    SGD sgd({.learning_rate = 0.01});
+    FitOptions o = quiet(2);
+    o.checkpoint = folder.file("run");
+    if (task.name == "multi-label") o.resume = o.checkpoint, o.epochs = 3, o.progress = true;
+    Strategy one;
+    testing::internal::CaptureStderr();
+    fit(model, task, sgd, *backend, {train}, o, &one);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("task was regression and is multi-label") != said.npos, task.name == "multi-label") << said;
+  }
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ class UcxWire : public Wire, private Link {
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     if (gone != receives_.end())
       throw CommunicationError((*gone)->peer, describe((*gone)->header) + ": " + where(rank()) + " waits for " +
-                                                  where((*gone)->peer) + ", which has left");
+                                                  where((*gone)->peer) + (control_->lost((*gone)->peer) ? ", which is lost" : ", which has left"));
   }
   void rest(int looks) override { sleep(looks); }
   void wake() override { signal(ucx_->wake); }

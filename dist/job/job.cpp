@@ -145,7 +145,7 @@ std::vector<int> Job::lane() const {
     const auto there = ranks_on(h);
     if (there.size() != ranks_on(0).size())
       refuse("host ", record(there[0]).host, " has ", there.size(), " ranks and host ", record(0).host, " has ", ranks_on(0).size(),
-             ": start as many on every host");
+             ": start as many on every host (with --hosts-as, a number that divides the ranks)");
     ranks.push_back(there[std::size_t(local_rank())]);
   }
   return ranks;

@@ -287,7 +287,9 @@ class Launch {
     if (c_.restarts > 0 && stops)
       refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
     goes_on_ = !stops && goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
-    if (c_.restarts > 0 && (!goes_on_ || !ranks_return(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "")))
+    if (c_.restarts > 0 && goes_on_ && !ranks_return(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : ""))
+      refuse("--restart ", c_.restarts, ": under machines+ a host leaves as a whole, and its ranks cannot come back one at a time: leave it out");
+    if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.
     begun_ = !goes_on_ || !here_only() || (token && *token);
@@ -530,7 +532,7 @@ class Launch {
       if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return lost_logs_ && !asked ? 1 : 0;
     for (const Rank& other : ranks_)
-      if (ends_job(other) && other.ended < first->ended + 1 && first->blames(other.number) && !other.blames(first->number)) {
+      if (other.failed() && other.ended < first->ended + 1 && first->blames(other.number) && !other.blames(first->number)) {
         first = &other;
         break;
       }

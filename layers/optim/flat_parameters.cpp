@@ -92,6 +92,7 @@ void FlatParameters::bind(const Parameters& parameters) {
     s.writes = values.storage()->add_segment(s.name);
     Tensor value = values.range(s.local_begin, s.shape);
     value.count_on(s.writes);
+    if (Leaf* before = p.variable.defined() ? p.variable.leaf() : nullptr) before->replaced = true;
     handles_.push_back(Variable(value, true, s.name));
     s.leaf = handles_.back().leaf();
     s.leaf->grad = gradients.range(s.local_begin, s.shape);
@@ -172,6 +173,9 @@ void FlatParameters::backward(const Variable& loss, double seed, bool final) {
     bool &place, before;
     ~Restore() { place = before; }
   } restore{final_, std::exchange(final_, final)};
+  for (const Leaf* leaf : leaves_)
+    require(!leaf->replaced, "backward: the parameter ", leaf->name, " belongs to other FlatParameters now, which were made of this model "
+            "later: use those");
   tandem::backward(loss, {.leaves = leaves_, .seed = seed});
 }
 

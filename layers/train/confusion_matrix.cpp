@@ -12,6 +12,9 @@ Tensor confusion_matrix(Module& model, BatchSource& source) {
   source.start(0);
   for (Batch batch; source.next(batch);) {
     const Variable logits = model(batch.images);
+    require(logits.rank() == 2 && batch.labels.dtype() == DType::i32 && batch.labels.rank() == 1 && batch.labels.size(0) == logits.size(0),
+            "confusion_matrix: outputs ", logits.shape(), " and targets ", batch.labels.shape(), " ", name_of(batch.labels.dtype()),
+            ", expected [b, classes] and one i32 class for each row [b]");
     const std::vector<double> said = argmax(logits).values(), labels = batch.labels.values();
     classes = logits.size(-1), backend = &logits.backend();
     counts.resize(std::size_t(classes * classes));

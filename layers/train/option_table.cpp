@@ -198,7 +198,8 @@ Settings settings_of(const Options& options) {
   Options o = options;
   Settings s;
   for (const OptionSpec& row : option_table(o))
-    if (row.decides) s.push_back({row.name, row.value()});
+    if (row.decides && (o.accepted.empty() || std::find(o.accepted.begin(), o.accepted.end(), row.name) != o.accepted.end()))
+      s.push_back({row.name, row.value()});
   return s;
 }
 

@@ -44,9 +44,12 @@ Options parse_options(int argc, char** argv, const std::string& description, con
   if (rank_from_environment() > 0 && !std::freopen("/dev/null", "w", stdout)) fail("/dev/null cannot be opened");
   parse_command_line(argc, argv, description, specs);
   if (o.momentum == 0) o.nesterov = false;
-  if (adaptive(o.optimizer) && !o.given.count("--lr")) o.learning_rate = 1e-3;
-  if (adaptive(o.optimizer) && !o.given.count("--weight-decay")) o.weight_decay = o.optimizer == "adamw" ? 1e-2 : 0;
-  if (o.optimizer == "rmsprop" && !o.given.count("--momentum")) o.momentum = 0;
+  if (o.optimizer != defaults.optimizer) {  // the program's defaults are for its own
+    if (adaptive(o.optimizer) && !o.given.count("--lr")) o.learning_rate = 1e-3;
+    if (adaptive(o.optimizer) && !o.given.count("--weight-decay")) o.weight_decay = o.optimizer == "adamw" ? 1e-2 : 0;
+    if (o.optimizer == "rmsprop" && !o.given.count("--momentum")) o.momentum = 0;
+  }
+  o.accepted = only;
   check_options_agree(o);
   return o;
 }

@@ -53,6 +53,7 @@ struct Options {
   bool overfit_batch = false;
   bool deterministic = false, exact_conv = false, tf32 = false;
   std::set<std::string> given = {};  // the names that were on the command line
+  std::vector<std::string> accepted = {};  // the names that the program has; empty: all
 };
 
 struct OptionSpec {

@@ -39,7 +39,7 @@ FitOptions fit_options(const Options& o) {
           .settings = settings_of(o)};
 }
 
-Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const Strategy& strategy,
+Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
                    const BatchSource& train) {
   Settings s{{"--epochs", std::to_string(options.epochs)},
              {"--seed", std::to_string(options.seed)},
@@ -54,6 +54,7 @@ Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const 
              {"batches in an epoch", std::to_string(train.batches_per_epoch())},
              {"ranks", std::to_string(strategy.size())},
              {"strategy", strategy.name()}};
+  if (task.name != "classification") s.push_back({"task", task.name});
   s.insert(s.end(), options.settings.begin(), options.settings.end());
   for (const auto& described : train.description()) s.push_back(described);
   return s;

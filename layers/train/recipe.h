@@ -8,7 +8,8 @@
 namespace tandem {
 
 // All settings that change the result, besides the machine and the program, by the options' names.
-Settings recipe_of(const FitOptions& options, const Optimizer& optimizer, const Strategy& strategy, const BatchSource& train);
+Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer& optimizer, const Strategy& strategy,
+                   const BatchSource& train);
 // The settings in the first line of the metrics, besides the size of the run.
 MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch);
 // Throws UsageError that names the first difference between the ranks. Where the data lie may differ from host to host. All ranks

@@ -69,7 +69,7 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
       files((check(options, given), options.checkpoint), options.resume, first_rank),
       one_batch(options.overfit_batch ? std::make_unique<OneBatch>(given.train) : nullptr),
       data(share_of(strategy, given, one_batch.get(), options.accumulate)),
-      settings(recipe_of(options, optimizer, strategy, data.train)),
+      settings(recipe_of(options, task, optimizer, strategy, data.train)),
       flat(model, backend, options.seed, prepare()),
       about(about_run(data.train, options.settings)),
       exports(options.import_export, model, flat, data.train, about, first_rank),
@@ -133,6 +133,7 @@ void Run::resume() {
 
 void Run::begin() {
   callbacks = callbacks_of(*this);
+  for (auto& c : callbacks) require(c != nullptr, "fit: FitOptions::callbacks holds a null pointer");
   for (auto& c : callbacks) c->begin(*this);
   optimizer.if_not_finite = IfNotFinite::wait;  // the device's flag is read every few steps
   counters_.emplace(optimizer.state());

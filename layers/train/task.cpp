@@ -19,13 +19,13 @@ Loss cross_entropy_loss(double label_smoothing) {
   };
 }
 
-Task classification(double label_smoothing) { return {cross_entropy_loss(label_smoothing), cross_entropy_loss(), true}; }
+Task classification(double label_smoothing) { return {cross_entropy_loss(label_smoothing), cross_entropy_loss(), true, "classification"}; }
 
 Task regression() {
   const Loss squared = [](const Variable& outputs, const Tensor& targets, Tensor*) {
     return mse_loss(outputs, like(outputs, targets));
   };
-  return {squared, squared, false};
+  return {squared, squared, false, "regression"};
 }
 
 Task multi_label() {
@@ -40,7 +40,7 @@ Task multi_label() {
     }
     return bce_with_logits(outputs, like(outputs, targets));
   };
-  return {each, each, true};
+  return {each, each, true, "multi-label"};
 }
 
 }  // namespace tandem

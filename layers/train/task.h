@@ -2,6 +2,7 @@
 #pragma once
 #include <concepts>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "autograd/node.h"
@@ -16,9 +17,10 @@ struct Task {
   Loss loss;
   Loss judged = cross_entropy_loss();  // of evaluation: without smoothing and the like
   bool has_accuracy = true;            // both count the rows that are right
+  std::string name = "classification";  // a part of the run's identity
 
-  Task(Loss trained, Loss evaluated, bool accuracy)
-      : loss(std::move(trained)), judged(std::move(evaluated)), has_accuracy(accuracy) {}
+  Task(Loss trained, Loss evaluated, bool accuracy, std::string called)
+      : loss(std::move(trained)), judged(std::move(evaluated)), has_accuracy(accuracy), name(std::move(called)) {}
   // Classification by a loss of one's own.
   template <std::convertible_to<Loss> F>
   Task(F trained) : loss(std::move(trained)) {}
