@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "autograd/variable.h"
+#include "core/text.h"
 #include "core/backend.h"
 #include "core/clock.h"
 

@@ -37,14 +37,14 @@ Tensor batch_norm_again(const Attributes& a, Sources s) {
 }
 
 Tensor max_pool_again(const Attributes& a, Sources s) {
-  return max_pool2d(Variable(s[0]), {.window = int(attribute(a, "window")),
+  return max_pool2d(Variable(s[0]), {.kernel_size = int(attribute(a, "window")),
                                      .stride = int(attribute(a, "stride")),
                                      .padding = int(attribute(a, "padding")),
                                      .relu = attribute(a, "relu") != 0}).value();
 }
 
 Tensor average_pool_again(const Attributes& a, Sources s) {
-  return average_pool2d(Variable(s[0]), {.window = int(attribute(a, "window")),
+  return average_pool2d(Variable(s[0]), {.kernel_size = int(attribute(a, "window")),
                                          .stride = int(attribute(a, "stride")),
                                          .padding = int(attribute(a, "padding"))}).value();
 }

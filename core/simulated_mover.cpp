@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "core/text.h"
 #include "core/memory.h"
 #include "core/mover.h"
 

@@ -307,7 +307,7 @@ Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) 
     sgd.step();
     ema.update(sgd);
   }
-  for (const Tensor& t : {flat.values, flat.gradients, flat.statistics, ema.values})
+  for (const Tensor& t : {flat.values, flat.gradients, flat.buffers, ema.values})
     if (t.defined()) out.tensors.push_back(bytes_of(t));
   if (plan) {
     out.least = smallest_budget(plan->record(), plan->means());
@@ -620,7 +620,7 @@ TEST(Checkpoint, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
     model.attach("fc", std::make_unique<Linear>(8, 4));
     FlatParameters flat(model, *backend, 1);
     for (auto& [name, p] : model.parameters()) names[again].push_back(name);
-    for (auto& [name, s] : model.statistics()) names[again].push_back(name);
+    for (auto& [name, s] : model.buffers()) names[again].push_back(name);
     model.train();
     mode().draws = 3;
     for (int k = 0; k < 3; k++) {
@@ -630,7 +630,7 @@ TEST(Checkpoint, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
       flat.backward(loss);
       results[again].push_back(bytes_of(loss.value()));
       results[again].push_back(bytes_of(flat.gradients));
-      results[again].push_back(bytes_of(flat.statistics));
+      results[again].push_back(bytes_of(flat.buffers));
     }
   }
   EXPECT_EQ(names[0], names[1]);
