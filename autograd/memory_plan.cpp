@@ -80,6 +80,8 @@ void MemoryPlan::begin() {
 void MemoryPlan::end() {
   require(active_, "a memory plan's step has ended already");
   note_base();
+  record_.events.push_back({now() - last_, base_});  // what ran after the last operation on the tape
+  hashes_.push_back(0);
   finish_record();
   now_.seconds = now() - began_;
   now_.planned = plan_ && on_plan_ && hashes_.size() == plan_->hashes.size();

@@ -102,7 +102,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     bool claimed = false;  // backward has read it
     bool wanted = false;   // it is read soon: it does not leave by itself
     std::vector<std::uint64_t> savers;  // sequence numbers of nodes whose backward has not run, ascending
-    Mover::WorkLease copy = 0;
+    Mover::CopyId copy = 0;
     std::uint64_t writes = 0;  // when the copy began
     void* block = nullptr;     // to which it returns
     std::unique_ptr<Made> made;

@@ -52,7 +52,7 @@ class FileMover : public Mover {
     close(file_);
   }
 
-  WorkLease out(const void* from, std::size_t bytes) override {
+  CopyId out(const void* from, std::size_t bytes) override {
     std::lock_guard lock(mutex_);
     Copy& c = copies_[++last_];
     c.bytes = bytes, c.memory = const_cast<void*>(from);
@@ -67,26 +67,26 @@ class FileMover : public Mover {
     begin(c, out_, last_);
     return last_;
   }
-  void in(WorkLease lease, void* to) override {
+  void in(CopyId id, void* to) override {
     std::lock_guard lock(mutex_);
-    Copy& c = copies_.at(lease);
+    Copy& c = copies_.at(id);
     c.memory = to;
-    begin(c, in_, lease);
+    begin(c, in_, id);
   }
-  bool done(WorkLease lease) override {
+  bool done(CopyId id) override {
     std::lock_guard lock(mutex_);
-    return !copies_.at(lease).busy;
+    return !copies_.at(id).busy;
   }
-  std::string wait(WorkLease lease) override {
+  std::string wait(CopyId id) override {
     std::unique_lock lock(mutex_);
-    const Copy& c = copies_.at(lease);
+    const Copy& c = copies_.at(id);
     changed_.wait(lock, [&] { return !c.busy; });  // a disk answers, or fails
     return c.error;
   }
-  void forget(WorkLease lease) override {
-    wait(lease);
+  void forget(CopyId id) override {
+    wait(id);
     std::lock_guard lock(mutex_);
-    const auto c = copies_.find(lease);
+    const auto c = copies_.find(id);
     free_[in_pages(c->second.bytes)].push_back(c->second.at);
     copies_.erase(c);
   }
@@ -109,14 +109,14 @@ class FileMover : public Mover {
     std::string error;
   };
   struct Lane {
-    std::deque<WorkLease> waiting;
+    std::deque<CopyId> waiting;
     std::thread thread;
     double bytes = 0, seconds = 0;
   };
 
-  void begin(Copy& c, Lane& lane, WorkLease lease) {
+  void begin(Copy& c, Lane& lane, CopyId id) {
     c.busy = true;
-    lane.waiting.push_back(lease);
+    lane.waiting.push_back(id);
     changed_.notify_all();
   }
 
@@ -167,10 +167,10 @@ class FileMover : public Mover {
   bool direct_ = false;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<WorkLease, Copy> copies_;
+  std::map<CopyId, Copy> copies_;
   std::map<std::size_t, std::vector<std::int64_t>> free_;  // rooms by their size
   std::int64_t end_ = 0;
-  WorkLease last_ = 0;
+  CopyId last_ = 0;
   bool ends_ = false;
   Lane out_, in_;
 };

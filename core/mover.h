@@ -16,14 +16,14 @@ struct MoverRates {
 
 class Mover {
  public:
-  using WorkLease = int;  // a copy outside
+  using CopyId = int;  // a copy outside
   virtual ~Mover() = default;
-  // Begins to copy out. The bytes must not change, nor the block be given back, before done(lease).
-  virtual WorkLease out(const void* from, std::size_t bytes) = 0;
-  virtual void in(WorkLease lease, void* to) = 0;  // begins to copy back
-  virtual bool done(WorkLease lease) = 0;          // the copy that was begun last, or it failed
-  virtual std::string wait(WorkLease lease) = 0;   // for it. What went wrong (a full disk); empty: nothing
-  virtual void forget(WorkLease lease) = 0;        // its room outside is free again; waits for a copy under way
+  // Begins to copy out. The bytes must not change, nor the block be given back, before done(id).
+  virtual CopyId out(const void* from, std::size_t bytes) = 0;
+  virtual void in(CopyId id, void* to) = 0;  // begins to copy back
+  virtual bool done(CopyId id) = 0;          // the copy that was begun last, or it failed
+  virtual std::string wait(CopyId id) = 0;   // for it. What went wrong (a full disk); empty: nothing
+  virtual void forget(CopyId id) = 0;        // its room outside is free again; waits for a copy under way
   virtual double now() = 0;                        // seconds, by the clock in which copies take their time
   virtual void ran(double flops, double bytes) { (void)flops, (void)bytes; }  // an operation has run: for a virtual clock
   virtual MoverRates rates() const = 0;

@@ -15,7 +15,7 @@ class SimulatedMover : public Mover {
  public:
   explicit SimulatedMover(const SimulatedRates& rates) : rates_(rates) {}
 
-  WorkLease out(const void* from, std::size_t bytes) override {
+  CopyId out(const void* from, std::size_t bytes) override {
     Copy& c = copies_[++last_];
     if (used_ + bytes > rates_.room) {
       c.error = "the simulated device has room for " + readable_bytes(double(rates_.room)) + " outside";
@@ -27,20 +27,20 @@ class SimulatedMover : public Mover {
     c.finished = out_free_ = std::max(out_free_, clock_) + double(bytes) / rates_.out;
     return last_;
   }
-  void in(WorkLease lease, void* to) override {
-    Copy& c = copies_.at(lease);
+  void in(CopyId id, void* to) override {
+    Copy& c = copies_.at(id);
     std::memcpy(to, c.bytes.data(), c.bytes.size());
     c.finished = in_free_ = std::max(in_free_, clock_) + double(c.bytes.size()) / rates_.in;
   }
-  bool done(WorkLease lease) override { return copies_.at(lease).finished <= clock_; }
-  std::string wait(WorkLease lease) override {
-    const Copy& c = copies_.at(lease);
+  bool done(CopyId id) override { return copies_.at(id).finished <= clock_; }
+  std::string wait(CopyId id) override {
+    const Copy& c = copies_.at(id);
     clock_ = std::max(clock_, c.finished);
     return c.error;
   }
-  void forget(WorkLease lease) override {
-    used_ -= copies_.at(lease).bytes.size();
-    copies_.erase(lease);
+  void forget(CopyId id) override {
+    used_ -= copies_.at(id).bytes.size();
+    copies_.erase(id);
   }
   double now() override { return clock_; }
   void ran(double flops, double bytes) override { clock_ += std::max(flops / rates_.flops, bytes / rates_.memory); }
@@ -54,8 +54,8 @@ class SimulatedMover : public Mover {
     std::string error;
   };
   const SimulatedRates rates_;
-  std::map<WorkLease, Copy> copies_;
-  WorkLease last_ = 0;
+  std::map<CopyId, Copy> copies_;
+  CopyId last_ = 0;
   std::size_t used_ = 0;
   double clock_ = 0, out_free_ = 0, in_free_ = 0;
 };

@@ -44,7 +44,7 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
 }
 
 // ---- storages and budgets ----------------------------------------------------------------------------------------------
-struct StridedView : Keeper {
+struct Box : Keeper {
   std::vector<std::byte> bytes;
   int returned = 0, ended = 0;
   void take(Storage& s) {
@@ -66,7 +66,7 @@ TEST(Residency, AStorageThatLeftComesBackWhenItIsRead) {
   Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
   const std::uint64_t writes = t.writes().now();
   const std::size_t before = backend->memory().statistics().live_bytes;
-  StridedView box;
+  Box box;
   box.take(*t.storage());
   EXPECT_EQ(t.storage()->residency(), Residency::evicted);
   EXPECT_LT(backend->memory().statistics().live_bytes, before);
@@ -80,7 +80,7 @@ TEST(Residency, AStorageThatLeftComesBackWhenItIsRead) {
 TEST(Residency, WithoutAKeeperReadingFailsByName) {
   auto backend = reference_backend(1);
   Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
-  StridedView box;
+  Box box;
   box.take(*t.storage());
   t.storage()->keep(nullptr, 0);
   EXPECT_TRUE(refused([&] { t.values(); }, {"swapped out", "nobody brings them back"}));
@@ -121,23 +121,23 @@ TEST(FileMover, BringsBackWhatItCarriedOut) {
   auto backend = cpu_backend(1);
   for (int round = 0; round < 2; round++) {  // the second one uses the first one's rooms
     std::vector<Tensor> tensors, copies;
-    std::vector<Mover::WorkLease> leases;
+    std::vector<Mover::CopyId> ids;
     for (std::int64_t n : {1, 100, 5000, 262144, 262145, 3000001}) {
       std::vector<double> values(static_cast<std::size_t>(n));
       for (double& v : values) v = double(random() % 1000);
       tensors.push_back(Tensor::of(*backend, {n}, values));
-      leases.push_back(mover->out(tensors.back().raw(), tensors.back().bytes()));
+      ids.push_back(mover->out(tensors.back().raw(), tensors.back().bytes()));
     }
     for (std::size_t i = 0; i < tensors.size(); i++) {
-      EXPECT_EQ(mover->wait(leases[i]), "");
+      EXPECT_EQ(mover->wait(ids[i]), "");
       copies.push_back(Tensor::like(tensors[i]));
-      mover->in(leases[i], copies[i].raw_write());
+      mover->in(ids[i], copies[i].raw_write());
     }
     for (std::size_t i = 0; i < tensors.size(); i++) {
-      EXPECT_EQ(mover->wait(leases[i]), "");
-      EXPECT_TRUE(mover->done(leases[i]));
+      EXPECT_EQ(mover->wait(ids[i]), "");
+      EXPECT_TRUE(mover->done(ids[i]));
       EXPECT_EQ(bytes_of(copies[i]), bytes_of(tensors[i])) << i;
-      mover->forget(leases[i]);
+      mover->forget(ids[i]);
     }
   }
   EXPECT_GT(mover->rates().out, 0);
@@ -166,9 +166,9 @@ TEST(FileMover, AFullDiskIsAnErrorThatLosesNothing) {
   const FileLimit limit(mib);
   const auto mover = file_mover();
   std::vector<float> values(mib / 2, 7);
-  const Mover::WorkLease lease = mover->out(values.data(), values.size() * 4);
-  EXPECT_NE(mover->wait(lease).find("could not be written"), std::string::npos) << mover->wait(lease);
-  mover->forget(lease);
+  const Mover::CopyId id = mover->out(values.data(), values.size() * 4);
+  EXPECT_NE(mover->wait(id).find("could not be written"), std::string::npos) << mover->wait(id);
+  mover->forget(id);
   EXPECT_EQ(values[17], 7);
 }
 
@@ -388,10 +388,10 @@ TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
 
 TEST(MemoryPlan, AFullDiskIsAnErrorByName) {
   auto backend = cpu_backend(1);
-  auto model = make_model("lenet5", 10, 1, 28);
+  auto model = make_model("resnet20", 10, 3, 8);
   FlatParameters flat(*model, *backend, 1);
   auto step = [&](MemoryPlan& plan) {
-    const Tensor images = Tensor::full(*backend, {8, 28, 28, 1}, 0.5);
+    const Tensor images = Tensor::full(*backend, {4, 8, 8, 3}, 0.5);
     MemoryPlan::Step within(plan);
     flat.zero_gradients();
     flat.backward(sum((*model)(Variable(images))));
@@ -603,7 +603,7 @@ TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
 }
 
 // ---- checkpointed modules -----------------------------------------------------------------------------------------------------
-TEST(Checkpoint, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
+TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
   auto backend = cpu_backend(2);
   std::vector<std::vector<std::byte>> results[2];
   std::vector<std::string> names[2];
