@@ -94,6 +94,7 @@ void MemoryPlan::end() {
 // What is still away returns: after the step nothing depends on the plan.
 void MemoryPlan::leave() noexcept {
   if (!active_) return;
+  returns_ = true;
   for (Entry& e : entries_) {
     if (!e.storage) continue;
     try {
@@ -105,7 +106,7 @@ void MemoryPlan::leave() noexcept {
     e.storage->keep(nullptr, 0);
   }
   mode().watcher = outer_;
-  active_ = false;
+  active_ = returns_ = false;
 }
 
 double MemoryPlan::now() const {
@@ -202,7 +203,7 @@ bool MemoryPlan::add_source(Made& made, std::vector<int>& entries, const Tensor&
     source.weak = WeakTensor(t);
     entries.push_back(source.entry);
   } else {
-    source.held = t;
+    source.held = {t, source.writes};
   }
   return source.entry >= 0 || !t.storage()->movable() || t.storage()->bytes() < options_.smallest;
 }
@@ -264,7 +265,10 @@ void MemoryPlan::gone(Storage& storage) noexcept {
   }
   s.gone = backend_.memory().statistics().requests == requests_ ? event() - 1 : event();
   e.storage = nullptr;
-  e.made.reset();
+  ended_.push_back(std::move(e.made));
+  if (ended_.size() > 1) return;  // within the loop below: a source may end with what was computed from it
+  for (std::size_t k = 0; k < ended_.size(); k++) std::unique_ptr<Made>(std::move(ended_[k])).reset();
+  ended_.clear();
 }
 
 // ---- moving --------------------------------------------------------------------------------------------------------------
@@ -384,6 +388,8 @@ bool MemoryPlan::may_discard(const Entry& e) const {
 }
 
 void MemoryPlan::discard(int id) {
+  for (Source& s : at(id).made->sources)  // a branch that backward does not reach may end before
+    if (s.entry >= 0) s.held = {s.weak.lock(), s.writes};
   at(id).storage->leave(Residency::discarded);
   note_base();
   resident_ -= saved(id).bytes;
@@ -392,15 +398,14 @@ void MemoryPlan::discard(int id) {
 }
 
 void MemoryPlan::compute(int id) {
-  const Made& made = *at(id).made;
+  Made& made = *at(id).made;
   const double from = now(), before = stalled_ + computing_;
   Quiet quiet;
   MemoryUse use(Use::activations);
   std::vector<Tensor> sources;
   double bytes = double(saved(id).bytes);
-  for (const Source& s : made.sources) {
-    require(s.entry < 0 || at(s.entry).storage, made.where, " cannot be computed again: what it was computed from is gone");
-    Tensor t = s.entry < 0 ? s.held : s.weak.lock();
+  for (Source& s : made.sources) {
+    Tensor t = s.held.tensor;
     if (t.defined()) {
       require(t.writes().now() == s.writes, made.where, " cannot be computed again: what it was computed from was written to");
       if (s.entry >= 0) bring_back(*t.storage());
@@ -411,6 +416,9 @@ void MemoryPlan::compute(int id) {
   note_base();
   Tensor y = made.how->compute(made.attributes, sources);
   at(id).storage->adopt(*y.storage());
+  for (Source& s : made.sources)
+    if (s.entry >= 0) s.held = {};
+  sources.clear();
   resident_ += saved(id).bytes;
   at(id).at = At::here;
   if (mover_) mover_->ran(0, bytes);
@@ -444,6 +452,7 @@ std::size_t MemoryPlan::evict(int id) {
 
 std::size_t MemoryPlan::relieve(std::size_t bytes) {
   if (std::this_thread::get_id() != thread_) return bytes;  // this thread's next request makes room for it
+  if (returns_) return bytes;
   if (!active_) return steps_ < warm_up ? bytes : 0;
   const double from = now(), before = stalled_ + computing_;
   std::size_t freed = 0;

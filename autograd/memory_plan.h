@@ -82,9 +82,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
 
  private:
   struct Source {
-    Tensor held;      // a parameter, or too small to leave
-    WeakTensor weak;  // otherwise
-    int entry = -1;   // of the weak one
+    Saved held;       // a parameter, or too small to leave; of another while the result is discarded
+    WeakTensor weak;  // of the other
+    int entry = -1;
     std::uint64_t writes = 0;
   };
   struct Made {  // how a tensor is computed again
@@ -149,7 +149,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   const std::unique_ptr<Mover> mover_;
   const MemoryPlanOptions options_;
   const std::thread::id thread_;
-  bool active_ = false;
+  bool active_ = false, returns_ = false;  // within a step; at its end, when all that is away returns
   TapeWatcher* outer_ = nullptr;
 
   // Of the step under way.
@@ -157,6 +157,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   IterationRecord record_;
   std::vector<std::uint64_t> hashes_;             // of the events: operation and shape
   std::vector<int> leaving_, discarding_, held_;  // on their way out; to be discarded when free; not free yet
+  std::vector<std::unique_ptr<Made>> ended_;      // of storages that are ending
   std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's, beside these
   std::uint64_t requests_ = 0;                    // of memory, at the end of the last event
   double began_ = 0, last_ = 0;                   // times: of the step, of the last event's end
