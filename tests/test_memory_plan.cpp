@@ -44,7 +44,7 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
 }
 
 // ---- storages and budgets ----------------------------------------------------------------------------------------------
-struct Box : Keeper {
+struct Shelf : Keeper {
   std::vector<std::byte> bytes;
   int returned = 0, ended = 0;
   void take(Storage& s) {
@@ -66,22 +66,22 @@ TEST(Residency, AStorageThatLeftComesBackWhenItIsRead) {
   Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
   const std::uint64_t writes = t.writes().now();
   const std::size_t before = backend->memory().statistics().live_bytes;
-  Box box;
-  box.take(*t.storage());
+  Shelf shelf;
+  shelf.take(*t.storage());
   EXPECT_EQ(t.storage()->residency(), Residency::evicted);
   EXPECT_LT(backend->memory().statistics().live_bytes, before);
   EXPECT_EQ(t.values(), (std::vector<double>{1, 2, 3}));
-  EXPECT_EQ(box.returned, 1);
+  EXPECT_EQ(shelf.returned, 1);
   EXPECT_EQ(t.writes().now(), writes);
   t = Tensor();
-  EXPECT_EQ(box.ended, 1);
+  EXPECT_EQ(shelf.ended, 1);
 }
 
 TEST(Residency, WithoutAKeeperReadingFailsByName) {
   auto backend = reference_backend(1);
   Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
-  Box box;
-  box.take(*t.storage());
+  Shelf shelf;
+  shelf.take(*t.storage());
   t.storage()->keep(nullptr, 0);
   EXPECT_TRUE(refused([&] { t.values(); }, {"swapped out", "nobody brings them back"}));
 }
