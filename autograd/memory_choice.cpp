@@ -16,9 +16,11 @@ class Simulation {
   Simulation(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means)
       : it_(iteration), fates_(fates), budget_(budget), means_(means), state_(fates.size()), read_(fates.size()),
         arrives_(fates.size()), saved_after_(it_.events.size()), leave_after_(it_.events.size()), reads_(it_.events.size()) {
-    for (const EventRecord& e : it_.events) load_.push_back(e.base);
+    load_.resize(it_.events.size() + 1), scratch_.resize(it_.events.size());
     for (std::size_t i = 0; i < fates.size(); i++) read_[i] = it_.saved[i].needed;
     for (int i = int(fates.size()) - 1; i >= 0; i--) place(i);  // what reads a tensor again has a larger number
+    std::partial_sum(load_.begin(), load_.end(), load_.begin());
+    for (std::size_t e = 0; e < it_.events.size(); e++) load_[e] += it_.events[e].base + scratch_[e];
     std::stable_sort(fetches_.begin(), fetches_.end(), [&](int a, int b) { return read_[at(a)] < read_[at(b)]; });
     result_.fetch_after.assign(fates.size(), -1);
   }
@@ -44,20 +46,23 @@ class Simulation {
   void hold(int i, int from, int to) {  // in memory in these events
     for (int e = from; e <= to; e++) load_[at(e)] += saved(i).bytes;
   }
+  void enter(int i, int from, int to) {  // the same while load_ holds differences
+    if (from <= to) load_[at(from)] += saved(i).bytes, load_[at(to) + 1] -= saved(i).bytes;
+  }
 
   // Enters what is known of tensor i beforehand: all, but for one that is swapped, which depends on time.
   void place(int i) {
     const SavedRecord& s = saved(i);
     if (s.saved < 0) return;
     const int read = read_[at(i)];
-    if (fates_[at(i)] == Fate::keep) return hold(i, s.saved + 1, end_of(i));
+    if (fates_[at(i)] == Fate::keep) return enter(i, s.saved + 1, end_of(i));
     reads_[at(read)].push_back(i);
     if (fates_[at(i)] == Fate::recompute) {
       result_.recomputed += s.bytes;
       for (int source : s.sources) read_[at(source)] = std::min(read_[at(source)], read);
-      hold(i, s.saved + 1, std::max(s.free_at, s.last_used));
-      hold(i, read, end_of(i));
-      load_[at(read)] += s.scratch;
+      enter(i, s.saved + 1, std::max(s.free_at, s.last_used));
+      enter(i, read, end_of(i));
+      scratch_[at(read)] = std::max(scratch_[at(read)], s.scratch);
     } else {
       result_.swapped += s.bytes;
       fetches_.push_back(i);
@@ -89,6 +94,7 @@ class Simulation {
   void fetch(int i, int from) {
     hold(i, from, end_of(i));
     arrives_[at(i)] = in_free_ = std::max(in_free_, now_) + double(saved(i).bytes) / means_.in;
+    now_ += means_.slowdown * double(saved(i).bytes);
     state_[at(i)] = State::back;
   }
 
@@ -111,6 +117,7 @@ class Simulation {
     for (int i : saved_after_[at(event)]) staying_ += saved(i).bytes;
     for (int i : leave_after_[at(event)]) {
       out_free_ = std::max(out_free_, now_) + double(saved(i).bytes) / means_.out;
+      now_ += means_.slowdown * double(saved(i).bytes);
       state_[at(i)] = State::leaving;
       outs_.emplace_back(out_free_, i);
     }
@@ -141,6 +148,7 @@ class Simulation {
   const std::size_t budget_;
   const MemoryMeans means_;
   std::vector<std::size_t> load_;  // bytes of each event, without those that are to be swapped and have not left
+  std::vector<std::size_t> scratch_;  // of these, what computing again borrows
   std::size_t staying_ = 0;        // bytes of these
   std::vector<State> state_;
   std::vector<int> read_, fetches_;
@@ -154,34 +162,82 @@ class Simulation {
 };
 
 // ---- the choice --------------------------------------------------------------------------------------------------------
+using Fates = std::vector<Fate>;
+
+// Where recomputation may begin. The operations are cut into `parts` of like size, each where the fewest bytes cross the cut: these are
+// kept, everything between is computed again from them, part by part (Chen et al. 2016, Training deep nets with sublinear memory cost).
+Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
+  const std::size_t n = it.saved.size();
+  std::vector<std::size_t> last(n), crossing(n + 2), before(n + 1);  // last reader of each; bytes across the cut before each; made before each
+  for (std::size_t i = 0; i < n; i++)
+    if (it.saved[i].recompute >= 0)
+      for (int source : it.saved[i].sources) last[at(source)] = i;
+  for (std::size_t i = 0; i < n; i++) {
+    before[i + 1] = before[i] + it.saved[i].bytes;
+    if (last[i] > i) crossing[i + 1] += it.saved[i].bytes, crossing[last[i] + 1] -= it.saved[i].bytes;
+  }
+  std::partial_sum(crossing.begin(), crossing.end(), crossing.begin());
+  Fates fates(n, Fate::keep);
+  for (std::size_t i = 0; i < n; i++)
+    if (it.saved[i].saved >= 0 && it.saved[i].can_leave() && it.saved[i].recompute >= 0) fates[i] = Fate::recompute;
+  for (std::size_t k = 1; k < parts; k++) {
+    const std::size_t size = before[n] / parts, middle = k * size;
+    std::size_t cut = 0, least = std::size_t(-1);
+    for (std::size_t p = 1; p < n; p++)
+      if (before[p] + size / 2 >= middle && before[p] <= middle + size / 2 && crossing[p] < least) cut = p, least = crossing[p];
+    for (std::size_t i = 0; i < cut; i++)
+      if (last[i] >= cut) fates[i] = Fate::keep;
+  }
+  return fates;
+}
+constexpr std::size_t several_parts[] = {1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64};
+
 class Chooser {
  public:
   Chooser(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means)
       : it_(iteration), budget_(budget), means_(means) {
     for (std::size_t i = 0; i < it_.saved.size(); i++)
       if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (may_swap() || may_recompute(i))) movable_.push_back(i);
+    std::stable_sort(movable_.begin(), movable_.end(), [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
   }
 
   // The price of moving a byte is not known beforehand: copies are free while the lanes keep up with computation, and cost their
   // whole time beyond. So several prices are tried, the simulation says what each choice costs, and the best is refined.
   MemoryChoice best() {
-    MemoryChoice best = measured(std::vector<Fate>(it_.saved.size(), Fate::keep));
+    MemoryChoice best = measured(Fates(it_.saved.size(), Fate::keep));
     if (best.fits) return best;
-    best = everything(true, false);
-    if (MemoryChoice c = everything(may_swap(), true); better(c, best)) best = std::move(c);
+    std::vector<Fates> starts{best.fates};
+    if (means_.recompute)
+      for (std::size_t parts : several_parts)
+        if (parts < it_.saved.size()) starts.push_back(cut_in_parts(it_, parts));
     const double whole = 1 / means_.out + 1 / means_.in;
-    for (double share : {0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0}) {
-      MemoryChoice c = at_price(share * whole);
-      if (better(c, best)) best = std::move(c);
-      if (!may_swap() || !means_.recompute) break;
-    }
+    for (const Fates& start : starts)
+      for (double share : {0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0}) {
+        MemoryChoice c = at_price(share * whole, start);
+        if (better(c, best)) best = std::move(c);
+        if (!may_swap() || !means_.recompute) break;
+      }
     return refined(std::move(best));
+  }
+
+  // With everything away that can be.
+  std::size_t smallest() {
+    std::size_t least = peak(Fates(it_.saved.size(), Fate::keep));
+    if (means_.recompute)
+      for (std::size_t parts : several_parts) least = std::min(least, peak(cut_in_parts(it_, parts)));
+    return least;
   }
 
  private:
   bool may_swap() const { return means_.swap; }
   bool may_recompute(std::size_t i) const { return means_.recompute && it_.saved[i].recompute >= 0; }
-  MemoryChoice measured(std::vector<Fate> fates) const {
+  double worth(std::size_t i) const { return it_.saved[i].recompute / double(it_.saved[i].bytes + 1); }
+  std::size_t peak(Fates fates) const {
+    for (std::size_t i : movable_)
+      if (may_swap() && fates[i] == Fate::keep) fates[i] = Fate::swap;
+    return simulate(it_, fates, 0, means_).peak;
+  }
+  MemoryChoice measured(Fates fates) const {
     Forecast f = simulate(it_, fates, budget_, means_);
     const bool fits = f.peak <= budget_;
     return {std::move(fates), std::move(f), fits};
@@ -193,17 +249,9 @@ class Chooser {
            std::pair(b.forecast.seconds, b.forecast.swapped + b.forecast.recomputed);
   }
 
-  MemoryChoice everything(bool swaps, bool computes) const {
-    std::vector<Fate> fates(it_.saved.size(), Fate::keep);
-    for (std::size_t i : movable_)
-      if (computes && may_recompute(i)) fates[i] = Fate::recompute;
-      else if (swaps && may_swap()) fates[i] = Fate::swap;
-    return measured(std::move(fates));
-  }
-
   // Moves what the fullest event has too much, the cheapest first, until every event fits.
-  MemoryChoice at_price(double price) const {
-    MemoryChoice c = measured(std::vector<Fate>(it_.saved.size(), Fate::keep));
+  MemoryChoice at_price(double price, const Fates& start) const {
+    MemoryChoice c = measured(start);
     while (!c.fits) {
       const int full = c.forecast.peak_at;
       std::vector<std::size_t> items, sizes;
@@ -220,7 +268,7 @@ class Chooser {
       if (items.empty()) return c;
       const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), over = c.forecast.peak - budget_;
       const std::vector<bool> kept = knapsack(sizes, costs, all > over ? all - over : 0);
-      std::vector<Fate> fates = c.fates;
+      Fates fates = c.fates;
       for (std::size_t k = 0; k < items.size(); k++)
         if (!kept[k]) fates[items[k]] = means[k];
       c = measured(std::move(fates));
@@ -246,7 +294,7 @@ class Chooser {
 
   bool improve(MemoryChoice& best, std::initializer_list<std::size_t> tensors) const {
     bool any = false;
-    std::vector<Fate> fates = best.fates;
+    Fates fates = best.fates;
     const int cases = tensors.size() == 1 ? 3 : 9;
     for (int k = 0; k < cases; k++) {
       int rest = k;
@@ -298,21 +346,7 @@ MemoryChoice choose_memory(const IterationRecord& iteration, std::size_t budget,
 }
 
 std::size_t smallest_budget(const IterationRecord& iteration, const MemoryMeans& means) {
-  const std::size_t n = iteration.saved.size();
-  auto peak = [&](bool swaps, bool computes) {
-    std::vector<Fate> fates(n, Fate::keep);
-    for (std::size_t i = 0; i < n; i++) {
-      const SavedRecord& s = iteration.saved[i];
-      if (s.saved < 0 || !s.can_leave()) continue;
-      if (computes && s.recompute >= 0) fates[i] = Fate::recompute;
-      else if (swaps) fates[i] = Fate::swap;
-    }
-    return simulate(iteration, fates, 0, means).peak;
-  };
-  std::size_t least = peak(false, false);
-  if (means.swap) least = std::min(least, peak(true, false));
-  if (means.recompute) least = std::min(least, peak(means.swap, true));
-  return least;
+  return Chooser(iteration, 0, means).smallest();
 }
 
 }  // namespace tandem

@@ -40,6 +40,7 @@ enum class Fate : std::uint8_t { keep, swap, recompute };
 struct MemoryMeans {
   bool swap = true, recompute = true;
   double out = 1e9, in = 1e9;  // bytes per second, of the two lanes
+  double slowdown = 0;         // seconds that computation takes longer for each byte copied beside it
 };
 
 // One iteration as it would go.

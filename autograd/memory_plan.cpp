@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-constexpr int warm_up = 2;  // steps
+constexpr int most = 12;     // times that a step is planned anew because it took another time than predicted
 constexpr int never = std::numeric_limits<int>::max() / 2;
 
 std::uint64_t hash_of(const Node& node, bool backward) {
@@ -23,21 +23,6 @@ std::uint64_t hash_of(const Node& node, bool backward) {
   for (std::int64_t size : node.shape) mix(std::uint64_t(size));
   return h;
 }
-
-// Nothing that is computed again is recorded, checked or followed.
-class Quiet {
- public:
-  Quiet() : watcher_(std::exchange(mode().watcher, nullptr)), recorder_(std::exchange(mode().recorder, nullptr)),
-            check_(std::exchange(mode().check, false)) {}
-  ~Quiet() { mode().watcher = watcher_, mode().recorder = recorder_, mode().check = check_; }
-  Quiet(const Quiet&) = delete;
-
- private:
-  TapeWatcher* watcher_;
-  Recorder* recorder_;
-  bool check_;
-  NoGrad no_tape_;
-};
 
 }  // namespace
 
@@ -63,7 +48,7 @@ MemoryPlan::~MemoryPlan() {
 void MemoryPlan::begin() {
   require(!active_ && std::this_thread::get_id() == thread_,
           "a memory plan follows one step at a time, on the thread that made it");
-  entries_.clear(), hashes_.clear(), leaving_.clear(), discarding_.clear(), held_.clear();
+  entries_.clear(), hashes_.clear(), leaving_.clear(), discarding_.clear(), held_.clear(), returning_.clear();
   record_ = {};
   now_ = {};
   resident_ = base_ = 0;
@@ -163,10 +148,26 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
     bytes += double(v->value().bytes());
     if (const int id = known(v->value()); id >= 0 && !at(id).claimed) saved(id).last_used = event();
   }
+  const std::size_t scratch = borrowed(node, inputs, y);
   for (int i = 0; i < node.saved.size(); i++) save(node.saved[i], node);
   const int made = remember(node, inputs, y);
   const double seconds = end_event(node, false, node.flops(), bytes);
-  if (made >= 0) saved(made).recompute = seconds;
+  if (made >= 0) saved(made).recompute = seconds, saved(made).scratch = scratch;
+}
+
+// What the operation has given back already, at its peak, and what its node saved beside inputs and result: another run takes both.
+std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
+  note_base();
+  const std::size_t live = backend_.memory().statistics().live_bytes;
+  std::size_t bytes = base_ - std::min(base_, live - std::min(live, resident_));
+  auto holds = [](const Tensor& t, const Storage* s) { return t.defined() && t.storage().pointer() == s; };
+  for (int i = 0; i < node.saved.size(); i++) {
+    if (!node.saved[i].tensor.defined()) continue;
+    const Storage* s = node.saved[i].tensor.storage().pointer();
+    const bool given = holds(y, s) || std::any_of(inputs.begin(), inputs.end(), [&](const Variable* v) { return v->defined() && holds(v->value(), s); });
+    if (!given) bytes += s->block_bytes();
+  }
+  return bytes;
 }
 
 // How y could be computed again. Its number; −1: it cannot.
@@ -175,7 +176,7 @@ int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inpu
   if (!how || !y.defined() || y.bytes() != y.storage()->bytes()) return -1;
   for (const Variable* v : inputs)
     if (v->defined() && v->value().storage().pointer() == y.storage().pointer()) return -1;  // it shares an input's memory
-  auto made = std::make_unique<Made>(Made{how, node.attributes(), {}, y.writes().now(), node.where()});
+  auto made = std::make_unique<Made>(Made{how, node.attributes(), {}, node.flops(), y.writes().now(), node.where()});
   std::vector<int> entries;
   for (int i : how->inputs) {
     const Variable* v = i < int(inputs.size()) ? inputs[std::size_t(i)] : nullptr;
@@ -187,8 +188,6 @@ int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inpu
   if (id < 0 || at(id).made) return -1;
   if (std::any_of(entries.begin(), entries.end(), [&](int source) { return source >= id; })) return -1;
   at(id).made = std::move(made);
-  if (const int n = how->doubles_per_channel)
-    saved(id).scratch = std::size_t(n) * CachingAllocator::size_class(8 * std::size_t(y.size(-1)));
   saved(id).sources = std::move(entries);
   return id;
 }
@@ -271,209 +270,6 @@ void MemoryPlan::gone(Storage& storage) noexcept {
   ended_.clear();
 }
 
-// ---- moving --------------------------------------------------------------------------------------------------------------
-void MemoryPlan::act(int event) {
-  std::erase_if(held_, [&](int id) {
-    if (!at(id).storage) return true;
-    if (!is_free(at(id)) || saved(id).last_used < 0) return false;
-    saved(id).free_at = event;
-    return true;
-  });
-  std::erase_if(leaving_, [&](int id) {
-    Entry& e = at(id);
-    if (!e.storage || e.at != At::leaving) return true;
-    if (e.claimed || e.wanted || !is_free(e) || !mover_->done(e.copy)) return false;
-    finish_out(id);
-    return true;
-  });
-  if (on_plan_) {
-    for (int id : plan_->leave_after[std::size_t(event)]) {
-      if (std::size_t(id) >= entries_.size() || !at(id).storage || at(id).at != At::here) continue;
-      if (plan_->choice.fates[std::size_t(id)] == Fate::recompute) discarding_.push_back(id);
-      else if (may_swap()) start_out(id);
-    }
-    for (int id : plan_->fetch_after[std::size_t(event)])
-      if (std::size_t(id) < entries_.size() && at(id).storage) start_in(id);
-  }
-  std::erase_if(discarding_, [&](int id) {
-    Entry& e = at(id);
-    if (!e.storage || e.claimed || e.at != At::here) return true;
-    if (!is_free(e)) return false;
-    if (may_discard(e)) discard(id);
-    return true;
-  });
-}
-
-void MemoryPlan::start_out(int id) {
-  Entry& e = at(id);
-  e.writes = e.storage->whole()->now();
-  e.copy = mover_->out(e.storage->data(), e.storage->bytes());
-  e.at = At::leaving;
-  leaving_.push_back(id);
-}
-
-// Waits for the copy, and gives the block back. False: it stays, because it could not be copied, or was written to meanwhile.
-bool MemoryPlan::finish_out(int id) {
-  Entry& e = at(id);
-  const std::string error = mover_->wait(e.copy);
-  if (!error.empty()) broken_ = error;
-  if (!error.empty() || e.storage->whole()->now() != e.writes) {
-    mover_->forget(e.copy);
-    e.at = At::here;
-    return false;
-  }
-  e.storage->leave(Residency::evicted);
-  note_base();
-  resident_ -= saved(id).bytes;
-  e.at = At::outside;
-  now_.swapped += saved(id).bytes;
-  return true;
-}
-
-// Ahead of its use, where there is room.
-void MemoryPlan::start_in(int id) {
-  Entry& e = at(id);
-  e.wanted = true;
-  CachingAllocator& memory = backend_.memory();
-  if (e.at != At::outside || memory.statistics().live_bytes + saved(id).bytes > options_.budget) return;
-  note_base();
-  e.block = e.storage->new_block();
-  resident_ += saved(id).bytes;
-  mover_->in(e.copy, e.block);
-  e.at = At::returning;
-}
-
-void MemoryPlan::finish_in(int id) {
-  Entry& e = at(id);
-  const std::string error = mover_->wait(e.copy);
-  if (!error.empty()) {
-    e.storage->give_back(std::exchange(e.block, nullptr));
-    resident_ -= saved(id).bytes;
-    e.at = At::outside;
-    fail("a tensor of ", readable_bytes(double(e.storage->bytes())), " that was swapped out cannot be brought back: ", error);
-  }
-  e.storage->arrive(std::exchange(e.block, nullptr));
-  mover_->forget(e.copy);
-  e.at = At::here;
-}
-
-void MemoryPlan::bring_back(Storage& storage) {
-  require(std::this_thread::get_id() == thread_, "a tensor that a memory plan moved away was read on another thread: read it on the "
-          "one that trains");
-  const int id = int(storage.kept_as());
-  Entry& e = at(id);
-  if (e.at == At::here || e.at == At::leaving) return;
-  if (e.at == At::nowhere) return compute(id);
-  const double from = now(), before = stalled_;
-  if (e.at == At::outside) {
-    note_base();
-    e.block = storage.new_block();
-    resident_ += saved(id).bytes;
-    mover_->in(e.copy, e.block);
-    e.at = At::returning;
-  }
-  finish_in(id);
-  const double waited = now() - from - (stalled_ - before);
-  stalled_ += waited, now_.stall += waited;
-}
-
-// Every source is there when e is read next: a saved one ends with the oldest node that saved it, and nodes run from the youngest.
-bool MemoryPlan::may_discard(const Entry& e) const {
-  if (!e.made || e.savers.empty()) return false;
-  return std::all_of(e.made->sources.begin(), e.made->sources.end(), [&](const Source& s) {
-    if (s.entry < 0) return true;
-    const Entry& source = entries_[std::size_t(s.entry)];
-    return source.storage && !source.savers.empty() && source.savers.front() <= e.savers.back();
-  });
-}
-
-void MemoryPlan::discard(int id) {
-  for (Source& s : at(id).made->sources)  // a branch that backward does not reach may end before
-    if (s.entry >= 0) s.held = {s.weak.lock(), s.writes};
-  at(id).storage->leave(Residency::discarded);
-  note_base();
-  resident_ -= saved(id).bytes;
-  at(id).at = At::nowhere;
-  now_.recomputed += saved(id).bytes;
-}
-
-void MemoryPlan::compute(int id) {
-  Made& made = *at(id).made;
-  const double from = now(), before = stalled_ + computing_;
-  Quiet quiet;
-  MemoryUse use(Use::activations);
-  std::vector<Tensor> sources;
-  double bytes = double(saved(id).bytes);
-  for (Source& s : made.sources) {
-    Tensor t = s.held.tensor;
-    if (t.defined()) {
-      require(t.writes().now() == s.writes, made.where, " cannot be computed again: what it was computed from was written to");
-      if (s.entry >= 0) bring_back(*t.storage());
-      bytes += double(t.bytes());
-    }
-    sources.push_back(std::move(t));
-  }
-  note_base();
-  Tensor y = made.how->compute(made.attributes, sources);
-  at(id).storage->adopt(*y.storage());
-  for (Source& s : made.sources)
-    if (s.entry >= 0) s.held = {};
-  sources.clear();
-  resident_ += saved(id).bytes;
-  at(id).at = At::here;
-  if (mover_) mover_->ran(0, bytes);
-  const double took = now() - from - (stalled_ + computing_ - before);
-  computing_ += took;
-  saved(id).recompute = took;
-}
-
-// What is needed last of what may leave.
-int MemoryPlan::victim() {
-  int best = -1;
-  std::uint64_t when = std::numeric_limits<std::uint64_t>::max();
-  for (int id = 0; id < int(entries_.size()); id++) {
-    const Entry& e = at(id);
-    if (saved(id).saved < 0 || e.at != At::here || !is_free(e) || !(may_swap() || may_discard(e))) continue;
-    const std::uint64_t next = e.savers.empty() ? 0 : e.savers.back();
-    if (next < when) when = next, best = id;
-  }
-  return best;
-}
-
-// Bytes that this gave back.
-std::size_t MemoryPlan::evict(int id) {
-  if (at(id).at == At::here && !may_swap()) {
-    discard(id);
-    return saved(id).bytes;
-  }
-  if (at(id).at == At::here) start_out(id);
-  return finish_out(id) ? saved(id).bytes : 0;
-}
-
-std::size_t MemoryPlan::relieve(std::size_t bytes) {
-  if (std::this_thread::get_id() != thread_) return bytes;  // this thread's next request makes room for it
-  if (returns_) return bytes;
-  if (!active_) return steps_ < warm_up ? bytes : 0;
-  const double from = now(), before = stalled_ + computing_;
-  std::size_t freed = 0;
-  for (std::size_t k = 0; k < leaving_.size() && freed < bytes; k++)  // what is on its way already
-    if (const int id = leaving_[k]; at(id).at == At::leaving && is_free(at(id))) freed += evict(id);
-  for (int id = 0; freed < bytes && (id = victim()) >= 0; now_.on_demand++) freed += evict(id);
-  for (int id = 0; id < int(entries_.size()) && freed < bytes; id++) {  // what came back too early
-    if (at(id).at != At::returning || !at(id).storage) continue;
-    finish_in(id);
-    if (is_free(at(id)) && may_swap()) freed += evict(id), now_.on_demand++;
-  }
-  const double waited = now() - from - (stalled_ + computing_ - before);
-  stalled_ += waited, now_.stall += waited;
-  if (freed < bytes && !broken_.empty())
-    fail("the memory budget of ", readable_bytes(double(options_.budget)), " cannot be kept: ", broken_, "; nothing is lost. Make room there, "
-         "name another folder with --scratch, or choose a larger --memory-budget or --swap recompute");
-  // The first steps show what the smallest budget is (backends prepare weights in the first): they may take what they must, and
-  // end() refuses.
-  return freed < bytes && steps_ < warm_up ? bytes - freed : 0;
-}
-
 // ---- planning ------------------------------------------------------------------------------------------------------------
 void MemoryPlan::finish_record() {
   for (SavedRecord& s : record_.saved)
@@ -482,7 +278,9 @@ void MemoryPlan::finish_record() {
 }
 
 MemoryMeans MemoryPlan::means() const {
-  MemoryMeans m{.swap = may_swap(), .recompute = options_.swap == SwapMode::automatic || options_.swap == SwapMode::recompute};
+  MemoryMeans m{.swap = may_swap() && options_.swap != SwapMode::recompute,
+                .recompute = options_.swap == SwapMode::automatic || options_.swap == SwapMode::recompute,
+                .slowdown = slowdown_};
   if (!mover_) return m;
   const MoverRates r = mover_->rates();
   if (r.out > 0) m.out = r.out;
@@ -490,17 +288,33 @@ MemoryMeans MemoryPlan::means() const {
   return m;
 }
 
+// Copies on a host take time from the computation beside them: finds how much, and takes it off the record.
+void MemoryPlan::part_from_copies() {
+  double seconds = 0;
+  for (const EventRecord& e : record_.events) seconds += e.seconds;
+  double& alone = plan_->alone;
+  if (measured_.swapped == 0) alone = seconds;
+  if (alone <= 0 || seconds <= alone) return;
+  slowdown_ = (seconds - alone) / (2 * double(measured_.swapped));
+  for (EventRecord& e : record_.events) e.seconds *= alone / seconds;
+  for (SavedRecord& s : record_.saved) s.recompute *= alone / seconds;
+}
+
 void MemoryPlan::plan_next() {
   if (hashes_.empty()) return;
   Plan& p = plans_[hashes_.front()];
   plan_ = &p;
-  if (measured_.planned && p.made > warm_up) return;
-  const MemoryMeans m = means();
-  if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget)
+  const bool as_predicted = std::abs(measured_.seconds - p.choice.forecast.seconds) <= 0.1 * measured_.seconds;
+  if (measured_.planned && p.made > warm_up && (as_predicted || p.made > most || ++p.waited < 1 << (p.made - warm_up))) return;
+  p.waited = 0;
+  part_from_copies();
+  MemoryMeans m = means();
+  if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget && steps_ >= warm_up)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
            readable_bytes(double(least)), " (", least, " bytes)");
+  if (p.made++ == 0 && m.recompute) m.swap = false;
   p.choice = choose_memory(record_, options_.budget, m);
-  p.made++;
+  if (!p.choice.fits) p.choice = choose_memory(record_, options_.budget, means());
   p.hashes = hashes_;
   p.leave_after.assign(hashes_.size(), {});
   p.fetch_after.assign(hashes_.size(), {});

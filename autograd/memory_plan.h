@@ -10,9 +10,10 @@
 // The first step runs on demand: when the budget is reached, what is needed last leaves first. It is recorded: every event (an
 // operation, or a node's backward) with its time, every saved tensor with its size, its last use forward and its first one backward.
 // From the record choose_memory() (memory_choice.h) decides for each tensor, and from then on copies out begin right after the last use and
-// copies back some events before they are read. After the second and third step it is planned again, with times and sizes that hold no
-// preparations, and whenever the sequence of operations and shapes changes; a step that differs from the plan goes on on demand. Steps
-// that begin with another shape (an epoch's smaller last batch) have a plan of their own.
+// copies back some events before they are read. The second step only computes again where that suffices, so that times without copies
+// beside them are known too. After it and the third it is planned again, later when steps take other times than predicted, and whenever the
+// sequence of operations and shapes changes; a step that differs from the plan goes on on demand. Steps that begin with another shape (an
+// epoch's smaller last batch) have a plan of their own.
 //
 // What is read is always there: the engine brings back what a node saved before its backward, and whoever else reads a storage that
 // is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results are those without a plan,
@@ -21,6 +22,7 @@
 // A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make tensors leave:
 // one of another thread (a loader's next batch) may pass the budget until then.
 #pragma once
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,7 +46,8 @@ struct MemoryPlanOptions {
 
 class MemoryPlan final : public TapeWatcher, public Keeper {
  public:
-  // mover may be null where nothing is to be swapped.
+  // mover may be null where nothing is to be swapped; with SwapMode::recompute it serves the steps without a plan, which may else pass
+  // the budget.
   MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options);
   ~MemoryPlan() override;
   MemoryPlan(const MemoryPlan&) = delete;
@@ -91,6 +94,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     const Recomputation* how;
     Attributes attributes;
     std::vector<Source> sources;
+    double flops;
     std::uint64_t writes;  // of the result
     std::string where;
   };
@@ -101,6 +105,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     int pins = 0;          // nodes that run backward and saved it
     bool claimed = false;  // backward has read it
     bool wanted = false;   // it is read soon: it does not leave by itself
+    int depth = 0;         // discarded: how many have to be computed one from the other
     std::vector<std::uint64_t> savers;  // sequence numbers of nodes whose backward has not run, ascending
     Mover::CopyId copy = 0;
     std::uint64_t writes = 0;  // when the copy began
@@ -121,6 +126,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   int entry_of(const Tensor& t);     // the same, with a new number where it may leave
   void save(const Saved& saved, const Node& node);
   int remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
+  std::size_t borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
   bool add_source(Made& made, std::vector<int>& entries, const Tensor& t) const;
   double end_event(const Node& node, bool backward, double flops, double bytes);
   void note_base();
@@ -129,12 +135,12 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   Entry& at(int id) { return entries_[std::size_t(id)]; }
   SavedRecord& saved(int id) { return record_.saved[std::size_t(id)]; }
   static bool is_free(const Entry& e) { return e.storage && e.pins == 0 && e.storage->only_on_tape(); }
-  bool may_swap() const { return options_.swap != SwapMode::recompute && options_.swap != SwapMode::off && mover_ && broken_.empty(); }
+  bool may_swap() const { return options_.swap != SwapMode::off && mover_ && broken_.empty(); }
   bool may_discard(const Entry& e) const;
   void act(int event);  // what the plan says after this event
   void start_out(int id);
   bool finish_out(int id);
-  void start_in(int id);
+  bool start_in(int id);
   void finish_in(int id);
   void discard(int id);
   void compute(int id);
@@ -143,6 +149,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
 
   // Planning.
   void finish_record();
+  void part_from_copies();
   void plan_next();
 
   Backend& backend_;
@@ -157,6 +164,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   IterationRecord record_;
   std::vector<std::uint64_t> hashes_;             // of the events: operation and shape
   std::vector<int> leaving_, discarding_, held_;  // on their way out; to be discarded when free; not free yet
+  std::deque<int> returning_;                     // to be fetched as soon as there is room, in order
   std::vector<std::unique_ptr<Made>> ended_;      // of storages that are ending
   std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's, beside these
   std::uint64_t requests_ = 0;                    // of memory, at the end of the last event
@@ -170,11 +178,14 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     MemoryChoice choice;
     std::vector<std::uint64_t> hashes;                       // of the events that it is for
     std::vector<std::vector<int>> leave_after, fetch_after;  // tensors by event
-    int made = 0;                                            // times that it was planned anew
+    int made = 0, waited = 0;                                // times that it was planned anew; steps since, that went otherwise
+    double alone = 0;                                        // seconds of computation in a step without copies; 0: not known
   };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
+  static constexpr int warm_up = 2;  // steps
   int steps_ = 0;
+  double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
 };
 

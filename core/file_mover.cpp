@@ -133,6 +133,7 @@ class FileMover : public Mover {
       std::string error = move(c, &lane == &out_, buffer.get());
       lock.lock();
       lane.bytes += double(c.bytes), lane.seconds += seconds_since(began);
+      if (lane.seconds > 1) lane.bytes /= 2, lane.seconds /= 2;  // the rate of the last second or two: disks change theirs
       c.error = std::move(error);
       c.busy = false;
       changed_.notify_all();

@@ -141,8 +141,7 @@ void Run::begin() {
   whole_ = at.running_sums;
   if (options.memory_budget == 0) return;
   if (backend.asynchronous()) refuse("--memory-budget: memory is planned on cpu and reference, not yet on ", backend.name());
-  const bool swaps = options.swap == SwapMode::automatic || options.swap == SwapMode::swap;
-  memory_plan = std::make_unique<MemoryPlan>(backend, swaps ? file_mover(options.scratch) : nullptr,
+  memory_plan = std::make_unique<MemoryPlan>(backend, options.swap == SwapMode::off ? nullptr : file_mover(options.scratch),
                                              MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap});
 }
 
