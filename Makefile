@@ -382,7 +382,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-network bench-shared drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 launcher: $(launcher)# where there is a network library
@@ -425,6 +425,10 @@ bench-%: $(BUILD)/bench_%
 # Training programs that share the cores: one, two and four at once, beside PyTorch's (BENCH_ARGS='--models mlp').
 bench-shared: $(BUILD)/bench_shared
 	python3 tests/bench/shared.py --worker $< $(BENCH_ARGS)
+
+# Training within a budget of memory, beside accumulation and PyTorch's checkpoints (BENCH_ARGS="--pythons 'python3 venv/bin/python'").
+bench-memory: $(BUILD)/bench_memory
+	python3 tests/bench/memory.py --worker $< $(BENCH_ARGS)
 
 # All-reduce beside Open MPI and Gloo, and the training step beside DDP (PARTS="host hosts steps"); several hosts need root.
 bench-network: $(BUILD)/bench_network $(BUILD)/bench_server $(BUILD)/bench_distributed $(BUILD)/tandem-run

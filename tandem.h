@@ -1,11 +1,13 @@
 // Everything that a training program uses, in one header. Operations of your own need autograd/elementwise.h besides.
 #pragma once
+#include "autograd/memory_plan.h"
 #include "autograd/ops.h"
 #include "core/backend.h"
 #include "core/random.h"
 #include "datasets/dataset.h"
 #include "datasets/loader.h"
 #include "datasets/table.h"
+#include "layers/checkpointed.h"
 #include "layers/layers.h"
 #include "layers/models/classifier.h"
 #include "layers/models/models.h"

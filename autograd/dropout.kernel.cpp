@@ -54,6 +54,7 @@ struct DropoutNode : Node {
   static constexpr auto name = "dropout";
   float keep_scale;
   explicit DropoutNode(float s) : Node(name), keep_scale(s) {}
+  Attributes attributes() const override { return {{"keep_scale", {double(keep_scale)}}}; }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor& mask = kept(0);
     auto [dx, add] = slots[0].destination(dy.backend(), dy.shape(), dy.dtype());

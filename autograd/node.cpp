@@ -22,6 +22,7 @@ Mode& mode() {
 ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
   mode().check = before_.check;
   mode().recorder = before_.recorder;
+  mode().watcher = before_.watcher;
 }
 ModeOf::~ModeOf() { mode() = std::move(before_); }
 
@@ -380,7 +381,10 @@ class Engine {
     }
     if (dy.defined()) {
       InScope scope(node.scope);
+      TapeWatcher* watcher = mode().watcher;
+      if (watcher) watcher->before(node);
       node.backward(std::move(dy), slots_);
+      if (watcher) watcher->after(node);
     }
     if (lane) {
       for (int i = 0; i < node.inputs.size(); i++)
@@ -470,6 +474,12 @@ std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs) {
   for (const Variable* v : inputs)
     if (v->defined()) sum += v->value().bytes();
   return sum;
+}
+
+void tell_watcher(Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
+  node.shape = y.shape();
+  node.dtype = y.dtype();
+  mode().watcher->recorded(node, inputs, y);
 }
 
 Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read) {

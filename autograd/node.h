@@ -46,8 +46,21 @@ class Few {
 
 // A tensor saved for backward, and its write count at that time.
 struct Saved {
+  Saved() = default;
+  Saved(Tensor t, std::uint64_t w) : tensor(std::move(t)), writes(w) { count(1); }
+  Saved(Saved&& o) noexcept = default;
+  Saved& operator=(Saved o) noexcept {
+    std::swap(tensor, o.tensor), std::swap(writes, o.writes);
+    return *this;
+  }
+  ~Saved() { count(-1); }
   Tensor tensor;
   std::uint64_t writes = 0;
+
+ private:
+  void count(int change) {
+    if (tensor.defined()) tensor.storage()->on_tape(change);
+  }
 };
 
 // The arguments of an operation other than tensors: {{"stride", {2, 2}}, {"relu", {1}}}.
@@ -155,6 +168,15 @@ struct NotFinite : Error {
 
 class Recorder;  // autograd/recorder.h
 
+// Who follows the tape while it is made and while it runs backward: the memory plan.
+class TapeWatcher {
+ public:
+  virtual ~TapeWatcher() = default;
+  virtual void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) = 0;  // node: on the tape since now
+  virtual void before(Node& node) = 0;  // its backward runs next
+  virtual void after(Node& node) = 0;   // and has run; what it saved is still there
+};
+
 // Dropout calls so far: of this step, or of the thread where there is no step state. Assigning 0 begins a step.
 struct DropoutCalls {
   DropoutCalls(std::uint64_t unnumbered = 0) : unnumbered(unnumbered) {}
@@ -178,6 +200,7 @@ struct Mode {
   std::uint64_t seed = 0;    // of random draws where there is no step state
   DropoutCalls draws;
   Recorder* recorder = nullptr;  // writes down every operation
+  TapeWatcher* watcher = nullptr;  // follows the tape
   Mode();
 };
 Mode& mode();
@@ -197,7 +220,7 @@ using NoGrad = ModeScope<&Mode::record, false>;         // nothing is recorded: 
 using Alone = ModeScope<&Mode::alone, true>;            // this rank runs the model without the others
 using CheckForNonFinite = ModeScope<&Mode::check, true>;  // after every operation
 
-// Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder). A node that keeps
+// Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder, watcher). A node that keeps
 // a copy of mode() can so run its forward pass once more in backward(): the same draws, the same names, on a tape.
 class ModeOf {
  public:

@@ -53,6 +53,8 @@ void keep(Node& node, std::initializer_list<Tensor> saved);
 // node may be null. Checks values when mode().check; `read`, bytes of input, is for traces.
 Variable finish(Tensor y, Ref<Node> node, const char* op, std::size_t read = 0);
 std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs);  // 0 when nothing is being traced
+// Tells mode().watcher, which is there, of a node that is on the tape.
+void tell_watcher(Node& node, std::span<const Variable* const> inputs, const Tensor& y);
 // Tells mode().recorder, which is there; `described` says what the operation was told.
 void write_down(const Node& described, std::span<const Variable* const> inputs, const Tensor& y);
 
@@ -69,6 +71,7 @@ Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::in
     node = Ref<Node>(new N(std::forward<Attributes>(attributes)...));
     for (const Variable* v : inputs) node->inputs.push(v->node());
     keep(*node, saved);
+    if (mode().watcher) tell_watcher(*node, {inputs.begin(), inputs.size()}, y);
   }
   if (mode().recorder) {
     const std::span<const Variable* const> all(inputs.begin(), inputs.size());

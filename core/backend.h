@@ -121,6 +121,9 @@ class Backend {
   // With the running statistics, for evaluation.
   virtual void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                                     const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) = 0;
+  // The y that batch_norm gave, bit for bit, from the statistics that it stored.
+  virtual void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                                const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) = 0;
   // y is needed for the mask only when s.relu and there was a residual (else the mask is recomputed from x).
   // dx, dresidual, dgamma and dbeta may each be null. dresidual may be dy itself (in place).
   struct NormGradients {

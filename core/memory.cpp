@@ -108,8 +108,9 @@ std::size_t CachingAllocator::size_class(std::size_t bytes) {
 
 void* CachingAllocator::take(std::size_t bytes, int stream) {
   std::size_t rounded = size_class(bytes);
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   statistics_.requests++;
+  if (budget_ && statistics_.live_bytes + rounded > budget_) make_room(rounded, lock);
   if (pool_) stream = -pool_;
   void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);
   if (!block) {
@@ -130,7 +131,45 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
     statistics_.peak_bytes = statistics_.live_bytes;
     statistics_.at_peak = statistics_.live;
   }
+  peak_since_mark_ = std::max(peak_since_mark_, statistics_.live_bytes);
   return block;
+}
+
+// Asks for memory back until the request fits the budget. The callback gives blocks back, so the lock is open meanwhile.
+void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
+  std::size_t allowed = budget_;
+  if (relieve_) {
+    const std::size_t over = statistics_.live_bytes + bytes - budget_;
+    lock.unlock();
+    const std::size_t more = relieve_(over);
+    lock.lock();
+    allowed = budget_ + more;
+  }
+  const std::size_t needed = statistics_.live_bytes + bytes;
+  if (needed <= allowed) return;
+  fail("the memory budget of ", readable_bytes(double(budget_)), " is too small: asked for ", readable_bytes(double(bytes)), " (",
+       name_of(memory_use()), ") while ", readable_bytes(double(statistics_.live_bytes)),
+       " are in use that cannot leave: ", by_use(statistics_.live), "; at least ", readable_bytes(double(needed)), " (",
+       needed, " bytes) would do so far; ", remedy(statistics_.live, memory_use(), bytes));
+}
+
+void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
+  std::lock_guard lock(mutex_);
+  if (bytes && !budget_)
+    for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
+  if (!bytes) forget_touched(std::size_t(-1), false);
+  budget_ = bytes;
+  relieve_ = std::move(relieve);
+}
+
+std::size_t CachingAllocator::budget() const {
+  std::lock_guard lock(mutex_);
+  return budget_;
+}
+
+std::size_t CachingAllocator::peak_since_mark() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(peak_since_mark_, statistics_.live_bytes);
 }
 
 // What is free, but in a pool that a request under this number may not have.
@@ -188,6 +227,16 @@ CachingAllocator::Slabs::iterator CachingAllocator::slab_of(void* block) {
 
 void* CachingAllocator::take_large(std::size_t bytes, int stream) {
   auto best = free_large_.lower_bound({stream, bytes, nullptr});
+  if (budget_) {  // pages that are there already come first
+    auto touched = best;
+    while (touched != free_large_.end() && std::get<0>(*touched) == stream && !pieces_.at(std::get<2>(*touched)).touched) ++touched;
+    if (touched != free_large_.end() && std::get<0>(*touched) == stream) {
+      best = touched;
+    } else if (const std::size_t pages = statistics_.live_bytes + touched_free_ + bytes; pages > budget_) {
+      forget_touched(pages - budget_, true);
+      best = free_large_.lower_bound({stream, bytes, nullptr});
+    }
+  }
   if (best == free_large_.end() || std::get<0>(*best) != stream) {
     std::size_t size = std::max(bytes, source_->segment_bytes());
     auto* segment = static_cast<std::byte*>(acquire(size));
@@ -201,10 +250,12 @@ void* CachingAllocator::take_large(std::size_t bytes, int stream) {
   free_large_.erase(best);
   piece->second.free = false;
   piece->second.use = memory_use();
+  const bool touched = std::exchange(piece->second.touched, false);
+  if (touched) touched_free_ -= bytes;
   if (std::size_t rest = piece->second.bytes - bytes; rest > 0) {
     piece->second.bytes = bytes;
     std::byte* behind = piece->first + bytes;
-    pieces_[behind] = {rest, piece->second.segment, stream, true, Use::other};
+    pieces_[behind] = {rest, piece->second.segment, stream, true, Use::other, touched};
     free_large_.insert({stream, rest, behind});
   }
   return piece->first;
@@ -226,6 +277,7 @@ void CachingAllocator::give(void* block, int stream) noexcept {
     bytes = piece->second.bytes;
     use = piece->second.use;
     if (piece->second.stream >= 0) piece->second.stream = stream;
+    if (budget_) piece->second.touched = true, touched_free_ += bytes;
     give_large(piece);
   }
   statistics_.live_blocks--;
@@ -236,7 +288,7 @@ void CachingAllocator::give(void* block, int stream) noexcept {
 // Joins the free neighbours of its segment that the same stream may use.
 void CachingAllocator::give_large(Pieces::iterator piece) {
   auto joins = [&](Pieces::iterator a, Pieces::iterator b) {
-    return a->second.segment == b->second.segment && a->second.stream == b->second.stream;
+    return a->second.segment == b->second.segment && a->second.stream == b->second.stream && a->second.touched == b->second.touched;
   };
   if (auto next = std::next(piece); next != pieces_.end() && next->second.free && joins(piece, next)) {
     free_large_.erase({next->second.stream, next->second.bytes, next->first});
@@ -253,6 +305,21 @@ void CachingAllocator::give_large(Pieces::iterator piece) {
   }
   piece->second.free = true;
   free_large_.insert({piece->second.stream, piece->second.bytes, piece->first});
+}
+
+// Free pieces of so many bytes are no longer taken to have pages of their own; discard: because these are given back.
+void CachingAllocator::forget_touched(std::size_t bytes, bool discard) {
+  std::vector<std::byte*> places;
+  for (std::size_t found = 0; const auto& [stream, size, at] : free_large_)
+    if (pieces_.at(at).touched && found < bytes) places.push_back(at), found += size;
+  for (std::byte* at : places) {
+    auto piece = pieces_.find(at);
+    free_large_.erase({piece->second.stream, piece->second.bytes, at});
+    if (discard) source_->discard(at, piece->second.bytes);
+    touched_free_ -= piece->second.bytes;
+    piece->second.touched = false;
+    give_large(piece);  // joins what is alike now
+  }
 }
 
 void CachingAllocator::trim_locked() {
@@ -275,6 +342,7 @@ void CachingAllocator::trim_locked() {
       continue;
     }
     free_large_.erase({piece->second.stream, piece->second.bytes, piece->first});
+    if (piece->second.touched) touched_free_ -= piece->second.bytes;
     pieces_.erase(piece);
     source_->release(it->first, it->second);
     statistics_.reserved_bytes -= it->second;
@@ -368,12 +436,45 @@ Ref<Storage> Storage::wrap(Backend& backend, void* data, std::size_t bytes, std:
 }
 
 Storage::~Storage() {
+  if (keeper_) keeper_->gone(*this);
   if (Backend* backend = memory_->living_backend())
     for (const auto& segment : segments()) backend->forget(*segment);
   if (!rare_ || !rare_->owner) memory_->give(data_);
 }
 
 void Storage::destroy(const Storage* s) { delete s; }
+
+void Storage::require_resident() const {
+  if (residency_ == Residency::resident) return;  // wrapped memory of no bytes
+  if (keeper_) keeper_->bring_back(const_cast<Storage&>(*this));
+  require(data_ != nullptr, "a tensor of ", readable_bytes(double(bytes_)), " was read whose bytes were ",
+          residency_ == Residency::evicted ? "swapped out" : "discarded, to be computed again",
+          ", and nobody brings them back: read it while its memory plan lives");
+}
+
+void Storage::leave(Residency as) {
+  require(movable() && keeper_ && data_, "a storage of ", readable_bytes(double(bytes_)), " cannot leave its memory");
+  memory_->give(std::exchange(data_, nullptr));
+  residency_ = as;
+}
+
+void* Storage::new_block() {
+  MemoryUse use(Use::activations);
+  return memory_->take(bytes_);
+}
+
+void Storage::give_back(void* block) { memory_->give(block); }
+
+void Storage::arrive(void* block) {
+  data_ = block;
+  residency_ = Residency::resident;
+}
+
+void Storage::adopt(Storage& other) {
+  require(!data_ && other.bytes_ == bytes_ && other.references() == 1 && other.movable() && other.data_,
+          "a storage of ", readable_bytes(double(bytes_)), " cannot adopt another's block");
+  arrive(std::exchange(other.data_, nullptr));
+}
 
 std::span<const std::unique_ptr<WriteCount>> Storage::segments() const {
   return rare_ ? std::span<const std::unique_ptr<WriteCount>>(rare_->segments) : std::span<const std::unique_ptr<WriteCount>>();

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <memory_resource>
@@ -118,6 +119,10 @@ std::string by_use(const std::array<std::size_t, uses>& bytes);
 // A pool is for a recorded step, whose replays use the addresses of the recording: what is taken while a pool is in use comes
 // from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it alone.
 //
+// A budget bounds the bytes that are handed out, and of large blocks the pages that they take: free ones return their pages before
+// new ones are touched. When a request would pass it, the pressure callback is asked to give memory back;
+// a request that still does not fit throws Error, naming the smallest budget that would have done.
+//
 // A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: it still has its
 // elements, and whatever needs the backend throws Error.
 class CachingAllocator : public Counted {
@@ -139,6 +144,12 @@ class CachingAllocator : public Counted {
   std::size_t pool_bytes(int pool) const;  // obtained for it from the source
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
+  // Limits live_bytes; 0: no limit. `relieve(bytes)` is called on the thread that asks, without the lock, when a request is `bytes`
+  // too large: it gives back what it can (give(), Storage::leave()) and returns by how much this one request may pass the budget.
+  using Pressure = std::function<std::size_t(std::size_t bytes)>;
+  void budget(std::size_t bytes, Pressure relieve = {});
+  std::size_t budget() const;
+  std::size_t peak_since_mark();  // the most that was handed out since the last call; one caller at a time
   std::size_t left() const;  // what may still be taken, at a guess: the source's, and what is free here; −1: unknown
   void reset_peak();
   static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to
@@ -150,6 +161,7 @@ class CachingAllocator : public Counted {
     int stream;  // of whoever held it last; −pool for a piece of a pool
     bool free;
     Use use = Use::other;
+    bool touched = false;  // free, and its pages may have been written to since they were given back; only known under a budget
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
@@ -163,10 +175,12 @@ class CachingAllocator : public Counted {
   using Slabs = std::map<std::byte*, Slab>;
 
   // Free blocks wait under a number: their stream, or, for those of a pool, −pool.
+  void make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock);
   void* take_small(std::size_t bytes, int stream);
   Slabs::iterator slab_of(void* block);  // end: it is a large one
   void* take_large(std::size_t bytes, int stream);
   void give_large(Pieces::iterator piece);
+  void forget_touched(std::size_t bytes, bool discard);
   void* acquire(std::size_t bytes);
   void trim_locked();
   std::size_t kept_for_pools(int stream) const;
@@ -182,6 +196,8 @@ class CachingAllocator : public Counted {
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
   int pool_ = 0, pools_ = 0;  // in use; made so far
+  std::size_t budget_ = 0, peak_since_mark_ = 0, touched_free_ = 0;
+  Pressure relieve_;
   MemoryStatistics statistics_;
 };
 
@@ -204,6 +220,21 @@ struct WriteCount {
   }
 };
 
+class Storage;
+
+// Where a storage's bytes are: in its block, with a mover that copied them out, or nowhere (they are computed again).
+enum class Residency : std::uint8_t { resident, evicted, discarded };
+
+// Who moves storages out and back: the memory plan (autograd/memory_plan.h).
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+  virtual void bring_back(Storage& storage) = 0;  // leaves it resident, or throws; on the thread that reads
+  virtual void gone(Storage& storage) noexcept = 0;  // the storage dies; on the thread that dropped it
+};
+
+// A storage whose keeper has moved its bytes away has no block. Reading it asks the keeper to bring them back, to another address
+// perhaps. Only memory of the allocator's own moves, and not that of parameters, whose segments others point into.
 class Storage : public Counted {
  public:
   // Takes memory from the backend's allocator, or (second form) wraps memory that `owner` keeps alive.
@@ -212,8 +243,26 @@ class Storage : public Counted {
   static void destroy(const Storage*);
 
   Backend& backend() const { return memory_->backend(); }  // throws Error when it is gone
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::byte* data() const {
+    if (!data_) [[unlikely]] require_resident();
+    return static_cast<std::byte*>(data_);
+  }
   std::size_t bytes() const { return bytes_; }
+  std::size_t block_bytes() const { return CachingAllocator::size_class(bytes_); }
+
+  Residency residency() const { return residency_; }
+  bool movable() const { return !rare_ || (!rare_->owner && rare_->segments.empty()); }
+  void keep(Keeper* keeper, std::int64_t id) { keeper_ = keeper, kept_as_ = id; }  // null: nobody
+  Keeper* keeper() const { return keeper_; }
+  std::int64_t kept_as() const { return kept_as_; }  // the keeper's number for it
+  void leave(Residency as);          // gives its block back
+  void* new_block();                 // one that it may come back to; not its own yet
+  void give_back(void* block);       // one that it did not come back to
+  void arrive(void* block);          // the block holds its bytes: it is resident
+  void adopt(Storage& other);        // arrives in the block of `other`, of the same size, which nobody else holds
+  // How many of the references are those of tapes: where all are, no operation reads the storage before its backward.
+  void on_tape(int change) { on_tape_.fetch_add(change, std::memory_order_relaxed); }
+  bool only_on_tape() const { return references() == on_tape_.load(std::memory_order_relaxed); }
   WriteCount* whole() { return &whole_; }
   std::span<const std::unique_ptr<WriteCount>> segments() const;
   WriteCount* add_segment(std::string name);  // lives as long as the storage
@@ -228,10 +277,15 @@ class Storage : public Counted {
     std::shared_ptr<void> owner;  // set: memory is not the allocator's
     std::vector<std::unique_ptr<WriteCount>> segments;
   };
+  void require_resident() const;
   Rare& rare() { return *(rare_ ? rare_ : (rare_ = std::make_unique<Rare>())); }
   Ref<CachingAllocator> memory_;
-  void* data_;
+  void* data_;  // null: not resident
   std::size_t bytes_;
+  Keeper* keeper_ = nullptr;
+  std::int64_t kept_as_ = 0;
+  std::atomic<int> on_tape_{0};
+  Residency residency_ = Residency::resident;
   WriteCount whole_;
   std::unique_ptr<Rare> rare_;
 };

@@ -15,6 +15,7 @@ class Past : public Event {
 
 class HostQueue : public Queue {
   void mark(Event&) override {}
+  void wait(Event&) override {}
   void fetch(void* pinned, const void* device, std::size_t bytes) override { std::memcpy(pinned, device, bytes); }
   void send(void* device, const void* pinned, std::size_t bytes) override { std::memcpy(device, pinned, bytes); }
   void* handle() override { return nullptr; }

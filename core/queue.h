@@ -19,6 +19,7 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual void mark(Event& event) = 0;  // of the same backend
+  virtual void wait(Event& event) = 0;  // work queued here from now on runs after the event's last mark; the host does not wait
   // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy is done.
   virtual void fetch(void* pinned, const void* device, std::size_t bytes) = 0;
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;

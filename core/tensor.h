@@ -87,6 +87,7 @@ class Tensor {
   bool same_memory(const Tensor& o) const { return defined() && o.defined() && raw() == o.raw(); }
 
  private:
+  friend class WeakTensor;
   std::byte* begin() const {
     if (!storage_) fail_undefined();
     return storage_->data() + offset_ * size_of(dtype_);
@@ -99,6 +100,23 @@ class Tensor {
   std::int64_t offset_ = 0, numel_ = 0;  // in elements
   Shape shape_;
   DType dtype_ = DType::f32;
+};
+
+// A tensor without a hold on its storage. Whoever has one knows by Keeper::gone() when the storage has ended.
+class WeakTensor {
+ public:
+  WeakTensor() = default;
+  explicit WeakTensor(const Tensor& t) : place_(t), storage_(t.storage().pointer()) { place_.storage_.reset(); }
+  Storage* storage() const { return storage_; }
+  Tensor lock() const {
+    Tensor t = place_;
+    t.storage_ = Ref<Storage>(storage_);
+    return t;
+  }
+
+ private:
+  Tensor place_;  // without its storage
+  Storage* storage_ = nullptr;
 };
 
 // Nested brackets with aligned numbers, then type and shape; of more than 1000 elements the first and last three of each axis.

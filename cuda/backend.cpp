@@ -226,6 +226,14 @@ class CudaBackend final : public Backend {
                                  mean.data<float>(), variance.data<float>(), y.write<T>(), room.floats());
     });
   }
+  void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                        const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) override {
+    const Scratch room = columns(0, s.channels);
+    typed(x.dtype(), "batch_norm_again", [&]<class T> {
+      cuda::batch_norm_again(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
+                             mean.data<float>(), inverse_std.data<float>(), y.write<T>(), room.floats());
+    });
+  }
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
                            const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override {

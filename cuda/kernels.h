@@ -28,6 +28,10 @@ void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_res
 template <class T>
 void batch_norm_inference(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                           const float* beta, const float* mean, const float* variance, T* y, float* scratch);
+// The y of batch_norm, from the statistics that it stored.
+template <class T>
+void batch_norm_again(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
+                      const float* beta, const float* mean, const float* inverse_std, T* y, float* scratch);
 template <class T>
 struct NormOutputs {  // each optional; add: to what is there
   T *dx = nullptr, *dresidual = nullptr;

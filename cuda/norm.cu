@@ -235,6 +235,14 @@ void batch_norm_inference(const Grid& grid, const NormShape& s, const T* x, cons
 }
 
 template <class T>
+void batch_norm_again(const Grid& grid, const NormShape& s, const T* x, const T* residual, const float* gamma,
+                      const float* beta, const float* mean, const float* inverse_std, T* y, float* scratch) {
+  float *scale = scratch, *offset = scale + s.channels;
+  device_launch(grid.stream, s.channels, Prepare{gamma, beta, mean, inverse_std, scale, offset});
+  normalise(grid, s, x, residual, scale, offset, y);
+}
+
+template <class T>
 void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
                          const float* beta, const float* mean, const float* inverse_std,
                          const NormOutputs<T>& out, float* scratch) {
@@ -264,6 +272,8 @@ void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const
                            float*, T*, float*, float*, float*);                                                     \
   template void batch_norm_inference(const Grid&, const NormShape&, const T*, const T*, const float*, const float*, \
                                      const float*, const float*, T*, float*);                                       \
+  template void batch_norm_again(const Grid&, const NormShape&, const T*, const T*, const float*, const float*,     \
+                                 const float*, const float*, T*, float*);                                          \
   template void batch_norm_backward(const Grid&, const NormShape&, const T*, const T*, const T*, const float*,      \
                                     const float*, const float*, const float*, const NormOutputs<T>&, float*);
 TANDEM_NORM(float)

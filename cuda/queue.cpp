@@ -34,6 +34,11 @@ void DeviceQueue::mark(Event& event) {
       capture == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
 }
 
+void DeviceQueue::wait(Event& event) {
+  handle();
+  CUDA_CHECK(cudaStreamWaitEvent(stream_, dynamic_cast<DeviceEvent&>(event).event()));
+}
+
 void DeviceQueue::fetch(void* pinned, const void* device, std::size_t bytes) {
   handle();
   if (bytes) CUDA_CHECK(cudaMemcpyAsync(pinned, device, bytes, cudaMemcpyDeviceToHost, stream_));

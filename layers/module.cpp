@@ -49,7 +49,7 @@ void Module::train(bool on) {
 
 void Module::walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit) {
   visit(path, *this);
-  for (auto& [name, module] : children_) module->walk(path.empty() ? name : path + "." + name, visit);
+  for (auto& [name, module] : children_) module->walk(path.empty() || name.empty() ? path + name : path + "." + name, visit);
 }
 
 void Module::name_tree(const std::string& path) {

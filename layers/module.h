@@ -131,6 +131,12 @@ class Module {
     children_.emplace_back(std::move(name), std::move(module));
     return m;
   }
+  // A module within this one whose parts are named as if they were this one's.
+  Module& wrap(Model module) {
+    Module& m = *module;
+    children_.emplace_back("", std::move(module));
+    return m;
+  }
 
  private:
   // Throws Error when a child, parameter or buffer has this name already: checkpoints identify them by name.

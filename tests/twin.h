@@ -48,6 +48,9 @@ class TwinQueue : public Queue {
  public:
   explicit TwinQueue(Twin& twin) : twin_(twin) {}
   void mark(Event& event) override;
+  void wait(Event& event) override {
+    add([&event] { return event.done(); });
+  }
   void fetch(void* pinned, const void* device, std::size_t bytes) override;
   void send(void* device, const void* pinned, std::size_t bytes) override;
   void* handle() override { return this; }

@@ -204,6 +204,13 @@ class CpuBackend : public Backend {
                                    mean.data<float>(), variance.data<float>(), y.write<T>());
     });
   }
+  void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                        const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) override {
+    typed(x.dtype(), "batch_norm_again", [&]<class T> {
+      cpu::batch_norm_again<T>(threads_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
+                               mean.data<float>(), inverse_std.data<float>(), y.write<T>());
+    });
+  }
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
                            const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override {

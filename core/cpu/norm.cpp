@@ -47,6 +47,16 @@ void normalise(const Fold& f, int thread, int threads, Order order, const T* x, 
   });
 }
 
+// The same for the whole of x; scale and offset have room for f.width values.
+template <class T>
+void normalise_all(const Fold& f, int threads, Order order, const NormShape& s, const T* x, const T* residual, float* scale,
+                   float* offset, T* y) {
+  f.repeat(scale);
+  f.repeat(offset);
+  threads = worth(threads, f);
+  in_parts(threads, [&](int part) { normalise(f, part, threads, order, x, residual, scale, offset, s.relu, y); });
+}
+
 }  // namespace
 
 void Moments::total(double* mean, double* variance) const {
@@ -126,11 +136,7 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
     running_mean[c] += static_cast<float>(s.momentum * (average - running_mean[c]));
     running_variance[c] += static_cast<float>(s.momentum * (variance * unbiased - running_variance[c]));
   }
-  f.repeat(scale);
-  f.repeat(offset);
-  in_parts(threads, [&](int part) {
-    normalise(f, part, threads, Order::backwards, x, residual, scale, offset, s.relu, y);
-  });
+  normalise_all(f, threads, Order::backwards, s, x, residual, scale, offset, y);
 }
 
 template <class T>
@@ -143,12 +149,20 @@ void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* 
     scale[c] = static_cast<float>(gamma[c] / std::sqrt(variance[c] + s.epsilon));
     offset[c] = std::fma(-mean[c], scale[c], beta[c]);
   }
-  f.repeat(scale);
-  f.repeat(offset);
-  threads = worth(threads, f);
-  in_parts(threads, [&](int part) {
-    normalise(f, part, threads, Order::forwards, x, residual, scale, offset, s.relu, y);
-  });
+  normalise_all(f, threads, Order::forwards, s, x, residual, scale, offset, y);
+}
+
+template <class T>
+void batch_norm_again(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
+                      const float* beta, const float* mean, const float* inverse_std, T* y) {
+  const Fold f(s.rows, s.channels);
+  std::vector<float> values(2 * f.width);
+  float *scale = values.data(), *offset = scale + f.width;
+  for (std::int64_t c = 0; c < s.channels; c++) {
+    scale[c] = gamma[c] * inverse_std[c];
+    offset[c] = std::fma(-mean[c], scale[c], beta[c]);
+  }
+  normalise_all(f, threads, Order::forwards, s, x, residual, scale, offset, y);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -194,6 +208,8 @@ void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y
                               float*, float*, T*, float*, float*);                                                   \
   template void batch_norm_inference<T>(int, const NormShape&, const T*, const T*, const float*, const float*,       \
                                         const float*, const float*, T*);                                             \
+  template void batch_norm_again<T>(int, const NormShape&, const T*, const T*, const float*, const float*,           \
+                                    const float*, const float*, T*);                                                 \
   template void batch_norm_backward<T>(int, const NormShape&, const T*, const T*, const T*, const float*,            \
                                        const float*, const float*, const float*, const NormBackward<T>&);
 TANDEM_NORM(float)

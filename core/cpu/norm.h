@@ -20,6 +20,11 @@ template <class T>
 void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
                           const float* beta, const float* mean, const float* variance, T* y);
 
+// The y of batch_norm, from the statistics that it stored.
+template <class T>
+void batch_norm_again(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
+                      const float* beta, const float* mean, const float* inverse_std, T* y);
+
 template <class T>
 struct NormBackward {  // as Backend::NormGradients, in pointers; null: not wanted
   T *dx = nullptr, *dresidual = nullptr;

@@ -106,6 +106,8 @@ class ReferenceBackend : public Backend {
                   Tensor& inverse_std) override;
   void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                             const Tensor& beta, const Tensor& mean, const Tensor& variance, Tensor& y) override;
+  void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                        const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) override;
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
                            const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override;

@@ -82,6 +82,20 @@ void ReferenceBackend::batch_norm_inference(const NormShape& s, const Tensor& x,
   });
 }
 
+void ReferenceBackend::batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
+                                        const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) {
+  dispatch(x.dtype(), "batch_norm_again", [&]<class T> {
+    using P = Parameter<T>;
+    Scratch<double> means(*this, s.channels), inverses(*this, s.channels);
+    for (std::int64_t c = 0; c < s.channels; c++) {
+      means.data()[c] = static_cast<double>(mean.data<P>()[c]);
+      inverses.data()[c] = static_cast<double>(inverse_std.data<P>()[c]);
+    }
+    apply(*this, s, x.data<T>(), residual ? residual->data<T>() : nullptr, gamma.data<P>(), beta.data<P>(),
+          means.data(), inverses.data(), y.write<T>());
+  });
+}
+
 void ReferenceBackend::batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy,
                                            const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                                            const Tensor& inverse_std, const NormGradients& out) {

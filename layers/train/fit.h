@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "autograd/swap.h"
 #include "core/batch.h"
 #include "layers/train/callback.h"
 #include "layers/train/checkpoint.h"
@@ -39,6 +40,12 @@ struct FitOptions {
   bool overfit_batch = false;
   ImportExportFiles import_export = {};
 
+  // Bytes of the device's memory that the run may take; 0: all. What a step saves for backward is then kept, swapped to a file in
+  // `scratch` (empty: $TMPDIR, then /tmp) or computed again, as `swap` allows (autograd/memory_plan.h). Refused after the second
+  // step's passes where it is too small, with the smallest that would do.
+  std::size_t memory_budget = 0;
+  SwapMode swap = SwapMode::automatic;
+  std::string scratch = {};
   int accumulate = 1;  // batches to a step (layers/optim/accumulation.h)
   bool sync_batch_norm = false;  // statistics over the pictures of all ranks
   double ema = 0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none

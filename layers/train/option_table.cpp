@@ -1,6 +1,7 @@
 #include "layers/train/option_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <thread>
 
@@ -60,6 +61,16 @@ struct Rows {
                [&field] { return field ? "yes" : "no"; });
   }
   // One of some words: `in` gives the field's value for one, `out` the word.
+  OptionSpec& bytes(std::string name, std::size_t& field, std::string help) {
+    auto set = [=, &field](const std::string& v) {
+      std::size_t digits = v.find_first_not_of("0123456789.");
+      const std::string unit = digits == v.npos ? "" : v.substr(digits);
+      const std::size_t power = unit.empty() ? 0 : std::string("KMGT").find(unit[0]) + 1;
+      if (digits == 0 || unit.size() > 1 || power > 4) bad(name, v, "bytes: 800M, 4G, 1.5G");
+      field = std::size_t(number<double>(name, v.substr(0, digits), 0, 1e6, "bytes: 800M, 4G, 1.5G") * std::pow(1024.0, double(power)));
+    };
+    return add({name, help, "0", set}, [&field] { return std::to_string(field); });
+  }
   template <class T>
   OptionSpec& choice(std::string name, T& field, std::string help, std::string words, std::optional<T> (*in)(const std::string&),
                      const char* (*out)(T)) {
@@ -86,6 +97,12 @@ struct Rows {
     return all.emplace_back(std::move(row));
   }
 };
+
+std::optional<SwapMode> swap_in(const std::string& v) {
+  for (SwapMode s : {SwapMode::off, SwapMode::automatic, SwapMode::swap, SwapMode::recompute})
+    if (v == name_of(s)) return s;
+  return {};
+}
 
 std::optional<DType> dtype_in(const std::string& v) {
   if (v == "f32") return DType::f32;
@@ -155,6 +172,13 @@ void machine(Rows& t, Options& o) {
           " (four per core)");
 }
 
+void memory(Rows& t, Options& o) {
+  t.bytes("--memory-budget", o.memory_budget, "bytes that the run may take on its device: 800M, 4G (0: all there are)");
+  t.choice("--swap", o.swap, "how a --memory-budget is kept: auto, swap (to a file), recompute, or off (only watched)",
+           "auto, swap, recompute or off", swap_in, name_of);
+  t.text("--scratch", o.scratch, "folder for what is swapped out (default: $TMPDIR, then /tmp)");
+}
+
 void schedule_of_run(Rows& t, Options& o) {
   t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
   t.whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
@@ -190,7 +214,8 @@ void arithmetic(Rows& t, Options& o) {
 std::vector<OptionSpec> option_table(Options& o) {
   Rows t;
   t.all.reserve(64);  // references to rows stay valid
-  data(t, o), training(t, o), pictures(t, o), machine(t, o), schedule_of_run(t, o), reports(t, o), arithmetic(t, o);
+  data(t, o), training(t, o), pictures(t, o), machine(t, o), memory(t, o), schedule_of_run(t, o), reports(t, o),
+      arithmetic(t, o);
   return std::move(t.all);
 }
 

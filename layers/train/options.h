@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/swap.h"
 #include "core/backend.h"
 #include "datasets/dataset.h"
 #include "layers/export/import_export.h"
@@ -35,6 +36,9 @@ struct Options {
   double mixup = 0;    // α; 0: none
   double ema = 0;      // decay of the weights' average; 0: none
   int accumulate = 1;  // batches to a step
+  std::size_t memory_budget = 0;  // bytes; 0: no limit
+  SwapMode swap = SwapMode::automatic;    // how a budget is kept
+  std::string scratch = {};       // folder for what is swapped out
   bool sync_batch_norm = false;  // over all ranks
   int patience = 0;    // epochs without improvement before the run stops; 0: no limit
   std::string checkpoint = {}, resume = {};

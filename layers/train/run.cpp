@@ -91,7 +91,7 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
   if (cutting.times > 1 && clip_before_ == 0) optimizer.clip_norm = clip_of(options.lr_scale, cutting.times);
   resume();
   Alone alone;
-  require_memory(model, first);
+  if (options.memory_budget == 0) require_memory(model, first);
 }
 
 Run::~Run() {
@@ -140,6 +140,10 @@ void Run::begin() {
   const StepState state = optimizer.read_state();
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
   whole_ = at.running_sums;
+  if (options.memory_budget == 0) return;
+  if (backend.asynchronous()) refuse("--memory-budget: memory is planned on cpu and reference, not yet on ", backend.name());
+  memory_plan = std::make_unique<MemoryPlan>(backend, options.swap == SwapMode::off ? nullptr : file_mover(options.scratch),
+                                             MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap});
 }
 
 // ---- an epoch ----------------------------------------------------------------------------------------------------------------
@@ -184,6 +188,8 @@ void Run::begin_step() {
 }
 
 void Run::forward_backward() {
+  std::optional<MemoryPlan::Step> planned;
+  if (memory_plan) planned.emplace(*memory_plan);
   phase("forward", true);
   batch_loss = tandem::batch_loss(task.loss, model(Variable(batch.images)), batch, &correct_);
   phase("forward", false);
@@ -192,6 +198,7 @@ void Run::forward_backward() {
   phase("backward", false);
   running_loss_.add(batch_loss.value(), double(batch.size()));
   batch_loss = {};
+  if (planned) planned->end();
 }
 
 void Run::exchange() {
@@ -320,6 +327,7 @@ void Run::check_finite() {
 void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
   Alone alone;  // each rank finds what it can, and ends where it finds it
+  memory_plan.reset();  // the step is run once more with all checks, in what memory it takes
   const std::int64_t done = at.step - 1 - back;
   std::int64_t k = (batch.index / options.accumulate - back) * options.accumulate;
   at.step = done, at.batch = k;

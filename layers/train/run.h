@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/memory_plan.h"
 #include "layers/export/import_export.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/callback.h"
@@ -61,6 +62,7 @@ class Run {
   std::int64_t classes = 0;                  // 0: unknown
   std::int64_t global_batch = 0;             // pictures
   ImportExport exports;
+  std::unique_ptr<MemoryPlan> memory_plan;  // where there is a budget
   std::optional<Ema> ema;
   std::optional<Accumulation> accumulation;
   Cutting cutting;

@@ -44,6 +44,7 @@ class Progress : public Callback {
   void epoch_end(Run& run) override {
     clear();
     if (on_) std::fprintf(stderr, "%s\n", line_of(run.epoch, run.options.epochs).c_str());
+    tell_plan(run);
   }
   void warning(Run&, const std::string& text) override {
     clear();
@@ -51,6 +52,7 @@ class Progress : public Callback {
   }
   void stopped(Run& run) override {
     clear();
+    tell_plan(run);
     if (on_ && run.nothing_left.empty())
       std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.at.step), whole(std::int64_t(run.rates.total)),
                    run.reason.c_str());
@@ -58,6 +60,9 @@ class Progress : public Callback {
   std::string failed(Run&, const std::string&) override { return clear(), ""; }
 
  private:
+  void tell_plan(const Run& run) {  // once
+    if (on_ && run.memory_plan && !std::exchange(told_plan_, true)) std::fprintf(stderr, "%s\n", run.memory_plan->report().c_str());
+  }
   void resumed(const Run& run) {
     const RunPosition& at = run.at;
     std::fprintf(stderr, "%s: %lld of %d epochs are done", run.files.from().c_str(), whole(at.epoch), run.options.epochs);
@@ -72,7 +77,7 @@ class Progress : public Callback {
     if (terminal_) std::fprintf(stderr, "\r\033[K");
   }
 
-  bool on_, terminal_;
+  bool on_, terminal_, told_plan_ = false;
   Clock::time_point last_{}, epoch_began_ = Clock::now();
 };
 

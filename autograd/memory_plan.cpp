@@ -1,0 +1,352 @@
+#include "autograd/memory_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "autograd/variable.h"
+#include "core/text.h"
+#include "core/backend.h"
+#include "core/clock.h"
+
+namespace tandem {
+namespace {
+
+constexpr int most = 12;     // times that a step is planned anew because it took another time than predicted
+constexpr int never = std::numeric_limits<int>::max() / 2;
+
+std::uint64_t hash_of(const Node& node, bool backward) {
+  std::uint64_t h = backward ? 0x9e3779b97f4a7c15u : 0x2545f4914f6cdd1du;
+  auto mix = [&](std::uint64_t v) { h = (h ^ v) * 0x100000001b3u; };
+  for (const char* c = node.op; *c; c++) mix(std::uint64_t(*c));
+  mix(std::uint64_t(node.dtype));
+  for (std::int64_t size : node.shape) mix(std::uint64_t(size));
+  return h;
+}
+
+}  // namespace
+
+const char* name_of(SwapMode swap) {
+  static constexpr const char* names[] = {"off", "auto", "swap", "recompute"};
+  return names[static_cast<int>(swap)];
+}
+
+// ---- a step ------------------------------------------------------------------------------------------------------------
+MemoryPlan::MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options)
+    : backend_(backend), mover_(std::move(mover)), options_(options), thread_(std::this_thread::get_id()) {
+  require(options.budget > 0, "a memory plan needs a budget");
+  require(!backend.asynchronous(), "a memory plan moves memory of the host only, and ", backend.name(), " is a device");
+  backend_.memory().peak_since_mark();
+  backend_.memory().budget(options.budget, [this](std::size_t bytes) { return relieve(bytes); });
+}
+
+MemoryPlan::~MemoryPlan() {
+  backend_.memory().budget(0);
+  leave();
+}
+
+void MemoryPlan::begin() {
+  require(!active_ && std::this_thread::get_id() == thread_,
+          "a memory plan follows one step at a time, on the thread that made it");
+  entries_.clear(), hashes_.clear(), leaving_.clear(), discarding_.clear(), held_.clear(), returning_.clear();
+  record_ = {};
+  now_ = {};
+  resident_ = base_ = 0;
+  stalled_ = computing_ = 0;
+  plan_ = nullptr;
+  on_plan_ = true;
+  outside_ = std::max(outside_, backend_.memory().peak_since_mark());
+  requests_ = backend_.memory().statistics().requests;
+  outer_ = std::exchange(mode().watcher, this);
+  began_ = last_ = now();
+  active_ = true;
+}
+
+void MemoryPlan::end() {
+  require(active_, "a memory plan's step has ended already");
+  note_base();
+  record_.events.push_back({now() - last_, base_});  // what ran after the last operation on the tape
+  hashes_.push_back(0);
+  finish_record();
+  now_.seconds = now() - began_;
+  now_.planned = plan_ && on_plan_ && hashes_.size() == plan_->hashes.size();
+  measured_ = now_;
+  steps_++;
+  leave();
+  plan_next();
+}
+
+// What is still away returns: after the step nothing depends on the plan.
+void MemoryPlan::leave() noexcept {
+  if (!active_) return;
+  returns_ = true;
+  for (Entry& e : entries_) {
+    if (!e.storage) continue;
+    try {
+      if (e.at == At::leaving) mover_->forget(e.copy), e.at = At::here;
+      if (e.at != At::here) bring_back(*e.storage);
+    } catch (const std::exception& error) {  // reading it says so again
+      std::fprintf(stderr, "a tensor that a step kept could not be brought back: %s\n", error.what());
+    }
+    e.storage->keep(nullptr, 0);
+  }
+  mode().watcher = outer_;
+  active_ = returns_ = false;
+}
+
+double MemoryPlan::now() const {
+  if (mover_) return mover_->now();
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+// ---- following the step --------------------------------------------------------------------------------------------------
+int MemoryPlan::known(const Tensor& t) const {
+  if (!t.defined() || t.storage()->keeper() != this) return -1;
+  return int(t.storage()->kept_as());
+}
+
+int MemoryPlan::entry_of(const Tensor& t) {
+  if (const int id = known(t); id >= 0 || !t.defined()) return id;
+  Storage& s = *t.storage();
+  if (s.keeper() || !s.movable() || s.bytes() < options_.smallest || &s.backend() != &backend_) return -1;
+  const int id = int(entries_.size());
+  entries_.emplace_back().storage = &s;
+  record_.saved.push_back({.bytes = s.block_bytes()});
+  s.keep(this, id);
+  return id;
+}
+
+// The peak since the last call, less the saved tensors that were in memory all the while. Called whenever these change.
+void MemoryPlan::note_base() {
+  const std::size_t peak = backend_.memory().peak_since_mark();
+  now_.peak = std::max(now_.peak, peak);
+  base_ = std::max(base_, peak - std::min(peak, resident_));
+}
+
+void MemoryPlan::save(const Saved& kept, const Node& node) {
+  const int id = entry_of(kept.tensor);
+  if (id < 0) return;
+  Entry& e = at(id);
+  SavedRecord& s = saved(id);
+  e.savers.push_back(node.sequence);
+  if (e.made && e.made->writes != kept.writes) e.made.reset(), s.recompute = -1;  // written to since it was computed
+  if (e.claimed) s.free_at = never;  // backward saves it anew: it stays
+  else s.last_used = event();
+  if (s.saved >= 0) return;
+  note_base();
+  resident_ += s.bytes;
+  s.saved = event();
+  s.free_at = never;
+  held_.push_back(id);
+}
+
+void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
+  if (!follows()) return;
+  double bytes = double(y.bytes());
+  for (const Variable* v : inputs) {
+    if (!v->defined()) continue;
+    bytes += double(v->value().bytes());
+    if (const int id = known(v->value()); id >= 0 && !at(id).claimed) saved(id).last_used = event();
+  }
+  const std::size_t scratch = borrowed(node, inputs, y);
+  for (int i = 0; i < node.saved.size(); i++) save(node.saved[i], node);
+  const int made = remember(node, inputs, y);
+  const double seconds = end_event(node, false, node.flops(), bytes);
+  if (made >= 0) saved(made).recompute = seconds, saved(made).scratch = scratch;
+}
+
+// What the operation has given back already, at its peak, and what its node saved beside inputs and result: another run takes both.
+std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
+  note_base();
+  const std::size_t live = backend_.memory().statistics().live_bytes;
+  std::size_t bytes = base_ - std::min(base_, live - std::min(live, resident_));
+  auto holds = [](const Tensor& t, const Storage* s) { return t.defined() && t.storage().pointer() == s; };
+  for (int i = 0; i < node.saved.size(); i++) {
+    if (!node.saved[i].tensor.defined()) continue;
+    const Storage* s = node.saved[i].tensor.storage().pointer();
+    const bool given = holds(y, s) || std::any_of(inputs.begin(), inputs.end(), [&](const Variable* v) { return v->defined() && holds(v->value(), s); });
+    if (!given) bytes += s->block_bytes();
+  }
+  return bytes;
+}
+
+// How y could be computed again. Its number; −1: it cannot.
+int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
+  const Recomputation* how = options_.swap == SwapMode::off || options_.swap == SwapMode::swap ? nullptr : recomputation_of(node);
+  if (!how || !y.defined() || y.bytes() != y.storage()->bytes()) return -1;
+  for (const Variable* v : inputs)
+    if (v->defined() && v->value().storage().pointer() == y.storage().pointer()) return -1;  // it shares an input's memory
+  auto made = std::make_unique<Made>(Made{how, node.attributes(), {}, node.flops(), y.writes().now(), node.where()});
+  std::vector<int> entries;
+  for (int i : how->inputs) {
+    const Variable* v = i < int(inputs.size()) ? inputs[std::size_t(i)] : nullptr;
+    if (!add_source(*made, entries, v && v->defined() ? v->value() : Tensor())) return -1;
+  }
+  for (int i : how->saved)
+    if (!add_source(*made, entries, node.saved[i].tensor)) return -1;
+  const int id = entry_of(y);
+  if (id < 0 || at(id).made) return -1;
+  if (std::any_of(entries.begin(), entries.end(), [&](int source) { return source >= id; })) return -1;
+  at(id).made = std::move(made);
+  saved(id).sources = std::move(entries);
+  return id;
+}
+
+// Parameters and what is small are held; of others only the place is remembered, and only of such as this plan knows.
+bool MemoryPlan::add_source(Made& made, std::vector<int>& entries, const Tensor& t) const {
+  Source& source = made.sources.emplace_back();
+  if (!t.defined()) return true;
+  source.writes = t.writes().now();
+  source.entry = known(t);
+  if (source.entry >= 0) {
+    source.weak = WeakTensor(t);
+    entries.push_back(source.entry);
+  } else {
+    source.held = {t, source.writes};
+  }
+  return source.entry >= 0 || !t.storage()->movable() || t.storage()->bytes() < options_.smallest;
+}
+
+double MemoryPlan::end_event(const Node& node, bool backward, double flops, double bytes) {
+  if (mover_) mover_->ran(flops, bytes);
+  const double seconds = std::max(0.0, now() - last_ - stalled_ - computing_);
+  note_base();
+  const int ended = event();
+  record_.events.push_back({seconds, std::exchange(base_, 0)});
+  hashes_.push_back(hash_of(node, backward));
+  if (ended == 0)
+    if (const auto found = plans_.find(hashes_.back()); found != plans_.end()) plan_ = &found->second;
+  on_plan_ = on_plan_ && plan_ && std::size_t(ended) < plan_->hashes.size() && hashes_.back() == plan_->hashes[std::size_t(ended)];
+  act(ended);
+  requests_ = backend_.memory().statistics().requests;
+  stalled_ = computing_ = 0;
+  last_ = now();
+  return seconds;
+}
+
+void MemoryPlan::before(Node& node) {
+  if (!follows()) return;
+  for (int i = 0; i < node.saved.size(); i++) {
+    const int id = known(node.saved[i].tensor);
+    if (id < 0) continue;
+    at(id).pins++;
+    if (!std::exchange(at(id).claimed, true)) saved(id).needed = event();
+  }
+  for (int i = 0; i < node.saved.size(); i++)
+    if (known(node.saved[i].tensor) >= 0) bring_back(*node.saved[i].tensor.storage());
+}
+
+void MemoryPlan::after(Node& node) {
+  if (!follows()) return;
+  double bytes = 0;
+  for (int i = 0; i < node.saved.size(); i++) {
+    if (node.saved[i].tensor.defined()) bytes += double(node.saved[i].tensor.bytes());
+    const int id = known(node.saved[i].tensor);
+    if (id < 0) continue;
+    at(id).pins--;
+    std::erase(at(id).savers, node.sequence);
+  }
+  bytes += 2 * double(node.shape.numel()) * double(size_of(node.dtype));
+  end_event(node, true, 2 * node.flops(), bytes);
+}
+
+void MemoryPlan::gone(Storage& storage) noexcept {
+  const int id = int(storage.kept_as());
+  Entry& e = at(id);
+  SavedRecord& s = saved(id);
+  if (e.at == At::leaving || e.at == At::outside || e.at == At::returning) mover_->forget(e.copy);  // waits for a copy under way
+  const bool resident = e.at != At::outside && e.at != At::nowhere;
+  if (e.at == At::returning) storage.give_back(e.block);
+  else if (resident) storage.leave(Residency::evicted);
+  if (s.saved >= 0 && resident) {
+    note_base();
+    resident_ -= s.bytes;
+  }
+  s.gone = backend_.memory().statistics().requests == requests_ ? event() - 1 : event();
+  e.storage = nullptr;
+  ended_.push_back(std::move(e.made));
+  if (ended_.size() > 1) return;  // within the loop below: a source may end with what was computed from it
+  for (std::size_t k = 0; k < ended_.size(); k++) std::unique_ptr<Made>(std::move(ended_[k])).reset();
+  ended_.clear();
+}
+
+// ---- planning ------------------------------------------------------------------------------------------------------------
+void MemoryPlan::finish_record() {
+  for (SavedRecord& s : record_.saved)
+    for (int source : s.sources)
+      if (const SavedRecord& from = saved(source); from.gone >= 0 && from.gone < s.needed) s.recompute = -1;
+}
+
+MemoryMeans MemoryPlan::means() const {
+  MemoryMeans m{.swap = may_swap() && options_.swap != SwapMode::recompute,
+                .recompute = options_.swap == SwapMode::automatic || options_.swap == SwapMode::recompute,
+                .slowdown = slowdown_};
+  if (!mover_) return m;
+  const MoverRates r = mover_->rates();
+  if (r.out > 0) m.out = r.out;
+  if (r.in > 0) m.in = r.in;
+  return m;
+}
+
+// Copies on a host take time from the computation beside them: finds how much, and takes it off the record.
+void MemoryPlan::part_from_copies() {
+  double seconds = 0;
+  for (const EventRecord& e : record_.events) seconds += e.seconds;
+  double& alone = plan_->alone;
+  if (measured_.swapped == 0) alone = seconds;
+  if (alone <= 0 || seconds <= alone) return;
+  slowdown_ = (seconds - alone) / (2 * double(measured_.swapped));
+  for (EventRecord& e : record_.events) e.seconds *= alone / seconds;
+  for (SavedRecord& s : record_.saved) s.recompute *= alone / seconds;
+}
+
+void MemoryPlan::plan_next() {
+  if (hashes_.empty()) return;
+  Plan& p = plans_[hashes_.front()];
+  plan_ = &p;
+  const bool as_predicted = std::abs(measured_.seconds - p.choice.forecast.seconds) <= 0.1 * measured_.seconds;
+  if (measured_.planned && p.made > warm_up && (as_predicted || p.made > most || ++p.waited < 1 << (p.made - warm_up))) return;
+  p.waited = 0;
+  part_from_copies();
+  MemoryMeans m = means();
+  if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget && steps_ >= warm_up)
+    refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
+           readable_bytes(double(least)), " (", least, " bytes)");
+  if (p.made++ == 0 && m.recompute) m.swap = false;
+  p.choice = choose_memory(record_, options_.budget, m);
+  if (!p.choice.fits) p.choice = choose_memory(record_, options_.budget, means());
+  p.hashes = hashes_;
+  p.leave_after.assign(hashes_.size(), {});
+  p.fetch_after.assign(hashes_.size(), {});
+  const Forecast& f = p.choice.forecast;
+  for (std::size_t i = 0; i < p.choice.fates.size(); i++) {
+    if (p.choice.fates[i] == Fate::keep) continue;
+    p.leave_after[std::size_t(record_.saved[i].last_used)].push_back(int(i));
+    if (f.fetch_after[i] >= 0) p.fetch_after[std::size_t(f.fetch_after[i])].push_back(int(i));
+  }
+  for (std::vector<int>& ids : p.fetch_after)
+    std::sort(ids.begin(), ids.end(), [&](int a, int b) { return f.read_at[std::size_t(a)] < f.read_at[std::size_t(b)]; });
+}
+
+std::string MemoryPlan::report() const {
+  char text[512];
+  auto bytes = [](std::size_t b) { return readable_bytes(double(b)); };
+  std::string line = "memory budget " + bytes(options_.budget);
+  if (plan_) {
+    const Forecast& f = plan_->choice.forecast;
+    std::snprintf(text, sizeof text, ": of %zu saved tensors %s are swapped and %s computed again; predicted %.3g ms a step, %.3g ms of them "
+                  "waiting, peak %s", record_.saved.size(), bytes(f.swapped).c_str(), bytes(f.recomputed).c_str(), 1e3 * f.seconds,
+                  1e3 * f.stall, bytes(f.peak).c_str());
+    line += text;
+  }
+  std::snprintf(text, sizeof text, "; measured %.3g ms, %.3g ms, %s", 1e3 * measured_.seconds, 1e3 * measured_.stall,
+                bytes(measured_.peak).c_str());
+  line += text;
+  if (!measured_.planned) line += " (on demand: the step was not the one that was planned)";
+  else if (measured_.on_demand) line += " (" + counted(measured_.on_demand, "tensor") + " left on demand)";
+  if (mover_ && measured_.swapped) line += "; " + mover_->description();
+  if (!broken_.empty()) line += "; nothing is swapped any more: " + broken_;
+  return line;
+}
+
+}  // namespace tandem

@@ -1,0 +1,192 @@
+// The memory plan: trains within a budget of memory by keeping, swapping or computing again what the tape saved for backward.
+//
+//   MemoryPlan plan(backend, file_mover(), {.budget = 1 << 30});
+//   for (…) {
+//     MemoryPlan::Step step(plan);
+//     loss(model(x)).backward();
+//     step.end();
+//   }
+//
+// The first step runs on demand: when the budget is reached, what is needed last leaves first. It is recorded: every event (an
+// operation, or a node's backward) with its time, every saved tensor with its size, its last use forward and its first one backward.
+// From the record choose_memory() (memory_choice.h) decides for each tensor, and from then on copies out begin right after the last use and
+// copies back some events before they are read. The second step only computes again where that suffices, so that times without copies
+// beside them are known too. After it and the third it is planned again, later when steps take other times than predicted, and whenever the
+// sequence of operations and shapes changes; a step that differs from the plan goes on on demand. Steps that begin with another shape (an
+// epoch's smaller last batch) have a plan of their own.
+//
+// What is read is always there: the engine brings back what a node saved before its backward, and whoever else reads a storage that
+// is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results are those without a plan,
+// bit for bit.
+//
+// A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make tensors leave:
+// one of another thread (a loader's next batch) may pass the budget until then.
+#pragma once
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "autograd/memory_choice.h"
+#include "autograd/node.h"
+#include "autograd/recompute.h"
+#include "autograd/swap.h"
+#include "core/mover.h"
+
+namespace tandem {
+
+struct MemoryPlanOptions {
+  std::size_t budget = 0;  // bytes of the backend's allocator, all that it hands out
+  SwapMode swap = SwapMode::automatic;
+  std::size_t smallest = std::size_t{64} << 10;  // smaller tensors stay
+};
+
+class MemoryPlan final : public TapeWatcher, public Keeper {
+ public:
+  // mover may be null where nothing is to be swapped; with SwapMode::recompute it serves the steps without a plan, which may else pass
+  // the budget.
+  MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options);
+  ~MemoryPlan() override;
+  MemoryPlan(const MemoryPlan&) = delete;
+
+  // A forward and a backward pass. end() plans, and throws UsageError where the budget is too small, with the smallest that would do.
+  class Step {
+   public:
+    explicit Step(MemoryPlan& plan) : plan_(plan) { plan_.begin(); }
+    ~Step() { plan_.leave(); }
+    Step(const Step&) = delete;
+    void end() { plan_.end(); }
+
+   private:
+    MemoryPlan& plan_;
+  };
+
+  struct Measured {  // of the last step
+    double seconds = 0, stall = 0;
+    std::size_t peak = 0, swapped = 0, recomputed = 0;  // bytes
+    int on_demand = 0;                                  // tensors that left because a request did not fit
+    bool planned = false;                               // it went by a plan, to the end
+  };
+  const Measured& measured() const { return measured_; }
+  const MemoryChoice* choice() const { return plan_ ? &plan_->choice : nullptr; }  // for steps as the last one; null: no plan yet
+  const IterationRecord& record() const { return record_; }             // of the last step
+  MemoryMeans means() const;                                                  // what may be chosen, copies at the measured rates
+  std::string report() const;                                           // one line
+
+  // ---- what the tape and the storages call ---------------------------------------------------------------------------------
+  void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) override;
+  void before(Node& node) override;
+  void after(Node& node) override;
+  void bring_back(Storage& storage) override;
+  void gone(Storage& storage) noexcept override;
+
+ private:
+  struct Source {
+    Saved held;       // a parameter, or too small to leave; of another while the result is discarded
+    WeakTensor weak;  // of the other
+    int entry = -1;
+    std::uint64_t writes = 0;
+  };
+  struct Made {  // how a tensor is computed again
+    const Recomputation* how;
+    Attributes attributes;
+    std::vector<Source> sources;
+    double flops;
+    std::uint64_t writes;  // of the result
+    std::string where;
+  };
+  enum class At : std::uint8_t { here, leaving, outside, returning, nowhere };
+  struct Entry {
+    Storage* storage = nullptr;  // null: it has ended
+    At at = At::here;
+    int pins = 0;          // nodes that run backward and saved it
+    bool claimed = false;  // backward has read it
+    bool wanted = false;   // it is read soon: it does not leave by itself
+    int depth = 0;         // discarded: how many have to be computed one from the other
+    std::vector<std::uint64_t> savers;  // sequence numbers of nodes whose backward has not run, ascending
+    Mover::CopyId copy = 0;
+    std::uint64_t writes = 0;  // when the copy began
+    void* block = nullptr;     // to which it returns
+    std::unique_ptr<Made> made;
+  };
+
+  void begin();
+  void end();
+  void leave() noexcept;
+  std::size_t relieve(std::size_t bytes);  // the allocator's pressure callback
+
+  // Following the step.
+  bool follows() const { return active_ && std::this_thread::get_id() == thread_; }
+  int event() const { return int(record_.events.size()); }  // the one under way
+  double now() const;
+  int known(const Tensor& t) const;  // its number; −1: none
+  int entry_of(const Tensor& t);     // the same, with a new number where it may leave
+  void save(const Saved& saved, const Node& node);
+  int remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
+  std::size_t borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
+  bool add_source(Made& made, std::vector<int>& entries, const Tensor& t) const;
+  double end_event(const Node& node, bool backward, double flops, double bytes);
+  void note_base();
+
+  // Moving.
+  Entry& at(int id) { return entries_[std::size_t(id)]; }
+  SavedRecord& saved(int id) { return record_.saved[std::size_t(id)]; }
+  static bool is_free(const Entry& e) { return e.storage && e.pins == 0 && e.storage->only_on_tape(); }
+  bool may_swap() const { return options_.swap != SwapMode::off && mover_ && broken_.empty(); }
+  bool may_discard(const Entry& e) const;
+  void act(int event);  // what the plan says after this event
+  void start_out(int id);
+  bool finish_out(int id);
+  bool start_in(int id);
+  void finish_in(int id);
+  void discard(int id);
+  void compute(int id);
+  int victim();
+  std::size_t evict(int id);
+
+  // Planning.
+  void finish_record();
+  void part_from_copies();
+  void plan_next();
+
+  Backend& backend_;
+  const std::unique_ptr<Mover> mover_;
+  const MemoryPlanOptions options_;
+  const std::thread::id thread_;
+  bool active_ = false, returns_ = false;  // within a step; at its end, when all that is away returns
+  TapeWatcher* outer_ = nullptr;
+
+  // Of the step under way.
+  std::vector<Entry> entries_;  // by number, as record_.saved
+  IterationRecord record_;
+  std::vector<std::uint64_t> hashes_;             // of the events: operation and shape
+  std::vector<int> leaving_, discarding_, held_;  // on their way out; to be discarded when free; not free yet
+  std::deque<int> returning_;                     // to be fetched as soon as there is room, in order
+  std::vector<std::unique_ptr<Made>> ended_;      // of storages that are ending
+  std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's, beside these
+  std::uint64_t requests_ = 0;                    // of memory, at the end of the last event
+  double began_ = 0, last_ = 0;                   // times: of the step, of the last event's end
+  double stalled_ = 0, computing_ = 0;            // within the event
+  bool on_plan_ = false;
+  Measured now_, measured_;
+  std::string broken_;  // why nothing can be swapped any more
+
+  struct Plan {
+    MemoryChoice choice;
+    std::vector<std::uint64_t> hashes;                       // of the events that it is for
+    std::vector<std::vector<int>> leave_after, fetch_after;  // tensors by event
+    int made = 0, waited = 0;                                // times that it was planned anew; steps since, that went otherwise
+    double alone = 0;                                        // seconds of computation in a step without copies; 0: not known
+  };
+  std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
+  Plan* plan_ = nullptr;
+  static constexpr int warm_up = 2;  // steps
+  int steps_ = 0;
+  double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
+  std::size_t outside_ = 0;  // bytes in use at the peak between steps
+};
+
+}  // namespace tandem

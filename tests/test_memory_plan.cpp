@@ -1,0 +1,868 @@
+// The memory plan: storages that leave and return, budgets, movers, the knapsack and the simulation, and above all that a step within
+// a budget gives the bits of a step without.
+//
+// TANDEM_PLAN_GRAPHS=20000 and TANDEM_PLAN_STEPS=50 make the long runs.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "autograd/elementwise.h"
+#include "autograd/memory_plan.h"
+#include "autograd/ops.h"
+#include "core/mover.h"
+#include "datasets/loader.h"
+#include "datasets/synthetic.h"
+#include "layers/checkpointed.h"
+#include "layers/layers.h"
+#include "layers/models/models.h"
+#include "layers/optim/ema.h"
+#include "layers/optim/optimizer.h"
+#include "layers/optim/flat_parameters.h"
+#include "layers/train/fit.h"
+#include "tests/support.h"
+
+using namespace tandem;
+using test::refused;
+
+namespace {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
+}
+
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  std::vector<std::byte> b(t.bytes());
+  if (!b.empty()) t.backend().download(b.data(), t.raw(), b.size());
+  return b;
+}
+
+// ---- storages and budgets ----------------------------------------------------------------------------------------------
+struct Shelf : Keeper {
+  std::vector<std::byte> bytes;
+  int returned = 0, ended = 0;
+  void take(Storage& s) {
+    bytes.assign(s.data(), s.data() + s.bytes());
+    s.keep(this, 0);
+    s.leave(Residency::evicted);
+  }
+  void bring_back(Storage& s) override {
+    void* block = s.new_block();
+    std::memcpy(block, bytes.data(), bytes.size());
+    s.arrive(block);
+    returned++;
+  }
+  void gone(Storage&) noexcept override { ended++; }
+};
+
+TEST(Residency, AStorageThatLeftComesBackWhenItIsRead) {
+  auto backend = reference_backend(1);
+  Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
+  const std::uint64_t writes = t.writes().now();
+  const std::size_t before = backend->memory().statistics().live_bytes;
+  Shelf shelf;
+  shelf.take(*t.storage());
+  EXPECT_EQ(t.storage()->residency(), Residency::evicted);
+  EXPECT_LT(backend->memory().statistics().live_bytes, before);
+  EXPECT_EQ(t.values(), (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(shelf.returned, 1);
+  EXPECT_EQ(t.writes().now(), writes);
+  t = Tensor();
+  EXPECT_EQ(shelf.ended, 1);
+}
+
+TEST(Residency, WithoutAKeeperReadingFailsByName) {
+  auto backend = reference_backend(1);
+  Tensor t = Tensor::of(*backend, {3}, {1, 2, 3});
+  Shelf shelf;
+  shelf.take(*t.storage());
+  t.storage()->keep(nullptr, 0);
+  EXPECT_TRUE(refused([&] { t.values(); }, {"swapped out", "nobody brings them back"}));
+}
+
+TEST(Residency, ForeignMemoryAndParametersStay) {
+  auto backend = reference_backend(1);
+  auto array = std::make_shared<std::vector<float>>(4);
+  EXPECT_FALSE(Tensor::wrap(*backend, array->data(), {4}, DType::f32, array).storage()->movable());
+  Linear model(2, 2);
+  FlatParameters flat(model, *backend, 1);
+  EXPECT_FALSE(flat.values.storage()->movable());
+}
+
+TEST(MemoryBudget, ARequestBeyondItAsksForMemoryBackAndThenFailsWithTheSmallestThatWouldDo) {
+  auto backend = reference_backend(1);
+  CachingAllocator& memory = backend->memory();
+  void* held = memory.take(3 * mib);
+  std::size_t asked = 0;
+  memory.budget(4 * mib, [&](std::size_t bytes) {
+    asked = bytes;
+    if (held) memory.give(std::exchange(held, nullptr));
+    return std::size_t{0};
+  });
+  void* a = memory.take(2 * mib);
+  EXPECT_EQ(asked, 1 * mib);
+  EXPECT_EQ(held, nullptr);
+  EXPECT_TRUE(refused([&] { memory.take(3 * mib); }, {"memory budget of 4.00 MiB", "5.00 MiB", std::to_string(5 * mib)}));
+  memory.give(a);
+  memory.budget(0);
+  memory.give(memory.take(8 * mib));
+}
+
+// ---- movers ------------------------------------------------------------------------------------------------------------
+TEST(FileMover, BringsBackWhatItCarriedOut) {
+  const auto mover = file_mover();
+  std::mt19937 random(1);
+  auto backend = cpu_backend(1);
+  for (int round = 0; round < 2; round++) {  // the second one uses the first one's rooms
+    std::vector<Tensor> tensors, copies;
+    std::vector<Mover::CopyId> ids;
+    for (std::int64_t n : {1, 100, 5000, 262144, 262145, 3000001}) {
+      std::vector<double> values(static_cast<std::size_t>(n));
+      for (double& v : values) v = double(random() % 1000);
+      tensors.push_back(Tensor::of(*backend, {n}, values));
+      ids.push_back(mover->out(tensors.back().raw(), tensors.back().bytes()));
+    }
+    for (std::size_t i = 0; i < tensors.size(); i++) {
+      EXPECT_EQ(mover->wait(ids[i]), "");
+      copies.push_back(Tensor::like(tensors[i]));
+      mover->in(ids[i], copies[i].raw_write());
+    }
+    for (std::size_t i = 0; i < tensors.size(); i++) {
+      EXPECT_EQ(mover->wait(ids[i]), "");
+      EXPECT_TRUE(mover->done(ids[i]));
+      EXPECT_EQ(bytes_of(copies[i]), bytes_of(tensors[i])) << i;
+      mover->forget(ids[i]);
+    }
+  }
+  EXPECT_GT(mover->rates().out, 0);
+  EXPECT_GT(mover->rates().in, 0);
+}
+
+TEST(FileMover, AFolderThatIsNotThereIsNamed) {
+  EXPECT_TRUE(refused([] { file_mover("/nowhere/at all"); }, {"/nowhere/at all", "--scratch"}));
+}
+
+struct FileLimit {  // files may not grow beyond so many bytes: as a full disk, for this process alone
+  rlimit before{};
+  void (*handler)(int);
+  explicit FileLimit(std::size_t bytes) : handler(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit now{bytes, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &now);
+  }
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before);
+    std::signal(SIGXFSZ, handler);
+  }
+};
+
+TEST(FileMover, AFullDiskIsAnErrorThatLosesNothing) {
+  const FileLimit limit(mib);
+  const auto mover = file_mover();
+  std::vector<float> values(mib / 2, 7);
+  const Mover::CopyId id = mover->out(values.data(), values.size() * 4);
+  EXPECT_NE(mover->wait(id).find("could not be written"), std::string::npos) << mover->wait(id);
+  mover->forget(id);
+  EXPECT_EQ(values[17], 7);
+}
+
+// ---- the choice --------------------------------------------------------------------------------------------------------
+TEST(Knapsack, GivesTheKnownTotals) {
+  const std::vector<std::size_t> sizes{11, 3, 4, 2};
+  const std::vector<double> values(sizes.begin(), sizes.end());
+  for (std::size_t budget : {18, 17, 16, 15, 14, 13, 11, 7, 6, 5}) {
+    const std::vector<bool> taken = knapsack(sizes, values, budget);
+    std::size_t sum = 0;
+    for (std::size_t i = 0; i < sizes.size(); i++) sum += taken[i] ? sizes[i] : 0;
+    EXPECT_EQ(sum, budget);
+  }
+}
+
+TEST(Knapsack, IsTheBestOfAll) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 10000; round++) {
+    const std::size_t n = 1 + random() % 12, capacity = random() % 60;
+    std::vector<std::size_t> sizes(n);
+    std::vector<double> values(n);
+    for (std::size_t i = 0; i < n; i++) sizes[i] = 1 + random() % 20, values[i] = double(1 + random() % 100);
+    auto sums = [&](auto taken) {
+      std::pair<std::size_t, double> s{0, 0};
+      for (std::size_t i = 0; i < n; i++)
+        if (taken(i)) s.first += sizes[i], s.second += values[i];
+      return s;
+    };
+    const std::vector<bool> chosen = knapsack(sizes, values, capacity);
+    const auto got = sums([&](std::size_t i) { return chosen[i]; });
+    double best = 0;
+    for (std::size_t mask = 0; mask < (std::size_t{1} << n); mask++) {
+      const auto s = sums([&](std::size_t i) { return mask >> i & 1; });
+      if (s.first <= capacity) best = std::max(best, s.second);
+    }
+    ASSERT_LE(got.first, capacity);
+    ASSERT_EQ(got.second, best) << round;
+  }
+}
+
+// n operations, each of which saves its input, and their backward passes.
+IterationRecord chain(int n, std::mt19937& random) {
+  IterationRecord it;
+  for (int e = 0; e < 2 * n; e++) it.events.push_back({1e-3 * double(1 + random() % 20), 1000});
+  for (int i = 0; i < n; i++) {
+    SavedRecord s{.bytes = 100 * (1 + random() % 30), .saved = i, .last_used = i, .free_at = i, .needed = 2 * n - 1 - i, .gone = 2 * n - 1 - i};
+    if (i > 0 && random() % 2) s.recompute = 1e-3 * double(1 + random() % 10), s.sources = {i - 1};
+    it.saved.push_back(s);
+  }
+  return it;
+}
+
+TEST(MemoryChoice, IsWithinFivePercentOfTheBestOfAll) {
+  std::mt19937 random(3);
+  double worst = 1;
+  for (int round = 0; round < 400; round++) {
+    const int n = 3 + int(random() % 5);
+    const IterationRecord it = chain(n, random);
+    const MemoryMeans means{.out = 1e5 * double(1 + random() % 10), .in = 1e5 * double(1 + random() % 10)};
+    const std::size_t least = smallest_budget(it, means);
+    const std::size_t all = simulate(it, std::vector<Fate>(std::size_t(n), Fate::keep), std::size_t(-1), means).peak;
+    const std::size_t budget = least + (all - least) * (random() % 10) / 10;
+    const MemoryChoice c = choose_memory(it, budget, means);
+    ASSERT_TRUE(c.fits) << round << ": the smallest budget is " << least << ", all takes " << all << ", this is " << budget;
+    double best = 1e9;
+    std::vector<Fate> fates(static_cast<std::size_t>(n));
+    for (int k = 0, cases = int(std::pow(3, n)); k < cases; k++) {
+      bool possible = true;
+      for (int i = 0, rest = k; i < n; i++, rest /= 3) {
+        const SavedRecord& s = it.saved[std::size_t(i)];
+        fates[std::size_t(i)] = static_cast<Fate>(rest % 3);
+        possible = possible && (rest % 3 == 0 || s.can_leave()) && (rest % 3 != 2 || s.recompute >= 0);
+      }
+      if (!possible) continue;
+      const Forecast f = simulate(it, fates, budget, means);
+      if (f.peak <= budget) best = std::min(best, f.seconds);
+    }
+    worst = std::max(worst, c.forecast.seconds / best);
+    EXPECT_LE(c.forecast.seconds, 1.05 * best) << round;
+  }
+  RecordProperty("worst", std::to_string(worst));
+}
+
+// ---- steps within a budget -----------------------------------------------------------------------------------------------
+struct Case {
+  std::string model = "lenet5";
+  int batch = 8, side = 28, channels = 1;
+  double drop = 0;
+};
+
+struct Outcome {
+  std::vector<std::vector<std::byte>> tensors;  // of each step: the loss; at the end parameters, gradients, statistics, the average
+  std::size_t peak = 0, least = 0;
+  MemoryPlan::Measured last;
+  std::string report;
+};
+
+struct Budget {
+  std::size_t bytes = 0;  // 0: no plan
+  SwapMode swap = SwapMode::automatic;
+  bool file = false;      // instead of a simulated device
+};
+
+Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) {
+  Outcome out;
+  mode().draws = 0;
+  Sequential model;
+  if (c.drop > 0) model.add<Dropout>(c.drop);
+  model.attach("net", std::unique_ptr<Module>(make_model(c.model, 10, c.channels, c.side)));
+  if (c.drop > 0) model.add<Dropout>(c.drop);
+  FlatParameters flat(model, backend, 1);
+  SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+  sgd.bind(flat);
+  Ema ema(flat, 0.9);
+  model.train();
+  const Shape shape{c.batch, c.side, c.side, c.channels};
+  std::vector<double> labels(std::size_t(c.batch));
+  for (std::size_t i = 0; i < labels.size(); i++) labels[i] = double(i % 10);
+  const Tensor classes = Tensor::of(backend, {c.batch}, labels, DType::i32);
+  std::unique_ptr<MemoryPlan> plan;
+  if (budget.bytes)
+    plan = std::make_unique<MemoryPlan>(backend, budget.file ? file_mover() : simulated_mover(),
+                                        MemoryPlanOptions{.budget = budget.bytes, .swap = budget.swap, .smallest = 256});
+  for (int k = 0; k < steps; k++) {
+    const Tensor images = Tensor::of(backend, shape, test::numbers("picture " + std::to_string(k), shape.numel()));
+    std::optional<MemoryPlan::Step> step;
+    if (plan) step.emplace(*plan);
+    flat.zero_gradients();
+    {
+      const Variable loss = cross_entropy(model(Variable(images)), classes);
+      flat.backward(loss);
+      out.tensors.push_back(bytes_of(loss.value()));
+    }
+    if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
+    step.reset();
+    sgd.step();
+    ema.update(sgd);
+  }
+  for (const Tensor& t : {flat.values, flat.gradients, flat.buffers, ema.values})
+    if (t.defined()) out.tensors.push_back(bytes_of(t));
+  if (plan) {
+    out.least = smallest_budget(plan->record(), plan->means());
+    out.last = plan->measured();
+    out.report = plan->report();
+  }
+  return out;
+}
+
+TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
+  const int steps = from_environment("TANDEM_PLAN_STEPS", 5);
+  for (const auto& kind : test::backends()) {
+    if (kind.make()->on_device()) continue;
+    std::vector<Case> cases{{.drop = 0.3}, {.model = "resnet20", .batch = 4, .side = 8, .channels = 3, .drop = 0.1}};
+    if (steps >= 50 && kind.name == "cpu")
+      cases.insert(cases.end(), {{"resnet110", 8, 16, 3, 0.1}, {"vgg16", 8, 32, 3, 0.1}, {"smallcnn-bn", 8, 28, 1, 0.1}});
+    for (const Case& c : cases) {
+      auto backend = kind.make();
+      const Outcome plain = train(c, *backend, steps, {});
+      for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap, SwapMode::recompute}) {
+        const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40, .swap = swap});
+        for (const double share : {0.0, 0.3, 0.7, 1.0}) {
+          const std::size_t budget = all.least + std::size_t(share * double(all.peak - all.least));
+          const Outcome within = train(c, *backend, steps, {.bytes = budget, .swap = swap});
+          const std::string what = kind.name + " " + c.model + " " + name_of(swap) + " " + std::to_string(budget) + ": " + within.report;
+          EXPECT_EQ(within.tensors, plain.tensors) << what;
+          EXPECT_LE(within.peak, budget) << what;
+          EXPECT_TRUE(within.last.planned) << what;
+          EXPECT_TRUE(budget >= all.peak || within.last.swapped + within.last.recomputed > 0) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryPlan, TensorsGoThroughAFileToo) {
+  auto backend = cpu_backend(2);
+  const Case c{.model = "smallcnn", .batch = 64, .side = 28, .channels = 1};
+  const Outcome plain = train(c, *backend, 4, {}), all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
+  for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap}) {
+    const Outcome within = train(c, *backend, 4, {.bytes = all.least + (all.peak - all.least) / 4, .swap = swap, .file = true});
+    EXPECT_EQ(within.tensors, plain.tensors) << within.report;
+  }
+}
+
+std::size_t of_this_process(const char* field) {  // of /proc/self/status, in bytes
+  std::ifstream in("/proc/self/status");
+  for (std::string word; in >> word;)
+    if (std::size_t kib; word == field && in >> kib) return kib * 1024;
+  return 0;
+}
+
+TEST(MemoryPlan, ThePagesOfTheProcessStayWithinTheBudget) {
+  const Case c{.model = "resnet20", .batch = 64, .side = 32, .channels = 3};
+  Outcome all;
+  {
+    auto backend = cpu_backend(1);
+    all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
+  }
+  auto backend = cpu_backend(1);
+  const std::size_t budget = all.least + (all.peak - all.least) / 4, before = of_this_process("VmRSS:");
+  if (!(std::ofstream("/proc/self/clear_refs") << 5).flush()) GTEST_SKIP() << "the peak cannot be reset here";
+  const Outcome within = train(c, *backend, 3, {.bytes = budget, .file = true});
+  EXPECT_LE(within.peak, budget);
+  const std::size_t took = of_this_process("VmHWM:") - before;
+  EXPECT_GT(took, budget / 2) << "the whole would take " << all.peak;
+  EXPECT_LT(took, budget + 16 * mib) << "the whole would take " << all.peak << ", " << within.report;
+}
+
+TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
+  auto backend = cpu_backend(1);
+  const Case c;
+  const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
+  EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.least - 4096}); }, {"too small", std::to_string(all.least)}));
+  EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.peak - 4096, .swap = SwapMode::off}); }, {"too small", "smallest"}));
+  train(c, *backend, 2, {.bytes = all.least});
+}
+
+TEST(MemoryPlan, AFullDiskIsAnErrorByName) {
+  auto backend = cpu_backend(1);
+  auto model = make_model("resnet20", 10, 3, 8);
+  FlatParameters flat(*model, *backend, 1);
+  auto step = [&](MemoryPlan& plan) {
+    const Tensor images = Tensor::full(*backend, {4, 8, 8, 3}, 0.5);
+    MemoryPlan::Step within(plan);
+    flat.zero_gradients();
+    flat.backward(sum((*model)(Variable(images))));
+    within.end();
+  };
+  std::size_t least = 0;
+  {
+    MemoryPlan look(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = SwapMode::swap, .smallest = 256});
+    for (int k = 0; k < 4; k++) step(look);  // the backend prepares weights that stay as they are
+    least = smallest_budget(look.record(), look.means());
+    EXPECT_LT(least, look.measured().peak);
+  }
+  const std::vector<std::byte> gradients = bytes_of(flat.gradients);
+  {
+    MemoryPlan plan(*backend, simulated_mover({.room = 1000}), {.budget = least, .swap = SwapMode::swap, .smallest = 256});
+    EXPECT_TRUE(refused([&] { step(plan); }, {"cannot be kept", "room", "--scratch"}));
+  }
+  MemoryPlan plan(*backend, simulated_mover(), {.budget = least, .swap = SwapMode::swap, .smallest = 256});
+  step(plan);
+  EXPECT_EQ(bytes_of(flat.gradients), gradients);
+}
+
+TEST(MemoryPlan, AnotherSequenceGoesOnDemandAndIsPlannedAnew) {
+  auto backend = cpu_backend(1);
+  auto model = make_model("lenet5", 10, 1, 28);
+  FlatParameters flat(*model, *backend, 1);
+  std::size_t least = 0;
+  for (const std::size_t budget : {std::size_t{1} << 40, std::size_t{0}}) {
+    MemoryPlan plan(*backend, simulated_mover(), {.budget = budget ? budget : least, .smallest = 256});
+    for (const int batch : {8, 8, 8, 6, 8, 8}) {
+      const Tensor images = Tensor::full(*backend, {batch, 28, 28, 1}, 0.5);
+      MemoryPlan::Step step(plan);
+      flat.zero_gradients();
+      flat.backward(sum((*model)(Variable(images))));
+      step.end();
+      if (budget) least = std::max(least, smallest_budget(plan.record(), plan.means()));
+      EXPECT_LE(plan.measured().peak, budget ? budget : least);
+    }
+    EXPECT_TRUE(plan.measured().planned);
+  }
+}
+
+// ---- random programs -------------------------------------------------------------------------------------------------------
+// A graph of element-wise operations, convolutions, norms, pools and dropout over pictures of one shape, drawn from `seed`.
+struct Program {
+  Backend& backend;
+  std::mt19937 random;
+  std::vector<Variable> weights;
+  std::vector<Tensor> statistics;
+  Variable gamma, beta;
+  static constexpr int channels = 4, side = 5, batch = 3;
+
+  Program(Backend& b, unsigned seed) : backend(b), random(seed) {
+    for (int i = 0; i < 3; i++) weights.emplace_back(values("w" + std::to_string(i), {channels, 3, 3, channels}), true);
+    gamma = Variable(values("gamma", {channels}), true), beta = Variable(values("beta", {channels}), true);
+  }
+  Tensor values(const std::string& name, const Shape& shape) {
+    return Tensor::of(backend, shape, test::numbers(name, shape.numel()));
+  }
+  Variable picked(const std::vector<Variable>& all) {
+    const std::size_t reach = std::min<std::size_t>(all.size(), 1 + random() % 4);
+    return all[all.size() - 1 - random() % reach];
+  }
+  Variable operation(const Variable& x, const std::vector<Variable>& all, std::vector<Tensor>& running) {
+    switch (random() % 12) {
+      case 0: return relu(x);
+      case 1: return tanh(x);
+      case 2: return gelu(x);
+      case 3: return x + picked(all);
+      case 4: return tanh(x * picked(all));
+      case 5: return max_pool2d(x, {.kernel_size = 3, .stride = 1, .padding = 1});
+      case 6: return average_pool2d(x, {.kernel_size = 3, .stride = 1, .padding = 1});
+      case 7: return dropout(x, 0.3);
+      case 8: return sigmoid(scale(x, 0.5, 0.1));
+      case 9: return conv2d(x, weights[random() % weights.size()], {}, {.padding = 1, .relu = random() % 2 == 0});
+      default: {
+        for (int i = 0; i < 2; i++) running.push_back(Tensor::full(backend, {channels}, 1));
+        Variable residual;
+        if (random() % 2) residual = picked(all);
+        return batch_norm(x, gamma, beta, running[running.size() - 2], running.back(), {.relu = random() % 2 == 0}, residual);
+      }
+    }
+  }
+  // The loss of one pass, its gradients and running statistics.
+  std::vector<std::vector<std::byte>> pass(unsigned seed, MemoryPlan* plan) {
+    random.seed(seed);
+    mode().draws = 0;
+    std::vector<Tensor> running;
+    std::vector<std::vector<std::byte>> out;
+    for (Variable& w : weights) w.zero_grad();
+    gamma.zero_grad(), beta.zero_grad();
+    std::optional<MemoryPlan::Step> step;
+    if (plan) step.emplace(*plan);
+    {
+      std::vector<Variable> all{Variable(values("x", {batch, side, side, channels}))};
+      all.push_back(conv2d(all[0], weights[0], {}, {.padding = 1}));
+      for (int k = 4 + int(random() % 12); k > 0; k--) {
+        Variable y = operation(picked(all), all, running);
+        all.push_back(std::move(y));
+        if (all.size() > 4) all.erase(all.begin());
+      }
+      Variable loss = mean(square(all.back()));
+      if (random() % 3 == 0) loss = loss + mean(all[all.size() / 2]);
+      all.clear();
+      if (loss.requires_grad()) loss.backward();
+      out.push_back(bytes_of(loss.value()));
+    }
+    if (step) step->end();
+    for (Variable* w : {&weights[0], &weights[1], &weights[2], &gamma, &beta})
+      out.push_back(w->grad().defined() ? bytes_of(w->grad()) : std::vector<std::byte>());
+    for (const Tensor& t : running) out.push_back(bytes_of(t));
+    return out;
+  }
+};
+
+TEST(MemoryPlan, RandomProgramsGiveTheSameBits) {
+  const int graphs = from_environment("TANDEM_PLAN_GRAPHS", 1000);
+  int moved = 0;
+  for (int g = 0; g < graphs; g++) {
+    const auto& kinds = test::backends();
+    auto backend = g % 4 ? cpu_backend(1) : kinds.front().make_with(1);
+    if (backend->on_device()) backend = cpu_backend(1);
+    Program program(*backend, 1);
+    const unsigned seed = 1000u + unsigned(g);
+    const auto plain = program.pass(seed, nullptr);
+    const SwapMode swap = std::array{SwapMode::automatic, SwapMode::swap, SwapMode::recompute}[std::size_t(g % 3)];
+    std::size_t least, peak;
+    {
+      MemoryPlan look(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = swap, .smallest = 64});
+      for (int k = 0; k < 2; k++) EXPECT_EQ(program.pass(seed, &look), plain) << g;
+      least = smallest_budget(look.record(), look.means()), peak = look.measured().peak;
+    }
+    const std::size_t budget = least + (peak - least) * (std::size_t(g * 7) % 10) / 10;
+    MemoryPlan plan(*backend, simulated_mover({.flops = 1e9, .memory = 1e9, .out = 1e8, .in = 1e8}),
+                    {.budget = budget, .swap = swap, .smallest = 64});
+    for (int k = 0; k < 4; k++) {
+      ASSERT_EQ(program.pass(seed, &plan), plain) << "graph " << g << ", step " << k << ": " << plan.report();
+      ASSERT_LE(plan.measured().peak, budget) << "graph " << g << ", step " << k << ": " << plan.report();
+    }
+    moved += plan.measured().swapped + plan.measured().recomputed > 0;
+  }
+  EXPECT_GT(moved, graphs / 3);
+}
+
+// ---- the simulated device ----------------------------------------------------------------------------------------------------
+TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
+  auto backend = reference_backend(1);
+  Program program(*backend, 1);
+  for (unsigned seed = 1; seed < 12; seed++) {
+    std::size_t least, peak;
+    const SimulatedRates rates{.flops = 1e9, .memory = 1e9, .out = 3e8, .in = 3e8};
+    {
+      MemoryPlan look(*backend, simulated_mover(rates), {.budget = std::size_t{1} << 40, .smallest = 64});
+      for (int k = 0; k < 2; k++) program.pass(seed, &look);
+      least = smallest_budget(look.record(), look.means()), peak = look.measured().peak;
+    }
+    MemoryPlan plan(*backend, simulated_mover(rates), {.budget = least + (peak - least) / 2, .smallest = 64});
+    for (int k = 0; k < 5; k++) program.pass(seed, &plan);
+    ASSERT_NE(plan.choice(), nullptr);
+    EXPECT_NEAR(plan.measured().seconds, plan.choice()->forecast.seconds, 0.05 * plan.measured().seconds) << seed << ": " << plan.report();
+  }
+}
+
+// ---- what a program may do otherwise ---------------------------------------------------------------------------------------
+TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
+  auto backend = cpu_backend(1);
+  Variable x(Tensor::of(*backend, {64}, test::numbers("x", 64)), true);
+  std::size_t least = 0;
+  for (const bool tight : {false, true}) {
+    MemoryPlan plan(*backend, simulated_mover(), {.budget = tight ? least : std::size_t{1} << 40, .smallest = 64});
+    for (int k = 0; k < 3; k++) {
+      MemoryPlan::Step step(plan);
+      x.zero_grad();
+      Variable y = x;
+      for (int i = 0; i < 6; i++) y = tanh(square(y));
+      const Ref<Node> first = y.node();
+      const std::vector<double> seen = first->kept(0).values();
+      EXPECT_EQ(seen, y.value().values());
+      Variable loss = sum(y);
+      y = {};
+      const std::vector<double> again = first->kept(0).values();
+      EXPECT_EQ(seen, again);
+      loss.backward();
+      loss = {};
+      step.end();
+      if (!tight) least = smallest_budget(plan.record(), plan.means());
+    }
+  }
+}
+
+// y leaves while x is there, from which it would be computed again; then the branch that saved x ends, which backward does not reach.
+TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
+  auto backend = cpu_backend(1);
+  Variable w(Tensor::of(*backend, {64, 64}, test::numbers("w", 64 * 64)), true);
+  auto pass = [&] {
+    w.zero_grad();
+    Variable x = scale(w, 0.5, 0.25), unused = square(x), loss = mean(tanh(x));
+    x = {};
+    Tensor::full(*backend, {64, 64}, 1);
+    unused = {};
+    loss.backward();
+    return bytes_of(w.grad());
+  };
+  const std::vector<std::byte> plain = pass();
+  std::size_t peak = 0;
+  for (const std::size_t less : {std::size_t{0}, w.value().bytes()}) {
+    MemoryPlan plan(*backend, nullptr, {.budget = less ? peak - less : std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 64});
+    for (int k = 0; k < 2; k++) {
+      MemoryPlan::Step step(plan);
+      EXPECT_EQ(pass(), plain);
+      if (less && k) EXPECT_TRUE(refused([&] { step.end(); }, {"too small"}));  // a plan knows that y has to stay
+      else step.end();
+    }
+    if (!less) peak = plan.measured().peak;
+  }
+}
+
+TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
+  auto backend = cpu_backend(1);
+  auto model = make_model("lenet5", 10, 1, 28);
+  FlatParameters flat(*model, *backend, 1);
+  const Tensor images = Tensor::full(*backend, {8, 28, 28, 1}, 0.5);
+  Variable y;
+  {
+    MemoryPlan plan(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .smallest = 256});
+    try {
+      MemoryPlan::Step step(plan);
+      y = sum((*model)(Variable(images)));
+      fail("here");
+    } catch (const Error&) {
+    }
+  }
+  flat.zero_gradients();
+  flat.backward(y);
+  EXPECT_TRUE(flat.gradients_complete());
+}
+
+// ---- faults ----------------------------------------------------------------------------------------------------------------
+// A step of element-wise operations on 64 KiB tensors, whose gradient says whether it went right.
+struct Chain {
+  std::unique_ptr<Backend> backend = cpu_backend(1);
+  Variable w{Tensor::of(*backend, {128, 128}, test::numbers("w", 128 * 128)), true};
+  std::size_t least = 0, peak = 0;
+  std::vector<std::byte> plain;
+  std::function<Variable(const Variable&)> between = [](const Variable& x) { return tanh(square(x)); };
+
+  std::vector<std::byte> pass(MemoryPlan* plan) {
+    std::optional<MemoryPlan::Step> step;
+    if (plan) step.emplace(*plan);
+    w.zero_grad();
+    {
+      Variable y = w;
+      for (int k = 0; k < 6; k++) y = between(sigmoid(scale(y, 0.9, 0.1)));
+      Variable loss = sum(y);
+      y = {};
+      loss.backward();
+    }
+    if (step) step->end();
+    return bytes_of(w.grad());
+  }
+  MemoryPlanOptions options(SwapMode swap = SwapMode::automatic) const { return {.budget = least, .swap = swap, .smallest = 1024}; }
+  void look(SwapMode swap = SwapMode::automatic) {
+    plain = pass(nullptr);
+    MemoryPlan plan(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = swap, .smallest = 1024});
+    for (int k = 0; k < 3; k++) EXPECT_EQ(pass(&plan), plain);
+    least = smallest_budget(plan.record(), plan.means()), peak = plan.measured().peak;
+    ASSERT_LT(least, peak);
+  }
+  void stays_right(SwapMode swap = SwapMode::automatic) {
+    look(swap);
+    MemoryPlan plan(*backend, simulated_mover(), options(swap));
+    for (int k = 0; k < 5; k++) {
+      EXPECT_EQ(pass(&plan), plain) << k;
+      EXPECT_LE(plan.measured().peak, least) << plan.report();
+    }
+    EXPECT_GT(plan.measured().swapped + plan.measured().recomputed, 0u);
+  }
+};
+
+TEST(MemoryFaults, AScratchFolderThatVanishesChangesNothing) {
+  Chain chain;
+  chain.look(SwapMode::swap);
+  auto folder = std::make_unique<test::TemporaryFolder>();
+  MemoryPlan plan(*chain.backend, file_mover(folder->file("")), chain.options(SwapMode::swap));
+  EXPECT_EQ(chain.pass(&plan), chain.plain);
+  folder.reset();
+  for (int k = 0; k < 4; k++) EXPECT_EQ(chain.pass(&plan), chain.plain);
+  EXPECT_GT(plan.measured().swapped, 0u);
+}
+
+TEST(MemoryFaults, TwoPlansInOneFolderDoNotMeet) {
+  const test::TemporaryFolder folder;
+  std::vector<Chain> chains(2);
+  std::vector<std::unique_ptr<MemoryPlan>> plans;
+  for (Chain& c : chains) {
+    c.look(SwapMode::swap);
+    plans.push_back(std::make_unique<MemoryPlan>(*c.backend, file_mover(folder.file("")), c.options(SwapMode::swap)));
+  }
+  std::thread other([&] {
+    Chain c;  // a plan belongs to its thread
+    c.look(SwapMode::swap);
+    MemoryPlan plan(*c.backend, file_mover(folder.file("")), c.options(SwapMode::swap));
+    for (int k = 0; k < 5; k++) EXPECT_EQ(c.pass(&plan), c.plain);
+  });
+  for (int k = 0; k < 5; k++)
+    for (std::size_t i = 0; i < 2; i++) EXPECT_EQ(chains[i].pass(plans[i].get()), chains[i].plain);
+  other.join();
+}
+
+TEST(MemoryFaults, AKilledProcessLeavesNothingInItsFolder) {
+  const test::TemporaryFolder folder;
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {  // threads of the test are not here: the mover brings its own
+    const auto mover = file_mover(folder.file(""));
+    std::vector<float> values(mib);
+    mover->wait(mover->out(values.data(), 4 * mib));
+    [[maybe_unused]] const auto told = write(ready[1], "x", 1);
+    while (true) pause();
+  }
+  char byte;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  kill(child, SIGKILL);
+  int status = 0;
+  waitpid(child, &status, 0);
+  close(ready[0]), close(ready[1]);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.file("")));
+}
+
+TEST(MemoryFaults, ABudgetBelowOneOperationsNeedIsRefusedWithTheSmallestThatWouldDo) {
+  Chain chain;
+  chain.look();
+  MemoryPlan plan(*chain.backend, simulated_mover(), {.budget = chain.w.value().bytes(), .smallest = 1024});
+  chain.pass(&plan);
+  EXPECT_TRUE(refused([&] { chain.pass(&plan); }, {"too small", "smallest that would do", std::to_string(chain.least)}));
+}
+
+TEST(MemoryFaults, ADiskThatFillsUpLaterIsAnErrorAndTheGradientsAreThere) {
+  Chain chain;
+  chain.look(SwapMode::swap);
+  const test::TemporaryFolder folder;
+  MemoryPlan plan(*chain.backend, file_mover(folder.file("")), chain.options(SwapMode::swap));
+  EXPECT_EQ(chain.pass(&plan), chain.plain);
+  {
+    Chain larger;
+    larger.w = Variable(Tensor::of(*chain.backend, {256, 256}, test::numbers("w", 256 * 256)), true);
+    const FileLimit limit(64 << 10);
+    EXPECT_TRUE(refused([&] { larger.pass(&plan); }, {"cannot be kept", "could not be written", "--scratch"}));
+  }
+  EXPECT_EQ(chain.pass(nullptr), chain.plain);  // within the same budget nothing fits now, so without
+}
+
+// An operation of a user's own that reads what it saved twice, and what another operation saved as well.
+struct ReadsTwice : Node {
+  static constexpr auto name = "reads_twice";
+  Ref<Node> other;
+  explicit ReadsTwice(Ref<Node> n) : Node(name), other(std::move(n)) {}
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    const std::vector<double> first = kept(0).values(), late = other->saved[0].tensor.values(), again = kept(0).values();
+    EXPECT_EQ(first, again);
+    std::vector<double> dx = dy.values();
+    for (std::size_t i = 0; i < dx.size(); i++) dx[i] *= 2 * first[i] + 0 * late[i];
+    slots[0].accumulate(Tensor::of(dy.backend(), dy.shape(), dx));
+  }
+};
+
+TEST(MemoryFaults, AnOperationThatReadsASavedTensorTwiceAndAnothersLateIsRight) {
+  for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap, SwapMode::recompute}) {
+    Chain chain;
+    chain.between = [](const Variable& x) {
+      std::vector<double> y = x.value().values();
+      for (double& v : y) v = v * v;
+      const Tensor t = Tensor::of(x.backend(), x.shape(), y);
+      return square(gelu(tanh(record<ReadsTwice>(t, {&x}, {x.value()}, x.node()))));
+    };
+    chain.stays_right(swap);
+  }
+}
+
+// It has the name of an operation of the library, and computes something else.
+struct OwnGelu {
+  static constexpr auto name = "gelu";
+  static constexpr From from = From::x;
+  template <class A> TANDEM_HD A f(A x) const { return x / 2; }
+  template <class A> TANDEM_HD A df(A g, A) const { return g / 2; }
+};
+
+TEST(MemoryFaults, AnOperationThatHasTheNameOfAnotherIsNotTakenForIt) {
+  for (const SwapMode swap : {SwapMode::automatic, SwapMode::recompute}) {
+    Chain chain;
+    chain.between = [](const Variable& x) { return square(elementwise(OwnGelu{}, square(x))); };
+    chain.stays_right(swap);
+  }
+}
+
+// ---- checkpointed modules -----------------------------------------------------------------------------------------------------
+TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
+  auto backend = cpu_backend(2);
+  std::vector<std::vector<std::byte>> results[2];
+  std::vector<std::string> names[2];
+  for (const bool again : {false, true}) {
+    Sequential inner;
+    auto block = std::make_unique<Sequential>();
+    block->attach("conv", std::make_unique<Conv2d>(3, 8, 3, Conv2dOptions{.padding = 1}));
+    block->add<BatchNorm2d>(8, true);
+    block->add<Dropout>(0.4);
+    Sequential model;
+    if (again) model.attach("block", checkpoint(std::unique_ptr<Module>(std::move(block))));
+    else model.attach("block", std::move(block));
+    model.attach("pool", std::make_unique<GlobalAveragePool>());
+    model.attach("fc", std::make_unique<Linear>(8, 4));
+    FlatParameters flat(model, *backend, 1);
+    for (auto& [name, p] : model.parameters()) names[again].push_back(name);
+    for (auto& [name, s] : model.buffers()) names[again].push_back(name);
+    model.train();
+    mode().draws = 3;
+    for (int k = 0; k < 3; k++) {
+      flat.zero_gradients();
+      const Variable x(Tensor::of(*backend, {4, 6, 6, 3}, test::numbers("x" + std::to_string(k), 4 * 6 * 6 * 3)));
+      const Variable loss = sum(square(model(x)));
+      flat.backward(loss);
+      results[again].push_back(bytes_of(loss.value()));
+      results[again].push_back(bytes_of(flat.gradients));
+      results[again].push_back(bytes_of(flat.buffers));
+    }
+  }
+  EXPECT_EQ(names[0], names[1]);
+  EXPECT_EQ(results[0], results[1]);
+}
+
+// ---- training programs ---------------------------------------------------------------------------------------------------------
+TEST(MemoryPlan, FitTrainsWithinABudget) {
+  std::vector<std::vector<std::byte>> weights;
+  std::size_t smallest = 0;
+  for (int run = 0; run < 3; run++) {
+    auto backend = cpu_backend(2);
+    backend->deterministic(true);
+    const Dataset data = synthetic({.train = 200, .test = 32});
+    Loader train(data.train, {.batch = 64, .seed = 1, .prefetch = 0}, *backend);
+    auto model = make_model("smallcnn-bn", 10, 1, 28);
+    SGD sgd({.learning_rate = 0.05});
+    FitOptions options{.epochs = 2, .progress = false};
+    if (run == 1) options.memory_budget = mib;
+    if (run == 2) options.memory_budget = smallest + mib / 2;  // batches come and go beside the step
+    if (run == 1) {
+      try {
+        fit(*model, cross_entropy_loss(), sgd, *backend, {.train = train}, options);
+        ADD_FAILURE() << "1 MiB is not enough";
+      } catch (const Error& e) {
+        const std::string text = e.what();
+        EXPECT_NE(text.find("too small"), std::string::npos) << text;
+        const std::size_t begin = text.find('(', text.find("smallest")) + 1;
+        smallest = std::size_t(std::atoll(text.c_str() + begin));
+        EXPECT_GT(smallest, mib) << text;
+      }
+      continue;
+    }
+    fit(*model, cross_entropy_loss(), sgd, *backend, {.train = train}, options);
+    weights.emplace_back();
+    for (auto& [name, p] : model->parameters())
+      for (std::byte b : bytes_of(p->variable.value())) weights.back().push_back(b);
+  }
+  ASSERT_EQ(weights.size(), 2u);
+  EXPECT_EQ(weights[0], weights[1]);
+}
+
+}  // namespace
