@@ -23,13 +23,16 @@ class Simulation {
     for (std::size_t e = 0; e < it_.events.size(); e++) load_[e] += it_.events[e].base + scratch_[e];
     std::stable_sort(fetches_.begin(), fetches_.end(), [&](int a, int b) { return read_[at(a)] < read_[at(b)]; });
     result_.fetch_after.assign(fates.size(), -1);
+    result_.live.reserve(it_.events.size());
   }
 
   Forecast run() {
     for (int event = 0; event < int(it_.events.size()); event++) {
       for (auto i = reads_[at(event)].rbegin(); i != reads_[at(event)].rend(); ++i) read(*i, event);  // sources first
       make_room(event);
-      if (const std::size_t live = load_[at(event)] + staying_; live > result_.peak) result_.peak = live, result_.peak_at = event;
+      const std::size_t live = load_[at(event)] + staying_;
+      if (live > result_.peak) result_.peak = live, result_.peak_at = event;
+      result_.live.push_back(live);
       now_ += it_.events[at(event)].seconds;
       after(event);
     }

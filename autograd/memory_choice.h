@@ -46,7 +46,8 @@ struct MemoryMeans {
 // One iteration as it would go.
 struct Forecast {
   double seconds = 0, stall = 0, recomputing = 0;  // stall: computation waits for a copy
-  std::size_t peak = 0;                            // bytes in use
+  std::vector<std::size_t> live;                   // bytes in use in each event
+  std::size_t peak = 0;                            // the most of them
   int peak_at = 0;                                 // the event
   std::size_t swapped = 0, recomputed = 0;         // bytes
   std::vector<int> fetch_after;                    // of each saved tensor: the event after which its return begins; −1: when it is read

@@ -156,7 +156,7 @@ class Drawing {
       if (error(l, i) > 0)
         bars += "<path d=\"M" + place(end.x) + " " + place(py(l.y[i] - l.error[i])) + "L" + place(end.x) + " " +
                 place(py(l.y[i] + l.error[i])) + "\"/>";
-      if (n <= 60 && l.stroke != Line::Stroke::faint)
+      if (n <= 60 && l.stroke != Line::Stroke::area && l.stroke != Line::Stroke::faint)
         dots += "<circle cx=\"" + place(end.x) + "\" cy=\"" + place(end.y) + "\" r=\"" +
                 (l.stroke == Line::Stroke::solid ? "2.6" : "1.8") + "\"><title>" +
                 html_escaped(l.label + ", " + chart_.x_unit + " " + short_number(shown_x(l.x[i]), 5) + ": " +
@@ -164,7 +164,9 @@ class Drawing {
                 "</title></circle>";
     }
     if (path.empty()) return;
-    static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint"};
+    static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint", "area"};
+    if (l.stroke == Line::Stroke::area)
+      path += "L" + place(end.x) + " " + place(plot_bottom) + "L" + place(px(l.x[0])) + " " + place(plot_bottom) + "Z";
     svg_ += "<g class=\"" + colour(l) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path + "\"/>" + bars + dots + "</g>\n";
     if (l.labelled) endings_.push_back(end);
   }
@@ -244,8 +246,8 @@ std::string chart_style() {
       "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n";
   for (int i = 0; i < chart_colours; i++) {
     std::string c = ".c" + std::to_string(i), v = "var(--c" + std::to_string(i) + ")";
-    css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle{fill:" + v +
-           "}\n";
+    css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle,svg.chart " + c +
+           ".area path{fill:" + v + "}\n";
   }
   return css;
 }

@@ -10,9 +10,9 @@ constexpr int chart_colours = 9;
 
 struct Line {
   std::string label;         // at the line's end and in the tooltips
-  std::vector<double> x, y;  // of equal length; a y that is not finite leaves a gap
+  std::vector<double> x = {}, y = {};  // of equal length; a y that is not finite leaves a gap
   int colour = 0;            // 0, 1, … ; chart_colours of them are told apart
-  enum class Stroke { solid, dashed, dotted, faint } stroke = Stroke::solid;
+  enum class Stroke { solid, dashed, dotted, faint, area } stroke = Stroke::solid;  // area: filled down to the axis, over earlier ones
   bool labelled = true;  // false: it belongs to another line of its colour
   std::vector<double> error = {};  // of each y, drawn as a bar of ± this much; may be shorter, or not finite
 };

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "core/backend.h"
+#include "core/elementwise.h"
+#include "core/random.h"
 #include "core/text.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
@@ -98,7 +100,8 @@ double ExchangeModel::exposed(double bytes, double backward) const {
 std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& large, const TunerOptions& o) {
   std::vector<TunedBatch> rows;
   auto try_one = [&](std::int64_t batch) {
-    TunedBatch row{.batch = batch, .record = at_batch(small, large, batch)};
+    TunedBatch row;
+    row.batch = batch, row.record = at_batch(small, large, batch);
     row.least = smallest_budget(row.record, o.means);
     if (row.least <= o.budget) row.choice = choose_memory(row.record, o.budget, o.means);
     double backward = 0;  // the second half: from the first event that reads what was saved
@@ -179,7 +182,7 @@ GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& fla
   for (int k = 0; k < pieces; k++) {
     if (!source.next(batch)) refuse("the gradient's noise needs ", pieces, " minibatches, and an epoch has ", k);
     flat.zero_gradients();
-    flat.backward(task.loss(model(Variable(batch.images)), batch.labels));
+    flat.backward(task.loss(model(Variable(batch.images)), batch.labels, nullptr));
     small_norm += norm(flat.gradients) / pieces;
     add_into(all, flat.gradients);
     size += double(batch.size()) / pieces;
