@@ -89,8 +89,8 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
   SGD sgd({.learning_rate = o.learning_rate, .momentum = 0.9});
   sgd.bind(flat);
   model->train(true);
-  constexpr int before = 30;  // steps: at the first weights the gradient is large, and its noise says little
-  Loader loader(data.train, {.batch = std::min<std::int64_t>(32, std::int64_t(base_batch)), .drop_last = true, .seed = o.seed}, backend);
+  constexpr int before = 20;  // steps: at the first weights the gradient is large, and its noise says little
+  Loader loader(data.train, {.batch = std::min<std::int64_t>(16, std::int64_t(base_batch)), .drop_last = true, .seed = o.seed}, backend);
   loader.start(0);
   Batch batch;
   for (int s = 0; s < before && loader.next(batch); s++) {
@@ -115,13 +115,13 @@ int main(int argc, char** argv) {
     const bool here = asked.on == "here", swaps = o.swap == SwapMode::automatic || o.swap == SwapMode::swap;
     tuner.means = {.swap = swaps, .recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute};
     auto mover = [&]() -> std::unique_ptr<Mover> { return here ? swaps ? file_mover(o.scratch) : nullptr : simulated_mover(h200(o.dtype)); };
-    if (auto m = mover()) {
-      const MoverRates r = here ? measured_rates(*m) : m->rates();
-      tuner.means.out = r.out, tuner.means.in = r.in;
-    }
     const std::int64_t first = here ? 16 : 2;
     const RecordedStep small = record_step(w, first, *backend, here ? nullptr : mover(), here ? 5 : 1);
     const RecordedStep large = record_step(w, 2 * first, *backend, here ? nullptr : mover(), here ? 5 : 1);
+    if (swaps) {
+      const MemoryMeans m = here ? measure_means(w, large, *backend, mover()) : MemoryMeans{.out = h200(o.dtype).out, .in = h200(o.dtype).in};
+      tuner.means.out = m.out, tuner.means.in = m.in, tuner.means.slowdown = m.slowdown;
+    }
     std::vector<TunedBatch> rows = tune(small, large, tuner);
     if (asked.measure)
       for (TunedBatch& r : rows)

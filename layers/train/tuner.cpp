@@ -148,16 +148,15 @@ double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, st
   return median(seconds);
 }
 
-MoverRates measured_rates(Mover& mover) {
-  std::vector<std::byte> block(std::size_t{64} << 20, std::byte{1});
-  for (int i = 0; i < 4; i++) {
-    const auto id = mover.out(block.data(), block.size());
-    std::string error = mover.wait(id);
-    if (error.empty()) mover.in(id, block.data()), error = mover.wait(id);
-    mover.forget(id);
-    if (!error.empty()) refuse("nothing can be swapped to ", mover.description(), ": ", error);
-  }
-  return mover.rates();
+MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend, std::unique_ptr<Mover> mover) {
+  constexpr int steps = 7;
+  const MemoryMeans swap{.swap = true, .recompute = false};
+  const std::vector<Fate> kept(recorded.record.saved.size(), Fate::keep);
+  const std::size_t most = simulate(recorded.record, kept, no_end, swap).peak, least = smallest_budget(recorded.record, swap);
+  Trainer t(w, recorded.batch, backend);
+  MemoryPlan plan(backend, std::move(mover), {.budget = least + (most - least) * 3 / 4, .swap = SwapMode::swap});
+  for (int s = 0; s < steps; s++) t.step(plan);
+  return plan.means();
 }
 
 // ---- which learning rate -------------------------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap = 0);
 // Seconds of a step at this minibatch under a plan: the median of the last steps. Throws what MemoryPlan throws.
 double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options,
                      int steps = 9);
-// The rates of a mover, measured with some blocks of 64 MiB.
-MoverRates measured_rates(Mover& mover);
+// How fast copies are beside this workload, and how much they slow it down: from some steps under a plan that swaps half of what can
+// be swapped of `recorded`.
+MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend, std::unique_ptr<Mover> mover);
 
 // How noisy the gradient is (McCandlish et al. 2018): E|g_b|² = |G|² + tr(Σ)/b, so two sizes of minibatch give both. A minibatch above
 // tr(Σ)/|G|² samples brings little.
