@@ -293,8 +293,8 @@ void MemoryPlan::part_from_copies() {
   double seconds = 0;
   for (const EventRecord& e : record_.events) seconds += e.seconds;
   double& alone = plan_->alone;
-  if (measured_.swapped == 0) alone = seconds;
-  if (alone <= 0 || seconds <= alone) return;
+  if (measured_.swapped == 0) alone = alone > 0 ? std::min(alone, seconds) : seconds;
+  if (measured_.swapped == 0 || alone <= 0 || seconds <= alone) return;
   slowdown_ = (seconds - alone) / (2 * double(measured_.swapped));
   for (EventRecord& e : record_.events) e.seconds *= alone / seconds;
   for (SavedRecord& s : record_.saved) s.recompute *= alone / seconds;
@@ -304,17 +304,31 @@ void MemoryPlan::plan_next() {
   if (hashes_.empty()) return;
   Plan& p = plans_[hashes_.front()];
   plan_ = &p;
-  const bool as_predicted = std::abs(measured_.seconds - p.choice.forecast.seconds) <= 0.1 * measured_.seconds;
-  if (measured_.planned && p.made > warm_up && (as_predicted || p.made > most || ++p.waited < 1 << (p.made - warm_up))) return;
-  p.waited = 0;
+  const double took = measured_.seconds;
+  if (!measured_.planned) p.best_seconds = 0;
+  else if (p.best_seconds == 0 || took < p.best_seconds) p.best = p.choice, p.best_seconds = took;
+  if (measured_.planned && p.made > warm_up) {
+    const bool slower = took > 1.15 * p.best_seconds, as_predicted = std::abs(took - p.choice.forecast.seconds) <= 0.1 * took;
+    if ((p.made > most || as_predicted) && !slower) return;
+    if (++p.waited < 1 << std::min(p.made - warm_up, 4)) return;
+    p.waited = 0;
+    if (p.made > most || as_predicted) return p.made = most + 1, adopt(p.best);
+  }
   part_from_copies();
   MemoryMeans m = means();
-  if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget && steps_ >= warm_up)
+  if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget && p.made > 0)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
            readable_bytes(double(least)), " (", least, " bytes)");
-  if (p.made++ == 0 && m.recompute) m.swap = false;
-  p.choice = choose_memory(record_, options_.budget, m);
-  if (!p.choice.fits) p.choice = choose_memory(record_, options_.budget, means());
+  if (p.made++ < warm_up && m.recompute) m.swap = false;
+  MemoryChoice choice = choose_memory(record_, options_.budget, m);
+  if (!choice.fits) choice = choose_memory(record_, options_.budget, means());
+  adopt(std::move(choice));
+}
+
+// For the steps to come that are as the last one.
+void MemoryPlan::adopt(MemoryChoice choice) {
+  Plan& p = *plan_;
+  p.choice = std::move(choice);
   p.hashes = hashes_;
   p.leave_after.assign(hashes_.size(), {});
   p.fetch_after.assign(hashes_.size(), {});

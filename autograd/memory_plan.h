@@ -10,10 +10,10 @@
 // The first step runs on demand: when the budget is reached, what is needed last leaves first. It is recorded: every event (an
 // operation, or a node's backward) with its time, every saved tensor with its size, its last use forward and its first one backward.
 // From the record choose_memory() (memory_choice.h) decides for each tensor, and from then on copies out begin right after the last use and
-// copies back some events before they are read. The second step only computes again where that suffices, so that times without copies
-// beside them are known too. After it and the third it is planned again, later when steps take other times than predicted, and whenever the
-// sequence of operations and shapes changes; a step that differs from the plan goes on on demand. Steps that begin with another shape (an
-// epoch's smaller last batch) have a plan of their own.
+// copies back some events before they are read. The second and third steps only compute again where that suffices, so that times without
+// copies beside them are known too. Then it is planned anew when steps take other times than predicted, and whenever the sequence of
+// operations and shapes changes; where a choice that was tried earlier proves faster, that one stays. A step that differs from the plan goes
+// on on demand. Steps that begin with another shape (an epoch's smaller last batch) have a plan of their own.
 //
 // What is read is always there: the engine brings back what a node saved before its backward, and whoever else reads a storage that
 // is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results are those without a plan,
@@ -151,6 +151,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   void finish_record();
   void part_from_copies();
   void plan_next();
+  void adopt(MemoryChoice choice);
 
   Backend& backend_;
   const std::unique_ptr<Mover> mover_;
@@ -180,6 +181,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     std::vector<std::vector<int>> leave_after, fetch_after;  // tensors by event
     int made = 0, waited = 0;                                // times that it was planned anew; steps since, that went otherwise
     double alone = 0;                                        // seconds of computation in a step without copies; 0: not known
+    MemoryChoice best;                                       // the choice of the fastest step
+    double best_seconds = 0;                                 // which took so long; 0: none yet
   };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
