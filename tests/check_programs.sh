@@ -18,7 +18,7 @@ short() {
 says 0 'dy/dw = [200, 4000]' "$build/first_gradient"
 says 0 'refused: ' "$build/first_gradient"
 says 0 'gradient agrees' "$build/new_op"
-for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset own_strategy tabular fashion_mnist cifar10 train airbench; do
+for program in first_gradient perceptron mlp lenet resnet new_op own_loop own_optimizer own_callback own_dataset own_strategy tabular fashion_mnist cifar10 train tune airbench; do
   says 0 '--help' "$build/$program" --help
   says 0 'oneDNN' "$build/$program" --version
   says 2 'unexpected argument word' "$build/$program" word
@@ -44,6 +44,18 @@ short 2 'holds something else than metrics' --metrics "$there/table"
 # ---- Learning one batch is a check: only a yes is success --------------------------------------------------------------
 says 1 'cannot tell whether the model learns: too few steps' \
   "$build/fashion_mnist" --data synthetic --model mlp --overfit-batch --stop-after 2
+
+# ---- The minibatch for a memory --------------------------------------------------------------------------------------
+tune="$build/tune --data synthetic --data-set fashion-mnist --model lenet5 --threads 1"
+says 0 'build/train --data-set fashion-mnist --model lenet5 --batch 32 --lr 0.025 --memory-budget' \
+  $tune --memory-budget 1G --batches 32 --page "$there/tune.html"
+grep -q '<svg' "$there/tune.html" || complain "tune --page wrote no picture"
+says 0 'not measured on a simulated device' $tune --memory-budget 20M --on h200 --batches 1x,4x --ranks 4 --link 1G
+says 2 'too small: a minibatch of 8 needs' $tune --memory-budget 1M
+says 2 '--link 10: expected bit/s' $tune --ranks 2 --link 10
+says 2 'say --optimizer lars' $tune --rate-rule lars
+says 0 '--batch auto: ' "$build/train" --data synthetic --data-set fashion-mnist --model mlp --epochs 1 --val 55000 --batch auto --memory-budget 30M
+says 2 '--batch auto: expected a whole number' "$build/fashion_mnist" --data synthetic --batch auto
 
 # ---- A page about runs -----------------------------------------------------------------------------------------------
 echo '{"event":"start","batches_per_epoch":1}' >"$there/run.jsonl"

@@ -7,6 +7,7 @@
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/layers.h"
+#include "layers/optim/flat_parameters.h"
 #include "layers/train/tuner.h"
 #include "tests/support.h"
 

@@ -117,6 +117,10 @@ void training(Rows& t, Options& o) {
   OptionSpec& batch =
       t.whole("--batch", o.batch, 1, "pictures per step, shared by the ranks (under an asynchronous strategy: per push)");
   batch.decides = true;
+  if (o.chooses_batch) {
+    batch.help += "; auto: the fastest within the memory, with --lr matched to it";
+    batch.set = [&o, whole = batch.set](const std::string& v) { v == "auto" ? void(o.batch = 0) : whole(v); };
+  }
   batch.value = [&o] { return o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch); };
   t.whole("--batch-per-rank", o.batch_per_rank, 0, "instead of --batch: so many on each rank (0: --batch)");
   t.real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");

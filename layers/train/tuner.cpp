@@ -97,6 +97,19 @@ double ExchangeModel::exposed(double bytes, double backward) const {
 }
 
 // ---- which minibatch -----------------------------------------------------------------------------------------------------
+std::size_t peak_kept(const IterationRecord& r) {
+  return simulate(r, std::vector<Fate>(r.saved.size(), Fate::keep), no_end, {}).peak;
+}
+
+std::int64_t largest_kept(const RecordedStep& small, const RecordedStep& large, std::size_t budget) {
+  std::int64_t fits = 0, does_not = std::int64_t(1) << 24;
+  while (does_not - fits > 1) {
+    const std::int64_t b = (fits + does_not) / 2;
+    (peak_kept(at_batch(small, large, b)) <= budget ? fits : does_not) = b;
+  }
+  return fits;
+}
+
 std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& large, const TunerOptions& o) {
   std::vector<TunedBatch> rows;
   auto try_one = [&](std::int64_t batch) {
@@ -112,12 +125,16 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
     row.exposed = o.exchange.exposed(double(large.parameter_bytes), backward);
     rows.push_back(std::move(row));
   };
-  for (std::int64_t b : o.batches) try_one(b);
-  for (std::int64_t b = 8; o.batches.empty() && b < (1 << 24); b *= 2) {
+  std::vector<std::int64_t> given = o.batches;
+  const std::int64_t kept = o.multiples.empty() ? 0 : largest_kept(small, large, o.budget);
+  for (double m : o.multiples) given.push_back(std::max<std::int64_t>(1, std::llround(m * double(kept))));
+  for (std::int64_t b : given) try_one(b);
+  const std::int64_t most = o.most > 0 ? o.most : std::int64_t(1) << 24;
+  for (std::int64_t b = 8; given.empty() && b <= most; b += b & (b - 1) ? b / 3 : b / 2) {  // 8, 12, 16, 24, …
     try_one(b);
-    if (b > 8 && !rows.back().fits() && !rows[rows.size() - 2].fits()) break;
-    try_one(b + b / 2);
+    if (rows.size() > 1 && !rows.back().fits() && !rows[rows.size() - 2].fits()) break;
   }
+  if (rows.empty()) try_one(most);
   const auto least = std::min_element(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.least < b.least; });
   if (std::none_of(rows.begin(), rows.end(), [](auto& r) { return r.fits(); }))
     refuse("a budget of ", readable_bytes(double(o.budget)), " is too small: a minibatch of ", least->batch, " needs ",
@@ -151,8 +168,7 @@ double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, st
 MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend, std::unique_ptr<Mover> mover) {
   constexpr int steps = 7;
   const MemoryMeans swap{.swap = true, .recompute = false};
-  const std::vector<Fate> kept(recorded.record.saved.size(), Fate::keep);
-  const std::size_t most = simulate(recorded.record, kept, no_end, swap).peak, least = smallest_budget(recorded.record, swap);
+  const std::size_t most = peak_kept(recorded.record), least = smallest_budget(recorded.record, swap);
   Trainer t(w, recorded.batch, backend);
   MemoryPlan plan(backend, std::move(mover), {.budget = least + (most - least) * 3 / 4, .swap = SwapMode::swap});
   for (int s = 0; s < steps; s++) t.step(plan);

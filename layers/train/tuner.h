@@ -61,10 +61,15 @@ struct TunedBatch {
 
 struct TunerOptions {
   std::size_t budget = 0;                    // bytes of the device, weights and all
-  std::vector<std::int64_t> batches = {};    // to try; empty: 8, 12, 16, 24, … until two in a row do not fit
+  std::vector<std::int64_t> batches = {};    // to try; none here and in multiples: 8, 12, 16, 24, … until two in a row do not fit
+  std::vector<double> multiples = {};        // to try besides: times the largest minibatch that fits with all tensors kept
+  std::int64_t most = 0;                     // samples, the largest that is tried when none are given; 0: any
   MemoryMeans means = {};
   ExchangeModel exchange = {};
 };
+std::size_t peak_kept(const IterationRecord& record);  // bytes, with all tensors kept
+// The largest minibatch that needs no plan: its tensors all stay within the budget. 0: not even one sample.
+std::int64_t largest_kept(const RecordedStep& small, const RecordedStep& large, std::size_t budget);
 // One row for each minibatch. Throws UsageError when not even the smallest fits, with the budget that it needs.
 std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& large, const TunerOptions& options);
 // The row that is fastest per sample, among those of at most `cap` samples (0: any). Within half a percent the smaller one.
@@ -91,7 +96,7 @@ GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& fla
 enum class RateRule {
   linear,       // rate · times, after 5 epochs of warm-up (Goyal et al. 2017)
   square_root,  // rate · √times
-  lars,         // rate · times with the optimizer lars, whose steps are as long as a share of the weights' norm
+  lars,         // rate · times, with the optimizer lars: each step's length is a share of the weights' norm
   adascale      // rate · gain, gain = (σ² + μ²)/(σ²/times + μ²), with σ² = tr(Σ)/base and μ² = |G|² (Johnson et al. 2020)
 };
 std::optional<RateRule> rate_rule_in(const std::string& text);

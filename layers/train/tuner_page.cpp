@@ -63,8 +63,7 @@ Chart memory_chart(const TunedBatch& b, std::size_t budget) {
 // The chosen minibatch with budgets from the least to what needs no plan.
 Chart budget_chart(const TunedBatch& b, const TunerOptions& o) {
   Chart chart{.title = "Time against budget, minibatch " + std::to_string(b.batch), .x_unit = "MiB of budget", .y_unit = "ms", .from_zero = true};
-  const std::vector<Fate> all(b.record.saved.size(), Fate::keep);
-  const double most = double(simulate(b.record, all, std::size_t(-1) / 2, o.means).peak);
+  const double most = double(peak_kept(b.record));
   int colour = 0;
   for (const auto& [name, swap, recompute] : {std::tuple{"swap and recompute", true, true}, {"swap", true, false}, {"recompute", false, true}}) {
     MemoryMeans means = o.means;

@@ -1,0 +1,105 @@
+#include "layers/train/choose_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "core/text.h"
+#include "datasets/loader.h"
+#include "layers/models/models.h"
+#include "layers/optim/flat_parameters.h"
+#include "layers/train/strategy.h"
+
+namespace tandem {
+namespace {
+
+// The noise of the gradient after some steps: at the first weights the gradient is large, and its noise says little.
+GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, std::int64_t base_batch) {
+  constexpr int steps = 20, pictures = 16;
+  auto model = make_model(o.model, data.classes(), data.channels(), data.side());
+  FlatParameters flat(*model, backend, o.seed);
+  SGD sgd({.learning_rate = o.learning_rate * pictures / double(base_batch), .momentum = 0.9});
+  sgd.bind(flat);
+  model->train(true);
+  Loader loader(data.train, {.batch = pictures, .dtype = o.dtype, .drop_last = true, .seed = o.seed}, backend);
+  loader.start(0);
+  Batch batch;
+  for (int s = 0; s < steps && loader.next(batch); s++) {
+    flat.zero_gradients();
+    Variable loss = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+    flat.backward(loss);
+    sgd.step(&loss.value());
+  }
+  return measure_noise(*model, cross_entropy_loss(), flat, loader);
+}
+
+// Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the ranks.
+std::string with_warm_up(const Options& o) {
+  const Schedule given = Schedule::parse(o.schedule);
+  if (given.warmup > 0 || given.kind == Schedule::Kind::one_cycle) return o.schedule;
+  return "warmup:" + digits(std::min(5.0, o.epochs / 10.0), 3) + "+" + o.schedule;
+}
+
+void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
+  const int ranks = request.tuner.exchange.server ? 1 : request.tuner.exchange.ranks;
+  t.batch = t.rows[t.best].batch * ranks;
+  const double times = double(t.batch) / double(request.base_batch);
+  t.rate = matched_rate(request.rule, o.learning_rate, times, double(request.base_batch), t.noise.value_or(GradientNoise{}));
+  t.schedule = request.rule == RateRule::linear && times > 1 ? with_warm_up(o) : o.schedule;
+}
+
+}  // namespace
+
+SimulatedRates h200_rates(DType dtype, bool tf32) {
+  const double peak = dtype == DType::f32 ? tf32 ? 495e12 : 67e12 : 990e12;
+  return {.flops = peak / 2, .memory = 0.8 * 4.8e12, .out = 55e9, .in = 55e9};
+}
+
+Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
+  if (request.rule == RateRule::lars && o.optimizer != "lars")
+    refuse("the rule lars scales the learning rate of the optimizer lars: say --optimizer lars, and an --lr that suits it");
+  if (request.rule == RateRule::adascale && request.simulated)
+    refuse("the rule adascale needs the gradient's noise, which a simulated device does not measure");
+  const Workload w{o.model, data.classes(), data.channels(), data.side(), o.dtype};
+  const SimulatedRates simulated = h200_rates(o.dtype, o.tf32);
+  const bool swaps = o.swap == SwapMode::automatic || o.swap == SwapMode::swap;
+  auto clock = [&]() -> std::unique_ptr<Mover> { return request.simulated ? simulated_mover(simulated) : nullptr; };
+  auto mover = [&] { return request.simulated ? clock() : swaps ? file_mover(o.scratch) : nullptr; };
+
+  Tuned t{.tuner = request.tuner};
+  if (t.tuner.budget == 0) t.tuner.budget = o.memory_budget > 0 ? o.memory_budget : backend.memory().left();
+  const std::int64_t pictures = std::max<std::int64_t>(1, data.train.count() / t.tuner.exchange.ranks);
+  t.tuner.most = t.tuner.most > 0 ? std::min(t.tuner.most, pictures) : pictures;
+  const std::int64_t first = request.simulated ? 2 : 16;
+  const RecordedStep small = record_step(w, first, backend, clock(), request.simulated ? 1 : 5);
+  const RecordedStep large = record_step(w, 2 * first, backend, clock(), request.simulated ? 1 : 5);
+  if (swaps) t.tuner.means = request.simulated ? MemoryMeans{.out = simulated.out, .in = simulated.in} : measure_means(w, large, backend, mover());
+  t.tuner.means.swap = swaps, t.tuner.means.recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute;
+  t.rows = tune(small, large, t.tuner);
+  if (request.measure)
+    for (TunedBatch& r : t.rows)
+      if (r.fits()) r.measured = measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
+  double cap = 0;  // samples of a rank
+  if (!request.simulated) {
+    t.noise = noise_of(o, data, backend, request.base_batch);
+    cap = std::max(t.noise->scale(), double(request.base_batch)) / (t.tuner.exchange.server ? 1 : t.tuner.exchange.ranks);
+  }
+  t.best = std::size_t(&fastest(t.rows, cap) - t.rows.data());
+  choose_rate(t, o, request);
+  return t;
+}
+
+void choose_batch(Options& o, const Dataset& data, Backend& backend) {
+  if (o.batch > 0) return;
+  if (local_size_from_environment() > 1)
+    refuse("--batch auto: ranks that share a machine cannot measure there; build/tune --ranks N names a minibatch for --batch");
+  const Tuned t = tune_for(o, data, backend);
+  const TunedBatch& b = t.rows[t.best];
+  std::fprintf(stderr, "--batch auto: %lld within %s, %.3g ms a sample (%s swapped, %s recomputed); gradient noise scale %s; lr %s → %s\n",
+               static_cast<long long>(t.batch), readable_bytes(double(t.tuner.budget)).c_str(), 1e3 * b.per_sample(),
+               readable_bytes(double(b.choice.forecast.swapped)).c_str(), readable_bytes(double(b.choice.forecast.recomputed)).c_str(),
+               short_number(t.noise->scale()).c_str(), digits(o.learning_rate).c_str(), digits(t.rate, 4).c_str());
+  o.batch = int(t.batch), o.learning_rate = t.rate, o.schedule = t.schedule;
+}
+
+}  // namespace tandem
