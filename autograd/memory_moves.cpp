@@ -120,7 +120,7 @@ void MemoryPlan::finish_in(int id) {
 void MemoryPlan::bring_back(Storage& storage) {
   require(std::this_thread::get_id() == thread_, "a tensor that a memory plan moved away was read on another thread: read it on the "
           "one that trains");
-  const int id = int(storage.kept_as());
+  const int id = storage.kept_as();
   Entry& e = at(id);
   if (e.at == At::here || e.at == At::leaving) return;
   if (e.at == At::nowhere) return compute(id);

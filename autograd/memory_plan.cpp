@@ -102,7 +102,7 @@ double MemoryPlan::now() const {
 // ---- following the step --------------------------------------------------------------------------------------------------
 int MemoryPlan::known(const Tensor& t) const {
   if (!t.defined() || t.storage()->keeper() != this) return -1;
-  return int(t.storage()->kept_as());
+  return t.storage()->kept_as();
 }
 
 int MemoryPlan::entry_of(const Tensor& t) {
@@ -251,7 +251,7 @@ void MemoryPlan::after(Node& node) {
 }
 
 void MemoryPlan::gone(Storage& storage) noexcept {
-  const int id = int(storage.kept_as());
+  const int id = storage.kept_as();
   Entry& e = at(id);
   SavedRecord& s = saved(id);
   if (e.at == At::leaving || e.at == At::outside || e.at == At::returning) mover_->forget(e.copy);  // waits for a copy under way

@@ -436,7 +436,7 @@ Ref<Storage> Storage::wrap(Backend& backend, void* data, std::size_t bytes, std:
 }
 
 Storage::~Storage() {
-  if (keeper_) keeper_->gone(*this);
+  if (Keeper* k = keeper()) k->gone(*this);
   if (Backend* backend = memory_->living_backend())
     for (const auto& segment : segments()) backend->forget(*segment);
   if (!rare_ || !rare_->owner) memory_->give(data_);
@@ -445,17 +445,17 @@ Storage::~Storage() {
 void Storage::destroy(const Storage* s) { delete s; }
 
 void Storage::require_resident() const {
-  if (residency_ == Residency::resident) return;  // wrapped memory of no bytes
-  if (keeper_) keeper_->bring_back(const_cast<Storage&>(*this));
+  if (residency() == Residency::resident) return;  // wrapped memory of no bytes
+  if (Keeper* k = keeper()) k->bring_back(const_cast<Storage&>(*this));
   require(data_ != nullptr, "a tensor of ", readable_bytes(double(bytes_)), " was read whose bytes were ",
-          residency_ == Residency::evicted ? "swapped out" : "discarded, to be computed again",
+          residency() == Residency::evicted ? "swapped out" : "discarded, to be computed again",
           ", and nobody brings them back: read it while its memory plan lives");
 }
 
 void Storage::leave(Residency as) {
-  require(movable() && keeper_ && data_, "a storage of ", readable_bytes(double(bytes_)), " cannot leave its memory");
+  require(movable() && keeper() && data_, "a storage of ", readable_bytes(double(bytes_)), " cannot leave its memory");
   memory_->give(std::exchange(data_, nullptr));
-  residency_ = as;
+  rare_->residency = as;
 }
 
 void* Storage::new_block() {
@@ -467,7 +467,7 @@ void Storage::give_back(void* block) { memory_->give(block); }
 
 void Storage::arrive(void* block) {
   data_ = block;
-  residency_ = Residency::resident;
+  rare_->residency = Residency::resident;
 }
 
 void Storage::adopt(Storage& other) {

@@ -250,11 +250,11 @@ class Storage : public Counted {
   std::size_t bytes() const { return bytes_; }
   std::size_t block_bytes() const { return CachingAllocator::size_class(bytes_); }
 
-  Residency residency() const { return residency_; }
+  Residency residency() const { return rare_ ? rare_->residency : Residency::resident; }
   bool movable() const { return !rare_ || (!rare_->owner && rare_->segments.empty()); }
-  void keep(Keeper* keeper, std::int64_t id) { keeper_ = keeper, kept_as_ = id; }  // null: nobody
-  Keeper* keeper() const { return keeper_; }
-  std::int64_t kept_as() const { return kept_as_; }  // the keeper's number for it
+  void keep(Keeper* keeper, int id) { rare().keeper = keeper, rare().kept_as = id; }  // null: nobody
+  Keeper* keeper() const { return rare_ ? rare_->keeper : nullptr; }
+  int kept_as() const { return rare_ ? rare_->kept_as : 0; }  // the keeper's number for it
   void leave(Residency as);          // gives its block back
   void* new_block();                 // one that it may come back to; not its own yet
   void give_back(void* block);       // one that it did not come back to
@@ -276,16 +276,16 @@ class Storage : public Counted {
   struct Rare {  // what few storages have
     std::shared_ptr<void> owner;  // set: memory is not the allocator's
     std::vector<std::unique_ptr<WriteCount>> segments;
+    Keeper* keeper = nullptr;
+    int kept_as = 0;
+    Residency residency = Residency::resident;
   };
   void require_resident() const;
   Rare& rare() { return *(rare_ ? rare_ : (rare_ = std::make_unique<Rare>())); }
+  std::atomic<int> on_tape_{0};
   Ref<CachingAllocator> memory_;
   void* data_;  // null: not resident
   std::size_t bytes_;
-  Keeper* keeper_ = nullptr;
-  std::int64_t kept_as_ = 0;
-  std::atomic<int> on_tape_{0};
-  Residency residency_ = Residency::resident;
   WriteCount whole_;
   std::unique_ptr<Rare> rare_;
 };

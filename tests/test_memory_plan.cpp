@@ -19,6 +19,7 @@
 #include "autograd/memory_plan.h"
 #include "autograd/ops.h"
 #include "core/mover.h"
+#include "core/text.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "layers/checkpointed.h"
@@ -450,7 +451,7 @@ struct Program {
   static constexpr int channels = 4, side = 5, batch = 3;
 
   Program(Backend& b, unsigned seed) : backend(b), random(seed) {
-    for (int i = 0; i < 3; i++) weights.emplace_back(values("w" + std::to_string(i), {channels, 3, 3, channels}), true);
+    for (int i = 0; i < 3; i++) weights.emplace_back(values(printed("w%d", i), {channels, 3, 3, channels}), true);
     gamma = Variable(values("gamma", {channels}), true), beta = Variable(values("beta", {channels}), true);
   }
   Tensor values(const std::string& name, const Shape& shape) {
@@ -817,7 +818,7 @@ TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
     mode().draws = 3;
     for (int k = 0; k < 3; k++) {
       flat.zero_gradients();
-      const Variable x(Tensor::of(*backend, {4, 6, 6, 3}, test::numbers("x" + std::to_string(k), 4 * 6 * 6 * 3)));
+      const Variable x(Tensor::of(*backend, {4, 6, 6, 3}, test::numbers(printed("x%d", k), 4 * 6 * 6 * 3)));
       const Variable loss = sum(square(model(x)));
       flat.backward(loss);
       results[again].push_back(bytes_of(loss.value()));
