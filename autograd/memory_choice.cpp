@@ -216,7 +216,7 @@ class Chooser {
     const double whole = 1 / means_.out + 1 / means_.in;
     for (const Fates& start : starts)
       for (double share : {0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0}) {
-        MemoryChoice c = at_price(share * whole, start);
+        MemoryChoice c = with_room(at_price(share * whole, start));
         if (better(c, best)) best = std::move(c);
         if (!may_swap() || !means_.recompute) break;
       }
@@ -275,6 +275,29 @@ class Chooser {
       for (std::size_t k = 0; k < items.size(); k++)
         if (!kept[k]) fates[items[k]] = means[k];
       c = measured(std::move(fates));
+    }
+    return c;
+  }
+
+  // Where the budget has room beside what is computed again: keeps the dearest of that, then swaps as many as is faster. The numbers are
+  // found by halving: the more, the more memory, and up to some number the less time.
+  MemoryChoice with_room(MemoryChoice c) const {
+    if (!c.fits || c.forecast.recomputed == 0) return c;
+    for (Fate fate : {Fate::keep, Fate::swap}) {
+      if (fate == Fate::swap && !may_swap()) break;
+      std::vector<std::size_t> again;
+      for (std::size_t i : movable_)  // the dearest first
+        if (c.fates[i] == Fate::recompute) again.push_back(i);
+      const Fates fates = c.fates;
+      for (std::size_t low = 0, high = again.size() + 1; high - low > 1;) {
+        const std::size_t middle = (low + high) / 2;
+        Fates with = fates;
+        for (std::size_t k = 0; k < middle; k++) with[again[k]] = fate;
+        MemoryChoice next = measured(std::move(with));
+        const bool improves = better(next, c);
+        (improves ? low : high) = middle;
+        if (improves) c = std::move(next);
+      }
     }
     return c;
   }

@@ -60,7 +60,7 @@ Options options(int argc, char** argv, Asked& a) {
   Options o = parse_options(
       argc, argv, "Finds the minibatch that is fastest per sample within a budget of memory.",
       {.data_set = "cifar10", .model = "resnet20", .learning_rate = 0.1},
-      {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype", "--tf32", "--threads", "--seed",
+      {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype", "--threads", "--seed",
        "--memory-budget", "--swap", "--scratch", "--lr"},
       {{"--on", "here: this machine, measured; h200: a simulated GPU", "here",
         [&](const std::string& v) { r.simulated = either("--on", v, "here", "h200"); }},

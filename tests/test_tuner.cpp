@@ -14,12 +14,12 @@
 namespace tandem::test {
 namespace {
 
-const Workload lenet{.model = "lenet5", .channels = 1, .side = 28};
+const Workload workload{.model = "resnet20", .side = 16};
 const SimulatedRates rates{.flops = 2e10, .memory = 1e10, .out = 2e9, .in = 2e9};
 
 struct Recorded {
   std::unique_ptr<Backend> backend = cpu_backend(1);
-  RecordedStep small = record_step(lenet, 64, *backend, simulated_mover(rates), 1), large = record_step(lenet, 128, *backend, simulated_mover(rates), 1);
+  RecordedStep small = record_step(workload, 8, *backend, simulated_mover(rates), 1), large = record_step(workload, 16, *backend, simulated_mover(rates), 1);
   std::size_t peak(std::int64_t batch) const {
     const IterationRecord r = at_batch(small, large, batch);
     return simulate(r, std::vector<Fate>(r.saved.size(), Fate::keep), std::size_t(1) << 50, {}).peak;
@@ -28,22 +28,22 @@ struct Recorded {
 
 TEST(Tuner, AMinibatchThatWasNotRunIsPredicted) {
   const Recorded r;
-  const RecordedStep real = record_step(lenet, 384, *r.backend, simulated_mover(rates), 1);
-  const IterationRecord guess = at_batch(r.small, r.large, 384);
+  const RecordedStep real = record_step(workload, 48, *r.backend, simulated_mover(rates), 1);
+  const IterationRecord guess = at_batch(r.small, r.large, 48);
   ASSERT_EQ(guess.events.size(), real.record.events.size());
   ASSERT_EQ(guess.saved.size(), real.record.saved.size());
   double seconds = 0, predicted = 0, bytes = 0, guessed = 0;
   for (std::size_t i = 0; i < guess.events.size(); i++) seconds += real.record.events[i].seconds, predicted += guess.events[i].seconds;
   for (std::size_t i = 0; i < guess.saved.size(); i++) bytes += double(real.record.saved[i].bytes), guessed += double(guess.saved[i].bytes);
   EXPECT_NEAR(predicted / seconds, 1, 0.02);
-  EXPECT_NEAR(guessed / bytes, 1, 0.02);
-  EXPECT_TRUE(refused([&] { at_batch(r.large, r.small, 384); }, {"the smaller minibatch first"}));
+  EXPECT_NEAR(guessed / bytes, 1, 0.05) << "blocks below 1 MiB are rounded up";
+  EXPECT_TRUE(refused([&] { at_batch(r.large, r.small, 48); }, {"the smaller minibatch first"}));
 }
 
 // On the simulated device: a plan takes the time, and the memory, that was predicted without running it.
 TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
   const Recorded r;
-  TunerOptions o{.budget = r.peak(128), .batches = {64, 128, 192, 256}, .means = {.out = rates.out, .in = rates.in}};
+  TunerOptions o{.budget = r.peak(16), .batches = {8, 16, 24, 32}, .means = {.out = rates.out, .in = rates.in}};
   const auto rows = tune(r.small, r.large, o);
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[1].choice.forecast.swapped + rows[1].choice.forecast.recomputed, 0u) << "fits as it is";
@@ -52,18 +52,22 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
     if (!row.fits()) continue;
     moved += row.choice.forecast.swapped + row.choice.forecast.recomputed > 0;
     EXPECT_LE(row.choice.forecast.peak, o.budget);
-    const double measured = measure_batch(lenet, row.batch, *r.backend, simulated_mover(rates), {.budget = o.budget * 21 / 20}, 3);
+    const double measured = measure_batch(workload, row.batch, *r.backend, simulated_mover(rates), {.budget = o.budget * 21 / 20}, 3);
     EXPECT_NEAR(measured / row.choice.forecast.seconds, 1, 0.15) << row.batch;
   }
   EXPECT_GT(moved, 0);
+  EXPECT_EQ(largest_kept(r.small, r.large, o.budget), 16);
+  o.multiples = {1, 2}, o.batches = {};
+  const auto multiples = tune(r.small, r.large, o);
+  EXPECT_TRUE(multiples.size() == 2 && multiples[0].batch == 16 && multiples[1].batch == 32);
   const TunedBatch& best = fastest(rows);
   for (const TunedBatch& row : rows)
     EXPECT_TRUE(!row.fits() || best.per_sample() <= 1.005 * row.per_sample()) << row.batch;
-  EXPECT_EQ(fastest(rows, 64).batch, 64) << "the noise scale's cap";
+  EXPECT_EQ(fastest(rows, 8).batch, 8) << "the noise scale's cap";
   const std::string page = tuner_page(rows, best, o, "A <title>");
   for (const char* part : {"<svg", "A &lt;title&gt;", "swapped", "budget", "minibatch"}) EXPECT_NE(page.find(part), page.npos) << part;
-  o.budget = 1 << 20;
-  EXPECT_TRUE(refused([&] { tune(r.small, r.large, o); }, {"1.00 MiB", "too small", "a minibatch of 64 needs"}));
+  o.budget = 1 << 20, o.multiples = {}, o.batches = {8};
+  EXPECT_TRUE(refused([&] { tune(r.small, r.large, o); }, {"1.00 MiB", "too small", "a minibatch of 8 needs"}));
 }
 
 TEST(Tuner, ExchangeIsHiddenUnderBackward) {
@@ -110,7 +114,7 @@ TEST(Tuner, NoiseOfTheGradientAndTheLearningRate) {
     trace += squares[c] / count - std::pow(sum[c] / count, 2);
   }
   EXPECT_NEAR(measured.trace / trace, 1, 0.2);
-  EXPECT_NEAR((measured.gradient + measured.trace / 512) / (gradient + trace / 512), 1, 0.2);
+  EXPECT_NEAR((measured.gradient + measured.trace / 512) / gradient, 1, 1e-4);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 
 // The noise of the gradient after some steps: at the first weights the gradient is large, and its noise says little.
 GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, std::int64_t base_batch) {
-  constexpr int steps = 20, pictures = 16;
+  constexpr int steps = 200, pictures = 16;
   auto model = make_model(o.model, data.classes(), data.channels(), data.side());
   FlatParameters flat(*model, backend, o.seed);
   SGD sgd({.learning_rate = o.learning_rate * pictures / double(base_batch), .momentum = 0.9});
@@ -50,8 +50,8 @@ void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
 
 }  // namespace
 
-SimulatedRates h200_rates(DType dtype, bool tf32) {
-  const double peak = dtype == DType::f32 ? tf32 ? 495e12 : 67e12 : 990e12;
+SimulatedRates h200_rates(DType dtype) {
+  const double peak = dtype == DType::f32 ? 67e12 : 990e12;
   return {.flops = peak / 2, .memory = 0.8 * 4.8e12, .out = 55e9, .in = 55e9};
 }
 
@@ -61,7 +61,7 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
   if (request.rule == RateRule::adascale && request.simulated)
     refuse("the rule adascale needs the gradient's noise, which a simulated device does not measure");
   const Workload w{o.model, data.classes(), data.channels(), data.side(), o.dtype};
-  const SimulatedRates simulated = h200_rates(o.dtype, o.tf32);
+  const SimulatedRates simulated = h200_rates(o.dtype);
   const bool swaps = o.swap == SwapMode::automatic || o.swap == SwapMode::swap;
   auto clock = [&]() -> std::unique_ptr<Mover> { return request.simulated ? simulated_mover(simulated) : nullptr; };
   auto mover = [&] { return request.simulated ? clock() : swaps ? file_mover(o.scratch) : nullptr; };
@@ -78,7 +78,7 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
   t.rows = tune(small, large, t.tuner);
   if (request.measure)
     for (TunedBatch& r : t.rows)
-      if (r.fits()) r.measured = measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
+      if (r.fits()) r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
   double cap = 0;  // samples of a rank
   if (!request.simulated) {
     t.noise = noise_of(o, data, backend, request.base_batch);

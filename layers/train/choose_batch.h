@@ -18,13 +18,13 @@ struct TuneRequest {
 };
 
 struct Tuned {
-  std::vector<TunedBatch> rows;
+  std::vector<TunedBatch> rows = {};
   std::size_t best = 0;                // the row that was chosen
-  TunerOptions tuner;                  // with the budget and the rates that were used
-  std::optional<GradientNoise> noise;  // at the base minibatch's rate, after some steps
+  TunerOptions tuner = {};             // with the budget and the rates that were used
+  std::optional<GradientNoise> noise = {};  // at the base minibatch's rate, after some steps
   std::int64_t batch = 0;              // of a step of all ranks; with a parameter server: of a push
   double rate = 0;                     // the learning rate for it
-  std::string schedule;                // with a warm-up where the rate rises and the schedule has none
+  std::string schedule = {};           // with a warm-up where the rate rises and the schedule has none
 };
 
 // Takes model, type, seed, learning rate, schedule, epochs, budget, swap and scratch folder from the options. Throws UsageError where
@@ -34,7 +34,7 @@ Tuned tune_for(const Options& options, const Dataset& data, Backend& backend, co
 // Where options.batch is 0 (--batch auto): chooses batch, learning rate and schedule, and says so on stderr.
 void choose_batch(Options& options, const Dataset& data, Backend& backend);
 
-// An H200 at rates that kernels reach (our choice: half of the arithmetic peak, four fifths of the memory's 4.8 TB/s) and PCIe 5.
-SimulatedRates h200_rates(DType dtype, bool tf32);
+// An H200 at rates that kernels reach (our choice: half of the peak of 67 TFLOP/s in f32 and 990 in bf16, four fifths of the memory's 4.8 TB/s) and PCIe 5.
+SimulatedRates h200_rates(DType dtype);
 
 }  // namespace tandem

@@ -1,5 +1,6 @@
 #include "layers/train/data_loading.h"
 
+#include <algorithm>
 #include <tuple>
 
 namespace tandem {
@@ -29,7 +30,10 @@ Pictures normalised(Pictures p, const Options& o) {
   return p;
 }
 
-LoaderOptions in_order(const Options& o) { return {.batch_per_rank = 500, .dtype = o.dtype, .shuffle = false}; }
+// Evaluation saves nothing for backward, but 500 pictures of a layer can take more than a memory budget.
+LoaderOptions in_order(const Options& o) {
+  return {.batch_per_rank = o.memory_budget > 0 ? std::min(500, o.batch) : 500, .dtype = o.dtype, .shuffle = false};
+}
 
 }  // namespace
 

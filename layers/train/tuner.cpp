@@ -1,10 +1,12 @@
 #include "layers/train/tuner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include "core/backend.h"
+#include "core/clock.h"
 #include "core/elementwise.h"
 #include "core/random.h"
 #include "core/text.h"
@@ -22,6 +24,12 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
+double computing(const IterationRecord& r) {  // seconds of all events
+  double seconds = 0;
+  for (const EventRecord& e : r.events) seconds += e.seconds;
+  return seconds;
+}
+
 // A model with its optimizer, and a minibatch of random pictures.
 struct Trainer {
   Trainer(const Workload& w, std::int64_t batch, Backend& backend)
@@ -35,30 +43,37 @@ struct Trainer {
     for (std::int64_t i = 0; i < batch; i++) y.push_back(double(i % w.classes));
     images = Tensor::of(backend, {batch, w.side, w.side, w.channels}, x, w.dtype);
     labels = Tensor::of(backend, {batch}, y, DType::i32);
+    for (Tensor& t : ahead) t = Tensor::like(images);
   }
-  void step(MemoryPlan& plan) {
+  double step(MemoryPlan& plan) {  // seconds beside the plan: of the update
     flat.zero_gradients();
     MemoryPlan::Step step(plan);
     flat.backward(cross_entropy((*model)(Variable(images)), labels));
     step.end();
+    const auto began = Clock::now();
     sgd.update(nullptr);
+    return seconds_since(began);
   }
   Model model;
   FlatParameters flat;
   SGD sgd;
   Tensor images, labels;
+  std::array<Tensor, 3> ahead;  // as many batches as a loader holds beside the one in use
 };
 
 }  // namespace
 
 RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover, int steps) {
   Trainer t(w, batch, backend);
+  const bool clock_is_real = mover == nullptr;
   MemoryPlan plan(backend, std::move(mover), {.budget = no_end, .smallest = 1});
   std::vector<std::vector<double>> events, again;
-  RecordedStep r{batch, {}, t.flat.values.bytes()};
+  std::vector<double> updates;
+  RecordedStep r{.batch = batch, .parameter_bytes = t.flat.values.bytes()};
   for (int s = 0; s < steps + 1; s++) {
-    t.step(plan);
+    const double update = t.step(plan);
     if (s == 0) continue;  // backends prepare weights in the first
+    updates.push_back(update);
     r.record = plan.record();
     events.resize(r.record.events.size()), again.resize(r.record.saved.size());
     for (std::size_t i = 0; i < events.size(); i++) events[i].push_back(r.record.events[i].seconds);
@@ -66,6 +81,7 @@ RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend
   }
   for (std::size_t i = 0; i < events.size(); i++) r.record.events[i].seconds = median(events[i]);
   for (std::size_t i = 0; i < again.size(); i++) r.record.saved[i].recompute = median(again[i]);
+  r.update = clock_is_real ? median(updates) : 0;
   return r;
 }
 
@@ -114,7 +130,7 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
   std::vector<TunedBatch> rows;
   auto try_one = [&](std::int64_t batch) {
     TunedBatch row;
-    row.batch = batch, row.record = at_batch(small, large, batch);
+    row.batch = batch, row.record = at_batch(small, large, batch), row.update = large.update;
     row.least = smallest_budget(row.record, o.means);
     if (row.least <= o.budget) row.choice = choose_memory(row.record, o.budget, o.means);
     double backward = 0;  // the second half: from the first event that reads what was saved
@@ -166,13 +182,20 @@ double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, st
 }
 
 MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend, std::unique_ptr<Mover> mover) {
-  constexpr int steps = 7;
+  constexpr int planning = 2, steps = 7;
   const MemoryMeans swap{.swap = true, .recompute = false};
   const std::size_t most = peak_kept(recorded.record), least = smallest_budget(recorded.record, swap);
   Trainer t(w, recorded.batch, backend);
-  MemoryPlan plan(backend, std::move(mover), {.budget = least + (most - least) * 3 / 4, .swap = SwapMode::swap});
-  for (int s = 0; s < steps; s++) t.step(plan);
-  return plan.means();
+  MemoryPlan plan(backend, std::move(mover), {.budget = least + (most - least) / 2, .swap = SwapMode::swap});
+  std::vector<double> slower;  // for each byte copied
+  for (int s = 0; s < planning + steps; s++) {
+    t.step(plan);
+    if (s >= planning && plan.measured().swapped > 0)
+      slower.push_back((computing(plan.record()) - computing(recorded.record)) / double(2 * plan.measured().swapped));
+  }
+  MemoryMeans m = plan.means();
+  if (!slower.empty()) m.slowdown = std::max(0.0, median(slower));
+  return m;
 }
 
 // ---- which learning rate -------------------------------------------------------------------------------------------------

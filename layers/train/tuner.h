@@ -30,8 +30,9 @@ struct Workload {
 
 struct RecordedStep {
   std::int64_t batch = 0;
-  IterationRecord record;
+  IterationRecord record = {};
   std::size_t parameter_bytes = 0;
+  double update = 0;  // seconds of the optimizer's update; 0 on a virtual clock
 };
 // Runs some steps at this minibatch, each on a budget without end, and keeps of each event the median time. mover: gives the clock
 // (simulated_mover()); null: the real one. Memory of the backend that others hold counts as the workload's.
@@ -52,11 +53,11 @@ struct TunedBatch {
   std::int64_t batch = 0;
   IterationRecord record;
   MemoryChoice choice;
-  double exposed = 0;                   // seconds of exchange that nothing hides
+  double exposed = 0, update = 0;       // seconds of exchange that nothing hides; of the optimizer's update
   std::size_t least = 0;                // bytes of the smallest budget
   std::optional<double> measured = {};  // seconds of a step
   bool fits() const { return choice.fits; }
-  double per_sample() const { return (choice.forecast.seconds + exposed) / double(batch); }
+  double per_sample() const { return (choice.forecast.seconds + update + exposed) / double(batch); }
 };
 
 struct TunerOptions {
