@@ -5,6 +5,7 @@
 #include "core/operands.h"
 
 #include <memory>
+#include <optional>
 
 #include "core/recording.h"
 #include "core/text.h"
@@ -166,10 +167,9 @@ class CudaBackend final : public Backend {
   // ---- convolution -------------------------------------------------------------------------------------------------
   void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     const Narrow narrow(*this, w, x.dtype());
-    convolution_.forward(s, x.dtype(), x.raw(), narrow.data(), y.raw_write());
-    typed(x.dtype(), "conv2d", [&]<class T> {
-      bias_relu(grid_, s.n * s.out_h() * s.out_w(), s.c_out, data<float>(bias), relu, y.write<T>());
-    });
+    std::optional<Narrow> narrow_bias;
+    if (bias) narrow_bias.emplace(*this, *bias, x.dtype());
+    convolution_.forward(s, x.dtype(), {x.raw(), narrow.data(), y.raw_write(), bias ? narrow_bias->data() : nullptr, data<float>(bias)}, relu);
   }
   void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     const Narrow narrow(*this, w, dy.dtype());
