@@ -137,8 +137,9 @@ struct Convolution::State {
     std::vector<Plan> plans;
     if (key.empty()) return plans;
     const std::size_t most = recording ? 1 : 8;
-    // Whether a ReLU lets NaN through cannot be tried while a step is recorded.
-    if (key.bias && !recording) plans = candidates(device, key, rules, most);
+    // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the same engines
+    // whatever the alignment, though most of them need 16 bytes without a bias: so they get what serves any of them.
+    if (key.bias && !recording && key.alignment == Alignments()) plans = candidates(device, key, rules, most);
     PlanKey alone = key;
     alone.bias = alone.relu = false;
     for (Plan& plan : candidates(device, alone, rules, most)) plans.push_back(std::move(plan));
