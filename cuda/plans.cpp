@@ -196,8 +196,7 @@ std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const E
   device(plan);
   if (!plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration).try_to_finish()) return {};
   const auto bytes = plan.get<std::int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64);
-  const auto number = engine.get<std::int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64);
-  return Plan{std::move(plan), bytes, number, key.bias || key.relu};
+  return Plan{std::move(plan), bytes, key.bias || key.relu};
 }
 
 }  // namespace

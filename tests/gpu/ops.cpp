@@ -133,6 +133,11 @@ void check_sums(Backend& device, Backend& host, DType type, Table& table) {
                         convolved(host, s, pass, absolute(o), DType::f64), o.terms, type, pass > 2 ? 1 : 0),
                   1, "of the bound");
     }
+  Operands o(shapes[1], 4, type);
+  for (double& b : o.bias) b = NAN;
+  const Values y = convolved(device, shapes[1], 4, o, type);
+  table.check(std::string("conv2d forward + NaN, ReLU ") + name_of(type) + ": results that are numbers",
+              double(std::count_if(y.begin(), y.end(), [](double v) { return v == v; })), 0);
   for (const Product& p : products)
     for (bool ta : {false, true})
       for (bool tb : {false, true}) {
