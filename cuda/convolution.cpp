@@ -61,7 +61,7 @@ struct Convolution::State {
   void run(const Plan& plan, const PlanKey& key, const Operands& o) {
     const std::int64_t uids[] = {x_uid, w_uid, y_uid, bias_uid};
     const void* pointers[] = {o.x, o.w, o.y, o.bias};
-    const int count = key.bias && plan.ends ? 4 : 3;
+    const int count = key.bias && plan.fused ? 4 : 3;
     Block workspace(*this, std::size_t(plan.workspace));
     void* room = workspace.data();
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
@@ -70,11 +70,11 @@ struct Convolution::State {
         .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, &room)
         .finish();
     CUDNN_CHECK(cudnnBackendExecute(handle, plan.plan.raw(), pack.raw()), key.text());
-    if (!plan.ends) end(key, o);
+    if (!plan.fused) bias_and_relu(key, o);
   }
 
-  // The bias and the ReLU by our own kernel.
-  void end(const PlanKey& key, const Operands& o) {
+  // By our own kernel.
+  void bias_and_relu(const PlanKey& key, const Operands& o) {
     const ConvShape& s = key.shape;
     typed(key.type, [&]<class T> {
       bias_relu(grid, s.n * s.out_h() * s.out_w(), s.c_out, o.wide_bias, key.relu, static_cast<T*>(const_cast<void*>(o.y)));
@@ -108,7 +108,7 @@ struct Convolution::State {
   // The best of three runs, with the kernel for what the plan leaves out; none where the plan does not run.
   std::optional<float> milliseconds(const Stopwatch& watch, const Plan& plan, const PlanKey& key, const Operands& o) {
     try {
-      if (plan.ends && key.relu && !nan_survives(plan, key, o)) return {};
+      if (plan.fused && key.relu && !nan_survives(plan, key, o)) return {};
       run(plan, key, o);  // the first run pays for loading the kernel
       float best = 1e30f;
       for (int i = 0; i < 3; i++) {
@@ -192,7 +192,7 @@ void Convolution::forward(const ConvShape& s, DType type, const Operands& o, boo
   typed(type, [&]<class T> {
     plain_convolution(state_->grid, s, static_cast<const T*>(o.x), static_cast<const T*>(o.w), static_cast<T*>(const_cast<void*>(o.y)));
   });
-  state_->end(key, o);
+  state_->bias_and_relu(key, o);
 }
 
 // cuDNN overwrites: what is to be added goes through scratch.

@@ -114,7 +114,7 @@ enum Uid : std::int64_t { x_uid = 1, w_uid, y_uid, bias_uid, product_uid, sum_ui
 struct Plan {
   Descriptor plan;
   std::int64_t workspace = 0;  // bytes
-  bool ends = false;           // it adds the bias and applies the ReLU, too
+  bool fused = false;          // it adds the bias and applies the ReLU, too
 };
 // Plans for the configurations that the heuristic offers, best guess first, at most `most` of those that are acceptable.
 std::vector<Plan> candidates(const ForDevice& device, const PlanKey& key, const EngineRules& rules, std::size_t most);

@@ -1,7 +1,7 @@
 // Which of the backend's convolutions cuDNN has plans for, on GPUs that are not here: `make cuda-plans`. cuDNN (since 9.8) asks its
 // heuristics and finishes plans for a description of a GPU. The graphs, the rules and the choice of engines are the backend's own
 // (cuda/plans.h), the shapes those of the op table, of the models and of airbench94. Nothing is run. Exit status 1: a graph has no plan.
-//   build/cuda_plans [--gpu sm_90] [ops lenet5 …]
+//   build/cuda_plans [--gpu sm_90] [--first] [ops lenet5 …]
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -133,13 +133,14 @@ std::vector<Graphs> graphs_of(const std::vector<Convolved>& convolutions, DType 
   return all;
 }
 
-// One line: how many of the graphs have a plan, without rules and deterministic without Winograd. Returns how many have none.
-int tell(const Gpu& gpu, const ForDevice& device, const Graphs& graphs, const Type& type) {
-  std::size_t with[2] = {}, fewest = 8;
+// One line: how many of the graphs have a plan, without rules and deterministic without Winograd. Returns how many have none. At most
+// `most` plans of each are finished.
+int tell(const Gpu& gpu, const ForDevice& device, const Graphs& graphs, const Type& type, std::size_t most) {
+  std::size_t with[2] = {}, fewest = most;
   std::vector<std::string> none;
   for (const PlanKey& key : graphs.keys)
     for (bool strict : {false, true}) {
-      const std::size_t plans = candidates(device, key, {.deterministic = strict, .tf32 = type.tf32, .exact = strict}, 8).size();
+      const std::size_t plans = candidates(device, key, {.deterministic = strict, .tf32 = type.tf32, .exact = strict}, most).size();
       with[strict] += plans > 0;
       if (!strict) fewest = std::min(fewest, plans);
       if (!plans) none.push_back(key.text() + (strict ? ", deterministic" : ""));
@@ -156,9 +157,14 @@ int main(int argc, char** argv) {
   int missing = 0;
   const int status = run_program(argc, argv, [&] {
     std::string only;
+    std::size_t most = 8;
     std::vector<std::string> words;
     parse_command_line(argc, argv, "Which convolutions cuDNN has plans for, on GPUs that are not here: ops, models, airbench94; default: all.",
-                       {{"--gpu", "sm_80, sm_90 or sm_60", "the first two", [&](auto& v) { only = v; }}}, &words);
+                       {{"--gpu", "one of them, or sm_60, which is too old for bf16", "sm_80 and sm_90", [&](auto& v) { only = v; }},
+                        {"--first", "finish one plan of each graph; up to eight otherwise", "", [&](auto&) { most = 1; }, true}},
+                       &words);
+    for (const std::string& word : words)
+      if (word != "ops" && word != "airbench94") check_model_name(word);
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<Convolved> all = convolutions(words);
     if (all.empty()) refuse("there is no convolution: name ops, airbench94 or some of ", model_names());
@@ -172,7 +178,7 @@ int main(int argc, char** argv) {
       const ForDevice device = described(gpu);
       for (const Type& type : types)
         for (const Graphs& graphs : graphs_of(all, type.type))
-          if (!graphs.keys.empty()) missing += tell(gpu, device, graphs, type);
+          if (!graphs.keys.empty()) missing += tell(gpu, device, graphs, type, most);
     }
     if (!seen) refuse("--gpu ", only, ": choose sm_80, sm_90 or sm_60");
     std::printf("%s, %.0f s\n", missing ? "there are graphs without a plan" : "every graph has a plan, deterministic or not",
