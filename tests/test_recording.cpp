@@ -107,6 +107,13 @@ TEST(RecordedStep, WhatCannotBeRecordedSaysWhyAndTrainsTheSame) {
   EXPECT_NE(refused.said.find("the twin refuses"), std::string::npos) << refused.said;
 }
 
+TEST(RecordedStep, WithinABudgetOfMemoryItIsRecordedWhenThePlanStands) {
+  const int steps = 200;
+  const Trained within = same_bits({}, false, [](FitOptions& o) { o.epochs = steps / 4, o.memory_budget = std::size_t{1} << 30; });
+  EXPECT_EQ(within.log.substr(0, 6), "ss[s]r");
+  EXPECT_LT(within.log.size(), std::size_t(steps)) << "the first steps are not counted: their plan changes";
+}
+
 TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
   const Trained moved = same_bits({.moves = true});
   EXPECT_EQ(moved.log.find('r'), std::string::npos) << moved.log;

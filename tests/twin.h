@@ -48,9 +48,7 @@ class TwinQueue : public Queue {
  public:
   explicit TwinQueue(Twin& twin) : twin_(twin) {}
   void mark(Event& event) override;
-  void wait(Event& event) override {
-    add([&event] { return event.done(); });
-  }
+  void wait(Event& event) override;
   void fetch(void* pinned, const void* device, std::size_t bytes) override;
   void send(void* device, const void* pinned, std::size_t bytes) override;
   void* handle() override { return this; }
@@ -104,6 +102,7 @@ class Twin : private Blocks, public reference::ReferenceBackend {
 
   Twin() : ReferenceBackend(1, std::make_unique<Listed>(blocks)) { deterministic(true); }
   bool records() const override { return true; }
+  bool recording() const override { return recording_; }
   std::function<void()> record(std::function<void()> step) override {
     auto logged = [this, step] {
       if (!replaying_) log += 's';
@@ -224,6 +223,11 @@ inline void TwinQueue::mark(Event& event) {
     e.reached = mark;
     return true;
   });
+}
+// What the backend computes is computed at once, so its queue waits at once, too.
+inline void TwinQueue::wait(Event& event) {
+  if (this != &twin_.in_order_) return add([&event] { return event.done(); });
+  while (!twin_.stuck && !event.done()) {}
 }
 inline void TwinQueue::fetch(void* pinned, const void* device, std::size_t bytes) {
   if (this == &twin_.in_order_ && twin_.recording_) return;
