@@ -17,7 +17,8 @@ QueueMover::~QueueMover() {
 }
 
 QueueMover::Lane QueueMover::new_lane() {
-  Lane lane{.queue = backend_.new_queue()};
+  Lane lane;
+  lane.queue = backend_.new_queue();
   lane.clock = lane.queue->follower();
   return lane;
 }
@@ -59,7 +60,8 @@ void QueueMover::begin(Lane& lane, const Copy& copy, const F& send) {
 }
 
 Mover::CopyId QueueMover::out(const void* from, std::size_t bytes) {
-  Copy copy{.bytes = bytes};
+  Copy copy;
+  copy.bytes = bytes;
   copy.room = room_for(bytes, copy.error);
   if (copy.error.empty()) begin(out_, copy, [&](Queue& queue) { send_out(queue, copy.room.memory.get(), from, bytes); });
   copies_.emplace(++last_, std::move(copy));

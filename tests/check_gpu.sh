@@ -63,7 +63,7 @@ for line in 'losses of steps 1–20' 'second run, deterministic' "inside the hos
 done
 try 3 100 bench 'bench PyTorch ratios'
 try 3 100 memory 'memory PyTorch'
-for line in 'lenet5 f32, swap, pinned.*losses that differ *0 ' 'peak of the budget' ', nothing swapped ' ', 12×, pinned' '  predicted'; do
+for line in 'resnet20 f32, swap, pinned.*losses that differ *0 ' 'peak of the budget' ', nothing swapped ' ', 12×, pinned' '  predicted'; do
   grep -q "$line" "$there/out" || complain "gpu-check memory has no line for $line"
 done
 try 3 1 ops 'ops touch'

@@ -586,7 +586,6 @@ TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
       }
       EXPECT_GE(bytes, double(within.last.swapped) * 0.9) << name;
     }
-    EXPECT_NE(trace.json().find("copies out"), std::string::npos);
   }
 }
 

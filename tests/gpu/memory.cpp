@@ -131,7 +131,6 @@ void check_losses(const Machine& machine, Table& table, const Case& c, DType typ
 // ---- how fast ------------------------------------------------------------------------------------------------------------
 struct Speed {
   double seconds = 0, predicted = 0;
-  std::size_t peak = 0;
   std::string said;
 };
 
@@ -151,7 +150,8 @@ Speed speed_of(const Machine& machine, const Case& c, DType type, const Way& way
     times.push_back(seconds_since(began));
   }
   std::nth_element(times.begin(), times.begin() + 2, times.end());
-  Speed s{.seconds = times[2], .peak = t.peak()};
+  Speed s;
+  s.seconds = times[2];
   if (t.plan()) s.predicted = t.plan()->choice()->forecast.seconds, s.said = t.plan()->report() + (t.plan()->settled() ? "" : "; eager");
   return s;
 }
@@ -166,9 +166,15 @@ std::int64_t largest_unswapped(const Machine& machine, Case c, DType type) {
     return double(t.peak());
   };
   const std::int64_t unit = machine.small ? 1 : 4;
-  const double few = peak(unit), picture = std::max(1.0, (peak(2 * unit) - few) / double(unit));
-  std::int64_t n = std::max(unit, std::int64_t((double(c.budget) - few) / picture + double(unit)) / unit * unit);
-  while (n > unit && peak(n) > double(c.budget)) n = std::max(unit, (n - n / 16 - 1) / unit * unit);
+  const double budget = double(c.budget);
+  std::int64_t low = 4 * unit, high = low;
+  double below = peak(low), above = below;
+  for (; above <= budget; above = peak(high *= 2))
+    low = high, below = above;
+  if (low == high) return low;
+  const std::int64_t more = std::int64_t(double(high - low) * (budget - below) / (above - below)) / unit * unit;
+  std::int64_t n = low + more;
+  while (n > low && peak(n) > budget) n -= unit;
   return n;
 }
 
@@ -207,8 +213,8 @@ void check_memory(const Machine& machine, Table& table) {
   const DType type = machine.device()->supports(DType::f16) ? DType::bf16 : DType::f32;
   if (machine.small) {
     table.note("unified memory is left out: there is no GPU");
-    check_losses(machine, table, {"lenet5", 28, 1, 10, 32}, type, 12);
-    measure_within(machine, table, {"smallcnn", 28, 1, 10, 0, std::size_t{8} << 20}, type);
+    check_losses(machine, table, {"resnet20", 16, 3, 10, 8}, type, 8);
+    measure_within(machine, table, {"resnet56", 8, 3, 10, 0, std::size_t{24} << 20}, type);
     return;
   }
   check_losses(machine, table, {"resnet20", 32, 3, 10, 64}, type, 150);
