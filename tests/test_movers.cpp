@@ -14,6 +14,7 @@
 #include "tests/twin.h"
 
 using namespace tandem;
+using test::Clocked;
 using test::refused;
 using test::Twin;
 
@@ -100,24 +101,6 @@ struct Deep : Module {
     for (int k = 0; k < 6; k++) y = dropout(gelu(square(tanh(scale(y, 0.9, 0.1)))), 0.1);
     return last(y);
   }
-};
-
-// A twin on which a block that is asked for takes a millisecond.
-struct Clocked : Twin {
-  struct Marks : Follower {
-    CachingAllocator& memory;
-    std::vector<std::int64_t> marks;
-    explicit Marks(CachingAllocator& m) : memory(m) {}
-    void enter(const char*) override {}
-    void leave() override {}
-    void passed(const char*) override {}
-    std::int64_t mark() override {
-      marks.push_back(1000000 * std::int64_t(memory.statistics().requests));
-      return std::int64_t(marks.size()) - 1;
-    }
-    std::vector<std::int64_t> times(const std::function<std::int64_t()>&) override { return std::exchange(marks, {}); }
-  };
-  std::unique_ptr<Follower> follower() override { return std::make_unique<Marks>(memory()); }
 };
 
 Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::automatic, bool smaller = false) {

@@ -245,4 +245,22 @@ inline void TwinQueue::send(void* device, const void* pinned, std::size_t bytes)
   add([=, this] { return twin_.write(device, pinned, bytes), true; });
 }
 
+// A twin on which a block that is asked for takes a millisecond.
+struct Clocked : Twin {
+  struct Marks : Follower {
+    CachingAllocator& memory;
+    std::vector<std::int64_t> marks;
+    explicit Marks(CachingAllocator& m) : memory(m) {}
+    void enter(const char*) override {}
+    void leave() override {}
+    void passed(const char*) override {}
+    std::int64_t mark() override {
+      marks.push_back(1000000 * std::int64_t(memory.statistics().requests));
+      return std::int64_t(marks.size()) - 1;
+    }
+    std::vector<std::int64_t> times(const std::function<std::int64_t()>&) override { return std::exchange(marks, {}); }
+  };
+  std::unique_ptr<Follower> follower() override { return std::make_unique<Marks>(memory()); }
+};
+
 }  // namespace tandem::test
