@@ -450,10 +450,10 @@ STRANGERS ?= 10000
 strangers: $(programs) $(BUILD)/strangers
 	@BUILD=$(BUILD) sh tests/strangers.sh $(STRANGERS)
 
-# Checks and measures on the GPU of this machine: all, or STAGE=ops, train or bench (tests/gpu_check.sh).
-# One of the three names and nothing else: it stands in a shell's line.
-gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench,$(value STAGE))),$\
-              $(error gpu-check: STAGE=$(value STAGE): choose ops, train or bench)))
+# Checks and measures on the GPU of this machine: all, or STAGE=ops, train, bench or memory (tests/gpu_check.sh).
+# One of these names and nothing else: it stands in a shell's line.
+gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench memory,$(value STAGE))),$\
+              $(error gpu-check: STAGE=$(value STAGE): choose ops, train, bench or memory)))
 gpu-check:
 	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(gpu_stage)
 
@@ -512,7 +512,7 @@ help:
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
 	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
-	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train or bench: a part)'
+	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench or memory: a part)'
 	@echo 'make cuda-plans   which convolutions cuDNN has plans for, on GPUs that are not here'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'

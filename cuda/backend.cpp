@@ -16,7 +16,6 @@
 #include "cuda/matrix.h"
 #include "cuda/memory.h"
 #include "cuda/queue.h"
-#include "cuda/timeline.h"
 #include "cuda/weights.h"
 
 namespace tandem {
@@ -84,7 +83,6 @@ class CudaBackend final : public Backend {
   bool on_device() const override { return true; }
   bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
   void* stream() const override { return queue_.stream; }
-  std::unique_ptr<Follower> follower() override { return follow(queue_.stream); }
 
   // ---- memory ------------------------------------------------------------------------------------------------------
   void upload(void* to, const void* from, std::size_t bytes) override {
@@ -116,6 +114,7 @@ class CudaBackend final : public Backend {
   }
 
   bool records() const override { return true; }
+  bool recording() const override { return recording_; }
 
   void deterministic(bool on) override {
     deterministic_ = on;
