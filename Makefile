@@ -224,7 +224,8 @@ endif
 FLAGS += $(if $(OPENMP_ON),-fopenmp,-fopenmp-simd)
 LIBS  := $(if $(ONEDNN_ON),-ldnnl) $(if $(ZLIB_ON),-lz) $(if $(PROTOBUF_ON),-lprotobuf-lite) \
          $(if $(UCX_ON),-lucp -lucs -lcrypto) -lpthread
-LIBS  += $(if $(CUDA_ON),-L$(CUDA_HOME)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64 -lcudart -lcublas -lcublasLt -lcudnn)
+cuda_folder := -L$(CUDA_HOME)/lib64 -Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64
+LIBS  += $(if $(CUDA_ON),$(cuda_folder) -lcudart -lcublas -lcublasLt -lcudnn)
 
 # ---- Sources ---------------------------------------------------------------------------------------------------------
 # A part that may be missing is chosen here, by source file, or by its stand-in; there is no #ifdef for it in the code.
@@ -244,11 +245,14 @@ common := $(wildcard $(addsuffix /*.cpp,core core/reference core/files core/trac
           $(filter-out $(network) dist/job/none.cpp dist/job/tandem-run.cpp,$(wildcard dist/*/*.cpp))
 
 sources  := $(sort $(filter-out $(pairs),$(common)) $(chosen))
+# cuDNN plans for GPUs that are not here (since 9.8) and so without CUDA, too.
+plans := $(if $(or $(CUDA_EMPTY),$(filter-out nvcc,$(CUDA_MISSING)),$(filter $(foreach n,0 1 2 3 4 5 6 7,9.$n.%),$(CUDNN_VERSION))),,$\
+           $(BUILD)/cuda_plans)
 # Programs that look inside a room which is not there are left out with it.
 rooms_off := $(if $(ONEDNN_ON),,core/cpu/) $(if $(CUDA_ON),,cuda/) $(if $(NCCL_REASON),dist/collectives/nccl_functions.h) $(if $(UCX_ON),,$(network:.cpp=.h))
 programs_of = $(filter-out $(left_out),$(sort $(wildcard $1)))
-left_out := $(if $(strip $(rooms_off)),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
-              examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null))
+left_out := $(if $(strip $(rooms_off)),$(filter-out $(if $(plans),tests/cuda_plans.cpp),$(shell grep -lE '^\#include "($(call join_by,$(rooms_off),|))' \
+              examples/*.cpp tests/*.cpp tests/bench/*.cpp 2>/dev/null)))
 examples := $(call programs_of,examples/*.cpp)
 benches  := $(call programs_of,tests/bench/*.cpp)
 tests    := $(call programs_of,tests/test_*.cpp tests/support*.cpp tests/dumps.cpp tests/op_table.cpp tests/fuzz/targets.cpp)
@@ -262,7 +266,7 @@ launcher := $(if $(UCX_ON),$(BUILD)/tandem-run)
 programs := $(examples:examples/%.cpp=$(BUILD)/%) $(launcher)
 bench_programs := $(benches:tests/bench/%.cpp=$(BUILD)/bench_%)
 test_objects   := $(tests:%.cpp=$(OBJ)/%.o)
-every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp)) \
+every_object   := $(sort $(objects) $(test_objects) $(patsubst %.cpp,$(OBJ)/%.o,$(examples) $(benches) $(gpu_check) tests/strangers.cpp $(if $(plans),cuda/plans.cpp tests/cuda_plans.cpp))) \
                   $(if $(launcher),$(OBJ)/dist/job/tandem-run.o)
 
 # ---- What was found, told once per configuration; a program tells it with build_info() -------------------------------
@@ -342,7 +346,7 @@ $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags | $(parsed)
 $(OBJ)/%.o: %.cu $(BUILD)/kernel.flags
 	$(call say,nvcc $<)$(device) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/%.o $(OBJ)/dist/%.o $(OBJ)/tests/test_cuda%.o: compile += $(if $(CUDA_ON),-I$(CUDA_HOME)/include)
-$(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o: compile += -I$(CUDA_HOME)/include
+$(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o $(if $(CUDA_ON),,$(OBJ)/cuda/plans.o) $(OBJ)/tests/cuda_plans.o: compile += -I$(CUDA_HOME)/include
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
@@ -372,6 +376,8 @@ $(BUILD)/strangers: $(OBJ)/tests/strangers.o
 	$(call say,link $@)$(call link)
 $(BUILD)/gpu_check: $(gpu_check:%.cpp=$(OBJ)/%.o) $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link)
+$(BUILD)/cuda_plans: $(OBJ)/tests/cuda_plans.o $(OBJ)/tests/op_table.o $(OBJ)/tests/dumps.o $(if $(CUDA_ON),,$(OBJ)/cuda/plans.o) $(BUILD)/libtandem.a
+	$(call say,link $@)$(call link,$(if $(CUDA_ON),,$(cuda_folder) -lcudnn))
 $(BUILD)/tandem_tests: $(test_objects) $(BUILD)/libtandem.a
 	$(call say,link $@)$(call link,-lgtest_main -lgtest)
 
@@ -382,14 +388,14 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers gpu-check demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers gpu-check cuda-plans demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 launcher: $(launcher)# where there is a network library
 
 # The pictures that some tests need lie in $TANDEM_DATA; without them those tests are skipped, by name.
 # TESTS='Conv*:Tape*' runs some only; TEST_SHARDS=1 runs them in one process; CHECKS= leaves the scripts out.
-test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs) $(BUILD)/gpu_check $(BUILD)/strangers
+test: $(if $(GTEST_ON),$(BUILD)/tandem_tests,needs-gtest) $(BUILD)/libtandem.a $(programs) $(BUILD)/gpu_check $(BUILD)/strangers $(plans)
 	$(if $(left_out),@echo 'left out (no $(strip $(rooms_off))): $(left_out)')
 	@BUILD=$(BUILD) CXX='$(CXX)' DEPENDENCIES='$(every_object:.o=.d)' $(if $(TESTS),GTEST_FILTER='$(TESTS)') \
 	  sh tests/run.sh $(BUILD)/tandem_tests $(CHECKS)
@@ -444,12 +450,17 @@ STRANGERS ?= 10000
 strangers: $(programs) $(BUILD)/strangers
 	@BUILD=$(BUILD) sh tests/strangers.sh $(STRANGERS)
 
-# Checks and measures on the GPU of this machine: all, or STAGE=ops, train or bench (tests/gpu_check.sh).
-# One of the three names and nothing else: it stands in a shell's line.
-gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench,$(value STAGE))),$\
-              $(error gpu-check: STAGE=$(value STAGE): choose ops, train or bench)))
+# Checks and measures on the GPU of this machine: all, or STAGE=ops, train, bench or memory (tests/gpu_check.sh).
+# One of these names and nothing else: it stands in a shell's line.
+gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench memory,$(value STAGE))),$\
+              $(error gpu-check: STAGE=$(value STAGE): choose ops, train, bench or memory)))
 gpu-check:
 	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(gpu_stage)
+
+# Which convolutions cuDNN has plans for on GPUs that are not here, in every type (PLANS='--gpu sm_90 lenet5': some).
+cuda-plans: $(plans)
+	@$(if $(plans),$< $(PLANS),echo 'make cuda-plans needs g++, the CUDA toolkit and cuDNN 9.8 or later ($(or $(CUDA_EMPTY),$\
+	  $(if $(CUDA_MISSING),$(CUDA_MISSING) not found,cuDNN $(CUDNN_VERSION))))' >&2; exit 1)
 
 # The script installs what is missing before it builds, so it runs a make of its own, with the switches given here.
 demo:
@@ -501,7 +512,8 @@ help:
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
 	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
-	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train or bench: a part)'
+	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench or memory: a part)'
+	@echo 'make cuda-plans   which convolutions cuDNN has plans for, on GPUs that are not here'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'
 	@echo 'make packages     the Debian packages that all of this can use'

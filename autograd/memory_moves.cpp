@@ -40,7 +40,7 @@ void MemoryPlan::act(int event) {
   std::erase_if(leaving_, [&](int id) {
     Entry& e = at(id);
     if (!e.storage || e.at != At::leaving) return true;
-    if (e.claimed || e.wanted || !is_free(e) || !mover_->done(e.copy)) return false;
+    if (e.claimed || e.wanted || !is_free(e) || backend_.asynchronous() || !mover_->done(e.copy)) return false;
     finish_out(id);
     return true;
   });
@@ -94,7 +94,8 @@ bool MemoryPlan::start_in(int id) {
   Entry& e = at(id);
   e.wanted = true;
   if (!e.storage || e.at != At::outside) return true;
-  if (backend_.memory().statistics().live_bytes + saved(id).bytes > options_.budget) return false;
+  const std::size_t needed = backend_.memory().statistics().live_bytes + saved(id).bytes, over = needed - std::min(needed, options_.budget);
+  if (over > 0 && !(backend_.asynchronous() && finish_leaving(over, false) >= over)) return false;
   note_base();
   e.block = e.storage->new_block();
   resident_ += saved(id).bytes;
@@ -124,7 +125,7 @@ void MemoryPlan::bring_back(Storage& storage) {
   Entry& e = at(id);
   if (e.at == At::here || e.at == At::leaving) return;
   if (e.at == At::nowhere) return compute(id);
-  const double from = now(), before = stalled_;
+  const Timing waits(*this, Tick::waits, Tick::waited);
   if (e.at == At::outside) {
     note_base();
     e.block = storage.new_block();
@@ -133,8 +134,6 @@ void MemoryPlan::bring_back(Storage& storage) {
     e.at = At::returning;
   }
   finish_in(id);
-  const double waited = now() - from - (stalled_ - before);
-  stalled_ += waited, now_.stall += waited;
 }
 
 // Every source is there when e is read next: a saved one ends with the oldest node that saved it, and nodes run from the youngest.
@@ -163,7 +162,7 @@ void MemoryPlan::discard(int id) {
 
 void MemoryPlan::compute(int id) {
   Made& made = *at(id).made;
-  const double from = now(), before = stalled_ + computing_;
+  const Timing computes(*this, Tick::computes, Tick::computed, id);
   Quiet quiet;
   MemoryUse use(Use::activations);
   std::vector<Tensor> sources;
@@ -189,9 +188,17 @@ void MemoryPlan::compute(int id) {
   resident_ += saved(id).bytes;
   at(id).at = At::here;
   if (mover_) mover_->ran(made.flops, bytes);
-  const double took = now() - from - (stalled_ + computing_ - before);
-  computing_ += took;
-  saved(id).recompute = took;
+}
+
+// Waits for copies out, the oldest first, until so many bytes are free. The bytes that are.
+std::size_t MemoryPlan::finish_leaving(std::size_t bytes, bool wanted_too) {
+  std::size_t freed = 0;
+  for (std::size_t k = 0; k < leaving_.size() && freed < bytes; k++) {
+    const Entry& e = at(leaving_[k]);
+    if (e.at != At::leaving || !is_free(e) || (!wanted_too && (e.claimed || e.wanted))) continue;
+    if (finish_out(leaving_[k])) freed += saved(leaving_[k]).bytes;
+  }
+  return freed;
 }
 
 // What is needed last of what may leave.
@@ -226,18 +233,14 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
   if (std::this_thread::get_id() != thread_) return bytes;  // this thread's next request makes room for it
   if (returns_) return bytes;
   if (!active_) return steps_ < warm_up ? bytes : 0;
-  const double from = now(), before = stalled_ + computing_;
-  std::size_t freed = 0;
-  for (std::size_t k = 0; k < leaving_.size() && freed < bytes; k++)  // what is on its way already
-    if (const int id = leaving_[k]; at(id).at == At::leaving && is_free(at(id))) freed += evict(id);
+  const Timing waits(*this, Tick::waits, Tick::waited);
+  std::size_t freed = finish_leaving(bytes, true);  // what is on its way already
   for (int id = 0; freed < bytes && (id = victim()) >= 0; now_.on_demand++) freed += evict(id);
   for (int id = 0; id < int(entries_.size()) && freed < bytes; id++) {  // what came back too early
     if (at(id).at != At::returning || !at(id).storage) continue;
     finish_in(id);
     if (is_free(at(id)) && may_swap()) freed += evict(id), now_.on_demand++;
   }
-  const double waited = now() - from - (stalled_ + computing_ - before);
-  stalled_ += waited, now_.stall += waited;
   if (freed < bytes && !broken_.empty())
     fail("the memory budget of ", readable_bytes(double(options_.budget)), " cannot be kept: ", broken_, "; nothing is lost. Make room there, "
          "name another folder with --scratch, or choose a larger --memory-budget or --swap recompute");

@@ -33,9 +33,8 @@ const char* name_of(SwapMode swap) {
 
 // ---- a step ------------------------------------------------------------------------------------------------------------
 MemoryPlan::MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options)
-    : backend_(backend), mover_(std::move(mover)), options_(options), thread_(std::this_thread::get_id()) {
+    : backend_(backend), mover_(std::move(mover)), options_(options), thread_(std::this_thread::get_id()), clock_(backend.follower()) {
   require(options.budget > 0, "a memory plan needs a budget");
-  require(!backend.asynchronous(), "a memory plan moves memory of the host only, and ", backend.name(), " is a device");
   backend_.memory().peak_since_mark();
   backend_.memory().budget(options.budget, [this](std::size_t bytes) { return relieve(bytes); });
 }
@@ -52,27 +51,35 @@ void MemoryPlan::begin() {
   record_ = {};
   now_ = {};
   resident_ = base_ = 0;
-  stalled_ = computing_ = 0;
+  moments_.clear();
   plan_ = nullptr;
   on_plan_ = true;
+  const bool learns = plans_.empty() || std::any_of(plans_.begin(), plans_.end(), [](auto& p) { return !p.second.settled; });
+  timed_ = !backend_.recording() && (learns || tracing() || !backend_.asynchronous());
+  if (mover_) mover_->timed(timed_);
   outside_ = std::max(outside_, backend_.memory().peak_since_mark());
   requests_ = backend_.memory().statistics().requests;
   outer_ = std::exchange(mode().watcher, this);
-  began_ = last_ = now();
+  began_ = now();
+  if (const Trace::Lane* lane = tracing()) traced_from_ = lane->now();
+  take_time(Tick::acted);
   active_ = true;
 }
 
 void MemoryPlan::end() {
   require(active_, "a memory plan's step has ended already");
   note_base();
-  record_.events.push_back({now() - last_, base_});  // what ran after the last operation on the tape
+  take_time(Tick::ended);
+  record_.events.push_back({.base = base_});  // what ran after the last operation on the tape
   hashes_.push_back(0);
+  if (timed_) read_times();
+  else now_.seconds = measured_.seconds, now_.stall = measured_.stall;
   finish_record();
-  now_.seconds = now() - began_;
   now_.planned = plan_ && on_plan_ && hashes_.size() == plan_->hashes.size();
   measured_ = now_;
   steps_++;
   leave();
+  if (timed_) trace_copies();
   plan_next();
 }
 
@@ -94,9 +101,59 @@ void MemoryPlan::leave() noexcept {
   active_ = returns_ = false;
 }
 
+// Lanes of their own in the trace that this thread writes to.
+void MemoryPlan::trace_copies() {
+  if (!mover_) return;
+  const std::vector<Mover::Moved> moved = mover_->moved();
+  Trace::Lane* here = tracing();
+  if (!here) return;
+  auto ns = [&](double time) { return traced_from_ + std::int64_t(1e9 * (time - began_)); };
+  for (const Mover::Moved& m : moved)
+    here->trace().lane(m.out ? "copies out" : "copies in").keep({.name = m.out ? "swap out" : "swap in", .kind = "copy", .begin = ns(m.begin),
+                                                                 .end = ns(m.end), .bytes = double(m.bytes)});
+}
+
 double MemoryPlan::now() const {
   if (mover_) return mover_->now();
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+void MemoryPlan::take_time(Tick tick, int id) {
+  if (timed_) moments_.push_back({tick, id, clock_ ? double(clock_->mark()) : now()});
+}
+
+// The seconds of each event are without what waited or computed again within it, and these without what did so within them.
+void MemoryPlan::read_times() {
+  if (clock_) {
+    const std::vector<std::int64_t> times = clock_->times([this] { return std::int64_t(1e9 * now()); });
+    for (Moment& m : moments_) m.time = 1e-9 * double(times[std::size_t(m.time)]);
+  }
+  struct Open {
+    double began, before;
+  };
+  std::vector<Open> open;
+  std::size_t event = 0;
+  double from = 0, within = 0;  // of the innermost: where it began; the seconds of those in it that have ended
+  for (const Moment& m : moments_) {
+    const double seconds = std::max(0.0, m.time - from - within);
+    switch (m.tick) {
+      case Tick::waits:
+      case Tick::computes:
+        open.push_back({from, within});
+        from = m.time, within = 0;
+        continue;
+      case Tick::waited: now_.stall += seconds; break;
+      case Tick::ended: record_.events[event++].seconds = seconds; break;
+      default: break;
+    }
+    if (m.id >= 0 && saved(m.id).recompute >= 0) saved(m.id).recompute = seconds;
+    if (m.tick == Tick::acted) from = m.time, within = 0;
+    if (open.empty() || m.tick == Tick::ended || m.tick == Tick::acted) continue;
+    within = open.back().before + m.time - from;
+    from = open.back().began;
+    open.pop_back();
+  }
+  now_.seconds = moments_.back().time - moments_.front().time;
 }
 
 // ---- following the step --------------------------------------------------------------------------------------------------
@@ -151,8 +208,8 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
   const std::size_t scratch = borrowed(node, inputs, y);
   for (int i = 0; i < node.saved.size(); i++) save(node.saved[i], node);
   const int made = remember(node, inputs, y);
-  const double seconds = end_event(node, false, node.flops(), bytes);
-  if (made >= 0) saved(made).recompute = seconds, saved(made).scratch = scratch;
+  if (made >= 0) saved(made).recompute = 0, saved(made).scratch = scratch;
+  end_event(node, false, node.flops(), bytes, made);
 }
 
 // What the operation has given back already, at its peak, and what its node saved beside inputs and result: another run takes both.
@@ -207,21 +264,19 @@ bool MemoryPlan::add_source(Made& made, std::vector<int>& entries, const Tensor&
   return source.entry >= 0 || !t.storage()->movable() || t.storage()->bytes() < options_.smallest;
 }
 
-double MemoryPlan::end_event(const Node& node, bool backward, double flops, double bytes) {
+void MemoryPlan::end_event(const Node& node, bool backward, double flops, double bytes, int made) {
   if (mover_) mover_->ran(flops, bytes);
-  const double seconds = std::max(0.0, now() - last_ - stalled_ - computing_);
+  take_time(Tick::ended, made);
   note_base();
   const int ended = event();
-  record_.events.push_back({seconds, std::exchange(base_, 0)});
+  record_.events.push_back({.base = std::exchange(base_, 0)});
   hashes_.push_back(hash_of(node, backward));
   if (ended == 0)
     if (const auto found = plans_.find(hashes_.back()); found != plans_.end()) plan_ = &found->second;
   on_plan_ = on_plan_ && plan_ && std::size_t(ended) < plan_->hashes.size() && hashes_.back() == plan_->hashes[std::size_t(ended)];
   act(ended);
   requests_ = backend_.memory().statistics().requests;
-  stalled_ = computing_ = 0;
-  last_ = now();
-  return seconds;
+  take_time(Tick::acted);
 }
 
 void MemoryPlan::before(Node& node) {
@@ -304,12 +359,18 @@ void MemoryPlan::plan_next() {
   if (hashes_.empty()) return;
   Plan& p = plans_[hashes_.front()];
   plan_ = &p;
+  if (!timed_) {
+    p.settled = p.settled && measured_.planned;
+    return;
+  }
   const double took = measured_.seconds;
   if (!measured_.planned) p.best_seconds = 0;
   else if (p.best_seconds == 0 || took < p.best_seconds) p.best = p.choice, p.best_seconds = took;
+  p.settled = false;
   if (measured_.planned && p.made > warm_up) {
     const bool slower = took > 1.15 * p.best_seconds, as_predicted = std::abs(took - p.choice.forecast.seconds) <= 0.1 * took;
-    if ((p.made > most || as_predicted) && !slower) return;
+    p.settled = (p.made > most || as_predicted) && !slower;
+    if (p.settled) return;
     if (++p.waited < 1 << std::min(p.made - warm_up, 4)) return;
     p.waited = 0;
     if (p.made > most || as_predicted) return p.made = most + 1, adopt(p.best);

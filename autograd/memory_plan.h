@@ -19,6 +19,10 @@
 // is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results are those without a plan,
 // bit for bit.
 //
+// On a device the host only queues: nothing waits for it but the end of a step whose times are read. Times are the device's (a Follower's
+// marks), and only steps whose plan is not settled yet are timed. Copies out are waited for, by the device's queue, when their memory is
+// asked for. So a step that is settled does the same each time and can be recorded (core/recording.h).
+//
 // A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make tensors leave:
 // one of another thread (a loader's next batch) may pass the budget until then.
 #pragma once
@@ -35,6 +39,7 @@
 #include "autograd/recompute.h"
 #include "autograd/swap.h"
 #include "core/mover.h"
+#include "core/trace/trace.h"
 
 namespace tandem {
 
@@ -69,10 +74,11 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     std::size_t peak = 0, swapped = 0, recomputed = 0;  // bytes
     int on_demand = 0;                                  // tensors that left because a request did not fit
     bool planned = false;                               // it went by a plan, to the end
-  };
+  };  // seconds and stall of a step that was not timed: those of the last one that was
   const Measured& measured() const { return measured_; }
   const MemoryChoice* choice() const { return plan_ ? &plan_->choice : nullptr; }  // for steps as the last one; null: no plan yet
-  const IterationRecord& record() const { return record_; }             // of the last step
+  bool settled() const { return plan_ && plan_->settled; }  // the last step went by a plan that is not changed any more
+  const IterationRecord& record() const { return record_; }             // of the last step; without times where these were not read
   MemoryMeans means() const;                                                  // what may be chosen, copies at the measured rates
   std::string report() const;                                           // one line
 
@@ -122,13 +128,33 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   bool follows() const { return active_ && std::this_thread::get_id() == thread_; }
   int event() const { return int(record_.events.size()); }  // the one under way
   double now() const;
+  // Time is taken as a row of moments, which read_times() turns into seconds when the step is over.
+  enum class Tick : std::uint8_t { ended, acted, waits, waited, computes, computed };
+  struct Moment {
+    Tick tick;
+    int id;       // ended: what the event made; computed: what was computed again; −1: nothing
+    double time;  // as now(); the number of a device's mark until the step is over
+  };
+  void take_time(Tick tick, int id = -1);
+  void read_times();
+  class Timing {  // the computation waits, or computes again
+   public:
+    Timing(MemoryPlan& plan, Tick begin, Tick end, int id = -1) : plan_(plan), end_(end), id_(id) { plan_.take_time(begin); }
+    ~Timing() { plan_.take_time(end_, id_); }
+    Timing(const Timing&) = delete;
+
+   private:
+    MemoryPlan& plan_;
+    Tick end_;
+    int id_;
+  };
   int known(const Tensor& t) const;  // its number; −1: none
   int entry_of(const Tensor& t);     // the same, with a new number where it may leave
   void save(const Saved& saved, const Node& node);
   int remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
   std::size_t borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y);
   bool add_source(Made& made, std::vector<int>& entries, const Tensor& t) const;
-  double end_event(const Node& node, bool backward, double flops, double bytes);
+  void end_event(const Node& node, bool backward, double flops, double bytes, int made = -1);
   void note_base();
 
   // Moving.
@@ -144,11 +170,13 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   void finish_in(int id);
   void discard(int id);
   void compute(int id);
+  std::size_t finish_leaving(std::size_t bytes, bool wanted_too);
   int victim();
   std::size_t evict(int id);
 
   // Planning.
   void finish_record();
+  void trace_copies();
   void part_from_copies();
   void plan_next();
   void adopt(MemoryChoice choice);
@@ -157,6 +185,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   const std::unique_ptr<Mover> mover_;
   const MemoryPlanOptions options_;
   const std::thread::id thread_;
+  const std::unique_ptr<Follower> clock_;  // the device's; null: work is done when calls return, or the device cannot tell
   bool active_ = false, returns_ = false;  // within a step; at its end, when all that is away returns
   TapeWatcher* outer_ = nullptr;
 
@@ -169,8 +198,10 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   std::vector<std::unique_ptr<Made>> ended_;      // of storages that are ending
   std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's, beside these
   std::uint64_t requests_ = 0;                    // of memory, at the end of the last event
-  double began_ = 0, last_ = 0;                   // times: of the step, of the last event's end
-  double stalled_ = 0, computing_ = 0;            // within the event
+  std::vector<Moment> moments_;
+  bool timed_ = true;
+  double began_ = 0;              // as now()
+  std::int64_t traced_from_ = 0;  // the same moment in the trace
   bool on_plan_ = false;
   Measured now_, measured_;
   std::string broken_;  // why nothing can be swapped any more
@@ -183,6 +214,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     double alone = 0;                                        // seconds of computation in a step without copies; 0: not known
     MemoryChoice best;                                       // the choice of the fastest step
     double best_seconds = 0;                                 // which took so long; 0: none yet
+    bool settled = false;
   };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;

@@ -57,7 +57,7 @@ class Backend {
   virtual bool on_device() const { return false; }  // false: pointers may be read by the host
   virtual bool supports(DType dtype) const = 0;
   virtual void* stream() const { return nullptr; }  // the device's current stream
-  virtual std::unique_ptr<Follower> follower() { return nullptr; }  // of a trace (core/trace/trace.h), where work is queued
+  virtual std::unique_ptr<Follower> follower() { return queue().follower(); }
 
   // Memory movement. upload and download return when the host buffer may be reused.
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
@@ -81,6 +81,7 @@ class Backend {
   // A step that cannot be recorded is called each time; stderr says why. Destroy the result before the backend.
   virtual std::function<void()> record(std::function<void()> step) { return step; }
   virtual bool records() const { return false; }
+  virtual bool recording() const { return false; }  // a step is being recorded: the host must not wait
 
   // Bit-identical results for the same binary, device and threads: algorithms are chosen by rule, not by timing.
   virtual void deterministic(bool on) = 0;

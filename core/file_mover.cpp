@@ -91,6 +91,10 @@ class FileMover : public Mover {
     copies_.erase(c);
   }
   double now() override { return seconds_since(began_); }
+  std::vector<Moved> moved() override {
+    std::lock_guard lock(mutex_);
+    return Mover::moved();
+  }
   MoverRates rates() const override {
     std::lock_guard lock(mutex_);
     const auto rate = [](const Lane& l) { return l.seconds > 0 ? l.bytes / l.seconds : 0; };
@@ -132,7 +136,9 @@ class FileMover : public Mover {
       const auto began = Clock::now();
       std::string error = move(c, &lane == &out_, buffer.get());
       lock.lock();
-      lane.bytes += double(c.bytes), lane.seconds += seconds_since(began);
+      const double seconds = seconds_since(began), end = now();
+      moved_.push_back({&lane == &out_, c.bytes, end - seconds, end});
+      lane.bytes += double(c.bytes), lane.seconds += seconds;
       if (lane.seconds > 1) lane.bytes /= 2, lane.seconds /= 2;  // the rate of the last second or two: disks change theirs
       c.error = std::move(error);
       c.busy = false;

@@ -3,6 +3,9 @@
 // the host, work is done when the call returns, and events are done at once.
 #pragma once
 #include <cstddef>
+#include <memory>
+
+#include "core/trace/trace.h"
 
 namespace tandem {
 
@@ -19,11 +22,15 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual void mark(Event& event) = 0;  // of the same backend
+  // A mark for other queues to wait for, which the host does not ask. In a recorded step it is an edge of the recording, which the
+  // waiting queue becomes part of; work that is queued there has to be waited for in turn before the recording ends.
+  virtual void fork(Event& event) { mark(event); }
   virtual void wait(Event& event) = 0;  // work queued here from now on runs after the event's last mark; the host does not wait
   // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy is done.
   virtual void fetch(void* pinned, const void* device, std::size_t bytes) = 0;
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;
   virtual void* handle() = 0;  // the cudaStream_t; makes its device the calling thread's. Null where there is none
+  virtual std::unique_ptr<Follower> follower() { return nullptr; }  // of a trace: when the device does what is queued here
 };
 
 }  // namespace tandem

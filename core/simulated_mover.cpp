@@ -24,13 +24,13 @@ class SimulatedMover : public Mover {
     used_ += bytes;
     c.bytes.resize(bytes);
     std::memcpy(c.bytes.data(), from, bytes);
-    c.finished = out_free_ = std::max(out_free_, clock_) + double(bytes) / rates_.out;
+    c.finished = carry(true, bytes, out_free_, rates_.out);
     return last_;
   }
   void in(CopyId id, void* to) override {
     Copy& c = copies_.at(id);
     std::memcpy(to, c.bytes.data(), c.bytes.size());
-    c.finished = in_free_ = std::max(in_free_, clock_) + double(c.bytes.size()) / rates_.in;
+    c.finished = carry(false, c.bytes.size(), in_free_, rates_.in);
   }
   bool done(CopyId id) override { return copies_.at(id).finished <= clock_; }
   std::string wait(CopyId id) override {
@@ -53,6 +53,12 @@ class SimulatedMover : public Mover {
     double finished = 0;
     std::string error;
   };
+  double carry(bool out, std::size_t bytes, double& free, double rate) {  // when it ends
+    const double begin = std::max(free, clock_);
+    free = begin + double(bytes) / rate;
+    moved_.push_back({out, bytes, begin, free});
+    return free;
+  }
   const SimulatedRates rates_;
   std::map<CopyId, Copy> copies_;
   CopyId last_ = 0;

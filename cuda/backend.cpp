@@ -5,6 +5,7 @@
 #include "core/operands.h"
 
 #include <memory>
+#include <optional>
 
 #include "core/recording.h"
 #include "core/text.h"
@@ -15,7 +16,6 @@
 #include "cuda/matrix.h"
 #include "cuda/memory.h"
 #include "cuda/queue.h"
-#include "cuda/timeline.h"
 #include "cuda/weights.h"
 
 namespace tandem {
@@ -83,7 +83,6 @@ class CudaBackend final : public Backend {
   bool on_device() const override { return true; }
   bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
   void* stream() const override { return queue_.stream; }
-  std::unique_ptr<Follower> follower() override { return follow(queue_.stream); }
 
   // ---- memory ------------------------------------------------------------------------------------------------------
   void upload(void* to, const void* from, std::size_t bytes) override {
@@ -115,6 +114,7 @@ class CudaBackend final : public Backend {
   }
 
   bool records() const override { return true; }
+  bool recording() const override { return recording_; }
 
   void deterministic(bool on) override {
     deterministic_ = on;
@@ -166,10 +166,9 @@ class CudaBackend final : public Backend {
   // ---- convolution -------------------------------------------------------------------------------------------------
   void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     const Narrow narrow(*this, w, x.dtype());
-    convolution_.forward(s, x.dtype(), x.raw(), narrow.data(), y.raw_write());
-    typed(x.dtype(), "conv2d", [&]<class T> {
-      bias_relu(grid_, s.n * s.out_h() * s.out_w(), s.c_out, data<float>(bias), relu, y.write<T>());
-    });
+    std::optional<Narrow> narrow_bias;
+    if (bias) narrow_bias.emplace(*this, *bias, x.dtype());
+    convolution_.forward(s, x.dtype(), {x.raw(), narrow.data(), y.raw_write(), bias ? narrow_bias->data() : nullptr, data<float>(bias)}, relu);
   }
   void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     const Narrow narrow(*this, w, dy.dtype());

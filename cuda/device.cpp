@@ -28,11 +28,6 @@ std::string text_of(cudaError_t status) {
 std::string text_of(cublasStatus_t status) {
   return std::string(cublasGetStatusName(status)) + ": " + cublasGetStatusString(status);
 }
-std::string text_of(cudnnStatus_t status) {
-  char last[1024] = {};
-  cudnnGetLastErrorString(last, sizeof last);
-  return std::string(cudnnGetErrorString(status)) + (last[0] ? ": " : "") + last;
-}
 
 std::string why_unusable(cudaError_t status, int driver, int runtime) {
   if (status == cudaErrorInsufficientDriver || (driver > 0 && driver / 1000 < runtime / 1000))

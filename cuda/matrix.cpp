@@ -1,11 +1,11 @@
 #include "cuda/matrix.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <sstream>
 
 #include "cuda/check.h"
+#include "cuda/memory.h"
 
 namespace tandem::cuda {
 namespace {
@@ -17,26 +17,6 @@ cudaDataType_t library_type(DType t) {
     case DType::f16: return CUDA_R_16F;
     default: fail("matrix product: cuda backend: not defined for ", name_of(t), " (cast to f32 first)");
   }
-}
-
-bool is_nan(DType type, const unsigned char* bytes) {
-  float value = 0;
-  if (type == DType::f32) {
-    std::memcpy(&value, bytes, 4);
-  } else {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, bytes, 2);
-    if (type == DType::f16) {
-      f16 h;
-      h.bits = bits;
-      value = h;
-    } else {
-      bf16 b;
-      b.bits = bits;
-      value = b;
-    }
-  }
-  return value != value;
 }
 
 // What describes a fused layer to cuBLASLt; gone with the call.
@@ -112,10 +92,7 @@ Matrix::Matrix(cudaStream_t stream, void* workspace, std::size_t workspace_bytes
   // Times NaN every product is NaN, and so must every result be. y is overwritten by the call that asked.
   plans_.nan_survives = [this](const LinearKey& key, const cublasLtMatmulAlgo_t& algorithm) {
     run(key, algorithm, std::numeric_limits<float>::quiet_NaN(), tried_.x, tried_.w, tried_.bias, tried_.y);
-    unsigned char bytes[4] = {};
-    CUDA_CHECK(cudaMemcpyAsync(bytes, tried_.y, size_of(key.type), cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_), key.text());
-    return is_nan(key.type, bytes);
+    return is_nan(key.type, tried_.y, stream_);
   };
   CUBLAS_CHECK(cublasCreate(&handle_), "cuBLAS does not start");
   CUBLAS_CHECK(cublasSetStream(handle_, stream));

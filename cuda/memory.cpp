@@ -77,4 +77,14 @@ void Staging::fetch(void* host, const void* device, std::size_t bytes) {
   CUDA_CHECK(cudaStreamSynchronize(stream_), "download of ", bytes, " bytes");
 }
 
+bool is_nan(DType type, const void* device, cudaStream_t stream) {
+  auto read = [&]<class T>(T value) {
+    CUDA_CHECK(cudaMemcpyAsync(&value, device, sizeof value, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return float(value);
+  };
+  const float value = type == DType::f32 ? read(0.f) : type == DType::bf16 ? read(bf16()) : read(f16());
+  return value != value;
+}
+
 }  // namespace tandem::cuda

@@ -3,6 +3,7 @@
 #include "core/memory.h"
 #include "core/text.h"
 #include "cuda/check.h"
+#include "cuda/timeline.h"
 
 namespace tandem::cuda {
 
@@ -34,6 +35,11 @@ void DeviceQueue::mark(Event& event) {
       capture == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
 }
 
+void DeviceQueue::fork(Event& event) {
+  handle();
+  CUDA_CHECK(cudaEventRecord(dynamic_cast<DeviceEvent&>(event).event(), stream_));
+}
+
 void DeviceQueue::wait(Event& event) {
   handle();
   CUDA_CHECK(cudaStreamWaitEvent(stream_, dynamic_cast<DeviceEvent&>(event).event()));
@@ -48,6 +54,8 @@ void DeviceQueue::send(void* device, const void* pinned, std::size_t bytes) {
   handle();
   if (bytes) CUDA_CHECK(cudaMemcpyAsync(device, pinned, bytes, cudaMemcpyHostToDevice, stream_));
 }
+
+std::unique_ptr<Follower> DeviceQueue::follower() { return follow(stream_); }
 
 std::unique_ptr<Queue> new_queue(int device) {
   struct Own : DeviceQueue {

@@ -25,10 +25,12 @@ class DeviceQueue : public Queue {
  public:
   DeviceQueue(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
   void mark(Event& event) override;
+  void fork(Event& event) override;
   void wait(Event& event) override;
   void fetch(void* pinned, const void* device, std::size_t bytes) override;
   void send(void* device, const void* pinned, std::size_t bytes) override;
   void* handle() override;
+  std::unique_ptr<Follower> follower() override;
 
  private:
   int device_;

@@ -7,10 +7,10 @@ build=${BUILD:-build}
 limit=120
 export OMP_WAIT_POLICY=passive
 
-says 2 'choose ops, train or bench' sh tests/gpu_check.sh all
-says 2 'choose ops, train or bench' sh tests/gpu_check.sh ops train
+says 2 'choose ops, train, bench or memory' sh tests/gpu_check.sh all
+says 2 'choose ops, train, bench or memory' sh tests/gpu_check.sh ops train
 for stage in 'ops train' 'ops;echo done' "ops'; echo done; '"; do
-  says 2 'choose ops, train or bench' make --no-print-directory CUDA=0 gpu-check STAGE="$stage"
+  says 2 'choose ops, train, bench or memory' make --no-print-directory CUDA=0 gpu-check STAGE="$stage"
   grep -qx done "$there/out" && complain "make gpu-check executes its STAGE: $stage"
 done
 says 2 'name one stage' "$build/gpu_check" --device nowhere
@@ -62,10 +62,14 @@ for line in 'losses of steps 1–20' 'second run, deterministic' "inside the hos
   grep -q "$line" "$there/out" || complain "gpu-check train has no line for $line"
 done
 try 3 100 bench 'bench PyTorch ratios'
+try 3 100 memory 'memory PyTorch'
+for line in 'resnet20 f32, swap, pinned.*losses that differ *0 ' 'peak of the budget' ', nothing swapped ' ', 12×, pinned' '  predicted'; do
+  grep -q "$line" "$there/out" || complain "gpu-check memory has no line for $line"
+done
 try 3 1 ops 'ops touch'
 grep -q 'MISSED' "$there/out" || complain "gpu-check in a second missed nothing: $(cat "$there/out")"
-says 3 'steps of bench' env DEVICE=cpu LIMIT=2 PYTHON=none sh tests/gpu_check.sh
-[ "$(grep -cE '^steps of (ops|train|bench)' "$there/out")" -eq 3 ] || complain "gpu-check without a stage: $(cat "$there/out")"
+says 3 'steps of memory' env DEVICE=cpu LIMIT=2 PYTHON=none sh tests/gpu_check.sh
+[ "$(grep -cE '^steps of (ops|train|bench|memory)' "$there/out")" -eq 4 ] || complain "gpu-check without a stage: $(cat "$there/out")"
 "$build/gpu_check" ops --device cpu --seconds 0 >"$there/out" 2>&1
 [ $? -eq 3 ] && grep -q 'conv2d f32, .* cases *MISSED: the time was up' "$there/out" ||
   complain "without time gpu_check does not say what it missed: $(tail -n 3 "$there/out")"

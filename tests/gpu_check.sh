@@ -1,6 +1,6 @@
 #!/bin/sh
-# tests/gpu_check.sh [ops|train|bench]: builds for the GPU of this machine, checks or measures, prints one table, and leaves it
-# in tests/bench/results/; without a name all three, one after another. Needs g++, make, and CUDA with cuDNN: installed, or as pip wheels in a Python's site-packages.
+# tests/gpu_check.sh [ops|train|bench|memory]: builds for the GPU of this machine, checks or measures, prints one table, and leaves it
+# in tests/bench/results/; without a name all four, one after another. Needs g++, make, and CUDA with cuDNN: installed, or as pip wheels in a Python's site-packages.
 # Each ends within eight minutes: what was not reached by then is listed. Exit status 0: everything was done, and holds; 1:
 # something does not hold; 2: nothing was begun; 3: what was done holds, but parts were left out, which the last line lists.
 #
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 stage=$*
 if [ -z "$stage" ]; then
   worst=0
-  for stage in ops train bench; do
+  for stage in ops train bench memory; do
     sh tests/gpu_check.sh "$stage"
     status=$?
     case $status in
@@ -25,7 +25,7 @@ if [ -z "$stage" ]; then
   done
   exit $worst
 fi
-case $stage in ops | train | bench) ;; *) echo "gpu-check: STAGE=$stage: choose ops, train or bench" >&2; exit 2 ;; esac
+case $stage in ops | train | bench | memory) ;; *) echo "gpu-check: STAGE=$stage: choose ops, train, bench or memory" >&2; exit 2 ;; esac
 python=${PYTHON:-python3}
 target=${DEVICE:-cuda}
 limit=${LIMIT:-470}
@@ -201,6 +201,10 @@ case $stage in
     peer "PyTorch" 300 tests/gpu/peer.py
     if grep -q '"peer"' "$results.jsonl" 2>/dev/null; then step "ratios" 10 "$python" tests/gpu/ratios.py "$results.jsonl"
     else left_out "ratios" "there is nothing of PyTorch's to compare with"; fi
+    ;;
+  memory)
+    check memory 300
+    peer "PyTorch: as it is, save_on_cpu, checkpoint" 160 tests/gpu/memory_peer.py "$results.jsonl"
     ;;
 esac
 finish

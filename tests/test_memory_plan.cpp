@@ -561,6 +561,34 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
   }
 }
 
+// ---- the trace ---------------------------------------------------------------------------------------------------------------
+TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
+  auto backend = cpu_backend(1);
+  const Case c{.model = "smallcnn", .batch = 32, .side = 28, .channels = 1};
+  const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40, .swap = SwapMode::swap});
+  for (const bool file : {false, true}) {
+    Trace trace;
+    OnLane on(&trace, "step");
+    const Outcome within = train(c, *backend, 4, {.bytes = all.least, .swap = SwapMode::swap, .file = file});
+    ASSERT_GT(within.last.swapped, 0u) << within.report;
+    for (const char* name : {"copies out", "copies in"}) {
+      const Trace::Lane* lane = trace.find(name);
+      ASSERT_NE(lane, nullptr) << name;
+      double bytes = 0;
+      std::int64_t last = 0;
+      for (std::size_t i = 0; i < lane->size(); i++) {
+        const Trace::Event& e = (*lane)[i];
+        bytes += e.bytes;
+        EXPECT_LE(e.begin, e.end);
+        if (!file) continue;
+        EXPECT_GE(e.begin, last) << "one after the other";
+        EXPECT_LE(last = e.end, trace.now());
+      }
+      EXPECT_GE(bytes, double(within.last.swapped) * 0.9) << name;
+    }
+  }
+}
+
 // ---- what a program may do otherwise ---------------------------------------------------------------------------------------
 TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
   auto backend = cpu_backend(1);

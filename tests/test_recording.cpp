@@ -107,6 +107,18 @@ TEST(RecordedStep, WhatCannotBeRecordedSaysWhyAndTrainsTheSame) {
   EXPECT_NE(refused.said.find("the twin refuses"), std::string::npos) << refused.said;
 }
 
+TEST(RecordedStep, WithinABudgetOfMemoryItIsRecordedWhenThePlanStands) {
+  for (const bool behind : {false, true}) {
+    auto plain_backend = reference_backend(1);
+    test::Clocked twin;
+    twin.behind = behind;
+    const auto change = [](FitOptions& o) { o.epochs = 6, o.memory_budget = std::size_t{1} << 30; };
+    EXPECT_EQ(train(*plain_backend, {}, change).weights, train(twin, {}, change).weights);
+    EXPECT_EQ(twin.log.substr(0, 6), "ss[s]r");
+    EXPECT_LT(twin.log.size(), 24u) << "the first steps are not counted: their plan changes";
+  }
+}
+
 TEST(RecordedStep, ABatchInOtherMemoryEachTimeIsNotRecorded) {
   const Trained moved = same_bits({.moves = true});
   EXPECT_EQ(moved.log.find('r'), std::string::npos) << moved.log;

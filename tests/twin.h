@@ -48,9 +48,7 @@ class TwinQueue : public Queue {
  public:
   explicit TwinQueue(Twin& twin) : twin_(twin) {}
   void mark(Event& event) override;
-  void wait(Event& event) override {
-    add([&event] { return event.done(); });
-  }
+  void wait(Event& event) override;
   void fetch(void* pinned, const void* device, std::size_t bytes) override;
   void send(void* device, const void* pinned, std::size_t bytes) override;
   void* handle() override { return this; }
@@ -104,6 +102,7 @@ class Twin : private Blocks, public reference::ReferenceBackend {
 
   Twin() : ReferenceBackend(1, std::make_unique<Listed>(blocks)) { deterministic(true); }
   bool records() const override { return true; }
+  bool recording() const override { return recording_; }
   std::function<void()> record(std::function<void()> step) override {
     auto logged = [this, step] {
       if (!replaying_) log += 's';
@@ -225,6 +224,11 @@ inline void TwinQueue::mark(Event& event) {
     return true;
   });
 }
+// What the backend computes is computed at once, so its queue waits at once, too.
+inline void TwinQueue::wait(Event& event) {
+  if (this != &twin_.in_order_) return add([&event] { return event.done(); });
+  while (!twin_.stuck && !event.done()) {}
+}
 inline void TwinQueue::fetch(void* pinned, const void* device, std::size_t bytes) {
   if (this == &twin_.in_order_ && twin_.recording_) return;
   if (this != &twin_.in_order_) {
@@ -240,5 +244,23 @@ inline void TwinQueue::fetch(void* pinned, const void* device, std::size_t bytes
 inline void TwinQueue::send(void* device, const void* pinned, std::size_t bytes) {
   add([=, this] { return twin_.write(device, pinned, bytes), true; });
 }
+
+// A twin on which a block that is asked for takes a millisecond.
+struct Clocked : Twin {
+  struct Marks : Follower {
+    CachingAllocator& memory;
+    std::vector<std::int64_t> marks;
+    explicit Marks(CachingAllocator& m) : memory(m) {}
+    void enter(const char*) override {}
+    void leave() override {}
+    void passed(const char*) override {}
+    std::int64_t mark() override {
+      marks.push_back(1000000 * std::int64_t(memory.statistics().requests));
+      return std::int64_t(marks.size()) - 1;
+    }
+    std::vector<std::int64_t> times(const std::function<std::int64_t()>&) override { return std::exchange(marks, {}); }
+  };
+  std::unique_ptr<Follower> follower() override { return std::make_unique<Marks>(memory()); }
+};
 
 }  // namespace tandem::test

@@ -60,6 +60,7 @@ class Trace {
     std::int64_t mark() const { return mark_; }
     void mark(std::int64_t t) { mark_ = t; }
     void add(const Event& e);                      // begin and end are set
+    void keep(const Event& e);                     // the same, of work elsewhere: the follower is not told
     Event begin(Event e);                          // begins now, for the follower, too; add_now() ends it
     void add_now(Event e);
     void until_now(Event e);                       // a span from mark() to now
@@ -71,7 +72,6 @@ class Trace {
    private:
     friend class Trace;
     static constexpr std::size_t chunk = 1024;
-    void keep(const Event& e);
     void follow(const Event& e);
     Trace& trace_;
     std::string name_;

@@ -40,9 +40,9 @@ struct FitOptions {
   bool overfit_batch = false;
   ImportExportFiles import_export = {};
 
-  // Bytes of the device's memory that the run may take; 0: all. What a step saves for backward is then kept, swapped to a file in
-  // `scratch` (empty: $TMPDIR, then /tmp) or computed again, as `swap` allows (autograd/memory_plan.h). Refused after the second
-  // step's passes where it is too small, with the smallest that would do.
+  // Bytes of the device's memory that the run may take; 0: all. What a step saves for backward is then kept, swapped to `scratch` or
+  // computed again, as `swap` allows (autograd/memory_plan.h). Refused after the second step's passes where it is too small, with the
+  // smallest that would do. scratch: a folder (empty: $TMPDIR, then /tmp); on a GPU memory of the host, "pinned" (also empty) or "unified".
   std::size_t memory_budget = 0;
   SwapMode swap = SwapMode::automatic;
   std::string scratch = {};

@@ -178,9 +178,9 @@ void machine(Rows& t, Options& o) {
 
 void memory(Rows& t, Options& o) {
   t.bytes("--memory-budget", o.memory_budget, "bytes that the run may take on its device: 800M, 4G (0: all there are)");
-  t.choice("--swap", o.swap, "how a --memory-budget is kept: auto, swap (to a file), recompute, or off (only watched)",
+  t.choice("--swap", o.swap, "how a --memory-budget is kept: auto, swap (to --scratch), recompute, or off (only watched)",
            "auto, swap, recompute or off", swap_in, name_of);
-  t.text("--scratch", o.scratch, "folder for what is swapped out (default: $TMPDIR, then /tmp)");
+  t.text("--scratch", o.scratch, "where it swaps to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned (default) or unified");
 }
 
 void schedule_of_run(Rows& t, Options& o) {

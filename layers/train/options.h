@@ -39,7 +39,7 @@ struct Options {
   int accumulate = 1;  // batches to a step
   std::size_t memory_budget = 0;  // bytes; 0: no limit
   SwapMode swap = SwapMode::automatic;    // how a budget is kept
-  std::string scratch = {};       // folder for what is swapped out
+  std::string scratch = {};       // where to: FitOptions::scratch
   bool sync_batch_norm = false;  // over all ranks
   int patience = 0;    // epochs without improvement before the run stops; 0: no limit
   std::string checkpoint = {}, resume = {};

@@ -33,6 +33,16 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
   return mine;
 }
 
+// Where saved tensors go that are swapped out.
+std::unique_ptr<Mover> mover_of(const FitOptions& options, Backend& backend) {
+  if (options.swap == SwapMode::off) return nullptr;
+  if (!backend.asynchronous()) return file_mover(options.scratch);
+  if (options.scratch == "unified") return unified_mover(backend, options.memory_budget);
+  if (!options.scratch.empty() && options.scratch != "pinned")
+    refuse("--scratch ", options.scratch, ": a GPU swaps to memory of the host: choose pinned or unified");
+  return pinned_mover(backend);
+}
+
 std::map<std::string, std::string> about_run(const BatchSource& train, const Settings& settings) {
   std::map<std::string, std::string> about = train.description();
   for (const auto& [name, value] : settings)
@@ -141,8 +151,7 @@ void Run::begin() {
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
   whole_ = at.running_sums;
   if (options.memory_budget == 0) return;
-  if (backend.asynchronous()) refuse("--memory-budget: memory is planned on cpu and reference, not yet on ", backend.name());
-  memory_plan = std::make_unique<MemoryPlan>(backend, options.swap == SwapMode::off ? nullptr : file_mover(options.scratch),
+  memory_plan = std::make_unique<MemoryPlan>(backend, mover_of(options, backend),
                                              MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap});
 }
 
@@ -185,6 +194,7 @@ void Run::begin_step() {
   seen_ += double(batch.size());
   phase("step", true);
   eager = std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->looks_inside(*this); });
+  if (memory_plan && !memory_plan->settled()) eager = true;
 }
 
 void Run::forward_backward() {

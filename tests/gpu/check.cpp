@@ -1,9 +1,10 @@
-// What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench` (tests/gpu_check.sh). Prints one table (table.h).
+// What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench|memory` (tests/gpu_check.sh). Prints one table (table.h).
 //   ops    every row of the op table, convolutions, products, optimizers and batches against the host; all of it twice;
 //          what several ranks stand on
 //   touch  the same work once, compared with nothing: for compute-sanitizer
 //   train  the same seed on the host and on the GPU: steps 1–20, and 200 steps smoothed beside the host's own spread
 //   bench  milliseconds of a training step (one replay), and the shares of the card's ceilings of product and copy
+//   memory the losses of training within budgets of memory beside those without; pictures a second at multiples of what fits
 // --device cpu tries the program itself, with small sizes, where there is no GPU.
 #include <charconv>
 
@@ -24,14 +25,14 @@ int main(int argc, char** argv) {
       if (error != std::errc() || end != v.data() + v.size() || !(seconds >= 0))
         refuse("--seconds ", v, ": expected a number that is not below 0");
     };
-    parse_command_line(argc, argv, "What only a GPU can tell: ops, touch, train or bench.",
+    parse_command_line(argc, argv, "What only a GPU can tell: ops, touch, train, bench or memory.",
                        {{"--device", "cuda, cuda:1, or cpu to try the program itself", "cuda", [&](auto& v) { o.device = v; }},
                         {"--jsonl", "file for the table as JSON lines", "", [&](auto& v) { jsonl = v; }},
                         {"--seconds", "after which nothing new is begun", "no limit", number}},
                        &words);
     const std::string stage = words.size() == 1 ? words[0] : "";
-    if (stage != "ops" && stage != "touch" && stage != "train" && stage != "bench")
-      refuse("name one stage: ops, touch, train or bench");
+    if (stage != "ops" && stage != "touch" && stage != "train" && stage != "bench" && stage != "memory")
+      refuse("name one stage: ops, touch, train, bench or memory");
     const bool small = o.device == "cpu" || o.device == "reference";
     const gpu::Machine machine{[&] { return make_backend(o); },
                                [&] { return small ? reference_backend(2) : cpu_backend(0); }, small};
@@ -40,7 +41,8 @@ int main(int argc, char** argv) {
     if (stage == "ops") gpu::check_operations(machine, table), gpu::check_ranks(machine, table);
     else if (stage == "touch") gpu::touch_operations(machine);
     else if (stage == "train") gpu::check_training(machine, table);
-    else gpu::measure_speed(machine, table);
+    else if (stage == "bench") gpu::measure_speed(machine, table);
+    else gpu::check_memory(machine, table);
     held = table.status();
   });
   return status ? status : held;

@@ -40,12 +40,14 @@ double rounding(DType type, double value) {
   if (type == DType::bf16) return 0x1p-8 * std::abs(value);
   return type == DType::f16 ? std::max(0x1p-11 * std::abs(value), 0x1p-25) : 0;
 }
-// The largest error in units of the bound: at most 1. `type`: what the result is rounded to.
-double worst(const Values& got, const Values& want, const Values& sizes, double k, DType type) {
+// The largest error in units of the bound: at most 1. `type`: what the result is rounded to. Where a bias was added, of at most
+// `bias`, the sum may have been rounded before it, too: it is no larger than the result and the bias.
+double worst(const Values& got, const Values& want, const Values& sizes, double k, DType type, double bias = 0) {
   double most = 0;
   for (std::size_t i = 0; i < got.size(); i++) {
-    const double sums = 4 * 0x1p-23 * std::sqrt(k) * sizes[i] + 1e-30;
-    const double error = std::abs(got[i] - want[i]) / (sums + rounding(type, std::abs(want[i]) + sums));
+    const double sums = 4 * 0x1p-23 * std::sqrt(k) * sizes[i] + 1e-30, size = std::abs(want[i]) + sums;
+    const double before = bias > 0 ? rounding(type, size + bias) : 0;
+    const double error = std::abs(got[i] - want[i]) / (sums + before + rounding(type, size + before));
     if (!(error <= most)) most = error;
     if (most != most) return INFINITY;
   }
@@ -64,23 +66,11 @@ const ConvShape shapes[] = {
     {.n = 2, .h = 31, .w = 31, .c_in = 3, .c_out = 24, .kh = 2, .kw = 2},
     {.n = 1, .h = 6, .w = 5, .c_in = 5, .c_out = 7, .kh = 5, .kw = 3, .pad_h = 2, .pad_w = 1},
 };
-constexpr const char* passes[] = {"forward", "data", "filter"};
+constexpr const char* passes[] = {"forward", "data", "filter", "forward + bias", "forward + bias, ReLU"};
 
-// One pass of a convolution on any backend; a and b are pictures, filters or gradients, as the pass has them.
-Values convolved(Backend& backend, const ConvShape& s, int pass, const Values& a, const Values& b, DType type) {
-  const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out}, filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
-  const DType wide = type == DType::f64 ? DType::f64 : DType::f32;
-  auto on = [&](const Values& v, const Shape& shape, DType t) { return Tensor::of(backend, shape, v, t); };
-  Tensor y(backend, pass == 0 ? out : pass == 1 ? in : filter, pass == 2 ? wide : type);
-  if (pass == 0) backend.conv2d(s, on(a, in, type), on(b, filter, wide), nullptr, false, y);
-  if (pass == 1) backend.conv2d_backward_data(s, on(a, out, type), on(b, filter, wide), y, false);
-  if (pass == 2) backend.conv2d_backward_filter(s, on(a, in, type), on(b, out, type), y, false);
-  return y.values();
-}
-
-// The operands of a pass, rounded, and how many terms each of its sums has.
+// What a pass works on, rounded, and how many terms each of its sums has; a and b are pictures, filters or gradients.
 struct Operands {
-  Values a, b;
+  Values a, b, bias;
   double terms;
   Operands(const ConvShape& s, int pass, DType type) {
     const std::int64_t w = s.c_out * s.kh * s.kw * (s.c_in / s.groups), out = s.n * s.out_h() * s.out_w() * s.c_out;
@@ -88,10 +78,32 @@ struct Operands {
                  dy = rounded(numbers("dy", out), type);
     a = pass == 1 ? dy : x;
     b = pass == 2 ? dy : filters;
+    if (pass > 2) bias = rounded(numbers("bias", s.c_out), type);
     const double each = double(s.kh * s.kw) / double(s.groups);
-    terms = pass == 0 ? each * double(s.c_in) : pass == 1 ? each * double(s.c_out) : double(s.n * s.out_h() * s.out_w());
+    terms = pass == 1 ? each * double(s.c_out) : pass == 2 ? double(s.n * s.out_h() * s.out_w()) : each * double(s.c_in);
   }
 };
+Operands absolute(Operands o) {
+  for (Values* v : {&o.a, &o.b, &o.bias}) *v = absolute(std::move(*v));
+  return o;
+}
+
+// One pass of a convolution on any backend.
+Values convolved(Backend& backend, const ConvShape& s, int pass, const Operands& o, DType type) {
+  const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out}, filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
+  const DType wide = type == DType::f64 ? DType::f64 : DType::f32;
+  auto on = [&](const Values& v, const Shape& shape, DType t) { return Tensor::of(backend, shape, v, t); };
+  Tensor y(backend, pass == 1 ? in : pass == 2 ? filter : out, pass == 2 ? wide : type);
+  if (pass == 1)
+    backend.conv2d_backward_data(s, on(o.a, out, type), on(o.b, filter, wide), y, false);
+  else if (pass == 2)
+    backend.conv2d_backward_filter(s, on(o.a, in, type), on(o.b, out, type), y, false);
+  else {
+    const Tensor bias = pass > 2 ? on(o.bias, {s.c_out}, wide) : Tensor();
+    backend.conv2d(s, on(o.a, in, type), on(o.b, filter, wide), pass > 2 ? &bias : nullptr, pass == 4, y);
+  }
+  return y.values();
+}
 
 std::string text_of(const ConvShape& s, int pass, DType type) {
   char text[128];
@@ -113,15 +125,19 @@ Values multiplied(Backend& backend, const Product& p, bool ta, bool tb, const Va
 
 void check_sums(Backend& device, Backend& host, DType type, Table& table) {
   for (const ConvShape& s : shapes)
-    for (int pass = 0; pass < 3; pass++) {
+    for (int pass = 0; pass < 5; pass++) {
       const Operands o(s, pass, type);
-      const Values got = convolved(device, s, pass, o.a, o.b, type);
-      // A filter gradient is f32, but may have come through the pictures' type where no engine writes f32.
+      // A filter gradient is f32, but comes through the pictures' type.
       table.check(text_of(s, pass, type),
-                  worst(got, convolved(host, s, pass, o.a, o.b, DType::f64),
-                        convolved(host, s, pass, absolute(o.a), absolute(o.b), DType::f64), o.terms, type),
+                  worst(convolved(device, s, pass, o, type), convolved(host, s, pass, o, DType::f64),
+                        convolved(host, s, pass, absolute(o), DType::f64), o.terms, type, pass > 2 ? 1 : 0),
                   1, "of the bound");
     }
+  Operands o(shapes[1], 4, type);
+  for (double& b : o.bias) b = NAN;
+  const Values y = convolved(device, shapes[1], 4, o, type);
+  table.check(std::string("conv2d forward + NaN, ReLU ") + name_of(type) + ": results that are numbers",
+              double(std::count_if(y.begin(), y.end(), [](double v) { return v == v; })), 0);
   for (const Product& p : products)
     for (bool ta : {false, true})
       for (bool tb : {false, true}) {
@@ -289,10 +305,7 @@ void touch_operations(const Machine& machine) {
   for (DType type : types) {
     if (!device->supports(type)) continue;
     for (const ConvShape& s : shapes)
-      for (int pass = 0; pass < 3; pass++) {
-        const Operands o(s, pass, type);
-        convolved(*device, s, pass, o.a, o.b, type);
-      }
+      for (int pass = 0; pass < 5; pass++) convolved(*device, s, pass, Operands(s, pass, type), type);
     for (const Product& p : products) multiplied(*device, p, false, true, numbers("a", p.m * p.k), numbers("b", p.n * p.k), type);
     for (const test::Row& row : test::table())
       for (const test::Case& c : row.cases) {

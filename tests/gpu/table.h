@@ -83,5 +83,6 @@ void check_ranks(const Machine&, Table&);
 void touch_operations(const Machine&);  // once each, with nothing to compare: for compute-sanitizer
 void check_training(const Machine&, Table&);
 void measure_speed(const Machine&, Table&);
+void check_memory(const Machine&, Table&);
 
 }  // namespace tandem::gpu

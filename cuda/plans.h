@@ -1,0 +1,122 @@
+// A convolution as a graph of cuDNN's, and the plans that its heuristics offer for the graph. Nothing here runs a plan, so nothing needs
+// a device: the GPU is that of a handle, or one that is only described (tests/cuda_plans.cpp). Pictures [n, h, w, c], filters
+// [c_out, kh, kw, c_in / groups]; sums are f32.
+#pragma once
+#include <cudnn.h>
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/shape.h"
+#include "cuda/check.h"
+
+namespace tandem::cuda {
+
+enum class Pass { forward, backward_data, backward_filter };
+const char* name_of(Pass);
+
+// What each tensor's address is a multiple of, in bytes: 16, 8, 4 or 2. cuDNN takes none below the size of an element.
+struct Alignments {
+  int x = 16, w = 16, y = 16, bias = 16;
+  bool operator==(const Alignments&) const = default;
+};
+// The largest of 16, 8, 4, 2 that divides all addresses.
+int alignment_of(std::initializer_list<const void*> pointers);
+
+// The tensors of a pass, or their gradients: of a filter gradient x and y are read, and w is written. All are of the pictures' type.
+struct Operands {
+  const void *x, *w, *y;
+  const void* bias = nullptr;        // of a forward pass; null: none
+  const float* wide_bias = nullptr;  // the same before it was rounded, for our own kernel
+};
+
+// What a plan is made for. Two calls share one only when all of it is equal.
+struct PlanKey {
+  Pass pass;
+  ConvShape shape;
+  DType type;  // of all tensors: the heuristics offer no engine for f32 filter gradients, or an f32 bias, of narrower pictures
+  bool bias = false, relu = false;  // the graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
+  Alignments alignment = {};
+  static PlanKey of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu = false);
+  // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the zeros.
+  bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }
+  bool operator==(const PlanKey&) const = default;
+  std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
+};
+
+// Dimensions and strides as cuDNN wants them: always in the order n, c, h, w, whatever the layout.
+struct Layout {
+  std::int64_t sizes[4], strides[4];
+  static Layout pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c);
+  static Layout filters(const ConvShape& s);
+};
+
+// Which engines may be taken.
+struct EngineRules {
+  bool deterministic = false, tf32 = false, exact = false;  // exact: no Winograd
+  bool operator==(const EngineRules&) const = default;
+};
+// Decided by the numerical notes that cuDNN gives of an engine; `type`: of the pictures.
+bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType type, const EngineRules& rules);
+
+// One of cuDNN's descriptors; attributes are set, then it is finished.
+class Descriptor {
+ public:
+  explicit Descriptor(cudnnBackendDescriptorType_t type) : type_(type) { CUDNN_CHECK(cudnnBackendCreateDescriptor(type, &d_)); }
+  Descriptor(Descriptor&& o) noexcept : type_(o.type_), d_(std::exchange(o.d_, nullptr)) {}
+  Descriptor& operator=(Descriptor&& o) noexcept {
+    std::swap(type_, o.type_), std::swap(d_, o.d_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (d_) cudnnBackendDestroyDescriptor(d_);
+  }
+
+  template <class V>
+  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const V* values, int count = 1) {
+    CUDNN_CHECK(cudnnBackendSetAttribute(d_, name, type, count, values));
+    return *this;
+  }
+  Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other) {
+    return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, &other.d_);
+  }
+  Descriptor& set(cudnnBackendAttributeName_t name, std::int64_t value) { return set(name, CUDNN_TYPE_INT64, &value); }
+  Descriptor& finish() {
+    CUDNN_CHECK(cudnnBackendFinalize(d_));
+    return *this;
+  }
+  bool try_to_finish() { return cudnnBackendFinalize(d_) == CUDNN_STATUS_SUCCESS; }
+  template <class V>
+  V get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type) const {
+    V value{};
+    std::int64_t count = 0;
+    CUDNN_CHECK(cudnnBackendGetAttribute(d_, name, type, 1, &count, &value));
+    return value;
+  }
+  cudnnBackendDescriptorType_t type() const { return type_; }
+  cudnnBackendDescriptor_t raw() const { return d_; }
+
+ private:
+  cudnnBackendDescriptorType_t type_;
+  cudnnBackendDescriptor_t d_ = nullptr;
+};
+
+// Tells the descriptor of a graph, a heuristic or a plan which GPU it is for.
+using ForDevice = std::function<void(Descriptor&)>;
+
+// The tensors of a graph, by number.
+enum Uid : std::int64_t { x_uid = 1, w_uid, y_uid, bias_uid, product_uid, sum_uid };
+
+struct Plan {
+  Descriptor plan;
+  std::int64_t workspace = 0;  // bytes
+  bool fused = false;          // it adds the bias and applies the ReLU, too
+};
+// Plans for the configurations that the heuristic offers, best guess first, at most `most` of those that are acceptable.
+std::vector<Plan> candidates(const ForDevice& device, const PlanKey& key, const EngineRules& rules, std::size_t most);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,85 @@
+"""PyTorch's pictures a second within the budgets of gpu_check memory, at the minibatches of its rows (its JSON lines are the argument):
+channels_last, bf16 autocast; as it is, with save_on_cpu (pinned), and with a checkpoint around every block. Where its allocator may take no
+more than the budget and that does not do, the row says so."""
+import contextlib
+import json
+import re
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from peer import Block, Bottleneck, cifar_net
+
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def resnet152():
+    layers, i = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    for stage, (m, n) in enumerate([(64, 3), (128, 8), (256, 36), (512, 3)]):
+        for b in range(n):
+            layers.append(Bottleneck(i, m, 2 if stage and b == 0 else 1))
+            i = 4 * m
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000))
+
+
+MODELS = {"resnet152": (resnet152, (3, 224, 224)), "resnet1202": (lambda: cifar_net([16, 32, 64], 200, False), (3, 32, 32))}
+
+
+def rate(model, n, shape, way):
+    images = torch.full((n, *shape), 0.1, device="cuda").to(memory_format=torch.channels_last)
+    labels = torch.zeros(n, dtype=torch.long, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        saved = torch.autograd.graph.save_on_cpu(pin_memory=True) if way == "save_on_cpu" else contextlib.nullcontext()
+        with saved, torch.autocast("cuda", torch.bfloat16):
+            y = images
+            for layer in model:
+                if way == "checkpoint" and isinstance(layer, (Block, Bottleneck)):
+                    y = checkpoint(layer, y, use_reentrant=False)
+                else:
+                    y = layer(y)
+            loss = F.cross_entropy(y, labels)
+        loss.backward()
+        optimizer.step()
+
+    times = []
+    for k in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        if k >= 2:
+            times.append(time.perf_counter() - began)
+    return n / statistics.median(times)
+
+
+def main():
+    total = torch.cuda.get_device_properties(0).total_memory
+    rows = {}
+    for line in open(sys.argv[1]):
+        found = re.match(r"(\w+) bf16 batch (\d+) within ([\d.]+) (\w+)", json.loads(line).get("bench", ""))
+        if found and found[1] in MODELS:
+            rows[found[0]] = found[1], int(found[2]), float(found[3]) * UNITS[found[4]]
+    for name, (kind, n, budget) in rows.items():
+        make, shape = MODELS[kind]
+        torch.cuda.set_per_process_memory_fraction(budget / total)
+        for way in ("as it is", "save_on_cpu", "checkpoint"):
+            torch.manual_seed(1)
+            said = {"peer": f"{name}, PyTorch {torch.__version__.split('+')[0]}, {way}"}
+            try:
+                said.update(value=rate(make().cuda().to(memory_format=torch.channels_last), n, shape, way), unit="pictures/s")
+            except torch.cuda.OutOfMemoryError:
+                said.update(missed="more memory than the budget")
+            torch.cuda.empty_cache()
+            print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()
