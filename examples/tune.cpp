@@ -73,6 +73,8 @@ Options options(int argc, char** argv, Asked& a) {
           if (!rule) refuse("--rate-rule ", v, ": choose linear, sqrt, lars or adascale");
           r.rule = *rule;
         }},
+       {"--noise-steps", "steps of 16 pictures before the gradient's noise is measured", "200",
+        [&](const std::string& v) { r.noise_steps = int(count("--noise-steps", v)); }},
        {"--ranks", "how many train together", "1", [&](const std::string& v) { x.ranks = int(count("--ranks", v)); }},
        {"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "", [&](const std::string& v) { x.link = bits("--link", v) / 8; }},
        {"--exchange", "server or all-reduce", "server",

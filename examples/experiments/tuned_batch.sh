@@ -3,7 +3,7 @@
 # budget in which the base minibatch of 32 just fits. Three ways of equal epochs:
 #   base         minibatch 32
 #   tuned        the minibatch and the learning rate that build/tune names for this budget
-#   accumulated  as many pictures a push, as minibatches of 32 (--accumulate), with the same learning rate
+#   accumulated  as many pictures a push in two halves (--accumulate 2); where the tuner stays at 32: four times 32 with four times the rate
 # A run is a line of tuned_batch.csv; what is there is not run again. Needs root (namespaces).
 #
 #   sh examples/experiments/tuned_batch.sh [MODELS] [EPOCHS] [SEEDS]
@@ -23,10 +23,12 @@ for model in $models; do
   batch=$(sed -n 's/.*--batch \([0-9]*\).*/\1/p' "$out/tuned" | tail -1) lr=$(sed -n 's/.*--lr \([0-9.e-]*\).*/\1/p' "$out/tuned" | tail -1)
   for seed in $seeds; do for way in base tuned accumulated; do
     grep -q "^$model,$way,$seed," "$there" && continue
+    [ "$way" != tuned ] || [ "$batch" != 32 ] || continue
     case $way in
       base) how="--batch 32 --lr $rate" pictures=32 ;;
       tuned) how="--batch $batch --lr $lr" pictures=$batch ;;
-      accumulated) how="--batch 32 --accumulate $((batch / 32)) --lr $lr" pictures=$((batch / 32 * 32)) ;;
+      accumulated) times=$((batch > 32 ? 2 : 4)) part=$((batch > 32 ? batch / 2 : 32))
+        how="--batch $part --accumulate $times --lr $(awk "BEGIN { print $rate * $part * $times / 32 }")" pictures=$((times * part)) ;;
     esac
     TANDEM_STRATEGY=asp+ddc-asgd sh "$(dirname "$0")/../../tests/hosts.sh" 4 1gbit -- "$build/train" --data-set $data --model "$model" $how \
       --threads 1 --epochs "$epochs" --seed "$seed" --memory-budget "$budget" --metrics "$out/metrics" >"$out/said" 2>&1 || { cat "$out/said"; exit 1; }

@@ -14,17 +14,21 @@ namespace tandem {
 namespace {
 
 // The noise of the gradient after some steps: at the first weights the gradient is large, and its noise says little.
-GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, std::int64_t base_batch) {
-  constexpr int steps = 200, pictures = 16;
+GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
+  constexpr int pictures = 16;
   auto model = make_model(o.model, data.classes(), data.channels(), data.side());
   FlatParameters flat(*model, backend, o.seed);
-  SGD sgd({.learning_rate = o.learning_rate * pictures / double(base_batch), .momentum = 0.9});
+  SGD sgd({.learning_rate = o.learning_rate * pictures / double(request.base_batch), .momentum = 0.9});
   sgd.bind(flat);
   model->train(true);
   Loader loader(data.train, {.batch = pictures, .dtype = o.dtype, .drop_last = true, .seed = o.seed}, backend);
-  loader.start(0);
   Batch batch;
-  for (int s = 0; s < steps && loader.next(batch); s++) {
+  loader.start(0);
+  for (int s = 0, epoch = 0; s < request.noise_steps; s++) {
+    if (!loader.next(batch)) {
+      loader.start(++epoch);
+      loader.next(batch);
+    }
     flat.zero_gradients();
     Variable loss = cross_entropy((*model)(Variable(batch.images)), batch.labels);
     flat.backward(loss);
@@ -81,7 +85,7 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
       if (r.fits()) r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
   double cap = 0;  // samples of a rank
   if (!request.simulated) {
-    t.noise = noise_of(o, data, backend, request.base_batch);
+    t.noise = noise_of(o, data, backend, request);
     cap = std::max(t.noise->scale(), double(request.base_batch)) / (t.tuner.exchange.server ? 1 : t.tuner.exchange.ranks);
   }
   t.best = std::size_t(&fastest(t.rows, cap) - t.rows.data());
