@@ -8,6 +8,7 @@
 
 #include "core/files/atomic_file.h"
 #include "core/text.h"
+#include "core/files/files.h"
 #include "tandem.h"
 
 using namespace tandem;
@@ -84,6 +85,7 @@ Options options(int argc, char** argv, Asked& a) {
   if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
+  if (!a.page.empty()) check_replaceable("--page", a.page, R"(name="generator" content="Tandem tune")", "a page of tune");
   return o;
 }
 

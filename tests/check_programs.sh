@@ -53,6 +53,10 @@ grep -q '<svg' "$there/tune.html" || complain "tune --page wrote no picture"
 says 0 'not measured on a simulated device' $tune --memory-budget 20M --on h200 --batches 1x,4x --ranks 4 --link 1G
 says 2 'too small: a minibatch of 8 needs' $tune --memory-budget 1M
 says 2 '--link 10: expected bit/s' $tune --ranks 2 --link 10
+says 2 'expected bytes, or with a unit' $tune --memory-budget 64m
+says 2 'there are 60000 pictures' $tune --memory-budget 1G --batches 70000
+echo 'not a page' >"$there/notes.txt"
+says 2 'holds something else than a page of tune' $tune --memory-budget 20971520 --batches 8 --page "$there/notes.txt"
 says 2 'say --optimizer lars' $tune --rate-rule lars
 says 0 '--batch auto: ' "$build/train" --data synthetic --data-set fashion-mnist --model mlp --epochs 1 --val 55000 --batch auto --memory-budget 30M
 says 2 '--batch auto: expected a whole number' "$build/fashion_mnist" --data synthetic --batch auto

@@ -74,6 +74,8 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
   if (t.tuner.budget == 0) t.tuner.budget = o.memory_budget > 0 ? o.memory_budget : backend.memory().left();
   const std::int64_t pictures = std::max<std::int64_t>(1, data.train.count() / t.tuner.exchange.ranks);
   t.tuner.most = t.tuner.most > 0 ? std::min(t.tuner.most, pictures) : pictures;
+  for (std::int64_t b : t.tuner.batches)
+    if (b > pictures) refuse("a minibatch of ", b, ": there are ", data.train.count(), " pictures for ", t.tuner.exchange.ranks, " ranks");
   const std::int64_t first = request.simulated ? 2 : 16;
   const RecordedStep small = record_step(w, first, backend, clock(), request.simulated ? 1 : 5);
   const RecordedStep large = record_step(w, 2 * first, backend, clock(), request.simulated ? 1 : 5);

@@ -63,11 +63,12 @@ struct Rows {
   // One of some words: `in` gives the field's value for one, `out` the word.
   OptionSpec& bytes(std::string name, std::size_t& field, std::string help) {
     auto set = [=, &field](const std::string& v) {
-      std::size_t digits = v.find_first_not_of("0123456789.");
-      const std::string unit = digits == v.npos ? "" : v.substr(digits);
-      const std::size_t power = unit.empty() ? 0 : std::string("KMGT").find(unit[0]) + 1;
-      if (digits == 0 || unit.size() > 1 || power > 4) bad(name, v, "bytes: 800M, 4G, 1.5G");
-      field = std::size_t(number<double>(name, v.substr(0, digits), 0, 1e6, "bytes: 800M, 4G, 1.5G") * std::pow(1024.0, double(power)));
+      const std::string expected = "bytes, or with a unit K, M, G or T: 800M, 1.5G";
+      const std::size_t digits = std::min(v.find_first_not_of("0123456789."), v.size()), power = v.size() > digits ? std::string("KMGT").find(v[digits]) : 0;
+      if (digits == 0 || v.size() > digits + 1 || power == std::string::npos) bad(name, v, expected);
+      const auto bytes = parsed<double>(v.substr(0, digits));
+      if (!bytes || *bytes > 1e15) bad(name, v, expected);
+      field = std::size_t(*bytes * std::pow(1024.0, v.size() > digits ? double(power + 1) : 0.0));
     };
     return add({name, help, "0", set}, [&field] { return std::to_string(field); });
   }

@@ -36,6 +36,8 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
 // Where saved tensors go that are swapped out.
 std::unique_ptr<Mover> mover_of(const FitOptions& options, Backend& backend) {
   if (options.swap == SwapMode::off) return nullptr;
+  const bool of_gpu = options.scratch == "pinned" || options.scratch == "unified";
+  if (!backend.asynchronous() && of_gpu) refuse("--scratch ", options.scratch, " is for a GPU: here it is a folder");
   if (!backend.asynchronous()) return file_mover(options.scratch);
   if (options.scratch == "unified") return unified_mover(backend, options.memory_budget);
   if (!options.scratch.empty() && options.scratch != "pinned")

@@ -99,7 +99,7 @@ Chart batch_chart(const std::vector<TunedBatch>& rows) {
 
 std::string tuner_page(const std::vector<TunedBatch>& rows, const TunedBatch& chosen, const TunerOptions& o, const std::string& title) {
   std::string html = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
-                     "content=\"width=device-width, initial-scale=1\">\n<meta name=\"generator\" content=\"Tandem\">\n<title>" +
+                     "content=\"width=device-width, initial-scale=1\">\n<meta name=\"generator\" content=\"Tandem tune\">\n<title>" +
                      html_escaped(title) + "</title>\n<style>\n" + chart_style() + page_style + "</style>\n</head>\n<body>\n<main>\n<h1>" +
                      html_escaped(title) + "</h1>\n<p>Budget " + readable_bytes(double(o.budget)) + "; copies " +
                      readable_bytes(o.means.out) + "/s out, " + readable_bytes(o.means.in) + "/s in. Predictions of the simulated plan" +
