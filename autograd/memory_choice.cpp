@@ -204,8 +204,8 @@ class Chooser {
     std::stable_sort(movable_.begin(), movable_.end(), [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
   }
 
-  // The price of moving a byte is not known beforehand: copies are free while the lanes keep up with computation, and cost their
-  // whole time beyond. So several prices are tried, the simulation says what each choice costs, and the best is refined.
+  // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation, and its whole
+  // time beyond that. So several prices per byte are tried; the simulation gives the time of each choice, and the best one is refined.
   MemoryChoice best() {
     MemoryChoice best = measured(Fates(it_.saved.size(), Fate::keep));
     if (best.fits) return best;
@@ -214,12 +214,14 @@ class Chooser {
       for (std::size_t parts : several_parts)
         if (parts < it_.saved.size()) starts.push_back(cut_in_parts(it_, parts));
     const double whole = 1 / means_.out + 1 / means_.in;
-    for (const Fates& start : starts)
+    for (Fates& fates : starts) {
+      const MemoryChoice start = measured(std::move(fates));
       for (double share : {0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0}) {
         MemoryChoice c = with_room(at_price(share * whole, start));
         if (better(c, best)) best = std::move(c);
-        if (!may_swap() || !means_.recompute) break;
+        if (start.fits || !may_swap() || !means_.recompute) break;  // the price makes no difference
       }
+    }
     return refined(std::move(best));
   }
 
@@ -252,9 +254,9 @@ class Chooser {
            std::pair(b.forecast.seconds, b.forecast.swapped + b.forecast.recomputed);
   }
 
-  // Moves what the fullest event has too much, the cheapest first, until every event fits.
-  MemoryChoice at_price(double price, const Fates& start) const {
-    MemoryChoice c = measured(start);
+  // While some event is over the budget: a knapsack chooses the tensors that leave memory during the fullest event, at the least cost.
+  // price: seconds per swapped byte.
+  MemoryChoice at_price(double price, MemoryChoice c) const {
     while (!c.fits) {
       const int full = c.forecast.peak_at;
       std::vector<std::size_t> items, sizes;
@@ -279,8 +281,8 @@ class Chooser {
     return c;
   }
 
-  // Where the budget has room beside what is computed again: keeps the dearest of that, then swaps as many as is faster. The numbers are
-  // found by halving: the more, the more memory, and up to some number the less time.
+  // Uses free budget to recompute less. The tensors that are recomputed are sorted by recomputation time per byte; the first n of them are
+  // kept instead, then the first m of the rest are swapped instead. n and m are found by bisection on "fits and is faster".
   MemoryChoice with_room(MemoryChoice c) const {
     if (!c.fits || c.forecast.recomputed == 0) return c;
     for (Fate fate : {Fate::keep, Fate::swap}) {
@@ -302,7 +304,7 @@ class Chooser {
     return c;
   }
 
-  // One or two tensors otherwise, as long as that is better.
+  // Local search: changes the choice of one tensor (in small problems also of two) while that improves the result.
   MemoryChoice refined(MemoryChoice best) const {
     const std::size_t work = movable_.size() * it_.events.size();  // of one simulation, at most
     if (work > 2000000) return best;
@@ -342,6 +344,10 @@ class Chooser {
 };
 
 }  // namespace
+
+double IterationRecord::seconds() const {
+  return std::accumulate(events.begin(), events.end(), 0.0, [](double sum, const EventRecord& e) { return sum + e.seconds; });
+}
 
 Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means) {
   return Simulation(iteration, fates, budget, means).run();

@@ -32,6 +32,7 @@ struct SavedRecord {
 struct IterationRecord {
   std::vector<EventRecord> events;
   std::vector<SavedRecord> saved;
+  double seconds() const;  // of computation, without stalls and recomputation
 };
 
 enum class Fate : std::uint8_t { keep, swap, recompute };

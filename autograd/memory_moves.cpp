@@ -1,5 +1,5 @@
-// What the memory plan moves and when (autograd/memory_plan.h): out and back by the mover, away and computed again, and what leaves on
-// demand.
+// How the memory plan moves tensors (autograd/memory_plan.h): swapping out and in by the mover, discarding and recomputing, and eviction
+// on demand.
 #include <algorithm>
 #include <limits>
 
@@ -11,9 +11,9 @@
 namespace tandem {
 namespace {
 
-constexpr int deepest = 16;  // of what is computed again without a plan, one from the other
+constexpr int deepest = 16;  // the longest chain of recomputations that eviction on demand makes
 
-// Nothing that is computed again is recorded, checked or followed.
+// While it lives, operations are not recorded on the tape or by a recorder, not checked, and not followed by the plan.
 class Quiet {
  public:
   Quiet() : watcher_(std::exchange(mode().watcher, nullptr)), recorder_(std::exchange(mode().recorder, nullptr)),
@@ -71,7 +71,7 @@ void MemoryPlan::start_out(int id) {
   leaving_.push_back(id);
 }
 
-// Waits for the copy, and gives the block back. False: it stays, because it could not be copied, or was written to meanwhile.
+// Waits for the copy and frees the block. False: the tensor stays in memory, because the copy failed or the tensor was written to meanwhile.
 bool MemoryPlan::finish_out(int id) {
   Entry& e = at(id);
   const std::string error = mover_->wait(e.copy);
@@ -89,7 +89,7 @@ bool MemoryPlan::finish_out(int id) {
   return true;
 }
 
-// Ahead of its use. False: there is no room yet.
+// Begins to copy the tensor back before it is used. False: the budget has no room for it yet.
 bool MemoryPlan::start_in(int id) {
   Entry& e = at(id);
   e.wanted = true;
@@ -136,7 +136,8 @@ void MemoryPlan::bring_back(Storage& storage) {
   finish_in(id);
 }
 
-// Every source is there when e is read next: a saved one ends with the oldest node that saved it, and nodes run from the youngest.
+// True: every input of e's recomputation exists when e is read next. Backward runs from the youngest node to the oldest, and a saved tensor
+// lives until the backward of the oldest node that saved it.
 bool MemoryPlan::may_discard(const Entry& e) const {
   if (!e.made || e.savers.empty()) return false;
   return std::all_of(e.made->sources.begin(), e.made->sources.end(), [&](const Source& s) {
@@ -190,7 +191,7 @@ void MemoryPlan::compute(int id) {
   if (mover_) mover_->ran(made.flops, bytes);
 }
 
-// Waits for copies out, the oldest first, until so many bytes are free. The bytes that are.
+// Waits for copies out, the oldest first, until `bytes` bytes are free. Returns the bytes freed.
 std::size_t MemoryPlan::finish_leaving(std::size_t bytes, bool wanted_too) {
   std::size_t freed = 0;
   for (std::size_t k = 0; k < leaving_.size() && freed < bytes; k++) {
@@ -201,7 +202,7 @@ std::size_t MemoryPlan::finish_leaving(std::size_t bytes, bool wanted_too) {
   return freed;
 }
 
-// What is needed last of what may leave.
+// The tensor to evict: of those that may leave, the one whose backward is furthest away. −1: none.
 int MemoryPlan::victim() {
   int best = -1;
   std::uint64_t when = std::numeric_limits<std::uint64_t>::max();
@@ -219,7 +220,7 @@ int MemoryPlan::victim() {
   return best;
 }
 
-// Bytes that this gave back.
+// Returns the bytes freed.
 std::size_t MemoryPlan::evict(int id) {
   if (at(id).at == At::here && !may_swap()) {
     discard(id);

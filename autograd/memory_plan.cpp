@@ -83,7 +83,7 @@ void MemoryPlan::end() {
   plan_next();
 }
 
-// What is still away returns: after the step nothing depends on the plan.
+// Brings back every tensor that is swapped out or discarded: after the step nothing depends on the plan.
 void MemoryPlan::leave() noexcept {
   if (!active_) return;
   returns_ = true;
@@ -122,7 +122,8 @@ void MemoryPlan::take_time(Tick tick, int id) {
   if (timed_) moments_.push_back({tick, id, clock_ ? double(clock_->mark()) : now()});
 }
 
-// The seconds of each event are without what waited or computed again within it, and these without what did so within them.
+// Fills in the seconds of each event, stall and recomputation. Waits and recomputations nest within events and within each other; the time
+// of an inner one is not counted in the outer one.
 void MemoryPlan::read_times() {
   if (clock_) {
     const std::vector<std::int64_t> times = clock_->times([this] { return std::int64_t(1e9 * now()); });
@@ -173,7 +174,7 @@ int MemoryPlan::entry_of(const Tensor& t) {
   return id;
 }
 
-// The peak since the last call, less the saved tensors that were in memory all the while. Called whenever these change.
+// Updates the event's base: the peak since the last call, less the resident saved tensors. Called before resident_ changes.
 void MemoryPlan::note_base() {
   const std::size_t peak = backend_.memory().peak_since_mark();
   now_.peak = std::max(now_.peak, peak);
@@ -212,7 +213,8 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
   end_event(node, false, node.flops(), bytes, made);
 }
 
-// What the operation has given back already, at its peak, and what its node saved beside inputs and result: another run takes both.
+// Bytes that another run of the operation needs beside inputs and result: its temporary memory at the peak (already freed now), and other
+// tensors that its node saved.
 std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
   note_base();
   const std::size_t live = backend_.memory().statistics().live_bytes;
@@ -227,7 +229,7 @@ std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* con
   return bytes;
 }
 
-// How y could be computed again. Its number; −1: it cannot.
+// Notes how y can be recomputed. Returns y's number; −1: it cannot be recomputed.
 int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
   const Recomputation* how = options_.swap == SwapMode::off || options_.swap == SwapMode::swap ? nullptr : recomputation_of(node);
   if (!how || !y.defined() || y.bytes() != y.storage()->bytes()) return -1;
@@ -249,7 +251,8 @@ int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inpu
   return id;
 }
 
-// Parameters and what is small are held; of others only the place is remembered, and only of such as this plan knows.
+// Adds t as an input of a recomputation. Parameters and small tensors are held; of other tensors, which must be entries of this plan, only
+// a weak reference is. False: t is neither, so the result cannot be recomputed.
 bool MemoryPlan::add_source(Made& made, std::vector<int>& entries, const Tensor& t) const {
   Source& source = made.sources.emplace_back();
   if (!t.defined()) return true;
@@ -343,10 +346,9 @@ MemoryMeans MemoryPlan::means() const {
   return m;
 }
 
-// Copies on a host take time from the computation beside them: finds how much, and takes it off the record.
+// On a host, copies slow down the computation beside them. Estimates the slowdown per byte, and scales the record to computation alone.
 void MemoryPlan::part_from_copies() {
-  double seconds = 0;
-  for (const EventRecord& e : record_.events) seconds += e.seconds;
+  const double seconds = record_.seconds();
   double& alone = plan_->alone;
   if (measured_.swapped == 0) alone = alone > 0 ? std::min(alone, seconds) : seconds;
   if (measured_.swapped == 0 || alone <= 0 || seconds <= alone) return;

@@ -35,6 +35,12 @@ using namespace tandem;
 using test::refused;
 
 namespace {
+// Convolutions choose their algorithm by a rule: a choice by time also changes the scratch memory, and with it the smallest budget.
+std::unique_ptr<Backend> steady_backend(int threads) {
+  auto backend = cpu_backend(threads);
+  backend->deterministic(true);
+  return backend;
+}
 
 constexpr std::size_t mib = std::size_t{1} << 20;
 
@@ -124,7 +130,7 @@ TEST(MemoryBudget, ARequestBeyondItAsksForMemoryBackAndThenFailsWithTheSmallestT
 TEST(FileMover, BringsBackWhatItCarriedOut) {
   const auto mover = file_mover();
   std::mt19937 random(1);
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   for (int round = 0; round < 2; round++) {  // the second one uses the first one's rooms
     std::vector<Tensor> tensors, copies;
     std::vector<Mover::CopyId> ids;
@@ -350,7 +356,7 @@ TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
 }
 
 TEST(MemoryPlan, TensorsGoThroughAFileToo) {
-  auto backend = cpu_backend(2);
+  auto backend = steady_backend(2);
   const Case c{.model = "smallcnn", .batch = 64, .side = 28, .channels = 1};
   const Outcome plain = train(c, *backend, 4, {}), all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
   for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap}) {
@@ -370,10 +376,10 @@ TEST(MemoryPlan, ThePagesOfTheProcessStayWithinTheBudget) {
   const Case c{.model = "resnet20", .batch = 64, .side = 32, .channels = 3};
   Outcome all;
   {
-    auto backend = cpu_backend(1);
+    auto backend = steady_backend(1);
     all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
   }
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   const std::size_t budget = all.least + (all.peak - all.least) / 4, before = of_this_process("VmRSS:");
   if (!(std::ofstream("/proc/self/clear_refs") << 5).flush()) GTEST_SKIP() << "the peak cannot be reset here";
   const Outcome within = train(c, *backend, 3, {.bytes = budget, .file = true});
@@ -384,7 +390,7 @@ TEST(MemoryPlan, ThePagesOfTheProcessStayWithinTheBudget) {
 }
 
 TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   const Case c;
   const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
   EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.least - 4096}); }, {"too small", std::to_string(all.least)}));
@@ -393,7 +399,7 @@ TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
 }
 
 TEST(MemoryPlan, AFullDiskIsAnErrorByName) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   auto model = make_model("resnet20", 10, 3, 8);
   FlatParameters flat(*model, *backend, 1);
   auto step = [&](MemoryPlan& plan) {
@@ -421,7 +427,7 @@ TEST(MemoryPlan, AFullDiskIsAnErrorByName) {
 }
 
 TEST(MemoryPlan, AnotherSequenceGoesOnDemandAndIsPlannedAnew) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   auto model = make_model("lenet5", 10, 1, 28);
   FlatParameters flat(*model, *backend, 1);
   std::size_t least = 0;
@@ -518,8 +524,8 @@ TEST(MemoryPlan, RandomProgramsGiveTheSameBits) {
   int moved = 0;
   for (int g = 0; g < graphs; g++) {
     const auto& kinds = test::backends();
-    auto backend = g % 4 ? cpu_backend(1) : kinds.front().make_with(1);
-    if (backend->on_device()) backend = cpu_backend(1);
+    auto backend = g % 4 ? steady_backend(1) : kinds.front().make_with(1);
+    if (backend->on_device()) backend = steady_backend(1);
     Program program(*backend, 1);
     const unsigned seed = 1000u + unsigned(g);
     const auto plain = program.pass(seed, nullptr);
@@ -563,7 +569,7 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
 
 // ---- the trace ---------------------------------------------------------------------------------------------------------------
 TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   const Case c{.model = "smallcnn", .batch = 32, .side = 28, .channels = 1};
   const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40, .swap = SwapMode::swap});
   for (const bool file : {false, true}) {
@@ -591,7 +597,7 @@ TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
 
 // ---- what a program may do otherwise ---------------------------------------------------------------------------------------
 TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   Variable x(Tensor::of(*backend, {64}, test::numbers("x", 64)), true);
   std::size_t least = 0;
   for (const bool tight : {false, true}) {
@@ -618,7 +624,7 @@ TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
 
 // y leaves while x is there, from which it would be computed again; then the branch that saved x ends, which backward does not reach.
 TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   Variable w(Tensor::of(*backend, {64, 64}, test::numbers("w", 64 * 64)), true);
   auto pass = [&] {
     w.zero_grad();
@@ -644,7 +650,7 @@ TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
 }
 
 TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
-  auto backend = cpu_backend(1);
+  auto backend = steady_backend(1);
   auto model = make_model("lenet5", 10, 1, 28);
   FlatParameters flat(*model, *backend, 1);
   const Tensor images = Tensor::full(*backend, {8, 28, 28, 1}, 0.5);
@@ -666,7 +672,7 @@ TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
 // ---- faults ----------------------------------------------------------------------------------------------------------------
 // A step of element-wise operations on 64 KiB tensors, whose gradient says whether it went right.
 struct Chain {
-  std::unique_ptr<Backend> backend = cpu_backend(1);
+  std::unique_ptr<Backend> backend = steady_backend(1);
   Variable w{Tensor::of(*backend, {128, 128}, test::numbers("w", 128 * 128)), true};
   std::size_t least = 0, peak = 0;
   std::vector<std::byte> plain;
@@ -825,7 +831,7 @@ TEST(MemoryFaults, AnOperationThatHasTheNameOfAnotherIsNotTakenForIt) {
 
 // ---- checkpointed modules -----------------------------------------------------------------------------------------------------
 TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
-  auto backend = cpu_backend(2);
+  auto backend = steady_backend(2);
   std::vector<std::vector<std::byte>> results[2];
   std::vector<std::string> names[2];
   for (const bool again : {false, true}) {
@@ -863,8 +869,7 @@ TEST(MemoryPlan, FitTrainsWithinABudget) {
   std::vector<std::vector<std::byte>> weights;
   std::size_t smallest = 0;
   for (int run = 0; run < 3; run++) {
-    auto backend = cpu_backend(2);
-    backend->deterministic(true);
+    auto backend = steady_backend(2);
     const Dataset data = synthetic({.train = 200, .test = 32});
     Loader train(data.train, {.batch = 64, .seed = 1, .prefetch = 0}, *backend);
     auto model = make_model("smallcnn-bn", 10, 1, 28);

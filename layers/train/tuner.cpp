@@ -24,12 +24,6 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-double computing(const IterationRecord& r) {  // seconds of all events
-  double seconds = 0;
-  for (const EventRecord& e : r.events) seconds += e.seconds;
-  return seconds;
-}
-
 // A model with its optimizer, and a minibatch of random pictures.
 struct Trainer {
   Trainer(const Workload& w, std::int64_t batch, Backend& backend)
@@ -144,6 +138,7 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
   std::vector<std::int64_t> given = o.batches;
   const std::int64_t kept = o.multiples.empty() ? 0 : largest_kept(small, large, o.budget);
   for (double m : o.multiples) given.push_back(std::max<std::int64_t>(1, std::llround(m * double(kept))));
+  std::sort(given.begin(), given.end());
   for (std::int64_t b : given) try_one(b);
   const std::int64_t most = o.most > 0 ? o.most : std::int64_t(1) << 24;
   for (std::int64_t b = 8; given.empty() && b <= most; b += b & (b - 1) ? b / 3 : b / 2) {  // 8, 12, 16, 24, …
@@ -191,7 +186,7 @@ MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backe
   for (int s = 0; s < planning + steps; s++) {
     t.step(plan);
     if (s >= planning && plan.measured().swapped > 0)
-      slower.push_back((computing(plan.record()) - computing(recorded.record)) / double(2 * plan.measured().swapped));
+      slower.push_back((plan.record().seconds() - recorded.record.seconds()) / double(2 * plan.measured().swapped));
   }
   MemoryMeans m = plan.means();
   if (!slower.empty()) m.slowdown = std::max(0.0, median(slower));
