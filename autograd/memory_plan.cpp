@@ -381,7 +381,7 @@ void MemoryPlan::plan_next() {
   MemoryMeans m = means();
   if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget && p.made > 0)
     refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
-           readable_bytes(double(least)), " (", least, " bytes)");
+           readable_bytes(double(least)), " (", least, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
   if (p.made++ < warm_up && m.recompute) m.swap = false;
   MemoryChoice choice = choose_memory(record_, options_.budget, m);
   if (!choice.fits) choice = choose_memory(record_, options_.budget, means());
