@@ -12,4 +12,10 @@ void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks);
 // EASGD: z += sum, the pulls of the last time; then sum = α(x − z) and x −= sum, this time's.
 void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha);
 
+// DASO: x = (weight·x + sum) / (weight + ranks), a mean with sums that are late.
+void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks);
+// narrow = bf16(x − common + error), and error is what the rounding left behind.
+void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Tensor& common);
+void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks);  // x = common + narrow/ranks
+
 }  // namespace tandem

@@ -31,6 +31,35 @@ struct ElasticAverage {
   }
 };
 
+template <class T>
+struct StaleMean {
+  T weight, ranks;
+  const T* sum;
+  T* x;
+  TANDEM_HD void operator()(std::int64_t i) const { x[i] = (weight * x[i] + sum[i]) / (weight + ranks); }
+};
+
+template <class T>
+struct NarrowDifference {
+  const T *x, *common;
+  T* error;
+  bf16* narrow;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    const T all = x[i] - common[i] + error[i];
+    narrow[i] = bf16(float(all));
+    error[i] = all - T(float(narrow[i]));
+  }
+};
+
+template <class T>
+struct AddMean {
+  T ranks;
+  const T* common;
+  const bf16* narrow;
+  T* x;
+  TANDEM_HD void operator()(std::int64_t i) const { x[i] = common[i] + T(float(narrow[i])) / ranks; }
+};
+
 }  // namespace
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks) {
@@ -48,6 +77,24 @@ void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks) {
 void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha) {
   dispatch_wide(x.dtype(), "the centre of all ranks", [&]<class T> {
     launch(x.backend(), x.numel(), ElasticAverage<T>{T(alpha), x.write<T>(), z.write<T>(), sum.write<T>()});
+  });
+}
+
+void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks) {
+  dispatch_wide(x.dtype(), "the mean over hosts", [&]<class T> {
+    launch(x.backend(), x.numel(), StaleMean<T>{T(weight), T(ranks), sum.data<T>(), x.write<T>()});
+  });
+}
+
+void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Tensor& common) {
+  dispatch_wide(x.dtype(), "the difference in bf16", [&]<class T> {
+    launch(x.backend(), x.numel(), NarrowDifference<T>{x.data<T>(), common.data<T>(), error.write<T>(), narrow.write<bf16>()});
+  });
+}
+
+void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks) {
+  dispatch_wide(x.dtype(), "the mean over hosts", [&]<class T> {
+    launch(x.backend(), x.numel(), AddMean<T>{T(ranks), common.data<T>(), narrow.data<bf16>(), x.write<T>()});
   });
 }
 

@@ -13,6 +13,7 @@
 #include "dist/server/asynchrony.h"
 #include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
+#include "dist/strategies/daso.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/parameter_server.h"
@@ -56,6 +57,19 @@ Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
   return [how] { return local_sgd(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
+DasoRanks daso_ranks() {
+  Job job;
+  job.lane();  // refuses hosts with different numbers of ranks
+  DasoRanks ranks{.everybody = job.communicator(), .gradients = job.on_host(), .host = job.on_host(), .across = job.across_hosts()};
+  return ranks;
+}
+
+Make parse_daso(const std::string& name, const Setting&, int) {
+  const auto how = DasoOptions::parse(name);
+  if (!how) return {};
+  return [how] { return daso(daso_ranks(), *how, {.deadline = deadline()}); };
+}
+
 constexpr std::string_view machines = "machines+";  // before the name of a rule: a machine is one worker
 
 // The name without that.
@@ -97,6 +111,10 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
 Make parse_naive(const std::string& name, const Setting&, int) {
   if (name == "naive-all-reduce") return [] { return naive_all_reduce(Job().communicator()); };
   if (name == "naive-server") return [] { return naive_server(Job().communicator()); };
+  if (name.starts_with("naive-daso")) {
+    const auto how = DasoOptions::parse(name.substr(6));
+    return how ? Make([how] { return naive_daso(daso_ranks(), *how); }) : Make();
+  }
   if (!name.starts_with("naive-local-sgd")) return {};
   const auto how = LocalSteps::parse(name.substr(6));
   return [how] { return naive_local_sgd(Job().communicator(), how->steps); };
@@ -110,7 +128,8 @@ std::vector<Entry> entries() {
       {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS", "TANDEM_PACE", "TANDEM_SLOW"},
        parse_server},
-      {"naive-all-reduce, naive-local-sgd:STEPS or naive-server", {}, parse_naive},
+      {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
+      {"naive-all-reduce, naive-local-sgd:STEPS, naive-daso or naive-server", {}, parse_naive},
   };
 }
 

@@ -156,6 +156,7 @@ static std::map<std::string, std::string> metadata_of(const Training& training, 
     m["steps at this scale"] = std::to_string(state.unscaled_steps);
     m["skipped steps"] = std::to_string(state.skipped);
   }
+  if (const std::string state = training.strategy ? training.strategy->state() : ""; !state.empty()) m["strategy"] = state;
   if (!at.run.empty()) m["run"] = at.run;
   if (at.ended) m["ended"] = "no better validation";
   for (const auto& [name, value] : settings) m[setting + name] = value;
@@ -234,6 +235,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   for (auto& [name, part] : wanted) read(opened.file, name, part);
   training.flat.count_writes(training.flat.all());
   training.optimizer.resume_at(state);
+  if (training.strategy && opened.file.metadata().count("strategy")) training.strategy->restore(opened.text("strategy"));
   if (training.ema && !average) {
     training.ema->values.copy_from(training.flat.values);
     training.ema->buffers.copy_from(training.flat.buffers);

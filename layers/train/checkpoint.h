@@ -23,7 +23,7 @@ struct Training {
   FlatParameters& flat;
   Optimizer& optimizer;
   Ema* ema = nullptr;
-  Strategy* strategy = nullptr;  // needed to save a model whose layers are cut over ranks
+  Strategy* strategy = nullptr;  // its state; needed to save a model whose layers are cut over ranks
 };
 
 // How far a run has come.

@@ -151,6 +151,10 @@ class Strategy {
   virtual void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) {
     (void)what, (void)flat, (void)optimizer;
   }
+  // What a checkpoint holds of this strategy besides: rank 0's text, given back to all ranks after begin() and before the first
+  // epoch. A text that another strategy wrote is to be ignored.
+  virtual std::string state() const { return {}; }
+  virtual void restore(const std::string& state) { (void)state; }
   // Ends the exchange; returns what it measured on this rank, by name. May be called again.
   virtual Measures end() { return {}; }
   // From now on exchanges are spans of this trace. Returns how this rank's trace times are turned into rank 0's.

@@ -1,0 +1,412 @@
+#include "dist/strategies/daso.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/text.h"
+#include "dist/collectives/on_devices.h"
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/averages.h"
+#include "dist/strategies/gradient_buckets.h"
+#include "dist/strategies/replicas.h"
+
+namespace tandem {
+namespace {
+
+// What both versions share: steps of a host, which are all-reduce on its ranks, and the turns at which hosts exchange.
+class HostSteps : public Replicas {
+ public:
+  HostSteps(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& options, const std::string& name)
+      : Replicas(std::move(ranks.everybody), name, ranks.across->size() == 1),
+        o_(options),
+        on_host_(std::move(on_host)),
+        host_(std::move(ranks.host)),
+        across_(std::move(ranks.across)),
+        schedule_(options) {
+    ranks_.per_step = host_->size();
+  }
+  void prepare(Module& model, Task& task, const PrepareOptions& options) override {
+    if (host_->size() == 1) return Replicas::prepare(model, task, options);
+    on_host_->prepare(model, task, options);  // statistics over the pictures of a host
+  }
+  FlatMemory memory() override { return on_host_->memory(); }
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    flat_ = &flat, optimizer_ = &optimizer;
+    compare_layouts(flat);
+    on_host_->begin(flat, optimizer);
+    optimizer.gradients_are_shares_of(hosts());
+  }
+  void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
+    Strategy::begin_epoch(epoch, run);
+    const auto length = std::int64_t(std::llround(run.steps_per_epoch));
+    batch_ = last_ < 0 ? std::clamp<std::int64_t>(run.done - epoch * length, 0, length) : 0;
+    last_ = length - 1;
+    schedule_.begin_epoch(epoch, run.epochs);
+    if (hosts() > 1) epoch_begins();
+  }
+  void exchange(const Tensor& loss) override {
+    if (stop_requested_) on_host_->request_stop();
+    on_host_->exchange(loss);
+  }
+  void update(Optimizer& optimizer) override { on_host_->update(optimizer); }
+  void finish(Optimizer&) override {
+    if (on_host_->over(0)) request_stop();  // of a rank on this host: of all ranks after the next exchange
+    if (hosts() == 1) stop_ = stop_requested_ && on_host_->over(0);
+    if (last_ < 0) refuse(name(), " asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
+    if (hosts() == 1 || not_finite_ >= 0) return;
+    const DasoSchedule::Turn turn = schedule_.next(batch_, last_);
+    batch_++;
+    equal_ = false;
+    take(turn);
+    if (turn.blocks) equal_ = true;
+  }
+  EpochEnd end_epoch(const EpochEnd& mine) override {
+    flush();
+    const EpochEnd all = Strategy::end_epoch(mine);
+    if (batch_ > last_ && not_finite_ < 0) schedule_.end_epoch(all.trained.loss / std::max(1.0, all.trained.samples));
+    return all;
+  }
+  void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override {
+    if (what != Shared::buffers || o_.norms) Replicas::synchronize(what, flat, optimizer);
+  }
+  std::string state() const override { return schedule_.state(); }
+  void restore(const std::string& state) override { schedule_.restore(state); }
+  Measures end() override {
+    if (flat_) {
+      flush();
+      if (not_finite_ < 0) compare_parameters(*flat_, batch_);
+      flat_ = nullptr;
+    }
+    return on_host_->end();
+  }
+
+ protected:
+  virtual void take(const DasoSchedule::Turn& turn) = 0;
+  virtual void epoch_begins() {}
+  int hosts() const { return across_->size(); }
+  // All ranks have the same weights, also where an epoch ended early.
+  void flush() {
+    if (hosts() == 1 || not_finite_ >= 0 || std::exchange(equal_, true)) return;
+    take(schedule_.next(last_, last_));
+  }
+
+  const DasoOptions o_;
+  std::unique_ptr<Strategy> on_host_;
+  std::shared_ptr<Communicator> host_, across_;
+  DasoSchedule schedule_;
+  FlatParameters* flat_ = nullptr;
+  Optimizer* optimizer_ = nullptr;
+  std::int64_t batch_ = 0, last_ = -1;  // of the epoch; −1: there was none yet
+  bool equal_ = true;
+};
+
+// The shortest correct version. All groups exchange at every turn and wait for it, so nothing is broadcast inside a host; the
+// sum is used when its turn to be merged has come.
+class NaiveDaso : public HostSteps {
+ public:
+  NaiveDaso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o)
+      : HostSteps(std::move(ranks), std::move(on_host), o, "naive-" + o.name()) {}
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    HostSteps::begin(flat, optimizer);
+    broadcast(flat, *communicator_);
+  }
+
+ private:
+  using Numbers = std::vector<double>;
+  void epoch_begins() override { common_ = flat_->values.values(), error_.assign(common_.size(), 0); }
+  void take(const DasoSchedule::Turn& turn) override {
+    if (!agree(*optimizer_)) return;
+    Numbers x = flat_->values.values(), sent = sent_, sum = sum_;
+    auto merge = [&] {
+      const double w = turn.weight > 0 ? 2.0 * double(turn.weight) : 1, P = hosts();
+      for (std::size_t i = 0; i < x.size(); i++)
+        x[i] = o_.keep_progress ? sum[i] / P + (x[i] - sent[i]) : (w * x[i] + sum[i]) / (w + P);
+    };
+    if (turn.merges && o_.merge_first) merge();
+    if (turn.sends) sent_ = sum_ = x, add_up(turn);
+    if (turn.merges && !o_.merge_first) merge();
+    if (turn.blocks)
+      for (std::size_t i = 0; i < x.size(); i++) x[i] = sum_[i];
+    flat_->values.copy_from(Tensor::of(flat_->backend(), flat_->values.shape(), x, flat_->values.dtype()));
+    flat_->count_writes(flat_->all());
+    if (turn.blocks) common_ = flat_->values.values();
+  }
+  // sum_: over hosts; of a blocking exchange, the mean.
+  void add_up(const DasoSchedule::Turn& turn) {
+    const bool narrow = schedule_.blocking() && o_.bf16;
+    std::vector<bf16> small(sum_.size());
+    for (std::size_t i = 0; i < sum_.size() && narrow; i++) {
+      const double all = o_.differences ? sum_[i] - common_[i] + error_[i] : sum_[i];
+      small[i] = bf16(float(all));
+      error_[i] = all - double(float(small[i]));
+    }
+    across_->all_reduce(narrow ? buffer(small) : buffer(sum_)).wait();
+    for (std::size_t i = 0; i < sum_.size() && turn.blocks; i++)
+      sum_[i] = (narrow ? double(float(small[i])) : sum_[i]) / hosts() + (narrow && o_.differences ? common_[i] : 0);
+  }
+  Numbers sent_, sum_, common_, error_;
+};
+
+class Daso : public HostSteps {
+ public:
+  Daso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o, const DasoSettings& settings)
+      : HostSteps(std::move(ranks), std::move(on_host), o, o.name()), settings_(settings), reducer_(*across_, settings.deadline) {}
+
+  void begin(FlatParameters& flat, Optimizer& optimizer) override {
+    HostSteps::begin(flat, optimizer);
+    Backend& backend = flat.backend();
+    if (backend.asynchronous()) {
+      auto device = [&](const std::shared_ptr<Communicator>& over) {
+        return on_devices(over, backend, settings_.deadline, settings_.nccl ? *settings_.nccl : installed_nccl());
+      };
+      host_flags_ = host_->split(0, host_->rank()), across_flags_ = across_->split(0, across_->rank());
+      host_device_ = device(host_), across_device_ = device(across_);
+      ready_ = backend.new_event();
+      backend.synchronize();
+      broadcast(flat, *device(communicator_));
+    } else {
+      broadcast(flat, *communicator_);
+    }
+    chunks_ = cut(flat.numel(), flat.values.dtype(), settings_.bucket_bytes);
+  }
+  EpochEnd end_epoch(const EpochEnd& mine) override {
+    const EpochEnd all = HostSteps::end_epoch(mine);
+    active_ = 0;
+    return all;
+  }
+  Measures end() override {
+    const bool first = flat_;
+    Measures m = HostSteps::end();
+    if (first) {
+      sent_ = std::max(across_device_ ? across_device_->traffic().bytes : 0, across_->traffic().bytes);
+      across_device_.reset(), host_device_.reset(), host_flags_.reset(), across_flags_.reset(), ready_.reset();
+      for (Sync& s : syncs_) s = {};
+      common_ = error_ = narrow_ = {};
+    }
+    const Measures between = measured(reducer_, sent_, chunks_.empty() ? 0 : chunks_[0].length() * 4);
+    for (std::size_t i = 0; i < 3; i++) m[i].second += between[i].second;  // bytes, seconds, exposed seconds
+    m[3].second = m[1].second > 0 ? 1 - m[2].second / m[1].second : 0;
+    return m;
+  }
+  ClockOffset watch(Trace& trace) override {
+    on_host_->watch(trace);
+    reducer_.watch(trace);
+    return Replicas::watch(trace);
+  }
+
+ private:
+  // An exchange between hosts, on the ranks of its group; the others know that it is under way.
+  struct Sync {
+    Tensor sum, sent;
+    std::vector<Reducer::Pending> pending = {};
+    int group = 0;
+    float told[2] = {0, 0};
+  };
+  bool member(const Sync& s) const { return s.group == host_->rank(); }
+  Communicator& on(const std::unique_ptr<Communicator>& device, const std::shared_ptr<Communicator>& plain) {
+    return device ? *device : *plain;
+  }
+  bool narrow() const { return schedule_.blocking() && o_.bf16; }
+  bool differs() const { return narrow() && o_.differences; }
+
+  void epoch_begins() override {
+    if (!narrow()) return;
+    if (!narrow_.defined()) narrow_ = Tensor::zeros(flat_->backend(), flat_->values.shape(), DType::bf16);
+    if (!o_.differences) return;
+    if (!common_.defined()) common_ = Tensor::like(flat_->values), error_ = Tensor::like(flat_->values);
+    common_.copy_from(flat_->values);
+    error_.fill(0);
+  }
+  void take(const DasoSchedule::Turn& turn) override {
+    Sync& before = syncs_[now_];
+    if (turn.merges && o_.merge_first) merge(before, turn.weight);
+    if (not_finite_ >= 0) return;
+    if (turn.sends) start(syncs_[now_ = 1 - now_], turn.blocks);
+    if (turn.merges && !o_.merge_first) merge(before, turn.weight);
+    if (turn.blocks) overwrite(syncs_[now_]);
+  }
+
+  void start(Sync& s, bool blocks) {
+    s.group = active_;
+    active_ = (active_ + 1) % host_->size();
+    if (differs()) narrow_difference(narrow_, error_, flat_->values, common_);  // the same on all ranks of a host
+    if (!member(s)) return;
+    Tensor& x = flat_->values;
+    if (narrow() && !o_.differences) narrow_.copy_from(x);
+    if (!narrow()) keep(s.sum, x);
+    if (!blocks && o_.keep_progress) keep(s.sent, x);
+    tell(*optimizer_);
+    std::copy_n(told_, 2, s.told);
+    if (ready_) flat_->backend().queue().mark(*ready_);
+    s.pending.clear();
+    for (const Range& r : chunks_) {
+      Tensor part = (narrow() ? narrow_ : s.sum).range(r.begin, {r.length()});
+      s.pending.push_back(reducer_.add({.over = on(across_device_, across_),
+                                        .after = ready_.get(),
+                                        .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
+                                        .name = "sum of hosts"}));
+    }
+    s.pending.push_back(
+        reducer_.add({.over = on(across_flags_, across_),
+                      .after = ready_.get(),
+                      .begin = [&s](Communicator& c) { return c.all_reduce({s.told, 2, DType::f32}, Combine::max); },
+                      .name = "sum of hosts"}));
+  }
+  void keep(Tensor& copy, const Tensor& x) {
+    if (!copy.defined()) copy = Tensor::like(x);
+    copy.copy_from(x);
+  }
+  // Waits for it. False: a rank's step was not finite, and weights stay as they are.
+  bool arrives(Sync& s) {
+    if (member(s)) {
+      reducer_.waits();
+      for (Reducer::Pending p : s.pending) reducer_.wait(p);
+    }
+    on(host_flags_, host_).broadcast({s.told, 2, DType::f32}, s.group).wait();
+    std::copy_n(s.told, 2, told_);
+    hear();
+    return not_finite_ < 0;
+  }
+  void share(const Sync& s) {
+    flat_->backend().synchronize();
+    on(host_device_, host_).broadcast(buffer(flat_->values), s.group).wait();
+    flat_->count_writes(flat_->all());
+  }
+  void merge(Sync& s, std::int64_t weight) {
+    if (!arrives(s)) return;
+    if (member(s) && o_.keep_progress) join_mean(flat_->values, s.sent, s.sum, hosts());
+    if (member(s) && !o_.keep_progress) stale_mean(flat_->values, s.sum, weight > 0 ? 2.0 * double(weight) : 1, hosts());
+    share(s);
+  }
+  void overwrite(Sync& s) {
+    if (!arrives(s)) return;
+    Tensor& x = flat_->values;
+    if (member(s) && differs()) {
+      add_mean(x, common_, narrow_, hosts());
+    } else if (member(s) && narrow()) {
+      x.copy_from(narrow_);
+      take_mean(x, x, hosts());
+    } else if (member(s)) {
+      take_mean(x, s.sum, hosts());
+    }
+    share(s);
+    if (differs()) common_.copy_from(x);
+  }
+
+  DasoSettings settings_;
+  std::unique_ptr<Communicator> host_device_, across_device_, host_flags_, across_flags_;  // on a device
+  std::unique_ptr<Event> ready_;                                                           // on a device: what is sent is there
+  std::vector<Range> chunks_;
+  std::array<Sync, 2> syncs_;  // a send may leave before the last one is merged
+  std::size_t now_ = 0;
+  int active_ = 0;
+  Tensor common_, error_, narrow_;  // the last common state; what rounding left behind; what travels
+  std::uint64_t sent_ = 0;
+  Reducer reducer_;  // last: its thread ends first
+};
+
+constexpr std::pair<const char*, std::int64_t DasoOptions::*> fields[] = {
+    {"B", &DasoOptions::B},
+    {"W", &DasoOptions::W},
+    {"warm-up", &DasoOptions::warm_up},
+    {"cool-down", &DasoOptions::cool_down},
+    {"longest", &DasoOptions::longest},
+    {"bf16", &DasoOptions::bf16},
+    {"keep-progress", &DasoOptions::keep_progress},
+    {"differences", &DasoOptions::differences},
+    {"merge-first", &DasoOptions::merge_first},
+    {"norms", &DasoOptions::norms}};
+constexpr std::size_t first_switch = 5;  // from here on 0 or 1
+
+}  // namespace
+
+std::optional<DasoOptions> DasoOptions::parse(const std::string& text) {
+  if (text != "daso" && !text.starts_with("daso:")) return {};
+  DasoOptions o;
+  std::istringstream words(text.size() > 4 ? text.substr(5) : "");
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word == "faithful") {
+      o.keep_progress = o.differences = o.merge_first = o.norms = 0;
+      continue;
+    }
+    const std::size_t is = std::min(word.find('='), word.size());
+    const auto* field = std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return word.substr(0, is) == f.first; });
+    if (field == std::end(fields))
+      refuse(text, ": '", word, "' is no option of daso: choose faithful, B=, W=, warm-up=, cool-down=, longest=, bf16=, ",
+             "keep-progress=, differences=, merge-first= or norms=");
+    const auto value = parsed<std::int64_t>(is < word.size() ? word.substr(is + 1) : "");
+    const bool one_or_zero = field - fields >= std::ptrdiff_t(first_switch);
+    const std::int64_t least = field->second == &DasoOptions::longest, most = one_or_zero ? 1 : 1000000;
+    if (!value || *value < least || *value > most)
+      refuse(text, ": ", field->first, " is a whole number from ", least, " to ", most);
+    o.*field->second = *value;
+  }
+  return o;
+}
+
+std::string DasoOptions::name() const {
+  const DasoOptions usual;
+  std::string text;
+  for (const auto& [name, field] : fields)
+    if (this->*field != usual.*field) text += (text.empty() ? ":" : ",") + std::string(name) + "=" + std::to_string(this->*field);
+  return "daso" + text;
+}
+
+void DasoSchedule::begin_epoch(std::int64_t epoch, std::int64_t epochs) {
+  blocking_ = epoch < o_.warm_up || epoch >= epochs - o_.cool_down;
+  pending_ = false;
+}
+
+DasoSchedule::Turn DasoSchedule::next(std::int64_t batch, std::int64_t last) {
+  const bool ends = batch >= last, always = blocking_ || B_ == 0;
+  Turn turn{.sends = ends || always || batch % B_ == 0, .weight = weight_};
+  turn.blocks = turn.sends && (ends || always || W_ == 0);
+  const bool waited = batch - sent_at_ == weight_ && (o_.merge_first || (batch + 1) % B_ != 0);
+  turn.merges = pending_ && (turn.sends || waited);
+  if (turn.merges) pending_ = false;
+  if (turn.sends && !turn.blocks) pending_ = true, sent_at_ = batch, weight_ = std::min(W_, last - batch);
+  return turn;
+}
+
+void DasoSchedule::end_epoch(double loss) {
+  if (blocking_ || B_ == 0) return;
+  if (loss < best_ * (1 - improvement)) {
+    best_ = loss, bad_ = 0;
+  } else if (++bad_ >= patience) {
+    bad_ = 0;
+    if (B_ == 1)
+      B_ = o_.longest, W_ = std::max<std::int64_t>(1, B_ / 4);
+    else
+      B_ = std::max<std::int64_t>(1, B_ / 2), W_ = std::max<std::int64_t>(1, W_ - 1);
+  }
+}
+
+std::string DasoSchedule::state() const {
+  return "daso " + std::to_string(B_) + " " + std::to_string(W_) + " " + digits(best_, 17) + " " + std::to_string(bad_);
+}
+void DasoSchedule::restore(const std::string& state) {
+  std::istringstream words(state);
+  std::string who, best;
+  std::int64_t B = 0, W = 0;
+  int bad = 0;
+  if (!(words >> who >> B >> W >> best >> bad) || who != "daso") return;  // another strategy's
+  B_ = B, W_ = W, bad_ = bad;
+  best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
+}
+
+std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings) {
+  auto on_host = all_reduce(std::move(ranks.gradients),
+                            {.bucket_bytes = settings.bucket_bytes, .deadline = settings.deadline, .nccl = settings.nccl});
+  return std::make_unique<Daso>(std::move(ranks), std::move(on_host), options, settings);
+}
+std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options) {
+  auto on_host = naive_all_reduce(std::move(ranks.gradients));
+  return std::make_unique<NaiveDaso>(std::move(ranks), std::move(on_host), options);
+}
+
+}  // namespace tandem
