@@ -84,6 +84,7 @@ struct OwnLoop {
   MakeOptimizer optimizer = usual_sgd;
   std::function<double(double step)> rate = {};  // empty: the optimizer's own
   std::int64_t done = 0, of = 0;                       // steps that were made before, of so many
+  std::int64_t epochs = 1;                             // of the run
   bool begins_epochs = true;                           // tells the strategy
 };
 
@@ -106,7 +107,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   optimizer->clip_norm = o.clip;
   optimizer->bind(flat);
   strategy.begin(flat, *optimizer);
-  const RunPlan plan{.done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate};
+  const RunPlan plan{.epochs = o.epochs, .done = o.done, .steps_per_epoch = double(o.of), .learning_rate = o.rate};
   const std::int64_t per_epoch = source.batches_per_epoch();
   Accumulation accumulation(flat, *optimizer, o.accumulate, per_epoch);
   int done = 0;

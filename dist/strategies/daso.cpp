@@ -56,7 +56,7 @@ class HostSteps : public Replicas {
   void update(Optimizer& optimizer) override { on_host_->update(optimizer); }
   void finish(Optimizer&) override {
     if (on_host_->over(0)) request_stop();  // of a rank on this host: of all ranks after the next exchange
-    if (hosts() == 1) stop_ = stop_requested_ && on_host_->over(0);
+    if (hosts() == 1) stop_ = on_host_->over(0);
     if (last_ < 0) refuse(name(), " asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
     if (hosts() == 1 || not_finite_ >= 0) return;
     const DasoSchedule::Turn turn = schedule_.next(batch_, last_);
@@ -68,7 +68,8 @@ class HostSteps : public Replicas {
   EpochEnd end_epoch(const EpochEnd& mine) override {
     flush();
     const EpochEnd all = Strategy::end_epoch(mine);
-    if (batch_ > last_ && not_finite_ < 0) schedule_.end_epoch(all.trained.loss / std::max(1.0, all.trained.samples));
+    if (batch_ > last_ && not_finite_ < 0 && all.trained.samples > 0)
+      schedule_.end_epoch(all.trained.loss / all.trained.samples);
     return all;
   }
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override {
@@ -264,8 +265,7 @@ class Daso : public HostSteps {
   // Waits for it. False: a rank's step was not finite, and weights stay as they are.
   bool arrives(Sync& s) {
     if (member(s)) {
-      reducer_.waits();
-      for (Reducer::Pending p : s.pending) reducer_.wait(p);
+      for (Reducer::Pending p : s.pending) reducer_.waits(), reducer_.wait(p);
     }
     on(host_flags_, host_).broadcast({s.told, 2, DType::f32}, s.group).wait();
     std::copy_n(s.told, 2, told_);

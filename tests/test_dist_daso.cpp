@@ -1,0 +1,202 @@
+// DASO on in-process ranks that pretend to be on hosts: when hosts exchange, and what the exchange makes of their weights.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/daso.h"
+#include "tests/replicas.h"
+
+namespace tandem::test {
+namespace {
+
+using Body = std::function<void(Strategy&, Ended&)>;
+
+std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, const Body& body) {
+  const auto n = std::size_t(hosts * per_host);
+  const bool naive = name.starts_with("naive-");
+  const auto options = DasoOptions::parse(naive ? name.substr(6) : name);
+  std::vector<DasoRanks> ranks(n);
+  auto everybody = in_process(int(n), {.deadline = 30});
+  for (std::size_t r = 0; r < n; r++) ranks[r].everybody = std::move(everybody[r]);
+  for (int h = 0; h < hosts; h++) {
+    auto gradients = in_process(per_host, {.deadline = 30}), host = in_process(per_host, {.deadline = 30});
+    for (int l = 0; l < per_host; l++) {
+      auto& mine = ranks[std::size_t(h * per_host + l)];
+      mine.gradients = std::move(gradients[std::size_t(l)]), mine.host = std::move(host[std::size_t(l)]);
+    }
+  }
+  for (int l = 0; l < per_host; l++) {
+    auto across = in_process(hosts, {.deadline = 30});
+    for (int h = 0; h < hosts; h++) ranks[std::size_t(h * per_host + l)].across = std::move(across[std::size_t(h)]);
+  }
+  std::vector<Ended> runs(n);
+  const auto said = ranks_say(int(n), [&](int r) {
+    auto& mine = ranks[std::size_t(r)];
+    auto strategy = naive ? naive_daso(std::move(mine), *options)
+                          : daso(std::move(mine), *options, {.deadline = 30, .bucket_bytes = 4096});
+    body(*strategy, runs[std::size_t(r)]);
+  });
+  for (std::size_t r = 0; r < n; r++) runs[r].said = said[r];
+  return runs;
+}
+
+constexpr std::int64_t batch = 24, per_epoch = 9;  // 209 pictures; the last batch has 17
+OwnLoop loop(int epochs) {
+  return {.global_batch = batch, .steps = epochs * int(per_epoch), .of = per_epoch, .epochs = epochs};
+}
+std::vector<Ended> trained(int hosts, int per_host, const std::string& name, const OwnLoop& o) {
+  auto runs = on_hosts(hosts, per_host, name, [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); });
+  same_bits(runs);
+  return runs;
+}
+std::vector<double> synchronous(int n, const OwnLoop& o) {
+  auto runs = on_ranks(
+      n, [](std::unique_ptr<Communicator> ranks) { return all_reduce(std::move(ranks)); },
+      [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); });
+  return runs[0].weights;
+}
+
+constexpr std::pair<int, int> grids[] = {{2, 2}, {2, 4}, {3, 4}};
+const std::string cycling = ",warm-up=0,cool-down=0";
+
+// ---- what is computed --------------------------------------------------------------------------------------------------
+TEST(Daso, AnExchangeAfterEveryBatchIsSynchronousSgd) {
+  for (auto [hosts, per_host] : grids) {
+    const auto want = synchronous(hosts * per_host, loop(2));
+    for (const char* name : {"daso:B=0,warm-up=0,cool-down=0", "daso:bf16=0", "daso:faithful,bf16=0"})
+      EXPECT_LE(furthest(trained(hosts, per_host, name, loop(2))[0].weights, want), 1e-12) << name << " on " << hosts << " × " << per_host;
+  }
+}
+
+TEST(Daso, OneHostIsAllReduceAndOneRankAHostIsAllowed) {
+  const auto want = synchronous(3, loop(2));
+  EXPECT_LE(furthest(trained(1, 3, "daso", loop(2))[0].weights, want), 1e-12);
+  EXPECT_LE(furthest(trained(3, 1, "daso:B=0,warm-up=0,cool-down=0", loop(2))[0].weights, want), 1e-12);
+}
+
+TEST(Daso, IsTheNaiveOne) {
+  for (auto [hosts, per_host] : {std::pair{2, 2}, {3, 2}, {2, 1}})
+    for (const std::string kind : {"daso:", "daso:faithful,"})
+      for (const std::string B : {"B=1", "B=2", "B=4", "B=8,W=2", "B=3,W=0", "B=4,W=3"}) {
+        const std::string name = kind + B + cycling;
+        const auto naive = trained(hosts, per_host, "naive-" + name, loop(2));
+        EXPECT_LE(furthest(naive[0].weights, trained(hosts, per_host, name, loop(2))[0].weights), 1e-12)
+            << name << " on " << hosts << " × " << per_host;
+      }
+  for (const std::string name : {"daso:warm-up=1,cool-down=1", "daso:faithful,warm-up=1,cool-down=1"})  // bf16
+    EXPECT_LE(furthest(trained(2, 2, "naive-" + name, loop(3))[0].weights, trained(2, 2, name, loop(3))[0].weights), 1e-12) << name;
+}
+
+// x differs by what is rounded: of x, or of the difference, whose rest goes along with the next.
+TEST(Daso, DifferencesWithErrorFeedbackStayNearSynchronousSgd) {
+  const auto want = synchronous(4, loop(3));
+  const double values = furthest(trained(2, 2, "daso:differences=0", loop(3))[0].weights, want),
+               differences = furthest(trained(2, 2, "daso", loop(3))[0].weights, want);
+  EXPECT_GT(values, 1e-3);
+  EXPECT_LT(differences, values / 10);
+}
+
+// ---- when ---------------------------------------------------------------------------------------------------------------
+// A letter for each batch of an epoch: s sends, m merges, x both, b blocks, B merges and blocks.
+std::string timeline(const std::string& name, std::int64_t batches = per_epoch) {
+  DasoSchedule schedule(*DasoOptions::parse(name));
+  schedule.begin_epoch(0, 1);
+  std::string text;
+  for (std::int64_t b = 0; b < batches; b++) {
+    const auto turn = schedule.next(b, batches - 1);
+    text += turn.blocks ? (turn.merges ? 'B' : 'b') : turn.sends ? (turn.merges ? 'x' : 's') : turn.merges ? 'm' : '-';
+  }
+  return text;
+}
+
+TEST(Daso, SendsAndMergesAtTheirBatches) {
+  EXPECT_EQ(timeline("daso"), "bbbbbbbbb") << "warm-up";
+  for (const std::string kind : {"daso:", "daso:faithful,"}) {
+    EXPECT_EQ(timeline(kind + "B=0" + cycling), "bbbbbbbbb");
+    EXPECT_EQ(timeline(kind + "B=1" + cycling), "sxxxxxxxB");
+    EXPECT_EQ(timeline(kind + "B=4" + cycling), "sm--sm--b");
+    EXPECT_EQ(timeline(kind + "B=8,W=2" + cycling), "s-m-----b");
+    EXPECT_EQ(timeline(kind + "B=8,W=2" + cycling, 12), "s-m-----s-mb");
+    EXPECT_EQ(timeline(kind + "B=3,W=0" + cycling), "b--b--b-b");
+  }
+  EXPECT_EQ(timeline("daso:B=2" + cycling), "smsmsmsmb");
+  EXPECT_EQ(timeline("daso:faithful,B=2" + cycling), "s-x-x-x-B") << "age 2, as the published code merges";
+}
+
+TEST(Daso, APlateauMakesBAndWSmallerAndAfterOneTheLongest) {
+  DasoSchedule s(*DasoOptions::parse("daso:W=2" + cycling));
+  auto epochs = [&](int n, double loss) {
+    for (int i = 0; i < n; i++) s.begin_epoch(0, 1), s.end_epoch(loss);
+    return std::pair(s.B(), s.W());
+  };
+  using Pair = std::pair<std::int64_t, std::int64_t>;
+  EXPECT_EQ(epochs(1, 2.0), Pair(4, 2));
+  EXPECT_EQ(epochs(2, 1.95), Pair(4, 2)) << "twice without 5 % less";
+  EXPECT_EQ(epochs(1, 1.8), Pair(4, 2)) << "that was more, and the count begins again";
+  EXPECT_EQ(epochs(2, 1.8), Pair(4, 2));
+  EXPECT_EQ(epochs(1, 1.8), Pair(2, 1));
+  EXPECT_EQ(epochs(2, 1.8), Pair(2, 1));
+  DasoSchedule resumed(*DasoOptions::parse("daso:W=2" + cycling));
+  resumed.restore(s.state());
+  EXPECT_EQ(resumed.state(), s.state());
+  s = resumed;
+  EXPECT_EQ(epochs(1, 1.8), Pair(1, 1));
+  EXPECT_EQ(epochs(3, 1.8), Pair(8, 2));
+  s.restore("another strategy's");
+  EXPECT_EQ(epochs(0, 0), Pair(8, 2));
+  DasoSchedule first(*DasoOptions::parse("daso"));
+  first.restore(DasoSchedule(*DasoOptions::parse("daso")).state());
+  EXPECT_EQ(first.state(), "daso 4 1 inf 0");
+}
+
+TEST(Daso, UnknownOptionsAreRefusedByName) {
+  EXPECT_FALSE(DasoOptions::parse("dasos"));
+  EXPECT_EQ(DasoOptions::parse("daso:B=4")->name(), "daso");
+  EXPECT_EQ(DasoOptions::parse("daso:W=3,faithful")->name(), "daso:W=3,keep-progress=0,differences=0,merge-first=0,norms=0");
+  for (auto [name, text] : {std::pair{"daso:C=1", "'C=1' is no option of daso"},
+                            {"daso:B", "B is a whole number from 0"},
+                            {"daso:B=-1", "B is a whole number from 0"},
+                            {"daso:longest=0", "longest is a whole number from 1"},
+                            {"daso:bf16=2", "bf16 is a whole number from 0 to 1"}})
+    try {
+      DasoOptions::parse(name);
+      ADD_FAILURE() << name;
+    } catch (const UsageError& e) {
+      EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+    }
+}
+
+// ---- the whole loop ----------------------------------------------------------------------------------------------------
+TEST(Daso, FitEndsWithTheSameOnEveryRank) {
+  for (double ema : {0.0, 0.9})
+    same_bits(on_hosts(2, 2, "daso:B=2,warm-up=1,cool-down=1", [&](Strategy& s, Ended& run) {
+      FitOptions o = quiet(4);
+      o.ema = ema;
+      fit_on(s, run, o);
+    }));
+}
+
+TEST(Daso, OneRanksWishStopsAllAtTheSameStep) {
+  const auto runs = on_hosts(2, 2, "daso:B=2" + cycling, [](Strategy& s, Ended& run) {
+    fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
+      if (made == 21 && s.rank() == 1) s.request_stop();
+    });
+  });
+  same_bits(runs);
+  EXPECT_GE(runs[0].loss, 21);
+  EXPECT_LE(runs[0].loss, 27);
+}
+
+TEST(Daso, ALossThatIsNotFiniteOnOneRankStopsAll) {
+  const auto runs = on_hosts(2, 2, "daso" + std::string(":B=4") + cycling, [](Strategy& s, Ended& run) {
+    fit_on(s, run, quiet(4), [&](Batch& b, std::int64_t made) {
+      if (made == 6 && s.rank() == 3) b.images.fill(std::numeric_limits<double>::quiet_NaN());
+    });
+  });
+  for (const Ended& run : runs) EXPECT_NE(run.said.find("not finite"), std::string::npos) << run.said;
+}
+
+}  // namespace
+}  // namespace tandem::test
