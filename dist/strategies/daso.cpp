@@ -37,6 +37,8 @@ class HostSteps : public Replicas {
   FlatMemory memory() override { return on_host_->memory(); }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat, optimizer_ = &optimizer;
+    schedule_ = DasoSchedule(o_);
+    batch_ = 0, last_ = -1, equal_ = true;
     compare_layouts(flat);
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());
@@ -173,6 +175,7 @@ class Daso : public HostSteps {
     } else {
       broadcast(flat, *communicator_);
     }
+    forget();
     chunks_ = cut(flat.numel(), flat.values.dtype(), settings_.bucket_bytes);
   }
   EpochEnd end_epoch(const EpochEnd& mine) override {
@@ -186,8 +189,7 @@ class Daso : public HostSteps {
     if (first) {
       sent_ = std::max(across_device_ ? across_device_->traffic().bytes : 0, across_->traffic().bytes);
       across_device_.reset(), host_device_.reset(), host_flags_.reset(), across_flags_.reset(), ready_.reset();
-      for (Sync& s : syncs_) s = {};
-      common_ = error_ = narrow_ = {};
+      forget();
     }
     const Measures between = measured(reducer_, sent_, chunks_.empty() ? 0 : chunks_[0].length() * 4);
     for (std::size_t i = 0; i < 3; i++) m[i].second += between[i].second;  // bytes, seconds, exposed seconds
@@ -215,11 +217,17 @@ class Daso : public HostSteps {
   bool narrow() const { return schedule_.blocking() && o_.bf16; }
   bool differs() const { return narrow() && o_.differences; }
 
+  void forget() {
+    for (Sync& s : syncs_) s = {};
+    common_ = error_ = narrow_ = {};
+    active_ = 0;
+  }
   void epoch_begins() override {
     if (!narrow()) return;
-    if (!narrow_.defined()) narrow_ = Tensor::zeros(flat_->backend(), flat_->values.shape(), DType::bf16);
+    const DType wide = flat_->values.dtype();
+    if (!narrow_.defined()) narrow_ = vector(*flat_, DType::bf16);
     if (!o_.differences) return;
-    if (!common_.defined()) common_ = Tensor::like(flat_->values), error_ = Tensor::like(flat_->values);
+    if (!common_.defined()) common_ = vector(*flat_, wide), error_ = vector(*flat_, wide);
     common_.copy_from(flat_->values);
     error_.fill(0);
   }
@@ -259,7 +267,7 @@ class Daso : public HostSteps {
                       .name = "sum of hosts"}));
   }
   void keep(Tensor& copy, const Tensor& x) {
-    if (!copy.defined()) copy = Tensor::like(x);
+    if (!copy.defined()) copy = vector(*flat_, x.dtype());
     copy.copy_from(x);
   }
   // Waits for it. False: a rank's step was not finite, and weights stay as they are.

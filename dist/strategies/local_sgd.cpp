@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <utility>
 
 #include "core/backend.h"
@@ -67,8 +66,8 @@ class LocalSgd : public Replicas {
     broadcast(flat, communicator());
     buckets_ = cut(flat.numel(), flat.values.dtype(), options_.bucket_bytes);
     if (size() == 1) return;
-    sum_ = vector(shared_memory(backend, flat.values.bytes()));
-    if (how_.kind == LocalSteps::Kind::cocod || elastic()) other_ = vector(nullptr);
+    sum_ = vector(flat, flat.values.dtype(), shared_memory(backend, flat.values.bytes()));
+    if (how_.kind == LocalSteps::Kind::cocod || elastic()) other_ = vector(flat, flat.values.dtype());
   }
 
   void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
@@ -143,16 +142,6 @@ class LocalSgd : public Replicas {
 
  private:
   Communicator& communicator() { return over_ ? *over_ : *communicator_; }
-  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in
-  // memory of its own.
-  Tensor vector(std::shared_ptr<void> memory) {
-    Backend& backend = flat_->backend();
-    const Tensor& x = flat_->values;
-    if (backend.on_device()) return Tensor::like(x);
-    if (!memory) memory = {std::aligned_alloc(64, (x.bytes() + 63) / 64 * 64), std::free};
-    void* at = memory.get();
-    return Tensor::wrap(backend, at, x.shape(), x.dtype(), std::move(memory));
-  }
   bool elastic() const { return how_.kind == LocalSteps::Kind::elastic; }
   bool overlaps() const { return elastic() || how_.kind == LocalSteps::Kind::cocod; }
   bool bad() const { return optimizer_->read_state().not_finite == 1; }  // waits for the device

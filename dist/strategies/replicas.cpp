@@ -1,6 +1,7 @@
 #include "dist/strategies/replicas.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -89,6 +90,15 @@ std::vector<std::string> gather_texts(Communicator& over, const std::string& min
 std::vector<std::string> Replicas::gather(const std::string& mine) {
   drain();
   return gather_texts(*communicator_, mine);
+}
+
+Tensor Replicas::vector(const FlatParameters& flat, DType dtype, std::shared_ptr<void> memory) {
+  Backend& backend = flat.backend();
+  const Shape& shape = flat.values.shape();
+  if (backend.on_device()) return Tensor(backend, shape, dtype);
+  if (!memory) memory = {std::aligned_alloc(64, (std::size_t(shape.numel()) * size_of(dtype) + 63) / 64 * 64), std::free};
+  void* at = memory.get();
+  return Tensor::wrap(backend, at, shape, dtype, std::move(memory));
 }
 
 // Rank 0 answers each rank's questions with its time; the quickest of twenty answers counts.

@@ -55,6 +55,10 @@ class Replicas : public Strategy {
     return backend.on_device() ? nullptr : communicator_->allocate(bytes);
   }
 
+  // As long as the parameters. A run that failed may leave this strategy without its backend: on the host it lies in memory of
+  // its own, or in `memory`.
+  static Tensor vector(const FlatParameters& flat, DType dtype, std::shared_ptr<void> memory = nullptr);
+
   // Throws Error that names the first rank whose number is not that of rank 0 there.
   void compare(Communicator& over, std::uint64_t mine, const std::string& what);
   // Throws Error unless all ranks have the same model. Where its layers are cut over ranks, finds whose slices belong together.
