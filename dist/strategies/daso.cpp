@@ -187,7 +187,10 @@ class Daso : public HostSteps {
     const bool first = flat_;
     Measures m = HostSteps::end();
     if (first) {
-      sent_ = std::max(across_device_ ? across_device_->traffic().bytes : 0, across_->traffic().bytes);
+      auto bytes = [](const auto& device, const auto& plain) {
+        return std::max(device ? device->traffic().bytes : 0, plain->traffic().bytes);
+      };
+      sent_ = bytes(across_device_, across_) + bytes(host_device_, host_) + communicator_->traffic().bytes;
       across_device_.reset(), host_device_.reset(), host_flags_.reset(), across_flags_.reset(), ready_.reset();
       forget();
     }
