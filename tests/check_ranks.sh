@@ -52,7 +52,7 @@ for strategy in daso:B=4,W=1,warm-up=0,cool-down=0 naive-daso:warm-up=0,cool-dow
   once 'test accuracy'
 done
 says 0 '3 ranks, daso' "$build/tandem-run" -n 3 --strategy daso $(train)  # one host
-says 0 'stopped after step 40' $two_hosts daso:warm-up=0 $(train) --checkpoint "$there/daso" --stop-after 40
+says 0 'stopped after step 20' $two_hosts daso:warm-up=0 $(train) --checkpoint "$there/daso" --stop-after 20
 says 0 'test accuracy' $two_hosts daso:warm-up=0 $(train) --resume "$there/daso"
 says 2 'start as many on every host' "$build/tandem-run" -n 3 --hosts-as 2 --strategy daso $(train)
 says 2 "'C=1' is no option of daso" $two_hosts daso:C=1 $(train)
@@ -129,12 +129,13 @@ begun 1
 kill -STOP "$victim"
 ended 9 'rank 1 on .* has said nothing for 2 s'
 unset TANDEM_SILENCE
-begun_on_hosts() { TANDEM_STRATEGY=$1 TANDEM_HOSTS_AS=3 begun "$2"; }
 for strategy in daso daso:B=4,warm-up=0,cool-down=0; do  # in a blocking phase, and with an exchange under way
-  begun_on_hosts $strategy 1
+  export TANDEM_STRATEGY=$strategy TANDEM_HOSTS_AS=3
+  begun 1
   kill -KILL "$victim"
   ended 9 'rank 1 on .* failed first: it was killed by SIGKILL'
 done
+unset TANDEM_STRATEGY TANDEM_HOSTS_AS
 begun 1
 kill -TERM $launcher
 ended 15
