@@ -50,8 +50,12 @@ std::optional<DasoOptions> DasoOptions::parse(const std::string& text) {
 }
 
 std::string DasoOptions::name() const {
-  const DasoOptions usual;
+  DasoOptions usual;
   std::string text;
+  if (keep_progress + differences + merge_first + norms == 0) {
+    text = ":faithful";
+    usual.keep_progress = usual.differences = usual.merge_first = usual.norms = 0;
+  }
   for (const auto& [name, field] : fields)
     if (this->*field != usual.*field) text += (text.empty() ? ":" : ",") + std::string(name) + "=" + std::to_string(this->*field);
   return "daso" + text;
