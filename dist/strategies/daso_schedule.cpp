@@ -70,8 +70,8 @@ DasoSchedule::Turn DasoSchedule::next(std::int64_t batch, std::int64_t last) {
   const bool ends = batch >= last, always = blocking_ || B_ == 0;
   Turn turn{.sends = ends || always || batch % B_ == 0, .weight = weight_};
   turn.blocks = turn.sends && (ends || always || W_ == 0);
-  const bool waited = batch - sent_at_ == weight_ && (o_.merge_first || (batch + 1) % B_ != 0);
-  turn.merges = pending_ && (turn.sends || waited);
+  const bool waited = pending_ && batch - sent_at_ == weight_ && (o_.merge_first || (batch + 1) % B_ != 0);
+  turn.merges = waited || (pending_ && turn.sends);
   if (turn.merges) pending_ = false;
   if (turn.sends && !turn.blocks) pending_ = true, sent_at_ = batch, weight_ = std::min(W_, last - batch);
   return turn;
