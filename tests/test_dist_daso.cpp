@@ -179,6 +179,31 @@ TEST(Daso, FitEndsWithTheSameOnEveryRank) {
     }));
 }
 
+// A rate at which nothing is learned: after four epochs the first is the best and three were no better.
+TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
+  const TemporaryFolder folder;
+  std::vector<std::string> states(4);
+  for (int epochs : {4, 5}) {
+    all_well([&] {
+      std::vector<std::string> said;
+      for (const Ended& run : on_hosts(2, 2, "daso:W=2" + cycling, [&](Strategy& s, Ended& run) {
+             FitOptions o = quiet(epochs);
+             o.checkpoint = folder.file("run");
+             if (epochs == 5) o.checkpoint = "", o.resume = folder.file("run");
+             fit_on(s, run, o, {}, 1e-9);
+             states[std::size_t(s.rank())] = s.state();
+           }))
+        said.push_back(run.said);
+      return said;
+    }());
+    for (const std::string& state : states) {
+      EXPECT_EQ(state, states[0]);
+      EXPECT_EQ(state.substr(0, 9), "daso 2 1 ");
+      EXPECT_EQ(state.back(), epochs == 4 ? '0' : '1');
+    }
+  }
+}
+
 TEST(Daso, OneRanksWishStopsAllAtTheSameStep) {
   const auto runs = on_hosts(2, 2, "daso:B=2" + cycling, [](Strategy& s, Ended& run) {
     fit_on(s, run, quiet(50), [&](Batch&, std::int64_t made) {
