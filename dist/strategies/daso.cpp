@@ -254,18 +254,17 @@ class Daso : public HostSteps {
     std::copy_n(told_, 2, s.told);
     if (ready_) flat_->backend().queue().mark(*ready_);
     s.pending.clear();
+    auto add = [&](Communicator& over, Buffer data, Combine how) {
+      s.pending.push_back(reducer_.add({.over = over,
+                                        .after = ready_.get(),
+                                        .begin = [=](Communicator& c) { return c.all_reduce(data, how); },
+                                        .name = "sum of hosts"}));
+    };
     for (const Range& r : chunks_) {
       Tensor part = (narrow() ? narrow_ : s.sum).range(r.begin, {r.length()});
-      s.pending.push_back(reducer_.add({.over = on(across_device_, across_),
-                                        .after = ready_.get(),
-                                        .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
-                                        .name = "sum of hosts"}));
+      add(on(across_device_, across_), buffer(part), Combine::sum);
     }
-    s.pending.push_back(
-        reducer_.add({.over = on(across_flags_, across_),
-                      .after = ready_.get(),
-                      .begin = [&s](Communicator& c) { return c.all_reduce({s.told, 2, DType::f32}, Combine::max); },
-                      .name = "sum of hosts"}));
+    add(on(across_flags_, across_), {s.told, 2, DType::f32}, Combine::max);
   }
   void keep(Tensor& copy, const Tensor& x) {
     if (!copy.defined()) copy = vector(*flat_, x.dtype());
