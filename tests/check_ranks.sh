@@ -37,11 +37,11 @@ for option in "--optimizer sgd lars" "--lr-scale sqrt linear"; do
     "exec $(train) --batch-per-rank 64 $1 \$([ \$RANK = 0 ] && echo $2 || echo $3)"
 done
 # Steps of their own: all ranks end with the same, whatever the exchange.
-for strategy in local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4; do
+for strategy in local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4 outer:H=8,momentum=0.5,lr=0.7,stream=2; do
   says 0 "3 ranks, $strategy: batch 192 = 3 × 64, lr 0.05" "$build/tandem-run" -n 3 --strategy $strategy $(train) --batch 192
   once 'test accuracy'
 done
-for strategy in all-reduce local-sgd:4 server; do
+for strategy in all-reduce local-sgd:4 outer:H=8 server; do
   says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)
   once 'test accuracy'
 done
@@ -136,6 +136,11 @@ for strategy in daso daso:B=4,warm-up=0,cool-down=0; do  # in a blocking phase, 
   ended 9 'rank 1 on .* failed first: it was killed by SIGKILL'
 done
 unset TANDEM_STRATEGY TANDEM_HOSTS_AS
+export TANDEM_STRATEGY=outer:H=50,stream=2
+begun 1
+kill -KILL "$victim"
+ended 6 'rank 1 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has died'
+unset TANDEM_STRATEGY
 begun 1
 kill -TERM $launcher
 ended 15

@@ -7,6 +7,7 @@
 #include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
 #include "dist/strategies/local_sgd.h"
+#include "dist/strategies/outer.h"
 #include "layers/train/fit.h"
 #include "layers/layers.h"
 #include "layers/train/options.h"
@@ -93,9 +94,11 @@ std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
       twin->refuses = rank == r.refuses;
       backend = std::move(owned);
     }
+    const LocalSgdOptions options{.bucket_bytes = 16384, .deadline = 30};
+    const auto outer_steps = OuterSteps::parse(r.local);
     auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
-                                    : local_sgd(std::move(ranks[i]), *LocalSteps::parse(r.local),
-                                                {.bucket_bytes = 16384, .deadline = 30});
+                    : outer_steps   ? outer(std::move(ranks[i]), *outer_steps, options)
+                                    : local_sgd(std::move(ranks[i]), *LocalSteps::parse(r.local), options);
     runs[i] = train(*backend, *strategy, r);
     if (twin) runs[i].log = twin->log;
   });
@@ -149,7 +152,7 @@ TEST(DeviceRanks, GradientsMayTravelInBf16) {
 }
 
 TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
-  for (const char* local : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3"})
+  for (const char* local : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2"})
     for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
       SCOPED_TRACE(local);
       for (const Ended& e :
@@ -279,7 +282,7 @@ TEST(DeviceRanks, ParametersAreComparedOnTheWay) {
 
 TEST(DeviceRanks, ARankThatDiesStopsTheOthers) {
   for (auto [local, at] : std::vector<std::pair<std::string, std::int64_t>>{
-           {"", 3}, {"", 60}, {"", 177}, {"local-sgd:3", 60}, {"cocod-sgd:3", 60}, {"easgd:3", 60}}) {
+           {"", 3}, {"", 60}, {"", 177}, {"local-sgd:3", 60}, {"cocod-sgd:3", 60}, {"easgd:3", 60}, {"outer:H=4,stream=2", 60}}) {
     Outcome outcome;
     Recipe r;
     r.local = local;

@@ -35,7 +35,7 @@ const std::vector<Event> schedule{{false, 0}, {false, 1}, {false, 2}, {true, 0},
 
 // The rule as ALGORITHMS has it, for one element, in double.
 struct Element {
-  double w, velocity = 0;
+  double w, velocity = 0, buffer = 0;
   struct Worker {
     double sent, square_avg = 0, own = 0;
     int version = 0;
@@ -70,6 +70,14 @@ const std::vector<std::pair<std::string, Step>> by_hand{
      [](Element& e, Element::Worker& m, double g, double) {
        m.own = mu * m.own + g;
        e.w -= eta * (mu * m.own + g);
+     }},
+    {"delayed-nesterov",
+     [](Element& e, auto&, double g, double) {
+       e.buffer += g, e.w -= eta / 4 * g;
+       if (e.version % 4 > 0) return;  // with this push
+       e.velocity = mu * e.velocity + e.buffer / 4;
+       e.w -= eta * mu * e.velocity;
+       e.buffer = 0;
      }},
     {"ddc-asgd",
      [](Element& e, Element::Worker& m, double g, double delay) {
@@ -154,6 +162,7 @@ TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
   EXPECT_EQ(run("dc-asgd-c:lambda=0", DType::f32), run("asgd", DType::f32));
   EXPECT_EQ(run("dc-asgd-a:lambda=0", DType::f32), run("asgd", DType::f32));
   EXPECT_EQ(run("dc-asgd-k:lambda=0", DType::f32), run("asgd-m", DType::f32));
+  EXPECT_NE(run("delayed-nesterov", DType::f32), run("delayed-nesterov:every=2", DType::f32));
   EXPECT_NE(run("dc-asgd-a", DType::f32), run("asgd", DType::f32));
   EXPECT_NE(run("ddc-asgd:lambda=2", DType::f32), run("ddc-asgd", DType::f32));
 }
@@ -204,6 +213,7 @@ TEST(Rules, NamesAndConstantsAreChecked) {
   EXPECT_NE(said("asgd:lambda=1").find("no constants"), std::string::npos);
   EXPECT_NE(said("ddc-asgd:lambda=1e39").find("to 1e9"), std::string::npos);
   EXPECT_NE(said("dc-asgd-a:decay=1.5").find("below 1"), std::string::npos);
+  EXPECT_NE(said("delayed-nesterov:every=0").find("from 1"), std::string::npos);
   EXPECT_EQ(said("ddc-asgd:decay=0.5,lambda=1"), "");
   EXPECT_NE(said("ddc-asgd:lambda=3,lambda=4").find("lambda is given twice"), std::string::npos);
 }

@@ -441,7 +441,10 @@ int vectors_of_a_worker(const std::string& text) {
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
-  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->steps);
+  if (const auto local = LocalSteps::parse(text)) {
+    if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
+    return std::make_unique<Local>(s, local->kind, local->every.steps);
+  }
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 

@@ -115,6 +115,26 @@ struct DanaSlim {
   }
 };
 
+// Delayed Nesterov (Liu et al., arXiv 2401.09135): the momentum changes, and moves the weights, once in N pushes, with their mean; in
+// between a push moves them by its own share alone, so that late pushes are not amplified. As written there: b += g; w −= (η/N)·g; and
+// with the N-th m = μ·m + b/N, w −= η·μ·m, b = 0. Here v is both m and b: it decays before the first of N.
+template <class T>
+struct DelayedNesterov {
+  static constexpr Rule::Keeps keeps{.velocity = true};
+  T decay, share, ahead;
+  DelayedNesterov(const Hyper& h, const Constants& k) {
+    const auto every = std::uint64_t(k.at("every"));
+    decay = h.before % every == 0 ? rounded<T>(h.momentum) : 1;
+    share = rounded<T>(1 / double(every));
+    ahead = h.before % every == every - 1 ? rounded<T>(h.momentum) : 0;
+  }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    const T g = share * x.g[i];
+    x.velocity[i] = fused(decay, x.velocity[i], g);
+    x.w[i] = fused(-rate, fused(ahead, x.velocity[i], g), x.w[i]);
+  }
+};
+
 // Dynamic delay compensation. The thesis (Qu 2021) says what is adjusted by each delay, the trust in the momentum and in the
 // correction, and not how; how is ours:
 //   c = λ·g⊙g⊙(w − w_sent) as in the adaptive form, but never more than the gradient itself: |c| ≤ |g|, λ₀ = 50
@@ -207,7 +227,8 @@ const std::vector<Row>& table() {
                                      {"dc-asgd-c", {{"lambda", 0.04}}, make<DcAsgdC>},
                                      {"dc-asgd-a", adaptive, make<DcAsgdA>},
                                      {"dc-asgd-k", adaptive, make<DcAsgdK>},
-                                     {"dana-slim", {}, make<DanaSlim>}};
+                                     {"dana-slim", {}, make<DanaSlim>},
+                                     {"delayed-nesterov", {{"every", 4}}, make<DelayedNesterov>}};
   return rows;
 }
 
@@ -242,6 +263,7 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
       refuse(text, ": '", item, "' is not what ", name, known.empty() ? " has: it has no constants" : " has: write ",
              known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0 to 1e9");
     if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
+    if (key == "every" && value < 1) refuse(text, ": every is a number of pushes, from 1");
     if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
     given.push_back(key);
     constants[key] = value;

@@ -24,6 +24,7 @@ struct RuleVectors {
 struct Hyper {  // at the moment of a push
   double learning_rate = 0.1, momentum = 0.9;
   double delay = 0, mean_delay = 0;  // τ and its running mean τ̄
+  std::uint64_t before = 0;          // pushes that the shard has applied
 };
 
 class Rule {

@@ -85,7 +85,7 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
           name_of(values_.dtype()));
   const auto delay = std::int64_t(version_ - (pipeline_ ? w.version_before : w.version));
   mean_delay_ = 0.98 * mean_delay_ + 0.02 * double(delay);
-  const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_};
+  const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_, version_};
   if (values_.dtype() == DType::f64)
     apply<double>(w, gradient, hyper, into);
   else

@@ -55,6 +55,7 @@ class AllReduce : public Replicas {
       : Replicas(std::move(communicator), name_of(options), true), options_(options), reducer_(*communicator_, options.deadline) {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
     require(options.top_k == 0 || options.wire == DType::f32, "all-reduce: the largest gradients travel as f32");
+    require(options.power_sgd == 0 || (options.wire == DType::f32 && options.top_k == 0), "all-reduce: PowerSGD's products travel as f32");
   }
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
@@ -129,7 +130,7 @@ class AllReduce : public Replicas {
   void add_buckets(OwnerClass owner, const std::shared_ptr<Communicator>& over) {
     const auto& o = options_;
     buckets_.emplace_back(new GradientBuckets(*flat_, flat_->ranges(owner), over, reducer_,
-                                              {o.bucket_bytes, o.wire, o.top_k, o.deadline, o.nccl}));
+                                              {o.bucket_bytes, o.wire, o.top_k, o.power_sgd, o.deadline, o.nccl}));
   }
   void arrived() {
     for (auto& b : buckets_) b->arrived();
@@ -139,6 +140,7 @@ class AllReduce : public Replicas {
   }
 
   static const char* name_of(const AllReduceOptions& o) {
+    if (o.power_sgd > 0) return "all-reduce (PowerSGD)";
     return o.top_k > 0 ? "all-reduce (top-k)" : o.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
   }
 

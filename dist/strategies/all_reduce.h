@@ -12,9 +12,10 @@
 namespace tandem {
 
 struct AllReduceOptions {
-  std::int64_t bucket_bytes = 0;      // the first five: BucketOptions
+  std::int64_t bucket_bytes = 0;      // the first six: BucketOptions
   DType wire = DType::f32;
   double top_k = 0;
+  std::int64_t power_sgd = 0;
   double deadline = 300;
   const NcclLibrary* nccl = nullptr;
   std::int64_t check_every = 1000;  // steps between two comparisons of all ranks' parameters; 0: only at the end

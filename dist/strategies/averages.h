@@ -11,6 +11,12 @@ void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
 void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks);
 // EASGD: z += sum, the pulls of the last time; then sum = α(x − z) and x −= sum, this time's.
 void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha);
+// The outer optimizer: Δ = θ − sum/ranks; m = β·m + Δ; θ −= γ(Δ + β·m), and x = θ + (x − sent): what this rank has done since it sent is
+// kept. With β = 0 and γ = 1, θ is sum/ranks to the bit. `sent` may be x itself.
+struct OuterRates {
+  double momentum, learning_rate;  // β, γ
+};
+void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks, const OuterRates& rates);
 
 // DASO: x = (weight·x + sum) / (weight + ranks), a mean with sums that are late.
 void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks);

@@ -60,6 +60,19 @@ struct AddMean {
   TANDEM_HD void operator()(std::int64_t i) const { x[i] = common[i] + T(float(narrow[i])) / ranks; }
 };
 
+template <class T>
+struct OuterStep {
+  T ranks, beta, gamma;
+  const T *sum, *sent;
+  T *x, *theta, *m;
+  TANDEM_HD void operator()(std::int64_t i) const {
+    const T mean = sum[i] / ranks, delta = theta[i] - mean, since = x[i] - sent[i];
+    m[i] = beta * m[i] + delta;
+    theta[i] = mean + ((1 - gamma) * delta - gamma * beta * m[i]);  // θ − γ(Δ + β·m), without rounding Δ where γ is 1
+    x[i] = theta[i] + since;
+  }
+};
+
 }  // namespace
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks) {
@@ -95,6 +108,14 @@ void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Ten
 void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks) {
   dispatch_wide(x.dtype(), "the mean over hosts", [&]<class T> {
     launch(x.backend(), x.numel(), AddMean<T>{T(ranks), common.data<T>(), narrow.data<bf16>(), x.write<T>()});
+  });
+}
+
+void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks, const OuterRates& rates) {
+  dispatch_wide(x.dtype(), "the outer step", [&]<class T> {
+    launch(x.backend(), x.numel(),
+           OuterStep<T>{T(ranks), T(rates.momentum), T(rates.learning_rate), sum.data<T>(), sent.data<T>(), x.write<T>(),
+                        theta.write<T>(), m.write<T>()});
   });
 }
 

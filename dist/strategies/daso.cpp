@@ -75,8 +75,11 @@ class HostSteps : public Replicas {
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override {
     if (what != Shared::buffers || o_.norms) Replicas::synchronize(what, flat, optimizer);
   }
-  std::string state() const override { return schedule_.state(); }
-  void restore(const std::string& state) override { schedule_.restore(state); }
+  void saved(StrategyState& state) override {
+    std::string text = schedule_.state();
+    state.text("daso", text);
+    schedule_.restore(text);
+  }
   Measures end() override {
     if (flat_) {
       flush();

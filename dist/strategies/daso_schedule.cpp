@@ -91,14 +91,14 @@ void DasoSchedule::end_epoch(double loss) {
 }
 
 std::string DasoSchedule::state() const {
-  return "daso " + std::to_string(B_) + " " + std::to_string(W_) + " " + digits(best_, 17) + " " + std::to_string(bad_);
+  return std::to_string(B_) + " " + std::to_string(W_) + " " + digits(best_, 17) + " " + std::to_string(bad_);
 }
 void DasoSchedule::restore(const std::string& state) {
   std::istringstream words(state);
-  std::string who, best;
+  std::string best;
   std::int64_t B = 0, W = 0;
   int bad = 0;
-  if (!(words >> who >> B >> W >> best >> bad) || who != "daso") return;  // another strategy's
+  if (!(words >> B >> W >> best >> bad)) refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
   B_ = B, W_ = W, bad_ = bad;
   best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
 }

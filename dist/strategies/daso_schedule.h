@@ -38,7 +38,7 @@ class DasoSchedule {
   bool blocking() const { return blocking_; }        // an epoch in which every batch blocks
   std::int64_t B() const { return B_; }
   std::int64_t W() const { return W_; }
-  std::string state() const;  // for a checkpoint: "daso B W best bad"
+  std::string state() const;  // for a checkpoint: "B W best bad"
   void restore(const std::string& state);
 
   static constexpr double improvement = 0.05;  // relative; less of it is none

@@ -19,21 +19,35 @@ std::vector<Range> cut(std::int64_t numel, DType dtype, std::int64_t bytes) {
   return ranges;
 }
 
+// The same without cutting a parameter in two: as long as `bytes` or longer.
+static std::vector<Range> cut_between_parameters(const FlatParameters& flat, const Range& trained, std::int64_t bytes) {
+  const std::int64_t length = cut(trained.length(), flat.gradients.dtype(), bytes)[0].length();
+  std::vector<Range> ranges;
+  std::int64_t begin = trained.begin;
+  for (const ParameterRange& p : flat.parameter_ranges())
+    if (p.local_begin - begin >= length && p.local_begin < trained.end) ranges.push_back({begin, p.local_begin}), begin = p.local_begin;
+  ranges.push_back({begin, trained.end});
+  return ranges;
+}
+
 GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges,
                                  std::shared_ptr<Communicator> communicator, Reducer& reducer, const BucketOptions& options)
     : flat_(flat), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire), ranges_(ranges) {
   Backend& backend = flat.backend();
-  if (options.top_k > 0 && (backend.asynchronous() || flat.gradients.dtype() != DType::f32))
-    refuse("TANDEM_WIRE=topk chooses among f32 gradients in the host's memory, not on ", backend.description(),
-           ": leave it out, or choose bf16");
+  if ((options.top_k > 0 || options.power_sgd > 0) && (backend.asynchronous() || flat.gradients.dtype() != DType::f32))
+    refuse("TANDEM_WIRE=", options.top_k > 0 ? "topk" : "powersgd", " is for f32 gradients in the host's memory, not on ",
+           backend.description(), ": leave it out, or choose bf16");
   if (backend.asynchronous()) {
     device_ = on_devices(communicator_, backend, options.deadline, options.nccl ? *options.nccl : installed_nccl());
     if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
     backend.synchronize();
   }
   for (const Range& trained : ranges)
-    for (const Range& range : cut(trained.length(), flat.gradients.dtype(), options.bucket_bytes))
-      buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}});
+    if (options.power_sgd > 0)
+      for (const Range& range : cut_between_parameters(flat, trained, options.bucket_bytes)) buckets_.push_back({.range = range});
+    else
+      for (const Range& range : cut(trained.length(), flat.gradients.dtype(), options.bucket_bytes))
+        buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}});
   of_parameter_.resize(flat.parameter_ranges().size());
   for (std::size_t s = 0; s < of_parameter_.size(); s++) {
     const ParameterRange& parameter = flat.parameter_ranges()[s];
@@ -47,6 +61,8 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
   }
   for (Bucket& b : buckets_) {
     if (options.top_k > 0) b.top_k = std::make_unique<TopK>(options.top_k, b.range.length());
+    if (options.power_sgd > 0)
+      b.power_sgd = std::make_unique<PowerSgd>(options.power_sgd, matrices(b.range, options.power_sgd), b.range.length());
     if (device_) b.final = backend.new_event();
   }
   order_.resize(buckets_.size());
@@ -54,10 +70,22 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
   restart();
 }
 
+// Those of the parameters there for which two thin ones are shorter: the first size of a shape by all others.
+std::vector<PowerSgd::Matrix> GradientBuckets::matrices(const Range& range, std::int64_t rank) const {
+  std::vector<PowerSgd::Matrix> all;
+  for (const ParameterRange& p : flat_.parameter_ranges()) {
+    if (p.frozen || p.local_begin < range.begin || p.local_begin >= range.end || p.shape.rank() < 2) continue;
+    const std::int64_t rows = p.shape[0], columns = p.length / rows;
+    if (PowerSgd::is_shorter(rank, rows, columns)) all.push_back({p.local_begin - range.begin, rows, columns});
+  }
+  return all;
+}
+
 void GradientBuckets::rewind(bool made) {
   for (Bucket& b : buckets_) {
     b.launched = false;
     if (b.top_k) b.top_k->finish_step(made);
+    if (b.power_sgd) b.power_sgd->finish_step(made);
   }
   restart();
   armed_ = made;
@@ -105,6 +133,9 @@ void GradientBuckets::launch(Bucket& b) {
   if (b.top_k) {
     reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.top_k->begin(over, wide); },
                   [&b, wide] { b.top_k->end(wide); }});
+  } else if (b.power_sgd) {
+    reducer_.add({over(), nullptr, [&b, wide](Communicator& over) { return b.power_sgd->begin(over, wide); },
+                  [&b, wide] { b.power_sgd->end(wide); }});
   } else if (device_ || wire_ == DType::f32 || data.dtype != DType::f32) {
     reducer_.add({over(), b.final.get(), [data](Communicator& over) { return over.all_reduce(data); }});
   } else {

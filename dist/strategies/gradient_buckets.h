@@ -11,6 +11,7 @@
 
 #include "dist/collectives/communicator.h"
 #include "dist/collectives/nccl.h"
+#include "dist/strategies/power_sgd.h"
 #include "dist/strategies/reducer.h"
 #include "dist/strategies/top_k.h"
 #include "layers/optim/flat_parameters.h"
@@ -21,6 +22,7 @@ struct BucketOptions {
   std::int64_t bucket_bytes = 0;      // 0: an eighth of the vector, between 256 KiB and 4 MiB
   DType wire = DType::f32;            // bf16: gradients travel rounded, in half the bytes
   double top_k = 0;                   // the share of a bucket that travels, its largest (top_k.h; on the host, in f32); 0: all
+  std::int64_t power_sgd = 0;         // the rank of the products that travel (power_sgd.h; on the host, in f32); 0: gradients do
   double deadline = 300;              // seconds that a device may need for anything
   const NcclLibrary* nccl = nullptr;  // null: the installed one
 };
@@ -57,8 +59,10 @@ class GradientBuckets {
     bool launched = false;
     std::vector<bf16> narrow = {};      // as it travels
     std::unique_ptr<TopK> top_k = {};   // or what of it does
+    std::unique_ptr<PowerSgd> power_sgd = {};
     std::unique_ptr<Event> final = {};  // on a device: it is there
   };
+  std::vector<PowerSgd::Matrix> matrices(const Range& range, std::int64_t rank) const;
   void restart();
   void pack(Bucket& b);
   void launch(Bucket& b);

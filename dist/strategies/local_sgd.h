@@ -31,16 +31,17 @@
 
 #include "dist/collectives/communicator.h"
 #include "dist/collectives/nccl.h"
+#include "dist/strategies/interval.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
 
 struct LocalSteps {
   enum class Kind { local, post_local, cocod, elastic } kind = Kind::local;
-  std::int64_t steps = 8;  // between exchanges
+  Interval every = {};  // between exchanges
 
-  // "local-sgd:8", "cocod-sgd", …: STEPS is 8 where it is not given. Nothing where the name is none of these. Throws
-  // UsageError.
+  // "local-sgd:8", "cocod-sgd", "local-sgd:qsr:0.2:4" …: STEPS is 8 where it is not given. Nothing where the name is none of these.
+  // Throws UsageError.
   static std::optional<LocalSteps> parse(const std::string& text);
   std::string name() const;  // "local-sgd:8"
 };

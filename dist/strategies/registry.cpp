@@ -16,6 +16,7 @@
 #include "dist/strategies/daso.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/machine_share.h"
+#include "dist/strategies/outer.h"
 #include "dist/strategies/parameter_server.h"
 
 namespace tandem {
@@ -42,9 +43,11 @@ Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
   AllReduceOptions o{.deadline = deadline()};
   const std::string wire = setting("TANDEM_WIRE");
   if (wire.starts_with("topk:")) o.top_k = parsed<double>(wire.substr(5)).value_or(0);
+  if (wire.starts_with("powersgd:")) o.power_sgd = parsed<std::int64_t>(wire.substr(9)).value_or(0);
   const bool sparse = o.top_k > 0 && o.top_k <= 1;
-  if (!sparse && !wire.empty() && wire != "f32" && wire != "bf16")
-    refuse("TANDEM_WIRE=", wire, ": choose f32, bf16 or topk:SHARE, with a share of the gradients above 0 and up to 1");
+  if (!sparse && o.power_sgd < 1 && !wire.empty() && wire != "f32" && wire != "bf16")
+    refuse("TANDEM_WIRE=", wire, ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, or powersgd:RANK, ",
+           "with a rank from 1");
   if (wire == "bf16") o.wire = DType::bf16;
   return [o] { return all_reduce(Job().communicator(), o); };
 }
@@ -68,6 +71,14 @@ Make parse_daso(const std::string& name, const Setting&, int) {
   const auto how = DasoOptions::parse(name);
   if (!how) return {};
   return [how] { return daso(daso_ranks(), *how, {.deadline = deadline()}); };
+}
+
+Make parse_outer(const std::string& name, const Setting& setting, int) {
+  const auto how = OuterSteps::parse(name);
+  if (!how) return {};
+  if (const std::string wire = setting("TANDEM_WIRE"); !wire.empty() && wire != "f32")
+    refuse("TANDEM_WIRE=", wire, ": under ", name, " weights travel, as f32");
+  return [how] { return outer(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
 constexpr std::string_view machines = "machines+";  // before the name of a rule: a machine is one worker
@@ -111,13 +122,17 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
 Make parse_naive(const std::string& name, const Setting&, int) {
   if (name == "naive-all-reduce") return [] { return naive_all_reduce(Job().communicator()); };
   if (name == "naive-server") return [] { return naive_server(Job().communicator()); };
-  if (name.starts_with("naive-daso")) {
-    const auto how = DasoOptions::parse(name.substr(6));
-    return how ? Make([how] { return naive_daso(daso_ranks(), *how); }) : Make();
+  if (!name.starts_with("naive-")) return {};
+  const std::string of = name.substr(6);
+  if (const auto how = DasoOptions::parse(of)) return [how] { return naive_daso(daso_ranks(), *how); };
+  if (const auto how = OuterSteps::parse(of)) {
+    if (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0) refuse(name, ": the naive version has H, momentum and lr alone");
+    return [how] { return naive_outer(Job().communicator(), *how); };
   }
-  if (!name.starts_with("naive-local-sgd")) return {};
-  const auto how = LocalSteps::parse(name.substr(6));
-  return [how] { return naive_local_sgd(Job().communicator(), how->steps); };
+  const auto how = LocalSteps::parse(of);
+  if (!how || how->kind != LocalSteps::Kind::local) return {};
+  if (how->every.alpha > 0) refuse(name, ": the naive version has a fixed number of steps between exchanges");
+  return [how] { return naive_local_sgd(Job().communicator(), how->every.steps); };
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------------
@@ -125,11 +140,12 @@ std::vector<Entry> entries() {
   return {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
+      {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
       {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS", "TANDEM_PACE", "TANDEM_SLOW"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
-      {"naive-all-reduce, naive-local-sgd:STEPS, naive-daso or naive-server", {}, parse_naive},
+      {"naive-all-reduce, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server", {}, parse_naive},
   };
 }
 

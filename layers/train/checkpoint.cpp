@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* version = "1";
 constexpr const char* setting = "setting ";
+const std::string of_strategy = "strategy/";
 
 // A tensor of the file, and what this rank has of it.
 struct Part {
@@ -38,10 +39,16 @@ void read(const SafetensorsFile& file, const std::string& name, Part& into) {
   file.read_part(name, into.slice.offset(into.whole), into.tensor);
 }
 
+StrategyState state_of(Strategy* strategy, StrategyState state = {}) {
+  if (strategy) strategy->saved(state);
+  return state;
+}
+
 Named tensors_of(const Training& t) {
   Named all;
   add_vectors(all, "", t.flat, t.flat.values, t.flat.buffers);
   for (const auto& [name, vector] : t.optimizer.vectors()) add_segments(all, "optimizer/" + name + "/", t.flat, vector);
+  for (const auto& [name, vector] : state_of(t.strategy).vectors) add_segments(all, of_strategy + name + "/", t.flat, vector);
   if (t.ema) add_vectors(all, "average/", t.flat, t.ema->values, t.ema->buffers);
   return all;
 }
@@ -113,6 +120,12 @@ class Opened {
     s.step = std::uint64_t(whole("step")) - s.skipped;
     return s;
   }
+  std::map<std::string, std::string> strategy_texts() const {
+    std::map<std::string, std::string> texts;
+    for (const auto& [key, value] : file.metadata())
+      if (key.starts_with(of_strategy)) texts[key.substr(of_strategy.size())] = value;
+    return texts;
+  }
   // Throws before anything was read when a tensor is not there or of another shape.
   void check(const Named& wanted) const {
     const std::string path = file.path().string();
@@ -156,7 +169,7 @@ static std::map<std::string, std::string> metadata_of(const Training& training, 
     m["steps at this scale"] = std::to_string(state.unscaled_steps);
     m["skipped steps"] = std::to_string(state.skipped);
   }
-  if (const std::string state = training.strategy ? training.strategy->state() : ""; !state.empty()) m["strategy"] = state;
+  for (const auto& [name, text] : state_of(training.strategy).texts) m[of_strategy + name] = text;
   if (!at.run.empty()) m["run"] = at.run;
   if (at.ended) m["ended"] = "no better validation";
   for (const auto& [name, value] : settings) m[setting + name] = value;
@@ -219,6 +232,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
     refuse(file, ": was saved with --optimizer ", opened.text("optimizer"), ", this run uses ",
            training.optimizer.name());
   Named wanted = tensors_of(held);
+  std::erase_if(wanted, [&](auto& one) { return one.first.starts_with(of_strategy) && !opened.file.has(one.first); });
   for (const auto& [name, entry] : opened.file.tensors())
     if (name.starts_with("optimizer/") && !wanted.count(name))
       refuse(file, ": holds ", name,
@@ -235,7 +249,7 @@ RunPosition load_checkpoint(const std::string& file, const Training& training, c
   for (auto& [name, part] : wanted) read(opened.file, name, part);
   training.flat.count_writes(training.flat.all());
   training.optimizer.resume_at(state);
-  if (training.strategy && opened.file.metadata().count("strategy")) training.strategy->restore(opened.text("strategy"));
+  state_of(training.strategy, {.texts = opened.strategy_texts(), .vectors = {}});
   if (training.ema && !average) {
     training.ema->values.copy_from(training.flat.values);
     training.ema->buffers.copy_from(training.flat.buffers);

@@ -3,6 +3,7 @@
 //   conv1.weight …                      parameters and running statistics, by their names
 //   optimizer/velocity/conv1.weight …   what the optimizer remembers
 //   average/conv1.weight …              the moving average, where there is one
+//   strategy/momentum/conv1.weight …    what the strategy remembers, where it does; one that finds none of it in the file begins anew
 //   metadata                            position, settings, the loss scale of f16, the layout's hash, a checksum over all of it
 //
 // Random numbers need nothing: they are functions of counters. A file is replaced as a whole or not at all. Layers that are cut

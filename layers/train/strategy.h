@@ -21,6 +21,7 @@
 #pragma once
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,17 @@ struct EpochEnd {
 };
 
 using Measures = std::vector<std::pair<std::string, double>>;
+
+// What a checkpoint holds of a strategy, by name. What the file lacks stays as it is.
+struct StrategyState {
+  std::map<std::string, std::string> texts;  // rank 0's
+  std::map<std::string, Tensor> vectors;     // as long as the parameters, and the same on all ranks
+
+  // value: as it is; afterwards as the file has it, where one is read.
+  void text(const std::string& name, std::string& value) { value = texts.try_emplace(name, value).first->second; }
+  // Read from the file in its place.
+  void vector(const std::string& name, const Tensor& values) { vectors.emplace(name, values); }
+};
 
 // Which rank this is, and how the ranks share the work. Fixed when the strategy is made.
 struct Ranks {
@@ -151,10 +163,9 @@ class Strategy {
   virtual void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) {
     (void)what, (void)flat, (void)optimizer;
   }
-  // What a checkpoint holds of this strategy besides: rank 0's text, given back to all ranks after begin() and before the first
-  // epoch. A text that another strategy wrote is to be ignored.
-  virtual std::string state() const { return {}; }
-  virtual void restore(const std::string& state) { (void)state; }
+  // Names to `state` what a checkpoint holds of this strategy. Between begin() and end(): when a checkpoint is written, at the end of an
+  // epoch or of the run, and when one is read, before the first step.
+  virtual void saved(StrategyState& state) { (void)state; }
   // Ends the exchange; returns what it measured on this rank, by name. May be called again.
   virtual Measures end() { return {}; }
   // From now on exchanges are spans of this trace. Returns how this rank's trace times are turned into rank 0's.

@@ -1,0 +1,95 @@
+#include "dist/strategies/weight_sums.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dist/collectives/on_devices.h"
+#include "dist/strategies/gradient_buckets.h"
+
+namespace tandem {
+
+WeightSums::WeightSums(std::unique_ptr<Communicator> communicator, std::string name, const LocalSgdOptions& options)
+    : Replicas(std::move(communicator), std::move(name), false), options_(options), reducer_(*communicator_, options.deadline) {}
+
+void WeightSums::begin(FlatParameters& flat, Optimizer& optimizer) {
+  flat_ = &flat;
+  optimizer_ = &optimizer;
+  optimizer.gradients_are_shares_of(size());
+  compare_layouts(flat);
+  Backend& backend = flat.backend();
+  if (backend.asynchronous()) {
+    flags_ = communicator_->split(0, rank());  // separate: what is under way below over_ begins in an order of its own
+    over_ = on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
+    ready_ = backend.new_event();
+    backend.synchronize();
+  }
+  broadcast(flat, communicator());
+}
+
+void WeightSums::begin_epoch(std::int64_t epoch, const RunPlan& run) {
+  Strategy::begin_epoch(epoch, run);
+  if (!std::exchange(planned_, true)) steps_ = run.done;
+}
+
+EpochEnd WeightSums::end_epoch(const EpochEnd& mine) {
+  flush();
+  if (size() > 1 && not_finite_ < 0) compare_weights();
+  return Strategy::end_epoch(mine);
+}
+
+Measures WeightSums::end() {
+  if (flat_) {
+    flush();
+    if (not_finite_ < 0) compare_weights();
+    optimizer_ = nullptr, flat_ = nullptr;
+    if (over_) sent_by_devices_ = over_->traffic().bytes;
+    over_.reset(), flags_.reset(), ready_.reset();
+    sum_ = {};
+    planned_ = false;
+  }
+  return measured(reducer_, std::max(sent_by_devices_, communicator_->traffic().bytes), bucket_);
+}
+
+Strategy::ClockOffset WeightSums::watch(Trace& trace) {
+  const ClockOffset offset = Replicas::watch(trace);
+  reducer_.watch(trace);
+  return offset;
+}
+
+Tensor WeightSums::vector(std::shared_ptr<void> memory) {
+  return Replicas::vector(*flat_, flat_->values.dtype(), std::move(memory));
+}
+
+void WeightSums::start(Range range) {
+  constexpr const char* name = "sum of weights";  // on the trace
+  tell(*optimizer_);
+  if (ready_) flat_->backend().queue().mark(*ready_);
+  for (const Range& r : cut(range.length(), sum_.dtype(), options_.bucket_bytes)) {
+    Tensor part = sum_.range(range.begin + r.begin, {r.length()});
+    bucket_ = std::max(bucket_, r.length() * 4);
+    reducer_.add({.over = communicator(),
+                  .after = ready_.get(),
+                  .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
+                  .name = name});
+  }
+  reducer_.add({.over = flags_ ? *flags_ : *communicator_,
+                .after = ready_.get(),
+                .begin = [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); },
+                .name = name});
+  under_way_ = true;
+}
+
+void WeightSums::drain() {
+  if (!under_way_) return;
+  reducer_.waits();
+  reducer_.finish();
+  under_way_ = false;
+  hear();
+}
+
+void WeightSums::compare_weights() {
+  flat_->backend().synchronize();
+  compare_parameters(*flat_, steps_);
+}
+
+}  // namespace tandem
