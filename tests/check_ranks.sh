@@ -100,12 +100,12 @@ grep -q '^\[2@.*\] I am 2' "$there/out" || complain "no prefix: $(cat "$there/ou
 says 0 'done 0' "$build/tandem-run" -n 2 --on-failure continue sh -c '[ $RANK = 0 ] || exit 0; sleep 1; echo done $RANK'
 
 # ---- a rank that dies, or stops --------------------------------------------------------------------------------------
-# begun RANK OPTIONS…: a long training of three ranks in the background; the process of that rank is in $victim.
+# begun RANK OPTIONS…: a long training of three ranks ($ranks) in the background; the process of that rank is in $victim.
 begun() {
   rank=$1
   shift
   rm -f "$there/metrics"
-  "$build/tandem-run" -n 3 $endless --log-every ${every:-100} --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
+  "$build/tandem-run" -n ${ranks:-3} $endless --log-every ${every:-100} --metrics "$there/metrics" "$@" >"$there/out" 2>&1 &
   launcher=$!
   begins $launcher "$rank"
 }
@@ -124,32 +124,40 @@ ended() {
   left=$(pgrep -f -- "--metrics $there/metrics" | wc -l)
   [ "$left" -eq 0 ] || complain "$left processes are left"
 }
+# step_written: the step after which a rank wrote what was left.
+step_written() {
+  step=$(sed -n 's/.*the run after step \([0-9]*\).*/\1/p' "$there/out")
+  : "${step:=0}"
+}
 export TANDEM_SILENCE=2
-begun 1
-kill -STOP "$victim"
-ended 9 'rank 1 on .* has said nothing for 2 s'
-unset TANDEM_SILENCE
-for strategy in daso daso:B=4,warm-up=0,cool-down=0; do  # in a blocking phase, and with an exchange under way
+for strategy in all-reduce daso:B=4,W=3,warm-up=0,cool-down=0 outer:H=50,stream=2; do
   export TANDEM_STRATEGY=$strategy TANDEM_HOSTS_AS=3
   begun 1
-  kill -KILL "$victim"
-  ended 9 'rank 1 on .* failed first: it was killed by SIGKILL'
+  kill -STOP "$victim"
+  ended 9 'rank 1 on .* has said nothing for 2 s'
 done
-unset TANDEM_STRATEGY TANDEM_HOSTS_AS
-export TANDEM_STRATEGY=outer:H=50,stream=2
-begun 1
-kill -KILL "$victim"
-ended 6 'rank 1 on .* failed first: it was killed by SIGKILL' 'rank 1 on .* has died'
-unset TANDEM_STRATEGY
+unset TANDEM_SILENCE
+# Hosts that train beside each other: a rank is killed, then all ranks of a host, in a phase in which each batch waits and with
+# an exchange under way. What is left writes, and the run goes on from there.
+ranks=4
+for strategy in daso daso:B=4,W=3,warm-up=0,cool-down=0 outer:H=50,stream=2; do
+  export TANDEM_STRATEGY=$strategy TANDEM_HOSTS_AS=2
+  begun 3
+  kill -KILL "$victim"
+  ended 9 'rank 3 on .* failed first: it was killed by SIGKILL'
+  rm -rf "$there/host"
+  begun 2 --checkpoint "$there/host"
+  kill -KILL "$victim" $(rank_of $launcher 3)
+  ended 9 'rank [23] on .* failed first: it was killed by SIGKILL' 'rank 0 on .* has written .*/last.safetensors'
+  step_written
+  says 0 "stopped after step $((step + 30))" "$build/tandem-run" -n 4 $endless --resume "$there/host" --stop-after $((step + 30))
+done
+unset ranks TANDEM_STRATEGY TANDEM_HOSTS_AS
 begun 1
 kill -TERM $launcher
 ended 15
 
 # ---- what is left is written by the lowest rank of the majority, and goes on as if nothing had happened ---------------------
-step_written() {
-  step=$(sed -n 's/.*the run after step \([0-9]*\).*/\1/p' "$there/out")
-  : "${step:=0}"
-}
 weights() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1" | cksum; }
 # The two commands of dist/REFERENCE.md, as they stand there but for folders and data: the ranks differ, and nothing else.
 shown() { sed -n "s|^build/tandem-run -n $1 build/\(.*\) --$2 run\$|$build/\1 --data synthetic|p" dist/REFERENCE.md; }

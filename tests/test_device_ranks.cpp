@@ -11,6 +11,7 @@
 #include "layers/train/fit.h"
 #include "layers/layers.h"
 #include "layers/train/options.h"
+#include "tests/host_ranks.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 #include "tests/twin.h"
@@ -44,7 +45,7 @@ struct Recipe {
   double rate = 0.02, ema = 0;
   int accumulate = 1;
   AllReduceOptions exchange = {.bucket_bytes = 16384, .deadline = 30};
-  std::string local = {};  // "local-sgd:4": instead of all-reduce
+  std::string local = {};  // "local-sgd:4": instead of all-reduce; of daso there are two hosts
   int refuses = -1;  // the rank whose twin cannot record
   std::function<void(Strategy&, std::int64_t batch)> each = {};
   InProcessOptions wire = {.deadline = 30};
@@ -81,6 +82,8 @@ Ended train(Backend& backend, Strategy& strategy, const Recipe& r) {
 // n ranks, on twins or in the host's memory.
 std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
   auto ranks = in_process(n, r.wire);
+  std::optional<HostRanks> hosts;
+  if (DasoOptions::parse(r.local)) hosts.emplace(2, n / 2, r.wire);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
   testing::internal::CaptureStderr();
   const auto said = ranks_say(n, [&](int rank) {
@@ -96,7 +99,9 @@ std::vector<Ended> on_ranks(int n, const Recipe& r, bool devices) {
     }
     const LocalSgdOptions options{.bucket_bytes = 16384, .deadline = 30};
     const auto outer_steps = OuterSteps::parse(r.local);
+    const auto daso_options = DasoOptions::parse(r.local);
     auto strategy = r.local.empty() ? all_reduce(std::move(ranks[i]), r.exchange)
+                    : daso_options  ? daso(hosts->of(rank), *daso_options, {.deadline = 30, .bucket_bytes = 16384})
                     : outer_steps   ? outer(std::move(ranks[i]), *outer_steps, options)
                                     : local_sgd(std::move(ranks[i]), *LocalSteps::parse(r.local), options);
     runs[i] = train(*backend, *strategy, r);
@@ -158,6 +163,16 @@ TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
       for (const Ended& e :
            same_as_on_the_host(3, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = local}))
         // The update is recorded with backward; the half behind the exchange has the average's.
+        EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
+    }
+}
+
+TEST(DeviceRanks, HostsThatExchangeWeightsGiveTheBitsOfTheHost) {
+  for (const char* daso : {"daso:warm-up=1,cool-down=1,B=2", "daso:faithful,warm-up=1,cool-down=1,B=2", "daso:warm-up=0,cool-down=0,B=2",
+                           "daso:bf16=0,warm-up=2,cool-down=0"})
+    for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
+      SCOPED_TRACE(daso);
+      for (const Ended& e : same_as_on_the_host(4, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = daso}))
         EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
     }
 }
@@ -266,11 +281,11 @@ TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
 }
 
 TEST(DeviceRanks, ALossThatIsNotFiniteStopsEveryRank) {
-  for (const char* local : {"", "local-sgd:3", "cocod-sgd:3", "easgd:3"}) {
+  for (const char* local : {"", "local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2", "daso:warm-up=0,B=2"}) {
     Recipe r;
     r.rate = 1e30;
     r.local = local;
-    for (const Ended& e : on_ranks(3, r, true)) EXPECT_NE(e.said.find("not finite"), std::string::npos) << e.said;
+    for (const Ended& e : on_ranks(4, r, true)) EXPECT_NE(e.said.find("not finite"), std::string::npos) << e.said;
   }
 }
 

@@ -1,11 +1,12 @@
 // DASO on in-process ranks that pretend to be on hosts: when hosts exchange, and what the exchange makes of their weights.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "dist/strategies/all_reduce.h"
-#include "dist/strategies/daso.h"
+#include "tests/host_ranks.h"
 #include "tests/replicas.h"
 
 namespace tandem::test {
@@ -13,32 +14,20 @@ namespace {
 
 using Body = std::function<void(Strategy&, Ended&)>;
 
-std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, const Body& body) {
-  const auto n = std::size_t(hosts * per_host);
+std::vector<Ended> on_hosts(int hosts, int per_host, const std::string& name, const Body& body,
+                            const InProcessOptions& between_hosts = {.deadline = 30}) {
+  const int n = hosts * per_host;
   const bool naive = name.starts_with("naive-");
   const auto options = DasoOptions::parse(naive ? name.substr(6) : name);
-  std::vector<DasoRanks> ranks(n);
-  auto everybody = in_process(int(n), {.deadline = 30});
-  for (std::size_t r = 0; r < n; r++) ranks[r].everybody = std::move(everybody[r]);
-  for (int h = 0; h < hosts; h++) {
-    auto gradients = in_process(per_host, {.deadline = 30}), host = in_process(per_host, {.deadline = 30});
-    for (int l = 0; l < per_host; l++) {
-      auto& mine = ranks[std::size_t(h * per_host + l)];
-      mine.gradients = std::move(gradients[std::size_t(l)]), mine.host = std::move(host[std::size_t(l)]);
-    }
-  }
-  for (int l = 0; l < per_host; l++) {
-    auto across = in_process(hosts, {.deadline = 30});
-    for (int h = 0; h < hosts; h++) ranks[std::size_t(h * per_host + l)].across = std::move(across[std::size_t(h)]);
-  }
-  std::vector<Ended> runs(n);
-  const auto said = ranks_say(int(n), [&](int r) {
-    auto& mine = ranks[std::size_t(r)];
+  HostRanks ranks(hosts, per_host, between_hosts);
+  std::vector<Ended> runs(static_cast<std::size_t>(n));
+  const auto said = ranks_say(n, [&](int r) {
+    DasoRanks mine = ranks.of(r);
     auto strategy = naive ? naive_daso(std::move(mine), *options)
                           : daso(std::move(mine), *options, {.deadline = 30, .bucket_bytes = 4096});
     body(*strategy, runs[std::size_t(r)]);
   });
-  for (std::size_t r = 0; r < n; r++) runs[r].said = said[r];
+  for (std::size_t r = 0; r < runs.size(); r++) runs[r].said = said[r];
   return runs;
 }
 
@@ -224,6 +213,22 @@ TEST(Daso, ALossThatIsNotFiniteOnOneRankStopsAll) {
     });
   });
   for (const Ended& run : runs) EXPECT_NE(run.said.find("not finite"), std::string::npos) << run.said;
+}
+
+// Between hosts, in a blocking epoch and with an exchange under way.
+TEST(Daso, ARankThatDiesStopsTheOthers) {
+  for (const char* name : {"daso", "daso:B=2,warm-up=0,cool-down=0", "daso:faithful,B=2,warm-up=0,cool-down=0"})
+    for (std::int64_t at : {5, 40, 101}) {
+      Outcome outcome;
+      const auto runs = on_hosts(
+          2, 2, name, [](Strategy& s, Ended& run) { train<Plain>(s, run, loop(3)); },
+          {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+      ASSERT_GE(outcome.faulty, 0) << name;
+      for (std::size_t r = 0; r < runs.size(); r++) EXPECT_NE(runs[r].said, "") << name << ": rank " << r;
+      const std::string dead = "rank " + std::to_string(outcome.faulty);
+      const auto mentions = std::count_if(runs.begin(), runs.end(), [&](const Ended& run) { return run.said.find(dead) != std::string::npos; });
+      EXPECT_GE(mentions, 2) << name;
+    }
 }
 
 }  // namespace

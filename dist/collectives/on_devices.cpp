@@ -1,5 +1,6 @@
 #include "dist/collectives/on_devices.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -49,6 +50,20 @@ std::unique_ptr<Communicator> on_devices(std::shared_ptr<Communicator> host, Bac
   if (host->rank() == 0)
     std::fprintf(stderr, "gradients go through the hosts' memory, not over NCCL: %s\n", why.c_str());
   return staged(std::move(host), backend, {.deadline = deadline});
+}
+
+void DataAndFlags::begin(Backend& backend, double deadline, const NcclLibrary* nccl) {
+  if (!backend.asynchronous()) return;
+  flags_ = host_->split(0, host_->rank());
+  device_ = on_devices(host_, backend, deadline, nccl ? *nccl : installed_nccl());
+  backend.synchronize();
+}
+void DataAndFlags::end() {
+  sent_by_device_ = sent_bytes();
+  device_.reset(), flags_.reset();
+}
+std::uint64_t DataAndFlags::sent_bytes() const {
+  return std::max({sent_by_device_, device_ ? device_->traffic().bytes : 0, host_->traffic().bytes});
 }
 
 }  // namespace tandem

@@ -19,9 +19,11 @@ namespace {
 // What both versions share: steps of a host, which are all-reduce on its ranks, and the turns at which hosts exchange.
 class HostSteps : public Replicas {
  public:
-  HostSteps(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& options, const std::string& name)
+  HostSteps(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& options, const DasoSettings& settings,
+            const std::string& name)
       : Replicas(std::move(ranks.everybody), name, ranks.across->size() == 1),
         o_(options),
+        settings_(settings),
         on_host_(std::move(on_host)),
         host_(std::move(ranks.host)),
         across_(std::move(ranks.across)),
@@ -40,6 +42,8 @@ class HostSteps : public Replicas {
     compare_layouts(flat);
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());
+    for (DataAndFlags* ranks : {&in_host_, &between_}) ranks->begin(flat.backend(), settings_.deadline, settings_.nccl);
+    broadcast(flat, between_.data());  // those of rank 0, which its host has
   }
   void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
     Strategy::begin_epoch(epoch, run);
@@ -86,6 +90,7 @@ class HostSteps : public Replicas {
       if (not_finite_ < 0) compare_parameters(*flat_, batch_);
       flat_ = nullptr;
     }
+    in_host_.end(), between_.end();
     return on_host_->end();
   }
 
@@ -100,8 +105,10 @@ class HostSteps : public Replicas {
   }
 
   const DasoOptions o_;
+  const DasoSettings settings_;
   std::unique_ptr<Strategy> on_host_;
   std::shared_ptr<Communicator> host_, across_;
+  DataAndFlags in_host_{host_}, between_{across_};  // the same, also for a device
   DasoSchedule schedule_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
@@ -114,11 +121,7 @@ class HostSteps : public Replicas {
 class NaiveDaso : public HostSteps {
  public:
   NaiveDaso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o)
-      : HostSteps(std::move(ranks), std::move(on_host), o, "naive-" + o.name()) {}
-  void begin(FlatParameters& flat, Optimizer& optimizer) override {
-    HostSteps::begin(flat, optimizer);
-    broadcast(flat, *communicator_);
-  }
+      : HostSteps(std::move(ranks), std::move(on_host), o, {}, "naive-" + o.name()) {}
 
  private:
   using Numbers = std::vector<double>;
@@ -159,43 +162,19 @@ class NaiveDaso : public HostSteps {
 class Daso : public HostSteps {
  public:
   Daso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o, const DasoSettings& settings)
-      : HostSteps(std::move(ranks), std::move(on_host), o, o.name()), settings_(settings), reducer_(*across_, settings.deadline) {}
+      : HostSteps(std::move(ranks), std::move(on_host), o, settings, o.name()), reducer_(*across_, settings.deadline) {}
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     HostSteps::begin(flat, optimizer);
-    Backend& backend = flat.backend();
-    if (backend.asynchronous()) {
-      auto device = [&](const std::shared_ptr<Communicator>& over) {
-        return on_devices(over, backend, settings_.deadline, settings_.nccl ? *settings_.nccl : installed_nccl());
-      };
-      host_flags_ = host_->split(0, host_->rank()), across_flags_ = across_->split(0, across_->rank());
-      host_device_ = device(host_), across_device_ = device(across_);
-      ready_ = backend.new_event();
-      backend.synchronize();
-      broadcast(flat, *device(communicator_));
-    } else {
-      broadcast(flat, *communicator_);
-    }
-    forget();
+    if (flat.backend().asynchronous()) ready_ = flat.backend().new_event();
     chunks_ = cut(flat.numel(), flat.values.dtype(), settings_.bucket_bytes);
   }
-  EpochEnd end_epoch(const EpochEnd& mine) override {
-    const EpochEnd all = HostSteps::end_epoch(mine);
-    active_ = 0;
-    return all;
-  }
   Measures end() override {
-    const bool first = flat_;
     Measures m = HostSteps::end();
-    if (first) {
-      auto bytes = [](const auto& device, const auto& plain) {
-        return std::max(device ? device->traffic().bytes : 0, plain->traffic().bytes);
-      };
-      sent_ = bytes(across_device_, across_) + bytes(host_device_, host_) + communicator_->traffic().bytes;
-      across_device_.reset(), host_device_.reset(), host_flags_.reset(), across_flags_.reset(), ready_.reset();
-      forget();
-    }
-    const Measures between = measured(reducer_, sent_, chunks_.empty() ? 0 : chunks_[0].length() * 4);
+    ready_.reset();
+    common_ = error_ = narrow_ = {};
+    for (Sync& s : syncs_) s = {};
+    const Measures between = measured(reducer_, between_.sent_bytes() + in_host_.sent_bytes() + communicator_->traffic().bytes, 0);
     for (std::size_t i = 0; i < 3; i++) m[i].second += between[i].second;  // bytes, seconds, exposed seconds
     m[3].second = m[1].second > 0 ? 1 - m[2].second / m[1].second : 0;
     return m;
@@ -215,18 +194,11 @@ class Daso : public HostSteps {
     float told[2] = {0, 0};
   };
   bool member(const Sync& s) const { return s.group == host_->rank(); }
-  Communicator& on(const std::unique_ptr<Communicator>& device, const std::shared_ptr<Communicator>& plain) {
-    return device ? *device : *plain;
-  }
   bool narrow() const { return schedule_.blocking() && o_.bf16; }
   bool differs() const { return narrow() && o_.differences; }
 
-  void forget() {
-    for (Sync& s : syncs_) s = {};
-    common_ = error_ = narrow_ = {};
-    active_ = 0;
-  }
   void epoch_begins() override {
+    active_ = 0;
     if (!narrow()) return;
     const DType wide = flat_->values.dtype();
     if (!narrow_.defined()) narrow_ = vector(*flat_, DType::bf16);
@@ -265,9 +237,9 @@ class Daso : public HostSteps {
     };
     for (const Range& r : chunks_) {
       Tensor part = (narrow() ? narrow_ : s.sum).range(r.begin, {r.length()});
-      add(on(across_device_, across_), buffer(part), Combine::sum);
+      add(between_.data(), buffer(part), Combine::sum);
     }
-    add(on(across_flags_, across_), {s.told, 2, DType::f32}, Combine::max);
+    add(between_.flags(), {s.told, 2, DType::f32}, Combine::max);
   }
   void keep(Tensor& copy, const Tensor& x) {
     if (!copy.defined()) copy = vector(*flat_, x.dtype());
@@ -278,14 +250,14 @@ class Daso : public HostSteps {
     if (member(s)) {
       for (Reducer::Pending p : s.pending) reducer_.waits(), reducer_.wait(p);
     }
-    on(host_flags_, host_).broadcast({s.told, 2, DType::f32}, s.group).wait();
+    in_host_.flags().broadcast({s.told, 2, DType::f32}, s.group).wait();
     std::copy_n(s.told, 2, told_);
     hear();
     return not_finite_ < 0;
   }
   void share(const Sync& s) {
     flat_->backend().synchronize();
-    on(host_device_, host_).broadcast(buffer(flat_->values), s.group).wait();
+    in_host_.data().broadcast(buffer(flat_->values), s.group).wait();
     flat_->count_writes(flat_->all());
   }
   void merge(Sync& s, std::int64_t weight) {
@@ -297,27 +269,18 @@ class Daso : public HostSteps {
   void overwrite(Sync& s) {
     if (!arrives(s)) return;
     Tensor& x = flat_->values;
-    if (member(s) && differs()) {
-      add_mean(x, common_, narrow_, hosts());
-    } else if (member(s) && narrow()) {
-      x.copy_from(narrow_);
-      take_mean(x, x, hosts());
-    } else if (member(s)) {
-      take_mean(x, s.sum, hosts());
-    }
+    if (member(s) && differs()) add_mean(x, common_, narrow_, hosts());
+    if (member(s) && !differs()) x.copy_from(narrow() ? narrow_ : s.sum), take_mean(x, x, hosts());
     share(s);
     if (differs()) common_.copy_from(x);
   }
 
-  DasoSettings settings_;
-  std::unique_ptr<Communicator> host_device_, across_device_, host_flags_, across_flags_;  // on a device
-  std::unique_ptr<Event> ready_;                                                           // on a device: what is sent is there
+  std::unique_ptr<Event> ready_;  // on a device: what is sent is there
   std::vector<Range> chunks_;
   std::array<Sync, 2> syncs_;  // a send may leave before the last one is merged
   std::size_t now_ = 0;
   int active_ = 0;
   Tensor common_, error_, narrow_;  // the last common state; what rounding left behind; what travels
-  std::uint64_t sent_ = 0;
   Reducer reducer_;  // last: its thread ends first
 };
 

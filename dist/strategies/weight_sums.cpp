@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dist/collectives/on_devices.h"
 #include "dist/strategies/gradient_buckets.h"
 
 namespace tandem {
@@ -16,14 +15,9 @@ void WeightSums::begin(FlatParameters& flat, Optimizer& optimizer) {
   optimizer_ = &optimizer;
   optimizer.gradients_are_shares_of(size());
   compare_layouts(flat);
-  Backend& backend = flat.backend();
-  if (backend.asynchronous()) {
-    flags_ = communicator_->split(0, rank());  // separate: what is under way below over_ begins in an order of its own
-    over_ = on_devices(communicator_, backend, options_.deadline, options_.nccl ? *options_.nccl : installed_nccl());
-    ready_ = backend.new_event();
-    backend.synchronize();
-  }
-  broadcast(flat, communicator());
+  all_.begin(flat.backend(), options_.deadline, options_.nccl);
+  if (flat.backend().asynchronous()) ready_ = flat.backend().new_event();
+  broadcast(flat, all_.data());
 }
 
 void WeightSums::begin_epoch(std::int64_t epoch, const RunPlan& run) {
@@ -42,12 +36,12 @@ Measures WeightSums::end() {
     flush();
     if (not_finite_ < 0) compare_weights();
     optimizer_ = nullptr, flat_ = nullptr;
-    if (over_) sent_by_devices_ = over_->traffic().bytes;
-    over_.reset(), flags_.reset(), ready_.reset();
+    all_.end();
+    ready_.reset();
     sum_ = {};
     planned_ = false;
   }
-  return measured(reducer_, std::max(sent_by_devices_, communicator_->traffic().bytes), bucket_);
+  return measured(reducer_, all_.sent_bytes(), bucket_);
 }
 
 Strategy::ClockOffset WeightSums::watch(Trace& trace) {
@@ -67,12 +61,12 @@ void WeightSums::start(Range range) {
   for (const Range& r : cut(range.length(), sum_.dtype(), options_.bucket_bytes)) {
     Tensor part = sum_.range(range.begin + r.begin, {r.length()});
     bucket_ = std::max(bucket_, r.length() * 4);
-    reducer_.add({.over = communicator(),
+    reducer_.add({.over = all_.data(),
                   .after = ready_.get(),
                   .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
                   .name = name});
   }
-  reducer_.add({.over = flags_ ? *flags_ : *communicator_,
+  reducer_.add({.over = all_.flags(),
                 .after = ready_.get(),
                 .begin = [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); },
                 .name = name});

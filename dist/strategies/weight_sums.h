@@ -4,6 +4,7 @@
 #pragma once
 #include <memory>
 
+#include "dist/collectives/on_devices.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/reducer.h"
 #include "dist/strategies/replicas.h"
@@ -39,16 +40,14 @@ class WeightSums : public Replicas {
   bool planned_ = false;     // the run's plan is known
 
  private:
-  Communicator& communicator() { return over_ ? *over_ : *communicator_; }
   void compare_weights();
 
   LocalSgdOptions options_;
-  std::unique_ptr<Communicator> over_, flags_;  // on a device: on its memory, and beside that
-  std::unique_ptr<Event> ready_;                // on a device: what is to be summed is there
+  DataAndFlags all_{communicator_};
+  std::unique_ptr<Event> ready_;  // on a device: what is to be summed is there
   std::int64_t bucket_ = 0;                     // bytes in f32, of the largest
   bool under_way_ = false;
-  std::uint64_t sent_by_devices_ = 0;  // in a run that has ended
-  Reducer reducer_;                    // last: its thread ends first
+  Reducer reducer_;  // last: its thread ends first
 };
 
 }  // namespace tandem
