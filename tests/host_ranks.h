@@ -19,11 +19,10 @@ class HostRanks {
   DasoRanks of(int rank) {
     const auto r = std::size_t(rank);
     auto part = [&](auto& all, int color) { return std::exchange(all[r], nullptr)->split(color, rank); };
-    DasoRanks mine{.everybody = std::move(everybody_[r])};
-    mine.gradients = part(gradients_, rank / per_host_);
-    mine.host = part(host_, rank / per_host_);
-    mine.across = part(across_, rank % per_host_);
-    return mine;
+    return {.everybody = std::move(everybody_[r]),
+            .gradients = part(gradients_, rank / per_host_),
+            .host = part(host_, rank / per_host_),
+            .across = part(across_, rank % per_host_)};
   }
 
  private:
