@@ -2,6 +2,7 @@
 // machine, with bsp it is all-reduce, and otherwise every batch is trained once, whoever is how fast.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <chrono>
 #include <filesystem>
@@ -381,6 +382,67 @@ TEST(ParameterServer, WhatResumesGoesOn) {
   std::filesystem::copy_file(folder / "kept", folder / "last.safetensors", std::filesystem::copy_options::overwrite_existing);
   EXPECT_EQ(on_ranks(1, by("asp+asgd-m"), rest)[0].weights, whole.weights);  // velocities came along
   std::filesystem::remove_all(folder);
+}
+
+// ---- rounds of a worker's own steps ----------------------------------------------------------------------------------------
+ParameterServerOptions rounds(const std::string& outer, const std::string& rule) {
+  auto options = by(rule);
+  options.round = *OuterSteps::parse(outer);
+  return options;
+}
+
+// Without momentum and with γ = 1 the servers' step goes to where the worker is, whatever its own optimizer.
+TEST(ParameterServer, RoundsOfOneWorkerAreOneMachine) {
+  Recipe run;
+  run.batch = 17, run.clip = 1;
+  const Ended alone = train<Small>(nullptr, run);
+  for (const char* outer : {"outer:H=1,momentum=0,lr=1", "outer:H=5,momentum=0,lr=1", "outer:H=100,momentum=0,lr=1"}) {
+    const auto runs = on_ranks(1, rounds(outer, "asgd"), run);
+    EXPECT_LE(difference(runs[0].weights, alone.weights).error, 2e-6) << outer;  // θ − (θ − x) is rounded
+    EXPECT_EQ(runs[0].report.steps, alone.report.steps);
+  }
+}
+
+// With the rule's momentum it is the outer optimizer of one rank.
+TEST(ParameterServer, RoundsOfOneWorkerAreTheOuterOptimizer) {
+  for (const char* name : {"outer:H=4,momentum=0.9,lr=0.7", "outer:H=100,momentum=0.5,lr=0.7"}) {
+    auto synchronous = outer(alone(), *OuterSteps::parse(name));
+    const Ended want = train<Plain>(synchronous.get(), {});
+    const auto runs = on_ranks<Plain>(1, rounds(name, "delayed-nesterov:every=1"), {});
+    EXPECT_LE(difference(runs[0].weights, want.weights).error, 1e-5) << name;
+  }
+}
+
+TEST(ParameterServer, RoundsOfSeveralWorkersTrainEveryBatchOnceAndPushSeldom) {
+  Recipe run;
+  run.fit.epochs = 30;
+  std::atomic<std::int64_t> pictures = 0;
+  run.transform = [&](Batch& b) { pictures += b.size(); };
+  const auto runs = on_ranks<Plain>(3, rounds("outer:H=4,momentum=0.5,lr=0.7", "delayed-nesterov:every=3"), run);
+  EXPECT_EQ(pictures, 30 * 208 + 3 * 16);  // fit() looks at a batch beforehand
+  EXPECT_EQ(runs[0].report.steps, 30 * 13);
+  double pushes = -6;  // each worker's first pull and last
+  for (const Ended& e : runs) pushes += e.measure("exchanges");
+  EXPECT_GE(pushes, 30 * 4);  // 13 steps of an epoch are 4, 4, 4 and 1
+  EXPECT_LE(pushes, 30 * 13 * 2 / 3.);
+  EXPECT_TRUE(learned(runs[0]));
+
+  run.fit.stop_after = 31;
+  EXPECT_EQ(on_ranks<Plain>(3, rounds("outer:H=4", "delayed-nesterov"), run)[0].report.steps, 31);
+}
+
+TEST(ParameterServer, TheMomentumOfRoundsIsInTheCheckpoint) {
+  const TemporaryFolder folder;
+  auto trained = [&](int epochs, const std::string& checkpoint, const std::string& resume) {
+    Recipe run;
+    run.sgd.momentum = 0;  // the inner one's state is rank 0's
+    run.fit.schedule = {};
+    run.fit.epochs = epochs, run.fit.checkpoint = checkpoint, run.fit.resume = resume;
+    return on_ranks(1, rounds("outer:H=4,momentum=0.9,lr=0.7", "delayed-nesterov:every=1"), run)[0].weights;
+  };
+  const auto whole = trained(4, "", "");
+  trained(2, folder.file("run"), "");
+  EXPECT_EQ(trained(4, "", folder.file("run")), whole);
 }
 
 TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {

@@ -46,6 +46,33 @@ TEST(WorkLeases, AfterStopNothingIsDrawn) {
   EXPECT_EQ(t.count_done(), 0);
 }
 
+TEST(WorkLeases, SeveralOfAnEpochAreDrawnAtOnce) {
+  WorkLeases t(3, 20, 4, 8);  // epochs begin at 8 and 16
+  EXPECT_EQ(t.draw(0), WorkLease(3));
+  EXPECT_EQ(t.held(3)->count, 4);
+  EXPECT_EQ(t.draw(1), WorkLease(7));
+  EXPECT_EQ(t.held(7)->count, 1);  // the last of its epoch
+  EXPECT_EQ(t.draw(1, 0.6), WorkLease(8));
+  EXPECT_EQ(t.held(8)->count, 2);
+  EXPECT_EQ(t.draw(1, 0.1), WorkLease(10));
+  EXPECT_EQ(t.held(10)->count, 1);
+  EXPECT_TRUE(t.done(8));
+  EXPECT_EQ(t.count_done(), 2);
+  t.lost(0);
+  EXPECT_EQ(t.draw(1, 0.5), WorkLease(3));  // what was lost may be cut
+  EXPECT_EQ(t.held(3)->count, 2);
+  EXPECT_EQ(t.draw(2), WorkLease(5));
+  EXPECT_EQ(t.held(5)->count, 2);
+  EXPECT_FALSE(t.held(8));
+  for (std::int64_t k : {3, 5, 7, 10}) EXPECT_TRUE(t.done(k));
+  for (std::int64_t k : {11, 15, 16}) EXPECT_EQ(t.draw(0), WorkLease(k));
+  EXPECT_EQ(t.held(16)->count, 4);
+  EXPECT_EQ(t.draw(0), WorkLease());
+  for (std::int64_t k : {11, 15, 16}) EXPECT_TRUE(t.done(k));
+  EXPECT_TRUE(t.over());
+  EXPECT_EQ(t.count_done(), 17);
+}
+
 // What the coordinator has said since the last look, each as one word: "0<-5" is lease 5 to rank 0, "1<-none", "2<-over",
 // "2<-stopped", "2<-end", "1<-heard:3:a|b|" the texts of gathering 3.
 struct Told {
@@ -55,7 +82,10 @@ struct Told {
           words += std::to_string(to) + "<-";
           const std::string number = n[word::number] == word::none ? "none" : std::to_string(n[word::number]);
           switch (what_of(n)) {
-            case What::lease_is: words += number, request = n[word::request], done = n[word::leases_done]; break;
+            case What::lease_is:
+              words += number, request = n[word::request], done = n[word::leases_done];
+              if (n[word::count] > 1) words += "+" + std::to_string(n[word::count]);
+              break;
             case What::over: words += n[word::number] ? "stopped" : "over"; break;
             case What::end: words += "end"; break;
             case What::heard:
@@ -96,6 +126,34 @@ TEST(Coordinator, HandsOutWhatThereIs) {
   EXPECT_EQ(t.said(), "");
   c.says_bye(2);
   EXPECT_EQ(t.said(), "0<-end 2<-end");
+}
+
+// "0<-4+8" are leases 4 to 11. Worker 1 needs four times as long for each.
+TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
+  Told t(2);
+  Coordinator& c = t.coordinator;
+  c.begin(2, false, WorkLeases(0, 1000, 8));
+  std::uint64_t request = 0;
+  double now = 0;
+  auto work = [&](int worker, std::int64_t lease, double seconds) {
+    now += seconds;
+    c.done(lease, now);
+    c.wants(worker, ++request);
+    return t.said();
+  };
+  c.wants(0, ++request), c.wants(1, ++request);
+  EXPECT_EQ(t.said(), "0<-0+8 1<-8+8");
+  EXPECT_EQ(work(0, 0, 8), "0<-16+8");
+  EXPECT_EQ(work(0, 16, 8), "0<-24+8") << "the first time that is known";
+  EXPECT_EQ(work(1, 8, 16), "1<-32+8");
+  EXPECT_EQ(work(0, 24, 0), "0<-40+8");
+  EXPECT_EQ(work(0, 40, 8), "0<-48+8");
+  EXPECT_EQ(work(1, 32, 24), "1<-56+2");
+  EXPECT_EQ(work(0, 48, 0), "0<-58+8");
+  EXPECT_EQ(work(0, 58, 100), "0<-66+8") << "an evaluation is no speed";
+  c.lost(0, now);
+  t.said();
+  EXPECT_EQ(work(1, 56, 8), "1<-66+8") << "it is the fastest now";
 }
 
 TEST(Coordinator, KnowsWhoWaitsForWhat) {

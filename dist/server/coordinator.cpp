@@ -1,5 +1,6 @@
 #include "dist/server/coordinator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "dist/server/server_messages.h"
@@ -22,7 +23,28 @@ void Coordinator::wants(int worker, std::uint64_t request) {
   hand_out();
 }
 
+// The speed of a worker: the median of the last three, since an evaluation or a checkpoint now and then is none.
+static double speed_of(const std::deque<double>& last) {
+  if (last.empty()) return 0;
+  std::vector<double> sorted(last.begin(), last.end());
+  std::sort(sorted.begin(), sorted.end());
+  return sorted[sorted.size() / 2];
+}
+double Coordinator::share(int worker) const {
+  double fastest = 0;
+  for (const Rank& r : ranks_)
+    if (r.lives && !r.left) fastest = std::max(fastest, speed_of(r.speeds));
+  const double mine = speed_of(ranks_[std::size_t(worker)].speeds);
+  return mine > 0 ? mine / fastest : 1;
+}
+
 bool Coordinator::done(std::int64_t lease, double now) {
+  if (const auto held = leases_.held(lease)) {
+    Rank& worker = of(held->worker);
+    if (worker.done_at > 0 && now > worker.done_at) worker.speeds.push_back(double(held->count) / (now - worker.done_at));
+    if (worker.speeds.size() > 3) worker.speeds.pop_front();
+    worker.done_at = now;
+  }
   const bool counts = leases_.done(lease);
   changed_ = now;
   hand_out();
@@ -69,12 +91,13 @@ void Coordinator::hand_out() {
   const auto tell = [&](int m, std::uint64_t lease) {
     MessageHeader n = header(What::lease_is);
     n[word::number] = lease, n[word::leases_done] = std::uint64_t(leases_done()), n[word::request] = of(m).request;
+    if (lease != word::none) n[word::count] = std::uint64_t(leases_.held(std::int64_t(lease))->count);
     send_(m, n, nullptr);
   };
   for (int m = 0; m < workers_; m++) {
     Rank& r = of(m);
     if (!r.waits) continue;
-    if (const auto lease = leases_.draw(m)) {
+    if (const auto lease = leases_.draw(m, share(m))) {
       tell(m, std::uint64_t(*lease));
       r.waits = r.told_none = false;
     } else if (!std::exchange(r.told_none, true)) {

@@ -2,6 +2,7 @@
 // run is over and when all may go. No thread and no network: it is told what has happened, and says what follows from it to
 // `send`. Times are seconds of any clock. Which of its messages say what: server_messages.h.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,6 +50,8 @@ class Coordinator {
     bool left = false, bye = false;
     std::uint64_t request = 0;   // its last
     std::string waits_for = {};  // what it waits for; empty: it works
+    double done_at = 0;          // when its last lease was
+    std::deque<double> speeds = {};  // leases a second, of the last few times
   };
   struct Gathering {
     std::map<int, std::string> texts;
@@ -58,6 +61,7 @@ class Coordinator {
   Rank& of(int rank) { return ranks_[std::size_t(rank)]; }
   int count() const { return int(ranks_.size()); }
   void hand_out();
+  double share(int worker) const;  // its speed, as a part of the fastest worker's
   void tell_over(int rank), count_byes();
   void answer(std::uint64_t gathering);
 

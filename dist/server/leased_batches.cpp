@@ -14,7 +14,7 @@ void LeasedBatches::start(std::int64_t epoch, std::int64_t first) {
 }
 
 bool LeasedBatches::next(Batch& batch) {
-  if (!lease_) lease_ = leases_.draw(), next_ = 0;
+  if (!lease_) lease_ = leases_.draw(), next_ = 0, batches_ = accumulate_ * (leases_.count ? leases_.count() : 1);
   if (!lease_ || *lease_ / leases_per_epoch() > epoch_) return false;
   const Place p = place(*lease_, next_);
   if (p.share != std::exchange(share_, p.share)) all_.share(int(share_ * parts_ + part_), int(shares_ * parts_));
@@ -22,7 +22,7 @@ bool LeasedBatches::next(Batch& batch) {
   const std::int64_t whole = batch.over_ranks();
   batch.global = parts_ > 1 ? whole * (share_ + 1) / shares_ - whole * share_ / shares_ : 0;  // pictures of the lease
   samples_ += batch.size();
-  if (++next_ == accumulate_ || p.index + 1 == per_epoch_) lease_.reset();
+  if (++next_ == batches_ || p.index + 1 == per_epoch_) lease_.reset();
   ahead_ = false;
   look_ahead();
   return true;

@@ -142,7 +142,7 @@ class ServerNode::Thread {
     holds_ = {};
     wait(
         "a lease", [&] { return over_ || (trains() && drawn_); },
-        [&] { holds_ = over_ ? std::nullopt : std::exchange(drawn_, {}); },
+        [&] { holds_ = over_ ? std::nullopt : std::exchange(drawn_, {}), lease_count_ = drawn_count_; },
         [&] {
           if (asked_to_stop && asked_to_stop() && !std::exchange(told, true)) {
             commands_.push_back([this] { send_queue_.send(0, header(What::stop_all)); });
@@ -153,6 +153,7 @@ class ServerNode::Thread {
     if (holds_ && !synchronous()) tell([this] { worker_->ask_for_lease(); });  // so that its batch can be made meanwhile
     return holds_;
   }
+  std::int64_t lease_count() const { return lease_count_; }
   std::optional<std::int64_t> next_lease() const {
     std::lock_guard lock(mutex_);
     return drawn_;
@@ -599,7 +600,7 @@ class ServerNode::Thread {
         if (!worker_->awaits(n)) return;
         return change([&] {
           leases_done_ = std::max(leases_done_, std::int64_t(n[word::leases_done]));
-          if (n[word::number] != word::none) drawn_ = number;
+          if (n[word::number] != word::none) drawn_ = number, drawn_count_ = std::int64_t(n[word::count]);
         });
       }
       case What::over:
@@ -658,6 +659,7 @@ class ServerNode::Thread {
 
   // The training thread's.
   std::optional<std::int64_t> holds_;  // a lease
+  std::int64_t lease_count_ = 1;
   std::uint64_t gatherings_ = 0;
   double waited_ = 0;  // seconds
 
@@ -667,6 +669,7 @@ class ServerNode::Thread {
   std::deque<std::function<void()>> commands_;               // to the member's thread
   std::map<std::uint64_t, std::vector<std::string>> heard_;  // by gathering
   std::optional<std::int64_t> drawn_;                        // the next lease
+  std::int64_t drawn_count_ = 1;
   bool pushes_parts_ = false;                                // Worker::sends_parts(), at the last answer
   bool waiting_ = true;                                      // for an answer; begin() asks for the first
   Worker::Exchange answered_;                                // the last
@@ -718,6 +721,7 @@ std::optional<std::int64_t> ServerNode::lease(const std::function<bool()>& asked
   return thread_->lease(asked_to_stop);
 }
 void ServerNode::leave() { thread_->leave(); }
+std::int64_t ServerNode::lease_count() const { return thread_->lease_count(); }
 std::optional<std::int64_t> ServerNode::next_lease() const { return thread_->next_lease(); }
 void ServerNode::push_part(Buffer gradient, Range part) { thread_->push_part(gradient, part); }
 bool ServerNode::pushes_parts() const { return thread_->pushes_parts(); }

@@ -91,6 +91,7 @@ class ServerNode {
   // The next step of this worker; waits. Nothing: the run is over. A rank that only serves does so in here. asked_to_stop is
   // looked at meanwhile, and where it is true that is stop().
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
+  std::int64_t lease_count() const;  // consecutive leases that go by the number of the last one (WorkLeases)
   std::optional<std::int64_t> next_lease() const;  // what lease() will return, as far as that is known; waits for nothing
   // [begin, end) of the gradient that is pushed next is final, and stays as it is until pull(): it goes out now. A gradient
   // that is not pushed after all is forgotten with the next call of ask(), push() or finish().

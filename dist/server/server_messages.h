@@ -17,6 +17,7 @@ enum : std::size_t {
   what,
   shard,
   first,   // the element of the shard that the bytes begin with
+  count = 2,
   number,  // of an exchange, a lease, a gathering, a snapshot
   samples = 4, pushes = 4, leases_done = 4,
   receive_buffer = 5, version = 5, request = 5, vectors = 5,
@@ -61,7 +62,7 @@ enum class What : std::uint64_t {
   // Rank 0 to everybody.
   heard,     // number; all texts, a bundle (dist/job/frames.h)
   owners,    // to who asked: number: the generation of the membership; of each shard, an int
-  lease_is,  // number (none: there is none for now), leases_done, request
+  lease_is,  // number (none: there is none for now), count: of consecutive ones that go by it, leases_done, request
   over,      // number: 1 if somebody has stopped it; leases_done
   end        // all have said bye: who hears it may go
 };

@@ -1,32 +1,45 @@
 #include "dist/server/work_leases.h"
 
+#include <algorithm>
+
 namespace tandem {
 
-std::optional<std::int64_t> WorkLeases::draw(int worker) {
+std::optional<std::int64_t> WorkLeases::draw(int worker, double share) {
   if (stopped_) return {};
-  std::int64_t lease;
+  const std::int64_t wanted = std::max<std::int64_t>(1, std::int64_t(share * double(most_)));
+  std::int64_t lease, count;
   if (!again_.empty()) {
-    lease = again_.front();
-    again_.pop_front();
+    auto& [first, number] = again_.front();
+    lease = first, count = std::min(wanted, number);
+    first += count, number -= count;
+    if (number == 0) again_.pop_front();
   } else if (next_ < end_) {
-    lease = next_++;
+    lease = next_, count = std::min({wanted, end_ - next_, per_epoch_ - next_ % per_epoch_});
+    next_ += count;
   } else {
     return {};
   }
-  held_by_[lease] = worker;
+  held_by_[lease] = {worker, count};
   return lease;
 }
 
+std::optional<WorkLeases::Held> WorkLeases::held(std::int64_t lease) const {
+  const auto found = held_by_.find(lease);
+  return found == held_by_.end() ? std::nullopt : std::optional(found->second);
+}
+
 bool WorkLeases::done(std::int64_t lease) {
-  if (held_by_.erase(lease) == 0) return false;
-  done_++;
+  const auto found = held_by_.find(lease);
+  if (found == held_by_.end()) return false;
+  done_ += found->second.count;
+  held_by_.erase(found);
   return true;
 }
 
 void WorkLeases::lost(int worker) {
   for (auto l = held_by_.begin(); l != held_by_.end();)
-    if (l->second == worker) {
-      if (!stopped_) again_.push_back(l->first);
+    if (l->second.worker == worker) {
+      if (!stopped_) again_.push_back({l->first, l->second.count});
       l = held_by_.erase(l);
     } else {
       ++l;

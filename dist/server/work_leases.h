@@ -1,22 +1,32 @@
 // WorkLeases: which worker trains which batches when workers do not wait for each other. A lease is the batches of one step: lease t
 // of a run with n steps to an epoch is step t mod n of epoch t / n. A faster worker draws more leases. When a worker is lost, its
 // leases go to others. The run is over when all leases are done, that is, applied by every server.
+// Where a worker makes several steps between two pushes it draws as many consecutive leases at once, all of one epoch. They go by the
+// number of the first, and are done together.
 #pragma once
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 
 namespace tandem {
 
 class WorkLeases {
  public:
   WorkLeases() = default;  // none: over
-  // The leases first … end − 1.
-  WorkLeases(std::int64_t first, std::int64_t end) : next_(first), end_(end) {}
+  // The leases first … end − 1, of which up to `most` are drawn at once.
+  WorkLeases(std::int64_t first, std::int64_t end, std::int64_t most = 1, std::int64_t per_epoch = INT64_MAX)
+      : next_(first), end_(end), most_(most), per_epoch_(per_epoch) {}
 
-  // Nothing: all are leased or done, or it was stopped; ask again while it is not over().
-  std::optional<std::int64_t> draw(int worker);
+  // share: of the most that are drawn at once, above 0 and up to 1; one at least. Nothing: all are leased or done, or it was stopped;
+  // ask again while it is not over().
+  std::optional<std::int64_t> draw(int worker, double share = 1);
+  struct Held {
+    int worker;
+    std::int64_t count;  // leases
+  };
+  std::optional<Held> held(std::int64_t lease) const;  // by whom; nothing: it is not drawn, or done
   // True when it had not been done before.
   bool done(std::int64_t lease);
   void lost(int worker);       // what it had is drawn again
@@ -25,10 +35,10 @@ class WorkLeases {
   std::int64_t count_done() const { return done_; }
 
  private:
-  std::int64_t next_ = 0, end_ = 0, done_ = 0;
+  std::int64_t next_ = 0, end_ = 0, most_ = 1, per_epoch_ = INT64_MAX, done_ = 0;
   bool stopped_ = false;
-  std::deque<std::int64_t> again_;
-  std::map<std::int64_t, int> held_by_;  // to which worker
+  std::deque<std::pair<std::int64_t, std::int64_t>> again_;  // first and number
+  std::map<std::int64_t, Held> held_by_;
 };
 
 }  // namespace tandem

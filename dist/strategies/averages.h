@@ -18,6 +18,8 @@ struct OuterRates {
 };
 void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks, const OuterRates& rates);
 
+void difference(Tensor& d, const Tensor& theta, const Tensor& x);  // d = θ − x
+
 // DASO: x = (weight·x + sum) / (weight + ranks), a mean with sums that are late.
 void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks);
 // narrow = bf16(x − common + error), and error is what the rounding left behind.

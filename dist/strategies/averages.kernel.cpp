@@ -73,6 +73,13 @@ struct OuterStep {
   }
 };
 
+template <class T>
+struct Difference {
+  const T *theta, *x;
+  T* d;
+  TANDEM_HD void operator()(std::int64_t i) const { d[i] = theta[i] - x[i]; }
+};
+
 }  // namespace
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks) {
@@ -116,6 +123,12 @@ void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const T
     launch(x.backend(), x.numel(),
            OuterStep<T>{T(ranks), T(rates.momentum), T(rates.learning_rate), sum.data<T>(), sent.data<T>(), x.write<T>(),
                         theta.write<T>(), m.write<T>()});
+  });
+}
+
+void difference(Tensor& d, const Tensor& theta, const Tensor& x) {
+  dispatch_wide(x.dtype(), "what a round has changed", [&]<class T> {
+    launch(x.backend(), x.numel(), Difference<T>{theta.data<T>(), x.data<T>(), d.write<T>()});
   });
 }
 

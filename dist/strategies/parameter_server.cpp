@@ -12,9 +12,11 @@
 #include "core/trace/trace.h"
 #include "dist/server/leased_batches.h"
 #include "dist/server/server_checks.h"
+#include "dist/server/server_layout.h"
 #include "dist/strategies/early_push.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/served_vectors.h"
+#include "dist/strategies/worker_round.h"
 
 namespace tandem {
 namespace {
@@ -58,7 +60,8 @@ class ParameterServer : public Strategy {
   ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options, std::unique_ptr<MachineShare> machine = {})
       : options_(options), machine_(std::move(machine)), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
     check_servers(options.servers, server_node_.size());
-    std::string name = (machine_ ? "machines+" : "") + options_.how.text();
+    if (options_.round) round_.emplace(*options_.round);
+    std::string name = (machine_ ? "machines+" : round_ ? round_->how().name() + "+" : "") + options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
     name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
     const int shares = leases_per_step() * (machine_ ? machine_->size() : 1);
@@ -88,19 +91,22 @@ class ParameterServer : public Strategy {
         train, int(leases_per_step()), accumulate,
         LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
                                   .draw = [this] { return follows() ? follow() : draw(); },
-                                  .coming = [this] { return coming(); }},
+                                  .coming = [this] { return coming(); },
+                                  .count = [this] { return server_node_.lease_count(); }},
         machine_ ? machine_->place() : 0, machine_ ? machine_->size() : 1);
     return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
-    return leased_ ? (first_lease_ + server_node_.leases_done()) / leases_per_step() : known;
+    if (!leased_) return known;
+    const std::int64_t done = (first_lease_ + server_node_.leases_done()) / leases_per_step();
+    return round_ ? std::max(known, done) : done;  // known: with the steps of a round that is not pushed yet
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
-    if (machine_ && machine_->holds(0)) vectors_.velocity(*optimizer_);
+    if (machine_ && machine_->holds(0)) vectors_.velocity(velocity());
     if (rank() > 0) return end;
     end.trained = server_node_.trained();
     const auto now = Clock::now();
@@ -137,7 +143,7 @@ class ParameterServer : public Strategy {
       refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
     vectors_.bind(flat);
-    early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline && !machine_);
+    early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline && !machine_ && !round_);
     flat.on_gradient([this](const ParameterRange& parameter) {
       if (leased_) leased_->look_ahead();
       early_->ready(parameter);
@@ -146,13 +152,17 @@ class ParameterServer : public Strategy {
     vectors_.broadcast_first();
   }
   void use(Optimizer& optimizer) {
+    optimizer_ = &optimizer;
+    if (round_) {
+      if (!leased_) refuse(name(), ": a round's batches are leased: train by fit(), or choose ", round_->how().name());
+      return round_->begin(*flat_);
+    }
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
     if (rank() == 0 && size() > 1)
       tell_what_does_not_hold(options_.how, sgd, optimizer.clip_norm, workers(), flat_->backend().deterministic());
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
     momentum_ = sgd.momentum;
-    optimizer_ = &optimizer;
   }
 
   // ---- the batches' side ------------------------------------------------------------------------------------------------
@@ -163,7 +173,8 @@ class ParameterServer : public Strategy {
     std::int64_t end = plan_.epochs * leased_->leases_per_epoch();
     if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * leases_per_step()));
     end_lease_ = end;
-    begin_exchange(follows() ? endless() : WorkLeases(std::min(lease, end), end));
+    const std::int64_t most = round_ ? round_->how().every.steps : 1;
+    begin_exchange(follows() ? endless() : WorkLeases(std::min(lease, end), end, most, leased_->leases_per_epoch()));
   }
   // The next lease, or nothing once the run is over: then this rank has the last weights.
   std::optional<std::int64_t> draw() {
@@ -191,29 +202,57 @@ class ParameterServer : public Strategy {
     return next < end_lease_ ? std::optional(next) : std::nullopt;
   }
 
-  // Pushes the gradients and takes the new weights: the servers make the step.
+  // Pushes the gradients and takes the new weights: the servers make the step. In a round of a worker's own steps finish() does.
   void exchange(const Tensor& loss) override {
-    Optimizer& optimizer = *optimizer_;
-    learning_rate_ = optimizer.learning_rate();
+    loss_ = loss;
+    learning_rate_ = optimizer_->learning_rate();
     if (!leased_ && !begun_) begin_exchange(endless());
     if (leased_) leased_->look_ahead();
+    if (round_) return;
+    MachineShare::Step step = trained();
+    const bool finite = machine_ ? combine(step, loss) : early_->finish(loss);
+    if (!goes_on(finite)) return;
+    if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
+    keep_pace();
+    push_and_pull(step, finite);
+    begin_step();
+  }
+  void update(Optimizer& optimizer) override {
+    if (round_) optimizer.update(&loss_);
+  }
+  void finish(Optimizer& optimizer) override {
+    if (!round_ || !goes_on(optimizer.read_state().not_finite == 0)) return;
+    keep_pace();
+    if (leased_->lease_ends()) {
+      push_and_pull(trained(), round_->finish(*flat_));
+      round_->starts(*flat_);
+    }
+    begin_step();
+  }
+
+  // What this worker has trained since its last push.
+  MachineShare::Step trained() {
     MachineShare::Step step{.samples = double(leased_ ? leased_->take_samples() : 0)};
     if (plan_.running_sums) {
       const MetricSums now = plan_.running_sums();
       step.sums = {now.loss - told_.loss, now.correct - told_.correct, now.samples - told_.samples};
       told_ = now;
     }
-    const bool finite = machine_ ? combine(step, loss) : early_->finish(loss);
-    if (finite) {
-      in_a_row_ = 0;
-    } else if (++in_a_row_ >= longest_row || optimizer.if_not_finite == IfNotFinite::fail) {
-      return;
-    } else if (optimizer.if_not_finite == IfNotFinite::wait) {
-      optimizer.clear_not_finite();
-    }
-    if (!leased_ && !server_node_.lease()) fail("the other ranks have ended");
+    return step;
+  }
+  // False: the run has diverged, or is to stop where a gradient is not finite.
+  bool goes_on(bool finite) {
+    in_a_row_ = finite ? 0 : in_a_row_ + 1;
+    if (finite) return true;
+    if (in_a_row_ >= longest_row || optimizer_->if_not_finite == IfNotFinite::fail) return false;
+    if (optimizer_->if_not_finite == IfNotFinite::wait) optimizer_->clear_not_finite();
+    return true;
+  }
+  void keep_pace() {
     options_.stragglers.keep(rank(), paced_++, step_began_,
                              [&] { return server_node_.stopped() || (plan_.asked_to_stop && plan_.asked_to_stop()); });
+  }
+  void push_and_pull(const MachineShare::Step& step, bool finite) {
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, std::int64_t(step.samples)) : 0;
     const std::int64_t began = trace_ ? trace_->now() : 0;
     if (options_.pipeline) {
@@ -224,16 +263,17 @@ class ParameterServer : public Strategy {
     }
     if (trace_ && trace_->recording())
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
-    begin_step();
   }
-  void update(Optimizer&) override {}
 
   // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
   void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
     if (what != Shared::optimizer) return;
     require(&optimizer == optimizer_, "synchronize() of another optimizer than begin() was given");
     if (machine_ && !leased_) fail(name(), ": a loop of one's own does not get the servers' velocity");
-    if (!machine_) vectors_.velocity(optimizer);  // otherwise end_epoch() has, on all ranks of this machine
+    if (!machine_) vectors_.velocity(velocity());  // otherwise end_epoch() has, on all ranks of this machine
+  }
+  void saved(StrategyState& state) override {
+    if (round_ && round_->momentum().defined()) state.vector("momentum", round_->momentum());
   }
   Measures end() override {
     if (begun_ && !over_) {
@@ -251,6 +291,14 @@ class ParameterServer : public Strategy {
   static constexpr std::int64_t run_is_over = -1;  // what a machine's leader says instead of a lease
   static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
 
+  // On this side: the optimizer's, or of rounds the servers' own. Undefined: there is none.
+  Tensor velocity() {
+    if (round_) return round_->momentum();
+    for (auto& [name, vector] : optimizer_->vectors())
+      if (name == "velocity") return vector;
+    return {};
+  }
+
   // A machine's ranks combine what they have computed.
   bool combine(MachineShare::Step& step, const Tensor& loss) {
     step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
@@ -266,21 +314,25 @@ class ParameterServer : public Strategy {
   void begin_exchange(WorkLeases leases) {
     ServerOptions o{.how = options_.how,
                     .servers = options_.servers,
-                    .momentum = momentum_,
+                    .momentum = round_ ? round_->how().momentum : momentum_,
                     .pipeline = options_.pipeline,
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
-    if (leased_ && plan_.learning_rate) {
+    if (round_) {
+      o.learning_rate = [rate = round_->how().learning_rate](std::int64_t) { return rate; };
+    } else if (leased_ && plan_.learning_rate) {
       o.learning_rate = [rate = plan_.learning_rate, first = first_lease_, per_step = leases_per_step()](
                             std::int64_t pushes) { return rate(double((first + pushes) / per_step)); };
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
     // A loop of the user's own does not say whether it resumes: zeros where it begins.
-    vectors_.begin(std::move(o), std::move(leases), plan_.resumed || !leased_ ? optimizer_ : nullptr);
+    vectors_.begin(std::move(o), std::move(leases), round_ ? std::vector<float>() : learning_rate_scales(*flat_),
+                   plan_.resumed || !leased_ ? velocity() : Tensor());
     begun_ = true;
     if (trains()) vectors_.pull();
+    if (round_) round_->starts(*flat_);
     begin_step();
   }
   void begin_step() {
@@ -304,6 +356,7 @@ class ParameterServer : public Strategy {
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
   std::optional<std::int64_t> coming_;      // the lease after this one, as the machine's leader has said
   std::optional<EarlyPush> early_;
+  std::optional<WorkerRound> round_;       // several steps to a push
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;
   std::int64_t first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;

@@ -6,13 +6,18 @@
 // Learning rate, momentum and schedule are the servers', as functions of the pushes that they have applied; clipping and weight
 // decay are done where the gradient is made. A push is the gradient of a whole --batch, and a step of its own, for which the
 // learning rate was chosen; with bsp it is that of a worker's share of the batch, as under all_reduce.h.
+//
+// With `round` a worker makes steps of its own, and pushes what a round of them has changed: an asynchronous outer optimizer
+// (worker_round.h).
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "dist/collectives/communicator.h"
 #include "dist/server/channel.h"
 #include "dist/server/straggler_emulation.h"
 #include "dist/server/server.h"
+#include "dist/strategies/outer.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -21,6 +26,7 @@ class MachineShare;
 
 struct ParameterServerOptions {
   Asynchrony how = {};
+  std::optional<OuterSteps> round = {};  // H, β and γ; without fragments
   int servers = 0;          // the last so many ranks only serve; 0: all ranks train, and serve
   bool pipeline = false;    // server.h
   DType wire = DType::f32;  // or bf16

@@ -74,6 +74,7 @@ Make parse_daso(const std::string& name, const Setting&, int) {
 }
 
 Make parse_outer(const std::string& name, const Setting& setting, int) {
+  if (name.find('+') != name.npos) return {};  // parse_server()
   const auto how = OuterSteps::parse(name);
   if (!how) return {};
   if (const std::string wire = setting("TANDEM_WIRE"); !wire.empty() && wire != "f32")
@@ -81,10 +82,22 @@ Make parse_outer(const std::string& name, const Setting& setting, int) {
   return [how] { return outer(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
-constexpr std::string_view machines = "machines+";  // before the name of a rule: a machine is one worker
+// Before the name of a rule. machines+: a machine is one worker. outer:H=100+: a push is what rounds of a worker's own steps have changed.
+constexpr std::string_view machines = "machines+", rounds = "outer";
+std::size_t length_before_rule(const std::string& name) {
+  if (name.starts_with(machines)) return machines.size();
+  const std::size_t plus = name.find('+');
+  return name.starts_with(rounds) && plus != name.npos ? plus + 1 : 0;
+}
+std::string rule_in(const std::string& name) { return name.substr(length_before_rule(name)); }
 
-// The name without that.
-std::string rule_in(const std::string& name) { return name.starts_with(machines) ? name.substr(machines.size()) : name; }
+std::optional<OuterSteps> round_in(const std::string& name) {
+  if (!name.starts_with(rounds)) return {};
+  auto how = OuterSteps::parse(name.substr(0, length_before_rule(name) - 1));
+  if (how && (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0))
+    refuse(name, ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes fewer steps");
+  return how;
+}
 
 Make parse_server(const std::string& full_name, const Setting& setting, int ranks) {
   const std::string name = rule_in(full_name);
@@ -108,7 +121,10 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
     refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
-  if (name == full_name) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+  o.round = round_in(full_name);
+  if (o.round && (o.pipeline || o.how.kind != Asynchrony::Kind::asp))
+    refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, as in ", rounds, ":H=100+delayed-nesterov");
+  if (!full_name.starts_with(machines)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
   if (!setting("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", full_name, " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
   return [o] {
@@ -141,7 +157,7 @@ std::vector<Entry> entries() {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
-      {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+",
+      {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+ or outer:H=STEPS+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS", "TANDEM_PACE", "TANDEM_SLOW"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
@@ -161,7 +177,7 @@ constexpr struct {
 }  // namespace
 
 bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(rule_in(name)); }
-bool ranks_return(const std::string& name) { return Asynchrony::is_one(name); }
+bool ranks_return(const std::string& name) { return Asynchrony::is_one(rule_in(name)) && !name.starts_with(machines); }
 
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
   const Setting setting = [](const char* name) {

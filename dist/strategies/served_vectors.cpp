@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/backend.h"
-#include "dist/server/server_layout.h"
 
 namespace tandem {
 
@@ -37,16 +36,13 @@ void ServedVectors::broadcast_first() {
   flat_->count_writes(flat_->all());
 }
 
-void ServedVectors::begin(ServerOptions options, WorkLeases leases, Optimizer* velocity_of) {
-  OnHost velocity;
+void ServedVectors::begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity) {
+  OnHost host;
   std::vector<std::byte> velocity_part;
   Buffer v;
-  if (velocity_of)
-    for (auto& [name, vector] : velocity_of->vectors())
-      if (name == "velocity") v = velocity.download(vector);
+  if (velocity.defined()) v = host.download(velocity);
   if (machine_ && v.count) v = machine_->pack(v, velocity_part);
   const Buffer values = values_.download(flat_->values);
-  const auto scales = learning_rate_scales(*flat_);
   node_.begin(machine_ ? machine_->pack(values, pulled_) : values, present_buffers(),
               machine_ ? machine_->pack_scales(scales) : scales, std::move(options), std::move(leases), v);
 }
@@ -84,16 +80,14 @@ void ServedVectors::take() {
   flat_->count_writes(flat_->all());
 }
 
-void ServedVectors::velocity(Optimizer& optimizer) {
-  for (auto& [name, vector] : optimizer.vectors()) {
-    if (name != "velocity") continue;
-    OnHost host;
-    std::vector<std::byte> part;
-    const Buffer b = host.of(vector);
-    if (!node_.velocity(machine_ ? machine_->room(b.dtype, part) : b)) continue;
-    if (machine_) machine_->unpack(part, b);
-    host.upload(vector);
-  }
+void ServedVectors::velocity(Tensor into) {
+  if (!into.defined()) return;
+  OnHost host;
+  std::vector<std::byte> part;
+  const Buffer b = host.of(into);
+  if (!node_.velocity(machine_ ? machine_->room(b.dtype, part) : b)) return;
+  if (machine_) machine_->unpack(part, b);
+  host.upload(into);
 }
 
 }  // namespace tandem

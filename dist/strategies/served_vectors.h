@@ -20,8 +20,9 @@ class ServedVectors {
   // Gives all workers rank 0's values, for a loop that computes a gradient before its first pull.
   void broadcast_first();
 
-  // The node's begin() with the present values; velocity_of: the optimizer whose velocity training goes on with, null: zeros.
-  void begin(ServerOptions options, WorkLeases leases, Optimizer* velocity_of);
+  // The node's begin() with the present values. scales: of the learning rate, by range. velocity: with which training goes on;
+  // undefined: zeros.
+  void begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity);
   // Sums the machine's gradients: MachineShare::combine().
   bool combine(MachineShare::Step& step, Optimizer& optimizer) { return machine_->combine(step, gradients_, *flat_, optimizer); }
   void push(std::int64_t samples, const MetricSums& sums);
@@ -29,7 +30,7 @@ class ServedVectors {
   void push_behind(std::int64_t samples, const MetricSums& sums);
   void pull();
   void finish(bool takes);  // the node's; takes: the last values too
-  void velocity(Optimizer& optimizer);  // the servers', to the optimizer's, where the rule has one
+  void velocity(Tensor into);  // the servers', where the rule has one; undefined: nothing
 
  private:
   Buffer gradients() {
