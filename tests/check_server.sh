@@ -23,6 +23,9 @@ trains '2 ranks, bsp+asgd-m: batch 50 = 2 × 25, as on one machine' "$run" -n 2 
 trains '2 ranks, bsp+asgd-m: batch 100 = 2 × 50, lr 0.02 → 0.04 (clipped)' "$run" -n 2 --strategy bsp ${train% --batch 50} --batch-per-rank 50
 trains '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train
 trains '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train
+trains '3 ranks, outer:H=10,momentum=0.9,lr=0.7+delayed-nesterov:every=3: batch 50 a push' "$run" -n 3 \
+  --strategy outer:H=10+delayed-nesterov:every=3 $train
+says 2 'go with an update rule alone' "$run" -n 2 --strategy outer:H=10+bsp $train
 # A machine as one worker: each of its ranks has a part of the exchange.
 trains '4 ranks, machines+ddc-asgd: batch 50 = 2 × 25, lr 0.02' "$run" -n 4 --hosts-as 2 --strategy machines+ddc-asgd $train
 says 2 'start as many on every host' "$run" -n 3 --hosts-as 2 --strategy machines+asgd $train
@@ -100,13 +103,15 @@ goes_on
 kill -TERM $launcher
 ended 143
 grep -q '"adopted_shards":1' "$there/metrics" || complain "nobody adopted the shard: $(tail -n 3 "$there/metrics")"
-begun 1 --restart 1
-kill -KILL "$victim"
-said 'and it is started again'
-sleep 3
-goes_on
-kill -TERM $launcher
-ended 143
+for strategy in outer:H=10+delayed-nesterov ddc-asgd; do
+  begun 1 --restart 1 --strategy $strategy
+  kill -KILL "$victim"
+  said 'and it is started again'
+  sleep 3
+  goes_on
+  kill -TERM $launcher
+  ended 143
+done
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
 # Of machines, each leaves as a whole.
 begun 3 -n 4 --hosts-as 2 --strategy machines+ddc-asgd

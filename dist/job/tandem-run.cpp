@@ -64,6 +64,7 @@ const char* usage =
     "                         outer:H=100,momentum=0.9,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments while training goes on\n"
     "                         naive-all-reduce, naive-local-sgd:H, naive-outer:H=100, naive-daso, naive-server: the shortest correct versions, to compare with\n"
     "                         machines+RULE: a parameter server with one worker for each host (machines+ddc-asgd)\n"
+    "                         outer:H=100+delayed-nesterov: a parameter server to which a worker pushes what H steps of its own have changed\n"
     "  --hosts-as N           the ranks count as those of N hosts, for trying what hosts do; sets TANDEM_HOSTS_AS\n"
     "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
     "  --pace MS[:SHAPE]      a step of a worker takes so many milliseconds, drawn from a gamma distribution\n"
