@@ -24,7 +24,7 @@ trains '2 ranks, bsp+asgd-m: batch 100 = 2 × 50, lr 0.02 → 0.04 (clipped)' "$
 trains '3 ranks, asgd, 1 of them serve' "$run" -n 3 --servers 1 --strategy asgd $train
 trains '2 ranks, ddc-asgd, pipelined (bf16)' env TANDEM_PIPELINE=1 TANDEM_WIRE=bf16 "$run" -n 2 --strategy ddc-asgd $train
 trains '3 ranks, outer:H=10,momentum=0.9,lr=0.7+delayed-nesterov:every=3: batch 50 a push' "$run" -n 3 \
-  --strategy outer:H=10+delayed-nesterov:every=3 $train
+  --strategy outer:H=10+delayed-nesterov $train
 says 2 'go with an update rule alone' "$run" -n 2 --strategy outer:H=10+bsp $train
 # A machine as one worker: each of its ranks has a part of the exchange.
 trains '4 ranks, machines+ddc-asgd: batch 50 = 2 × 25, lr 0.02' "$run" -n 4 --hosts-as 2 --strategy machines+ddc-asgd $train

@@ -155,6 +155,7 @@ class ParameterServer : public Strategy {
     optimizer_ = &optimizer;
     if (round_) {
       if (!leased_) refuse(name(), ": a round's batches are leased: train by fit(), or choose ", round_->how().name());
+      optimizer.gradients_are_shares_of(1);
       return round_->begin(*flat_);
     }
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);

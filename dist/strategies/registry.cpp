@@ -122,6 +122,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
   o.round = round_in(full_name);
+  if (o.round && o.how.rule == "delayed-nesterov") o.how.rule += ":every=" + std::to_string(ranks - o.servers);
   if (o.round && (o.pipeline || o.how.kind != Asynchrony::Kind::asp))
     refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, as in ", rounds, ":H=100+delayed-nesterov");
   if (!full_name.starts_with(machines)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
