@@ -4,7 +4,7 @@ set -u
 build=${BUILD:-build}
 [ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
 . tests/says.sh
-sh tests/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
+sh dist/lab/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
 case $? in 77) cat "$there/out"; exit 77 ;; 0) ;; *) cat "$there/out"; exit 1 ;; esac
 export TANDEM_SILENCE=3
 train="$build/fashion_mnist --data synthetic --model mlp --val 55000 --epochs 1 --lr 0.05"
@@ -14,16 +14,23 @@ trains() {
   timeout --foreground 120 "$@" >"$there/out" 2>&1 || complain "$*: exit status $?: $(cat "$there/out")"
   [ "$(grep -c 'test accuracy' "$there/out")" = 1 ] || complain "$*: not one accuracy: $(cat "$there/out")"
 }
-trains sh tests/hosts.sh 2 1gbit -- $train
-RANKS=2 trains sh tests/hosts.sh 2 1gbit -- $train
+trains sh dist/lab/hosts.sh 2 1gbit -- $train
+RANKS=2 trains sh dist/lab/hosts.sh 2 1gbit -- $train
 # A host as one worker of the parameter server.
-RANKS=2 TANDEM_STRATEGY=machines+bsp trains sh tests/hosts.sh 2 1gbit -- $train
-LAUNCHER=1 trains sh tests/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
+RANKS=2 TANDEM_STRATEGY=machines+bsp trains sh dist/lab/hosts.sh 2 1gbit -- $train
+LAUNCHER=1 trains sh dist/lab/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
+
+# A rehearsal: every strategy on every link, and on no link at all, from which the predictions come; what has run is not run again.
+rehearsed() { timeout --foreground 120 "$build/rehearse" --hosts 2 --link 200mbit --results "$there/runs" --strategy 'all-reduce bsp' -- $train >"$there/out" 2>&1; }
+if [ -x "$build/rehearse" ]; then
+  rehearsed && [ "$(grep -c '"accuracy":[0-9]' "$there/runs")" = 2 ] || complain "rehearse: $(cat "$there/out")"
+  rehearsed && [ "$(wc -l <"$there/runs")" = 2 ] || complain "rehearse, again: $(cat "$there/out")"
+fi
 
 # Every collective, from 4 B to 256 MiB, on 2, 3 and 4 hosts, and on 2 of 2 ranks.
 if [ -x "$build/tandem_tests" ]; then
   for many in '2 1' '3 1' '4 1' '2 2'; do
-    RANKS=${many#* } timeout --foreground 120 sh tests/hosts.sh "${many% *}" none -- "$build/tandem_tests" \
+    RANKS=${many#* } timeout --foreground 120 sh dist/lab/hosts.sh "${many% *}" none -- "$build/tandem_tests" \
       --gtest_filter=Hosts.DISABLED_Collectives --gtest_also_run_disabled_tests >"$there/out" 2>&1 &&
       [ "$(grep -c 'PASSED.* 1 test' "$there/out")" = $((${many% *} * ${many#* })) ] ||
       complain "collectives on $many: $(cat "$there/out")"
@@ -32,14 +39,14 @@ fi
 
 # Links of 10 Mbit/s that are full for seconds: heartbeats come through, and nobody counts as dead.
 if [ -x "$build/tandem_tests" ]; then
-  TANDEM_SILENCE=3 timeout --foreground 60 sh tests/hosts.sh 2 10mbit -- "$build/tandem_tests" \
+  TANDEM_SILENCE=3 timeout --foreground 60 sh dist/lab/hosts.sh 2 10mbit -- "$build/tandem_tests" \
     --gtest_filter=Hosts.DISABLED_HeartbeatsUnderLoad --gtest_also_run_disabled_tests >"$there/out" 2>&1 &&
     [ "$(grep -c 'longest silence' "$there/out")" = 4 ] || complain "heartbeats on slow links: $(cat "$there/out")"
 fi
 
 # Ten all-reduces of 1 MiB: each host may send 2(n−1)/n MiB in each, and a little for finding each other.
 for hosts in 2 3; do
-  COUNTERS=$there/counters timeout --foreground 60 sh tests/hosts.sh $hosts 1gbit -- "$build/tandem-run" --check-rank \
+  COUNTERS=$there/counters timeout --foreground 60 sh dist/lab/hosts.sh $hosts 1gbit -- "$build/tandem-run" --check-rank \
     >"$there/out" 2>&1 || complain "--check-rank on $hosts hosts: $(cat "$there/out")"
   awk -v n=$hosts '{ bound = 10 * 2 * (n - 1) / n * 1048576
                      if ($2 > 1.05 * bound) { print $1 " sent " $2 " bytes, " $2 / bound " of the bound"; bad = 1 } }
@@ -47,7 +54,7 @@ for hosts in 2 3; do
 done
 
 # A link that is cut: both sides end, and name each other; of two halves rank 0's writes what is left.
-CUT=1:6 timeout --foreground 60 sh tests/hosts.sh 2 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
+CUT=1:6 timeout --foreground 60 sh dist/lab/hosts.sh 2 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
   --epochs 100000 --checkpoint "$there/halves" >"$there/out" 2>&1
 [ $? -eq 1 ] || complain "a cut link: exit status $?: $(cat "$there/out")"
 grep -q '0@host0.*rank 1 on host1' "$there/out" || complain "host 0 does not name rank 1: $(cat "$there/out")"
@@ -63,7 +70,7 @@ for strategy in daso:B=4,W=3,warm-up=0,cool-down=0 outer:H=20,stream=2; do
   grep -q '@host1.*rank [01] on host0' "$there/out" || complain "$strategy: host 1 names no rank of host 0: $(cat "$there/out")"
 done
 # Of three hosts those that have lost rank 0 are the majority.
-CUT=0:6 timeout --foreground 60 sh tests/hosts.sh 3 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
+CUT=0:6 timeout --foreground 60 sh dist/lab/hosts.sh 3 1gbit -- "$build/fashion_mnist" --data synthetic --model mlp \
   --epochs 100000 --checkpoint "$there/thirds" >"$there/out" 2>&1
 [ "$(grep -o 'rank . on host. has written' "$there/out")" = 'rank 1 on host1 has written' ] ||
   complain "not rank 1 alone has written: $(cat "$there/out")"

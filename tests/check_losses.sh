@@ -58,7 +58,7 @@ wait $launcher
 grep -q 'tandem-run: rank 0 on .* failed first: it was killed by SIGKILL' "$there/out" || complain "$(cat "$there/out")"
 
 # ---- several -----------------------------------------------------------------------------------------------------------
-sh tests/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
+sh dist/lab/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
 case $? in 77) cat "$there/out"; exit $wrong ;; 0) ;; *) cat "$there/out"; exit 1 ;; esac
 # Four ranks on three hosts: one is killed on host 2, and started by hand on host 1; then host 2, with another, is cut off.
 export TANDEM_TOKEN=0123456789abcdef0123456789abcdef
@@ -70,7 +70,7 @@ until [ -e "$there/again" ]; do sleep 0.1; done
   TANDEM_SILENCE=2 TANDEM_STRATEGY=asgd TANDEM_INCARNATION=1 TANDEM_TEST_END=$TANDEM_TEST_END $program" | sed -u 's/^/[by hand] /'
 wait \$launcher
 END
-LAUNCHER=1 CUT=2:12 sh tests/hosts.sh 3 1gbit -- sh "$there/job" >"$there/out" 2>&1 &
+LAUNCHER=1 CUT=2:12 sh dist/lab/hosts.sh 3 1gbit -- sh "$there/job" >"$there/out" 2>&1 &
 launcher=$!
 until_said 'hears rank' 25
 kill -KILL "$(process 3 0)"

@@ -10,7 +10,7 @@ command -v pgrep >/dev/null || { echo 'no pgrep. Try: apt-get install procps'; e
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 export OMP_NUM_THREADS=1 TANDEM_SILENCE=2
-sh tests/hosts.sh 2 none -- true >"$there/rights" 2>&1 && kinds=3 || { kinds=2; echo "no cuts: $(cat "$there/rights")"; }
+sh dist/lab/hosts.sh 2 none -- true >"$there/rights" 2>&1 && kinds=3 || { kinds=2; echo "no cuts: $(cat "$there/rights")"; }
 train="$build/fashion_mnist --data synthetic --model mlp --epochs 100000"
 wrong=0 killed=0 stopped=0 cut=0 slowest=0
 complain() { echo "drill $drill (seed $seed): $*"; wrong=$((wrong + 1)); }
@@ -31,7 +31,7 @@ while [ "$drill" -lt "$count" ]; do
   kind=$1 ranks=$2 victim=$3 after=$4
   if [ "$kind" -eq 2 ]; then
     victim=$((victim % 2))
-    CUT=$victim:$(awk -v a="$after" 'BEGIN { print 2 + a }') timeout --foreground 40 sh tests/hosts.sh 2 none -- $train >"$there/out" 2>&1
+    CUT=$victim:$(awk -v a="$after" 'BEGIN { print 2 + a }') timeout --foreground 40 sh dist/lab/hosts.sh 2 none -- $train >"$there/out" 2>&1
     status=$?
     [ $status -eq 1 ] || complain "host $victim cut off: exit status $status: $(tail -n 4 "$there/out")"
     named 0 2

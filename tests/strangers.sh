@@ -54,7 +54,7 @@ kill $launcher
 wait $launcher
 
 # ---- while they train, on two hosts, from a third one ----------------------------------------------------------------
-sh tests/hosts.sh 3 none -- true >"$there/rights" 2>&1 || { echo "no hosts: $(cat "$there/rights")"; exit $wrong; }
+sh dist/lab/hosts.sh 3 none -- true >"$there/rights" 2>&1 || { echo "no hosts: $(cat "$there/rights")"; exit $wrong; }
 cat >"$there/job" <<'END'
 # FOLDER COUNT: the job, and so many strangers on host 2.
 begin=$(date +%s%N)
@@ -75,9 +75,9 @@ fi
 wait $job || exit
 echo $((($(date +%s%N) - begin) / 1000000)) >"$1.took"
 END
-LAUNCHER=1 sh tests/hosts.sh 3 none -- sh "$there/job" "$there/quiet-hosts" 0 >"$there/out" 2>&1 ||
+LAUNCHER=1 sh dist/lab/hosts.sh 3 none -- sh "$there/job" "$there/quiet-hosts" 0 >"$there/out" 2>&1 ||
   complain "two hosts: $(cat "$there/out" "$there/quiet-hosts.out")"
-LAUNCHER=1 sh tests/hosts.sh 3 none -- sh "$there/job" "$there/hosts" "$count" >"$there/out" 2>&1 ||
+LAUNCHER=1 sh dist/lab/hosts.sh 3 none -- sh "$there/job" "$there/hosts" "$count" >"$there/out" 2>&1 ||
   complain "strangers end a job on two hosts: $(cat "$there/out" "$there/hosts.out" "$there/hosts.said")"
 echo "while ranks train: $(cat "$there/hosts.said")"
 grep -q 'still trains' "$there/hosts.said" || complain "the job ended before the strangers had come"

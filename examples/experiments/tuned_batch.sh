@@ -30,7 +30,7 @@ for model in $models; do
       accumulated) times=$((batch > 32 ? 2 : 4)) part=$((batch > 32 ? batch / 2 : 32))
         how="--batch $part --accumulate $times --lr $(awk "BEGIN { print $rate * $part * $times / 32 }")" pictures=$((times * part)) ;;
     esac
-    TANDEM_STRATEGY=asp+ddc-asgd sh "$(dirname "$0")/../../tests/hosts.sh" 4 1gbit -- "$build/train" --data-set $data --model "$model" $how \
+    TANDEM_STRATEGY=asp+ddc-asgd sh "$(dirname "$0")/../../dist/lab/hosts.sh" 4 1gbit -- "$build/train" --data-set $data --model "$model" $how \
       --threads 1 --epochs "$epochs" --seed "$seed" --memory-budget "$budget" --metrics "$out/metrics" >"$out/said" 2>&1 || { cat "$out/said"; exit 1; }
     python3 - "$out/metrics" "$model,$way,$seed,$pictures" "${how##* }" "$epochs" <<'PY' | tee -a "$there"
 import json, statistics, sys

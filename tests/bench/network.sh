@@ -6,7 +6,7 @@
 #   steps   training on 2 hosts at 1 Gbit/s and 200 Mbit/s, beside PyTorch's DDP on Gloo
 #   server  push and pull with one server and one worker: on one host beside memory copy, through memory that both see and over
 #           loopback; on 2 hosts beside the link
-# The hosts are those of tests/hosts.sh, and need its rights.
+# The hosts are those of dist/lab/hosts.sh, and need its rights.
 set -u
 build=${BUILD:-build}
 turns=${TURNS:-3}
@@ -27,7 +27,7 @@ one="1024 65536 1048576 16777216 67108864"
 many="65536 1048576 16777216 67108864"
 
 strip() { sed -n 's/^\[0@[^]]*\] //; /^[a-z0-9]* [0-9][0-9. ]*$/p'; }
-link() { sh tests/hosts.sh "$1" "$2" -- "$python" tests/bench/peers/link.py 16777216 | strip >>"$there/link"; }
+link() { sh dist/lab/hosts.sh "$1" "$2" -- "$python" tests/bench/peers/link.py 16777216 | strip >>"$there/link"; }
 gloo_here() { # RANKS SIZES…
   local n=$1 r port=$((20000 + RANDOM % 10000))
   shift
@@ -41,7 +41,7 @@ ours() { # PLACE N SIZES…
   shift 2
   case $place in
     host) "$build/tandem-run" -n "$n" "$build/bench_network" "$@" | strip >>"$there/ours" ;;
-    hosts) COUNTERS=$there/counters sh tests/hosts.sh "$n" 1gbit -- "$build/bench_network" "$@" | strip >>"$there/ours" ;;
+    hosts) COUNTERS=$there/counters sh dist/lab/hosts.sh "$n" 1gbit -- "$build/bench_network" "$@" | strip >>"$there/ours" ;;
   esac
 }
 peers() {
@@ -55,10 +55,10 @@ peers() {
     hosts)
       local list=host0
       for ((i = 1; i < n; i++)); do list+=,host$i; done
-      [ "${mpi:-}" ] && LAUNCHER=1 sh tests/hosts.sh "$n" 1gbit -- sh -c "mpirun $root --mca plm_rsh_agent \"\$HOSTS_SSH\" \
+      [ "${mpi:-}" ] && LAUNCHER=1 sh dist/lab/hosts.sh "$n" 1gbit -- sh -c "mpirun $root --mca plm_rsh_agent \"\$HOSTS_SSH\" \
         --mca btl tcp,self --mca mpi_yield_when_idle 1 --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -H $list -np $n $there/mpi $*" |
         strip >>"$there/mpi.out"
-      gloo_with "$n" && GLOO_SOCKET_IFNAME=eth0 sh tests/hosts.sh "$n" 1gbit -- "$python" tests/bench/peers/network_gloo.py "$@" |
+      gloo_with "$n" && GLOO_SOCKET_IFNAME=eth0 sh dist/lab/hosts.sh "$n" 1gbit -- "$python" tests/bench/peers/network_gloo.py "$@" |
         strip >>"$there/gloo.out"
       ;;
   esac
@@ -105,8 +105,8 @@ steps() { # RATE MODEL BATCH
   rm -f "$there"/{ours,gloo.out,link}
   for ((turn = 0; turn < turns; turn++)); do
     link 2 "$rate"
-    sh tests/hosts.sh 2 "$rate" -- "$build/bench_distributed" "$model" "$batch" | strip >>"$there/ours"
-    gloo_with 2 && GLOO_SOCKET_IFNAME=eth0 sh tests/hosts.sh 2 "$rate" -- "$python" tests/bench/peers/step_ddp.py \
+    sh dist/lab/hosts.sh 2 "$rate" -- "$build/bench_distributed" "$model" "$batch" | strip >>"$there/ours"
+    gloo_with 2 && GLOO_SOCKET_IFNAME=eth0 sh dist/lab/hosts.sh 2 "$rate" -- "$python" tests/bench/peers/step_ddp.py \
       "$model" "$batch" | strip >>"$there/gloo.out"
   done 2>"$there/errors"
   awk -v compute="$(column "$there/ours" 3)" -v step="$(column "$there/ours" 4)" -v bytes="$(column "$there/ours" 5)" \
@@ -168,7 +168,7 @@ if wants server; then
   fi
 fi
 wants hosts || wants steps || wants server || exit 0
-sh tests/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1 || { echo "several hosts: left out ($(cat "$there/rights"))"; exit 0; }
+sh dist/lab/hosts.sh 2 1gbit -- true >"$there/rights" 2>&1 || { echo "several hosts: left out ($(cat "$there/rights"))"; exit 0; }
 if wants hosts; then
   title
   for n in 2 4; do
@@ -187,7 +187,7 @@ if wants server; then
   rm -f "$there/ours" "$there/link"
   for ((turn = 0; turn < turns; turn++)); do
     link 2 1gbit
-    TANDEM_STRATEGY=asgd TANDEM_SERVERS=1 sh tests/hosts.sh 2 1gbit -- "$build/bench_server" 4000000 | strip >>"$there/ours"
+    TANDEM_STRATEGY=asgd TANDEM_SERVERS=1 sh dist/lab/hosts.sh 2 1gbit -- "$build/bench_server" 4000000 | strip >>"$there/ours"
   done 2>"$there/errors"
   server server/1x2hosts "$(awk -v l="$(median_of "$there/link" 16777216)" 'BEGIN { print 16777216 / l }')" link
 fi

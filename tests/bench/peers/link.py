@@ -1,5 +1,5 @@
 # What a link gives to plain TCP: every host sends BYTES to the next one while it receives as many from the one before (with
-# --one-way: host 0 sends, host 1 receives). One rank on each host of tests/hosts.sh; a line: payload bytes per second, the
+# --one-way: host 0 sends, host 1 receives). One rank on each host of dist/lab/hosts.sh; a line: payload bytes per second, the
 # median of seven on the slowest host.
 import os
 import socket

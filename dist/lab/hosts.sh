@@ -1,10 +1,11 @@
 #!/bin/sh
-# tests/hosts.sh HOSTS RATE -- COMMAND…: lays out HOSTS hosts on this machine and runs COMMAND once on each, as one rank of a
+# dist/lab/hosts.sh HOSTS RATE -- COMMAND…: lays out HOSTS hosts on this machine and runs COMMAND once on each, as one rank of a
 # job; RATE is what each host's interface gives (1gbit, 200mbit, none). A host is a set of namespaces: its own name, its own
 # network and its own shared memory, joined to the others by a bridge.
 #
 #   RANKS=2          so many ranks on each host (default 1)
 #   COUNTERS=FILE    afterwards, a line for each host: its name, and the bytes that left and entered its interface
+#   DELAY=10         milliseconds that each packet takes, one way
 #   CUT=1:3          after 3 seconds host 1 is cut off
 #   LAUNCHER=1       COMMAND runs once, on host 0, and reaches the others by `$HOSTS_SSH host1 COMMAND` (for tandem-run -H
 #                    host0:1,host1:1 --ssh "$HOSTS_SSH", or mpirun with plm_rsh_agent)
@@ -63,9 +64,15 @@ while [ "$i" -lt "$hosts" ]; do
   ip link add "th$id-$i" type veth peer name eth0 netns "$pid" && ip link set "th$id-$i" master "$bridge" up &&
     nsenter -t "$pid" -n sh -c "ip addr add $net.$((i + 1))/24 dev eth0 && ip link set eth0 up && ip link set lo up" ||
     { echo "host $i cannot be joined to the others"; exit 77; }
+  if [ "${DELAY:-0}" != 0 ]; then
+    nsenter -t "$pid" -n tc qdisc add dev eth0 root handle 1: netem delay "${DELAY}ms" limit 100000 2>"$there/why" ||
+      { echo "no delay of $DELAY ms: $(cat "$there/why")"; exit 77; }
+  fi
   if [ "$rate" != none ]; then
-    for side in "nsenter -t $pid -n tc qdisc add dev eth0" "tc qdisc add dev th$id-$i"; do
-      $side root tbf rate "$rate" burst 256kb latency 50ms 2>"$there/why" ||
+    place=root
+    [ "${DELAY:-0}" = 0 ] || place='parent 1:'
+    for side in "nsenter -t $pid -n tc qdisc add dev eth0 $place" "tc qdisc add dev th$id-$i root"; do
+      $side tbf rate "$rate" burst 256kb latency 50ms 2>"$there/why" ||
         { echo "no limit of $rate: $(cat "$there/why")"; exit 77; }
     done
   fi
