@@ -54,6 +54,8 @@ Arguments arguments(int argc, char** argv) {
                          std::istringstream names(v);
                          for (std::string name; names >> name;) r.strategies.push_back(name);
                        }},
+                      {"--pace", "milliseconds that a step takes before its exchange, where ranks share cores (0: as it comes)", "0",
+                       [&](const std::string& v) { r.pace = number("--pace", v, 0, 1e6); }},
                       {"--target", "test accuracy in percent: prints the time to it", "",
                        [&](const std::string& v) { r.target = number("--target", v, 0, 100) / 100; }},
                       {"--results", "file for the runs; those that it holds are not run again (.jsonl)", "",

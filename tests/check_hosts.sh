@@ -63,7 +63,7 @@ grep -q '1@host1.*rank 0 on host0' "$there/out" || complain "host 1 does not nam
   complain "not rank 0 alone has written: $(cat "$there/out")"
 # The same where hosts exchange weights now and then, with an exchange under way for most of the time.
 for strategy in daso:B=4,W=3,warm-up=0,cool-down=0 outer:H=20,stream=2; do
-  RANKS=2 CUT=1:6 TANDEM_STRATEGY=$strategy timeout --foreground 60 sh tests/hosts.sh 2 1gbit -- "$build/fashion_mnist" \
+  RANKS=2 CUT=1:6 TANDEM_STRATEGY=$strategy timeout --foreground 60 sh dist/lab/hosts.sh 2 1gbit -- "$build/fashion_mnist" \
     --data synthetic --model mlp --epochs 100000 >"$there/out" 2>&1
   [ $? -eq 1 ] || complain "$strategy, a cut link: exit status $?: $(cat "$there/out")"
   grep -q '@host0.*rank [23] on host1' "$there/out" || complain "$strategy: host 0 names no rank of host 1: $(cat "$there/out")"

@@ -45,6 +45,11 @@ for strategy in all-reduce local-sgd:4 outer:H=8 server; do
   says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)
   once 'test accuracy'
 done
+# Ranks whose steps are made to take 50 ms, one of them twice as long, under any strategy: 20 steps of both take 2 s.
+for strategy in all-reduce local-sgd:4; do
+  says 0 'stopped after step 20' "$build/tandem-run" -n 2 --strategy $strategy --pace 50:0 --slow 1:2 $(train) --stop-after 20 --metrics "$there/paced"
+  awk -v s="$(sed -n 's/.*"event":"end".*"seconds":\([0-9.]*\).*/\1/p' "$there/paced")" 'BEGIN { exit !(s >= 1.9) }' || complain "paced $strategy took less than 2 s"
+done
 # Two hosts of two ranks.
 two_hosts="$build/tandem-run -n 4 --hosts-as 2 --strategy"
 for strategy in daso:B=4,W=1,warm-up=0,cool-down=0 naive-daso:warm-up=0,cool-down=0 daso:faithful; do

@@ -183,5 +183,4 @@ says 2 'have no batch in common' "$run" -n 2 --strategy ddc-asgd $train --sync-b
 says 2 'with bsp a step uses gradients' env TANDEM_PIPELINE=1 "$run" -n 2 --strategy bsp $train
 says 2 'as KEY=NUMBER' "$run" -n 2 --strategy ddc-asgd:kapa=1 $train
 says 2 'ssp:STEPS for workers' "$run" -n 2 --strategy ssp $train
-says 2 'is for a parameter server' "$run" -n 2 --strategy all-reduce --pace 10 $train
 exit $wrong

@@ -67,7 +67,7 @@ const char* usage =
     "                         outer:H=100+delayed-nesterov: a parameter server to which a worker pushes what H steps of its own have changed\n"
     "  --hosts-as N           the ranks count as those of N hosts, for trying what hosts do; sets TANDEM_HOSTS_AS\n"
     "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
-    "  --pace MS[:SHAPE]      a step of a worker takes so many milliseconds, drawn from a gamma distribution\n"
+    "  --pace MS[:SHAPE]      a step of a rank takes so many milliseconds before its exchange, drawn from a gamma distribution\n"
     "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"
     "  --restart N            with a parameter server, a rank other than 0 that failed is started again, up to N times\n"
     "  --log-dir FOLDER       what each rank prints goes to FOLDER/rank-R.log too\n"

@@ -159,10 +159,10 @@ RehearsedRun rehearse(const Rehearsal& rehearsal, const std::string& strategy, c
   std::vector<std::string> command{"sh", rehearsal.hosts_script, std::to_string(rehearsal.hosts), link, "--"};
   command.insert(command.end(), rehearsal.program.begin(), rehearsal.program.end());
   command.insert(command.end(), {"--metrics", scratch / "metrics"});
-  const int status = run(command,
-                         {"RANKS=" + std::to_string(rehearsal.ranks), "COUNTERS=" + (scratch / "counters"), "TANDEM_STRATEGY=" + strategy,
-                          "DELAY=" + printed("%g", rehearsal.delay)},
-                         scratch / "said");
+  std::vector<std::string> settings{"RANKS=" + std::to_string(rehearsal.ranks), "COUNTERS=" + (scratch / "counters"),
+                                    "TANDEM_STRATEGY=" + strategy, "DELAY=" + printed("%g", rehearsal.delay)};
+  if (rehearsal.pace > 0) settings.push_back("TANDEM_PACE=" + printed("%g:0", rehearsal.pace));
+  const int status = run(command, settings, scratch / "said");
   const std::string said = read_file(scratch / "said"), end = said.substr(said.size() - std::min<std::size_t>(said.size(), 1500));
   if (status == 77) refuse("hosts cannot be laid out here: ", end);
   if (status != 0) fail(strategy, " on ", link, " ended with status ", status, ":\n", end);
@@ -174,6 +174,7 @@ RehearsedRun rehearse(const Rehearsal& rehearsal, const std::string& strategy, c
 std::string setup_of(const Rehearsal& r) {
   std::string text = printed("%d hosts × %d ranks", r.hosts, r.ranks);
   if (r.delay > 0) text += printed(", delay %g ms", r.delay);
+  if (r.pace > 0) text += printed(", a step in %g ms", r.pace);
   if (r.target > 0) text += printed(", to %g %%", 100 * r.target);
   for (const std::string& word : r.program) text += " " + shell_quoted(word);
   return text;

@@ -16,6 +16,7 @@ namespace tandem {
 struct Rehearsal {
   int hosts = 2, ranks = 1;  // ranks: of each host
   double delay = 0;          // milliseconds, one way
+  double pace = 0;           // milliseconds that a step takes before its exchange; 0: as it comes
   double target = 0;         // a test accuracy in [0, 1]; 0: none
   std::vector<std::string> strategies, links;  // links as tc names them: 200mbit, 1gbit; none: no limit
   std::vector<std::string> program;            // with its arguments; has to know --metrics

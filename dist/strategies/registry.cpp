@@ -159,7 +159,7 @@ std::vector<Entry> entries() {
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
       {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+ or outer:H=STEPS+",
-       {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS", "TANDEM_PACE", "TANDEM_SLOW"},
+       {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
       {"naive-all-reduce, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server", {}, parse_naive},
@@ -170,12 +170,20 @@ std::vector<Entry> entries() {
 constexpr struct {
   const char *variable, *written, *what;
 } particular[] = {
-    {"TANDEM_SERVERS", "--servers ", "is for a parameter server"}, {"TANDEM_PACE", "--pace ", "is for a parameter server"},
-    {"TANDEM_SLOW", "--slow ", "is for a parameter server"}, {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
+    {"TANDEM_SERVERS", "--servers ", "is for a parameter server"}, {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
     {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
     {"TANDEM_WIRE", "TANDEM_WIRE=", "under this strategy everything travels as f32"}};
 
 }  // namespace
+
+// Ranks whose steps take longer. A parameter server's workers do so themselves, since they also wait for their next batch.
+static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
+  if (stragglers.mean <= 0) return;
+  strategy.emulation = [stragglers, &strategy, step = std::uint32_t(0), began = Clock::now()](bool computed) mutable {
+    if (computed) stragglers.keep(strategy.rank(), step++, began, [] { return false; });
+    else began = Clock::now();
+  };
+}
 
 bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(rule_in(name)); }
 bool ranks_return(const std::string& name) { return Asynchrony::is_one(rule_in(name)) && !name.starts_with(machines); }
@@ -198,7 +206,10 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     for (const auto& [variable, written, what] : particular)
       if (!setting(variable).empty() && std::find(e.settings.begin(), e.settings.end(), variable) == e.settings.end())
         refuse(written, setting(variable), ": ", what, "; choose a strategy that has it, such as --strategy ddc-asgd");
-    return ranks == 1 ? std::make_unique<Strategy>() : make();
+    const auto stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
+    std::unique_ptr<Strategy> strategy = ranks == 1 ? std::make_unique<Strategy>() : make();
+    if (!Asynchrony::is_one(rule_in(name))) emulate(*strategy, stragglers);
+    return strategy;
   }
   refuse("--strategy ", name, ": choose ", names);
 }

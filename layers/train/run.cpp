@@ -215,6 +215,7 @@ void Run::forward_backward() {
 
 void Run::exchange() {
   if (!due) return;
+  if (strategy.emulation) strategy.emulation(true);
   phase("exchange", true);
   strategy.exchange(accumulation->loss());
   phase("exchange", false);
@@ -229,7 +230,9 @@ void Run::update() {
 }
 
 void Run::finish() {
-  if (due) strategy.finish(optimizer);
+  if (!due) return;
+  strategy.finish(optimizer);
+  if (strategy.emulation) strategy.emulation(false);
 }
 
 void Run::end_step() {

@@ -138,10 +138,12 @@ class Strategy {
   // finite on any rank leaves the parameters of all ranks as they are; optimizer.if_not_finite says what follows.
   StepResult step(Optimizer& optimizer, const Variable& loss) {
     require(optimizer.flat().gradients_complete(), "step() before backward(): there are no gradients");
+    if (emulation) emulation(true);
     exchange(loss.value());
     update(optimizer);
     const StepResult result = optimizer.result();
     finish(optimizer);
+    if (emulation) emulation(false);
     return result;
   }
   // The three parts of a step. With several ranks the first and the last run on the host in every step, and may wait for other
@@ -149,6 +151,9 @@ class Strategy {
   virtual void exchange(const Tensor& loss) { loss_ = loss; }
   virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
   virtual void finish(Optimizer& optimizer) { (void)optimizer; }
+  // Emulates a rank of another speed (--pace), if set: called with true when a step has computed its gradients, and with false when the step
+  // is over. It sleeps.
+  std::function<void(bool computed)> emulation;
   // After a step or an epoch: empty, or why this rank must stop since a loss or gradient was not finite: the rank where it
   // was so, "" for this one. `state`: this rank's optimizer's.
   virtual std::optional<std::string> not_finite(const StepState& state) const {
