@@ -42,7 +42,9 @@ TEST(Rehearsal, StepsBetweenExchangesKeepTheirShare) {
     const double exchange = 1e6 / bytes_per_second(link);
     const int h = steps_between(all, link);
     EXPECT_LE(exchange / (exchange + h * 0.01), 0.05) << link;
-    if (h > 1) EXPECT_GT(exchange / (exchange + (h - 1) * 0.01), 0.05) << link;
+    if (h > 1) {
+      EXPECT_GT(exchange / (exchange + (h - 1) * 0.01), 0.05) << link;
+    }
   }
 }
 
