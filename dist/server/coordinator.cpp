@@ -135,7 +135,7 @@ void Coordinator::count_byes() {
 
 // ---- who is there ---------------------------------------------------------------------------------------------------------
 void Coordinator::lost(int rank, double now) {
-  of(rank) = {.lives = false};
+  of(rank) = {.lives = false, .lost_at = now};
   changed_ = now;
   if (begun_) {
     leases_.lost(rank);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/server/channel.h"
@@ -32,6 +33,8 @@ class Coordinator {
   void stop();
   void says_bye(int rank);
   void lost(int rank, double now), returned(int rank);
+  // A worker's lease is done: the seconds since it was lost, where this is the first one since then; otherwise 0.
+  double back_after(int worker, double now) { return of(worker).lost_at > 0 ? now - std::exchange(of(worker).lost_at, 0) : 0; }
   // What that rank's training thread waits for; empty: it works.
   void waits_for(int rank, std::string waits_for, double now);
   struct Waiting {
@@ -51,6 +54,7 @@ class Coordinator {
     std::uint64_t request = 0;   // its last
     std::string waits_for = {};  // what it waits for; empty: it works
     double done_at = 0;          // when its last lease was
+    double lost_at = 0;          // and it has done no lease since; 0: it was not
     std::deque<double> speeds = {};  // leases a second, of the last few times
   };
   struct Gathering {

@@ -446,6 +446,8 @@ class ServerNode::Thread {
   }
   void done(int worker, std::int64_t lease, const std::array<double, 3>& sums, Verdict verdict) {
     if (!coordinator_->done(lease, now())) return;
+    if (const double away = coordinator_->back_after(worker, now()); away > 0)
+      tell_person(channel_->where(worker) + " works again, " + shown(away) + " s after it was lost");
     if (verdict == Verdict::refused && refused_[worker]++ == 0)
       tell_person("a gradient of " + channel_->where(worker) + " is not finite: it is refused, as all that are so will be");
     change([&] {
