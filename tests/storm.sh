@@ -32,7 +32,9 @@ process_of() {  # NAME RANK
 }
 stops() {  # NAME: prints steps a second
   kill -TERM "$(process_of "$1" 0)"
-  wait $!
+  tries=0
+  until grep -q '"event":"end"' "$there/$1.jsonl" || [ $tries -eq 600 ]; do tries=$((tries + 1)); sleep 0.1; done
+  sleep 2
   sed -n 's/.*"event":"end","steps":\([0-9]*\).*"seconds":\([0-9.]*\).*/\1 \2/p' "$there/$1.jsonl" | awk '{ print $1 / $2 }'
 }
 
