@@ -18,6 +18,7 @@ enum class Stream : std::uint32_t {
   test = 6,
   mixup = 7,
   step_time = 8,
+  classes = 9,
   dropout = 1000,
   own = 1u << 30  // from here on: a program's own
 };

@@ -13,7 +13,16 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool bias, bool relu) : relu_(
   if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(in), false);
 }
 
-Variable Linear::forward(const Variable& x) { return linear(x, *weight_, optional(bias_), relu_); }
+Variable Linear::forward(const Variable& x) {
+  if (of_slice_ && weight_->slice.count > 1) return of_slice_(x, *weight_, optional(bias_), training());
+  return linear(x, *weight_, optional(bias_), relu_);
+}
+
+void Linear::cut(Slice slice, Operation operation) {
+  weight_->slice = slice;
+  if (bias_) bias_->slice = slice;
+  of_slice_ = std::move(operation);
+}
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, int kernel_size, const Conv2dOptions& options, bool bias)
     : options_(options) {

@@ -10,9 +10,17 @@ class Linear : public Module {
   Linear(std::int64_t in, std::int64_t out, bool bias = true, bool relu = false);
   Variable forward(const Variable& x) override;
 
+  // Gives this rank a slice of the outputs: of the rows of w and b. Called before the flat parameters are built. While w is a slice,
+  // `operation` computes the layer; b may be empty.
+  using Operation = std::function<Variable(const Variable& x, const Variable& w, const Variable& b, bool training)>;
+  void cut(Slice slice, Operation operation);
+  std::int64_t outputs() const { return weight_->shape[0]; }  // of all slices
+  bool has_relu() const { return relu_; }
+
  private:
   Parameter *weight_, *bias_ = nullptr;
   bool relu_;
+  Operation of_slice_;
 };
 
 // x [N, H, W, in] → [N, H', W', out].

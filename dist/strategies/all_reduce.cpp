@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/backend.h"
+#include "dist/strategies/hybrid.h"
 #include "dist/strategies/reducer.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/sync_batch_norm.h"
@@ -15,8 +16,12 @@ namespace {
 // rank makes the same step. Each rank's gradient is already weighted by its share of the whole batch.
 class NaiveAllReduce : public Replicas {
  public:
-  explicit NaiveAllReduce(std::unique_ptr<Communicator> communicator)
-      : Replicas(std::move(communicator), "naive-all-reduce", true) {}
+  NaiveAllReduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier)
+      : Replicas(std::move(communicator), classifier ? "naive-hybrid" : "naive-all-reduce", true), classifier_(std::move(classifier)) {}
+  void prepare(Module& model, Task& task, const PrepareOptions& options) override {
+    Replicas::prepare(model, task, options);
+    if (classifier_) classifier_->prepare(model, task);
+  }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat, optimizer_ = &optimizer;
     compare_layouts(flat);
@@ -36,6 +41,7 @@ class NaiveAllReduce : public Replicas {
   }
 
  private:
+  std::shared_ptr<SlicedClassifier> classifier_;  // hybrid.h; null: none is cut
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
 };
@@ -60,7 +66,8 @@ class AllReduce : public Replicas {
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
 
-  void prepare(Module& model, Task&, const PrepareOptions& options) override {
+  void prepare(Module& model, Task& task, const PrepareOptions& options) override {
+    if (options_.classifier) options_.classifier->prepare(model, task);
     if (!options.sync_batch_norm || size() == 1) return;
     sync_batch_norm(model, across_);
     syncs_ = true;
@@ -78,6 +85,7 @@ class AllReduce : public Replicas {
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat, optimizer_ = &optimizer;
+    if (options_.classifier) options_.classifier->begin();
     compare_layouts(flat, syncs_ ? 1 : 0);
     buckets_.clear(), behind_.reset();
     Backend& backend = flat.backend();
@@ -96,6 +104,7 @@ class AllReduce : public Replicas {
   }
 
   void exchange(const Tensor& loss) override {
+    if (options_.classifier) options_.classifier->step();
     if (behind_) return exchange_on_device(loss);
     exchange([&] { return std::isfinite(loss.item()); });
   }
@@ -139,9 +148,9 @@ class AllReduce : public Replicas {
     for (auto& b : buckets_) b->rewind(made);
   }
 
-  static const char* name_of(const AllReduceOptions& o) {
-    if (o.power_sgd > 0) return "all-reduce (PowerSGD)";
-    return o.top_k > 0 ? "all-reduce (top-k)" : o.wire == DType::bf16 ? "all-reduce (bf16)" : "all-reduce";
+  static std::string name_of(const AllReduceOptions& o) {
+    const char* wire = o.power_sgd > 0 ? " (PowerSGD)" : o.top_k > 0 ? " (top-k)" : o.wire == DType::bf16 ? " (bf16)" : "";
+    return std::string(o.classifier ? "hybrid+" : "") + "all-reduce" + wire;
   }
 
   // Every rank's numbers, in the order of ranks, while buckets may be under way.
@@ -210,8 +219,8 @@ class AllReduce : public Replicas {
 std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options) {
   return std::make_unique<AllReduce>(std::move(communicator), options);
 }
-std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator) {
-  return std::make_unique<NaiveAllReduce>(std::move(communicator));
+std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier) {
+  return std::make_unique<NaiveAllReduce>(std::move(communicator), std::move(classifier));
 }
 
 }  // namespace tandem

@@ -11,6 +11,8 @@
 
 namespace tandem {
 
+class SlicedClassifier;
+
 struct AllReduceOptions {
   std::int64_t bucket_bytes = 0;      // the first six: BucketOptions
   DType wire = DType::f32;
@@ -18,12 +20,13 @@ struct AllReduceOptions {
   std::int64_t power_sgd = 0;
   double deadline = 300;
   const NcclLibrary* nccl = nullptr;
+  std::shared_ptr<SlicedClassifier> classifier = nullptr;  // cut over the ranks of a host: hybrid.h
   std::int64_t check_every = 1000;  // steps between two comparisons of all ranks' parameters; 0: only at the end
 };
 
 // Throws CommunicationError from begin() and step() when another rank fails, and Error when ranks do not have the same model.
 std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options = {});
 // One exchange of the whole vector after backward: what all_reduce() computes, without its speed. Parameters lie on the host.
-std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator);
+std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier = nullptr);
 
 }  // namespace tandem

@@ -14,6 +14,7 @@
 #include "dist/server/server_checks.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/daso.h"
+#include "dist/strategies/hybrid.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/machine_share.h"
 #include "dist/strategies/outer.h"
@@ -38,8 +39,7 @@ struct Entry {
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
 // ---- one parser for each row ----------------------------------------------------------------------------------------------
-Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
-  if (!name.empty() && name != "all-reduce") return {};
+AllReduceOptions all_reduce_options(const Setting& setting) {
   AllReduceOptions o{.deadline = deadline()};
   const std::string wire = setting("TANDEM_WIRE");
   if (wire.starts_with("topk:")) o.top_k = parsed<double>(wire.substr(5)).value_or(0);
@@ -49,7 +49,28 @@ Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
     refuse("TANDEM_WIRE=", wire, ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, or powersgd:RANK, ",
            "with a rank from 1");
   if (wire == "bf16") o.wire = DType::bf16;
-  return [o] { return all_reduce(Job().communicator(), o); };
+  return o;
+}
+
+Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
+  if (!name.empty() && name != "all-reduce") return {};
+  return [o = all_reduce_options(setting)] { return all_reduce(Job().communicator(), o); };
+}
+
+// The last Linear is cut over the ranks of each host; the rest is another strategy's, all-reduce where none is named.
+Make parse_hybrid(const std::string& name, const Setting& setting, int) {
+  if (!name.starts_with("hybrid")) return {};
+  const std::size_t plus = std::min(name.find('+'), name.size());
+  const auto how = SlicedClassifier::parse(name.substr(0, plus));
+  const std::string rest = name.substr(std::min(plus + 1, name.size()));
+  if (plus < name.size() && rest != "all-reduce")
+    refuse("--strategy ", name, ": ", rest, " cannot be joined with the hybrid, whose slices step together on all hosts: choose hybrid+all-reduce");
+  return [how, o = all_reduce_options(setting)]() mutable {
+    Job job;
+    job.lane();  // as many ranks on every host
+    o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), how);
+    return all_reduce(job.communicator(), o);
+  };
 }
 
 Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
@@ -139,6 +160,13 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
 Make parse_naive(const std::string& name, const Setting&, int) {
   if (name == "naive-all-reduce") return [] { return naive_all_reduce(Job().communicator()); };
   if (name == "naive-server") return [] { return naive_server(Job().communicator()); };
+  if (name == "naive-hybrid")
+    return [] {
+      Job job;
+      job.lane();
+      auto classifier = std::make_shared<SlicedClassifier>(job.on_host(), SlicedClassifier::Options{.naive = true});
+      return naive_all_reduce(job.communicator(), std::move(classifier));
+    };
   if (!name.starts_with("naive-")) return {};
   const std::string of = name.substr(6);
   if (const auto how = DasoOptions::parse(of)) return [how] { return naive_daso(daso_ranks(), *how); };
@@ -156,13 +184,14 @@ Make parse_naive(const std::string& name, const Setting&, int) {
 std::vector<Entry> entries() {
   return {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
+      {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce", {"TANDEM_WIRE"}, parse_hybrid},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
       {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+ or outer:H=STEPS+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
-      {"naive-all-reduce, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server", {}, parse_naive},
+      {"naive-all-reduce, naive-hybrid, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server", {}, parse_naive},
   };
 }
 

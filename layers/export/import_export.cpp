@@ -10,20 +10,17 @@ namespace tandem {
 ImportExport::ImportExport(const ImportExportFiles& files, Module& model, FlatParameters& flat, BatchSource& train,
                            const std::map<std::string, std::string>& about, bool writes)
     : files_(files),
-      gives_slices_(!writes && flat.slice().count > 1 && !files.export_torch.empty()),
       model_(model),
       flat_(flat),
       about_(about) {
-  if (flat.slice().count > 1 && !files.export_onnx.empty())
-    refuse("--export-onnx: layers of this model are cut over ranks, and no rank has the whole graph: leave it out, and export from one "
-           "process (--export-torch here, --import-torch there)");
   if (!writes) files_.export_torch = files_.export_onnx = files_.tensorboard = "";
-  if (gives_slices_ || !(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
+  if (!(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
     const Shape batch = train.make(0, 0).images.shape();
     picture_ = {batch[1], batch[2], batch[3]};
   }
   if (!files_.import_torch.empty()) import_torch(model, flat.backend(), picture_, files_.import_torch);
-  if (!files_.export_onnx.empty()) onnx_of(model, flat.backend(), picture_);
+  // The graph of a model that is cut over ranks is that of no whole model before the end.
+  if (!files_.export_onnx.empty() && flat.slice().count == 1) onnx_of(model, flat.backend(), picture_);
   check_replaceable("--export-torch", files_.export_torch, "\"producer\":\"tandem\"", "an earlier export");
   check_replaceable("--export-onnx", files_.export_onnx, "\x12\x06tandem", "an earlier export");  // producer_name
   for (const std::string& path : {files_.export_torch, files_.export_onnx})
@@ -55,9 +52,8 @@ void ImportExport::end_epoch(std::int64_t step, const std::vector<std::pair<std:
   if (events_) events_->scalars(step, values);
 }
 
-void ImportExport::end(Strategy* strategy) {
-  if (gives_slices_ || !files_.export_torch.empty())
-    export_torch(model_, flat_.backend(), picture_, files_.export_torch, about_, strategy);
+void ImportExport::end() {
+  if (!files_.export_torch.empty()) export_torch(model_, flat_.backend(), picture_, files_.export_torch, about_);
   if (!files_.export_onnx.empty()) export_onnx(model_, flat_.backend(), picture_, files_.export_onnx);
 }
 

@@ -9,8 +9,6 @@
 
 namespace tandem {
 
-class Strategy;
-
 struct ImportExportFiles {  // empty: none
   std::string import_torch = {}, export_torch = {}, export_onnx = {};
   std::string tensorboard = {};  // a folder
@@ -33,11 +31,10 @@ class ImportExport {
   // step counts from 1. Losses and accuracies are means since the epoch began.
   void end_step(std::int64_t step, double loss, double accuracy, double learning_rate, double images_per_second);
   void end_epoch(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
-  void end(Strategy* strategy = nullptr);  // gathers what is cut over ranks; all ranks call it
+  void end();  // the model is whole
 
  private:
   ImportExportFiles files_;
-  bool gives_slices_;  // to the rank that writes
   Module& model_;
   FlatParameters& flat_;
   Shape picture_;

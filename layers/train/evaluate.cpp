@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task) {
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together) {
   NoGrad off;
   const bool training = model.training();
   model.eval();
@@ -13,7 +13,7 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task) {
   Tensor correct;
   source.start(0);
   for (Batch batch; source.next(batch);) {
-    if (asked_to_stop()) {
+    if (!together && asked_to_stop()) {
       sums.interrupted = 1;
       break;
     }

@@ -23,8 +23,8 @@ class Counters {
 };
 
 // Sums over a source, in eval mode, without recording; the model's mode is restored. A signal to stop, if fit() runs,
-// ends it early.
-MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task);
+// ends it early, unless ranks evaluate together: then they wait for each other in every batch, and all go on to the end.
+MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
 // Mean loss and accuracy over a source, by task.judged. With a strategy over all ranks' shares of it; all ranks call it.
 struct Evaluation {

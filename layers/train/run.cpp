@@ -7,6 +7,7 @@
 #include "core/backend.h"
 #include "core/clock.h"
 #include "layers/train/callbacks/callbacks.h"
+#include "layers/train/slices.h"
 #include "layers/train/step_memory.h"
 
 namespace tandem {
@@ -290,7 +291,7 @@ void Run::end_training() {
 }
 
 Evaluation Run::evaluate_on(BatchSource& source) {
-  MetricSums sums = evaluate_sums(model, source, task);
+  MetricSums sums = evaluate_sums(model, source, task, flat.slice().count > 1);
   if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums);
   interrupted_ = interrupted_ || sums.interrupted > 0;
   return mean_of(sums);
@@ -431,6 +432,7 @@ FitReport Run::end() {
   for (const std::string& rank : strategy.gather(text_of(mine))) measures.push_back(measures_in(rank));
   if (strategy.size() > 1) tell_result();
   if (ema) ema->swap();
+  make_whole(model, strategy);
   model.eval();
   report.steps = at.step;
   report.best_epoch = int(at.best_epoch);

@@ -33,4 +33,16 @@ std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, con
   return all;
 }
 
+void make_whole(Module& model, Strategy& strategy) {
+  for (auto& [name, p] : model.parameters()) {
+    if (p->slice.count == 1) continue;
+    const Tensor mine = p->variable.value();
+    const auto bytes = gather_slices(mine, p->slice, p->shape, strategy, true);
+    Tensor whole(mine.backend(), p->shape, mine.dtype());
+    whole.backend().upload(whole.raw_write(), bytes.data(), bytes.size());
+    p->slice = {};
+    p->variable = Variable(whole, !p->frozen, name);
+  }
+}
+
 }  // namespace tandem

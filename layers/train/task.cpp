@@ -13,11 +13,11 @@ Variable like(const Variable& outputs, const Tensor& targets) {
 
 }  // namespace
 
-Loss cross_entropy_loss(double label_smoothing) {
-  return [label_smoothing](const Variable& logits, const Tensor& labels, Tensor* correct) {
-    return cross_entropy(logits, labels, label_smoothing, correct);
-  };
+Variable CrossEntropy::operator()(const Variable& outputs, const Tensor& targets, Tensor* correct) const {
+  return cross_entropy(outputs, targets, label_smoothing, correct);
 }
+
+Loss cross_entropy_loss(double label_smoothing) { return CrossEntropy{label_smoothing}; }
 
 Task classification(double label_smoothing) { return {cross_entropy_loss(label_smoothing), cross_entropy_loss(), true, "classification"}; }
 

@@ -11,7 +11,12 @@ namespace tandem {
 
 // outputs, targets → a scalar, the mean over the batch. `correct` (i32 [1], may be null) is incremented by the rows that were right.
 using Loss = std::function<Variable(const Variable& outputs, const Tensor& targets, Tensor* correct)>;
-Loss cross_entropy_loss(double label_smoothing = 0);  // outputs [b, classes], targets i32 [b]
+// The loss of classification: outputs [b, classes], targets i32 [b]. A strategy finds it with loss.target<CrossEntropy>().
+struct CrossEntropy {
+  double label_smoothing = 0;
+  Variable operator()(const Variable& outputs, const Tensor& targets, Tensor* correct) const;
+};
+Loss cross_entropy_loss(double label_smoothing = 0);  // a CrossEntropy
 
 struct Task {
   Loss loss;

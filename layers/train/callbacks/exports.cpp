@@ -25,7 +25,7 @@ class Exports : public Callback {
       if (const double* number = std::get_if<double>(&value)) curves.push_back({"epoch/" + name, *number});
     run.exports.end_epoch(run.at.step, curves);
   }
-  void end(Run& run) override { run.exports.end(&run.strategy); }
+  void end(Run& run) override { run.exports.end(); }
 };
 
 }  // namespace

@@ -1,0 +1,247 @@
+#include "dist/strategies/sliced_linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "autograd/ops.h"
+#include "core/backend.h"
+#include "core/random.h"
+#include "core/step.h"
+#include "dist/strategies/on_host.h"
+#include "dist/strategies/slice_softmax.h"
+#include "layers/module.h"
+
+namespace tandem {
+namespace {
+
+using Numbers = std::vector<double>;
+using Over = std::shared_ptr<Communicator>;
+
+Cuts times(Cuts rows, std::int64_t n) {
+  for (std::int64_t& r : rows) r *= n;
+  return rows;
+}
+
+// mine [b, …] → [B, …].
+Tensor gather_rows(Communicator& over, const Tensor& mine, const Cuts& rows) {
+  Shape shape = mine.shape();
+  shape[0] = rows.back();
+  const Cuts cuts = times(rows, mine.numel() / mine.size(0));
+  Tensor all(mine.backend(), shape, mine.dtype());
+  OnHost host;
+  const Buffer b = host.of(all);
+  mine.backend().download(b.at(cuts[std::size_t(over.rank())]), mine.raw(), mine.bytes());
+  over.all_gather(b, cuts).wait();
+  host.upload(all);
+  return all;
+}
+
+struct GatherRows : Node {
+  static constexpr auto name = "gather_rows";
+  Over over;
+  Cuts rows;
+  GatherRows(Over o, Cuts r) : Node(name), over(std::move(o)), rows(std::move(r)) {}
+  // Every rank has a part of the gradient of all rows.
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    const auto me = std::size_t(over->rank());
+    const std::int64_t columns = dy.numel() / dy.size(0);
+    if (!dy.unique()) dy = dy.clone();
+    OnHost host;
+    const Buffer all = host.download(dy);
+    over->reduce_scatter(all, Combine::sum, times(rows, columns)).wait();
+    Shape shape = dy.shape();
+    shape[0] = rows[me + 1] - rows[me];
+    Tensor mine(dy.backend(), shape, dy.dtype());
+    dy.backend().upload(mine.raw_write(), all.at(rows[me] * columns), mine.bytes());
+    slots[0].accumulate(std::move(mine));
+  }
+};
+
+// ---- the loss ------------------------------------------------------------------------------------------------------------------
+// saved: the slice of the logits, labels, and the logarithm of each row's Σ e^z. A rank's loss is the mean over its own rows.
+struct SlicedCrossEntropy : Node {
+  static constexpr auto name = "sliced_cross_entropy";
+  Over over;
+  Cuts rows;
+  SliceGradient how;
+  SlicedCrossEntropy(Over o, Cuts r, const SliceGradient& h) : Node(name), over(std::move(o)), rows(std::move(r)), how(h) {}
+  void backward(Tensor dy, std::span<GradientSlot> slots) override {
+    const Tensor &z = kept(0), &labels = kept(1), &log_sum = kept(2);
+    const auto me = std::size_t(over->rank());
+    const Numbers each = of_all(*over, {dy.item() / double(rows[me + 1] - rows[me])});
+    Numbers weight;
+    for (std::size_t k = 0; k < each.size(); k++) weight.insert(weight.end(), std::size_t(rows[k + 1] - rows[k]), each[k]);
+    auto [dz, add] = slots[0].destination(z.backend(), z.shape(), z.dtype());
+    how.add = add;
+    slice_gradient(z, labels, log_sum, Tensor::of(z.backend(), log_sum.shape(), weight, log_sum.dtype()), how, *dz);
+  }
+};
+
+// The rows of all slices, joined in the same order on all ranks.
+struct JoinedRows {
+  Numbers log_sum;
+  double total = 0, right = 0;  // of this rank's rows: the loss, and how many have the label's logit as their largest
+};
+JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const Cuts& rows, double smoothing, double everywhere) {
+  Numbers numbers;
+  for (const SliceOfRow& s : mine) numbers.insert(numbers.end(), {s.largest, s.sum, s.label, s.first, s.logits});
+  const Numbers all = of_all(over, numbers);
+  const auto me = std::size_t(over.rank());
+  JoinedRows joined;
+  for (std::size_t r = 0; r < mine.size(); r++) {
+    SliceOfRow row{.largest = -INFINITY};
+    const double* const end = all.data() + all.size();
+    for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size()) {
+      if (s[0] > row.largest) row.largest = s[0], row.first = s[3];
+      row.label += s[2], row.logits += s[4];
+    }
+    for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size()) row.sum += s[1] * std::exp(s[0] - row.largest);
+    joined.log_sum.push_back(std::log(row.sum) + row.largest);
+    if (std::int64_t(r) < rows[me] || std::int64_t(r) >= rows[me + 1]) continue;
+    joined.total += joined.log_sum.back() - (1 - smoothing) * row.label - everywhere * row.logits;
+    joined.right += row.first;
+  }
+  return joined;
+}
+
+// In eval mode no gradient passes the layer.
+struct WholeRows : Node {
+  static constexpr auto name = "whole_rows";
+  WholeRows() : Node(name) {}
+  void backward(Tensor, std::span<GradientSlot>) override {
+    fail(where(), ": no gradient passes a layer that is cut over ranks in eval mode: train(), and use the task's loss");
+  }
+};
+
+}  // namespace
+
+Numbers of_all(Communicator& over, const Numbers& mine) {
+  Numbers all(mine.size() * std::size_t(over.size()));
+  std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(mine.size()) * over.rank());
+  over.all_gather(buffer(all)).wait();
+  return all;
+}
+
+Cuts rows_of_all(Communicator& over, const Tensor& mine) {
+  Cuts rows{0};
+  for (double n : of_all(over, {double(mine.size(0))})) rows.push_back(rows.back() + std::int64_t(n));
+  return rows;
+}
+
+SlicedLinear::SlicedLinear(std::shared_ptr<Communicator> over, std::string path, std::int64_t outputs, double sample)
+    : over_(std::move(over)), path_(std::move(path)), sample_(sample) {
+  for (int k = 0; k <= over_->size(); k++) cuts_.push_back(Slice{k, over_->size()}.begin(outputs));
+}
+
+Variable SlicedLinear::forward(const Variable& x, const Variable& w, const Variable& b, bool training) {
+  weight_ = &w, bias_ = &b, features_ = nullptr;
+  require(x.rank() == 2, "hybrid: the input of ", path_, " must be [rows, features], not ", x.shape());
+  if (mode().alone) return pad(linear(x, w, b), 1, begin(), classes() - begin() - width());
+  if (!training) return whole_rows(x, w, b);
+  features_ = x.value().raw();
+  return x;
+}
+
+// The logits of all classes for this rank's rows. Each rank sends its slice of them.
+Variable SlicedLinear::whole_rows(const Variable& x, const Variable& w, const Variable& b) const {
+  const Cuts rows = rows_of_all(*over_, x.value());
+  const auto me = std::size_t(over_->rank()), n = std::size_t(over_->size());
+  Variable whole;
+  {
+    NoGrad off;
+    Tensor z = linear(Variable(gather_rows(*over_, x.value(), rows)), w, b).value();
+    OnHost sent;
+    const Buffer mine = sent.download(z);
+    std::vector<Tensor> came;
+    std::vector<OnHost> hosts(n);
+    std::vector<Work> works;
+    for (std::size_t k = 0; k < n; k++) {
+      came.push_back(Tensor(z.backend(), {rows[me + 1] - rows[me], cuts_[k + 1] - cuts_[k]}, z.dtype()));
+      if (k == me) came[k].copy_from(z.slice(rows[me], rows[me + 1]));
+      else works.push_back(over_->recv(int(k), hosts[k].of(came[k])));
+    }
+    for (std::size_t k = 0; k < n; k++)
+      if (k != me) works.push_back(over_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
+    for (Work& work : works) work.wait();
+    std::vector<Variable> parts;
+    for (std::size_t k = 0; k < n; k++) {
+      if (k != me) hosts[k].upload(came[k]);
+      parts.push_back(Variable(came[k]));
+    }
+    whole = cat(parts, 1);
+  }
+  return record<WholeRows>(whole.value(), {&x, &w, &b}, {});
+}
+
+Numbers SlicedLinear::labels_of_all(const Tensor& labels, const Cuts& rows) const {
+  const Numbers y = gather_rows(*over_, labels, rows).values();
+  for (double label : y)
+    require(label >= 0 && label < double(classes()), "hybrid: the label ", label, ", but there are ", classes(),
+            " classes: labels are 0 to ", classes() - 1);
+  return y;
+}
+
+// Positions in the slice of the classes that take part in a step, in order.
+std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
+  std::vector<bool> occurs(static_cast<std::size_t>(width()));
+  std::uint32_t batch = 2166136261u;
+  for (double y : labels) {
+    batch = (batch ^ std::uint32_t(y)) * 16777619u;
+    if (y >= double(begin()) && y < double(begin() + width())) occurs[std::size_t(y) - std::size_t(begin())] = true;
+  }
+  StepState state;
+  if (const Tensor& s = mode().step_state; s.defined()) s.backend().download(&state, s.raw(), sizeof state);
+  const Philox random(state.seed, Stream::classes, state.epoch, batch + std::uint32_t(over_->rank()));
+  const std::int64_t there = std::count(occurs.begin(), occurs.end(), true);
+  std::int64_t others = width() - there, wanted = std::int64_t(std::ceil(sample_ * double(width()))) - there;
+  std::vector<std::int32_t> chosen;
+  for (std::int64_t c = 0; c < width(); c++) {
+    bool takes = occurs[std::size_t(c)];
+    if (!takes && double(random.word(std::uint32_t(c))) * 0x1p-32 * double(others--) < double(wanted)) takes = true, wanted--;
+    if (takes) chosen.push_back(std::int32_t(c));
+  }
+  return chosen;
+}
+
+// Of each row's class among the chosen ones; −1 where it is another rank's.
+Tensor SlicedLinear::positions(const Numbers& labels, const std::vector<std::int32_t>& chosen, Backend& backend) const {
+  Numbers places;
+  for (double y : labels) {
+    const auto at = std::lower_bound(chosen.begin(), chosen.end(), std::int64_t(y) - begin());
+    places.push_back(at != chosen.end() && *at == std::int64_t(y) - begin() ? double(at - chosen.begin()) : -1);
+  }
+  return Tensor::of(backend, {std::int64_t(labels.size())}, places, DType::i32);
+}
+
+Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) const {
+  Scope scope(path_);
+  const Cuts rows = rows_of_all(*over_, x.value());
+  const std::int64_t own = rows[std::size_t(over_->rank()) + 1] - rows[std::size_t(over_->rank())];
+  const DType wide = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Variable all = record<GatherRows>(gather_rows(*over_, x.value(), rows), {&x}, {}, over_, rows);
+  const Numbers y = labels_of_all(labels, rows);
+  std::vector<std::int32_t> chosen(static_cast<std::size_t>(width()));
+  std::iota(chosen.begin(), chosen.end(), 0);
+  Variable w = *weight_, b = *bias_;
+  double taking_part = double(classes());
+  if (sample_ < 1) {
+    chosen = sampled(y);
+    const Tensor index = Tensor::of(x.backend(), {std::int64_t(chosen.size())}, Numbers(chosen.begin(), chosen.end()), DType::i32);
+    w = embedding(w, index);
+    if (b.defined()) b = squeeze(embedding(unsqueeze(b, 1), index), 1);
+    taking_part = 0;
+    for (double n : of_all(*over_, {double(chosen.size())})) taking_part += n;
+  }
+  const Variable z = linear(all, w, b);
+  const Tensor local = positions(y, chosen, x.backend());
+  const double everywhere = smoothing / taking_part;
+  const JoinedRows joined = join(*over_, slice_of_rows(z.value(), local), rows, smoothing, everywhere);
+  if (correct) correct->fill(correct->item() + joined.right);
+  const Tensor mean = Tensor::of(x.backend(), {}, {joined.total / double(own)}, wide),
+               log_sum = Tensor::of(x.backend(), {rows.back()}, joined.log_sum, wide);
+  return record<SlicedCrossEntropy>(mean, {&z}, {z.value(), local, log_sum}, over_, rows,
+                                    SliceGradient{.at_label = 1 - smoothing, .everywhere = everywhere});
+}
+
+}  // namespace tandem

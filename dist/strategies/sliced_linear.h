@@ -1,0 +1,54 @@
+// A Linear that is cut over the ranks of a host, and the softmax cross-entropy over its slices: what hybrid.h describes.
+// Threads: the training thread. All ranks of the host make the same calls in the same order; each waits for all.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/variable.h"
+#include "dist/collectives/communicator.h"
+
+namespace tandem {
+
+// What each rank has, in the order of ranks; as many numbers on each.
+std::vector<double> of_all(Communicator& over, const std::vector<double>& mine);
+// Where the rows of each rank begin among those of all.
+Cuts rows_of_all(Communicator& over, const Tensor& mine);
+
+class SlicedLinear {
+ public:
+  // sample: the share of a slice's classes that a step learns.
+  SlicedLinear(std::shared_ptr<Communicator> over, std::string path, std::int64_t outputs, double sample);
+
+  // The layer. In training it hands x [b, F] on, and the loss has to be asked for. In eval mode: the logits [b, C] of this rank's rows.
+  Variable forward(const Variable& x, const Variable& w, const Variable& b, bool training);
+  // x: what the layer handed on. The mean over this rank's rows; the gradients of w and b are complete. smoothing, correct: as in
+  // cross_entropy().
+  Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) const;
+
+  // What the layer handed on when it last ran; null: it computed logits.
+  const void* handed_on() const { return features_; }
+
+  const std::shared_ptr<Communicator>& over() const { return over_; }
+  const std::string& path() const { return path_; }  // of the Linear
+  const Variable& weight() const { return *weight_; }  // once the layer has run
+  const Variable& bias() const { return *bias_; }
+  std::int64_t classes() const { return cuts_.back(); }
+  std::int64_t begin() const { return cuts_[std::size_t(over_->rank())]; }  // the first class of this rank
+  std::int64_t width() const { return cuts_[std::size_t(over_->rank()) + 1] - begin(); }
+
+ private:
+  Variable whole_rows(const Variable& x, const Variable& w, const Variable& b) const;
+  std::vector<double> labels_of_all(const Tensor& labels, const Cuts& rows) const;
+  std::vector<std::int32_t> sampled(const std::vector<double>& labels) const;
+  Tensor positions(const std::vector<double>& labels, const std::vector<std::int32_t>& chosen, Backend& backend) const;
+
+  std::shared_ptr<Communicator> over_;
+  std::string path_;
+  double sample_;
+  Cuts cuts_;                          // where each slice begins
+  const Variable *weight_ = nullptr, *bias_ = nullptr;  // the parameters
+  const void* features_ = nullptr;
+};
+
+}  // namespace tandem

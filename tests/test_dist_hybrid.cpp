@@ -1,0 +1,400 @@
+// The hybrid: a network whose last Linear is cut over the ranks of a host computes, trains, evaluates, saves and exports what it does on
+// one machine.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "dist/strategies/all_reduce.h"
+#include "dist/strategies/hybrid.h"
+#include "layers/export/torch_weights.h"
+#include "layers/train/confusion_matrix.h"
+#include "tests/slices.h"
+#include "tests/twin.h"
+
+namespace tandem::test {
+namespace {
+
+using Options = SlicedClassifier::Options;
+
+struct Net : Module {
+  Linear& fc1 = child<Linear>("fc1", 64, 32, true, true);
+  Linear& fc2;
+  explicit Net(std::int64_t classes = 10, bool bias = true) : fc2(child<Linear>("fc2", 32, classes, bias)) {}
+  Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
+};
+
+// Ranks as threads, `hosts` times `here` of them.
+using Body = std::function<void(Strategy&, int rank)>;
+std::vector<std::string> on_hosts(int here, int hosts, const Options& options, const Body& body, DType wire = DType::f32) {
+  auto ranks = in_process(here * hosts, {.deadline = 30});
+  std::vector<std::unique_ptr<Communicator>> layers;
+  for (int m = 0; m < hosts; m++)
+    for (auto& c : in_process(here, {.deadline = 30})) layers.push_back(std::move(c));
+  return ranks_say(here * hosts, [&](int r) {
+    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[std::size_t(r)]), options);
+    auto mine = std::move(ranks[std::size_t(r)]);
+    const auto strategy = options.naive ? naive_all_reduce(std::move(mine), layer)
+                                        : all_reduce(std::move(mine), {.bucket_bytes = 8192, .wire = wire, .classifier = layer});
+    body(*strategy, r);
+  });
+}
+
+// The pictures' classes are 0 to 9.
+Loss of_classes(const Loss& loss, double classes) {
+  return [loss, classes](const Variable& outputs, const Tensor& labels, Tensor* correct) {
+    Numbers y = labels.values();
+    for (double& label : y) label = std::fmod(label, classes);
+    return loss(outputs, Tensor::of(labels.backend(), labels.shape(), y, DType::i32), correct);
+  };
+}
+
+struct Case {
+  int classes = 10, here = 2, hosts = 1;
+  std::string optimizer = "sgd";
+  double smoothing = 0;
+  bool bias = true, naive = false;
+  std::string text() const {
+    return std::to_string(classes) + " classes over " + std::to_string(here) + " × " + std::to_string(hosts) + ", " + optimizer +
+           (naive ? ", naive" : "");
+  }
+};
+
+// A Net's epoch as `strategy` trains it, clipped, in double.
+Seen trained(Strategy& strategy, const Case& c, Backend& backend, DType dtype = DType::f64) {
+  Net model(c.classes, c.bias);
+  Task task = classification(c.smoothing);
+  strategy.prepare(model, task, {});
+  return trained_on(strategy, model, of_classes(task.loss, c.classes), *optimizer_called(c.optimizer), backend, dtype, 0.2);
+}
+
+TEST(Hybrid, TrainsAsOneMachine) {
+  std::vector<Case> cases{{.here = 1, .hosts = 2}, {.here = 3}, {.here = 4, .smoothing = 0.1}, {.classes = 7, .here = 3, .hosts = 2, .smoothing = 0.2},
+                          {.here = 2, .hosts = 2, .optimizer = "adamw"}, {.here = 3, .optimizer = "lars", .bias = false}, {.classes = 4, .here = 4}};
+  for (Case c : cases) {
+    auto backend = reference_backend(1);
+    Strategy one;
+    const Seen plain = trained(one, c, *backend);
+    EXPECT_GT(plain.norms[0], 0.2) << "clipped";
+    for (bool naive : {true, false}) {
+      c.naive = naive;
+      std::vector<Seen> seen(std::size_t(c.here * c.hosts));
+      all_well(on_hosts(c.here, c.hosts, {.naive = naive}, [&](Strategy& s, int r) {
+        auto mine = reference_backend(1);
+        seen[std::size_t(r)] = trained(s, c, *mine);
+      }));
+      for (const Seen& s : seen) same(s, plain, 1e-11, 1e-10, c.text());
+    }
+  }
+}
+
+// Through the host's memory, as f32 and with gradients that travel as bf16.
+TEST(Hybrid, OnDevicesIsAsOnTheHost) {
+  for (DType wire : {DType::f32, DType::bf16}) {
+    auto on = [&](bool device) {
+      std::vector<Seen> seen(4);
+      testing::internal::CaptureStderr();
+      all_well(on_hosts(2, 2, {}, [&](Strategy& s, int r) {
+        std::unique_ptr<Backend> backend = reference_backend(1);
+        if (device) {
+          auto twin = std::make_unique<Twin>();
+          twin->behind = true;
+          backend = std::move(twin);
+        }
+        seen[std::size_t(r)] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
+      }, wire));
+      testing::internal::GetCapturedStderr();
+      return seen;
+    };
+    const std::vector<Seen> host = on(false), twins = on(true);
+    for (std::size_t r = 0; r < host.size(); r++) EXPECT_EQ(twins[r].weights, host[r].weights) << name_of(wire) << ", rank " << r;
+  }
+}
+
+// ---- a batch ----------------------------------------------------------------------------------------------------------------
+// Rows of 20 pictures: the ranks' shares differ.
+struct Rows {
+  std::int64_t first, last;
+  Rows(int rank, int ranks) : first(20 * rank / ranks + (rank > 0)), last(rank + 1 == ranks ? 20 : 20 * (rank + 1) / ranks + 1) {}
+  Tensor pictures(Backend& b) const { return Tensor::of(b, {20, 64}, numbers("pictures", 20 * 64), DType::f64).slice(first, last).clone(); }
+  Tensor labels(Backend& b, int factor) const {
+    Numbers y;
+    for (std::int64_t i = first; i < last; i++) y.push_back(double(i * factor % 10));
+    return Tensor::of(b, {last - first}, y, DType::i32);
+  }
+};
+
+// Losses of one step by themselves: each rank's loss, and the gradients of all.
+struct Step {
+  double loss = 0, correct = 0;
+  Numbers gradients;
+};
+using Forward = std::function<Variable(Module&, const Loss&, const Rows&, Backend&, Tensor* correct)>;
+Step step_of(Strategy& s, const Forward& forward, std::int64_t classes = 10, double smoothing = 0) {
+  auto backend = reference_backend(1);
+  Net model(classes);
+  Task task = classification(smoothing);
+  s.prepare(model, task, {});
+  FlatParameters flat(model, *backend, 3, {}, DType::f64);
+  SGD sgd({.learning_rate = 0.1});
+  sgd.bind(flat);
+  s.begin(flat, sgd);
+  const Rows rows(s.rank(), s.size());
+  Tensor correct = Tensor::zeros(*backend, {1}, DType::i32);
+  const Variable loss = forward(model, task.loss, rows, *backend, &correct);
+  flat.zero_gradients();
+  flat.backward(loss, double(rows.last - rows.first) / 20);
+  s.exchange(loss.value());
+  const MetricSums sums = s.sum({.loss = loss.item() * double(rows.last - rows.first), .correct = correct.item()});
+  Step step{sums.loss / 20, sums.correct, whole(flat, flat.gradients, s)};
+  s.update(sgd);
+  s.end();
+  return step;
+}
+void same_step(const Forward& forward, std::int64_t classes = 10) {
+  Strategy one;
+  const Step want = step_of(one, forward, classes);
+  for (bool naive : {true, false})
+    for (int here : {2, 3}) {
+      std::vector<Step> got(static_cast<std::size_t>(here));
+      all_well(on_hosts(here, 1, {.naive = naive}, [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
+      for (const Step& g : got) {
+        EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
+        EXPECT_EQ(g.correct, want.correct) << here << " ranks" << (naive ? ", naive" : "");
+        EXPECT_TRUE(close("gradients", g.gradients, want.gradients, 1e-11));
+      }
+    }
+}
+
+TEST(Hybrid, CountsAndMixesAsOneMachine) {
+  same_step([](Module& model, const Loss& loss, const Rows& rows, Backend& b, Tensor* correct) {
+    return loss(model(Variable(rows.pictures(b))), rows.labels(b, 1), correct);
+  });
+  // mixup: two losses of one output
+  same_step([](Module& model, const Loss& loss, const Rows& rows, Backend& b, Tensor* correct) {
+    const Variable y = model(Variable(rows.pictures(b)));
+    return 0.7 * loss(y, rows.labels(b, 1), correct) + 0.3 * loss(y, rows.labels(b, 3), nullptr);
+  });
+}
+
+TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
+  for (int label : {0, 1, 5, 9}) {
+    std::vector<double> right(3);
+    all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) {
+      right[std::size_t(r)] = step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
+                                for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
+                                return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))), Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
+                              }).correct;
+    }));
+    EXPECT_EQ(right, Numbers(3, label == 0 ? 3 : 0)) << label;
+  }
+}
+
+// ---- a share of the classes --------------------------------------------------------------------------------------------------
+// The classes that a step learned are those of which the bias has a gradient. Over these alone the plain loss is the same.
+TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
+  constexpr std::int64_t classes = 50;
+  const Forward once = [](Module& model, const Loss& loss, const Rows& rows, Backend& b, Tensor* correct) {
+    return loss(model(Variable(rows.pictures(b))), rows.labels(b, 1), correct);
+  };
+  for (double smoothing : {0.0, 0.1})
+    for (double sample : {0.1, 0.5, 1.0}) {
+      std::vector<Step> got(3);
+      all_well(on_hosts(3, 1, {.sample = sample}, [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, once, classes, smoothing); }));
+      const Numbers& g = got[0].gradients;
+      ASSERT_GT(g.size(), std::size_t(classes));
+      std::vector<double> learned;
+      for (std::int64_t c = 0; c < classes; c++)
+        if (g[g.size() - classes + std::size_t(c)] != 0) learned.push_back(double(c));
+      for (int label = 0; label < 10; label++) EXPECT_TRUE(std::count(learned.begin(), learned.end(), label)) << "occurs";
+      // 17, 17 and 16 classes; the ten that occur are all in the first slice
+      const std::size_t want = sample == 0.1 ? 10 + 2 + 2 : sample == 0.5 ? 10 + 9 + 8 : 50;
+      EXPECT_EQ(learned.size(), want) << sample;
+      Strategy one;
+      const Step plain = step_of(one, [&](Module& model, const Loss&, const Rows& rows, Backend& b, Tensor* correct) {
+        const Tensor index = Tensor::of(b, {std::int64_t(learned.size())}, learned, DType::i32);
+        const Variable y = transpose(embedding(transpose(model(Variable(rows.pictures(b))), {1, 0}), index), {1, 0});
+        return cross_entropy(y, rows.labels(b, 1), smoothing, correct);  // labels 0 to 9 keep their places
+      }, classes);
+      for (const Step& s : got) {
+        EXPECT_NEAR(s.loss, plain.loss, 1e-12);
+        EXPECT_EQ(s.correct, plain.correct);
+        EXPECT_TRUE(close("gradients", s.gradients, plain.gradients, 1e-11));
+      }
+    }
+}
+
+// ---- evaluation, files ---------------------------------------------------------------------------------------------------------
+TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
+  Strategy one;
+  auto seen = [](Strategy& s) {
+    auto backend = reference_backend(1);
+    Dataset data = synthetic({.side = 8, .channels = 1, .train = 20, .test = 61, .seed = 3});
+    Loader test(data.test, {.batch = 25, .shuffle = false, .rank = s.rank(), .world = s.size(), .prefetch = 0}, *backend);
+    Net model;
+    Task task = classification();
+    s.prepare(model, task, {});
+    FlatParameters flat(model, *backend, 3);
+    const Evaluation e = evaluate(model, test, &s, task);
+    Numbers matrix = confusion_matrix(model, test).values(), all(matrix.size());
+    for (std::size_t i = 0; i < matrix.size(); i++) all[i] = s.sum({.correct = matrix[i]}).correct;
+    all.push_back(e.loss), all.push_back(e.accuracy);
+    return all;
+  };
+  const Numbers want = seen(one);
+  for (auto [here, hosts] : {std::pair{2, 1}, {3, 1}, {2, 2}}) {
+    std::vector<Numbers> got(std::size_t(here * hosts));
+    all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = seen(s); }));
+    for (const Numbers& g : got) EXPECT_TRUE(close("confusion matrix, loss, accuracy", g, want, 1e-6));
+  }
+}
+
+// One run: 1 rank, then 4, 3 and 2 with slices, then 1 again. And what is written at the end is the plain model's.
+TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
+  TemporaryFolder folder;
+  auto run = [&](Strategy& s, FitOptions o) {
+    auto backend = reference_backend(1);
+    Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
+    Net model;
+    SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
+    o.ema = 0.8;
+    const FitReport report = fit(model, cross_entropy_loss(0.1), sgd, *backend, {train, nullptr, &test}, o, &s);
+    Strategy one;  // after the run every rank has the model
+    test.share(0, 1);
+    Numbers all{evaluate(model, test).loss, report.epochs.empty() ? 0 : *report.epochs.back().test_accuracy};
+    FlatParameters flat(model, *backend, 1);
+    const Numbers weights = whole(flat, flat.values, one);
+    all.insert(all.end(), weights.begin(), weights.end());
+    return all;
+  };
+  Strategy one;
+  FitOptions o = quiet(4);
+  const Numbers want = run(one, o);
+  o.checkpoint = folder.file("run");
+  o.stop_after = 5;
+  run(one, o);
+  o.resume = std::exchange(o.checkpoint, "");
+  for (auto [here, hosts, stop] : {std::tuple{4, 1, 8}, {3, 1, 11}, {2, 2, 17}}) {
+    o.stop_after = stop;
+    all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int) { run(s, o); }));
+    EXPECT_EQ(position_in(folder.file("run/last.safetensors")).step, stop);
+  }
+  o.stop_after = 0;
+  std::vector<Numbers> got(3);
+  all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }));
+  for (const Numbers& g : got) EXPECT_TRUE(close("loss, accuracy and weights", g, want, 1e-4));
+  // From the same checkpoint, without a step: the same bytes.
+  std::vector<std::string> files;
+  o.stop_after = 17;
+  for (int here : {1, 3}) {
+    o.import_export.export_torch = folder.file("weights" + std::to_string(here));
+    o.import_export.export_onnx = folder.file("graph" + std::to_string(here));
+    const Body body = [&](Strategy& s, int) { run(s, o); };
+    if (here == 1) body(one, 0);
+    else all_well(on_hosts(here, 1, {}, body));
+    files.push_back(contents(o.import_export.export_torch)), files.push_back(contents(o.import_export.export_onnx));
+  }
+  EXPECT_GT(files[0].size() * files[1].size(), 0u);
+  EXPECT_EQ(files[0], files[2]);
+  EXPECT_EQ(files[1], files[3]);
+}
+
+// ---- what is refused -------------------------------------------------------------------------------------------------------------
+struct GoesOn : Net {
+  Variable forward(const Variable& x) override { return scale(Net::forward(x), 2); }
+};
+struct NoLinear : Module {
+  NoLinear() { parameter("w", {3}, Initial::zeros()); }
+  Variable forward(const Variable& x) override { return x; }
+};
+
+TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
+  auto says = [](const std::string& text, const std::function<void(Strategy&, Backend&)>& body) {
+    for (const std::string& said : on_hosts(3, 1, {}, [&](Strategy& s, int) {
+           auto backend = reference_backend(1);
+           body(s, *backend);
+         }))
+      EXPECT_NE(said.find(text), said.npos) << said;
+  };
+  auto prepared = [&](const std::string& text, auto model, const Task& given) {
+    says(text, [&](Strategy& s, Backend&) {
+      Task task = given;
+      auto mine = model();
+      s.prepare(*mine, task, {});
+    });
+  };
+  auto net = [](std::int64_t classes) { return [classes] { return std::make_unique<Net>(classes); }; };
+  prepared("has 2 outputs, and 3 ranks", net(2), classification());
+  prepared("train with cross_entropy_loss()", net(10), regression());
+  prepared("no Linear at its end", [] { return std::make_unique<NoLinear>(); }, classification());
+  prepared("no Linear at its end", [] { return std::make_unique<Linear>(64, 10, true, true); }, classification());
+  says("call strategy->prepare(model, task", [](Strategy& s, Backend& b) {
+    Net model;
+    FlatParameters flat(model, b, 1);
+    SGD sgd({});
+    sgd.bind(flat);
+    s.begin(flat, sgd);
+  });
+  says("the loss of this step is not the task's", [](Strategy& s, Backend& b) {
+    Net model;
+    Task task = classification();
+    s.prepare(model, task, {});
+    FlatParameters flat(model, b, 1);
+    SGD sgd({.learning_rate = 0.1});
+    sgd.bind(flat);
+    s.begin(flat, sgd);
+    const Variable loss = cross_entropy(model(Variable(Tensor::zeros(b, {2, 64}))), Tensor::of(b, {2}, {0, 1}, DType::i32));
+    flat.zero_gradients();
+    flat.backward(loss);
+    s.step(sgd, loss);
+  });
+  auto stepped = [&](const std::string& text, auto body) {
+    says(text, [&](Strategy& s, Backend& b) {
+      GoesOn beyond;
+      Net net;
+      Task task = classification();
+      Module& model = text.find("goes on") != text.npos ? static_cast<Module&>(beyond) : net;
+      s.prepare(model, task, {});
+      FlatParameters flat(model, b, 1);
+      body(model, task, Tensor::zeros(b, {2, 64}), Tensor::of(b, {2}, {0, 10}, DType::i32));
+    });
+  };
+  stepped("goes on behind fc2", [](Module& m, const Task& t, const Tensor& x, const Tensor& y) { t.loss(m(Variable(x)), y, nullptr); });
+  stepped("the label 10, but there are 10 classes", [](Module& m, const Task& t, const Tensor& x, const Tensor& y) { t.loss(m(Variable(x)), y, nullptr); });
+  stepped("in eval mode", [](Module& m, const Task&, const Tensor& x, const Tensor&) {
+    m.eval();
+    sum(m(Variable(x))).backward();
+  });
+  for (const char* name : {"hybrid:", "hybrid:sample=", "hybrid:sample=0", "hybrid:sample=2", "hybrid:share=1"})
+    EXPECT_TRUE(refused([&] { SlicedClassifier::parse(name); }, {name, "hybrid:sample=SHARE"})) << name;
+  EXPECT_EQ(SlicedClassifier::parse("hybrid:sample=0.1").sample, 0.1);
+}
+
+// A loss that is not finite on one rank ends the step on all, and the reason is found.
+TEST(Hybrid, AllRanksSkipWhatIsNotFinite) {
+  all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) {
+    auto backend = reference_backend(1);
+    Net model;
+    Task task = classification();
+    s.prepare(model, task, {});
+    FlatParameters flat(model, *backend, 1);
+    SGD sgd({.learning_rate = 0.1});
+    sgd.if_not_finite = IfNotFinite::skip;
+    sgd.bind(flat);
+    s.begin(flat, sgd);
+    for (int step = 0; step < 3; step++) {
+      const Numbers before = flat.values.values();
+      Tensor x = Tensor::of(*backend, {2, 64}, numbers("x", 128));
+      if (step == 1 && r == 2) x.fill(std::nan(""));
+      const Variable loss = task.loss(model(Variable(x)), Tensor::of(*backend, {2}, {1, 2}, DType::i32), nullptr);
+      flat.zero_gradients();
+      flat.backward(loss, 1.0 / 3);
+      require(s.step(sgd, loss) == (step == 1 ? StepResult::not_finite : StepResult::made), "step ", step);
+      require((flat.values.values() == before) == (step == 1), "weights of step ", step);
+    }
+    s.end();
+  }));
+}
+
+}  // namespace
+}  // namespace tandem::test
