@@ -436,6 +436,11 @@ bench-shared: $(BUILD)/bench_shared
 bench-memory: $(BUILD)/bench_memory
 	python3 tests/bench/memory.py --worker $< $(BENCH_ARGS)
 
+# A last layer of many classes, cut over the ranks of a host, beside one whose gradient is all-reduced: BATCH, ms, MB moved, MB a rank.
+HYBRID_ARGS ?= 100000 512 32 128 512
+bench-hybrid: $(BUILD)/bench_hybrid $(BUILD)/tandem-run
+	@for s in all-reduce hybrid hybrid:sample=0.1; do echo "$$s"; $(BUILD)/tandem-run -n 4 --strategy $$s $< $(HYBRID_ARGS) || exit 1; done
+
 # All-reduce beside Open MPI and Gloo, and the training step beside DDP (PARTS="host hosts steps"); several hosts need root.
 bench-network: $(BUILD)/bench_network $(BUILD)/bench_server $(BUILD)/bench_distributed $(BUILD)/tandem-run
 	@BUILD=$(BUILD) bash tests/bench/network.sh $(PARTS)

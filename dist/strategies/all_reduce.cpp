@@ -126,7 +126,8 @@ class AllReduce : public Replicas {
       for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);  // of a job's wire, which they share
       buckets_.clear(), behind_.reset();
     }
-    return measured(reducer_, std::max(sent_, communicator_->traffic().bytes), bucket_bytes_);
+    const std::uint64_t of_layer = options_.classifier ? options_.classifier->sent_bytes() : 0;
+    return measured(reducer_, std::max(sent_, communicator_->traffic().bytes) + of_layer, bucket_bytes_);
   }
 
   ClockOffset watch(Trace& trace) override {

@@ -44,6 +44,7 @@ class SlicedClassifier {
   // Throw UsageError in a loop of the user's own: where prepare() was not called, and where a step did not use the task's loss.
   void begin() const;
   void step() const;
+  std::uint64_t sent_bytes() const { return on_host_->traffic().bytes; }
 
  private:
   std::shared_ptr<Communicator> on_host_;
