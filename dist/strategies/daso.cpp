@@ -166,12 +166,10 @@ class Daso : public HostSteps {
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     HostSteps::begin(flat, optimizer);
-    if (flat.backend().asynchronous()) ready_ = flat.backend().new_event();
     chunks_ = cut(flat.numel(), flat.values.dtype(), settings_.bucket_bytes);
   }
   Measures end() override {
     Measures m = HostSteps::end();
-    ready_.reset();
     common_ = error_ = narrow_ = {};
     for (Sync& s : syncs_) s = {};
     const Measures between = measured(reducer_, between_.sent_bytes() + in_host_.sent_bytes() + communicator_->traffic().bytes, 0);
@@ -225,13 +223,12 @@ class Daso : public HostSteps {
     if (narrow() && !o_.differences) narrow_.copy_from(x);
     if (!narrow()) keep(s.sum, x);
     if (!blocks && o_.keep_progress) keep(s.sent, x);
-    tell(*optimizer_);
+    tell(*optimizer_);  // waits for the device: what is sent is there
     std::copy_n(told_, 2, s.told);
-    if (ready_) flat_->backend().queue().mark(*ready_);
     s.pending.clear();
     auto add = [&](Communicator& over, Buffer data, Combine how) {
       s.pending.push_back(reducer_.add({.over = over,
-                                        .after = ready_.get(),
+                                        .after = nullptr,
                                         .begin = [=](Communicator& c) { return c.all_reduce(data, how); },
                                         .name = "sum of hosts"}));
     };
@@ -275,7 +272,6 @@ class Daso : public HostSteps {
     if (differs()) common_.copy_from(x);
   }
 
-  std::unique_ptr<Event> ready_;  // on a device: what is sent is there
   std::vector<Range> chunks_;
   std::array<Sync, 2> syncs_;  // a send may leave before the last one is merged
   std::size_t now_ = 0;

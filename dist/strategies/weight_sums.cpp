@@ -16,7 +16,6 @@ void WeightSums::begin(FlatParameters& flat, Optimizer& optimizer) {
   optimizer.gradients_are_shares_of(size());
   compare_layouts(flat);
   all_.begin(flat.backend(), options_.deadline, options_.nccl);
-  if (flat.backend().asynchronous()) ready_ = flat.backend().new_event();
   broadcast(flat, all_.data());
 }
 
@@ -37,7 +36,6 @@ Measures WeightSums::end() {
     if (not_finite_ < 0) compare_weights();
     optimizer_ = nullptr, flat_ = nullptr;
     all_.end();
-    ready_.reset();
     sum_ = {};
     planned_ = false;
   }
@@ -56,18 +54,17 @@ Tensor WeightSums::vector(std::shared_ptr<void> memory) {
 
 void WeightSums::start(Range range) {
   constexpr const char* name = "sum of weights";  // on the trace
-  tell(*optimizer_);
-  if (ready_) flat_->backend().queue().mark(*ready_);
+  tell(*optimizer_);  // waits for the device: what is to be summed is there
   for (const Range& r : cut(range.length(), sum_.dtype(), options_.bucket_bytes)) {
     Tensor part = sum_.range(range.begin + r.begin, {r.length()});
     bucket_ = std::max(bucket_, r.length() * 4);
     reducer_.add({.over = all_.data(),
-                  .after = ready_.get(),
+                  .after = nullptr,
                   .begin = [data = buffer(part)](Communicator& c) { return c.all_reduce(data); },
                   .name = name});
   }
   reducer_.add({.over = all_.flags(),
-                .after = ready_.get(),
+                .after = nullptr,
                 .begin = [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); },
                 .name = name});
   under_way_ = true;

@@ -44,7 +44,6 @@ class WeightSums : public Replicas {
 
   LocalSgdOptions options_;
   DataAndFlags all_{communicator_};
-  std::unique_ptr<Event> ready_;  // on a device: what is to be summed is there
   std::int64_t bucket_ = 0;                     // bytes in f32, of the largest
   bool under_way_ = false;
   Reducer reducer_;  // last: its thread ends first
