@@ -5,7 +5,7 @@
 # from a kill to the first work of the new process that is used. Never in CI.
 set -u
 build=${BUILD:-build}
-seconds=${1:-1200} kills=${2:-60} strategy=${3:-outer:H=8+asgd}
+seconds=${1:-1200} kills=${2:-60} strategy=${3:-outer:H=8,momentum=0.3+delayed-nesterov}
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
 train="$build/fashion_mnist --model lenet5 --batch 32 --lr 0.01 --schedule constant --epochs 1000000"
