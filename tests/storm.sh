@@ -45,6 +45,7 @@ starts storm
 began=$(date +%s) killed=0
 while [ $(($(date +%s) - began)) -lt "$seconds" ]; do
   sleep "$(awk -v k="$kills" 'BEGIN { print 3600 / k }')"
+  [ "$(process_of storm 0)" ] || { echo "the job has ended by itself after $killed kills:"; tail -n 20 "$there/storm.log"; exit 1; }
   victim=$(process_of storm $(($(od -An -N2 -tu2 /dev/urandom) % 15 + 1)) | head -n 1)
   [ "$victim" ] && kill -KILL "$victim" && killed=$((killed + 1))
 done
