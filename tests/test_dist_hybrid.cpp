@@ -6,8 +6,11 @@
 
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/hybrid.h"
+#include "dist/strategies/machine_share.h"
+#include "dist/strategies/parameter_server.h"
 #include "layers/export/torch_weights.h"
 #include "layers/train/confusion_matrix.h"
+#include "tests/host_ranks.h"
 #include "tests/slices.h"
 #include "tests/twin.h"
 
@@ -23,18 +26,46 @@ struct Net : Module {
   Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
 };
 
+// The layer is cut over a host's ranks. Between hosts: "all-reduce", DASO or naive DASO, or an update rule of the parameter server.
+struct Between {
+  std::string how = "all-reduce";
+  DType wire = DType::f32;
+};
+
 // Ranks as threads, `hosts` times `here` of them.
 using Body = std::function<void(Strategy&, int rank)>;
-std::vector<std::string> on_hosts(int here, int hosts, const Options& options, const Body& body, DType wire = DType::f32) {
-  auto ranks = in_process(here * hosts, {.deadline = 30});
-  std::vector<std::unique_ptr<Communicator>> layers;
-  for (int m = 0; m < hosts; m++)
-    for (auto& c : in_process(here, {.deadline = 30})) layers.push_back(std::move(c));
-  return ranks_say(here * hosts, [&](int r) {
-    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[std::size_t(r)]), options);
-    auto mine = std::move(ranks[std::size_t(r)]);
-    const auto strategy = options.naive ? naive_all_reduce(std::move(mine), layer)
-                                        : all_reduce(std::move(mine), {.bucket_bytes = 8192, .wire = wire, .classifier = layer});
+std::vector<std::string> on_hosts(int here, int hosts, const Options& options, const Body& body, const Between& between = {}) {
+  const int n = here * hosts;
+  auto grouped = [&] {
+    std::vector<std::unique_ptr<Communicator>> all;
+    for (int m = 0; m < hosts; m++)
+      for (auto& c : in_process(here, {.deadline = 30})) all.push_back(std::move(c));
+    return all;
+  };
+  auto ranks = in_process(n, {.deadline = 30}), layers = grouped(), machines = grouped();
+  HostRanks daso_ranks(hosts, here);
+  std::vector<std::vector<std::unique_ptr<Channel>>> lanes;
+  for (int k = 0; k < here; k++) lanes.push_back(in_process_channels(hosts, 30));
+  const bool naive = between.how.starts_with("naive-");
+  const auto weights = DasoOptions::parse(naive ? between.how.substr(6) : between.how);
+  return ranks_say(n, [&](int r) {
+    const auto at = std::size_t(r);
+    const auto layer = std::make_shared<SlicedClassifier>(std::move(layers[at]), options);
+    std::unique_ptr<Strategy> strategy;
+    if (between.how == "all-reduce" && options.naive) {
+      strategy = naive_all_reduce(std::move(ranks[at]), layer);
+    } else if (between.how == "all-reduce") {
+      strategy = all_reduce(std::move(ranks[at]), {.bucket_bytes = 8192, .wire = between.wire, .classifier = layer});
+    } else if (weights) {
+      strategy = naive ? naive_daso(daso_ranks.of(r), *weights, layer)
+                       : daso(daso_ranks.of(r), *weights, {.deadline = 30, .bucket_bytes = 4096, .classifier = layer});
+    } else {
+      std::vector<int> mine;
+      for (int k = 0; k < here; k++) mine.push_back(r / here * here + k);
+      strategy = parameter_server_of_machines(std::make_unique<MachineShare>(std::move(machines[at]), mine, n),
+                                              std::move(lanes[at % std::size_t(here)][at / std::size_t(here)]),
+                                              {.how = Asynchrony::parse(between.how), .deadline = 30, .classifier = layer});
+    }
     body(*strategy, r);
   });
 }
@@ -87,6 +118,58 @@ TEST(Hybrid, TrainsAsOneMachine) {
   }
 }
 
+// Without clipping, which is a host's: two epochs of five steps, the whole weights after each.
+Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
+  auto backend = reference_backend(1);
+  Dataset data = odd_number_of_pictures();
+  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0}, *backend);
+  Net model(classes);
+  Task task = classification(0.1);
+  strategy.prepare(model, task, {});
+  const Loss loss_of = of_classes(task.loss, double(classes));
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(host), {}, DType::f64);  // begin() makes them equal
+  SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
+  sgd.bind(flat);
+  strategy.begin(flat, sgd);
+  Accumulation accumulation(flat, sgd, 1, source.batches_per_epoch());
+  Numbers all;
+  for (int epoch = 0; epoch < 2; epoch++) {
+    strategy.begin_epoch(epoch, {.epochs = 2, .steps_per_epoch = 5});
+    source.start(epoch);
+    for (Batch batch; source.next(batch);) {
+      accumulation.begin(batch);
+      const Variable loss = loss_of(model(Variable(batch.images.cast(DType::f64))), batch.labels, nullptr);
+      accumulation.backward(loss, loss, batch);
+      EXPECT_EQ(strategy.step(sgd, Variable(accumulation.loss())), StepResult::made);
+    }
+    if (strategy.name().find("bsp") == std::string::npos) strategy.end_epoch({.epochs = epoch + 1});
+    const Numbers weights = whole(flat, flat.values, strategy);
+    all.insert(all.end(), weights.begin(), weights.end());
+  }
+  strategy.end();
+  return all;
+}
+
+// Hosts that exchange after every batch are one machine. Otherwise DASO is the naive one, in which all groups send everything.
+TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
+  for (auto [classes, here, hosts] : {std::tuple{10, 2, 2}, {7, 3, 2}, {10, 2, 3}, {10, 1, 2}}) {
+    auto of = [&, classes = classes, here = here, hosts = hosts](const std::string& how) {
+      std::vector<Numbers> all(std::size_t(here * hosts));
+      all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { all[std::size_t(r)] = epochs_of(s, classes, r / here); }, {.how = how}));
+      for (const Numbers& one : all) EXPECT_EQ(one, all[0]) << how << ": all ranks have the same whole model after an epoch";
+      return all[0];
+    };
+    Strategy one;
+    const Numbers plain = epochs_of(one, classes, 0);
+    const std::string text = std::to_string(here) + " × " + std::to_string(hosts) + ", ";
+    for (const char* how : {"all-reduce", "daso:B=0,warm-up=0,cool-down=0", "daso:bf16=0", "daso:faithful,bf16=0", "bsp"})
+      EXPECT_TRUE(close(text + how, of(how), plain, 1e-10));
+    for (const std::string how : {"daso:B=2,warm-up=0,cool-down=0", "daso:faithful,B=2,warm-up=0,cool-down=0", "daso:B=4,W=2,warm-up=0,cool-down=0",
+                                  "daso", "daso:faithful"})
+      EXPECT_TRUE(close(text + how, of(how), of("naive-" + how), 1e-10));
+  }
+}
+
 // Through the host's memory, as f32 and with gradients that travel as bf16.
 TEST(Hybrid, OnDevicesIsAsOnTheHost) {
   for (DType wire : {DType::f32, DType::bf16}) {
@@ -101,7 +184,7 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
           backend = std::move(twin);
         }
         seen[std::size_t(r)] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
-      }, wire));
+      }, {.wire = wire}));
       testing::internal::GetCapturedStderr();
       return seen;
     };
@@ -297,6 +380,39 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   EXPECT_GT(files[0].size() * files[1].size(), 0u);
   EXPECT_EQ(files[0], files[2]);
   EXPECT_EQ(files[1], files[3]);
+}
+
+// Asynchronous machines: rank 0's host evaluates and saves by itself, and another number of ranks reads the file.
+TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
+  TemporaryFolder folder;
+  auto run = [&](Strategy& s, FitOptions o) {
+    auto backend = reference_backend(1);
+    Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
+    Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend), test(data.test, {.batch = 25, .shuffle = false}, *backend);
+    Net model;
+    SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
+    const FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
+    test.share(0, 1);
+    EXPECT_NEAR(evaluate(model, test).accuracy, *report.epochs.back().test_accuracy, 1e-9) << "what the run says of its last weights";
+    Strategy one;
+    FlatParameters flat(model, *backend, 1);
+    return whole(flat, flat.values, one);
+  };
+  FitOptions o = quiet(4);
+  o.checkpoint = folder.file("run");
+  for (auto [here, hosts, how] : {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {
+    std::vector<Numbers> got(std::size_t(here * hosts));
+    all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }, {.how = how}));
+    for (const Numbers& g : got) EXPECT_EQ(g, got[0]) << how << ": all ranks end with the same model";
+    EXPECT_EQ(position_in(folder.file("run/last.safetensors")).epoch, o.epochs) << how;
+    Net plain;
+    auto backend = reference_backend(1);
+    FlatParameters flat(plain, *backend, 1);
+    load_weights(folder.file("run/last.safetensors"), flat);
+    Strategy one;
+    EXPECT_EQ(whole(flat, flat.values, one), got[0]) << how << ": and the file holds it";
+    o.resume = o.checkpoint, o.epochs += 2;
+  }
 }
 
 // ---- what is refused -------------------------------------------------------------------------------------------------------------

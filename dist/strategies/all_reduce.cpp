@@ -17,7 +17,7 @@ namespace {
 class NaiveAllReduce : public Replicas {
  public:
   NaiveAllReduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier)
-      : Replicas(std::move(communicator), classifier ? "naive-hybrid" : "naive-all-reduce", true), classifier_(std::move(classifier)) {}
+      : Replicas(std::move(communicator), classifier ? classifier->name() : "naive-all-reduce", true), classifier_(std::move(classifier)) {}
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     Replicas::prepare(model, task, options);
     if (classifier_) classifier_->prepare(model, task);
@@ -151,7 +151,7 @@ class AllReduce : public Replicas {
 
   static std::string name_of(const AllReduceOptions& o) {
     const char* wire = o.power_sgd > 0 ? " (PowerSGD)" : o.top_k > 0 ? " (top-k)" : o.wire == DType::bf16 ? " (bf16)" : "";
-    return std::string(o.classifier ? "hybrid+" : "") + "all-reduce" + wire;
+    return (o.classifier ? o.classifier->name() + "+" : std::string()) + "all-reduce" + wire;
   }
 
   // Every rank's numbers, in the order of ranks, while buckets may be under way.

@@ -11,6 +11,7 @@
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/averages.h"
 #include "dist/strategies/gradient_buckets.h"
+#include "dist/strategies/hybrid.h"
 #include "dist/strategies/replicas.h"
 
 namespace tandem {
@@ -31,7 +32,7 @@ class HostSteps : public Replicas {
     ranks_.per_step = host_->size();
   }
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
-    if (host_->size() == 1) return Replicas::prepare(model, task, options);
+    if (host_->size() == 1) Replicas::prepare(model, task, options);
     on_host_->prepare(model, task, options);  // statistics over the pictures of a host
   }
   FlatMemory memory() override { return on_host_->memory(); }
@@ -43,7 +44,7 @@ class HostSteps : public Replicas {
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());
     for (DataAndFlags* ranks : {&in_host_, &between_}) ranks->begin(flat.backend(), settings_.deadline, settings_.nccl);
-    broadcast(flat, between_.data());  // those of rank 0, which its host has
+    broadcast(flat, between_.data(), flat.slice().count > 1 ? &between_.data() : nullptr);  // those of rank 0, which its host has
   }
   void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
     Strategy::begin_epoch(epoch, run);
@@ -161,12 +162,15 @@ class NaiveDaso : public HostSteps {
 
 class Daso : public HostSteps {
  public:
-  Daso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o, const DasoSettings& settings)
-      : HostSteps(std::move(ranks), std::move(on_host), o, settings, o.name()), reducer_(*across_, settings.deadline) {}
+  Daso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o, const DasoSettings& settings, const std::string& name)
+      : HostSteps(std::move(ranks), std::move(on_host), o, settings, name), reducer_(*across_, settings.deadline) {}
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     HostSteps::begin(flat, optimizer);
-    chunks_ = cut(flat.numel(), flat.values.dtype(), settings_.bucket_bytes);
+    chunks_.clear();  // none has both replicated values and slices
+    for (OwnerClass owner : {OwnerClass::replicated, OwnerClass::slice})
+      for (Range r : cut(flat.all(owner).length(), flat.values.dtype(), settings_.bucket_bytes))
+        chunks_.push_back({r.begin + flat.all(owner).begin, r.end + flat.all(owner).begin});
   }
   Measures end() override {
     Measures m = HostSteps::end();
@@ -192,6 +196,9 @@ class Daso : public HostSteps {
     float told[2] = {0, 0};
   };
   bool member(const Sync& s) const { return s.group == host_->rank(); }
+  // What this rank sends and receives: a member of the group all of its weights, the others their slices.
+  Range part(const Sync& s) const { return member(s) ? flat_->all() : flat_->all(OwnerClass::slice); }
+  Tensor part(const Sync& s, const Tensor& whole) const { return whole.range(part(s).begin, {part(s).length()}); }
   bool narrow() const { return schedule_.blocking() && o_.bf16; }
   bool differs() const { return narrow() && o_.differences; }
 
@@ -218,14 +225,14 @@ class Daso : public HostSteps {
     s.group = active_;
     active_ = (active_ + 1) % host_->size();
     if (differs()) narrow_difference(narrow_, error_, flat_->values, common_);  // the same on all ranks of a host
-    if (!member(s)) return;
+    s.pending.clear();
+    if (part(s).length() == 0) return;
     Tensor& x = flat_->values;
     if (narrow() && !o_.differences) narrow_.copy_from(x);
     if (!narrow()) keep(s.sum, x);
     if (!blocks && o_.keep_progress) keep(s.sent, x);
     tell(*optimizer_);  // waits for the device: what is sent is there
     std::copy_n(told_, 2, s.told);
-    s.pending.clear();
     auto add = [&](Communicator& over, Buffer data, Combine how) {
       s.pending.push_back(reducer_.add({.over = over,
                                         .after = nullptr,
@@ -233,8 +240,9 @@ class Daso : public HostSteps {
                                         .name = "sum of hosts"}));
     };
     for (const Range& r : chunks_) {
-      Tensor part = (narrow() ? narrow_ : s.sum).range(r.begin, {r.length()});
-      add(between_.data(), buffer(part), Combine::sum);
+      if (r.begin < part(s).begin) continue;
+      Tensor chunk = (narrow() ? narrow_ : s.sum).range(r.begin, {r.length()});
+      add(between_.data(), buffer(chunk), Combine::sum);
     }
     add(between_.flags(), {s.told, 2, DType::f32}, Combine::max);
   }
@@ -244,9 +252,7 @@ class Daso : public HostSteps {
   }
   // Waits for it. False: a rank's step was not finite, and weights stay as they are.
   bool arrives(Sync& s) {
-    if (member(s)) {
-      for (Reducer::Pending p : s.pending) reducer_.waits(), reducer_.wait(p);
-    }
+    for (Reducer::Pending p : s.pending) reducer_.waits(), reducer_.wait(p);
     in_host_.flags().broadcast({s.told, 2, DType::f32}, s.group).wait();
     std::copy_n(s.told, 2, told_);
     hear();
@@ -254,22 +260,28 @@ class Daso : public HostSteps {
   }
   void share(const Sync& s) {
     flat_->backend().synchronize();
-    in_host_.data().broadcast(buffer(flat_->values), s.group).wait();
+    Tensor replicated = flat_->values.range(0, {flat_->all(OwnerClass::replicated).end});
+    in_host_.data().broadcast(buffer(replicated), s.group).wait();
     flat_->count_writes(flat_->all());
   }
   void merge(Sync& s, std::int64_t weight) {
     if (!arrives(s)) return;
-    if (member(s) && o_.keep_progress) join_mean(flat_->values, s.sent, s.sum, hosts());
-    if (member(s) && !o_.keep_progress) stale_mean(flat_->values, s.sum, weight > 0 ? 2.0 * double(weight) : 1, hosts());
+    if (part(s).length() > 0) {
+      Tensor x = part(s, flat_->values), sum = part(s, s.sum);
+      if (!o_.keep_progress) stale_mean(x, sum, weight > 0 ? 2.0 * double(weight) : 1, hosts());
+      else if (Tensor sent = part(s, s.sent); true) join_mean(x, sent, sum, hosts());
+    }
     share(s);
   }
   void overwrite(Sync& s) {
     if (!arrives(s)) return;
-    Tensor& x = flat_->values;
-    if (member(s) && differs()) add_mean(x, common_, narrow_, hosts());
-    if (member(s) && !differs()) x.copy_from(narrow() ? narrow_ : s.sum), take_mean(x, x, hosts());
+    if (part(s).length() > 0) {
+      Tensor x = part(s, flat_->values);
+      if (differs()) add_mean(x, part(s, common_), part(s, narrow_), hosts());
+      else x.copy_from(part(s, narrow() ? narrow_ : s.sum)), take_mean(x, x, hosts());
+    }
     share(s);
-    if (differs()) common_.copy_from(x);
+    if (differs()) common_.copy_from(flat_->values);
   }
 
   std::vector<Range> chunks_;
@@ -284,11 +296,12 @@ class Daso : public HostSteps {
 
 std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings) {
   auto on_host = all_reduce(std::move(ranks.gradients),
-                            {.bucket_bytes = settings.bucket_bytes, .deadline = settings.deadline, .nccl = settings.nccl});
-  return std::make_unique<Daso>(std::move(ranks), std::move(on_host), options, settings);
+                            {.bucket_bytes = settings.bucket_bytes, .deadline = settings.deadline, .nccl = settings.nccl, .classifier = settings.classifier});
+  const std::string name = (settings.classifier ? settings.classifier->name() + "+" : "") + options.name();
+  return std::make_unique<Daso>(std::move(ranks), std::move(on_host), options, settings, name);
 }
-std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options) {
-  auto on_host = naive_all_reduce(std::move(ranks.gradients));
+std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options, std::shared_ptr<SlicedClassifier> classifier) {
+  auto on_host = naive_all_reduce(std::move(ranks.gradients), std::move(classifier));
   return std::make_unique<NaiveDaso>(std::move(ranks), std::move(on_host), options);
 }
 

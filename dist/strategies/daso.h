@@ -12,6 +12,9 @@
 //   plateau       three epochs in a row without 5 % less training loss than the best: B and W become smaller, and after
 //                 B = 1 the longest again
 //
+// A layer that is cut over the ranks of a host (hybrid.h) is averaged in the host by nobody, and between hosts by all groups at every
+// exchange: group k has slice k.
+//
 // After the last batch of an epoch all ranks hold the same weights. With B = 0 and f32 a step is that of all-reduce for updates that are linear
 // in the gradient (SGD with momentum). AdamW, LARS and clipping see the gradient of a host and not of all; velocities stay
 // local, and a run that is resumed begins with rank 0's. Every host has the same number of ranks. On one host it is all-reduce.
@@ -26,6 +29,8 @@
 
 namespace tandem {
 
+class SlicedClassifier;
+
 struct DasoRanks {
   std::unique_ptr<Communicator> everybody;
   std::unique_ptr<Communicator> gradients, host;  // two of this host's ranks: the first is used by a thread of its own
@@ -35,9 +40,10 @@ struct DasoSettings {
   double deadline = 300;
   std::int64_t bucket_bytes = 0;      // of gradients, and of chunks between hosts: BucketOptions
   const NcclLibrary* nccl = nullptr;  // null: the installed one
+  std::shared_ptr<SlicedClassifier> classifier = nullptr;  // cut over the ranks of a host (hybrid.h)
 };
 std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings = {});
 // What daso() computes, in blocking calls on the host.
-std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options);
+std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options, std::shared_ptr<SlicedClassifier> classifier = nullptr);
 
 }  // namespace tandem

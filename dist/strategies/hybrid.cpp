@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <sstream>
 
 #include "core/backend.h"
 #include "core/text.h"
@@ -110,6 +111,13 @@ SlicedClassifier::Options SlicedClassifier::parse(const std::string& name) {
   if (!name.starts_with(sample) || !(o.sample > 0 && o.sample <= 1))
     refuse("--strategy ", name, ": expected hybrid, or hybrid:sample=SHARE with a share of the classes above 0 and up to 1");
   return o;
+}
+
+std::string SlicedClassifier::name() const {
+  std::ostringstream text;
+  text << (options_.naive ? "naive-hybrid" : "hybrid");
+  if (options_.sample < 1) text << ":sample=" << options_.sample;
+  return text.str();
 }
 
 void SlicedClassifier::begin() const {

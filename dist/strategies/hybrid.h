@@ -38,6 +38,7 @@ class SlicedClassifier {
 
   // "hybrid:sample=0.1" → its options; throws UsageError.
   static Options parse(const std::string& name);
+  std::string name() const;  // that name
   // Cuts the model's last Linear, and computes the task's loss over the slices. Throws UsageError where the model has no such
   // layer, or the loss is not cross_entropy_loss(). With one rank on the host nothing is cut.
   void prepare(Module& model, Task& task);

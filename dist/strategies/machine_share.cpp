@@ -15,14 +15,16 @@ MachineShare::MachineShare(std::unique_ptr<Communicator> on_host, std::vector<in
   require(int(ranks_.size()) == size(), "a machine of ", size(), " ranks, of which ", ranks_.size(), " are named");
 }
 
-std::int64_t MachineShare::told(std::int64_t number) {
-  double n = double(number);
-  broadcast({&n, 1, DType::f64});
-  return std::int64_t(n);
+std::array<std::int64_t, 2> MachineShare::told(std::array<std::int64_t, 2> numbers) {
+  double n[] = {double(numbers[0]), double(numbers[1])};
+  broadcast({n, 2, DType::f64});
+  return {std::int64_t(n[0]), std::int64_t(n[1])};
 }
 
+std::vector<std::string> MachineShare::gather(const std::string& mine) { return gather_texts(*on_host_, mine); }
+
 std::vector<std::string> MachineShare::gather(const std::string& mine, const Gather& among_leaders) {
-  const auto here = gather_texts(*on_host_, bundle({std::to_string(rank()), mine}));
+  const auto here = gather(bundle({std::to_string(rank()), mine}));
   const std::string everywhere = gather_texts(*on_host_, leads() ? bundle(among_leaders(bundle(here))) : "")[0];
   std::vector<std::string> all(static_cast<std::size_t>(job_size_));
   for (const std::string& machine : unbundle(everywhere)) {

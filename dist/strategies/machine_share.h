@@ -8,6 +8,7 @@
 // them, unless it says otherwise. Throws CommunicationError when one of them is lost: a machine leaves the job as a whole.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -34,7 +35,9 @@ class MachineShare {
   // Where a machine's ranks share memory, in it; null: any memory will do.
   std::shared_ptr<void> allocate(std::size_t bytes) { return on_host_->allocate(bytes); }
   void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }  // the leader's
-  std::int64_t told(std::int64_t number);                               // the leader's
+  std::array<std::int64_t, 2> told(std::array<std::int64_t, 2> numbers);  // the leader's
+  // The texts of this machine's ranks.
+  std::vector<std::string> gather(const std::string& mine);
   // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; its argument's of all machines.
   using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
   std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders);

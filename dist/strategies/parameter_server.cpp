@@ -14,6 +14,7 @@
 #include "dist/server/server_checks.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/early_push.h"
+#include "dist/strategies/hybrid.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/served_vectors.h"
 #include "dist/strategies/worker_round.h"
@@ -61,7 +62,7 @@ class ParameterServer : public Strategy {
       : options_(options), machine_(std::move(machine)), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
     check_servers(options.servers, server_node_.size());
     if (options_.round) round_.emplace(*options_.round);
-    std::string name = (machine_ ? "machines+" : round_ ? round_->how().name() + "+" : "") + options_.how.text();
+    std::string name = (options_.classifier ? options_.classifier->name() + "+" : machine_ ? "machines+" : round_ ? round_->how().name() + "+" : "") + options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
     name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
     const int shares = leases_per_step() * (machine_ ? machine_->size() : 1);
@@ -72,8 +73,9 @@ class ParameterServer : public Strategy {
               .batch_shares = shares,
               .per_step = shares,
               .synchronous = synchronous(),
-              .evaluation_shares = 1};
-    ranks_.evaluates = rank() == 0;
+              .evaluation_shares = machine_ ? machine_->size() : 1,
+              .evaluation_share = machine_ ? machine_->place() : 0,
+              .evaluates = machine_ ? machine_->holds(0) : server_node_.rank() == 0};
   }
 
   int workers() const { return server_node_.size() - options_.servers; }
@@ -81,9 +83,10 @@ class ParameterServer : public Strategy {
   bool follows() const { return machine_ && !machine_->leads(); }
   bool synchronous() const { return options_.how.kind == Asynchrony::Kind::bsp; }
   std::int64_t leases_per_step() const { return synchronous() ? workers() : 1; }
-  std::vector<std::string> gather(const std::string& mine) override {
-    const auto among = [this](const std::string& text) { return server_node_.gather(text); };
-    return machine_ ? machine_->gather(mine, among) : among(mine);
+  std::vector<std::string> gather(const std::string& mine, Among among = Among::all) override {
+    if (among == Among::evaluating) return machine_ ? machine_->gather(mine) : std::vector{mine};
+    const auto nodes = [this](const std::string& text) { return server_node_.gather(text); };
+    return machine_ ? machine_->gather(mine, nodes) : nodes(mine);
   }
 
   BatchSource& batches(BatchSource& train, int accumulate) override {
@@ -98,12 +101,13 @@ class ParameterServer : public Strategy {
   }
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
-    const std::int64_t done = (first_lease_ + server_node_.leases_done()) / leases_per_step();
-    return round_ ? std::max(known, done) : done;  // known: with the steps of a round that is not pushed yet
+    const std::int64_t done = (first_lease_ + (machine_ ? done_ : server_node_.leases_done())) / leases_per_step();
+    return round_ || machine_ ? std::max(known, done) : done;  // known: with what the servers were not heard of yet
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
+    if (machine_) tell(0);
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
     if (machine_ && machine_->holds(0)) vectors_.velocity(velocity());
@@ -117,10 +121,11 @@ class ParameterServer : public Strategy {
   bool over(std::int64_t) const override { return over_; }
   bool saves_after_failure() override { return !follows() && server_node_.is_first_of_what_is_left(); }
 
-  void prepare(Module&, Task&, const PrepareOptions& options) override {
+  void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
       refuse("--sync-bn: under ", options_.how.text(), " ranks run the model when they like, and have no batch in common: "
              "leave it out, or choose --strategy all-reduce");
+    if (options_.classifier) options_.classifier->prepare(model, task);
   }
   ClockOffset watch(Trace& trace) override {
     trace_ = &trace;
@@ -130,6 +135,7 @@ class ParameterServer : public Strategy {
   FlatMemory memory() override { return vectors_.memory(); }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     flat_ = &flat;
+    if (options_.classifier) options_.classifier->begin();
     use(optimizer);
     begun_ = over_ = false;
     reported_ = Clock::now();
@@ -182,7 +188,7 @@ class ParameterServer : public Strategy {
     if (over_) return {};
     if (stop_requested_) server_node_.stop();
     auto t = server_node_.lease(plan_.asked_to_stop);
-    if (machine_) machine_->told(t.value_or(run_is_over));
+    if (machine_) tell(t.value_or(run_is_over));
     if (!t) end_run();
     if (t) last_lease_ = *t;
     return t;
@@ -190,7 +196,7 @@ class ParameterServer : public Strategy {
   // The same on a machine's other ranks. Their lanes' servers lease steps without end, one for each push.
   std::optional<std::int64_t> follow() {
     if (over_) return {};
-    const std::int64_t t = machine_->told(0);
+    const std::int64_t t = tell(0);
     coming_ = {};
     if (t == run_is_over) return end_run(), std::nullopt;
     if (!server_node_.lease()) fail("the other machines have ended");
@@ -206,6 +212,7 @@ class ParameterServer : public Strategy {
   // Pushes the gradients and takes the new weights: the servers make the step. In a round of a worker's own steps finish() does.
   void exchange(const Tensor& loss) override {
     loss_ = loss;
+    if (options_.classifier) options_.classifier->step();
     learning_rate_ = optimizer_->learning_rate();
     if (!leased_ && !begun_) begin_exchange(endless());
     if (leased_) leased_->look_ahead();
@@ -292,6 +299,13 @@ class ParameterServer : public Strategy {
   static constexpr std::int64_t run_is_over = -1;  // what a machine's leader says instead of a lease
   static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
 
+  // From the leader to all ranks of a machine: a number, and how many leases are done, so that all count the same steps.
+  std::int64_t tell(std::int64_t number) {
+    const auto told = machine_->told({number, server_node_.leases_done()});
+    done_ = told[1];
+    return told[0];
+  }
+
   // On this side: the optimizer's, or of rounds the servers' own. Undefined: there is none.
   Tensor velocity() {
     if (round_) return round_->momentum();
@@ -343,6 +357,7 @@ class ParameterServer : public Strategy {
   void end_run() {
     vectors_.finish(trains());
     over_ = true;
+    if (machine_) tell(0);
   }
 
   ParameterServerOptions options_;
@@ -361,6 +376,7 @@ class ParameterServer : public Strategy {
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;
   std::int64_t first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;
+  std::int64_t done_ = 0;  // leases, as the machine's leader has said
   MetricSums told_;
   std::uint32_t paced_ = 0;
   Clock::time_point step_began_, reported_;
@@ -374,7 +390,7 @@ std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, con
 std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine, std::unique_ptr<Channel> lane,
                                                        const ParameterServerOptions& options) {
   if (options.servers || options.pipeline)
-    refuse("machines+", options.how.text(), ": with a machine as one worker all ranks serve, and no push is behind: leave out --servers and "
+    refuse(options.classifier ? "hybrid+" : "machines+", options.how.text(), ": with a machine as one worker all ranks serve, and no push is behind: leave out --servers and "
            "TANDEM_PIPELINE");
   return std::make_unique<ParameterServer>(std::move(lane), options, std::move(machine));
 }

@@ -23,6 +23,7 @@
 namespace tandem {
 
 class MachineShare;
+class SlicedClassifier;
 
 struct ParameterServerOptions {
   Asynchrony how = {};
@@ -33,6 +34,7 @@ struct ParameterServerOptions {
   double deadline = 300, patience = 30;  // server.h
   double snapshots = 10;    // seconds between two; 0: none
   StragglerEmulation stragglers = {};
+  std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: cut over its ranks (hybrid.h)
   ServerNode::Tells tells = {};  // server.h
 };
 

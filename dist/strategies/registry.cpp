@@ -38,6 +38,17 @@ struct Entry {
 
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
+// Before the name of a rule. machines+: a machine is one worker; hybrid+: and its ranks have a layer together. outer:H=100+: a push is what
+// rounds of a worker's own steps have changed.
+constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds = "outer";
+std::size_t length_before_rule(const std::string& name) {
+  if (name.starts_with(machines)) return machines.size();
+  const std::size_t plus = name.find('+');
+  return (name.starts_with(rounds) || name.starts_with(hybrids)) && plus != name.npos ? plus + 1 : 0;
+}
+std::string rule_in(const std::string& name) { return name.substr(length_before_rule(name)); }
+bool of_machines(const std::string& name) { return name.starts_with(machines) || name.starts_with(hybrids); }
+
 // ---- one parser for each row ----------------------------------------------------------------------------------------------
 AllReduceOptions all_reduce_options(const Setting& setting) {
   AllReduceOptions o{.deadline = deadline()};
@@ -57,22 +68,6 @@ Make parse_all_reduce(const std::string& name, const Setting& setting, int) {
   return [o = all_reduce_options(setting)] { return all_reduce(Job().communicator(), o); };
 }
 
-// The last Linear is cut over the ranks of each host; the rest is another strategy's, all-reduce where none is named.
-Make parse_hybrid(const std::string& name, const Setting& setting, int) {
-  if (!name.starts_with("hybrid")) return {};
-  const std::size_t plus = std::min(name.find('+'), name.size());
-  const auto how = SlicedClassifier::parse(name.substr(0, plus));
-  const std::string rest = name.substr(std::min(plus + 1, name.size()));
-  if (plus < name.size() && rest != "all-reduce")
-    refuse("--strategy ", name, ": ", rest, " cannot be joined with the hybrid, whose slices step together on all hosts: choose hybrid+all-reduce");
-  return [how, o = all_reduce_options(setting)]() mutable {
-    Job job;
-    job.lane();  // as many ranks on every host
-    o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), how);
-    return all_reduce(job.communicator(), o);
-  };
-}
-
 Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
   const auto how = LocalSteps::parse(name);
   if (!how) return {};
@@ -81,8 +76,7 @@ Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
   return [how] { return local_sgd(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
-DasoRanks daso_ranks() {
-  Job job;
+DasoRanks daso_ranks(Job& job) {
   job.lane();  // refuses hosts with different numbers of ranks
   DasoRanks ranks{.everybody = job.communicator(), .gradients = job.on_host(), .host = job.on_host(), .across = job.across_hosts()};
   return ranks;
@@ -91,7 +85,30 @@ DasoRanks daso_ranks() {
 Make parse_daso(const std::string& name, const Setting&, int) {
   const auto how = DasoOptions::parse(name);
   if (!how) return {};
-  return [how] { return daso(daso_ranks(), *how, {.deadline = deadline()}); };
+  return [how] {
+    Job job;
+    return daso(daso_ranks(job), *how, {.deadline = deadline()});
+  };
+}
+
+// The last Linear is cut over the ranks of each host. The rest is another strategy's: all-reduce where none is named, DASO, or an update
+// rule of the parameter server (parse_server()).
+Make parse_hybrid(const std::string& name, const Setting& setting, int) {
+  if (!name.starts_with(hybrids) || Asynchrony::is_one(rule_in(name))) return {};
+  const std::size_t plus = std::min(name.find('+'), name.size());
+  const auto how = SlicedClassifier::parse(name.substr(0, plus));
+  const std::string rest = name.substr(std::min(plus + 1, name.size()));
+  const auto between = DasoOptions::parse(rest);
+  if (plus < name.size() && rest != "all-reduce" && !between)
+    refuse("--strategy ", name, ": the hybrid cannot be joined with ", rest, ": choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an "
+           "update rule of the parameter server, as in hybrid+ddc-asgd");
+  return [how, between, o = all_reduce_options(setting)]() mutable -> std::unique_ptr<Strategy> {
+    Job job;
+    job.lane();  // as many ranks on every host
+    o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), how);
+    if (between) return daso(daso_ranks(job), *between, {.deadline = o.deadline, .classifier = o.classifier});
+    return all_reduce(job.communicator(), o);
+  };
 }
 
 Make parse_outer(const std::string& name, const Setting& setting, int) {
@@ -102,15 +119,6 @@ Make parse_outer(const std::string& name, const Setting& setting, int) {
     refuse("TANDEM_WIRE=", wire, ": under ", name, " weights travel, as f32");
   return [how] { return outer(Job().communicator(), *how, {.deadline = deadline()}); };
 }
-
-// Before the name of a rule. machines+: a machine is one worker. outer:H=100+: a push is what rounds of a worker's own steps have changed.
-constexpr std::string_view machines = "machines+", rounds = "outer";
-std::size_t length_before_rule(const std::string& name) {
-  if (name.starts_with(machines)) return machines.size();
-  const std::size_t plus = name.find('+');
-  return name.starts_with(rounds) && plus != name.npos ? plus + 1 : 0;
-}
-std::string rule_in(const std::string& name) { return name.substr(length_before_rule(name)); }
 
 std::optional<OuterSteps> round_in(const std::string& name) {
   if (!name.starts_with(rounds)) return {};
@@ -146,11 +154,14 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   if (o.round && o.how.rule == "delayed-nesterov") o.how.rule += ":every=" + std::to_string(ranks - o.servers);
   if (o.round && (o.pipeline || o.how.kind != Asynchrony::Kind::asp))
     refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, as in ", rounds, ":H=100+delayed-nesterov");
-  if (!full_name.starts_with(machines)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+  if (!of_machines(full_name)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
   if (!setting("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", full_name, " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
-  return [o] {
+  std::optional<SlicedClassifier::Options> sliced;
+  if (full_name.starts_with(hybrids)) sliced = SlicedClassifier::parse(full_name.substr(0, full_name.find('+')));
+  return [o, sliced]() mutable {
     Job job({.goes_on = true});
+    if (sliced) o.classifier = std::make_shared<SlicedClassifier>(job.on_host(), *sliced);
     auto machine = std::make_unique<MachineShare>(job.on_host(), job.ranks_on(job.host(job.rank())), job.size());
     return parameter_server_of_machines(std::move(machine), job.channel(job.lane()), o);
   };
@@ -169,7 +180,10 @@ Make parse_naive(const std::string& name, const Setting&, int) {
     };
   if (!name.starts_with("naive-")) return {};
   const std::string of = name.substr(6);
-  if (const auto how = DasoOptions::parse(of)) return [how] { return naive_daso(daso_ranks(), *how); };
+  if (const auto how = DasoOptions::parse(of)) return [how] {
+      Job job;
+      return naive_daso(daso_ranks(job), *how);
+    };
   if (const auto how = OuterSteps::parse(of)) {
     if (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0) refuse(name, ": the naive version has H, momentum and lr alone");
     return [how] { return naive_outer(Job().communicator(), *how); };
@@ -184,7 +198,7 @@ Make parse_naive(const std::string& name, const Setting&, int) {
 std::vector<Entry> entries() {
   return {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},
-      {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce", {"TANDEM_WIRE"}, parse_hybrid},
+      {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", {"TANDEM_WIRE"}, parse_hybrid},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
       {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+ or outer:H=STEPS+",
@@ -215,7 +229,7 @@ static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
 }
 
 bool goes_on_without_lost_ranks(const std::string& name) { return Asynchrony::is_one(rule_in(name)); }
-bool ranks_return(const std::string& name) { return Asynchrony::is_one(rule_in(name)) && !name.starts_with(machines); }
+bool ranks_return(const std::string& name) { return Asynchrony::is_one(rule_in(name)) && !of_machines(name); }
 
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own) {
   const Setting setting = [](const char* name) {

@@ -23,7 +23,8 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
             .batch_shares = n,
             .per_step = synchronous ? n : 1,
             .synchronous = synchronous,
-            .evaluation_shares = n};
+            .evaluation_shares = n,
+            .evaluation_share = rank};
 }
 
 void Replicas::prepare(Module&, Task&, const PrepareOptions& options) {
@@ -87,7 +88,7 @@ std::vector<std::string> gather_texts(Communicator& over, const std::string& min
   return all;
 }
 
-std::vector<std::string> Replicas::gather(const std::string& mine) {
+std::vector<std::string> Replicas::gather(const std::string& mine, Among) {
   drain();
   return gather_texts(*communicator_, mine);
 }
@@ -188,7 +189,7 @@ void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
   compare(*communicator_, number(OwnerClass::replicated) + std::uint64_t(mine.count) * 0x9E3779B97F4A7C15u, what);
   slices_ = same_slice_ = nullptr;
   if (mine.count == 1) return;
-  if (ranks_.per_step < size())
+  if (ranks_.per_step < mine.count)
     refuse(name(), ": each rank makes steps of its own, and the slices of a layer that is cut over ranks must step together: ",
            "choose all-reduce");
   std::vector<std::int32_t> index(static_cast<std::size_t>(size()));

@@ -26,7 +26,7 @@ class Replicas : public Strategy {
   // Averages: the mean of all ranks' weights, where these differ. Buffers: statistics that differ become those over all pictures: the mean of means, and the mean of variances plus the variance
   // of means.
   void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) override;
-  std::vector<std::string> gather(const std::string& mine) override;
+  std::vector<std::string> gather(const std::string& mine, Among among = Among::all) override;
   ClockOffset watch(Trace& trace) override;
   // The lowest rank of those that hold the majority; of two halves the one with rank 0 has it.
   bool saves_after_failure() override;

@@ -30,7 +30,7 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
                      one_batch ? nullptr : given.test};
   const int shares = strategy.ranks().evaluation_shares;
   for (BatchSource* source : {mine.validation, mine.test})
-    if (source) source->share(shares > 1 ? strategy.rank() : 0, shares);
+    if (source) source->share(strategy.ranks().evaluation_share, shares);
   return mine;
 }
 
@@ -292,7 +292,7 @@ void Run::end_training() {
 
 Evaluation Run::evaluate_on(BatchSource& source) {
   MetricSums sums = evaluate_sums(model, source, task, flat.slice().count > 1);
-  if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums);
+  if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums, Strategy::Among::evaluating);
   interrupted_ = interrupted_ || sums.interrupted > 0;
   return mean_of(sums);
 }

@@ -19,11 +19,13 @@ std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, con
     const std::int32_t index = slice.index;
     std::string part(reinterpret_cast<const char*>(&index), sizeof index);
     if (from < bytes.size()) part += bytes.substr(from, piece);
-    for (const std::string& theirs : strategy.gather(part)) {
+    for (const std::string& theirs : strategy.gather(part, Strategy::Among::evaluating)) {
       std::int32_t i = -1;
       if (theirs.size() < sizeof i) continue;  // a lost rank's
       std::memcpy(&i, theirs.data(), sizeof i);
-      came.at(std::size_t(i)) = true;
+      require(i >= 0 && i < slice.count && theirs.size() - sizeof i <= begin_of(i + 1) - begin_of(i),
+              "ranks write different parameters: they do not save the same thing");
+      came[std::size_t(i)] = true;
       if (wanted) std::memcpy(all.data() + begin_of(i) + from, theirs.data() + sizeof i, theirs.size() - sizeof i);
     }
   }

@@ -83,7 +83,8 @@ struct Ranks {
   int batch_shares = 1;                // ranks over which a batch is cut
   int per_step = 1;                    // ranks whose gradients make one step together
   bool synchronous = true;             // all ranks make the same steps
-  int evaluation_shares = 1;           // ranks over which an evaluation is cut
+  int evaluation_shares = 1;           // ranks over which an evaluation is cut: they evaluate and save together
+  int evaluation_share = 0;            // this rank's
   bool evaluates = true;               // this rank does; otherwise it learns the result at the end
 };
 
@@ -117,9 +118,10 @@ class Strategy {
   }
   // On any rank. A strategy for several ranks tells all of them in an exchange, and then sets stop_ on all (Replicas::agree()).
   void request_stop() { stop_requested_ = true; }
-  // Every rank's text, in the order of ranks.
-  virtual std::vector<std::string> gather(const std::string& mine) { return {mine}; }
-  MetricSums sum(const MetricSums& mine);  // over all ranks
+  // Every rank's text, in the order of ranks: of all ranks, or of those that evaluate and save together.
+  enum class Among { all, evaluating };
+  virtual std::vector<std::string> gather(const std::string& mine, Among among = Among::all) { return (void)among, std::vector{mine}; }
+  MetricSums sum(const MetricSums& mine, Among among = Among::all);
   // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes seconds, in
   // which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }

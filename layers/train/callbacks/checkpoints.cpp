@@ -14,16 +14,16 @@ class Checkpoints : public Callback {
   }
   void epoch_end(Run& run) override {
     save(run, run.files.last());
-    if (run.at.best_epoch == run.epoch.epoch) save(run, run.files.best());
+    if (first_says(run, run.at.best_epoch == run.epoch.epoch)) save(run, run.files.best());
   }
   void stopped(Run& run) override {
-    if (run.nothing_left.empty() && saved_at_ != run.at.step) save(run, run.files.last());
+    if (run.nothing_left.empty() && first_says(run, saved_at_ != run.at.step)) save(run, run.files.last());
   }
   std::string failed(Run& run, const std::string&) override {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
     if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
     if (run.flat.slice().count > 1) {
-      std::fprintf(stderr, "%s: the lost rank's slices are lost with it, so nothing is written; --resume goes on from the last checkpoint\n",
+      std::fprintf(stderr, "%s: a layer is cut over ranks, and one of them is lost, so nothing is written; --resume goes on from the last checkpoint\n",
                    run.strategy.where().c_str());
       return kept;
     }
@@ -36,8 +36,13 @@ class Checkpoints : public Callback {
   }
 
  private:
+  // Ranks that write slices together decide as their first does: an asynchronous strategy may tell what is known to that one alone.
+  static bool first_says(Run& run, bool mine) {
+    if (run.flat.slice().count == 1 || !run.strategy.ranks().evaluates) return mine;
+    return !run.strategy.gather(mine ? "yes" : "", Strategy::Among::evaluating)[0].empty();
+  }
   void save(Run& run, const std::string& file) {
-    const bool gives_slices = run.files.wanted() && run.flat.slice().count > 1;
+    const bool gives_slices = run.files.wanted() && run.flat.slice().count > 1 && run.strategy.ranks().evaluates;
     if (!run.files.writes() && !gives_slices) return;
     if (run.files.writes()) run.strategy.synchronize(Strategy::Shared::optimizer, run.flat, run.optimizer);
     save_checkpoint(run.files.writes() ? file : "", run.training(), run.at, run.settings);
