@@ -42,17 +42,17 @@ for strategy in local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4 outer:H=8,momen
   once 'test accuracy'
 done
 # The last layer cut over the ranks of a host: as one process, and what it writes is whole.
-for how in "2 hybrid" "4 hybrid+all-reduce --hosts-as 2"; do
+for how in "2 hybrid" "4 hybrid+all-reduce --hosts-as 2" "4 hybrid+bsp --hosts-as 2" "4 hybrid+daso:B=0 --hosts-as 2" "4 hybrid+asgd-m --hosts-as 2"; do
   set -- $how
-  says 0 "$1 ranks, hybrid+all-reduce: batch 64 = $1 × $((64 / $1)), as on one machine" "$build/tandem-run" -n $1 --strategy $2 ${3:-} ${4:-} \
+  says 0 "$1 ranks, hybrid+" "$build/tandem-run" -n $1 --strategy $2 ${3:-} ${4:-} \
     $(train) --batch 64 --checkpoint "$there/hybrid" --export-torch "$there/hybrid.safetensors"
   rm -r "$there/hybrid"
   cut=$(sed -n 's/.*test accuracy \([0-9.]*\).*/\1/p' "$there/out" | head -n 1)
-  awk -v a="$one" -v b="$cut" 'BEGIN { exit !(a - b < 1 && b - a < 1) }' || complain "one process $one %, $2 $cut %"
+  awk -v a="$one" -v b="$cut" 'BEGIN { exit !(a - b < 3 && b - a < 3) }' || complain "one process $one %, $2 $cut %"
   says 0 "test accuracy $cut" $(train) --evaluate --import-torch "$there/hybrid.safetensors"
 done
 says 2 'start as many on every host' "$build/tandem-run" -n 3 --hosts-as 2 --strategy hybrid $(train)
-says 2 'easgd:8 cannot be joined with the hybrid' "$build/tandem-run" -n 2 --strategy hybrid+easgd:8 $(train)
+says 2 'the hybrid cannot be joined with easgd:8' "$build/tandem-run" -n 2 --strategy hybrid+easgd:8 $(train)
 says 2 'hybrid:sample=SHARE' "$build/tandem-run" -n 2 --strategy hybrid:sample=2 $(train)
 for strategy in all-reduce hybrid local-sgd:4 outer:H=8 server; do
   says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)
@@ -177,14 +177,17 @@ ended 15
 
 # ---- a rank that dies with its slices: the others write nothing, and the last checkpoint goes on, on another number of ranks --------
 endless_before=$endless endless="$build/fashion_mnist --data synthetic --model mlp --val 59000 --batch 48 --epochs 100000"
-ranks='-n 4 --hosts-as 2 --strategy hybrid' begun 3 --checkpoint "$there/cut"
-until [ -e "$there/cut/last.safetensors" ] || ! kill -0 $launcher; do sleep 0.1; done
-kill -KILL "$victim"
-ended 6 'rank 3 on .* failed first: it was killed by SIGKILL' 'rank 3 on .* has died' 'the lost rank.s slices are lost with it'
-says 0 'nothing is left to do' $endless --resume "$there/cut" --stop-after 1
-step=$(sed -n 's/.* done, \([0-9]*\) steps.*/\1/p' "$there/out")
-says 0 'ranks was 4 and is 3' "$build/tandem-run" -n 3 --strategy hybrid $endless --resume "$there/cut" --stop-after $((step + 10))
-says 0 'strategy was hybrid+all-reduce and is one machine' $endless --resume "$there/cut" --stop-after $((step + 20))
+for strategy in hybrid+all-reduce hybrid+daso:B=4,W=3,warm-up=0,cool-down=0; do
+  rm -rf "$there/cut"
+  ranks="-n 4 --hosts-as 2 --strategy $strategy" begun 3 --checkpoint "$there/cut"
+  until [ -e "$there/cut/last.safetensors" ] || ! kill -0 $launcher; do sleep 0.1; done
+  kill -KILL "$victim"
+  ended 6 'rank 3 on .* failed first: it was killed by SIGKILL' 'rank 3 on .* has died' 'a layer is cut over ranks'
+  says 0 'nothing is left to do' $endless --resume "$there/cut" --stop-after 1
+  step=$(sed -n 's/.* done, \([0-9]*\) steps.*/\1/p' "$there/out")
+  says 0 'ranks was 4 and is 3' "$build/tandem-run" -n 3 --strategy hybrid $endless --resume "$there/cut" --stop-after $((step + 10))
+  says 0 "strategy was hybrid+all-reduce and is one machine" $endless --resume "$there/cut" --stop-after $((step + 20))
+done
 endless=$endless_before
 
 # ---- what is left is written by the lowest rank of the majority, and goes on as if nothing had happened ---------------------

@@ -114,13 +114,15 @@ for strategy in outer:H=10+delayed-nesterov ddc-asgd; do
 done
 tail -n 4 "$there/metrics" | grep '"rank":1,' | grep -q '"exchanges":[1-9][0-9]' || complain "rank 1 did not come back: $(tail -n 4 "$there/metrics")"
 # Of machines, each leaves as a whole.
-begun 3 -n 4 --hosts-as 2 --strategy machines+ddc-asgd
-kill -KILL "$victim"
-said 'rank 2 on .* ended with exit status 1: the others go on without it'
-goes_on
-kill -TERM "$(rank_of $launcher 1)"
-ended 0
-said 'stopped after step [0-9]* of'
+for strategy in machines+ddc-asgd hybrid+ddc-asgd; do
+  begun 3 -n 4 --hosts-as 2 --strategy $strategy
+  kill -KILL "$victim"
+  said 'rank 2 on .* ended with exit status 1: the others go on without it'
+  goes_on
+  kill -TERM "$(rank_of $launcher 1)"
+  ended 0
+  said 'stopped after step [0-9]* of'
+done
 # Without --on-failure the others go on; where it says stop, the first that fails ends the job.
 begun 2 --on-failure stop
 kill -KILL "$victim"
