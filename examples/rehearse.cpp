@@ -49,7 +49,7 @@ Arguments arguments(int argc, char** argv) {
                          for (std::string rate; std::getline(rates, rate, ',');) bytes_per_second(rate), r.links.push_back(rate);
                        }},
                       {"--delay", "of a link, milliseconds", "0", [&](const std::string& v) { r.delay = number("--delay", v, 0, 10000); }},
-                      {"--strategy", "or several, with spaces between: 'all-reduce ddc-asgd'", "all-reduce",
+                      {"--strategy", "or several, with spaces between: 'all-reduce TANDEM_WIRE=bf16/all-reduce ddc-asgd'", "all-reduce",
                        [&](const std::string& v) {
                          std::istringstream names(v);
                          for (std::string name; names >> name;) r.strategies.push_back(name);

@@ -160,7 +160,8 @@ RehearsedRun rehearse(const Rehearsal& rehearsal, const std::string& strategy, c
   command.insert(command.end(), rehearsal.program.begin(), rehearsal.program.end());
   command.insert(command.end(), {"--metrics", scratch / "metrics"});
   std::vector<std::string> settings{"RANKS=" + std::to_string(rehearsal.ranks), "COUNTERS=" + (scratch / "counters"),
-                                    "TANDEM_STRATEGY=" + strategy, "DELAY=" + printed("%g", rehearsal.delay)};
+                                    "TANDEM_STRATEGY=" + strategy.substr(strategy.find('/') + 1), "DELAY=" + printed("%g", rehearsal.delay)};
+  if (strategy.find('/') != strategy.npos) settings.push_back(strategy.substr(0, strategy.find('/')));
   if (rehearsal.pace > 0) settings.push_back("TANDEM_PACE=" + printed("%g:0", rehearsal.pace));
   const int status = run(command, settings, scratch / "said");
   const std::string said = read_file(scratch / "said"), end = said.substr(said.size() - std::min<std::size_t>(said.size(), 1500));

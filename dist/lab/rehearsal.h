@@ -18,7 +18,8 @@ struct Rehearsal {
   double delay = 0;          // milliseconds, one way
   double pace = 0;           // milliseconds that a step takes before its exchange; 0: as it comes
   double target = 0;         // a test accuracy in [0, 1]; 0: none
-  std::vector<std::string> strategies, links;  // links as tc names them: 200mbit, 1gbit; none: no limit
+  // A strategy may have a setting of its environment before it: TANDEM_WIRE=bf16/all-reduce. Links as tc names them: 200mbit, 1gbit; none: no limit.
+  std::vector<std::string> strategies, links;
   std::vector<std::string> program;            // with its arguments; has to know --metrics
   std::string hosts_script;                    // the path of hosts.sh
 };
