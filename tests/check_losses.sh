@@ -60,6 +60,16 @@ grep -q 'tandem-run: rank 0 on .* failed first: it was killed by SIGKILL' "$ther
 # ---- several -----------------------------------------------------------------------------------------------------------
 sh dist/lab/hosts.sh 2 1gbit -- true >"$there/out" 2>&1
 case $? in 77) cat "$there/out"; exit $wrong ;; 0) ;; *) cat "$there/out"; exit 1 ;; esac
+# Who comes back on rank 0's host has met it by the loopback interface, and is reached from the others all the same.
+LAUNCHER=1 sh dist/lab/hosts.sh 2 none -- sh -c "exec $build/tandem-run -H host0:2,host1:1 --restart 1 --ssh \"\$HOSTS_SSH\" $program" \
+  >"$there/out" 2>&1 &
+launcher=$!
+until_said 'hears rank' 9
+kill -KILL "$(process 1 0)"
+until_said 'rank 1 on host0 is back as 1' 2
+until_said 'hears rank 1 on host0' 6
+until_said '^.1@host0.*hears rank' 6
+ends $launcher 0
 # Four ranks on three hosts: one is killed on host 2, and started by hand on host 1; then host 2, with another, is cut off.
 export TANDEM_TOKEN=0123456789abcdef0123456789abcdef
 cat >"$there/job" <<END

@@ -164,6 +164,22 @@ kill -STOP "$victim"
 ended 1
 said 'rank 0 on .* has said nothing'
 ! grep -q 'started again' "$there/out" || complain "ranks are started again: $(cat "$there/out")"
+# Of one rank alone, that it does not hear rank 0 is its own trouble, and it is started again.
+cat >"$there/one" <<'END'
+[ "$RANK" = 1 ] && [ -z "${TANDEM_INCARNATION:-}" ] || exec "$@"
+"$@" &
+sleep 4
+kill -KILL $!
+echo 'rank 0 on its host has said nothing for 2 s' >&2
+exit 1
+END
+endless="sh $there/one $forever"
+TANDEM_SILENCE=2 begun 0 --restart 1
+said 'rank 1 on .* ended with exit status 1: the others go on without it, and it is started again'
+goes_on
+kill -TERM $launcher
+ended 143
+endless=$forever
 
 # ---- a loop of one's own: its checkpoint has the momentum, which lies on the servers ----------------------------------------
 own="$build/own_loop --data synthetic --model mlp --batch 500 --checkpoint $there/own"

@@ -156,6 +156,17 @@ TEST(Coordinator, ASlowerWorkerIsGivenFewer) {
   EXPECT_EQ(work(1, 56, 8), "1<-66+8") << "it is the fastest now";
 }
 
+TEST(Coordinator, KnowsHowLongARankWasAway) {
+  Told t(2);
+  Coordinator& c = t.coordinator;
+  c.begin(2, false, {0, 10});
+  EXPECT_EQ(c.back_after(1, 1), 0) << "it was never away";
+  c.lost(1, 2), c.returned(1);
+  c.lost(1, 5), c.returned(1);  // before it had done anything
+  EXPECT_EQ(c.back_after(1, 9), 7);
+  EXPECT_EQ(c.back_after(1, 10), 0);
+}
+
 TEST(Coordinator, KnowsWhoWaitsForWhat) {
   Told t(3);
   Coordinator& c = t.coordinator;

@@ -501,15 +501,14 @@ bool Control::let_in(const HandshakeListener::Accepted& accepted) {
     if (gone(accepted.rank)) return answer("!" + name(accepted.rank) + " has ended well: nobody can come in its place");
     if (!slot.lost) return answer("-" + name(accepted.rank) + " has not been given up: nobody can come in its place yet");
     answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
+    const AddressRecord mine = AddressRecord::from(slots_[0].record);
+    answer(mine.address);
     const auto words = unbundle(receive_frame(accepted.connection, patience));
     if (words.size() != 3) return answer("!what " + who + " says is damaged");
     if (words[1] != membership_.terms)
       return answer("!" + who + " does not fit to the job: " + first_difference(membership_.terms, words[1]));
-    AddressRecord record = AddressRecord::from(words[2]);
-    const AddressRecord mine = AddressRecord::from(slots_[0].record);
-    if (is_loopback(record.address) && record.identity == mine.identity) record.address = mine.address;
     MemberSlot back{false, false, std::max<std::uint64_t>(slot.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
-                    record.text()};
+                    words[2]};
     std::swap(slot, back);
     Membership now{true, membership_.nonce, slot.incarnation, generation() + 1, membership_.terms, slots_};
     for (int r = 0; r < size(); r++) now.slots[std::size_t(r)].left = gone(r);

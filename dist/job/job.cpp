@@ -18,7 +18,7 @@ namespace {
 // What must be the same on all ranks, a line each.
 std::string agreement(const Variables& variables) {
   std::ostringstream text;
-  text << "Tandem's messages: version 4\nUCX " << Ucx::version() << "\n";
+  text << "Tandem's messages: version 5\nUCX " << Ucx::version() << "\n";
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
                                         {"TANDEM_WIRE", "f32"},
                                         {"TANDEM_SERVERS", "0"},

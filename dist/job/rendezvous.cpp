@@ -162,8 +162,10 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
     if (verdict.starts_with("-")) return false;  // not given up yet
     if (verdict == "+") fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
     if (!verdict.starts_with("?")) refused_with(verdict);
+    // Who has met rank 0 by the loopback interface is on its host, and the others reach both by the same address.
+    const std::string mine = interface_address(), address_of_0 = receive_frame(connections_[0], 5);
     send_frame(connections_[0],
-               bundle({std::to_string(back.incarnation), back.terms, back.record(interface_address())}), 5);
+               bundle({std::to_string(back.incarnation), back.terms, back.record(is_loopback(mine) ? address_of_0 : mine)}), 5);
     const std::string answer = receive_frame(connections_[0], 5);
     if (!answer.starts_with("+")) refused_with(answer);
     membership = Membership::from(answer.substr(1));

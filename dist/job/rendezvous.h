@@ -48,7 +48,7 @@ class Rendezvous {
   Rendezvous(const Place& place, const Deadlines& deadlines, const Variables& variables = process_environment(),
              bool stays_open = false);
   // Of a rank that comes back into a running job. Waits until rank 0 has given up the one before. record: called when the way
-  // to rank 0 is known, with this host's address on it.
+  // to rank 0 is known, with the address by which the others reach this host.
   struct Return {
     std::uint64_t incarnation;  // at least; the membership says which it is
     std::string terms;          // what this rank takes for agreed

@@ -189,11 +189,8 @@ struct Rank {
   bool blames(int rank) const {
     return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
-  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or rank 0
-  // is gone.
-  bool ends_all() const {
-    return failed() && (number == 0 || early || blames(0) || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
-  }
+  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or it is rank 0.
+  bool ends_all() const { return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2)); }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
     return "ended with exit status " + std::to_string(WEXITSTATUS(status));
@@ -422,7 +419,9 @@ class Launch {
   void go_on_without_the_lost() {
     for (Rank& r : ranks_) {
       // A moment first: it may have failed because rank 0 has.
-      if (!r.failed() || r.ends_all() || asked || ranks_[0].failed() || now() < r.ended + 0.2) continue;
+      // Where it says so, it is seen from the others, which would say the same within that time.
+      const double moment = r.blames(0) ? Deadlines::from().silence : 0.2;
+      if (!r.failed() || ends_job(r) || asked || ranks_[0].failed() || now() < r.ended + moment) continue;
       const bool again = r.restarts < c_.restarts && ranks_[0].running;
       if (!std::exchange(r.forgiven, true))
         std::fprintf(stderr, "tandem-run: rank %d on %s %s: the others go on without it%s\n", r.number, r.host.c_str(),
@@ -510,7 +509,12 @@ class Launch {
     if (k == 1 && !line.empty()) r.last = line;
   }
 
-  bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() : r.failed(); }
+  bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() || (r.blames(0) && only_rank_0_is_left()) : r.failed(); }
+  // Of one rank alone, that it does not reach rank 0 is its own trouble. When none is left that does, rank 0 is gone, or stopped.
+  bool only_rank_0_is_left() const {
+    const auto runs = [](const Rank& r) { return r.number != 0 && r.running; };
+    return (ranks_[0].running || ranks_[0].failed()) && std::none_of(ranks_.begin(), ranks_.end(), runs);
+  }
 
   std::string running() const {  // "rank 1 on node2, rank 3 on node4"
     std::string names;

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "core/random.h"
 #include "dist/collectives/in_process.h"
@@ -23,6 +26,8 @@ struct Parcel {
   enum State { waiting, taken, delivered } state = waiting;  // taken: its bytes are being copied
   std::uint64_t ripe = 0;                                    // with delays: not before that look into the inbox
   bool again = false;                                        // a duplicate
+  bool of_the_dead = false;                                  // its sender is lost, and nobody waits for it
+  std::vector<std::byte> left = {};                          // then its bytes, as a network has them
 };
 
 // A rank was lost, or is there again. All ranks hear of all events in this order.
@@ -60,12 +65,17 @@ struct Hub {
     if (failed.empty()) failed = text, culprit = rank;
     changed.notify_all();
   }
-  // What was under way from it and to it ends here.
+  // What was under way to it ends here. What it had sent may still arrive where its loss has not been heard of.
   void lose(int rank, const std::string& why) {
     changed.notify_all();
     if (rank == 0) return fail(0, why);
     of(rank).state.lost = true;
-    for (Side& s : sides) std::erase_if(s.inbox, [&](auto& p) { return p->from == rank; });
+    for (Side& s : sides)
+      for (auto& p : s.inbox)
+        if (p->from == rank && !std::exchange(p->of_the_dead, true)) {
+          p->left.assign(p->bytes.begin(), p->bytes.end());
+          p->bytes = p->left;
+        }
     for (auto& p : of(rank).inbox) p->state = Parcel::delivered;
     of(rank).inbox.clear();
     events.push_back({rank, 0, why});
@@ -217,8 +227,13 @@ class InProcessChannel : public Channel {
   std::span<std::byte> shared_by(int rank, int number) override {
     require(rank >= 0 && rank < size(), "shared_by: there is no rank ", rank, " of ", size());
     std::lock_guard lock(hub_->mutex);
-    const auto& blocks = hub_->of(rank).blocks[std::size_t(known_[std::size_t(rank)].incarnation)];
+    const State &known = known_[std::size_t(rank)], &is = hub_->of(rank).state;
+    const auto& blocks = hub_->of(rank).blocks[std::size_t(known.incarnation)];
     if (!hub_->faults.shared_memory || number < 0 || std::size_t(number) >= blocks.size()) return {};
+    // Of a process that has ended, what was not reached before is not found any more.
+    const std::tuple block{rank, known.incarnation, number};
+    if ((is.lost || is.incarnation != known.incarnation) && !reached_.count(block)) return {};
+    reached_.insert(block);
     const Hub::Block& b = blocks[std::size_t(number)];
     return {static_cast<std::byte*>(b.memory.get()), b.bytes};  // the hub keeps it until the last channel is gone
   }
@@ -247,6 +262,10 @@ class InProcessChannel : public Channel {
     if (heard_ == hub_->events.size() || (delays() && draw(4) != 0)) return false;
     event = hub_->events[heard_++];
     known_[std::size_t(event.rank)].lost = event.incarnation == 0;
+    if (event.incarnation == 0)
+      std::erase_if(hub_->of(rank_).inbox, [&](const auto& p) {
+        return p->from == event.rank && p->incarnation == known_[std::size_t(event.rank)].incarnation;
+      });
     if (event.incarnation) known_[std::size_t(event.rank)].incarnation = event.incarnation;
     return true;
   }
@@ -283,6 +302,7 @@ class InProcessChannel : public Channel {
     ~Sending() override {  // given up: nobody may read its memory any more
       std::unique_lock lock(channel_.hub_->mutex);
       auto& inbox = channel_.hub_->of(parcel_->to).inbox;
+      if (parcel_->of_the_dead) return;
       if (auto at = std::find(inbox.begin(), inbox.end(), parcel_); at != inbox.end()) inbox.erase(at);
       channel_.hub_->changed.wait(lock,
                                   [&] { return parcel_->state != Parcel::taken || parcel_->to == parcel_->from; });
@@ -322,6 +342,7 @@ class InProcessChannel : public Channel {
   bool killed_ = false;
   std::size_t heard_;         // events
   std::vector<State> known_;  // after them
+  std::set<std::tuple<int, std::uint64_t, int>> reached_;  // rank, incarnation, number of a block
   std::uint64_t looks_ = 1;
   Philox chance_;
   std::uint32_t drawn_ = 0;

@@ -135,7 +135,8 @@ void Coordinator::count_byes() {
 
 // ---- who is there ---------------------------------------------------------------------------------------------------------
 void Coordinator::lost(int rank, double now) {
-  of(rank) = {.lives = false, .lost_at = now};
+  const double before = of(rank).lost_at;  // it was lost on its way back: it has been away since then
+  of(rank) = {.lives = false, .lost_at = before > 0 ? before : now};
   changed_ = now;
   if (begun_) {
     leases_.lost(rank);

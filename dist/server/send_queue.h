@@ -42,7 +42,8 @@ class SendQueue {
   };
   std::optional<Place> place_of(const void* p) const;  // in this rank's shared memory
   std::shared_ptr<void> memory_of(const void* p) const;  // the block that it lies in; null: none, or it is given back
-  bool reaches(int rank) const { return !channel_.shared_by(rank, 0).empty(); }  // its shared memory; and it this rank's
+  // Its shared memory, and it this rank's.
+  bool reaches(int rank, std::uint64_t block = 0) const { return !channel_.shared_by(rank, int(block)).empty(); }
   std::byte* at(int rank, Place place, std::size_t bytes) const;  // throws Error where it is not in reach
 
  private:

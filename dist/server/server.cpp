@@ -368,6 +368,7 @@ class ServerNode::Thread {
     const double seldom = std::min({0.5, deadline_ / 4, patience_ / 4});
     tell_what_it_waits_for();
     if (coordinator_) look_for_standstill();
+    if (ready_) shard_server_->look(patience_);
     const double every = ready_ ? layout_->options.snapshots : 0;
     if (every <= 0 || over_heard_) return seldom;
     if (snapshot_began_ > 0 && !shard_server_->snapshot_under_way()) {  // its share of the link's time is a tenth

@@ -151,6 +151,20 @@ Tensor ShardServer::in_memory_of(int rank, SendQueue::Place place, int s) {
   return Tensor::wrap(*host_, send_queue_.at(rank, place, layout_.bytes(numel)), {numel}, layout_.dtype, others_);
 }
 
+// The memory that a request names. A process that has just ended takes what was not reached before with it: nobody waits for an answer
+// then, and rank 0 will say that it is lost. If it does not, look() complains.
+bool ShardServer::in_reach(int worker, const MessageHeader& n) {
+  const bool answer = n[word::receive_buffer] == word::none || send_queue_.reaches(worker, n[word::receive_buffer]);
+  const bool gradient = what_of(n) != What::push_here || send_queue_.reaches(worker, n[word::block]);
+  if (!answer || !gradient) out_of_reach_.insert({worker, now()});
+  return answer && gradient;
+}
+void ShardServer::look(double patience) const {
+  for (const auto& [worker, since] : out_of_reach_)
+    if (now() - since > patience)
+      fail(send_queue_.where(worker), " names memory that ", send_queue_.where(send_queue_.rank()), " cannot reach");
+}
+
 // Where the answer to a worker is made; that of its last exchange stays as it is.
 Tensor ShardServer::place_answer(int s, int worker, const MessageHeader& n) {
   const std::uint64_t half = n[word::number] & 1, block = n[word::receive_buffer];  // as worker.h has it
@@ -163,6 +177,7 @@ Tensor ShardServer::place_answer(int s, int worker, const MessageHeader& n) {
 void ShardServer::request(int from, const MessageHeader& n) {
   const int s = int(n[word::shard]);
   when_served(s, from, [this, from, n, s] {
+    if (!in_reach(from, n)) return;
     Client& c = client(s, from);
     const ExchangeId exchange = n[word::number];
     const auto samples = std::int64_t(n[word::samples]);
@@ -222,6 +237,7 @@ void ShardServer::velocity_wanted(int from, int s) {
 
 // ---- losses -----------------------------------------------------------------------------------------------------------------
 void ShardServer::lost(int rank) {
+  out_of_reach_.erase(rank);
   for (int s = 0; s < layout_.shards(); s++) {
     held(s).deferred.forget(rank);
     if (rank >= layout_.workers()) continue;

@@ -4,6 +4,7 @@
 //
 // The member's thread alone.
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -30,6 +31,7 @@ class ShardServer {
   void take_over(FailOvers::TakenOver&& shard);  // goes on where a lost owner stopped
   void lost(int rank), returned(int rank);
   void send_snapshots(int to);
+  void look(double patience) const;  // throws Error where a worker's memory was out of reach for so many seconds
   bool snapshot_under_way() const { return !snapshot_under_way_.expired(); }
   const ShardService* first() const;  // of the shards that this rank serves; null: it serves none
 
@@ -69,6 +71,7 @@ class ShardServer {
   // Parts of the last push that this worker has begun, at this shard; false: they are of an earlier one.
   bool begins(Client& c, const MessageHeader& n);
   void request_when_whole(int from, int s);
+  bool in_reach(int worker, const MessageHeader& n);
   Tensor in_memory_of(int rank, SendQueue::Place place, int s);
   Tensor place_answer(int s, int worker, const MessageHeader& n);
   void serve(int s, const Tensor& first), open(int s), answer(int s);
@@ -83,6 +86,7 @@ class ShardServer {
   std::shared_ptr<void> others_;  // stands for memory that lives as long as the channel
   std::vector<Held> shards_;
   std::set<int> returned_;
+  std::map<int, double> out_of_reach_;  // since when
   std::uint64_t snapshots_ = 0;
   std::weak_ptr<const void> snapshot_under_way_;
 };
