@@ -201,7 +201,7 @@ TEST(ParameterServer, BatchesAreMadeAhead) {
 }
 
 TEST(ParameterServer, EveryRankEndsWithTheSameWeightsAndReport) {
-  for (const char* strategy : {"ddc-asgd", "asgd", "ssp:1", "dana-slim"})
+  for (const char* strategy : {"ddc-asgd", "asgd", "ssp:1", "dana-slim", "quorum:2,grace=0.005"})
     for (int servers : {0, 1}) {
       const auto runs = on_ranks(3, by(strategy, servers));
       for (const Ended& e : runs) {
@@ -408,8 +408,10 @@ TEST(ParameterServer, RoundsOfOneWorkerAreTheOuterOptimizer) {
   for (const char* name : {"outer:H=4,momentum=0.9,lr=0.7", "outer:H=100,momentum=0.5,lr=0.7"}) {
     auto synchronous = outer(alone(), *OuterSteps::parse(name));
     const Ended want = train<Plain>(synchronous.get(), {});
-    const auto runs = on_ranks<Plain>(1, rounds(name, "delayed-nesterov:every=1"), {});
-    EXPECT_LE(difference(runs[0].weights, want.weights).error, 1e-5) << name;
+    for (const char* rule : {"delayed-nesterov:every=1", "quorum:1+delayed-nesterov:every=1"}) {
+      const auto runs = on_ranks<Plain>(1, rounds(name, rule), {});
+      EXPECT_LE(difference(runs[0].weights, want.weights).error, 1e-5) << name << "+" << rule;
+    }
   }
 }
 
@@ -429,6 +431,26 @@ TEST(ParameterServer, RoundsOfSeveralWorkersTrainEveryBatchOnceAndPushSeldom) {
 
   run.fit.stop_after = 31;
   EXPECT_EQ(on_ranks<Plain>(3, rounds("outer:H=4", "delayed-nesterov"), run)[0].report.steps, 31);
+}
+
+// Also where gradients travel in half the bytes. One worker is slow.
+TEST(ParameterServer, AQuorumOfRoundsTrainsEveryBatchOnce) {
+  for (bool narrow : {false, true}) {
+    Recipe run;
+    run.fit.epochs = 30;
+    std::atomic<std::int64_t> pictures = 0;
+    run.transform = [&](Batch& b) { pictures += b.size(); };
+    auto options = rounds("outer:H=4,momentum=0.5,lr=0.7", "quorum:2,grace=0.005+delayed-nesterov:every=1");
+    options.stragglers = {.mean = 0.001, .slower = {{2, 8}}};
+    if (narrow) options.wire = DType::bf16;
+    const auto runs = on_ranks<Plain>(3, options, run, {.shared_memory = !narrow});
+    EXPECT_EQ(pictures, 30 * 208 + 3 * 16);  // fit() looks at a batch beforehand
+    EXPECT_EQ(runs[0].report.steps, 30 * 13);
+    EXPECT_TRUE(learned(runs[0]));
+    double pushes = -6;  // each worker's first pull and last
+    for (const Ended& e : runs) pushes += e.measure("exchanges");
+    EXPECT_LT(runs[0].measure("shard_version"), 0.7 * pushes) << "a step is of several pushes";
+  }
 }
 
 TEST(ParameterServer, TheMomentumOfRoundsIsInTheCheckpoint) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <limits>
 
 #include "core/random.h"
 #include "dist/server/fail_over.h"
@@ -41,6 +42,7 @@ struct Ended {
 
 struct Serving {
   ServerOptions options = {};
+  std::int64_t most = 1;  // batches of a lease
   DType dtype = DType::f32;
   std::int64_t leases = 40;
   ChannelFaults faults = {};
@@ -63,7 +65,7 @@ std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
     ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
     auto memory = server_node.memory(n * size_of(how.dtype));
     Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, how.dtype, memory);
-    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f), options, {0, how.leases});
+    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f), options, {0, how.leases, how.most});
     if (server_node.trains()) server_node.pull(whole(weights), whole(buffers));
     while (auto lease = server_node.lease()) {
       step(r, server_node, *lease, gradient, weights);
@@ -121,6 +123,97 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
       EXPECT_EQ(ends[0].counts.shard.samples, 20 * 16 * ranks);
     }
   }
+}
+
+// Where all push, a quorum of all under its rule is the outer optimizer: m = β·m + Δ; θ = θ − γ(Δ + β·m), Δ the mean.
+TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
+  constexpr int steps = 20;
+  const double beta = double(0.9f), gamma = double(0.7f);
+  for (int ranks : {1, 2, 3}) {
+    const auto delta = [&](int r, int step, const std::vector<double>& w, std::size_t i, const std::vector<double>& centre) {
+      return w[i] - centre[i] + 0.01 * (r + step);
+    };
+    std::vector<double> w = drawn(0), m(n, 0.0);
+    for (int step = 0; step < steps; step++) {
+      std::vector<double> mean(n, 0.0);
+      for (int r = 0; r < ranks; r++) {
+        const std::vector<double> centre = drawn(std::uint32_t(100 + r));
+        for (std::size_t i = 0; i < mean.size(); i++) mean[i] += delta(r, step, w, i, centre) / ranks;
+      }
+      for (std::size_t i = 0; i < mean.size(); i++) m[i] = beta * m[i] + mean[i], w[i] -= gamma * (mean[i] + beta * m[i]);
+    }
+    const std::string how = "quorum:" + std::to_string(ranks) + ",grace=30+delayed-nesterov:every=1";
+    std::vector<int> made(3);
+    std::vector<std::vector<double>> then(3);  // after so many steps; the last of all may have fewer pushes
+    all_well(serve(ranks, {.options = {.how = Asynchrony::parse(how), .learning_rate = [&](std::int64_t) { return gamma; }},
+                           .dtype = DType::f64, .leases = (steps + 4) * ranks},
+                   [&](int r, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
+                     const int step = made[std::size_t(r)]++;
+                     std::vector<double> at = weights.values(), g(n);
+                     if (step == steps) then[std::size_t(r)] = at;
+                     const std::vector<double> centre = drawn(std::uint32_t(100 + r));
+                     for (std::size_t i = 0; i < g.size(); i++) g[i] = delta(r, step, at, i, centre);
+                     gradient.copy_from(Tensor::of(gradient.backend(), {n}, g, gradient.dtype()));
+                   }));
+    for (int r = 0; r < ranks; r++) {
+      double most = then[std::size_t(r)].empty() ? 1 : 0;
+      for (std::size_t i = 0; i < then[std::size_t(r)].size(); i++) most = std::max(most, std::abs(then[std::size_t(r)][i] - w[i]));
+      EXPECT_LT(most, 1e-12) << ranks << " ranks, rank " << r;
+    }
+  }
+}
+
+// One of three workers stops until the others have made 30 steps; what it pushes then is late, and applied.
+TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
+  for (bool shared : {true, false}) {
+    std::atomic<int> others = 0;
+    int meanwhile = 0;
+    bool stopped = false;
+    const auto ends = serve(3, {.options = {.how = Asynchrony::parse("quorum:2,grace=0.01+asgd")}, .leases = 150,
+                                .faults = {.shared_memory = shared}}, [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
+                              gradient.fill(0);
+                              if (rank != 2) return void(others++);
+                              if (std::exchange(stopped, true)) return;
+                              const int before = others;
+                              for (int ms = 0; ms < 10000 && others < before + 60; ms++)
+                                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              meanwhile = others - before;
+                            });
+    all_well(ends);
+    EXPECT_GE(meanwhile, 60);
+    std::int64_t pushes = 0;
+    for (std::int64_t d : ends[0].counts.shard.delays) pushes += d;
+    EXPECT_EQ(pushes, 150);
+    EXPECT_GE(ends[0].counts.shard.delays.size(), 25u) << "its τ";
+  }
+}
+
+// Both wait for each other in every step, and one is four times as slow: it stays at a quarter of the batches.
+TEST(Server, WaitingForAQuorumIsNoSlowness) {
+  std::vector<std::int64_t> counts;
+  all_well(serve(2, {.options = {.how = Asynchrony::parse("quorum:2,grace=30+asgd")}, .most = 16, .leases = 1000},
+                 [&](int rank, ServerNode& node, std::int64_t, Tensor& gradient, Tensor&) {
+                   gradient.fill(0);
+                   std::this_thread::sleep_for(std::chrono::milliseconds(node.lease_count() * (rank == 1 ? 4 : 1)));
+                   if (rank == 1) counts.push_back(node.lease_count());
+                 }));
+  ASSERT_GT(counts.size(), 20u);
+  EXPECT_GE(*std::max_element(counts.end() - 8, counts.end()), 3);
+  EXPECT_LE(*std::min_element(counts.end() - 8, counts.end()), 6);
+}
+
+TEST(Server, UnderAQuorumStatisticsAreAveragedInAsTheyCome) {
+  const auto ends = serve(3, {.options = {.how = Asynchrony::parse("quorum:2,grace=5+asgd"), .servers = 1}}, bowls);
+  all_well(ends);
+  EXPECT_EQ(ends[0].counts.shard.version, 40u) << "rank 0 serves them alone";
+  EXPECT_LT(ends[2].counts.shard.version, 30u);
+}
+
+// Without a grace time each of four shards leaves out another worker now and then, and each worker waits for the shard that left it out.
+TEST(Server, ShardsWithOtherQuorumsDoNotWaitForEachOther) {
+  for (std::uint64_t seed : {1, 2, 3})
+    all_well(serve(4, {.options = {.how = Asynchrony::parse("quorum:3,grace=0+asgd")}, .leases = 200,
+                       .faults = {.delays = seed, .duplicates = true, .shared_memory = seed > 1}}, bowls));
 }
 
 // Parts in any order while the rest is computed, not always all of them: nothing else comes of it.
@@ -290,27 +383,32 @@ TEST(Server, WhatIsNotFiniteIsRefusedAndCounted) {
 // A shard without a network: who is answered when.
 struct Alone {
   std::unique_ptr<Backend> backend = reference_backend(1);
-  std::unique_ptr<Rule> rule = make_rule("asgd");
-  Tensor gradient = Tensor::full(*backend, {64}, 1);
+  std::unique_ptr<Rule> rule;
   std::vector<std::int64_t> rates_for = {};  // pushes
   ShardService service;
-  explicit Alone(const char* how)
-      : service(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2,
+  explicit Alone(const char* how, int workers = 2)
+      : rule(make_rule(Asynchrony::parse(how).rule)),
+        service(*rule, Tensor::zeros(*backend, {64}), {1.f}, workers,
                 {.how = Asynchrony::parse(how),
                  .learning_rate =
                     [this](std::int64_t pushes) {
                       rates_for.push_back(pushes);
                       return 1.0;
                     }}) {}
-  std::vector<int> answered() {
+  std::vector<int> answered(double now = 0) {
     std::vector<int> all;
-    for (const ShardService::Answer& a : service.answers()) all.push_back(a.worker);
+    for (const ShardService::Answer& a : service.answers(now)) {
+      all.push_back(a.worker);
+      if (a.verdict == Verdict::refused) told_refused.push_back(a.worker);
+    }
     return all;
   }
-  std::vector<int> after_push(int worker, ExchangeId exchange) {
-    service.push(worker, exchange, gradient, 16, Tensor::zeros(*backend, {64}));
-    return answered();
+  std::vector<int> after_push(int worker, ExchangeId exchange, double now = 0, float value = 1, std::int64_t samples = 16) {
+    service.push(worker, exchange, Tensor::full(*backend, {64}, value), samples, Tensor::zeros(*backend, {64}));
+    return answered(now);
   }
+  double weight() { return service.shard().values().values()[0]; }
+  std::vector<int> told_refused = {};
 };
 using Workers = std::vector<int>;
 
@@ -325,6 +423,97 @@ TEST(ShardService, WithSspNobodyIsFurtherAheadThanTheBound) {
   EXPECT_EQ(a.after_push(1, 2), Workers{1});
   a.service.idle(1, 1);  // late: it has pushed since
   EXPECT_EQ(a.after_push(0, 4), Workers{});
+}
+
+// ---- a quorum; times are the test's ----
+constexpr double never = std::numeric_limits<double>::infinity();
+
+TEST(ShardService, AQuorumWaitsForTheOthersNoLongerThanTheGraceTime) {
+  Alone a("quorum:2,grace=5+asgd", 4);
+  EXPECT_EQ(a.after_push(0, 1, 3, 1), Workers{});
+  EXPECT_EQ(a.service.due(), never) << "one is no quorum";
+  EXPECT_EQ(a.answered(1e6), Workers{});
+  EXPECT_EQ(a.after_push(1, 1, 10, 2), Workers{});
+  EXPECT_EQ(a.after_push(2, 1, 12, 6, 32), Workers{});
+  EXPECT_EQ(a.service.due(), 15) << "the third does not prolong it";
+  EXPECT_EQ(a.answered(14.9), Workers{});
+  EXPECT_EQ(a.answered(15), (Workers{0, 1, 2}));
+  EXPECT_EQ(a.weight(), -(1 * 16 + 2 * 16 + 6 * 32) / 64.0) << "one step, with the mean over samples";
+  EXPECT_EQ(a.service.due(), never);
+  EXPECT_EQ(a.after_push(3, 1, 16), Workers{}) << "it is late, and one is no quorum";
+  EXPECT_EQ(a.after_push(0, 2, 17), Workers{});
+  EXPECT_EQ(a.answered(22), (Workers{0, 3})) << "it is part of the next step";
+  EXPECT_EQ(a.service.counts().version, 2u);
+  EXPECT_EQ(a.service.counts().delays, (std::vector<std::int64_t>{4, 1}));
+  for (int w : {2, 0, 3}) EXPECT_EQ(a.after_push(w, 3, 30), Workers{});
+  EXPECT_EQ(a.after_push(1, 3, 31), (Workers{0, 1, 2, 3})) << "nobody is missing";
+}
+
+TEST(ShardService, AStepIsAsLateAsItsLatestGradient) {
+  Alone a("quorum:1,grace=5+sa-asgd", 2);
+  for (ExchangeId k : {1, 2, 3, 4}) a.after_push(0, k, 10.0 * double(k)), a.answered(10 * double(k) + 5);
+  EXPECT_EQ(a.weight(), -4);
+  EXPECT_EQ(a.after_push(1, 1, 50), Workers{});
+  EXPECT_EQ(a.after_push(0, 5, 50), (Workers{0, 1}));
+  EXPECT_EQ(a.weight(), -4.25);
+}
+
+TEST(ShardService, WhereFewerLiveThanTheQuorumItIsAllOfThem) {
+  Alone a("quorum:3,grace=5+asgd", 4);
+  a.service.lost(2), a.service.lost(3);
+  EXPECT_EQ(a.after_push(0, 1), Workers{});
+  EXPECT_EQ(a.after_push(1, 1), (Workers{0, 1}));
+  EXPECT_EQ(a.after_push(0, 2), Workers{});
+  a.service.idle(1, 1);
+  EXPECT_EQ(a.answered(), Workers{0});
+  EXPECT_EQ(a.after_push(1, 2), Workers{});
+  a.service.lost(0);
+  EXPECT_EQ(a.answered(), Workers{1});
+  a.service.pull(3, 1, Tensor::zeros(*a.backend, {64}));  // it is back
+  EXPECT_EQ(a.answered(), Workers{3});
+  EXPECT_EQ(a.after_push(1, 3), Workers{});
+  EXPECT_EQ(a.after_push(3, 2), (Workers{1, 3}));
+}
+
+TEST(ShardService, WhoIsLostIsNotOfTheQuorumAnyMore) {
+  Alone a("quorum:2,grace=5+asgd", 3);
+  a.after_push(0, 1, 0), a.after_push(1, 1, 0);
+  EXPECT_EQ(a.service.due(), 5);
+  a.service.lost(1);
+  EXPECT_EQ(a.answered(6), Workers{});
+  EXPECT_EQ(a.after_push(2, 1, 7), (Workers{0, 2}));
+}
+
+TEST(ShardService, AQuorumLeavesOutWhatIsRefusedAlone) {
+  Alone a("quorum:2,grace=5+asgd", 3);
+  EXPECT_EQ(a.after_push(0, 1), Workers{});
+  EXPECT_EQ(a.after_push(1, 1, 0, NAN), Workers{1}) << "at once";
+  EXPECT_EQ(a.told_refused, Workers{1});
+  EXPECT_EQ(a.service.due(), never) << "it is not of the quorum";
+  EXPECT_EQ(a.after_push(2, 1, 1, 3), Workers{});
+  EXPECT_EQ(a.answered(6), (Workers{0, 2}));
+  EXPECT_EQ(a.weight(), -2);
+  EXPECT_EQ(a.service.counts().refused, (std::vector<std::int64_t>{0, 1, 0}));
+  EXPECT_EQ(a.service.applied(), (std::vector<ExchangeId>{1, 1, 1}));
+}
+
+TEST(ShardService, WhoWaitsForAnotherShardIsNotWaitedFor) {
+  Alone a("quorum:3,grace=5+asgd", 3);
+  EXPECT_EQ(a.after_push(0, 2), Workers{});
+  a.service.blocked(1, 0, true);
+  EXPECT_EQ(a.answered(), Workers{});
+  a.service.blocked(2, 0, true);
+  EXPECT_EQ(a.answered(), Workers{0});
+  a.service.blocked(1, 0, false);
+  EXPECT_EQ(a.after_push(0, 3), Workers{});
+  EXPECT_EQ(a.after_push(1, 2), (Workers{0, 1}));
+  EXPECT_EQ(a.after_push(2, 2), Workers{});
+  a.service.blocked(0, 2, true);  // it has pushed since
+  a.service.blocked(1, 2, true);
+  EXPECT_EQ(a.after_push(1, 3), Workers{});
+  EXPECT_EQ(a.after_push(0, 4), (Workers{0, 1, 2}));
+  EXPECT_EQ(a.after_push(0, 5), Workers{});
+  EXPECT_EQ(a.after_push(2, 3), Workers{}) << "1 has pushed since, and is waited for again";
 }
 
 TEST(ShardService, GoesOnWithTheCountsOfTheOwnerBefore) {

@@ -162,7 +162,7 @@ void die_at_every_message(Drill drill, std::int64_t stride) {
 }
 
 TEST(ServerDeaths, AnyRankAtAnyMessage) {
-  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd"})
+  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002"})
     for (bool shared : {true, false}) {
       die_at_every_message({.strategy = strategy, .faults = {.shared_memory = shared}}, shared ? 17 : 29);
       if (HasFatalFailure()) return;
@@ -202,7 +202,7 @@ TEST(ServerDeaths, TwoRanks) {
 }
 
 TEST(ServerDeaths, WhoDiedComesBack) {
-  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd"}) {
+  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002", "quorum:2,grace=0"}) {
     die_at_every_message({.strategy = strategy, .leases = 40, .returns = true}, 33);
     if (HasFatalFailure()) return;
   }
@@ -221,7 +221,7 @@ TEST(ServerDeaths, WhoComesBackBeforeOthersHaveBegun) {
 TEST(ServerDeaths, AnyNumberAtRandom) {
   for (std::uint32_t k = 0; k < (every_message() ? 3000u : 80u); k++) {
     const Philox random(5, Stream::test, 0, k);
-    Drill drill{.strategy = "asp+asgd", .leases = 40, .returns = true, .dawdles = k + 1};
+    Drill drill{.strategy = k % 4 ? "asp+asgd" : "quorum:3,grace=0.001", .leases = 40, .returns = true, .dawdles = k + 1};
     drill.faults.delays = random.word(0) % 4, drill.faults.shared_memory = random.word(1) % 3 > 0;
     drill.parts = k % 2;
     std::string deaths;

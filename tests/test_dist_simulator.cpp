@@ -76,7 +76,7 @@ TEST(Simulator, OneWorkerIsOneMachine) {
 TEST(Simulator, AllReduceIsALargerBatch) {
   Bench bench;
   const auto wanted = bench.one_machine(64, 0.05);
-  for (const char* same : {"all-reduce", "bsp", "local-sgd:1", "post-local-sgd:1"}) {
+  for (const char* same : {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1"}) {
     const auto got = bench.run(of(same, 4)).weights;
     ASSERT_EQ(got.size(), wanted.size());
     double most = 0;
@@ -87,7 +87,7 @@ TEST(Simulator, AllReduceIsALargerBatch) {
 
 TEST(Simulator, RepeatsToTheBit) {
   Bench bench;
-  for (const char* strategy : {"ddc-asgd", "ssp:1", "easgd:4", "cocod-sgd:4", "local-sgd:4"}) {
+  for (const char* strategy : {"ddc-asgd", "ssp:1", "quorum:3,grace=0.02", "easgd:4", "cocod-sgd:4", "local-sgd:4"}) {
     const Trained a = bench.run(of(strategy, 5)), b = bench.run(of(strategy, 5));
     EXPECT_EQ(a.weights, b.weights) << strategy;
     EXPECT_EQ(a.report.seconds, b.report.seconds);
@@ -114,6 +114,9 @@ TEST(Simulator, VirtualTime) {
   EXPECT_DOUBLE_EQ(bench.run(o).report.seconds, 120);
   o.strategy = "ssp:2";  // and here nearly
   EXPECT_NEAR(bench.run(o).report.seconds, 120, 8);
+  // The three others wait a quarter of a second in three of four steps. In the fourth it is there before them: 13 batches in 4.75 s.
+  o.strategy = "quorum:3,grace=0.25";
+  EXPECT_NEAR(bench.run(o).report.seconds, 120 / 13.0 * 4.75, 4);
 
   // 2 · 3/4 of the vector in, 1.5 MB/s: a vector of n bytes takes n · 2 · 3/4 / 1.5e6 s, and 6 latencies by ring.
   o = of("all-reduce", 4);
@@ -180,6 +183,9 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_NE(said("easgd:0").find("easgd:STEPS"), std::string::npos);
   EXPECT_NE(said("sgd").find("there is no update rule sgd"), std::string::npos);
   EXPECT_EQ(said("ssp:3+dana-slim"), "");
+  for (const char* wrong : {"quorum", "quorum:", "quorum:0", "quorum:2,grace", "quorum:2,grace=", "quorum:2,grace=-1", "quorum:2,3"})
+    EXPECT_NE(said(wrong).find("write quorum:WORKERS"), std::string::npos) << wrong;
+  EXPECT_NE(said("quorum:2+ddc-asgd").find("one for all workers"), std::string::npos);
   SimulatorOptions endless = of("asgd", 2);
   endless.cluster.shape = 1e-310;
   EXPECT_TRUE(refused([&] { check_simulation(endless); }, {"shape", "0.01"}));
@@ -188,6 +194,8 @@ TEST(Simulator, StrategiesAreChecked) {
   for (const char* text : {"ssp:3", "asp"}) EXPECT_EQ(Asynchrony::parse(text).rule, "ddc-asgd") << text;
   EXPECT_EQ(Asynchrony::parse("ssp:3").text(), "ssp:3+ddc-asgd");
   EXPECT_EQ(Asynchrony::parse("bsp").rule, "asgd-m");
+  EXPECT_EQ(Asynchrony::parse("quorum:2").text(), "quorum:2,grace=1+asgd-m");
+  EXPECT_EQ(Asynchrony::parse("quorum:2,grace=0.25+asgd").text(), "quorum:2,grace=0.25+asgd");
   const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:lambda=1");
   EXPECT_EQ(a.staleness, 3);
   EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");

@@ -167,6 +167,19 @@ TEST(Coordinator, KnowsHowLongARankWasAway) {
   EXPECT_EQ(c.back_after(1, 10), 0);
 }
 
+// Of 8 seconds a worker with half as many batches waited 4 for the other: it is as fast.
+TEST(Coordinator, WaitingForOthersIsNoSlowness) {
+  Told t(2);
+  Coordinator& c = t.coordinator;
+  c.begin(2, false, WorkLeases(0, 1000, 8, 20));
+  c.wants(0, 1), c.wants(1, 1);
+  EXPECT_EQ(t.said(), "0<-0+8 1<-8+8");
+  c.done(0, 1), c.done(8, 1), c.wants(1, 2), c.wants(0, 2);
+  EXPECT_EQ(t.said(), "1<-16+4 0<-20+8");
+  c.done(20, 9), c.done(16, 9, 4), c.wants(1, 3);
+  EXPECT_EQ(t.said(), "1<-28+8");
+}
+
 TEST(Coordinator, KnowsWhoWaitsForWhat) {
   Told t(3);
   Coordinator& c = t.coordinator;

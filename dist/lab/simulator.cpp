@@ -269,6 +269,7 @@ class ByServers : public Method {
   ByServers(Simulation& s, const Asynchrony& how, bool ring)
       : s_(s),
         synchronous_(how.kind == Asynchrony::Kind::bsp),
+        of_means_(how.of_means()),
         ring_(ring),
         rule_(make_rule(how.rule)),
         service_(*rule_, s.flat().values, learning_rate_scales(s.flat()), s.workers(),
@@ -296,23 +297,31 @@ class ByServers : public Method {
     for (int m = 0; m < s_.workers(); m++)
       if (waits_[std::size_t(m)]) push(m);
     waits_.assign(waits_.size(), false);
-    for (auto answers = service_.answers(); !answers.empty(); answers = service_.answers())
+    answer();
+  }
+  void visited(int) override { answer(); }  // a grace time is over
+
+ private:
+  void answer() {
+    for (auto answers = service_.answers(s_.now()); !answers.empty(); answers = service_.answers(s_.now()))
       for (const auto& a : answers) {
         s_.start(a.worker, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
         if (!s_.is_active(a.worker)) service_.lost(a.worker);  // it holds nobody back
       }
+    if (service_.due() == looks_at_) return;
+    looks_at_ = service_.due();
+    if (std::isfinite(looks_at_)) s_.visit(0, looks_at_);
   }
-
- private:
   void push(int m) {
     const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
     if (finite && !synchronous_) s_.look(service_.shard(), m);
-    service_.push(m, ++exchanges_[std::size_t(m)], synchronous_ ? s_.computed().clone() : s_.computed(), finite,
+    service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
                  sent_[std::size_t(m)]);
   }
 
   Simulation& s_;
-  bool synchronous_, ring_;
+  bool synchronous_, of_means_, ring_;
+  double looks_at_ = 0;  // ShardService::due(), for which a visit is under way
   std::unique_ptr<Rule> rule_;
   ShardService service_;
   std::vector<ExchangeId> exchanges_;  // of each worker, the last
@@ -435,8 +444,8 @@ int vectors_of_a_worker(const std::string& text) {
   if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   const auto keeps = make_rule(how.rule)->keeps();
-  // What it was sent, always; with bsp its gradient, until all are there.
-  return 1 + (how.kind == Asynchrony::Kind::bsp) + keeps.square_avg + keeps.own;
+  // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
+  return 1 + how.of_means() + keeps.square_avg + keeps.own;
 }
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {

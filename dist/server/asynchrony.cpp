@@ -2,45 +2,67 @@
 
 #include <algorithm>
 #include <charconv>
+#include <sstream>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/server/rules.h"
 
 namespace tandem {
+
+// "3" or "3,grace=2"
+static void read_quorum(Asynchrony& a, const std::string& text, const std::string& bound) {
+  const std::string before = ",grace=";
+  const std::size_t comma = std::min(bound.find(before), bound.size());
+  const auto workers = parsed<int>(bound.substr(0, comma));
+  const auto grace = comma < bound.size() ? parsed<double>(bound.substr(comma + before.size())) : a.grace;
+  if (!workers || *workers < 1 || !grace || !(*grace >= 0 && *grace <= 1e6))
+    refuse(text, ": write quorum:WORKERS or quorum:WORKERS,grace=SECONDS, with one worker at least");
+  a.quorum = *workers, a.grace = *grace;
+}
 
 Asynchrony Asynchrony::parse(const std::string& text) {
   Asynchrony a;
   const std::size_t plus = text.find('+');
   const std::string first = text.substr(0, plus), kind = first.substr(0, first.find(':'));
-  if (kind != "bsp" && kind != "ssp" && kind != "asp") {
+  if (kind != "bsp" && kind != "ssp" && kind != "asp" && kind != "quorum") {
     a.rule = text;
   } else {
     const std::string bound = first.substr(std::min(first.size(), kind.size() + 1));
-    a.kind = kind == "bsp" ? Kind::bsp : kind == "ssp" ? Kind::ssp : Kind::asp;
+    a.kind = kind == "bsp" ? Kind::bsp : kind == "ssp" ? Kind::ssp : kind == "asp" ? Kind::asp : Kind::quorum;
     const auto [end, error] = std::from_chars(bound.data(), bound.data() + bound.size(), a.staleness);
     const bool number = error == std::errc() && end == bound.data() + bound.size() && a.staleness >= 0;
-    if (kind == "ssp" ? !number : first != kind)
+    if (a.kind == Kind::quorum)
+      read_quorum(a, text, bound);
+    else if (kind == "ssp" ? !number : first != kind)
       refuse(text, ": write ssp:STEPS for workers that are at most so many steps apart, bsp, or asp");
     if (plus != std::string::npos)
       a.rule = text.substr(plus + 1);
-    else if (a.kind == Kind::bsp)
+    else if (a.of_means())
       a.rule = "asgd-m";
   }
   const auto rule = make_rule(a.rule);  // refuses what there is not
-  if (a.kind == Kind::bsp && (rule->keeps().square_avg || rule->keeps().own || rule->keeps().sent))
-    refuse(text, ": with bsp nothing is late, and the update is one for all workers: leave ", a.rule, " out");
+  if (a.of_means() && (rule->keeps().square_avg || rule->keeps().own || rule->keeps().sent))
+    refuse(text, ": with ", kind, a.kind == Kind::bsp ? " nothing is late, and" : "", " the update is one for all workers: leave ", a.rule,
+           " out");
   return a;
 }
 
 bool Asynchrony::is_one(const std::string& text) {
   const std::string name = text.substr(0, text.find_first_of(":+"));
   const auto rules = rule_names();
-  return name == "bsp" || name == "ssp" || name == "asp" || std::find(rules.begin(), rules.end(), name) != rules.end();
+  return name == "bsp" || name == "ssp" || name == "asp" || name == "quorum" ||
+         std::find(rules.begin(), rules.end(), name) != rules.end();
 }
 
 std::string Asynchrony::text() const {
   if (kind == Kind::asp) return rule;
-  return (kind == Kind::bsp ? "bsp+" : "ssp:" + std::to_string(staleness) + "+") + rule;
+  std::ostringstream how;
+  if (kind == Kind::quorum)
+    how << "quorum:" << quorum << ",grace=" << grace;
+  else
+    how << (kind == Kind::bsp ? "bsp" : "ssp:" + std::to_string(staleness));
+  return how.str() + "+" + rule;
 }
 
 }  // namespace tandem

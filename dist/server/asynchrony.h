@@ -9,13 +9,19 @@ struct Asynchrony {
   enum class Kind {
     bsp,  // bulk synchronous: the mean of all workers' gradients is one update
     ssp,  // stale synchronous: nobody is more than `staleness` steps ahead of the slowest; every push is an update
-    asp   // asynchronous: nobody waits
+    asp,  // asynchronous: nobody waits
+    // Once `quorum` workers have pushed, the others that live and have work are waited for `grace` seconds more; the mean of what has come
+    // is one update. What comes later is part of the next one. Elastic and decoupled DiLoCo have both; how a server does it is ours.
+    quorum
   } kind = Kind::asp;
-  int staleness = 0;
+  int staleness = 0, quorum = 0;
+  double grace = 1;  // our choice
   std::string rule = "ddc-asgd";  // for make_rule()
 
-  // "ddc-asgd" (and every other rule), "bsp", "ssp:3", "ssp:3+ddc-asgd", "asp+asgd". Without a rule ssp and asp have ddc-asgd,
-  // and bsp, where nothing is late, asgd-m.
+  bool of_means() const { return kind == Kind::bsp || kind == Kind::quorum; }  // an update is of several workers
+
+  // "ddc-asgd" (and every other rule), "bsp", "ssp:3", "ssp:3+ddc-asgd", "asp+asgd", "quorum:3", "quorum:3,grace=2+asgd". Without a
+  // rule ssp and asp have ddc-asgd, and bsp and quorum, whose updates are of means, asgd-m.
   // Throws UsageError that says what there is.
   static Asynchrony parse(const std::string& text);
   static bool is_one(const std::string& text);  // begins as one of these

@@ -38,10 +38,11 @@ double Coordinator::share(int worker) const {
   return mine > 0 ? mine / fastest : 1;
 }
 
-bool Coordinator::done(std::int64_t lease, double now) {
+bool Coordinator::done(std::int64_t lease, double now, double waited) {
   if (const auto held = leases_.held(lease)) {
     Rank& worker = of(held->worker);
-    if (worker.done_at > 0 && now > worker.done_at) worker.speeds.push_back(double(held->count) / (now - worker.done_at));
+    const double worked = now - worker.done_at - waited;
+    if (worker.done_at > 0 && worked > 0) worker.speeds.push_back(double(held->count) / worked);
     if (worker.speeds.size() > 3) worker.speeds.pop_front();
     worker.done_at = now;
   }

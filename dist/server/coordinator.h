@@ -28,7 +28,8 @@ class Coordinator {
   void says(int rank, std::uint64_t gathering, std::string text);
   // A lease. Requests ascend, and one that comes again is passed over.
   void wants(int worker, std::uint64_t request);
-  bool done(std::int64_t lease, double now);  // true: it was not done before
+  // True: it was not done before. waited: seconds that its worker waited for others, which say nothing of its speed.
+  bool done(std::int64_t lease, double now, double waited = 0);
   void leaves(int worker);                    // draws no more; what it has is drawn again
   void stop();
   void says_bye(int rank);

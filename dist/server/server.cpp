@@ -90,6 +90,7 @@ class ServerNode::Thread {
   bool trains() const { return rank() < workers(); }
   // WorkLeases of a step are then drawn together: who had one more in hand would be waited for by those who have none.
   bool synchronous() const { return layout_->options.how.kind == Asynchrony::Kind::bsp; }
+  bool quorum() const { return layout_->options.how.kind == Asynchrony::Kind::quorum; }
   std::shared_ptr<void> memory(std::size_t bytes) { return send_queue_.share(bytes); }
 
   std::vector<std::string> gather(const std::string& mine) {
@@ -185,6 +186,7 @@ class ServerNode::Thread {
         .gradient = gradient.data, .samples = samples, .lease = *std::exchange(holds_, {}), .sums = sums};
     tell([this, x] {
       worker_->start(x);
+      pushed_at_ = now();
       if (synchronous()) worker_->ask_for_lease();
     });
   }
@@ -340,6 +342,7 @@ class ServerNode::Thread {
         send_queue_.let_go();
         if (ready_)
           for (FailOvers::TakenOver& a : fail_overs_->finished()) shard_server_->take_over(std::move(a));
+        if (ready_ && quorum()) shard_server_->look_at_clock(), worker_->tell_blocked(now());
         if (now() >= next_look_) next_look_ = now() + look_around();
         if (!some) channel_->rest();
       }
@@ -428,14 +431,15 @@ class ServerNode::Thread {
 
   void answered() {
     const Worker::Exchange& x = worker_->exchange();
-    std::array<double, 3> sums{};
+    std::array<double, 4> sums{};
     if (x.verdict == Verdict::taken) sums = {x.sums.loss, x.sums.correct, x.sums.samples};
+    if (quorum()) sums[3] = now() - pushed_at_;
     if (x.gradient && coordinator_) {
       done(rank(), x.lease, sums, x.verdict);  // at once: when its pull() returns it is counted
     } else if (x.gradient) {
       MessageHeader n = header(What::done);
       n[word::number] = std::uint64_t(x.lease), n[word::verdict] = std::uint64_t(x.verdict);
-      const auto keep = std::make_shared<std::array<double, 3>>(sums);
+      const auto keep = std::make_shared<std::array<double, 4>>(sums);
       send_queue_.send(0, n, std::as_bytes(std::span(*keep)), keep);
     }
     change([&] {
@@ -445,8 +449,8 @@ class ServerNode::Thread {
     });
     counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
   }
-  void done(int worker, std::int64_t lease, const std::array<double, 3>& sums, Verdict verdict) {
-    if (!coordinator_->done(lease, now())) return;
+  void done(int worker, std::int64_t lease, const std::array<double, 4>& sums, Verdict verdict) {
+    if (!coordinator_->done(lease, now(), sums[3])) return;
     if (const double away = coordinator_->back_after(worker, now()); away > 0)
       tell_person(channel_->where(worker) + " works again, " + shown(away) + " s after it was lost");
     if (verdict == Verdict::refused && refused_[worker]++ == 0)
@@ -534,6 +538,7 @@ class ServerNode::Thread {
       case What::push: return shard_server_->push(from, n);
       case What::push_here:
       case What::pull: return shard_server_->request(from, n);
+      case What::blocked:
       case What::idle: return shard_server_->idle(from, n);
       case What::first_part: return shard_server_->first_part(n, numel);
       case What::velocity_wanted: return shard_server_->velocity_wanted(from, s);
@@ -579,8 +584,8 @@ class ServerNode::Thread {
       case What::want: return coordinator_->wants(from, n[word::request]);
       case What::done: {
         const std::vector<double> sums = numbers_in<double>(message);
-        require(sums.size() == 3, channel_->where(from), " sends a score of ", sums.size(), " numbers");
-        return done(from, number, {sums[0], sums[1], sums[2]}, verdict_of(n));
+        require(sums.size() == 4, channel_->where(from), " sends a score of ", sums.size(), " numbers");
+        return done(from, number, {sums[0], sums[1], sums[2], sums[3]}, verdict_of(n));
       }
       case What::stop_all: return coordinator_->stop();
       case What::leaves: return coordinator_->leaves(from);
@@ -652,6 +657,7 @@ class ServerNode::Thread {
   std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, leases
   std::uint64_t generation_ = 0;  // of the membership, to which layout_->owner belongs
   std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: generation, by shard
+  double pushed_at_ = 0;
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
   struct Waits {
     std::string what = {};  // empty: the training thread works

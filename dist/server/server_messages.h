@@ -19,7 +19,7 @@ enum : std::size_t {
   first,   // the element of the shard that the bytes begin with
   count = 2,
   number,  // of an exchange, a lease, a gathering, a snapshot
-  samples = 4, pushes = 4, leases_done = 4,
+  samples = 4, pushes = 4, leases_done = 4, blocked = 4,
   receive_buffer = 5, version = 5, request = 5, vectors = 5,
   block = 6, verdict = 6, vector = 6,
   offset = 7
@@ -34,6 +34,7 @@ enum class What : std::uint64_t {
   push,           // shard, number, samples, receive_buffer: all parts have been sent, apply them as one push
   push_here,      // shard, number, samples, receive_buffer, block and offset: where the gradient lies in the worker's memory
   pull,           // shard, number, receive_buffer: the weights alone, please
+  blocked,        // shard, number; blocked: 1: it has that answer and waits for another shard's, 0: no longer (quorum)
   idle,           // shard, number: behind that exchange nothing is pushed for now; nobody need wait for it
   // The owner of a shard to a worker, for the exchange of that number.
   answer_part,  // shard, first, number; a part of the weights
@@ -54,7 +55,7 @@ enum class What : std::uint64_t {
   say,         // number; a text
   ask_owners,  // by a rank that has come back
   want,        // request: a lease, please. Ascending, also over the returns of a rank
-  done,        // number: of the lease, verdict: whether all owners have taken it; its score, three doubles
+  done,        // number: of the lease, verdict: whether all owners have taken it; its score and the seconds that it waited for a quorum, four doubles
   stop_all,    // nobody is to draw a lease any more
   leaves,      // this worker draws no more leases
   bye,         // this rank has the last weights

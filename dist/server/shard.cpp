@@ -83,7 +83,7 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
   require(gradient.shape() == values_.shape() && gradient.dtype() == values_.dtype(), "a gradient of ",
           gradient.numel(), " ", name_of(gradient.dtype()), " was pushed to a shard of ", values_.numel(), " ",
           name_of(values_.dtype()));
-  const auto delay = std::int64_t(version_ - (pipeline_ ? w.version_before : w.version));
+  const std::int64_t delay = this->delay(worker);
   mean_delay_ = 0.98 * mean_delay_ + 0.02 * double(delay);
   const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_, version_};
   if (values_.dtype() == DType::f64)

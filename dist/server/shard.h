@@ -30,6 +30,10 @@ class Shard {
                              const Tensor& into);
 
   const Tensor& values() const { return values_; }
+  std::int64_t delay(int worker) const {  // τ, if it pushed now
+    const Worker& w = workers_[std::size_t(worker)];
+    return std::int64_t(version_ - (pipeline_ ? w.version_before : w.version));
+  }
   const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
   std::uint64_t version() const { return version_; }                                   // updates applied
   double mean_delay() const { return mean_delay_; }  // τ̄ = 0.98·τ̄ + 0.02·τ, which begins with workers − 1

@@ -69,10 +69,13 @@ void ShardServer::first_part(const MessageHeader& n, std::int64_t numel) {
 
 void ShardServer::serve(int s, const Tensor& first) {
   const std::int64_t begin = layout_.begin(s) / 64, end = begin + layout_.length(s) / 64;
+  Asynchrony how = layout_.options.how;
+  // Statistics are averaged in as they come: the mean of a quorum's would replace what the others' batches made.
+  if (how.kind == Asynchrony::Kind::quorum && !layout_.of_parameters(s)) how.kind = Asynchrony::Kind::asp;
   held(s).service = std::make_unique<ShardService>(
       rule_of(s), first, std::vector<float>(scales_.begin() + begin, scales_.begin() + end), layout_.workers(),
       ShardService::Options{
-          .how = layout_.options.how,
+          .how = how,
           .momentum = layout_.options.momentum,
           .learning_rate = layout_.options.learning_rate,
           .pipeline = layout_.options.pipeline,
@@ -197,15 +200,20 @@ void ShardServer::request(int from, const MessageHeader& n) {
 
 void ShardServer::idle(int from, const MessageHeader& n) {
   const int s = int(n[word::shard]);
-  when_served(s, from, [this, from, s, exchange = n[word::number]] {
-    held(s).service->idle(from, exchange);
+  when_served(s, from, [this, from, s, exchange = n[word::number], what = what_of(n), is = n[word::blocked] == 1] {
+    what == What::idle ? held(s).service->idle(from, exchange) : held(s).service->blocked(from, exchange, is);
     answer(s);
   });
 }
 
+void ShardServer::look_at_clock() {
+  for (int s = 0; s < layout_.shards(); s++)
+    if (held(s).service && held(s).service->due() <= now()) answer(s);
+}
+
 void ShardServer::answer(int s) {
   ShardService& service = *held(s).service;
-  for (ShardService::Answer& a : service.answers()) {
+  for (ShardService::Answer& a : service.answers(now())) {
     const bool here = client(s, a.worker).receive_buffer != word::none;
     MessageHeader n = header(What::answer_part, s);
     n[word::number] = a.exchange;

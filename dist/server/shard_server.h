@@ -40,7 +40,8 @@ class ShardServer {
   void push_part(int from, const MessageHeader& n, std::int64_t numel);
   void push(int from, const MessageHeader& n);
   void request(int from, const MessageHeader& n);  // push_here, pull; push, when all parts have come
-  void idle(int from, const MessageHeader& n);
+  void idle(int from, const MessageHeader& n);  // and blocked
+  void look_at_clock();                         // makes the steps whose grace time is over
   void first_part(const MessageHeader& n, std::int64_t numel);
   void velocity_wanted(int from, int s);
 

@@ -39,7 +39,7 @@ ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<fl
       workers_(std::size_t(workers)),
       applied_(std::size_t(workers)) {
   counts_.applied.resize(workers_.size()), counts_.refused.resize(workers_.size());
-  if (options_.how.kind == Kind::bsp) mean_ = Tensor::like(first);
+  if (options_.how.of_means()) mean_ = Tensor::like(first);
 }
 
 bool ShardService::finite(int worker, const Tensor& gradient) {
@@ -64,14 +64,17 @@ bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
   w.seen = w.waits = exchange;
   w.into = into, w.made = false;
   w.pushes = w.here = true;
-  w.idle = false;
+  w.idle = w.blocked = false;
   w.verdict = Verdict::taken;
   w.samples = samples;
   w.clock++;
   // Another owner applied it, and could not tell.
   if (exchange <= applied_[std::size_t(worker)]) return true;
   w.gradient = gradient;
-  if (options_.how.kind != Kind::bsp) apply(worker);
+  if (!options_.how.of_means())
+    apply(worker);
+  else if (options_.how.kind == Kind::quorum && !finite(worker, gradient))  // the others make their step without it
+    w.gradient = {}, applied_[std::size_t(worker)] = exchange;
   return true;
 }
 
@@ -96,6 +99,10 @@ bool ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
 void ShardService::idle(int worker, ExchangeId exchange) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange >= w.seen) w.idle = true;
+}
+void ShardService::blocked(int worker, ExchangeId exchange, bool is) {
+  Worker& w = workers_[std::size_t(worker)];
+  if (exchange >= w.seen) w.blocked = is;
 }
 void ShardService::lost(int worker) {
   Worker& w = workers_[std::size_t(worker)];
@@ -125,60 +132,64 @@ void ShardService::apply(int worker) {
   applied_[std::size_t(worker)] = w.waits;
 }
 
-bool ShardService::all_pushed() const {
-  bool any = false;
+// All who can have pushed, or a quorum of them and the grace time is over.
+bool ShardService::enough_pushed(double now) {
+  int pushed = 0, missing = 0;
   for (const Worker& w : workers_) {
-    if (w.gradient.defined())
-      any = true;
-    else if (w.here && !w.idle)
-      return false;
+    pushed += w.gradient.defined();
+    missing += !w.gradient.defined() && w.here && !w.idle && !w.blocked;
   }
-  return any;
+  const Asynchrony& how = options_.how;
+  due_ = how.kind == Kind::quorum && pushed >= how.quorum ? std::min(due_, now + how.grace) : never;
+  return pushed > 0 && (missing == 0 || now >= due_);
 }
 
 // The mean over all samples, the workers' gradients added up in the order of their ranks. Workers with as many samples as the
 // first have the weight 1, so that where all have it is the plain mean.
-void ShardService::apply_synchronously() {
+void ShardService::apply_mean() {
+  due_ = never;
   const auto with_gradient = [&](auto f) {
     for (std::size_t m = 0; m < workers_.size(); m++)
       if (workers_[m].gradient.defined()) f(int(m), workers_[m]);
   };
   bool good = true;
-  with_gradient([&](int m, Worker& w) { good = finite(m, w.gradient) && good; });
-  std::int64_t delay = 0;
+  if (options_.how.kind == Kind::bsp) with_gradient([&](int m, Worker& w) { good = finite(m, w.gradient) && good; });
   if (good) {
     std::int64_t unit = 0;
     double sum = 0;  // of the weights
+    int latest = 0;  // the step's τ is its
     with_gradient([&](int m, Worker& w) {
       const bool first = unit == 0;
       if (first) unit = w.samples;
+      w.delay = shard_.delay(m);
+      if (first || w.delay > workers_[std::size_t(latest)].delay) latest = m;
       const double weight = double(w.samples) / double(unit);
       sum += weight;
       dispatch_wide(mean_.dtype(), "server", [&]<class T> { add_weighted<T>(mean_, w.gradient, weight, first); });
       if (options_.record) events_.push_back({true, m, w.waits});
     });
     dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, sum); });
-    delay = shard_.push(0, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
+    shard_.push(latest, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
   }
   with_gradient([&](int m, Worker& w) {
     w.gradient = {};
     applied_[std::size_t(m)] = w.waits;
     if (good)
-      count(m, delay, w.samples);
+      count(m, w.delay, w.samples);
     else if (w.verdict == Verdict::taken)
       w.verdict = Verdict::left_out;
   });
 }
 
-std::vector<ShardService::Answer> ShardService::answers() {
-  if (options_.how.kind == Kind::bsp && all_pushed()) apply_synchronously();
+std::vector<ShardService::Answer> ShardService::answers(double now) {
+  if (options_.how.of_means() && enough_pushed(now)) apply_mean();
   std::uint64_t slowest = UINT64_MAX;
   for (const Worker& w : workers_)
     if (w.here && !w.idle) slowest = std::min(slowest, w.clock);
   std::vector<Answer> all;
   for (std::size_t m = 0; m < workers_.size(); m++) {
     Worker& w = workers_[m];
-    if (w.waits == 0 || w.gradient.defined()) continue;  // bsp: the others have not pushed yet
+    if (w.waits == 0 || w.gradient.defined()) continue;  // the others have not pushed yet
     if (options_.how.kind == Kind::ssp && w.pushes && w.clock > slowest + std::uint64_t(options_.how.staleness)) continue;
     if (!w.made) {
       shard_.pull(int(m), w.into);

@@ -1,10 +1,14 @@
 // ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and says who may
 // have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes in and out.
 //
+// With a quorum each shard decides by itself whose pushes make a step, so these may be others in other shards. A worker that was late
+// for one of them waits there for the next step, and says to the others that it cannot push: blocked().
+//
 // Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "dist/server/asynchrony.h"
@@ -50,16 +54,19 @@ class ShardService {
   bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
   bool pull(int worker, ExchangeId exchange, const Tensor& into);  // the weights alone
   void idle(int worker, ExchangeId exchange);  // after that one it has nothing to push for now: nobody waits for it
+  // After that one it cannot push, or can again: another shard has not answered it.
+  void blocked(int worker, ExchangeId exchange, bool is);
   void lost(int worker), returned(int worker);
 
-  // Workers whose exchange is to be answered now; each is named once.
+  // Workers whose exchange is to be answered now; each is named once. now: seconds of any clock, for the grace time of a quorum.
   struct Answer {
     int worker;
     ExchangeId exchange;
     Tensor weights;
     Verdict verdict;
   };
-  std::vector<Answer> answers();
+  std::vector<Answer> answers(double now = 0);
+  double due() const { return due_; }  // when answers() will have some although nothing happens until then
 
   const std::vector<ExchangeId>& applied() const { return applied_; }  // of each worker, the last that is in the weights
   // Goes on where another owner stopped.
@@ -73,9 +80,10 @@ class ShardService {
   struct Worker {
     ExchangeId seen = 0, waits = 0;  // waits: for an answer to this one; 0: for none
     bool pushes = false;             // and that is a push
-    bool here = true, idle = false;  // here: others may have to wait for it
+    bool here = true, idle = false, blocked = false;  // here: others may have to wait for it
     Verdict verdict = Verdict::taken;
-    Tensor gradient;  // bsp: until all others' are there
+    Tensor gradient;  // bsp, quorum: until enough others' are there
+    std::int64_t delay = 0;  // its τ
     Tensor into;      // where the answer is to be made
     bool made = false;  // it is
     std::int64_t samples = 0;
@@ -83,8 +91,8 @@ class ShardService {
   };
   bool finite(int worker, const Tensor& gradient);
   void count(int worker, std::int64_t delay, std::int64_t samples);
-  void apply(int worker), apply_synchronously();
-  bool all_pushed() const;
+  void apply(int worker), apply_mean();
+  bool enough_pushed(double now);
 
   const Rule& rule_;
   Options options_;
@@ -92,6 +100,8 @@ class ShardService {
   std::vector<Worker> workers_;
   std::vector<ExchangeId> applied_;
   Tensor mean_;
+  static constexpr double never = std::numeric_limits<double>::infinity();
+  double due_ = never;
   ShardCounts counts_;
   std::vector<ShardEvent> events_;
 };

@@ -171,6 +171,7 @@ void Worker::owner_changed(int s) {
   applied->resize(std::size_t(layout_.workers()));
   send_queue_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
   sent_[std::size_t(s)].clear();  // to the one before
+  answers_[std::size_t(s)].told_blocked = false;  // nor has this one heard that
   if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
     a = {};
     send(s);  // whether it is applied already, the table of the copy says
@@ -201,6 +202,19 @@ void Worker::tell_idle(int s) {
   MessageHeader n = header(What::idle, s);
   n[word::number] = exchange_.id;
   send_queue_.send(layout_.owner[std::size_t(s)], n);
+}
+
+// A wait of up to the grace time is usual, and so are answers that are a few milliseconds apart.
+void Worker::tell_blocked(double now) {
+  const double patience = std::max(0.1, layout_.options.how.grace);
+  for (int s = 0; s < layout_.shards() && missing_ > 0; s++)
+    if (const Answer& a = answers_[std::size_t(s)]; a.complete && !a.told_blocked && now > a.at + patience) tell_blocked(s, true);
+}
+void Worker::tell_blocked(int s, bool is) {
+  MessageHeader n = header(What::blocked, s);
+  n[word::number] = exchange_.id, n[word::blocked] = is;
+  send_queue_.send(layout_.owner[std::size_t(s)], n);
+  answers_[std::size_t(s)].told_blocked = is;
 }
 
 void Worker::ask_velocity(void* into) {
@@ -242,10 +256,12 @@ bool Worker::answer_ended(const MessageHeader& n, std::vector<ExchangeId> applie
 bool Worker::look(int s) {
   Answer& a = answers_[std::size_t(s)];
   if (!a.ended || a.landed < layout_.length(s)) return false;
-  a.complete = true;
+  a.complete = true, a.at = now();
   exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
   if (--missing_ > 0) return false;
+  for (int t = 0; t < layout_.shards(); t++)
+    if (answers_[std::size_t(t)].told_blocked) tell_blocked(t, false);
   if (idle_) be_idle();  // it was told so meanwhile
   return true;
 }

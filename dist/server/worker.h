@@ -56,6 +56,9 @@ class Worker {
   // idle after the exchange under way.
   bool awaits(const MessageHeader& lease_is);
   void be_idle();                      // after the exchange under way: nothing is pushed until the next start()
+  // Under a quorum, now and then: shards that have answered hear when this worker waits for others. Otherwise two of them could each
+  // wait for the push of a worker that waits for the other.
+  void tell_blocked(double now);
   void owner_changed(int s);           // its owner was lost, and layout.owner names another
   void ask_velocity(void* into);       // into: as long as the parameters
 
@@ -74,6 +77,8 @@ class Worker {
     std::int64_t landed = 0;  // elements
     bool ended = false;       // which may come before the last part
     bool complete = false;
+    double at = 0;              // when it was
+    bool told_blocked = false;  // its owner
     Verdict verdict = Verdict::taken;
     ShardState state = {};
   };
@@ -98,7 +103,7 @@ class Worker {
   void send_part(int s, Range part);                 // elements of the shard
   std::vector<Range> not_sent(int s) const;
   bool look(int s);  // is this answer complete, and with it the exchange?
-  void tell_idle(int s);
+  void tell_idle(int s), tell_blocked(int s, bool is);
   void ask_velocity_of(int s);
 
   const ServerLayout& layout_;

@@ -140,8 +140,10 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   check_servers(o.servers, ranks);
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
-  if (o.pipeline && o.how.kind == Asynchrony::Kind::bsp)
-    refuse("TANDEM_PIPELINE=1: with bsp a step uses gradients of the current weights. Leave it out, or choose ddc-asgd");
+  if (o.pipeline && o.how.of_means())
+    refuse("TANDEM_PIPELINE=1: with ", name.substr(0, name.find_first_of(":+")),
+           " a step uses gradients of the current weights. Leave it out, or choose ddc-asgd");
+  if (ranks > 1 && o.how.quorum > ranks - o.servers) refuse(name, ": there are ", ranks - o.servers, " workers: choose a quorum of as many or fewer");
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
@@ -151,10 +153,15 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
   o.round = round_in(full_name);
-  if (o.round && o.how.rule == "delayed-nesterov") o.how.rule += ":every=" + std::to_string(ranks - o.servers);
-  if (o.round && (o.pipeline || o.how.kind != Asynchrony::Kind::asp))
-    refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, as in ", rounds, ":H=100+delayed-nesterov");
+  const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
+  if (o.round && quorum && name.find('+') == name.npos) o.how.rule = "delayed-nesterov";
+  // A step of a quorum has the mean of its rounds already.
+  if (o.round && o.how.rule == "delayed-nesterov") o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
+  if (o.round && (o.pipeline || (o.how.kind != Asynchrony::Kind::asp && !quorum)))
+    refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ", rounds,
+           ":H=100+delayed-nesterov");
   if (!of_machines(full_name)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
+  if (quorum) refuse(full_name, ": each rank of a machine would have a quorum of its own: choose an update rule alone, or bsp");
   if (!setting("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", full_name, " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
   std::optional<SlicedClassifier::Options> sliced;
@@ -201,7 +208,8 @@ std::vector<Entry> entries() {
       {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", {"TANDEM_WIRE"}, parse_hybrid},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
-      {"bsp, ssp:STEPS or an update rule of the parameter server: " + listed(rule_names()) + ", or one of these behind machines+ or outer:H=STEPS+",
+      {"bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS or an update rule of the parameter server: " + listed(rule_names()) +
+           ", or one of these behind machines+ or outer:H=STEPS+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},

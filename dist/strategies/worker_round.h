@@ -4,7 +4,8 @@
 //   Δ = θ − x
 //
 // which is a gradient for the servers' update rule (delayed-nesterov; γ is its learning rate, β its momentum). It goes on from the
-// weights that come back. Nobody waits for anybody. A slower worker makes fewer steps a round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
+// weights that come back. Nobody waits for anybody, or under quorum:K for no more than K workers and the grace time. A slower worker
+// makes fewer steps a round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
 #pragma once
 #include <algorithm>
 #include <cmath>
