@@ -58,6 +58,11 @@ while IFS="$tab" read -r at command below <&3; do
       ;;
   esac
 done 3<"$there/commands"
+# The code that stands beside the formulas is that of the sources.
+awk '/^```/ { code = !code; next } code && !/…/ { sub(/^ +/, ""); print }' dist/FORMULAS.md >"$there/code"
+while IFS= read -r line <&3; do
+  grep -qF -- "$line" dist/strategies/*.cpp dist/server/rules.cpp || { echo "dist/FORMULAS.md: no source has: $line"; wrong=1; }
+done 3<"$there/code"
 [ $ran -gt 0 ] || { echo "no README shows a command"; exit 1; }
 for test in tests/test_*.cpp tests/check_*.sh; do
   grep -qF "${test#tests/}" tests/README.md || { echo "tests/README.md says nothing of $test"; wrong=1; }

@@ -17,6 +17,7 @@
 #include "dist/strategies/hybrid.h"
 #include "dist/strategies/replicas.h"
 #include "dist/strategies/served_vectors.h"
+#include "dist/strategies/worker_leases.h"
 #include "dist/strategies/worker_round.h"
 
 namespace tandem {
@@ -80,7 +81,6 @@ class ParameterServer : public Strategy {
 
   int workers() const { return server_node_.size() - options_.servers; }
   bool trains() const { return server_node_.rank() < workers(); }
-  bool follows() const { return machine_ && !machine_->leads(); }
   bool synchronous() const { return options_.how.kind == Asynchrony::Kind::bsp; }
   std::int64_t leases_per_step() const { return synchronous() ? workers() : 1; }
   std::vector<std::string> gather(const std::string& mine, Among among = Among::all) override {
@@ -93,21 +93,20 @@ class ParameterServer : public Strategy {
     leased_ = std::make_unique<LeasedBatches>(
         train, int(leases_per_step()), accumulate,
         LeasedBatches::WorkLeases{.start = [this](std::int64_t first) { start_at(first); },
-                                  .draw = [this] { return follows() ? follow() : draw(); },
-                                  .coming = [this] { return coming(); },
+                                  .draw = [this] { return draw(); },
+                                  .coming = [this] { return leases_.coming(); },
                                   .count = [this] { return server_node_.lease_count(); }},
         machine_ ? machine_->place() : 0, machine_ ? machine_->size() : 1);
     return *leased_;
   }
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
-    const std::int64_t done = (first_lease_ + (machine_ ? done_ : server_node_.leases_done())) / leases_per_step();
-    return round_ || machine_ ? std::max(known, done) : done;  // known: with what the servers were not heard of yet
+    return round_ ? std::max(known, leases_.steps(known)) : leases_.steps(known);  // known: with the steps of a round that is not pushed yet
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
     EpochEnd end = mine;
-    if (machine_) tell(0);
+    leases_.tell();
     if (leased_) end.epochs = std::max(mine.epochs, over_ ? plan_.epochs : leased_->epoch().value_or(0));
     end.steps = over_ ? steps(mine.steps) : std::int64_t(double(end.epochs) * plan_.steps_per_epoch);
     if (machine_ && machine_->holds(0)) vectors_.velocity(velocity());
@@ -119,7 +118,7 @@ class ParameterServer : public Strategy {
     return end;
   }
   bool over(std::int64_t) const override { return over_; }
-  bool saves_after_failure() override { return !follows() && server_node_.is_first_of_what_is_left(); }
+  bool saves_after_failure() override { return !leases_.follows() && server_node_.is_first_of_what_is_left(); }
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
@@ -176,37 +175,17 @@ class ParameterServer : public Strategy {
   void start_at(std::int64_t lease) {
     told_ = {};
     if (begun_) return;
-    first_lease_ = lease;
     std::int64_t end = plan_.epochs * leased_->leases_per_epoch();
     if (plan_.stop_after > 0) end = std::min(end, std::max(lease, plan_.stop_after * leases_per_step()));
-    end_lease_ = end;
-    const std::int64_t most = round_ ? round_->how().every.steps : 1;
-    begin_exchange(follows() ? endless() : WorkLeases(std::min(lease, end), end, most, leased_->leases_per_epoch()));
+    begin_exchange(leases_.begin(lease, end, round_ ? round_->how().every.steps : 1, leased_->leases_per_epoch()));
   }
   // The next lease, or nothing once the run is over: then this rank has the last weights.
   std::optional<std::int64_t> draw() {
     if (over_) return {};
-    if (stop_requested_) server_node_.stop();
-    auto t = server_node_.lease(plan_.asked_to_stop);
-    if (machine_) tell(t.value_or(run_is_over));
-    if (!t) end_run();
-    if (t) last_lease_ = *t;
-    return t;
-  }
-  // The same on a machine's other ranks. Their lanes' servers lease steps without end, one for each push.
-  std::optional<std::int64_t> follow() {
-    if (over_) return {};
-    const std::int64_t t = tell(0);
-    coming_ = {};
-    if (t == run_is_over) return end_run(), std::nullopt;
-    if (!server_node_.lease()) fail("the other machines have ended");
-    return last_lease_ = t;
-  }
-  // What draw() will give, as far as it is known; with bsp it is foreseen, and another one only after a loss.
-  std::optional<std::int64_t> coming() const {
-    if (!synchronous()) return follows() ? coming_ : server_node_.next_lease();
-    const std::int64_t next = last_lease_ + leases_per_step();
-    return next < end_lease_ ? std::optional(next) : std::nullopt;
+    if (stop_requested_ && !leases_.follows()) server_node_.stop();
+    const auto lease = leases_.draw(plan_.asked_to_stop);
+    if (!lease) end_run();
+    return lease;
   }
 
   // Pushes the gradients and takes the new weights: the servers make the step. In a round of a worker's own steps finish() does.
@@ -214,7 +193,7 @@ class ParameterServer : public Strategy {
     loss_ = loss;
     if (options_.classifier) options_.classifier->step();
     learning_rate_ = optimizer_->learning_rate();
-    if (!leased_ && !begun_) begin_exchange(endless());
+    if (!leased_ && !begun_) begin_exchange(WorkerLeases::endless());
     if (leased_) leased_->look_ahead();
     if (round_) return;
     MachineShare::Step step = trained();
@@ -296,15 +275,6 @@ class ParameterServer : public Strategy {
 
  private:
   static constexpr int longest_row = 20;  // of gradients that are not finite: then the run has diverged
-  static constexpr std::int64_t run_is_over = -1;  // what a machine's leader says instead of a lease
-  static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
-
-  // From the leader to all ranks of a machine: a number, and how many leases are done, so that all count the same steps.
-  std::int64_t tell(std::int64_t number) {
-    const auto told = machine_->told({number, server_node_.leases_done()});
-    done_ = told[1];
-    return told[0];
-  }
 
   // On this side: the optimizer's, or of rounds the servers' own. Undefined: there is none.
   Tensor velocity() {
@@ -317,11 +287,11 @@ class ParameterServer : public Strategy {
   // A machine's ranks combine what they have computed.
   bool combine(MachineShare::Step& step, const Tensor& loss) {
     step.not_finite = std::isfinite(loss.item()) ? 0 : 1;
-    step.stops = follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
-    if (const auto next = server_node_.next_lease(); leased_ && next && machine_->leads()) step.next_lease = double(*next + 1);
+    step.stops = leases_.follows() && (stop_requested_ || (plan_.asked_to_stop && plan_.asked_to_stop()));
+    if (leased_) leases_.announce(step);
     const bool finite = vectors_.combine(step, *optimizer_);
     if (step.stops > 0) stop_requested_ = true;
-    if (follows() && step.next_lease > 0) coming_ = std::int64_t(step.next_lease) - 1;
+    leases_.hear(step);
     if (leased_) leased_->look_ahead();
     return finite;
   }
@@ -337,8 +307,7 @@ class ParameterServer : public Strategy {
     if (round_) {
       o.learning_rate = [rate = round_->how().learning_rate](std::int64_t) { return rate; };
     } else if (leased_ && plan_.learning_rate) {
-      o.learning_rate = [rate = plan_.learning_rate, first = first_lease_, per_step = leases_per_step()](
-                            std::int64_t pushes) { return rate(double((first + pushes) / per_step)); };
+      o.learning_rate = leases_.of_pushes(plan_.learning_rate);
     } else {
       o.learning_rate = [this](std::int64_t) { return learning_rate_.load(); };
     }
@@ -357,26 +326,24 @@ class ParameterServer : public Strategy {
   void end_run() {
     vectors_.finish(trains());
     over_ = true;
-    if (machine_) tell(0);
+    leases_.tell();
   }
 
   ParameterServerOptions options_;
   std::unique_ptr<MachineShare> machine_;  // null: each rank is a worker
   ServerNode server_node_;
   ServedVectors vectors_{server_node_, machine_.get()};
+  WorkerLeases leases_{server_node_, machine_.get(), synchronous(), leases_per_step()};
   std::unique_ptr<LeasedBatches> leased_;
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   Trace* trace_ = nullptr;
   double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
-  std::optional<std::int64_t> coming_;      // the lease after this one, as the machine's leader has said
   std::optional<EarlyPush> early_;
   std::optional<WorkerRound> round_;       // several steps to a push
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;
-  std::int64_t first_lease_ = 0, end_lease_ = 0, last_lease_ = 0;
-  std::int64_t done_ = 0;  // leases, as the machine's leader has said
   MetricSums told_;
   std::uint32_t paced_ = 0;
   Clock::time_point step_began_, reported_;
