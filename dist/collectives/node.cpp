@@ -64,6 +64,7 @@ class NodeOperation : public Work::Operation {
   void after();         // what is read when all have arrived
   void decide();        // after the first round, in which all said what they want
   Piece open(int rank) const;
+  std::uint64_t sent() const;
   std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(data_.dtype); }
 
   NodeCommunicator& node_;
@@ -320,7 +321,7 @@ bool NodeOperation::step() {
     since_ = {};
   }
   if (!node_.arrived(sequence_)) return false;
-  if (round_ == 0) decide();
+  if (round_ == 0) decide(), node_.bytes_ += sent();
   after();
   entered_ = false;
   round_++;
@@ -358,6 +359,19 @@ void NodeOperation::decide() {
   }
   const auto per_slot = std::int64_t(slot_bytes / size_of(data_.dtype));
   rounds_ = 1 + (longest + per_slot - 1) / per_slot * (reduces ? 2 : 1);
+}
+
+// Bytes of this rank that the others read, and those that it writes for them.
+std::uint64_t NodeOperation::sent() const {
+  const auto others = std::uint64_t(node_.ranks_ - 1), all = std::uint64_t(data_.bytes()), share = all / std::uint64_t(node_.ranks_);
+  auto piece = [&] { return bytes({cuts_[std::size_t(node_.rank_)], cuts_[std::size_t(node_.rank_) + 1]}); };
+  switch (header_.kind) {
+    case Kind::broadcast: return header_.root == node_.rank_ ? others * all : 0;
+    case Kind::all_reduce: return 2 * others * share;
+    case Kind::reduce_scatter: return all - piece();
+    case Kind::all_gather: return others * piece();
+    default: return 0;
+  }
 }
 
 // Elements of rank r's buffer that lie open in this round: all that it has to give, or as many as a slot holds.
@@ -445,7 +459,6 @@ void NodeOperation::after() {
   };
   if (way_ == Way::small) return combine(p, mine, nothing);
   if (in_place) {
-    node_.bytes_ += data_.bytes() / std::size_t(n) * std::size_t(n - 1);
     return combine(share_of(me), aside, [&](Piece b) {
       for (int r = 0; r < n; r++) std::memcpy(of(r, b.begin), sum, bytes(b));
     });

@@ -83,7 +83,9 @@ int main(int argc, char** argv) {
       std::sort(blocks.begin(), blocks.end());
       const double memory = strategy->sum({.loss = resident_megabytes()}).loss / strategy->size();
       const Measures all = strategy->end();
-      const double sent = std::map<std::string, double>(all.begin(), all.end())["sent_bytes"];
+      // Rank 0 has also sent the first weights.
+      const double first = double(training.flat.all(OwnerClass::replicated).length()) * sizeof(float) * (strategy->size() - 1);
+      const double sent = std::map<std::string, double>(all.begin(), all.end())["sent_bytes"] - first;
       if (strategy->rank() == 0) std::printf("%s %.1f %.2f %.0f\n", argv[a], 1e3 * blocks[3], sent / 1e6 / (2 + 7 * steps), memory);
     }
     return 0;
