@@ -78,6 +78,7 @@ int main(int argc, char** argv) {
     const Arguments a = arguments(argc, argv);
     const Rehearsal& r = a.rehearsal;
     std::vector<RehearsedRun> known, runs;
+    int failed = 0;
     if (!a.results.empty() && std::filesystem::exists(a.results)) {
       std::istringstream lines(read_file(a.results));
       for (std::string line; std::getline(lines, line);) known.push_back(run_of(line));
@@ -87,12 +88,21 @@ int main(int argc, char** argv) {
         auto done = std::find_if(known.begin(), known.end(), [&](auto& k) {
           return k.strategy == strategy && k.link == link && k.setup == setup_of(r);
         });
-        runs.push_back(done != known.end() ? *done : rehearse(r, strategy, link));
+        try {
+          runs.push_back(done != known.end() ? *done : rehearse(r, strategy, link));
+        } catch (const UsageError&) {
+          throw;
+        } catch (const Error& e) {  // it diverged, for example: the others are run
+          std::fprintf(stderr, "%s\n", e.what());
+          failed = 1;
+          continue;
+        }
         std::fprintf(stderr, "%s on %s: %.1f s\n", strategy.c_str(), link.c_str(), runs.back().seconds);
         if (done != known.end() || a.results.empty()) continue;
         std::ofstream out(a.results, std::ios::app);
         if (!(out << line_of(runs.back()) << std::flush)) fail(cannot_write(a.results, errno));
       }
     std::printf("%s", rehearsal_table(runs, r).c_str());
+    return failed;
   });
 }
