@@ -148,7 +148,7 @@ struct DanaSlim {
   }
 };
 
-// DANA with delay compensation (Hakimi et al., arXiv 1907.11612): u = μ·u + g + c;  w −= η·u;  the worker is sent w − η·μ·Σu, where the others' momentum
+// DANA with delay compensation (the same paper): u = μ·u + g + c;  w −= η·u;  the worker is sent w − η·μ·Σu, where the others' momentum
 // will have brought w. c as in dc-asgd-a, with w_sent as it was sent. What a shard holds is what it sends, so that every copy of it is of
 // one kind: w is computed from that, Σu (the shard's velocity) and the learning rate it was sent with.
 template <class T>
