@@ -52,7 +52,8 @@ for how in "2 hybrid" "4 hybrid+all-reduce --hosts-as 2" "4 hybrid+bsp --hosts-a
   says 0 "test accuracy $cut" $(train) --evaluate --import-torch "$there/hybrid.safetensors"
 done
 says 2 'start as many on every host' "$build/tandem-run" -n 3 --hosts-as 2 --strategy hybrid $(train)
-says 2 'the hybrid cannot be joined with easgd:8' "$build/tandem-run" -n 2 --strategy hybrid+easgd:8 $(train)
+says 2 "DASO's option bf16" env TANDEM_WIRE=bf16 "$build/tandem-run" -n 2 --hosts-as 2 --strategy hybrid+daso $(train)
+says 2 "the hybrid cannot be joined with 'easgd:8'" "$build/tandem-run" -n 2 --strategy hybrid+easgd:8 $(train)
 says 2 'hybrid:sample=SHARE' "$build/tandem-run" -n 2 --strategy hybrid:sample=2 $(train)
 for strategy in all-reduce hybrid local-sgd:4 outer:H=8 server; do
   says 0 "2 ranks, naive-${strategy%:*}:" "$build/tandem-run" -n 2 --strategy naive-$strategy $(train)

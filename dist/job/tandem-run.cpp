@@ -62,9 +62,12 @@ const char* usage =
     "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
     "                         daso, daso:faithful, daso:B=4,W=1: hosts exchange weights while their ranks train on\n"
     "                         outer:H=100,momentum=0.9,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments while training goes on\n"
-    "                         naive-all-reduce, naive-local-sgd:H, naive-outer:H=100, naive-daso, naive-server: the shortest correct versions, to compare with\n"
+    "                         hybrid, hybrid:sample=0.1: the last Linear cut over a host's ranks; between hosts hybrid+all-reduce, hybrid+daso, hybrid+RULE\n"
+    "                         naive-all-reduce, naive-local-sgd:H, naive-outer:H=100, naive-daso, naive-hybrid, naive-server: the shortest correct\n"
+    "                         versions, to compare with\n"
     "                         machines+RULE: a parameter server with one worker for each host (machines+ddc-asgd)\n"
     "                         outer:H=100+delayed-nesterov: a parameter server to which a worker pushes what H steps of its own have changed\n"
+    "                         quorum:K,grace=SECONDS, outer:H=100+quorum:K: a step once K workers have pushed, and the others had so much time more\n"
     "  --hosts-as N           the ranks count as those of N hosts, for trying what hosts do; sets TANDEM_HOSTS_AS\n"
     "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
     "  --pace MS[:SHAPE]      a step of a rank takes so many milliseconds before its exchange, drawn from a gamma distribution\n"
@@ -288,7 +291,7 @@ class Launch {
       refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
     goes_on_ = !stops && goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
     if (c_.restarts > 0 && goes_on_ && !ranks_return(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : ""))
-      refuse("--restart ", c_.restarts, ": under machines+ a host leaves as a whole, and its ranks cannot come back one at a time: leave it out");
+      refuse("--restart ", c_.restarts, ": under machines+ and hybrid+ a host leaves as a whole, and its ranks cannot come back one at a time: leave it out");
     if (c_.restarts > 0 && !goes_on_)
       refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "core/backend.h"
 #include "dist/strategies/hybrid.h"
@@ -150,8 +151,12 @@ class AllReduce : public Replicas {
   }
 
   static std::string name_of(const AllReduceOptions& o) {
-    const char* wire = o.power_sgd > 0 ? " (PowerSGD)" : o.top_k > 0 ? " (top-k)" : o.wire == DType::bf16 ? " (bf16)" : "";
-    return (o.classifier ? o.classifier->name() + "+" : std::string()) + "all-reduce" + wire;
+    std::ostringstream text;
+    text << (o.classifier ? o.classifier->name() + "+" : std::string()) << "all-reduce";
+    if (o.power_sgd > 0) text << " (powersgd:" << o.power_sgd << ")";
+    if (o.top_k > 0) text << " (topk:" << o.top_k << ")";
+    if (o.wire == DType::bf16) text << " (bf16)";
+    return text.str();
   }
 
   // Every rank's numbers, in the order of ranks, while buckets may be under way.

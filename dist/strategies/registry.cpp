@@ -99,8 +99,10 @@ Make parse_hybrid(const std::string& name, const Setting& setting, int) {
   const auto how = SlicedClassifier::parse(name.substr(0, plus));
   const std::string rest = name.substr(std::min(plus + 1, name.size()));
   const auto between = DasoOptions::parse(rest);
+  if (const std::string wire = setting("TANDEM_WIRE"); between && !wire.empty())
+    refuse("TANDEM_WIRE=", wire, ": DASO's option bf16 says what its exchanges between hosts are made in: leave it out");
   if (plus < name.size() && rest != "all-reduce" && !between)
-    refuse("--strategy ", name, ": the hybrid cannot be joined with ", rest, ": choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an "
+    refuse("--strategy ", name, ": the hybrid cannot be joined with '", rest, "': choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an "
            "update rule of the parameter server, as in hybrid+ddc-asgd");
   return [how, between, o = all_reduce_options(setting)]() mutable -> std::unique_ptr<Strategy> {
     Job job;
@@ -223,7 +225,7 @@ constexpr struct {
 } particular[] = {
     {"TANDEM_SERVERS", "--servers ", "is for a parameter server"}, {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
     {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
-    {"TANDEM_WIRE", "TANDEM_WIRE=", "under this strategy everything travels as f32"}};
+    {"TANDEM_WIRE", "TANDEM_WIRE=", "this strategy does not read it"}};
 
 }  // namespace
 

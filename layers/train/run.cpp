@@ -424,7 +424,9 @@ void Run::tell_result() {
 FitReport Run::end() {
   const Measures mine = strategy.end();
   if (report.stopped && nothing_left.empty() && !at.ended) {
-    if (const std::int64_t step = strategy.steps(at.step); step != at.step || interrupted_) at.step = step, place(at);
+    // Of ranks that step by themselves each is at a batch of its own: where the run is, its steps say.
+    const std::int64_t step = strategy.steps(at.step);
+    if (step != at.step || interrupted_ || !strategy.ranks().synchronous) at.step = step, place(at);
   }
   if (report.stopped)
     for (auto& c : callbacks) c->stopped(*this);
