@@ -413,6 +413,14 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
     EXPECT_EQ(whole(flat, flat.values, one), got[0]) << how << ": and the file holds it";
     o.resume = o.checkpoint, o.epochs += 2;
   }
+  // Stopped in between, where each machine is at a batch of its own: the file's position is that of its steps.
+  o = quiet(4);
+  o.checkpoint = folder.file("stopped");
+  o.stop_after = 13;
+  all_well(on_hosts(2, 2, {}, [&](Strategy& s, int) { run(s, o); }, {.how = "asgd"}));
+  const RunPosition at = position_in(folder.file("stopped/last.safetensors"));
+  EXPECT_GE(at.step, 13);
+  EXPECT_EQ(at.epoch * at.batches + at.batch, at.step);
 }
 
 // ---- what is refused -------------------------------------------------------------------------------------------------------------
