@@ -268,8 +268,12 @@ class Daso : public HostSteps {
     if (!arrives(s)) return;
     if (part(s).length() > 0) {
       Tensor x = part(s, flat_->values), sum = part(s, s.sum);
-      if (!o_.keep_progress) stale_mean(x, sum, weight > 0 ? 2.0 * double(weight) : 1, hosts());
-      else if (Tensor sent = part(s, s.sent); true) join_mean(x, sent, sum, hosts());
+      if (o_.keep_progress) {
+        Tensor sent = part(s, s.sent);
+        join_mean(x, sent, sum, hosts());
+      } else {
+        stale_mean(x, sum, weight > 0 ? 2.0 * double(weight) : 1, hosts());
+      }
     }
     share(s);
   }

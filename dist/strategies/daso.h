@@ -12,8 +12,8 @@
 //   plateau       three epochs in a row without 5 % less training loss than the best: B and W become smaller, and after
 //                 B = 1 the longest again
 //
-// A layer that is cut over the ranks of a host (hybrid.h) is averaged in the host by nobody, and between hosts by all groups at every
-// exchange: group k has slice k.
+// Where a layer is cut over the ranks of a host (hybrid.h), group k has slice k. So at every exchange each group averages its slice
+// between hosts, and slices are not averaged inside a host.
 //
 // After the last batch of an epoch all ranks hold the same weights. With B = 0 and f32 a step is that of all-reduce for updates that are linear
 // in the gradient (SGD with momentum). AdamW, LARS and clipping see the gradient of a host and not of all; velocities stay

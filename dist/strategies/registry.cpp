@@ -38,8 +38,8 @@ struct Entry {
 
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
-// Before the name of a rule. machines+: a machine is one worker; hybrid+: and its ranks have a layer together. outer:H=100+: a push is what
-// rounds of a worker's own steps have changed.
+// What may stand before the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and the last Linear is cut
+// over its ranks. outer:H=100+: a push is what a worker's own steps have changed.
 constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds = "outer";
 std::size_t length_before_rule(const std::string& name) {
   if (name.starts_with(machines)) return machines.size();

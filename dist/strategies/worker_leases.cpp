@@ -1,5 +1,6 @@
 #include "dist/strategies/worker_leases.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"

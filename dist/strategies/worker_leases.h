@@ -18,12 +18,11 @@ class WorkerLeases {
   WorkerLeases(ServerNode& node, MachineShare* machine, bool synchronous, std::int64_t per_step)
       : node_(node), machine_(machine), synchronous_(synchronous), per_step_(per_step) {}
   bool follows() const { return machine_ && !machine_->leads(); }  // another rank of the machine draws
-  std::int64_t per_step() const { return per_step_; }
 
   static WorkLeases endless() { return WorkLeases(0, INT64_MAX / 2); }
   // What the servers hand out: the leases from `first` to `end`, up to `most` at once, per_epoch in each epoch.
   WorkLeases begin(std::int64_t first, std::int64_t end, std::int64_t most, std::int64_t per_epoch);
-  // Waits. Nothing: the run is over. Throws CommunicationError where the other machines have ended before.
+  // Waits. Nothing: the run is over. Throws Error where the other machines have ended before.
   std::optional<std::int64_t> draw(const std::function<bool()>& asked_to_stop);
   // What draw() will give, as far as it is known. With bsp it is foreseen, and another one only after a loss.
   std::optional<std::int64_t> coming() const;
@@ -31,7 +30,7 @@ class WorkerLeases {
   void tell() { if (machine_) tell(0); }
   // Steps of the run that are made. known: as many as this rank has counted.
   std::int64_t steps(std::int64_t known) const;
-  // The learning rate of a step, as one of a number of pushes.
+  // The learning rate as a function of the pushes that a server has applied, from one of the run's steps.
   std::function<double(std::int64_t pushes)> of_pushes(std::function<double(double step)> rate) const;
 
   // With what a machine's ranks sum in a step, the leader says which lease comes next.
