@@ -35,7 +35,7 @@ const std::vector<Event> schedule{{false, 0}, {false, 1}, {false, 2}, {true, 0},
 
 // The rule as ALGORITHMS has it, for one element, in double.
 struct Element {
-  double w, velocity = 0, buffer = 0;
+  double w, velocity = 0, buffer = 0, ahead = 0;  // a worker is sent w − ahead
   struct Worker {
     double sent, square_avg = 0, own = 0;
     int version = 0;
@@ -56,6 +56,21 @@ double capped(double c, double g) { return std::clamp(c, -std::abs(g), std::abs(
 
 const std::vector<std::pair<std::string, Step>> by_hand{
     {"asgd", [](Element& e, auto&, double g, double) { e.w -= eta * g; }},
+    {"delay-adaptive", [](Element& e, auto&, double g, double delay) { e.w -= eta * 3 / std::max(3.0, delay) * g; }},
+    {"rescaled", [](Element& e, auto&, double g, double delay) { e.w -= eta * (1 + delay) / 3 * g; }},
+    {"gap-aware",
+     [](Element& e, Element::Worker& m, double g, double) {
+       m.square_avg = double(0.95f) * m.square_avg + (1 - double(0.95f)) * e.velocity * e.velocity;
+       const double moved = std::abs(e.w - m.sent), gap = moved == 0 ? 1 : 1 + moved / (eta * std::sqrt(m.square_avg));
+       e.velocity = mu * e.velocity + g / gap, e.w -= eta * e.velocity;
+     }},
+    {"dana-dc",
+     [](Element& e, Element::Worker& m, double g, double) {
+       m.own = mu * m.own + g + adaptive(e, m, g);
+       e.w -= eta * m.own;
+       e.ahead = 0;
+       for (const Element::Worker& any : e.workers) e.ahead += eta * mu * any.own;
+     }},
     {"asgd-m", [](Element& e, auto&, double g, double) { e.velocity = mu * e.velocity + g, e.w -= eta * e.velocity; }},
     {"sa-asgd", [](Element& e, auto&, double g, double delay) { e.w -= eta / std::max(1.0, delay) * g; }},
     {"dc-asgd-c", [](Element& e, Element::Worker& m, double g,
@@ -97,14 +112,14 @@ std::vector<double> run_by_hand(const Step& step) {
     for (const Event& event : schedule) {
       Element::Worker& m = e.workers[std::size_t(event.worker)];
       if (!event.push) {
-        m.sent = e.w, m.version = e.version;
+        m.sent = e.w - e.ahead, m.version = e.version;
         continue;
       }
       const double delay = e.version++ - m.version;
       e.mean_delay = 0.98 * e.mean_delay + 0.02 * delay;
       step(e, m, drawn(++pushes)[std::size_t(i)], delay);
     }
-    ended.push_back(e.w);
+    ended.push_back(e.w - e.ahead);
   }
   return ended;
 }
@@ -168,7 +183,7 @@ TEST(Rules, WithoutCorrectionTheyAreTheirSimplerKin) {
 }
 
 TEST(Rules, OneWorkerIsSGDWithMomentum) {
-  for (const char* name : {"ddc-asgd", "dc-asgd-k", "asgd-m"}) {
+  for (const char* name : {"ddc-asgd", "dc-asgd-k", "gap-aware", "asgd-m"}) {
     auto backend = cpu_backend(1);
     Linear a(96, 40), b(96, 40);
     FlatParameters one(a, *backend, 3), other(b, *backend, 3);
@@ -196,6 +211,34 @@ TEST(Rules, OneWorkerIsSGDWithMomentum) {
   }
 }
 
+// One element: w = 1, u₀ = u₁ = 0, μ = 0.5, without correction. Σu and the rate of the last push make what is sent.
+TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
+  auto backend = reference_backend(1);
+  const auto rule = make_rule("dana-dc:lambda=0");
+  Shard shard(*rule, Tensor::full(*backend, {64}, 1, DType::f64), {1.f}, 2);
+  const auto push = [&](int worker, double g, double rate) {
+    shard.push(worker, Tensor::full(*backend, {64}, g, DType::f64), rate, 0.5);
+    return shard.pull(worker).values()[0];
+  };
+  EXPECT_DOUBLE_EQ(push(0, 4, 0.25), 1 - 0.25 * 4 - 0.25 * 0.5 * 4);     // w = 0, u₀ = 4
+  EXPECT_DOUBLE_EQ(push(1, 2, 0.25), -0.5 - 0.25 * 0.5 * 6);             // w = −0.5, u₁ = 2
+  EXPECT_DOUBLE_EQ(push(0, 0, 0.125), -0.75 - 0.125 * 0.5 * 4);          // w = −0.75, u₀ = 2, and a lower rate
+  shard.forget(1);  // w is where it would be from what was sent: −1, with u₁ = 0
+  EXPECT_DOUBLE_EQ(push(0, 0, 0.25), -1 + 0.125 * 0.5 * 2 - 0.25 * 1 - 0.25 * 0.5 * 1);
+}
+
+// With one worker nothing is late: these are w −= η·g.
+TEST(Rules, OneWorkerIsPlainSGD) {
+  auto backend = reference_backend(1);
+  const auto trained = [&](const char* name) {
+    const auto rule = make_rule(name);
+    Shard shard(*rule, Tensor::of(*backend, {n}, drawn(0), DType::f32), std::vector<float>(n / 64, 1.f), 1);
+    for (std::uint32_t k = 1; k < 9; k++) shard.pull(0), shard.push(0, Tensor::of(*backend, {n}, drawn(k), DType::f32), 0.1, 0.9);
+    return shard.values().values();
+  };
+  for (const char* name : {"sa-asgd", "delay-adaptive", "rescaled"}) EXPECT_EQ(trained(name), trained("asgd")) << name;
+}
+
 TEST(Rules, NamesAndConstantsAreChecked) {
   auto said = [](const std::string& text) {
     try {
@@ -213,6 +256,8 @@ TEST(Rules, NamesAndConstantsAreChecked) {
   EXPECT_NE(said("asgd:lambda=1").find("no constants"), std::string::npos);
   EXPECT_NE(said("ddc-asgd:lambda=1e39").find("to 1e9"), std::string::npos);
   EXPECT_NE(said("dc-asgd-a:decay=1.5").find("below 1"), std::string::npos);
+  EXPECT_NE(said("gap-aware:decay=1").find("below 1"), std::string::npos);
+  EXPECT_NE(said("rescaled:power=1").find("no constants"), std::string::npos);
   EXPECT_NE(said("delayed-nesterov:every=0").find("from 1"), std::string::npos);
   EXPECT_EQ(said("ddc-asgd:decay=0.5,lambda=1"), "");
   EXPECT_NE(said("ddc-asgd:lambda=3,lambda=4").find("lambda is given twice"), std::string::npos);

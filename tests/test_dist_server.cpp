@@ -670,7 +670,7 @@ TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
     const auto rule = make_rule(name);
     const Tensor g = Tensor::full(*backend, {64}, 1);
     Shard shard(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2);
-    for (int worker : {0, 1}) shard.pull(worker), shard.push(worker, g, 0.1, 0.9);
+    for (int worker : {0, 1, 0}) shard.pull(worker), shard.push(worker, g, 0.1, 0.9);
     shard.forget(1);
     const std::vector<Tensor> kept = shard.kept();
     const std::size_t shared = rule->keeps().velocity, each = (kept.size() - shared) / 2;  // vectors

@@ -1,5 +1,5 @@
 // The update rules, a few lines each. η: learning rate, μ: momentum, τ: updates of the shard between this worker's pull and
-// its push, τ̄: the running mean of τ, w_sent: what the worker was sent, g: its gradient.
+// its push, τ̄: the running mean of τ, n: workers, w_sent: what the worker was sent, g: its gradient.
 //
 // To add one: a formula here and a row in table(); the row is also its --strategy name. Then a line in dist/lab/README.md.
 #include "dist/server/rules.h"
@@ -43,6 +43,23 @@ struct SaAsgd {
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
     x.w[i] = fused(-rate * share, x.g[i], x.w[i]);
   }
+};
+
+// w −= η·n/max(n, τ)·g   (Mishchenko et al. 2022, as in their group's later simulator): later than usual is smaller
+template <class T>
+struct DelayAdaptive : Asgd<T> {
+  T share;
+  DelayAdaptive(const Hyper& h, const Constants& k) : Asgd<T>(h, k), share(rounded<T>(h.workers / std::max(double(h.workers), h.delay))) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate * share, i); }
+};
+
+// w −= η·(1 + τ)/n·g: a worker's step is as long as its computation takes, so that a slow worker's data count as much as a fast one's
+// (Rescaled ASGD, arXiv 2605.13434). The clock is ours: 1 + τ updates pass from one push of a worker to its next, n with equal workers.
+template <class T>
+struct Rescaled : Asgd<T> {
+  T share;
+  Rescaled(const Hyper& h, const Constants& k) : Asgd<T>(h, k), share(rounded<T>((1 + h.delay) / h.workers)) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate * share, i); }
 };
 
 template <class T>
@@ -103,6 +120,22 @@ struct DcAsgdK : DcAsgdA<T> {
   }
 };
 
+// v = μ·v + g/G;  w −= η·v, G = 1 + |w − w_sent|/(η·mean step): the gap in steps (Barkai et al., arXiv 1909.10802). That gradients are
+// divided by their gap is the paper's; that G is of each element we have from a secondary source. Ours: the mean step is √s, s this
+// worker's running mean of v² as it finds it. Nothing has moved: G = 1, SGD with momentum.
+template <class T>
+struct GapAware {
+  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
+  T mu, decay;
+  GapAware(const Hyper& h, const Constants& k) : mu(rounded<T>(h.momentum)), decay(rounded<T>(k.at("decay"))) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    const T v = x.velocity[i], s = x.square_avg[i] = fused(decay, x.square_avg[i], (1 - decay) * v * v);
+    const T gap = 1 + std::abs(x.w[i] - x.sent[i]) / (rate * std::sqrt(s) + T(1e-12f));  // where it is frozen 1
+    x.velocity[i] = fused(mu, v, x.g[i] / gap);
+    x.w[i] = fused(-rate, x.velocity[i], x.w[i]);
+  }
+};
+
 // u = μ·u + g;  w −= η·(μ·u + g), u the worker's   (Hakimi et al., arXiv 1907.11612)
 template <class T>
 struct DanaSlim {
@@ -112,6 +145,29 @@ struct DanaSlim {
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
     x.own[i] = fused(mu, x.own[i], x.g[i]);
     x.w[i] = fused(-rate, fused(mu, x.own[i], x.g[i]), x.w[i]);
+  }
+};
+
+// DANA with delay compensation (the same paper): u = μ·u + g + c;  w −= η·u;  the worker is sent w − η·μ·Σu, where the others' momentum
+// will have brought w. c as in dc-asgd-a, with w_sent as it was sent. What a shard holds is what it sends, so that every copy of it is of
+// one kind: w is computed from that, Σu (the shard's velocity) and the learning rate it was sent with.
+template <class T>
+struct DanaDc : DcAsgdA<T> {
+  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true, .own = true};
+  T mu, before;  // μ; μ·(the learning rate before)/(this one)
+  DanaDc(const Hyper& h, const Constants& k)
+      : DcAsgdA<T>(h, k),
+        mu(rounded<T>(h.momentum)),
+        before(h.learning_rate > 0 ? rounded<T>(h.momentum * h.rate_before / h.learning_rate) : 0) {}
+  T correction(const RuleVectors<T>& x, T rate, std::int64_t i, T s) const {
+    const T w = fused(rate * before, x.velocity[i], x.w[i]);
+    return this->lambda / std::sqrt(s + T(1e-7f)) * x.g[i] * x.g[i] * (w - x.sent[i]);
+  }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+    const T c = correction(x, rate, i, x.square_avg[i] = this->mean_square(x, i)), u = fused(mu, x.own[i], x.g[i] + c);
+    const T sum = x.velocity[i] + (u - x.own[i]);
+    x.w[i] = fused(-rate, u + (mu * sum - before * x.velocity[i]), x.w[i]);
+    x.own[i] = u, x.velocity[i] = sum;
   }
 };
 
@@ -178,16 +234,19 @@ class RuleOf final : public Rule {
   void push(const RuleVectors<double>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
 
   double correction(const RuleVectors<float>& x, std::int64_t n, const Hyper& h) const override {
-    if constexpr (requires(const Formula<float>& f) { f.correction(x, 0); }) {
-      const Formula<float> f(h, constants_);
-      double corrected = 0, squares = 0;
-      for (std::int64_t i = 0; i < n; i++) {
-        const double c = f.correction(x, i), g = x.g[i];
-        corrected += c * c, squares += g * g;
-      }
-      return squares > 0 ? std::sqrt(corrected / squares) : 0;
+    const Formula<float> f(h, constants_);
+    double corrected = 0, squares = 0;
+    for (std::int64_t i = 0; i < n; i++) {
+      double c = 0;
+      if constexpr (requires { f.correction(x, 0.f, i, 0.f); })
+        c = f.correction(x, float(h.learning_rate) * x.scales[i / block], i, f.mean_square(x, i));
+      else if constexpr (requires { f.correction(x, i); })
+        c = f.correction(x, i);
+      else
+        return 0;
+      corrected += c * c, squares += double(x.g[i]) * x.g[i];
     }
-    return 0;
+    return squares > 0 ? std::sqrt(corrected / squares) : 0;
   }
 
  private:
@@ -224,10 +283,14 @@ const std::vector<Row>& table() {
                                      {"asgd", {}, make<Asgd>},
                                      {"asgd-m", {}, make<MomentumAsgd>},
                                      {"sa-asgd", {}, make<SaAsgd>},
+                                     {"delay-adaptive", {}, make<DelayAdaptive>},
+                                     {"rescaled", {}, make<Rescaled>},
+                                     {"gap-aware", {{"decay", 0.95}}, make<GapAware>},
                                      {"dc-asgd-c", {{"lambda", 0.04}}, make<DcAsgdC>},
                                      {"dc-asgd-a", adaptive, make<DcAsgdA>},
                                      {"dc-asgd-k", adaptive, make<DcAsgdK>},
                                      {"dana-slim", {}, make<DanaSlim>},
+                                     {"dana-dc", adaptive, make<DanaDc>},
                                      {"delayed-nesterov", {{"every", 4}}, make<DelayedNesterov>}};
   return rows;
 }

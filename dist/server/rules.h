@@ -14,7 +14,7 @@ template <class T>
 struct RuleVectors {
   T* w = nullptr;                 // the shard's weights
   const T* g = nullptr;           // the gradient, with weight decay in it
-  T* velocity = nullptr;          // the shard's
+  T* velocity = nullptr;          // the shard's; where a rule also keeps `own`, their sum
   const T* sent = nullptr;        // w as this worker was last sent it
   T* square_avg = nullptr;        // this worker's running mean of g²
   T* own = nullptr;               // this worker's velocity
@@ -25,6 +25,8 @@ struct Hyper {  // at the moment of a push
   double learning_rate = 0.1, momentum = 0.9;
   double delay = 0, mean_delay = 0;  // τ and its running mean τ̄
   std::uint64_t before = 0;          // pushes that the shard has applied
+  int workers = 1;
+  double rate_before = 0.1;          // the learning rate of the shard's push before this one; with the first: of this one
 };
 
 class Rule {

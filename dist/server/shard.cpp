@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/backend.h"
+#include "core/elementwise.h"
 
 namespace tandem {
 
@@ -85,12 +86,13 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
           name_of(values_.dtype()));
   const std::int64_t delay = this->delay(worker);
   mean_delay_ = 0.98 * mean_delay_ + 0.02 * double(delay);
-  const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_, version_};
+  const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_, version_, int(workers_.size()),
+                    last_ ? last_->learning_rate : learning_rate};
   if (values_.dtype() == DType::f64)
     apply<double>(w, gradient, hyper, into);
   else
     apply<float>(w, gradient, hyper, into);
-  version_++;
+  version_++, last_ = hyper;
   if (into) was_sent(w, *into);
   return delay;
 }
@@ -106,8 +108,9 @@ std::int64_t Shard::push_and_pull(int worker, const Tensor& gradient, double lea
 
 double Shard::correction(int worker, const Tensor& gradient) const {
   Worker& w = workers_[std::size_t(worker)];
-  return rule_.correction(vectors<float>(w, gradient), values_.numel(),
-                          {.delay = double(version_ - w.version), .mean_delay = mean_delay_});
+  Hyper hyper = last_.value_or(Hyper{});
+  hyper.delay = double(version_ - w.version), hyper.mean_delay = mean_delay_, hyper.rate_before = hyper.learning_rate;
+  return rule_.correction(vectors<float>(w, gradient), values_.numel(), hyper);
 }
 
 double Shard::gap(int worker) const {
@@ -115,6 +118,11 @@ double Shard::gap(int worker) const {
   double squares = 0;
   for (std::int64_t i = 0; i < values_.numel(); i++) squares += double(w[i] - sent[i]) * double(w[i] - sent[i]);
   return std::sqrt(squares / double(values_.numel()));
+}
+
+void Shard::go_on_with(const Tensor& velocity) {
+  for (Tensor* t : {&velocity_, &workers_[0].own})  // one worker's is the sum of all: the others' begin with zero
+    if (t->defined()) t->copy_from(velocity);
 }
 
 std::vector<Tensor> Shard::kept() const {
@@ -138,6 +146,9 @@ void Shard::forget(int worker) {
   w.version = w.version_before = version_;
   if (w.square_avg.defined()) w.square_avg.fill(0);
   if (w.own.defined()) w.own.fill(0);
+  if (!w.own.defined() || !velocity_.defined()) return;
+  velocity_.fill(0);
+  for (const Worker& m : workers_) add_into(velocity_, m.own);
 }
 
 }  // namespace tandem

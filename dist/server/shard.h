@@ -5,6 +5,7 @@
 // One thread at a time.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/tensor.h"
@@ -43,7 +44,11 @@ class Shard {
   // What the rule keeps, in one order for all shards of a rule: for snapshots.
   std::vector<Tensor> kept() const;
   // The shard's velocity, or where each worker has its own this one's; undefined where the rule has none.
-  const Tensor& velocity(int worker) const { return velocity_.defined() ? velocity_ : workers_[std::size_t(worker)].own; }
+  const Tensor& velocity(int worker) const {
+    const Tensor& own = workers_[std::size_t(worker)].own;
+    return own.defined() ? own : velocity_;
+  }
+  void go_on_with(const Tensor& velocity);  // as velocity(0) was
   // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
   void go_on_at(std::uint64_t version);
   void forget(int worker);  // another one has its number: what is kept of it begins anew
@@ -68,6 +73,7 @@ class Shard {
   mutable std::vector<Worker> workers_;
   std::uint64_t version_ = 0;
   double mean_delay_;
+  std::optional<Hyper> last_;  // of the last push
 };
 
 }  // namespace tandem

@@ -61,8 +61,7 @@ void ShardServer::first_part(const MessageHeader& n, std::int64_t numel) {
   // The velocity too: a push that came between would be lost from it.
   if (f.arrived < std::int64_t(n[word::vectors]) * layout_.length(s)) return;
   serve(s, f.values);
-  if (Tensor v = held(s).service->shard().velocity(0); v.defined() && f.velocity.defined())
-    std::memcpy(v.raw_write(), f.velocity.raw(), v.bytes());
+  if (f.velocity.defined()) held(s).service->shard().go_on_with(f.velocity);
   f = {};
   open(s);
 }
