@@ -66,7 +66,7 @@ Outcome run(const Trial& trial, const Plan& plan, const Dataset& data, Options o
       simulate(model, cross_entropy_loss(),
                {.learning_rate = trial.rate, .momentum = plan.momentum, .weight_decay = plan.weight_decay}, *backend, looks, s);
   Outcome out;
-  out.diverged = r.diverged, out.gap = r.gap, out.correction = r.correction;
+  out.diverged = r.diverged, out.gap = r.gap, out.correction = r.correction, out.participation = r.participation;
   out.delays.assign(r.delays.begin(), r.delays.end());
   double seconds = 0;
   for (const EpochReport& e : r.epochs) {

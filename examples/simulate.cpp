@@ -37,7 +37,7 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
        "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
        "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
        "--dtype",   "--threads",    "--val",      "--metrics"},
-      {{"--strategy", "an update rule, ssp:3, bsp, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
+      {{"--strategy", "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
        {"--workers", "how many", "8", [&](const std::string& v) {
           const double n = number("--workers", v, 1);
@@ -80,6 +80,9 @@ void show_delays(const SimulatorReport& r) {
     for (std::int64_t k = 0; k < 40 * bars[b] / most; k++) bar += "█";
     std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
   }
+  if (r.dropped)
+    std::printf("%lld gradients came too late and were dropped: %.1f %% of all were applied\n", static_cast<long long>(r.dropped),
+                100 * r.participation);
   if (r.gap == 0) return;  // one worker, or a run too short to look
   std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
               r.correction);

@@ -28,7 +28,7 @@ trains '3 ranks, outer:H=10,momentum=0.9,lr=0.7+delayed-nesterov:every=3: batch 
 says 2 'go with an update rule alone' "$run" -n 2 --strategy outer:H=10+bsp $train
 trains 'lr=0.7+quorum:2,grace=0.1+delayed-nesterov:every=1: batch 50 a push' "$run" -n 3 --strategy outer:H=10+quorum:2,grace=0.1 $train
 says 2 'there are 2 workers' "$run" -n 3 --servers 1 --strategy quorum:3 $train
-says 2 'a quorum of its own' "$run" -n 4 --hosts-as 2 --strategy machines+quorum:2 $train
+says 2 'choose the pushes of a step by itself' "$run" -n 4 --hosts-as 2 --strategy machines+quorum:2 $train
 # A machine as one worker: each of its ranks has a part of the exchange.
 trains '4 ranks, machines+ddc-asgd: batch 50 = 2 × 25, lr 0.02' "$run" -n 4 --hosts-as 2 --strategy machines+ddc-asgd $train
 says 2 'start as many on every host' "$run" -n 3 --hosts-as 2 --strategy machines+asgd $train

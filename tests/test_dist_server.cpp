@@ -322,6 +322,29 @@ TEST(Server, EveryRuleAppliesEveryLeaseOnce) {
     }
 }
 
+// With one shard of the parameters that is exact. Several may drop different pushes: then no shard lacks a batch.
+TEST(Server, WhatIsDroppedIsTrainedAgain) {
+  for (const char* how : {"ringmaster:R=1", "ringmaster:R=2+ddc-asgd", "fedbuff:B=7", "rennala:B=3"})
+    for (int servers : {1, 0}) {
+      SCOPED_TRACE(std::string(how) + (servers ? ", one server" : ""));
+      const auto ends = serve(4 + servers, {.options = {.how = Asynchrony::parse(how), .servers = servers, .learning_rate =
+                                                            [](std::int64_t) { return 1e-3; }}, .leases = 60}, bowls);
+      all_well(ends);
+      std::int64_t told = 0, dropped = 0, applied = 0;
+      for (const Ended& e : ends) told += e.counts.dropped;
+      const ShardCounts& c = ends.back().counts.shard;
+      for (std::int64_t d : c.dropped) dropped += d;
+      for (std::int64_t a : c.applied) applied += a;
+      EXPECT_LE(c.delays.size(), std::size_t(Asynchrony::parse(how).bound));
+      EXPECT_GE(applied, 60);
+      if (servers) {
+        EXPECT_EQ(told, dropped);
+        EXPECT_EQ(applied, 60);
+      }
+      EXPECT_EQ(c.participation(), double(applied) / double(applied + dropped));
+    }
+}
+
 // All elements of a gradient are the same, and so are those of a whole version of a shard.
 TEST(Server, APulledShardIsOfOneVersion) {
   const auto cuts = shard_cuts(n, 4);
@@ -400,6 +423,7 @@ struct Alone {
     for (const ShardService::Answer& a : service.answers(now)) {
       all.push_back(a.worker);
       if (a.verdict == Verdict::refused) told_refused.push_back(a.worker);
+      if (a.verdict == Verdict::dropped) told_dropped.push_back(a.worker);
     }
     return all;
   }
@@ -408,7 +432,7 @@ struct Alone {
     return answered(now);
   }
   double weight() { return service.shard().values().values()[0]; }
-  std::vector<int> told_refused = {};
+  std::vector<int> told_refused = {}, told_dropped = {};
 };
 using Workers = std::vector<int>;
 
@@ -423,6 +447,63 @@ TEST(ShardService, WithSspNobodyIsFurtherAheadThanTheBound) {
   EXPECT_EQ(a.after_push(1, 2), Workers{1});
   a.service.idle(1, 1);  // late: it has pushed since
   EXPECT_EQ(a.after_push(0, 4), Workers{});
+}
+
+TEST(ShardService, RingmasterDropsWhatIsLaterThanItsBound) {
+  Alone a("ringmaster:R=2");
+  for (ExchangeId k : {1, 2}) EXPECT_EQ(a.after_push(0, k), Workers{0});
+  EXPECT_EQ(a.after_push(1, 1, 0, 100), Workers{1}) << "at once, with the present weights";
+  EXPECT_EQ(a.told_dropped, Workers{1});
+  EXPECT_EQ(a.weight(), -2);
+  EXPECT_EQ(a.service.applied(), (std::vector<ExchangeId>{2, 0}));
+  EXPECT_EQ(a.after_push(0, 3), Workers{0});
+  EXPECT_EQ(a.after_push(1, 2, 0, 4), Workers{1}) << "one late";
+  EXPECT_EQ(a.weight(), -7);
+  EXPECT_EQ(a.told_dropped, Workers{1});
+  EXPECT_EQ(a.service.counts().dropped, (std::vector<std::int64_t>{0, 1}));
+  EXPECT_EQ(a.service.counts().delays, (std::vector<std::int64_t>{3, 1}));
+  EXPECT_EQ(a.service.counts().participation(), 0.8);
+}
+
+TEST(ShardService, FedBuffMakesAStepOfAnyPushesTheLaterTheLess) {
+  Alone a("fedbuff:B=2", 3);
+  EXPECT_EQ(a.after_push(0, 1, 0, 1), Workers{0}) << "nobody waits";
+  EXPECT_EQ(a.weight(), 0);
+  EXPECT_EQ(a.service.applied(), (std::vector<ExchangeId>{0, 0, 0}));
+  a.service.pull(1, 1, Tensor::zeros(*a.backend, {64}));
+  EXPECT_EQ(a.answered(), Workers{}) << "between two steps";
+  EXPECT_EQ(a.after_push(0, 2, 0, NAN), Workers{0});
+  EXPECT_EQ(a.told_refused, Workers{0});
+  EXPECT_EQ(a.after_push(0, 3, 0, 3), (Workers{0, 1}));
+  EXPECT_EQ(a.weight(), -2);
+  EXPECT_EQ(a.service.applied(), (std::vector<ExchangeId>{3, 0, 0}));
+  EXPECT_EQ(a.rates_for, std::vector<std::int64_t>{0});
+  a.after_push(2, 1, 0, 4);  // one late
+  EXPECT_EQ(a.after_push(1, 2, 0, 1), Workers{1});
+  const double after = -2 - (4 / std::sqrt(2) + 1) / 2;
+  EXPECT_NEAR(a.weight(), after, 1e-6);
+  EXPECT_EQ(a.service.counts().delays, (std::vector<std::int64_t>{3, 1}));
+  a.after_push(1, 3, 0, 5);
+  a.service.idle(0, 3), a.service.idle(2, 1);
+  EXPECT_EQ(a.answered(), Workers{});
+  EXPECT_NEAR(a.weight(), after, 1e-6) << "another may come";
+  a.service.idle(1, 3);
+  a.answered();
+  EXPECT_NEAR(a.weight(), after - 5, 1e-6) << "the last step is of what there is";
+  EXPECT_EQ(a.service.counts().pushes, 5);
+  EXPECT_EQ(a.service.counts().version, 3u);
+}
+
+TEST(ShardService, RennalaTakesGradientsOfThePresentWeightsAlone) {
+  Alone a("rennala:B=2");
+  a.after_push(0, 1, 0, 1);
+  EXPECT_EQ(a.after_push(0, 2, 0, 3), Workers{0}) << "both at the same weights";
+  EXPECT_EQ(a.weight(), -2);
+  EXPECT_EQ(a.after_push(1, 1, 0, 100), Workers{1});
+  EXPECT_EQ(a.told_dropped, Workers{1});
+  a.after_push(1, 2, 0, 2), a.after_push(0, 3, 0, 4);
+  EXPECT_EQ(a.weight(), -5);
+  EXPECT_EQ(a.service.counts().delays, std::vector<std::int64_t>{4});
 }
 
 // ---- a quorum; times are the test's ----

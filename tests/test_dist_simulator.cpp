@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
@@ -36,8 +37,8 @@ struct Bench {
   }
   Trained run(SimulatorOptions options,
               const SGDOptions& sgd = {.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 5e-4},
-              std::int64_t batch = 16) {
-    Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0}, *backend);
+              std::int64_t batch = 16, const std::function<void(Batch&)>& each = {}) {
+    Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0, .transform = each}, *backend);
     Loader test(data.test, {.batch = 100, .shuffle = false, .prefetch = 0}, *backend);
     Net net;
     options.progress = false;
@@ -129,6 +130,43 @@ TEST(Simulator, VirtualTime) {
   EXPECT_NEAR(bench.run(o).report.seconds, 30 + (29 + 30) * (0.01 + bytes * 0.75 / 1.5e6), 1e-6);
 }
 
+// A step of worker 1 takes as long as two and a half of worker 0's, and is dropped where two of these are between.
+TEST(Simulator, WhatIsDroppedIsTrainedAgain) {
+  Bench bench;
+  SimulatorOptions o = of("ringmaster:R=2", 2);
+  o.cluster.compute = 1, o.cluster.shape = 0, o.cluster.slower[1] = 2.5;
+  const SimulatorReport r = bench.run(o).report;
+  EXPECT_EQ(r.delays, std::vector<std::int64_t>{120});
+  EXPECT_EQ(r.dropped, 48);  // at 2.5 s, 5 s, …, 120 s; worker 0 has trained all other 119 batches by then
+  EXPECT_DOUBLE_EQ(r.seconds, 122.5);
+  EXPECT_DOUBLE_EQ(r.participation, 120 / 168.0);
+
+  const auto trained = [&](const std::string& strategy, int workers, SimulatorReport& report) {  // batches, by epoch and pixels
+    SimulatorOptions slow = of(strategy, workers);
+    if (workers > 1) slow.cluster.slower[1] = 4;
+    std::multiset<std::pair<std::int64_t, std::vector<double>>> batches;
+    report = bench.run(slow, {.learning_rate = 0.05}, 16, [&](Batch& batch) { batches.insert({batch.epoch, batch.images.values()}); }).report;
+    return batches;
+  };
+  SimulatorReport s;
+  const auto once = trained("asgd", 1, s);
+  EXPECT_EQ(once.size(), 120u);
+  for (const char* strategy : {"ringmaster:R=1", "rennala:B=3", "fedbuff:B=7"}) {
+    EXPECT_TRUE(trained(strategy, 5, s) == once) << strategy;
+    EXPECT_EQ(std::accumulate(s.delays.begin(), s.delays.end(), std::int64_t{0}), 120) << strategy;
+    EXPECT_EQ(s.epochs.size(), 3u) << strategy;
+    EXPECT_EQ(s.dropped > 0, strategy[0] == 'r') << strategy;
+    EXPECT_LT(s.epochs.back().train_loss, s.epochs.front().train_loss) << strategy;
+  }
+}
+
+TEST(Simulator, WithOneWorkerNothingIsDropped) {
+  Bench bench;
+  const auto plain = bench.run(of("asgd", 1)).weights;
+  for (const char* same : {"ringmaster:R=1", "fedbuff:B=1", "rennala:B=1", "delay-adaptive", "rescaled"})
+    EXPECT_EQ(bench.run(of(same, 1)).weights, plain) << same;
+}
+
 TEST(Simulator, StepTimesHaveTheMeanAndTheSpreadThatWereAskedFor) {
   Bench bench;
   SimulatorOptions o = of("asgd", 1);
@@ -185,6 +223,16 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_EQ(said("ssp:3+dana-slim"), "");
   for (const char* wrong : {"quorum", "quorum:", "quorum:0", "quorum:2,grace", "quorum:2,grace=", "quorum:2,grace=-1", "quorum:2,3"})
     EXPECT_NE(said(wrong).find("write quorum:WORKERS"), std::string::npos) << wrong;
+  for (const char* wrong : {"ringmaster", "ringmaster:R=0", "ringmaster:B=2", "ringmaster:R=2,B=2"})
+    EXPECT_NE(said(wrong).find("write ringmaster:R=UPDATES"), std::string::npos) << wrong;
+  for (const char* wrong : {"fedbuff", "fedbuff:B=0", "fedbuff:B=x", "rennala:R=2", "rennala:B=-1"})
+    EXPECT_NE(said(wrong).find("write fedbuff:B=PUSHES"), std::string::npos) << wrong;
+  for (const char* wrong : {"fedbuff:B=2+ddc-asgd", "rennala:B=2+dana-slim"})
+    EXPECT_NE(said(wrong).find("one for all workers"), std::string::npos) << wrong;
+  EXPECT_EQ(said("ringmaster:R=3+ddc-asgd"), "");
+  for (const char* text : {"ringmaster:R=3+ddc-asgd", "fedbuff:B=4+asgd", "rennala:B=2+asgd-m"})
+    EXPECT_EQ(Asynchrony::parse(text).text(), text);
+  EXPECT_EQ(Asynchrony::parse("fedbuff:B=4").text(), "fedbuff:B=4+asgd");
   EXPECT_NE(said("quorum:2+ddc-asgd").find("one for all workers"), std::string::npos);
   SimulatorOptions endless = of("asgd", 2);
   endless.cluster.shape = 1e-310;

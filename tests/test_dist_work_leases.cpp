@@ -25,6 +25,21 @@ TEST(WorkLeases, AreDrawnInOrderAndDoneOnce) {
   EXPECT_TRUE(WorkLeases().over());
 }
 
+TEST(WorkLeases, WhosePushWasDroppedAreDrawnAgain) {
+  WorkLeases t(0, 2);
+  t.draw(0), t.draw(1);
+  t.again(0);
+  t.again(7);  // nobody has that
+  EXPECT_FALSE(t.done(0));
+  EXPECT_TRUE(t.done(1));
+  EXPECT_FALSE(t.over());
+  EXPECT_EQ(t.draw(1), WorkLease(0));
+  EXPECT_EQ(t.draw(0), WorkLease());
+  t.again(0), t.stop();
+  EXPECT_TRUE(t.over()) << "nothing is drawn after that";
+  EXPECT_EQ(t.count_done(), 1);
+}
+
 TEST(WorkLeases, OfALostWorkerAreDrawnAgain) {
   WorkLeases t(0, 3);
   t.draw(0), t.draw(1), t.draw(0);

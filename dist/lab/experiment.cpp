@@ -104,7 +104,7 @@ std::string line_of(const Trial& t, const Outcome& o) {
        << ",\"rate\":" << json_number(t.rate) << ",\"epochs\":" << t.epochs << ",\"seed\":" << t.seed
        << ",\"final\":" << t.final << ",\"validation\":" << json_number(o.validation)
        << ",\"test\":" << json_number(o.test) << ",\"diverged\":" << o.diverged << ",\"gap\":" << json_number(o.gap)
-       << ",\"correction\":" << json_number(o.correction) << ",\"accuracies\":" << numbers(o.accuracies)
+       << ",\"correction\":" << json_number(o.correction) << ",\"participation\":" << json_number(o.participation) << ",\"accuracies\":" << numbers(o.accuracies)
        << ",\"seconds\":" << numbers(o.seconds) << ",\"delays\":" << numbers(o.delays) << "}\n";
   return line.str();
 }
@@ -125,7 +125,8 @@ std::optional<std::pair<Trial, Outcome>> result_of(const Json& json) {
                            .seconds = numbers(json.find("seconds")),
                            .delays = numbers(json.find("delays")),
                            .gap = number("gap"),
-                           .correction = number("correction")});
+                           .correction = number("correction"),
+                           .participation = json.find("participation") ? number("participation") : 1});
 }
 
 bool near(double a, double b) { return std::abs(a - b) < 1e-6 * std::abs(b); }  // rates go through text

@@ -46,7 +46,7 @@ struct Outcome {
   bool diverged = false;
   std::vector<double> accuracies, seconds;  // after each epoch: on test pictures in final runs; virtual seconds so far
   std::vector<double> delays;               // how many pushes were so late
-  double gap = 0, correction = 0;
+  double gap = 0, correction = 0, participation = 1;  // as SimulatorReport has them
 };
 
 using Results = std::vector<std::pair<Trial, Outcome>>;

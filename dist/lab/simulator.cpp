@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <deque>
+#include <numeric>
 #include <queue>
 
 #include "core/backend.h"
@@ -33,6 +35,7 @@ class Method {
   virtual void visited(int worker) { (void)worker; }  // what Simulation::visit() asked for
   virtual const Tensor& weights() = 0;                // as they are to be evaluated
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
+  virtual const ShardCounts* counts() const { return nullptr; }    // of a server
 };
 
 class Simulation {
@@ -129,12 +132,13 @@ class Simulation {
   // A worker begins its next step then, with the running statistics of now; where no batch is left it leaves.
   void start(int worker, double at) {
     Machine& m = machines_[std::size_t(worker)];
-    if (next_lease_ == batches_) {
+    if (again_.empty() && next_lease_ == batches_) {
       m.left = true;
       active_--;
       return;
     }
-    m.lease = next_lease_++;
+    m.lease = again_.empty() ? next_lease_++ : again_.front();
+    if (!again_.empty()) again_.pop_front();
     m.buffers.copy_from(buffers_);
     const VirtualCluster& c = options_.cluster;
     const auto slow = c.slower.find(worker);
@@ -142,6 +146,7 @@ class Simulation {
                         gamma_draw(c.shape, Philox(options_.seed, Stream::step_time, std::uint32_t(worker), m.steps++));
     events_.push({at + took + method_->way_there(), worker, false});
   }
+  void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
 
   // ---- the run ---------------------------------------------------------------------------------------------------------
@@ -171,6 +176,10 @@ class Simulation {
     }
     report_.seconds = now_;
     report_.delays = method.delays();
+    if (const ShardCounts* c = method.counts()) {
+      report_.dropped = std::accumulate(c->dropped.begin(), c->dropped.end(), std::int64_t{0});
+      report_.participation = c->participation();
+    }
     if (looks_) report_.gap /= double(looks_), report_.correction /= double(looks_);
     show();
     MetricFields end{{"event", std::string("end")},
@@ -179,6 +188,8 @@ class Simulation {
                      {"stopped", std::int64_t(report_.diverged)},
                      {"reason", std::string(report_.diverged ? "diverged" : "finished")},
                      {"refused", report_.refused},
+                     {"dropped", report_.dropped},
+                     {"participation", report_.participation},
                      {"gap", report_.gap},
                      {"correction", report_.correction}};
     std::int64_t pushes = 0, sum = 0;
@@ -258,6 +269,7 @@ class Simulation {
   Method* method_ = nullptr;
   std::priority_queue<Event> events_;
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0;
+  std::deque<std::int64_t> again_;  // leases
   std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };
@@ -290,6 +302,8 @@ class ByServers : public Method {
     return synchronous_ && c.version ? std::vector<std::int64_t>{std::int64_t(c.version)} : c.delays;
   }
 
+  const ShardCounts* counts() const override { return &service_.counts(); }
+
   void arrived(int worker) override {
     waits_[std::size_t(worker)] = true;
     // Together, all gradients are computed at the end: with one learning rate, and in the order of the workers.
@@ -313,6 +327,11 @@ class ByServers : public Method {
     if (std::isfinite(looks_at_)) s_.visit(0, looks_at_);
   }
   void push(int m) {
+    if (service_.drops(m)) {  // nobody looks at this gradient: it need not be computed
+      s_.again(m);
+      service_.push(m, ++exchanges_[std::size_t(m)], s_.computed(), 1, sent_[std::size_t(m)]);
+      return;
+    }
     const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
     if (finite && !synchronous_) s_.look(service_.shard(), m);
     service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,

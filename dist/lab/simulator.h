@@ -38,6 +38,8 @@ struct SimulatorReport {
   std::vector<std::int64_t> delays;  // delays[τ]: pushes that were so late
   double gap = 0;                    // mean ‖w_now − w_sent‖/√P at a push
   double correction = 0;             // mean ‖c‖/‖g‖
+  std::int64_t dropped = 0;          // pushes that were too late; their batches were trained again
+  double participation = 1;          // the share of all pushes that was applied
   std::int64_t refused = 0;          // pushes with a value that is not finite
   bool diverged = false;             // a run of them: it was ended
 };

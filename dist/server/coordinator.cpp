@@ -52,6 +52,12 @@ bool Coordinator::done(std::int64_t lease, double now, double waited) {
   return counts;
 }
 
+void Coordinator::again(std::int64_t lease, double now) {
+  leases_.again(lease);
+  changed_ = now;
+  hand_out();
+}
+
 void Coordinator::leaves(int worker) {
   of(worker).left = true, of(worker).waits = false;
   leases_.lost(worker);

@@ -30,6 +30,7 @@ class Coordinator {
   void wants(int worker, std::uint64_t request);
   // True: it was not done before. waited: seconds that its worker waited for others, which say nothing of its speed.
   bool done(std::int64_t lease, double now, double waited = 0);
+  void again(std::int64_t lease, double now);  // its push was dropped
   void leaves(int worker);                    // draws no more; what it has is drawn again
   void stop();
   void says_bye(int rank);

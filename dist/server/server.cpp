@@ -447,9 +447,10 @@ class ServerNode::Thread {
       answered_ = x;
       pushes_parts_ = worker_->sends_parts();
     });
-    counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused;
+    counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused, counts_.dropped += x.verdict == Verdict::dropped;
   }
   void done(int worker, std::int64_t lease, const std::array<double, 4>& sums, Verdict verdict) {
+    if (verdict == Verdict::dropped) return coordinator_->again(lease, now());
     if (!coordinator_->done(lease, now(), sums[3])) return;
     if (const double away = coordinator_->back_after(worker, now()); away > 0)
       tell_person(channel_->where(worker) + " works again, " + shown(away) + " s after it was lost");
@@ -694,13 +695,13 @@ class ServerNode::Thread {
 
 Measures ServerNode::Counts::measures() const {
   Measures all{{"sent_bytes", double(bytes)},   {"early_bytes", double(early_bytes)},
-               {"exchanges", double(exchanges)}, {"refused", double(refused)},
+               {"exchanges", double(exchanges)}, {"refused", double(refused)},   {"dropped", double(dropped)},
                {"exposed_seconds", waited},      {"shard_version", double(shard.version)}};
   if (taken_over) all.push_back({"adopted_shards", double(taken_over)});
   const auto& delays = shard.delays;
   double pushes = 0, sum = 0;
   for (std::size_t d = 0; d < delays.size(); d++) pushes += double(delays[d]), sum += double(d) * double(delays[d]);
-  if (pushes > 0) all.push_back({"mean_delay", sum / pushes});
+  if (pushes > 0) all.push_back({"mean_delay", sum / pushes}), all.push_back({"participation", shard.participation()});
   for (std::size_t d = 0; d < delays.size();) {  // by one up to 15, then by powers of two
     const std::size_t end = d < 16 ? d + 1 : 2 * d;
     double count = 0;

@@ -59,7 +59,7 @@ class ServerNode {
  public:
   struct Counts {
     ShardCounts shard;  // of the first shard that this rank holds; empty where it holds none
-    std::int64_t bytes = 0, exchanges = 0, refused = 0;  // sent; of this worker; of these, not finite
+    std::int64_t bytes = 0, exchanges = 0, refused = 0, dropped = 0;  // sent; of this worker; of these, not finite, too late
     std::int64_t early_bytes = 0;  // sent by push_part()
     double waited = 0;  // seconds that this worker waited for answers and leases
     std::int64_t taken_over = 0;  // shards that came from lost ranks
@@ -101,7 +101,7 @@ class ServerNode {
   void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums);
   void ask();  // for the weights alone
   // The answer to the last push, to ask() or to begin(). True when its gradient was taken by all owners;
-  // false when it was not finite, or, with bsp, another's of the same step.
+  // false when it was not finite, or, with bsp, another's of the same step, or too late for one of them (Verdict).
   bool pull(Buffer parameters, Buffer buffers);
   // Nothing comes from here any more: what was drawn is drawn again by others, and the run is over when all workers say so.
   void leave();

@@ -70,7 +70,8 @@ void ShardServer::serve(int s, const Tensor& first) {
   const std::int64_t begin = layout_.begin(s) / 64, end = begin + layout_.length(s) / 64;
   Asynchrony how = layout_.options.how;
   // Statistics are averaged in as they come: the mean of a quorum's would replace what the others' batches made.
-  if (how.kind == Asynchrony::Kind::quorum && !layout_.of_parameters(s)) how.kind = Asynchrony::Kind::asp;
+  // Those of a batch whose gradient is dropped count too.
+  if (how.kind != Asynchrony::Kind::bsp && !how.takes_each() && !layout_.of_parameters(s)) how = {};
   held(s).service = std::make_unique<ShardService>(
       rule_of(s), first, std::vector<float>(scales_.begin() + begin, scales_.begin() + end), layout_.workers(),
       ShardService::Options{

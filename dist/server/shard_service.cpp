@@ -1,6 +1,8 @@
 #include "dist/server/shard_service.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "core/backend.h"
@@ -32,14 +34,20 @@ void divide(Tensor& y, double by) {
 
 }  // namespace
 
+double ShardCounts::participation() const {
+  const auto sum = [](const std::vector<std::int64_t>& v) { return double(std::accumulate(v.begin(), v.end(), std::int64_t{0})); };
+  const double used = sum(applied), all = used + sum(dropped) + sum(refused) + double(left_out);
+  return all > 0 ? used / all : 1;
+}
+
 ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options)
     : rule_(rule),
       options_(std::move(options)),
       shard_(rule, first, std::move(scales), workers, options_.pipeline),
       workers_(std::size_t(workers)),
       applied_(std::size_t(workers)) {
-  counts_.applied.resize(workers_.size()), counts_.refused.resize(workers_.size());
-  if (options_.how.of_means()) mean_ = Tensor::like(first);
+  for (auto* count : {&counts_.applied, &counts_.dropped, &counts_.refused}) count->resize(workers_.size());
+  if (options_.how.of_means() || options_.how.of_batches()) mean_ = Tensor::like(first);
 }
 
 bool ShardService::finite(int worker, const Tensor& gradient) {
@@ -70,8 +78,14 @@ bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
   w.clock++;
   // Another owner applied it, and could not tell.
   if (exchange <= applied_[std::size_t(worker)]) return true;
+  if (drops(worker)) {  // not among the applied: another owner looks at it anew
+    w.verdict = Verdict::dropped, counts_.dropped[std::size_t(worker)]++;
+    return true;
+  }
   w.gradient = gradient;
-  if (!options_.how.of_means())
+  if (options_.how.of_batches())
+    collect(worker);
+  else if (!options_.how.of_means())
     apply(worker);
   else if (options_.how.kind == Kind::quorum && !finite(worker, gradient))  // the others make their step without it
     w.gradient = {}, applied_[std::size_t(worker)] = exchange;
@@ -120,7 +134,7 @@ void ShardService::apply(int worker) {
     const double rate = options_.learning_rate(counts_.pushes);
     std::int64_t delay;
     if (options_.record) events_.push_back({true, worker, w.waits});
-    if (options_.how.kind == Kind::asp) {  // is answered at once
+    if (options_.how.kind != Kind::ssp) {  // is answered at once
       if (options_.record) events_.push_back({false, worker, w.waits});
       w.made = true;
       delay = shard_.push_and_pull(worker, gradient, rate, options_.momentum, w.into);
@@ -130,6 +144,27 @@ void ShardService::apply(int worker) {
     count(worker, delay, w.samples);
   }
   applied_[std::size_t(worker)] = w.waits;
+}
+
+void ShardService::collect(int worker) {
+  Worker& w = workers_[std::size_t(worker)];
+  const Tensor gradient = std::exchange(w.gradient, {});
+  if (!finite(worker, gradient)) return void(applied_[std::size_t(worker)] = w.waits);
+  const std::int64_t delay = shard_.delay(worker);
+  const double weight = options_.how.kind == Kind::fedbuff ? 1 / std::sqrt(1 + double(delay)) : 1;
+  dispatch_wide(mean_.dtype(), "server", [&]<class T> { add_weighted<T>(mean_, gradient, weight, collected_.empty()); });
+  if (options_.record) events_.push_back({true, worker, w.waits});
+  collected_.push_back({worker, w.waits, delay, w.samples});
+  if (std::int64_t(collected_.size()) == options_.how.batch) apply_collected();
+}
+void ShardService::apply_collected() {
+  dispatch_wide(mean_.dtype(), "server", [&]<class T> { divide<T>(mean_, double(collected_.size())); });
+  shard_.push(collected_.back().worker, mean_, options_.learning_rate(counts_.pushes), options_.momentum);
+  for (const Collected& c : std::exchange(collected_, {}))
+    applied_[std::size_t(c.worker)] = c.exchange, count(c.worker, c.delay, c.samples);
+}
+bool ShardService::nobody_pushes() const {
+  return std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
 }
 
 // All who can have pushed, or a quorum of them and the grace time is over.
@@ -177,12 +212,13 @@ void ShardService::apply_mean() {
     if (good)
       count(m, w.delay, w.samples);
     else if (w.verdict == Verdict::taken)
-      w.verdict = Verdict::left_out;
+      w.verdict = Verdict::left_out, counts_.left_out++;
   });
 }
 
 std::vector<ShardService::Answer> ShardService::answers(double now) {
   if (options_.how.of_means() && enough_pushed(now)) apply_mean();
+  if (!collected_.empty() && nobody_pushes()) apply_collected();  // the last step may be of fewer
   std::uint64_t slowest = UINT64_MAX;
   for (const Worker& w : workers_)
     if (w.here && !w.idle) slowest = std::min(slowest, w.clock);
@@ -190,6 +226,7 @@ std::vector<ShardService::Answer> ShardService::answers(double now) {
   for (std::size_t m = 0; m < workers_.size(); m++) {
     Worker& w = workers_[m];
     if (w.waits == 0 || w.gradient.defined()) continue;  // the others have not pushed yet
+    if (!collected_.empty() && !w.pushes) continue;
     if (options_.how.kind == Kind::ssp && w.pushes && w.clock > slowest + std::uint64_t(options_.how.staleness)) continue;
     if (!w.made) {
       shard_.pull(int(m), w.into);

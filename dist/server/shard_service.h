@@ -4,6 +4,9 @@
 // With a quorum each shard decides by itself whose pushes make a step, so these may be others in other shards. A worker that was late
 // for one of them waits there for the next step, and says to the others that it cannot push: blocked().
 //
+// With ringmaster and rennala too, and a push may be dropped by one shard and taken by another: its batch is trained again, so that no
+// shard lacks it. What fedbuff and rennala have collected of a step is lost with its owner.
+//
 // Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
 #pragma once
 #include <cstdint>
@@ -18,14 +21,17 @@ namespace tandem {
 
 using ExchangeId = std::uint64_t;
 
-// What became of a push. refused: it was not finite. left_out: with bsp, another's gradient of its step was refused.
-enum class Verdict : std::uint8_t { taken, left_out, refused };
+// What became of a push. dropped: it was too late. left_out: with bsp, another's gradient of its step was refused. refused: it was not
+// finite.
+enum class Verdict : std::uint8_t { taken, dropped, left_out, refused };
 
 struct ShardCounts {
   std::uint64_t version = 0;  // updates applied
   std::int64_t pushes = 0, samples = 0;  // in them
   std::vector<std::int64_t> delays = {};             // delays[τ]: pushes that were so late; the last: or later
-  std::vector<std::int64_t> applied = {}, refused = {};  // of each worker
+  std::vector<std::int64_t> applied = {}, dropped = {}, refused = {};  // of each worker
+  std::int64_t left_out = 0;
+  double participation() const;  // the share of all pushes that was applied; 1 where there were none
 };
 
 // What happened to a shard, in its order: who wants to repeat it gives another shard the same pushes and pulls.
@@ -52,7 +58,9 @@ class ShardService {
   // true when it is new. Without samples its worker knows that it is not finite. into: where the answer is to be made, in
   // memory that stays until the worker's next exchange (pipelined: but one).
   bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
-  bool pull(int worker, ExchangeId exchange, const Tensor& into);  // the weights alone
+  // The weights alone. Answered between two steps, so that the last ones have all that was pushed.
+  bool pull(int worker, ExchangeId exchange, const Tensor& into);
+  bool drops(int worker) const { return shard_.delay(worker) >= options_.how.bound; }  // if it pushed now
   void idle(int worker, ExchangeId exchange);  // after that one it has nothing to push for now: nobody waits for it
   // After that one it cannot push, or can again: another shard has not answered it.
   void blocked(int worker, ExchangeId exchange, bool is);
@@ -91,7 +99,8 @@ class ShardService {
   };
   bool finite(int worker, const Tensor& gradient);
   void count(int worker, std::int64_t delay, std::int64_t samples);
-  void apply(int worker), apply_mean();
+  void apply(int worker), apply_mean(), collect(int worker), apply_collected();
+  bool nobody_pushes() const;
   bool enough_pushed(double now);
 
   const Rule& rule_;
@@ -99,6 +108,12 @@ class ShardService {
   Shard shard_;
   std::vector<Worker> workers_;
   std::vector<ExchangeId> applied_;
+  struct Collected {
+    int worker;
+    ExchangeId exchange;
+    std::int64_t delay, samples;
+  };
+  std::vector<Collected> collected_;  // fedbuff, rennala: in mean_, which is a sum until the step
   Tensor mean_;
   static constexpr double never = std::numeric_limits<double>::infinity();
   double due_ = never;

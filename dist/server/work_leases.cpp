@@ -36,6 +36,13 @@ bool WorkLeases::done(std::int64_t lease) {
   return true;
 }
 
+void WorkLeases::again(std::int64_t lease) {
+  const auto found = held_by_.find(lease);
+  if (found == held_by_.end()) return;
+  if (!stopped_) again_.push_back({lease, found->second.count});
+  held_by_.erase(found);
+}
+
 void WorkLeases::lost(int worker) {
   for (auto l = held_by_.begin(); l != held_by_.end();)
     if (l->second.worker == worker) {

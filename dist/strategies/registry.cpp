@@ -142,7 +142,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   check_servers(o.servers, ranks);
   if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
   o.pipeline = pipeline == "1";
-  if (o.pipeline && o.how.of_means())
+  if (o.pipeline && !o.how.takes_each())
     refuse("TANDEM_PIPELINE=1: with ", name.substr(0, name.find_first_of(":+")),
            " a step uses gradients of the current weights. Leave it out, or choose ddc-asgd");
   if (ranks > 1 && o.how.quorum > ranks - o.servers) refuse(name, ": there are ", ranks - o.servers, " workers: choose a quorum of as many or fewer");
@@ -163,7 +163,8 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
     refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ", rounds,
            ":H=100+delayed-nesterov");
   if (!of_machines(full_name)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
-  if (quorum) refuse(full_name, ": each rank of a machine would have a quorum of its own: choose an update rule alone, or bsp");
+  if (!o.how.takes_each() && o.how.kind != Asynchrony::Kind::bsp)
+    refuse(full_name, ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");
   if (!setting("TANDEM_INCARNATION").empty())
     refuse("--restart: under ", full_name, " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
   std::optional<SlicedClassifier::Options> sliced;
@@ -210,7 +211,7 @@ std::vector<Entry> entries() {
       {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", {"TANDEM_WIRE"}, parse_hybrid},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
-      {"bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS or an update rule of the parameter server: " + listed(rule_names()) +
+      {"bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS, ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an update rule of the parameter server: " + listed(rule_names()) +
            ", or one of these behind machines+ or outer:H=STEPS+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
        parse_server},
