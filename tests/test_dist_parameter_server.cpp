@@ -126,6 +126,9 @@ TEST(ParameterServer, OneWorkerIsOneMachineToTheBit) {
   Recipe run;
   run.batch = 17, run.clip = 1;  // the last batch of an epoch is smaller
   const Ended alone = train<Small>(nullptr, run);
+  Recipe by_rule = run;
+  by_rule.clip = 0;
+  EXPECT_EQ(on_ranks(1, by("asgd-m:clip=1"), by_rule)[0].weights, alone.weights);
   for (int servers : {0, 1, 3})
     for (const char* strategy : {"ddc-asgd", "asp+asgd-m", "bsp"}) {
       const auto runs = on_ranks(1 + servers, by(strategy, servers), run);

@@ -179,6 +179,23 @@ TEST(Simulator, StepTimesHaveTheMeanAndTheSpreadThatWereAskedFor) {
   EXPECT_NEAR(std::sqrt(squares / 20), std::sqrt(40) * 0.5, 1.6);  // an epoch is 40 steps of standard deviation 1/√4
 }
 
+// One step from the whole training set: it is as long as the learning rate times the norm.
+TEST(Simulator, EveryPushIsClippedByTheNormOfTheWhole) {
+  Bench bench;
+  for (const char* strategy : {"asgd", "ddc-asgd", "bsp+asgd", "fedbuff:B=1+asgd"}) {
+    const auto moved = [&](const std::string& clip, double rate) {
+      SimulatorOptions o = of(strategy + clip, 1);
+      o.epochs = 1;
+      return bench.run(o, {.learning_rate = rate, .momentum = 0.9}, 640).weights;
+    };
+    const auto first = moved("", 1e-20), clipped = moved(":clip=0.125", 1), large = moved(":clip=1000", 1);
+    double squares = 0;
+    for (std::size_t i = 0; i < first.size(); i++) squares += (clipped[i] - first[i]) * (clipped[i] - first[i]);
+    EXPECT_NEAR(std::sqrt(squares), 0.125, 1e-6) << strategy;
+    EXPECT_EQ(large, moved("", 1)) << strategy;
+  }
+}
+
 TEST(Simulator, WhatDivergesIsEndedAndSaid) {
   Bench bench;
   const SimulatorReport r = bench.run(of("asgd-m", 8), {.learning_rate = 1e6, .momentum = 0.9}).report;

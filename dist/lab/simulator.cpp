@@ -71,6 +71,7 @@ class Simulation {
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
   double now() const { return now_; }
   double momentum() const { return given_.momentum; }
+  void clip(double norm) { decays_.clip_norm = norm; }  // gradients; 0: they are not
   const FlatParameters& flat() const { return flat_; }
   bool past_first_decay() const {
     const auto& s = options_.schedule;
@@ -289,6 +290,7 @@ class ByServers : public Method {
         exchanges_(std::size_t(s.workers())),
         sent_(std::size_t(s.workers())),
         waits_(std::size_t(s.workers())) {
+    s.clip(rule_->clip());
     for (int m = 0; m < s.workers(); m++) {
       sent_[std::size_t(m)] = Tensor::like(s.flat().values);
       service_.pull(m, ++exchanges_[std::size_t(m)], sent_[std::size_t(m)]);

@@ -230,6 +230,7 @@ class RuleOf final : public Rule {
   RuleOf(std::string name, Constants constants) : name_(std::move(name)), constants_(std::move(constants)) {}
   std::string name() const override { return name_; }
   Keeps keeps() const override { return Formula<float>::keeps; }
+  double clip() const override { return constants_.count("clip") ? constants_.at("clip") : 0; }
   void push(const RuleVectors<float>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
   void push(const RuleVectors<double>& x, std::int64_t n, const Hyper& h) const override { run(x, n, h); }
 
@@ -316,15 +317,16 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
   Constants constants = row->constants;
   std::vector<std::string> known, given;
   for (const auto& [key, value] : constants) known.push_back(key);
+  known.push_back("clip");
   for (std::size_t at = name.size(); at < text.size();) {  // at the ':' or ',' before key=value
     const std::size_t end = std::min(text.find(',', at + 1), text.size());
     const std::string item = text.substr(at + 1, end - at - 1), key = item.substr(0, item.find('='));
     double value = 0;
     const char *from = item.data() + std::min(item.size(), key.size() + 1), *to = item.data() + item.size();
     const auto [stop, error] = std::from_chars(from, to, value);
-    if (!constants.count(key) || error != std::errc() || stop != to || !(value >= 0) || value > 1e9)
-      refuse(text, ": '", item, "' is not what ", name, known.empty() ? " has: it has no constants" : " has: write ",
-             known.empty() ? "" : listed(known), known.empty() ? "" : " as KEY=NUMBER, from 0 to 1e9");
+    if (std::find(known.begin(), known.end(), key) == known.end() || error != std::errc() || stop != to || !(value >= 0) || value > 1e9)
+      refuse(text, ": '", item, "' is not what ", name, " has: write ", listed(known), " as KEY=NUMBER, from 0 to 1e9");
+    if (key == "clip" && value == 0) refuse(text, ": clip is the norm that gradients are clipped to, above 0");
     if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
     if (key == "every" && value < 1) refuse(text, ": every is a number of pushes, from 1");
     if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");

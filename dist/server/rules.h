@@ -37,6 +37,8 @@ class Rule {
   virtual ~Rule() = default;
   virtual std::string name() const = 0;
   virtual Keeps keeps() const = 0;
+  // The norm down to which a worker clips its whole gradient, weight decay not yet in it, before it is pushed; 0: it does not.
+  virtual double clip() const { return 0; }
   // elements: a multiple of 64. Any thread, for different vectors.
   virtual void push(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
   virtual void push(const RuleVectors<double>& x, std::int64_t numel, const Hyper& hyper) const = 0;
@@ -44,7 +46,8 @@ class Rule {
   virtual double correction(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
 };
 
-// "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Throws UsageError that lists names or constants.
+// "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Every rule has `clip`. Throws UsageError that lists names or
+// constants.
 std::unique_ptr<Rule> make_rule(const std::string& text);
 std::vector<std::string> rule_names();
 std::string listed(const std::vector<std::string>& names);  // "a, b, c"

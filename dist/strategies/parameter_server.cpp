@@ -11,6 +11,7 @@
 #include "core/machine.h"
 #include "core/trace/trace.h"
 #include "dist/server/leased_batches.h"
+#include "dist/server/rules.h"
 #include "dist/server/server_checks.h"
 #include "dist/server/server_layout.h"
 #include "dist/strategies/early_push.h"
@@ -162,6 +163,11 @@ class ParameterServer : public Strategy {
       if (!leased_) refuse(name(), ": a round's batches are leased: train by fit(), or choose ", round_->how().name());
       optimizer.gradients_are_shares_of(1);
       return round_->begin(*flat_);
+    }
+    if (const double clip = make_rule(options_.how.rule)->clip(); clip > 0) {
+      if (optimizer.clip_norm > 0 && optimizer.clip_norm != clip)
+        refuse("--clip ", optimizer.clip_norm, ": ", options_.how.text(), " clips to ", clip, ": leave one of them out");
+      optimizer.clip_norm = clip;
     }
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
     if (rank() == 0 && size() > 1)

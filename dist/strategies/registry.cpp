@@ -162,6 +162,8 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   if (o.round && (o.pipeline || (o.how.kind != Asynchrony::Kind::asp && !quorum)))
     refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ", rounds,
            ":H=100+delayed-nesterov");
+  if (o.round && make_rule(o.how.rule)->clip() > 0)
+    refuse(full_name, ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
   if (!of_machines(full_name)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
   if (!o.how.takes_each() && o.how.kind != Asynchrony::Kind::bsp)
     refuse(full_name, ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");

@@ -101,7 +101,7 @@ Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer
   global_batch = first.over_ranks();
   cutting = cutting_of(strategy, data.train, first);
   rates = rates_of(options, rates.given, cutting.times, double(accumulation->steps_per_epoch()));
-  if (cutting.times > 1 && clip_before_ == 0) optimizer.clip_norm = clip_of(options.lr_scale, cutting.times);
+  if (cutting.times > 1 && optimizer.clip_norm == 0) optimizer.clip_norm = clip_of(options.lr_scale, cutting.times);
   resume();
   Alone alone;
   if (options.memory_budget == 0) require_memory(model, first);
