@@ -26,6 +26,12 @@ struct Net : Module {
   Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
 };
 
+struct NetWithStatistics : Net {  // and random numbers
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 1);
+  Dropout& dropout = child<Dropout>("dropout", 0.2);
+  Variable forward(const Variable& x) override { return fc2(dropout(fc1(flatten(bn(x))))); }
+};
+
 struct Trained {
   std::vector<double> weights;
   SimulatorReport report;
@@ -34,6 +40,7 @@ struct Trained {
 struct Bench {
   std::unique_ptr<Backend> backend = cpu_backend(1);
   Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
+  bool statistics = false;  // the network has them
   std::vector<double> weights_of(Module& model) {
     std::vector<double> all;
     for (auto& [name, p] : model.parameters())
@@ -45,7 +52,8 @@ struct Bench {
               std::int64_t batch = 16, const std::function<void(Batch&)>& each = {}) {
     Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0, .transform = each}, *backend);
     Loader test(data.test, {.batch = 100, .shuffle = false, .prefetch = 0}, *backend);
-    Net net;
+    const std::unique_ptr<Net> model = statistics ? std::make_unique<NetWithStatistics>() : std::make_unique<Net>();
+    Module& net = *model;
     options.progress = false;
     Trained t;
     t.report = simulate(net, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
@@ -298,6 +306,7 @@ void expect_same(const Trained& a, const Trained& b, const std::string& what) {
 
 TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
   Bench bench;
+  bench.statistics = true;
   Interrupted files;
   for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3", "rennala:B=2",
                                "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3", "post-local-sgd:3",
