@@ -308,27 +308,30 @@ TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
   Bench bench;
   bench.statistics = true;
   Interrupted files;
-  for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3", "rennala:B=2",
-                               "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3", "post-local-sgd:3",
-                               "cocod-sgd:3", "easgd:3"}) {
-    SimulatorOptions o = of(strategy, 5);
-    o.schedule = Schedule::parse("step:1:0.5");
-    o.evaluate_every = 0.3;
-    o.cluster.slower[1] = 2.5, o.cluster.latency = 0.01;
-    o.metrics = files.checkpoint + ".whole";
-    const Trained whole = bench.run(o);
-    const std::string lines = read_file(o.metrics);
+  // Of 50 workers some have nothing left to do at the end of the second epoch, and some what they are to train once more.
+  for (const int workers : {5, 50})
+    for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3",
+                                 "rennala:B=2", "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3",
+                                 "post-local-sgd:3", "cocod-sgd:3", "easgd:3"}) {
+      const std::string what = std::string(strategy) + " by " + std::to_string(workers);
+      SimulatorOptions o = of(strategy, workers);
+      o.schedule = Schedule::parse("step:1:0.5");
+      o.evaluate_every = 0.3;
+      o.cluster.slower[1] = 2.5, o.cluster.latency = 0.2;
+      o.metrics = files.checkpoint + ".whole";
+      const Trained whole = bench.run(o);
+      const std::string lines = read_file(o.metrics);
 
-    o.metrics = files.checkpoint + ".parts", o.checkpoint = files.checkpoint;
-    files.stop(bench, o, 30);
-    EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << strategy;  // before the first epoch's end
-    files.stop(bench, o, 75);
-    ASSERT_TRUE(std::filesystem::exists(o.checkpoint)) << strategy;
-    files.stop(bench, o, 45);  // from the end of the first epoch into the third
-    expect_same(whole, bench.run(o), strategy);
-    EXPECT_EQ(read_file(o.metrics), lines) << strategy;
-    EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << strategy;
-  }
+      o.metrics = files.checkpoint + ".parts", o.checkpoint = files.checkpoint;
+      files.stop(bench, o, 30);
+      EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << what;  // before the first epoch's end
+      files.stop(bench, o, 75);
+      ASSERT_TRUE(std::filesystem::exists(o.checkpoint)) << what;
+      files.stop(bench, o, 45);  // from the end of the first epoch past that of the second
+      expect_same(whole, bench.run(o), what);
+      EXPECT_EQ(read_file(o.metrics), lines) << what;
+      EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << what;
+    }
 }
 
 TEST(Simulator, AnotherRunsCheckpointIsRefused) {
