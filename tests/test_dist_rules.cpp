@@ -109,7 +109,8 @@ const std::vector<std::pair<std::string, Step>> by_hand{
     {"ddc-asgd", [](Element& e, auto& m, double g, double delay) { ddc(e, m, g, delay, {}); }},
     {"ddc-asgd:clamp=off,lambda=5",
      [](Element& e, auto& m, double g, double delay) { ddc(e, m, g, delay, {.clamp = false, .lambda = 5}); }},
-    {"ddc-asgd:trust=off", [](Element& e, auto& m, double g, double delay) { ddc(e, m, g, delay, {.trust = false}); }},
+    {"ddc-asgd:trust=off,lambda=5",
+     [](Element& e, auto& m, double g, double delay) { ddc(e, m, g, delay, {.trust = false, .lambda = 5}); }},
     {"ddc-asgd:ahead=off", [](Element& e, auto& m, double g, double delay) { ddc(e, m, g, delay, {.ahead = false}); }},
     {"ddc-asgd:own=off", [](Element& e, auto& m, double g, double delay) { ddc(e, m, g, delay, {.own = false}); }},
 };
