@@ -61,10 +61,10 @@ struct Bench {
     t.weights = weights_of(net);
     return t;
   }
-  std::vector<double> one_machine(std::int64_t batch, double rate, const std::string& schedule = "constant") {
+  std::vector<double> one_machine(std::int64_t batch, double rate, const std::string& schedule = "constant", bool nesterov = false) {
     Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0}, *backend);
     Net net;
-    SGD sgd({.learning_rate = rate, .momentum = 0.9, .weight_decay = 5e-4});
+    SGD sgd({.learning_rate = rate, .momentum = 0.9, .nesterov = nesterov, .weight_decay = 5e-4});
     Strategy alone;
     fit(net, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr},
         {.epochs = 3, .schedule = Schedule::parse(schedule), .progress = false}, &alone);
@@ -90,13 +90,22 @@ TEST(Simulator, OneWorkerIsOneMachine) {
 TEST(Simulator, AllReduceIsALargerBatch) {
   Bench bench;
   const auto wanted = bench.one_machine(64, 0.05);
-  for (const char* same : {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1"}) {
+  for (const char* same : {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1", "outer:H=1,momentum=0,lr=1"}) {
     const auto got = bench.run(of(same, 4)).weights;
     ASSERT_EQ(got.size(), wanted.size());
     double most = 0;
     for (std::size_t i = 0; i < got.size(); i++) most = std::max(most, std::abs(got[i] - wanted[i]));
     EXPECT_LT(most, 2e-6) << same;
   }
+}
+
+// One worker's steps, one by one through the outer optimizer, are Nesterov's.
+TEST(Simulator, AnOuterStepIsNesterovs) {
+  Bench bench;
+  const auto wanted = bench.one_machine(16, 0.05, "constant", true),
+             got = bench.run(of("outer:H=1,momentum=0.9,lr=1", 1), {.learning_rate = 0.05, .momentum = 0, .weight_decay = 5e-4}).weights;
+  for (std::size_t i = 0; i < got.size(); i++) ASSERT_NEAR(got[i], wanted[i], 2e-5) << i;
+  EXPECT_NE(bench.run(of("outer:H=4", 4)).weights, bench.run(of("local-sgd:4", 4)).weights);
 }
 
 TEST(Simulator, RepeatsToTheBit) {
@@ -312,7 +321,7 @@ TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
   for (const int workers : {5, 50})
     for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3",
                                  "rennala:B=2", "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3",
-                                 "post-local-sgd:3", "cocod-sgd:3", "easgd:3"}) {
+                                 "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3"}) {
       const std::string what = std::string(strategy) + " by " + std::to_string(workers);
       SimulatorOptions o = of(strategy, workers);
       o.schedule = Schedule::parse("step:1:0.5");
