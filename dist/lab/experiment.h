@@ -124,7 +124,8 @@ struct Search {
   std::vector<TriedPoint> tried;  // in the order in which they were tried
   std::vector<Trial> missing;     // the runs that it needs next; empty: it is done
   std::optional<Trial> chosen;    // when it is done. Its epochs, seed and final are those of the first final run
-  bool edge = false;              // a neighbour of what was chosen was not tried
+  std::vector<double> constants;  // of what was chosen: values for the strategy's braces
+  bool edge = false;              // a neighbour of what was chosen was not tried, or its momentum is the largest that there is
 };
 Search search(const Plan& plan, const Results& results, const Cell& cell);
 
