@@ -48,17 +48,22 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
         [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
        {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
         [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
-       {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long", "",
+       {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them", "",
         [&](const std::string& v) { slow = v; }},
        {"--latency", "milliseconds of a message", "0",
         [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
        {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
-        [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }}});
+        [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }},
+       {"--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1",
+        [&](const std::string& v) { s.evaluate_every = number("--evaluate-every", v, 1e-6); }},
+       {"--checkpoint", "a file that holds the run after its last epoch; where it is there, the run goes on from it", "",
+        [&](const std::string& v) { s.checkpoint = v; }}});
   c.slower = parse_slower(slow, c.workers);
   s.epochs = o.epochs;
   s.schedule = Schedule::parse(o.schedule);
   s.seed = o.seed;
   s.metrics = o.metrics;
+  s.settings = fit_options(o).settings;
   check_simulation(s);
   return o;
 }

@@ -1,14 +1,19 @@
 // The simulator: one worker is one machine, all-reduce is a larger batch, and a virtual clock that can be worked out by hand.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 #include <set>
 
+#include "core/files/files.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "dist/server/asynchrony.h"
 #include "dist/lab/simulator.h"
+#include "dist/server/straggler_emulation.h"
 #include "layers/layers.h"
 #include "tests/support.h"
 
@@ -264,6 +269,137 @@ TEST(Simulator, StrategiesAreChecked) {
   const Asynchrony a = Asynchrony::parse("ssp:3+ddc-asgd:lambda=1");
   EXPECT_EQ(a.staleness, 3);
   EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");
+}
+
+// ---- resumption and evaluations ------------------------------------------------------------------------------------------------
+struct Interrupted {
+  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("tandem_simulator_" + std::to_string(getpid()));
+  std::string checkpoint = (folder / "run").string();
+  Interrupted() { std::filesystem::create_directories(folder); }
+  ~Interrupted() { std::filesystem::remove_all(folder); }
+  // Ends as if it was killed, when so many batches were trained.
+  static void stop(Bench& bench, const SimulatorOptions& o, int batches) {
+    int made = 0;
+    EXPECT_THROW(bench.run(o, usual, 16, [&](Batch&) { if (++made > batches) fail("killed"); }), Error);
+  }
+  static inline const SGDOptions usual{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 5e-4};
+};
+
+void expect_same(const Trained& a, const Trained& b, const std::string& what) {
+  EXPECT_EQ(a.weights, b.weights) << what;
+  const SimulatorReport &r = a.report, &s = b.report;
+  EXPECT_EQ(std::tuple(r.seconds, r.delays, r.gap, r.correction, r.dropped, r.participation, r.refused),
+            std::tuple(s.seconds, s.delays, s.gap, s.correction, s.dropped, s.participation, s.refused)) << what;
+  ASSERT_EQ(r.epochs.size(), s.epochs.size()) << what;
+  for (std::size_t e = 0; e < r.epochs.size(); e++) EXPECT_EQ(json_object(fields_of(r.epochs[e])), json_object(fields_of(s.epochs[e]))) << what;
+  ASSERT_EQ(r.evaluations.size(), s.evaluations.size()) << what;
+  for (std::size_t e = 0; e < r.evaluations.size(); e++) EXPECT_EQ(r.evaluations[e].seconds, s.evaluations[e].seconds) << what;
+}
+
+TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
+  Bench bench;
+  Interrupted files;
+  for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3", "rennala:B=2",
+                               "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3", "post-local-sgd:3",
+                               "cocod-sgd:3", "easgd:3"}) {
+    SimulatorOptions o = of(strategy, 5);
+    o.schedule = Schedule::parse("step:1:0.5");
+    o.evaluate_every = 0.3;
+    o.cluster.slower[1] = 2.5, o.cluster.latency = 0.01;
+    o.metrics = files.checkpoint + ".whole";
+    const Trained whole = bench.run(o);
+    const std::string lines = read_file(o.metrics);
+
+    o.metrics = files.checkpoint + ".parts", o.checkpoint = files.checkpoint;
+    files.stop(bench, o, 30);
+    EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << strategy;  // before the first epoch's end
+    files.stop(bench, o, 75);
+    ASSERT_TRUE(std::filesystem::exists(o.checkpoint)) << strategy;
+    files.stop(bench, o, 45);  // from the end of the first epoch into the third
+    expect_same(whole, bench.run(o), strategy);
+    EXPECT_EQ(read_file(o.metrics), lines) << strategy;
+    EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << strategy;
+  }
+}
+
+TEST(Simulator, AnotherRunsCheckpointIsRefused) {
+  Bench bench;
+  Interrupted files;
+  SimulatorOptions o = of("ddc-asgd", 5);
+  o.checkpoint = files.checkpoint;
+  files.stop(bench, o, 75);
+  const std::string whole = read_file(o.checkpoint);
+  const auto said = [&](const auto& change, const SGDOptions& sgd = Interrupted::usual, std::int64_t batch = 16) {
+    SimulatorOptions other = o;
+    change(other);
+    return refused([&] { bench.run(other, sgd, batch); }, {files.checkpoint.c_str(), "another run"});
+  };
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.strategy = "asgd"; }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.cluster.workers = 4; }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.cluster.slower[1] = 2; }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.seed = 2; }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.epochs = 4; }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.schedule = Schedule::parse("cosine"); }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.evaluate_every = 2; }));
+  EXPECT_TRUE(said([](SimulatorOptions& s) { s.settings = {{"--label-smoothing", "0.1"}}; }));
+  EXPECT_TRUE(said([](SimulatorOptions&) {}, {.learning_rate = 0.04, .momentum = 0.9, .weight_decay = 5e-4}));
+  EXPECT_TRUE(said([](SimulatorOptions&) {}, {.learning_rate = 0.05, .momentum = 0.8, .weight_decay = 5e-4}));
+  EXPECT_TRUE(said([](SimulatorOptions&) {}, Interrupted::usual, 32));
+
+  for (const std::size_t length : {std::size_t(0), std::size_t(20), whole.size() / 2, whole.size() - 1}) {
+    write_file(o.checkpoint, whole.substr(0, length));
+    EXPECT_TRUE(refused([&] { bench.run(o); }, {files.checkpoint.c_str()})) << length;
+  }
+  std::string flipped = whole;
+  flipped[whole.size() / 2] ^= 1;
+  write_file(o.checkpoint, flipped);
+  EXPECT_TRUE(refused([&] { bench.run(o); }, {files.checkpoint.c_str(), "damaged"}));
+  write_file(o.checkpoint, whole);
+  o.checkpoint = (files.folder / "nowhere" / "run").string();
+  EXPECT_TRUE(refused([&] { bench.run(o); }, {"nowhere"}));
+  o.checkpoint = files.checkpoint, o.strategy = "ddc-asgd";
+  EXPECT_EQ(bench.run(o).weights, bench.run(of("ddc-asgd", 5)).weights);
+}
+
+TEST(Simulator, EvaluationsAreWhereTheyWereAskedForAndChangeNothing) {
+  Bench bench;
+  SimulatorOptions o = of("ddc-asgd", 4);
+  const Trained each = bench.run(o);
+  ASSERT_EQ(each.report.evaluations.size(), 3u);
+  o.evaluate_every = 0.25;
+  const Trained often = bench.run(o);
+  EXPECT_EQ(often.weights, each.weights);
+  ASSERT_EQ(often.report.evaluations.size(), 12u);
+  for (std::size_t e = 0; e < 12; e++) EXPECT_DOUBLE_EQ(often.report.evaluations[e].epoch, 0.25 * double(e + 1));
+  for (std::size_t e = 0; e < 3; e++) {
+    EXPECT_EQ(json_object(fields_of(often.report.epochs[e])), json_object(fields_of(each.report.epochs[e])));
+    EXPECT_EQ(often.report.evaluations[4 * e + 3].test_accuracy, each.report.epochs[e].test_accuracy);
+    EXPECT_EQ(often.report.evaluations[4 * e + 3].seconds, each.report.evaluations[e].seconds);
+    EXPECT_FALSE(often.report.evaluations[e].validation_accuracy);
+  }
+  EXPECT_EQ(often.report.evaluations.back().seconds, often.report.seconds);
+
+  o.evaluate_every = 2;  // after epoch 2, and at the end
+  const Trained seldom = bench.run(o);
+  EXPECT_EQ(seldom.weights, each.weights);
+  ASSERT_EQ(seldom.report.evaluations.size(), 2u);
+  EXPECT_DOUBLE_EQ(seldom.report.evaluations[0].epoch, 2);
+  EXPECT_DOUBLE_EQ(seldom.report.evaluations[1].epoch, 3);
+  EXPECT_FALSE(seldom.report.epochs[0].test_accuracy);
+  EXPECT_EQ(seldom.report.epochs[1].test_accuracy, each.report.epochs[1].test_accuracy);
+  EXPECT_EQ(seldom.report.epochs[2].test_accuracy, each.report.epochs[2].test_accuracy);
+  for (const double wrong : {0.0, -1.0, double(NAN)}) {
+    o.evaluate_every = wrong;
+    EXPECT_TRUE(refused([&] { check_simulation(o); }, {"evaluation every", "above 0"}));
+  }
+}
+
+TEST(Simulator, HalfOfTheWorkersAreSlow) {
+  EXPECT_EQ(parse_slower("half:4", 5), (std::map<int, double>{{3, 4}, {4, 4}}));
+  EXPECT_EQ(parse_slower("half:4,3:2", 4), (std::map<int, double>{{2, 4}, {3, 2}}));
+  EXPECT_TRUE(parse_slower("half:4", 1).empty());
+  EXPECT_TRUE(refused([] { parse_slower("half:x", 4); }, {"--slow half:x"}));
+  EXPECT_TRUE(refused([] { parse_slower("half", 4); }, {"half:FACTOR"}));
 }
 
 }  // namespace

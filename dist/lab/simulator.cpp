@@ -4,11 +4,14 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <numeric>
 #include <queue>
 
 #include "core/backend.h"
+#include "core/clock.h"
 #include "core/elementwise.h"
+#include "core/files/archive.h"
 #include "core/machine.h"
 #include "core/math.h"
 #include "core/memory.h"
@@ -36,6 +39,7 @@ class Method {
   virtual const Tensor& weights() = 0;                // as they are to be evaluated
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server
+  virtual void archive(Archive& a) = 0;
 };
 
 class Simulation {
@@ -63,6 +67,7 @@ class Simulation {
     for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
     buffers_ = flat_.buffers.clone();
     batches_ = data.train.batches_per_epoch() * options.epochs;
+    run_ = describe();
   }
 
   // ---- what methods ask ----------------------------------------------------------------------------------------------
@@ -92,6 +97,7 @@ class Simulation {
     flat_.values.copy_from(weights);
     flat_.count_writes(flat_.all());
     flat_.buffers.copy_from(m.buffers);
+    const auto began = Clock::now();
     const Batch batch =
         data_.train.make(m.lease / data_.train.batches_per_epoch(), m.lease % data_.train.batches_per_epoch());
     counters_->batch(batch);
@@ -100,6 +106,7 @@ class Simulation {
     Variable l = batch_loss(loss_, model_(Variable(batch.images)), batch, &correct_);
     flat_.zero_gradients();
     flat_.backward(l);
+    report_.computing += seconds_since(began);
     decays_.measure(flat_.all(), false);
     decays_.check_gradients(&l.value());
     computed_++;
@@ -153,17 +160,9 @@ class Simulation {
   // ---- the run ---------------------------------------------------------------------------------------------------------
   SimulatorReport run(Method& method) {
     method_ = &method;
-    MetricsFile metrics(options_.metrics);
-    metrics.write({{"event", std::string("start")},
-                   {"strategy", options_.strategy},
-                   {"parameters", flat_.parameters()},
-                   {"epochs", std::int64_t(options_.epochs)},
-                   {"batches_per_epoch", data_.train.batches_per_epoch()},
-                   {"ranks", std::int64_t(workers())},
-                   {"learning_rate", given_.learning_rate},
-                   {"seed", std::int64_t(options_.seed)}});
-    for (int m = 0; m < workers(); m++) start(m, 0);
-    const std::int64_t per_epoch = data_.train.batches_per_epoch();
+    const bool goes_on = goes_on_from_checkpoint();
+    MetricsFile metrics(options_.metrics, goes_on, run_of(run_));
+    begin(metrics, goes_on);
     while (!events_.empty() && !report_.diverged) {
       const Event e = events_.top();
       events_.pop();
@@ -173,11 +172,118 @@ class Simulation {
       else
         method.arrived(e.worker);
       applied_ += std::exchange(computed_, 0);  // only now: what was computed together has one learning rate
-      while (applied_ >= std::int64_t(report_.epochs.size() + 1) * per_epoch) end_epoch(metrics);
+      const bool epoch_ends = ended_epochs() > std::int64_t(report_.epochs.size()), evaluates = evaluation_is_due();
+      if (epoch_ends || evaluates) show();
+      const Evaluations v = evaluates ? evaluate_now(metrics) : Evaluations{};
+      while (ended_epochs() > std::int64_t(report_.epochs.size())) end_epoch(metrics, v);
+      if (epoch_ends) save();
     }
+    end(metrics);
+    return std::move(report_);
+  }
+
+ private:
+  struct Machine {
+    std::int64_t lease = 0;
+    std::uint32_t steps = 0;
+    Tensor buffers;  // as it was sent them
+    bool left = false;
+    void archive(Archive& a) { a(lease, steps, buffers, left); }
+  };
+  struct Event {
+    double at;
+    int worker;
+    bool visit;
+    bool operator<(const Event& o) const {  // the earliest is on top of the queue
+      return at != o.at ? at > o.at : worker > o.worker;
+    }
+  };
+  struct Events : std::priority_queue<Event> {
+    void archive(Archive& a) { a(c); }
+  };
+  struct Evaluations {
+    std::optional<Evaluation> validation, test;
+  };
+
+  double lasts(double latencies, double vectors) const {
+    const VirtualCluster& c = options_.cluster;
+    const double bytes = vectors * double(flat_.values.bytes()) * (workers() - 1) / workers();
+    return workers() == 1 ? 0 : latencies * c.latency + (c.bandwidth > 0 ? bytes / c.bandwidth : 0);
+  }
+
+  void show() {  // the trained weights are the model's
+    flat_.values.copy_from(method_->weights());
+    flat_.buffers.copy_from(buffers_);
+    flat_.count_writes(flat_.all());
+    model_.eval();
+  }
+
+  std::int64_t ended_epochs() const { return applied_ / data_.train.batches_per_epoch(); }
+  // How many evaluations are to have been made by now; where one update passes several moments, they are one.
+  double evaluation_moments() const {
+    const double at = double(applied_) / (options_.evaluate_every * double(data_.train.batches_per_epoch()));
+    return std::floor(at + 1e-9) + (applied_ >= batches_);
+  }
+  bool evaluation_is_due() const { return evaluation_moments() > evaluated_; }
+
+  // Of the model as show() left it.
+  Evaluations evaluate_now(MetricsFile& metrics) {
+    evaluated_ = evaluation_moments();
+    Evaluations v;
+    if (data_.validation) v.validation = evaluate(model_, *data_.validation);
+    if (data_.test) v.test = evaluate(model_, *data_.test);
+    if (!v.validation && !v.test) return v;
+    const double epoch = double(applied_) / double(data_.train.batches_per_epoch());
+    report_.evaluations.push_back({.epoch = epoch, .seconds = now_});
+    MetricFields fields{{"event", std::string("evaluation")}, {"epoch", epoch}, {"seconds", now_}};
+    const auto add = [&](const std::optional<Evaluation>& e, const char* name, std::optional<double>& accuracy) {
+      if (e) fields.push_back({name, *(accuracy = e->accuracy)});
+    };
+    add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
+    add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
+    if (ended_epochs() == std::int64_t(report_.epochs.size())) metrics.write(fields);  // no epoch ends here, whose line has them
+    return v;
+  }
+
+  void end_epoch(MetricsFile& metrics, const Evaluations& v) {
+    EpochReport e{.epoch = int(report_.epochs.size()) + 1,
+                  .train_loss = loss_sum_ / seen_,
+                  .learning_rate = rate(),
+                  .train_accuracy = correct_.item() / seen_,
+                  .images_per_second = seen_ / std::max(1e-12, now_ - epoch_began_),
+                  .seconds = now_ - epoch_began_};
+    if (v.validation) e.validation_loss = v.validation->loss, e.validation_accuracy = v.validation->accuracy;
+    if (v.test) e.test_loss = v.test->loss, e.test_accuracy = v.test->accuracy;
+    metrics.write(fields_of(e));
+    if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
+    report_.epochs.push_back(e);
+    loss_sum_ = seen_ = 0;
+    correct_.fill(0);
+    epoch_began_ = now_;
+  }
+
+  void begin(MetricsFile& metrics, bool goes_on) {
+    if (goes_on) {  // what was written after the checkpoint is written again
+      if (metrics_bytes() > metrics_bytes_) std::filesystem::resize_file(options_.metrics, metrics_bytes_);
+      if (options_.progress) std::fprintf(stderr, "%s: goes on after epoch %zu\n", options_.checkpoint.c_str(), report_.epochs.size());
+      return;
+    }
+    metrics.write({{"event", std::string("start")},
+                   {"run", run_of(run_)},
+                   {"strategy", options_.strategy},
+                   {"parameters", flat_.parameters()},
+                   {"epochs", std::int64_t(options_.epochs)},
+                   {"batches_per_epoch", data_.train.batches_per_epoch()},
+                   {"ranks", std::int64_t(workers())},
+                   {"learning_rate", given_.learning_rate},
+                   {"seed", std::int64_t(options_.seed)}});
+    for (int m = 0; m < workers(); m++) start(m, 0);
+  }
+
+  void end(MetricsFile& metrics) {
     report_.seconds = now_;
-    report_.delays = method.delays();
-    if (const ShardCounts* c = method.counts()) {
+    report_.delays = method_->delays();
+    if (const ShardCounts* c = method_->counts()) {
       report_.dropped = std::accumulate(c->dropped.begin(), c->dropped.end(), std::int64_t{0});
       report_.participation = c->participation();
     }
@@ -200,60 +306,84 @@ class Simulation {
     if (!report_.epochs.empty() && report_.epochs.back().test_accuracy)
       end.push_back({"test_accuracy", *report_.epochs.back().test_accuracy});
     metrics.write(end);
-    return std::move(report_);
+    if (!options_.checkpoint.empty()) std::filesystem::remove(options_.checkpoint);
   }
 
- private:
-  struct Machine {
-    std::int64_t lease = 0;
-    std::uint32_t steps = 0;
-    Tensor buffers;  // as it was sent them
-    bool left = false;
-  };
-  struct Event {
-    double at;
-    int worker;
-    bool visit;
-    bool operator<(const Event& o) const {  // the earliest is on top of the queue
-      return at != o.at ? at > o.at : worker > o.worker;
-    }
-  };
-
-  double lasts(double latencies, double vectors) const {
-    const VirtualCluster& c = options_.cluster;
-    const double bytes = vectors * double(flat_.values.bytes()) * (workers() - 1) / workers();
-    return workers() == 1 ? 0 : latencies * c.latency + (c.bandwidth > 0 ? bytes / c.bandwidth : 0);
+  // ---- the checkpoint --------------------------------------------------------------------------------------------------
+  // What decides how the run goes, so that another run's checkpoint is known.
+  Settings describe() const {
+    const auto text = [](auto... values) { return (... + (" " + digits(double(values), 17))).substr(1); };
+    const auto& [workers, compute, shape, slower, latency, bandwidth] = options_.cluster;
+    const Schedule& s = options_.schedule;
+    Checksum first;
+    first.add(flat_.values.raw(), flat_.values.bytes());
+    first.add(flat_.buffers.raw(), flat_.buffers.bytes());
+    Settings run{{"strategy", options_.strategy},
+                 {"workers", text(workers)},
+                 {"time of a step", text(compute, shape)},
+                 {"link", text(latency, bandwidth)},
+                 {"epochs", text(options_.epochs)},
+                 {"seed", std::to_string(options_.seed)},
+                 {"learning rate, momentum, weight decay", text(given_.learning_rate, given_.momentum, given_.weight_decay, given_.decay_everything)},
+                 {"schedule", text(int(s.kind), s.every, s.gamma, s.warmup, s.rise, s.start, s.finish)},
+                 {"evaluations", text(options_.evaluate_every, data_.validation != nullptr, data_.test != nullptr)},
+                 {"parameters", text(flat_.parameters())},
+                 {"layers", hex(flat_.layout_hash())},
+                 {"first weights", hex(first.value())},
+                 {"batches, pictures of an epoch", text(data_.train.batches_per_epoch(), data_.train.pictures_per_epoch())}};
+    for (const auto& [worker, factor] : slower) run.push_back({"slow worker", text(worker, factor)});
+    for (const double m : s.milestones) run.push_back({"milestone", text(m)});
+    run.insert(run.end(), options_.settings.begin(), options_.settings.end());
+    for (const auto& described : data_.train.description()) run.push_back(described);
+    return run;
   }
 
-  void show() {  // the trained weights are the model's
-    flat_.values.copy_from(method_->weights());
-    flat_.buffers.copy_from(buffers_);
-    flat_.count_writes(flat_.all());
-    model_.eval();
+  // Everything that changes while the run goes on.
+  void archive(Archive& a) {
+    StepState steps = decays_.read_state();
+    a(steps, correct_, buffers_, machines_, active_, in_a_row_, events_, now_, epoch_began_, loss_sum_, seen_, again_, next_lease_,
+      applied_, pushes_, looks_, evaluated_, metrics_bytes_);
+    a(report_.epochs, report_.evaluations, report_.gap, report_.correction, report_.refused);
+    if (a.reads()) decays_.resume_at(steps);
+    method_->archive(a);
+    a.finish();
   }
 
-  void end_epoch(MetricsFile& metrics) {
-    show();
-    EpochReport e{.epoch = int(report_.epochs.size()) + 1,
-                  .train_loss = loss_sum_ / seen_,
-                  .learning_rate = rate(),
-                  .train_accuracy = correct_.item() / seen_,
-                  .images_per_second = seen_ / std::max(1e-12, now_ - epoch_began_),
-                  .seconds = now_ - epoch_began_};
-    if (data_.validation) {
-      const Evaluation v = evaluate(model_, *data_.validation);
-      e.validation_loss = v.loss, e.validation_accuracy = v.accuracy;
+  std::uintmax_t metrics_bytes() const {
+    std::error_code none;
+    return std::filesystem::is_regular_file(options_.metrics, none) ? std::filesystem::file_size(options_.metrics) : 0;
+  }
+
+  // The first two fields are for the comparison: the program and where it runs, and the run.
+  void save() {
+    if (options_.checkpoint.empty() || events_.empty() || report_.diverged) return;
+    Archive a(options_.checkpoint, flat_.backend(), Archive::Mode::write);
+    Settings here = surroundings(flat_.backend()), run = run_;
+    metrics_bytes_ = metrics_bytes();
+    a(here, run);
+    archive(a);
+  }
+
+  bool goes_on_from_checkpoint() {
+    const std::string& file = options_.checkpoint;
+    if (file.empty()) return false;
+    if (!std::filesystem::exists(file)) {
+      AtomicFile can_be_written(file);
+      return false;
     }
-    if (data_.test) {
-      const Evaluation t = evaluate(model_, *data_.test);
-      e.test_loss = t.loss, e.test_accuracy = t.accuracy;
-    }
-    metrics.write(fields_of(e));
-    if (options_.progress) std::fprintf(stderr, "%s\n", line_of(e, options_.epochs).c_str());
-    report_.epochs.push_back(e);
-    loss_sum_ = seen_ = 0;
-    correct_.fill(0);
-    epoch_began_ = now_;
+    Archive a(file, flat_.backend(), Archive::Mode::read);
+    Settings here, run;
+    a(here);
+    if (here != surroundings(flat_.backend()))
+      refuse(file, ": was written by another program, or on another device. Remove it to begin the run anew");
+    a(run);
+    const auto differs = std::mismatch(run.begin(), run.end(), run_.begin(), run_.end());
+    const auto shown = [](const Settings& s, auto at) { return at == s.end() ? "nothing more" : at->first + " " + at->second; };
+    if (run != run_)
+      refuse(file, ": is the checkpoint of another run: it has '", shown(run, differs.first), "', this one '", shown(run_, differs.second),
+             "'. Remove it, or name another file");
+    archive(a);
+    return true;
   }
 
   Module& model_;
@@ -268,8 +398,10 @@ class Simulation {
   std::vector<Machine> machines_;
   int active_, in_a_row_ = 0;
   Method* method_ = nullptr;
-  std::priority_queue<Event> events_;
-  double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0;
+  Events events_;
+  double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0, evaluated_ = 0;
+  Settings run_;
+  std::uintmax_t metrics_bytes_ = 0;  // when the checkpoint was written
   std::deque<std::int64_t> again_;  // leases
   std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
@@ -316,6 +448,7 @@ class ByServers : public Method {
     answer();
   }
   void visited(int) override { answer(); }  // a grace time is over
+  void archive(Archive& a) override { a(service_, exchanges_, sent_, waits_, looks_at_); }
 
  private:
   void answer() {
@@ -347,7 +480,7 @@ class ByServers : public Method {
   ShardService service_;
   std::vector<ExchangeId> exchanges_;  // of each worker, the last
   std::vector<Tensor> sent_;           // the weights that it was sent
-  std::vector<bool> waits_;
+  std::vector<std::uint8_t> waits_;
 };
 
 // ---- by workers that make steps of their own ---------------------------------------------------------------------------
@@ -411,6 +544,7 @@ class Local : public Method {
     average([](const Worker& w) -> const Tensor& { return w.x; });
     return mean_;
   }
+  void archive(Archive& a) override { a(centre_, workers_, mean_ready_); }
 
  private:
   struct Worker {
@@ -418,6 +552,7 @@ class Local : public Method {
     Tensor exchanged;  // x as it went into the mean that is under way
     std::int64_t made = 0;
     bool waits = false;
+    void archive(Archive& a) { a(x, velocity, exchanged, made, waits); }
   };
   template <class Of>
   void average(const Of& of) {
@@ -491,6 +626,7 @@ void check_simulation(const SimulatorOptions& options) {
   for (const auto& [worker, factor] : c.slower)
     if (worker < 0 || worker >= c.workers)
       refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
+  if (!(options.evaluate_every > 0)) refuse("an evaluation every ", options.evaluate_every, " epochs: expected a number above 0");
   vectors_of_a_worker(options.strategy);
 }
 

@@ -30,10 +30,21 @@ struct SimulatorOptions {
   std::uint64_t seed = 1;
   std::string metrics = {};  // file for JSON lines, as fit() writes them; their seconds are virtual
   bool progress = true;      // a line an epoch on stderr
+  // On the validation and test data, in epochs: 10: after epochs 10, 20, …; 0.25: four times an epoch. And at the end.
+  double evaluate_every = 1;
+  // A file that holds the run after its last epoch, until its end. Where it is there the run goes on from it, and ends with the bits that
+  // it would have had without the interruption, also in `metrics`. Only the same program goes on; another run's file is refused.
+  std::string checkpoint = {};
+  Settings settings = {};  // what else decides how the run goes (the loss, say): for the comparison with a checkpoint
 };
 
 struct SimulatorReport {
+  struct Point {
+    double epoch = 0, seconds = 0;  // virtual, since the start
+    std::optional<double> validation_accuracy{}, test_accuracy{};
+  };
   std::vector<EpochReport> epochs;   // seconds are virtual
+  std::vector<Point> evaluations;    // in the order of time, at least one update apart
   double seconds = 0;                // virtual, of all
   std::vector<std::int64_t> delays;  // delays[τ]: pushes that were so late
   double gap = 0;                    // mean ‖w_now − w_sent‖/√P at a push
@@ -42,13 +53,14 @@ struct SimulatorReport {
   double participation = 1;          // the share of all pushes that was applied
   std::int64_t refused = 0;          // pushes with a value that is not finite
   bool diverged = false;             // a run of them: it was ended
+  double computing = 0;              // seconds, not virtual, in which this process loaded batches and computed gradients
 };
 
 // Throws UsageError for a strategy that there is not and for slow workers that there are not; costs nothing.
 void check_simulation(const SimulatorOptions& options);
 
 // Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1 to 3.
-// Throws UsageError as check_simulation() does, and for more workers than the memory holds.
+// Throws UsageError as check_simulation() does, for more workers than the memory holds, and for a checkpoint that is not this run's.
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options);
 

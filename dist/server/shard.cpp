@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "core/elementwise.h"
+#include "core/files/archive.h"
 
 namespace tandem {
 
@@ -150,5 +151,8 @@ void Shard::forget(int worker) {
   velocity_.fill(0);
   for (const Worker& m : workers_) add_into(velocity_, m.own);
 }
+
+void Shard::archive(Archive& a) { a(values_, velocity_, workers_, version_, mean_delay_, last_); }
+void Shard::Worker::archive(Archive& a) { a(sent, before, square_avg, own, version, version_before); }
 
 }  // namespace tandem

@@ -13,6 +13,8 @@
 
 namespace tandem {
 
+class Archive;
+
 class Shard {
  public:
   // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the learning
@@ -52,11 +54,13 @@ class Shard {
   // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
   void go_on_at(std::uint64_t version);
   void forget(int worker);  // another one has its number: what is kept of it begins anew
+  void archive(Archive& a);  // all of it
 
  private:
   struct Worker {
     Tensor sent, before, square_avg, own;  // before: by the last pull but one, when pipelined
     std::uint64_t version = 0, version_before = 0;
+    void archive(Archive& a);
   };
   template <class T>
   RuleVectors<T> vectors(Worker& worker, const Tensor& gradient) const;

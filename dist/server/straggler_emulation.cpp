@@ -46,12 +46,17 @@ std::map<int, double> parse_slower(const std::string& slow, int ranks) {
     const std::size_t end = std::min(slow.find(',', at), slow.size());
     const std::string item = slow.substr(at, end - at);
     const std::size_t colon = item.find(':');
-    if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4");
+    if (colon == std::string::npos) refuse("--slow ", slow, ": expected RANK:FACTOR, as in --slow 3:4, or half:FACTOR");
+    at = end + 1;
+    const double factor = number("--slow", slow, item.substr(colon + 1), 0.001);
+    if (item.substr(0, colon) == "half") {
+      for (int rank = ranks - ranks / 2; rank < ranks; rank++) slower[rank] = factor;
+      continue;
+    }
     const double rank = number("--slow", slow, item.substr(0, colon), 0);
     if (rank >= ranks || rank != std::floor(rank))
       refuse("--slow ", slow, ": there is no ", item.substr(0, colon), " among 0 to ", ranks - 1);
-    slower[int(rank)] = number("--slow", slow, item.substr(colon + 1), 0.001);
-    at = end + 1;
+    slower[int(rank)] = factor;
   }
   return slower;
 }

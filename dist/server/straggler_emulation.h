@@ -13,7 +13,8 @@ namespace tandem {
 // One draw from the Gamma distribution with this shape and mean 1; shape 0: 1.
 double gamma_draw(double shape, const Philox& random);
 
-// Workers whose steps take longer, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1). Throws UsageError.
+// Workers whose steps take longer, as in "3:4,5:2" (rank:factor, of ranks 0 to ranks − 1), or "half:4": the
+// second half of them, of an odd number the smaller one. Throws UsageError.
 std::map<int, double> parse_slower(const std::string& slow, int ranks);
 // Throws UsageError for a shape of which gamma_draw() makes no times: 0, and 0.01 and more.
 void check_shape(double shape);
