@@ -11,6 +11,7 @@
 #include "dist/lab/experiment.h"
 #include "dist/server/asynchrony.h"
 #include "dist/server/rules.h"
+#include "dist/server/straggler_emulation.h"
 #include "dist/strategies/local_sgd.h"
 #include "layers/models/models.h"
 
@@ -126,8 +127,8 @@ std::string read_cluster(const std::string& path, const Json& json, std::vector<
   m.text("name", c.name, [](const std::string& name) {
     if (name.empty()) refuse("\"name\" is empty");
   });
-  if (const Json* v = m.take("shape", Kind::number, "a number"))
-    m.within<double>("shape", *v, 0, 1e9), m.checked(*v, [&] { check_simulation({.cluster = {.shape = v->number}}); }), c.shape = v->number;
+  m.number("shape", c.shape, 0);
+  if (const Json* v = json.find("shape")) m.checked(*v, [&] { check_shape(c.shape); });
   m.number("slow_share", c.slow_share, 0, 1), m.number("slow_factor", c.slow_factor, 1, 1e6);
   m.number("latency", c.latency, 0);
   if (const Json* v = m.take("bandwidth", Kind::number, "a number")) c.bandwidth = m.within<double>("bandwidth", *v, 1, 1e15);
@@ -244,7 +245,8 @@ std::optional<double> SearchedStrategy::Constant::at(int i) const {
 }
 
 VirtualCluster PlannedCluster::of(int workers) const {
-  VirtualCluster c{.workers = workers, .shape = shape, .latency = latency, .bandwidth = bandwidth};
+  VirtualCluster c;
+  c.workers = workers, c.shape = shape, c.latency = latency, c.bandwidth = bandwidth;
   for (int w = workers - int(slow_share * workers + 1e-9); w < workers; w++) c.slower[w] = slow_factor;
   return c;
 }
