@@ -176,7 +176,7 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
 // Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. Made by the same version on
 // the same CPU model, accuracies must be equal to the bit. Otherwise they may differ by 3 standard deviations of the same trial's
-// results with other seeds, and always by 1 point.
+// results over its seeds, and always by 1 point.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 
 }  // namespace tandem

@@ -165,13 +165,13 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
   if (was.diverged != again.diverged) return both;
   const double difference = std::abs(was.accuracy - again.accuracy);
   if (was.made_by == again.made_by) return difference == 0 && was.evaluations == again.evaluations ? "" : both + " (not the same bits)";
-  std::vector<double> others;
+  std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
   for (const auto& [t, o] : results) {
     Trial same = t;
     same.seed = trial.seed;
-    if (same == trial && !o.diverged) others.push_back(o.accuracy);
+    if (same == trial && t.seed != trial.seed && !o.diverged) seeds.push_back(o.accuracy);
   }
-  const Mean m = mean_of(others);
+  const Mean m = mean_of(seeds);
   const double std = m.count > 1 ? m.error * std::sqrt(double(m.count)) : 0, most = std::max(0.01, 3 * std);
   return difference <= most ? "" : both + " (they may differ by " + json_number(100 * most) + " points)";
 }
