@@ -66,4 +66,12 @@ std::size_t available_memory() {
   return std::size_t(left);
 }
 
+std::string cpu_model() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
+  return "CPU";
+}
+
 }  // namespace tandem

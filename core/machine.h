@@ -1,6 +1,7 @@
 // What this process may have of the machine: cores and memory, where a cgroup (a container, a batch system) grants less.
 #pragma once
 #include <cstddef>
+#include <string>
 
 namespace tandem {
 
@@ -10,5 +11,7 @@ double core_quota();
 // Bytes that can be taken before the kernel ends a process: MemAvailable, and what the cgroup (memory.max, or v1's
 // memory.limit_in_bytes) leaves beside what it could drop. SIZE_MAX: unknown.
 std::size_t available_memory();
+
+std::string cpu_model();  // "AMD EPYC 9R14", as /proc/cpuinfo has it; "CPU": unknown
 
 }  // namespace tandem

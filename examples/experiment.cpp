@@ -1,14 +1,15 @@
-// Strategies × workers, by simulation, each with a tuned learning rate: build/experiment PLAN.json. Beside the plan
+// Strategies × workers × clusters, by simulation, each tuned with the same budget: build/experiment PLAN.json. Beside the plan
 // it writes PLAN.jsonl, a line for each run (what was interrupted goes on), and PLAN.html, the page; the tables it prints.
 //
-//   build/experiment examples/experiments/fashion_mnist.json
+//   build/experiment --data synthetic examples/experiments/small.json
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 
 #include "core/files/files.h"
 #include "core/text.h"
 #include "dist/lab/experiment.h"
-#include "dist/lab/simulator.h"
 #include "tandem.h"
 
 using namespace tandem;
@@ -16,14 +17,33 @@ using namespace tandem;
 namespace {
 
 struct Arguments {
-  std::string plan, data, results, page;
-  int jobs = 2;
-  bool only_page = false, only_table = false;
+  std::vector<std::string> plans;
+  std::string data, results, page;
+  int jobs = 2, check = 0;
+  std::uint64_t check_seed = std::uint64_t(std::chrono::system_clock::now().time_since_epoch().count()) % 1000000;
+  double check_seconds = 300;
+  bool only_page = false, only_table = false, only_status = false;
+
+  std::string results_of(const std::string& plan) const { return beside(plan, results, ".jsonl"); }
+  std::string page_of(const std::string& plan) const { return beside(plan, page, ".html"); }
+
+ private:
+  static std::string beside(const std::string& plan, const std::string& given, const char* ending) {
+    return given.empty() ? std::filesystem::path(plan).replace_extension().string() + ending : given;
+  }
 };
+
+// "3" or "3,17"
+void read_check(const std::string& v, Arguments& a) {
+  const std::size_t comma = v.find(',');
+  const auto rows = parsed<int>(v.substr(0, comma));
+  const auto seed = comma == v.npos ? a.check_seed : parsed<std::uint64_t>(v.substr(comma + 1));
+  if (!rows || *rows < 1 || !seed) refuse("--check ", v, ": expected a number of rows from 1, or ROWS,SEED");
+  a.check = *rows, a.check_seed = *seed;
+}
 
 Arguments arguments(int argc, char** argv) {
   Arguments a;
-  std::vector<std::string> plans;
   auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
   auto sets = [](bool& to) { return [&to](const std::string&) { to = true; }; };
   parse_command_line(argc, argv, "Strategies of distributed training, side by side, by simulation: experiment PLAN.json",
@@ -37,63 +57,148 @@ Arguments arguments(int argc, char** argv) {
                       {"--results", "the runs (default: beside the plan, .jsonl)", "", into(a.results)},
                       {"-o", "the page (default: beside the plan, .html)", "", into(a.page)},
                       {"--table", "only print the tables of the runs that there are", "", sets(a.only_table), true},
-                      {"--page", "only draw the page of the runs that there are", "", sets(a.only_page), true}},
-                     &plans);
-  if (plans.size() != 1) refuse("which plan? build/experiment examples/experiments/fashion_mnist.json");
-  a.plan = plans[0];
-  const std::filesystem::path stem = std::filesystem::path(a.plan).replace_extension();
-  if (a.results.empty()) a.results = stem.string() + ".jsonl";
-  if (a.page.empty()) a.page = stem.string() + ".html";
+                      {"--page", "only draw the page of the runs that there are", "", sets(a.only_page), true},
+                      {"--status", "only print what is done and the hours that are left", "", sets(a.only_status), true},
+                      {"--check", "ROWS or ROWS,SEED: run so many rows of the results again, drawn from those of all plans that are named, and compare",
+                       "", [&](const std::string& v) { read_check(v, a); }},
+                      {"--check-seconds", "--check: only rows that took at most so long", "300",
+                       [&](const std::string& v) {
+                         a.check_seconds = parsed<double>(v).value_or(0);
+                         if (!(a.check_seconds > 0)) refuse("--check-seconds ", v, ": expected a number above 0");
+                       }}},
+                     &a.plans);
+  if (a.plans.empty() || (a.plans.size() > 1 && (!a.check || !a.results.empty())))
+    refuse("name one plan (--check takes several): build/experiment examples/experiments/small.json");
   return a;
 }
 
-// One run of the plan, in a thread with a backend of its own.
-Outcome run(const Trial& trial, const Plan& plan, const Dataset& data, Options o) {
-  auto backend = cpu_backend(1);
-  backend->deterministic(true);  // the same bits whatever else the machine does
-  o.seed = trial.seed;
-  Loaders loaders(data, o, *backend);
-  FitData looks{loaders.train, trial.final ? nullptr : &*loaders.validation, trial.final ? &loaders.test : nullptr};
-  auto model = make_model(plan.model, data.classes(), data.channels(), data.side());
-  SimulatorOptions s{.strategy = trial.strategy,
-                     .epochs = trial.epochs,
-                     .schedule = Schedule::parse(plan.schedule),
-                     .seed = trial.seed,
-                     .progress = false};
-  s.cluster.workers = trial.workers;
-  s.cluster.shape = plan.shape;
-  const SimulatorReport r =
-      simulate(model, cross_entropy_loss(),
-               {.learning_rate = trial.rate, .momentum = plan.momentum, .weight_decay = plan.weight_decay}, *backend, looks, s);
-  Outcome out;
-  out.diverged = r.diverged, out.gap = r.gap, out.correction = r.correction, out.participation = r.participation;
-  out.delays.assign(r.delays.begin(), r.delays.end());
-  double seconds = 0;
-  for (const EpochReport& e : r.epochs) {
-    out.accuracies.push_back(trial.final ? *e.test_accuracy : *e.validation_accuracy);
-    out.seconds.push_back(seconds += e.seconds);
+// The data of a plan, and its runs: each in a thread with a backend of its own.
+class Lab {
+ public:
+  // folder: for checkpoints of runs; empty: there are none.
+  Lab(const Plan& plan, const std::string& data, const std::string& folder)
+      : plan_(plan),
+        options_{.data = data, .model = plan.model, .batch = plan.batch, .augment = plan.augment, .val = plan.val},
+        folder_(folder) {
+    options_.dtype = plan.dtype == "bf16" ? DType::bf16 : DType::f32;
+    data_ = load_dataset(plan.data_set, options_.data, options_.folder);
+    if (!folder.empty()) std::filesystem::create_directories(folder);
   }
-  if (!r.diverged && !r.epochs.empty()) (trial.final ? out.test : out.validation) = out.accuracies.back();
-  return out;
-}
+  ~Lab() {
+    std::error_code none;
+    if (!folder_.empty()) std::filesystem::remove(folder_, none);  // when it is empty
+  }
+
+  Outcome run(const Trial& trial) const {
+    auto backend = cpu_backend(1);
+    backend->deterministic(true);  // the same bits whatever else the machine does
+    Options o = options_;
+    o.seed = trial.seed;
+    Loaders loaders(data_, o, *backend);
+    const FitData looks{loaders.train, trial.final ? nullptr : &*loaders.validation, trial.final ? &loaders.test : nullptr};
+    auto model = make_model(plan_.model, data_.classes(), data_.channels(), data_.side());
+    const SimulatorOptions s = simulation_of(trial);
+    return outcome_of(trial, simulate(model, cross_entropy_loss(),
+                                      {.learning_rate = trial.rate, .momentum = trial.momentum, .weight_decay = plan_.weight_decay},
+                                      *backend, looks, s));
+  }
+
+ private:
+  SimulatorOptions simulation_of(const Trial& trial) const {
+    SimulatorOptions s{.strategy = trial.strategy,
+                       .epochs = trial.epochs,
+                       .schedule = Schedule::parse(plan_.schedule),
+                       .seed = trial.seed,
+                       .progress = false};
+    for (const PlannedCluster& c : plan_.clusters)
+      if (c.name == trial.cluster) s.cluster = c.of(trial.workers);
+    s.evaluate_every = trial.final ? plan_.evaluate_every : trial.epochs;
+    if (!folder_.empty()) {  // another program's checkpoint would be refused: it has another name
+      const std::size_t hash = std::hash<std::string>()(text_of(trial) + this_build());
+      s.checkpoint = (std::filesystem::path(folder_) / (hex(hash) + ".state")).string();
+    }
+    return s;
+  }
+  static std::string text_of(const Trial& t) {
+    return printed("%s, %d workers, %s, %.17g, %.17g, %d, %llu, %d", t.strategy.c_str(), t.workers, t.cluster.c_str(), t.rate, t.momentum,
+                   t.epochs, static_cast<unsigned long long>(t.seed), t.final);
+  }
+  static Outcome outcome_of(const Trial& trial, const SimulatorReport& r) {
+    Outcome out;
+    out.diverged = r.diverged, out.gap = r.gap, out.correction = r.correction;
+    out.participation = r.participation, out.dropped = double(r.dropped);
+    out.delays.assign(r.delays.begin(), r.delays.end());
+    for (const SimulatorReport::Point& p : r.evaluations)
+      out.evaluations.push_back({p.epoch, p.seconds, trial.final ? *p.test_accuracy : *p.validation_accuracy});
+    if (!r.diverged && !out.evaluations.empty()) out.accuracy = out.evaluations.back().accuracy;
+    return out;
+  }
+
+  const Plan& plan_;
+  Options options_;
+  std::string folder_;
+  Dataset data_;
+};
 
 void show(const Trial& t, const Outcome& out) {
-  const char* what = out.diverged ? "diverged" : t.final ? "test" : "held back";
-  std::fprintf(stderr, "%-18s %4d workers  η %-9.4g %d epochs  seed %-5llu %s %.2f %%\n", t.strategy.c_str(), t.workers,
-               t.rate, t.epochs, static_cast<unsigned long long>(t.seed), what, 100 * (t.final ? out.test : out.validation));
+  const std::string accuracy = out.diverged ? "diverged" : printed("%s %.2f %%", t.final ? "test" : "held back", 100 * out.accuracy);
+  std::fprintf(stderr, "%-26s %4d workers  %-8s η %-9.4g μ %-5.3g %d epochs  seed %-5llu %s, %.0f s\n", t.strategy.c_str(), t.workers,
+               t.cluster.c_str(), t.rate, t.momentum, t.epochs, static_cast<unsigned long long>(t.seed), accuracy.c_str(), out.wall_seconds);
 }
 
-// What the results lack is trained first.
-Results results_of(const Arguments& a, const Plan& plan) {
-  Options o{.data = a.data, .model = plan.model, .batch = plan.batch, .augment = plan.augment, .val = plan.val};
-  if (plan.dtype != "f32" && plan.dtype != "bf16") refuse(a.plan, ": \"dtype\" is f32 or bf16");
-  o.dtype = plan.dtype == "bf16" ? DType::bf16 : DType::f32;
-  check_model_name(plan.model);
-  Schedule::parse(plan.schedule);
-  for (const std::string& strategy : plan.strategies) check_simulation({.strategy = strategy});
-  if (a.only_page) return read_results(a.results, plan);
-  const Dataset data = load_dataset(plan.data_set, o.data, o.folder);
-  return carry_out(plan, a.results, a.jobs, [&](const Trial& trial) { return run(trial, plan, data, o); }, show);
+// Rows of all plans' results, drawn together, are run again. Throws Error when one contradicts what is recorded.
+void check(const Arguments& a) {
+  std::vector<Plan> plans;
+  std::vector<Results> results;
+  Results all;  // of every plan, whose index stands before the cluster's name
+  for (const std::string& path : a.plans) {
+    plans.push_back(read_plan(path)), results.push_back(read_results(a.results_of(path), plans.back()));
+    for (const auto& [t, o] : results.back()) {
+      Trial numbered = t;
+      numbered.cluster = std::to_string(plans.size() - 1) + " " + t.cluster;
+      all[numbered] = o;
+    }
+  }
+  const auto rows = rows_to_check(all, a.check, a.check_seed, a.check_seconds);
+  std::printf("%zu of %zu rows, drawn with seed %llu of those that took at most %g s\n", rows.size(), all.size(),
+              static_cast<unsigned long long>(a.check_seed), a.check_seconds);
+  if (rows.empty()) fail("there is no row to check");
+  int wrong = 0;
+  for (Trial t : rows) {
+    const auto space = t.cluster.find(' ');
+    const std::size_t i = std::stoul(t.cluster.substr(0, space));
+    t.cluster.erase(0, space + 1);
+    const auto began = std::chrono::steady_clock::now();
+    Outcome again = Lab(plans[i], a.data, "").run(t);
+    again.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    again.made_by = this_build();
+    show(t, again);
+    const std::string why = contradiction(results[i], t, again);
+    std::printf("%s: %s\n", a.plans[i].c_str(), why.empty() ? "agrees" : why.c_str());
+    wrong += !why.empty();
+  }
+  if (wrong) fail(counted(wrong, "row"), " of ", rows.size(), " contradict the results");
+}
+
+void one_plan(const Arguments& a) {
+  const std::string path = a.plans[0], results_path = a.results_of(path), page = a.page_of(path);
+  const Plan plan = read_plan(path);
+  if (a.only_status || a.only_table) {
+    const Results results = read_results(results_path, plan);
+    std::fputs((a.only_status ? experiment_status(plan, results, a.jobs) : experiment_table(plan, results)).c_str(), stdout);
+    return;
+  }
+  check_replaceable("-o", page, R"(name="generator" content="Tandem")", "a page of experiment");
+  Results results;
+  if (a.only_page) {
+    results = read_results(results_path, plan);
+  } else {
+    const Lab lab(plan, a.data, results_path + ".d");
+    results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab.run(trial); }, show);
+  }
+  write_file(page, experiment_page(plan, results));
+  std::fputs(experiment_table(plan, results).c_str(), stdout);
+  std::printf("%s: %zu runs\n", page.c_str(), results.size());
 }
 
 }  // namespace
@@ -101,15 +206,9 @@ Results results_of(const Arguments& a, const Plan& plan) {
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     const Arguments a = arguments(argc, argv);
-    const Plan plan = read_plan(a.plan);
-    if (a.only_table) {
-      std::fputs(experiment_table(plan, read_results(a.results, plan)).c_str(), stdout);
-      return;
-    }
-    check_replaceable("-o", a.page, R"(name="generator" content="Tandem")", "a page of experiment");
-    const Results results = results_of(a, plan);
-    write_file(a.page, experiment_page(plan, results));
-    std::fputs(experiment_table(plan, results).c_str(), stdout);
-    std::printf("%s: %zu runs\n", a.page.c_str(), results.size());
+    if (a.check)
+      check(a);
+    else
+      one_plan(a);
   });
 }

@@ -4,13 +4,13 @@
 #include "core/backend.h"
 
 #include <cstring>
-#include <fstream>
 
 #include "core/cpu/convolution.h"
 #include "core/cpu/norm.h"
 #include "core/cpu/pool.h"
 #include "core/cpu/rows.h"
 #include "core/launch.h"
+#include "core/machine.h"
 #include "core/operands.h"
 
 namespace tandem {
@@ -49,14 +49,6 @@ void require_instructions() {
 #endif
 }
 
-std::string model_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
-      return line.substr(line.find(": ") + 2);
-  return "CPU";
-}
-
 // f.operator()<T>() for the type of x: float or bf16.
 template <class F>
 void typed(DType dtype, const char* op, const F& f) {
@@ -88,7 +80,7 @@ class CpuBackend : public Backend {
       : Backend("cpu", heap_memory(), threads), scratch_(memory()), convolution_(scratch_, threads) {}
 
   std::string description() const override {
-    return model_name() + ", " + OneDnn::version() + ", " + std::to_string(threads_) +
+    return cpu_model() + ", " + OneDnn::version() + ", " + std::to_string(threads_) +
            (threads_ == 1 ? " thread" : " threads");
   }
   bool supports(DType dtype) const override {

@@ -58,11 +58,11 @@ class Reader {
 
  private:
   [[noreturn]] void wrong(const std::string& what) const {
-    fail("at byte ", at_, at_ >= text_.size() ? " (the end): " : ": ", what);
+    throw JsonError("at byte " + std::to_string(at_) + (at_ >= text_.size() ? " (the end): " : ": ") + what, line_);
   }
   void space() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
-      at_++;
+      line_ += text_[at_++] == '\n';
   }
   bool take(char c) {
     space();
@@ -80,6 +80,7 @@ class Reader {
     if (depth > 100) wrong("nested deeper than 100");
     space();
     Json v;
+    v.line = line_;
     if (take('{')) {
       v.kind = Json::Kind::object;
       std::unordered_set<std::string> names;
@@ -191,6 +192,7 @@ class Reader {
 
   std::string_view text_;
   std::size_t at_ = 0;
+  int line_ = 1;
 };
 
 }  // namespace

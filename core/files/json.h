@@ -4,9 +4,15 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
+
 namespace tandem {
 
 struct JsonMember;
+struct JsonError : Error {
+  JsonError(const std::string& what, int line) : Error(what), line(line) {}
+  int line;  // from 1
+};
 
 // A value of a document. Objects keep the order of their members; numbers are doubles (exact for whole numbers up to 2⁵³).
 struct Json {
@@ -16,11 +22,12 @@ struct Json {
   std::string text;
   std::vector<Json> items;                            // of an array
   std::vector<JsonMember> members;                    // of an object; a name that comes twice is refused
+  int line = 0;                                       // on which it begins, from 1
 
   const Json* find(std::string_view name) const;  // a member, or null
   bool is(Kind k) const { return kind == k; }
 
-  // The whole of `text` is one value, with space around it. Throws Error: "at byte 17: expected ':' after a name".
+  // The whole of `text` is one value, with space around it. Throws JsonError: "at byte 17: expected ':' after a name".
   // Nesting deeper than 100 is refused; so are bytes that are not UTF-8 inside strings.
   static Json parse(std::string_view text);
 };

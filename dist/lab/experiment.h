@@ -1,80 +1,182 @@
-// An experiment: strategies × numbers of workers, each with a tuned learning rate, in many simulated runs (dist/lab/simulator.h).
+// An experiment: strategies × numbers of workers × clusters, each tuned with the same budget, in simulated runs (dist/lab/simulator.h).
+// The fields of a plan are documented in dist/lab/PLAN.md.
 //
-// One rule tunes the learning rate of every pair of strategy and number of workers. For the first number of workers in the plan, all
-// rates of the grid are tried for a quarter of the epochs, the better half for half the epochs, and the better half of these for
-// all epochs. Every other number starts with the rate of the nearest number that is already tuned. Then twice and half the rate are
-// tried for all epochs, and further in the better direction while that improves, so the grid has no edges. Only validation
-// pictures and separate seeds are used for this. The final runs use other seeds and the test pictures.
+// A cell is one strategy with one number of workers on one cluster. The search of a cell tries `search` points of a lattice: learning
+// rates a factor of two apart, momenta, and the strategy's own constants that the plan puts in braces. No axis has an edge that is ours
+// to choose: a winning value at the end of a list makes the search go on beyond it.
+//   1. Every learning rate of the plan, with its first momentum and the first value of every constant.
+//   2. Until `search` points are tried: of the tried points, best first, the first that has an untried neighbour. The neighbours of a
+//      point are, in this order, η×2, η/2, the next larger and smaller momentum, the next larger and smaller value of each constant.
+//   3. The best `finalists` points are run with the other tuning seeds. The best mean over all tuning seeds is chosen.
+//   4. Final runs with seeds 1, 2, … and all epochs. Only these look at the test pictures.
+// Steps 1 to 3 use the held-out pictures, `tuning_epochs` epochs and the seeds 1001, 1002, …; a run that diverged scores −1.
 //
-// Every run is written as a line of a file when it ends, so that an interrupted experiment can be continued.
+// Every run is a line of a file as soon as it ends. The search is a function of these results alone: an experiment can be interrupted
+// anywhere, and the order in which parallel runs end does not matter.
 #pragma once
 #include <cmath>
+#include <compare>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "dist/lab/simulator.h"
 
 namespace tandem {
 
+// ---- the plan ------------------------------------------------------------------------------------------------------------------
+// A strategy of a plan. Values in braces are searched: "ringmaster:R={2,4}+asgd:clip={1,4}".
+struct SearchedStrategy {
+  struct Constant {
+    std::string name;            // "R"; "H" where the text has none, as in "local-sgd:{4,8}"
+    std::vector<double> values;  // ascending, two at least
+    int first = 0;               // the index in `values` of the one that was listed first
+    bool whole = false;          // R, B, every, H: whole numbers from 1
+    // The i-th value. Negative i and i past the end continue the list geometrically; none: there is no further value.
+    std::optional<double> at(int i) const;
+  };
+  std::string text;                 // as the plan has it
+  std::vector<std::string> pieces;  // of the text around the braces: one more than constants
+  std::vector<Constant> constants;
+  bool momentum = true;             // whether its rule keeps a velocity. If not, no momentum is searched
+
+  // Throws UsageError for braces that are no list of numbers and for a strategy that there is not.
+  static SearchedStrategy parse(const std::string& text);
+  std::string filled(const std::vector<double>& values) const;  // "ringmaster:R=2+asgd:clip=1", for simulate()
+};
+
+struct PlannedCluster {
+  std::string name = "even";
+  double shape = 100;                       // of the Gamma distribution of step times; 0: they are all equal
+  double slow_share = 0, slow_factor = 1;   // the last ⌊share·workers⌋ workers take so many times as long
+  double latency = 0, bandwidth = 0;        // of the links, seconds and bytes a second; bandwidth 0: unlimited
+  VirtualCluster of(int workers) const;
+};
+
 struct Plan {
   std::string title, data_set = "fashion-mnist", model = "lenet5", dtype = "f32", schedule = "constant";
-  int epochs = 4, batch = 64, val = 5000;
-  double momentum = 0.9, weight_decay = 5e-4, shape = 100;
   bool augment = false;
-  std::vector<std::string> strategies;  // the first is the one that the others are compared with
+  int epochs = 4, batch = 64, val = 5000;
+  double weight_decay = 5e-4;
+  double evaluate_every = 1;               // epochs between evaluations in final runs
+  std::optional<double> target;            // accuracy on test pictures, 0 to 1, whose time is reported
+  std::vector<SearchedStrategy> strategies;  // the first is the one that the others are compared with
   std::vector<int> workers;
-  std::vector<double> rates;  // ascending
-  int tuning_seeds = 1, seeds = 5;
-  int tuning_epochs = 0;  // of the runs that choose; 0: all epochs. Fewer are cheaper, and favour rates that begin fast
+  std::vector<PlannedCluster> clusters = {PlannedCluster{}};
+  std::vector<double> rates;               // ascending, each the first times a power of two
+  std::vector<double> momenta = {0.9, 0.7, 0.5, 0};  // as listed: the search begins with the first
+  int search = 12;                         // points that are tried for each cell
+  int tuning_epochs = 0;                   // read_plan() makes 0 the value of epochs
+  int tuning_seeds = 3, finalists = 3, seeds = 5;
 };
-// A JSON object with these names. Throws UsageError that names what is wrong or unknown.
+// Reads a JSON object with these names. Throws UsageError "plan.json:7: …" with the line of what is wrong.
 Plan read_plan(const std::string& path);
 
-struct Trial {
-  std::string strategy;
+struct Cell {
+  const SearchedStrategy* strategy = nullptr;
   int workers = 1;
-  double rate = 0;
+  std::string cluster;
+};
+std::vector<Cell> cells_of(const Plan& plan);  // in the order in which they are carried out; they point into the plan
+
+// ---- runs ----------------------------------------------------------------------------------------------------------------------
+struct Trial {
+  std::string strategy;  // with its constants filled in
+  int workers = 1;
+  std::string cluster;   // by name
+  double rate = 0, momentum = 0;
   int epochs = 1;
   std::uint64_t seed = 1;
-  bool final = false;  // looks at test pictures
-  bool operator==(const Trial&) const = default;
+  bool final = false;    // measured on test pictures; otherwise on held-out pictures
+  auto operator<=>(const Trial&) const = default;
+};
+
+struct AccuracyAt {
+  double epoch = 0, seconds = 0, accuracy = 0;  // epochs of all workers together; virtual seconds since the start
+  bool operator==(const AccuracyAt&) const = default;
 };
 
 struct Outcome {
-  double validation = 0, test = 0;  // accuracy at the end; 0 when it diverged
   bool diverged = false;
-  std::vector<double> accuracies, seconds;  // after each epoch: on test pictures in final runs; virtual seconds so far
-  std::vector<double> delays;               // how many pushes were so late
-  double gap = 0, correction = 0, participation = 1;  // as SimulatorReport has them
+  double accuracy = 0;                  // at the end; 0 and without meaning when it diverged
+  std::vector<AccuracyAt> evaluations;  // up to the end or the divergence
+  std::vector<double> delays;           // delays[τ]: pushes that were so late
+  double participation = 1, dropped = 0, gap = 0, correction = 0;  // as SimulatorReport has them
+  double wall_seconds = 0;              // of the computation
+  std::string made_by;                  // version and CPU model
 };
+using Results = std::map<Trial, Outcome>;
 
-using Results = std::vector<std::pair<Trial, Outcome>>;
-
-// What the file holds; lines that it lacks half of (the run was cut off) are dropped. A file that is not there is empty.
-// Throws UsageError when it is another experiment's.
+// What the file holds; a last line that was cut off is left out. A file that is not there is empty. Throws UsageError with the line when
+// it is another experiment's or holds something else.
 Results read_results(const std::string& path, const Plan& plan);
+std::string this_build();  // Outcome::made_by of runs that are made here
+
+// ---- the search ----------------------------------------------------------------------------------------------------------------
+struct TriedPoint {
+  Trial trial;       // with the first tuning seed
+  double score = 0;  // held-out accuracy; −1: diverged
+};
+struct Search {
+  std::vector<TriedPoint> tried;  // in the order in which they were tried
+  std::vector<Trial> missing;     // the runs that it needs next; empty: it is done
+  std::optional<Trial> chosen;    // when it is done. Its epochs, seed and final are those of the first final run
+  std::vector<double> constants;  // of what was chosen: values for the strategy's braces
+  bool edge = false;              // a neighbour of what was chosen was not tried, or its momentum is the largest that there is
+};
+Search search(const Plan& plan, const Results& results, const Cell& cell);
 
 // Runs what is missing, `jobs` trials at a time, each in a thread of its own by run(trial); appends each to `path`.
-// ended(trial, outcome) is called for each, by one thread at a time.
+// ended(trial, outcome) is called for each, by one thread at a time. Throws what run() throws, when the other runs under way have ended.
 Results carry_out(const Plan& plan, const std::string& path, int jobs, const std::function<Outcome(const Trial&)>& run,
                   const std::function<void(const Trial&, const Outcome&)>& ended);
 
-// The rate that the results chose for a strategy and a number of workers; 0: not known yet.
-double chosen_rate(const Plan& plan, const Results& results, const std::string& strategy, int workers);
+// The state of an experiment as lines of text: points tried and final runs of each cell, and the hours that are left with `jobs` jobs.
+std::string experiment_status(const Plan& plan, const Results& results, int jobs);
 
+// ---- statistics ----------------------------------------------------------------------------------------------------------------
 struct Mean {
   double value = NAN, error = NAN;  // standard error; NaN with fewer than two
   std::size_t count = 0;
 };
 Mean mean_of(const std::vector<double>& values);
-std::string points(const Mean& m, bool difference = false);  // of a hundred: "92.50 ± 0.12", "+0.31 ± 0.09", or "–"
-// Of the final runs' accuracy on test pictures; and by how much it is more than another strategy's, pair by pair of one seed.
-Mean test_accuracy(const Results& results, const std::string& strategy, int workers);
-Mean advantage(const Results& results, const std::string& strategy, const std::string& other, int workers);
+double t_quantile(std::size_t degrees_of_freedom);  // 97.5 % of Student's t: the half width of a 95 % interval in standard errors
 
-// Markdown: accuracies with the learning rates that were chosen, and the first strategy against each other one.
+// Over the final runs of a cell. Censored runs are counted and are not part of the mean.
+struct CensoredMean {
+  Mean mean;  // of the runs that have a value
+  std::size_t runs = 0, diverged = 0, not_reached = 0;
+};
+// Over pairs of final runs of two cells that have the same seed.
+struct Paired {
+  double value = NAN, low = NAN, high = NAN;  // with a 95 % t-interval; its ends are NaN with fewer than two pairs
+  std::size_t pairs = 0, censored = 0;        // pairs with a value, and pairs without
+};
+
+// The final runs of a cell, by seed; empty before its search is done.
+std::map<std::uint64_t, const Outcome*> final_runs(const Plan& plan, const Results& results, const Cell& cell);
+CensoredMean test_accuracy(const Plan& plan, const Results& results, const Cell& cell);
+Paired advantage(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // accuracy minus the other's
+// Virtual seconds to the first evaluation at or above the target, interpolated from the one before; none: it was not reached.
+std::optional<double> time_to(double target, const Outcome& outcome);
+CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell& cell);       // the plan has a target
+Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // geometric mean of time / other's
+
+// ---- what is shown -------------------------------------------------------------------------------------------------------------
+std::string points(const Mean& m, bool difference = false);  // of a hundred: "92.50 ± 0.12", "+0.31 ± 0.09", or "–"
+// Markdown: accuracies with what was chosen, the first strategy against each other one, and times to the target.
 std::string experiment_table(const Plan& plan, const Results& results);
-std::string experiment_page(const Plan& plan, const Results& results);
+std::string experiment_page(const Plan& plan, const Results& results);  // HTML
+
+// ---- checks --------------------------------------------------------------------------------------------------------------------
+// n rows drawn by `seed`, of those that took at most `longest` seconds of computation; of all when there are none.
+std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
+// Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. Made by the same version on
+// the same CPU model, accuracies must be equal to the bit. Otherwise they may differ by 3 standard deviations of the same trial's
+// results over its seeds, and always by 1 point.
+std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 
 }  // namespace tandem
