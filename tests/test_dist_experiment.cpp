@@ -158,7 +158,8 @@ TEST_F(Experiment, ListsOfConstantsContinue) {
   EXPECT_EQ(h.filled({5}), "local-sgd:5");
   EXPECT_TRUE(h.momentum);
   EXPECT_FALSE(SearchedStrategy::parse("sa-asgd").momentum);
-  EXPECT_TRUE(SearchedStrategy::parse("all-reduce").momentum);
+  for (const char* strategy : {"all-reduce", "outer:H={8,16}", "bsp", "ddc-asgd:own=off"})
+    EXPECT_TRUE(SearchedStrategy::parse(strategy).momentum) << strategy;
 }
 
 TEST_F(Experiment, ParallelRunsAndInterruptionsChangeNothing) {
