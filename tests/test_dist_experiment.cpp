@@ -48,7 +48,7 @@ struct Experiment : testing::Test {
   static Outcome outcome(const Trial& t) {
     Outcome o;
     o.accuracy = accuracy_of(t);
-    o.evaluations = {{1, 10, o.accuracy / 2}, {2, 20, o.accuracy}};
+    o.evaluations = {{1 / 3.0, 10 / 3.0, o.accuracy / 2}, {2, 20, o.accuracy}};
     o.delays = {1, 2, 3}, o.gap = 0.25, o.dropped = 7, o.participation = 0.5;
     return o;
   }
