@@ -48,7 +48,7 @@ struct Experiment : testing::Test {
   static Outcome outcome(const Trial& t) {
     Outcome o;
     o.accuracy = accuracy_of(t);
-    o.evaluations = {{1, 10, o.accuracy / 2}, {2, 20, o.accuracy}};
+    o.evaluations = {{1 / 3.0, 10 / 3.0, o.accuracy / 2}, {2, 20, o.accuracy}};
     o.delays = {1, 2, 3}, o.gap = 0.25, o.dropped = 7, o.participation = 0.5;
     return o;
   }
@@ -158,7 +158,8 @@ TEST_F(Experiment, ListsOfConstantsContinue) {
   EXPECT_EQ(h.filled({5}), "local-sgd:5");
   EXPECT_TRUE(h.momentum);
   EXPECT_FALSE(SearchedStrategy::parse("sa-asgd").momentum);
-  EXPECT_TRUE(SearchedStrategy::parse("all-reduce").momentum);
+  for (const char* strategy : {"all-reduce", "outer:H={8,16}", "bsp", "ddc-asgd:own=off"})
+    EXPECT_TRUE(SearchedStrategy::parse(strategy).momentum) << strategy;
 }
 
 TEST_F(Experiment, ParallelRunsAndInterruptionsChangeNothing) {

@@ -21,13 +21,11 @@ std::string exact(double v) {  // the fewest digits that give the same number wh
   char text[32];
   return std::string(text, std::to_chars(text, text + sizeof text, v).ptr);
 }
-template <class Number>
-std::string array_of(const std::vector<Number>& values, std::string (*text)(double)) {
+std::string array_of(const std::vector<double>& values) {
   std::string all = "[";
-  for (const Number& v : values) all += (all.size() > 1 ? "," : "") + text(v);
+  for (double v : values) all += (all.size() > 1 ? "," : "") + exact(v);
   return all + "]";
 }
-std::string seven_digits(double v) { return json_number(v); }
 
 std::string conditions(const Plan& p) {
   std::ostringstream text;
@@ -116,8 +114,8 @@ std::string line_of(const Trial& t, const Outcome& o) {
     epochs.push_back(e.epoch), seconds.push_back(e.seconds), accuracies.push_back(e.accuracy);
   std::string line = "{" + key_of(t) + ",\"status\":" + (o.diverged ? "\"diverged\"" : "\"ok\"");
   if (!o.diverged) line += std::string(t.final ? ",\"test\":" : ",\"validation\":") + exact(o.accuracy);
-  line += ",\"evaluations\":{\"epoch\":" + array_of(epochs, seven_digits) + ",\"seconds\":" + array_of(seconds, exact) +
-          ",\"accuracy\":" + array_of(accuracies, exact) + "},\"delays\":" + array_of(o.delays, exact) +
+  line += ",\"evaluations\":{\"epoch\":" + array_of(epochs) + ",\"seconds\":" + array_of(seconds) +
+          ",\"accuracy\":" + array_of(accuracies) + "},\"delays\":" + array_of(o.delays) +
           ",\"participation\":" + json_number(o.participation) + ",\"dropped\":" + exact(o.dropped) + ",\"gap\":" + json_number(o.gap) +
           ",\"correction\":" + json_number(o.correction) + ",\"wall_seconds\":" + json_number(o.wall_seconds) + "}\n";
   return line;
@@ -160,7 +158,7 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
 
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again) {
   const Outcome& was = results.at(trial);
-  auto said = [](const Outcome& o) { return o.diverged ? "diverged" : exact(100 * o.accuracy) + " %"; };
+  auto said = [](const Outcome& o) { return o.diverged ? "diverged" : json_number(100 * o.accuracy) + " %"; };
   const std::string both = "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
   if (was.diverged != again.diverged) return both;
   const double difference = std::abs(was.accuracy - again.accuracy);
