@@ -11,6 +11,7 @@
 namespace tandem {
 namespace {
 
+constexpr double faint = 0.04;  // of a map of the searches: so far below its best the colour is faintest
 constexpr int reference_colour = chart_colours - 1;  // of all-reduce
 
 std::string of_workers(int k) { return "K = " + std::to_string(k); }
@@ -34,7 +35,7 @@ std::vector<double> final_accuracies(const ExperimentReport& r, const std::strin
 
 // The first strategy is thick, all-reduce dashed; the others have the group's colours.
 Line styled(const ExperimentReport& r, const StrategyGroup& group, std::size_t strategy) {
-  Line l{.label = r.label(strategy)};
+  Line l{.label = r.is_ablation(strategy) && !group.name.empty() ? r.change(strategy) : r.label(strategy)};
   if (strategy == 0) {
     l.stroke = Line::Stroke::strong;
   } else if (r.plan.strategies[strategy].text == "all-reduce") {
@@ -107,49 +108,10 @@ bool alike(const std::vector<double>& a, const std::vector<double>& b) {  // at 
     difference += std::abs((i < a.size() ? a[i] : 0) - (i < b.size() ? b[i] : 0)) / 2;
   return difference <= 0.02;
 }
-
-struct DelayGroup {
-  std::vector<double> shares;
-  std::vector<std::size_t> members;
-};
-std::vector<DelayGroup> delay_groups(const ExperimentReport& r, const std::string& cluster, int workers) {
-  std::vector<DelayGroup> groups;
-  for (std::size_t i = 0; i < r.plan.strategies.size(); i++) {
-    const auto shares = delay_shares(r.at(cluster, workers, i));
-    if (shares.size() < 2) continue;  // nothing is late
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const DelayGroup& g) { return alike(g.shares, shares); });
-    if (same != groups.end())
-      same->members.push_back(i);
-    else
-      groups.push_back({shares, {i}});
-  }
-  return groups;
-}
-
-Chart delay_chart(const ExperimentReport& r, const std::vector<DelayGroup>& groups, int workers) {
-  Chart chart{.title = of_workers(workers), .x_unit = "delay τ in updates", .y_unit = "% of pushes", .from_zero = true, .percent = true, .x_whole = true};
-  chart.dots = false;
-  for (std::size_t g = 0; g < groups.size(); g++) {
-    Line l{.label = r.label(groups[g].members[0]), .colour = int(g)};
-    if (groups[g].members.size() > 1) l.label = l.label + " +" + std::to_string(groups[g].members.size() - 1);
-    if (g >= chart_colours) l.stroke = Line::Stroke::dotted;
-    double left = 1;
-    for (std::size_t d = 0; d < groups[g].shares.size() && left > 0.001; left -= groups[g].shares[d++])
-      l.x.push_back(double(d)), l.y.push_back(groups[g].shares[d]);
-    chart.lines.push_back(l);
-  }
-  return chart;
-}
-
-std::string members_text(const ExperimentReport& r, const std::vector<DelayGroup>& groups) {
-  std::string text;
-  for (const DelayGroup& g : groups) {
-    if (g.members.size() < 2) continue;
-    std::string others;
-    for (std::size_t i = 1; i < g.members.size(); i++) others += (others.empty() ? "" : ", ") + r.label(g.members[i]);
-    text += " The line of " + r.label(g.members[0]) + " stands also for " + others + ".";
-  }
-  return text;
+double participation(const CellReport& cell) {
+  std::vector<double> all;
+  for (const auto& [seed, o] : cell.runs) all.push_back(o->participation);
+  return all.empty() ? 1 : mean_of(all).value;
 }
 
 // ---- the tried points of a search ------------------------------------------------------------------------------------------------
@@ -161,8 +123,14 @@ std::set<double> lattice(const std::set<double>& tried, bool doublings) {  // of
   return all;
 }
 
+std::string short_rate(double v) {
+  if (v >= 0.001) return digits(v, 2);
+  const int power = int(std::floor(std::log10(v) + 1e-9));
+  return printed("%.1fe%d", v / std::pow(10, power), power);
+}
+
 // A map for each number of workers, with the same axes. Of points that differ only in their constants the best is shown.
-std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& cluster, std::size_t strategy, double low, double high) {
+std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& cluster, std::size_t strategy) {
   std::set<double> rates, momenta;
   for (int k : r.workers)
     for (const TriedPoint& p : r.at(cluster, k, strategy).search.tried) rates.insert(p.trial.rate), momenta.insert(p.trial.momentum);
@@ -172,8 +140,10 @@ std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& clust
     const Search& s = r.at(cluster, k, strategy).search;
     if (s.tried.empty()) continue;
     HeatMap map{.title = of_workers(k), .x_unit = "η", .y_unit = r.plan.strategies[strategy].momentum ? "μ" : ""};
-    map.low = low, map.high = high;
-    for (double v : rates) map.x.push_back(digits(v, 3));
+    map.high = 0;
+    for (const TriedPoint& p : s.tried) map.high = std::max(map.high, p.score);
+    map.low = map.high - faint;
+    for (double v : rates) map.x.push_back(short_rate(v));
     for (double v : momenta) map.y.push_back(map.y_unit.empty() ? "" : digits(v, 3));
     std::map<std::pair<double, double>, const TriedPoint*> best;
     for (const TriedPoint& p : s.tried) {
@@ -201,7 +171,7 @@ std::string accuracy_figure(const ExperimentReport& r, const std::string& cluste
   if (all.empty()) return "";
   Chart chart{.title = "Test accuracy", .x_unit = "workers K", .y_unit = "%", .percent = true, .x_powers = true};
   for (int k : r.workers) chart.x_holds.push_back(std::log2(k));
-  chart.y_from = axis_start(all), chart.y_holds = {*std::max_element(all.begin(), all.end())};
+  chart.y_from = axis_start(all), chart.y_holds = {*chart.y_from, *std::max_element(all.begin(), all.end())};
   const std::string html = panels(r, chart, [&](std::size_t i, Line& l) {
     for (int k : r.workers) {
       const CensoredMean& a = r.at(cluster, k, i).accuracy;
@@ -219,48 +189,74 @@ std::string time_figure(const ExperimentReport& r, const std::string& cluster, i
   const std::vector<double> all = final_accuracies(r, cluster, {workers});
   if (all.empty()) return "";
   Chart chart{.title = "Test accuracy", .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
-  chart.y_from = std::min(axis_start(all), all[0] - 0.1), chart.x_holds = {0};
+  const double best = *std::max_element(all.begin(), all.end());
+  chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
   const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, workers, i), l); });
-  return captioned(html,
+  return captioned("<h4>" + of_workers(workers) + "</h4>\n" + html,
                    of_workers(workers) + ": test accuracy in % against virtual time. Means of both over the final runs that did not diverge, every " +
-                       digits(r.plan.evaluate_every, 3) + " epochs.",
+                       digits(r.plan.evaluate_every, 3) + " epochs. A label without a curve: the curve stays below the axis.",
                    r.conditions() + r.missing(cluster, {workers}));
 }
 
+std::vector<std::vector<std::size_t>> delay_groups(const ExperimentReport& r, const std::string& cluster) {
+  std::vector<std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < r.plan.strategies.size(); i++) {
+    auto same = [&](const std::vector<std::size_t>& group) {
+      return std::all_of(r.workers.begin(), r.workers.end(), [&](int k) {
+        const CellReport &a = r.at(cluster, k, i), &b = r.at(cluster, k, group[0]);
+        return alike(delay_shares(a), delay_shares(b)) && std::abs(participation(a) - participation(b)) < 0.005;
+      });
+    };
+    if (const auto group = std::find_if(groups.begin(), groups.end(), same); group != groups.end())
+      group->push_back(i);
+    else
+      groups.push_back({i});
+  }
+  return groups;
+}
+
 std::string delay_figure(const ExperimentReport& r, const std::string& cluster) {
+  const auto groups = delay_groups(r, cluster);
   std::string html, also;
   for (int k : r.workers) {
-    const auto groups = delay_groups(r, cluster, k);
-    if (k == 1 || groups.empty()) continue;
-    html += "<div>" + svg_of(delay_chart(r, groups, k)) + "</div>\n";
-    if (const std::string text = members_text(r, groups); !text.empty()) also += " " + of_workers(k) + ":" + text;
+    Chart chart{.title = of_workers(k), .x_unit = "delay τ in updates", .y_unit = "% of pushes", .from_zero = true, .percent = true, .x_whole = true};
+    chart.dots = false;
+    for (std::size_t g = 0; g < groups.size(); g++) {
+      const auto shares = delay_shares(r.at(cluster, k, groups[g][0]));
+      if (shares.size() < 2) continue;  // nothing is late
+      Line l{.label = r.group_label(groups[g]), .colour = int(g)};
+      if (g >= chart_colours) l.stroke = Line::Stroke::dotted;
+      double left = 1;
+      for (std::size_t d = 0; d < shares.size() && left > 0.001; left -= shares[d++]) l.x.push_back(double(d)), l.y.push_back(shares[d]);
+      chart.lines.push_back(l);
+    }
+    if (!chart.lines.empty()) html += "<div>" + svg_of(chart) + "</div>\n";
+  }
+  for (const auto& group : groups) {
+    if (group.size() < 2) continue;
+    also += (also.empty() ? "" : "; ") + r.group_label(group) + ": also";
+    for (std::size_t i = 1; i < group.size(); i++) also += (i > 1 ? ", " : " ") + r.label(group[i]);
   }
   if (html.empty()) return "";
   return captioned("<div class=\"charts\">\n" + html + "</div>\n",
                    "Staleness: share of pushes that came τ updates after their worker's pull, over all final runs. Strategies whose histograms differ in at most 2 % of "
-                   "the pushes share a line; those in which nothing is late have none. The last 0.1 % of a histogram is cut off.",
-                   html_escaped(also) + " " + r.conditions());
+                   "the pushes at every K share a line; those in which nothing is late have none. The last 0.1 % of a histogram is cut off. " + also + (also.empty() ? "" : "."),
+                   r.conditions());
 }
 
 std::string search_figure(const ExperimentReport& r, const std::string& cluster) {
-  std::vector<double> scores;
-  for (int k : r.workers)
-    for (std::size_t i = 0; i < r.plan.strategies.size(); i++)
-      for (const TriedPoint& p : r.at(cluster, k, i).search.tried)
-        if (p.score >= 0) scores.push_back(p.score);
-  if (scores.empty()) return "";
-  const double low = axis_start(scores), high = *std::max_element(scores.begin(), scores.end());
   std::string html;
   for (std::size_t i = 0; i < r.plan.strategies.size(); i++) {
     std::string maps;
-    for (const HeatMap& m : maps_of(r, cluster, i, low, high)) maps += svg_of(m);
+    for (const HeatMap& m : maps_of(r, cluster, i)) maps += svg_of(m);
     if (!maps.empty()) html += "<div class=\"maps\"><h4>" + html_escaped(r.label(i)) + "</h4><div>\n" + maps + "</div></div>\n";
   }
+  if (html.empty()) return "";
   return captioned(html,
                    printed("The searches: accuracy in %% on held-out pictures of each learning rate η and momentum μ that was tried, with the first tuning seed. Empty: not "
-                           "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Of points that differ in a strategy's own constants the best is shown. "
-                           "Colour: from %.1f %% or less (faint) to %.1f %% (strong), the same in all maps. The maps of strategies without momentum have one row.",
-                           100 * low, 100 * high),
+                           "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Colour: distance to the best of the map, from 0 (strong) to %g points or more (faint). "
+                           "Of points that differ in a strategy's own constants the best is shown. Rules without momentum have one row.",
+                           100 * faint),
                    r.conditions());
 }
 
@@ -272,7 +268,7 @@ std::string ablation_figure(const ExperimentReport& r, const std::string& cluste
     for (std::size_t i = 1; i < r.plan.strategies.size(); i++) {
       if (!r.is_ablation(i)) continue;
       const Paired p = advantage(r.plan, r.results, r.at(cluster, k, i).cell, r.at(cluster, k, 0).cell);
-      DotPlot::Row row{.label = r.label(i).substr(r.label(i).find(':') + 1), .value = 100 * p.value, .low = 100 * p.low, .high = 100 * p.high};
+      DotPlot::Row row{.label = r.change(i), .value = 100 * p.value, .low = 100 * p.low, .high = 100 * p.high};
       row.note = p.pairs ? printed("%+.2f", 100 * p.value) : p.censored ? "diverged" : "–";
       if (p.pairs && p.censored) row.note += printed(" (%zu of %zu)", p.pairs, p.pairs + p.censored);
       for (double x : {row.value, row.low, row.high}) holds.push_back(x);
@@ -286,7 +282,7 @@ std::string ablation_figure(const ExperimentReport& r, const std::string& cluste
   return captioned("<div class=\"charts\">\n" + html + "</div>\n",
                    "Ablations: test accuracy of " + r.plan.strategies[0].text + " with the named switch or constant minus that of the full rule, in points, paired by seed. Bars: 95 % "
                    "t-intervals over the pairs of seeds. Left of 0: worse than the full rule. In parentheses: pairs without a diverged run, of all.",
-                   r.conditions() + r.missing(cluster, r.workers));
+                   r.conditions() + r.missing(cluster, r.workers, true));
 }
 
 }  // namespace tandem

@@ -14,7 +14,7 @@ namespace {
 const char* const page_style = R"css(body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1180px;margin:0 auto;padding:24px 16px}h1{font-size:24px}h2{font-size:20px;margin-top:40px}h3{font-size:16px;margin:28px 0 8px}
 h4{font-size:14px;margin:0 0 4px}nav a{margin-right:14px}a{color:var(--c0)}
-figure{margin:0 0 20px}figcaption{color:var(--soft);font-size:13px;max-width:980px;margin-top:8px}figcaption b{color:var(--ink);font-weight:600}
+figure{margin:0 0 20px}figcaption{color:var(--soft);font-size:13px;max-width:980px;margin-top:8px}figcaption span{color:var(--ink)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(350px,100%),1fr));gap:12px}
 .charts>div,.maps{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;min-width:0}
 .charts>div>svg{max-width:620px}.maps{margin-bottom:10px}.maps>div{display:flex;flex-wrap:wrap;gap:6px 20px}
@@ -22,7 +22,7 @@ figure{margin:0 0 20px}figcaption{color:var(--soft);font-size:13px;max-width:980
 th,td{padding:4px 9px;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top}th:first-child,td:first-child{text-align:left}
 td{white-space:nowrap}td.best{font-weight:700}td small{display:block;color:var(--soft);font-weight:400}
 td:first-child{position:sticky;left:0;background:var(--page)}
-@media (max-width:600px){th,td{padding:4px 6px;font-size:13px}td:first-child{white-space:normal;overflow-wrap:anywhere;max-width:96px}}
+@media (max-width:600px){th,td{padding:4px 6px;font-size:13px}td:first-child{white-space:normal;overflow-wrap:break-word;max-width:110px}}
 @media print{body{font-size:11px}main{max-width:none;padding:0}nav{display:none}h2{break-before:page}h2.first{break-before:auto}h2,h3,h4{break-after:avoid}
 .charts{grid-template-columns:repeat(2,1fr)}.charts>div,.maps,tr,figcaption{break-inside:avoid}figcaption{break-before:avoid;font-size:10px}
 .scroll{overflow:visible}table{font-size:9.5px}th,td{padding:2px 4px}td{white-space:normal}td:first-child{position:static;overflow-wrap:anywhere}}
@@ -43,8 +43,14 @@ std::string censored(const CensoredMean& c, int planned) {
 }
 std::string small(const std::string& text) { return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>"; }
 
+std::string breakable(const std::string& html) {  // after : and +
+  std::string out;
+  for (char c : html) out += c == ':' || c == '+' ? std::string(1, c) + "<wbr/>" : std::string(1, c);
+  return out;
+}
+
 std::string cluster_text(const PlannedCluster& c) {
-  std::string text = c.shape > 0 ? printed("step times from a Gamma distribution of shape %g", c.shape) : "all step times equal";
+  std::string text = c.shape > 0 ? printed("Step times from a Gamma distribution of shape %g", c.shape) : "All step times equal";
   if (c.slow_share > 0) text += printed(", the last %g %% of the workers %g times as slow", 100 * c.slow_share, c.slow_factor);
   if (c.latency > 0) text += printed(", latency %g s", c.latency);
   return text + (c.bandwidth > 0 ? ", links of " + readable_bytes(c.bandwidth) + " a second" : ", links of unlimited bandwidth");
@@ -102,14 +108,20 @@ class Page {
     if (!html.empty()) html_ += "<h3>" + title + "</h3>\n" + html;
   }
 
-  // A row for each strategy that entry(workers, strategy) says something of: "<td>…</td>", or nothing.
+  // A row for each strategy from the first-th on that entry(workers, strategy) says something of: "<td>…</td>", or nothing.
   template <class Entry>
   std::string table(std::size_t first, const Entry& entry) {
-    std::string html = "<div class=\"scroll\"><table>\n<thead><tr><th>K</th>";
+    std::vector<std::pair<std::size_t, std::string>> rows;
+    for (std::size_t i = first; i < plan_.strategies.size(); i++) rows.push_back({i, report_.label(i)});
+    return table(rows, entry);
+  }
+  template <class Entry>
+  std::string table(const std::vector<std::pair<std::size_t, std::string>>& rows, const Entry& entry) {  // strategies and their names
+    std::string html = "<div class=\"scroll\"><table>\n<thead><tr><th>strategy</th>";
     bool some = false;
-    for (int k : report_.workers) html += "<th>" + std::to_string(k) + "</th>";
+    for (int k : report_.workers) html += "<th>K = " + std::to_string(k) + "</th>";
     html += "</tr></thead>\n<tbody>\n";
-    for (std::size_t i = first; i < plan_.strategies.size(); i++) {
+    for (const auto& [i, name] : rows) {
       std::string row;
       bool said = false;
       for (int k : report_.workers) {
@@ -117,7 +129,7 @@ class Page {
         said = said || !e.empty();
         row += e.empty() ? "<td>–</td>" : e;
       }
-      if (said) html += "<tr><td>" + html_escaped(report_.label(i)) + "</td>" + row + "</tr>\n";
+      if (said) html += "<tr><td>" + breakable(html_escaped(name)) + "</td>" + row + "</tr>\n";
       some = some || said;
     }
     return some ? html + "</tbody></table></div>\n" : "";
@@ -184,7 +196,9 @@ class Page {
 
   void participation(const std::string& cluster) {
     bool drops = false;
-    const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
+    std::vector<std::pair<std::size_t, std::string>> rows;
+    for (const auto& group : delay_groups(report_, cluster)) rows.push_back({group[0], report_.group_label(group)});
+    const std::string t = table(rows, [&](int k, std::size_t i) -> std::string {
       std::vector<double> shares, late;
       double dropped = 0;
       for (const auto& [seed, o] : report_.at(cluster, k, i).runs) {
@@ -239,9 +253,18 @@ std::string ExperimentReport::label(std::size_t strategy) const {
   return text;
 }
 
+std::string ExperimentReport::group_label(const std::vector<std::size_t>& group) const {
+  return label(group[0]) + (group.size() > 1 ? " +" + std::to_string(group.size() - 1) : "");
+}
+
 bool ExperimentReport::is_ablation(std::size_t strategy) const {
   const std::string& first = plan.strategies[0].text;
   return strategy > 0 && plan.strategies[strategy].text.starts_with(first.substr(0, first.find(':')) + ":");
+}
+
+std::string ExperimentReport::change(std::size_t ablation) const {
+  const std::string text = label(ablation);
+  return text.substr(text.find(':') + 1);
 }
 
 std::vector<StrategyGroup> ExperimentReport::groups() const {
@@ -265,16 +288,17 @@ std::string ExperimentReport::conditions() const {
                                 : "";
   return html_escaped(plan.model + " on " + plan.data_set + ", " + plan.dtype + (plan.augment ? ", augmented" : "") +
                       printed("; %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(), plan.batch) + plan.schedule +
-                      printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has one, and the constants in braces; budget: %s "
+                      printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has one, and the constants that are named without a value; budget: %s "
                               "with seed 1001%s, %s each, by accuracy on %d held-out pictures.",
                               plan.weight_decay, of_seeds(1, plan.seeds).c_str(), counted(plan.search, "point").c_str(), again.c_str(),
                               counted(plan.tuning_epochs, "epoch").c_str(), plan.val));
 }
 
-std::string ExperimentReport::missing(const std::string& cluster, const std::vector<int>& of) const {
+std::string ExperimentReport::missing(const std::string& cluster, const std::vector<int>& of, bool ablations_only) const {
   std::string text;
   for (int k : of)
     for (std::size_t i = 0; i < plan.strategies.size(); i++) {
+      if (ablations_only && i > 0 && !is_ablation(i)) continue;
       const CensoredMean& a = at(cluster, k, i).accuracy;
       const std::size_t planned = std::size_t(plan.seeds), gone = a.diverged + (planned - a.runs);
       if (gone)
@@ -285,7 +309,7 @@ std::string ExperimentReport::missing(const std::string& cluster, const std::vec
 }
 
 std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions) {
-  return "<figure>\n" + html + "<figcaption><b>" + html_escaped(shown) + "</b> " + conditions + "</figcaption>\n</figure>\n";
+  return "<figure>\n" + html + "<figcaption><span>" + html_escaped(shown) + "</span> " + conditions + "</figcaption>\n</figure>\n";
 }
 
 std::string experiment_page(const Plan& plan, const Results& results) { return Page(plan, results).written(); }

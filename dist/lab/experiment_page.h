@@ -27,10 +27,12 @@ class ExperimentReport {
   ExperimentReport(const Plan& plan, const Results& results);
   const CellReport& at(const std::string& cluster, int workers, std::size_t strategy) const;
   std::string label(std::size_t strategy) const;    // without the values that are searched: "ringmaster:R+asgd:clip"
+  std::string group_label(const std::vector<std::size_t>& group) const;  // "asgd +9"
   bool is_ablation(std::size_t strategy) const;     // the first strategy with other constants
+  std::string change(std::size_t ablation) const;   // "clamp=off"
   std::vector<StrategyGroup> groups() const;        // one for few strategies, otherwise by what they do
   std::string conditions() const;                   // of tuning and final runs, for captions; HTML
-  std::string missing(const std::string& cluster, const std::vector<int>& workers) const;  // runs that a figure does not show; HTML
+  std::string missing(const std::string& cluster, const std::vector<int>& workers, bool ablations_only = false) const;  // runs that a figure does not show; HTML
 
   const Plan& plan;
   const Results& results;
@@ -46,6 +48,9 @@ std::string time_figure(const ExperimentReport& report, const std::string& clust
 std::string delay_figure(const ExperimentReport& report, const std::string& cluster);
 std::string search_figure(const ExperimentReport& report, const std::string& cluster);
 std::string ablation_figure(const ExperimentReport& report, const std::string& cluster);
+
+// Strategies with the same delays and participation at every number of workers.
+std::vector<std::vector<std::size_t>> delay_groups(const ExperimentReport& report, const std::string& cluster);
 
 // A figure or table with what it shows (text) and under which conditions (HTML) under it.
 std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions);

@@ -5,12 +5,14 @@
 #include "dist/server/rules.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <limits>
 #include <map>
+#include <optional>
 
 #include "core/error.h"
 #include "core/math.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
@@ -202,25 +204,36 @@ struct DelayedNesterov {
 // With θ = 0 that is Polyak's momentum, so that one worker is SGD with momentum, bit for bit; with θ = 1 it is Nesterov's,
 // which looks ahead to where the momentum of this worker will have brought the weights when its next gradient comes. In
 // between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction rises.
+// Ablations, each on unless it is switched off: clamp (|c| ≤ |g|), trust (a; off: 1), ahead (θ; off: 0), own (a velocity for each worker;
+// off: one for all). lambda=0 leaves the correction out.
 template <class T>
 struct DdcAsgd : DcAsgdA<T> {
   static constexpr Rule::Keeps keeps{.sent = true, .square_avg = true, .own = true};
-  T mu, share, ahead;
+  T mu, share, ahead, most;
   DdcAsgd(const Hyper& h, const Constants& k)
       : DcAsgdA<T>(h, k),
         mu(rounded<T>(h.momentum)),
-        share(rounded<T>(std::min(1.0, (1 + h.mean_delay) / (1 + h.delay)))),
-        ahead(rounded<T>(h.delay / (1 + h.delay))) {}
-  static T capped(T c, T g) {
-    const T most = std::abs(g);
-    return c > most ? most : c < -most ? -most : c;
+        share(k.at("trust") == 0 ? 1 : rounded<T>(std::min(1.0, (1 + h.mean_delay) / (1 + h.delay)))),
+        ahead(k.at("ahead") == 0 ? 0 : rounded<T>(h.delay / (1 + h.delay))),
+        most(k.at("clamp") == 0 ? std::numeric_limits<T>::max() : 1) {}
+  T capped(T c, T g) const {
+    const T limit = most * std::abs(g);
+    return c > limit ? limit : c < -limit ? -limit : c;
   }
   T correction(const RuleVectors<T>& x, std::int64_t i) const { return capped(DcAsgdA<T>::correction(x, i), x.g[i]); }
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
+  void step(const RuleVectors<T>& x, T rate, std::int64_t i, T& velocity) const {
     const T d = share * (x.g[i] + capped(this->kept_correction(x, i), x.g[i]));
-    const T u = x.own[i] = fused(mu, x.own[i], d);
+    const T u = velocity = fused(mu, velocity, d);
     x.w[i] = fused(-rate, fused(ahead, fused(mu, u, d) - u, u), x.w[i]);
   }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { step(x, rate, i, x.own[i]); }
+};
+// Its ablation own=off: one velocity for all workers.
+template <class T>
+struct DdcAsgdShared : DdcAsgd<T> {
+  static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
+  using DdcAsgd<T>::DdcAsgd;
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { this->step(x, rate, i, x.velocity[i]); }
 };
 
 // ---- from a formula to a rule ----------------------------------------------------------------------------------------
@@ -276,11 +289,21 @@ template <template <class> class Formula>
 std::unique_ptr<Rule> make(std::string name, Constants constants) {
   return std::make_unique<RuleOf<Formula>>(std::move(name), std::move(constants));
 }
+std::unique_ptr<Rule> make_ddc(std::string name, Constants constants) {
+  return constants["own"] == 0 ? make<DdcAsgdShared>(name, constants) : make<DdcAsgd>(name, constants);
+}
+// A number from 0 to 1e9; of a switch "on" (1) or "off" (0).
+std::optional<double> value_of(const std::string& constant, const std::string& text) {
+  if (constant == "clamp" || constant == "trust" || constant == "ahead" || constant == "own")
+    return text == "on" ? std::optional(1.0) : text == "off" ? std::optional(0.0) : std::nullopt;
+  const auto value = parsed<double>(text);
+  return value && *value >= 0 && *value <= 1e9 ? value : std::nullopt;
+}
 
 const std::vector<Row>& table() {
   static const Constants adaptive{{"lambda", 2}, {"decay", 0.95}},
-      dynamic{{"lambda", 50}, {"decay", 0.95}};
-  static const std::vector<Row> rows{{"ddc-asgd", dynamic, make<DdcAsgd>},
+      dynamic{{"lambda", 50}, {"decay", 0.95}, {"clamp", 1}, {"trust", 1}, {"ahead", 1}, {"own", 1}};
+  static const std::vector<Row> rows{{"ddc-asgd", dynamic, make_ddc},
                                      {"asgd", {}, make<Asgd>},
                                      {"asgd-m", {}, make<MomentumAsgd>},
                                      {"sa-asgd", {}, make<SaAsgd>},
@@ -321,11 +344,11 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
   for (std::size_t at = name.size(); at < text.size();) {  // at the ':' or ',' before key=value
     const std::size_t end = std::min(text.find(',', at + 1), text.size());
     const std::string item = text.substr(at + 1, end - at - 1), key = item.substr(0, item.find('='));
-    double value = 0;
-    const char *from = item.data() + std::min(item.size(), key.size() + 1), *to = item.data() + item.size();
-    const auto [stop, error] = std::from_chars(from, to, value);
-    if (std::find(known.begin(), known.end(), key) == known.end() || error != std::errc() || stop != to || !(value >= 0) || value > 1e9)
-      refuse(text, ": '", item, "' is not what ", name, " has: write ", listed(known), " as KEY=NUMBER, from 0 to 1e9");
+    const std::optional<double> given_value = value_of(key, item.substr(std::min(item.size(), key.size() + 1)));
+    if (std::find(known.begin(), known.end(), key) == known.end() || !given_value)
+      refuse(text, ": '", item, "' is not what ", name, " has: write ", listed(known), " as KEY=NUMBER, from 0 to 1e9",
+             constants.count("own") ? ", and clamp, trust, ahead and own as KEY=off" : "");
+    const double value = *given_value;
     if (key == "clip" && value == 0) refuse(text, ": clip is the norm that gradients are clipped to, above 0");
     if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
     if (key == "every" && value < 1) refuse(text, ": every is a number of pushes, from 1");

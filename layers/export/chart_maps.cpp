@@ -78,7 +78,7 @@ std::string svg_of(const DotPlot& plot) {
   if (x0 == x1) x0 = -1, x1 = 1;
   const std::vector<double> ticks = round_ticks(x0, x1, 4);
   x0 = ticks.front(), x1 = ticks.back();
-  const double left = 10 + 6.6 * double(letters), bottom = top + row * double(plot.rows.size());
+  const double left = 16 + 7.2 * double(letters), bottom = top + row * double(plot.rows.size());
   auto px = [&](double x) { return left + (x - x0) / (x1 - x0) * (width - right - left); };
   Canvas c;
   c.text("head", 8, 17, "start", plot.title);
