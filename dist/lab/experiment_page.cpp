@@ -23,8 +23,8 @@ th,td{padding:4px 9px;text-align:right;border-bottom:1px solid var(--rule);verti
 td{white-space:nowrap}td.best{font-weight:700}td small{display:block;color:var(--soft);font-weight:400}
 td:first-child{position:sticky;left:0;background:var(--page)}
 @media (max-width:600px){th,td{padding:4px 6px;font-size:13px}td:first-child{white-space:normal;overflow-wrap:break-word;max-width:110px}}
-@media print{body{font-size:11px}main{max-width:none;padding:0}nav{display:none}h2{break-before:page}h2.first{break-before:auto}h2,h3,h4{break-after:avoid}
-.charts{grid-template-columns:repeat(2,1fr)}.charts>div,.maps,tr,figcaption{break-inside:avoid}figcaption{break-before:avoid;font-size:10px}
+@media print{:root{--page:#fff}body{font-size:11px}main{max-width:none;padding:0}nav{display:none}h2{break-before:page}h2.first{break-before:auto}h2,h3,h4{break-after:avoid}
+.charts{grid-template-columns:repeat(2,1fr)}figure:has(.charts),.charts>div,.maps,tr,figcaption{break-inside:avoid}figcaption{break-before:avoid;font-size:10px}.maps{padding:4px}.maps svg{zoom:.8}
 .scroll{overflow:visible}table{font-size:9.5px}th,td{padding:2px 4px}td{white-space:normal}td:first-child{position:static;overflow-wrap:anywhere}}
 )css";
 
@@ -43,9 +43,9 @@ std::string censored(const CensoredMean& c, int planned) {
 }
 std::string small(const std::string& text) { return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>"; }
 
-std::string breakable(const std::string& html) {  // after : and +
+std::string breakable(const std::string& html) {  // before : and +
   std::string out;
-  for (char c : html) out += c == ':' || c == '+' ? std::string(1, c) + "<wbr/>" : std::string(1, c);
+  for (char c : html) out += (c == ':' || c == '+' ? "<wbr/>" : "") + std::string(1, c);
   return out;
 }
 

@@ -266,7 +266,7 @@ std::string chart_style() {
   std::string css =
       ":root{color-scheme:light dark;" +
       variables(light, "--page:#fbfbfa;--card:#fff;--ink:#1c1f24;--soft:#5c6570;--rule:#e1e4e8;") + "}\n" +
-      "@media (prefers-color-scheme:dark){:root{" +
+      "@media screen and (prefers-color-scheme:dark){:root{" +
       variables(dark, "--page:#14161a;--card:#1c1f25;--ink:#e8eaed;--soft:#a2abb6;--rule:#333942;") + "}}\n" +
       "svg.chart{display:block;width:100%;height:auto;font:12px system-ui,sans-serif}\n"
       "svg.chart .head{font-weight:600;font-size:14px;fill:var(--ink)}\n"
@@ -278,7 +278,7 @@ std::string chart_style() {
       "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n"
       "svg.chart g.strong path{stroke-width:3}svg.chart g path.mark{stroke-width:1.5;stroke-dasharray:none}\n"
       "svg.chart .heat{fill:var(--c0)}svg.chart .box{fill:none;stroke:var(--rule)}svg.chart .chosen{fill:none;stroke:var(--ink);stroke-width:2}\n"
-      "svg.chart .value{font-size:11px;fill:var(--ink);font-variant-numeric:tabular-nums}\n";
+      "svg.chart .small{font-size:10px;fill:var(--soft)}svg.chart .value{font-size:11px;fill:var(--ink);font-variant-numeric:tabular-nums}\n";
   for (int i = 0; i < chart_colours; i++) {
     std::string c = ".c" + std::to_string(i), v = "var(--c" + std::to_string(i) + ")";
     css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle,svg.chart " + c +

@@ -39,7 +39,7 @@ std::string tooltip(const std::string& text) { return "<title>" + html_escaped(t
 }  // namespace
 
 std::string svg_of(const HeatMap& map) {
-  constexpr double left = 40, top = 22, w = 36, h = 20;
+  constexpr double left = 40, top = 22, w = 40, h = 20;
   const double columns = double(map.x.size()), rows = double(map.y.size()), bottom = top + h * rows;
   const double width = std::max(left + w * columns + 4, 110.0);
   Canvas c;
@@ -56,7 +56,7 @@ std::string svg_of(const HeatMap& map) {
   }
   for (const HeatMap::Cell& cell : map.cells)
     if (cell.outlined) c.rectangle("chosen", left + w * double(cell.x) + 1, bottom - h * double(cell.y + 1) + 1, w - 2, h - 2);
-  for (std::size_t i = 0; i < map.x.size(); i++) c.text("value", left + w * (double(i) + 0.5), bottom + 14, "middle", map.x[i]);
+  for (std::size_t i = 0; i < map.x.size(); i++) c.text("small", left + w * (double(i) + 0.5), bottom + 14, "middle", map.x[i]);
   for (std::size_t j = 0; j < map.y.size(); j++) c.text("value", left - 5, bottom - h * double(j) - 6, "end", map.y[j]);
   c.text("note", 2, bottom + 14, "start", map.y_unit);
   c.text("note", left + w * columns / 2, bottom + 29, "middle", map.x_unit);
