@@ -388,7 +388,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers gpu-check cuda-plans demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers experiments-check gpu-check cuda-plans demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 launcher: $(launcher)# where there is a network library
@@ -455,6 +455,13 @@ STRANGERS ?= 10000
 strangers: $(programs) $(BUILD)/strangers
 	@BUILD=$(BUILD) sh tests/strangers.sh $(STRANGERS)
 
+# Rows of the committed results of experiments, drawn anew each time, run again and compared: EXPERIMENT_CHECK=ROWS or ROWS,SEED.
+EXPERIMENT_CHECK   ?= 3
+EXPERIMENT_SECONDS ?= 300
+measured_plans = $(wildcard $(patsubst %.jsonl,%.json,$(wildcard examples/experiments/*.jsonl)))
+experiments-check: $(BUILD)/experiment
+	@$< --check $(EXPERIMENT_CHECK) --check-seconds $(EXPERIMENT_SECONDS) $(measured_plans)
+
 # Checks and measures on the GPU of this machine: all, or STAGE=ops, train, bench or memory (tests/gpu_check.sh).
 # One of these names and nothing else: it stands in a shell's line.
 gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(filter ops train bench memory,$(value STAGE))),$\
@@ -517,6 +524,7 @@ help:
 	@echo 'make bench        measures speed (BENCH_ARGS=…)'
 	@echo 'make drill        kills, stops and cuts of training jobs, drawn from DRILL_SEED (DRILLS=50)'
 	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
+	@echo 'make experiments-check    runs EXPERIMENT_CHECK=3 rows of the committed experiments again and compares'
 	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench or memory: a part)'
 	@echo 'make cuda-plans   which convolutions cuDNN has plans for, on GPUs that are not here'
 	@echo 'make demo         from nothing to a trained classifier, in one command'

@@ -37,7 +37,7 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
        "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
        "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
        "--dtype",   "--threads",    "--val",      "--metrics"},
-      {{"--strategy", "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8 or easgd:8",
+      {{"--strategy", "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8, easgd:8 or outer:H=8",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
        {"--workers", "how many", "8", [&](const std::string& v) {
           const double n = number("--workers", v, 1);

@@ -1,14 +1,17 @@
-// Experiments: the search for a learning rate on a runner whose best one is known, going on after an interruption, and plans
-// that are refused.
+// Experiments: plans and the lines of their errors; the search on a runner whose best point is known, in parallel and interrupted after
+// every run; censoring, intervals against values worked out by hand; rows that are checked.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "core/files/files.h"
+#include "core/files/json.h"
 #include "dist/lab/experiment.h"
+#include "dist/lab/experiment_results.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -19,126 +22,379 @@ struct Experiment : testing::Test {
   std::string file = (folder / "plan.jsonl").string();
   std::atomic<int> runs{0}, until{1 << 30};
   Plan plan;
+
   void SetUp() override {
     std::filesystem::remove_all(folder);
     std::filesystem::create_directories(folder);
     plan.title = "Try <1>";
-    plan.strategies = {"a", "b"}, plan.workers = {1, 16}, plan.rates = {0.01, 0.02, 0.04}, plan.seeds = 3;
+    plan.strategies = {SearchedStrategy::parse("ddc-asgd"), SearchedStrategy::parse("ringmaster:R={2,4}+asgd:clip={0.5,1}")};
+    plan.workers = {1, 16}, plan.rates = {0.01, 0.02, 0.04};
+    plan.search = 24, plan.tuning_epochs = 2, plan.tuning_seeds = 2, plan.finalists = 2, plan.seeds = 3;
   }
-  // Best at 0.16 for "a" and at 0.02/√workers for "b"; longer runs are better.
-  Outcome fake(const Trial& t) {
-    if (++runs > until) throw Error("interrupted");
-    const double best = t.strategy == "a" ? 0.16 : 0.02 / std::sqrt(t.workers), off = std::log2(t.rate / best);
+  Cell cell(std::size_t strategy, int workers) { return {&plan.strategies[strategy], workers, "even"}; }
+
+  // ddc-asgd: best at η = 0.16, μ = 0.95. ringmaster: best at η = 0.02/√workers, R = 16, clip = 0.125, however the text is.
+  static double accuracy_of(const Trial& t) {
+    double best = 0.16, off = 0;
+    if (t.strategy == "ddc-asgd") {
+      off = 20 * std::abs(t.momentum - 0.95);
+    } else {
+      const std::size_t r = t.strategy.find("R="), clip = t.strategy.find("clip=");
+      off = std::abs(std::log2(std::stod(t.strategy.substr(r + 2)) / 16)) + std::abs(std::log2(std::stod(t.strategy.substr(clip + 5)) / 0.125));
+      best = 0.02 / std::sqrt(t.workers);
+    }
+    return 0.9 - 0.02 * std::abs(std::log2(t.rate / best)) - 0.02 * off + 1e-4 * double(t.seed % 10);
+  }
+  static Outcome outcome(const Trial& t) {
     Outcome o;
-    const double accuracy = 0.9 - 0.02 * off * off - 0.1 / t.epochs + 1e-4 * double(t.seed % 10);
-    (t.final ? o.test : o.validation) = accuracy;
-    o.accuracies.assign(std::size_t(t.epochs), accuracy), o.seconds.assign(std::size_t(t.epochs), 1);
-    o.delays = {1, 2, 3};
+    o.accuracy = accuracy_of(t);
+    o.evaluations = {{1 / 3.0, 10 / 3.0, o.accuracy / 2}, {2, 20, o.accuracy}};
+    o.delays = {1, 2, 3}, o.gap = 0.25, o.dropped = 7, o.participation = 0.5;
     return o;
   }
-  Results carry_out(int jobs = 3) {
+  Results carry_out(int jobs = 1) {
     return tandem::carry_out(
-        plan, file, jobs, [&](const Trial& t) { return fake(t); }, [](auto&, auto&) {});
+        plan, file, jobs,
+        [&](const Trial& t) {
+          if (++runs > until) throw Error("interrupted");
+          if (jobs > 1) std::this_thread::sleep_for(std::chrono::microseconds(1000 * (t.seed % 3) + 300 * (runs % 5)));
+          return outcome(t);
+        },
+        [](auto&, auto&) {});
   }
   std::string refused(const std::string& json) {
     write_file((folder / "bad.json").string(), json);
     try {
       read_plan((folder / "bad.json").string());
     } catch (const UsageError& e) {
-      return e.what();
+      return std::string(e.what()).substr(folder.string().size() + 1);
     }
     return "";
   }
 };
 
-TEST_F(Experiment, FindsTheRateAndGrowsTheGrid) {
+// What is the same however the runs were scheduled.
+bool same(const Results& a, const Results& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) {
+           return x.first == y.first && x.second.accuracy == y.second.accuracy && x.second.diverged == y.second.diverged &&
+                  x.second.evaluations == y.second.evaluations && x.second.delays == y.second.delays;
+         });
+}
+
+// ---- the search ----------------------------------------------------------------------------------------------------------------
+TEST_F(Experiment, FindsTheBestBeyondTheListsOfThePlan) {
+  plan.search = 40;
   const Results results = carry_out();
-  EXPECT_DOUBLE_EQ(chosen_rate(plan, results, "a", 1), 0.16);  // two doublings beyond the grid
-  EXPECT_DOUBLE_EQ(chosen_rate(plan, results, "a", 16), 0.16);
-  EXPECT_DOUBLE_EQ(chosen_rate(plan, results, "b", 1), 0.02);
-  EXPECT_DOUBLE_EQ(chosen_rate(plan, results, "b", 16), 0.005);
-  int final = 0;
-  for (const auto& [t, o] : results) {
-    final += t.final;
-    EXPECT_EQ(t.final, t.seed < 1000) << "seeds that choose must not be those that are reported";
+  for (int workers : plan.workers) {
+    const Search a = search(plan, results, cell(0, workers)), b = search(plan, results, cell(1, workers));
+    ASSERT_TRUE(a.chosen && b.chosen);
+    EXPECT_DOUBLE_EQ(a.chosen->rate, 0.16);  // two doublings beyond the grid
+    EXPECT_DOUBLE_EQ(a.chosen->momentum, 0.95);
+    EXPECT_DOUBLE_EQ(b.chosen->rate, workers == 1 ? 0.02 : 0.005);
+    EXPECT_EQ(b.chosen->momentum, 0) << "its rule keeps no velocity";
+    EXPECT_EQ(b.chosen->strategy, "ringmaster:R=16+asgd:clip=0.125");
+    EXPECT_EQ(b.constants, (std::vector<double>{16, 0.125}));
+    EXPECT_FALSE(a.edge || b.edge);
+    EXPECT_EQ(a.tried.size(), 40u);
+    EXPECT_EQ(b.tried.size(), 40u);
   }
-  EXPECT_EQ(final, 2 * 2 * 3);
-  const std::string page = experiment_page(plan, results);
-  EXPECT_NE(page.find("Try &lt;1&gt;"), std::string::npos);
-  EXPECT_EQ(page.find("nan"), std::string::npos);
-
-  // Seeds 1, 2, 3 give the best accuracy, 0.9 − 0.1/4, and 1e-4 more for each: standard deviation 1e-4, error 1e-4/√3.
-  const Mean a = test_accuracy(results, "a", 16), difference = advantage(results, "a", "b", 16);
-  EXPECT_EQ(a.count, 3u);
-  EXPECT_NEAR(a.value, 0.8752, 1e-12);
-  EXPECT_NEAR(a.error, 1e-4 / std::sqrt(3), 1e-12);
-  EXPECT_NEAR(difference.value, 0, 1e-12);  // paired: what a seed adds to both is no difference
-  EXPECT_NEAR(difference.error, 0, 1e-12);
-  const std::string table = experiment_table(plan, results);
-  EXPECT_NE(table.find("| workers | 1 | 16 |"), std::string::npos) << table;
-  EXPECT_NE(table.find("| a | 87.52 ± 0.01 (0.16) | 87.52 ± 0.01 (0.16) |"), std::string::npos) << table;
-  EXPECT_NE(table.find("| b | +0.00 ± 0.00 |"), std::string::npos) << table;
 }
 
-TEST_F(Experiment, TheSearchMayBeShorterThanTheRuns) {
-  plan.tuning_epochs = 2;
-  for (const auto& [t, o] : carry_out()) EXPECT_TRUE(t.final ? t.epochs == 4 : t.epochs <= 2);
+TEST_F(Experiment, EveryCellHasTheSameBudget) {
+  for (const auto& c : cells_of(plan)) {
+    int tuning = 0, others = 0, final = 0;
+    Results results;
+    for (Search s = search(plan, results, c); !s.missing.empty(); s = search(plan, results, c))
+      for (const Trial& t : s.missing) results[t] = outcome(t), (t.seed == 1001 ? tuning : others)++, final += t.final;
+    EXPECT_EQ(tuning, plan.search);
+    EXPECT_EQ(others, plan.finalists * (plan.tuning_seeds - 1));
+    EXPECT_EQ(final, 0) << "nothing is chosen on test pictures";
+  }
 }
 
-TEST_F(Experiment, GoesOnWhereItWasInterrupted) {
-  const std::size_t all = carry_out().size();
+TEST_F(Experiment, TheOrderOfNeighboursIsThatOfTheHeader) {
+  plan.rates = {0.01}, plan.search = 9, plan.workers = {1};
+  plan.momenta = {0.9, 0.5};
+  Results results;
+  auto tried = [&](std::size_t strategy) {
+    const Cell c = cell(strategy, 1);
+    for (Search s = search(plan, results, c); !s.missing.empty(); s = search(plan, results, c))
+      for (const Trial& t : s.missing) results[t].accuracy = t.rate == 0.01 && s.tried.empty() ? 0.9 : 0.1;
+    std::vector<Trial> all;
+    for (const TriedPoint& p : search(plan, results, c).tried) all.push_back(p.trial);
+    return all;
+  };
+  const auto a = tried(0);
+  EXPECT_DOUBLE_EQ(a[1].rate, 0.02);
+  EXPECT_DOUBLE_EQ(a[2].rate, 0.005);
+  EXPECT_DOUBLE_EQ(a[3].momentum, 0.95);
+  EXPECT_DOUBLE_EQ(a[4].momentum, 0.5);
+  const auto b = tried(1);
+  EXPECT_EQ(b[0].strategy, "ringmaster:R=2+asgd:clip=0.5");
+  EXPECT_EQ(b[3].strategy, "ringmaster:R=4+asgd:clip=0.5");
+  EXPECT_EQ(b[4].strategy, "ringmaster:R=1+asgd:clip=0.5");
+  EXPECT_EQ(b[5].strategy, "ringmaster:R=2+asgd:clip=1");
+  EXPECT_EQ(b[6].strategy, "ringmaster:R=2+asgd:clip=0.25");
+}
+
+TEST_F(Experiment, ABudgetThatEndsAtAnEdgeIsMarked) {
+  plan.search = 3;
+  const Results results = carry_out();
+  EXPECT_TRUE(search(plan, results, cell(0, 16)).edge);
+  EXPECT_NE(experiment_table(plan, results).find(")†"), std::string::npos);
+}
+
+TEST_F(Experiment, ListsOfConstantsContinue) {
+  const SearchedStrategy s = SearchedStrategy::parse("ringmaster:R={4,2,8}+asgd:clip={1,4}");
+  EXPECT_EQ(s.constants[0].first, 1);
+  EXPECT_EQ(s.constants[0].at(3), 16.0);
+  EXPECT_EQ(s.constants[0].at(-1), 1.0);
+  EXPECT_FALSE(s.constants[0].at(-2));
+  EXPECT_EQ(s.constants[1].at(3), 64.0);
+  EXPECT_EQ(s.constants[1].at(-2), 1.0 / 16);
+  const SearchedStrategy h = SearchedStrategy::parse("local-sgd:{2,3}");
+  EXPECT_EQ(h.constants[0].at(2), 5.0);  // 4.5, rounded
+  EXPECT_EQ(h.constants[0].at(-1), 1.0);
+  EXPECT_EQ(h.filled({5}), "local-sgd:5");
+  EXPECT_TRUE(h.momentum);
+  EXPECT_FALSE(SearchedStrategy::parse("sa-asgd").momentum);
+  for (const char* strategy : {"all-reduce", "outer:H={8,16}", "bsp", "ddc-asgd:own=off"})
+    EXPECT_TRUE(SearchedStrategy::parse(strategy).momentum) << strategy;
+}
+
+TEST_F(Experiment, ParallelRunsAndInterruptionsChangeNothing) {
+  plan.search = 6;
+  const Results all = carry_out();
   const int needed = runs;
+  EXPECT_EQ(std::size_t(needed), all.size());
   std::filesystem::remove(file);
-  runs = 0, until = 10;
-  EXPECT_THROW(carry_out(), Error);
-  {
-    std::ofstream cut(file, std::ios::app);
-    cut << R"({"strategy":"a","workers":1,"ra)";  // killed while it wrote
+  EXPECT_TRUE(same(carry_out(4), all));
+  std::filesystem::remove(file);
+  runs = 0;
+  for (until = 1; until <= needed; until++) {
+    runs = until - 1;
+    if (until < needed) {
+      EXPECT_THROW(carry_out(), Error);
+    } else {
+      until = 1 << 29;
+      EXPECT_TRUE(same(carry_out(), all));
+    }
+    std::ofstream(file, std::ios::app) << R"({"strategy":"a","workers":1,"ra)";  // killed while it wrote
+    EXPECT_NO_THROW(read_results(file, plan));
   }
-  const int done = int(read_results(file, plan).size());
-  EXPECT_GE(done, 8);
-  runs = 0, until = 1 << 30;
-  EXPECT_EQ(carry_out(1).size(), all);
-  EXPECT_EQ(runs, needed - done);
+  runs = 0;
+  EXPECT_TRUE(same(carry_out(), all));
+  EXPECT_EQ(runs, 0);
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) EXPECT_NO_THROW(Json::parse(line)) << line;
-  runs = 0;
-  EXPECT_EQ(carry_out().size(), all);
-  EXPECT_EQ(runs, 0);
+}
+
+// ---- results -------------------------------------------------------------------------------------------------------------------
+TEST_F(Experiment, ResultsAreReadAsTheyWereWritten) {
+  plan.search = 3;
+  const Results written = carry_out(), read = read_results(file, plan);
+  EXPECT_TRUE(same(written, read));
+  EXPECT_EQ(read.begin()->second.made_by, this_build());
+  EXPECT_EQ(read.begin()->second.dropped, 7);
 }
 
 TEST_F(Experiment, OtherConditionsAreAnotherExperiment) {
+  plan.search = 3;
   carry_out();
-  plan.batch = 32;
-  EXPECT_THROW(carry_out(), UsageError);
+  Plan other = plan;
+  other.batch = 32;
+  EXPECT_TRUE(test::refused([&] { read_results(file, other); }, {"plan.jsonl:1: ", "another experiment"}));
+  other = plan, other.clusters[0].shape = 10;
+  EXPECT_TRUE(test::refused([&] { read_results(file, other); }, {"plan.jsonl:1: ", "another cluster"}));
+  const std::string text = read_file(file);
+  write_file(file, text.substr(0, text.find('\n') + 1) + "{\"strategy\":\"a\"}\n");
+  EXPECT_TRUE(test::refused([&] { read_results(file, plan); }, {"plan.jsonl:2: ", "\"workers\" is missing"}));
   write_file(file, "something else\nof another kind\n");
   EXPECT_THROW(carry_out(), UsageError);
   EXPECT_EQ(read_file(file), "something else\nof another kind\n");
-}
-
-TEST_F(Experiment, PlansAreChecked) {
-  const std::string rest = R"("strategies":["asgd"],"workers":[1],"rates":[0.1])";
-  EXPECT_EQ(refused("{" + rest + "}"), "");
-  EXPECT_NE(refused("{" + rest + R"(,"epoch":3})").find("\"epoch\" is nothing that a plan has"), std::string::npos);
-  EXPECT_NE(refused("{" + rest + R"(,"epochs":0})").find("from 1"), std::string::npos);
-  EXPECT_NE(refused("{" + rest + R"(,"epochs":2,"tuning_epochs":3})").find("more than the 2"), std::string::npos);
-  EXPECT_NE(refused("{" + rest + R"(,"epochs":2.5})").find("whole number"), std::string::npos);
-  EXPECT_NE(refused("{" + rest + R"(,"model":3})").find("not a text"), std::string::npos);
-  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[0],"rates":[0.1]})"), "");
-  EXPECT_NE(refused(R"({"strategies":[]})").find("at least"), std::string::npos);
-  EXPECT_NE(refused(R"({"strategies":["asgd","bsp","asgd"],"workers":[1],"rates":[0.1]})").find("asgd twice"),
-            std::string::npos);
-  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[4,4],"rates":[0.1]})").find("4 twice"), std::string::npos);
-  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[2.7],"rates":[0.1]})").find("whole number"), std::string::npos);
-  EXPECT_NE(refused(R"({"strategies":["asgd"],"workers":[1e300],"rates":[0.1]})").find("whole number from 1 to"), std::string::npos);
-  EXPECT_NE(refused("{" + rest + R"(,"momentum":5})").find("\"momentum\" is 5"), std::string::npos);
-  EXPECT_NE(refused("[1]").find("is not a plan"), std::string::npos);
-  EXPECT_NE(refused("{"), "");
-}
-
-TEST_F(Experiment, ResultsAreARegularFile) {
   for (const char* path : {"/dev/null", "/tmp"})
-    EXPECT_TRUE(test::refused([&] { read_results(path, Plan{}); }, {path, "not a regular file"}));
+    EXPECT_TRUE(test::refused([&] { read_results(path, plan); }, {path, "not a regular file"}));
+}
+
+// ---- statistics ----------------------------------------------------------------------------------------------------------------
+TEST_F(Experiment, IntervalsAreThoseWorkedOutByHand) {
+  EXPECT_NEAR(t_quantile(4), 2.7764, 1e-4);
+  EXPECT_NEAR(t_quantile(30), 2.0423, 2e-4);
+  EXPECT_NEAR(t_quantile(120), 1.9799, 2e-4);
+  plan.search = 3;
+  Results results = carry_out();
+  const Cell a = cell(0, 1), b = cell(1, 1);
+  const double mine[] = {0.90, 0.92, 0.94}, others[] = {0.89, 0.90, 0.91};  // differences 0.01, 0.02, 0.03: std 0.01
+  for (int k = 0; k < 3; k++) {
+    Trial t = *search(plan, results, a).chosen, u = *search(plan, results, b).chosen;
+    t.seed = u.seed = std::uint64_t(k + 1);
+    results[t].accuracy = mine[k], results[u].accuracy = others[k];
+  }
+  const Paired p = advantage(plan, results, a, b);
+  EXPECT_EQ(p.pairs, 3u);
+  EXPECT_NEAR(p.value, 0.02, 1e-12);
+  EXPECT_NEAR(p.high - p.value, 4.3027 * 0.01 / std::sqrt(3), 1e-6);
+  EXPECT_NEAR(p.value - p.low, 4.3027 * 0.01 / std::sqrt(3), 1e-6);
+  const CensoredMean m = test_accuracy(plan, results, a);
+  EXPECT_NEAR(m.mean.value, 0.92, 1e-12);
+  EXPECT_NEAR(m.mean.error, 0.02 / std::sqrt(3), 1e-12);
+}
+
+TEST_F(Experiment, TimesToATarget) {
+  Outcome o;
+  o.evaluations = {{1, 10, 0.5}, {2, 20, 0.7}, {3, 30, 0.6}, {4, 40, 0.9}};
+  EXPECT_DOUBLE_EQ(*time_to(0.6, o), 15);  // half way between the first two; the first crossing
+  EXPECT_DOUBLE_EQ(*time_to(0.75, o), 35);
+  EXPECT_DOUBLE_EQ(*time_to(0.4, o), 10);
+  EXPECT_FALSE(time_to(0.91, o));
+}
+
+TEST_F(Experiment, CensoredRunsAreCountedAndNotAveraged) {
+  plan.search = 3, plan.target = 0.6;
+  Results results = carry_out();
+  const Cell a = cell(0, 1), b = cell(1, 1);
+  // Times 10, 20 and never; the other's 5, 5, and diverged before it got there.
+  for (int k = 0; k < 3; k++) {
+    Trial t = *search(plan, results, a).chosen, u = *search(plan, results, b).chosen;
+    t.seed = u.seed = std::uint64_t(k + 1);
+    results[t].accuracy = k == 2 ? 0.5 : 0.8, results[t].evaluations = {{1, 10.0 * (k + 1), k == 2 ? 0.5 : 0.6}};
+    results[u].diverged = k == 2, results[u].accuracy = k == 2 ? 0 : 0.8, results[u].evaluations = {{1, 5, k == 2 ? 0.1 : 0.6}};
+  }
+  const CensoredMean accuracy = test_accuracy(plan, results, b), time = time_to_target(plan, results, a);
+  EXPECT_NEAR(accuracy.mean.value, 0.8, 1e-12);
+  EXPECT_EQ(accuracy.diverged, 1u);
+  EXPECT_DOUBLE_EQ(time.mean.value, 15);
+  EXPECT_EQ(time.not_reached, 1u);
+  const Paired p = time_ratio(plan, results, a, b);  // 2 and 4
+  EXPECT_NEAR(p.value, std::sqrt(8.0), 1e-12);
+  EXPECT_NEAR(std::log(p.high / p.value), 12.7062 * std::log(2) / 2, 1e-5);  // std of the logs: ln 2/√2, over √2 pairs
+  EXPECT_EQ(p.pairs, 2u);
+  EXPECT_EQ(p.censored, 1u);
+  const std::string table = experiment_table(plan, results);
+  EXPECT_NE(table.find("80.00 ± 0.00 (2 of 3; 1 diverged) (η 0."), std::string::npos) << table;
+  EXPECT_NE(table.find("15.0 ± 5.0 (2 of 3; 1 not reached)"), std::string::npos) << table;
+  EXPECT_NE(table.find("(2 of 3 pairs)"), std::string::npos) << table;
+  EXPECT_EQ(table.find("nan"), std::string::npos);
+}
+
+TEST_F(Experiment, ADivergedTuningSeedCountsAsMinusOne) {
+  plan.search = 3, plan.rates = {0.01, 0.02, 0.04}, plan.workers = {1};
+  Results results;
+  const Cell c = cell(0, 1);
+  for (Search s = search(plan, results, c); !s.missing.empty(); s = search(plan, results, c))
+    for (const Trial& t : s.missing) {
+      results[t].accuracy = 0.5 + t.rate;                               // the largest rate is the best,
+      results[t].diverged = t.rate > 0.03 && t.seed == 1002;            // but diverges with the second seed
+    }
+  EXPECT_DOUBLE_EQ(search(plan, results, c).chosen->rate, 0.02);
+}
+
+TEST_F(Experiment, PageAndStatus) {
+  plan.search = 3;
+  EXPECT_NE(experiment_status(plan, {}, 2).find("unknown"), std::string::npos);
+  const Results results = carry_out();
+  const std::string page = experiment_page(plan, results);
+  EXPECT_NE(page.find("Try &lt;1&gt;"), std::string::npos);
+  const std::string status = experiment_status(plan, results, 2);
+  EXPECT_NE(status.find("3 of 3 points tried, chosen, 3 of 3 final runs"), std::string::npos) << status;
+  EXPECT_NE(status.find("about 0.0 hours"), std::string::npos) << status;
+}
+
+// ---- checks --------------------------------------------------------------------------------------------------------------------
+TEST_F(Experiment, AFalsifiedRowIsFound) {
+  plan.search = 3;
+  const Results results = carry_out();
+  const auto rows = rows_to_check(results, 3, 17, 300);
+  EXPECT_EQ(rows, rows_to_check(results, 3, 17, 300));
+  EXPECT_NE(rows, rows_to_check(results, 3, 18, 300));
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_TRUE(rows_to_check(results, 3, 17, -1).empty());
+  for (const Trial& t : rows) {
+    Outcome again = outcome(t);
+    again.made_by = this_build();
+    EXPECT_EQ(contradiction(results, t, again), "");
+    Results falsified = results;
+    falsified[t].accuracy += 1e-6;
+    EXPECT_NE(contradiction(falsified, t, again).find("not the same bits"), std::string::npos);
+    falsified[t].made_by = "0.0.1, another CPU";
+    EXPECT_EQ(contradiction(falsified, t, again), "");  // within 1 point
+    falsified[t].accuracy += 0.02;
+    EXPECT_NE(contradiction(falsified, t, again).find("may differ by"), std::string::npos);
+    falsified = results, falsified[t].diverged = true;
+    EXPECT_NE(contradiction(falsified, t, again), "");
+  }
+}
+
+// ---- plans ---------------------------------------------------------------------------------------------------------------------
+TEST_F(Experiment, APlanIsRead) {
+  EXPECT_EQ(refused(R"({"strategies":["asgd:clip={4,1}"],"workers":[1],"rates":[0.4,0.1],"target":0.5,"momenta":[0.9],
+    "clusters":[{"name":"even"},{"name":"uneven","shape":10,"slow_share":0.5,"slow_factor":4,"latency":0.01,"bandwidth":1e9}]})"), "");
+  const Plan p = read_plan((folder / "bad.json").string());
+  EXPECT_EQ(p.title, "bad");
+  EXPECT_EQ(p.rates, (std::vector<double>{0.1, 0.4}));
+  EXPECT_EQ(p.tuning_epochs, p.epochs);
+  EXPECT_EQ(*p.target, 0.5);
+  const VirtualCluster c = p.clusters[1].of(5);
+  EXPECT_EQ(c.slower, (std::map<int, double>{{3, 4}, {4, 4}}));
+  EXPECT_EQ(c.bandwidth, 1e9);
+  EXPECT_TRUE(p.clusters[1].of(1).slower.empty());
+}
+
+TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
+  const std::string rest = "\"strategies\":[\"asgd\"],\n\"workers\":[1],\n\"rates\":[0.1]";  // lines 2, 3, 4
+  auto with = [&](const std::string& line5) { return refused("{\n" + rest + ",\n" + line5 + "\n}"); };
+  auto expect = [](const std::string& said, const std::string& line, const std::string& what) {
+    EXPECT_EQ(said.find("bad.json:" + line + ": "), 0u) << said;
+    EXPECT_NE(said.find(what), std::string::npos) << said;
+  };
+  EXPECT_EQ(with("\"epochs\":3"), "");
+  expect(with("\"epoch\":3"), "5", "\"epoch\" is not a field of a plan");
+  expect(with("\"epochs\":0"), "5", "from 1");
+  expect(with("\"epochs\":2.5"), "5", "whole number");
+  expect(with("\"epochs\":\"2\""), "5", "not a number");
+  expect(with("\"epochs\":2,\n\"tuning_epochs\":3"), "6", "to 2");
+  expect(with("\"epochs\":2,\n\"epochs\":3"), "6", "comes twice");
+  expect(with("\"augment\":1"), "5", "not true or false");
+  expect(with("\"model\":3"), "5", "not a text");
+  expect(with("\"model\":\"resnet21\""), "5", "resnet21");
+  expect(with("\"data_set\":\"mnits\""), "5", "no data set");
+  expect(with("\"dtype\":\"f16\""), "5", "f32 or bf16");
+  expect(with("\"schedule\":\"cosinus\""), "5", "cosinus");
+  expect(with("\"target\":92"), "5", "to 0.9999");
+  expect(with("\"search\":0"), "5", "from 1");
+  expect(with("\"momenta\":[0.9,\n1]"), "6", "to 0.9999");
+  expect(with("\"momenta\":[0.9,\n0.9]"), "6", "twice");
+  expect(with("\"momenta\":[]"), "5", "is empty");
+  expect(with("\"clusters\":[\n{\"shape\":1}]"), "6", "\"name\" is missing");
+  expect(with("\"clusters\":[\n{\"name\":\"a\",\"shap\":1}]"), "6", "not a field of a cluster");
+  expect(with("\"clusters\":[\n{\"name\":\"a\",\"shape\":0.001}]"), "6", "0.001");
+  expect(with("\"clusters\":[\n{\"name\":\"a\",\n\"slow_share\":2}]"), "7", "from 0 to 1");
+  expect(with("\"clusters\":[{\"name\":\"a\"},\n{\"name\":\"a\"}]"), "6", "twice");
+  expect(with("\"clusters\":[\n3]"), "6", "a cluster is an object");
+  expect(with("\"seeds\" 3"), "5", "expected ':'");
+  expect(refused("{\n\"strategies\":[\"asgd\"],\n\"workers\":[1]}"), "1", "\"rates\" is missing");
+  expect(refused("[1]"), "1", "a plan is an object");
+  expect(refused("{\n"), "2", "the end");
+  auto strategy = [&](const std::string& s) { return refused("{\"strategies\":[\"bsp\",\n\"" + s + "\"],\n\"workers\":[1],\"rates\":[0.1]}"); };
+  EXPECT_EQ(strategy("asgd:clip={1,2}"), "");
+  expect(strategy("agsd"), "2", "agsd");
+  expect(strategy("bsp"), "2", "twice");
+  expect(strategy("asgd:clip={1"), "2", "not closed");
+  expect(strategy("asgd:clip={1}"), "2", "two values");
+  expect(strategy("asgd:clip={1,1}"), "2", "twice");
+  expect(strategy("asgd:clip={0,1}"), "2", "clip");
+  expect(strategy("ddc-asgd:clamp={on,off}"), "2", "a row of its own");
+  expect(strategy("ringmaster:R={1,2.5}"), "2", "whole numbers");
+  auto lists = [&](const std::string& workers, const std::string& rates) {
+    return refused("{\"strategies\":[\"asgd\"],\n\"workers\":" + workers + ",\n\"rates\":" + rates + "}");
+  };
+  expect(lists("[0]", "[0.1]"), "2", "from 1");
+  expect(lists("[2.7]", "[0.1]"), "2", "whole number");
+  expect(lists("[4,4]", "[0.1]"), "2", "4 twice");
+  expect(lists("[1e300]", "[0.1]"), "2", "to 100000");
+  expect(lists("[]", "[0.1]"), "2", "is empty");
+  expect(lists("[1]", "[0.1,\n0.3]"), "4", "power of two");
+  expect(lists("[1]", "[0.1,\n\"a\"]"), "4", "not a number");
 }
 
 }  // namespace

@@ -691,7 +691,8 @@ TEST(Server, TheLearningRateFollowsWhatWasApplied) {
 TEST(Server, ARecordedRunIsRepeatedToTheBit) {
   constexpr int ranks = 3;
   const auto cuts = shard_cuts(n, ranks);
-  const auto rate = [](std::int64_t pushes) { return 0.1 / double(1 + pushes / 20); };
+  // dana-dc diverges in some orders at 0.1, and nothing equals what is not a number.
+  const auto rate = [](std::int64_t pushes) { return 0.02 / double(1 + pushes / 20); };
   std::vector<std::pair<std::string, bool>> all{{"ssp:1+ddc-asgd", false}, {"ddc-asgd", true}};
   for (const std::string& rule : rule_names()) all.push_back({rule, false});
   for (const auto& [strategy, pipeline] : all)

@@ -26,6 +26,12 @@ struct Net : Module {
   Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
 };
 
+struct NetWithStatistics : Net {  // and random numbers
+  BatchNorm2d& bn = child<BatchNorm2d>("bn", 1);
+  Dropout& dropout = child<Dropout>("dropout", 0.2);
+  Variable forward(const Variable& x) override { return fc2(dropout(fc1(flatten(bn(x))))); }
+};
+
 struct Trained {
   std::vector<double> weights;
   SimulatorReport report;
@@ -34,6 +40,7 @@ struct Trained {
 struct Bench {
   std::unique_ptr<Backend> backend = cpu_backend(1);
   Dataset data = synthetic({.side = 8, .train = 640, .test = 200, .seed = 3});
+  bool statistics = false;  // the network has them
   std::vector<double> weights_of(Module& model) {
     std::vector<double> all;
     for (auto& [name, p] : model.parameters())
@@ -45,7 +52,8 @@ struct Bench {
               std::int64_t batch = 16, const std::function<void(Batch&)>& each = {}) {
     Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0, .transform = each}, *backend);
     Loader test(data.test, {.batch = 100, .shuffle = false, .prefetch = 0}, *backend);
-    Net net;
+    const std::unique_ptr<Net> model = statistics ? std::make_unique<NetWithStatistics>() : std::make_unique<Net>();
+    Module& net = *model;
     options.progress = false;
     Trained t;
     t.report = simulate(net, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, options);
@@ -53,10 +61,10 @@ struct Bench {
     t.weights = weights_of(net);
     return t;
   }
-  std::vector<double> one_machine(std::int64_t batch, double rate, const std::string& schedule = "constant") {
+  std::vector<double> one_machine(std::int64_t batch, double rate, const std::string& schedule = "constant", bool nesterov = false) {
     Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0}, *backend);
     Net net;
-    SGD sgd({.learning_rate = rate, .momentum = 0.9, .weight_decay = 5e-4});
+    SGD sgd({.learning_rate = rate, .momentum = 0.9, .nesterov = nesterov, .weight_decay = 5e-4});
     Strategy alone;
     fit(net, cross_entropy_loss(), sgd, *backend, {train, nullptr, nullptr},
         {.epochs = 3, .schedule = Schedule::parse(schedule), .progress = false}, &alone);
@@ -82,13 +90,22 @@ TEST(Simulator, OneWorkerIsOneMachine) {
 TEST(Simulator, AllReduceIsALargerBatch) {
   Bench bench;
   const auto wanted = bench.one_machine(64, 0.05);
-  for (const char* same : {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1"}) {
+  for (const char* same : {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1", "outer:H=1,momentum=0,lr=1"}) {
     const auto got = bench.run(of(same, 4)).weights;
     ASSERT_EQ(got.size(), wanted.size());
     double most = 0;
     for (std::size_t i = 0; i < got.size(); i++) most = std::max(most, std::abs(got[i] - wanted[i]));
     EXPECT_LT(most, 2e-6) << same;
   }
+}
+
+// One worker's steps, one by one through the outer optimizer, are Nesterov's.
+TEST(Simulator, AnOuterStepIsNesterovs) {
+  Bench bench;
+  const auto wanted = bench.one_machine(16, 0.05, "constant", true),
+             got = bench.run(of("outer:H=1,momentum=0.9,lr=1", 1), {.learning_rate = 0.05, .momentum = 0, .weight_decay = 5e-4}).weights;
+  for (std::size_t i = 0; i < got.size(); i++) ASSERT_NEAR(got[i], wanted[i], 2e-5) << i;
+  EXPECT_NE(bench.run(of("outer:H=4", 4)).weights, bench.run(of("local-sgd:4", 4)).weights);
 }
 
 TEST(Simulator, RepeatsToTheBit) {
@@ -298,28 +315,32 @@ void expect_same(const Trained& a, const Trained& b, const std::string& what) {
 
 TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
   Bench bench;
+  bench.statistics = true;
   Interrupted files;
-  for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3", "rennala:B=2",
-                               "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3", "post-local-sgd:3",
-                               "cocod-sgd:3", "easgd:3"}) {
-    SimulatorOptions o = of(strategy, 5);
-    o.schedule = Schedule::parse("step:1:0.5");
-    o.evaluate_every = 0.3;
-    o.cluster.slower[1] = 2.5, o.cluster.latency = 0.01;
-    o.metrics = files.checkpoint + ".whole";
-    const Trained whole = bench.run(o);
-    const std::string lines = read_file(o.metrics);
+  // Of 50 workers some have nothing left to do at the end of the second epoch, and some what they are to train once more.
+  for (const int workers : {5, 50})
+    for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3",
+                                 "rennala:B=2", "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3",
+                                 "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3"}) {
+      const std::string what = std::string(strategy) + " by " + std::to_string(workers);
+      SimulatorOptions o = of(strategy, workers);
+      o.schedule = Schedule::parse("step:1:0.5");
+      o.evaluate_every = 0.3;
+      o.cluster.slower[1] = 2.5, o.cluster.latency = 0.2;
+      o.metrics = files.checkpoint + ".whole";
+      const Trained whole = bench.run(o);
+      const std::string lines = read_file(o.metrics);
 
-    o.metrics = files.checkpoint + ".parts", o.checkpoint = files.checkpoint;
-    files.stop(bench, o, 30);
-    EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << strategy;  // before the first epoch's end
-    files.stop(bench, o, 75);
-    ASSERT_TRUE(std::filesystem::exists(o.checkpoint)) << strategy;
-    files.stop(bench, o, 45);  // from the end of the first epoch into the third
-    expect_same(whole, bench.run(o), strategy);
-    EXPECT_EQ(read_file(o.metrics), lines) << strategy;
-    EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << strategy;
-  }
+      o.metrics = files.checkpoint + ".parts", o.checkpoint = files.checkpoint;
+      files.stop(bench, o, 30);
+      EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << what;  // before the first epoch's end
+      files.stop(bench, o, 75);
+      ASSERT_TRUE(std::filesystem::exists(o.checkpoint)) << what;
+      files.stop(bench, o, 45);  // from the end of the first epoch past that of the second
+      expect_same(whole, bench.run(o), what);
+      EXPECT_EQ(read_file(o.metrics), lines) << what;
+      EXPECT_FALSE(std::filesystem::exists(o.checkpoint)) << what;
+    }
 }
 
 TEST(Simulator, AnotherRunsCheckpointIsRefused) {

@@ -172,11 +172,11 @@ std::string experiment_table(const Plan& plan, const Results& results);
 std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 
 // ---- checks --------------------------------------------------------------------------------------------------------------------
-// n rows drawn by `seed`, of those that took at most `longest` seconds of computation; of all when there are none.
+// n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
 // Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. Made by the same version on
 // the same CPU model, accuracies must be equal to the bit. Otherwise they may differ by 3 standard deviations of the same trial's
-// results with other seeds, and always by 1 point.
+// results over its seeds, and always by 1 point.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 
 }  // namespace tandem

@@ -12,7 +12,6 @@
 #include "dist/server/asynchrony.h"
 #include "dist/server/rules.h"
 #include "dist/server/straggler_emulation.h"
-#include "dist/strategies/local_sgd.h"
 #include "layers/models/models.h"
 
 namespace tandem {
@@ -23,7 +22,7 @@ using Kind = Json::Kind;
 // Whether the update rule of a strategy keeps a velocity. Throws UsageError for a strategy that the simulator does not have.
 bool keeps_momentum(const std::string& strategy) {
   check_simulation({.strategy = strategy});
-  if (strategy == "all-reduce" || LocalSteps::parse(strategy)) return true;
+  if (!Asynchrony::is_one(strategy)) return true;  // all-reduce, and steps of SGD between exchanges
   const Rule::Keeps keeps = make_rule(Asynchrony::parse(strategy).rule)->keeps();
   return keeps.velocity || keeps.own;
 }

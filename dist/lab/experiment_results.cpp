@@ -21,13 +21,11 @@ std::string exact(double v) {  // the fewest digits that give the same number wh
   char text[32];
   return std::string(text, std::to_chars(text, text + sizeof text, v).ptr);
 }
-template <class Number>
-std::string array_of(const std::vector<Number>& values, std::string (*text)(double)) {
+std::string array_of(const std::vector<double>& values) {
   std::string all = "[";
-  for (const Number& v : values) all += (all.size() > 1 ? "," : "") + text(v);
+  for (double v : values) all += (all.size() > 1 ? "," : "") + exact(v);
   return all + "]";
 }
-std::string seven_digits(double v) { return json_number(v); }
 
 std::string conditions(const Plan& p) {
   std::ostringstream text;
@@ -116,8 +114,8 @@ std::string line_of(const Trial& t, const Outcome& o) {
     epochs.push_back(e.epoch), seconds.push_back(e.seconds), accuracies.push_back(e.accuracy);
   std::string line = "{" + key_of(t) + ",\"status\":" + (o.diverged ? "\"diverged\"" : "\"ok\"");
   if (!o.diverged) line += std::string(t.final ? ",\"test\":" : ",\"validation\":") + exact(o.accuracy);
-  line += ",\"evaluations\":{\"epoch\":" + array_of(epochs, seven_digits) + ",\"seconds\":" + array_of(seconds, exact) +
-          ",\"accuracy\":" + array_of(accuracies, exact) + "},\"delays\":" + array_of(o.delays, exact) +
+  line += ",\"evaluations\":{\"epoch\":" + array_of(epochs) + ",\"seconds\":" + array_of(seconds) +
+          ",\"accuracy\":" + array_of(accuracies) + "},\"delays\":" + array_of(o.delays) +
           ",\"participation\":" + json_number(o.participation) + ",\"dropped\":" + exact(o.dropped) + ",\"gap\":" + json_number(o.gap) +
           ",\"correction\":" + json_number(o.correction) + ",\"wall_seconds\":" + json_number(o.wall_seconds) + "}\n";
   return line;
@@ -165,13 +163,13 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
   if (was.diverged != again.diverged) return both;
   const double difference = std::abs(was.accuracy - again.accuracy);
   if (was.made_by == again.made_by) return difference == 0 && was.evaluations == again.evaluations ? "" : both + " (not the same bits)";
-  std::vector<double> others;
+  std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
   for (const auto& [t, o] : results) {
     Trial same = t;
     same.seed = trial.seed;
-    if (same == trial && !o.diverged) others.push_back(o.accuracy);
+    if (same == trial && t.seed != trial.seed && !o.diverged) seeds.push_back(o.accuracy);
   }
-  const Mean m = mean_of(others);
+  const Mean m = mean_of(seeds);
   const double std = m.count > 1 ? m.error * std::sqrt(double(m.count)) : 0, most = std::max(0.01, 3 * std);
   return difference <= most ? "" : both + " (they may differ by " + json_number(100 * most) + " points)";
 }

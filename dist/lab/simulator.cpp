@@ -18,7 +18,7 @@
 #include "core/random.h"
 #include "core/text.h"
 #include "dist/server/asynchrony.h"
-#include "dist/strategies/local_sgd.h"
+#include "dist/strategies/outer.h"
 #include "dist/server/straggler_emulation.h"
 #include "dist/server/shard_service.h"
 #include "dist/server/server_layout.h"
@@ -486,22 +486,25 @@ class ByServers : public Method {
 // ---- by workers that make steps of their own ---------------------------------------------------------------------------
 // Each worker has weights and a velocity, makes `steps` SGD steps, and then exchanges what came of them:
 //   local-sgd       all wait for each other, and go on from the mean of their weights (Stich 2018)
-//   post-local-sgd  the same, but with one step between exchanges until the first decay of the learning rate (Lin et al. 2018)
-//   cocod-sgd       the mean is made while the next steps run; what they changed is added to it (Shen et al. 2019)
+//   outer           as local-sgd, but the way to the mean is a gradient for SGD with Nesterov's momentum (Douillard et al. 2023)
+//   post-local-sgd  as local-sgd, but with one step between exchanges until the first decay of the learning rate (Lin et al. 2018)
+//   cocod-sgd       as local-sgd, but the mean is made while the next steps run; what they changed is added to it (Shen et al. 2019)
 //   easgd           nobody waits: worker and centre are drawn to each other, x −= α(x − z), z += α(x − z), α = 0.9/K
 //                   (Zhang, Choromanska and LeCun 2015)
 class Local : public Method {
  public:
   using Kind = LocalSteps::Kind;
-  Local(Simulation& s, Kind kind, std::int64_t steps)
+  Local(Simulation& s, Kind kind, std::int64_t steps, std::optional<OuterSteps> outer = {})
       : s_(s),
         kind_(kind),
         steps_(steps),
+        outer_(outer),
         rule_(make_rule("asgd-m")),
         centre_(s.flat().values.clone()),
         mean_(Tensor::like(centre_)),
         scales_(learning_rate_scales(s.flat())),
         workers_(std::size_t(s.workers())) {
+    if (outer_) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
     for (Worker& w : workers_) {
       w.x = centre_.clone();
       w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
@@ -544,7 +547,7 @@ class Local : public Method {
     average([](const Worker& w) -> const Tensor& { return w.x; });
     return mean_;
   }
-  void archive(Archive& a) override { a(centre_, workers_, mean_ready_); }
+  void archive(Archive& a) override { a(centre_, outer_velocity_, workers_, mean_ready_); }
 
  private:
   struct Worker {
@@ -561,6 +564,15 @@ class Local : public Method {
     float* m = mean_.write<float>();
     for (std::int64_t i = 0; i < mean_.numel(); i++) m[i] /= float(workers_.size());
   }
+  void outer_step() {  // Δ = θ − mean; m = β·m + Δ; θ = θ − γ(Δ + β·m)
+    float *theta = centre_.write<float>(), *m = outer_velocity_.write<float>(), *mean = mean_.write<float>();
+    const float beta = float(outer_->momentum), gamma = float(outer_->learning_rate);
+    for (std::int64_t i = 0; i < centre_.numel(); i++) {
+      const float d = theta[i] - mean[i];
+      m[i] = beta * m[i] + d;
+      theta[i] = mean[i] = theta[i] - gamma * (d + beta * m[i]);
+    }
+  }
   void average_when_all_wait() {
     if (kind_ == Kind::elastic || s_.active() == 0) return;
     if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
@@ -576,6 +588,7 @@ class Local : public Method {
       mean_ready_ = at + s_.all_reduce();
     } else {
       average([](const Worker& w) -> const Tensor& { return w.x; });
+      if (outer_) outer_step();
       for (Worker& w : workers_) w.x.copy_from(mean_);
     }
     for (int m = 0; m < s_.workers(); m++) {
@@ -588,8 +601,9 @@ class Local : public Method {
   Simulation& s_;
   Kind kind_;
   std::int64_t steps_;
+  std::optional<OuterSteps> outer_;
   std::unique_ptr<Rule> rule_;
-  Tensor centre_, mean_;
+  Tensor centre_, mean_, outer_velocity_;
   std::vector<float> scales_;
   std::vector<Worker> workers_;
   double mean_ready_ = 0;
@@ -598,6 +612,7 @@ class Local : public Method {
 // Vectors as long as the weights that a strategy keeps for each worker.
 int vectors_of_a_worker(const std::string& text) {
   if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
+  if (text.find('+') == text.npos && OuterSteps::parse(text)) return 2;
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   const auto keeps = make_rule(how.rule)->keeps();
   // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
@@ -609,6 +624,10 @@ std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (const auto local = LocalSteps::parse(text)) {
     if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
     return std::make_unique<Local>(s, local->kind, local->every.steps);
+  }
+  if (const auto outer = OuterSteps::parse(text)) {
+    if (outer->every.alpha > 0 || outer->stream > 1) refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
+    return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
   }
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }

@@ -21,8 +21,8 @@ struct VirtualCluster {
 };
 
 struct SimulatorOptions {
-  // As --strategy: "ddc-asgd", "ssp:3", … (dist/server/asynchrony.h), or "all-reduce", or local-sgd:H, post-local-sgd:H, cocod-sgd:H
-  // and easgd:H, whose workers make H steps of their own between two exchanges.
+  // As --strategy: "ddc-asgd", "ssp:3", … (dist/server/asynchrony.h), or "all-reduce", or local-sgd:H, post-local-sgd:H, cocod-sgd:H,
+  // easgd:H and outer:H=…, whose workers make H steps of their own between two exchanges.
   std::string strategy = "ddc-asgd";
   VirtualCluster cluster = {};
   int epochs = 1;          // of all workers together
