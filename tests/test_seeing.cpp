@@ -718,7 +718,8 @@ Results made_up(const Plan& plan) {
 }
 
 TEST(SeeingExperiment, PageWithDivergedRuns) {
-  Plan plan{.title = "Try <1> & \"2\""};
+  Plan plan;
+  plan.title = "Try <1> & \"2\"";
   for (const char* s : {"ddc-asgd", "all-reduce", "asgd-m", "ringmaster:R={2,4}+asgd:clip={1,4}", "ddc-asgd:lambda=20"})
     plan.strategies.push_back(SearchedStrategy::parse(s));
   plan.workers = {4, 2}, plan.rates = {0.01, 0.04}, plan.search = 6, plan.tuning_epochs = 2, plan.seeds = 3, plan.target = 0.85;
