@@ -16,6 +16,7 @@
 #include "core/trace/trace.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
+#include "dist/lab/experiment.h"
 #include "layers/export/chart.h"
 #include "layers/train/fit.h"
 #include "layers/layers.h"
@@ -661,6 +662,83 @@ TEST(SeeingChart, DrawsEveryPointInsideAndGapsWhereThereIsNone) {
   EXPECT_EQ(
       svg_of({.title = "t", .x_unit = "", .y_unit = "", .lines = {{.label = "n", .x = {1}, .y = {5}}}}).find("nan"),
       std::string::npos);
+}
+
+TEST(SeeingChart, MarksWhatHasNoValueAndWhatLiesBelowTheAxis) {
+  Chart chart{.title = "t", .x_unit = "K", .y_unit = "%"};
+  chart.lines.push_back({.label = "a", .x = {1, 2, 3}, .y = {0.9, 0.8, NAN}, .open = {false, true}, .crosses = {3}});
+  chart.lines.push_back({.label = "b", .x = {1, 2}, .y = {0.9, 0.1}});
+  chart.y_from = 0.7;
+  const std::string svg = svg_of(chart);
+  EXPECT_EQ(not_well_formed(svg), "") << svg;
+  EXPECT_NE(svg.find("class=\"open\""), std::string::npos);
+  EXPECT_NE(svg.find("<title>a, K 3: no value</title>"), std::string::npos);
+  EXPECT_NE(svg.find("<title>b, K 2: 0.1</title>"), std::string::npos);
+  EXPECT_EQ(svg.find(">0.1</text>"), svg.npos) << "the axis begins at 0.7";
+  for (std::size_t at = svg.find(" cy=\""); at != svg.npos; at = svg.find(" cy=\"", at + 1)) EXPECT_LE(std::stod(svg.substr(at + 5)), 222);
+  EXPECT_EQ(svg.find("nan"), svg.npos);
+}
+
+TEST(SeeingChart, HeatMapAndDotPlot) {
+  HeatMap map{.title = "K < 4", .x_unit = "η", .y_unit = "μ", .x = {"0.1", "0.2"}, .y = {"0", "0.9"}};
+  map.cells = {{.x = 0, .y = 1, .value = 0.9, .text = "90.0", .tooltip = "a & b", .outlined = true}, {.x = 1, .y = 0, .tooltip = "diverged"}};
+  const std::string heat = svg_of(map);
+  EXPECT_EQ(not_well_formed(heat), "") << heat;
+  for (const char* part : {"K &lt; 4", ">90.0</text>", ">×</text>", "<title>a &amp; b</title>", "class=\"chosen\" x=\"41.0\" y=\"23.0\""})
+    EXPECT_NE(heat.find(part), heat.npos) << part << heat;
+  DotPlot plot{.title = "t", .x_unit = "points"};
+  plot.rows = {{.label = "a<b", .value = 1, .low = 0.5, .high = 1.5, .note = "+1"}, {.label = "c", .value = -1}, {.label = "d", .note = "diverged"}};
+  const std::string dots = svg_of(plot);
+  EXPECT_EQ(not_well_formed(dots), "") << dots;
+  EXPECT_NE(dots.find("a&lt;b"), dots.npos);
+  for (const std::string& svg : {heat, dots, svg_of(HeatMap{.title = "", .x_unit = "", .y_unit = ""}), svg_of(DotPlot{.title = "", .x_unit = ""})}) {
+    EXPECT_EQ(svg.find("nan"), svg.npos) << svg;
+    EXPECT_EQ(svg.find("inf"), svg.npos) << svg;
+  }
+}
+
+// Runs whose accuracies are made up; asgd-m diverges, always with 4 workers and for some seeds with 2.
+Results made_up(const Plan& plan) {
+  Results results;
+  for (const Cell& cell : cells_of(plan))
+    for (bool more = true; more;) {
+      const Search s = search(plan, results, cell);
+      std::vector<Trial> trials = s.missing;
+      for (int k = 1; s.chosen && k <= plan.seeds; k++) trials.push_back(*s.chosen), trials.back().seed = std::uint64_t(k);
+      for (const Trial& t : trials) {
+        Outcome& o = results[t];
+        o.diverged = t.strategy == "asgd-m" && t.final && (t.workers == 4 || t.seed == 2);
+        if (!o.diverged) o.accuracy = 0.9 - 0.01 * std::abs(std::log2(t.rate / 0.04)) + 0.001 * double(t.seed % 10);
+        if (!o.diverged) o.evaluations = {{1, 10, 0.5}, {2, 20, o.accuracy}};
+        o.delays = {1, 2, 3}, o.gap = NAN, o.made_by = "a <machine>";
+      }
+      more = !s.chosen;
+    }
+  return results;
+}
+
+TEST(SeeingExperiment, PageWithDivergedRuns) {
+  Plan plan;
+  plan.title = "Try <1> & \"2\"";
+  for (const char* s : {"ddc-asgd", "all-reduce", "asgd-m", "ringmaster:R={2,4}+asgd:clip={1,4}", "ddc-asgd:lambda=20"})
+    plan.strategies.push_back(SearchedStrategy::parse(s));
+  plan.workers = {4, 2}, plan.rates = {0.01, 0.04}, plan.search = 6, plan.tuning_epochs = 2, plan.seeds = 3, plan.target = 0.85;
+  plan.clusters = {{.name = "<even>"}, {.name = "un&even", .slow_share = 0.5, .slow_factor = 4}};
+  Results results = made_up(plan);
+  const std::string page = experiment_page(plan, results);
+  EXPECT_EQ(not_well_formed(page), "");
+  for (const char* part : {"Try &lt;1&gt; &amp; &quot;2&quot;", "Cluster &lt;even&gt;", "a &lt;machine&gt;", "asgd-m, K = 2: 1 of 3 diverged",
+                           "asgd-m, K = 4: 3 of 3 diverged", "<title>asgd-m, workers K 4: no value</title>", "class=\"open\"", "lambda=20",
+                           "1 of 3 diverged ‡", "prefers-color-scheme", "@media print"})
+    EXPECT_NE(page.find(part), page.npos) << part;
+  for (const char* part : {"nan", "inf ", "<even>", "<machine>", "http", "<script"}) EXPECT_EQ(page.find(part), page.npos) << part;
+
+  std::erase_if(results, [](const auto& r) { return r.first.final && r.first.seed > 1; });  // one run each: no errors, no intervals
+  for (const Results& few : {results, Results{}}) {
+    const std::string some = experiment_page(plan, few);
+    EXPECT_EQ(not_well_formed(some), "");
+    EXPECT_EQ(some.find("nan"), some.npos);
+  }
 }
 
 TEST(SeeingReport, PageOfRealRuns) {

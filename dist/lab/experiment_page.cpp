@@ -1,13 +1,317 @@
-// The page of an experiment: one HTML file that needs nothing else.
-#include "dist/lab/experiment.h"
+// The page of an experiment: one HTML file that needs nothing else. Its head, its tables, and what the captions say.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "dist/lab/experiment_page.h"
 #include "layers/export/chart.h"
 
 namespace tandem {
+namespace {
 
-std::string experiment_page(const Plan& plan, const Results& results) {
-  const std::string title = html_escaped(plan.title);
-  return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"generator\" content=\"Tandem\">\n<title>" + title +
-         "</title>\n</head>\n<body>\n<h1>" + title + "</h1>\n<pre>" + html_escaped(experiment_table(plan, results)) + "</pre>\n</body>\n</html>\n";
+const char* const page_style = R"css(body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1180px;margin:0 auto;padding:24px 16px}h1{font-size:24px}h2{font-size:20px;margin-top:40px}h3{font-size:16px;margin:28px 0 8px}
+h4{font-size:14px;margin:0 0 4px}nav a{margin-right:14px}a{color:var(--c0)}
+figure{margin:0 0 20px}figcaption{color:var(--soft);font-size:13px;max-width:980px;margin-top:8px}figcaption span{color:var(--ink)}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(350px,100%),1fr));gap:12px}
+.charts>div,.maps{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;min-width:0}
+.charts>div>svg{max-width:620px}.maps{margin-bottom:10px}.maps>div{display:flex;flex-wrap:wrap;gap:6px 20px}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{padding:4px 9px;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top}th:first-child,td:first-child{text-align:left}
+td{white-space:nowrap}td.best{font-weight:700}td small{display:block;color:var(--soft);font-weight:400}
+td:first-child{position:sticky;left:0;background:var(--page)}
+@media (max-width:600px){th,td{padding:4px 6px;font-size:13px}td:first-child{white-space:normal;overflow-wrap:break-word;max-width:110px}}
+@media print{:root{--page:#fff}body{font-size:11px}main{max-width:none;padding:0}nav{display:none}h2{break-before:page}h2.first{break-before:auto}h2,h3,h4{break-after:avoid}
+.charts{grid-template-columns:repeat(2,1fr)}figure:has(.charts),.charts>div,.maps,tr,figcaption{break-inside:avoid}figcaption{break-before:avoid;font-size:10px}.maps{padding:4px}.maps svg{zoom:.8}
+.scroll{overflow:visible}table{font-size:9.5px}th,td{padding:2px 4px}td{white-space:normal}td:first-child{position:static;overflow-wrap:anywhere}}
+)css";
+
+std::string of_seeds(std::uint64_t first, int n) {
+  return n == 1 ? printed("seed %d", int(first)) : printed("seeds %d–%d", int(first), int(first) + n - 1);
 }
+
+// "2 of 5 diverged, 1 did not reach it ‡"; nothing where all planned runs have a value.
+std::string censored(const CensoredMean& c, int planned) {
+  std::string text;
+  auto add = [&](std::size_t n, const char* what) {
+    if (n) text += (text.empty() ? "" : ", ") + std::to_string(n) + " of " + std::to_string(planned) + what;
+  };
+  add(c.diverged, " diverged ‡"), add(c.not_reached, " not reached ‡"), add(std::size_t(planned) - c.runs, " not run");
+  return text;
+}
+std::string small(const std::string& text) { return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>"; }
+
+std::string breakable(const std::string& html) {  // before : and +
+  std::string out;
+  for (char c : html) out += (c == ':' || c == '+' ? "<wbr/>" : "") + std::string(1, c);
+  return out;
+}
+
+std::string cluster_text(const PlannedCluster& c) {
+  std::string text = c.shape > 0 ? printed("Step times from a Gamma distribution of shape %g", c.shape) : "All step times equal";
+  if (c.slow_share > 0) text += printed(", the last %g %% of the workers %g times as slow", 100 * c.slow_share, c.slow_factor);
+  if (c.latency > 0) text += printed(", latency %g s", c.latency);
+  return text + (c.bandwidth > 0 ? ", links of " + readable_bytes(c.bandwidth) + " a second" : ", links of unlimited bandwidth");
+}
+
+class Page {
+ public:
+  Page(const Plan& plan, const Results& results) : plan_(plan), report_(plan, results) {}
+
+  std::string written() {
+    head();
+    for (const PlannedCluster& c : plan_.clusters) {
+      const std::string name = html_escaped(c.name);
+      html_ += std::string("<h2") + (&c == &plan_.clusters[0] ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(&c - &plan_.clusters[0]) + "\">Cluster " + name +
+               "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
+      accuracies(c.name);
+      section("Accuracy and the number of workers", accuracy_figure(report_, c.name));
+      if (plan_.strategies.size() > 1) advantages(c.name);
+      section("Ablations", ablation_figure(report_, c.name));
+      std::string figures;
+      for (int k : report_.workers) figures += time_figure(report_, c.name, k);
+      section("Accuracy and virtual time", figures);
+      if (plan_.target) times(c.name);
+      section("Staleness", delay_figure(report_, c.name));
+      participation(c.name);
+      section("The searches", search_figure(report_, c.name));
+    }
+    return html_ + "</main>\n</body>\n</html>\n";
+  }
+
+ private:
+  void head() {
+    const std::string title = html_escaped(plan_.title);
+    html_ = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+            "content=\"width=device-width, initial-scale=1\">\n<meta name=\"generator\" content=\"Tandem\">\n<title>" +
+            title + "</title>\n<style>\n" + chart_style() + page_style + "</style>\n</head>\n<body>\n<main>\n<h1>" + title + "</h1>\n";
+    std::set<std::string> made_by;
+    std::size_t final = 0;
+    for (const auto& [t, o] : report_.results) {
+      final += t.final;
+      if (!o.made_by.empty()) made_by.insert(o.made_by);
+    }
+    html_ += "<p>" + report_.conditions() + html_escaped(printed(" Simulated runs on a virtual clock: %zu, of which %zu final. Made by: ", report_.results.size(), final));
+    std::string by;
+    for (const std::string& m : made_by) by += (by.empty() ? "" : "; ") + m;
+    html_ += html_escaped(by.empty() ? "–" : by) + ".</p>\n";
+    if (plan_.clusters.size() < 2) return;
+    html_ += "<nav>";
+    for (std::size_t i = 0; i < plan_.clusters.size(); i++)
+      html_ += "<a href=\"#cluster" + std::to_string(i) + "\">Cluster " + html_escaped(plan_.clusters[i].name) + "</a>";
+    html_ += "</nav>\n";
+  }
+
+  void section(const std::string& title, const std::string& html) {
+    if (!html.empty()) html_ += "<h3>" + title + "</h3>\n" + html;
+  }
+
+  // A row for each strategy from the first-th on that entry(workers, strategy) says something of: "<td>…</td>", or nothing.
+  template <class Entry>
+  std::string table(std::size_t first, const Entry& entry) {
+    std::vector<std::pair<std::size_t, std::string>> rows;
+    for (std::size_t i = first; i < plan_.strategies.size(); i++) rows.push_back({i, report_.label(i)});
+    return table(rows, entry);
+  }
+  template <class Entry>
+  std::string table(const std::vector<std::pair<std::size_t, std::string>>& rows, const Entry& entry) {  // strategies and their names
+    std::string html = "<div class=\"scroll\"><table>\n<thead><tr><th>strategy</th>";
+    bool some = false;
+    for (int k : report_.workers) html += "<th>K = " + std::to_string(k) + "</th>";
+    html += "</tr></thead>\n<tbody>\n";
+    for (const auto& [i, name] : rows) {
+      std::string row;
+      bool said = false;
+      for (int k : report_.workers) {
+        const std::string e = entry(k, i);
+        said = said || !e.empty();
+        row += e.empty() ? "<td>–</td>" : e;
+      }
+      if (said) html += "<tr><td>" + breakable(html_escaped(name)) + "</td>" + row + "</tr>\n";
+      some = some || said;
+    }
+    return some ? html + "</tbody></table></div>\n" : "";
+  }
+
+  std::string choice(const CellReport& c) {
+    const Search& s = c.search;
+    std::string text = "η " + digits(s.chosen->rate, 3);
+    if (c.cell.strategy->momentum) text += ", μ " + digits(s.chosen->momentum, 3);
+    for (std::size_t i = 0; i < s.constants.size(); i++) text += ", " + c.cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
+    return text + (s.edge ? " †" : "");
+  }
+
+  void accuracies(const std::string& cluster) {
+    const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
+      const CellReport& c = report_.at(cluster, k, i);
+      if (c.accuracy.runs == 0) return "";
+      const bool best = c.accuracy.mean.count > 0 && std::none_of(plan_.strategies.begin(), plan_.strategies.end(), [&](const SearchedStrategy& other) {
+        return report_.at(cluster, k, std::size_t(&other - &plan_.strategies[0])).accuracy.mean.value > c.accuracy.mean.value + 1e-9;
+      });
+      return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(choice(c)) + small(censored(c.accuracy, plan_.seeds)) + "</td>";
+    });
+    section("Test accuracy", t.empty() ? "" : captioned(t,
+                       "Test accuracy in %: mean ± standard error over the final runs that did not diverge, and what the search chose. Bold: the highest mean of a column. † A "
+                       "neighbour of what was chosen was not tried within the budget, or its momentum is the largest that there is. ‡ These runs are not in the mean.",
+                       report_.conditions()));
+  }
+
+  static std::string interval(const Paired& p, const char* form, double unit) {
+    if (p.pairs == 0) return "–";
+    return printed(form, unit * p.value) + (p.pairs > 1 ? "<small>[" + printed(form, unit * p.low) + ", " + printed(form, unit * p.high) + "]</small>" : "");
+  }
+  static std::string pairs(const Paired& p) { return p.censored ? printed("%zu of %zu pairs ‡", p.pairs, p.pairs + p.censored) : ""; }
+
+  void advantages(const std::string& cluster) {
+    const std::string t = table(1, [&](int k, std::size_t i) -> std::string {
+      const Paired p = advantage(plan_, report_.results, report_.at(cluster, k, 0).cell, report_.at(cluster, k, i).cell);
+      if (p.pairs + p.censored == 0) return "";
+      return (p.low > 0 ? "<td class=\"best\">" : "<td>") + interval(p, "%+.2f", 100) + small(pairs(p)) + "</td>";
+    });
+    section("Paired differences", t.empty() ? "" : captioned(t,
+                       "Points of test accuracy by which " + plan_.strategies[0].text + " is better than the strategy of the row, paired by seed [95 % t-interval; not corrected "
+                       "for the number of comparisons]. Bold: the interval is above 0. ‡ Pairs with a diverged run are left out.",
+                       report_.conditions()));
+  }
+
+  void times(const std::string& cluster) {
+    const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
+      const CellReport& c = report_.at(cluster, k, i);
+      const CensoredMean m = time_to_target(plan_, report_.results, c.cell);
+      if (m.runs == 0) return "";
+      std::string entry = m.mean.count ? printed("%.1f", m.mean.value) + (m.mean.count > 1 ? printed(" ± %.1f", m.mean.error) : "") : "–";
+      if (const Paired p = time_ratio(plan_, report_.results, c.cell, report_.at(cluster, k, 0).cell); i > 0 && p.pairs > 0)
+        entry += small(printed("× %.2f", p.value) + (p.pairs > 1 ? printed(" [%.2f, %.2f]", p.low, p.high) : ""));
+      return "<td>" + entry + small(censored(m, plan_.seeds)) + "</td>";
+    });
+    const std::string target = digits(100 * *plan_.target, 4) + " %";
+    section("Time to " + target + " test accuracy", t.empty() ? "" : captioned(t,
+                       "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error over the runs that reach it. ×: as a multiple of the time of " +
+                           plan_.strategies[0].text + ", geometric mean over the pairs of seeds that both reach it [95 % t-interval]. ‡ These runs are censored: they are not in the means, "
+                           "which are too favourable where there are such runs.",
+                       report_.conditions()));
+  }
+
+  void participation(const std::string& cluster) {
+    bool drops = false;
+    std::vector<std::pair<std::size_t, std::string>> rows;
+    for (const auto& group : delay_groups(report_, cluster)) rows.push_back({group[0], report_.group_label(group)});
+    const std::string t = table(rows, [&](int k, std::size_t i) -> std::string {
+      std::vector<double> shares, late;
+      double dropped = 0;
+      for (const auto& [seed, o] : report_.at(cluster, k, i).runs) {
+        double pushes = 0, sum = 0;
+        for (std::size_t d = 0; d < o->delays.size(); d++) pushes += o->delays[d], sum += double(d) * o->delays[d];
+        if (pushes > 0) late.push_back(sum / pushes);
+        shares.push_back(o->participation), dropped += o->dropped;
+      }
+      if (late.empty()) return "";
+      drops = drops || dropped > 0;
+      return "<td>" + printed("%.1f", mean_of(late).value) + (dropped > 0 ? small(printed("%.1f %% applied", 100 * mean_of(shares).value)) : "") + "</td>";
+    });
+    if (!t.empty())
+      html_ += captioned(t, std::string("Mean delay of a push, in updates") + (drops ? "; where a strategy dropped pushes, the share of all pushes that was applied" : "") + ". Means over all final runs.",
+                         report_.conditions());
+  }
+
+  const Plan& plan_;
+  ExperimentReport report_;
+  std::string html_;
+};
+
+// "drop or collect" and so on, by the text of a strategy.
+std::string kind_of(const SearchedStrategy& s) {
+  auto begins = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* name) { return s.text.starts_with(name); });
+  };
+  if (begins({"all-reduce", "bsp", "local-sgd", "post-local-sgd", "cocod-sgd", "easgd"})) return "Synchronous and local steps";
+  if (begins({"ringmaster", "fedbuff", "rennala", "quorum"})) return "Dropping or collecting pushes";
+  if (s.text.find("dc-asgd") != std::string::npos || s.text.find("dana-dc") != std::string::npos) return "Delay compensation";
+  return s.momentum ? "Momentum" : "Without momentum";
+}
+
+}  // namespace
+
+ExperimentReport::ExperimentReport(const Plan& p, const Results& r) : plan(p), results(r), workers(p.workers) {
+  std::sort(workers.begin(), workers.end());
+  for (const Cell& c : cells_of(plan))
+    cells_[{c.cluster, c.workers, std::size_t(c.strategy - &plan.strategies[0])}] = {c, search(plan, results, c), final_runs(plan, results, c),
+                                                                                     test_accuracy(plan, results, c)};
+}
+
+const CellReport& ExperimentReport::at(const std::string& cluster, int k, std::size_t strategy) const { return cells_.at({cluster, k, strategy}); }
+
+std::string ExperimentReport::label(std::size_t strategy) const {
+  std::string text;
+  for (std::string piece : plan.strategies[strategy].pieces) {
+    if (piece.ends_with("=")) piece.pop_back();
+    text += piece;
+  }
+  if (text.ends_with(":")) text.pop_back();  // "local-sgd:{4,8}"
+  return text;
+}
+
+std::string ExperimentReport::group_label(const std::vector<std::size_t>& group) const {
+  return label(group[0]) + (group.size() > 1 ? " +" + std::to_string(group.size() - 1) : "");
+}
+
+bool ExperimentReport::is_ablation(std::size_t strategy) const {
+  const std::string& first = plan.strategies[0].text;
+  return strategy > 0 && plan.strategies[strategy].text.starts_with(first.substr(0, first.find(':')) + ":");
+}
+
+std::string ExperimentReport::change(std::size_t ablation) const {
+  const std::string text = label(ablation);
+  return text.substr(text.find(':') + 1);
+}
+
+std::vector<StrategyGroup> ExperimentReport::groups() const {
+  std::vector<StrategyGroup> all;
+  const bool few = plan.strategies.size() <= 8;
+  for (std::size_t i = 0; i < plan.strategies.size(); i++) {
+    const std::string name = few ? "" : is_ablation(i) ? "Variants of " + plan.strategies[0].text : kind_of(plan.strategies[i]);
+    if (!few && (i == 0 || plan.strategies[i].text == "all-reduce")) continue;  // they are in every group
+    const auto same = std::find_if(all.begin(), all.end(), [&](const StrategyGroup& g) { return g.name == name; });
+    if (same == all.end())
+      all.push_back({name, {i}});
+    else
+      same->members.push_back(i);
+  }
+  return all;
+}
+
+std::string ExperimentReport::conditions() const {
+  const std::string again = plan.tuning_seeds > 1 && plan.finalists > 1
+                                ? printed(", the best %d also with %s", plan.finalists, of_seeds(1002, plan.tuning_seeds - 1).c_str())
+                                : "";
+  return html_escaped(plan.model + " on " + plan.data_set + ", " + plan.dtype + (plan.augment ? ", augmented" : "") +
+                      printed("; %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(), plan.batch) + plan.schedule +
+                      printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has one, and the constants that are named without a value; budget: %s "
+                              "with seed 1001%s, %s each, by accuracy on %d held-out pictures.",
+                              plan.weight_decay, of_seeds(1, plan.seeds).c_str(), counted(plan.search, "point").c_str(), again.c_str(),
+                              counted(plan.tuning_epochs, "epoch").c_str(), plan.val));
+}
+
+std::string ExperimentReport::missing(const std::string& cluster, const std::vector<int>& of, bool ablations_only) const {
+  std::string text;
+  for (int k : of)
+    for (std::size_t i = 0; i < plan.strategies.size(); i++) {
+      if (ablations_only && i > 0 && !is_ablation(i)) continue;
+      const CensoredMean& a = at(cluster, k, i).accuracy;
+      const std::size_t planned = std::size_t(plan.seeds), gone = a.diverged + (planned - a.runs);
+      if (gone)
+        text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu %s", k, gone, planned,
+                                                                 a.diverged == gone ? "diverged" : a.diverged ? "diverged or not run" : "not run");
+    }
+  return " Not shown: " + html_escaped(text.empty() ? "nothing" : text) + ".";
+}
+
+std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions) {
+  return "<figure>\n" + html + "<figcaption><span>" + html_escaped(shown) + "</span> " + conditions + "</figcaption>\n</figure>\n";
+}
+
+std::string experiment_page(const Plan& plan, const Results& results) { return Page(plan, results).written(); }
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/text.h"
 
@@ -93,8 +94,13 @@ class Drawing {
           x0_ = std::min(x0_, l.x[i]), x1_ = std::max(x1_, l.x[i]);
           y0_ = std::min(y0_, l.y[i] - error(l, i)), y1_ = std::max(y1_, l.y[i] + error(l, i));
         }
+    for (const Line& l : chart_.lines)
+      for (double x : l.crosses) x0_ = std::min(x0_, x), x1_ = std::max(x1_, x);
+    if (x0_ <= x1_ && y0_ > y1_) y0_ = 0, y1_ = 1;  // nothing but crosses
     for (double x : chart_.x_holds)
       if (x0_ <= x1_) x0_ = std::min(x0_, x), x1_ = std::max(x1_, x);
+    for (double y : chart_.y_holds) y0_ = std::min(y0_, y), y1_ = std::max(y1_, y);
+    if (chart_.y_from && *chart_.y_from < y1_) y0_ = std::max(y0_, *chart_.y_from);
     // Room on the right for the labels of the lines; about 7.4 units a bold letter.
     std::size_t letters = 0;
     for (const Line& l : chart_.lines)
@@ -142,33 +148,58 @@ class Drawing {
 
   void line(const Line& l) {
     const std::size_t n = std::min(l.x.size(), l.y.size());
-    std::string path, dots, bars;
+    std::string path, marks;
     bool pen = false;
     Ending end{&l, NAN, NAN};
+    for (double x : l.crosses) marks += cross(l, x, end);
     for (std::size_t i = 0; i < n; i++) {
       if (!std::isfinite(l.x[i]) || !std::isfinite(l.y[i])) {
         pen = false;
         continue;
       }
-      end.x = px(l.x[i]), end.y = py(l.y[i]);
-      path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(end.y);
+      end.x = px(l.x[i]), end.y = std::min(py(l.y[i]), plot_bottom);
+      path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(py(l.y[i]));
       pen = true;
-      if (error(l, i) > 0)
-        bars += "<path d=\"M" + place(end.x) + " " + place(py(l.y[i] - l.error[i])) + "L" + place(end.x) + " " +
-                place(py(l.y[i] + l.error[i])) + "\"/>";
-      if (n <= 60 && l.stroke != Line::Stroke::area && l.stroke != Line::Stroke::faint)
-        dots += "<circle cx=\"" + place(end.x) + "\" cy=\"" + place(end.y) + "\" r=\"" +
-                (l.stroke == Line::Stroke::solid ? "2.6" : "1.8") + "\"><title>" +
-                html_escaped(l.label + ", " + chart_.x_unit + " " + short_number(shown_x(l.x[i]), 5) + ": " +
-                             (chart_.percent ? short_number(100 * l.y[i]) + " %" : short_number(l.y[i]))) +
-                "</title></circle>";
+      marks += bar(l, i);
+      if (chart_.dots && n <= 60 && l.stroke != Line::Stroke::area && l.stroke != Line::Stroke::faint) marks += dot(l, i);
     }
-    if (path.empty()) return;
-    static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint", "area"};
+    if (path.empty() && marks.empty()) return;
+    static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint", "area", "strong"};
     if (l.stroke == Line::Stroke::area)
       path += "L" + place(end.x) + " " + place(plot_bottom) + "L" + place(px(l.x[0])) + " " + place(plot_bottom) + "Z";
-    svg_ += "<g class=\"" + colour(l) + " " + strokes[int(l.stroke)] + "\"><path d=\"" + path + "\"/>" + bars + dots + "</g>\n";
+    if (!path.empty()) path = "<path d=\"" + path + "\"/>";
+    if (chart_.y_from) path = cut_off(path);
+    const std::string tooltip = chart_.dots ? "" : "<title>" + html_escaped(l.label) + "</title>";
+    svg_ += "<g class=\"" + colour(l) + " " + strokes[int(l.stroke)] + "\">" + tooltip + path + marks + "</g>\n";
     if (l.labelled) endings_.push_back(end);
+  }
+
+  // An inner <svg> shows nothing outside its box.
+  std::string cut_off(const std::string& path) const {
+    const std::string x = place(left - 2), y = place(top - 8), w = place(plot_width_ + 4), h = place(plot_bottom - top + 8);
+    return "<svg x=\"" + x + "\" y=\"" + y + "\" width=\"" + w + "\" height=\"" + h + "\" viewBox=\"" + x + " " + y + " " + w + " " + h +
+           "\">" + path + "</svg>";
+  }
+  std::string bar(const Line& l, std::size_t i) const {
+    const double high = l.y[i] + error(l, i), low = std::max(l.y[i] - error(l, i), y0_);
+    if (high <= low) return "";
+    return "<path d=\"M" + place(px(l.x[i])) + " " + place(py(low)) + "V" + place(py(high)) + "\"/>";
+  }
+  std::string dot(const Line& l, std::size_t i) const {
+    const bool open = i < l.open.size() && l.open[i], below = l.y[i] < y0_ - 1e-12 * std::fabs(y0_);
+    const std::string x = place(px(l.x[i])),
+                      radius = l.stroke == Line::Stroke::solid || l.stroke == Line::Stroke::strong ? open ? "3.4" : "2.6" : "1.8",
+                      tooltip = tooltip_of(l, l.x[i], chart_.percent ? short_number(100 * l.y[i]) + " %" : short_number(l.y[i]));
+    if (below) return "<path class=\"mark\" d=\"M" + place(px(l.x[i]) - 4) + " " + place(plot_bottom - 7) + "h8l-4 6z\">" + tooltip + "</path>";
+    return "<circle" + std::string(open ? " class=\"open\"" : "") + " cx=\"" + x + "\" cy=\"" + place(py(l.y[i])) + "\" r=\"" + radius + "\">" +
+           tooltip + "</circle>";
+  }
+  std::string cross(const Line& l, double x, Ending& end) {  // those at the same x stand above each other
+    end.x = px(x), end.y = plot_bottom - 7 - 10 * crosses_[x]++;
+    return "<path class=\"mark\" d=\"M" + place(end.x - 3) + " " + place(end.y - 3) + "l6 6m0 -6l-6 6\">" + tooltip_of(l, x, "no value") + "</path>";
+  }
+  std::string tooltip_of(const Line& l, double x, const std::string& value) const {
+    return "<title>" + html_escaped(l.label + ", " + chart_.x_unit + " " + short_number(shown_x(x), 5) + ": " + value) + "</title>";
   }
 
   void labels() {
@@ -212,7 +243,8 @@ class Drawing {
   const Chart& chart_;
   double x0_ = INFINITY, x1_ = -INFINITY, y0_ = INFINITY, y1_ = -INFINITY;  // what the axes hold
   double plot_width_ = 0;
-  std::vector<Ending> endings_;  // of lines that have a label
+  std::vector<Ending> endings_;     // of lines that have a label
+  std::map<double, int> crosses_;  // drawn, by x
   std::string svg_;
 };
 
@@ -234,7 +266,7 @@ std::string chart_style() {
   std::string css =
       ":root{color-scheme:light dark;" +
       variables(light, "--page:#fbfbfa;--card:#fff;--ink:#1c1f24;--soft:#5c6570;--rule:#e1e4e8;") + "}\n" +
-      "@media (prefers-color-scheme:dark){:root{" +
+      "@media screen and (prefers-color-scheme:dark){:root{" +
       variables(dark, "--page:#14161a;--card:#1c1f25;--ink:#e8eaed;--soft:#a2abb6;--rule:#333942;") + "}}\n" +
       "svg.chart{display:block;width:100%;height:auto;font:12px system-ui,sans-serif}\n"
       "svg.chart .head{font-weight:600;font-size:14px;fill:var(--ink)}\n"
@@ -243,11 +275,14 @@ std::string chart_style() {
       "svg.chart g path{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}\n"
       "svg.chart .lead{fill:none;stroke-width:1;opacity:.6;stroke-dasharray:1 3}\n"
       "svg.chart g.dashed path{stroke-dasharray:5 4;stroke-width:1.5}\n"
-      "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n";
+      "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n"
+      "svg.chart g.strong path{stroke-width:3}svg.chart g path.mark{stroke-width:1.5;stroke-dasharray:none}\n"
+      "svg.chart .heat{fill:var(--c0)}svg.chart .box{fill:none;stroke:var(--rule)}svg.chart .chosen{fill:none;stroke:var(--ink);stroke-width:2}\n"
+      "svg.chart .small{font-size:10px;fill:var(--soft)}svg.chart .value{font-size:11px;fill:var(--ink);font-variant-numeric:tabular-nums}\n";
   for (int i = 0; i < chart_colours; i++) {
     std::string c = ".c" + std::to_string(i), v = "var(--c" + std::to_string(i) + ")";
     css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle,svg.chart " + c +
-           ".area path{fill:" + v + "}\n";
+           ".area path{fill:" + v + "}svg.chart " + c + " circle.open{fill:var(--card);stroke:" + v + ";stroke-width:1.5}\n";
   }
   return css;
 }
