@@ -10,6 +10,7 @@
 //   3. The best `finalists` points are run with the other tuning seeds. The best mean over all tuning seeds is chosen.
 //   4. Final runs with seeds 1, 2, … and all epochs. Only these look at the test pictures.
 // Steps 1 to 3 use the held-out pictures, `tuning_epochs` epochs and the seeds 1001, 1002, …; a run that diverged scores −1.
+// The score is the accuracy at the end. By choice of the plan it is the time to the target, and accuracy among those that miss it.
 //
 // Every run is a line of a file as soon as it ends. The search is a function of these results alone: an experiment can be interrupted
 // anywhere, and the order in which parallel runs end does not matter.
@@ -63,6 +64,7 @@ struct Plan {
   double weight_decay = 5e-4;
   double evaluate_every = 1;               // epochs between evaluations in final runs
   std::optional<double> target;            // accuracy on test pictures, 0 to 1, whose time is reported
+  bool by_time = false;                    // the search is for the shortest time to the target on held-out pictures
   std::vector<SearchedStrategy> strategies;  // the first is the one that the others are compared with
   std::vector<int> workers;
   std::vector<PlannedCluster> clusters = {PlannedCluster{}};
@@ -118,7 +120,7 @@ std::string this_build();  // Outcome::made_by of runs that are made here
 // ---- the search ----------------------------------------------------------------------------------------------------------------
 struct TriedPoint {
   Trial trial;       // with the first tuning seed
-  double score = 0;  // held-out accuracy; −1: diverged
+  double score = 0;  // held-out accuracy; −1: diverged; above 1: Plan::by_time, and the target was reached
 };
 struct Search {
   std::vector<TriedPoint> tried;  // in the order in which they were tried

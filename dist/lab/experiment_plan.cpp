@@ -161,6 +161,12 @@ void read_conditions(Members& m, Plan& p) {
   double target = 0;
   m.number("target", target, 0.001, 0.9999);
   if (target > 0) p.target = target;
+  std::string choose_by = "accuracy";
+  m.text("choose_by", choose_by, [&](const std::string& v) {
+    if (v != "accuracy" && v != "time") refuse("accuracy or time is expected");
+    if (v == "time" && target == 0) refuse("time needs a \"target\"");
+  });
+  p.by_time = choose_by == "time";
 }
 
 // Rates that share one lattice: each is the first times a power of two, so that doubling and halving meet.

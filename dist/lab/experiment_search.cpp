@@ -88,7 +88,12 @@ class Lattice {
   std::vector<double> momenta_ = {0};
 };
 
-double score_of(const Outcome& o) { return o.diverged ? -1 : o.accuracy; }
+// −1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: it reached the target, and the sooner the more.
+double score_of(const Plan& plan, const Outcome& o) {
+  if (o.diverged) return -1;
+  const auto seconds = plan.by_time ? time_to(*plan.target, o) : std::nullopt;
+  return seconds ? 1 + 1 / (1 + *seconds) : o.accuracy;
+}
 
 class SearchReplay {
  public:
@@ -112,7 +117,7 @@ class SearchReplay {
     const auto done = results_.find(t);
     if (done == results_.end()) return s_.missing.push_back(t);
     points_.push_back(p);
-    s_.tried.push_back({t, score_of(done->second)});
+    s_.tried.push_back({t, score_of(plan_, done->second)});
   }
 
   std::vector<std::size_t> ranking() const {  // indices of what was tried, best first
@@ -148,7 +153,7 @@ class SearchReplay {
         if (done == results_.end())
           s_.missing.push_back(t);
         else
-          sum += score_of(done->second);
+          sum += score_of(plan_, done->second);
       }
       if (sum / plan_.tuning_seeds > best_mean) best = i, best_mean = sum / plan_.tuning_seeds;
     }
@@ -171,8 +176,8 @@ class SearchReplay {
 
 std::vector<Cell> cells_of(const Plan& plan) {
   std::vector<Cell> all;
-  for (const PlannedCluster& cluster : plan.clusters)
-    for (int workers : plan.workers)
+  for (int workers : plan.workers)
+    for (const PlannedCluster& cluster : plan.clusters)
       for (const SearchedStrategy& s : plan.strategies) all.push_back({&s, workers, cluster.name});
   return all;
 }
