@@ -17,7 +17,7 @@ h4{font-size:14px;margin:0 0 4px}nav a{margin-right:14px}a{color:var(--c0)}
 figure{margin:0 0 20px}figcaption{color:var(--soft);font-size:13px;max-width:980px;margin-top:8px}figcaption span{color:var(--ink)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(350px,100%),1fr));gap:12px}
 .charts>div,.maps{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;min-width:0}
-.charts>div>svg{max-width:620px}.maps{margin-bottom:10px}.maps>div{display:flex;flex-wrap:wrap;gap:6px 20px}
+.charts>div{max-width:600px}.maps{margin-bottom:10px}.maps>div{display:flex;flex-wrap:wrap;gap:6px 20px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:4px 9px;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top}th:first-child,td:first-child{text-align:left}
 td{white-space:nowrap}td.best{font-weight:700}td small{display:block;color:var(--soft);font-weight:400}
@@ -70,9 +70,7 @@ class Page {
       section("Accuracy and the number of workers", accuracy_figure(report_, c.name));
       if (plan_.strategies.size() > 1) advantages(c.name);
       section("Ablations", ablation_figure(report_, c.name));
-      std::string figures;
-      for (int k : report_.workers) figures += time_figure(report_, c.name, k);
-      section("Accuracy and virtual time", figures);
+      section("Accuracy and virtual time", time_figures(report_, c.name));
       if (plan_.target) times(c.name);
       section("Staleness", delay_figure(report_, c.name));
       participation(c.name);

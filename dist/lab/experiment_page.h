@@ -44,7 +44,7 @@ class ExperimentReport {
 
 // <figure>…</figure>, or nothing where there is nothing to show.
 std::string accuracy_figure(const ExperimentReport& report, const std::string& cluster);
-std::string time_figure(const ExperimentReport& report, const std::string& cluster, int workers);
+std::string time_figures(const ExperimentReport& report, const std::string& cluster);
 std::string delay_figure(const ExperimentReport& report, const std::string& cluster);
 std::string search_figure(const ExperimentReport& report, const std::string& cluster);
 std::string ablation_figure(const ExperimentReport& report, const std::string& cluster);
