@@ -317,7 +317,7 @@ TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
   Bench bench;
   bench.statistics = true;
   Interrupted files;
-  // Of 50 workers some have nothing left to do at the end of the second epoch, and some what they are to train once more.
+  // Of 50 workers some have nothing left to do at the end of the second epoch.
   for (const int workers : {5, 50})
     for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3",
                                  "rennala:B=2", "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3",

@@ -158,7 +158,7 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
 
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again) {
   const Outcome& was = results.at(trial);
-  auto said = [](const Outcome& o) { return o.diverged ? "diverged" : exact(100 * o.accuracy) + " %"; };
+  auto said = [](const Outcome& o) { return o.diverged ? "diverged" : json_number(100 * o.accuracy) + " %"; };
   const std::string both = "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
   if (was.diverged != again.diverged) return both;
   const double difference = std::abs(was.accuracy - again.accuracy);

@@ -263,21 +263,21 @@ class Simulation {
   }
 
   void begin(MetricsFile& metrics, bool goes_on) {
-    if (goes_on) {  // what was written after the checkpoint is written again
-      if (metrics_bytes() > metrics_bytes_) std::filesystem::resize_file(options_.metrics, metrics_bytes_);
-      if (options_.progress) std::fprintf(stderr, "%s: goes on after epoch %zu\n", options_.checkpoint.c_str(), report_.epochs.size());
-      return;
-    }
-    metrics.write({{"event", std::string("start")},
-                   {"run", run_of(run_)},
-                   {"strategy", options_.strategy},
-                   {"parameters", flat_.parameters()},
-                   {"epochs", std::int64_t(options_.epochs)},
-                   {"batches_per_epoch", data_.train.batches_per_epoch()},
-                   {"ranks", std::int64_t(workers())},
-                   {"learning_rate", given_.learning_rate},
-                   {"seed", std::int64_t(options_.seed)}});
-    for (int m = 0; m < workers(); m++) start(m, 0);
+    if (goes_on && options_.progress)
+      std::fprintf(stderr, "%s: goes on after epoch %zu\n", options_.checkpoint.c_str(), report_.epochs.size());
+    if (goes_on && metrics_bytes() > metrics_bytes_)  // what was written after the checkpoint is written again
+      std::filesystem::resize_file(options_.metrics, metrics_bytes_);
+    if (metrics_bytes() == 0)
+      metrics.write({{"event", std::string("start")},
+                     {"run", run_of(run_)},
+                     {"strategy", options_.strategy},
+                     {"parameters", flat_.parameters()},
+                     {"epochs", std::int64_t(options_.epochs)},
+                     {"batches_per_epoch", data_.train.batches_per_epoch()},
+                     {"ranks", std::int64_t(workers())},
+                     {"learning_rate", given_.learning_rate},
+                     {"seed", std::int64_t(options_.seed)}});
+    for (int m = 0; !goes_on && m < workers(); m++) start(m, 0);
   }
 
   void end(MetricsFile& metrics) {
