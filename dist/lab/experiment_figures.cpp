@@ -67,8 +67,9 @@ std::string panels(const ExperimentReport& r, Chart chart, const Fill& fill) {
     }
     html += "<div>" + svg_of(chart) + "</div>\n";
   }
-  return "<div class=\"charts\">\n" + html + "</div>\n";
+  return html;
 }
+std::string grid(const std::string& panels) { return "<div class=\"charts\">\n" + panels + "</div>\n"; }
 
 // Mean accuracy over mean time, at evaluations of the same epoch that every run has.
 void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
@@ -179,23 +180,37 @@ std::string accuracy_figure(const ExperimentReport& r, const std::string& cluste
       l.x.push_back(std::log2(k)), l.y.push_back(a.mean.value), l.error.push_back(a.mean.error), l.open.push_back(a.diverged > 0);
     }
   });
-  return captioned(html,
-                   "Test accuracy in % at the end of training against the number of workers K (binary logarithm). Mean over the final runs that did not diverge; bars: ± one "
-                   "standard error. Open marker: some seeds diverged; × at the axis: all did; ▽ at the axis: the value lies below the axis.",
+  return captioned(grid(html),
+                   "Test accuracy in % at the end of training against the number of workers K (binary logarithm). Mean over the "
+                   "final runs that did not diverge; bars: ± one "
+                   "standard error. Open marker: some seeds diverged; × at the axis: all did; ▽ at the axis: the value lies below "
+                   "the axis.",
                    r.conditions() + r.missing(cluster, r.workers));
 }
 
-std::string time_figure(const ExperimentReport& r, const std::string& cluster, int workers) {
-  const std::vector<double> all = final_accuracies(r, cluster, {workers});
-  if (all.empty()) return "";
-  Chart chart{.title = "Test accuracy", .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
-  const double best = *std::max_element(all.begin(), all.end());
-  chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
-  const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, workers, i), l); });
-  return captioned("<h4>" + of_workers(workers) + "</h4>\n" + html,
-                   of_workers(workers) + ": test accuracy in % against virtual time. Means of both over the final runs that did not diverge, every " +
-                       digits(r.plan.evaluate_every, 3) + " epochs. A label without a curve: the curve stays below the axis.",
-                   r.conditions() + r.missing(cluster, {workers}));
+std::string time_figures(const ExperimentReport& r, const std::string& cluster) {
+  auto figure = [&](const std::string& html, const std::vector<int>& workers) {
+    return html.empty() ? "" : captioned(grid(html),
+                   (workers.size() == 1 ? of_workers(workers[0]) + ": test" : std::string("Test")) + " accuracy in % against "
+                       "virtual time. Means of both over the final runs that did "
+                       "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs. A label without a curve: the curve "
+                       "stays below the axis.",
+                   r.conditions() + r.missing(cluster, workers));
+  };
+  std::string figures, together;  // together: with one group of strategies
+  for (int k : r.workers) {
+    const std::vector<double> all = final_accuracies(r, cluster, {k});
+    if (all.empty()) continue;
+    Chart chart{.title = of_workers(k), .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
+    const double best = *std::max_element(all.begin(), all.end());
+    chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
+    const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, k, i), l); });
+    if (r.groups().size() == 1)
+      together += html;
+    else
+      figures += "<h4>" + of_workers(k) + "</h4>\n" + figure(html, {k});
+  }
+  return figures + figure(together, r.workers);
 }
 
 std::vector<std::vector<std::size_t>> delay_groups(const ExperimentReport& r, const std::string& cluster) {
@@ -219,7 +234,8 @@ std::string delay_figure(const ExperimentReport& r, const std::string& cluster) 
   const auto groups = delay_groups(r, cluster);
   std::string html, also;
   for (int k : r.workers) {
-    Chart chart{.title = of_workers(k), .x_unit = "delay τ in updates", .y_unit = "% of pushes", .from_zero = true, .percent = true, .x_whole = true};
+    Chart chart{.title = of_workers(k), .x_unit = "delay τ in updates", .y_unit = "% of pushes", .from_zero = true, .percent = true,
+        .x_whole = true};
     chart.dots = false;
     for (std::size_t g = 0; g < groups.size(); g++) {
       const auto shares = delay_shares(r.at(cluster, k, groups[g][0]));
@@ -238,9 +254,11 @@ std::string delay_figure(const ExperimentReport& r, const std::string& cluster) 
     for (std::size_t i = 1; i < group.size(); i++) also += (i > 1 ? ", " : " ") + r.label(group[i]);
   }
   if (html.empty()) return "";
-  return captioned("<div class=\"charts\">\n" + html + "</div>\n",
-                   "Staleness: share of pushes that came τ updates after their worker's pull, over all final runs. Strategies whose histograms differ in at most 2 % of "
-                   "the pushes at every K share a line; those in which nothing is late have none. The last 0.1 % of a histogram is cut off. " + also + (also.empty() ? "" : "."),
+  return captioned(grid(html),
+                   "Staleness: share of pushes that came τ updates after their worker's pull, over all final runs. Strategies whose "
+                   "histograms differ in at most 2 % of "
+                   "the pushes at every K share a line; those in which nothing is late have none. The last 0.1 % of a histogram is "
+                   "cut off. " + also + (also.empty() ? "" : "."),
                    r.conditions());
 }
 
@@ -253,8 +271,10 @@ std::string search_figure(const ExperimentReport& r, const std::string& cluster)
   }
   if (html.empty()) return "";
   return captioned(html,
-                   printed("The searches: accuracy in %% on held-out pictures of each learning rate η and momentum μ that was tried, with the first tuning seed. Empty: not "
-                           "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Colour: distance to the best of the map, from 0 (strong) to %g points or more (faint). "
+                   printed("The searches: accuracy in %% on held-out pictures of each learning rate η and momentum μ that was "
+                           "tried, with the first tuning seed. Empty: not "
+                           "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Colour: distance to the best "
+                           "of the map, from 0 (strong) to %g points or more (faint). "
                            "Of points that differ in a strategy's own constants the best is shown. Rules without momentum have one row.",
                            100 * faint),
                    r.conditions());
@@ -279,9 +299,11 @@ std::string ablation_figure(const ExperimentReport& r, const std::string& cluste
   if (plots.empty()) return "";
   std::string html;
   for (auto& [k, plot] : plots) plot.x_holds = holds, html += "<div>" + svg_of(plot) + "</div>\n";
-  return captioned("<div class=\"charts\">\n" + html + "</div>\n",
-                   "Ablations: test accuracy of " + r.plan.strategies[0].text + " with the named switch or constant minus that of the full rule, in points, paired by seed. Bars: 95 % "
-                   "t-intervals over the pairs of seeds. Left of 0: worse than the full rule. In parentheses: pairs without a diverged run, of all.",
+  return captioned(grid(html),
+                   "Ablations: test accuracy of " + r.plan.strategies[0].text + " with the named switch or constant minus that of "
+                   "the full rule, in points, paired by seed. Bars: 95 % "
+                   "t-intervals over the pairs of seeds. Left of 0: worse than the full rule. In parentheses: pairs without a "
+                   "diverged run, of all.",
                    r.conditions() + r.missing(cluster, r.workers, true));
 }
 

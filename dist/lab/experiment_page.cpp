@@ -17,14 +17,17 @@ h4{font-size:14px;margin:0 0 4px}nav a{margin-right:14px}a{color:var(--c0)}
 figure{margin:0 0 20px}figcaption{color:var(--soft);font-size:13px;max-width:980px;margin-top:8px}figcaption span{color:var(--ink)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(350px,100%),1fr));gap:12px}
 .charts>div,.maps{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;min-width:0}
-.charts>div>svg{max-width:620px}.maps{margin-bottom:10px}.maps>div{display:flex;flex-wrap:wrap;gap:6px 20px}
+.charts>div{max-width:600px}.maps{margin-bottom:10px}.maps>div{display:flex;flex-wrap:wrap;gap:6px 20px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:4px 9px;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top}th:first-child,td:first-child{text-align:left}
 td{white-space:nowrap}td.best{font-weight:700}td small{display:block;color:var(--soft);font-weight:400}
 td:first-child{position:sticky;left:0;background:var(--page)}
 @media (max-width:600px){th,td{padding:4px 6px;font-size:13px}td:first-child{white-space:normal;overflow-wrap:break-word;max-width:110px}}
-@media print{:root{--page:#fff}body{font-size:11px}main{max-width:none;padding:0}nav{display:none}h2{break-before:page}h2.first{break-before:auto}h2,h3,h4{break-after:avoid}
-.charts{grid-template-columns:repeat(2,1fr)}figure:has(.charts),.charts>div,.maps,tr,figcaption{break-inside:avoid}figcaption{break-before:avoid;font-size:10px}.maps{padding:4px}.maps svg{zoom:.8}
+@media print{:root{--page:#fff}body{font-size:11px}main{max-width:none;padding:0}nav{display:none}
+h2{break-before:page}h2.first{break-before:auto}h2,h3,h4{break-after:avoid}
+.charts{grid-template-columns:repeat(2,1fr)}
+figure:has(.charts),.charts>div,.maps,tr,figcaption{break-inside:avoid}
+figcaption{break-before:avoid;font-size:10px}.maps{padding:4px}.maps svg{zoom:.8}
 .scroll{overflow:visible}table{font-size:9.5px}th,td{padding:2px 4px}td{white-space:normal}td:first-child{position:static;overflow-wrap:anywhere}}
 )css";
 
@@ -64,15 +67,14 @@ class Page {
     head();
     for (const PlannedCluster& c : plan_.clusters) {
       const std::string name = html_escaped(c.name);
-      html_ += std::string("<h2") + (&c == &plan_.clusters[0] ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(&c - &plan_.clusters[0]) + "\">Cluster " + name +
+      const auto number = &c - &plan_.clusters[0];
+      html_ += std::string("<h2") + (number == 0 ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) + "\">Cluster " + name +
                "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
       accuracies(c.name);
       section("Accuracy and the number of workers", accuracy_figure(report_, c.name));
       if (plan_.strategies.size() > 1) advantages(c.name);
       section("Ablations", ablation_figure(report_, c.name));
-      std::string figures;
-      for (int k : report_.workers) figures += time_figure(report_, c.name, k);
-      section("Accuracy and virtual time", figures);
+      section("Accuracy and virtual time", time_figures(report_, c.name));
       if (plan_.target) times(c.name);
       section("Staleness", delay_figure(report_, c.name));
       participation(c.name);
@@ -93,7 +95,8 @@ class Page {
       final += t.final;
       if (!o.made_by.empty()) made_by.insert(o.made_by);
     }
-    html_ += "<p>" + report_.conditions() + html_escaped(printed(" Simulated runs on a virtual clock: %zu, of which %zu final. Made by: ", report_.results.size(), final));
+    html_ += "<p>" + report_.conditions() +
+             printed(" Simulated runs on a virtual clock: %zu, of which %zu final. Made by: ", report_.results.size(), final);
     std::string by;
     for (const std::string& m : made_by) by += (by.empty() ? "" : "; ") + m;
     html_ += html_escaped(by.empty() ? "–" : by) + ".</p>\n";
@@ -139,7 +142,8 @@ class Page {
     const Search& s = c.search;
     std::string text = "η " + digits(s.chosen->rate, 3);
     if (c.cell.strategy->momentum) text += ", μ " + digits(s.chosen->momentum, 3);
-    for (std::size_t i = 0; i < s.constants.size(); i++) text += ", " + c.cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
+    for (std::size_t i = 0; i < s.constants.size(); i++)
+      text += ", " + c.cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
     return text + (s.edge ? " †" : "");
   }
 
@@ -147,20 +151,25 @@ class Page {
     const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
       const CellReport& c = report_.at(cluster, k, i);
       if (c.accuracy.runs == 0) return "";
-      const bool best = c.accuracy.mean.count > 0 && std::none_of(plan_.strategies.begin(), plan_.strategies.end(), [&](const SearchedStrategy& other) {
+      const bool best = c.accuracy.mean.count > 0 && std::none_of(plan_.strategies.begin(), plan_.strategies.end(),
+          [&](const SearchedStrategy& other) {
         return report_.at(cluster, k, std::size_t(&other - &plan_.strategies[0])).accuracy.mean.value > c.accuracy.mean.value + 1e-9;
       });
-      return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(choice(c)) + small(censored(c.accuracy, plan_.seeds)) + "</td>";
+      return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(choice(c)) +
+             small(censored(c.accuracy, plan_.seeds)) + "</td>";
     });
-    section("Test accuracy", t.empty() ? "" : captioned(t,
-                       "Test accuracy in %: mean ± standard error over the final runs that did not diverge, and what the search chose. Bold: the highest mean of a column. † A "
-                       "neighbour of what was chosen was not tried within the budget, or its momentum is the largest that there is. ‡ These runs are not in the mean.",
+    section("Test accuracy", captioned(t,
+                       "Test accuracy in %: mean ± standard error over the final runs that did not diverge, and what the search "
+                       "chose. Bold: the highest mean of a column. † A neighbour "
+                       "of what was chosen was not tried within the budget, or its momentum is the largest that there is. "
+                       "‡ These runs are not in the mean.",
                        report_.conditions()));
   }
 
   static std::string interval(const Paired& p, const char* form, double unit) {
     if (p.pairs == 0) return "–";
-    return printed(form, unit * p.value) + (p.pairs > 1 ? "<small>[" + printed(form, unit * p.low) + ", " + printed(form, unit * p.high) + "]</small>" : "");
+    const std::string ends = printed(form, unit * p.low) + ", " + printed(form, unit * p.high);
+    return printed(form, unit * p.value) + (p.pairs > 1 ? "<small>[" + ends + "]</small>" : "");
   }
   static std::string pairs(const Paired& p) { return p.censored ? printed("%zu of %zu pairs ‡", p.pairs, p.pairs + p.censored) : ""; }
 
@@ -170,9 +179,9 @@ class Page {
       if (p.pairs + p.censored == 0) return "";
       return (p.low > 0 ? "<td class=\"best\">" : "<td>") + interval(p, "%+.2f", 100) + small(pairs(p)) + "</td>";
     });
-    section("Paired differences", t.empty() ? "" : captioned(t,
-                       "Points of test accuracy by which " + plan_.strategies[0].text + " is better than the strategy of the row, paired by seed [95 % t-interval; not corrected "
-                       "for the number of comparisons]. Bold: the interval is above 0. ‡ Pairs with a diverged run are left out.",
+    section("Paired differences", captioned(t,
+                       "Points of test accuracy by which " + plan_.strategies[0].text + " is better than the strategy of the row, "
+                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: the interval is above 0. ‡ Pairs with a diverged run are left out.",
                        report_.conditions()));
   }
 
@@ -187,10 +196,11 @@ class Page {
       return "<td>" + entry + small(censored(m, plan_.seeds)) + "</td>";
     });
     const std::string target = digits(100 * *plan_.target, 4) + " %";
-    section("Time to " + target + " test accuracy", t.empty() ? "" : captioned(t,
-                       "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error over the runs that reach it. ×: as a multiple of the time of " +
-                           plan_.strategies[0].text + ", geometric mean over the pairs of seeds that both reach it [95 % t-interval]. ‡ These runs are censored: they are not in the means, "
-                           "which are too favourable where there are such runs.",
+    section("Time to " + target + " test accuracy", captioned(t,
+                       "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error "
+                       "over the runs that reach it. ×: as a multiple of the time of " + plan_.strategies[0].text +
+                           ", geometric mean over the pairs of seeds that both reach it [95 % t-interval]. ‡ These runs are censored: "
+                           "they are not in the means, which are too favourable where there are such runs.",
                        report_.conditions()));
   }
 
@@ -209,10 +219,13 @@ class Page {
       }
       if (late.empty()) return "";
       drops = drops || dropped > 0;
-      return "<td>" + printed("%.1f", mean_of(late).value) + (dropped > 0 ? small(printed("%.1f %% applied", 100 * mean_of(shares).value)) : "") + "</td>";
+      const std::string applied = printed("%.1f %% applied", 100 * mean_of(shares).value);
+      return "<td>" + printed("%.1f", mean_of(late).value) + (dropped > 0 ? small(applied) : "") + "</td>";
     });
     if (!t.empty())
-      html_ += captioned(t, std::string("Mean delay of a push, in updates") + (drops ? "; where a strategy dropped pushes, the share of all pushes that was applied" : "") + ". Means over all final runs.",
+      html_ += captioned(t, std::string("Mean delay of a push, in updates") +
+                                (drops ? "; where a strategy dropped pushes, the share of all pushes that was applied" : "") +
+                                ". Means over all final runs.",
                          report_.conditions());
   }
 
@@ -236,12 +249,15 @@ std::string kind_of(const SearchedStrategy& s) {
 
 ExperimentReport::ExperimentReport(const Plan& p, const Results& r) : plan(p), results(r), workers(p.workers) {
   std::sort(workers.begin(), workers.end());
-  for (const Cell& c : cells_of(plan))
-    cells_[{c.cluster, c.workers, std::size_t(c.strategy - &plan.strategies[0])}] = {c, search(plan, results, c), final_runs(plan, results, c),
-                                                                                     test_accuracy(plan, results, c)};
+  for (const Cell& c : cells_of(plan)) {
+    const auto strategy = std::size_t(c.strategy - &plan.strategies[0]);
+    cells_[{c.cluster, c.workers, strategy}] = {c, search(plan, results, c), final_runs(plan, results, c), test_accuracy(plan, results, c)};
+  }
 }
 
-const CellReport& ExperimentReport::at(const std::string& cluster, int k, std::size_t strategy) const { return cells_.at({cluster, k, strategy}); }
+const CellReport& ExperimentReport::at(const std::string& cluster, int k, std::size_t strategy) const {
+  return cells_.at({cluster, k, strategy});
+}
 
 std::string ExperimentReport::label(std::size_t strategy) const {
   std::string text;
@@ -283,12 +299,14 @@ std::vector<StrategyGroup> ExperimentReport::groups() const {
 }
 
 std::string ExperimentReport::conditions() const {
-  const std::string again = plan.tuning_seeds > 1 && plan.finalists > 1
+  const std::string again = plan.tuning_seeds > 1
                                 ? printed(", the best %d also with %s", plan.finalists, of_seeds(1002, plan.tuning_seeds - 1).c_str())
                                 : "";
   return html_escaped(plan.model + " on " + plan.data_set + ", " + plan.dtype + (plan.augment ? ", augmented" : "") +
-                      printed("; %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(), plan.batch) + plan.schedule +
-                      printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has one, and the constants that are named without a value; budget: %s "
+                      printed("; %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(),
+                          plan.batch) + plan.schedule +
+                      printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has "
+                              "one, and the constants that are named without a value; budget: %s "
                               "with seed 1001%s, %s each, by accuracy on %d held-out pictures.",
                               plan.weight_decay, of_seeds(1, plan.seeds).c_str(), counted(plan.search, "point").c_str(), again.c_str(),
                               counted(plan.tuning_epochs, "epoch").c_str(), plan.val));
@@ -301,14 +319,14 @@ std::string ExperimentReport::missing(const std::string& cluster, const std::vec
       if (ablations_only && i > 0 && !is_ablation(i)) continue;
       const CensoredMean& a = at(cluster, k, i).accuracy;
       const std::size_t planned = std::size_t(plan.seeds), gone = a.diverged + (planned - a.runs);
-      if (gone)
-        text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu %s", k, gone, planned,
-                                                                 a.diverged == gone ? "diverged" : a.diverged ? "diverged or not run" : "not run");
+      const char* why = a.diverged == gone ? "diverged" : a.diverged ? "diverged or not run" : "not run";
+      if (gone) text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu %s", k, gone, planned, why);
     }
   return " Not shown: " + html_escaped(text.empty() ? "nothing" : text) + ".";
 }
 
 std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions) {
+  if (html.empty()) return "";
   return "<figure>\n" + html + "<figcaption><span>" + html_escaped(shown) + "</span> " + conditions + "</figcaption>\n</figure>\n";
 }
 

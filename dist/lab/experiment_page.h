@@ -44,7 +44,7 @@ class ExperimentReport {
 
 // <figure>…</figure>, or nothing where there is nothing to show.
 std::string accuracy_figure(const ExperimentReport& report, const std::string& cluster);
-std::string time_figure(const ExperimentReport& report, const std::string& cluster, int workers);
+std::string time_figures(const ExperimentReport& report, const std::string& cluster);
 std::string delay_figure(const ExperimentReport& report, const std::string& cluster);
 std::string search_figure(const ExperimentReport& report, const std::string& cluster);
 std::string ablation_figure(const ExperimentReport& report, const std::string& cluster);
@@ -52,7 +52,7 @@ std::string ablation_figure(const ExperimentReport& report, const std::string& c
 // Strategies with the same delays and participation at every number of workers.
 std::vector<std::vector<std::size_t>> delay_groups(const ExperimentReport& report, const std::string& cluster);
 
-// A figure or table with what it shows (text) and under which conditions (HTML) under it.
+// A figure or table with what it shows (text) and under which conditions (HTML) under it; nothing without one.
 std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions);
 
 }  // namespace tandem
