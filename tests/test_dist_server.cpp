@@ -332,15 +332,12 @@ TEST(Server, WhatIsDroppedIsTrainedAgain) {
       all_well(ends);
       std::int64_t told = 0, dropped = 0, applied = 0;
       for (const Ended& e : ends) told += e.counts.dropped;
-      const ShardCounts& c = ends.back().counts.shard;
+      const ShardCounts& c = (servers ? ends.back() : ends[0]).counts.shard;  // the first shard, which decides
       for (std::int64_t d : c.dropped) dropped += d;
       for (std::int64_t a : c.applied) applied += a;
       EXPECT_LE(c.delays.size(), std::size_t(Asynchrony::parse(how).bound));
-      EXPECT_GE(applied, 60);
-      if (servers) {
-        EXPECT_EQ(told, dropped);
-        EXPECT_EQ(applied, 60);
-      }
+      EXPECT_EQ(told, dropped);
+      EXPECT_EQ(applied, 60);
       EXPECT_EQ(c.participation(), double(applied) / double(applied + dropped));
     }
 }

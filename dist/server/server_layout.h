@@ -25,6 +25,11 @@ struct ServerLayout {
   int shards() const { return int(cuts.size()) - 1; }
   bool of_parameters(int s) const { return cuts[std::size_t(s) + 1] <= parameters; }
   std::int64_t begin(int s) const { return cuts[std::size_t(s)]; }
+  int first_shard() const {  // the first one with elements
+    int s = 0;
+    while (s + 1 < shards() && length(s) == 0) s++;
+    return s;
+  }
   std::int64_t length(int s) const { return cuts[std::size_t(s) + 1] - cuts[std::size_t(s)]; }
   std::int64_t whole() const { return cuts.back(); }  // elements of all shards
   std::size_t bytes(std::int64_t numel) const { return std::size_t(numel) * size_of(dtype); }

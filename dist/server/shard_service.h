@@ -4,8 +4,9 @@
 // With a quorum each shard decides by itself whose pushes make a step, so these may be others in other shards. A worker that was late
 // for one of them waits there for the next step, and says to the others that it cannot push: blocked().
 //
-// With ringmaster and rennala too, and a push may be dropped by one shard and taken by another: its batch is trained again, so that no
-// shard lacks it. What fedbuff and rennala have collected of a step is lost with its owner.
+// With ringmaster and rennala too, and a push may be dropped by one shard and taken by another: its batch is trained again if the
+// first shard dropped it, so that every batch is applied once there, and in other shards not at all, once or more often. What fedbuff and
+// rennala have collected of a step is lost with its owner.
 //
 // Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
 #pragma once

@@ -257,7 +257,8 @@ bool Worker::look(int s) {
   Answer& a = answers_[std::size_t(s)];
   if (!a.ended || a.landed < layout_.length(s)) return false;
   a.complete = true, a.at = now();
-  exchange_.verdict = std::max(exchange_.verdict, a.verdict);
+  // Shards drop by themselves. If all had to take a push, each could drop what the others take, for ever: the first one decides.
+  if (a.verdict != Verdict::dropped || s == layout_.first_shard()) exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
   if (--missing_ > 0) return false;
   for (int t = 0; t < layout_.shards(); t++)

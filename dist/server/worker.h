@@ -34,7 +34,7 @@ class Worker {
     std::int64_t samples = 0, lease = -1;
     MetricSums sums = {};
     ExchangeId id = 0;     // set by start()
-    Verdict verdict = Verdict::taken;  // the worst of all owners
+    Verdict verdict = Verdict::taken;  // the worst of all owners; dropped: by the first shard
     int half() const { return int(id & 1); }  // where its answer lands
   };
   // Shares memory with the other ranks of this host.
