@@ -113,6 +113,7 @@ class Lab {
     for (const PlannedCluster& c : plan_.clusters)
       if (c.name == trial.cluster) s.cluster = c.of(trial.workers);
     s.evaluate_every = trial.final || plan_.by_time ? plan_.evaluate_every : trial.epochs;
+    if (plan_.by_time) s.until = *plan_.target;
     if (!folder_.empty()) {  // another program's checkpoint would be refused: it has another name
       const std::size_t hash = std::hash<std::string>()(text_of(trial) + this_build());
       s.checkpoint = (std::filesystem::path(folder_) / (hex(hash) + ".state")).string();

@@ -100,6 +100,23 @@ TEST_F(Experiment, FindsTheBestBeyondTheListsOfThePlan) {
   }
 }
 
+// The larger the rate the sooner the target is reached, up to where it diverges; the accuracy at the end is best at 0.16.
+TEST_F(Experiment, TheSearchMayBeForTime) {
+  plan.target = 0.5, plan.search = 20;
+  for (bool by_time : {false, true}) {
+    plan.by_time = by_time;
+    Results results;
+    for (Search s = search(plan, results, cell(0, 16)); !s.missing.empty(); s = search(plan, results, cell(0, 16)))
+      for (const Trial& t : s.missing) {
+        Outcome o = outcome(t);
+        o.diverged = t.rate > 0.7;
+        if (t.rate > 0.05) o.evaluations = {{1, 0.1 / t.rate, 0.5}, {2, 50, o.accuracy}};
+        results[t] = o;
+      }
+    EXPECT_DOUBLE_EQ(search(plan, results, cell(0, 16)).chosen->rate, by_time ? 0.64 : 0.16);
+  }
+}
+
 TEST_F(Experiment, EveryCellHasTheSameBudget) {
   for (const auto& c : cells_of(plan)) {
     int tuning = 0, others = 0, final = 0;
@@ -361,6 +378,8 @@ TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
   expect(with("\"dtype\":\"f16\""), "5", "f32 or bf16");
   expect(with("\"schedule\":\"cosinus\""), "5", "cosinus");
   expect(with("\"target\":92"), "5", "to 0.9999");
+  expect(with("\"choose_by\":\"time\""), "5", "needs a \"target\"");
+  expect(with("\"choose_by\":\"speed\""), "5", "accuracy or time");
   expect(with("\"search\":0"), "5", "from 1");
   expect(with("\"momenta\":[0.9,\n1]"), "6", "to 0.9999");
   expect(with("\"momenta\":[0.9,\n0.9]"), "6", "twice");

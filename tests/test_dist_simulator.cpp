@@ -108,6 +108,18 @@ TEST(Simulator, AnOuterStepIsNesterovs) {
   EXPECT_NE(bench.run(of("outer:H=4", 4)).weights, bench.run(of("local-sgd:4", 4)).weights);
 }
 
+TEST(Simulator, EndsWhereItsTargetIsReached) {
+  Bench bench;
+  SimulatorOptions o = of("asgd-m", 4);
+  const auto whole = bench.run(o).report;
+  o.until = *whole.evaluations[1].test_accuracy, o.evaluate_every = 1;
+  const auto ended = bench.run(o).report;
+  EXPECT_TRUE(ended.reached);
+  EXPECT_FALSE(whole.reached);
+  ASSERT_LE(ended.evaluations.size(), 2u);
+  EXPECT_EQ(ended.evaluations.back().test_accuracy, whole.evaluations[ended.evaluations.size() - 1].test_accuracy);
+}
+
 TEST(Simulator, RepeatsToTheBit) {
   Bench bench;
   for (const char* strategy : {"ddc-asgd", "ssp:1", "quorum:3,grace=0.02", "easgd:4", "cocod-sgd:4", "local-sgd:4"}) {

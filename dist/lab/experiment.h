@@ -64,7 +64,7 @@ struct Plan {
   double weight_decay = 5e-4;
   double evaluate_every = 1;               // epochs between evaluations in final runs
   std::optional<double> target;            // accuracy on test pictures, 0 to 1, whose time is reported
-  bool by_time = false;                    // the search is for the shortest time to the target on held-out pictures
+  bool by_time = false;                    // the search is for the shortest time to the target on held-out pictures, where runs end
   std::vector<SearchedStrategy> strategies;  // the first is the one that the others are compared with
   std::vector<int> workers;
   std::vector<PlannedCluster> clusters = {PlannedCluster{}};

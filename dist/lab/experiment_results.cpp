@@ -31,7 +31,7 @@ std::string conditions(const Plan& p) {
   std::ostringstream text;
   text << p.data_set << ", " << p.model << ", " << p.dtype << (p.augment ? ", augmented" : "") << ", schedule " << p.schedule
        << ", batch " << p.batch << ", " << p.val << " held back, weight decay " << exact(p.weight_decay) << ", evaluated every "
-       << exact(p.evaluate_every) << " epochs";
+       << exact(p.evaluate_every) << " epochs" << (p.by_time ? ", until " + exact(*p.target) : "");
   return text.str();
 }
 std::string conditions(const PlannedCluster& c) {

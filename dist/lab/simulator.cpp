@@ -163,7 +163,7 @@ class Simulation {
     const bool goes_on = goes_on_from_checkpoint();
     MetricsFile metrics(options_.metrics, goes_on, run_of(run_));
     begin(metrics, goes_on);
-    while (!events_.empty() && !report_.diverged) {
+    while (!events_.empty() && !report_.diverged && !report_.reached) {
       const Event e = events_.top();
       events_.pop();
       now_ = e.at;
@@ -233,6 +233,7 @@ class Simulation {
     if (data_.validation) v.validation = evaluate(model_, *data_.validation);
     if (data_.test) v.test = evaluate(model_, *data_.test);
     if (!v.validation && !v.test) return v;
+    report_.reached = (v.test ? v.test : v.validation)->accuracy >= options_.until;
     const double epoch = double(applied_) / double(data_.train.batches_per_epoch());
     report_.evaluations.push_back({.epoch = epoch, .seconds = now_});
     MetricFields fields{{"event", std::string("evaluation")}, {"epoch", epoch}, {"seconds", now_}};
@@ -293,7 +294,7 @@ class Simulation {
                      {"steps", applied_},
                      {"seconds", now_},
                      {"stopped", std::int64_t(report_.diverged)},
-                     {"reason", std::string(report_.diverged ? "diverged" : "finished")},
+                     {"reason", std::string(report_.diverged ? "diverged" : report_.reached ? "target reached" : "finished")},
                      {"refused", report_.refused},
                      {"dropped", report_.dropped},
                      {"participation", report_.participation},
@@ -326,7 +327,7 @@ class Simulation {
                  {"seed", std::to_string(options_.seed)},
                  {"learning rate, momentum, weight decay", text(given_.learning_rate, given_.momentum, given_.weight_decay, given_.decay_everything)},
                  {"schedule", text(int(s.kind), s.every, s.gamma, s.warmup, s.rise, s.start, s.finish)},
-                 {"evaluations", text(options_.evaluate_every, data_.validation != nullptr, data_.test != nullptr)},
+                 {"evaluations", text(options_.evaluate_every, options_.until, data_.validation != nullptr, data_.test != nullptr)},
                  {"parameters", text(flat_.parameters())},
                  {"layers", hex(flat_.layout_hash())},
                  {"first weights", hex(first.value())},

@@ -32,6 +32,7 @@ struct SimulatorOptions {
   bool progress = true;      // a line an epoch on stderr
   // On the validation and test data, in epochs: 10: after epochs 10, 20, …; 0.25: four times an epoch. And at the end.
   double evaluate_every = 1;
+  double until = 2;  // ends with the evaluation that reaches this accuracy, 0 to 1, on the test data or else the validation data; 2: never
   // A file that holds the run after its last epoch, until its end. Where it is there the run goes on from it, and ends with the bits that
   // it would have had without the interruption, also in `metrics`. Only the same program goes on; another run's file is refused.
   std::string checkpoint = {};
@@ -52,6 +53,7 @@ struct SimulatorReport {
   std::int64_t dropped = 0;          // pushes that were too late; their batches were trained again
   double participation = 1;          // the share of all pushes that was applied
   std::int64_t refused = 0;          // pushes with a value that is not finite
+  bool reached = false;              // SimulatorOptions::until
   bool diverged = false;             // a run of them: it was ended
   double computing = 0;              // seconds, not virtual, in which this process loaded batches and computed gradients
 };
