@@ -130,6 +130,9 @@ std::string short_rate(double v) {
   return printed("%.1fe%d", v / std::pow(10, power), power);
 }
 
+// "54.3", percent, or "27 s" of a score above 1 (TriedPoint::score).
+std::string score_text(double score) { return score > 1 ? printed("%.0f s", 1 / (score - 1) - 1) : printed("%.1f", 100 * score); }
+
 // A map for each number of workers, with the same axes. Of points that differ only in their constants the best is shown.
 std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& cluster, std::size_t strategy) {
   std::set<double> rates, momenta;
@@ -154,9 +157,9 @@ std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& clust
     for (const auto& [point, p] : best) {
       HeatMap::Cell c{.x = std::size_t(std::distance(rates.begin(), rates.find(point.first))),
                       .y = std::size_t(std::distance(momenta.begin(), momenta.find(point.second)))};
-      if (p->score >= 0) c.value = p->score, c.text = printed("%.1f", 100 * p->score);
+      if (p->score >= 0) c.value = p->score, c.text = score_text(p->score);
       c.tooltip = p->trial.strategy + ", η " + digits(point.first, 4) + ", μ " + digits(point.second, 3) + ": " +
-                  (p->score < 0 ? "diverged" : printed("%.2f %%", 100 * p->score));
+                  (p->score < 0 ? "diverged" : score_text(p->score) + (p->score > 1 ? "" : " %"));
       c.outlined = s.chosen && s.chosen->rate == point.first && s.chosen->momentum == point.second;
       map.cells.push_back(c);
     }
@@ -271,12 +274,12 @@ std::string search_figure(const ExperimentReport& r, const std::string& cluster)
   }
   if (html.empty()) return "";
   return captioned(html,
-                   printed("The searches: accuracy in %% on held-out pictures of each learning rate η and momentum μ that was "
+                   printed("The searches: %s on held-out pictures of each learning rate η and momentum μ that was "
                            "tried, with the first tuning seed. Empty: not "
                            "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Colour: distance to the best "
                            "of the map, from 0 (strong) to %g points or more (faint). "
                            "Of points that differ in a strategy's own constants the best is shown. Rules without momentum have one row.",
-                           100 * faint),
+                           r.plan.by_time ? "seconds to the target, or accuracy in % where it was missed," : "accuracy in %", 100 * faint),
                    r.conditions());
 }
 

@@ -71,9 +71,11 @@ class Page {
       html_ += std::string("<h2") + (number == 0 ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) + "\">Cluster " + name +
                "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
       accuracies(c.name);
-      section("Accuracy and the number of workers", accuracy_figure(report_, c.name));
-      if (plan_.strategies.size() > 1) advantages(c.name);
-      section("Ablations", ablation_figure(report_, c.name));
+      if (!plan_.by_time) {  // its runs end at one accuracy
+        section("Accuracy and the number of workers", accuracy_figure(report_, c.name));
+        if (plan_.strategies.size() > 1) advantages(c.name);
+        section("Ablations", ablation_figure(report_, c.name));
+      }
       section("Accuracy and virtual time", time_figures(report_, c.name));
       if (plan_.target) times(c.name);
       section("Staleness", delay_figure(report_, c.name));
@@ -159,7 +161,8 @@ class Page {
              small(censored(c.accuracy, plan_.seeds)) + "</td>";
     });
     section("Test accuracy", captioned(t,
-                       "Test accuracy in %: mean ± standard error over the final runs that did not diverge, and what the search "
+                       std::string(plan_.by_time ? "Test accuracy in % where the target was reached, or at the end" : "Test accuracy in %") +
+                       ": mean ± standard error over the final runs that did not diverge, and what the search "
                        "chose. Bold: the highest mean of a column. † A neighbour "
                        "of what was chosen was not tried within the budget, or its momentum is the largest that there is. "
                        "‡ These runs are not in the mean.",

@@ -59,7 +59,7 @@ class Tables {
                     counted(plan_.seeds, "final run").c_str(), counted(plan_.epochs, "epoch").c_str());
     for (const PlannedCluster& c : plan_.clusters) {
       accuracies(c.name);
-      if (plan_.strategies.size() > 1) advantages(c.name);
+      if (plan_.strategies.size() > 1 && !plan_.by_time) advantages(c.name);
       if (plan_.target) times(c.name);
     }
     if (edges_) text_ += "\n† A neighbour of what was chosen was not tried within the budget.\n";
@@ -93,7 +93,8 @@ class Tables {
   }
 
   void accuracies(const std::string& cluster) {
-    table("Cluster " + cluster + ": test accuracy in %, mean ± standard error over seeds (what was chosen)", 0, cluster, [&](const Cell& cell, const Cell&) {
+    table("Cluster " + cluster + (plan_.by_time ? ": test accuracy in % where the target was reached, or at the end" : ": test accuracy in %") +
+              ", mean ± standard error over seeds (what was chosen)", 0, cluster, [&](const Cell& cell, const Cell&) {
       const CensoredMean c = test_accuracy(plan_, results_, cell);
       return c.runs == 0 ? "–" : points(c.mean) + censoring(c, plan_.seeds) + choice(cell);
     });

@@ -21,6 +21,7 @@
 #include "dist/strategies/outer.h"
 #include "dist/server/straggler_emulation.h"
 #include "dist/server/shard_service.h"
+#include "dist/server/server.h"
 #include "dist/server/server_layout.h"
 #include "layers/train/metrics.h"
 
@@ -297,13 +298,10 @@ class Simulation {
                      {"reason", std::string(report_.diverged ? "diverged" : report_.reached ? "target reached" : "finished")},
                      {"refused", report_.refused},
                      {"dropped", report_.dropped},
-                     {"participation", report_.participation},
                      {"gap", report_.gap},
                      {"correction", report_.correction}};
-    std::int64_t pushes = 0, sum = 0;
-    for (std::size_t d = 0; d < report_.delays.size(); d++)
-      pushes += report_.delays[d], sum += std::int64_t(d) * report_.delays[d];
-    if (pushes) end.push_back({"mean_delay", double(sum) / double(pushes)});
+    if (const ShardCounts* c = method_->counts())
+      for (const auto& [name, value] : measures_of_delays(*c)) end.push_back({name, value});
     if (!report_.epochs.empty() && report_.epochs.back().test_accuracy)
       end.push_back({"test_accuracy", *report_.epochs.back().test_accuracy});
     metrics.write(end);

@@ -698,6 +698,12 @@ Measures ServerNode::Counts::measures() const {
                {"exchanges", double(exchanges)}, {"refused", double(refused)},   {"dropped", double(dropped)},
                {"exposed_seconds", waited},      {"shard_version", double(shard.version)}};
   if (taken_over) all.push_back({"adopted_shards", double(taken_over)});
+  for (auto& m : measures_of_delays(shard)) all.push_back(std::move(m));
+  return all;
+}
+
+Measures measures_of_delays(const ShardCounts& shard) {
+  Measures all;
   const auto& delays = shard.delays;
   double pushes = 0, sum = 0;
   for (std::size_t d = 0; d < delays.size(); d++) pushes += double(delays[d]), sum += double(d) * double(delays[d]);

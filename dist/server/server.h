@@ -126,4 +126,7 @@ class ServerNode {
   std::unique_ptr<Thread> thread_;
 };
 
+// "mean_delay", "participation", and how many pushes were so late: "delay_0" …, from 16 on by powers of two: "delay_16_to_31" …
+Measures measures_of_delays(const ShardCounts& shard);
+
 }  // namespace tandem
