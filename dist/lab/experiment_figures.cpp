@@ -73,20 +73,17 @@ std::string grid(const std::string& panels) { return "<div class=\"charts\">\n" 
 
 // Mean accuracy over mean time, at evaluations of the same epoch that every run has.
 void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
-  std::map<long, std::vector<AccuracyAt>> by_epoch;
+  std::map<long, std::map<std::uint64_t, AccuracyAt>> by_epoch;
   std::size_t runs = 0;
   for (const auto& [seed, o] : cell.runs) {
     if (o->diverged) continue;
     runs++;
-    for (const AccuracyAt& e : o->evaluations) {
-      auto& same = by_epoch[std::lround(e.epoch / plan.evaluate_every)];
-      if (same.size() < runs) same.push_back(e);
-    }
+    for (const AccuracyAt& e : o->evaluations) by_epoch[std::lround(e.epoch / plan.evaluate_every)].try_emplace(seed, e);
   }
   for (const auto& [n, all] : by_epoch) {
     if (all.size() < runs) continue;
     double seconds = 0, accuracy = 0;
-    for (const AccuracyAt& e : all) seconds += e.seconds / double(runs), accuracy += e.accuracy / double(runs);
+    for (const auto& [seed, e] : all) seconds += e.seconds / double(runs), accuracy += e.accuracy / double(runs);
     line.x.push_back(seconds), line.y.push_back(accuracy);
   }
 }
