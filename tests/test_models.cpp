@@ -69,6 +69,7 @@ TEST(Models, HaveThePapersSizes) {
       {"resnet110", 1.7}, {"wrn28-10", 36.5}, {"resnet1202", 19.4}};  // as the papers round them
   for (auto& [name, size] : millions)
     EXPECT_NEAR(double(count_parameters(*make_model(name, 10, 3, 32))) / 1e6, size, size < 1 ? 0.005 : 0.05) << name;
+  EXPECT_EQ(count_parameters(*make_model("resnet8", 10, 3, 32)), 75'290);
   EXPECT_EQ(count_parameters(*make_model("resnet56", 10, 3, 32)), 853'018);
   EXPECT_EQ(count_parameters(*make_model("wrn28-10", 10, 3, 32)), 36'479'194);
   EXPECT_EQ(count_parameters(*make_model("vgg11", 10, 3, 32)), 9'231'114);
@@ -84,7 +85,7 @@ TEST(Models, AreCheckedByName) {
     EXPECT_NO_THROW(make_model(name, 10, 1, 28)) << name;
     EXPECT_NO_THROW(make_model(name, 100, 3, 32)) << name;
   }
-  EXPECT_EQ(count, 18);
+  EXPECT_EQ(count, 19);
   EXPECT_TRUE(refused([] { check_model_name("resnet21"); }, {"resnet21", "there are: mlp", "wrn28-10"}));
   EXPECT_TRUE(refused([] { make_model("vgg11", 10, 3, 16); }, {"vgg11", "16"}));
   EXPECT_TRUE(refused([] { make_model("vgg16", 10, 3, 288); }, {"vgg16", "288"}));

@@ -107,6 +107,7 @@ constexpr struct {
               {"smallcnn-bn", smallcnn_bn},
               {"vgg11", vgg_of<11>},
               {"vgg16", vgg_of<16>},
+              {"resnet8", resnet_cifar_of<8>},
               {"resnet20", resnet_cifar_of<20>},
               {"resnet32", resnet_cifar_of<32>},
               {"resnet44", resnet_cifar_of<44>},
