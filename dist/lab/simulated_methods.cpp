@@ -1,0 +1,241 @@
+// What happens in a simulated run when a worker's step has ended: by servers, by all-reduce, or by steps of the workers' own.
+#include <algorithm>
+#include <cmath>
+
+#include "core/backend.h"
+#include "core/elementwise.h"
+#include "dist/lab/simulation.h"
+#include "dist/server/asynchrony.h"
+#include "dist/server/server_layout.h"
+#include "dist/strategies/outer.h"
+
+namespace tandem {
+namespace {
+
+// ---- by servers, or by all-reduce --------------------------------------------------------------------------------------
+// A shard of the whole vector, in the server's own hands: it says whose push is applied when, and who may go on.
+class ByServers : public Method {
+ public:
+  ByServers(Simulation& s, const Asynchrony& how, bool ring)
+      : s_(s),
+        synchronous_(how.kind == Asynchrony::Kind::bsp),
+        of_means_(how.of_means()),
+        ring_(ring),
+        rule_(make_rule(how.rule)),
+        service_(*rule_, s.flat().values, learning_rate_scales(s.flat()), s.workers(),
+                {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
+        exchanges_(std::size_t(s.workers())),
+        sent_(std::size_t(s.workers())),
+        waits_(std::size_t(s.workers())) {
+    s.clip(rule_->clip());
+    for (int m = 0; m < s.workers(); m++) {
+      sent_[std::size_t(m)] = Tensor::like(s.flat().values);
+      service_.pull(m, ++exchanges_[std::size_t(m)], sent_[std::size_t(m)]);
+    }
+    service_.answers();
+  }
+  double way_there() const override { return ring_ ? 0 : s_.one_way(); }
+  const Tensor& weights() override { return service_.shard().values(); }
+  std::vector<std::int64_t> delays() const override {
+    const ShardCounts& c = service_.counts();  // of gradients that make an update together, one counts
+    return synchronous_ && c.version ? std::vector<std::int64_t>{std::int64_t(c.version)} : c.delays;
+  }
+
+  const ShardCounts* counts() const override { return &service_.counts(); }
+
+  void arrived(int worker) override {
+    waits_[std::size_t(worker)] = true;
+    // Together, all gradients are computed at the end: with one learning rate, and in the order of the workers.
+    if (synchronous_ && std::count(waits_.begin(), waits_.end(), true) < s_.active()) return;
+    for (int m = 0; m < s_.workers(); m++)
+      if (waits_[std::size_t(m)]) push(m);
+    waits_.assign(waits_.size(), false);
+    answer();
+  }
+  void visited(int) override { answer(); }  // a grace time is over
+  void archive(Archive& a) override { a(service_, exchanges_, sent_, waits_, looks_at_); }
+
+ private:
+  void answer() {
+    for (auto answers = service_.answers(s_.now()); !answers.empty(); answers = service_.answers(s_.now()))
+      for (const auto& a : answers) {
+        s_.start(a.worker, s_.now() + (ring_ ? s_.all_reduce() : s_.one_way()));
+        if (!s_.is_active(a.worker)) service_.lost(a.worker);  // it holds nobody back
+      }
+    if (service_.due() == looks_at_) return;
+    looks_at_ = service_.due();
+    if (std::isfinite(looks_at_)) s_.visit(0, looks_at_);
+  }
+  void push(int m) {
+    if (service_.drops(m)) {  // nobody looks at this gradient: it need not be computed
+      s_.again(m);
+      service_.push(m, ++exchanges_[std::size_t(m)], s_.computed(), 1, sent_[std::size_t(m)]);
+      return;
+    }
+    const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
+    if (finite && !synchronous_) s_.look(service_.shard(), m);
+    service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
+                 sent_[std::size_t(m)]);
+  }
+
+  Simulation& s_;
+  bool synchronous_, of_means_, ring_;
+  double looks_at_ = 0;  // ShardService::due(), for which a visit is under way
+  std::unique_ptr<Rule> rule_;
+  ShardService service_;
+  std::vector<ExchangeId> exchanges_;  // of each worker, the last
+  std::vector<Tensor> sent_;           // the weights that it was sent
+  std::vector<std::uint8_t> waits_;
+};
+
+// ---- by workers that make steps of their own ---------------------------------------------------------------------------
+// Each worker has weights and a velocity, makes `steps` SGD steps, and then exchanges what came of them:
+//   local-sgd       all wait for each other, and go on from the mean of their weights (Stich 2018)
+//   outer           as local-sgd, but the way to the mean is a gradient for SGD with Nesterov's momentum (Douillard et al. 2023)
+//   post-local-sgd  as local-sgd, but with one step between exchanges until the first decay of the learning rate (Lin et al. 2018)
+//   cocod-sgd       as local-sgd, but the mean is made while the next steps run; what they changed is added to it (Shen et al. 2019)
+//   easgd           nobody waits: worker and centre are drawn to each other, x −= α(x − z), z += α(x − z), α = 0.9/K
+//                   (Zhang, Choromanska and LeCun 2015)
+class Local : public Method {
+ public:
+  using Kind = LocalSteps::Kind;
+  Local(Simulation& s, Kind kind, std::int64_t steps, std::optional<OuterSteps> outer = {})
+      : s_(s),
+        kind_(kind),
+        steps_(steps),
+        outer_(outer),
+        rule_(make_rule("asgd-m")),
+        centre_(s.flat().values.clone()),
+        mean_(Tensor::like(centre_)),
+        scales_(learning_rate_scales(s.flat())),
+        workers_(std::size_t(s.workers())) {
+    if (outer_) outer_velocity_ = Tensor::zeros(centre_.backend(), centre_.shape());
+    for (Worker& w : workers_) {
+      w.x = centre_.clone();
+      w.velocity = Tensor::zeros(centre_.backend(), centre_.shape());
+      if (kind == Kind::cocod) w.exchanged = centre_.clone();
+    }
+  }
+
+  void arrived(int worker) override {
+    Worker& w = workers_[std::size_t(worker)];
+    if (s_.gradient(worker, w.x))
+      rule_->push({.w = w.x.write<float>(),
+                   .g = s_.computed().data<float>(),
+                   .velocity = w.velocity.write<float>(),
+                   .scales = scales_.data()},
+                  centre_.numel(), Hyper{.learning_rate = s_.rate(), .momentum = s_.momentum()});
+    const std::int64_t until = kind_ == Kind::post_local && !s_.past_first_decay() ? 1 : steps_;
+    if (++w.made < until) {
+      s_.start(worker, s_.now());
+      if (!s_.is_active(worker)) average_when_all_wait();
+      return;
+    }
+    w.made = 0;
+    if (kind_ == Kind::elastic) return s_.visit(worker, s_.now() + s_.one_way());
+    w.waits = true;
+    average_when_all_wait();
+  }
+
+  void visited(int worker) override {
+    float *x = workers_[std::size_t(worker)].x.write<float>(), *z = centre_.write<float>();
+    const float alpha = 0.9f / float(s_.workers());
+    for (std::int64_t i = 0; i < centre_.numel(); i++) {
+      const float d = alpha * (x[i] - z[i]);
+      x[i] -= d, z[i] += d;
+    }
+    s_.start(worker, s_.now() + s_.one_way());
+  }
+
+  const Tensor& weights() override {
+    if (kind_ == Kind::elastic) return centre_;
+    average([](const Worker& w) -> const Tensor& { return w.x; });
+    return mean_;
+  }
+  void archive(Archive& a) override { a(centre_, outer_velocity_, workers_, mean_ready_); }
+
+ private:
+  struct Worker {
+    Tensor x, velocity;
+    Tensor exchanged;  // x as it went into the mean that is under way
+    std::int64_t made = 0;
+    bool waits = false;
+    void archive(Archive& a) { a(x, velocity, exchanged, made, waits); }
+  };
+  template <class Of>
+  void average(const Of& of) {
+    mean_.fill(0);
+    for (const Worker& w : workers_) add_into(mean_, of(w));
+    float* m = mean_.write<float>();
+    for (std::int64_t i = 0; i < mean_.numel(); i++) m[i] /= float(workers_.size());
+  }
+  void outer_step() {  // Δ = θ − mean; m = β·m + Δ; θ = θ − γ(Δ + β·m)
+    float *theta = centre_.write<float>(), *m = outer_velocity_.write<float>(), *mean = mean_.write<float>();
+    const float beta = float(outer_->momentum), gamma = float(outer_->learning_rate);
+    for (std::int64_t i = 0; i < centre_.numel(); i++) {
+      const float d = theta[i] - mean[i];
+      m[i] = beta * m[i] + d;
+      theta[i] = mean[i] = theta[i] - gamma * (d + beta * m[i]);
+    }
+  }
+  void average_when_all_wait() {
+    if (kind_ == Kind::elastic || s_.active() == 0) return;
+    if (std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.waits; }) < s_.active()) return;
+    double at = s_.now() + s_.all_reduce();
+    if (kind_ == Kind::cocod) {  // the mean of what they had the last time, and what each has done since
+      average([](const Worker& w) -> const Tensor& { return w.exchanged; });
+      for (Worker& w : workers_) {
+        float *x = w.x.write<float>(), *sent = w.exchanged.write<float>();
+        const float* m = mean_.data<float>();
+        for (std::int64_t i = 0; i < mean_.numel(); i++) sent[i] = x[i] = m[i] + (x[i] - sent[i]);
+      }
+      at = std::max(s_.now(), mean_ready_);
+      mean_ready_ = at + s_.all_reduce();
+    } else {
+      average([](const Worker& w) -> const Tensor& { return w.x; });
+      if (outer_) outer_step();
+      for (Worker& w : workers_) w.x.copy_from(mean_);
+    }
+    for (int m = 0; m < s_.workers(); m++) {
+      if (!workers_[std::size_t(m)].waits) continue;
+      workers_[std::size_t(m)].waits = false;
+      s_.start(m, at);
+    }
+  }
+
+  Simulation& s_;
+  Kind kind_;
+  std::int64_t steps_;
+  std::optional<OuterSteps> outer_;
+  std::unique_ptr<Rule> rule_;
+  Tensor centre_, mean_, outer_velocity_;
+  std::vector<float> scales_;
+  std::vector<Worker> workers_;
+  double mean_ready_ = 0;
+};
+
+}  // namespace
+
+int vectors_of_a_worker(const std::string& text) {
+  if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
+  if (text.find('+') == text.npos && OuterSteps::parse(text)) return 2;
+  const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
+  const auto keeps = make_rule(how.rule)->keeps();
+  // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
+  return 1 + how.of_means() + keeps.square_avg + keeps.own;
+}
+
+std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
+  if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
+  if (const auto local = LocalSteps::parse(text)) {
+    if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
+    return std::make_unique<Local>(s, local->kind, local->every.steps);
+  }
+  if (const auto outer = OuterSteps::parse(text)) {
+    if (outer->every.alpha > 0 || outer->stream > 1) refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
+    return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
+  }
+  return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
+}
+
+}  // namespace tandem

@@ -1,0 +1,165 @@
+// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, evaluations, the checkpoint. What happens when a
+// worker's step has ended is a Method (simulated_methods.cpp).
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "core/files/archive.h"
+#include "dist/lab/simulator.h"
+#include "dist/server/shard_service.h"
+#include "layers/train/metrics.h"
+
+namespace tandem {
+
+class Simulation;
+
+// What happens when a worker's step has ended. Everything that a method changes it changes in these calls.
+class Method {
+ public:
+  virtual ~Method() = default;
+  virtual double way_there() const { return 0; }      // seconds from a worker's gradient to its arrival
+  virtual void arrived(int worker) = 0;               // a gradient
+  virtual void visited(int worker) { (void)worker; }  // what Simulation::visit() asked for
+  virtual const Tensor& weights() = 0;                // as they are to be evaluated
+  virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
+  virtual const ShardCounts* counts() const { return nullptr; }    // of a server
+  virtual void archive(Archive& a) = 0;
+};
+
+class Simulation {
+ public:
+  // vectors: as long as the weights, that the strategy keeps for each worker.
+  Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
+             const SimulatorOptions& options, int vectors);
+
+  // ---- what methods ask ----------------------------------------------------------------------------------------------
+  int workers() const { return int(machines_.size()); }
+  int active() const { return active_; }  // workers whose step is under way, or who wait
+  bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
+  double now() const { return now_; }
+  double momentum() const { return given_.momentum; }
+  void clip(double norm) { decays_.clip_norm = norm; }  // gradients; 0: they are not
+  const FlatParameters& flat() const { return flat_; }
+  bool past_first_decay() const;
+  double rate() const {
+    return given_.learning_rate *
+           options_.schedule.factor(double(applied_), double(batches_), double(data_.train.batches_per_epoch()));
+  }
+  // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
+  double one_way() const { return lasts(1, 1); }
+  double all_reduce() const { return lasts(2 * (workers() - 1), 2); }
+
+  // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
+  bool gradient(int worker, const Tensor& weights);
+  Tensor& computed() { return flat_.gradients; }
+
+  // How late the gradient is that was computed last, before it is pushed.
+  void look(const Shard& shard, int worker);
+
+  // A worker begins its next step then, with the running statistics of now; where no batch is left it leaves.
+  void start(int worker, double at);
+  void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
+  void visit(int worker, double at) { events_.push({at, worker, true}); }
+
+  // ---- the run ---------------------------------------------------------------------------------------------------------
+  SimulatorReport run(Method& method);
+
+ private:
+  struct Machine {
+    std::int64_t lease = 0;
+    std::uint32_t steps = 0;
+    Tensor buffers;  // as it was sent them
+    bool left = false;
+    void archive(Archive& a) { a(lease, steps, buffers, left); }
+  };
+  struct Event {
+    double at;
+    int worker;
+    bool visit;
+    bool operator<(const Event& o) const {  // the earliest is on top of the queue
+      return at != o.at ? at > o.at : worker > o.worker;
+    }
+  };
+  struct Events : std::priority_queue<Event> {
+    void archive(Archive& a) { a(c); }
+  };
+  struct Evaluations {
+    std::optional<Evaluation> validation, test;
+  };
+
+  double lasts(double latencies, double vectors) const;
+
+  void show() {  // the trained weights are the model's
+    flat_.values.copy_from(method_->weights());
+    flat_.buffers.copy_from(buffers_);
+    flat_.count_writes(flat_.all());
+    model_.eval();
+  }
+
+  std::int64_t ended_epochs() const { return applied_ / data_.train.batches_per_epoch(); }
+  // How many evaluations are to have been made by now; where one update passes several moments, they are one.
+  double evaluation_moments() const {
+    const double at = double(applied_) / (options_.evaluate_every * double(data_.train.batches_per_epoch()));
+    return std::floor(at + 1e-9) + (applied_ >= batches_);
+  }
+  bool evaluation_is_due() const { return evaluation_moments() > evaluated_; }
+
+  // Of the model as show() left it.
+  Evaluations evaluate_now(MetricsFile& metrics);
+
+  void end_epoch(MetricsFile& metrics, const Evaluations& v);
+
+  void begin(MetricsFile& metrics, bool goes_on);
+
+  void end(MetricsFile& metrics);
+
+  // ---- the checkpoint --------------------------------------------------------------------------------------------------
+  // What decides how the run goes, so that another run's checkpoint is known.
+  Settings describe() const;
+
+  // Everything that changes while the run goes on.
+  void archive(Archive& a);
+
+  std::uintmax_t metrics_bytes() const {
+    std::error_code none;
+    return std::filesystem::is_regular_file(options_.metrics, none) ? std::filesystem::file_size(options_.metrics) : 0;
+  }
+
+  // The first two fields are for the comparison: the program and where it runs, and the run.
+  void save();
+
+  bool goes_on_from_checkpoint();
+
+  Module& model_;
+  const Loss& loss_;
+  const FitData& data_;
+  const SimulatorOptions& options_;
+  FlatParameters flat_;
+  SGD decays_;  // makes no steps: clips, adds weight decay, and looks for what is not finite
+  SGDOptions given_;
+  std::optional<Counters> counters_;
+  Tensor correct_, buffers_;
+  std::vector<Machine> machines_;
+  int active_, in_a_row_ = 0;
+  Method* method_ = nullptr;
+  Events events_;
+  double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0, evaluated_ = 0;
+  Settings run_;
+  std::uintmax_t metrics_bytes_ = 0;  // when the checkpoint was written
+  std::deque<std::int64_t> again_;  // leases
+  std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
+  SimulatorReport report_;
+};
+
+std::unique_ptr<Method> make_method(Simulation& s, const std::string& strategy);
+// Vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for a strategy that there is not.
+int vectors_of_a_worker(const std::string& strategy);
+
+}  // namespace tandem
