@@ -153,7 +153,7 @@ void check(const Arguments& a) {
   std::vector<Results> results;
   Results all;  // of every plan, whose index stands before the cluster's name
   for (const std::string& path : a.plans) {
-    plans.push_back(read_plan(path)), results.push_back(read_results(a.results_of(path), plans.back()));
+    plans.push_back(read_plan(path)), plans.back().synthetic = a.data == "synthetic", results.push_back(read_results(a.results_of(path), plans.back()));
     for (const auto& [t, o] : results.back()) {
       Trial numbered = t;
       numbered.cluster = std::to_string(plans.size() - 1) + " " + t.cluster;
@@ -183,7 +183,8 @@ void check(const Arguments& a) {
 
 void one_plan(const Arguments& a) {
   const std::string path = a.plans[0], results_path = a.results_of(path), page = a.page_of(path);
-  const Plan plan = read_plan(path);
+  Plan plan = read_plan(path);
+  plan.synthetic = a.data == "synthetic";
   if (a.only_status || a.only_table) {
     const Results results = read_results(results_path, plan);
     std::fputs((a.only_status ? experiment_status(plan, results, a.jobs) : experiment_table(plan, results)).c_str(), stdout);

@@ -145,7 +145,9 @@ TEST_F(Experiment, TheOrderOfNeighboursIsThatOfTheHeader) {
   EXPECT_DOUBLE_EQ(a[1].rate, 0.02);
   EXPECT_DOUBLE_EQ(a[2].rate, 0.005);
   EXPECT_DOUBLE_EQ(a[3].momentum, 0.95);
+  EXPECT_DOUBLE_EQ(a[3].rate, 0.005);  // η/(1 − μ) is 0.1, as before
   EXPECT_DOUBLE_EQ(a[4].momentum, 0.5);
+  EXPECT_DOUBLE_EQ(a[4].rate, 0.04);  // 0.08
   const auto b = tried(1);
   EXPECT_EQ(b[0].strategy, "ringmaster:R=2+asgd:clip=0.5");
   EXPECT_EQ(b[3].strategy, "ringmaster:R=4+asgd:clip=0.5");

@@ -73,7 +73,8 @@ const std::vector<std::pair<std::string, Step>> by_hand{
     {"gap-aware",
      [](Element& e, Element::Worker& m, double g, double) {
        m.square_avg = double(0.95f) * m.square_avg + (1 - double(0.95f)) * e.velocity * e.velocity;
-       const double moved = std::abs(e.w - m.sent), gap = moved == 0 ? 1 : 1 + moved / (eta * std::sqrt(m.square_avg));
+       const double moved = std::abs(e.w - m.sent), seen = 1 - std::pow(0.95, 1 + (e.version - 1) / 3.0);
+       const double gap = moved == 0 ? 1 : 1 + moved / (eta * std::sqrt(m.square_avg / seen));
        e.velocity = mu * e.velocity + g / gap, e.w -= eta * e.velocity;
      }},
     {"dana-dc",

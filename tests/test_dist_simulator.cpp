@@ -159,7 +159,7 @@ TEST(Simulator, VirtualTime) {
   Net net;
   FlatParameters flat(net, *bench.backend, 1);
   const double bytes = double(flat.numel()) * 4;
-  EXPECT_NEAR(bench.run(o).report.seconds, 30 + 29 * (0.06 + bytes * 1.5 / 1.5e6), 1e-6);
+  EXPECT_NEAR(bench.run(o).report.seconds, 30 + 29 * (0.04 + bytes * 1.5 / 1.5e6), 1e-6);
   o.strategy = "asgd";  // there and back: two latencies, and 3/4 of the vector each way
   EXPECT_NEAR(bench.run(o).report.seconds, 30 + (29 + 30) * (0.01 + bytes * 0.75 / 1.5e6), 1e-6);
 }

@@ -6,10 +6,11 @@
 // to choose: a winning value at the end of a list makes the search go on beyond it.
 //   1. Every learning rate of the plan, with its first momentum and the first value of every constant.
 //   2. Until `search` points are tried: of the tried points, best first, the first that has an untried neighbour. The neighbours of a
-//      point are, in this order, η×2, η/2, the next larger and smaller momentum, the next larger and smaller value of each constant.
+//      point are, in this order, η×2, η/2, the next larger and smaller momentum
+//      (with the η on the lattice that leaves η/(1 − μ) nearest to what it was), the next larger and smaller value of each constant.
 //   3. The best `finalists` points are run with the other tuning seeds. The best mean over all tuning seeds is chosen.
 //   4. Final runs with seeds 1, 2, … and all epochs. Only these look at the test pictures.
-// Steps 1 to 3 use the held-out pictures, `tuning_epochs` epochs and the seeds 1001, 1002, …; a run that diverged scores −1.
+// Steps 1 to 3 use the held-out pictures, `tuning_epochs` epochs and the seeds 1001, 1002, … (`tuning_seed`); a run that diverged scores −1.
 // The score is the accuracy at the end. By choice of the plan it is the time to the target, and accuracy among those that miss it.
 //
 // Every run is a line of a file as soon as it ends. The search is a function of these results alone: an experiment can be interrupted
@@ -73,6 +74,8 @@ struct Plan {
   int search = 12;                         // points that are tried for each cell
   int tuning_epochs = 0;                   // read_plan() makes 0 the value of epochs
   int tuning_seeds = 3, finalists = 3, seeds = 5;
+  std::uint64_t tuning_seed = 1001;        // the first; final runs have 1, 2, …
+  bool synthetic = false;                  // the data set is made up (--data synthetic)
 };
 // Reads a JSON object with these names. Throws UsageError "plan.json:7: …" with the line of what is wrong.
 Plan read_plan(const std::string& path);

@@ -153,7 +153,7 @@ class Page {
     const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
       const CellReport& c = report_.at(cluster, k, i);
       if (c.accuracy.runs == 0) return "";
-      const bool best = c.accuracy.mean.count > 0 && std::none_of(plan_.strategies.begin(), plan_.strategies.end(),
+      const bool best = !plan_.by_time && c.accuracy.mean.count == c.accuracy.runs && std::none_of(plan_.strategies.begin(), plan_.strategies.end(),
           [&](const SearchedStrategy& other) {
         return report_.at(cluster, k, std::size_t(&other - &plan_.strategies[0])).accuracy.mean.value > c.accuracy.mean.value + 1e-9;
       });
@@ -163,7 +163,7 @@ class Page {
     section("Test accuracy", captioned(t,
                        std::string(plan_.by_time ? "Test accuracy in % where the target was reached, or at the end" : "Test accuracy in %") +
                        ": mean ± standard error over the final runs that did not diverge, and what the search "
-                       "chose. Bold: the highest mean of a column. † A neighbour "
+                       "chose. Bold: the highest mean of a column, if no run is censored. † A neighbour "
                        "of what was chosen was not tried within the budget, or its momentum is the largest that there is. "
                        "‡ These runs are not in the mean.",
                        report_.conditions()));
@@ -303,16 +303,17 @@ std::vector<StrategyGroup> ExperimentReport::groups() const {
 
 std::string ExperimentReport::conditions() const {
   const std::string again = plan.tuning_seeds > 1
-                                ? printed(", the best %d also with %s", plan.finalists, of_seeds(1002, plan.tuning_seeds - 1).c_str())
+                                ? printed(", the best %d also with %s", plan.finalists, of_seeds(int(plan.tuning_seed) + 1, plan.tuning_seeds - 1).c_str())
                                 : "";
   return html_escaped(plan.model + " on " + plan.data_set + ", " + plan.dtype + (plan.augment ? ", augmented" : "") +
                       printed("; %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(),
                           plan.batch) + plan.schedule +
                       printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has "
                               "one, and the constants that are named without a value; budget: %s "
-                              "with seed 1001%s, %s each, by accuracy on %d held-out pictures.",
-                              plan.weight_decay, of_seeds(1, plan.seeds).c_str(), counted(plan.search, "point").c_str(), again.c_str(),
-                              counted(plan.tuning_epochs, "epoch").c_str(), plan.val));
+                              "with seed %llu%s, %s each, by %s on %d held-out pictures.",
+                              plan.weight_decay, of_seeds(1, plan.seeds).c_str(), counted(plan.search, "point").c_str(),
+                              static_cast<unsigned long long>(plan.tuning_seed), again.c_str(), counted(plan.tuning_epochs, "epoch").c_str(),
+                              plan.by_time ? "the time to the target" : "accuracy", plan.val));
 }
 
 std::string ExperimentReport::missing(const std::string& cluster, const std::vector<int>& of, bool ablations_only) const {

@@ -268,6 +268,7 @@ Plan read_plan(const std::string& path) {
   read_conditions(m, p);
   read_cells(path, m, p);
   m.number("tuning_epochs", p.tuning_epochs, 0, p.epochs), m.number("tuning_seeds", p.tuning_seeds, 1, 1000);
+  m.number("tuning_seed", p.tuning_seed, 1000);
   m.number("finalists", p.finalists, 1, 1000), m.number("seeds", p.seeds, 1, 1000);
   p.search = std::max(p.search, int(p.rates.size()));
   m.number("search", p.search, double(p.rates.size()), 1e6);

@@ -29,7 +29,7 @@ std::string array_of(const std::vector<double>& values) {
 
 std::string conditions(const Plan& p) {
   std::ostringstream text;
-  text << p.data_set << ", " << p.model << ", " << p.dtype << (p.augment ? ", augmented" : "") << ", schedule " << p.schedule
+  text << (p.synthetic ? "synthetic " : "") << p.data_set << ", " << p.model << ", " << p.dtype << (p.augment ? ", augmented" : "") << ", schedule " << p.schedule
        << ", batch " << p.batch << ", " << p.val << " held back, weight decay " << exact(p.weight_decay) << ", evaluated every "
        << exact(p.evaluate_every) << " epochs" << (p.by_time ? ", until " + exact(*p.target) : "");
   return text.str();

@@ -9,8 +9,6 @@
 namespace tandem {
 namespace {
 
-constexpr std::uint64_t first_tuning_seed = 1001;  // final runs have 1, 2, …
-
 struct Point {
   int rate = 0;                 // doublings of the plan's smallest rate
   int momentum = 0;             // index into Lattice::momenta_
@@ -51,7 +49,7 @@ class Lattice {
   }
   Trial trial(const Point& p) const {
     return {cell_.strategy->filled(constants(p)), cell_.workers, cell_.cluster, std::ldexp(plan_.rates[0], p.rate),
-            momenta_[std::size_t(p.momentum)], plan_.tuning_epochs, first_tuning_seed, false};
+            momenta_[std::size_t(p.momentum)], plan_.tuning_epochs, plan_.tuning_seed, false};
   }
 
   // Those that exist, in the order in which they are tried.
@@ -63,7 +61,13 @@ class Lattice {
       if (exists(q)) all.push_back(q);
     };
     for (int by : {1, -1}) add([](Point& q) -> int& { return q.rate; }, by);
-    for (int by : {1, -1}) add([](Point& q) -> int& { return q.momentum; }, by);
+    for (int by : {1, -1}) {  // with η/(1 − μ) about the same
+      if (p.momentum + by < 0 || p.momentum + by >= int(momenta_.size())) continue;
+      Point q = p;
+      q.momentum += by;
+      q.rate += int(std::lround(std::log2((1 - momenta_[std::size_t(q.momentum)]) / (1 - momenta_[std::size_t(p.momentum)]))));
+      all.push_back(q);
+    }
     for (std::size_t i = 0; i < p.constants.size(); i++)
       for (int by : {1, -1}) add([i](Point& q) -> int& { return q.constants[i]; }, by);
     return all;

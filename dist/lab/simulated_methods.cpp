@@ -217,8 +217,14 @@ class Local : public Method {
 }  // namespace
 
 int vectors_of_a_worker(const std::string& text) {
-  if (const auto local = LocalSteps::parse(text)) return local->kind == Local::Kind::cocod ? 3 : 2;
-  if (text.find('+') == text.npos && OuterSteps::parse(text)) return 2;
+  if (const auto local = LocalSteps::parse(text)) {
+    if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
+    return local->kind == Local::Kind::cocod ? 3 : 2;
+  }
+  if (const auto outer = text.find('+') == text.npos ? OuterSteps::parse(text) : std::nullopt) {
+    if (outer->every.alpha > 0 || outer->stream > 1) refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
+    return 2;
+  }
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   const auto keeps = make_rule(how.rule)->keeps();
   // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
@@ -227,14 +233,8 @@ int vectors_of_a_worker(const std::string& text) {
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
-  if (const auto local = LocalSteps::parse(text)) {
-    if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
-    return std::make_unique<Local>(s, local->kind, local->every.steps);
-  }
-  if (const auto outer = OuterSteps::parse(text)) {
-    if (outer->every.alpha > 0 || outer->stream > 1) refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
-    return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
-  }
+  if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->every.steps);
+  if (const auto outer = OuterSteps::parse(text)) return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 

@@ -54,7 +54,8 @@ class Simulation {
   }
   // Seconds in which a vector goes to the servers, or comes back; 1/K of it stays on the machine.
   double one_way() const { return lasts(1, 1); }
-  double all_reduce() const { return lasts(2 * (workers() - 1), 2); }
+  // By recursive halving and doubling: as few messages as there can be, and no more bytes than a ring.
+  double all_reduce() const { return lasts(2 * std::ceil(std::log2(workers())), 2); }
 
   // Computes the gradient of this worker's batch at `weights`. False: it is not finite, and was counted.
   bool gradient(int worker, const Tensor& weights);

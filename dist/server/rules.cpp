@@ -124,15 +124,18 @@ struct DcAsgdK : DcAsgdA<T> {
 
 // v = μ·v + g/G;  w −= η·v, G = 1 + |w − w_sent|/(η·mean step): the gap in steps (Barkai et al., arXiv 1909.10802). That gradients are
 // divided by their gap is the paper's; that G is of each element we have from a secondary source. Ours: the mean step is √s, s this
-// worker's running mean of v² as it finds it. Nothing has moved: G = 1, SGD with momentum.
+// worker's running mean of v² as it finds it, without the share of its beginning. Nothing has moved: G = 1, SGD with momentum.
 template <class T>
 struct GapAware {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
-  T mu, decay;
-  GapAware(const Hyper& h, const Constants& k) : mu(rounded<T>(h.momentum)), decay(rounded<T>(k.at("decay"))) {}
+  T mu, decay, seen;  // seen: the share of s that is of pushes, since it begins with 0; this worker's are a workers-th of all
+  GapAware(const Hyper& h, const Constants& k)
+      : mu(rounded<T>(h.momentum)),
+        decay(rounded<T>(k.at("decay"))),
+        seen(rounded<T>(1 - std::pow(k.at("decay"), 1 + double(h.before) / h.workers))) {}
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const {
     const T v = x.velocity[i], s = x.square_avg[i] = fused(decay, x.square_avg[i], (1 - decay) * v * v);
-    const T gap = 1 + std::abs(x.w[i] - x.sent[i]) / (rate * std::sqrt(s) + T(1e-12f));  // where it is frozen 1
+    const T gap = 1 + std::abs(x.w[i] - x.sent[i]) / (rate * std::sqrt(s / seen) + T(1e-12f));  // where it is frozen 1
     x.velocity[i] = fused(mu, v, x.g[i] / gap);
     x.w[i] = fused(-rate, x.velocity[i], x.w[i]);
   }

@@ -15,8 +15,9 @@ dc-asgd-a-1 dc-asgd-a 4 0.5 1
 one-2 asgd-m 1 0.1 2
 asgd-2 asgd 4 0.5 2
 dc-asgd-a-2 dc-asgd-a 4 0.5 2'
+for name; do echo "$rows" | grep -q "^$name " || { echo "anchors.sh: there is no $name, only" $(echo "$rows" | cut -d' ' -f1) >&2; exit 2; }; done
 for name in ${*:-$(echo "$rows" | cut -d' ' -f1)}; do echo "$rows" | grep "^$name "; done |
-  xargs -P "${JOBS:-2}" -L 1 sh -c '
+  xargs -r -P "${JOBS:-2}" -L 1 sh -c '
     grep -qs "\"event\":\"end\"" "$there/$0.jsonl" ||
       "$simulate" --data "$data" --data-set cifar-10 --model resnet20 --augment --dtype bf16 --threads 1 --epochs 160 --batch 128 \
         --weight-decay 0.0001 --schedule warmup:5+step:80,120:0.1 --evaluate-every 10 --strategy "$1" --workers "$2" --lr "$3" \
