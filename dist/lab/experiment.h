@@ -2,8 +2,8 @@
 // The fields of a plan are documented in dist/lab/PLAN.md.
 //
 // A cell is one strategy with one number of workers on one cluster. The search of a cell tries `search` points of a lattice: learning
-// rates a factor of two apart, momenta, and the strategy's own constants that the plan puts in braces. No axis has an edge that is ours
-// to choose: a winning value at the end of a list makes the search go on beyond it.
+// rates a factor of two apart, momenta, and the strategy's own constants that the plan puts in braces. A winning value at
+// the end of a list makes the search go on beyond it; momenta end at 0.98.
 //   1. Every learning rate of the plan, with its first momentum and the first value of every constant.
 //   2. Until `search` points are tried: of the tried points, best first, the first that has an untried neighbour. The neighbours of a
 //      point are, in this order, η×2, η/2, the next larger and smaller momentum
