@@ -127,7 +127,7 @@ class Lab {
   static Outcome outcome_of(const Trial& trial, const SimulatorReport& r) {
     Outcome out;
     out.diverged = r.diverged, out.gap = r.gap, out.correction = r.correction;
-    out.participation = r.participation, out.dropped = double(r.dropped);
+    out.participation = r.participation, out.dropped = double(r.dropped), out.refused = double(r.refused);
     out.delays.assign(r.delays.begin(), r.delays.end());
     for (const SimulatorReport::Point& p : r.evaluations)
       out.evaluations.push_back({p.epoch, p.seconds, trial.final ? *p.test_accuracy : *p.validation_accuracy});

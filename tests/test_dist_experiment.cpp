@@ -382,6 +382,10 @@ TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
   expect(with("\"target\":92"), "5", "to 0.9999");
   expect(with("\"choose_by\":\"time\""), "5", "needs a \"target\"");
   expect(with("\"choose_by\":\"speed\""), "5", "accuracy or time");
+  expect(with("\"epochs\":4,\n\"tuning_epochs\":2,\"target\":0.5,\"schedule\":\"cosine\",\n\"choose_by\":\"time\""), "7", "two schedules");
+  expect(with("\"tuning_seed\":5"), "5", "from 1001");
+  expect(refused("{\"strategies\":[\"asgd\"],\"rates\":[0.1],\n\"workers\":[16,4],\n\"clusters\":[{\"name\":\"a\",\"slow_share\":0.2}]}"), "3",
+         "0.2 of 4 workers is none");
   expect(with("\"search\":0"), "5", "from 1");
   expect(with("\"momenta\":[0.9,\n1]"), "6", "to 0.9999");
   expect(with("\"momenta\":[0.9,\n0.9]"), "6", "twice");

@@ -278,6 +278,7 @@ TEST(Rules, NamesAndConstantsAreChecked) {
   EXPECT_NE(said("gap-aware:decay=1").find("below 1"), std::string::npos);
   EXPECT_NE(said("rescaled:power=1").find("write clip as"), std::string::npos);
   EXPECT_NE(said("delayed-nesterov:every=0").find("from 1"), std::string::npos);
+  EXPECT_NE(said("delayed-nesterov:every=2.5").find("whole number"), std::string::npos);
   EXPECT_EQ(said("ddc-asgd:decay=0.5,lambda=1"), "");
   EXPECT_EQ(said("ddc-asgd:clamp=off,own=on"), "");
   EXPECT_NE(said("ddc-asgd:clamp=0").find("own as KEY=off"), std::string::npos);

@@ -109,7 +109,7 @@ struct Outcome {
   double accuracy = 0;                  // at the end; 0 and without meaning when it diverged
   std::vector<AccuracyAt> evaluations;  // up to the end or the divergence
   std::vector<double> delays;           // delays[τ]: pushes that were so late
-  double participation = 1, dropped = 0, gap = 0, correction = 0;  // as SimulatorReport has them
+  double participation = 1, dropped = 0, refused = 0, gap = 0, correction = 0;  // as SimulatorReport has them
   double wall_seconds = 0;              // of the computation
   std::string made_by;                  // version and CPU model
 };

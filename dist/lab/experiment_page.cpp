@@ -242,7 +242,7 @@ std::string kind_of(const SearchedStrategy& s) {
   auto begins = [&](std::initializer_list<const char*> names) {
     return std::any_of(names.begin(), names.end(), [&](const char* name) { return s.text.starts_with(name); });
   };
-  if (begins({"all-reduce", "bsp", "local-sgd", "post-local-sgd", "cocod-sgd", "easgd"})) return "Synchronous and local steps";
+  if (begins({"all-reduce", "bsp", "local-sgd", "post-local-sgd", "cocod-sgd", "easgd", "outer", "ssp"})) return "Synchronous and local steps";
   if (begins({"ringmaster", "fedbuff", "rennala", "quorum"})) return "Dropping or collecting pushes";
   if (s.text.find("dc-asgd") != std::string::npos || s.text.find("dana-dc") != std::string::npos) return "Delay compensation";
   return s.momentum ? "Momentum" : "Without momentum";

@@ -256,6 +256,18 @@ VirtualCluster PlannedCluster::of(int workers) const {
   return c;
 }
 
+// What each field allows and both together do not.
+static void check_together(const std::string& path, const Json& json, const Plan& p) {
+  const auto wrong = [&](const char* field, const auto&... why) { refuse(path, ":", json.find(field)->line, ": ", why...); };
+  for (const PlannedCluster& c : p.clusters)
+    for (int k : p.workers)
+      if (k > 1 && c.slow_share > 0 && c.of(k).slower.empty())
+        wrong("clusters", "cluster ", c.name, ": a share of ", c.slow_share, " of ", k, " workers is none. Choose a larger \"slow_share\"");
+  if (p.by_time && p.tuning_epochs != p.epochs && p.schedule != "constant")
+    wrong("choose_by", "the times of searches and of final runs belong to two schedules, of ", p.tuning_epochs, " and of ", p.epochs,
+          " epochs. Choose the constant schedule, or as many \"tuning_epochs\"");
+}
+
 Plan read_plan(const std::string& path) {
   Json json;
   try {
@@ -268,13 +280,14 @@ Plan read_plan(const std::string& path) {
   read_conditions(m, p);
   read_cells(path, m, p);
   m.number("tuning_epochs", p.tuning_epochs, 0, p.epochs), m.number("tuning_seeds", p.tuning_seeds, 1, 1000);
-  m.number("tuning_seed", p.tuning_seed, 1000);
+  m.number("tuning_seed", p.tuning_seed, 1001);
   m.number("finalists", p.finalists, 1, 1000), m.number("seeds", p.seeds, 1, 1000);
   p.search = std::max(p.search, int(p.rates.size()));
   m.number("search", p.search, double(p.rates.size()), 1e6);
   m.done();
   std::sort(p.rates.begin(), p.rates.end());
   if (p.tuning_epochs == 0) p.tuning_epochs = p.epochs;
+  check_together(path, json, p);
   if (p.title.empty()) p.title = std::filesystem::path(path).stem().string();
   return p;
 }

@@ -68,6 +68,7 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
   for (std::size_t i = 0; i < epochs.size(); i++) o.evaluations.push_back({epochs[i], seconds[i], accuracies[i]});
   o.delays = numbers(json, "delays");
   o.participation = number(json, "participation"), o.dropped = number(json, "dropped");
+  if (json.find("refused")) o.refused = number(json, "refused");
   auto perhaps = [&](const char* name) {  // null: it was not finite
     const Json* v = json.find(name);
     return v && v->is(Kind::number) ? v->number : NAN;
@@ -116,7 +117,7 @@ std::string line_of(const Trial& t, const Outcome& o) {
   if (!o.diverged) line += std::string(t.final ? ",\"test\":" : ",\"validation\":") + exact(o.accuracy);
   line += ",\"evaluations\":{\"epoch\":" + array_of(epochs) + ",\"seconds\":" + array_of(seconds) +
           ",\"accuracy\":" + array_of(accuracies) + "},\"delays\":" + array_of(o.delays) +
-          ",\"participation\":" + json_number(o.participation) + ",\"dropped\":" + exact(o.dropped) + ",\"gap\":" + json_number(o.gap) +
+          ",\"participation\":" + json_number(o.participation) + ",\"dropped\":" + exact(o.dropped) + ",\"refused\":" + exact(o.refused) + ",\"gap\":" + json_number(o.gap) +
           ",\"correction\":" + json_number(o.correction) + ",\"wall_seconds\":" + json_number(o.wall_seconds) + "}\n";
   return line;
 }

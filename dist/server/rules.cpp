@@ -354,7 +354,7 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     const double value = *given_value;
     if (key == "clip" && value == 0) refuse(text, ": clip is the norm that gradients are clipped to, above 0");
     if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
-    if (key == "every" && value < 1) refuse(text, ": every is a number of pushes, from 1");
+    if (key == "every" && (value < 1 || value != std::floor(value))) refuse(text, ": every is a whole number of pushes, from 1");
     if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
     given.push_back(key);
     constants[key] = value;
