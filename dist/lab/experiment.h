@@ -123,7 +123,8 @@ std::string this_build();  // Outcome::made_by of runs that are made here
 // ---- the search ----------------------------------------------------------------------------------------------------------------
 struct TriedPoint {
   Trial trial;       // with the first tuning seed
-  double score = 0;  // held-out accuracy; −1: diverged; above 1: Plan::by_time, and the target was reached
+  double score = 0;  // held-out accuracy; −1: diverged; above 1: the target was reached in `seconds`
+  std::optional<double> seconds{};  // with Plan::by_time, to the target
 };
 struct Search {
   std::vector<TriedPoint> tried;  // in the order in which they were tried
@@ -133,6 +134,7 @@ struct Search {
   bool edge = false;              // a neighbour of what was chosen was not tried, or its momentum is the largest that there is
 };
 Search search(const Plan& plan, const Results& results, const Cell& cell);
+std::string chosen_text(const Search& search, const Cell& cell);  // "η 0.064, μ 0.9, R 4"; it has chosen
 
 // Runs what is missing, `jobs` trials at a time, each in a thread of its own by run(trial); appends each to `path`.
 // ended(trial, outcome) is called for each, by one thread at a time. Throws what run() throws, when the other runs under way have ended.

@@ -127,8 +127,8 @@ std::string short_rate(double v) {
   return printed("%.1fe%d", v / std::pow(10, power), power);
 }
 
-// "54.3", percent, or "27 s" of a score above 1 (TriedPoint::score).
-std::string score_text(double score) { return score > 1 ? printed("%.0f s", 1 / (score - 1) - 1) : printed("%.1f", 100 * score); }
+// "54.3", percent, or "27 s" to the target.
+std::string score_text(const TriedPoint& p) { return p.seconds ? printed("%.0f s", *p.seconds) : printed("%.1f", 100 * p.score); }
 
 // A map for each number of workers, with the same axes. Of points that differ only in their constants the best is shown.
 std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& cluster, std::size_t strategy) {
@@ -154,9 +154,9 @@ std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& clust
     for (const auto& [point, p] : best) {
       HeatMap::Cell c{.x = std::size_t(std::distance(rates.begin(), rates.find(point.first))),
                       .y = std::size_t(std::distance(momenta.begin(), momenta.find(point.second)))};
-      if (p->score >= 0) c.value = p->score, c.text = score_text(p->score);
+      if (p->score >= 0) c.value = p->score, c.text = score_text(*p);
       c.tooltip = p->trial.strategy + ", η " + digits(point.first, 4) + ", μ " + digits(point.second, 3) + ": " +
-                  (p->score < 0 ? "diverged" : score_text(p->score) + (p->score > 1 ? "" : " %"));
+                  (p->score < 0 ? "diverged" : score_text(*p) + (p->seconds ? "" : " %"));
       c.outlined = s.chosen && s.chosen->rate == point.first && s.chosen->momentum == point.second;
       map.cells.push_back(c);
     }

@@ -140,15 +140,6 @@ class Page {
     return some ? html + "</tbody></table></div>\n" : "";
   }
 
-  std::string choice(const CellReport& c) {
-    const Search& s = c.search;
-    std::string text = "η " + digits(s.chosen->rate, 3);
-    if (c.cell.strategy->momentum) text += ", μ " + digits(s.chosen->momentum, 3);
-    for (std::size_t i = 0; i < s.constants.size(); i++)
-      text += ", " + c.cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
-    return text + (s.edge ? " †" : "");
-  }
-
   void accuracies(const std::string& cluster) {
     const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
       const CellReport& c = report_.at(cluster, k, i);
@@ -157,7 +148,7 @@ class Page {
           [&](const SearchedStrategy& other) {
         return report_.at(cluster, k, std::size_t(&other - &plan_.strategies[0])).accuracy.mean.value > c.accuracy.mean.value + 1e-9;
       });
-      return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(choice(c)) +
+      return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(chosen_text(c.search, c.cell) + (c.search.edge ? " †" : "")) +
              small(censored(c.accuracy, plan_.seeds)) + "</td>";
     });
     section("Test accuracy", captioned(t,

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/lab/experiment.h"
 
 namespace tandem {
@@ -92,11 +93,13 @@ class Lattice {
   std::vector<double> momenta_ = {0};
 };
 
+std::optional<double> seconds_of(const Plan& plan, const Outcome& o) {
+  return plan.by_time && !o.diverged ? time_to(*plan.target, o) : std::nullopt;
+}
 // −1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: it reached the target, and the sooner the more.
 double score_of(const Plan& plan, const Outcome& o) {
-  if (o.diverged) return -1;
-  const auto seconds = plan.by_time ? time_to(*plan.target, o) : std::nullopt;
-  return seconds ? 1 + 1 / (1 + *seconds) : o.accuracy;
+  const auto seconds = seconds_of(plan, o);
+  return o.diverged ? -1 : seconds ? 1 + 1 / (1 + *seconds) : o.accuracy;
 }
 
 class SearchReplay {
@@ -121,7 +124,7 @@ class SearchReplay {
     const auto done = results_.find(t);
     if (done == results_.end()) return s_.missing.push_back(t);
     points_.push_back(p);
-    s_.tried.push_back({t, score_of(plan_, done->second)});
+    s_.tried.push_back({t, score_of(plan_, done->second), seconds_of(plan_, done->second)});
   }
 
   std::vector<std::size_t> ranking() const {  // indices of what was tried, best first
@@ -187,5 +190,12 @@ std::vector<Cell> cells_of(const Plan& plan) {
 }
 
 Search search(const Plan& plan, const Results& results, const Cell& cell) { return SearchReplay(plan, results, cell).run(); }
+
+std::string chosen_text(const Search& s, const Cell& cell) {
+  std::string text = "η " + digits(s.chosen->rate, 3);
+  if (cell.strategy->momentum) text += ", μ " + digits(s.chosen->momentum, 3);
+  for (std::size_t i = 0; i < s.constants.size(); i++) text += ", " + cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
+  return text;
+}
 
 }  // namespace tandem

@@ -85,11 +85,8 @@ class Tables {
   std::string choice(const Cell& cell) {  // " (η 0.064, μ 0.9, R 4)†"
     const Search s = search(plan_, results_, cell);
     if (!s.chosen) return "";
-    std::string text = " (η " + digits(s.chosen->rate, 3);
-    if (cell.strategy->momentum) text += ", μ " + digits(s.chosen->momentum, 3);
-    for (std::size_t i = 0; i < s.constants.size(); i++) text += ", " + cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
     edges_ = edges_ || s.edge;
-    return text + (s.edge ? ")†" : ")");
+    return " (" + chosen_text(s, cell) + (s.edge ? ")†" : ")");
   }
 
   void accuracies(const std::string& cluster) {

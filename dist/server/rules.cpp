@@ -128,7 +128,7 @@ struct DcAsgdK : DcAsgdA<T> {
 template <class T>
 struct GapAware {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
-  T mu, decay, seen;  // seen: the share of s that is of pushes, since it begins with 0; this worker's are a workers-th of all
+  T mu, decay, seen;  // seen = 1 − decay^k corrects s for its start at 0; k: this worker's pushes, about 1 + before/n
   GapAware(const Hyper& h, const Constants& k)
       : mu(rounded<T>(h.momentum)),
         decay(rounded<T>(k.at("decay"))),
