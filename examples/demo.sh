@@ -60,7 +60,7 @@ if [ -n "$data" ]; then
   export TANDEM_DATA=$data
   arguments=()
 else
-  arguments=(--data synthetic)
+  arguments=(--data synthetic --lr 0.02)  # with the rate of the pictures of clothes, 0.1, these diverge
 fi
 
 # ---- 4. Train --------------------------------------------------------------------------------------------------------

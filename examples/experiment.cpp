@@ -82,7 +82,7 @@ class Lab {
         folder_(folder) {
     options_.dtype = plan.dtype == "bf16" ? DType::bf16 : DType::f32;
     data_ = load_dataset(plan.data_set, options_.data, options_.folder);
-    if (!folder.empty()) std::filesystem::create_directories(folder);
+    if (!folder.empty()) make_folder("--results " + folder, folder);
   }
   ~Lab() {
     std::error_code none;
@@ -153,7 +153,12 @@ void check(const Arguments& a) {
   std::vector<Results> results;
   Results all;  // of every plan, whose index stands before the cluster's name
   for (const std::string& path : a.plans) {
-    plans.push_back(read_plan(path)), plans.back().synthetic = a.data == "synthetic", results.push_back(read_results(a.results_of(path), plans.back()));
+    plans.push_back(read_plan(path)), plans.back().synthetic = a.data == "synthetic";
+    results.push_back(read_results(a.results_of(path), plans.back()));
+    if (plans.back().dtype == "bf16" && !cpu_backend(1)->supports(DType::bf16)) {
+      std::printf("%s: left out, because this CPU has no bf16\n", path.c_str());
+      continue;
+    }
     for (const auto& [t, o] : results.back()) {
       Trial numbered = t;
       numbered.cluster = std::to_string(plans.size() - 1) + " " + t.cluster;
@@ -185,20 +190,21 @@ void one_plan(const Arguments& a) {
   const std::string path = a.plans[0], results_path = a.results_of(path), page = a.page_of(path);
   Plan plan = read_plan(path);
   plan.synthetic = a.data == "synthetic";
+  if ((a.only_table || a.only_page) && !std::filesystem::exists(results_path))
+    refuse(results_path, ": there are no results: build/experiment ", path, " makes them");
   if (a.only_status || a.only_table) {
     const Results results = read_results(results_path, plan);
     std::fputs((a.only_status ? experiment_status(plan, results, a.jobs) : experiment_table(plan, results)).c_str(), stdout);
     return;
   }
   check_replaceable("-o", page, R"(name="generator" content="Tandem")", "a page of experiment");
-  Results results;
-  if (a.only_page) {
-    results = read_results(results_path, plan);
-  } else {
+  Results results = read_results(results_path, plan);
+  write_file(page, experiment_page(plan, results));  // of what there is: a page that cannot be written is noticed before the runs
+  if (!a.only_page) {
     const Lab lab(plan, a.data, results_path + ".d");
     results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab.run(trial); }, show);
+    write_file(page, experiment_page(plan, results));
   }
-  write_file(page, experiment_page(plan, results));
   std::fputs(experiment_table(plan, results).c_str(), stdout);
   std::printf("%s: %zu runs\n", page.c_str(), results.size());
 }

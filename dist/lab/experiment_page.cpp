@@ -1,7 +1,7 @@
 // The page of an experiment: one HTML file that needs nothing else. Its head, its tables, and what the captions say.
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <map>
 
 #include "core/error.h"
 #include "core/text.h"
@@ -91,16 +91,16 @@ class Page {
     html_ = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
             "content=\"width=device-width, initial-scale=1\">\n<meta name=\"generator\" content=\"Tandem\">\n<title>" +
             title + "</title>\n<style>\n" + chart_style() + page_style + "</style>\n</head>\n<body>\n<main>\n<h1>" + title + "</h1>\n";
-    std::set<std::string> made_by;
+    std::map<std::string, int> made_by;  // runs by version and CPU
     std::size_t final = 0;
     for (const auto& [t, o] : report_.results) {
       final += t.final;
-      if (!o.made_by.empty()) made_by.insert(o.made_by);
+      if (!o.made_by.empty()) made_by[o.made_by]++;
     }
     html_ += "<p>" + report_.conditions() +
              printed(" Simulated runs on a virtual clock: %zu, of which %zu final. Made by: ", report_.results.size(), final);
     std::string by;
-    for (const std::string& m : made_by) by += (by.empty() ? "" : "; ") + m;
+    for (const auto& [m, runs] : made_by) by += (by.empty() ? "" : "; ") + m + (made_by.size() > 1 ? ": " + counted(runs, "run") : "");
     html_ += html_escaped(by.empty() ? "–" : by) + ".</p>\n";
     if (plan_.clusters.size() < 2) return;
     html_ += "<nav>";
