@@ -263,6 +263,8 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
       if (!setting(variable).empty() && std::find(e.settings.begin(), e.settings.end(), variable) == e.settings.end())
         refuse(written, setting(variable), ": ", what, "; choose a strategy that has it, such as --strategy ddc-asgd");
     const auto stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
+    if (ranks == 1 && !name.empty() && name != "all-reduce")
+      std::fprintf(stderr, "note: --strategy %s is without effect: one process trains alone\n", name.c_str());
     std::unique_ptr<Strategy> strategy = ranks == 1 ? std::make_unique<Strategy>() : make();
     if (!Asynchrony::is_one(rule_in(name))) emulate(*strategy, stragglers);
     return strategy;
