@@ -111,14 +111,14 @@ struct Outcome {
   std::vector<double> delays;           // delays[τ]: pushes that were so late
   double participation = 1, dropped = 0, refused = 0, gap = 0, correction = 0;  // as SimulatorReport has them
   double wall_seconds = 0;              // of the computation
-  std::string made_by;                  // version and CPU model
+  std::string made_by;                  // version, CPU model and what computes on it
 };
 using Results = std::map<Trial, Outcome>;
 
 // What the file holds; a last line that was cut off is left out. A file that is not there is empty. Throws UsageError with the line when
 // it is another experiment's or holds something else.
 Results read_results(const std::string& path, const Plan& plan);
-std::string this_build();  // Outcome::made_by of runs that are made here
+std::string this_build();  // Outcome::made_by of runs that are made here: "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread"
 
 // ---- the search ----------------------------------------------------------------------------------------------------------------
 struct TriedPoint {
@@ -181,8 +181,8 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 // ---- checks --------------------------------------------------------------------------------------------------------------------
 // n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
-// Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. Made by the same version on
-// the same CPU model, accuracies must be equal to the bit. Otherwise they may differ by 3 standard deviations of the same trial's
+// Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. Made by the same version (without
+// uncommitted changes) on the same CPU model and instructions, accuracies must be equal to the bit. Otherwise they may differ by 3 standard deviations of the same trial's
 // results over its seeds, and always by 1 point.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 

@@ -6,10 +6,10 @@
 #include <fstream>
 #include <sstream>
 
+#include "core/backend.h"
 #include "core/build_info.h"
 #include "core/error.h"
 #include "core/files/json.h"
-#include "core/machine.h"
 #include "core/random.h"
 #include "dist/lab/experiment_results.h"
 
@@ -91,7 +91,7 @@ std::string made_by_of_header(const Json& json, const Plan& plan) {
 
 }  // namespace
 
-std::string this_build() { return version() + ", " + cpu_model(); }
+std::string this_build() { return version() + ", " + cpu_backend(1)->description(); }
 
 std::string header_line(const Plan& plan) {
   std::string clusters;
@@ -163,7 +163,8 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
   const std::string both = "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
   if (was.diverged != again.diverged) return both;
   const double difference = std::abs(was.accuracy - again.accuracy);
-  if (was.made_by == again.made_by) return difference == 0 && was.evaluations == again.evaluations ? "" : both + " (not the same bits)";
+  const bool same = was.made_by == again.made_by && was.made_by.find("-dirty") == was.made_by.npos;  // no one commit has what is dirty
+  if (same) return difference == 0 && was.evaluations == again.evaluations ? "" : both + " (not the same bits)";
   std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
   for (const auto& [t, o] : results) {
     Trial same = t;
