@@ -26,6 +26,7 @@ typedef std::uint32_t vu __attribute__((vector_size(VL * 4), may_alias));
 typedef std::int32_t vi __attribute__((vector_size(VL * 4), may_alias));
 typedef std::uint16_t vh __attribute__((vector_size(VL * 2), may_alias));
 typedef std::uint16_t vh_anywhere __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+typedef std::uint8_t vb_anywhere __attribute__((vector_size(VL), aligned(1), may_alias));
 
 inline vf broadcast(float x) { return x - vf{}; }  // not vf{} + x: that is an addition, for −0 would become +0
 inline vi broadcast(std::int32_t x) { return x + vi{}; }
@@ -76,14 +77,8 @@ inline vf load(const bf16* p) {
   return (vf)(__builtin_convertvector(halves, vu) << 16);
 }
 inline void store(bf16* p, vf v) { *reinterpret_cast<vh_anywhere*>(p) = rounded(v); }
-inline vi load(const std::uint8_t* p) {
-  vi v{};
-  for (int k = 0; k < VL; k++) v[k] = p[k];
-  return v;
-}
-inline void store(std::uint8_t* p, vi v) {
-  for (int k = 0; k < VL; k++) p[k] = static_cast<std::uint8_t>(v[k]);
-}
+inline vi load(const std::uint8_t* p) { return __builtin_convertvector(*reinterpret_cast<const vb_anywhere*>(p), vi); }
+inline void store(std::uint8_t* p, vi v) { *reinterpret_cast<vb_anywhere*>(p) = __builtin_convertvector(v, vb_anywhere); }
 template <class T>
 auto load(const T* p, int n) {
   T whole[VL] = {};
