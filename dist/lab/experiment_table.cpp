@@ -41,7 +41,7 @@ std::string censoring(const CensoredMean& c, int planned) {
   return text + ")";
 }
 std::string censoring(const Paired& p, int planned) {
-  return int(p.pairs) == planned ? "" : " (" + std::to_string(p.pairs) + " of " + std::to_string(planned) + " pairs)";
+  return int(p.pairs) == planned || p.pairs + p.censored == 0 ? "" : " (" + std::to_string(p.pairs) + " of " + std::to_string(planned) + " pairs)";
 }
 std::string interval(const Paired& p, const char* form, double unit) {
   if (p.pairs == 0) return "–";
