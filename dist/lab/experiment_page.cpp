@@ -309,14 +309,18 @@ std::string ExperimentReport::conditions() const {
 
 std::string ExperimentReport::missing(const std::string& cluster, const std::vector<int>& of, bool ablations_only) const {
   std::string text;
+  int not_begun = 0;
   for (int k : of)
     for (std::size_t i = 0; i < plan.strategies.size(); i++) {
       if (ablations_only && i > 0 && !is_ablation(i)) continue;
       const CensoredMean& a = at(cluster, k, i).accuracy;
+      not_begun += a.runs == 0;
+      if (a.runs == 0) continue;
       const std::size_t planned = std::size_t(plan.seeds), gone = a.diverged + (planned - a.runs);
       const char* why = a.diverged == gone ? "diverged" : a.diverged ? "diverged or not run" : "not run";
       if (gone) text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu %s", k, gone, planned, why);
     }
+  if (not_begun) text += (text.empty() ? "" : "; ") + counted(not_begun, "cell") + " not run";
   return " Not shown: " + html_escaped(text.empty() ? "nothing" : text) + ".";
 }
 
