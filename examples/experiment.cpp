@@ -199,14 +199,14 @@ void one_plan(const Arguments& a) {
   }
   check_replaceable("-o", page, R"(name="generator" content="Tandem")", "a page of experiment");
   Results results = read_results(results_path, plan);
-  write_file(page, experiment_page(plan, results));  // of what there is: a page that cannot be written is noticed before the runs
   if (!a.only_page) {
     if (this_build().find("-dirty") != std::string::npos)
       std::fprintf(stderr, "note: this build has changes that are not committed: its results name a commit that does not have them\n");
     const Lab lab(plan, a.data, results_path + ".d");
+    if (!std::filesystem::exists(page)) write_file(page, experiment_page(plan, results));  // whether that can be done is known before the runs
     results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab.run(trial); }, show);
-    write_file(page, experiment_page(plan, results));
   }
+  write_file(page, experiment_page(plan, results));
   std::fputs(experiment_table(plan, results).c_str(), stdout);
   std::printf("%s: %zu runs\n", page.c_str(), results.size());
 }
