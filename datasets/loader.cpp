@@ -61,8 +61,7 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
   require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f16 || o.dtype == DType::f64, who, ": batches of ",
           name_of(o.dtype), ", expected f32, bf16 or f16");
-  require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype),
-          o.dtype == DType::bf16 ? " here (a CPU needs AVX-512 with bf16 instructions)" : "", ": use f32");
+  require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype), " on this machine: use f32");
   require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
           ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
           std::min(pictures_.height(), pictures_.width()));

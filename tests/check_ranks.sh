@@ -85,7 +85,7 @@ once 'epoch 1/1'
 says 2 'choose all-reduce; ' "$build/tandem-run" -n 2 --strategy gossipp "$build/own_strategy" --data synthetic
 says 2 'is for a parameter server' "$build/tandem-run" -n 2 --servers 1 --strategy gossip "$build/own_strategy" --data synthetic
 for s in gossip naive-local-sgd:8; do  # every strategy hears of a stop
-  says 124 'stopped after step' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy $s "$build/own_strategy" --data synthetic --model lenet5 --epochs 100000
+  says 124 '(SIGTERM)' timeout -s TERM 3 "$build/tandem-run" -n 2 --strategy $s "$build/own_strategy" --data synthetic --model lenet5 --epochs 100000
 done
 says 2 'it has no statistics over all ranks' "$build/tandem-run" -n 2 --strategy naive-local-sgd:8 "$build/fashion_mnist" --data synthetic --sync-bn
 # What two ranks began three go on with, and then one.

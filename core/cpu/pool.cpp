@@ -9,10 +9,11 @@
 namespace tandem::cpu {
 namespace {
 
-// Calls body(whole, c, n) for the channels in vectors: whole ones, then the n that are left. room: elements that may be read and written
-// from the first channel on. Where it allows, the last vector is whole too: what that writes behind the channels, the next pixels overwrite.
+// Calls body(whole, c, n) for the channels in vectors: whole ones, then one of the n channels that are left. room is the number of elements
+// that may be read and written from the first channel on. If it is large enough, the last vector is whole too. It then writes into the next
+// pixels, which the caller overwrites later.
 template <class Body>
-void channels(std::int64_t c_all, std::int64_t room, const Body& body) {
+void channels(std::int64_t c_all, const Body& body, std::int64_t room = 0) {
   std::int64_t c = 0;
   for (; c < c_all && c + VL <= std::max(c_all, room); c += VL) body(std::true_type{}, c, VL);
   if (c < c_all) body(std::false_type{}, c, static_cast<int>(c_all - c));
@@ -62,7 +63,7 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
     const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
     const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
     const std::int64_t room = s.c * std::min(out_w - ow, s.w - columns.first - columns.size() + 1);
-    channels(s.c, room, [&](auto whole, std::int64_t c, int n) {
+    channels(s.c, [&](auto whole, std::int64_t c, int n) {
       vf best = broadcast(-std::numeric_limits<float>::infinity());
       vi at = broadcast(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
       auto visit = [&](std::int64_t i, std::int64_t j, std::int64_t position) {
@@ -85,7 +86,7 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
       }
       put<whole>(y + c, n, best);
       if (argmax) put<whole>(argmax + c, n, at);
-    });
+    }, room);
   }
 }
 
@@ -105,11 +106,11 @@ void scatter_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, co
       if (!covered) continue;
       for (std::int64_t ow = 0, from = (row / s.h * out_h + oh) * out_w * s.c; ow < out_w; ow++, from += s.c)
         for (std::int64_t j = 0; j < s.kw; j++, to += s.c)
-          channels(s.c, add ? s.c : s.c * (out_w - ow), [&](auto whole, std::int64_t c, int n) {
+          channels(s.c, [&](auto whole, std::int64_t c, int n) {
             vf v = value(whole, from + c, i * s.kw + j, n);
             if (add) v += take<whole>(to + c, n);
             put<whole>(to + c, n, v);
-          });
+          }, add ? 0 : s.c * (out_w - ow));  // added to, the next pixels would keep what is written too much
     }
   });
 }
@@ -128,7 +129,7 @@ void collect_from_windows(int threads, const PoolShape& shape, T* dx, bool add, 
       const std::int64_t ih = row % s.h;
       T* to = dx + row * width;
       if (add)
-        channels(width, width, [&](auto whole, std::int64_t c, int n) { put<whole>(sums + c, n, take<whole>(to + c, n)); });
+        channels(width, [&](auto whole, std::int64_t c, int n) { put<whole>(sums + c, n, take<whole>(to + c, n)); });
       else
         std::fill_n(sums, width, 0.f);
       const Windows rows(ih, s.kh, s.stride_h, s.pad_h, out_h);
@@ -138,14 +139,14 @@ void collect_from_windows(int threads, const PoolShape& shape, T* dx, bool add, 
         for (std::int64_t ow = 0, from = (row / s.h * out_h + oh) * out_w * s.c; ow < out_w; ow++, from += s.c) {
           const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
           for (std::int64_t j = 0; j < columns.size(); j++)
-            channels(s.c, s.c, [&](auto whole, std::int64_t c, int n) {
+            channels(s.c, [&](auto whole, std::int64_t c, int n) {
               float* sum = sums + (columns.first + j) * s.c + c;
               const vf v = value(whole, from + c, first + columns.begin + j, height * columns.size(), n);
               put<whole>(sum, n, take<whole>(sum, n) + v);
             });
         }
       }
-      channels(width, width, [&](auto whole, std::int64_t c, int n) { put<whole>(to + c, n, take<whole>(sums + c, n)); });
+      channels(width, [&](auto whole, std::int64_t c, int n) { put<whole>(to + c, n, take<whole>(sums + c, n)); });
     }
   });
 }
@@ -200,7 +201,7 @@ void average_pool(int threads, const PoolShape& shape, const T* x, T* y) {
         const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
         const std::int64_t count = rows.size() * columns.size();
         const float share = count ? 1 / static_cast<float>(count) : 0;
-        channels(s.c, s.c, [&](auto whole, std::int64_t c, int n) {
+        channels(s.c, [&](auto whole, std::int64_t c, int n) {
           vf sum{};
           for (std::int64_t i = 0; i < rows.size(); i++) {  // rows first: a large window keeps its digits
             vf line{};

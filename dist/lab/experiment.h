@@ -111,7 +111,7 @@ struct Outcome {
   std::vector<double> delays;           // delays[τ]: pushes that were so late
   double participation = 1, dropped = 0, refused = 0, gap = 0, correction = 0;  // as SimulatorReport has them
   double wall_seconds = 0;              // of the computation
-  std::string made_by;                  // version, CPU model and what computes on it
+  std::string made_by;                  // version, CPU model, oneDNN and instructions
 };
 using Results = std::map<Trial, Outcome>;
 
@@ -181,9 +181,9 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 // ---- checks --------------------------------------------------------------------------------------------------------------------
 // n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
-// Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. Made by the same version (without
-// uncommitted changes) on the same CPU model and instructions, accuracies must be equal to the bit. Otherwise they may differ by 3 standard deviations of the same trial's
-// results over its seeds, and always by 1 point.
+// Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. If the same version (without
+// uncommitted changes) made both on the same CPU model and instructions, accuracies must be equal to the bit. Otherwise they may differ by
+// 3 standard deviations of the same trial's results over its seeds, and always by 1 point.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 
 }  // namespace tandem
