@@ -911,6 +911,27 @@ TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
   EXPECT_EQ(stopping_signal(), 0);
 }
 
+// A rank hears from another that the run ends, and gets the signal of its own only then: the line names the signal all the same.
+TEST(Fit, ASignalThatComesAfterAnotherRanksStopIsNamed) {
+  struct ToldByAnother : Witness {
+    Measures end() override {
+      std::raise(SIGTERM);
+      return {};
+    }
+  } told;
+  told.stop_after = 1;
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  SGD sgd({.learning_rate = 0.01});
+  Patterns data(*backend, 80, 16);
+  FitOptions options = quiet(3);
+  options.progress = true;
+  testing::internal::CaptureStderr();
+  fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, options, &told);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("stopped after step 1 of 15 (SIGTERM)"), std::string::npos) << said;
+}
+
 // ---- options --------------------------------------------------------------------------------------------------------
 Options parsed(std::vector<std::string> words) {
   words.insert(words.begin(), "program");
