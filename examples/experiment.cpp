@@ -207,7 +207,7 @@ void one_plan(const Arguments& a) {
     results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab.run(trial); }, show);
   }
   write_file(page, experiment_page(plan, results));
-  std::fputs(experiment_table(plan, results).c_str(), stdout);
+  if (!a.only_page) std::fputs(experiment_table(plan, results).c_str(), stdout);
   std::printf("%s: %zu runs\n", page.c_str(), results.size());
 }
 

@@ -296,6 +296,17 @@ TEST_F(Experiment, CensoredRunsAreCountedAndNotAveraged) {
   EXPECT_EQ(table.find("nan"), std::string::npos);
 }
 
+TEST_F(Experiment, ATableHasTheCellsWithFinalRunsAndCountsTheOthers) {
+  plan.search = 3, plan.target = 0.6;
+  Results results = carry_out();
+  std::erase_if(results, [](const auto& run) { return run.first.strategy != "ddc-asgd" && run.first.final; });
+  const std::string table = experiment_table(plan, results);
+  EXPECT_NE(table.find("| ddc-asgd |"), std::string::npos) << table;
+  EXPECT_EQ(table.find("| ringmaster"), std::string::npos) << table;
+  EXPECT_EQ(table.find("better by"), std::string::npos) << "nothing to compare with: " << table;
+  EXPECT_NE(table.find("2 of 4 cells: no final run yet."), std::string::npos) << table;
+}
+
 TEST_F(Experiment, ADivergedTuningSeedCountsAsMinusOne) {
   plan.search = 3, plan.rates = {0.01, 0.02, 0.04}, plan.workers = {1};
   Results results;

@@ -62,24 +62,34 @@ class Tables {
       if (plan_.strategies.size() > 1 && !plan_.by_time) advantages(c.name);
       if (plan_.target) times(c.name);
     }
+    const std::vector<Cell> cells = cells_of(plan_);
+    const auto left = std::count_if(cells.begin(), cells.end(), [&](const Cell& c) { return final_runs(plan_, results_, c).empty(); });
+    if (left) text_ += printed("\n%zu of %s: no final run yet.\n", std::size_t(left), counted(cells.size(), "cell").c_str());
     if (edges_) text_ += "\n† A neighbour of what was chosen was not tried within the budget.\n";
     return text_;
   }
 
  private:
-  // A row for each strategy from the first-th on; entry(cell, cell of the first strategy).
+  // A row for each strategy from the first-th on that has a final run; entry(cell, cell of the first strategy). No row: no table.
   template <class Entry>
   void table(const std::string& title, std::size_t first, const std::string& cluster, const Entry& entry) {
+    std::string rows;
+    for (std::size_t i = first; i < plan_.strategies.size(); i++) {
+      std::string row;
+      bool has_run = false;
+      for (int k : workers_) {
+        const Cell cell{&plan_.strategies[i], k, cluster};
+        has_run = has_run || !final_runs(plan_, results_, cell).empty();
+        row += " " + entry(cell, Cell{&plan_.strategies[0], k, cluster}) + " |";
+      }
+      if (has_run) rows += "| " + plan_.strategies[i].text + " |" + row + "\n";
+    }
+    if (rows.empty()) return;
     text_ += "\n" + title + "\n\n| workers |";
     for (int k : workers_) text_ += " " + std::to_string(k) + " |";
     text_ += "\n|---|";
     for (std::size_t i = 0; i < workers_.size(); i++) text_ += "---|";
-    text_ += "\n";
-    for (std::size_t i = first; i < plan_.strategies.size(); i++) {
-      text_ += "| " + plan_.strategies[i].text + " |";
-      for (int k : workers_) text_ += " " + entry(Cell{&plan_.strategies[i], k, cluster}, Cell{&plan_.strategies[0], k, cluster}) + " |";
-      text_ += "\n";
-    }
+    text_ += "\n" + rows;
   }
 
   std::string choice(const Cell& cell) {  // " (η 0.064, μ 0.9, R 4)†"
