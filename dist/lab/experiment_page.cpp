@@ -1,4 +1,4 @@
-// The page of an experiment: one HTML file that needs nothing else. Its head, its tables, and what the captions say.
+// The page of an experiment: one HTML file that needs nothing else. Its head and its tables.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -31,19 +31,7 @@ figcaption{break-before:avoid;font-size:10px}.maps{padding:4px}.maps svg{zoom:.8
 .scroll{overflow:visible}table{font-size:9.5px}th,td{padding:2px 4px}td{white-space:normal}td:first-child{position:static;overflow-wrap:anywhere}}
 )css";
 
-std::string of_seeds(std::uint64_t first, int n) {
-  return n == 1 ? printed("seed %d", int(first)) : printed("seeds %d–%d", int(first), int(first) + n - 1);
-}
-
-// "2 of 5 diverged, 1 did not reach it ‡"; nothing where all planned runs have a value.
-std::string censored(const CensoredMean& c, int planned) {
-  std::string text;
-  auto add = [&](std::size_t n, const char* what) {
-    if (n) text += (text.empty() ? "" : ", ") + std::to_string(n) + " of " + std::to_string(planned) + what;
-  };
-  add(c.diverged, " diverged ‡"), add(c.not_reached, " not reached ‡"), add(std::size_t(planned) - c.runs, " not run");
-  return text;
-}
+std::string marked(const std::string& censored) { return censored.empty() ? "" : censored + " ‡"; }
 std::string small(const std::string& text) { return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>"; }
 
 std::string breakable(const std::string& html) {  // before : and +
@@ -149,7 +137,7 @@ class Page {
         return report_.at(cluster, k, std::size_t(&other - &plan_.strategies[0])).accuracy.mean.value > c.accuracy.mean.value + 1e-9;
       });
       return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(chosen_text(c.search, c.cell) + (c.search.edge ? " †" : "")) +
-             small(censored(c.accuracy, plan_.seeds)) + "</td>";
+             small(marked(censored_text(c.accuracy, plan_.seeds))) + "</td>";
     });
     section("Test accuracy", captioned(t,
                        std::string(plan_.by_time ? "Test accuracy in % where the target was reached, or at the end" : "Test accuracy in %") +
@@ -160,22 +148,16 @@ class Page {
                        report_.conditions()));
   }
 
-  static std::string interval(const Paired& p, const char* form, double unit) {
-    if (p.pairs == 0) return "–";
-    const std::string ends = printed(form, unit * p.low) + ", " + printed(form, unit * p.high);
-    return printed(form, unit * p.value) + (p.pairs > 1 ? "<small>[" + ends + "]</small>" : "");
-  }
-  static std::string pairs(const Paired& p) { return p.censored ? printed("%zu of %zu pairs ‡", p.pairs, p.pairs + p.censored) : ""; }
-
   void advantages(const std::string& cluster) {
     const std::string t = table(1, [&](int k, std::size_t i) -> std::string {
       const Paired p = advantage(plan_, report_.results, report_.at(cluster, k, 0).cell, report_.at(cluster, k, i).cell);
       if (p.pairs + p.censored == 0) return "";
-      return (p.low > 0 ? "<td class=\"best\">" : "<td>") + interval(p, "%+.2f", 100) + small(pairs(p)) + "</td>";
+      const PairedText t = text_of(p, "%+.2f", 100, plan_.seeds);
+      return (p.low > 0 ? "<td class=\"best\">" : "<td>") + t.value + small(t.interval) + small(marked(t.pairs)) + "</td>";
     });
     section("Paired differences", captioned(t,
                        "Points of test accuracy by which " + plan_.strategies[0].text + " is better than the strategy of the row, "
-                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: the interval is above 0. ‡ Pairs with a diverged run are left out.",
+                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: the interval is above 0. ‡ Pairs in which a run diverged or is missing are left out.",
                        report_.conditions()));
   }
 
@@ -184,10 +166,12 @@ class Page {
       const CellReport& c = report_.at(cluster, k, i);
       const CensoredMean m = time_to_target(plan_, report_.results, c.cell);
       if (m.runs == 0) return "";
-      std::string entry = m.mean.count ? printed("%.1f", m.mean.value) + (m.mean.count > 1 ? printed(" ± %.1f", m.mean.error) : "") : "–";
-      if (const Paired p = time_ratio(plan_, report_.results, c.cell, report_.at(cluster, k, 0).cell); i > 0 && p.pairs > 0)
-        entry += small(printed("× %.2f", p.value) + (p.pairs > 1 ? printed(" [%.2f, %.2f]", p.low, p.high) : ""));
-      return "<td>" + entry + small(censored(m, plan_.seeds)) + "</td>";
+      std::string entry = seconds_text(m.mean);
+      if (const Paired p = time_ratio(plan_, report_.results, c.cell, report_.at(cluster, k, 0).cell); i > 0 && p.pairs > 0) {
+        const PairedText t = text_of(p, "%.2f", 1, plan_.seeds);
+        entry += small("× " + t.value + (t.interval.empty() ? "" : " " + t.interval));
+      }
+      return "<td>" + entry + small(marked(censored_text(m, plan_.seeds))) + "</td>";
     });
     const std::string target = digits(100 * *plan_.target, 4) + " %";
     section("Time to " + target + " test accuracy", captioned(t,
@@ -228,106 +212,7 @@ class Page {
   std::string html_;
 };
 
-// "drop or collect" and so on, by the text of a strategy.
-std::string kind_of(const SearchedStrategy& s) {
-  auto begins = [&](std::initializer_list<const char*> names) {
-    return std::any_of(names.begin(), names.end(), [&](const char* name) { return s.text.starts_with(name); });
-  };
-  if (begins({"all-reduce", "bsp", "local-sgd", "post-local-sgd", "cocod-sgd", "easgd", "outer", "ssp"})) return "Synchronous and local steps";
-  if (begins({"ringmaster", "fedbuff", "rennala", "quorum"})) return "Dropping or collecting pushes";
-  if (s.text.find("dc-asgd") != std::string::npos || s.text.find("dana-dc") != std::string::npos) return "Delay compensation";
-  return s.momentum ? "Momentum" : "Without momentum";
-}
-
 }  // namespace
-
-ExperimentReport::ExperimentReport(const Plan& p, const Results& r) : plan(p), results(r), workers(p.workers) {
-  std::sort(workers.begin(), workers.end());
-  for (const Cell& c : cells_of(plan)) {
-    const auto strategy = std::size_t(c.strategy - &plan.strategies[0]);
-    cells_[{c.cluster, c.workers, strategy}] = {c, search(plan, results, c), final_runs(plan, results, c), test_accuracy(plan, results, c)};
-  }
-}
-
-const CellReport& ExperimentReport::at(const std::string& cluster, int k, std::size_t strategy) const {
-  return cells_.at({cluster, k, strategy});
-}
-
-std::string ExperimentReport::label(std::size_t strategy) const {
-  std::string text;
-  for (std::string piece : plan.strategies[strategy].pieces) {
-    if (piece.ends_with("=")) piece.pop_back();
-    text += piece;
-  }
-  if (text.ends_with(":")) text.pop_back();  // "local-sgd:{4,8}"
-  return text;
-}
-
-std::string ExperimentReport::group_label(const std::vector<std::size_t>& group) const {
-  return label(group[0]) + (group.size() > 1 ? " +" + std::to_string(group.size() - 1) : "");
-}
-
-bool ExperimentReport::is_ablation(std::size_t strategy) const {
-  const std::string& first = plan.strategies[0].text;
-  return strategy > 0 && plan.strategies[strategy].text.starts_with(first.substr(0, first.find(':')) + ":");
-}
-
-std::string ExperimentReport::change(std::size_t ablation) const {
-  const std::string text = label(ablation);
-  return text.substr(text.find(':') + 1);
-}
-
-std::vector<StrategyGroup> ExperimentReport::groups() const {
-  std::vector<StrategyGroup> all;
-  const bool few = plan.strategies.size() <= 8;
-  for (std::size_t i = 0; i < plan.strategies.size(); i++) {
-    const std::string name = few ? "" : is_ablation(i) ? "Variants of " + plan.strategies[0].text : kind_of(plan.strategies[i]);
-    if (!few && (i == 0 || plan.strategies[i].text == "all-reduce")) continue;  // they are in every group
-    const auto same = std::find_if(all.begin(), all.end(), [&](const StrategyGroup& g) { return g.name == name; });
-    if (same == all.end())
-      all.push_back({name, {i}});
-    else
-      same->members.push_back(i);
-  }
-  return all;
-}
-
-std::string ExperimentReport::conditions() const {
-  const std::string again = plan.tuning_seeds > 1
-                                ? printed(", the best %d also with %s", plan.finalists, of_seeds(int(plan.tuning_seed) + 1, plan.tuning_seeds - 1).c_str())
-                                : "";
-  return html_escaped(plan.model + " on " + plan.data_set + ", " + plan.dtype + (plan.augment ? ", augmented" : "") +
-                      printed("; %s over all workers, batch %d a worker, schedule ", counted(plan.epochs, "epoch").c_str(),
-                          plan.batch) + plan.schedule +
-                      printed(", weight decay %g; final runs: %s. Tuned for each strategy, K and cluster: η, μ where the rule has "
-                              "one, and the constants that are named without a value; budget: %s "
-                              "with seed %llu%s, %s each, by %s on %d held-out pictures.",
-                              plan.weight_decay, of_seeds(1, plan.seeds).c_str(), counted(plan.search, "point").c_str(),
-                              static_cast<unsigned long long>(plan.tuning_seed), again.c_str(), counted(plan.tuning_epochs, "epoch").c_str(),
-                              plan.by_time ? "the time to the target" : "accuracy", plan.val));
-}
-
-std::string ExperimentReport::missing(const std::string& cluster, const std::vector<int>& of, bool ablations_only) const {
-  std::string text;
-  int not_begun = 0;
-  for (int k : of)
-    for (std::size_t i = 0; i < plan.strategies.size(); i++) {
-      if (ablations_only && i > 0 && !is_ablation(i)) continue;
-      const CensoredMean& a = at(cluster, k, i).accuracy;
-      not_begun += a.runs == 0;
-      if (a.runs == 0) continue;
-      const std::size_t planned = std::size_t(plan.seeds), gone = a.diverged + (planned - a.runs);
-      const char* why = a.diverged == gone ? "diverged" : a.diverged ? "diverged or not run" : "not run";
-      if (gone) text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu %s", k, gone, planned, why);
-    }
-  if (not_begun) text += (text.empty() ? "" : "; ") + counted(not_begun, "cell") + " not run";
-  return " Not shown: " + html_escaped(text.empty() ? "nothing" : text) + ".";
-}
-
-std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions) {
-  if (html.empty()) return "";
-  return "<figure>\n" + html + "<figcaption><span>" + html_escaped(shown) + "</span> " + conditions + "</figcaption>\n</figure>\n";
-}
 
 std::string experiment_page(const Plan& plan, const Results& results) { return Page(plan, results).written(); }
 
