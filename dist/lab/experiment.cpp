@@ -166,7 +166,8 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
 std::string experiment_status(const Plan& plan, const Results& results, int jobs) {
   std::string text;
   double left = 0;
-  std::size_t final_done = 0, final_all = 0;
+  std::size_t final_done = 0, final_all = 0, widest = 0;
+  for (const PlannedCluster& c : plan.clusters) widest = std::max(widest, c.name.size());
   for (const Cell& cell : cells_of(plan)) {
     const Search s = search(plan, results, cell);
     const std::size_t done = final_runs(plan, results, cell).size(), points = s.tried.size();
@@ -174,8 +175,8 @@ std::string experiment_status(const Plan& plan, const Results& results, int jobs
     const int searching = s.chosen ? 0 : std::max(0, plan.search - int(points)) + finalists;
     left += seconds_per_epoch(results, cell.workers) * (searching * plan.tuning_epochs + (plan.seeds - int(done)) * plan.epochs);
     final_done += done, final_all += std::size_t(plan.seeds);
-    text += printed("%-40s %4d workers, %-10s %3zu of %d points tried%s, %zu of %d final runs\n", cell.strategy->text.c_str(), cell.workers,
-                    cell.cluster.c_str(), points, plan.search, s.chosen ? ", chosen" : "", done, plan.seeds);
+    text += printed("%-40s %4d workers, %-*s  %3zu of %d points tried%s, %zu of %d final runs\n", cell.strategy->text.c_str(), cell.workers,
+                    int(widest), cell.cluster.c_str(), points, plan.search, s.chosen ? ", chosen" : "", done, plan.seeds);
   }
   text += printed("%zu runs, %zu of %zu final; ", results.size(), final_done, final_all);
   return text + (results.empty() ? "no run has ended: the time that is left is unknown\n"
