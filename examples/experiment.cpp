@@ -6,10 +6,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <mutex>
 
+#include "core/checksum.h"
 #include "core/files/files.h"
 #include "core/text.h"
 #include "dist/lab/experiment.h"
+#include "dist/lab/experiment_results.h"
 #include "tandem.h"
 
 using namespace tandem;
@@ -44,6 +47,7 @@ void read_check(const std::string& v, Arguments& a) {
 
 Arguments arguments(int argc, char** argv) {
   Arguments a;
+  bool seconds_given = false;
   auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
   auto sets = [](bool& to) { return [&to](const std::string&) { to = true; }; };
   parse_command_line(argc, argv, "Strategies of distributed training, side by side, by simulation: experiment PLAN.json",
@@ -63,10 +67,14 @@ Arguments arguments(int argc, char** argv) {
                        "", [&](const std::string& v) { read_check(v, a); }},
                       {"--check-seconds", "--check: only rows that took at most so long", "300",
                        [&](const std::string& v) {
+                         seconds_given = true;
                          a.check_seconds = parsed<double>(v).value_or(0);
                          if (!(a.check_seconds > 0)) refuse("--check-seconds ", v, ": expected a number above 0");
                        }}},
                      &a.plans);
+  if (int(a.only_table) + int(a.only_page) + int(a.only_status) + int(a.check > 0) > 1)
+    refuse("--table, --page, --status and --check exclude each other: choose one");
+  if (seconds_given && !a.check) refuse("--check-seconds has an effect only with --check");
   if (a.plans.empty() || (a.plans.size() > 1 && (!a.check || !a.results.empty())))
     refuse("name one plan (--check takes several): build/experiment examples/experiments/small.json");
   return a;
@@ -75,21 +83,35 @@ Arguments arguments(int argc, char** argv) {
 // The data of a plan, and its runs: each in a thread with a backend of its own.
 class Lab {
  public:
-  // folder: for checkpoints of runs; empty: there are none.
+  // folder: for checkpoints of runs; empty: there are none. Throws UsageError for data that there are not, and for a plan that does not fit
+  // them or this CPU.
   Lab(const Plan& plan, const std::string& data, const std::string& folder)
       : plan_(plan),
         options_{.data = data, .model = plan.model, .batch = plan.batch, .augment = plan.augment, .val = plan.val},
         folder_(folder) {
     options_.dtype = plan.dtype == "bf16" ? DType::bf16 : DType::f32;
     data_ = load_dataset(plan.data_set, options_.data, options_.folder);
-    if (!folder.empty()) make_folder("--results " + folder, folder);
+    auto backend = cpu_backend(1);
+    if (!backend->supports(options_.dtype)) refuse("\"dtype\" is ", plan.dtype, ", which this CPU does not have");
+    Loaders fits(data_, options_, *backend);
   }
   ~Lab() {
     std::error_code none;
-    if (!folder_.empty()) std::filesystem::remove(folder_, none);  // when it is empty
+    if (ran_) std::filesystem::remove(folder_, none);  // when it is empty
   }
 
-  Outcome run(const Trial& trial) const {
+  // "60000 + 10000 pictures, 1a2b3c4d5e6f7081"
+  std::string data() const {
+    Checksum sum;
+    for (const Pictures* p : {&data_.train, &data_.test})
+      for (const Tensor* t : {&p->images, &p->labels}) sum.add(t->raw(), t->bytes());
+    return printed("%lld + %lld pictures, ", static_cast<long long>(data_.train.count()), static_cast<long long>(data_.test.count())) + hex(sum.value());
+  }
+
+  Outcome run(const Trial& trial) {
+    std::call_once(first_run_, [&] {  // who does not run leaves another process's folder alone
+      if (!folder_.empty()) make_folder("--results " + folder_, folder_), ran_ = true;
+    });
     auto backend = cpu_backend(1);
     backend->deterministic(true);  // the same bits whatever else the machine does
     Options o = options_;
@@ -114,8 +136,8 @@ class Lab {
       if (c.name == trial.cluster) s.cluster = c.of(trial.workers);
     s.evaluate_every = trial.final || plan_.by_time ? plan_.evaluate_every : trial.epochs;
     if (plan_.by_time) s.until = *plan_.target;
-    if (!folder_.empty()) {  // another program's checkpoint would be refused: it has another name
-      const std::size_t hash = std::hash<std::string>()(text_of(trial) + this_build());
+    if (!folder_.empty()) {  // that of another program or other conditions would be refused: it has another name
+      const std::size_t hash = std::hash<std::string>()(text_of(trial) + header_line(plan_));
       s.checkpoint = (std::filesystem::path(folder_) / (hex(hash) + ".state")).string();
     }
     return s;
@@ -139,7 +161,15 @@ class Lab {
   Options options_;
   std::string folder_;
   Dataset data_;
+  std::once_flag first_run_;
+  bool ran_ = false;
 };
+
+Lab lab_of(const std::string& path, const Plan& plan, const std::string& data, const std::string& folder) try {
+  return Lab(plan, data, folder);
+} catch (const UsageError& e) {
+  refuse(path, ": ", e.what());
+}
 
 void show(const Trial& t, const Outcome& out) {
   const std::string accuracy = out.diverged ? "diverged" : printed("%s %.2f %%", t.final ? "test" : "held back", 100 * out.accuracy);
@@ -175,7 +205,10 @@ void check(const Arguments& a) {
     const std::size_t i = std::stoul(t.cluster.substr(0, space));
     t.cluster.erase(0, space + 1);
     const auto began = std::chrono::steady_clock::now();
-    Outcome again = Lab(plans[i], a.data, "").run(t);
+    Lab lab = lab_of(a.plans[i], plans[i], a.data, "");
+    plans[i].data = lab.data();
+    read_results(a.results_of(a.plans[i]), plans[i]);  // throws when they had other data
+    Outcome again = lab.run(t);
     again.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     again.made_by = this_build();
     show(t, again);
@@ -202,7 +235,10 @@ void one_plan(const Arguments& a) {
   if (!a.only_page) {
     if (this_build().find("-dirty") != std::string::npos)
       std::fprintf(stderr, "note: this build has changes that are not committed: its results name a commit that does not have them\n");
-    const Lab lab(plan, a.data, results_path + ".d");
+    Lab lab = lab_of(path, plan, a.data, results_path + ".d");
+    plan.data = lab.data();
+    results = read_results(results_path, plan);
+    std::fprintf(stderr, "runs done: %zu; when it is interrupted, the same command goes on\n", results.size());
     if (!std::filesystem::exists(page)) write_file(page, experiment_page(plan, results));  // whether that can be done is known before the runs
     results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab.run(trial); }, show);
   }

@@ -291,7 +291,7 @@ TEST_F(Experiment, CensoredRunsAreCountedAndNotAveraged) {
   EXPECT_EQ(p.censored, 1u);
   const std::string table = experiment_table(plan, results);
   EXPECT_NE(table.find("80.00 ± 0.00 (1 of 3 diverged) (η 0."), std::string::npos) << table;
-  EXPECT_NE(table.find("15.0 ± 5.0 (1 of 3 not reached)"), std::string::npos) << table;
+  EXPECT_NE(table.find("15.0 ± 5.0 (1 of 3 not reached, 2 of 3 before the first evaluation"), std::string::npos) << table;
   EXPECT_NE(table.find("(2 of 3 pairs)"), std::string::npos) << table;
   EXPECT_EQ(table.find("nan"), std::string::npos);
 }
@@ -305,6 +305,36 @@ TEST_F(Experiment, ATableHasTheCellsWithFinalRunsAndCountsTheOthers) {
   EXPECT_EQ(table.find("| ringmaster"), std::string::npos) << table;
   EXPECT_EQ(table.find("better by"), std::string::npos) << "nothing to compare with: " << table;
   EXPECT_NE(table.find("2 of 4 cells: no final run yet."), std::string::npos) << table;
+}
+
+TEST_F(Experiment, ATargetBeforeTheFirstEvaluationIsSaid) {
+  plan.search = 3, plan.target = 0.2;  // the first evaluations are at half of the accuracies at the end, of 0.8
+  const Results results = carry_out();
+  EXPECT_EQ(time_to_target(plan, results, cell(0, 1)).at_first, 3u);
+  EXPECT_NE(experiment_table(plan, results).find("3 of 3 before the first evaluation"), std::string::npos);
+}
+
+TEST_F(Experiment, ResultsThatCannotBeAreRefused) {
+  plan.search = 3, plan.data = "100 + 10 pictures, a checksum";
+  const Results results = carry_out();
+  EXPECT_TRUE(same(read_results(file, plan), results));
+  const std::string good = read_file(file), line = good.substr(good.rfind('\n', good.size() - 2) + 1);
+  auto damaged = [&](const std::string& from, const std::string& to) {
+    std::string all = good;
+    all.replace(all.rfind(from), from.size(), to);
+    write_file(file, all);
+    return test::refused([&] { read_results(file, plan); }, {file + ":"});
+  };
+  const std::string accuracy = line.substr(line.find("\"test\":") + 7, line.find(",\"evaluations") - line.find("\"test\":") - 7);
+  EXPECT_TRUE(damaged("\"test\":" + accuracy, "\"test\":1.5"));
+  EXPECT_TRUE(damaged("\"test\":" + accuracy, "\"test\":0.5"));  // not the last evaluation's
+  EXPECT_TRUE(damaged("\"epoch\":[", "\"epoch\":[\"x\","));
+  EXPECT_TRUE(damaged(line, line + line));
+  plan.data = "100 + 10 pictures, another";
+  write_file(file, good);
+  EXPECT_TRUE(test::refused([&] { read_results(file, plan); }, {"other data"}));
+  plan.data = "";  // not loaded
+  EXPECT_TRUE(same(read_results(file, plan), results));
 }
 
 TEST_F(Experiment, ADivergedTuningSeedCountsAsMinusOne) {
@@ -345,15 +375,22 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
     again.made_by = "0.1.0, git 1a2b3c4, a CPU";
     EXPECT_EQ(contradiction(results, t, again), "");
     Results falsified = results;
-    falsified[t].accuracy += 1e-6;
+    falsified[t].accuracy += 1e-6, falsified[t].evaluations.back().accuracy += 1e-6;
     EXPECT_NE(contradiction(falsified, t, again).find("not the same bits"), std::string::npos);
     Outcome dirty = again;
     falsified[t].made_by = dirty.made_by = "0.1.0, git 1a2b3c4-dirty, a CPU";
     EXPECT_EQ(contradiction(falsified, t, dirty), "");  // two builds can have that name
     falsified[t].made_by = "0.0.1, another CPU";
     EXPECT_EQ(contradiction(falsified, t, again), "");  // within 1 point
-    falsified[t].accuracy += 0.02;
-    EXPECT_NE(contradiction(falsified, t, again).find("may differ by"), std::string::npos);
+    falsified[t].evaluations[1].accuracy += 0.02;
+    EXPECT_NE(contradiction(falsified, t, again).find("evaluation 2"), std::string::npos);
+    for (int what = 0; what < 3; what++) {  // what rounding does not change
+      falsified = results, falsified[t].made_by = "0.0.1, another CPU";
+      if (what == 0) falsified[t].evaluations[0].seconds *= 1.01;
+      if (what == 1) falsified[t].delays[1]++;
+      if (what == 2) falsified[t].participation = 0.6;
+      EXPECT_NE(contradiction(falsified, t, again), "") << what;
+    }
     falsified = results, falsified[t].diverged = true;
     EXPECT_NE(contradiction(falsified, t, again), "");
   }
@@ -382,6 +419,10 @@ TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
     EXPECT_NE(said.find(what), std::string::npos) << said;
   };
   EXPECT_EQ(with("\"epochs\":3"), "");
+  expect(with("\"epochs\":2,\n\"schedule\":\"warmup:2+cosine\""), "6", "does not end in a run of 2");
+  for (const char* half : {"\"slow_share\":0.5", "\"slow_factor\":2"})
+    expect(with(std::string("\"clusters\":[{\"name\":\"a\",") + half + "}]"), "5", "only together");
+  EXPECT_NE(refused(R"({"strategies":["quorum:8"],"workers":[16,4],"rates":[0.1]})").find("there are 4 workers"), std::string::npos);
   expect(with("\"epoch\":3"), "5", "\"epoch\" is not a field of a plan");
   expect(with("\"epochs\":0"), "5", "from 1");
   expect(with("\"epochs\":2.5"), "5", "whole number");

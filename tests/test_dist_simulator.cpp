@@ -270,7 +270,7 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_NE(said("ssp:x").find("ssp:STEPS"), std::string::npos);
   EXPECT_NE(said("bsp+ddc-asgd").find("nothing is late"), std::string::npos);
   EXPECT_NE(said("easgd:0").find("easgd:STEPS"), std::string::npos);
-  EXPECT_NE(said("sgd").find("there is no update rule sgd"), std::string::npos);
+  EXPECT_NE(said("sgd").find("the simulator has no strategy 'sgd': choose all-reduce"), std::string::npos);
   EXPECT_EQ(said("ssp:3+dana-slim"), "");
   for (const char* wrong : {"quorum", "quorum:", "quorum:0", "quorum:2,grace", "quorum:2,grace=", "quorum:2,grace=-1", "quorum:2,3"})
     EXPECT_NE(said(wrong).find("write quorum:WORKERS"), std::string::npos) << wrong;

@@ -727,8 +727,8 @@ TEST(SeeingExperiment, PageWithDivergedRuns) {
   Results results = made_up(plan);
   const std::string page = experiment_page(plan, results);
   EXPECT_EQ(not_well_formed(page), "");
-  for (const char* part : {"Try &lt;1&gt; &amp; &quot;2&quot;", "Cluster &lt;even&gt;", "a &lt;machine&gt;", "asgd-m, K = 2: 1 of 3 diverged",
-                           "asgd-m, K = 4: 3 of 3 diverged", "<title>asgd-m, workers K 4: no value</title>", "class=\"open\"", "lambda=20",
+  for (const char* part : {"Try &lt;1&gt; &amp; &quot;2&quot;", "Cluster &lt;even&gt;", "a &lt;machine&gt;", "asgd-m, K = 2: 1 of 3 runs (diverged)",
+                           "asgd-m, K = 4: 3 of 3 runs (diverged)", "<title>asgd-m, workers K 4: no value</title>", "class=\"open\"", "lambda=20",
                            "1 of 3 diverged ‡", "prefers-color-scheme", "@media print"})
     EXPECT_NE(page.find(part), page.npos) << part;
   for (const char* part : {"nan", "inf ", "<even>", "<machine>", "http", "<script"}) EXPECT_EQ(page.find(part), page.npos) << part;

@@ -47,6 +47,7 @@ struct SearchedStrategy {
 
   // Throws UsageError for braces that are no list of numbers and for a strategy that there is not.
   static SearchedStrategy parse(const std::string& text);
+  std::vector<double> first() const;  // the constants with which a search begins
   std::string filled(const std::vector<double>& values) const;  // "ringmaster:R=2+asgd:clip=1", for simulate()
 };
 
@@ -76,6 +77,7 @@ struct Plan {
   int tuning_seeds = 3, finalists = 3, seeds = 5;
   std::uint64_t tuning_seed = 1001;        // the first; final runs have 1, 2, …
   bool synthetic = false;                  // the data set is made up (--data synthetic)
+  std::string data;                        // how many pictures it has, and their checksum; empty before it was loaded
 };
 // Reads a JSON object with these names. Throws UsageError "plan.json:7: …" with the line of what is wrong.
 Plan read_plan(const std::string& path);
@@ -156,6 +158,7 @@ double t_quantile(std::size_t degrees_of_freedom);  // 97.5 % of Student's t: th
 struct CensoredMean {
   Mean mean;  // of the runs that have a value
   std::size_t runs = 0, diverged = 0, not_reached = 0;
+  std::size_t at_first = 0;  // reached at the first evaluation: their times are too long, and are part of the mean
 };
 // Over pairs of final runs of two cells that have the same seed.
 struct Paired {
@@ -167,7 +170,8 @@ struct Paired {
 std::map<std::uint64_t, const Outcome*> final_runs(const Plan& plan, const Results& results, const Cell& cell);
 CensoredMean test_accuracy(const Plan& plan, const Results& results, const Cell& cell);
 Paired advantage(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // accuracy minus the other's
-// Virtual seconds to the first evaluation at or above the target, interpolated from the one before; none: it was not reached.
+// Virtual seconds to the first evaluation at or above the target, interpolated from the one before (the very first: its own time, an upper
+// bound); none: it was not reached.
 std::optional<double> time_to(double target, const Outcome& outcome);
 CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell& cell);       // the plan has a target
 Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // geometric mean of time / other's
@@ -188,8 +192,9 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 // n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
 // Why a row that was run again contradicts the results; empty: it does not. Both must have diverged or not. If the same version (without
-// uncommitted changes) made both on the same CPU model and instructions, accuracies must be equal to the bit. Otherwise they may differ by
-// 3 standard deviations of the same trial's results over its seeds, and always by 1 point.
+// uncommitted changes) made both on the same CPU model and instructions, all must be equal to the bit. Otherwise virtual times, delays and
+// participation must be the same, and accuracies at each evaluation may differ by 3 standard deviations of the same trial's results over its
+// seeds, and always by 1 point.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 
 }  // namespace tandem

@@ -71,8 +71,9 @@ std::string panels(const ExperimentReport& r, Chart chart, const Fill& fill) {
 }
 std::string grid(const std::string& panels) { return "<div class=\"charts\">\n" + panels + "</div>\n"; }
 
-// Mean accuracy over mean time, at evaluations of the same epoch that every run has.
-void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
+// Mean accuracy over mean time, at evaluations of the same epoch that every run has. Runs that end at the target have their mean time to it
+// as the last point.
+void mean_curve(const Plan& plan, const Results& results, const CellReport& cell, Line& line) {
   std::map<long, std::map<std::uint64_t, AccuracyAt>> by_epoch;
   std::size_t runs = 0;
   for (const auto& [seed, o] : cell.runs) {
@@ -80,12 +81,17 @@ void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
     runs++;
     for (const AccuracyAt& e : o->evaluations) by_epoch[std::lround(e.epoch / plan.evaluate_every)].try_emplace(seed, e);
   }
+  CensoredMean to_target;
+  if (plan.by_time) to_target = time_to_target(plan, results, cell.cell);
+  const bool all_reach = runs > 0 && to_target.mean.count == cell.runs.size();
   for (const auto& [n, all] : by_epoch) {
     if (all.size() < runs) continue;
     double seconds = 0, accuracy = 0;
     for (const auto& [seed, e] : all) seconds += e.seconds / double(runs), accuracy += e.accuracy / double(runs);
+    if (all_reach && seconds >= to_target.mean.value) break;
     line.x.push_back(seconds), line.y.push_back(accuracy);
   }
+  if (all_reach) line.x.push_back(to_target.mean.value), line.y.push_back(*plan.target);
 }
 
 // Shares of all pushes of the final runs, by delay.
@@ -172,7 +178,13 @@ std::string accuracy_figure(const ExperimentReport& r, const std::string& cluste
   if (all.empty()) return "";
   Chart chart{.title = "Test accuracy", .x_unit = "workers K", .y_unit = "%", .percent = true, .x_powers = true};
   for (int k : r.workers) chart.x_holds.push_back(std::log2(k));
-  chart.y_from = axis_start(all), chart.y_holds = {*chart.y_from, *std::max_element(all.begin(), all.end())};
+  const double from = axis_start(all);
+  chart.y_from = from;
+  for (int k : r.workers)  // error bars of what is above the axis are whole
+    for (std::size_t i = 0; i < r.plan.strategies.size(); i++)
+      if (const Mean& m = r.at(cluster, k, i).accuracy.mean; m.count > 1 && m.value >= from)
+        chart.y_from = std::min(*chart.y_from, m.value - m.error);
+  chart.y_holds = {*chart.y_from, *std::max_element(all.begin(), all.end())};
   const std::string html = panels(r, chart, [&](std::size_t i, Line& l) {
     for (int k : r.workers) {
       const CensoredMean& a = r.at(cluster, k, i).accuracy;
@@ -193,7 +205,8 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
     return html.empty() ? "" : captioned(grid(html),
                    (workers.size() == 1 ? of_workers(workers[0]) + ": test" : std::string("Test")) + " accuracy in % against "
                        "virtual time. Means of both over the final runs that did "
-                       "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs. A label without a curve: the curve "
+                       "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs" + (r.plan.by_time ? "; where every run reaches the target, the last point is the mean time to it; otherwise a curve "
+                       "ends at the last evaluation that all its runs have" : "") + ". A label without a curve: the curve "
                        "stays below the axis.",
                    r.conditions() + r.missing(cluster, workers));
   };
@@ -204,7 +217,7 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
     Chart chart{.title = of_workers(k), .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
     const double best = *std::max_element(all.begin(), all.end());
     chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
-    const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, k, i), l); });
+    const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.results, r.at(cluster, k, i), l); });
     if (r.groups().size() == 1)
       together += html;
     else
@@ -216,6 +229,7 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
 std::vector<std::vector<std::size_t>> delay_groups(const ExperimentReport& r, const std::string& cluster) {
   std::vector<std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < r.plan.strategies.size(); i++) {
+    if (std::all_of(r.workers.begin(), r.workers.end(), [&](int k) { return r.at(cluster, k, i).runs.empty(); })) continue;
     auto same = [&](const std::vector<std::size_t>& group) {
       return std::all_of(r.workers.begin(), r.workers.end(), [&](int k) {
         const CellReport &a = r.at(cluster, k, i), &b = r.at(cluster, k, group[0]);

@@ -58,6 +58,10 @@ class Page {
       const auto number = &c - &plan_.clusters[0];
       html_ += std::string("<h2") + (number == 0 ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) + "\">Cluster " + name +
                "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
+      if (std::none_of(report_.results.begin(), report_.results.end(), [&](const auto& run) { return run.first.cluster == c.name; })) {
+        html_ += "<p>No run has been made.</p>\n";
+        continue;
+      }
       accuracies(c.name);
       if (!plan_.by_time) {  // its runs end at one accuracy
         section("Accuracy and the number of workers", accuracy_figure(report_, c.name));
@@ -153,11 +157,11 @@ class Page {
       const Paired p = advantage(plan_, report_.results, report_.at(cluster, k, 0).cell, report_.at(cluster, k, i).cell);
       if (p.pairs + p.censored == 0) return "";
       const PairedText t = text_of(p, "%+.2f", 100, plan_.seeds);
-      return (p.low > 0 ? "<td class=\"best\">" : "<td>") + t.value + small(t.interval) + small(marked(t.pairs)) + "</td>";
+      return (p.low > 0 || p.high < 0 ? "<td class=\"best\">" : "<td>") + t.value + small(t.interval) + small(marked(t.pairs)) + "</td>";
     });
     section("Paired differences", captioned(t,
                        "Points of test accuracy by which " + plan_.strategies[0].text + " is better than the strategy of the row, "
-                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: the interval is above 0. ‡ Pairs in which a run diverged or is missing are left out.",
+                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: 0 is outside the interval. ‡ Pairs in which a run diverged or is missing are left out.",
                        report_.conditions()));
   }
 

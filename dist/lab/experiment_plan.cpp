@@ -18,10 +18,11 @@ namespace tandem {
 namespace {
 
 using Kind = Json::Kind;
+constexpr int most_workers = 100000;
 
 // Whether the update rule of a strategy keeps a velocity. Throws UsageError for a strategy that the simulator does not have.
 bool keeps_momentum(const std::string& strategy) {
-  check_simulation({.strategy = strategy});
+  check_simulation({.strategy = strategy, .cluster = {.workers = most_workers}});
   if (!Asynchrony::is_one(strategy)) return true;  // all-reduce, and steps of SGD between exchanges
   const Rule::Keeps keeps = make_rule(Asynchrony::parse(strategy).rule)->keeps();
   return keeps.velocity || keeps.own;
@@ -190,7 +191,7 @@ void read_cells(const std::string& path, Members& m, Plan& p) {
     return item.text;
   }, true);
   m.list("workers", [&](const Json& item) {
-    p.workers.push_back(m.within<int>("workers", item, 1, 100000));
+    p.workers.push_back(m.within<int>("workers", item, 1, most_workers));
     return json_number(item.number);
   }, true);
   if (m.take("clusters", Kind::array, "a list")) p.clusters.clear();
@@ -217,8 +218,7 @@ SearchedStrategy SearchedStrategy::parse(const std::string& text) {
     at = close + 1;
   }
   s.pieces.push_back(text.substr(at));
-  std::vector<double> values;
-  for (const Constant& c : s.constants) values.push_back(c.values[std::size_t(c.first)]);
+  const std::vector<double> values = s.first();
   s.momentum = keeps_momentum(s.filled(values));
   for (std::size_t i = 0; i < s.constants.size(); i++)
     for (double v : s.constants[i].values) {
@@ -227,6 +227,12 @@ SearchedStrategy SearchedStrategy::parse(const std::string& text) {
       keeps_momentum(s.filled(one));
     }
   return s;
+}
+
+std::vector<double> SearchedStrategy::first() const {
+  std::vector<double> values;
+  for (const Constant& c : constants) values.push_back(c.values[std::size_t(c.first)]);
+  return values;
 }
 
 std::string SearchedStrategy::filled(const std::vector<double>& values) const {
@@ -263,6 +269,18 @@ static void check_together(const std::string& path, const Json& json, const Plan
     for (int k : p.workers)
       if (k > 1 && c.slow_share > 0 && c.of(k).slower.empty())
         wrong("clusters", "cluster ", c.name, ": a share of ", c.slow_share, " of ", k, " workers is none. Choose a larger \"slow_share\"");
+  for (const SearchedStrategy& s : p.strategies)
+    for (int k : p.workers) try {
+        check_simulation({.strategy = s.filled(s.first()), .cluster = {.workers = k}});
+      } catch (const UsageError& e) {
+        wrong("strategies", e.what());
+      }
+  for (const PlannedCluster& c : p.clusters)
+    if ((c.slow_share > 0) != (c.slow_factor > 1))
+      wrong("clusters", "cluster ", c.name, ": \"slow_share\" above 0 and \"slow_factor\" above 1 have an effect only together");
+  const double warmup = Schedule::parse(p.schedule).warmup;
+  if (warmup >= p.tuning_epochs)
+    wrong("schedule", "a warm-up of ", warmup, " epochs does not end in a run of ", p.tuning_epochs, ". Choose a shorter one, or more epochs");
   if (p.by_time && p.tuning_epochs != p.epochs && p.schedule != "constant")
     wrong("choose_by", "the times of searches and of final runs belong to two schedules, of ", p.tuning_epochs, " and of ", p.epochs,
           " epochs. Choose the constant schedule, or as many \"tuning_epochs\"");

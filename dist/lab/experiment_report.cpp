@@ -102,10 +102,10 @@ std::string ExperimentReport::missing(const std::string& cluster, const std::vec
       if (a.runs == 0) continue;
       const std::size_t planned = std::size_t(plan.seeds), gone = a.diverged + (planned - a.runs);
       const char* why = a.diverged == gone ? "diverged" : a.diverged ? "diverged or not run" : "not run";
-      if (gone) text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu %s", k, gone, planned, why);
+      if (gone) text += (text.empty() ? "" : "; ") + label(i) + printed(", K = %d: %zu of %zu runs (%s)", k, gone, planned, why);
     }
   if (not_begun) text += (text.empty() ? "" : "; ") + counted(not_begun, "cell") + " not run";
-  return " Not shown: " + html_escaped(text.empty() ? "nothing" : text) + ".";
+  return " Left out: " + html_escaped(text.empty() ? "nothing" : text) + ".";
 }
 
 std::string captioned(const std::string& html, const std::string& shown, const std::string& conditions) {

@@ -48,7 +48,10 @@ const Json& member(const Json& json, const char* name, Json::Kind kind) {
 double number(const Json& json, const char* name) { return member(json, name, Json::Kind::number).number; }
 std::vector<double> numbers(const Json& json, const char* name) {
   std::vector<double> values;
-  for (const Json& v : member(json, name, Json::Kind::array).items) values.push_back(v.number);
+  for (const Json& v : member(json, name, Json::Kind::array).items) {
+    if (!v.is(Json::Kind::number)) fail("\"", name, "\" has something that is not a number");
+    values.push_back(v.number);
+  }
   return values;
 }
 
@@ -62,10 +65,13 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
   if (status != "ok" && status != "diverged") fail("\"status\" is \"", status, "\": expected ok or diverged");
   o.diverged = status == "diverged";
   if (!o.diverged) o.accuracy = number(json, t.final ? "test" : "validation");
+  if (!(o.accuracy >= 0 && o.accuracy <= 1)) fail("an accuracy of ", o.accuracy, ": expected 0 to 1");
   const Json& e = member(json, "evaluations", Kind::object);
   const std::vector<double> epochs = numbers(e, "epoch"), seconds = numbers(e, "seconds"), accuracies = numbers(e, "accuracy");
   if (epochs.size() != seconds.size() || epochs.size() != accuracies.size()) fail("\"evaluations\" has lists of different lengths");
   for (std::size_t i = 0; i < epochs.size(); i++) o.evaluations.push_back({epochs[i], seconds[i], accuracies[i]});
+  if (!o.diverged && (o.evaluations.empty() || o.evaluations.back().accuracy != o.accuracy))
+    fail("its accuracy, ", o.accuracy, ", is not that of the last evaluation");
   o.delays = numbers(json, "delays");
   o.participation = number(json, "participation"), o.dropped = number(json, "dropped");
   if (json.find("refused")) o.refused = number(json, "refused");
@@ -81,6 +87,9 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
 // Throws Error when the header is not that of an experiment of this plan.
 std::string made_by_of_header(const Json& json, const Plan& plan) {
   const std::string& of = member(json, "experiment", Json::Kind::text).text;
+  const Json* data = json.find("data");
+  if (data && !plan.data.empty() && data->text != plan.data)
+    fail("its runs had other data (", data->text, "; now: ", plan.data, "): move it away, or bring the data back");
   if (of != conditions(plan)) fail("holds results of another experiment (", of, "; the plan: ", conditions(plan), "): move it away");
   for (const JsonMember& m : member(json, "clusters", Json::Kind::object).members)
     for (const PlannedCluster& c : plan.clusters)
@@ -97,8 +106,8 @@ std::string header_line(const Plan& plan) {
   std::string clusters;
   for (const PlannedCluster& c : plan.clusters)
     clusters += (clusters.empty() ? "" : ",") + json_quoted(c.name) + ":" + json_quoted(conditions(c));
-  return "{\"experiment\":" + json_quoted(conditions(plan)) + ",\"clusters\":{" + clusters + "},\"made_by\":" + json_quoted(this_build()) +
-         "}\n";
+  return "{\"experiment\":" + json_quoted(conditions(plan)) + ",\"clusters\":{" + clusters + "}," +
+         (plan.data.empty() ? "" : "\"data\":" + json_quoted(plan.data) + ",") + "\"made_by\":" + json_quoted(this_build()) + "}\n";
 }
 
 std::string key_of(const Trial& t) {
@@ -135,7 +144,7 @@ Results read_results(const std::string& path, const Plan& plan) {
       if (number == 1 || json.find("experiment"))
         made_by = made_by_of_header(json, plan);
       else
-        results.insert(result_of(json, made_by));
+        if (const auto [run, added] = results.insert(result_of(json, made_by)); !added) fail("is a second line of the run ", key_of(run->first));
     } catch (const JsonError& e) {
       if (file.eof() && number > 1) break;  // the last line was cut off
       refuse(path, ":", number, ": is no line of results: ", e.what());
@@ -157,23 +166,37 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
   return rows;
 }
 
+// By how much accuracies at the i-th evaluation may differ: 3 standard deviations of the same trial's over its seeds, and always 1 point.
+static double tolerance(const Results& results, const Trial& trial, const Outcome& again, std::size_t i) {
+  std::vector<double> seeds = {again.evaluations[i].accuracy};  // in place of what is recorded, which may be wrong
+  for (const auto& [t, o] : results) {
+    Trial same = t;
+    same.seed = trial.seed;
+    if (same == trial && t.seed != trial.seed && i < o.evaluations.size()) seeds.push_back(o.evaluations[i].accuracy);
+  }
+  const Mean m = mean_of(seeds);
+  return std::max(0.01, m.count > 1 ? 3 * m.error * std::sqrt(double(m.count)) : 0);
+}
+
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again) {
   const Outcome& was = results.at(trial);
   auto said = [](const Outcome& o) { return o.diverged ? "diverged" : json_number(100 * o.accuracy) + " %"; };
   const std::string both = "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
   if (was.diverged != again.diverged) return both;
-  const double difference = std::abs(was.accuracy - again.accuracy);
-  const bool same = was.made_by == again.made_by && was.made_by.find("-dirty") == was.made_by.npos;  // no one commit has what is dirty
-  if (same) return difference == 0 && was.evaluations == again.evaluations ? "" : both + " (not the same bits)";
-  std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
-  for (const auto& [t, o] : results) {
-    Trial same = t;
-    same.seed = trial.seed;
-    if (same == trial && t.seed != trial.seed && !o.diverged) seeds.push_back(o.accuracy);
+  const bool pushes = was.delays == again.delays && was.participation == again.participation;
+  if (was.made_by == again.made_by && was.made_by.find("-dirty") == was.made_by.npos)  // no one commit has what is dirty
+    return was.accuracy == again.accuracy && was.evaluations == again.evaluations && pushes ? "" : both + " (not the same bits)";
+  for (std::size_t i = 0; i < std::min(was.evaluations.size(), again.evaluations.size()); i++) {
+    const AccuracyAt &a = was.evaluations[i], &b = again.evaluations[i];
+    const std::string at = ", evaluation " + std::to_string(i + 1) + ": ";
+    if (std::abs(a.epoch - b.epoch) > 1e-6 * b.epoch || std::abs(a.seconds - b.seconds) > 1e-6 * b.seconds)
+      return both + at + json_number(a.seconds) + " virtual seconds were recorded, now " + json_number(b.seconds);
+    if (const double most = tolerance(results, trial, again, i); std::abs(a.accuracy - b.accuracy) > most)
+      return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) +
+             " % (they may differ by " + json_number(100 * most) + " points)";
   }
-  const Mean m = mean_of(seeds);
-  const double std = m.count > 1 ? m.error * std::sqrt(double(m.count)) : 0, most = std::max(0.01, 3 * std);
-  return difference <= most ? "" : both + " (they may differ by " + json_number(100 * most) + " points)";
+  const bool as_long = was.evaluations.size() == again.evaluations.size() && !was.diverged;  // not one more before the target
+  return as_long && !pushes ? both + ": other delays or another participation" : "";
 }
 
 }  // namespace tandem

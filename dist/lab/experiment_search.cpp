@@ -81,7 +81,7 @@ class Lattice {
     for (std::size_t i = 0; i < p.constants.size(); i++)
       if (!cell_.strategy->constants[i].at(p.constants[i])) return false;
     try {
-      check_simulation({.strategy = trial(p).strategy});
+      check_simulation({.strategy = trial(p).strategy, .cluster = {.workers = cell_.workers}});
     } catch (const UsageError&) {  // a value beyond what the rule allows
       return false;
     }

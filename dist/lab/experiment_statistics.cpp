@@ -95,7 +95,7 @@ CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell
   for (const auto& [seed, o] : final_runs(plan, results, cell)) {
     c.runs++;
     if (const auto seconds = time_to(*plan.target, *o))
-      values.push_back(*seconds);
+      values.push_back(*seconds), c.at_first += o->evaluations[0].accuracy >= *plan.target;
     else
       (o->diverged ? c.diverged : c.not_reached)++;
   }
@@ -129,7 +129,7 @@ std::string censored_text(const CensoredMean& c, int planned) {
   auto add = [&](std::size_t n, const char* what) {
     if (n) text += (text.empty() ? "" : ", ") + std::to_string(n) + " of " + std::to_string(planned) + what;
   };
-  add(c.diverged, " diverged"), add(c.not_reached, " not reached"), add(std::size_t(planned) - c.runs, " not run");
+  add(c.diverged, " diverged"), add(c.not_reached, " not reached"), add(c.at_first, " before the first evaluation, whose time counts"), add(std::size_t(planned) - c.runs, " not run");
   return text;
 }
 

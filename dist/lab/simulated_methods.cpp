@@ -216,7 +216,7 @@ class Local : public Method {
 
 }  // namespace
 
-int vectors_of_a_worker(const std::string& text) {
+int vectors_of_a_worker(const std::string& text, int workers) {
   if (const auto local = LocalSteps::parse(text)) {
     if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
     return local->kind == Local::Kind::cocod ? 3 : 2;
@@ -225,7 +225,12 @@ int vectors_of_a_worker(const std::string& text) {
     if (outer->every.alpha > 0 || outer->stream > 1) refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
     return 2;
   }
+  if (text != "all-reduce" && !Asynchrony::is_one(text))
+    refuse("the simulator has no strategy '", text,
+           "': choose all-reduce, local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H, outer:H=STEPS, bsp, ssp:STEPS, quorum:WORKERS, "
+           "ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an update rule: ", listed(rule_names()));
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
+  if (how.quorum > workers) refuse(text, ": there are ", workers, " workers: choose a quorum of as many or fewer");
   const auto keeps = make_rule(how.rule)->keeps();
   // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
   return 1 + how.of_means() + keeps.square_avg + keeps.own;

@@ -161,6 +161,6 @@ class Simulation {
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& strategy);
 // Vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for a strategy that there is not.
-int vectors_of_a_worker(const std::string& strategy);
+int vectors_of_a_worker(const std::string& strategy, int workers);
 
 }  // namespace tandem

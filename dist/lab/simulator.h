@@ -1,6 +1,6 @@
 // Simulates asynchronous training on one machine. K virtual workers compute real gradients, one after the other, in the order of a
-// virtual clock. The update rules are those of the server. Accuracies, delays and virtual times are the same on every machine and in
-// every run.
+// virtual clock. The update rules are those of the server. One binary on one machine gives the same bits in every run. Delays and virtual
+// times are the same on every machine, accuracies up to rounding.
 //
 // A worker's step takes a time drawn from a Gamma distribution (as Hakimi et al., arXiv 1907.11612, have it), then its gradient
 // crosses its link. The servers are spread evenly over the workers' machines. Links are not shared, and servers take no time;
@@ -16,7 +16,7 @@ struct VirtualCluster {
   int workers = 8;
   double compute = 0.128,
          shape = 100;            // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
-  std::map<int, double> slower;  // worker → how many times as long its steps take
+  std::map<int, double> slower = {};  // worker → how many times as long its steps take
   double latency = 0, bandwidth = 0;  // of a worker's link: seconds, and bytes a second each way; 0: infinite
 };
 
