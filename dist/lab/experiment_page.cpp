@@ -53,10 +53,11 @@ class Page {
 
   std::string written() {
     head();
+    regimes();
     for (const PlannedCluster& c : plan_.clusters) {
       const std::string name = html_escaped(c.name);
       const auto number = &c - &plan_.clusters[0];
-      html_ += std::string("<h2") + (number == 0 ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) + "\">Cluster " + name +
+      html_ += std::string("<h2") + (number == 0 && !plan_.by_time ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) + "\">Cluster " + name +
                "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
       if (std::none_of(report_.results.begin(), report_.results.end(), [&](const auto& run) { return run.first.cluster == c.name; })) {
         html_ += "<p>No run has been made.</p>\n";
@@ -101,6 +102,32 @@ class Page {
     html_ += "</nav>\n";
   }
 
+  // Where every method is the fastest: times to the target on all clusters, a table for each number of workers.
+  void regimes() {
+    if (!plan_.by_time || plan_.clusters.size() < 2) return;
+    std::vector<std::string> names;
+    for (const PlannedCluster& c : plan_.clusters) names.push_back(c.name);
+    std::vector<std::pair<std::size_t, std::string>> rows;
+    for (std::size_t i = 0; i < plan_.strategies.size(); i++) rows.push_back({i, report_.label(i)});
+    const std::string target = digits(100 * *plan_.target, 4) + " %";
+    for (int k : report_.workers) {
+      auto time = [&](std::size_t c, std::size_t i) { return time_to_target(plan_, report_.results, report_.at(names[c], k, i).cell); };
+      std::vector<double> shortest(names.size(), INFINITY);
+      for (std::size_t c = 0; c < names.size(); c++)
+        for (const auto& [i, name] : rows)
+          if (const Mean m = time(c, i).mean; int(m.count) == plan_.seeds) shortest[c] = std::min(shortest[c], m.value);
+      const std::string t = table(rows, names, [&](std::size_t c, std::size_t i) -> std::string {
+        const CensoredMean m = time(c, i);
+        if (m.runs == 0) return "";
+        return (m.mean.value == shortest[c] ? "<td class=\"best\">" : "<td>") + seconds_text(m.mean) + small(marked(censored_text(m, plan_.seeds))) + "</td>";
+      });
+      section("K = " + std::to_string(k) + ": time to " + target + " on every cluster", captioned(t,
+                         "Virtual seconds to " + target + " test accuracy: mean ± standard error over the final runs that reach it. Bold: the "
+                         "shortest of a column, of the strategies all of whose runs reach it. ‡ These runs are not in the mean.",
+                         report_.conditions()));
+    }
+  }
+
   void section(const std::string& title, const std::string& html) {
     if (!html.empty()) html_ += "<h3>" + title + "</h3>\n" + html;
   }
@@ -114,15 +141,21 @@ class Page {
   }
   template <class Entry>
   std::string table(const std::vector<std::pair<std::size_t, std::string>>& rows, const Entry& entry) {  // strategies and their names
+    std::vector<std::string> columns;
+    for (int k : report_.workers) columns.push_back("K = " + std::to_string(k));
+    return table(rows, columns, [&](std::size_t column, std::size_t i) { return entry(report_.workers[column], i); });
+  }
+  template <class Entry>
+  std::string table(const std::vector<std::pair<std::size_t, std::string>>& rows, const std::vector<std::string>& columns, const Entry& entry) {
     std::string html = "<div class=\"scroll\"><table>\n<thead><tr><th>strategy</th>";
     bool some = false;
-    for (int k : report_.workers) html += "<th>K = " + std::to_string(k) + "</th>";
+    for (const std::string& column : columns) html += "<th>" + html_escaped(column) + "</th>";
     html += "</tr></thead>\n<tbody>\n";
     for (const auto& [i, name] : rows) {
       std::string row;
       bool said = false;
-      for (int k : report_.workers) {
-        const std::string e = entry(k, i);
+      for (std::size_t column = 0; column < columns.size(); column++) {
+        const std::string e = entry(column, i);
         said = said || !e.empty();
         row += e.empty() ? "<td>–</td>" : e;
       }
