@@ -20,7 +20,8 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 # shellcheck disable=SC2046
 bash examples/packages.sh "a compiler, libraries that make training fast, join processes or make options readable, and curl to fetch the pictures" \
   $(make -s --no-print-directory packages-demo) || true  # what is missing is left out of the build
-if ! command -v "${CXX:-g++}" >/dev/null; then
+compiler=${CXX:-g++}  # or two words: ccache g++
+if ! command -v "${compiler%% *}" >/dev/null; then
   echo "A C++ compiler is needed and there is none: apt-get install g++" >&2
   exit 1
 fi

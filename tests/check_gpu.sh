@@ -143,7 +143,8 @@ int main() {
 }
 END
   quietly "$there/cuda/bin/nvcc" -arch=sm_80 -c "$there/one.cu" -o "$there/one.o"
-  quietly "${CXX:-g++}" "$there/one.o" -L"$there/cuda/lib64" -Wl,-rpath,"$there/cuda/lib64" -lcudart -lcublas -lcudnn -o "$there/one"
+  # shellcheck disable=SC2086  # CXX may be two words: ccache g++
+  quietly ${CXX:-g++} "$there/one.o" -L"$there/cuda/lib64" -Wl,-rpath,"$there/cuda/lib64" -lcudart -lcublas -lcudnn -o "$there/one"
   command -v nvidia-smi >/dev/null 2>&1 || quietly "$there/one"
   make --no-print-directory CUDA_HOME="$there/cuda" check-deps >"$there/out"
   for found in CUDA cuDNN; do
