@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 #include "core/checksum.h"
@@ -83,8 +84,8 @@ Arguments arguments(int argc, char** argv) {
 // The data of a plan, and its runs: each in a thread with a backend of its own.
 class Lab {
  public:
-  // folder: for checkpoints of runs; empty: there are none. Throws UsageError for data that there are not, and for a plan that does not fit
-  // them or this CPU.
+  // folder: for checkpoints of runs; empty: no checkpoints. Throws UsageError when the data are missing, and when the plan does not fit the
+  // data or this CPU.
   Lab(const Plan& plan, const std::string& data, const std::string& folder)
       : plan_(plan),
         options_{.data = data, .model = plan.model, .batch = plan.batch, .augment = plan.augment, .val = plan.val},
@@ -93,7 +94,7 @@ class Lab {
     data_ = load_dataset(plan.data_set, options_.data, options_.folder);
     auto backend = cpu_backend(1);
     if (!backend->supports(options_.dtype)) refuse("\"dtype\" is ", plan.dtype, ", which this CPU does not have");
-    Loaders fits(data_, options_, *backend);
+    Loaders(data_, options_, *backend);  // throws for a batch or held-out pictures that the data do not have
   }
   ~Lab() {
     std::error_code none;
@@ -105,11 +106,12 @@ class Lab {
     Checksum sum;
     for (const Pictures* p : {&data_.train, &data_.test})
       for (const Tensor* t : {&p->images, &p->labels}) sum.add(t->raw(), t->bytes());
-    return printed("%lld + %lld pictures, ", static_cast<long long>(data_.train.count()), static_cast<long long>(data_.test.count())) + hex(sum.value());
+    return std::to_string(data_.train.count()) + " + " + std::to_string(data_.test.count()) + " pictures, " + hex(sum.value());
   }
 
   Outcome run(const Trial& trial) {
-    std::call_once(first_run_, [&] {  // who does not run leaves another process's folder alone
+    // Not before the first run: the folder may belong to another process that carries out the same plan, and then this one has no runs.
+    std::call_once(first_run_, [&] {
       if (!folder_.empty()) make_folder("--results " + folder_, folder_), ran_ = true;
     });
     auto backend = cpu_backend(1);
@@ -136,7 +138,7 @@ class Lab {
       if (c.name == trial.cluster) s.cluster = c.of(trial.workers);
     s.evaluate_every = trial.final || plan_.by_time ? plan_.evaluate_every : trial.epochs;
     if (plan_.by_time) s.until = *plan_.target;
-    if (!folder_.empty()) {  // that of another program or other conditions would be refused: it has another name
+    if (!folder_.empty()) {  // a checkpoint of another program or of other conditions would be refused, so its name is another one
       const std::size_t hash = std::hash<std::string>()(text_of(trial) + header_line(plan_));
       s.checkpoint = (std::filesystem::path(folder_) / (hex(hash) + ".state")).string();
     }
@@ -165,8 +167,11 @@ class Lab {
   bool ran_ = false;
 };
 
-Lab lab_of(const std::string& path, const Plan& plan, const std::string& data, const std::string& folder) try {
-  return Lab(plan, data, folder);
+// Loads the data, which the plan then names: results of other data are refused. The plan must outlive the laboratory.
+std::unique_ptr<Lab> lab_of(const std::string& path, Plan& plan, const std::string& data, const std::string& folder) try {
+  auto lab = std::make_unique<Lab>(plan, data, folder);
+  plan.data = lab->data();
+  return lab;
 } catch (const UsageError& e) {
   refuse(path, ": ", e.what());
 }
@@ -199,16 +204,18 @@ void check(const Arguments& a) {
   std::printf("%zu of %zu rows, drawn with seed %llu of those that took at most %g s\n", rows.size(), all.size(),
               static_cast<unsigned long long>(a.check_seed), a.check_seconds);
   if (rows.empty()) fail("there is no row to check");
+  std::vector<std::unique_ptr<Lab>> labs(plans.size());
   int wrong = 0;
   for (Trial t : rows) {
     const auto space = t.cluster.find(' ');
     const std::size_t i = std::stoul(t.cluster.substr(0, space));
     t.cluster.erase(0, space + 1);
+    if (!labs[i]) {
+      labs[i] = lab_of(a.plans[i], plans[i], a.data, "");
+      read_results(a.results_of(a.plans[i]), plans[i]);  // throws when they had other data
+    }
     const auto began = std::chrono::steady_clock::now();
-    Lab lab = lab_of(a.plans[i], plans[i], a.data, "");
-    plans[i].data = lab.data();
-    read_results(a.results_of(a.plans[i]), plans[i]);  // throws when they had other data
-    Outcome again = lab.run(t);
+    Outcome again = labs[i]->run(t);
     again.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     again.made_by = this_build();
     show(t, again);
@@ -231,16 +238,17 @@ void one_plan(const Arguments& a) {
     return;
   }
   check_replaceable("-o", page, R"(name="generator" content="Tandem")", "a page of experiment");
-  Results results = read_results(results_path, plan);
-  if (!a.only_page) {
+  Results results;
+  if (a.only_page) {
+    results = read_results(results_path, plan);
+  } else {
     if (this_build().find("-dirty") != std::string::npos)
       std::fprintf(stderr, "note: this build has changes that are not committed: its results name a commit that does not have them\n");
-    Lab lab = lab_of(path, plan, a.data, results_path + ".d");
-    plan.data = lab.data();
+    const auto lab = lab_of(path, plan, a.data, results_path + ".d");
     results = read_results(results_path, plan);
     std::fprintf(stderr, "runs done: %zu; when it is interrupted, the same command goes on\n", results.size());
     if (!std::filesystem::exists(page)) write_file(page, experiment_page(plan, results));  // whether that can be done is known before the runs
-    results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab.run(trial); }, show);
+    results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab->run(trial); }, show);
   }
   write_file(page, experiment_page(plan, results));
   if (!a.only_page) std::fputs(experiment_table(plan, results).c_str(), stdout);

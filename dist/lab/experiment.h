@@ -179,9 +179,12 @@ Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, co
 // ---- what is shown -------------------------------------------------------------------------------------------------------------
 std::string points(const Mean& m);        // of a hundred: "92.50 ± 0.12", or "–"
 std::string seconds_text(const Mean& m);  // "38.9 ± 1.6", or "–"
+std::string target_text(const Plan& plan);  // "82 %"; the plan has a target
 std::string censored_text(const CensoredMean& c, int planned);  // "2 of 5 diverged, 1 of 5 not run"; empty: every run is in the mean
 struct PairedText {
-  std::string value, interval, pairs;  // "+4.05" or "–"; "[+3.69, +4.41]" or empty; "4 of 5 pairs"; empty where all are in it, or none was run
+  std::string value;     // "+4.05" or "–"
+  std::string interval;  // "[+3.69, +4.41]"; empty with fewer than two pairs
+  std::string pairs;     // "4 of 5 pairs"; empty where all planned pairs are in the value, and where none was run
 };
 PairedText text_of(const Paired& p, const char* form, double unit, int planned);  // numbers times `unit`, printed by `form`
 // Markdown: accuracies with what was chosen, the first strategy against each other one, and times to the target.

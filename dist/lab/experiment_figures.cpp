@@ -73,7 +73,7 @@ std::string grid(const std::string& panels) { return "<div class=\"charts\">\n" 
 
 // Mean accuracy over mean time, at evaluations of the same epoch that every run has. Runs that end at the target have their mean time to it
 // as the last point.
-void mean_curve(const Plan& plan, const Results& results, const CellReport& cell, Line& line) {
+void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
   std::map<long, std::map<std::uint64_t, AccuracyAt>> by_epoch;
   std::size_t runs = 0;
   for (const auto& [seed, o] : cell.runs) {
@@ -81,17 +81,15 @@ void mean_curve(const Plan& plan, const Results& results, const CellReport& cell
     runs++;
     for (const AccuracyAt& e : o->evaluations) by_epoch[std::lround(e.epoch / plan.evaluate_every)].try_emplace(seed, e);
   }
-  CensoredMean to_target;
-  if (plan.by_time) to_target = time_to_target(plan, results, cell.cell);
-  const bool all_reach = runs > 0 && to_target.mean.count == cell.runs.size();
+  const bool all_reach = plan.by_time && runs > 0 && cell.time.mean.count == cell.runs.size();
   for (const auto& [n, all] : by_epoch) {
     if (all.size() < runs) continue;
     double seconds = 0, accuracy = 0;
     for (const auto& [seed, e] : all) seconds += e.seconds / double(runs), accuracy += e.accuracy / double(runs);
-    if (all_reach && seconds >= to_target.mean.value) break;
+    if (all_reach && seconds >= cell.time.mean.value) break;
     line.x.push_back(seconds), line.y.push_back(accuracy);
   }
-  if (all_reach) line.x.push_back(to_target.mean.value), line.y.push_back(*plan.target);
+  if (all_reach) line.x.push_back(cell.time.mean.value), line.y.push_back(*plan.target);
 }
 
 // Shares of all pushes of the final runs, by delay.
@@ -205,8 +203,9 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
     return html.empty() ? "" : captioned(grid(html),
                    (workers.size() == 1 ? of_workers(workers[0]) + ": test" : std::string("Test")) + " accuracy in % against "
                        "virtual time. Means of both over the final runs that did "
-                       "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs" + (r.plan.by_time ? "; where every run reaches the target, the last point is the mean time to it; otherwise a curve "
-                       "ends at the last evaluation that all its runs have" : "") + ". A label without a curve: the curve "
+                       "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs" +
+                       (r.plan.by_time ? "; where every run reaches the target, the last point is the mean time to it; otherwise a curve ends "
+                                         "at the last evaluation that all its runs have" : "") + ". A label without a curve: the curve "
                        "stays below the axis.",
                    r.conditions() + r.missing(cluster, workers));
   };
@@ -217,7 +216,7 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
     Chart chart{.title = of_workers(k), .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
     const double best = *std::max_element(all.begin(), all.end());
     chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
-    const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.results, r.at(cluster, k, i), l); });
+    const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, k, i), l); });
     if (r.groups().size() == 1)
       together += html;
     else

@@ -57,8 +57,8 @@ class Page {
     for (const PlannedCluster& c : plan_.clusters) {
       const std::string name = html_escaped(c.name);
       const auto number = &c - &plan_.clusters[0];
-      html_ += std::string("<h2") + (number == 0 && !plan_.by_time ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) + "\">Cluster " + name +
-               "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
+      html_ += std::string("<h2") + (number == 0 && !plan_.by_time ? " class=\"first\"" : "") + " id=\"cluster" + std::to_string(number) +
+               "\">Cluster " + name + "</h2>\n<p>" + html_escaped(cluster_text(c)) + ".</p>\n";
       if (std::none_of(report_.results.begin(), report_.results.end(), [&](const auto& run) { return run.first.cluster == c.name; })) {
         html_ += "<p>No run has been made.</p>\n";
         continue;
@@ -102,28 +102,23 @@ class Page {
     html_ += "</nav>\n";
   }
 
-  // Where every method is the fastest: times to the target on all clusters, a table for each number of workers.
+  // Which method is the fastest on which cluster: a table for each number of workers.
   void regimes() {
     if (!plan_.by_time || plan_.clusters.size() < 2) return;
     std::vector<std::string> names;
     for (const PlannedCluster& c : plan_.clusters) names.push_back(c.name);
-    std::vector<std::pair<std::size_t, std::string>> rows;
-    for (std::size_t i = 0; i < plan_.strategies.size(); i++) rows.push_back({i, report_.label(i)});
-    const std::string target = digits(100 * *plan_.target, 4) + " %";
     for (int k : report_.workers) {
-      auto time = [&](std::size_t c, std::size_t i) { return time_to_target(plan_, report_.results, report_.at(names[c], k, i).cell); };
       std::vector<double> shortest(names.size(), INFINITY);
       for (std::size_t c = 0; c < names.size(); c++)
-        for (const auto& [i, name] : rows)
-          if (const Mean m = time(c, i).mean; int(m.count) == plan_.seeds) shortest[c] = std::min(shortest[c], m.value);
-      const std::string t = table(rows, names, [&](std::size_t c, std::size_t i) -> std::string {
-        const CensoredMean m = time(c, i);
-        if (m.runs == 0) return "";
-        return (m.mean.value == shortest[c] ? "<td class=\"best\">" : "<td>") + seconds_text(m.mean) + small(marked(censored_text(m, plan_.seeds))) + "</td>";
+        for (std::size_t i = 0; i < plan_.strategies.size(); i++)
+          if (const Mean& m = report_.at(names[c], k, i).time.mean; int(m.count) == plan_.seeds) shortest[c] = std::min(shortest[c], m.value);
+      const std::string t = table(rows(0), names, [&](std::size_t c, std::size_t i) {
+        const CensoredMean& m = report_.at(names[c], k, i).time;
+        return m.runs == 0 ? "" : entry(m.mean.value == shortest[c], seconds_text(m.mean) + small(marked(censored_text(m, plan_.seeds))));
       });
-      section("K = " + std::to_string(k) + ": time to " + target + " on every cluster", captioned(t,
-                         "Virtual seconds to " + target + " test accuracy: mean ± standard error over the final runs that reach it. Bold: the "
-                         "shortest of a column, of the strategies all of whose runs reach it. ‡ These runs are not in the mean.",
+      section("K = " + std::to_string(k) + ": time to " + target_text(plan_) + " on every cluster", captioned(t,
+                         "Virtual seconds to " + target_text(plan_) + " test accuracy: mean ± standard error over the final runs that reach it. "
+                         "Bold: the shortest of a column, of the strategies all of whose runs reach it. ‡ These runs are not in the mean.",
                          report_.conditions()));
     }
   }
@@ -132,21 +127,23 @@ class Page {
     if (!html.empty()) html_ += "<h3>" + title + "</h3>\n" + html;
   }
 
-  // A row for each strategy from the first-th on that entry(workers, strategy) says something of: "<td>…</td>", or nothing.
-  template <class Entry>
-  std::string table(std::size_t first, const Entry& entry) {
-    std::vector<std::pair<std::size_t, std::string>> rows;
+  using Rows = std::vector<std::pair<std::size_t, std::string>>;  // strategies and their names
+  Rows rows(std::size_t first) const {
+    Rows rows;
     for (std::size_t i = first; i < plan_.strategies.size(); i++) rows.push_back({i, report_.label(i)});
-    return table(rows, entry);
+    return rows;
   }
+  static std::string entry(bool best, const std::string& html) { return (best ? "<td class=\"best\">" : "<td>") + html + "</td>"; }
+
+  // Those rows of which entry(column, strategy) says something: "<td>…</td>", or nothing. By default a column for each number of workers.
   template <class Entry>
-  std::string table(const std::vector<std::pair<std::size_t, std::string>>& rows, const Entry& entry) {  // strategies and their names
+  std::string table(const Rows& rows, const Entry& entry) {
     std::vector<std::string> columns;
     for (int k : report_.workers) columns.push_back("K = " + std::to_string(k));
     return table(rows, columns, [&](std::size_t column, std::size_t i) { return entry(report_.workers[column], i); });
   }
   template <class Entry>
-  std::string table(const std::vector<std::pair<std::size_t, std::string>>& rows, const std::vector<std::string>& columns, const Entry& entry) {
+  std::string table(const Rows& rows, const std::vector<std::string>& columns, const Entry& entry) {
     std::string html = "<div class=\"scroll\"><table>\n<thead><tr><th>strategy</th>";
     bool some = false;
     for (const std::string& column : columns) html += "<th>" + html_escaped(column) + "</th>";
@@ -166,15 +163,15 @@ class Page {
   }
 
   void accuracies(const std::string& cluster) {
-    const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
+    const std::string t = table(rows(0), [&](int k, std::size_t i) -> std::string {
       const CellReport& c = report_.at(cluster, k, i);
       if (c.accuracy.runs == 0) return "";
       const bool best = !plan_.by_time && c.accuracy.mean.count == c.accuracy.runs && std::none_of(plan_.strategies.begin(), plan_.strategies.end(),
           [&](const SearchedStrategy& other) {
         return report_.at(cluster, k, std::size_t(&other - &plan_.strategies[0])).accuracy.mean.value > c.accuracy.mean.value + 1e-9;
       });
-      return (best ? "<td class=\"best\">" : "<td>") + points(c.accuracy.mean) + small(chosen_text(c.search, c.cell) + (c.search.edge ? " †" : "")) +
-             small(marked(censored_text(c.accuracy, plan_.seeds))) + "</td>";
+      return entry(best, points(c.accuracy.mean) + small(chosen_text(c.search, c.cell) + (c.search.edge ? " †" : "")) +
+                             small(marked(censored_text(c.accuracy, plan_.seeds))));
     });
     section("Test accuracy", captioned(t,
                        std::string(plan_.by_time ? "Test accuracy in % where the target was reached, or at the end" : "Test accuracy in %") +
@@ -186,31 +183,31 @@ class Page {
   }
 
   void advantages(const std::string& cluster) {
-    const std::string t = table(1, [&](int k, std::size_t i) -> std::string {
+    const std::string t = table(rows(1), [&](int k, std::size_t i) -> std::string {
       const Paired p = advantage(plan_, report_.results, report_.at(cluster, k, 0).cell, report_.at(cluster, k, i).cell);
       if (p.pairs + p.censored == 0) return "";
       const PairedText t = text_of(p, "%+.2f", 100, plan_.seeds);
-      return (p.low > 0 || p.high < 0 ? "<td class=\"best\">" : "<td>") + t.value + small(t.interval) + small(marked(t.pairs)) + "</td>";
+      return entry(p.low > 0 || p.high < 0, t.value + small(t.interval) + small(marked(t.pairs)));
     });
     section("Paired differences", captioned(t,
                        "Points of test accuracy by which " + plan_.strategies[0].text + " is better than the strategy of the row, "
-                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: 0 is outside the interval. ‡ Pairs in which a run diverged or is missing are left out.",
+                       "paired by seed [95 % t-interval; not corrected for the number of comparisons]. Bold: 0 is outside the interval. "
+                       "‡ Pairs in which a run diverged or is missing are left out.",
                        report_.conditions()));
   }
 
   void times(const std::string& cluster) {
-    const std::string t = table(0, [&](int k, std::size_t i) -> std::string {
+    const std::string t = table(rows(0), [&](int k, std::size_t i) -> std::string {
       const CellReport& c = report_.at(cluster, k, i);
-      const CensoredMean m = time_to_target(plan_, report_.results, c.cell);
-      if (m.runs == 0) return "";
-      std::string entry = seconds_text(m.mean);
+      if (c.time.runs == 0) return "";
+      std::string html = seconds_text(c.time.mean);
       if (const Paired p = time_ratio(plan_, report_.results, c.cell, report_.at(cluster, k, 0).cell); i > 0 && p.pairs > 0) {
         const PairedText t = text_of(p, "%.2f", 1, plan_.seeds);
-        entry += small("× " + t.value + (t.interval.empty() ? "" : " " + t.interval));
+        html += small("× " + t.value + (t.interval.empty() ? "" : " " + t.interval));
       }
-      return "<td>" + entry + small(marked(censored_text(m, plan_.seeds))) + "</td>";
+      return entry(false, html + small(marked(censored_text(c.time, plan_.seeds))));
     });
-    const std::string target = digits(100 * *plan_.target, 4) + " %";
+    const std::string target = target_text(plan_);
     section("Time to " + target + " test accuracy", captioned(t,
                        "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error "
                        "over the runs that reach it. ×: as a multiple of the time of " + plan_.strategies[0].text +

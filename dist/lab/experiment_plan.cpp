@@ -265,19 +265,19 @@ VirtualCluster PlannedCluster::of(int workers) const {
 // What each field allows and both together do not.
 static void check_together(const std::string& path, const Json& json, const Plan& p) {
   const auto wrong = [&](const char* field, const auto&... why) { refuse(path, ":", json.find(field)->line, ": ", why...); };
-  for (const PlannedCluster& c : p.clusters)
+  for (const PlannedCluster& c : p.clusters) {
     for (int k : p.workers)
       if (k > 1 && c.slow_share > 0 && c.of(k).slower.empty())
         wrong("clusters", "cluster ", c.name, ": a share of ", c.slow_share, " of ", k, " workers is none. Choose a larger \"slow_share\"");
+    if ((c.slow_share > 0) != (c.slow_factor > 1))
+      wrong("clusters", "cluster ", c.name, ": \"slow_share\" above 0 and \"slow_factor\" above 1 have an effect only together");
+  }
   for (const SearchedStrategy& s : p.strategies)
     for (int k : p.workers) try {
         check_simulation({.strategy = s.filled(s.first()), .cluster = {.workers = k}});
       } catch (const UsageError& e) {
         wrong("strategies", e.what());
       }
-  for (const PlannedCluster& c : p.clusters)
-    if ((c.slow_share > 0) != (c.slow_factor > 1))
-      wrong("clusters", "cluster ", c.name, ": \"slow_share\" above 0 and \"slow_factor\" above 1 have an effect only together");
   const double warmup = Schedule::parse(p.schedule).warmup;
   if (warmup >= p.tuning_epochs)
     wrong("schedule", "a warm-up of ", warmup, " epochs does not end in a run of ", p.tuning_epochs, ". Choose a shorter one, or more epochs");

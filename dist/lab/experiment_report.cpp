@@ -29,8 +29,13 @@ ExperimentReport::ExperimentReport(const Plan& p, const Results& r) : plan(p), r
   std::sort(workers.begin(), workers.end());
   for (const Cell& c : cells_of(plan)) {
     const auto strategy = std::size_t(c.strategy - &plan.strategies[0]);
-    cells_[{c.cluster, c.workers, strategy}] = {c, search(plan, results, c), final_runs(plan, results, c), test_accuracy(plan, results, c)};
+    cells_[{c.cluster, c.workers, strategy}] = {c, search(plan, results, c), final_runs(plan, results, c), test_accuracy(plan, results, c),
+                                                plan.target ? time_to_target(plan, results, c) : CensoredMean{}};
   }
+}
+
+std::size_t ExperimentReport::cells_without_runs() const {
+  return std::size_t(std::count_if(cells_.begin(), cells_.end(), [](const auto& cell) { return cell.second.runs.empty(); }));
 }
 
 const CellReport& ExperimentReport::at(const std::string& cluster, int k, std::size_t strategy) const {

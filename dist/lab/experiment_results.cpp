@@ -144,7 +144,8 @@ Results read_results(const std::string& path, const Plan& plan) {
       if (number == 1 || json.find("experiment"))
         made_by = made_by_of_header(json, plan);
       else
-        if (const auto [run, added] = results.insert(result_of(json, made_by)); !added) fail("is a second line of the run ", key_of(run->first));
+        if (const auto [run, added] = results.insert(result_of(json, made_by)); !added)
+          fail("is a second line of the run ", key_of(run->first));
     } catch (const JsonError& e) {
       if (file.eof() && number > 1) break;  // the last line was cut off
       refuse(path, ":", number, ": is no line of results: ", e.what());
@@ -195,7 +196,8 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
       return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) +
              " % (they may differ by " + json_number(100 * most) + " points)";
   }
-  const bool as_long = was.evaluations.size() == again.evaluations.size() && !was.diverged;  // not one more before the target
+  // Runs that end at a target or diverge may end one evaluation sooner or later. Then other pushes were made.
+  const bool as_long = was.evaluations.size() == again.evaluations.size() && !was.diverged;
   return as_long && !pushes ? both + ": other delays or another participation" : "";
 }
 

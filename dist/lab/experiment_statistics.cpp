@@ -114,22 +114,21 @@ Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, co
 }
 
 // ---- as text -------------------------------------------------------------------------------------------------------------------
-std::string points(const Mean& m) {
+static std::string text_of(const Mean& m, const char* form, double unit) {
   if (m.count == 0) return "–";
-  return printed("%.2f", 100 * m.value) + (m.count > 1 ? printed(" ± %.2f", 100 * m.error) : "");
+  return printed(form, unit * m.value) + (m.count > 1 ? " ± " + printed(form, unit * m.error) : "");
 }
-
-std::string seconds_text(const Mean& m) {
-  if (m.count == 0) return "–";
-  return printed("%.1f", m.value) + (m.count > 1 ? printed(" ± %.1f", m.error) : "");
-}
+std::string points(const Mean& m) { return text_of(m, "%.2f", 100); }
+std::string seconds_text(const Mean& m) { return text_of(m, "%.1f", 1); }
+std::string target_text(const Plan& plan) { return digits(100 * *plan.target, 4) + " %"; }
 
 std::string censored_text(const CensoredMean& c, int planned) {
   std::string text;
   auto add = [&](std::size_t n, const char* what) {
     if (n) text += (text.empty() ? "" : ", ") + std::to_string(n) + " of " + std::to_string(planned) + what;
   };
-  add(c.diverged, " diverged"), add(c.not_reached, " not reached"), add(c.at_first, " before the first evaluation, whose time counts"), add(std::size_t(planned) - c.runs, " not run");
+  add(c.diverged, " diverged"), add(c.not_reached, " not reached");
+  add(c.at_first, " before the first evaluation, whose time counts"), add(std::size_t(planned) - c.runs, " not run");
   return text;
 }
 

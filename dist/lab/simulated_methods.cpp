@@ -226,11 +226,10 @@ int vectors_of_a_worker(const std::string& text, int workers) {
     return 2;
   }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
-    refuse("the simulator has no strategy '", text,
-           "': choose all-reduce, local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H, outer:H=STEPS, bsp, ssp:STEPS, quorum:WORKERS, "
-           "ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an update rule: ", listed(rule_names()));
+    refuse("the simulator has no strategy '", text, "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
+           "outer:H=STEPS, ", Asynchrony::forms());
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
-  if (how.quorum > workers) refuse(text, ": there are ", workers, " workers: choose a quorum of as many or fewer");
+  how.check_workers(text, workers);
   const auto keeps = make_rule(how.rule)->keeps();
   // What it was sent, always; with bsp and a quorum its gradient, until enough are there.
   return 1 + how.of_means() + keeps.square_avg + keeps.own;

@@ -82,6 +82,15 @@ bool Asynchrony::is_one(const std::string& text) {
   return kind_called(name) || std::find(rules.begin(), rules.end(), name) != rules.end();
 }
 
+std::string Asynchrony::forms() {
+  return "bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS, ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an update rule of the "
+         "parameter server: " + listed(rule_names());
+}
+
+void Asynchrony::check_workers(const std::string& name, int workers) const {
+  if (quorum > workers) refuse(name, ": there are ", workers, " workers: choose a quorum of as many or fewer");
+}
+
 std::string Asynchrony::text() const {
   if (kind == Kind::asp) return rule;
   std::ostringstream how;

@@ -33,7 +33,9 @@ struct Asynchrony {
   // Throws UsageError that says what there is.
   static Asynchrony parse(const std::string& text);
   static bool is_one(const std::string& text);  // begins as one of these
+  static std::string forms();  // what parse() reads, as a user writes it
   std::string text() const;  // "ddc-asgd", "ssp:3+ddc-asgd"
+  void check_workers(const std::string& name, int workers) const;  // throws UsageError, which begins with the name, for a larger quorum
 };
 
 }  // namespace tandem

@@ -325,7 +325,7 @@ class InProcessChannel : public Channel {
     bool delivered() {
       std::lock_guard lock(channel_.hub_->mutex);
       if (parcel_->state == Parcel::delivered) return true;
-      channel_.check();  // who has left because of another's failure is not the one to name
+      channel_.check();  // a rank that left because another one failed is not the cause
       if (channel_.hub_->of(parcel_->to).left)
         throw CommunicationError(parcel_->to, name(parcel_->from) + " sends a message to " + name(parcel_->to) +
                                                   ", which has left");

@@ -145,7 +145,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   if (o.pipeline && !o.how.takes_each())
     refuse("TANDEM_PIPELINE=1: with ", name.substr(0, name.find_first_of(":+")),
            " a step uses gradients of the current weights. Leave it out, or choose ddc-asgd");
-  if (ranks > 1 && o.how.quorum > ranks - o.servers) refuse(name, ": there are ", ranks - o.servers, " workers: choose a quorum of as many or fewer");
+  if (ranks > 1) o.how.check_workers(name, ranks - o.servers);
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
   o.wire = wire == "bf16" ? DType::bf16 : DType::f32;
@@ -213,8 +213,7 @@ std::vector<Entry> entries() {
       {"hybrid or hybrid:sample=SHARE, alone or before +all-reduce, +daso or +RULE", {"TANDEM_WIRE"}, parse_hybrid},
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
-      {"bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS, ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an update rule of the parameter server: " + listed(rule_names()) +
-           ", or one of these behind machines+ or outer:H=STEPS+",
+      {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+",
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
