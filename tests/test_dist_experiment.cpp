@@ -361,6 +361,24 @@ TEST_F(Experiment, PageAndStatus) {
 }
 
 // ---- checks --------------------------------------------------------------------------------------------------------------------
+TEST_F(Experiment, ARowThatWasReadAgreesWithItsRun) {
+  plan.search = 3, plan.seeds = 1;
+  auto run = [](const Trial& t) {
+    Outcome o = outcome(t);
+    o.participation = 1 / 3.0;  // the file has seven digits of it
+    return o;
+  };
+  tandem::carry_out(plan, file, 1, run, [](auto&, auto&) {});
+  const Results recorded = read_results(file, plan);
+  for (const auto& [t, o] : recorded) {
+    Outcome again = run(t);
+    for (const std::string& by : {o.made_by, std::string("0.0.1, another CPU")}) {
+      again.made_by = by;
+      EXPECT_EQ(contradiction(recorded, t, again), "");
+    }
+  }
+}
+
 TEST_F(Experiment, AFalsifiedRowIsFound) {
   plan.search = 3;
   Results results = carry_out();
