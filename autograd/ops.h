@@ -54,15 +54,15 @@ Variable minimum(const Variable& a, const Variable& b);
 Variable pow(const Variable& a, const Variable& b);      // a > 0
 
 Shape broadcast_shape(const char* op, const Shape& a, const Shape& b);  // of a result; throws in the name of op
-Variable where(const Tensor& mask, const Variable& a, const Variable& b);  // a where the mask (u8) is not 0, else b
 
-// ---- comparisons (binary.kernel.cpp), broadcast alike: u8, 1 where it holds. Numbers beside a NaN are unequal ------------------------
+// ---- comparisons (compare.kernel.cpp), broadcast alike: u8, 1 where it holds. Numbers beside a NaN are unequal -----------------------
 Tensor eq(const Variable& a, const Variable& b);
 Tensor ne(const Variable& a, const Variable& b);
 Tensor lt(const Variable& a, const Variable& b);
 Tensor le(const Variable& a, const Variable& b);
 Tensor gt(const Variable& a, const Variable& b);
 Tensor ge(const Variable& a, const Variable& b);
+Variable where(const Tensor& mask, const Variable& a, const Variable& b);  // a where the mask (u8) is not 0, else b
 
 inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
 inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
@@ -158,7 +158,7 @@ struct TopKResult {
 };
 TopKResult topk(const Variable& x, std::int64_t k, int axis = -1, bool largest = true);  // in order, the first first
 
-// ---- losses (binary.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------------
+// ---- losses (loss.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------------
 // Over all elements; x and target have one shape.
 Variable mse_loss(const Variable& x, const Variable& target);         // (x − t)²
 Variable l1_loss(const Variable& x, const Variable& target);          // |x − t|

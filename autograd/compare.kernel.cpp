@@ -1,0 +1,57 @@
+// Comparisons, broadcast as in NumPy, and where, which reads what they make.
+#include <functional>
+
+#include "autograd/elementwise.h"
+
+namespace tandem {
+namespace {
+
+template <class Op, class T>
+struct Comparison {
+  Op op;
+  const T *a, *b;
+  std::uint8_t* y;
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t q) const {
+    using A = std::conditional_t<std::is_integral_v<T>, T, Accumulator<T>>;
+    y[i] = op(A(a[p]), A(b[q]));
+  }
+};
+template <class Op>
+Tensor compared(const char* name, const Variable& a, const Variable& b) {
+  check_pair(name, a, b);
+  Tensor y(a.backend(), broadcast_shape(name, a.shape(), b.shape()), DType::u8);
+  dispatch_any(a.dtype(), name, [&]<class T> {
+    launch_broadcast(y.backend(), y.numel(), loops_over(y.shape(), a.shape(), b.shape()),
+                     Comparison<Op, T>{Op(), a.value().data<T>(), b.value().data<T>(), y.write<std::uint8_t>()});
+  });
+  return y;
+}
+
+// x where the mask m is not 0, else −0, which changes nothing when it is added.
+struct Keep {
+  static constexpr auto name = "where";
+  bool inverted;
+  Attributes attributes() const { return {{"inverted", {double(inverted)}}}; }
+  template <class A> TANDEM_HD A f(A x, A m) const { return (m != 0) != inverted ? x : A(-0.0); }
+  template <class A> TANDEM_HD A da(A g, A, A m) const { return (m != 0) != inverted ? g : A(0); }
+  template <class A> TANDEM_HD A db(A, A, A) const { return A(0); }
+};
+
+}  // namespace
+
+Tensor eq(const Variable& a, const Variable& b) { return compared<std::equal_to<>>("eq", a, b); }
+Tensor ne(const Variable& a, const Variable& b) { return compared<std::not_equal_to<>>("ne", a, b); }
+Tensor lt(const Variable& a, const Variable& b) { return compared<std::less<>>("lt", a, b); }
+Tensor le(const Variable& a, const Variable& b) { return compared<std::less_equal<>>("le", a, b); }
+Tensor gt(const Variable& a, const Variable& b) { return compared<std::greater<>>("gt", a, b); }
+Tensor ge(const Variable& a, const Variable& b) { return compared<std::greater_equal<>>("ge", a, b); }
+
+Variable where(const Tensor& mask, const Variable& a, const Variable& b) {
+  require(mask.dtype() == DType::u8, "where: the mask has to be u8, as a comparison makes it, not ", name_of(mask.dtype()));
+  check_pair("where", a, b);
+  check_inputs("where", a.value(), {}, {&mask});
+  const Variable m = mask.cast(a.dtype());
+  return elementwise(Keep{false}, a, m) + elementwise(Keep{true}, b, m);
+}
+
+}  // namespace tandem
