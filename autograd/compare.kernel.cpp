@@ -1,4 +1,4 @@
-// Comparisons, broadcast as in NumPy, and where, which reads what they make.
+// Comparisons of two inputs, broadcast as in NumPy, and where, which takes their result as its mask.
 #include <functional>
 
 #include "autograd/elementwise.h"

@@ -1,4 +1,4 @@
-// Losses that are the mean over an element-wise operation: a is the prediction, b the target.
+// Losses that are the mean of an element-wise operation (autograd/elementwise.h): a is the prediction, b the target.
 #include <cmath>
 
 #include "autograd/elementwise.h"
