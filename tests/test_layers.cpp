@@ -932,6 +932,36 @@ TEST(Fit, ASignalThatComesAfterAnotherRanksStopIsNamed) {
   EXPECT_NE(said.find("stopped after step 1 of 15 (SIGTERM)"), std::string::npos) << said;
 }
 
+// A launcher ends the ranks that are left while one of them still takes down its connections: its error is printed all the same.
+TEST(Fit, AFailedProgramHasTimeToPrintItsError) {
+  auto train = [](bool fails) {
+    std::unique_ptr<Backend> backend = reference_backend();
+    Tiny model;
+    SGD sgd({.learning_rate = 0.01});
+    Patterns data(*backend, 80, 16);
+    data.spoil = [=](std::vector<double>&) {
+      if (fails) throw Error("rank 3 has died");
+    };
+    fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
+  };
+  auto program = [&] {
+    try {
+      train(true);
+    } catch (const Error& e) {
+      std::raise(SIGTERM);
+      std::fprintf(stderr, "%s", e.what());
+      std::_Exit(1);
+    }
+  };
+  EXPECT_EXIT(program(), testing::ExitedWithCode(1), "rank 3 has died");
+  struct sigaction before {}, after {};
+  sigaction(SIGTERM, nullptr, &before);
+  EXPECT_THROW(train(true), Error);
+  train(false);
+  sigaction(SIGTERM, nullptr, &after);
+  EXPECT_EQ(before.sa_handler, after.sa_handler);
+}
+
 // ---- options --------------------------------------------------------------------------------------------------------
 Options parsed(std::vector<std::string> words) {
   words.insert(words.begin(), "program");
