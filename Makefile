@@ -88,7 +88,7 @@ ifdef SANITIZE
   endif
 endif
 
-optimise := $(if $(filter 1,$(DEBUG)),-O0 -g3,$(if $(SANITIZE),-O1 -g -fno-omit-frame-pointer,-O3))
+optimise := $(if $(filter 1,$(DEBUG)),-O0 -g3,$(if $(SANITIZE),-O1 -g1 -fno-omit-frame-pointer,-O3))
 optimise += $(if $(SANITIZE),-fsanitize=$(SANITIZE) $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize-recover=all))
 # Never -ffast-math: checks for NaN would vanish. The two -fno- flags alone let g++ vectorise most loops.
 FLAGS := -std=c++20 $(optimise) -march=$(strip $(MARCH)) -fno-math-errno -fno-trapping-math -Wall -Wextra
