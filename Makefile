@@ -312,8 +312,8 @@ say      = $(if $(filter 1,$(V)),,@echo '  $1';)
 std     := algorithm array atomic chrono cmath condition_variable cstdint cstdio cstring filesystem fstream functional map memory \
            mutex optional set span sstream stdexcept string thread utility variant vector
 ccache  := $(findstring ccache,$(realpath $(shell command -v $(firstword $(CXX)))))
-parsed  := $(if $(clang)$(ccache),,$(BUILD)/std.h.gch)
-compile := $(CXX) $(strip $(FLAGS)) $(parsed:%.gch=-include %) -I. $(CPPFLAGS) $(CXXFLAGS)
+parsed  := $(if $(ccache),,$(BUILD)/std.h.$(if $(clang),pch,gch))
+compile := $(CXX) $(strip $(FLAGS)) $(addprefix -include ,$(basename $(parsed))) -I. $(CPPFLAGS) $(CXXFLAGS)
 link     = $(CXX) $(strip $(FLAGS) $(CXXFLAGS) $(LDFLAGS)) $(filter %.o %.a,$^) $1 $(strip $(LIBS) $(LDLIBS)) -o $@
 newest  := $(lastword $(CUDA_ARCH))
 device  := $(NVCC) -std=c++20 -O3 --expt-relaxed-constexpr -ccbin $(firstword $(CXX)) -I. \
@@ -339,7 +339,7 @@ $(OBJ)/layers/%.o $(OBJ)/examples/%.o $(OBJ)/tests/%.o $(patsubst %.cpp,$(OBJ)/%
 # An example with an operation of its own is device code, too.
 $(patsubst %.cpp,$(OBJ)/%.o,$(if $(CUDA_ON),$(shell grep -l '"autograd/elementwise.h"' examples/*.cpp))): compile = $(kernel)
 
-$(BUILD)/std.h.gch: $(BUILD)/std.h $(BUILD)/compile.flags
+$(BUILD)/std.h.gch $(BUILD)/std.h.pch: $(BUILD)/std.h $(BUILD)/compile.flags
 	$(call say,$(CXX) $<)$(CXX) $(strip $(FLAGS) $(CPPFLAGS) $(CXXFLAGS)) -x c++-header $< -o $@
 $(OBJ)/%.kernel.o: %.kernel.cpp $(BUILD)/kernel.flags | $(parsed)
 	$(call say,$(if $(CUDA_ON),nvcc,$(CXX)) $<)$(kernel) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
