@@ -1213,6 +1213,12 @@ TEST(CommandLine, IsReadInOrder) {
 }
 
 TEST(CommandLine, ProgramsEndWithTheRightStatus) {
+  // A program whose last training was stopped by a signal ends with that signal's status: the last one in this process is not.
+  std::unique_ptr<Backend> backend = reference_backend();
+  Tiny model;
+  SGD sgd({.learning_rate = 0.01});
+  Patterns data(*backend, 80, 16);
+  fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
   char name[] = "/some/where/program";
   char* argv[] = {name};
   auto status = [&](std::function<void()> body) {
