@@ -12,7 +12,7 @@ namespace {
 // Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds to take
 // down its connections and to print the error: the launcher's SIGTERM comes meanwhile.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
-std::atomic<double> failed_at = 0;  // 0: it has not
+std::atomic<double> ends_after = 0;  // a signal that comes after this time ends the program; 0: the next one asks for a stop
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<double>::is_always_lock_free, "a handler may use them");
 constexpr double to_print_the_error = 3;  // seconds
 
@@ -27,14 +27,14 @@ class StopOnSignal : public Callback {
   StopOnSignal() {
     std::lock_guard lock(mutex_);
     if (trainings_++ > 0) return;
-    give_back();
-    stop_signal = 0, stopped_by = 0;
+    stop_signal = 0, stopped_by = 0, ends_after = 0;
     struct sigaction action {};
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;
-    taken_ = true;
     for (auto& [number, name, before] : handled_) {
-      sigaction(number, &action, &before);
+      struct sigaction present {};
+      sigaction(number, &action, &present);
+      if (present.sa_handler != handle) before = present;  // a training that failed has left ours
       if (before.sa_handler == SIG_IGN) sigaction(number, &before, nullptr);  // in the background, under nohup
     }
   }
@@ -42,8 +42,9 @@ class StopOnSignal : public Callback {
     std::lock_guard lock(mutex_);
     if (--trainings_ > 0) return;
     stop_signal = 0;
-    if (failed_) failed_at = now();
-    else give_back();
+    if (failed_) ends_after = now() + to_print_the_error;
+    for (auto& [number, name, before] : handled_)
+      if (!failed_) sigaction(number, &before, nullptr);
   }
 
   void step_end(Run& run) override {
@@ -66,11 +67,10 @@ class StopOnSignal : public Callback {
 
  private:
   static void handle(int number) {
-    static volatile double first;
-    if (failed_at == 0 && !stop_signal) {
-      first = now();
+    if (ends_after == 0) {
+      ends_after = now() + 0.1;  // timeout(1) sends its one signal twice
       stop_signal = number;
-    } else if (failed_at > 0 ? now() - failed_at > to_print_the_error : now() - first > 0.1) {  // timeout(1) sends its one signal twice
+    } else if (now() > ends_after) {
       std::signal(number, SIG_DFL);
       std::raise(number);
     }
@@ -80,16 +80,9 @@ class StopOnSignal : public Callback {
     const char* name;
     struct sigaction before;
   };
-  static void give_back() {
-    failed_at = 0;
-    for (auto& [number, name, before] : handled_)
-      if (taken_) sigaction(number, &before, nullptr);
-    taken_ = false;
-  }
   static inline Handled handled_[3] = {{SIGINT, "SIGINT", {}}, {SIGTERM, "SIGTERM", {}}, {SIGHUP, "SIGHUP", {}}};
   static inline std::mutex mutex_;
   static inline int trainings_ = 0;  // in this process, now: the first takes the signals, the last gives them back
-  static inline bool taken_ = false;
   bool failed_ = false;
 };
 
