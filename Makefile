@@ -49,8 +49,9 @@ compiling := $(filter-out help clean uninstall packages packages-demo demo check
 comma  := ,
 space  := $() $()
 differ  = $(subst x$1,,x$2)$(subst x$2,,x$1)
-# Writes the text $2 to the file $1 only when it differs: what depends on the file is rebuilt only then.
-stamp   = $(if $(call differ,$(file <$1),$2),$(file >$1,$2))
+# Writes the text $2 to the file $1 only when it differs: what depends on the file is rebuilt only then. make 4.3 sometimes
+# keeps the newline at the end of $(file <…).
+stamp   = $(if $(call differ,$(strip $(file <$1)),$(strip $2)),$(file >$1,$2))
 hash   := \#
 define newline
 
