@@ -1,9 +1,10 @@
 #!/bin/sh
 # Published results, repeated: ResNet-20 on CIFAR-10, 160 epochs over all workers, batch 128, weight decay 10⁻⁴, crops and mirroring, five
 # epochs of warm-up, a tenth of the learning rate after 80 and after 120. A run takes about three hours of one core; two run at a time.
+# With JOBS=1 THREADS=2 one run takes an hour and a half of two cores (with bf16).
 # anchors/NAME.jsonl has the metrics of a run. What was interrupted goes on after its last epoch, from anchors/NAME.state.
 #
-#   sh examples/experiments/anchors.sh DATA [NAME…]        (JOBS: runs at a time; SIMULATE: the program)
+#   sh examples/experiments/anchors.sh DATA [NAME…]        (JOBS: runs at a time; THREADS: of each; SIMULATE: the program)
 set -eu
 export there="$(dirname "$0")/anchors" data="$1" simulate="${SIMULATE:-build/simulate}"
 shift
@@ -19,6 +20,6 @@ for name; do echo "$rows" | grep -q "^$name " || { echo "anchors.sh: there is no
 for name in ${*:-$(echo "$rows" | cut -d' ' -f1)}; do echo "$rows" | grep "^$name "; done |
   xargs -r -P "${JOBS:-2}" -L 1 sh -c '
     grep -qs "\"event\":\"end\"" "$there/$0.jsonl" ||
-      "$simulate" --data "$data" --data-set cifar-10 --model resnet20 --augment --dtype bf16 --threads 1 --epochs 160 --batch 128 \
+      "$simulate" --data "$data" --data-set cifar-10 --model resnet20 --augment --dtype bf16 --threads "${THREADS:-1}" --epochs 160 --batch 128 \
         --weight-decay 0.0001 --schedule warmup:5+step:80,120:0.1 --evaluate-every 10 --strategy "$1" --workers "$2" --lr "$3" \
         --seed "$4" --metrics "$there/$0.jsonl" --checkpoint "$there/$0.state" > "$there/$0.log" 2>&1'
