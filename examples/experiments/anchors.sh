@@ -20,6 +20,6 @@ for name; do echo "$rows" | grep -q "^$name " || { echo "anchors.sh: there is no
 for name in ${*:-$(echo "$rows" | cut -d' ' -f1)}; do echo "$rows" | grep "^$name "; done |
   xargs -r -P "${JOBS:-2}" -L 1 sh -c '
     grep -qs "\"event\":\"end\"" "$there/$0.jsonl" ||
-      "$simulate" --data "$data" --data-set cifar-10 --model resnet20 --augment --dtype bf16 --threads "${THREADS:-1}" --epochs 160 --batch 128 \
-        --weight-decay 0.0001 --schedule warmup:5+step:80,120:0.1 --evaluate-every 10 --strategy "$1" --workers "$2" --lr "$3" \
-        --seed "$4" --metrics "$there/$0.jsonl" --checkpoint "$there/$0.state" > "$there/$0.log" 2>&1'
+      "$simulate" --data "$data" --data-set cifar-10 --model resnet20 --augment --dtype bf16 --threads "${THREADS:-1}" \
+        --epochs 160 --batch 128 --weight-decay 0.0001 --schedule warmup:5+step:80,120:0.1 --evaluate-every 10 \
+        --strategy "$1" --workers "$2" --lr "$3" --seed "$4" --metrics "$there/$0.jsonl" --checkpoint "$there/$0.state" > "$there/$0.log" 2>&1'
