@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
                  {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend,
                  loaders, s);
     show_delays(r);
-    std::printf("%.1f s of virtual time, as are the seconds and images/s of each epoch", r.seconds);
+    std::printf("%.1f s of virtual time; the seconds and images/s of each epoch are virtual, too", r.seconds);
     if (r.refused) std::printf("; %lld gradients were not finite and refused", static_cast<long long>(r.refused));
     std::printf("\n");
     if (r.diverged) fail("diverged: twenty gradients in a row were not finite. A smaller --lr helps");
