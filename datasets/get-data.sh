@@ -35,6 +35,7 @@ case $name in
   *) usage ;;
 esac
 mirrors=${TANDEM_MIRROR:-$mirrors}
+[ -e "$dir" ] || trap 'rmdir "$dir/$name" "$dir" 2>/dev/null' EXIT  # where nothing came, no empty folder stays
 
 if command -v curl >/dev/null 2>&1; then tool=curl
 elif command -v wget >/dev/null 2>&1; then tool=wget

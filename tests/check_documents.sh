@@ -14,7 +14,7 @@ for entry in "$tree"/* ; do ln -s "$entry" "$there/"; done
 rm -f "$there/build"
 mkdir "$there/build"  # what commands write there is theirs
 for program in "$tree/$build"/*; do ln -s "$program" "$there/build/"; done
-[ "${TANDEM_DATA:-}" ] || [ -d data ] || synthetic=1
+[ "${TANDEM_DATA:-}" ] || { [ -d data/fashion-mnist ] && [ -d data/cifar-10-batches-bin ]; } || synthetic=1
 
 # In the text of a README: lines behind `$` within fences, continued by a backslash. Prints FILE:LINE, tab, command, tab,
 # the line below it: a refusal that the text shows is no fault.

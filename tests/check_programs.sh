@@ -36,6 +36,10 @@ short 2 '--epochs is given twice (1 and 2)' --epochs 2
 says 2 '--exact-conv leaves Winograd' "$build/train" --data synthetic --device reference --exact-conv
 says 2 'cannot hold back 60000 of 60000' "$build/fashion_mnist" --data synthetic --val 60000
 says 2 'run datasets/get-data.sh cifar-10' "$build/cifar10" --data "$there"
+if command -v curl >/dev/null || command -v wget >/dev/null; then
+  says 3 'no network' env TANDEM_MIRROR=http://127.0.0.1:9/ sh datasets/get-data.sh fashion-mnist "$there/none"
+  [ -e "$there/none" ] && complain "a download that brought nothing left a folder"
+fi
 short 2 'cannot be written' --metrics "$there/no/such/folder"
 echo 'a table' >"$there/table"
 short 2 'holds something else than metrics' --metrics "$there/table"
