@@ -176,9 +176,9 @@ std::unique_ptr<Lab> lab_of(const std::string& path, Plan& plan, const std::stri
   refuse(path, ": ", e.what());
 }
 
-void show(const Trial& t, const Outcome& out) {
+void show(std::FILE* to, const Trial& t, const Outcome& out) {
   const std::string accuracy = out.diverged ? "diverged" : printed("%s %.2f %%", t.final ? "test" : "held back", 100 * out.accuracy);
-  std::fprintf(stderr, "%-26s %4d workers  %-8s η %-9.4g μ %-5.3g %d epochs  seed %-5llu %s, %.0f s\n", t.strategy.c_str(), t.workers,
+  std::fprintf(to, "%-26s %4d workers  %-8s η %-9.4g μ %-5.3g %d epochs  seed %-5llu %s, %.0f s\n", t.strategy.c_str(), t.workers,
                t.cluster.c_str(), t.rate, t.momentum, t.epochs, static_cast<unsigned long long>(t.seed), accuracy.c_str(), out.wall_seconds);
 }
 
@@ -218,9 +218,10 @@ void check(const Arguments& a) {
     Outcome again = labs[i]->run(t);
     again.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     again.made_by = this_build();
-    show(t, again);
+    show(stdout, t, again);
     const std::string why = contradiction(results[i], t, again);
-    std::printf("%s: %s\n", a.plans[i].c_str(), why.empty() ? "agrees" : why.c_str());
+    const char* agrees = results[i].at(t).diverged == again.diverged ? "agrees" : "agrees, but one of the two diverged: rounding decides there";
+    std::printf("%s: %s\n", a.plans[i].c_str(), why.empty() ? agrees : why.c_str());
     wrong += !why.empty();
   }
   if (wrong) fail(counted(wrong, "row"), " of ", rows.size(), " contradict the results");
@@ -248,7 +249,8 @@ void one_plan(const Arguments& a) {
     results = read_results(results_path, plan);
     std::fprintf(stderr, "runs done: %zu; when it is interrupted, the same command goes on\n", results.size());
     if (!std::filesystem::exists(page)) write_file(page, experiment_page(plan, results));  // whether that can be done is known before the runs
-    results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab->run(trial); }, show);
+    results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab->run(trial); },
+                        [](const Trial& t, const Outcome& out) { show(stderr, t, out); });
   }
   write_file(page, experiment_page(plan, results));
   if (!a.only_page) std::fputs(experiment_table(plan, results).c_str(), stdout);

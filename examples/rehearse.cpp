@@ -71,6 +71,19 @@ Arguments arguments(int argc, char** argv) {
   return a;
 }
 
+// Throws UsageError where a line is not one of rehearse.
+std::vector<RehearsedRun> read_runs(const std::string& path) {
+  std::vector<RehearsedRun> runs;
+  if (!std::filesystem::exists(path)) return runs;
+  std::istringstream lines(read_file(path));
+  for (std::string line; std::getline(lines, line);) try {
+      runs.push_back(run_of(line));
+    } catch (const Error& e) {
+      refuse(path, ":", runs.size() + 1, ": is no run of rehearse: ", e.what(), ". Remove the line, or name another file");
+    }
+  return runs;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -78,10 +91,12 @@ int main(int argc, char** argv) {
     const Arguments a = arguments(argc, argv);
     const Rehearsal& r = a.rehearsal;
     std::vector<RehearsedRun> known, runs;
-    int failed = 0;
-    if (!a.results.empty() && std::filesystem::exists(a.results)) {
-      std::istringstream lines(read_file(a.results));
-      for (std::string line; std::getline(lines, line);) known.push_back(run_of(line));
+    std::size_t failed = 0;
+    std::ofstream out;
+    if (!a.results.empty()) {
+      known = read_runs(a.results);
+      out.open(a.results, std::ios::app);
+      if (!out) refuse(cannot_write(a.results, errno));
     }
     for (const std::string& strategy : r.strategies)
       for (const std::string& link : r.links) {
@@ -94,15 +109,14 @@ int main(int argc, char** argv) {
           throw;
         } catch (const Error& e) {  // it diverged, for example: the others are run
           std::fprintf(stderr, "%s\n", e.what());
-          failed = 1;
+          failed++;
           continue;
         }
         std::fprintf(stderr, "%s on %s: %.1f s\n", strategy.c_str(), link.c_str(), runs.back().seconds);
         if (done != known.end() || a.results.empty()) continue;
-        std::ofstream out(a.results, std::ios::app);
         if (!(out << line_of(runs.back()) << std::flush)) fail(cannot_write(a.results, errno));
       }
     std::printf("%s", rehearsal_table(runs, r).c_str());
-    return failed;
+    if (failed) fail(counted(failed, "run"), " of ", r.strategies.size() * r.links.size(), " failed");
   });
 }

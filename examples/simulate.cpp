@@ -56,7 +56,7 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
         [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }},
        {"--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1",
         [&](const std::string& v) { s.evaluate_every = number("--evaluate-every", v, 1e-6); }},
-       {"--checkpoint", "a file that holds the run after its last epoch; where it is there, the run goes on from it", "",
+       {"--checkpoint", "a file that holds an interrupted run after its last epoch; where it is there, the run goes on from it; removed at the end", "",
         [&](const std::string& v) { s.checkpoint = v; }}});
   c.slower = parse_slower(slow, c.workers);
   s.epochs = o.epochs;

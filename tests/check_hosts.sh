@@ -25,6 +25,8 @@ rehearsed() { timeout --foreground 120 "$build/rehearse" --hosts 2 --link 200mbi
 if [ -x "$build/rehearse" ]; then
   rehearsed && [ "$(grep -c '"accuracy":[0-9]' "$there/runs")" = 2 ] || complain "rehearse: $(cat "$there/out")"
   rehearsed && [ "$(wc -l <"$there/runs")" = 2 ] || complain "rehearse, again: $(cat "$there/out")"
+  "$build/rehearse" --strategy none -- $train >"$there/out" 2>&1 && complain "rehearse, where every run failed: status 0"
+  grep -q '1 run of 1 failed' "$there/out" || complain "rehearse, where every run failed: $(cat "$there/out")"
 fi
 
 # Every collective, from 4 B to 256 MiB, on 2, 3 and 4 hosts, and on 2 of 2 ranks.

@@ -43,6 +43,10 @@ fi
 short 2 'cannot be written' --metrics "$there/no/such/folder"
 echo 'a table' >"$there/table"
 short 2 'holds something else than metrics' --metrics "$there/table"
+if [ -x "$build/rehearse" ]; then
+  says 2 'cannot be written' "$build/rehearse" --results "$there/no/such/folder" -- true
+  says 2 'table:1: is no run of rehearse' "$build/rehearse" --results "$there/table" -- true
+fi
 [ "$(cat "$there/table")" = 'a table' ] || complain "a file that held no metrics was written to"
 
 # ---- Learning one batch is a check: only a yes is success --------------------------------------------------------------

@@ -206,7 +206,7 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
                        "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs" +
                        (r.plan.by_time ? "; where every run reaches the target, the last point is the mean time to it; otherwise a curve ends "
                                          "at the last evaluation that all its runs have" : "") + ". A label without a curve: the curve "
-                       "stays below the axis.",
+                       "stays below the axis, or is a single point.",
                    r.conditions() + r.missing(cluster, workers));
   };
   std::string figures, together;  // together: with one group of strategies

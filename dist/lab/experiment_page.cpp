@@ -211,8 +211,9 @@ class Page {
     section("Time to " + target + " test accuracy", captioned(t,
                        "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error "
                        "over the runs that reach it. ×: as a multiple of the time of " + plan_.strategies[0].text +
-                           ", geometric mean over the pairs of seeds that both reach it [95 % t-interval]. ‡ These runs are censored: "
-                           "they are not in the means, which are too favourable where there are such runs.",
+                           ", geometric mean over the pairs of seeds that both reach it, after their first evaluation [95 % t-interval]. "
+                           "‡ Runs that do not reach it are not in the mean, which is too favourable then. Of one that was there at its "
+                           "first evaluation the time of that counts, which is too long.",
                        report_.conditions()));
   }
 

@@ -69,12 +69,19 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
   const Json& e = member(json, "evaluations", Kind::object);
   const std::vector<double> epochs = numbers(e, "epoch"), seconds = numbers(e, "seconds"), accuracies = numbers(e, "accuracy");
   if (epochs.size() != seconds.size() || epochs.size() != accuracies.size()) fail("\"evaluations\" has lists of different lengths");
-  for (std::size_t i = 0; i < epochs.size(); i++) o.evaluations.push_back({epochs[i], seconds[i], accuracies[i]});
+  for (std::size_t i = 0; i < epochs.size(); i++) {
+    if (!(epochs[i] > (i ? epochs[i - 1] : 0) && seconds[i] >= (i ? seconds[i - 1] : 0) && accuracies[i] >= 0 && accuracies[i] <= 1))
+      fail("evaluation ", i + 1, " (epoch ", epochs[i], ", ", seconds[i], " s, accuracy ", accuracies[i], ") cannot be, or cannot follow the one before");
+    o.evaluations.push_back({epochs[i], seconds[i], accuracies[i]});
+  }
   if (!o.diverged && (o.evaluations.empty() || o.evaluations.back().accuracy != o.accuracy))
     fail("its accuracy, ", o.accuracy, ", is not that of the last evaluation");
   o.delays = numbers(json, "delays");
   o.participation = number(json, "participation"), o.dropped = number(json, "dropped");
   if (json.find("refused")) o.refused = number(json, "refused");
+  if (!(o.participation >= 0 && o.participation <= 1)) fail("a participation of ", o.participation, ": expected 0 to 1");
+  if (o.dropped < 0 || o.refused < 0 || std::any_of(o.delays.begin(), o.delays.end(), [](double n) { return n < 0; }))
+    fail("a negative number of pushes");
   auto perhaps = [&](const char* name) {  // null: it was not finite
     const Json* v = json.find(name);
     return v && v->is(Kind::number) ? v->number : NAN;
@@ -167,39 +174,39 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
   return rows;
 }
 
-// By how much accuracies at the i-th evaluation may differ: 3 standard deviations of the same trial's over its seeds, and always 1 point.
-static double tolerance(const Results& results, const Trial& trial, const Outcome& again, std::size_t i) {
-  std::vector<double> seeds = {again.evaluations[i].accuracy};  // in place of what is recorded, which may be wrong
+// By how much accuracies at the end may differ: 3 standard deviations of the same trial's over its seeds, and always 3 points.
+static double tolerance(const Results& results, const Trial& trial, const Outcome& again) {
+  std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
   for (const auto& [t, o] : results) {
     Trial same = t;
     same.seed = trial.seed;
-    if (same == trial && t.seed != trial.seed && i < o.evaluations.size()) seeds.push_back(o.evaluations[i].accuracy);
+    if (same == trial && t.seed != trial.seed && !o.diverged) seeds.push_back(o.accuracy);
   }
   const Mean m = mean_of(seeds);
-  return std::max(0.01, m.count > 1 ? 3 * m.error * std::sqrt(double(m.count)) : 0);
+  return std::max(0.03, 3 * m.error * std::sqrt(double(m.count)));
 }
 
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again) {
   const Outcome& was = results.at(trial);
   auto said = [](const Outcome& o) { return o.diverged ? "diverged" : json_number(100 * o.accuracy) + " %"; };
   const std::string both = "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
-  if (was.diverged != again.diverged) return both;
-  // The file has seven digits of the participation.
-  const bool pushes = was.delays == again.delays && std::abs(was.participation - again.participation) <= 1e-6 * again.participation;
-  if (was.made_by == again.made_by && was.made_by.find("-dirty") == was.made_by.npos)  // no one commit has what is dirty
-    return was.accuracy == again.accuracy && was.evaluations == again.evaluations && pushes ? "" : both + " (not the same bits)";
+  if (was.made_by == again.made_by && was.made_by.find("-dirty") == was.made_by.npos) {  // no one commit has what is dirty
+    Outcome as_long = again;
+    as_long.wall_seconds = was.wall_seconds;
+    return line_of(trial, was) == line_of(trial, as_long) ? "" : both + " (not the same bits)";
+  }
   for (std::size_t i = 0; i < std::min(was.evaluations.size(), again.evaluations.size()); i++) {
     const AccuracyAt &a = was.evaluations[i], &b = again.evaluations[i];
     const std::string at = ", evaluation " + std::to_string(i + 1) + ": ";
     if (std::abs(a.epoch - b.epoch) > 1e-6 * b.epoch || std::abs(a.seconds - b.seconds) > 1e-6 * b.seconds)
       return both + at + json_number(a.seconds) + " virtual seconds were recorded, now " + json_number(b.seconds);
-    if (const double most = tolerance(results, trial, again, i); std::abs(a.accuracy - b.accuracy) > most)
-      return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) +
-             " % (they may differ by " + json_number(100 * most) + " points)";
   }
-  // Runs that end at a target or diverge may end one evaluation sooner or later. Then other pushes were made.
-  const bool as_long = was.evaluations.size() == again.evaluations.size() && !was.diverged;
-  return as_long && !pushes ? both + ": other delays or another participation" : "";
+  if (was.diverged || again.diverged) return "";
+  if (const double most = tolerance(results, trial, again); std::abs(was.accuracy - again.accuracy) > most)
+    return both + " (they may differ by " + json_number(100 * most) + " points)";
+  // Runs that end at a target may end sooner or later. Then other pushes were made. The file has seven digits of the participation.
+  const bool pushes = was.delays == again.delays && std::abs(was.participation - again.participation) <= 1e-6 * again.participation;
+  return pushes || was.evaluations.size() != again.evaluations.size() ? "" : both + ": other delays or another participation";
 }
 
 }  // namespace tandem

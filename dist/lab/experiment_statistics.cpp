@@ -77,6 +77,8 @@ Paired advantage(const Plan& plan, const Results& results, const Cell& cell, con
   });
 }
 
+static bool at_first(double target, const Outcome& o) { return !o.evaluations.empty() && o.evaluations[0].accuracy >= target; }
+
 std::optional<double> time_to(double target, const Outcome& o) {
   AccuracyAt before;
   for (const AccuracyAt& e : o.evaluations) {
@@ -95,7 +97,7 @@ CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell
   for (const auto& [seed, o] : final_runs(plan, results, cell)) {
     c.runs++;
     if (const auto seconds = time_to(*plan.target, *o))
-      values.push_back(*seconds), c.at_first += o->evaluations[0].accuracy >= *plan.target;
+      values.push_back(*seconds), c.at_first += at_first(*plan.target, *o);
     else
       (o->diverged ? c.diverged : c.not_reached)++;
   }
@@ -106,7 +108,7 @@ CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell
 Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other) {
   Paired p = paired(plan, results, cell, other, [&](const Outcome& a, const Outcome& b) -> std::optional<double> {
     const auto one = time_to(*plan.target, a), two = time_to(*plan.target, b);
-    if (!one || !two || *one <= 0 || *two <= 0) return {};
+    if (!one || !two || at_first(*plan.target, a) || at_first(*plan.target, b)) return {};
     return std::log(*one / *two);
   });
   for (double* v : {&p.value, &p.low, &p.high}) *v = std::exp(*v);

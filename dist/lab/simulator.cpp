@@ -273,16 +273,16 @@ bool Simulation::goes_on_from_checkpoint() {
     return false;
   }
   Archive a(file, flat_.backend(), Archive::Mode::read);
-  Settings here, run;
-  a(here);
-  if (here != surroundings(flat_.backend()))
-    refuse(file, ": was written by another program, or on another device. Remove it to begin the run anew");
-  a(run);
-  const auto differs = std::mismatch(run.begin(), run.end(), run_.begin(), run_.end());
-  const auto shown = [](const Settings& s, auto at) { return at == s.end() ? "nothing more" : at->first + " " + at->second; };
-  if (run != run_)
-    refuse(file, ": is the checkpoint of another run: it has '", shown(run, differs.first), "', this one '", shown(run_, differs.second),
+  const auto has = [&](const Settings& wanted) {
+    Settings saved;
+    a(saved);
+    if (saved == wanted) return;
+    const auto [theirs, ours] = std::mismatch(saved.begin(), saved.end(), wanted.begin(), wanted.end());
+    const auto shown = [](const Settings& s, auto at) { return at == s.end() ? "nothing more" : at->first + " " + at->second; };
+    refuse(file, ": is the checkpoint of another run: it has '", shown(saved, theirs), "', this one '", shown(wanted, ours),
            "'. Remove it, or name another file");
+  };
+  has(surroundings(flat_.backend())), has(run_);
   archive(a);
   return true;
 }
