@@ -174,7 +174,8 @@ Paired advantage(const Plan& plan, const Results& results, const Cell& cell, con
 // bound); none: it was not reached.
 std::optional<double> time_to(double target, const Outcome& outcome);
 CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell& cell);       // the plan has a target
-Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // geometric mean of time / other's
+// The geometric mean of time / other's, of pairs that reach the target after their first evaluation.
+Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);
 
 // ---- what is shown -------------------------------------------------------------------------------------------------------------
 std::string points(const Mean& m);        // of a hundred: "92.50 ± 0.12", or "–"

@@ -75,8 +75,8 @@ class Tables {
             return c.runs.empty() ? "–" : seconds_text(c.time.mean) + in_parentheses(censored_text(c.time, plan_.seeds));
           });
     if (plan_.strategies.size() > 1)
-      table("Cluster " + cluster + ": time to " + target + " as a multiple of " + first + "'s, geometric mean over seeds [95 % t-interval]", 1,
-            cluster, [&](const CellReport& c, const CellReport& one) {
+      table("Cluster " + cluster + ": time to " + target + " as a multiple of " + first + "'s, geometric mean over the seeds that both reach "
+            "it after the first evaluation [95 % t-interval]", 1, cluster, [&](const CellReport& c, const CellReport& one) {
               return one_line(text_of(time_ratio(plan_, report_.results, c.cell, one.cell), "%.2f", 1, plan_.seeds));
             });
   }
