@@ -311,7 +311,7 @@ TEST_F(Experiment, ATargetBeforeTheFirstEvaluationIsSaid) {
   plan.search = 3, plan.target = 0.2;  // the first evaluations are at half of the accuracies at the end, of 0.8
   const Results results = carry_out();
   EXPECT_EQ(time_to_target(plan, results, cell(0, 1)).at_first, 3u);
-  EXPECT_NE(experiment_table(plan, results).find("3 of 3 before the first evaluation"), std::string::npos);
+  EXPECT_NE(experiment_table(plan, results).find("3 of 3 at the first evaluation"), std::string::npos);
   EXPECT_EQ(time_ratio(plan, results, cell(0, 1), cell(1, 1)).pairs, 0u) << "a ratio of the times of evaluations";
 }
 

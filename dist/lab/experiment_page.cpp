@@ -118,7 +118,7 @@ class Page {
       });
       section("K = " + std::to_string(k) + ": time to " + target_text(plan_) + " on every cluster", captioned(t,
                          "Virtual seconds to " + target_text(plan_) + " test accuracy: mean ± standard error over the final runs that reach it. "
-                         "Bold: the shortest of a column, of the strategies all of whose runs reach it. ‡ These runs are not in the mean.",
+                         "Bold: the shortest of a column, of the strategies all of whose runs reach it. " + censored_,
                          report_.conditions()));
     }
   }
@@ -211,9 +211,7 @@ class Page {
     section("Time to " + target + " test accuracy", captioned(t,
                        "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error "
                        "over the runs that reach it. ×: as a multiple of the time of " + plan_.strategies[0].text +
-                           ", geometric mean over the pairs of seeds that both reach it, after their first evaluation [95 % t-interval]. "
-                           "‡ Runs that do not reach it are not in the mean, which is too favourable then. Of one that was there at its "
-                           "first evaluation the time of that counts, which is too long.",
+                           ", geometric mean over the pairs of seeds that both reach it, after their first evaluation [95 % t-interval]. " + censored_,
                        report_.conditions()));
   }
 
@@ -245,6 +243,8 @@ class Page {
   const Plan& plan_;
   ExperimentReport report_;
   std::string html_;
+  const std::string censored_ = "‡ Runs that do not reach it are not in the mean, which is too favourable then. Of a run that is there at its "
+                                "first evaluation the time of that counts, which is too long.";
 };
 
 }  // namespace

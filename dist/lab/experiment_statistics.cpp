@@ -130,7 +130,7 @@ std::string censored_text(const CensoredMean& c, int planned) {
     if (n) text += (text.empty() ? "" : ", ") + std::to_string(n) + " of " + std::to_string(planned) + what;
   };
   add(c.diverged, " diverged"), add(c.not_reached, " not reached");
-  add(c.at_first, " before the first evaluation, whose time counts"), add(std::size_t(planned) - c.runs, " not run");
+  add(c.at_first, " at the first evaluation"), add(std::size_t(planned) - c.runs, " not run");
   return text;
 }
 

@@ -70,8 +70,8 @@ class Tables {
   }
   void times(const std::string& cluster) {
     const std::string target = target_text(plan_), first = plan_.strategies[0].text;
-    table("Cluster " + cluster + ": virtual seconds to " + target + ", mean ± standard error over the seeds that reach it", 0, cluster,
-          [&](const CellReport& c, const CellReport&) {
+    table("Cluster " + cluster + ": virtual seconds to " + target + ", mean ± standard error over the seeds that reach it (at the first "
+          "evaluation: the time of that)", 0, cluster, [&](const CellReport& c, const CellReport&) {
             return c.runs.empty() ? "–" : seconds_text(c.time.mean) + in_parentheses(censored_text(c.time, plan_.seeds));
           });
     if (plan_.strategies.size() > 1)
