@@ -220,7 +220,7 @@ void check(const Arguments& a) {
     again.made_by = this_build();
     show(stdout, t, again);
     const std::string why = contradiction(results[i], t, again);
-    const char* agrees = results[i].at(t).diverged == again.diverged ? "agrees" : "agrees, but one of the two diverged: rounding decides there";
+    const char* agrees = results[i].at(t).diverged == again.diverged ? "agrees" : "not decided: of two builds one diverged, only times were compared";
     std::printf("%s: %s\n", a.plans[i].c_str(), why.empty() ? agrees : why.c_str());
     wrong += !why.empty();
   }

@@ -197,8 +197,9 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
 // Why a row that was run again contradicts the results; empty: it does not. If the same version (without uncommitted changes) made both on
 // the same CPU model and instructions, all must be equal to the bit. Otherwise training has amplified other roundings, as another seed would:
-// virtual times, delays and participation must be the same, accuracies at the end may differ by 3 standard deviations of the same trial's
-// results over its seeds, and always by 3 points, and one of the two may have diverged.
+// the virtual times of common evaluations must be the same, accuracies at the end may differ by 3 standard deviations of the same trial's
+// results over its seeds, and always by 3 points; delays and participation must be the same where both end at the same evaluation. Where one
+// diverged, only times are compared.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 
 }  // namespace tandem

@@ -31,6 +31,9 @@ figcaption{break-before:avoid;font-size:10px}.maps{padding:4px}.maps svg{zoom:.8
 .scroll{overflow:visible}table{font-size:9.5px}th,td{padding:2px 4px}td{white-space:normal}td:first-child{position:static;overflow-wrap:anywhere}}
 )css";
 
+const char* const censored_times = "‡ Runs that do not reach it are not in the mean, which is too favourable then. For a run that is there at its "
+                                   "first evaluation the time of that evaluation counts, which is too long.";
+
 std::string marked(const std::string& censored) { return censored.empty() ? "" : censored + " ‡"; }
 std::string small(const std::string& text) { return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>"; }
 
@@ -118,7 +121,7 @@ class Page {
       });
       section("K = " + std::to_string(k) + ": time to " + target_text(plan_) + " on every cluster", captioned(t,
                          "Virtual seconds to " + target_text(plan_) + " test accuracy: mean ± standard error over the final runs that reach it. "
-                         "Bold: the shortest of a column, of the strategies all of whose runs reach it. " + censored_,
+                         "Bold: the shortest of a column, of the strategies all of whose runs reach it. " + censored_times,
                          report_.conditions()));
     }
   }
@@ -211,7 +214,7 @@ class Page {
     section("Time to " + target + " test accuracy", captioned(t,
                        "Virtual seconds to the first evaluation at or above " + target + ", interpolated: mean ± standard error "
                        "over the runs that reach it. ×: as a multiple of the time of " + plan_.strategies[0].text +
-                           ", geometric mean over the pairs of seeds that both reach it, after their first evaluation [95 % t-interval]. " + censored_,
+                           ", geometric mean over the pairs of seeds that both reach it, after their first evaluation [95 % t-interval]. " + censored_times,
                        report_.conditions()));
   }
 
@@ -243,9 +246,7 @@ class Page {
   const Plan& plan_;
   ExperimentReport report_;
   std::string html_;
-  const std::string censored_ = "‡ Runs that do not reach it are not in the mean, which is too favourable then. Of a run that is there at its "
-                                "first evaluation the time of that counts, which is too long.";
-};
+  };
 
 }  // namespace
 
