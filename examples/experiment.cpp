@@ -220,7 +220,10 @@ void check(const Arguments& a) {
     again.made_by = this_build();
     show(stdout, t, again);
     const std::string why = contradiction(results[i], t, again);
-    const char* agrees = results[i].at(t).diverged == again.diverged ? "agrees" : "not decided: of two builds one diverged, only times were compared";
+    const Outcome& was = results[i].at(t);
+    const char* agrees = was.diverged != again.diverged         ? "not decided: on one of two CPUs it diverged, only times were compared"
+                         : was.evaluations == again.evaluations ? "agrees, every evaluation to the bit"
+                                                                : "agrees";
     std::printf("%s: %s\n", a.plans[i].c_str(), why.empty() ? agrees : why.c_str());
     wrong += !why.empty();
   }

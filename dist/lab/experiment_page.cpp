@@ -246,7 +246,7 @@ class Page {
   const Plan& plan_;
   ExperimentReport report_;
   std::string html_;
-  };
+};
 
 }  // namespace
 

@@ -174,8 +174,8 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
   return rows;
 }
 
-// By how much accuracies at the end may differ: 3 standard deviations of the same trial's over its seeds, and always 3 points.
-static double tolerance(const Results& results, const Trial& trial, const Outcome& again) {
+// By how much accuracies may differ: 3 standard deviations of the same trial's at the end over its seeds, and always `least`.
+static double tolerance(const Results& results, const Trial& trial, const Outcome& again, double least) {
   std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
   for (const auto& [t, o] : results) {
     Trial same = t;
@@ -183,7 +183,13 @@ static double tolerance(const Results& results, const Trial& trial, const Outcom
     if (same == trial && t.seed != trial.seed && !o.diverged) seeds.push_back(o.accuracy);
   }
   const Mean m = mean_of(seeds);
-  return std::max(0.03, 3 * m.error * std::sqrt(double(m.count)));
+  return std::max(least, 3 * m.error * std::sqrt(double(m.count)));
+}
+
+// Of "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread": what comes after the commit.
+static std::string machine_of(const std::string& made_by) {
+  const auto comma = made_by.find(", ", made_by.find("git "));
+  return comma == made_by.npos ? "" : made_by.substr(comma);
 }
 
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again) {
@@ -195,15 +201,20 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
     as_long.wall_seconds = was.wall_seconds;
     return line_of(trial, was) == line_of(trial, as_long) ? "" : both + " (not the same bits)";
   }
+  const bool same_machine = machine_of(was.made_by) == machine_of(again.made_by);
+  const double most = tolerance(results, trial, again, same_machine ? 0.01 : 0.03);
+  const std::string allowed = " (they may differ by " + json_number(100 * most) + " points)";
+  if (same_machine && was.diverged != again.diverged) return both;
   for (std::size_t i = 0; i < std::min(was.evaluations.size(), again.evaluations.size()); i++) {
     const AccuracyAt &a = was.evaluations[i], &b = again.evaluations[i];
     const std::string at = ", evaluation " + std::to_string(i + 1) + ": ";
     if (std::abs(a.epoch - b.epoch) > 1e-6 * b.epoch || std::abs(a.seconds - b.seconds) > 1e-6 * b.seconds)
       return both + at + json_number(a.seconds) + " virtual seconds were recorded, now " + json_number(b.seconds);
+    if (same_machine && std::abs(a.accuracy - b.accuracy) > most)
+      return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) + " %" + allowed;
   }
   if (was.diverged || again.diverged) return "";
-  if (const double most = tolerance(results, trial, again); std::abs(was.accuracy - again.accuracy) > most)
-    return both + " (they may differ by " + json_number(100 * most) + " points)";
+  if (std::abs(was.accuracy - again.accuracy) > most) return both + allowed;
   // Runs that end at a target may end sooner or later. Then other pushes were made. The file has seven digits of the participation.
   const bool pushes = was.delays == again.delays && std::abs(was.participation - again.participation) <= 1e-6 * again.participation;
   return pushes || was.evaluations.size() != again.evaluations.size() ? "" : both + ": other delays or another participation";
