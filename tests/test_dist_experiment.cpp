@@ -427,6 +427,12 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
     EXPECT_NE(contradiction(falsified, t, again), "");
     falsified[t].made_by = "0.1.0, git 9999999, a CPU";
     EXPECT_NE(contradiction(falsified, t, again), "");
+    Outcome diverged = again;  // in both: what came before it is compared
+    diverged.diverged = true, diverged.accuracy = 0;
+    EXPECT_EQ(contradiction(falsified, t, diverged), "");
+    falsified[t].evaluations[0].accuracy += 0.02;
+    EXPECT_NE(contradiction(falsified, t, diverged).find("evaluation 1"), std::string::npos);
+    falsified[t].evaluations[0].accuracy -= 0.02;
     falsified[t].made_by = "0.1.0, git 1a2b3c4, another CPU";
     EXPECT_EQ(contradiction(falsified, t, again), "");
   }

@@ -196,10 +196,10 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 // n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
 // Why a row that was run again contradicts the results; empty: it does not. If the same version (without uncommitted changes) made both on
-// the same CPU model and instructions, all must be equal to the bit. Otherwise training may have amplified other roundings, as another seed
-// would. The virtual times of common evaluations must be the same; delays and participation where both end at the same evaluation. Accuracies
-// may differ by 3 standard deviations of the same trial's results over its seeds, and
-// - of another version on the same CPU model and instructions always by 1 point, at every evaluation; neither or both must diverge;
+// the same CPU (name, oneDNN, instructions, threads), all must be equal to the bit. Otherwise training may have amplified other roundings, as
+// another seed would. The virtual times of common evaluations must be the same, and, if neither diverged, delays and participation where both
+// end at the same evaluation. Accuracies may differ by 3 standard deviations of the same trial's results over its seeds, and
+// - of another version on the same CPU always by 1 point, at every evaluation; neither or both must diverge;
 // - on another CPU always by 3 points, at the end only; where one diverged, only times are compared.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);
 

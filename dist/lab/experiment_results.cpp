@@ -176,14 +176,15 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
 
 // By how much accuracies may differ: 3 standard deviations of the same trial's at the end over its seeds, and always `least`.
 static double tolerance(const Results& results, const Trial& trial, const Outcome& again, double least) {
-  std::vector<double> seeds = {again.accuracy};  // in place of what is recorded, which may be wrong
+  std::vector<double> seeds;
+  if (!again.diverged) seeds.push_back(again.accuracy);  // in place of what is recorded, which may be wrong
   for (const auto& [t, o] : results) {
     Trial same = t;
     same.seed = trial.seed;
     if (same == trial && t.seed != trial.seed && !o.diverged) seeds.push_back(o.accuracy);
   }
   const Mean m = mean_of(seeds);
-  return std::max(least, 3 * m.error * std::sqrt(double(m.count)));
+  return std::max(least, m.count > 1 ? 3 * m.error * std::sqrt(double(m.count)) : 0);
 }
 
 // Of "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread": what comes after the commit.
