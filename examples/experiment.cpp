@@ -219,8 +219,8 @@ void check(const Arguments& a) {
     again.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     again.made_by = this_build();
     show(stdout, t, again);
-    const std::string why = contradiction(results[i], t, again);
     const Outcome& was = results[i].at(t);
+    const std::string why = contradiction(results[i], t, again);
     const char* agrees = was.diverged != again.diverged         ? "not decided: on one of two CPUs it diverged, only times were compared"
                          : was.evaluations == again.evaluations ? "agrees, every evaluation to the bit"
                                                                 : "agrees";

@@ -377,7 +377,7 @@ TEST_F(Experiment, ARowThatWasReadAgreesWithItsRun) {
   const Results recorded = read_results(file, plan);
   for (const auto& [t, o] : recorded) {
     Outcome again = run(t);
-    for (const std::string& by : {o.made_by, std::string("0.1.0, git 1a2b3c4, another CPU")}) {
+    for (const std::string& by : {o.made_by, std::string("0.0.1, another CPU")}) {
       again.made_by = by;
       EXPECT_EQ(contradiction(recorded, t, again), "");
     }
@@ -411,13 +411,13 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
     EXPECT_EQ(contradiction(falsified, t, again), "");  // within 1 point
     falsified[t].evaluations[1].accuracy += 0.02;
     EXPECT_NE(contradiction(falsified, t, again).find("evaluation 2"), std::string::npos);
-    falsified[t].made_by = "0.1.0, git 1a2b3c4, another CPU";
+    falsified[t].made_by = "0.0.1, another CPU";
     falsified[t].accuracy += 0.02;
     EXPECT_EQ(contradiction(falsified, t, again), "");  // within 3 points
     falsified[t].accuracy += 0.02;
     EXPECT_NE(contradiction(falsified, t, again).find("may differ by 3 points"), std::string::npos) << contradiction(falsified, t, again);
     for (int what = 0; what < 3; what++) {  // what rounding does not change
-      falsified = results, falsified[t].made_by = "0.1.0, git 1a2b3c4, another CPU";
+      falsified = results, falsified[t].made_by = "0.0.1, another CPU";
       if (what == 0) falsified[t].evaluations[0].seconds *= 1.01;
       if (what == 1) falsified[t].delays[1]++;
       if (what == 2) falsified[t].participation = 0.6;
@@ -427,14 +427,19 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
     EXPECT_NE(contradiction(falsified, t, again), "");
     falsified[t].made_by = "0.1.0, git 9999999, a CPU";
     EXPECT_NE(contradiction(falsified, t, again), "");
+    falsified[t].made_by = "0.0.1, another CPU";
+    EXPECT_EQ(contradiction(falsified, t, again), "");
+    falsified[t].made_by = "0.1.0, git 9999999, a CPU";
     Outcome diverged = again;  // in both: what came before it is compared
     diverged.diverged = true, diverged.accuracy = 0;
     EXPECT_EQ(contradiction(falsified, t, diverged), "");
     falsified[t].evaluations[0].accuracy += 0.02;
     EXPECT_NE(contradiction(falsified, t, diverged).find("evaluation 1"), std::string::npos);
-    falsified[t].evaluations[0].accuracy -= 0.02;
-    falsified[t].made_by = "0.1.0, git 1a2b3c4, another CPU";
-    EXPECT_EQ(contradiction(falsified, t, again), "");
+    falsified[t].made_by = "0.0.1, another CPU";  // versions without a commit
+    diverged.made_by = "0.0.2, a CPU";
+    EXPECT_EQ(contradiction(falsified, t, diverged), "");
+    diverged.made_by = "0.0.2, another CPU";
+    EXPECT_NE(contradiction(falsified, t, diverged).find("evaluation 1"), std::string::npos);
   }
 }
 

@@ -187,9 +187,10 @@ static double tolerance(const Results& results, const Trial& trial, const Outcom
   return std::max(least, m.count > 1 ? 3 * m.error * std::sqrt(double(m.count)) : 0);
 }
 
-// Of "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread": what comes after the commit.
-static std::string machine_of(const std::string& made_by) {
-  const auto comma = made_by.find(", ", made_by.find("git "));
+// Of "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread", or without a commit: what comes after the version.
+static std::string cpu_of(const std::string& made_by) {
+  const auto git = made_by.find(", git ");
+  const auto comma = made_by.find(", ", git == made_by.npos ? 0 : git + 2);
   return comma == made_by.npos ? "" : made_by.substr(comma);
 }
 
@@ -202,16 +203,16 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
     as_long.wall_seconds = was.wall_seconds;
     return line_of(trial, was) == line_of(trial, as_long) ? "" : both + " (not the same bits)";
   }
-  const bool same_machine = machine_of(was.made_by) == machine_of(again.made_by);
-  const double most = tolerance(results, trial, again, same_machine ? 0.01 : 0.03);
+  const bool same_cpu = cpu_of(was.made_by) == cpu_of(again.made_by);
+  const double most = tolerance(results, trial, again, same_cpu ? 0.01 : 0.03);
   const std::string allowed = " (they may differ by " + json_number(100 * most) + " points)";
-  if (same_machine && was.diverged != again.diverged) return both;
+  if (same_cpu && was.diverged != again.diverged) return both;
   for (std::size_t i = 0; i < std::min(was.evaluations.size(), again.evaluations.size()); i++) {
     const AccuracyAt &a = was.evaluations[i], &b = again.evaluations[i];
     const std::string at = ", evaluation " + std::to_string(i + 1) + ": ";
     if (std::abs(a.epoch - b.epoch) > 1e-6 * b.epoch || std::abs(a.seconds - b.seconds) > 1e-6 * b.seconds)
       return both + at + json_number(a.seconds) + " virtual seconds were recorded, now " + json_number(b.seconds);
-    if (same_machine && std::abs(a.accuracy - b.accuracy) > most)
+    if (same_cpu && std::abs(a.accuracy - b.accuracy) > most)
       return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) + " %" + allowed;
   }
   if (was.diverged || again.diverged) return "";
