@@ -97,7 +97,7 @@ void Loader::share(int rank, int world) {
   if (cut_.batches == 0)
     refuse(who, ": ", pictures_.count(), pictures_.count() == 1 ? " picture does" : " pictures do",
            " not fill a batch of ", o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
-           ": use a smaller --batch or --val", world > 1 ? ", or fewer ranks" : "");
+           o.batch_per_rank > 0 ? ": use a smaller --batch-per-rank or --val" : ": use a smaller --batch or --val", world > 1 ? ", or fewer ranks" : "");
   most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();

@@ -142,7 +142,7 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
   EXPECT_EQ(flat.values.values(), before);
 }
 
-// DataParallel and torch.compile put a word before every name.
+// DataParallel, torch.compile and what holds the model put words before every name.
 TEST(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
   TemporaryFolder folder;
   auto backend = cpu_backend(1);
@@ -154,9 +154,11 @@ TEST(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
   };
   const State plain("thin");
   State wrapped("thin");
-  wrapped.tensors.clear();
-  for (auto& [name, t] : plain.tensors) wrapped.tensors["module." + name] = t;
-  EXPECT_EQ(values_from(wrapped), values_from(plain));
+  for (const std::string before : {"model.net.", "_orig_mod.", "a.b.c.d.", "fc2.", "module._orig_mod.module.", "module."}) {
+    wrapped.tensors.clear();
+    for (auto& [name, t] : plain.tensors) wrapped.tensors[before + name] = t;
+    EXPECT_EQ(values_from(wrapped), values_from(plain)) << before;
+  }
   wrapped.tensors["other"] = wrapped.tensors["module.fc2.bias"];  // then it is part of the names
   EXPECT_TRUE(refused([&] { values_from(wrapped); }, {"only in the file: module.", "only in the model: ", "other"}));
 }

@@ -158,6 +158,8 @@ TEST(Loading, LoadersAreWhatTheOptionsSay) {
   EXPECT_EQ(FitData(all).validation, nullptr);
 
   o.val = 80, o.augment = true, o.cutout = 3, o.mixup = 0.2;
+  EXPECT_EQ(Loaders(data, o, *backend).train.options().batch, 8);  // the program's batch is for more pictures
+  o.given = {"--batch"};
   EXPECT_TRUE(refused([&] { Loaders(data, o, *backend); }, {"20 pictures do not fill a batch of 32", "a smaller --batch or --val"}));
   o.batch_per_rank = 9;
   Loaders few(data, o, *backend);

@@ -1,5 +1,6 @@
 #include "layers/export/torch_weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
@@ -69,15 +70,25 @@ std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape&
 
 constexpr const char* counter = "num_batches_tracked";
 
-// The common prefix of all names in the file when a wrapper of the model was saved: "module." by DataParallel, "_orig_mod." by
-// torch.compile. Empty where the model has names of that kind itself.
-std::string wrapper_of(const SafetensorsFile& file, const std::string& own) {
+// What wrappers of the model have put before its names, in whole words: "module." by DistributedDataParallel, "_orig_mod." by
+// torch.compile, "model.net." by an attribute that held it, or several. Of the beginnings that all names in the file share, the
+// one behind which most of the model's names are found.
+std::string wrapper_of(const SafetensorsFile& file, const std::map<std::string, Entry>& own) {
   if (file.tensors().empty()) return "";
-  const std::string first = file.tensors().begin()->first, prefix = first.substr(0, first.find('.') + 1);
-  if (own.starts_with(prefix)) return "";
+  std::string shared = file.tensors().begin()->first;
   for (const auto& [name, entry] : file.tensors())
-    if (!name.starts_with(prefix)) return "";
-  return prefix;
+    while (!name.starts_with(shared)) shared.pop_back();
+  std::string best;
+  std::int64_t most = 0;
+  for (std::size_t end = 0; end != std::string::npos; end = shared.find('.', end + 1)) {
+    const std::string prefix = shared.substr(0, end == 0 ? 0 : end + 1);
+    const auto found = std::count_if(own.begin(), own.end(), [&](const auto& e) { return file.has(prefix + e.first); });
+    if (found > most) {
+      most = found;
+      best = prefix;
+    }
+  }
+  return best;
 }
 
 std::string text(const Shape& s) { return (std::ostringstream() << s).str(); }
@@ -89,7 +100,7 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
   if (const auto& m = file.metadata(); m.count("format") && m.at("format") == checkpoint_format)
     refuse(path, ": is a checkpoint of a training run, not weights from PyTorch: --resume goes on with it");
   auto all = state(model, backend, picture);
-  const std::string prefix = wrapper_of(file, all.begin()->first);
+  const std::string prefix = wrapper_of(file, all);
   std::string lacking, other, unknown;
   auto list = [](std::string& to, const std::string& what) { to += (to.empty() ? "" : ", ") + what; };
   for (const auto& [name, entry] : all) {
@@ -100,7 +111,7 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
       list(other, name + " is " + text(file.at(prefix + name).shape) + ", expected " + text(expected));
   }
   for (const auto& [name, entry] : file.tensors())
-    if (all.count(name.substr(prefix.size())) == 0 && !name.ends_with(counter)) list(unknown, name + " " + text(entry.shape));
+    if (!all.contains(name.substr(prefix.size())) && !name.ends_with(counter)) list(unknown, name + " " + text(entry.shape));
   std::string problems;
   if (!other.empty()) problems += "; of another shape: " + other;
   if (!lacking.empty()) problems += "; only in the model: " + lacking;

@@ -15,7 +15,8 @@ namespace {
 
 // The noise of the gradient after some steps: at the first weights the gradient is large, and its noise says little.
 GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
-  constexpr int pictures = 16;
+  constexpr std::int64_t most = 16;  // minibatches, and pictures of one
+  const std::int64_t pictures = std::clamp<std::int64_t>(data.train.count() / most, 2, most);
   auto model = make_model(o.model, data.classes(), data.channels(), data.side());
   FlatParameters flat(*model, backend, o.seed);
   SGD sgd({.learning_rate = o.learning_rate * pictures / double(request.base_batch), .momentum = 0.9});
@@ -34,7 +35,7 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
     flat.backward(loss);
     sgd.step(&loss.value());
   }
-  return measure_noise(*model, cross_entropy_loss(), flat, loader);
+  return measure_noise(*model, cross_entropy_loss(), flat, loader, int(std::clamp<std::int64_t>(data.train.count() / pictures, 2, most)));
 }
 
 // Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the ranks.

@@ -1,16 +1,29 @@
 #include "layers/train/data_loading.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdio>
 #include <tuple>
 
 namespace tandem {
 namespace {
 
+// The program's own batch may be more than a small data set holds: then half of that, as a power of two.
+std::int64_t batch_of(const Pictures& pictures, const Options& o) {
+  const std::int64_t n = pictures.count();
+  if (o.evaluate) return std::min<std::int64_t>(o.batch, n);  // it is not trained on
+  if (n >= o.batch || o.batch_per_rank > 0 || o.given.contains("--batch")) return o.batch;
+  const auto fits = std::int64_t(std::bit_floor(std::uint64_t(std::max<std::int64_t>(2, n) / 2)));
+  std::printf("%lld training pictures do not fill a batch of %d: --batch %lld instead\n", static_cast<long long>(n), o.batch,
+              static_cast<long long>(fits));
+  return fits;
+}
+
 LoaderOptions shuffled_and_augmented(const Pictures& pictures, const Options& o) {
   Augment augment = o.augment ? Augment::usual(int(pictures.height())) : Augment{};
   augment.cutout = o.cutout;
-  return {.batch = o.batch,
-          .batch_per_rank = o.batch_per_rank,
+  return {.batch = batch_of(pictures, o),
+          .batch_per_rank = o.evaluate ? 0 : o.batch_per_rank,
           .dtype = o.dtype,
           .augment = augment,
           .mixup = o.mixup,

@@ -28,9 +28,13 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
   BatchSource& train = one_batch ? *one_batch : given.train;
   const FitData mine{strategy.batches(train, accumulate), one_batch ? nullptr : given.validation,
                      one_batch ? nullptr : given.test};
-  const int shares = strategy.ranks().evaluation_shares;
-  for (BatchSource* source : {mine.validation, mine.test})
-    if (source) source->share(strategy.ranks().evaluation_share, shares);
+  for (BatchSource* source : {mine.validation, mine.test}) {
+    if (!source) continue;
+    const auto [shares, share] = std::pair{strategy.ranks().evaluation_shares, strategy.ranks().evaluation_share};
+    // Fewer pictures than ranks: each rank evaluates all of them, and the mean over ranks is the same.
+    if (source->pictures_per_epoch() < shares) source->share(0, 1);
+    else source->share(share, shares);
+  }
   return mine;
 }
 
