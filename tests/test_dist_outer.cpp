@@ -254,7 +254,7 @@ TEST(Outer, NamesAreRead) {
   for (const char* name : {"outer:H=100,momentum=0.9,lr=0.7", "outer:H=30,momentum=0,lr=1,stream=3",
                            "outer:H=30,momentum=0,lr=1,stream=3,overlap=4", "outer:H=qsr:0.2:50,momentum=0.9,lr=0.7"})
     EXPECT_EQ(OuterSteps::parse(name)->name(), name);
-  EXPECT_EQ(OuterSteps::parse("outer")->name(), "outer:H=100,momentum=0.9,lr=0.7");
+  EXPECT_EQ(OuterSteps::parse("outer")->name(), "outer:H=100,momentum=0.5,lr=0.7");
   EXPECT_FALSE(OuterSteps::parse("outers"));
   for (auto [wrong, says] : {std::pair{"outer:H=0", "write H=STEPS"}, {"outer:", "outer has H"}, {"outer:h=3", "outer has H"},
                              {"outer:momentum=1", "write momentum=NUMBER"}, {"outer:lr=", "write lr=NUMBER"},

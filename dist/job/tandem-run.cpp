@@ -61,7 +61,7 @@ const char* usage =
     "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, ssp:STEPS;\n"
     "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
     "                         daso, daso:faithful, daso:B=4,W=1: hosts exchange weights while their ranks train on\n"
-    "                         outer:H=100,momentum=0.9,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments while training goes on\n"
+    "                         outer:H=100,momentum=0.5,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments while training goes on\n"
     "                         hybrid, hybrid:sample=0.1: the last Linear cut over a host's ranks; between hosts hybrid+all-reduce, hybrid+daso, hybrid+RULE\n"
     "                         naive-all-reduce, naive-local-sgd:H, naive-outer:H=100, naive-daso, naive-hybrid, naive-server: the shortest correct\n"
     "                         versions, to compare with\n"

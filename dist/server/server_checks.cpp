@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "dist/server/rules.h"
 
 namespace tandem {
@@ -19,15 +20,27 @@ const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) 
   return sgd->options();
 }
 
-void tell_what_does_not_hold(const Asynchrony& how, const SGDOptions& o, double clip, int workers, bool deterministic) {
+// What makes up for the momentum that a rule lacks. Measured with 4 workers (dist/lab/DEFAULTS.md).
+static std::string instead_of_momentum(const Asynchrony& how, double rate) {
+  if (how.rule == "rescaled") return "--strategy outer+rescaled";
+  const double times = how.kind == Asynchrony::Kind::fedbuff ? 2 * how.batch : how.kind == Asynchrony::Kind::rennala ? how.batch : 2;
+  return "--lr " + digits(times * rate);
+}
+
+void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic) {
+  const SGDOptions& o = served_sgd(optimizer, how);
   const std::string name = how.text();
   const Rule::Keeps keeps = make_rule(how.rule)->keeps();
-  const bool synchronous = how.kind == Asynchrony::Kind::bsp;
+  const bool synchronous = how.kind == Asynchrony::Kind::bsp, delayed = how.rule.starts_with("delayed-nesterov");
   if (o.momentum > 0 && !keeps.velocity && !keeps.own)
-    std::fprintf(stderr, "note: %s has no momentum: %g is not used\n", name.c_str(), o.momentum);
+    std::fprintf(stderr, "note: %s has no momentum: %g is not used. Try %s\n", name.c_str(), o.momentum,
+                 instead_of_momentum(how, optimizer.learning_rate()).c_str());
+  else if (o.momentum > 0.5 && how.takes_each() && keeps.velocity && !keeps.own && !delayed && workers > 1)
+    std::fprintf(stderr, "note: under %s late gradients add momentum of their own to %g. Try %s\n", name.c_str(), o.momentum,
+                 how.rule.starts_with("gap-aware") ? ("--lr " + digits(optimizer.learning_rate() / 2)).c_str() : "--momentum 0.3");
   else if (o.nesterov)
     std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", name.c_str());
-  if (clip > 0 && synchronous && workers > 1)
+  if (optimizer.clip_norm > 0 && synchronous && workers > 1)
     std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n", name.c_str());
   if (deterministic && !synchronous && workers > 1)
     std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", name.c_str());

@@ -10,6 +10,6 @@ void check_servers(int servers, int ranks);
 // The optimizer's options, as the servers' rules go by them. Throws UsageError for one whose steps no server makes.
 const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how);
 // Notes on stderr.
-void tell_what_does_not_hold(const Asynchrony& how, const SGDOptions& sgd, double clip, int workers, bool deterministic);
+void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic);
 
 }  // namespace tandem

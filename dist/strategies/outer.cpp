@@ -149,10 +149,9 @@ class Outer : public WeightSums {
 
 }  // namespace
 
-std::optional<OuterSteps> OuterSteps::parse(const std::string& text) {
+std::optional<OuterSteps> OuterSteps::parse(const std::string& text, OuterSteps how) {
   const std::string name = text.substr(0, text.find(':'));
   if (name != "outer") return {};
-  OuterSteps how;
   bool streams = false, overlaps = false;
   for (std::size_t at = name.size(); at < text.size();) {  // at the ':' or ',' before key=value
     const std::size_t end = std::min(text.find(',', at + 1), text.size());
@@ -177,7 +176,7 @@ std::optional<OuterSteps> OuterSteps::parse(const std::string& text) {
     } else if (key == "overlap") {
       number(how.overlap, 0, 1e9), overlaps = true;
     } else {
-      refuse(text, ": '", item, "': outer has H, momentum, lr, stream and overlap, as in outer:H=100,momentum=0.9,lr=0.7");
+      refuse(text, ": '", item, "': outer has H, momentum, lr, stream and overlap, as in outer:H=100,momentum=0.5,lr=0.7");
     }
     at = end;
   }

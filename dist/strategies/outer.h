@@ -26,13 +26,15 @@ namespace tandem {
 struct OuterSteps {
   static constexpr std::int64_t until_next_turn = -1;
   Interval every{.steps = 100};
-  double momentum = 0.9, learning_rate = 0.7;  // β, γ
+  // β and γ. The paper's β of 0.9 is for hundreds of rounds; 0.5 is our choice, for the tens that a short run has.
+  double momentum = 0.5, learning_rate = 0.7;
   std::int64_t stream = 1;                     // fragments
   std::int64_t overlap = 0;                    // steps between sending a fragment and using its sum; 0: the step waits
 
-  // "outer", "outer:H=100,momentum=0.9,lr=0.7", "outer:H=qsr:0.2:50,stream=4", with overlap=STEPS: where `stream` is given, a sum is used
-  // at the next turn, unless `overlap` is given too. Nothing where it is another name. Throws UsageError.
-  static std::optional<OuterSteps> parse(const std::string& text);
+  // "outer", "outer:H=100,momentum=0.5,lr=0.7", "outer:H=qsr:0.2:50,stream=4", with overlap=STEPS: where `stream` is given, a sum is used
+  // at the next turn, unless `overlap` is given too. `how` has the defaults. Nothing where it is another name. Throws UsageError.
+  static std::optional<OuterSteps> parse(const std::string& text, OuterSteps how);
+  static std::optional<OuterSteps> parse(const std::string& text) { return parse(text, OuterSteps()); }
   std::string name() const;
 };
 

@@ -171,7 +171,7 @@ class ParameterServer : public Strategy {
     }
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
     if (rank() == 0 && size() > 1)
-      tell_what_does_not_hold(options_.how, sgd, optimizer.clip_norm, workers(), flat_->backend().deterministic());
+      tell_what_does_not_hold(options_.how, optimizer, workers(), flat_->backend().deterministic());
     // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
     momentum_ = sgd.momentum;

@@ -122,9 +122,12 @@ Make parse_outer(const std::string& name, const Setting& setting, int) {
   return [how] { return outer(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
-std::optional<OuterSteps> round_in(const std::string& name) {
+// Of rounds that are late: more of them, with less momentum; and a rule that adds up what `pushes` workers push in full takes a share of each (both our choice).
+std::optional<OuterSteps> round_in(const std::string& name, int pushes) {
   if (!name.starts_with(rounds)) return {};
-  auto how = OuterSteps::parse(name.substr(0, length_before_rule(name) - 1));
+  OuterSteps defaults{.every = {.steps = 20}, .momentum = 0.3};
+  if (pushes > 1) defaults.learning_rate = 1.0 / pushes;
+  auto how = OuterSteps::parse(name.substr(0, length_before_rule(name) - 1), defaults);
   if (how && (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0))
     refuse(name, ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes fewer steps");
   return how;
@@ -154,8 +157,8 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
     refuse("TANDEM_SNAPSHOTS=", snapshots, ": expected the seconds between two snapshots, or 0 for none");
   o.tells = [](const std::string& what) { std::fprintf(stderr, "note: %s\n", what.c_str()); };
   o.stragglers = StragglerEmulation::parse(setting("TANDEM_PACE"), setting("TANDEM_SLOW"), ranks);
-  o.round = round_in(full_name);
   const bool quorum = o.how.kind == Asynchrony::Kind::quorum;
+  o.round = round_in(full_name, quorum || o.how.rule == "delayed-nesterov" ? 1 : ranks - o.servers);
   if (o.round && quorum && name.find('+') == name.npos) o.how.rule = "delayed-nesterov";
   // A step of a quorum has the mean of its rounds already.
   if (o.round && o.how.rule == "delayed-nesterov") o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);

@@ -1,0 +1,121 @@
+#!/bin/sh
+# What a refusal or a warning names works: each command below is refused, and runs with exactly what the text names. Where the text
+# names a number or a whole command, that is taken from the text.
+set -u
+build=${BUILD:-build}
+[ -x "$build/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
+limit=120
+. tests/says.sh
+export OMP_NUM_THREADS=1
+train="$build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 1 --batch 50"
+small="$build/fashion_mnist --data synthetic --model mlp --val 59000 --epochs 1 --stop-after 1"
+run="$build/tandem-run -n 2"
+
+# advice TEXT COMMAND… -- COMMAND…: the first is refused with that text, the second is not; there {} is what stands behind the text.
+advice() {
+  text=$1 bad=
+  shift
+  while [ "$1" != -- ]; do
+    bad="$bad $1"
+    shift
+  done
+  shift
+  # shellcheck disable=SC2086
+  says 2 "$text" $bad
+  named=$(sed -n "s|.*$text *\([^ ,;)]*\).*|\1|p" "$there/out" | head -n 1)
+  good=$(echo "$*" | sed "s|{}|$named|g")
+  # shellcheck disable=SC2086
+  says 0 '' $good
+}
+# warned TEXT COMMAND… -- COMMAND…: the first warns, the second no more.
+warned() {
+  warning=$1 before=
+  shift
+  while [ "$1" != -- ]; do
+    before="$before $1"
+    shift
+  done
+  shift
+  # shellcheck disable=SC2086
+  says 0 "$warning" $before
+  named=$(sed -n "s|.*$warning *\([^ ,;)]*\).*|\1|p" "$there/out" | head -n 1)
+  good=$(echo "$*" | sed "s|{}|$named|g")
+  # shellcheck disable=SC2086
+  says 0 '' $good
+  ! grep -qF -- "$warning" "$there/out" || complain "$good: still warns '$warning'"
+}
+pictures() {  # FOLDER SIDE NUMBER: black ones and grey ones, of an own class each
+  for class in black grey; do
+    mkdir -p "$1/$class"
+    level=$([ $class = black ] && echo 10 || echo 200)
+    for i in $(seq "$3"); do
+      { printf 'P5 %d %d 255\n' "$2" "$2"; awk -v n=$(($2 * $2)) -v l="$level" 'BEGIN { for (i = 0; i < n; i++) printf "%c", l }'; } \
+        >"$1/$class/$2-$i.pgm"
+    done
+  done
+}
+
+# ---- options of every training program -------------------------------------------------------------------------------
+advice 'add --memory-budget, say --memory-budget' $train --swap recompute -- $train --swap recompute --memory-budget {}
+advice 'add --val, say --val' $build/fashion_mnist --data synthetic --model mlp --epochs 1 --patience 2 -- \
+  $build/fashion_mnist --data synthetic --model mlp --epochs 1 --patience 2 --val {}
+advice 'add --metrics' $train --log-every 5 -- $train --log-every 5 --metrics "$there/advised.jsonl"
+advice 'name a checkpoint with' $train --evaluate -- $train --checkpoint "$there/saved"
+says 0 'test accuracy' $train --evaluate --resume "$there/saved"
+says 2 'was saved with --optimizer sgd' $train --optimizer adam --resume "$there/saved"
+says 0 'nothing is left to do' $train --optimizer sgd --resume "$there/saved"
+advice 'say --optimizer' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 32 \
+  --rate-rule lars -- $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 32 \
+  --rate-rule lars --optimizer {} --lr 1
+advice 'Say --memory-budget' $build/tune --data synthetic --data-set fashion-mnist --model mlp --on h200 --batches 32 -- \
+  $build/tune --data synthetic --data-set fashion-mnist --model mlp --on h200 --batches 32 --memory-budget {}
+# The tuner's last line is a command.
+says 0 '' $build/tune --data synthetic --data-set fashion-mnist --model mlp --threads 1 --memory-budget 100M --batches 500
+command=$(sed -n "s|.*\(build/train .*\)|\1|p" "$there/out" | head -n 1)
+[ "$command" ] || complain "tune names no command: $(cat "$there/out")"
+says 0 'test accuracy' $build/${command#build/} --data synthetic --epochs 1
+warned 'batches, so each epoch makes one smaller step' $train --accumulate 200 -- $train --accumulate 20
+says 0 'batch norm has only 8 pictures' $run "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2
+warned 'batch norm has only' $run "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2 -- \
+  $run "$build/fashion_mnist" --data synthetic --model smallcnn-bn --val 59000 --epochs 1 --batch 16 --stop-after 2 --sync-bn
+warned 'more --epochs, or --batch' $run "$build/fashion_mnist" --data synthetic --model mlp --val 59000 --epochs 1 --batch-per-rank 25 -- \
+  $run "$build/fashion_mnist" --data synthetic --model mlp --val 59000 --epochs 1 --batch {}
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+pictures "$there/few" 12 6
+pictures "$there/mixed" 12 10
+pictures "$there/mixed" 16 2
+advice 'for example --size' $build/train --data-set "$there/mixed" --model mlp --epochs 1 -- \
+  $build/train --data-set "$there/mixed" --model mlp --epochs 1 --size {}
+says 0 '--batch 4 instead' $build/train --data-set "$there/few" --model mlp --epochs 1
+advice 'do not fill a batch of 64: use a smaller' $build/train --data-set "$there/few" --model mlp --epochs 1 --batch 64 -- \
+  $build/train --data-set "$there/few" --model mlp --epochs 1 --batch 4
+mkdir "$there/outer" && cp -r "$there/few" "$there/outer/only"
+advice 'did you mean' $build/train --data-set "$there/outer" --model mlp --epochs 1 -- $build/train --data-set "$there/outer/only" --model mlp --epochs 1
+says 2 'datasets/get-data.sh fashion-mnist' "$build/fashion_mnist" --data "$there" --model mlp
+[ -x datasets/get-data.sh ] || sh -n datasets/get-data.sh || complain 'datasets/get-data.sh is no script'
+
+# ---- several ranks ---------------------------------------------------------------------------------------------------
+advice 'use a larger --batch, or fewer ranks' $run $small --batch 1 -- $run $train --stop-after 1
+advice '--lr-scale goes with' $run $train --stop-after 1 --lr-scale linear -- $run $small --batch-per-rank 25 --lr-scale linear
+advice 'say how long a step takes too: --pace' $run --slow 1:2 $train --stop-after 2 -- $run --slow 1:2 --pace 5 $train --stop-after 2
+advice 'as in --slow' $run --pace 5 --slow 3 $train --stop-after 2 -- $build/tandem-run -n 4 --pace 5 --slow {} $train --stop-after 2
+advice 'a rank come back (--strategy' $run --restart 1 $train --stop-after 2 -- $run --restart 1 --strategy {} $train --stop-after 2
+advice 'such as --strategy' $run --servers 1 --strategy local-sgd:4 $train -- $run --servers 1 --strategy {} $train
+advice 'leave it out, or choose' $run --strategy local-sgd:4 $train --sync-bn -- $run --strategy {} $train --sync-bn
+advice 'Choose --optimizer' $run --strategy ddc-asgd $train --optimizer adamw -- $run --strategy ddc-asgd $train --optimizer {}
+advice 'start as many on every host' $build/tandem-run -n 3 --hosts-as 2 --strategy hybrid $train -- \
+  $build/tandem-run -n 4 --hosts-as 2 --strategy hybrid $train
+# Every name in the list of strategies, and every form that a refusal asks for.
+says 2 'choose all-reduce' $run --strategy nothing $train
+for form in all-reduce hybrid hybrid:sample=0.5 local-sgd:4 post-local-sgd:4 cocod-sgd:4 easgd:4 outer:H=8,momentum=0.5,lr=0.7,stream=2,overlap=2 \
+  bsp ssp:3 quorum:1,grace=0.1 ringmaster:R=4 fedbuff:B=2 rennala:B=2 machines+asgd outer:H=8+delayed-nesterov daso daso:faithful \
+  daso:B=4,W=1,warm-up=4,cool-down=4 naive-all-reduce naive-hybrid naive-local-sgd:4 naive-outer:H=8 naive-daso naive-server \
+  $(sed -n 's/.*rule of the parameter server: \([^;]*\), or one of these.*/\1/p' "$there/out" | head -n 1 | tr -d ,); do
+  "$build/tandem-run" -n 2 --strategy "$form" $train --stop-after 2 >"$there/form" 2>&1 || complain "$form: $(cat "$there/form")"
+done
+advice 'write quorum:WORKERS or' $run --strategy quorum $train -- $run --strategy quorum:2 $train --stop-after 2
+for wire in f32 bf16 topk:0.1 powersgd:2; do
+  says 0 'ranks, all-reduce' env TANDEM_WIRE=$wire $run $train --stop-after 2
+done
+exit $wrong
