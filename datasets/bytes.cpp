@@ -1,6 +1,7 @@
 #include "datasets/bytes.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +20,7 @@ class PlainFile : public ByteSource {
     size_ = std::filesystem::file_size(path);
   }
   std::uint64_t at_most() const override { return size_; }
+  void rewind() { std::rewind(file_.get()); }
   std::size_t read_some(void* to, std::size_t bytes) override {
     std::size_t got = std::fread(to, 1, bytes, file_.get());
     if (got < bytes && std::ferror(file_.get())) unreadable("read");
@@ -76,20 +78,48 @@ void ByteSource::expect_end() {
 }
 
 void ByteSource::unreadable(const char* what) const {
-  refuse(path_.string(), ": cannot be ", what, ": ", std::strerror(errno));
+  refuse(path_.string(), ": cannot be ", what, ": ", std::strerror(errno),
+         errno == EACCES ? " (change its permissions, or its folder's)" : "");
 }
 
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const Advice& advice) {
   std::error_code ignored;
   auto status = std::filesystem::status(path, ignored);
-  if (status.type() == std::filesystem::file_type::not_found)
+  if (status.type() == std::filesystem::file_type::not_found) {
+    if (const auto link = std::filesystem::read_symlink(path, ignored); !ignored)
+      refuse(path.string(), ": is a link to ", link.string(), ", which is not there: ", advice.source);
+    if (const auto near = similar_file(path); !near.empty())
+      refuse(path.string(), ": there is no such file, but ", near.string(), ": give it this name");
     refuse(path.string(), ": there is no such file: ", advice.source);
+  }
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     refuse(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
            ", expected a file: move it away and ", advice.source);
   auto file = std::make_unique<PlainFile>(path, advice);
-  if (path.extension() == ".gz") return gunzip(std::move(file));
+  std::uint8_t magic[2] = {};
+  file->read_some(magic, 2);
+  file->rewind();
+  if (magic[0] == 0x1f && magic[1] == 0x8b) return gunzip(std::move(file));
   return file;
+}
+
+std::filesystem::path similar_file(const std::filesystem::path& path) {
+  auto letters = [](const std::filesystem::path& p) {
+    std::string kept;
+    for (unsigned char c : p.filename().string())
+      if (std::isalnum(c)) kept += char(std::tolower(c));
+    return kept;
+  };
+  std::string wanted = letters(path.extension() == ".gz" ? path.stem() : path);
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(path.has_parent_path() ? path.parent_path() : ".", none)) {
+    std::string other = letters(entry.path());
+    if (!entry.is_regular_file(none) || !other.starts_with(wanted)) continue;
+    other.erase(0, wanted.size());
+    if (const std::size_t at = other.find("gz"); at != std::string::npos) other.erase(at, 2);
+    if (other.size() <= 2) return entry.path();  // "NAME (1).gz"
+  }
+  return {};
 }
 
 std::unique_ptr<ByteSource> bytes_in_memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name,

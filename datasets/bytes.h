@@ -13,9 +13,9 @@
 namespace tandem {
 
 // What a file's errors advise. `source` says how to get the file, "run datasets/get-data.sh cifar-10 data"; `mend`, what to
-// do about wrong contents, is to delete it and get it again, unless that would be the user's own work.
+// do about wrong contents, is to move it away and get it again, unless that would be the user's own work.
 struct Advice {
-  Advice(std::string from) : source(std::move(from)), mend("delete it and " + source) {}
+  Advice(std::string from) : source(std::move(from)), mend("move it away and " + source) {}
   Advice(const char* from) : Advice(std::string(from)) {}
   Advice(std::string from, std::string otherwise) : source(std::move(from)), mend(std::move(otherwise)) {}
   std::string source, mend;
@@ -61,11 +61,15 @@ class ByteSource {
   std::uint64_t position_ = 0;
 };
 
-// A name that ends in .gz is decompressed. Throws when there is no such file, or when it is not a file.
+// What begins as gzip files do is decompressed, whatever its name. Throws when there is no such file, or when it is not a file.
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const Advice& advice);
 
 // Bytes that are in memory already and stay there; `name` stands for the path in errors. Nothing is decompressed.
 std::unique_ptr<ByteSource> bytes_in_memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name,
                                             const Advice& advice);
+
+// A file beside `path` whose name has the same letters and digits but for one or two at its end: train-images.idx3-ubyte,
+// "train-images-idx3-ubyte (1).gz". Empty: there is none.
+std::filesystem::path similar_file(const std::filesystem::path& path);
 
 }  // namespace tandem

@@ -70,6 +70,7 @@ Dataset load_dataset(const std::string& given, const std::filesystem::path& dire
   if (name == "synthetic-cifar-10") return synthetic(SyntheticOptions::cifar10());
   if (is_folder) return picture_folder(path, folder);
   if (path.extension() == ".npy") return npy_dataset(path);
+  if (path.extension() == ".npz" && std::filesystem::exists(path, ignored)) refuse_npz(path);
   if (std::filesystem::exists(path, ignored))
     refuse(given, ": is a file: name the folder that holds a folder of pictures per class, or an .npy file");
   refuse("there is no data set called ", given, ", and no such folder: choose one of ", dataset_names(), ", ", drawn,
@@ -110,7 +111,7 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
     if (variable && *variable) roots.emplace_back(variable);
     roots.emplace_back("data");
   }
-  std::string searched;
+  std::string searched, near;
   for (const auto& root : roots) {
     // MNIST and Fashion-MNIST have the same file names: a folder named after another set holds that one.
     bool another = false;
@@ -121,10 +122,14 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
       if (std::filesystem::exists(folder / place.file, why) ||
           std::filesystem::exists(folder / (std::string(place.file) + ".gz"), why))
         return folder;
+      if (near.empty()) near = similar_file(folder / place.file).string();
       if (!searched.empty()) searched += ", ";
       searched += folder.string() + (why ? " (" + why.message() + ")" : "");
     }
   }
+  if (!near.empty())
+    refuse(name, " (", place.file, ") was not found in ", searched, ", but ", near, ": give it the name ", place.file,
+           near.ends_with(".gz") ? ".gz" : "", ", and the others theirs");
   refuse(name, " (", place.file, ") was not found in ", searched,
          !directory.empty() || (variable && *variable) ? "" : " (TANDEM_DATA is not set)",
          ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(),

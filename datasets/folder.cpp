@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstdio>
 #include <exception>
-#include <fstream>
+#include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
+#include "core/files/json.h"
 #include "core/machine.h"
 #include "datasets/image.h"
 
@@ -21,35 +24,142 @@ struct File {
   std::int32_t label;
 };
 
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return text;
+}
+
+// What begins with a dot is hidden; __MACOSX is what a Mac puts into archives.
+bool hidden(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name[0] == '.' || name == "__MACOSX" || name == "Thumbs.db" || name == "desktop.ini";
+}
+
+// What is in a folder and not hidden, sorted: the order that a directory happens to have changes nothing.
+std::vector<fs::path> entries_of(const fs::path& directory) {
+  std::vector<fs::path> paths;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(directory, error); !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (!hidden(entry->path())) paths.push_back(entry->path());
+  if (error)
+    refuse(directory.string(), ": cannot be read: ", error.message(), ": change its permissions, or move it away");
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+// Links to folders are folders. A link to nothing that could be one is refused.
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found && !path.has_extension())
+    refuse(path.string(), ": is a link to ", fs::read_symlink(path, error).string(),
+           ", which is not there: fetch it, or remove the link");
+  if (error && status.type() != fs::file_type::not_found) refuse(path.string(), ": cannot be read: ", error.message());
+  return fs::is_directory(status);
+}
+
 std::vector<std::string> folders_in(const fs::path& directory) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory))
-    if (entry.is_directory() && entry.path().filename().string()[0] != '.')
-      names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
+  for (const fs::path& path : entries_of(directory))
+    if (is_folder(path)) names.push_back(path.filename().string());
   return names;
 }
 
-// Sorted by class and path: the order that a directory happens to have changes nothing.
-std::vector<File> files_in(const fs::path& directory, const std::vector<std::string>& classes) {
-  std::vector<File> files;
-  for (const std::string& name : folders_in(directory)) {
-    auto at = std::lower_bound(classes.begin(), classes.end(), name);
-    if (at == classes.end() || *at != name)
-      refuse((directory / name).string(), ": there is no such class among the training pictures: remove it, or add ",
-             "pictures of it to train/");
-    std::size_t before = files.size();
-    for (const auto& entry : fs::recursive_directory_iterator(directory / name))
-      if (entry.is_regular_file() && is_picture(entry.path()))
-        files.push_back({entry.path(), std::int32_t(at - classes.begin())});
-    if (files.size() == before)
-      refuse((directory / name).string(),
-             ": holds no pictures (.jpg, .png, .bmp, .ppm or .pgm), and each folder there ",
-             "is a class: put some in, or remove it");
-    std::sort(files.begin() + std::int64_t(before), files.end(),
-              [](const File& a, const File& b) { return a.path < b.path; });
+// By its extension; the contents decide how it is read.
+bool is_picture(const fs::path& path) {
+  static const std::set<std::string> read{".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".pnm"};
+  return read.contains(lower(path.extension().string()));
+}
+
+class Listing {
+ public:
+  // Sorted by class and path.
+  std::vector<File> files_in(const fs::path& directory, const std::vector<std::string>& classes) {
+    std::vector<File> files;
+    for (const fs::path& path : entries_of(directory)) {
+      if (!is_folder(path)) {
+        left_out_[is_picture(path) ? "pictures outside of the class folders" : kind(path)]++;
+        continue;
+      }
+      const std::string name = path.filename().string();
+      auto at = std::lower_bound(classes.begin(), classes.end(), name);
+      if (at == classes.end() || *at != name)
+        refuse(path.string(), ": there is no such class among the training pictures: remove it, or add ",
+               "pictures of it to train/");
+      std::size_t before = files.size();
+      collect(path, std::int32_t(at - classes.begin()), files);
+      if (files.size() == before)
+        refuse(path.string(), ": holds no pictures (.jpg, .png, .bmp, .ppm or .pgm)",
+               left_out_.empty() ? "" : ", but there are files that are not read, " + left_out(),
+               "; each folder there is a class: put some in, or remove it");
+    }
+    return files;
   }
-  return files;
+  std::string left_out() const {  // "3 .webp, 1 .txt"
+    std::string text;
+    for (const auto& [what, count] : left_out_) text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + what;
+    return text;
+  }
+
+ private:
+  static std::string kind(const fs::path& path) {
+    return path.has_extension() ? lower(path.extension().string()) : "without an extension";
+  }
+  void collect(const fs::path& directory, std::int32_t label, std::vector<File>& files) {
+    std::error_code none;
+    above_.push_back(fs::canonical(directory, none));
+    if (std::count(above_.begin(), above_.end(), above_.back()) > 1)
+      refuse(directory.string(), ": is a link to a folder that it lies in: remove it");
+    for (const fs::path& path : entries_of(directory))
+      if (is_folder(path)) collect(path, label, files);
+      else if (is_picture(path)) files.push_back({path, label});
+      else left_out_[kind(path)]++;
+    above_.pop_back();
+  }
+  std::vector<fs::path> above_;  // the folders that are being read
+  std::map<std::string, std::int64_t> left_out_;
+};
+
+// ---- training and test pictures ------------------------------------------------------------------------------------
+struct Split {
+  std::string train, test, unused;  // names of folders; train empty: there are only class folders
+};
+
+// "Training", "train_set", "TestSet", …: 't', 's' or 'v' for training, test and validation pictures, or 0.
+char part_called(const std::string& folder) {
+  std::string name = lower(folder);
+  if (name.ends_with("set")) name.resize(name.size() - 3);
+  while (name.ends_with('_') || name.ends_with('-') || name.ends_with(' ')) name.pop_back();
+  if (name == "train" || name == "training") return 't';
+  if (name == "test" || name == "testing") return 's';
+  return name == "val" || name == "valid" || name == "validation" ? 'v' : 0;
+}
+
+Split split_of(const fs::path& directory) {
+  const std::string where = directory.string();
+  std::map<char, std::string> part;
+  std::string others;
+  for (const std::string& name : folders_in(directory)) {
+    const char p = part_called(name);
+    if (!p) others += (others.empty() ? "" : ", ") + name + "/";
+    else if (!part.try_emplace(p, name).second)
+      refuse(where, ": has ", part[p], "/ and ", name, "/, which mean the same: join them");
+  }
+  Split s{part['t'], part['s'].empty() ? part['v'] : part['s'], ""};
+  if (s.train.empty() != s.test.empty() && !others.empty()) {  // as valid/ beside invalid/, or train/ beside bus/
+    std::fprintf(stderr, "%s: %s%s/ is taken for a class, beside %s\n", where.c_str(), s.train.c_str(), s.test.c_str(),
+                 others.c_str());
+    return {};
+  }
+  if (s.train.empty() && !s.test.empty())
+    refuse(where, ": has ", s.test, "/ but no train/: name the folder that holds the class folders, ",
+           (directory / s.test).string(), ", or add train/");
+  if (!s.train.empty() && s.test.empty())
+    refuse(where, ": has ", s.train, "/ but neither val/ nor test/: name ", (directory / s.train).string(),
+           " instead, or add one of them");
+  if (!s.train.empty() && !part['s'].empty() && !part['v'].empty()) others += (others.empty() ? "" : ", ") + part['v'] + "/";
+  if (!s.train.empty()) s.unused = others;
+  return s;
 }
 
 // Calls body(i) for every i below n, on all cores. The exception of the smallest i is thrown.
@@ -86,7 +196,7 @@ struct Decoder {
   std::string first_broken = {};
 
   Image decode(const fs::path& path) const {
-    auto file = open_bytes(path, {"put it back",
+    auto file = open_bytes(path, {"put it back, or leave such pictures out with --skip-broken",
                                   "put a whole one there, remove it, or leave such pictures out with "
                                   "--skip-broken"});
     Image image = decode_image(*file, 3);
@@ -159,25 +269,21 @@ void make_grey(Pictures& p) {
 
 Dataset picture_folder(const fs::path& directory, const FolderOptions& options) {
   const std::string where = directory.string();
-  auto has = [&](const char* name) { return fs::is_directory(directory / name); };
-  const char* second = has("test") ? "test" : has("val") ? "val" : nullptr;
-  if (!has("train") && second)
-    refuse(where, ": has ", second, "/ but no train/: name the folder that holds the class folders, ",
-           (directory / second).string(), ", or add train/");
-  if (has("train") && !second)
-    refuse(where, ": has train/ but neither val/ nor test/: name ", where, "/train instead, ", "or add one of them");
-  const std::vector<std::string> classes = folders_in(has("train") ? directory / "train" : directory);
+  const Split split = split_of(directory);
+  const fs::path training_folder = split.train.empty() ? directory : directory / split.train;
+  const std::vector<std::string> classes = folders_in(training_folder);
   if (classes.empty())
     refuse(where, ": holds no folders: expected a folder of pictures per class, like ", where, "/cat/1.jpg");
   if (classes.size() == 1) {
-    const fs::path only = (has("train") ? directory / "train" : directory) / classes.front();
+    const fs::path only = training_folder / classes.front();
     refuse(where, ": has a single class, ", classes.front(), ", expected at least two",
            folders_in(only).empty() ? "" : ": did you mean " + only.string() + "?");
   }
-  std::vector<File> training = files_in(has("train") ? directory / "train" : directory, classes), testing;
-  if (second)
-    testing = files_in(directory / second, classes);
-  else {
+  Listing listing;
+  std::vector<File> training = listing.files_in(training_folder, classes), testing;
+  if (!split.test.empty()) {
+    testing = listing.files_in(directory / split.test, classes);
+  } else {
     const std::int64_t n = std::int64_t(training.size());
     const std::vector<char> held = draw_held_back(n, std::min(n, std::max<std::int64_t>(1, n / 10)), 0);
     std::vector<File> rest;
@@ -185,19 +291,24 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
     training = rest;
   }
   if (testing.empty())
-    refuse((directory / second).string(), ": holds no folders: expected one per class, as in train/");
+    refuse((directory / split.test).string(), ": holds no folders: expected one per class, as in train/");
+  if (const std::string kinds = listing.left_out(); !kinds.empty())
+    std::fprintf(stderr, "%s: files that are not read: %s\n", where.c_str(), kinds.c_str());
+  if (!split.unused.empty())
+    std::fprintf(stderr, "%s: %s is not used (--val holds back training pictures)\n", where.c_str(), split.unused.c_str());
 
   Decoder decoder{options};
   bool grey = true;
   Dataset d;
+  const std::string written = plain_text(where);  // a path may hold any bytes, a checkpoint UTF-8
   d.name = directory.filename().empty() ? directory.parent_path().filename().string() : directory.filename().string();
-  d.train = decoder.read(where + " train", training, grey);
+  d.train = decoder.read(written + " train", training, grey);
   std::vector<char> seen(classes.size(), 0);
   for (std::int64_t i = 0; i < d.train.count(); i++) seen[std::size_t(d.train.labels.data<std::int32_t>()[i])] = 1;
   if (const auto none = std::find(seen.begin(), seen.end(), 0); none != seen.end())
     refuse(where, ": the class ", classes[std::size_t(none - seen.begin())], " has no picture to train on",
-           second ? "" : " (a tenth of all is drawn for testing)", ": add some");
-  d.test = decoder.read(where + " test", testing, grey);
+           !split.test.empty() ? "" : " (a tenth of all is drawn for testing)", ": add some");
+  d.test = decoder.read(written + " test", testing, grey);
   if (decoder.broken)
     std::fprintf(stderr, "%s: %lld of %zu pictures left out that cannot be decoded, the first is %s\n", where.c_str(),
                  static_cast<long long>(decoder.broken), training.size() + testing.size(),
@@ -205,7 +316,7 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   for (Pictures* p : {&d.train, &d.test}) {
     if (grey) make_grey(*p);
     p->classes = int(classes.size());
-    p->class_names = classes;
+    for (const std::string& name : classes) p->class_names.push_back(plain_text(name));
   }
   measure(d);
   return d;

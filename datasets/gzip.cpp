@@ -6,7 +6,7 @@ namespace tandem {
 namespace {
 
 // inflate() rather than gzread(): it writes straight into the caller's memory, and gzread() takes plain files for
-// compressed ones and overlooks bytes after the end.
+// compressed ones and overlooks bytes after the end. A file is a series of members (RFC 1952), and zeros may follow the last.
 class Gunzip : public ByteSource {
  public:
   explicit Gunzip(std::unique_ptr<ByteSource> compressed)
@@ -27,7 +27,7 @@ class Gunzip : public ByteSource {
       int result = inflate(&z_, Z_NO_FLUSH);
       left -= step - z_.avail_out;
       if (result == Z_STREAM_END)
-        ended_ = true;
+        ended_ = !next_member();
       else if (result != Z_OK && result != Z_BUF_ERROR)
         reject("no intact gzip file: ", z_.msg ? z_.msg : "its data are wrong");
     }
@@ -42,6 +42,13 @@ class Gunzip : public ByteSource {
   }
 
  private:
+  bool next_member() {
+    while (fill() && *z_.next_in == 0) {
+      z_.next_in++;
+      z_.avail_in--;
+    }
+    return fill() && *z_.next_in == 0x1f && inflateReset(&z_) == Z_OK;
+  }
   bool fill() {  // false at the end of the file
     if (z_.avail_in > 0) return true;
     z_.next_in = input_.data();

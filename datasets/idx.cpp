@@ -48,14 +48,14 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
   std::int32_t* to = p.labels.write<std::int32_t>();
   for (std::int64_t i = 0; i < n; i++) {
     if (from[i] >= classes)
-      refuse(labels.string(), ": is damaged (label ", int(from[i]), " at position ", i, ", expected 0 to ", classes - 1,
-             "): delete it and ", source);
+      refuse(labels.string(), ": is damaged, or another data set's (label ", int(from[i]), " at position ", i,
+             ", expected 0 to ", classes - 1, "): move it away and ", source);
     to[i] = from[i];
   }
   Tensor x = read_idx(images, 3, source);
   if (x.size(0) != n)
     refuse(images.string(), ": has ", x.size(0), " pictures, expected ", n, " as there are labels in ",
-           labels.string(), ": delete both and ", source);
+           labels.string(), ": move both away and ", source);
   p.images = x.reshape({n, x.size(1), x.size(2), 1});
   return p;
 }

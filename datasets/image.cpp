@@ -3,9 +3,13 @@
 #include "datasets/image.h"
 
 #include <algorithm>
+#include <cctype>
 #include <climits>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
+
+#include "core/machine.h"
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wall"
@@ -30,20 +34,141 @@
 #pragma GCC diagnostic pop
 
 namespace tandem {
+namespace {
+
+constexpr std::int64_t longest = 1 << 14;  // pixels along a side
+
+// What stb_image does not look at: it fills up what is missing with zeros, and compares no checksum.
+struct Structure {
+  const std::vector<std::uint8_t>& bytes;
+  const ByteSource& file;
+  std::uint64_t at = 0;
+
+  // The next bytes as a number.
+  std::uint32_t next(int count, bool big = true) {
+    if (at + std::uint64_t(count) > bytes.size()) file.reject("truncated after ", bytes.size(), " bytes");
+    std::uint32_t v = 0;
+    for (int i = 0; i < count; i++) v |= std::uint32_t(bytes[at + std::uint64_t(i)]) << 8 * (big ? count - 1 - i : i);
+    at += std::uint64_t(count);
+    return v;
+  }
+  void skip(std::uint64_t count) {
+    if (count > bytes.size() - at) file.reject("truncated after ", bytes.size(), " bytes");
+    at += count;
+  }
+
+  // Segments FF marker length … up to the scan, and behind it the end marker. True: four channels without Adobe's marker, which
+  // are CMYK to Pillow, and YCbCr to stb.
+  bool jpeg() {
+    bool adobe = false, four = false;
+    skip(2);
+    while (true) {
+      if (next(1) != 0xff) file.reject("no JPEG marker at byte ", at - 1);
+      std::uint32_t marker = next(1);
+      while (marker == 0xff) marker = next(1);
+      const std::uint64_t begin = at;
+      const std::uint32_t length = next(2);
+      if (length < 2) file.reject("a JPEG segment of ", length, " bytes at byte ", begin);
+      skip(length - 2);
+      if (marker == 0xda) break;
+      adobe |= marker == 0xee && length >= 14 && std::equal(&bytes[begin + 2], &bytes[begin + 7], "Adobe");
+      const bool frame = marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
+      if (frame && length > 7) four = bytes[begin + 7] == 4;
+    }
+    constexpr std::uint8_t end[] = {0xff, 0xd9};
+    if (std::search(bytes.begin() + std::int64_t(at), bytes.end(), end, end + 2) == bytes.end())
+      file.reject("truncated after ", bytes.size(), " bytes: a JPEG without its end marker");
+    return four && !adobe;
+  }
+
+  // Chunks: length, type, data, checksum (CRC-32) of type and data; the last is IEND.
+  void png() {
+    skip(8);
+    for (std::uint32_t type = 0; type != 0x49454e44;) {
+      const std::uint64_t length = next(4), begin = at;
+      skip(length + 4);
+      std::uint32_t crc = ~0u;
+      for (std::uint64_t i = begin; i < at; i++) {
+        crc ^= bytes[i];
+        for (int k = 0; k < 8; k++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+      }
+      if (next(4) != ~crc) file.reject("the checksum of the PNG chunk at byte ", begin - 4, " does not fit");
+      type = Structure{bytes, file, begin}.next(4);
+    }
+  }
+
+  void bmp(std::int64_t width, std::int64_t height) {
+    at = 10;
+    const std::uint64_t pixels = next(4, false), header = next(4, false);
+    at = header == 12 ? 24 : 28;
+    const std::uint64_t bits = next(2, false);
+    const std::uint32_t compression = header == 12 ? 0 : next(4, false);
+    if (compression != 0 && compression != 3) file.mistaken("a BMP with compressed pixels");
+    at = 0;
+    skip(pixels + (std::uint64_t(width) * bits + 31) / 32 * 4 * std::uint64_t(height));
+  }
+
+  // P5 or P6, then width, height and largest value as text, one white space, and the bytes.
+  void pnm(std::int64_t width, std::int64_t height) {
+    at = 2;
+    std::uint32_t most = 0;
+    for (int number = 0; number < 3; number++) {
+      std::uint32_t c = next(1);
+      for (; std::isspace(int(c)) || c == '#'; c = next(1))
+        while (c == '#' && next(1) != '\n') {}
+      for (most = 0; std::isdigit(int(c)) && most < 65536; c = next(1)) most = 10 * most + c - '0';
+    }
+    // stb_image 2.27 reads beyond its memory where it converts the channels of 16-bit PNM, and scales no other largest value.
+    if (most > 255) file.mistaken("a PNM of 16 bits a channel, expected 8");
+    if (most < 255) file.mistaken("a PNM whose largest value is ", most, ", expected 255");
+    skip(std::uint64_t(width * height) * (bytes[1] == '6' ? 3 : 1));
+  }
+};
+
+// Adobe's marker, which says that four channels are CMYK.
+constexpr std::uint8_t adobe_cmyk[] = {0xff, 0xee, 0, 14, 'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0, 0};
+
+}  // namespace
 
 Image decode_image(ByteSource& file, int channels) {
   require(channels == 1 || channels == 3, "decode_image: 1 or 3 channels, not ", channels);
-  const std::vector<std::uint8_t> bytes = file.read_all();
-  const ImageSize announced = check_structure(bytes, file);
+  std::vector<std::uint8_t> bytes = file.read_all();
+  if (bytes.empty()) file.reject("it is empty");
   if (bytes.size() > INT_MAX) file.mistaken(bytes.size(), " bytes, expected less than 2 GiB");
+  const std::string_view start(reinterpret_cast<const char*>(bytes.data()), std::min<std::size_t>(bytes.size(), 8));
+  const bool jpeg = start.starts_with("\xff\xd8"), png = start == "\x89PNG\r\n\x1a\n", bmp = start.starts_with("BM");
+  if (!jpeg && !png && !bmp && !start.starts_with("P5") && !start.starts_with("P6"))
+    file.mistaken("neither JPEG, PNG, BMP nor PNM");
+
+  Structure structure{bytes, file};
+  if (jpeg && structure.jpeg()) bytes.insert(bytes.begin() + 2, std::begin(adobe_cmyk), std::end(adobe_cmyk));
+  if (png) structure.png();
   int width = 0, height = 0, own = 0;
+  const bool known = stbi_info_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own);
+  if (bmp) height = std::abs(height);  // negative: from the top down
+  if (!known || width < 1 || height < 1)
+    file.reject("its header cannot be read: ", stbi_failure_reason() ? stbi_failure_reason() : "no pixels");
+  if (width > longest || height > longest)
+    file.mistaken("it has ", height, " × ", width, " pixels, expected at most ", longest, " along a side");
+  // Of a JPEG each block of 8 × 8 pixels has a bit at least; deflate makes at most 1032 bytes of one.
+  const std::int64_t area = std::int64_t(width) * height, per_byte = jpeg ? 512 : png ? 8 * 1032 : bmp ? 8 : 1;
+  if (std::uint64_t(area / per_byte) > bytes.size())
+    file.reject("it announces ", height, " × ", width, " pixels, more than ", bytes.size(), " bytes can hold");
+  if (bmp) structure.bmp(width, height);
+  if (!jpeg && !png && !bmp) structure.pnm(width, height);
+  const std::size_t needed = std::size_t(area) * (jpeg ? 12 : 8);  // of a progressive JPEG also the coefficients
+  if (const std::size_t there = needed > 64 << 20 ? available_memory() : SIZE_MAX; needed > there)
+    refuse(file.path().string(), ": ", height, " × ", width, " pixels take ", needed >> 20, " MiB to decode, and ",
+           there >> 20, " MiB of memory are free: make it smaller");
+
   const std::unique_ptr<stbi_uc, void (*)(void*)> decoded(
       stbi_load_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own, channels), stbi_image_free);
-  if (!decoded) file.reject("it cannot be decoded: ", stbi_failure_reason());
-  if (width != announced.width || height != announced.height)
-    file.reject("it announces ", announced.height, " × ", announced.width, " pixels and has ", height, " × ", width);
+  const std::string why = decoded ? "" : stbi_failure_reason();
+  if (why == "outofmem") fail(file.path().string(), ": out of memory while it was decoded");
+  if (why == "no SOF" || why == "only 8-bit" || why.starts_with("BMP ")) file.mistaken("of a kind that is not read: ", why);
+  if (!decoded) file.reject("it cannot be decoded: ", why);
   Image image{height, width, channels, {}, own <= 2};
-  image.pixels.assign(decoded.get(), decoded.get() + std::int64_t(width) * height * channels);
+  image.pixels.assign(decoded.get(), decoded.get() + area * channels);
   return image;
 }
 

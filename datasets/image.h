@@ -12,20 +12,12 @@ struct Image {
 
 // Decodes a file. `channels` is 1 (luminance) or 3 (RGB); transparency is dropped. Detectable damage is refused:
 // a file that ends too early, sizes that cannot be in so few bytes, a PNG whose checksums do not fit. A JPEG
-// has no checksums: a wrong bit in its pixels gives other pixels. Used by any number of threads.
+// has no checksums: a wrong bit in its pixels gives other pixels. Bytes after the end are allowed. A picture that the free memory
+// cannot hold is refused by its header. Used by any number of threads.
 Image decode_image(ByteSource& file, int channels);
 
 // The largest centred square, brought to `side` × `side` pixels: bilinear, and where it shrinks averaging over all pixels
 // that fall into one. `to` has room for side · side · channels bytes.
 void fit_square(const Image& image, int side, std::uint8_t* to);
-
-bool is_picture(const std::filesystem::path& path);  // by its extension: .jpg .jpeg .png .bmp .ppm .pgm, in either case
-
-// The height and width that a file announces; throws when it is none of the formats, cut off, damaged in a way that
-// structure or checksums show, or too small for what it announces (image_structure.cpp: part of decode_image).
-struct ImageSize {
-  std::int64_t height = 0, width = 0;
-};
-ImageSize check_structure(const std::vector<std::uint8_t>& bytes, const ByteSource& file);
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ Dataset family(const std::string& name, const std::filesystem::path& folder, con
     Pictures p = idx_pictures(name + suffix, images, file("-labels-idx1-ubyte"), 10, source);
     if (p.height() != 28 || p.width() != 28)
       refuse(images.string(), ": has pictures of ", p.height(), " × ", p.width(),
-             " pixels, expected 28 × 28: delete it and ", source);
+             " pixels, expected 28 × 28: move it away and ", source);
     p.class_names = classes;
     return p;
   };

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/files/json.h"
+
 namespace tandem {
 namespace {
 
@@ -17,6 +19,14 @@ struct Header {
   bool fortran = false;
   std::vector<std::uint64_t> shape;
 };
+
+// The line that writes the array again, as another one.
+std::string again(const ByteSource& file, const std::string& changed) {
+  const std::string path = "'" + file.path().string() + "'";
+  const bool around = changed.starts_with("numpy.");
+  const std::string loaded = "numpy.load(" + path + ")";
+  return "numpy.save(" + path + ", " + (around ? changed + "(" + loaded + ")" : loaded + changed) + ")";
+}
 
 class HeaderText {
  public:
@@ -57,7 +67,8 @@ class HeaderText {
 
  private:
   [[noreturn]] void wrong(const char* expected) {
-    file_.reject("at byte ", at_, " of its header's text, expected ", expected);
+    file_.reject("at byte ", at_, " of its header's text, expected ", expected, "; where NumPy reads it, ",
+                 again(file_, ""), " writes a header of today");
   }
   void skip() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) at_++;
@@ -127,6 +138,7 @@ void narrow(const ByteSource& file, const std::vector<std::uint8_t>& raw, Tensor
 std::pair<std::string, std::uint64_t> header_text(ByteSource& file) {
   std::uint8_t start[12] = {};
   file.read(start, 10, 10);
+  if (std::memcmp(start, "PK", 2) == 0) refuse_npz(file.path());
   if (std::memcmp(start, "\x93NUMPY", 6) != 0)
     file.mistaken("its first bytes are not \\x93NUMPY, as those of an .npy file are");
   const int version = start[6];
@@ -152,16 +164,24 @@ std::string element_type(const Header& h, const ByteSource& file) {
   if (type.size() != 2 || kinds.find(type) == std::string::npos || type[0] == ' ' || type[1] == ' ' ||
       (order == '>' && type[1] != '1') || !std::strchr("<>|=", order))
     file.mistaken("elements of type '", h.type, "', expected little-endian u1 or f4, or whole numbers for labels: ",
-                  "array.astype(numpy.uint8), or numpy.float32, makes them so");
+                  again(file, type.starts_with('f') ? ".astype('<f4')" : type == "b1" ? ".astype('u1')" : ".astype('<i8')"),
+                  " makes them so");
   return type;
 }
 
 }  // namespace
 
+void refuse_npz(const std::filesystem::path& path) {
+  const std::string quoted = "'" + path.string() + "'";
+  refuse(path.string(), ": its first bytes are those of an .npz archive, not \\x93NUMPY: a = numpy.load(", quoted,
+         "); [numpy.save(name, a[name]) for name in a] writes each of its arrays as an .npy file");
+}
+
 Tensor read_npy(ByteSource& file) {
   const auto [text, before] = header_text(file);
   const Header h = HeaderText(text, file).parse();
-  if (h.fortran) file.mistaken("its array is in Fortran order, expected C order: numpy.ascontiguousarray makes it so");
+  if (h.fortran) file.mistaken("its array is in Fortran order, expected C order: ",
+                               again(file, "numpy.ascontiguousarray"), " makes it so");
   if (h.shape.size() > std::size_t(Shape::max_rank)) file.mistaken(h.shape.size(), " axes, expected at most six");
   const std::string type = element_type(h, file);
   const std::uint64_t width = std::uint64_t(type[1] - '0');
@@ -252,7 +272,7 @@ Dataset npy_dataset(const std::filesystem::path& images) {
     auto x = open_bytes(path, advice);
     auto y =
         open_bytes(labels_of(path), {"save the labels of " + path.string() + " there with numpy.save", advice.mend});
-    return npy_pictures(path.string(), *x, *y);
+    return npy_pictures(plain_text(path.string()), *x, *y);
   };
   Pictures train = part(images);
   if (train.classes < 2) refuse(labels_of(images).string(), ": all labels are 0, expected at least two classes");

@@ -13,6 +13,7 @@ Tensor read_npy(ByteSource& file);
 // Pictures u8, or f32 within 0 … 1 (kept as bytes), of the shape [N, H, W] or [N, H, W, C], H = W, and labels [N] beside
 // them: NAME.npy and NAME_labels.npy, or x_NAME.npy and y_NAME.npy. Test pictures are read from the files that have
 // "test" where these have "train"; where there are none, a tenth is held back.
+[[noreturn]] void refuse_npz(const std::filesystem::path& path);  // an archive of arrays, with the line that unpacks it
 Dataset npy_dataset(const std::filesystem::path& images);
 
 // The two arrays as pictures; classes: the largest label + 1. npy_dataset refuses training labels with a gap, and test labels

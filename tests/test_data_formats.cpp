@@ -253,6 +253,27 @@ TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   EXPECT_TRUE(refused([&] { decode(deep, 3); }, {"16 bits"}));  // stb_image would read beyond its memory
 }
 
+// With Adobe's marker and without it, the inks are those that Pillow sees.
+TEST(Image, FourChannelsAreCmyk) {
+  NEEDS_STB();
+  const Bytes marked = cmyk_jpeg();
+  Bytes bare = marked;
+  bare.erase(bare.begin() + 2, bare.begin() + 18);
+  for (const Bytes& file : {marked, bare}) {
+    const Image image = decode(file, 3);
+    for (int k = 0; k < 3; k++) EXPECT_NEAR(image.pixels[std::size_t(k)], (std::vector{47, 165, 208})[std::size_t(k)], 2) << k;
+  }
+}
+
+TEST(Image, BytesAfterTheEndAreAllowed) {
+  NEEDS_STB();
+  for (const Bytes& good : {small_jpeg(), small_png(), small_bmp(), small_pnm(true)}) {
+    Bytes longer = good;
+    longer.insert(longer.end(), {0, 1, 0xff, 3});
+    EXPECT_EQ(decode(longer, 3).pixels, decode(good, 3).pixels);
+  }
+}
+
 TEST(Image, SquaresAreCentredAndAveraged) {
   NEEDS_STB();
   Image wide{2, 4, 1, {0, 10, 20, 30, 40, 50, 60, 70}};
@@ -361,6 +382,88 @@ TEST(PictureFolder, ClassesMustBeTwoAndHoldPictures) {
   EXPECT_TRUE(refused([&] { load_dataset(dir.file("gap")); }, {"gap/val/0: holds no pictures"}));
 }
 
+// What is beside the pictures, and how they are linked.
+TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
+  NEEDS_STB();
+  TemporaryFolder dir;
+  const fs::path all = dir.file("all");
+  for (int i = 0; i < 10; i++)
+    for (const char* name : {"cat", "dog"}) save(all / name / (std::to_string(i) + ".ppm"), square_pnm(6, i));
+  auto loaded = [&](const FolderOptions& options = {}) {
+    testing::internal::CaptureStderr();
+    const Dataset d = load_dataset(all, {}, options);
+    return std::to_string(d.train.count() + d.test.count()) + " " + testing::internal::GetCapturedStderr();
+  };
+  for (const char* hidden : {"cat/.ipynb_checkpoints/1.ppm", "cat/deep/.thumbs/1.ppm", ".git/1.ppm", "cat/._1.ppm", "__MACOSX/cat/1.ppm",
+                             "cat/__MACOSX/1.ppm"})
+    save(all / hidden, square_pnm(6, 1));
+  EXPECT_EQ(loaded(), "20 ");
+  save(all / "cat/1.webp", {1});
+  save(all / "dog/2.WebP", {1});
+  save(all / "notes", {1});
+  save(all / "beside.ppm", square_pnm(6, 1));
+  EXPECT_EQ(loaded(), "20 " + all.string() +
+                          ": files that are not read: 2 .webp, 1 pictures outside of the class folders, 1 without an extension\n");
+  for (const char* file : {"cat/1.webp", "dog/2.WebP", "notes", "beside.ppm"}) fs::remove(all / file);
+  for (const char* name : {"jfif", "jpe", "JPEG", "pnm"}) save(all / "cat" / (std::string("b.") + name), square_pnm(6, 1));
+  EXPECT_EQ(loaded(), "24 ");
+
+  save(dir.file("store/1.ppm"), square_pnm(6, 1));
+  fs::create_directory_symlink(dir.file("store"), all / "cat/linked");
+  fs::create_symlink(dir.file("store/1.ppm"), all / "dog/linked.ppm");
+  EXPECT_EQ(loaded(), "26 ");
+  fs::create_directory_symlink(all, dir.file("store/up"));
+  EXPECT_TRUE(refused([&] { loaded(); }, {"is a link to a folder that it lies in"}));
+  testing::internal::GetCapturedStderr();
+  fs::remove(dir.file("store/up"));
+  fs::create_symlink("/nowhere/annex", all / "dog/gone.ppm");
+  EXPECT_TRUE(refused([&] { loaded(); }, {"dog/gone.ppm: is a link to /nowhere/annex", "--skip-broken"}));
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(loaded({.skip_broken = true}).substr(0, 3), "26 ");
+  fs::remove(all / "dog/gone.ppm");
+  fs::create_symlink("/nowhere/eel", all / "eel");
+  EXPECT_TRUE(refused([&] { loaded(); }, {"all/eel: is a link to /nowhere/eel"}));
+  testing::internal::GetCapturedStderr();
+  fs::remove(all / "eel");
+  for (const auto& [name, written] : {std::pair{"M\x81nchen", "M%81nchen"}, {"two\nlines", "two%0Alines"}, {"a\x7f", "a%7F"},
+                                      {"\xc3\xa9\"',\\", "\xc3\xa9\"',\\"}}) {
+    fs::rename(all / "dog", all / name);
+    const auto names = load_dataset(all).train.class_names;
+    EXPECT_EQ(std::count(names.begin(), names.end(), written), 1) << written;
+    fs::rename(all / name, all / "dog");
+  }
+}
+
+TEST(PictureFolder, ASplitHasManySpellings) {
+  NEEDS_STB();
+  TemporaryFolder dir;
+  int next = 0;
+  // The classes of the pictures in these folders, which hold two classes each; and what is said.
+  auto loaded = [&](const std::vector<std::string>& folders) {
+    const std::string all = dir.file("all" + std::to_string(next++));
+    for (const std::string& folder : folders)
+      for (const char* name : {"/x/1.ppm", "/y/1.ppm", "/y/2.ppm"}) save(fs::path(all) / (folder + name), square_pnm(6, 1));
+    testing::internal::CaptureStderr();
+    std::string classes;
+    try {
+      for (const std::string& name : load_dataset(all).train.class_names) classes += name + " ";
+    } catch (const UsageError& e) {
+      classes = e.what();
+    }
+    return classes + testing::internal::GetCapturedStderr();
+  };
+  for (const char* training : {"train", "Training", "TRAIN", "training_set"})
+    for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET"}) EXPECT_EQ(loaded({training, test}), "x y ");
+  EXPECT_NE(loaded({"Train", "test", "val"}).find("x y"), std::string::npos);
+  EXPECT_NE(loaded({"Train", "test", "val"}).find(": val/ is not used (--val"), std::string::npos);
+  EXPECT_NE(loaded({"train", "test", "extra"}).find(": extra/ is not used"), std::string::npos);
+  EXPECT_NE(loaded({"train", "training", "test"}).find("train/ and training/, which mean the same"), std::string::npos);
+  EXPECT_NE(loaded({"train", "val", "Validation"}).find("which mean the same"), std::string::npos);
+  EXPECT_NE(loaded({"Test", "Val"}).find("has Test/ but no train/"), std::string::npos);
+  EXPECT_EQ(loaded({"valid", "invalid"}).substr(0, 14), "invalid valid ");
+  EXPECT_NE(loaded({"bus", "train", "tram"}).find("train/ is taken for a class, beside bus/, tram/"), std::string::npos);
+}
+
 TEST(LoadDataset, OptionsWithoutUseAreNamed) {
   TemporaryFolder dir;
   EXPECT_TRUE(refused([] { load_dataset("synthetic-mnist", {}, {.size = 64}); }, {"synthetic-mnist", "--size"}));
@@ -382,7 +485,7 @@ bool refuses(const fs::path& copy, const Bytes& bytes, const std::vector<double>
     return false;
   } catch (const UsageError& e) {
     const std::string said = e.what();
-    EXPECT_TRUE(said.starts_with(copy.string() + ":") && said.find("delete it and run") != said.npos) << said;
+    EXPECT_TRUE(said.starts_with(copy.string() + ":") && said.find("move it away and run") != said.npos) << said;
     return true;
   }
 }
@@ -396,7 +499,7 @@ void expect_damage_to_be_seen(const fs::path& file, const fs::path& copy, const 
     EXPECT_TRUE(refuses(copy, {whole.begin(), whole.begin() + std::ptrdiff_t(whole.size() * part / 8)}, good, read));
   EXPECT_TRUE(refuses(copy, {whole.begin(), whole.end() - 1}, good, read));
   Bytes longer = whole;
-  longer.push_back(0);
+  longer.push_back(1);
   EXPECT_TRUE(refuses(copy, longer, good, read));
   int seen = 0;
   Philox random(1, Stream::test);

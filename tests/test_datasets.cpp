@@ -120,7 +120,7 @@ std::string error_of(const std::function<void()>& call) {
       GTEST_SKIP() << "built without zlib";                                                                           \
   } while (0)
 
-const std::string source = "fetch it again", mend = "): delete it and " + source;
+const std::string source = "fetch it again", mend = "): move it away and " + source;
 
 // ---- IDX ------------------------------------------------------------------------------------------------------------
 TEST(Idx, ReadsPlain) {
@@ -225,11 +225,43 @@ TEST(Idx, SaysWhatIsWrongWithACompressedFile) {
   write(dir / "longer.gz", gzip(idx(0x801, {3}, {1, 2, 3, 4})));
   EXPECT_ERROR(read_idx(dir / "longer.gz", 1, source), "goes on after 11 bytes");
   Bytes tail = gzip(idx(0x801, {3}, {1, 2, 3}));
-  tail.push_back(0);
+  tail.push_back(7);
   write(dir / "tail.gz", tail);
   EXPECT_ERROR(read_idx(dir / "tail.gz", 1, source), "bytes after the end of its compressed data");
-  write(dir / "plain.gz", idx(0x801, {3}, {1, 2, 3}));
-  EXPECT_ERROR(read_idx(dir / "plain.gz", 1, source), "no intact gzip file", "header");
+  tail.back() = 0x1f;  // a member that is cut off
+  write(dir / "tail.gz", tail);
+  EXPECT_ERROR(read_idx(dir / "tail.gz", 1, source), "ends before its checksum");
+}
+
+// RFC 1952: a file is a series of members; tar and others fill the rest of a block with zeros. The contents decide, not the name.
+TEST(Idx, ReadsGzipAsItIsWritten) {
+  NEEDS_ZLIB();
+  Folder dir;
+  const Bytes plain = idx(0x801, {3}, {1, 2, 3});
+  for (std::size_t cut = 0; cut <= plain.size(); cut++) {
+    Bytes members = gzip({plain.begin(), plain.begin() + std::ptrdiff_t(cut)});
+    for (const Bytes& more : {gzip({}), gzip({plain.begin() + std::ptrdiff_t(cut), plain.end()}), Bytes(cut * 100)})
+      members.insert(members.end(), more.begin(), more.end());
+    write(dir / "members.gz", members);
+    EXPECT_EQ(read_idx(dir / "members.gz", 1, source).values(), (std::vector<double>{1, 2, 3})) << cut;
+  }
+  write(dir / "plain.gz", plain);
+  write(dir / "compressed", gzip(plain));
+  for (const char* name : {"plain.gz", "compressed"})
+    EXPECT_EQ(read_idx(dir / name, 1, source).values(), (std::vector<double>{1, 2, 3})) << name;
+}
+
+TEST(Idx, NamesTheFileThatHasAlmostTheName) {
+  Folder dir;
+  for (const char* near : {"t10k-labels.idx1-ubyte", "t10k-labels-idx1-ubyte (1).gz", "T10K-Labels-idx1-ubyte.GZ"}) {
+    write(dir / near, {1});
+    EXPECT_ERROR(read_idx(dir / "t10k-labels-idx1-ubyte.gz", 1, source), std::string("but ") + (dir / near).string());
+    fs::remove(dir / near);
+  }
+  write(dir / "t10k-labels-idx1-ubyte.md5", {1});
+  EXPECT_ERROR(read_idx(dir / "t10k-labels-idx1-ubyte", 1, source), "there is no such file: " + source);
+  write(dir / "train-images.idx3-ubyte", {1});
+  EXPECT_ERROR(find_data("mnist", dir.path), "train-images.idx3-ubyte: give it the name train-images-idx3-ubyte, and the others");
 }
 
 TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
@@ -237,10 +269,10 @@ TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
   write(dir / "x", idx(0x803, {4, 2, 2}, noise(16, 6)));
   write(dir / "y", idx(0x801, {4}, {0, 9, 10, 3}));
   EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, source),
-               "y: is damaged (label 10 at position 2, expected 0 to 9" + mend);
+               "y: is damaged, or another data set's (label 10 at position 2, expected 0 to 9" + mend);
   write(dir / "y", idx(0x801, {3}, {0, 9, 3}));
   EXPECT_ERROR(idx_pictures("set", dir / "x", dir / "y", 10, source), "x: has 4 pictures, expected 3",
-               "delete both and " + source);
+               "move both away and " + source);
   write(dir / "y", idx(0x801, {4}, {0, 9, 3, 7}));
   Pictures p = idx_pictures("set", dir / "x", dir / "y", 10, source);
   EXPECT_EQ(p.images.shape(), (Shape{4, 2, 2, 1}));
@@ -323,7 +355,7 @@ TEST(Cifar, PlanesBecomePixels) {
 
 TEST(Cifar, DamageIsNamed) {
   Folder dir;
-  std::string command = "delete it and run datasets/get-data.sh cifar-10 " + dir.path.string();
+  std::string command = "move it away and run datasets/get-data.sh cifar-10 " + dir.path.string();
   write_cifar(dir.path, 3);
   Bytes good = cifar_file(3, 2);
   for (std::size_t size : {std::size_t{0}, std::size_t{1}, record - 1, record, record + 1, 3 * record - 1}) {

@@ -1,5 +1,6 @@
 #include "core/files/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <unordered_set>
@@ -208,6 +209,18 @@ Json Json::parse(std::string_view text) { return Reader(text).document(); }
 bool is_utf8(std::string_view text) {
   while (const std::size_t n = utf8_length(text)) text.remove_prefix(n);
   return text.empty();
+}
+
+std::string plain_text(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t n = utf8_length(text);
+    const unsigned char c = static_cast<unsigned char>(text[0]);
+    if (n == 0 || c < 0x20 || c == 0x7f) out += printed("%%%02X", c);
+    else out += text.substr(0, n);
+    text.remove_prefix(std::max<std::size_t>(1, n));
+  }
+  return out;
 }
 
 std::string json_quoted(std::string_view text) {

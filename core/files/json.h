@@ -37,6 +37,7 @@ struct JsonMember {
 };
 
 bool is_utf8(std::string_view text);
+std::string plain_text(std::string_view text);   // UTF-8: other bytes and control characters become %81, %0A, …
 std::string json_quoted(std::string_view text);  // "…", what needs it escaped; bytes that are not UTF-8 become U+FFFD
 std::string json_number(double v);  // seven digits; null for what is not finite, which is all that JSON has
 

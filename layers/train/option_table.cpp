@@ -5,6 +5,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/files/json.h"
 #include "core/text.h"
 #include "layers/models/models.h"
 
@@ -229,7 +230,7 @@ Settings settings_of(const Options& options) {
   Settings s;
   for (const OptionSpec& row : option_table(o))
     if (row.decides && (o.accepted.empty() || std::find(o.accepted.begin(), o.accepted.end(), row.name) != o.accepted.end()))
-      s.push_back({row.name, row.value()});
+      s.push_back({row.name, plain_text(row.value())});  // a path may hold any bytes, a checkpoint UTF-8
   return s;
 }
 

@@ -28,7 +28,7 @@ struct FuzzTarget {
 const std::vector<FuzzTarget>& fuzz_targets();
 
 // Small files in each format of pictures; the JPEG and the grey PNM have one channel.
-Bytes small_jpeg(), small_png(), small_bmp(), small_pnm(bool grey);
+Bytes small_jpeg(), cmyk_jpeg(), small_png(), small_bmp(), small_pnm(bool grey);
 // An .npy file of the given version of the format.
 Bytes npy(const std::string& type, const std::string& shape, const Bytes& numel, int version = 1,
           const char* fortran = "False");
