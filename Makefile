@@ -350,6 +350,8 @@ $(OBJ)/cuda/%.o $(OBJ)/dist/%.o $(OBJ)/tests/test_cuda%.o: compile += $(if $(CUD
 $(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o $(if $(CUDA_ON),,$(OBJ)/cuda/plans.o) $(OBJ)/tests/cuda_plans.o: compile += -I$(CUDA_HOME)/include
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
+# Runs before a sanitizer has begun.
+$(OBJ)/core/process_start.o: compile += $(if $(SANITIZE),-fno-sanitize=$(SANITIZE))
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags | $(parsed)

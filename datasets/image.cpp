@@ -22,7 +22,6 @@
 #define STBI_ONLY_PNM
 #define STBI_NO_STDIO
 #define STBI_NO_LINEAR
-#define STBI_MAX_DIMENSIONS (1 << 14)
 // Zeroed: the JPEG decoder looks at tables that a damaged file never filled, and what it found there could end the program.
 #define STBI_MALLOC(bytes) std::calloc(1, bytes)
 #define STBI_REALLOC(block, bytes) std::realloc(block, bytes)

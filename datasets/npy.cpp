@@ -67,7 +67,7 @@ class HeaderText {
 
  private:
   [[noreturn]] void wrong(const char* expected) {
-    file_.reject("at byte ", at_, " of its header's text, expected ", expected, "; where NumPy reads it, ",
+    file_.mistaken("at byte ", at_, " of its header's text, expected ", expected, "; where NumPy reads it, ",
                  again(file_, ""), " writes a header of today");
   }
   void skip() {

@@ -3,6 +3,7 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <sys/socket.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 
 #include "dist/job/handshake.h"
 #include "dist/job/port_guard.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
 namespace ucx {
@@ -39,6 +41,18 @@ std::string interface_of(const std::string& address) {
   return name;
 }
 
+// UCX takes 4.3 MB of /dev/shm for each rank of a host; a container of Docker's has 64 MB. All ranks of a host decide alike.
+std::string size_of_dev_shm() {
+  struct statvfs s {};
+  if (statvfs("/dev/shm", &s) != 0) return "/dev/shm is not there";
+  const std::uint64_t size = s.f_blocks * s.f_frsize, left = s.f_bavail * s.f_frsize;
+  return "/dev/shm has " + std::to_string(size >> 20) + " MiB, " + std::to_string(left >> 20) + " free";
+}
+bool dev_shm_is_small() {
+  struct statvfs s {};
+  return statvfs("/dev/shm", &s) != 0 || s.f_blocks * s.f_frsize < std::uint64_t(std::max(2, local_size_from_environment())) * (8 << 20);
+}
+
 }  // namespace
 
 Worker::Worker(const std::string& interface_address, Use use) {
@@ -56,7 +70,9 @@ Worker::Worker(const std::string& interface_address, Use use) {
     if (!std::getenv((std::string("UCX_") + name).c_str()))
       UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
   };
-  if (use == Use::memory) take("TLS", "self,sm");
+  const bool small = dev_shm_is_small();  // System V's shared memory does not lie there
+  if (use == Use::memory) take("TLS", small ? "self,sysv,cma" : "self,sm");
+  if (use == Use::all && small) take("TLS", "^posix");
   if (use == Use::survives) take("TLS", "^sm"), take("ZCOPY_THRESH", "inf");
   if (!devices.empty()) take("NET_DEVICES", devices + rdma);
   // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
@@ -73,7 +89,9 @@ Worker::Worker(const std::string& interface_address, Use use) {
   w.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   w.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   const std::vector<int> before = listening_sockets();
-  UCX_CHECK(ucp_worker_create(context, &w, &worker));
+  check(ucp_worker_create(context, &w, &worker), "ucp_worker_create",
+        use == Use::survives ? "" : " (" + size_of_dev_shm() + "; each rank takes 5 MiB of it: make room there, start the container with "
+                                        "--shm-size=1g, or set UCX_TLS=self,sysv,cma,tcp)");
   for (int s : listening_sockets())
     if (std::find(before.begin(), before.end(), s) == before.end()) ports_.push_back(s);
   UCX_CHECK(ucp_worker_get_efd(worker, &events));

@@ -13,7 +13,7 @@
 
 namespace tandem::ucx {
 
-inline void check(ucs_status_t status, const char* call, const char* hint = "") {
+inline void check(ucs_status_t status, const char* call, const std::string& hint = "") {
   if (status != UCS_OK) fail("UCX: ", call, ": ", ucs_status_string(status), hint);
 }
 

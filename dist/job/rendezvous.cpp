@@ -25,18 +25,30 @@ namespace tandem {
 namespace {
 
 // ---- the file in which ranks of one host find each other -----------------------------------------------------------------
+bool only_mine(const std::string& folder) {
+  struct stat s {};
+  return lstat(folder.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == getuid() && (s.st_mode & 022) == 0 &&
+         access(folder.c_str(), W_OK) == 0;
+}
+
+// XDG_RUNTIME_DIR may be another user's (su, sudo -E) or open to all (WSL): then it is passed over.
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");
-  std::string folder = given && access(given, W_OK) == 0 ? given : "/tmp/tandem-" + std::to_string(getuid());
+  if (given && given[0] == '/' && only_mine(given)) return given;
+  const std::string folder = "/tmp/tandem-" + std::to_string(getuid());
   mkdir(folder.c_str(), 0700);
-  struct stat s {};
-  if (lstat(folder.c_str(), &s) != 0 || !S_ISDIR(s.st_mode) || s.st_uid != getuid() || (s.st_mode & 022))
-    refuse(folder, ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR");
+  if (!only_mine(folder))
+    refuse(folder, ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR to such a folder");
   return folder;
 }
 
+// Containers may share this folder, and number their processes and jobs alike: ranks that meet by a file see the same processes and
+// the same network.
 std::string rendezvous_file(const std::string& job, const Variables& variables) {
-  return private_folder(variables) + "/tandem-" + hex(hmac("name", job)).substr(0, 24);
+  std::error_code none;
+  std::string name = job;
+  for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) name += " " + std::filesystem::read_symlink(space, none).string();
+  return private_folder(variables) + "/tandem-" + hex(hmac("name", name)).substr(0, 24);
 }
 
 void write_private(const std::string& path, const std::string& text) {

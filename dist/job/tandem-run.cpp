@@ -21,6 +21,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <regex>
 #include <sstream>
@@ -28,6 +29,7 @@
 #include <utility>
 
 #include "core/files/files.h"
+#include "core/team.h"
 #include "core/text.h"
 #include "dist/job/hosts.h"
 #include "dist/server/straggler_emulation.h"
@@ -207,10 +209,11 @@ void on_signal(int number) {
   clock_gettime(CLOCK_MONOTONIC, &t);
   static volatile double first;
   const double now = double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  const bool warning = number == SIGUSR1 || number == SIGXCPU;  // of a batch system; it may come again
   if (number != SIGCHLD && !asked) {
     asked = number;
-    first = now;
-  } else if (number != SIGCHLD && now - first > 0.1) {  // timeout(1) sends its one signal twice
+    first = warning ? std::numeric_limits<double>::max() : now;
+  } else if (number != SIGCHLD && !warning && now - first > 0.1) {  // timeout(1) sends its one signal twice
     asked_again = number;
   }
   const int saved = errno;
@@ -228,7 +231,9 @@ class Launch {
     struct sigaction action {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
-    for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaction(s, &action, nullptr);
+    for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU})
+      if (struct sigaction before {}; sigaction(s, &action, &before) == 0 && before.sa_handler == SIG_IGN && s != SIGCHLD)
+        std::signal(s, SIG_IGN);  // as under nohup, or in the background of a script
     std::signal(SIGPIPE, SIG_IGN);
     if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
     start_all();
@@ -317,9 +322,8 @@ class Launch {
           set.push_back({"MASTER_PORT", port});
         }
         // Ranks that share cores share their threads too, and those that wait do not spin.
-        const int cores = std::max(1u, std::thread::hardware_concurrency());
         if (is_here(h.name) && !std::getenv("OMP_NUM_THREADS"))
-          set.push_back({"OMP_NUM_THREADS", std::to_string(std::max(1, cores / h.slots))});
+          set.push_back({"OMP_NUM_THREADS", std::to_string(std::max(1, default_threads() / h.slots))});
         // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "core/build_info.h"
+#include "core/machine.h"
 #include "core/team.h"
 #include "core/text.h"
 #include "layers/train/fit.h"
@@ -94,7 +95,8 @@ namespace {
 int threads_for(const Options& o) {
   const int ranks = local_size_from_environment();
   if (o.threads > 0 || ranks < 2 || std::getenv("OMP_NUM_THREADS")) return o.threads;
-  return threads_of_rank(ranks, int(sysconf(_SC_NPROCESSORS_ONLN)), default_threads());
+  const double cores = std::min(double(sysconf(_SC_NPROCESSORS_ONLN)), std::ceil(core_quota()));
+  return threads_of_rank(ranks, int(cores), default_threads());
 }
 }  // namespace
 
@@ -137,7 +139,7 @@ int run_program(int argc, char** argv, const std::function<void()>& body) {
   auto say = [&](const char* what) { std::fprintf(stderr, "%s: %s\n", program.c_str(), what); };
   try {
     // Libraries may have taken SIGHUP for themselves before main() (UCX does): a closed terminal must end the program.
-    if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+    std::signal(SIGHUP, hangup_ignored() ? SIG_IGN : SIG_DFL);
     body();
     // Printed text may still be in a buffer, and the disk may be full.
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
