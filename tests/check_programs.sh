@@ -199,7 +199,7 @@ begun --model mlp
 short 2 'writes its metrics there: wait for its end' --metrics "$there/metrics"
 kill -s TERM $!
 wait $!
-for signal in INT=130 TERM=143 HUP=129; do
+for signal in INT=130 TERM=143 HUP=129 USR1=138 XCPU=152; do
   begun --model mlp
   kill -s "${signal%=*}" $!
   wait $!
@@ -207,6 +207,49 @@ for signal in INT=130 TERM=143 HUP=129; do
   [ $got -eq "${signal#*=}" ] || complain "SIG${signal%=*}: exit status $got: $(cat "$there/begun")"
   tail -n 1 "$there/metrics" | grep -q "\"event\":\"end\".*\"stopped\":1,\"reason\":\"SIG${signal%=*}\"" ||
     complain "SIG${signal%=*}: the metrics end with $(tail -n 1 "$there/metrics")"
+done
+begun --model mlp  # a batch system may warn again and again
+for i in 1 2 3 4; do kill -s XCPU $!; sleep 0.2; done 2>/dev/null
+wait $!
+got=$?
+[ $got -eq 152 ] || complain "SIGXCPU repeated: exit status $got: $(cat "$there/begun")"
+# As nohup starts a program: the terminal may go.
+(trap '' HUP; exec "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/nohup" >"$there/begun" 2>&1) &
+until grep -q start "$there/nohup" 2>/dev/null; do sleep 0.2; done
+kill -s HUP $!
+sleep 0.3
+kill -0 $! || complain "SIGHUP ended a program whose parent ignored it: $(cat "$there/begun")"
+kill -s TERM $!
+wait $!
+
+# ---- The same command again, as a batch system starts it: three times, with kills between, and the weights of a run without ---------
+again="$build/fashion_mnist --data synthetic --model mlp --val 50000 --epochs 30 --threads 1 --deterministic --resume auto"
+says 0 'test accuracy' $again --checkpoint "$there/undisturbed"
+for signal in KILL=137 TERM=143; do
+  $again --checkpoint "$there/requeued" --metrics "$there/requeued.jsonl" >"$there/begun" 2>&1 &
+  lines=$(grep -c epoch "$there/requeued.jsonl" 2>/dev/null)
+  until [ "$(cat "$there/requeued.jsonl" 2>/dev/null | grep -c '"event":"epoch"')" -gt "${lines:-0}" ] && [ -e "$there/requeued/last.safetensors" ]; do
+    sleep 0.05
+  done
+  kill -s "${signal%=*}" $!
+  wait $!
+  got=$?
+  [ $got -eq "${signal#*=}" ] || complain "requeued: exit status $got after SIG${signal%=*}: $(cat "$there/begun")"
+done
+says 0 'test accuracy' $again --checkpoint "$there/requeued" --metrics "$there/requeued.jsonl"
+[ "$(weights "$there/requeued/last.safetensors")" = "$(weights "$there/undisturbed/last.safetensors")" ] ||
+  complain "a run that was started three times has other weights"
+says 0 'nothing is left to do' $again --checkpoint "$there/requeued" --metrics "$there/requeued.jsonl"
+short 0 'test accuracy' --checkpoint "$there/both" --resume "$there/both"
+short 0 'nothing is left to do' --checkpoint "$there/both" --resume "$there/both"
+short 2 '--resume auto: goes on with the last checkpoint in the folder of --checkpoint' --resume auto
+
+# ---- Closed standard streams: no file of ours gets their numbers -------------------------------------------------------
+for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
+  rm -f "$there/closed"
+  (eval "exec $closed"; exec "$build/fashion_mnist" --data synthetic --model mlp --epochs 1 --val 59000 --log-every 1 --metrics "$there/closed") >/dev/null 2>&1
+  grep -vq '^{.*}$' "$there/closed" && complain "with $closed the metrics hold: $(grep -v '^{.*}$' "$there/closed")"
+  grep -q '"event":"end"' "$there/closed" || complain "with $closed the run did not end"
 done
 begun --model resnet18 --device reference  # a step takes minutes: only the second signal can end it
 kill -s TERM $!

@@ -196,7 +196,6 @@ done
 endless=$endless_before
 
 # ---- what is left is written by the lowest rank of the majority, and goes on as if nothing had happened ---------------------
-weights() { tail -c +$((9 + $(od -An -t u8 -N 8 "$1"))) "$1" | cksum; }
 # The two commands of dist/REFERENCE.md, as they stand there but for folders and data: the ranks differ, and nothing else.
 shown() { sed -n "s|^build/tandem-run -n $1 build/\(.*\) --$2 run\$|$build/\1 --data synthetic|p" dist/REFERENCE.md; }
 endless_before=$endless endless=$(shown 3 checkpoint)

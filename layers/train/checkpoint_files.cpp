@@ -13,9 +13,13 @@ std::string file(const std::string& folder, const char* name) {
 }  // namespace
 
 CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& resume, bool writes)
-    : from_(resume), folder_(folder), option_("--checkpoint"), speaks_(writes) {
+    : from_(resume), folder_(folder), option_("--checkpoint"), speaks_(writes), automatic_(resume == "auto" || (resume == folder && !folder.empty())) {
   namespace fs = std::filesystem;
   std::error_code none;
+  if (automatic_ && folder_.empty())
+    refuse("--resume auto: goes on with the last checkpoint in the folder of --checkpoint: add --checkpoint FOLDER, or name the ",
+           "folder to go on from");
+  if (automatic_) from_ = fs::exists(last(), none) ? last() : "";
   if (!from_.empty() && fs::is_directory(from_, none)) {
     if (folder_.empty()) folder_ = from_, option_ = "--resume";
     from_ = file(from_, "last");
@@ -67,7 +71,7 @@ std::string CheckpointFiles::kept(std::int64_t saved_at) const {
 // Nothing that another run left is overwritten.
 void CheckpointFiles::check_foreign_files() const {
   std::error_code none;
-  if (!writes()) return;
+  if (!writes() || automatic_) return;
   for (const std::string& there : {last(), best()})
     if (std::filesystem::exists(there, none) && (from_.empty() || !std::filesystem::equivalent(from_, last(), none)))
       refuse("--checkpoint ", folder_, ": holds another run's ", std::filesystem::path(there).filename().string(),

@@ -10,7 +10,7 @@ namespace tandem {
 
 class CheckpointFiles {
  public:
-  // folder, resume: as FitOptions has them. writes: this rank does. Throws UsageError when there is nothing to resume, or the
+  // folder, resume: as FitOptions has them ("auto", or the folder: its last checkpoint, where there is one). writes: this rank does. Throws UsageError when there is nothing to resume, or the
   // folder holds another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
   // Creates the folder, takes its lock and tries to write, so that an error shows before the training.
@@ -32,7 +32,7 @@ class CheckpointFiles {
  private:
   void check_foreign_files() const;
   std::string from_, folder_, option_;
-  bool speaks_;
+  bool speaks_, automatic_;
   FileLock lock_;
 };
 

@@ -36,7 +36,7 @@ void refuse_options(const Options& o) {
                        o.import_export.export_onnx + o.profiler.dot + o.profiler.trace)
                           .empty(),
        "--evaluate trains nothing: it writes no --checkpoint, --metrics, --tensorboard, --export-…, --dot and --trace"},
-      {!o.resume.empty() && !o.import_export.import_torch.empty(),
+      {!o.resume.empty() && o.resume != "auto" && !o.import_export.import_torch.empty(),
        "--resume goes on with the weights of a checkpoint, --import-torch begins with others: give one of them"},
       {one && o.val > 0, beside + "--val"},
       {one && o.given.count("--epochs"), beside + "--epochs"},

@@ -189,7 +189,7 @@ void schedule_of_run(Rows& t, Options& o) {
   t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
   t.whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
   t.text("--checkpoint", o.checkpoint, "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
-  t.text("--resume", o.resume, "go on from a checkpoint, or from the last one in a folder");
+  t.text("--resume", o.resume, "go on from a checkpoint, or from the last one in a folder; auto: from that in --checkpoint, if there is one");
   t.whole("--stop-after", o.stop_after, 0, "stop after this step of the run (0: do not)");
   t.flag("--evaluate", o.evaluate, true, "no training: the test accuracy of the weights of --resume or --import-torch");
 }

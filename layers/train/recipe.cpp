@@ -78,14 +78,14 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
   return fields;
 }
 
-void agree(Strategy& strategy, const Settings& settings, const FitOptions& options) {
+void agree(Strategy& strategy, const Settings& settings, const FitOptions& options, bool resumes) {
   if (strategy.size() == 1) return;
   std::string mine = strategy.where() + "\n";
   for (const auto& [name, value] : settings)
     if (name != "--data") mine += name + " " + value + "\n";
   // Settings that decide which calls a rank makes to the others.
   mine += "--stop-after " + std::to_string(options.stop_after) + "\n";
-  mine += "--resume " + std::string(options.resume.empty() ? "no" : "yes") + "\n";
+  mine += "--resume " + std::string(resumes ? "yes" : "no") + "\n";
   mine += "--trace " + std::string(options.profiler.trace.empty() ? "no" : "yes") + "\n";
   const std::vector<std::string> all = strategy.gather(mine);
   for (std::size_t r = 1; r < all.size(); r++) {

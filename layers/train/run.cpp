@@ -118,7 +118,7 @@ Run::~Run() {
 }
 
 FlatMemory Run::prepare() {
-  agree(strategy, settings, options);
+  agree(strategy, settings, options, files.resumes());
   strategy.prepare(model, task, {.sync_batch_norm = options.sync_batch_norm});
   return strategy.memory();
 }
