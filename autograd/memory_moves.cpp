@@ -1,6 +1,7 @@
 // How the memory plan moves tensors (autograd/memory_plan.h): swapping out and in by the mover, discarding and recomputing, and eviction
 // on demand.
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 
 #include "autograd/memory_plan.h"
@@ -233,7 +234,7 @@ std::size_t MemoryPlan::evict(int id) {
 std::size_t MemoryPlan::relieve(std::size_t bytes) {
   if (std::this_thread::get_id() != thread_) return bytes;  // this thread's next request makes room for it
   if (returns_) return bytes;
-  if (!active_) return steps_ < warm_up ? bytes : 0;
+  if (!active_) return lacks(bytes);
   const Timing waits(*this, Tick::waits, Tick::waited);
   std::size_t freed = finish_leaving(bytes, true);  // what is on its way already
   for (int id = 0; freed < bytes && (id = victim()) >= 0; now_.on_demand++) freed += evict(id);
@@ -245,9 +246,19 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
   if (freed < bytes && !broken_.empty())
     fail("the memory budget of ", readable_bytes(double(options_.budget)), " cannot be kept: ", broken_, "; nothing is lost. Make room there, "
          "name another folder with --scratch, or choose a larger --memory-budget or --swap recompute");
-  // The first steps show what the smallest budget is (backends prepare weights in the first): they may take what they must, and
-  // end() refuses.
-  return freed < bytes && steps_ < warm_up ? bytes - freed : 0;
+  return freed < bytes ? lacks(bytes - freed) : 0;
+}
+
+// The first steps show what the smallest budget is (backends prepare weights in the first), and end() refuses. A later one is not
+// ended by what others have taken meanwhile.
+std::size_t MemoryPlan::lacks(std::size_t bytes) {
+  if (!accepted_) return bytes;
+  if (!std::exchange(warned_, true))
+    std::fprintf(stderr, "warning: the memory budget of %s is passed by %s %s\n", readable_bytes(double(options_.budget)).c_str(),
+                 readable_bytes(double(bytes)).c_str(),
+                 active_ ? "in a step, since nothing could leave; later steps keep as much free" : "between two steps");
+  if (active_) lacking_ = std::max(lacking_, bytes);
+  return bytes;
 }
 
 }  // namespace tandem

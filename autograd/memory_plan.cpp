@@ -177,7 +177,7 @@ int MemoryPlan::entry_of(const Tensor& t) {
 // Updates the event's base: the peak since the last call, less the resident saved tensors. Called before resident_ changes.
 void MemoryPlan::note_base() {
   const std::size_t peak = backend_.memory().peak_since_mark();
-  now_.peak = std::max(now_.peak, peak);
+  now_.peak = std::max(now_.peak, peak + backend_.memory().peak_of_data());
   base_ = std::max(base_, peak - std::min(peak, resident_));
 }
 
@@ -217,7 +217,8 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
 // tensors that its node saved.
 std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
   note_base();
-  const std::size_t live = backend_.memory().statistics().live_bytes;
+  const MemoryStatistics memory = backend_.memory().statistics();
+  const std::size_t live = memory.live_bytes - memory.data();
   std::size_t bytes = base_ - std::min(base_, live - std::min(live, resident_));
   auto holds = [](const Tensor& t, const Storage* s) { return t.defined() && t.storage().pointer() == s; };
   for (int i = 0; i < node.saved.size(); i++) {
@@ -357,14 +358,29 @@ void MemoryPlan::part_from_copies() {
   for (SavedRecord& s : record_.saved) s.recompute *= alone / seconds;
 }
 
+std::size_t MemoryPlan::room() const {
+  const std::size_t others = backend_.memory().peak_of_data() + reserve_;
+  return options_.budget - std::min(options_.budget, others);
+}
+
 void MemoryPlan::plan_next() {
   if (hashes_.empty()) return;
   Plan& p = plans_[hashes_.front()];
   plan_ = &p;
+  reserve_ = std::min(reserve_ + std::exchange(lacking_, 0), options_.budget / 8);
+  if (!accepted_) {
+    least_ = std::max({least_, outside_, p.made > 0 ? smallest_budget(record_, means()) : 0});
+    accepted_ = steps_ > options_.batches;
+    if (const std::size_t least = least_ + backend_.memory().peak_of_data(); accepted_ && least > options_.budget)
+      refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
+             readable_bytes(double(least)), " (", least, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
+  }
+  const bool less_room = room() < p.room;
   if (!timed_) {
-    p.settled = p.settled && measured_.planned;
+    p.settled = p.settled && measured_.planned && !less_room;
     return;
   }
+  if (less_room) p.made = std::min(p.made, warm_up), p.best_seconds = 0;
   const double took = measured_.seconds;
   if (!measured_.planned) p.best_seconds = 0;
   else if (p.best_seconds == 0 || took < p.best_seconds) p.best = p.choice, p.best_seconds = took;
@@ -379,12 +395,10 @@ void MemoryPlan::plan_next() {
   }
   part_from_copies();
   MemoryMeans m = means();
-  if (const std::size_t least = std::max(outside_, smallest_budget(record_, m)); least > options_.budget && p.made > 0)
-    refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
-           readable_bytes(double(least)), " (", least, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
   if (p.made++ < warm_up && m.recompute) m.swap = false;
-  MemoryChoice choice = choose_memory(record_, options_.budget, m);
-  if (!choice.fits) choice = choose_memory(record_, options_.budget, means());
+  p.room = room();
+  MemoryChoice choice = choose_memory(record_, p.room, m);
+  if (!choice.fits) choice = choose_memory(record_, p.room, means());
   adopt(std::move(choice));
 }
 

@@ -23,8 +23,8 @@
 // marks), and only steps whose plan is not settled yet are timed. Copies out are waited for, by the device's queue, when their memory is
 // asked for. So a step that is settled does the same each time and can be recorded (core/recording.h).
 //
-// A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make tensors leave:
-// one of another thread (a loader's next batch) may pass the budget until then.
+// A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make tensors leave.
+// Other threads (a loader) take memory for Use::data: plans leave room for the most that this was so far.
 #pragma once
 #include <deque>
 #include <map>
@@ -47,6 +47,7 @@ struct MemoryPlanOptions {
   std::size_t budget = 0;  // bytes of the backend's allocator, all that it hands out
   SwapMode swap = SwapMode::automatic;
   std::size_t smallest = std::size_t{64} << 10;  // smaller tensors stay
+  int batches = 1;  // steps of the plan after which all that comes between them has been seen once (--accumulate)
 };
 
 class MemoryPlan final : public TapeWatcher, public Keeper {
@@ -57,7 +58,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   ~MemoryPlan() override;
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // A forward and a backward pass. end() plans, and throws UsageError where the budget is too small, with the smallest that would do.
+  // A forward and a backward pass. end() plans. Of the first steps (MemoryPlanOptions::batches and one more) the last throws UsageError
+  // where the budget is too small, with the smallest that would do. No later one ends a run: where memory is still lacking, because
+  // something else has taken it, the step takes what it needs beyond the budget, says so once, and is planned anew with room for that.
   class Step {
    public:
     explicit Step(MemoryPlan& plan) : plan_(plan) { plan_.begin(); }
@@ -123,6 +126,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   void end();
   void leave() noexcept;
   std::size_t relieve(std::size_t bytes);  // the allocator's pressure callback
+  std::size_t lacks(std::size_t bytes);    // which nothing can leave for: they are taken beyond the budget
+  std::size_t room() const;                // what a step may take
 
   // Following the step.
   bool follows() const { return active_ && std::this_thread::get_id() == thread_; }
@@ -215,6 +220,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     MemoryChoice best;                                       // the choice of the fastest step
     double best_seconds = 0;                                 // which took so long; 0: none yet
     bool settled = false;
+    std::size_t room = 0;                                    // within which it was planned
   };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
@@ -222,6 +228,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
+  std::size_t least_ = 0;    // the smallest budget for the steps so far
+  std::size_t lacking_ = 0, reserve_ = 0;  // bytes that this step took beyond the budget; kept free for the next time
+  bool accepted_ = false, warned_ = false;  // the first steps are over: the budget holds; it did not
 };
 
 }  // namespace tandem

@@ -131,26 +131,25 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
     statistics_.peak_bytes = statistics_.live_bytes;
     statistics_.at_peak = statistics_.live;
   }
-  peak_since_mark_ = std::max(peak_since_mark_, statistics_.live_bytes);
+  peak_since_mark_ = std::max(peak_since_mark_, statistics_.live_bytes - statistics_.data());
+  peak_of_data_ = std::max(peak_of_data_, statistics_.data());
   return block;
 }
 
 // Asks for memory back until the request fits the budget. The callback gives blocks back, so the lock is open meanwhile.
 void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
-  std::size_t allowed = budget_;
-  if (relieve_) {
-    const std::size_t over = statistics_.live_bytes + bytes - budget_;
+  auto needed = [&] { return statistics_.live_bytes + bytes; };
+  for (std::pair<std::size_t, std::uint64_t> before{}; relieve_;) {  // again where another thread takes what is given back
+    if (before == std::exchange(before, {needed(), statistics_.requests})) break;
     lock.unlock();
-    const std::size_t more = relieve_(over);
+    const std::size_t more = relieve_(before.first - budget_);
     lock.lock();
-    allowed = budget_ + more;
+    if (needed() <= budget_ + more) return;
   }
-  const std::size_t needed = statistics_.live_bytes + bytes;
-  if (needed <= allowed) return;
   refuse("the memory budget of ", readable_bytes(double(budget_)), " is too small: asked for ", readable_bytes(double(bytes)), " (",
        name_of(memory_use()), ") while ", readable_bytes(double(statistics_.live_bytes)),
-       " are in use that cannot leave: ", by_use(statistics_.live), "; at least ", readable_bytes(double(needed)), " (",
-       needed, " bytes) would do so far; ", remedy(statistics_.live, memory_use(), bytes));
+       " are in use that cannot leave: ", by_use(statistics_.live), "; at least ", readable_bytes(double(needed())), " (",
+       needed(), " bytes) would do so far; ", remedy(statistics_.live, memory_use(), bytes));
 }
 
 void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
@@ -169,7 +168,12 @@ std::size_t CachingAllocator::budget() const {
 
 std::size_t CachingAllocator::peak_since_mark() {
   std::lock_guard lock(mutex_);
-  return std::exchange(peak_since_mark_, statistics_.live_bytes);
+  return std::exchange(peak_since_mark_, statistics_.live_bytes - statistics_.data());
+}
+
+std::size_t CachingAllocator::peak_of_data() const {
+  std::lock_guard lock(mutex_);
+  return peak_of_data_;
 }
 
 // What is free, but in a pool that a request under this number may not have.

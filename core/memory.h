@@ -103,6 +103,7 @@ struct MemoryStatistics {
   std::uint64_t live_blocks = 0;
   std::uint64_t requests = 0, source_calls = 0; // a steady state has source_calls standing still
   std::array<std::size_t, uses> live{}, at_peak{};  // bytes by Use: now, and when peak_bytes was reached
+  std::size_t data() const { return live[std::size_t(Use::data)]; }
 };
 
 // "activations 310 MiB, parameters 1.04 MiB, …", the largest first, zeros left out.
@@ -149,7 +150,10 @@ class CachingAllocator : public Counted {
   using Pressure = std::function<std::size_t(std::size_t bytes)>;
   void budget(std::size_t bytes, Pressure relieve = {});
   std::size_t budget() const;
-  std::size_t peak_since_mark();  // the most that was handed out since the last call; one caller at a time
+  // The most that was handed out since the last call, Use::data left out, which other threads take and give (a loader); and the most
+  // of that so far. One caller at a time.
+  std::size_t peak_since_mark();
+  std::size_t peak_of_data() const;
   std::size_t left() const;  // what may still be taken, at a guess: the source's, and what is free here; −1: unknown
   void reset_peak();
   static std::size_t size_class(std::size_t bytes);  // what a request is rounded up to
@@ -196,7 +200,7 @@ class CachingAllocator : public Counted {
   std::pmr::set<Order> free_large_{&bookkeeping_};
   std::unordered_map<std::byte*, std::size_t> segments_;
   int pool_ = 0, pools_ = 0;  // in use; made so far
-  std::size_t budget_ = 0, peak_since_mark_ = 0, touched_free_ = 0;
+  std::size_t budget_ = 0, peak_since_mark_ = 0, peak_of_data_ = 0, touched_free_ = 0;
   Pressure relieve_;
   MemoryStatistics statistics_;
 };

@@ -864,6 +864,121 @@ TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+// ---- a budget that was accepted ------------------------------------------------------------------------------------------------
+// Copies take as long as they like.
+class UnsteadyMover : public Mover {
+ public:
+  CopyId out(const void* from, std::size_t bytes) override { return inner_->out(from, bytes); }
+  void in(CopyId id, void* to) override { inner_->in(id, to); }
+  bool done(CopyId id) override { return random_() % 4 == 0 && inner_->done(id); }
+  std::string wait(CopyId id) override { return inner_->wait(id); }
+  void forget(CopyId id) override { inner_->forget(id); }
+  double now() override { return inner_->now() + 1e-5 * double(random_() % 8); }
+  void ran(double flops, double bytes) override { inner_->ran(flops * double(1 + random_() % 3), bytes); }
+  MoverRates rates() const override { return {1e9 * double(1 + random_() % 20), 1e9 * double(1 + random_() % 20)}; }
+  std::string description() const override { return "unsteady"; }
+
+ private:
+  std::unique_ptr<Mover> inner_ = simulated_mover();
+  mutable std::minstd_rand random_{1};
+};
+
+// A loader on a thread of its own holds none to three batches, from step to step and within one; now and then somebody takes more.
+TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
+  for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap, SwapMode::recompute}) {
+    auto backend = steady_backend(1);
+    auto model = make_model("resnet8", 10, 3, 8);
+    FlatParameters flat(*model, *backend, 1);
+    std::vector<Batch> ready(3);
+    const Tensor images = Tensor::full(*backend, {4, 8, 8, 3}, 0.5);
+    auto step = [&](MemoryPlan* plan) {
+      std::optional<MemoryPlan::Step> within;
+      if (plan) within.emplace(*plan);
+      flat.zero_gradients();
+      flat.backward(sum((*model)(Variable(images))));
+      if (plan) within->end();
+    };
+    auto budget_named = [&] {
+      try {
+        MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .swap = swap, .smallest = 256});
+        for (int k = 0; k < 3; k++) step(&plan);
+      } catch (const UsageError& e) {
+        const std::string text = e.what();
+        return std::size_t(std::atoll(text.c_str() + text.find('(') + 1));
+      }
+      return std::size_t(0);
+    };
+    auto hold = [&](std::int64_t batches) {
+      MemoryUse use(Use::data);
+      for (std::int64_t i = 0; i < 3; i++)
+        if (i >= batches) ready[std::size_t(i)].images = {};
+        else if (!ready[std::size_t(i)].images.defined()) ready[std::size_t(i)].images = Tensor(*backend, {64, 8, 8, 3}, DType::f32);
+    };
+    hold(3);
+    step(nullptr);
+    const std::size_t least = budget_named();
+    ASSERT_GT(least, 1000u);
+    testing::internal::CaptureStderr();
+    int passed = 0, planned = 0;
+    const int steps = 1200;
+    {
+      MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = least, .swap = swap, .smallest = 256});
+      for (int k = 0; k < 3; k++) step(&plan);
+      std::jthread loader([&](std::stop_token stop) {
+        std::minstd_rand random(2);
+        while (!stop.stop_requested()) {
+          hold(random() % 4);
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+        }
+      });
+      for (int k = 0; k < steps; k++) {
+        Tensor more;
+        if (k % 400 == 399) more = Tensor(*backend, {64, 64}, DType::f32);
+        backend->memory().reset_peak();
+        step(&plan);
+        passed += backend->memory().statistics().peak_bytes > least, planned += plan.measured().planned;
+      }
+    }
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_LE(std::count(said.begin(), said.end(), '\n'), 1) << said;
+    EXPECT_GT(planned, steps * 9 / 10);
+    hold(0);
+    const std::vector<std::byte> gradients = bytes_of(flat.gradients);
+    step(nullptr);
+    EXPECT_EQ(bytes_of(flat.gradients), gradients);
+    EXPECT_LT(passed, steps / 4) << "the loader's own requests may pass the budget until the step's next";
+  }
+}
+
+// What a refusal names is accepted, and trains: batches to a step, data sets and batch sizes drawn at random.
+TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
+  std::minstd_rand random(7);
+  for (int round = 0; round < 12; round++) {
+    const int accumulate = 1 + int(random() % 4), batch = 8 << random() % 3;
+    const char* name = (const char*[]){"smallcnn", "smallcnn-bn", "resnet8", "lenet5"}[random() % 4];
+    const double ema = random() % 2 ? 0.9 : 0;
+    const int prefetch = int(random() % 3);
+    auto trained = [&](std::size_t budget) {
+      auto backend = steady_backend(1);
+      const Dataset data = synthetic({.train = batch * accumulate * 3, .test = 32});
+      Loader train(data.train, {.batch = batch, .seed = 1, .prefetch = prefetch}, *backend);
+      auto model = make_model(name, 10, 1, 28);
+      AdamW adam({.learning_rate = 0.001});
+      fit(*model, cross_entropy_loss(), adam, *backend, {.train = train},
+          {.epochs = 2, .progress = false, .memory_budget = budget, .accumulate = accumulate, .ema = ema});
+    };
+    std::string text;
+    try {
+      trained(200000);
+      ADD_FAILURE() << "200 kB are enough";
+    } catch (const UsageError& e) {
+      text = e.what();
+    }
+    const std::size_t named = std::size_t(std::atoll(text.c_str() + text.find('(', text.find("smallest")) + 1));
+    EXPECT_NO_THROW(trained(named)) << name << ", batch " << batch << ", accumulate " << accumulate << ", ema " << ema << ": " << text;
+  }
+}
+
 // ---- training programs ---------------------------------------------------------------------------------------------------------
 TEST(MemoryPlan, FitTrainsWithinABudget) {
   std::vector<std::vector<std::byte>> weights;

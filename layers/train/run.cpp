@@ -159,7 +159,7 @@ void Run::begin() {
   whole_ = at.running_sums;
   if (options.memory_budget == 0) return;
   memory_plan = std::make_unique<MemoryPlan>(backend, mover_of(options, backend),
-                                             MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap});
+                                             MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
 }
 
 // ---- an epoch ----------------------------------------------------------------------------------------------------------------
