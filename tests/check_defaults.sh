@@ -2,4 +2,4 @@
 # Strategies learn at their default constants: those of dist/lab/DEFAULTS.md that take a few seconds and are far above its bound.
 [ -x "${BUILD:-build}/tandem-run" ] || { echo 'no tandem-run: built without UCX'; exit 77; }
 [ -d "${TANDEM_DATA:-}/fashion-mnist" ] || { echo 'no Fashion-MNIST in $TANDEM_DATA'; exit 77; }
-exec sh dist/lab/defaults.sh local-sgd:8 outer:H=20 outer+delayed-nesterov daso ddc-asgd asgd-m
+exec sh dist/lab/defaults.sh local-sgd:8 outer:H=20 outer+delayed-nesterov daso ddc-asgd

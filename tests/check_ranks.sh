@@ -46,6 +46,7 @@ for how in "2 hybrid" "4 hybrid+all-reduce --hosts-as 2" "4 hybrid+bsp --hosts-a
   set -- $how
   case $2 in
     hybrid | hybrid+all-reduce) said="hybrid+all-reduce: batch 64 = $1 × $((64 / $1)), as on one machine" within=1 ;;
+    hybrid+asgd-m) said=$2 within=50 ;;  # that it learns: how late gradients are depends on the load
     *) said=$2 within=3 ;;
   esac
   says 0 "$1 ranks, $said" "$build/tandem-run" -n $1 --strategy $2 ${3:-} ${4:-} \
@@ -121,6 +122,26 @@ says 3 'rank 1 on' "$build/tandem-run" -n 3 --log-dir "$there/logs" sh -c 'echo 
 [ "$(cat "$there/logs/rank-2.log")" = "I am 2" ] || complain "the log of rank 2: $(cat "$there/logs/rank-2.log")"
 grep -q '^\[2@.*\] I am 2' "$there/out" || complain "no prefix: $(cat "$there/out")"
 says 0 'done 0' "$build/tandem-run" -n 2 --on-failure continue sh -c '[ $RANK = 0 ] || exit 0; sleep 1; echo done $RANK'
+
+# ---- containers ------------------------------------------------------------------------------------------------------
+mkdir -m 777 "$there/open" && chmod 777 "$there/open"  # as WSL's runtime folder
+says 0 'test accuracy' env XDG_RUNTIME_DIR="$there/open" "$build/tandem-run" -n 2 $(train)
+(unset OMP_NUM_THREADS; says 0 'threads 1' taskset -c 0 "$build/tandem-run" -n 1 sh -c 'echo threads $OMP_NUM_THREADS'; exit $wrong) || wrong=1
+if unshare --mount --pid --fork --mount-proc true 2>/dev/null; then
+  says 0 'test accuracy' unshare --mount sh -c "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec $build/tandem-run -n 3 $(train)"
+  # Two with one /tmp and one number for their jobs do not meet.
+  apart="TANDEM_JOB=alike-$$ WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TANDEM_START_TIMEOUT=2 unshare --pid --fork --mount-proc"
+  env RANK=1 LOCAL_RANK=1 $apart $(train) >/dev/null 2>&1 &
+  says 1 'these ranks are missing: 1' env RANK=0 LOCAL_RANK=0 $apart $(train)
+  wait $!
+fi
+# A warning of the batch system goes to all ranks, which stop together.
+"$build/tandem-run" -n 2 "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/warned" >"$there/out" 2>&1 &
+until grep -q start "$there/warned" 2>/dev/null; do sleep 0.2; done
+kill -s USR1 $!
+wait $!
+got=$?
+[ $got -eq 138 ] && grep -q '(SIGUSR1)' "$there/out" || complain "SIGUSR1: exit status $got: $(cat "$there/out")"
 
 # ---- a rank that dies, or stops --------------------------------------------------------------------------------------
 # begun RANK OPTIONS…: a long training of three ranks ($ranks) in the background; the process of that rank is in $victim.
