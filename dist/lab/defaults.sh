@@ -3,7 +3,7 @@
 # each strategy's default constants: a table of the test accuracy and the seconds, of the strategies that are named, or of all. Where a
 # strategy prints a note that names other options, it is run with these, too. Exit status 1 where one ends at 85 % or below, also with
 # what its note names. Ranks count as two hosts where a strategy is for several. `wire=…` before a strategy is TANDEM_WIRE.
-# The table in dist/lab/DEFAULTS.md is its output.
+# dist/lab/DEFAULTS.md holds its results.
 set -u
 build=${BUILD:-build}
 [ $# -gt 0 ] || set -- all-reduce wire=bf16,all-reduce wire=topk:0.01,all-reduce wire=powersgd:2,all-reduce \
