@@ -17,7 +17,7 @@ for network in $networks; do
   esac
   for link in $links; do
     for strategy in ${3:-all-reduce TANDEM_WIRE=bf16/all-reduce daso:warm-up=1,cool-down=1 daso:faithful,warm-up=1,cool-down=1 machines+ddc-asgd \
-      hybrid+ddc-asgd local-sgd:qsr:0.2:$H outer:H=$H,stream=2}; do
+      hybrid+ddc-asgd local-sgd:qsr:0.2:$H outer:H=$H,momentum=0.9,stream=2}; do
       case $strategy in *local-sgd* | outer*) rate='--lr 0.02' ;; *) rate= ;; esac
       "$build/rehearse" --hosts 4 --ranks 2 --link "$link" --strategy "$strategy" --target $target --results "$there" -- $how $rate
     done
