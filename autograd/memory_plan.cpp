@@ -370,7 +370,7 @@ void MemoryPlan::plan_next() {
   reserve_ = std::min(reserve_ + std::exchange(lacking_, 0), options_.budget / 8);
   if (!accepted_) {
     least_ = std::max({least_, outside_, p.made > 0 ? smallest_budget(record_, means()) : 0});
-    accepted_ = steps_ > options_.batches;
+    accepted_ = steps_ >= 2 * options_.batches;
     if (const std::size_t least = least_ + backend_.memory().peak_of_data(); accepted_ && least > options_.budget)
       refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
              readable_bytes(double(least)), " (", least, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);

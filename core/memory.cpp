@@ -158,6 +158,7 @@ void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
     for (const auto& [stream, size, at] : free_large_) source_->discard(at, size);
   if (!bytes) forget_touched(std::size_t(-1), false);
   budget_ = bytes;
+  peak_of_data_ = statistics_.data();
   relieve_ = std::move(relieve);
 }
 

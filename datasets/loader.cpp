@@ -101,7 +101,8 @@ void Loader::share(int rank, int world) {
   most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
-  memory_.clear();
+  give_memory_back();
+  if (backend_.on_device()) take_memory();  // for good: a recorded step reads its batch there
 }
 
 Loader::~Loader() { halt(); }
@@ -114,6 +115,16 @@ Batch Loader::allocate() const {
   m.samples = Tensor(backend_, {most_}, DType::i32);
   if (options_.mixup > 0) m.other_labels = Tensor(backend_, {most_}, DType::i32);
   return m;
+}
+
+void Loader::take_memory() {
+  for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
+  ring_.assign(memory_.size(), {});
+}
+
+void Loader::give_memory_back() {
+  memory_.clear();
+  ring_.clear();
 }
 
 void Loader::order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const {
@@ -165,10 +176,7 @@ void Loader::start(std::int64_t epoch, std::int64_t first) {
   require(epoch >= 0 && epoch <= UINT32_MAX && first >= 0 && first <= cut_.batches, "loader of ", pictures_.name,
           ": cannot start epoch ", epoch, " at batch ", first, " of ", cut_.batches);
   halt();
-  if (memory_.empty()) {
-    for (int i = 0; i <= options_.prefetch; i++) memory_.push_back(allocate());  // one is the caller's
-    ring_.assign(memory_.size(), {});
-  }
+  if (memory_.empty()) take_memory();
   if (epoch != epoch_ || order_.empty()) order_epoch(order_, epoch);
   order_pointer_ = order_.data();
   if (backend_.on_device()) {
@@ -220,10 +228,15 @@ void Loader::work_ahead(std::int64_t first, Trace* trace) {
 
 bool Loader::next(Batch& batch) {
   require(epoch_ >= 0, "loader of ", pictures_.name, ": call start(epoch) before next()");
+  if (given_ == cut_.batches) {  // another loader may have the memory until the next epoch
+    halt();
+    batch = {};
+    if (!backend_.on_device()) give_memory_back();
+    return false;
+  }
   std::int64_t slots = std::int64_t(ring_.size());
   if (options_.prefetch == 0) {
     released_ = given_;
-    if (given_ == cut_.batches) return false;
     fill(ring_[0], memory_[0], order_pointer_ + cut_.share(given_, options_.rank).first, epoch_, given_,
          backend_.on_device() ? 0 : backend_.threads());
     batch = ring_[0];
@@ -234,7 +247,6 @@ bool Loader::next(Batch& batch) {
   std::unique_lock lock(mutex_);
   released_ = given_;
   moved_.notify_all();
-  if (given_ == cut_.batches) return false;
   bool arrived = moved_.wait_for(lock, std::chrono::seconds(300), [&] { return made_ > given_ || error_; });
   require(arrived, "loader of ", pictures_.name, ": no batch came for 300 s, at batch ", given_, " of epoch ", epoch_,
           ": is the transform stuck?");
@@ -259,7 +271,9 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
     Batch made = ahead_.get();
     if (made.epoch == epoch && made.index == index) return made;
   }
-  return make_here(epoch, index);
+  Batch made = make_here(epoch, index);
+  if (options_.prefetch > 0) allocate();  // for a moment: a memory budget counts the one that is made ahead from the first step on
+  return made;
 }
 
 Batch Loader::make_here(std::int64_t epoch, std::int64_t index) {
