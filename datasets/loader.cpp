@@ -101,7 +101,7 @@ void Loader::share(int rank, int world) {
   most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
-  give_memory_back();
+  memory_.clear();
   if (backend_.on_device()) take_memory();  // for good: a recorded step reads its batch there
 }
 
@@ -122,7 +122,10 @@ void Loader::take_memory() {
   ring_.assign(memory_.size(), {});
 }
 
-void Loader::give_memory_back() {
+void Loader::rest() {
+  if (backend_.on_device() || backend_.records()) return;
+  halt();
+  made_ = given_ = cut_.batches;
   memory_.clear();
   ring_.clear();
 }
@@ -228,15 +231,10 @@ void Loader::work_ahead(std::int64_t first, Trace* trace) {
 
 bool Loader::next(Batch& batch) {
   require(epoch_ >= 0, "loader of ", pictures_.name, ": call start(epoch) before next()");
-  if (given_ == cut_.batches) {  // another loader may have the memory until the next epoch
-    halt();
-    batch = {};
-    if (!backend_.on_device()) give_memory_back();
-    return false;
-  }
   std::int64_t slots = std::int64_t(ring_.size());
   if (options_.prefetch == 0) {
     released_ = given_;
+    if (given_ == cut_.batches) return false;
     fill(ring_[0], memory_[0], order_pointer_ + cut_.share(given_, options_.rank).first, epoch_, given_,
          backend_.on_device() ? 0 : backend_.threads());
     batch = ring_[0];
@@ -247,6 +245,7 @@ bool Loader::next(Batch& batch) {
   std::unique_lock lock(mutex_);
   released_ = given_;
   moved_.notify_all();
+  if (given_ == cut_.batches) return false;
   bool arrived = moved_.wait_for(lock, std::chrono::seconds(300), [&] { return made_ > given_ || error_; });
   require(arrived, "loader of ", pictures_.name, ": no batch came for 300 s, at batch ", given_, " of epoch ", epoch_,
           ": is the transform stuck?");

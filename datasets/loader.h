@@ -127,8 +127,9 @@ class Loader final : public BatchSource {
   // Begins an epoch, at batch `first` of it when resuming; ends the one that was under way.
   void start(std::int64_t epoch, std::int64_t first = 0) override;
   // The next batch, or false at the end of the epoch. The batch is valid until the next call of next() or start(): its
-  // memory is then filled anew (clone() what must stay), and at the end of an epoch given back. Rethrows what went wrong in the thread.
+  // memory is then filled anew (clone() what must stay). Rethrows what went wrong in the thread.
   bool next(Batch& batch) override;
+  void rest() override;
   // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way; the last epoch's
   // order is kept, so that the batches of one in turn cost one shuffle.
   Batch make(std::int64_t epoch, std::int64_t index) override;
@@ -149,7 +150,7 @@ class Loader final : public BatchSource {
   void work_ahead(std::int64_t first, Trace* trace);
   void order_epoch(std::vector<std::int32_t>& order, std::int64_t epoch) const;
   Batch allocate() const;
-  void take_memory(), give_memory_back();
+  void take_memory();
   void fill(Batch& out, const Batch& memory, const std::int32_t* order, std::int64_t epoch, std::int64_t index,
             int threads);
 

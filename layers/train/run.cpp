@@ -296,6 +296,7 @@ void Run::end_training() {
 
 Evaluation Run::evaluate_on(BatchSource& source) {
   MetricSums sums = evaluate_sums(model, source, task, flat.slice().count > 1);
+  if (memory_plan) source.rest();
   if (strategy.ranks().evaluation_shares > 1) sums = strategy.sum(sums, Strategy::Among::evaluating);
   interrupted_ = interrupted_ || sums.interrupted > 0;
   return mean_of(sums);
@@ -305,6 +306,10 @@ void Run::evaluate() {
   at.epoch = finished_ - 1;
   epoch.first = std::exchange(epoch.epoch, int(finished_));
   phase("evaluation", true);
+  if (memory_plan) {  // its memory is that of the batches of training
+    batch = {};
+    data.train.rest();
+  }
   {
     std::optional<Ema::Shown> averages;
     if (ema) averages.emplace(*ema);
