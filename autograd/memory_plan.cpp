@@ -369,11 +369,14 @@ void MemoryPlan::plan_next() {
   plan_ = &p;
   reserve_ = std::min(reserve_ + std::exchange(lacking_, 0), options_.budget / 8);
   if (!accepted_) {
-    least_ = std::max({least_, outside_, p.made > 0 ? smallest_budget(record_, means()) : 0});
+    const std::size_t data = backend_.memory().peak_of_data(), least = std::max(outside_, smallest_budget(record_, means()));
+    enough_ = std::max(enough_, least);
+    if (p.made > 0) least_ = std::max(least_, least);
     accepted_ = steps_ >= 2 * options_.batches;
-    if (const std::size_t least = least_ + backend_.memory().peak_of_data(); accepted_ && least > options_.budget)
+    if (accepted_ && least_ + data > options_.budget)
       refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
-             readable_bytes(double(least)), " (", least, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
+             readable_bytes(double(enough_ + data)), " (", enough_ + data, " bytes)",
+             broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
   }
   const bool less_room = room() < p.room;
   if (!timed_) {

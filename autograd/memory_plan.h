@@ -47,7 +47,7 @@ struct MemoryPlanOptions {
   std::size_t budget = 0;  // bytes of the backend's allocator, all that it hands out
   SwapMode swap = SwapMode::automatic;
   std::size_t smallest = std::size_t{64} << 10;  // smaller tensors stay
-  int batches = 1;  // steps of the plan after which all that comes between them has been seen once (--accumulate)
+  int batches = 1;  // steps of the plan to an update (--accumulate)
 };
 
 class MemoryPlan final : public TapeWatcher, public Keeper {
@@ -58,9 +58,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   ~MemoryPlan() override;
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // A forward and a backward pass. end() plans. Of the first steps (MemoryPlanOptions::batches and one more) the last throws UsageError
-  // where the budget is too small, with the smallest that would do. No later one ends a run: where memory is still lacking, because
-  // something else has taken it, the step takes what it needs beyond the budget, says so once, and is planned anew with room for that.
+  // A forward and a backward pass. end() plans. The last step before the second update throws UsageError where the budget is too small,
+  // with one that is accepted in its place. No later one ends a run: where memory is still lacking, because something else has taken it,
+  // the step takes what it needs beyond the budget, says so once, and is planned anew with room for that.
   class Step {
    public:
     explicit Step(MemoryPlan& plan) : plan_(plan) { plan_.begin(); }
@@ -228,7 +228,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
-  std::size_t least_ = 0;    // the smallest budget for the steps so far
+  // The smallest budget for the steps so far, Use::data left out. enough_: with the first one, in which a backend tries all of its
+  // algorithms, so that it is enough whichever another run chooses.
+  std::size_t least_ = 0, enough_ = 0;
   std::size_t lacking_ = 0, reserve_ = 0;  // bytes that this step took beyond the budget; kept free for the next time
   bool accepted_ = false, warned_ = false;  // the first steps are over: the budget holds; it did not
 };

@@ -69,6 +69,7 @@ class AllocatorScratch : public Scratch {
     return memory_.take(bytes);
   }
   void give(void* block) override { memory_.give(block); }
+  bool may_keep() const override { return memory_.budget() == 0; }
 
  private:
   CachingAllocator& memory_;

@@ -1,6 +1,6 @@
 // Weights in the layout of one algorithm. They are kept from the second use of the same state until the weights change. Evaluation and
 // gradient accumulation prepare them twice and then reuse them. Training, which changes the weights in every step, keeps none:
-// Winograd's filters take four times the memory of the weights.
+// Winograd's filters take four times the memory of the weights. Within a memory budget none are kept.
 #pragma once
 #include <map>
 #include <memory>
@@ -25,7 +25,7 @@ class PreparedWeights {
     }
     Entry& e = entries_[{key.owner, form}];
     if (e.block && e.count == key.count) return use(e.block->data());
-    const bool again = e.seen && e.count == key.count;
+    const bool again = e.seen && e.count == key.count && scratch_.may_keep();
     e.seen = true;
     e.count = key.count;
     e.block.reset();

@@ -16,6 +16,7 @@ class Scratch {
   virtual ~Scratch() = default;
   virtual void* take(std::size_t bytes) = 0;
   virtual void give(void* block) = 0;
+  virtual bool may_keep() const { return true; }  // beyond a call
 };
 
 // One block of scratch, given back at the end of the scope. `carve` cuts it into 64-byte aligned pieces, front to back.

@@ -326,8 +326,6 @@ void Run::evaluate() {
     }
   }
   phase("evaluation", false);
-  if (memory_plan && !backend.asynchronous())  // the weights that evaluation prepared are not within the plan
-    for (const ParameterRange& parameter : flat.parameter_ranges()) backend.forget(*parameter.writes);
   if (interrupted_) {  // a run that goes on begins with it
     strategy.request_stop();
     stop(asked_why_.empty() ? "another rank was asked to stop" : asked_why_);
