@@ -271,7 +271,7 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
     if (made.epoch == epoch && made.index == index) return made;
   }
   Batch made = make_here(epoch, index);
-  if (options_.prefetch > 0) allocate();  // for a moment: a memory budget counts the one that is made ahead from the first step on
+  if (options_.prefetch > 0 && !std::exchange(made_one_, true)) allocate();  // a memory budget counts the one made ahead from the first on
   return made;
 }
 

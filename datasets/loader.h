@@ -166,6 +166,7 @@ class Loader final : public BatchSource {
   std::int64_t epoch_ = -1;
   std::vector<std::int32_t> made_order_;    // of the epoch that make() was last asked for
   std::int64_t made_epoch_ = -1;
+  bool made_one_ = false;                   // by make()
   std::vector<Batch> memory_, ring_;        // batch k is made in memory_[k % size]; ring_ has what was made
 
   // Batches [released_, given_) belong to the caller, [given_, made_) are ready. While a thread runs, the mutex guards

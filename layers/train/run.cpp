@@ -190,7 +190,10 @@ void Run::begin_epoch() {
   data.train.start(at.epoch, at.batch);
 }
 
-bool Run::next_batch() { return data.train.next(batch); }
+bool Run::next_batch() {
+  counters_->batch({});  // the last batch's memory is given back
+  return data.train.next(batch);
+}
 
 void Run::begin_step() {
   step = {.learning_rate = rates.at(double(at.step))};
