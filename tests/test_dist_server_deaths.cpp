@@ -26,6 +26,10 @@ struct Drill {
   std::uint32_t dawdles = 0;  // a seed: ranks sleep now and then
   bool parts = false;         // gradients are pushed in parts
   int late = -1;              // a rank that begins when somebody has come back, and not begun again
+  struct Leaves {
+    int rank = -1;
+    std::int64_t step = 0, parts = 0;  // it has sent so many of that gradient
+  } leaves = {};              // a rank that ends with an error in the middle of backward
 };
 struct Outcome {
   std::vector<std::string> said;
@@ -83,6 +87,8 @@ Outcome run(const Drill& drill) {
           for (std::int64_t at = 0; drill.parts && at + 1024 <= n; at += 1536) {  // and a rest
             server_node.push_part(whole(gradient), {at, at + 1024});
             dawdle(12, 3);
+            if (r == drill.leaves.rank && told[std::size_t(r)] == drill.leaves.step && at / 1536 + 1 == drill.leaves.parts)
+              fail("an error in backward");
           }
           dawdle(12, 6);
           server_node.push(whole(gradient), whole(s), 16, {});
@@ -175,6 +181,28 @@ TEST(ServerDeaths, WhilePartsOfAGradientAreOnTheirWay) {
       die_at_every_message({.strategy = strategy, .faults = {.shared_memory = false}, .returns = returns, .parts = true}, 37);
       if (HasFatalFailure()) return;
     }
+}
+
+// Nothing comes of a gradient of which some parts were sent: no shard has more than the pushes that the rank was told of. (It may have
+// one less: the copy of a shard that goes on is of a rank that lives.)
+TEST(ServerDeaths, AnErrorInTheMiddleOfBackwardLeavesNothingBehind) {
+  for (const bool shared : {false, true})
+    for (int rank = 1; rank < 4; rank++)
+      for (std::int64_t step = 0; step < 4; step++) {
+        const Drill drill{.strategy = "asp+asgd", .leases = 40, .faults = {.delays = std::uint64_t(step + 1), .shared_memory = shared},
+                          .parts = true, .leaves = {rank, step, 1 + (rank + step) % 2}};
+        const Outcome o = run(drill);
+        SCOPED_TRACE("rank " + std::to_string(rank) + " leaves in step " + std::to_string(step));
+        EXPECT_EQ(o.done, drill.leases);
+        for (int r = 0; r < 4; r++) {
+          const bool left = r == rank && !o.said[std::size_t(r)].empty();  // where the others have left it so many leases
+          EXPECT_EQ(o.said[std::size_t(r)], left ? "an error in backward" : "");
+          for (std::int64_t i = 64 * r; i < n; i += 64 * 4) {
+            const double applied = o.weights[0][std::size_t(i)], told = double(o.told[std::size_t(r)]);
+            ASSERT_TRUE(applied == told || (left && applied == told - 1)) << applied << " of " << told << " pushes of rank " << r;
+          }
+        }
+      }
 }
 
 TEST(ServerDeaths, RanksThatOnlyServe) {

@@ -635,6 +635,29 @@ TEST_F(LoaderTest, AllocatesNothingOnceItRuns) {
   }
 }
 
+// For a memory budget: all that a loader holds at most is known from its first batch on, and a loader that rests holds nothing.
+TEST_F(LoaderTest, HoldsWhatItSaysFromTheFirstBatchAndNothingAtRest) {
+  const auto held = [&] { return host->memory().statistics().data(); };
+  Loader loader(patterned(200), options(8, 2), *host);
+  Batch b = loader.make(0, 0);
+  const std::size_t one = held();
+  EXPECT_EQ(host->memory().peak_of_data(), 2 * one) << "another one may be made ahead";
+  for (std::int64_t k = 1; k < 20; k++) {
+    loader.make_ahead(0, k + (k % 5 == 0));
+    b = loader.make(0, k);
+  }
+  EXPECT_EQ(host->memory().peak_of_data(), 2 * one);
+  b = {};
+  loader.start(0);
+  loader.next(b);
+  EXPECT_EQ(held(), 3 * one);
+  b = {};
+  loader.rest();
+  EXPECT_EQ(held(), 0u);
+  EXPECT_FALSE(loader.next(b));
+  EXPECT_EQ(whole_epoch(loader, 1).size(), 200u);
+}
+
 // ---- what goes wrong ------------------------------------------------------------------------------------------------
 TEST_F(LoaderTest, ErrorsOfTheThreadArriveInNext) {
   for (int prefetch : {0, 3}) {
