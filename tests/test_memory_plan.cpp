@@ -771,6 +771,35 @@ TEST(MemoryFaults, ABudgetBelowOneOperationsNeedIsRefusedWithTheSmallestThatWoul
   EXPECT_TRUE(refused([&] { chain.pass(&plan); }, {"too small", "smallest that would do", std::to_string(chain.least)}));
 }
 
+// A backend tries all its algorithms in the first step, and each run may choose another one.
+TEST(MemoryFaults, TheBudgetNamedIsEnoughWhicheverAlgorithmIsChosen) {
+  std::int64_t scratch = 1;
+  Chain chain;
+  chain.between = [&](const Variable& x) {
+    Tensor borrowed(*chain.backend, {scratch}, DType::u8);
+    return tanh(square(x));
+  };
+  chain.pass(nullptr);
+  const auto steps = [&](std::size_t budget, std::int64_t chosen) {
+    MemoryPlan plan(*chain.backend, simulated_mover(), {.budget = budget, .smallest = 1024});
+    for (int k = 0; k < 4; k++) {
+      scratch = k == 0 ? 100000 : chosen;
+      chain.pass(&plan);
+      if (k > 1) {
+        EXPECT_LE(plan.measured().peak, budget) << plan.report();
+      }
+    }
+  };
+  std::string text;
+  try {
+    steps(1, 1);
+  } catch (const UsageError& e) {
+    text = e.what();
+  }
+  for (const std::int64_t chosen : {1, 50000, 100000})
+    EXPECT_NO_THROW(steps(std::size_t(std::atoll(text.c_str() + text.find('(') + 1)), chosen)) << text;
+}
+
 TEST(MemoryFaults, ADiskThatFillsUpLaterIsAnErrorAndTheGradientsAreThere) {
   Chain chain;
   chain.look(SwapMode::swap);
