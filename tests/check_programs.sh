@@ -199,7 +199,7 @@ begun --model mlp
 short 2 'writes its metrics there: wait for its end' --metrics "$there/metrics"
 kill -s TERM $!
 wait $!
-for signal in INT=130 TERM=143 HUP=129 USR1=138 XCPU=152; do
+for signal in INT=130 TERM=143 HUP=129 USR1=138 USR2=140 XCPU=152; do
   begun --model mlp
   kill -s "${signal%=*}" $!
   wait $!
@@ -242,7 +242,37 @@ says 0 'test accuracy' $again --checkpoint "$there/requeued" --metrics "$there/r
 says 0 'nothing is left to do' $again --checkpoint "$there/requeued" --metrics "$there/requeued.jsonl"
 short 0 'test accuracy' --checkpoint "$there/both" --resume "$there/both"
 short 0 'nothing is left to do' --checkpoint "$there/both" --resume "$there/both"
+rm -r "$there/both"
+short 0 'test accuracy' --checkpoint "$there/both" --resume "$there/./both/"
 short 2 '--resume auto: goes on with the last checkpoint in the folder of --checkpoint' --resume auto
+short 2 'name the checkpoint that is to be evaluated' --resume auto --evaluate
+short 0 'holds no checkpoint: the run begins' --checkpoint "$there/new" --resume auto
+# What a kill may leave: half a file is removed; a damaged checkpoint is not replaced, and what the refusal says works.
+touch "$there/new/last.safetensors.1.tmp"
+truncate -s 3000 "$there/new/last.safetensors"
+short 2 "to go on with $there/new/best.safetensors remove $there/new/last.safetensors" --checkpoint "$there/new" --resume auto
+rm "$there/new/last.safetensors"
+says 0 'best.safetensors: 1 of 2 epochs are done' "$build/fashion_mnist" --data synthetic --model mlp --val 50000 --epochs 2 \
+  --checkpoint "$there/new" --resume auto
+[ -e "$there/new/last.safetensors.1.tmp" ] && complain "half a checkpoint of a killed run stays"
+ln -sf nowhere "$there/new/last.safetensors"
+short 2 'there is no' --checkpoint "$there/new" --resume auto
+
+# The batch script for Slurm: the warning brings a checkpoint and a place in the queue; the second start ends the run.
+slurm="$PWD/examples/launch/slurm.sbatch"
+mkdir "$there/slurm"
+ln -s "$(cd "$build" && pwd)" "$there/slurm/build"
+printf '#!/bin/sh\necho $$ >task\nexec "$@" --data synthetic --model mlp --threads 1 --val 20000\n' >"$there/slurm/srun"
+printf '#!/bin/sh\necho "$@" >>queue\n' >"$there/slurm/scontrol"
+chmod +x "$there/slurm/srun" "$there/slurm/scontrol"
+start_job() { (cd "$there/slurm" && PATH="$PWD:$PATH" SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 exec bash "$slurm") >"$there/begun" 2>&1; }
+start_job &
+until grep -q epoch "$there/slurm/run.jsonl" 2>/dev/null; do sleep 0.05; done
+kill -s USR1 "$(cat "$there/slurm/task")"
+wait $!
+start_job || complain "the batch script's second start: $(cat "$there/begun")"
+[ "$(cat "$there/slurm/queue")" = 'requeue 7' ] || complain "the batch script queued '$(cat "$there/slurm/queue")': $(cat "$there/begun")"
+grep -q 'epochs are done' "$there/begun" || complain "the batch script begins again: $(cat "$there/begun")"
 
 # ---- Closed standard streams: no file of ours gets their numbers -------------------------------------------------------
 for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do

@@ -128,12 +128,20 @@ mkdir -m 777 "$there/open" && chmod 777 "$there/open"  # as WSL's runtime folder
 says 0 'test accuracy' env XDG_RUNTIME_DIR="$there/open" "$build/tandem-run" -n 2 $(train)
 (unset OMP_NUM_THREADS; says 0 'threads 1' taskset -c 0 "$build/tandem-run" -n 1 sh -c 'echo threads $OMP_NUM_THREADS'; exit $wrong) || wrong=1
 if unshare --mount --pid --fork --mount-proc true 2>/dev/null; then
-  says 0 'test accuracy' unshare --mount sh -c "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec $build/tandem-run -n 3 $(train)"
-  # Two with one /tmp and one number for their jobs do not meet.
-  apart="TANDEM_JOB=alike-$$ WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TANDEM_START_TIMEOUT=2 unshare --pid --fork --mount-proc"
-  env RANK=1 LOCAL_RANK=1 $apart $(train) >/dev/null 2>&1 &
-  says 1 'these ranks are missing: 1' env RANK=0 LOCAL_RANK=0 $apart $(train)
-  wait $!
+  shm() { says "$1" "$2" unshare --mount sh -c "mount -t tmpfs -o size=$3 tmpfs /dev/shm && $4 exec $build/tandem-run -n 3 $(train)"; }
+  shm 0 'test accuracy' 1m ''
+  shm 0 'test accuracy' 40m 'head -c 40M /dev/zero >/dev/shm/full;'
+  shm 1 '/dev/shm has 1 MiB' 1m 'UCX_TLS=self,posix'
+  container='unshare --pid --fork --mount-proc'
+  # Two with one /tmp and one number for their jobs do not meet: mpirun's, torchrun's, that of a parent.
+  for job in PMIX_NAMESPACE=alike-$$ TORCHELASTIC_RUN_ID=none NONE=; do
+    apart="$job WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TANDEM_START_TIMEOUT=2 $container"
+    env RANK=1 LOCAL_RANK=1 $apart $(train) >/dev/null 2>&1 &
+    says 1 'these ranks are missing: 1' env RANK=0 LOCAL_RANK=0 $apart $(train)
+    wait $!
+  done
+  # Ranks of one job may be in a container each.
+  says 0 'test accuracy' "$build/tandem-run" -n 2 $container $(train)
 fi
 # A warning of the batch system goes to all ranks, which stop together.
 "$build/tandem-run" -n 2 "$build/fashion_mnist" --data synthetic --model mlp --epochs 100000 --metrics "$there/warned" >"$there/out" 2>&1 &
@@ -142,6 +150,18 @@ kill -s USR1 $!
 wait $!
 got=$?
 [ $got -eq 138 ] && grep -q '(SIGUSR1)' "$there/out" || complain "SIGUSR1: exit status $got: $(cat "$there/out")"
+# After it ranks have the time that they need, one longer than another; SIGTERM then stops them, and a second one ends them.
+"$build/tandem-run" -n 2 sh -c 'trap "sleep $((RANK * 6)); echo saved; exit 138" USR1; echo began; while :; do sleep 0.1; done' >"$there/out" 2>&1 &
+until [ "$(grep -c began "$there/out")" = 2 ]; do sleep 0.1; done
+kill -s USR1 $!
+wait $!
+[ "$(grep -c saved "$there/out")" = 2 ] || complain "ranks that stop after a warning are killed: $(cat "$there/out")"
+"$build/tandem-run" -n 2 sh -c 'trap "" USR1 TERM; echo began; sleep 60' >"$there/out" 2>&1 &
+until [ "$(grep -c began "$there/out")" = 2 ]; do sleep 0.1; done
+since=$(date +%s)
+for signal in USR1 TERM TERM; do kill -s $signal $!; sleep 0.3; done
+wait $!
+[ $(($(date +%s) - since)) -lt 20 ] || complain "after a warning a second SIGTERM does not end tandem-run"
 
 # ---- a rank that dies, or stops --------------------------------------------------------------------------------------
 # begun RANK OPTIONS…: a long training of three ranks ($ranks) in the background; the process of that rank is in $victim.

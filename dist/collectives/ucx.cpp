@@ -41,16 +41,17 @@ std::string interface_of(const std::string& address) {
   return name;
 }
 
-// UCX takes 4.3 MB of /dev/shm for each rank of a host; a container of Docker's has 64 MB. All ranks of a host decide alike.
+// UCX takes 4.3 MB of /dev/shm for each rank of a host; a container of Docker's has 64 MB.
+constexpr std::uint64_t of_dev_shm = 8 << 20;
+bool dev_shm_is_small() {
+  struct statvfs s {};
+  return statvfs("/dev/shm", &s) != 0 || s.f_blocks * s.f_frsize < std::uint64_t(std::max(2, local_size_from_environment())) * of_dev_shm;
+}
 std::string size_of_dev_shm() {
   struct statvfs s {};
   if (statvfs("/dev/shm", &s) != 0) return "/dev/shm is not there";
-  const std::uint64_t size = s.f_blocks * s.f_frsize, left = s.f_bavail * s.f_frsize;
-  return "/dev/shm has " + std::to_string(size >> 20) + " MiB, " + std::to_string(left >> 20) + " free";
-}
-bool dev_shm_is_small() {
-  struct statvfs s {};
-  return statvfs("/dev/shm", &s) != 0 || s.f_blocks * s.f_frsize < std::uint64_t(std::max(2, local_size_from_environment())) * (8 << 20);
+  return "/dev/shm has " + std::to_string(s.f_blocks * s.f_frsize >> 20) + " MiB, " + std::to_string(s.f_bavail * s.f_frsize >> 20) +
+         " free, and each rank takes 5 MiB of it: make room there, or start the container with --shm-size=1g";
 }
 
 }  // namespace
@@ -60,6 +61,20 @@ Worker::Worker(const std::string& interface_address, Use use) {
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
   if (use == Use::survives) setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // its copies, of a fragment each: 8 KiB take 1.6 times as long
+  const std::vector<int> before = listening_sockets();
+  const bool chosen = std::getenv("UCX_TLS"), small = dev_shm_is_small();
+  ucs_status_t status = create(interface_address, use, !small);
+  // It may also be full, or not to be written.
+  if (status != UCS_OK && use != Use::survives && !small && !chosen) status = create(interface_address, use, false);
+  const std::string hint = use == Use::survives ? "" : " (" + size_of_dev_shm() + (chosen ? ", or leave UCX_TLS out)" : ")");
+  check(status, "ucp_worker_create", hint);
+  for (int s : listening_sockets())
+    if (std::find(before.begin(), before.end(), s) == before.end()) ports_.push_back(s);
+  UCX_CHECK(ucp_worker_get_efd(worker, &events));
+  wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+}
+
+ucs_status_t Worker::create(const std::string& interface_address, Use use, bool in_dev_shm) {
   std::string devices = interface_of(interface_address), rdma;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none))
@@ -70,9 +85,9 @@ Worker::Worker(const std::string& interface_address, Use use) {
     if (!std::getenv((std::string("UCX_") + name).c_str()))
       UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
   };
-  const bool small = dev_shm_is_small();  // System V's shared memory does not lie there
-  if (use == Use::memory) take("TLS", small ? "self,sysv,cma" : "self,sm");
-  if (use == Use::all && small) take("TLS", "^posix");
+  // System V's shared memory does not lie in /dev/shm.
+  if (use == Use::memory) take("TLS", in_dev_shm ? "self,sm" : "self,sysv,cma");
+  if (use == Use::all && !in_dev_shm) take("TLS", "^posix");
   if (use == Use::survives) take("TLS", "^sm"), take("ZCOPY_THRESH", "inf");
   if (!devices.empty()) take("NET_DEVICES", devices + rdma);
   // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
@@ -82,20 +97,14 @@ Worker::Worker(const std::string& interface_address, Use use) {
   ucp_params_t p{};
   p.field_mask = UCP_PARAM_FIELD_FEATURES;
   p.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  if (context) ucp_cleanup(std::exchange(context, nullptr));
   const ucs_status_t status = ucp_init(&p, config, &context);
   ucp_config_release(config);
   check(status, "ucp_init", " (ucx_info -d lists the transports; UCX_LOG_LEVEL=info says more)");
   ucp_worker_params_t w{};
   w.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   w.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  const std::vector<int> before = listening_sockets();
-  check(ucp_worker_create(context, &w, &worker), "ucp_worker_create",
-        use == Use::survives ? "" : " (" + size_of_dev_shm() + "; each rank takes 5 MiB of it: make room there, start the container with "
-                                        "--shm-size=1g, or set UCX_TLS=self,sysv,cma,tcp)");
-  for (int s : listening_sockets())
-    if (std::find(before.begin(), before.end(), s) == before.end()) ports_.push_back(s);
-  UCX_CHECK(ucp_worker_get_efd(worker, &events));
-  wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  return ucp_worker_create(context, &w, &worker);
 }
 
 Worker::~Worker() {

@@ -37,6 +37,7 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
   bool abandoned = false;      // its peers have given this rank up: UCX must not be called again
 
  private:
+  ucs_status_t create(const std::string& interface_address, Use use, bool in_dev_shm);  // context and worker
   std::vector<int> ports_;  // of UCX, where it listens
   bool said_ = false;       // that they are open
 };

@@ -19,13 +19,15 @@ std::string host_name() {
   return name;
 }
 
-// Processes share memory when they run on the same boot of the same machine, under the same name and in the same IPC
-// namespace: the name alone is the same in many containers, and differs within a machine.
+// Processes share memory when they run on the same boot of the same machine, under the same name and in the same namespaces of IPC
+// and of processes (node memory is found by a process number): the name alone is the same in many containers, and differs within a
+// machine.
 std::string host_identity() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   struct stat s {};
-  if (stat("/proc/self/ns/ipc", &s) == 0) id.append(":").append(std::to_string(s.st_ino));
+  for (const char* space : {"/proc/self/ns/ipc", "/proc/self/ns/pid"})
+    if (stat(space, &s) == 0) id.append(":").append(std::to_string(s.st_ino));
   return id.append(":").append(host_name());
 }
 

@@ -28,7 +28,7 @@ namespace {
 bool only_mine(const std::string& folder) {
   struct stat s {};
   return lstat(folder.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == getuid() && (s.st_mode & 022) == 0 &&
-         access(folder.c_str(), W_OK) == 0;
+         access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
 // XDG_RUNTIME_DIR may be another user's (su, sudo -E) or open to all (WSL): then it is passed over.
@@ -42,12 +42,16 @@ std::string private_folder(const Variables& variables) {
   return folder;
 }
 
-// Containers may share this folder, and number their processes and jobs alike: ranks that meet by a file see the same processes and
-// the same network.
+// Containers and hosts may share this folder, and number their processes and jobs alike: only ranks that see the same processes and
+// the same network meet here. TANDEM_JOB is drawn at random by tandem-run, whose ranks may be in a container each.
 std::string rendezvous_file(const std::string& job, const Variables& variables) {
-  std::error_code none;
-  std::string name = job;
-  for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) name += " " + std::filesystem::read_symlink(space, none).string();
+  std::string name = job, boot;
+  if (!job.starts_with("TANDEM_JOB=")) {
+    std::error_code none;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    name += boot;
+    for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) name += " " + std::filesystem::read_symlink(space, none).string();
+  }
   return private_folder(variables) + "/tandem-" + hex(hmac("name", name)).substr(0, 24);
 }
 

@@ -21,7 +21,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <regex>
 #include <sstream>
@@ -36,6 +35,7 @@
 #include "dist/job/rendezvous.h"
 #include "dist/job/job.h"
 #include "dist/strategies/registry.h"
+#include "layers/train/fit.h"
 #include "layers/train/options.h"
 
 extern char** environ;
@@ -190,6 +190,9 @@ struct Rank {
   double ended = 0;
   bool failed() const { return !running && status != 0; }
   bool early = false;  // it failed before all ranks had met
+  bool stopped_by(int signal) const {  // as it was asked to
+    return signal && (WIFEXITED(status) ? WEXITSTATUS(status) == 128 + signal : WTERMSIG(status) == signal);
+  }
   // What it said last: it cannot go on because of that rank. An error of usage (status 2) has no such cause.
   bool blames(int rank) const {
     return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
@@ -209,11 +212,11 @@ void on_signal(int number) {
   clock_gettime(CLOCK_MONOTONIC, &t);
   static volatile double first;
   const double now = double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-  const bool warning = number == SIGUSR1 || number == SIGXCPU;  // of a batch system; it may come again
-  if (number != SIGCHLD && !asked) {
+  if (number == SIGCHLD) {
+  } else if (!asked || (warns_of_the_end(asked) && !warns_of_the_end(number))) {
     asked = number;
-    first = warning ? std::numeric_limits<double>::max() : now;
-  } else if (number != SIGCHLD && !warning && now - first > 0.1) {  // timeout(1) sends its one signal twice
+    first = now;
+  } else if (!warns_of_the_end(number) && now - first > 0.1) {  // timeout(1) sends its one signal twice
     asked_again = number;
   }
   const int saved = errno;
@@ -231,27 +234,30 @@ class Launch {
     struct sigaction action {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
-    for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU})
+    for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU})
       if (struct sigaction before {}; sigaction(s, &action, &before) == 0 && before.sa_handler == SIG_IGN && s != SIGCHLD)
         std::signal(s, SIG_IGN);  // as under nohup, or in the background of a script
     std::signal(SIGPIPE, SIG_IGN);
     if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
     start_all();
     double stop_at = 0, kill_at = 0, stopped_since = 0;  // 0: not decided, not so
+    int passed_on = 0;                                   // the signal that the ranks were sent last
     const double silence = Deadlines::from().silence;
     while (std::any_of(ranks_.begin(), ranks_.end(),
                        [](const Rank& r) { return r.running || r.pipes[0] >= 0 || r.pipes[1] >= 0; })) {
       const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
       wait(stop_at || kill_at || soon ? 50 : 1000);
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
-      const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return ends_job(r); });
+      const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
       if (any && c_.on_failure != "continue" && !stop_at) stop_at = now() + 0.5;
       // Rank 0's end is the job's: who was just started again would look for it in vain.
       if (goes_on_ && !ranks_[0].running && !ranks_[0].failed() && !stop_at) stop_at = now() + 5;
-      if (asked && !kill_at) {
-        signal_all(asked);
-        stop_at = now(), kill_at = now() + (asked_again ? 0 : 30);
+      if (asked != passed_on && !kill_at) {
+        passed_on = asked;
+        signal_all(passed_on);
+        // After a warning the batch system says when time is up.
+        if (!warns_of_the_end(passed_on)) stop_at = now(), kill_at = now() + (asked_again ? 0 : 30);
       }
       if (asked_again) kill_at = std::min(kill_at, now());
       if (stop_at && !kill_at && now() >= stop_at) {

@@ -7,19 +7,40 @@
 
 namespace tandem {
 namespace {
-std::string file(const std::string& folder, const char* name) {
-  return (std::filesystem::path(folder) / name).string() + ".safetensors";
+namespace fs = std::filesystem;
+
+std::string file(const std::string& folder, const char* name) { return (fs::path(folder) / name).string() + ".safetensors"; }
+
+// One that cannot be asked for (a link to nothing, a disk that fails) is there: it is not to be replaced.
+bool is_there(const std::string& path) {
+  std::error_code none;
+  return fs::symlink_status(path, none).type() != fs::file_type::not_found;
+}
+
+bool is_whole(const std::string& checkpoint) {
+  try {
+    return position_in(checkpoint).step >= 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool same_folder(const std::string& a, const std::string& b) {  // "run" and "./run/" are one
+  return !a.empty() && !b.empty() && (fs::absolute(a) / "").lexically_normal() == (fs::absolute(b) / "").lexically_normal();
 }
 }  // namespace
 
 CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& resume, bool writes)
-    : from_(resume), folder_(folder), option_("--checkpoint"), speaks_(writes), automatic_(resume == "auto" || (resume == folder && !folder.empty())) {
-  namespace fs = std::filesystem;
+    : from_(resume),
+      folder_(folder),
+      option_("--checkpoint"),
+      speaks_(writes),
+      automatic_(resume == "auto" || same_folder(resume, folder)) {
   std::error_code none;
   if (automatic_ && folder_.empty())
     refuse("--resume auto: goes on with the last checkpoint in the folder of --checkpoint: add --checkpoint FOLDER, or name the ",
            "folder to go on from");
-  if (automatic_) from_ = fs::exists(last(), none) ? last() : "";
+  if (automatic_) from_ = is_there(last()) ? last() : is_there(best()) ? best() : "";
   if (!from_.empty() && fs::is_directory(from_, none)) {
     if (folder_.empty()) folder_ = from_, option_ = "--resume";
     from_ = file(from_, "last");
@@ -36,6 +57,10 @@ void CheckpointFiles::begin() {
   make_folder(option_ + " " + folder_, folder_);
   lock_.take(folder_, option_ + " " + folder_, "writes its checkpoints there: wait for its end, or choose another folder");
   check_foreign_files();  // once more: the run that held the folder may have ended just now
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder_, none))  // of a run that was killed while it wrote
+    if (const std::string name = entry.path().filename(); name.ends_with(".tmp") && (name.starts_with("last.") || name.starts_with("best.")))
+      fs::remove(entry.path(), none);
   AtomicFile can_be_written(last());
 }
 
@@ -44,7 +69,15 @@ std::string CheckpointFiles::best() const { return file(folder_, "best"); }
 
 RunPosition CheckpointFiles::load(const Training& training, const Settings& settings, std::int64_t per_epoch,
                                   std::vector<std::string>& differences) const {
-  RunPosition at = load_checkpoint(from_, training, settings, &differences);
+  RunPosition at;
+  try {
+    at = load_checkpoint(from_, training, settings, &differences);
+  } catch (const UsageError& e) {
+    if (!automatic_) throw;
+    const bool damaged = from_ == last() && !is_whole(last()) && is_whole(best());
+    throw UsageError(std::string(e.what()) + ". To begin anew choose another --checkpoint folder" +
+                     (damaged ? "; to go on with " + best() + " remove " + last() : ""));
+  }
   if (at.batch > 0 && at.batches != per_epoch)
     refuse(from_, ": was saved at batch ", at.batch, " of ", at.batches, ", and an epoch has ", per_epoch,
            " batches now: resume it with the same data, and the same batch over all ranks");
@@ -55,8 +88,8 @@ RunPosition CheckpointFiles::load(const Training& training, const Settings& sett
 
 bool CheckpointFiles::take_over(const RunPosition& at) {
   if (folder_.empty()) return false;
-  std::filesystem::create_directories(folder_);
-  if (!std::filesystem::exists(last())) return true;
+  fs::create_directories(folder_);
+  if (!fs::exists(last())) return true;
   const RunPosition there = position_in(last());
   return there.run == at.run && there.step < at.step;
 }
@@ -73,8 +106,8 @@ void CheckpointFiles::check_foreign_files() const {
   std::error_code none;
   if (!writes() || automatic_) return;
   for (const std::string& there : {last(), best()})
-    if (std::filesystem::exists(there, none) && (from_.empty() || !std::filesystem::equivalent(from_, last(), none)))
-      refuse("--checkpoint ", folder_, ": holds another run's ", std::filesystem::path(there).filename().string(),
+    if (fs::exists(there, none) && (from_.empty() || !fs::equivalent(from_, last(), none)))
+      refuse("--checkpoint ", folder_, ": holds another run's ", fs::path(there).filename().string(),
              ". Go on with that by --resume ", folder_, ", or choose another folder");
 }
 

@@ -10,8 +10,8 @@ namespace tandem {
 
 class CheckpointFiles {
  public:
-  // folder, resume: as FitOptions has them ("auto", or the folder: its last checkpoint, where there is one). writes: this rank does. Throws UsageError when there is nothing to resume, or the
-  // folder holds another run.
+  // folder, resume: as FitOptions has them. resume is "auto", or the folder: goes on with its last checkpoint, or else its best, or
+  // begins. writes: this rank does. Throws UsageError when there is nothing to resume, or the folder holds another run.
   CheckpointFiles(const std::string& folder, const std::string& resume, bool writes);
   // Creates the folder, takes its lock and tries to write, so that an error shows before the training.
   void begin();

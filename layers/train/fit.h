@@ -94,5 +94,7 @@ FitReport fit(Module& model, const Task& task, Optimizer& optimizer, Backend& ba
 // SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything written; a second
 // one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program makes it the exit status.
 int stopping_signal();
+// SIGUSR1, SIGUSR2 or SIGXCPU: a batch system warns that time is running out. It stops fit() likewise, and may come again.
+bool warns_of_the_end(int signal);
 
 }  // namespace tandem

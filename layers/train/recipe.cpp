@@ -85,7 +85,8 @@ void agree(Strategy& strategy, const Settings& settings, const FitOptions& optio
     if (name != "--data") mine += name + " " + value + "\n";
   // Settings that decide which calls a rank makes to the others.
   mine += "--stop-after " + std::to_string(options.stop_after) + "\n";
-  mine += "--resume " + std::string(resumes ? "yes" : "no") + "\n";
+  const bool folder = !options.resume.empty() && !options.checkpoint.empty();
+  mine += "--resume " + std::string(resumes ? "yes" : folder ? "no (all must see the folder of --checkpoint)" : "no") + "\n";
   mine += "--trace " + std::string(options.profiler.trace.empty() ? "no" : "yes") + "\n";
   const std::vector<std::string> all = strategy.gather(mine);
   for (std::size_t r = 1; r < all.size(); r++) {

@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU
+std::shared_ptr<Callback> stop_on_signal();   // SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU
 std::shared_ptr<Callback> profile(Run& run);  // FitOptions::profiler
 std::shared_ptr<Callback> write_metrics(Run& run);
 std::shared_ptr<Callback> write_exports();         // FitOptions::import_export

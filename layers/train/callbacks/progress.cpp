@@ -22,6 +22,7 @@ class Progress : public Callback {
   void begin(Run& run) override {
     if (!on_) return;
     if (run.files.resumes()) resumed(run);
+    else if (!run.options.resume.empty()) std::fprintf(stderr, "%s holds no checkpoint: the run begins\n", run.options.checkpoint.c_str());
     if (run.strategy.size() == 1) return;
     std::fprintf(stderr, "%d ranks, %s: %s\n", run.strategy.size(), run.strategy.name().c_str(),
                  text_of(run.cutting, run.model, run.strategy, run.options, run.rates.given).c_str());

@@ -9,7 +9,7 @@ namespace tandem {
 namespace {
 
 // Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program at once.
-// So do the warnings of batch systems that time is running out, SIGUSR1 and SIGXCPU, which may come again.
+// So do the warnings of batch systems, which may come again.
 // Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds to take
 // down its connections and to print the error: the launcher's SIGTERM comes meanwhile.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
@@ -68,9 +68,8 @@ class StopOnSignal : public Callback {
 
  private:
   static void handle(int number) {
-    const bool warning = number == SIGUSR1 || number == SIGXCPU;
-    if (warning || ends_after == 0) {
-      if (!warning) ends_after = now() + 0.1;  // timeout(1) sends its one signal twice
+    if (warns_of_the_end(number) || ends_after == 0) {
+      if (!warns_of_the_end(number)) ends_after = now() + 0.1;  // timeout(1) sends its one signal twice
       stop_signal = number;
     } else if (now() > ends_after) {
       std::signal(number, SIG_DFL);
@@ -82,8 +81,8 @@ class StopOnSignal : public Callback {
     const char* name;
     struct sigaction before;
   };
-  static inline Handled handled_[] = {
-      {SIGINT, "SIGINT", {}}, {SIGTERM, "SIGTERM", {}}, {SIGHUP, "SIGHUP", {}}, {SIGUSR1, "SIGUSR1", {}}, {SIGXCPU, "SIGXCPU", {}}};
+  static inline Handled handled_[] = {{SIGINT, "SIGINT", {}},   {SIGTERM, "SIGTERM", {}}, {SIGHUP, "SIGHUP", {}},
+                                      {SIGUSR1, "SIGUSR1", {}}, {SIGUSR2, "SIGUSR2", {}}, {SIGXCPU, "SIGXCPU", {}}};
   static inline std::mutex mutex_;
   static inline int trainings_ = 0;  // in this process, now: the first takes the signals, the last gives them back
   bool failed_ = false;
@@ -91,6 +90,7 @@ class StopOnSignal : public Callback {
 
 }  // namespace
 
+bool warns_of_the_end(int signal) { return signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGXCPU; }
 int stopping_signal() { return stopped_by; }
 bool asked_to_stop() { return stop_signal != 0; }
 std::shared_ptr<Callback> stop_on_signal() { return std::make_shared<StopOnSignal>(); }
