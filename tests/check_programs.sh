@@ -271,8 +271,10 @@ until grep -q epoch "$there/slurm/run.jsonl" 2>/dev/null; do sleep 0.05; done
 kill -s USR1 "$(cat "$there/slurm/task")"
 wait $!
 start_job || complain "the batch script's second start: $(cat "$there/begun")"
-[ "$(cat "$there/slurm/queue")" = 'requeue 7' ] || complain "the batch script queued '$(cat "$there/slurm/queue")': $(cat "$there/begun")"
 grep -q 'epochs are done' "$there/begun" || complain "the batch script begins again: $(cat "$there/begun")"
+printf '#!/bin/sh\nexit 139\n' >"$there/slurm/srun"  # a crash would come again
+start_job
+[ "$(cat "$there/slurm/queue")" = 'requeue 7' ] || complain "the batch script queued '$(cat "$there/slurm/queue")': $(cat "$there/begun")"
 
 # ---- Closed standard streams: no file of ours gets their numbers -------------------------------------------------------
 for closed in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
