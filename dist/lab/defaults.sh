@@ -24,8 +24,8 @@ run() {
   # shellcheck disable=SC2086
   env ${wire:+TANDEM_WIRE=$wire} "$build/tandem-run" -n 4 $hosts --strategy "$strategy" "$build/fashion_mnist" --model lenet5 --epochs 4 \
     --threads 1 --metrics "$there/metrics" "$@" >"$there/out" 2>&1
-  accuracy=$(sed -n 's/.*test accuracy \([0-9.]*\) %.*/\1/p' "$there/out" | head -n 1)
-  : "${accuracy:=none: $(tail -n 1 "$there/out" | tr '|' ' ')}"
+  accuracy=$(sed -n 's/.*test accuracy \([0-9.]* %\).*/\1/p' "$there/out" | head -n 1)
+  : "${accuracy:=$(grep -q 'not finite' "$there/out" && echo diverged || tail -n 1 "$there/out" | tr '|' ' ')}"
   seconds=$(sed -n 's/.*"event":"end".*"seconds":\([0-9.]*\).*/\1/p' "$there/metrics" | head -n 1)
 }
 enough() { awk -v a="$accuracy" 'BEGIN { exit !(a + 0 > 85) }'; }
@@ -35,14 +35,14 @@ for given; do
   wire= strategy=$given note=
   case $given in wire=*) wire=${given%%,*} wire=${wire#wire=} strategy=${given#*,} ;; esac
   run "$strategy"
-  printf '| `%s`%s | %s %% | %.0f |' "$strategy" "${wire:+, \`TANDEM_WIRE=$wire\`}" "$accuracy" "${seconds:-0}"
+  printf '| `%s`%s | %s | %.0f |' "$strategy" "${wire:+, \`TANDEM_WIRE=$wire\`}" "$accuracy" "${seconds:-0}"
   try=$(sed -n 's/.*note: .* Try \(--.*\)/\1/p' "$there/out" | head -n 1)
   if [ "$try" ]; then
     case $try in
       --strategy*) run "${try#--strategy }" ;;
       *) run "$strategy" $try ;;
     esac
-    note="\`$try\`: $accuracy %"
+    note="\`$try\`: $accuracy"
   fi
   echo " $note |"
   enough || few=1

@@ -23,9 +23,9 @@ const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) 
 // What makes up for the momentum that a rule lacks. Measured with 4 workers (dist/lab/DEFAULTS.md).
 static std::string instead_of_momentum(const Asynchrony& how, double rate) {
   if (how.rule == "rescaled") return "--strategy outer+rescaled";
-  if (how.kind == Asynchrony::Kind::fedbuff) return "--lr " + digits(2 * how.batch * rate);
-  if (how.kind == Asynchrony::Kind::rennala) return "--lr " + digits(how.batch * rate);
-  return "--lr " + digits((how.rule == "sa-asgd" ? 4 : 2) * rate) + " --clip 1";
+  double times = how.rule == "sa-asgd" ? 4 : 2;
+  if (how.of_batches()) times = double(how.batch) * (how.kind == Asynchrony::Kind::fedbuff ? 2 : 1);
+  return "--lr " + digits(times * rate) + " --clip 1";
 }
 
 void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, int workers, bool deterministic) {
