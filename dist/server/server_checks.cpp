@@ -23,8 +23,8 @@ const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) 
 // What makes up for the momentum that a rule lacks. Measured with 4 workers (dist/lab/DEFAULTS.md).
 static std::string instead_of_momentum(const Asynchrony& how, double rate) {
   if (how.rule == "rescaled") return "--strategy outer+rescaled";
-  double times = how.rule == "sa-asgd" ? 4 : 2;
-  if (how.of_batches()) times = double(how.batch) * (how.kind == Asynchrony::Kind::fedbuff ? 2 : 1);
+  if (how.kind == Asynchrony::Kind::rennala) return "--lr " + digits(double(how.batch) * rate);
+  const double times = how.kind == Asynchrony::Kind::fedbuff ? 2 * double(how.batch) : how.rule == "sa-asgd" ? 4 : 2;
   return "--lr " + digits(times * rate) + " --clip 1";
 }
 
