@@ -351,7 +351,7 @@ $(OBJ)/dist/collectives/nccl.o $(OBJ)/tests/test_nccl.o $(if $(CUDA_ON),,$(OBJ)/
 # stb shifts signed numbers as it likes: UBSan would stop at the first picture.
 $(OBJ)/datasets/image.o: compile += $(if $(findstring undefined,$(SANITIZE)),-fno-sanitize=undefined)
 # Runs before a sanitizer has begun.
-$(OBJ)/core/process_start.o: compile += $(if $(SANITIZE),-fno-sanitize=$(SANITIZE))
+$(OBJ)/core/process_start.o: compile = $(CXX) $(strip $(filter-out -fsanitize=%,$(FLAGS))) -I.
 $(OBJ)/%.o: %.cpp $(BUILD)/compile.flags | $(parsed)
 	$(call say,$(notdir $(firstword $(compile))) $<)$(compile) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/build_info.o: $(BUILD)/build_info.cpp $(BUILD)/compile.flags | $(parsed)
