@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstdio>
 
-#include "core/files/atomic_file.h"
-#include "core/text.h"
 #include "core/files/files.h"
+#include "core/text.h"
+#include "layers/train/metrics.h"
 #include "tandem.h"
 
 using namespace tandem;
@@ -17,7 +17,7 @@ namespace {
 
 struct Asked {
   TuneRequest request;
-  std::string page;
+  std::string metrics;
 };
 
 double number(const std::string& option, const std::string& text, double low) {
@@ -81,11 +81,12 @@ Options options(int argc, char** argv, Asked& a) {
        {"--exchange", "server or all-reduce", "server",
         [&](const std::string& v) { x.server = either("--exchange", v, "all-reduce", "server"); }},
        {"--measure", "run the plans here too", "", [&](const std::string&) { r.measure = true; }, true},
-       {"--page", "file for a page with charts (.html)", "", [&](const std::string& v) { a.page = v; }}});
+       {"--metrics", "file for what was predicted and measured; examples/report.py draws it (.jsonl)", "",
+        [&](const std::string& v) { a.metrics = v; }}});
   if (r.simulated && o.memory_budget == 0) refuse("--on h200: how much of its memory? Say --memory-budget 100G");
   if (r.measure && r.simulated) refuse("--measure: only what is --on here can be measured here");
   if (x.link > 0 && x.ranks == 1) refuse("--link is that between ranks: say --ranks too");
-  if (!a.page.empty()) check_replaceable("--page", a.page, R"(name="generator" content="Tandem tune")", "a page of tune");
+  check_replaceable("--metrics", a.metrics, R"({"event":)", "metrics");
   return o;
 }
 
@@ -114,6 +115,23 @@ void print(const Tuned& t, const Options& o, const TuneRequest& r, std::int64_t 
               digits(t.rate, 4).c_str(), static_cast<long long>(t.batch), name_of(r.rule));
 }
 
+// Writes the choice, and what it rests on, for examples/report.py.
+void write_tuned(const std::string& path, const Tuned& t, const Options& o, const TuneRequest& r) {
+  MetricsFile file(path);
+  file.write({{"event", std::string("tuned")},
+              {"model", o.model},
+              {"dtype", std::string(name_of(o.dtype))},
+              {"device", std::string(r.simulated ? "a simulated H200" : "measured here")},
+              {"budget", std::int64_t(t.tuner.budget)},
+              {"copies_out", t.tuner.means.out},
+              {"copies_in", t.tuner.means.in},
+              {"minibatch", t.rows[t.best].batch},
+              {"batch", t.batch},
+              {"learning_rate", t.rate},
+              {"noise_scale", t.noise ? t.noise->scale() : NAN}});
+  for (const MetricFields& line : tuner_lines(t.rows, t.rows[t.best], t.tuner.means)) file.write(line);
+}
+
 // The command that trains so.
 std::string command(const Tuned& t, const Options& o) {
   const ExchangeModel& x = t.tuner.exchange;
@@ -139,11 +157,6 @@ int main(int argc, char** argv) {
     const Tuned t = tune_for(o, data, *backend, asked.request);
     print(t, o, asked.request, data.train.count());
     std::printf("%s\n", command(t, o).c_str());
-    if (asked.page.empty()) return;
-    const std::string title = o.model + ": the minibatch for " + readable_bytes(double(t.tuner.budget));
-    const std::string page = tuner_page(t.rows, t.rows[t.best], t.tuner, title);
-    AtomicFile file(asked.page);
-    file.write(page.data(), page.size());
-    file.commit();
+    write_tuned(asked.metrics, t, o, asked.request);
   });
 }

@@ -43,10 +43,6 @@ fi
 short 2 'cannot be written' --metrics "$there/no/such/folder"
 echo 'a table' >"$there/table"
 short 2 'holds something else than metrics' --metrics "$there/table"
-if [ -x "$build/rehearse" ]; then
-  says 2 'cannot be written' "$build/rehearse" --results "$there/no/such/folder" -- true
-  says 2 'table:1: is no run of rehearse' "$build/rehearse" --results "$there/table" -- true
-fi
 [ "$(cat "$there/table")" = 'a table' ] || complain "a file that held no metrics was written to"
 
 # ---- Learning one batch is a check: only a yes is success --------------------------------------------------------------
@@ -56,27 +52,21 @@ says 1 'cannot tell whether the model learns: too few steps' \
 # ---- The minibatch for a memory --------------------------------------------------------------------------------------
 tune="$build/tune --data synthetic --data-set fashion-mnist --model lenet5 --threads 1"
 says 0 'build/train --data-set fashion-mnist --model lenet5 --batch 32 --lr 0.025 --memory-budget' \
-  $tune --memory-budget 1G --batches 32 --page "$there/tune.html"
-grep -q '<svg' "$there/tune.html" || complain "tune --page wrote no picture"
+  $tune --memory-budget 1G --batches 32 --metrics "$there/tune.jsonl"
+grep -q '"event":"memory"' "$there/tune.jsonl" || complain "tune --metrics wrote no memory: $(cat "$there/tune.jsonl")"
 says 0 'not measured on a simulated device' $tune --memory-budget 20M --on h200 --batches 1x,4x --ranks 4 --link 1G
 says 2 'too small: a minibatch of 8 needs' $tune --memory-budget 1M
 says 2 '--link 10: expected bit/s' $tune --ranks 2 --link 10
 says 2 'expected bytes, or with a unit' $tune --memory-budget 64m
 says 2 'there are 60000 pictures' $tune --memory-budget 1G --batches 70000
 echo 'not a page' >"$there/notes.txt"
-says 2 'holds something else than a page of tune' $tune --memory-budget 20971520 --batches 8 --page "$there/notes.txt"
+says 2 'holds something else than metrics' $tune --memory-budget 20971520 --batches 8 --metrics "$there/notes.txt"
+cp "$there/tune.jsonl" "$there/before.jsonl"
+says 2 'too small: a minibatch of 8 needs' $tune --memory-budget 1M --metrics "$there/tune.jsonl"
+cmp -s "$there/tune.jsonl" "$there/before.jsonl" || complain "a tune that was refused changed the file of an earlier one"
 says 2 'say --optimizer lars' $tune --rate-rule lars
 says 0 '--batch auto: ' "$build/train" --data synthetic --data-set fashion-mnist --model mlp --epochs 1 --val 55000 --batch auto --memory-budget 30M
 says 2 '--batch auto: expected a whole number' "$build/fashion_mnist" --data synthetic --batch auto
-
-# ---- A page about runs -----------------------------------------------------------------------------------------------
-echo '{"event":"start","batches_per_epoch":1}' >"$there/run.jsonl"
-ln "$there/run.jsonl" "$there/again.jsonl"
-says 2 '-o is given twice (a.html and b.html)' "$build/report" "$there/run.jsonl" -o a.html -o b.html
-says 2 '--title needs a value' "$build/report" "$there/run.jsonl" --title -o
-echo 'not a page' >"$there/notes.html"
-says 2 'holds something else than a page of report' "$build/report" "$there/run.jsonl" -o "$there/notes.html"
-says 2 'are the same run' "$build/report" "$there/run.jsonl" "$there/again.jsonl" -o "$there/a.html"
 
 # ---- Any data set ----------------------------------------------------------------------------------------------------
 mkdir -p "$there/all/cat" "$there/all/dog"

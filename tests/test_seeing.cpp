@@ -1,4 +1,4 @@
-// Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory, pages about runs.
+// Seeing what a run does: traces, profiles, pictures of the tape, summaries, who holds the memory, charts.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,7 +22,6 @@
 #include "layers/layers.h"
 #include "layers/models/models.h"
 #include "layers/train/options.h"
-#include "layers/export/report.h"
 #include "layers/export/summary.h"
 #include "tests/support.h"
 
@@ -739,81 +738,6 @@ TEST(SeeingExperiment, PageWithDivergedRuns) {
     EXPECT_EQ(not_well_formed(some), "");
     EXPECT_EQ(some.find("nan"), some.npos);
   }
-}
-
-TEST(SeeingReport, PageOfRealRuns) {
-  std::vector<std::string> paths;
-  for (const char* name : {"tandem_seed1", "torch_seed1", "torch_seed2"})
-    paths.push_back(test::source("examples/recipes/logs/resnet20_cifar10_" + std::string(name) + ".jsonl").string());
-  EXPECT_EQ(labels_of(paths), (std::vector<std::string>{"tandem_seed1", "torch_seed1", "torch_seed2"}));
-  std::vector<RunLog> runs;
-  for (const auto& p : paths) runs.push_back(read_run(p));
-  EXPECT_EQ(runs[0].epochs.size(), 10u);
-  EXPECT_TRUE(runs[0].remarks.empty());
-  EXPECT_NEAR(runs[1].epochs.back().test_accuracy, 0.8691, 1e-9);
-  std::string page = report_page(runs, "ResNet-20 <CIFAR-10>");
-  EXPECT_EQ(not_well_formed(page), "");
-  for (const char* part :
-       {"87.27 %", "ResNet-20 &lt;CIFAR-10&gt;", "recipe.max_lr", "class=\"differs\"", "prefers-color-scheme"})
-    EXPECT_NE(page.find(part), std::string::npos) << part;
-  EXPECT_EQ(page.find("http"), std::string::npos) << "the page must need nothing else";
-  EXPECT_EQ(page.find("<script"), std::string::npos);
-}
-
-TEST(SeeingReport, WholeEpochsAndOneMeaningOfAStroke) {
-  TemporaryFolder folder;
-  std::string text = "{\"event\":\"start\",\"batches_per_epoch\":10}\n";
-  for (int e : {1, 2, 3})
-    text += "{\"event\":\"epoch\",\"epoch\":" + std::to_string(e) +
-            ",\"train_loss\":100,\"train_accuracy\":0.5,\"test_loss\":200,\"test_accuracy\":0.4,\"images_per_second\":5000,\"seconds\":10}\n";
-  write_file(folder.file("run.jsonl"), text);
-  const std::string page = report_page({read_run(folder.file("run.jsonl"))}, "t");
-  for (const char* stroke : {"solid: ", "dashed: "}) {
-    std::set<std::string> meanings;
-    for (std::size_t at = page.find(stroke); at != page.npos; at = page.find(stroke, at + 1))
-      meanings.insert(page.substr(at, page.find_first_of(",<", at) - at));
-    EXPECT_EQ(meanings.size(), 1u) << stroke << *meanings.rbegin();
-  }
-  for (std::size_t chart = page.find("by epoch\""); chart != page.npos; chart = page.find("by epoch\"", chart + 1)) {
-    const std::string svg = page.substr(chart, page.find("</svg>", chart) - chart);
-    for (const char* between : {">1.5<", ">2.5<"}) EXPECT_EQ(svg.find(between), svg.npos) << between;
-    EXPECT_NE(svg.find(">2<"), svg.npos);
-  }
-  EXPECT_EQ(page.find("e+03"), page.npos);
-}
-
-TEST(SeeingReport, DamagedFilesAreShownAsFarAsTheyGo) {
-  TemporaryFolder folder;
-  auto lay = [&](const char* name, const std::string& text) {
-    write_file(folder.file(name), text);
-    return folder.file(name);
-  };
-  const std::string start = "{\"event\":\"start\",\"batches_per_epoch\":10,\"<b>\":\"&\"}\n";
-  const std::string epoch =
-      "{\"event\":\"epoch\",\"epoch\":1,\"train_loss\":0.5,\"test_accuracy\":null,\"seconds\":2}\n";
-  RunLog cut = read_run(lay("cut.jsonl", start + epoch + "{\"event\":\"epo"));
-  EXPECT_EQ(cut.epochs.size(), 1u);
-  ASSERT_EQ(cut.remarks.size(), 2u);
-  EXPECT_NE(cut.remarks[0].find("cut.jsonl:3: cut off"), std::string::npos) << cut.remarks[0];
-  EXPECT_NE(cut.remarks[1].find("killed"), std::string::npos);
-  RunLog bad = read_run(
-      lay("bad.jsonl", start + "{\"event\" 1}\n\n" + epoch + epoch +
-                           "[1]\n{\"event\":\"step\",\"step\":5,\"loss\":2}\n{\"event\":\"end\",\"stopped\":1}\n"));
-  EXPECT_EQ(bad.epochs.size(), 1u);
-  EXPECT_EQ(bad.steps.at(0).epoch, 0.5);
-  ASSERT_EQ(bad.remarks.size(), 4u);
-  EXPECT_NE(bad.remarks[0].find("bad.jsonl:2: at byte 9"), std::string::npos) << bad.remarks[0];
-  EXPECT_NE(bad.remarks[1].find("bad.jsonl:5: epoch 1 after epoch 1"), std::string::npos) << bad.remarks[1];
-  EXPECT_NE(bad.remarks[2].find("bad.jsonl:6: not a line of metrics"), std::string::npos) << bad.remarks[2];
-  EXPECT_NE(bad.remarks[3].find("stopped"), std::string::npos);
-  RunLog young = read_run(lay("young.jsonl", start));
-  std::string page = report_page({cut, bad, young}, "t");
-  EXPECT_EQ(not_well_formed(page), "");
-  EXPECT_EQ(page.find("<b>"), std::string::npos);
-  EXPECT_EQ(not_well_formed(report_page({young}, "t")), "");
-  EXPECT_TRUE(refused([&] { read_run(folder.file("none.jsonl")); }, {"none.jsonl", "cannot be read"}));
-  EXPECT_TRUE(refused([&] { read_run(lay("empty.jsonl", "")); }, {"empty.jsonl: empty"}));
-  EXPECT_TRUE(refused([&] { read_run(lay("other.jsonl", "hello\n")); }, {"other.jsonl:1:", "not metrics"}));
 }
 
 }  // namespace

@@ -64,8 +64,22 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
   for (const TunedBatch& row : rows)
     EXPECT_TRUE(!row.fits() || best.per_sample() <= 1.005 * row.per_sample()) << row.batch;
   EXPECT_EQ(fastest(rows, 8).batch, 8) << "the noise scale's cap";
-  const std::string page = tuner_page(rows, best, o, "A <title>");
-  for (const char* part : {"<svg", "A &lt;title&gt;", "swapped", "budget", "minibatch"}) EXPECT_NE(page.find(part), page.npos) << part;
+  const auto of = [](const MetricFields& line, const char* name) {
+    for (const auto& [field, value] : line)
+      if (field == name) return std::holds_alternative<std::int64_t>(value) ? double(std::get<std::int64_t>(value)) : std::get<double>(value);
+    return -1.0;
+  };
+  std::map<std::string, int> events;
+  double peak = 0;
+  for (const MetricFields& line : tuner_lines(rows, best, o.means)) {
+    events[std::get<std::string>(line[0].second)]++;
+    const double parts[] = {of(line, "rest"), of(line, "kept"), of(line, "recomputed"), of(line, "swapped")};
+    if (parts[0] >= 0) peak = std::max(peak, parts[0] + parts[1] + parts[2] + parts[3]);
+  }
+  EXPECT_EQ(events["minibatch"], 4);
+  EXPECT_EQ(events["memory"], int(best.record.events.size()));
+  EXPECT_EQ(peak, double(best.choice.forecast.peak)) << "the parts add up";
+  EXPECT_TRUE(events["budget"] > 22 && events["budget"] <= 33) << events["budget"];
   o.budget = 1 << 20, o.multiples = {}, o.batches = {8};
   EXPECT_TRUE(refused([&] { tune(r.small, r.large, o); }, {"1.00 MiB", "too small", "a minibatch of 8 needs"}));
 }

@@ -15,6 +15,7 @@
 #include "autograd/memory_plan.h"
 #include "core/batch.h"
 #include "layers/module.h"
+#include "layers/train/metrics.h"
 #include "layers/train/task.h"
 
 namespace tandem {
@@ -104,7 +105,8 @@ std::optional<RateRule> rate_rule_in(const std::string& text);
 const char* name_of(RateRule rule);
 double matched_rate(RateRule rule, double rate, double times, double base_batch, const GradientNoise& noise);
 
-// A self-contained page: the memory over one iteration as a filled curve, and seconds against the budget.
-std::string tuner_page(const std::vector<TunedBatch>& rows, const TunedBatch& chosen, const TunerOptions& options, const std::string& title);
+// Lines of metrics (examples/report.py draws them): a "minibatch" for each row; for the chosen one its seconds with a "budget" and some
+// means, and the "memory" in each event of an iteration, of which rest, kept, recomputed and swapped are bytes that add up.
+std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen, const MemoryMeans& means);
 
 }  // namespace tandem

@@ -1,0 +1,547 @@
+#!/usr/bin/env python3
+"""One HTML page about runs, side by side, from the JSON lines that programs write with --metrics.
+
+    python3 examples/report.py RUN.jsonl… [-o report.html] [--title TEXT]
+
+Trainings and simulations: loss, accuracy, learning rate and throughput by epoch and by time, final numbers and options.
+build/tune: memory over a step, time against the budget, time of a sample, the minibatches. The page needs no other file.
+"""
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from dataclasses import dataclass, field
+from html import escape
+
+MARK = 'name="generator" content="Tandem'  # a page that holds it may be replaced
+EVENTS = "start resume epoch step warning not_finite end tuned minibatch budget memory".split()
+
+
+def refuse(text):
+    print("report: " + text, file=sys.stderr)
+    raise SystemExit(2)
+
+
+# ---- A run, as far as its file tells ---------------------------------------------------------------------------------
+@dataclass
+class Run:
+    path: str
+    label: str = ""
+    lines: dict = field(default_factory=lambda: {event: [] for event in EVENTS})
+    remarks: list = field(default_factory=list)  # how the run ended, and lines that could not be used
+    per_epoch: float = 0  # steps
+
+    def take(self, line):
+        """Uses a line. False: it is for other readers. Raises ValueError where it is not what it should be."""
+        event = line.get("event") if isinstance(line, dict) else None
+        if not isinstance(event, str):
+            raise ValueError('not a line of metrics: there is no "event"')
+        if event not in EVENTS:
+            return False
+        self.per_epoch = number(line, "batches_per_epoch") or self.per_epoch
+        if event == "step":
+            if number(line, "step") is None or self.per_epoch <= 0:
+                raise ValueError("a step without its number, or before the start line")
+            line["epoch"] = line["step"] / self.per_epoch  # 1.5 is half way through the second
+        if event == "epoch":
+            epoch, before = number(line, "epoch"), self.last("epoch", -math.inf)
+            if epoch is None:
+                raise ValueError("an epoch without its number")
+            if epoch <= before:
+                raise ValueError(f"epoch {epoch:g} after epoch {before:g}: are two runs in one file?")
+        if event == "resume":  # what came after its checkpoint is trained again
+            position = (number(line, "step") or 0) / (self.per_epoch or math.inf) + 1e-9
+            for name in ("epoch", "step"):
+                self.lines[name] = [old for old in self.lines[name] if old["epoch"] <= position]
+            self.lines["end"] = []
+        self.lines[event].append(line)
+        return True
+
+    def last(self, name, otherwise=None, event="epoch"):
+        value = number(self.lines[event][-1], name) if self.lines[event] else None
+        return otherwise if value is None else value
+
+    def of_epochs(self, name, how):
+        values = [e[name] for e in self.lines["epoch"] if number(e, name) is not None]
+        return how(values) if values else None
+
+    def named(self, i):
+        return swatch(i) + " " + escape(self.label).replace("_", "_<wbr>")
+
+
+def number(line, name):
+    value = line.get(name)
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def no_number(text):
+    raise ValueError(text + " is no number of JSON")
+
+
+def read_run(path):
+    """Refuses a file that cannot be read, or of which no line is about a run."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
+            lines = file.read().split("\n")
+    except OSError as error:
+        refuse(f"{path}: cannot be read: {error.strerror}")
+    run, used, bad = Run(path), 0, []
+    for i, line in enumerate(lines):
+        try:
+            used += bool(line.strip()) and run.take(json.loads(line, parse_int=float, parse_constant=no_number))
+        except (ValueError, RecursionError) as error:
+            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            cut = i == len(lines) - 1  # a line that was written to its end has a newline
+            bad.append(f"{path}:{i + 1}: {'cut off in the middle of the line' if cut else why}")
+    if not used:
+        refuse((bad[0] if bad else path + ": empty") + ": these are not metrics (a run writes them with --metrics)")
+    run.remarks += ["stopped: " + shown(line.get("reason")) for line in run.lines["not_finite"]]
+    run.remarks += ["warning: " + shown(line.get("text")) for line in run.lines["warning"]]
+    run.remarks += bad[:5] + [f"{path}: {len(bad) - 5} more lines could not be used"] * (len(bad) > 5)
+    if not run.lines["end"] and not run.lines["tuned"]:
+        run.remarks.append("no end line: the run was killed, or is still going")
+    elif run.last("stopped", event="end"):
+        run.remarks.append("the run was stopped before its last epoch")
+    return run
+
+
+def labels_of(paths):
+    """The shortest names that still tell the files apart, cut at borders of words: seed1 and seed2 are not 1 and 2."""
+    stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+    if len(set(stems)) < len(stems):
+        stems = paths
+    if len(stems) < 2:
+        return stems
+    head = len(os.path.commonprefix(stems))
+    tail = len(os.path.commonprefix([stem[head:][::-1] for stem in stems]))
+    while head and stems[0][head - 1].isalnum():
+        head -= 1
+    while tail and stems[0][-tail].isalnum():
+        tail -= 1
+    cut = [stem[head:len(stem) - tail] for stem in stems]
+    return cut if all(cut) else paths
+
+
+# ---- Numbers and values as text --------------------------------------------------------------------------------------
+def short(value, most=4):
+    """0.3299, 21.5k, 1.2e-6"""
+    if value is None:
+        return "–"
+    if min(1e4, 10**most) <= abs(value) < 1e15:
+        unit = min(4, int(math.log10(abs(value)) / 3 + 1e-12))
+        return f"{value / 1000**unit:.{max(3, most - 1)}g}{'kMGT'[unit - 1]}"
+    return f"{value:.{most}g}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def size(value):
+    if value is None:
+        return "–"
+    unit = (value >= 2**10) + (value >= 2**20) + (value >= 2**30)
+    return f"{value / 1024**unit:.4g} {('B', 'KiB', 'MiB', 'GiB')[unit]}"
+
+
+def duration(s):
+    return "–" if s is None else f"{s:.1f} s" if s < 120 else f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"
+
+
+def percent(share):
+    return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def shown(value):
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else short(value, 7)
+    if isinstance(value, list):
+        return ", ".join(map(shown, value))
+    return value if isinstance(value, str) else {True: "yes", False: "no"}.get(value, "–")
+
+
+def flattened(line, prefix=""):
+    """Names and texts of the values; names of what is nested are joined by dots."""
+    for name, value in line.items():
+        if isinstance(value, dict):
+            yield from flattened(value, prefix + name + ".")
+        elif prefix or name not in ("event", "run"):
+            yield prefix + name, shown(value)
+
+
+# ---- Charts: SVG that scales with its box and takes its colours from the page -----------------------------------------
+# Hues that differ in lightness too, for eyes that see fewer of them; each at least 4.5 : 1 on its background.
+LIGHT = "#2257d6 #c04a00 #11803b #8a35d0 #cf1466 #6e6400 #007f99 #6d727d #14171c".split()
+DARK = "#6fa3ff #ff9a4d #5fd67a #c792ff #ff78b0 #e3d74a #45d3e6 #959ca9 #ffffff".split()
+# Circle, square, triangle, diamond: after nine runs the colours come again with another marker.
+MARKERS = ["m-2.8 0a2.8 2.8 0 1 0 5.6 0a2.8 2.8 0 1 0-5.6 0z", "m-2.6-2.6h5.2v5.2h-5.2z", "m0-3.8l3.6 6.2h-7.2z",
+           "m-3.6 0l3.6-3.6 3.6 3.6-3.6 3.6z"]
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 440, 258, 52, 46, 222  # in the SVG's own units
+
+
+@dataclass
+class Line:
+    label: str
+    points: list  # (x, y); None for either is a gap
+    number: int = 0  # gives the colour and the marker
+    style: str = "solid"  # or dashed, dotted, faint, area: filled down to the axis, over earlier ones
+    labelled: bool = True  # False: it belongs to another line of its colour
+
+    def colour(self):
+        return f"c{self.number % len(LIGHT)}"
+
+
+def marker(x, y, i, tooltip=""):
+    shape = MARKERS[i // len(LIGHT) % len(MARKERS)]
+    return f'<path class="dot" d="M{x:.1f} {y:.1f}{shape}">{tooltip}</path>'
+
+
+def swatch(i):
+    line = f'<g class="c{i % len(LIGHT)} solid"><path d="M1 5H21"/>{marker(11, 5, i)}</g>'
+    return f'<svg class="chart swatch" viewBox="0 0 22 10">{line}</svg>'
+
+
+def text(kind, x, y, what, anchor="start"):
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(what)}</text>\n'
+
+
+def round_ticks(low, high, wanted):
+    """Round numbers that cover [low, high] in about `wanted` steps: 0, 0.2, 0.4, …"""
+    rough = ((high - low) or abs(low) / 10 or 1) / wanted
+    power = 10 ** math.floor(math.log10(rough))
+    step = power * next(s for s, most in ((1, 1.5), (2, 3.5), (5, 7.5), (10, math.inf)) if rough / power < most)
+    last = math.ceil((low if high == low else high) / step - 1e-9) + (high == low)
+    return [k * step for k in range(math.floor(low / step + 1e-9), last + 1)]
+
+
+def separate(heights, gap, low, high):
+    """Moves labels apart so that they do not cover each other, as near to their lines as that allows."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    for i in order:
+        heights[i] = low = max(heights[i], low)
+        low += gap
+    for i in reversed(order):
+        heights[i] = high = min(heights[i], high)
+        high -= gap
+    return heights
+
+
+def thinned(points, most=400):
+    """Of many points the lowest and the highest of each stretch."""
+    if len(points) <= 2 * most:
+        return points
+    known = [p for p in points if p[1] is not None]
+    parts = [known[i:i + len(points) // most] for i in range(0, len(known), len(points) // most)]
+    ends = ({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])} for part in parts)
+    return [p for pair in ends for p in sorted(pair)]
+
+
+def chart(title, x_unit, y_unit, lines, note="", from_zero=False, holds=(), names={}):
+    """holds: the x axis holds these too. names: what stands at which x, instead of round numbers."""
+    head = text("head", 8, 17, title + (f" ({y_unit})" if y_unit else "")) + text("note", 8, 33, note)
+    svg = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by {x_unit}">\n{head}'
+    known = [p for line in lines for p in line.points if None not in p]
+    if not known:
+        return svg + text("note", WIDTH / 2, HEIGHT / 2, "no values", "middle") + "</svg>\n"
+    labels = [(line, line.label if len(line.label) <= 20 else line.label[:8] + "…" + line.label[-11:])
+              for line in lines if line.labelled and any(None not in p for p in line.points)]
+    if len(labels) > 12:
+        labels = []  # they have no room; the list above the charts has them
+    right = WIDTH - 14 - 7.7 * max((len(label) for _, label in labels), default=0)
+    xs, ys = [p[0] for p in known] + list(holds), [p[1] for p in known] + [0] * from_zero
+    x0, x1, y0, y1 = min(xs), max(xs), min(ys), max(ys)
+    if y1 - y0 <= 1e-12 * max(abs(y0), abs(y1)):  # a constant gets room around it
+        room = abs(y0) / 10 or 1
+        y0, y1 = y0 - (0 if from_zero else room), y1 + room
+    y_ticks = round_ticks(y0, y1, 5)
+    y0, y1 = y_ticks[0], y_ticks[-1]
+    x_ticks = list(names)[::math.ceil(len(names) / 8)] if names else round_ticks(x0, x1, int((right - LEFT) / 50))
+    if x0 == x1:  # one point stands in the middle
+        x0, x1, x_ticks = x0 - 0.5, x1 + 0.5, [x0]
+
+    def px(x):
+        return LEFT + (x - x0) / (x1 - x0) * (right - LEFT)
+
+    def py(y):
+        return TOP + (y1 - y) / (y1 - y0) * (BOTTOM - TOP)
+
+    for y in y_ticks:
+        svg += f'<path class="grid" d="M{LEFT} {py(y):.1f}H{right:.1f}"/>\n'
+        svg += text("tick", LEFT - 6, py(y) + 4, short(0 if abs(y) < 1e-12 * (y1 - y0) else y, 3), "end")
+    for x in x_ticks:
+        whole = x_unit != "epoch" or abs(x - round(x)) < 1e-9
+        if whole and x0 - 1e-9 * abs(x0) <= x <= x1 + 1e-9 * abs(x1):
+            svg += text("tick", px(x), BOTTOM + 16, names.get(x) or short(0 if abs(x) < 1e-12 * (x1 - x0) else x), "middle")
+    svg += f'<path class="axis" d="M{LEFT} {BOTTOM}H{right:.1f}"/>\n'
+    svg += text("note", (LEFT + right) / 2, HEIGHT - 4, x_unit, "middle")
+    ends = {}
+    for line in lines:
+        path, pen, markers, many = "", "M", "", " many" * (len(line.points) > 30)
+        points = [(None if None in p else (px(p[0]), py(p[1]))) for p in line.points]
+        for i, (at, p) in enumerate(zip(points, line.points)):
+            if at:
+                path += f"{pen}{at[0]:.1f} {at[1]:.1f}"
+                ends[id(line)] = at
+                if line.style not in ("faint", "area") and i % math.ceil(len(points) / 60) == 0:
+                    told = f"{line.label}, {x_unit} {names.get(p[0]) or short(p[0])}: {short(p[1])} {y_unit}".strip()
+                    markers += marker(*at, line.number, f"<title>{escape(told)}</title>")
+            pen = "L" if at else "M"
+        if path and line.style == "area":
+            path += f"V{BOTTOM}H{px(line.points[0][0]):.1f}Z"
+        if path:
+            svg += f'<g class="{line.colour()} {line.style}{many}"><path d="{path}"/>{markers}</g>\n'
+    heights = separate([ends[id(line)][1] for line, _ in labels], 14, TOP + 6, BOTTOM - 2)
+    for (line, label), height in zip(labels, heights):
+        x, y = ends[id(line)]
+        if abs(height - y) > 5 or x < right - 3:
+            svg += f'<path class="lead {line.colour()}" d="M{x + 3:.1f} {y:.1f}L{right + 6:.1f} {height:.1f}"/>\n'
+        svg += text("end " + line.colour(), right + 8, height + 4, label)
+    return svg + "</svg>\n"
+
+
+def table(head, rows, letters, kind=""):
+    """rows: (class, cells as HTML); a cell may bring its own tag. letters: of the longest name in the first column."""
+    def cells(row, tag):
+        return "".join(c if c.startswith(("<td", "<th")) else f"<{tag}>{c}</{tag}>" for c in row)
+    body = "".join(f'<tr class="{of}">{cells(row, "td")}</tr>\n' for of, row in rows)
+    return (f'<div class="scroll"><table class="{kind}" style="--first:{letters}ch">\n<thead><tr>{cells(head, "th")}</tr></thead>\n'
+            f"<tbody>\n{body}</tbody></table></div>\n")
+
+
+# ---- Trainings and simulations ---------------------------------------------------------------------------------------
+# name, value, as text, what is better: more (1), less (-1), neither
+COLUMNS = [("epochs", lambda run: len(run.lines["epoch"]), short, 0),
+           ("training loss", lambda run: run.last("train_loss"), short, 0),
+           ("training accuracy", lambda run: run.last("train_accuracy"), percent, 0),
+           ("validation accuracy", lambda run: run.last("val_accuracy"), percent, 1),
+           ("test loss", lambda run: run.last("test_loss"), short, -1),
+           ("test accuracy", lambda run: run.last("test_accuracy"), percent, 1),
+           ("best test accuracy", lambda run: run.of_epochs("test_accuracy", max), percent, 0),
+           ("images/s", lambda run: run.of_epochs("images_per_second", statistics.median_high), short, 1),
+           ("training time", lambda run: run.of_epochs("seconds", sum), duration, 0),
+           ("exchange wait", lambda run: run.last("exposed_seconds", event="end"), duration, 0),
+           ("mean delay", lambda run: run.last("mean_delay", event="end"), short, 0)]
+
+# title, unit, factor, from zero?, fields with what they are, the step's field that is drawn behind them
+QUANTITIES = [("Loss", "", 1, False, {"test_loss": "test", "train_loss": "training", "val_loss": "validation"}, "loss"),
+              ("Accuracy", "%", 100, False,
+               {"test_accuracy": "test", "train_accuracy": "training", "val_accuracy": "validation"}, None),
+              ("Learning rate", "", 1, True, {"learning_rate": ""}, "learning_rate"),
+              ("Throughput", "images/s", 1, True, {"images_per_second": ""}, None)]
+STYLES = {"test": "solid", "training": "dashed", "validation": "dotted", "": "solid"}  # the same in all charts
+
+
+def final_numbers(runs):
+    columns = [c for c in COLUMNS if any(c[1](run) is not None for run in runs)]
+    rows = []
+    for i, run in enumerate(runs):
+        cells = [run.named(i)]
+        for _, value, as_text, better in columns:
+            mine, all_of_them = value(run), [better * v for v in map(value, runs) if v is not None]
+            leads = len(runs) > 1 and better and mine is not None and better * mine == max(all_of_them)
+            cells.append(f'<td class="best">{as_text(mine)}</td>' if leads else as_text(mine))
+        rows.append(("", cells))
+    note = "<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n"
+    return "<h2>At the end</h2>\n" + table(["run"] + [c[0] for c in columns], rows, max(len(run.label) for run in runs) + 7) + note
+
+
+def quantity_chart(runs, quantity, longest):
+    """longest: seconds of the longest run, for a chart by time; None: by epoch."""
+    title, unit, factor, from_zero, fields, of_step = quantity
+    fields = {name: what for name, what in fields.items() if any(run.of_epochs(name, len) for run in runs)}
+    if not fields:
+        return ""
+    scale, of_time = (3600, "hours") if (longest or 0) > 7200 else (60, "minutes") if (longest or 0) > 180 else (1, "seconds")
+    lines = []
+    for i, run in enumerate(runs):
+        if of_step and longest is None:
+            steps = [(step["epoch"], number(step, of_step)) for step in run.lines["step"]]
+            lines.append(Line(run.label, thinned(steps), i, "faint", False))
+        for name, what in fields.items():
+            time, points = 0, []
+            for e in run.lines["epoch"]:
+                time = None if time is None or number(e, "seconds") is None else time + e["seconds"] / scale
+                value = number(e, name)
+                points.append((e["epoch"] if longest is None else time, None if value is None else factor * value))
+            # With several runs a label is a run's, at its first curve.
+            labelled = name == next(iter(fields)) if len(runs) > 1 else len(fields) > 1
+            lines.append(Line(run.label if len(runs) > 1 or not what else what, points, i, STYLES[what], labelled))
+    note = ", ".join(f"{STYLES[what]}: {what}" for what in fields.values() if what)
+    x_unit, holds = ("epoch", ()) if longest is None else (f"{of_time} of training", (0, longest / scale))
+    return f"<div>{chart(title, x_unit, unit, lines, note, from_zero, holds)}</div>\n"
+
+
+def options_table(runs):
+    options = [dict(flattened((run.lines["start"] + run.lines["resume"] + [{}])[0])) for run in runs]
+    names = dict.fromkeys(name for one in options for name in one)
+    rows = []
+    for name in names:
+        values = [one.get(name, "–") for one in options]
+        differs = len(set(values) - {"–"}) > 1  # a run that does not say does not differ
+        kind = "" if len(runs) == 1 else "differs" if differs else "same"
+        rows.append((kind, [f"<th>{escape(name)}</th>"] + [escape(v) for v in values]))
+    head = [""] + [run.named(i) for i, run in enumerate(runs)]
+    return "<h2>Options</h2>\n" + table(head, rows, max(map(len, names)), "options") if rows else ""
+
+
+# ---- build/tune --------------------------------------------------------------------------------------------------------
+def tuned_section(run, heading):
+    choice, rows, ms, mib = run.lines["tuned"][-1], run.lines["minibatch"], 1e3, 1 / 2**20
+    minibatch, budget = number(choice, "minibatch") or 0, number(choice, "budget") or 0
+
+    def points(lines, x, y, x_scale, y_scale):
+        pairs = [(number(line, x), number(line, y)) for line in lines]
+        return [(x_scale * p[0], y_scale * p[1]) for p in pairs if None not in p]
+
+    # Filled areas, each over those before it; a level lasts as long as its event.
+    areas = [Line("the rest", [], 7, "area"), Line("kept", [], 0, "area"), Line("recomputed", [], 2, "area"), Line("swapped", [], 1, "area")]
+    time = 0
+    for line in run.lines["memory"]:
+        level, end = 0, time + (number(line, "seconds") or 0)
+        for area, name in zip(areas, ("rest", "kept", "recomputed", "swapped")):
+            level += number(line, name) or 0
+            area.points += [(ms * time, mib * level), (ms * end, mib * level)]
+        time = end
+    limit = Line("budget", [(0, mib * budget), (ms * time, mib * budget)], 8, "dashed")
+    means = dict.fromkeys(shown(line.get("means")) for line in run.lines["budget"])
+    against = [Line(name, points([line for line in run.lines["budget"] if line.get("means") == name], "budget", "seconds", mib, ms), i)
+               for i, name in enumerate(means)]
+    names = {math.log2(row["minibatch"]): shown(row["minibatch"]) for row in rows if (number(row, "minibatch") or 0) > 0}
+    samples = [Line(label, [(math.log2(x), y) for x, y in points(rows, "minibatch", name, 1, ms) if x > 0], i, style)
+               for i, (name, label, style) in enumerate((("sample_seconds", "predicted", "solid"),
+                                                         ("measured_sample_seconds", "measured", "dashed")))]
+    charts = [chart(f"Memory over one iteration, minibatch {minibatch:.0f}", "ms of computation, without stalls", "MiB",
+                    areas[::-1] + [limit], from_zero=True),
+              chart(f"Time against budget, minibatch {minibatch:.0f}", "MiB of budget", "ms", against, from_zero=True),
+              chart("Time of a sample", "minibatch", "ms", samples, from_zero=True, names=names)]
+    body = []
+    for row in rows:
+        cells = [size(number(row, name)) for name in ("peak", "swapped", "recomputed")]
+        for name in ("seconds", "stall", "exposed", "sample_seconds", "measured_sample_seconds"):
+            cells.append(short(None if number(row, name) is None else ms * row[name]))
+        if number(row, "least") is not None:
+            cells = [f'<td colspan="8">does not fit: at least {size(row["least"])}</td>']
+        body.append(("best" if number(row, "minibatch") == minibatch else "", [shown(row.get("minibatch"))] + cells))
+    head = "minibatch|peak|swapped|recomputed|ms a step|of these waiting|exchange|ms a sample|measured".split("|")
+    told = (f"{shown(choice.get('model'))}, {shown(choice.get('dtype'))}, {shown(choice.get('device'))}. Budget {size(budget)}; "
+            f"copies {size(number(choice, 'copies_out'))}/s out, {size(number(choice, 'copies_in'))}/s in. Learning rate "
+            f"{short(number(choice, 'learning_rate'))}; gradient noise scale "
+            f"{short(number(choice, 'noise_scale'))}.")
+    drawn = "".join(f"<div>{svg}</div>\n" for svg in charts)
+    return f'<h2>{escape(heading)}</h2>\n<p>{escape(told)}</p>\n<div class="charts">\n{drawn}</div>\n{table(head, body, 0)}'
+
+
+# ---- The whole page --------------------------------------------------------------------------------------------------
+STYLE = """*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1180px;margin:0 auto;padding:24px 20px 48px;overflow-wrap:break-word}
+h1{font-size:24px;line-height:1.25;margin:0 0 4px}h2{font-size:17px;margin:34px 0 10px;break-after:avoid}
+p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
+.runs{display:flex;flex-wrap:wrap;gap:6px 18px;list-style:none;margin:12px 0 0;padding:0}
+.remarks{margin:12px 0 0;padding:8px 12px 8px 30px;border-left:4px solid #d08700;background:var(--card);overflow-wrap:anywhere}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:14px;margin-bottom:14px}
+.charts>div,.scroll{background:var(--card);border:1px solid var(--rule);border-radius:8px}
+.charts>div{padding:10px 10px 6px;break-inside:avoid}.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}tr{break-inside:avoid}
+th,td{padding:6px 12px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
+thead th{border-top:0;color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
+tr>:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:min(var(--first),35vw)}
+tr>:first-child{position:sticky;left:0;background:var(--card)}
+.options td,.options th{text-align:left;white-space:normal;overflow-wrap:break-word;max-width:20em;vertical-align:top}
+td[colspan]{text-align:left}
+.differs *,.best,.best *{font-weight:700}.same *{color:var(--soft);font-weight:400}
+svg.chart{display:block;overflow:visible;width:100%;height:auto;font:12px system-ui,sans-serif}
+svg.swatch{display:inline-block;width:22px}
+.chart text{fill:var(--soft);font-variant-numeric:tabular-nums}.chart .head{font-weight:600;font-size:14px;fill:var(--ink)}
+.chart .end{font-weight:600;font-size:11px}.grid{stroke:var(--rule)}.axis{stroke:var(--soft)}
+.lead{fill:none;opacity:.6;stroke-dasharray:1 3}
+.chart g path{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.chart g .dot{stroke:none}
+.chart .dashed path{stroke-dasharray:5 4;stroke-width:1.5}.chart .dotted path{stroke-dasharray:1 4}
+.dashed .dot,.dotted .dot,.many .dot{transform:scale(.65);transform-box:fill-box;transform-origin:center}
+.chart .faint path{stroke-width:1;opacity:.45}.chart .area path{stroke:none}
+@media (max-width:520px){main{padding:16px 12px 36px}h1{font-size:20px}th,td{padding:6px 9px}
+.chart .tick,.chart .note{font-size:14px}.chart .end{font-size:12px}}
+@media print{:root{--page:#fff}main{max-width:none;padding:0}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}
+.scroll th,.scroll td{white-space:normal;min-width:0;padding:3px 4px;font-size:9px}}
+"""
+
+
+def style():
+    light, dark = ("".join(f"--c{i}:{c};" for i, c in enumerate(colours)) for colours in (LIGHT, DARK))
+    light += "--page:#fbfbfa;--card:#fff;--ink:#1c1f24;--soft:#5c6570;--rule:#e1e4e8"
+    dark += "--page:#14161a;--card:#1c1f25;--ink:#e8eaed;--soft:#a2abb6;--rule:#333942"
+    each = (f".chart .c{i} path,.chart path.c{i}{{stroke:var(--c{i})}}.chart text.c{i},.chart .c{i} .dot,.chart .c{i}.area path"
+            f"{{fill:var(--c{i})}}\n" for i in range(len(LIGHT)))
+    return (f":root{{color-scheme:light dark;{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+            + STYLE + "".join(each))
+
+
+def page(runs, title):
+    trained, tuned = [run for run in runs if not run.lines["tuned"]], [run for run in runs if run.lines["tuned"]]
+    remarks = "".join(f"<li>{escape(r if r.startswith(run.path) else run.label + ': ' + r)}</li>\n"
+                      for run in runs for r in run.remarks)
+    body = ""
+    if len(trained) > 1:
+        body += '<ul class="runs">\n' + "".join(f"<li>{run.named(i)}</li>\n" for i, run in enumerate(trained)) + "</ul>\n"
+    if remarks:
+        body += f'<ul class="remarks">\n{remarks}</ul>\n'
+    if trained:
+        longest = max(run.of_epochs("seconds", sum) or 0 for run in trained)
+        charts = "".join(quantity_chart(trained, q, by) for q in QUANTITIES for by in (None, longest))
+        body += final_numbers(trained)
+        body += f'<h2>By epoch and by time</h2>\n<div class="charts">\n{charts}</div>\n' if charts else ""
+        body += options_table(trained)
+    for run in tuned:
+        body += tuned_section(run, "The minibatch" + (f": {run.label}" if len(runs) > 1 else ""))
+    files = "".join(f"<li>{escape(run.path)}</li>\n" for run in runs)
+    return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta {MARK}">\n<meta name="viewport" '
+            f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n<style>\n{style()}</style>\n'
+            f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n{body}<h2>Files</h2>\n<ul>\n{files}</ul>\n</main>\n</body>\n"
+            "</html>\n")
+
+
+class Once(argparse.Action):
+    def __call__(self, parser, chosen, value, option=None):
+        if getattr(chosen, self.dest) is not None:
+            refuse(f"{option} is given twice ({getattr(chosen, self.dest)} and {value})")
+        setattr(chosen, self.dest, value)
+
+
+class Arguments(argparse.ArgumentParser):
+    def error(self, message):
+        refuse(message + ". Try: --help")
+
+
+def main():
+    parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("runs", nargs="*", metavar="RUN.jsonl")
+    parser.add_argument("-o", action=Once, metavar="FILE", help="the page (default report.html)")
+    parser.add_argument("--title", action=Once)
+    chosen = parser.parse_intermixed_args()
+    paths, output = chosen.runs, chosen.o or "report.html"
+    if not paths:
+        refuse("which runs? Name the files that they wrote with --metrics")
+    runs = [read_run(path) for path in paths]
+    for i, path in enumerate(paths):
+        if os.path.exists(output) and os.path.samefile(path, output):
+            refuse(f"-o {output} would overwrite a run that is to be read")
+        for other in paths[:i]:
+            if os.path.samefile(path, other):
+                refuse(f"{other} and {path} are the same run: name it once")
+    for run, run.label in zip(runs, labels_of(paths)):
+        for remark in run.remarks:
+            print(remark if remark.startswith(run.path) else f"{run.path}: {remark}", file=sys.stderr)
+    counted = f"{len(runs)} run" + "s" * (len(runs) > 1)
+    html = page(runs, chosen.title or (runs[0].label if len(runs) == 1 else counted))
+    try:
+        if os.path.isfile(output) and os.path.getsize(output):
+            with open(output, encoding="utf-8", errors="replace") as old:
+                if MARK not in old.read(65536):
+                    refuse(f"-o {output}: is there and holds something else than a page of report: choose another name")
+        with open(output, "w", encoding="utf-8", errors="replace") as file:
+            file.write(html)
+    except OSError as error:
+        refuse(f"-o {output}: cannot be written: {error.strerror}")
+    print(f"{output}: {counted}")
+
+
+if __name__ == "__main__":
+    main()
