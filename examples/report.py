@@ -4,9 +4,10 @@
     python3 examples/report.py RUN.jsonl… [-o report.html] [--title TEXT]
 
 Trainings and simulations: loss, accuracy, learning rate and throughput by epoch and by time, final numbers and options.
-build/tune: memory over a step, time against the budget, time of a sample, the minibatches. The page needs no other file.
+build/tune: memory over a step, time against budget, time of a sample, minibatches. The page needs no other file.
 """
 import argparse
+import itertools
 import json
 import math
 import os
@@ -31,7 +32,7 @@ class Run:
     label: str = ""
     lines: dict = field(default_factory=lambda: {event: [] for event in EVENTS})
     remarks: list = field(default_factory=list)  # how the run ended, and lines that could not be used
-    per_epoch: float = 0  # steps
+    per_epoch: float = math.nan  # steps
 
     def take(self, line):
         """Uses a line. False: it is for other readers. Raises ValueError where it is not what it should be."""
@@ -40,40 +41,42 @@ class Run:
             raise ValueError('not a line of metrics: there is no "event"')
         if event not in EVENTS:
             return False
-        self.per_epoch = number(line, "batches_per_epoch") or self.per_epoch
+        if number(line, "batches_per_epoch") > 0:
+            self.per_epoch = line["batches_per_epoch"]
         if event == "step":
-            if number(line, "step") is None or self.per_epoch <= 0:
+            line["epoch"] = number(line, "step") / self.per_epoch  # 1.5 is half way through the second
+            if math.isnan(line["epoch"]):
                 raise ValueError("a step without its number, or before the start line")
-            line["epoch"] = line["step"] / self.per_epoch  # 1.5 is half way through the second
         if event == "epoch":
-            epoch, before = number(line, "epoch"), self.last("epoch", -math.inf)
-            if epoch is None:
-                raise ValueError("an epoch without its number")
-            if epoch <= before:
-                raise ValueError(f"epoch {epoch:g} after epoch {before:g}: are two runs in one file?")
+            before = self.last("epoch") if self.lines["epoch"] else -math.inf
+            if not number(line, "epoch") > before:
+                raise ValueError(f"epoch {shown(line.get('epoch'))} after epoch {before:g}: are two runs in one file?")
         if event == "resume":  # what came after its checkpoint is trained again
-            position = (number(line, "step") or 0) / (self.per_epoch or math.inf) + 1e-9
+            position = number(line, "step") / self.per_epoch + 1e-9
             for name in ("epoch", "step"):
-                self.lines[name] = [old for old in self.lines[name] if old["epoch"] <= position]
+                self.lines[name] = [old for old in self.lines[name] if not old["epoch"] > position]
             self.lines["end"] = []
         self.lines[event].append(line)
         return True
 
-    def last(self, name, otherwise=None, event="epoch"):
-        value = number(self.lines[event][-1], name) if self.lines[event] else None
-        return otherwise if value is None else value
+    def column(self, name):
+        return [number(line, name) for line in self.lines["epoch"]]
 
     def of_epochs(self, name, how):
-        values = [e[name] for e in self.lines["epoch"] if number(e, name) is not None]
-        return how(values) if values else None
+        known = [v for v in self.column(name) if math.isfinite(v)]
+        return how(known) if known else math.nan
+
+    def last(self, name, event="epoch"):
+        return number(self.lines[event][-1], name) if self.lines[event] else math.nan
 
     def named(self, i):
         return swatch(i) + " " + escape(self.label).replace("_", "_<wbr>")
 
 
 def number(line, name):
+    """NaN where there is none."""
     value = line.get(name)
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    return value if isinstance(value, float) and math.isfinite(value) else math.nan
 
 
 def no_number(text):
@@ -102,7 +105,7 @@ def read_run(path):
     run.remarks += bad[:5] + [f"{path}: {len(bad) - 5} more lines could not be used"] * (len(bad) > 5)
     if not run.lines["end"] and not run.lines["tuned"]:
         run.remarks.append("no end line: the run was killed, or is still going")
-    elif run.last("stopped", event="end"):
+    elif run.last("stopped", "end") > 0:
         run.remarks.append("the run was stopped before its last epoch")
     return run
 
@@ -127,7 +130,7 @@ def labels_of(paths):
 # ---- Numbers and values as text --------------------------------------------------------------------------------------
 def short(value, most=4):
     """0.3299, 21.5k, 1.2e-6"""
-    if value is None:
+    if not math.isfinite(value):
         return "–"
     if min(1e4, 10**most) <= abs(value) < 1e15:
         unit = min(4, int(math.log10(abs(value)) / 3 + 1e-12))
@@ -136,18 +139,18 @@ def short(value, most=4):
 
 
 def size(value):
-    if value is None:
+    if not math.isfinite(value):
         return "–"
     unit = (value >= 2**10) + (value >= 2**20) + (value >= 2**30)
     return f"{value / 1024**unit:.4g} {('B', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
 def duration(s):
-    return "–" if s is None else f"{s:.1f} s" if s < 120 else f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"
+    return f"{s:.1f} s" if s < 120 else f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"
 
 
 def percent(share):
-    return "–" if share is None else f"{100 * share:.2f} %"
+    return f"{100 * share:.2f} %"
 
 
 def shown(value):
@@ -167,7 +170,7 @@ def flattened(line, prefix=""):
             yield prefix + name, shown(value)
 
 
-# ---- Charts: SVG that scales with its box and takes its colours from the page -----------------------------------------
+# ---- Charts: SVG that scales with its box and takes its colours from the page ----------------------------------------
 # Hues that differ in lightness too, for eyes that see fewer of them; each at least 4.5 : 1 on its background.
 LIGHT = "#2257d6 #c04a00 #11803b #8a35d0 #cf1466 #6e6400 #007f99 #6d727d #14171c".split()
 DARK = "#6fa3ff #ff9a4d #5fd67a #c792ff #ff78b0 #e3d74a #45d3e6 #959ca9 #ffffff".split()
@@ -180,13 +183,16 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 440, 258, 52, 46, 222  # in the SVG's own uni
 @dataclass
 class Line:
     label: str
-    points: list  # (x, y); None for either is a gap
+    points: list  # (x, y); where one is NaN there is a gap
     number: int = 0  # gives the colour and the marker
     style: str = "solid"  # or dashed, dotted, faint, area: filled down to the axis, over earlier ones
     labelled: bool = True  # False: it belongs to another line of its colour
 
     def colour(self):
         return f"c{self.number % len(LIGHT)}"
+
+    def known(self):
+        return [p for p in self.points if not math.isnan(sum(p))]
 
 
 def marker(x, y, i, tooltip=""):
@@ -228,7 +234,7 @@ def thinned(points, most=400):
     """Of many points the lowest and the highest of each stretch."""
     if len(points) <= 2 * most:
         return points
-    known = [p for p in points if p[1] is not None]
+    known = [p for p in points if not math.isnan(p[1])]
     parts = [known[i:i + len(points) // most] for i in range(0, len(known), len(points) // most)]
     ends = ({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])} for part in parts)
     return [p for pair in ends for p in sorted(pair)]
@@ -236,17 +242,18 @@ def thinned(points, most=400):
 
 def chart(title, x_unit, y_unit, lines, note="", from_zero=False, holds=(), names={}):
     """holds: the x axis holds these too. names: what stands at which x, instead of round numbers."""
-    head = text("head", 8, 17, title + (f" ({y_unit})" if y_unit else "")) + text("note", 8, 33, note)
-    svg = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by {x_unit}">\n{head}'
-    known = [p for line in lines for p in line.points if None not in p]
-    if not known:
+    svg = f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by {x_unit}">\n'
+    svg += text("head", 8, 17, title + (f" ({y_unit})" if y_unit else "")) + text("note", 8, 33, note)
+    lines = [line for line in lines if line.known()]
+    if not lines:
         return svg + text("note", WIDTH / 2, HEIGHT / 2, "no values", "middle") + "</svg>\n"
-    labels = [(line, line.label if len(line.label) <= 20 else line.label[:8] + "…" + line.label[-11:])
-              for line in lines if line.labelled and any(None not in p for p in line.points)]
+    labelled = [line for line in lines if line.labelled]
+    labels = [s if len(s) <= 20 else s[:8] + "…" + s[-11:] for s in (line.label for line in labelled)]
     if len(labels) > 12:
-        labels = []  # they have no room; the list above the charts has them
-    right = WIDTH - 14 - 7.7 * max((len(label) for _, label in labels), default=0)
-    xs, ys = [p[0] for p in known] + list(holds), [p[1] for p in known] + [0] * from_zero
+        labelled, labels = [], []  # they have no room; the list above the charts has them
+    right = WIDTH - 14 - 7.7 * max(map(len, labels), default=0)
+    xs = [p[0] for line in lines for p in line.known()] + list(holds)
+    ys = [p[1] for line in lines for p in line.known()] + [0] * from_zero
     x0, x1, y0, y1 = min(xs), max(xs), min(ys), max(ys)
     if y1 - y0 <= 1e-12 * max(abs(y0), abs(y1)):  # a constant gets room around it
         room = abs(y0) / 10 or 1
@@ -257,40 +264,37 @@ def chart(title, x_unit, y_unit, lines, note="", from_zero=False, holds=(), name
     if x0 == x1:  # one point stands in the middle
         x0, x1, x_ticks = x0 - 0.5, x1 + 0.5, [x0]
 
-    def px(x):
-        return LEFT + (x - x0) / (x1 - x0) * (right - LEFT)
+    def place(point):
+        x, y = point
+        return LEFT + (x - x0) / (x1 - x0) * (right - LEFT), TOP + (y1 - y) / (y1 - y0) * (BOTTOM - TOP)
 
-    def py(y):
-        return TOP + (y1 - y) / (y1 - y0) * (BOTTOM - TOP)
-
-    for y in y_ticks:
-        svg += f'<path class="grid" d="M{LEFT} {py(y):.1f}H{right:.1f}"/>\n'
-        svg += text("tick", LEFT - 6, py(y) + 4, short(0 if abs(y) < 1e-12 * (y1 - y0) else y, 3), "end")
-    for x in x_ticks:
-        whole = x_unit != "epoch" or abs(x - round(x)) < 1e-9
-        if whole and x0 - 1e-9 * abs(x0) <= x <= x1 + 1e-9 * abs(x1):
-            svg += text("tick", px(x), BOTTOM + 16, names.get(x) or short(0 if abs(x) < 1e-12 * (x1 - x0) else x), "middle")
+    for tick in y_ticks:
+        y = place((x0, tick))[1]
+        svg += f'<path class="grid" d="M{LEFT} {y:.1f}H{right:.1f}"/>\n'
+        svg += text("tick", LEFT - 6, y + 4, short(0 if abs(tick) < 1e-12 * (y1 - y0) else tick, 3), "end")
+    for tick in x_ticks:
+        whole = x_unit != "epoch" or abs(tick - round(tick)) < 1e-9
+        if whole and x0 - 1e-9 * abs(x0) <= tick <= x1 + 1e-9 * abs(x1):
+            svg += text("tick", place((tick, y0))[0], BOTTOM + 16, names.get(tick) or short(tick), "middle")
     svg += f'<path class="axis" d="M{LEFT} {BOTTOM}H{right:.1f}"/>\n'
     svg += text("note", (LEFT + right) / 2, HEIGHT - 4, x_unit, "middle")
-    ends = {}
     for line in lines:
-        path, pen, markers, many = "", "M", "", " many" * (len(line.points) > 30)
-        points = [(None if None in p else (px(p[0]), py(p[1]))) for p in line.points]
-        for i, (at, p) in enumerate(zip(points, line.points)):
-            if at:
-                path += f"{pen}{at[0]:.1f} {at[1]:.1f}"
-                ends[id(line)] = at
-                if line.style not in ("faint", "area") and i % math.ceil(len(points) / 60) == 0:
-                    told = f"{line.label}, {x_unit} {names.get(p[0]) or short(p[0])}: {short(p[1])} {y_unit}".strip()
-                    markers += marker(*at, line.number, f"<title>{escape(told)}</title>")
-            pen = "L" if at else "M"
-        if path and line.style == "area":
-            path += f"V{BOTTOM}H{px(line.points[0][0]):.1f}Z"
-        if path:
-            svg += f'<g class="{line.colour()} {line.style}{many}"><path d="{path}"/>{markers}</g>\n'
-    heights = separate([ends[id(line)][1] for line, _ in labels], 14, TOP + 6, BOTTOM - 2)
-    for (line, label), height in zip(labels, heights):
-        x, y = ends[id(line)]
+        path, pen, markers, known = "", "M", "", line.known()
+        for point in line.points:
+            gap = math.isnan(sum(point))
+            path += "" if gap else "{}{:.1f} {:.1f}".format(pen, *place(point))
+            pen = "M" if gap else "L"
+        if line.style == "area":
+            path += f"V{BOTTOM}H{place(known[0])[0]:.1f}Z"
+        elif line.style != "faint":
+            for x, y in known[::math.ceil(len(known) / 60)]:
+                told = f"{line.label}, {x_unit} {names.get(x) or short(x)}: {short(y)} {y_unit}".strip()
+                markers += marker(*place((x, y)), line.number, f"<title>{escape(told)}</title>")
+        many = " many" if len(known) > 30 else ""
+        svg += f'<g class="{line.colour()} {line.style}{many}"><path d="{path}"/>{markers}</g>\n'
+    ends = [place(line.known()[-1]) for line in labelled]
+    heights = separate([y for _, y in ends], 14, TOP + 6, BOTTOM - 2)
+    for line, label, (x, y), height in zip(labelled, labels, ends, heights):
         if abs(height - y) > 5 or x < right - 3:
             svg += f'<path class="lead {line.colour()}" d="M{x + 3:.1f} {y:.1f}L{right + 6:.1f} {height:.1f}"/>\n'
         svg += text("end " + line.colour(), right + 8, height + 4, label)
@@ -298,12 +302,12 @@ def chart(title, x_unit, y_unit, lines, note="", from_zero=False, holds=(), name
 
 
 def table(head, rows, letters, kind=""):
-    """rows: (class, cells as HTML); a cell may bring its own tag. letters: of the longest name in the first column."""
+    """rows: (class, cells as HTML); a cell may bring its own tag. letters: of the longest name on the left."""
     def cells(row, tag):
         return "".join(c if c.startswith(("<td", "<th")) else f"<{tag}>{c}</{tag}>" for c in row)
     body = "".join(f'<tr class="{of}">{cells(row, "td")}</tr>\n' for of, row in rows)
-    return (f'<div class="scroll"><table class="{kind}" style="--first:{letters}ch">\n<thead><tr>{cells(head, "th")}</tr></thead>\n'
-            f"<tbody>\n{body}</tbody></table></div>\n")
+    return (f'<div class="scroll"><table class="{kind}" style="--first:{letters}ch">\n<thead><tr>{cells(head, "th")}</tr>'
+            f"</thead>\n<tbody>\n{body}</tbody></table></div>\n")
 
 
 # ---- Trainings and simulations ---------------------------------------------------------------------------------------
@@ -317,56 +321,55 @@ COLUMNS = [("epochs", lambda run: len(run.lines["epoch"]), short, 0),
            ("best test accuracy", lambda run: run.of_epochs("test_accuracy", max), percent, 0),
            ("images/s", lambda run: run.of_epochs("images_per_second", statistics.median_high), short, 1),
            ("training time", lambda run: run.of_epochs("seconds", sum), duration, 0),
-           ("exchange wait", lambda run: run.last("exposed_seconds", event="end"), duration, 0),
-           ("mean delay", lambda run: run.last("mean_delay", event="end"), short, 0)]
+           ("exchange wait", lambda run: run.last("exposed_seconds", "end"), duration, 0),
+           ("mean delay", lambda run: run.last("mean_delay", "end"), short, 0)]
 
 # title, unit, factor, from zero?, fields with what they are, the step's field that is drawn behind them
-QUANTITIES = [("Loss", "", 1, False, {"test_loss": "test", "train_loss": "training", "val_loss": "validation"}, "loss"),
-              ("Accuracy", "%", 100, False,
-               {"test_accuracy": "test", "train_accuracy": "training", "val_accuracy": "validation"}, None),
+SETS = {"test": "test", "train": "training", "val": "validation"}
+QUANTITIES = [("Loss", "", 1, False, {name + "_loss": what for name, what in SETS.items()}, "loss"),
+              ("Accuracy", "%", 100, False, {name + "_accuracy": what for name, what in SETS.items()}, None),
               ("Learning rate", "", 1, True, {"learning_rate": ""}, "learning_rate"),
               ("Throughput", "images/s", 1, True, {"images_per_second": ""}, None)]
 STYLES = {"test": "solid", "training": "dashed", "validation": "dotted", "": "solid"}  # the same in all charts
 
 
 def final_numbers(runs):
-    columns = [c for c in COLUMNS if any(c[1](run) is not None for run in runs)]
+    columns = [c for c in COLUMNS if any(math.isfinite(c[1](run)) for run in runs)]
     rows = []
     for i, run in enumerate(runs):
         cells = [run.named(i)]
         for _, value, as_text, better in columns:
-            mine, all_of_them = value(run), [better * v for v in map(value, runs) if v is not None]
-            leads = len(runs) > 1 and better and mine is not None and better * mine == max(all_of_them)
-            cells.append(f'<td class="best">{as_text(mine)}</td>' if leads else as_text(mine))
+            mine = value(run)
+            leads = better and len(runs) > 1 and not any(better * value(other) > better * mine for other in runs)
+            cell = as_text(mine) if math.isfinite(mine) else "–"
+            cells.append(f'<td class="best">{cell}</td>' if leads and math.isfinite(mine) else cell)
         rows.append(("", cells))
-    note = "<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n"
-    return "<h2>At the end</h2>\n" + table(["run"] + [c[0] for c in columns], rows, max(len(run.label) for run in runs) + 7) + note
+    numbers = table(["run"] + [c[0] for c in columns], rows, max(len(run.label) for run in runs) + 7)
+    return f"<h2>At the end</h2>\n{numbers}<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n"
 
 
 def quantity_chart(runs, quantity, longest):
-    """longest: seconds of the longest run, for a chart by time; None: by epoch."""
-    title, unit, factor, from_zero, fields, of_step = quantity
-    fields = {name: what for name, what in fields.items() if any(run.of_epochs(name, len) for run in runs)}
+    """longest: seconds of the longest run, for a chart by time; 0: by epoch."""
+    title, y_unit, factor, from_zero, fields, of_step = quantity
+    fields = {name: what for name, what in fields.items() if any(math.isfinite(run.of_epochs(name, len)) for run in runs)}
     if not fields:
         return ""
-    scale, of_time = (3600, "hours") if (longest or 0) > 7200 else (60, "minutes") if (longest or 0) > 180 else (1, "seconds")
+    scale, unit = next(s for s in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if longest > 2 * s[0] or s[0] == 1)
     lines = []
     for i, run in enumerate(runs):
-        if of_step and longest is None:
+        if of_step and not longest:
             steps = [(step["epoch"], number(step, of_step)) for step in run.lines["step"]]
             lines.append(Line(run.label, thinned(steps), i, "faint", False))
-        for name, what in fields.items():
-            time, points = 0, []
-            for e in run.lines["epoch"]:
-                time = None if time is None or number(e, "seconds") is None else time + e["seconds"] / scale
-                value = number(e, name)
-                points.append((e["epoch"] if longest is None else time, None if value is None else factor * value))
-            # With several runs a label is a run's, at its first curve.
-            labelled = name == next(iter(fields)) if len(runs) > 1 else len(fields) > 1
-            lines.append(Line(run.label if len(runs) > 1 or not what else what, points, i, STYLES[what], labelled))
+        xs = [s / scale for s in itertools.accumulate(run.column("seconds"))] if longest else run.column("epoch")
+        for k, (name, what) in enumerate(fields.items()):
+            points = [(x, factor * y) for x, y in zip(xs, run.column(name))]
+            if len(runs) == 1 and len(fields) > 1:
+                lines.append(Line(what, points, i, STYLES[what]))
+            else:  # a label is a run's, at its first curve
+                lines.append(Line(run.label, points, i, STYLES[what], k == 0 and len(runs) > 1))
     note = ", ".join(f"{STYLES[what]}: {what}" for what in fields.values() if what)
-    x_unit, holds = ("epoch", ()) if longest is None else (f"{of_time} of training", (0, longest / scale))
-    return f"<div>{chart(title, x_unit, unit, lines, note, from_zero, holds)}</div>\n"
+    x_unit, holds = (f"{unit} of training", (0, longest / scale)) if longest else ("epoch", ())
+    return f"<div>{chart(title, x_unit, y_unit, lines, note, from_zero, holds)}</div>\n"
 
 
 def options_table(runs):
@@ -382,51 +385,52 @@ def options_table(runs):
     return "<h2>Options</h2>\n" + table(head, rows, max(map(len, names)), "options") if rows else ""
 
 
-# ---- build/tune --------------------------------------------------------------------------------------------------------
+# ---- build/tune ------------------------------------------------------------------------------------------------------
 def tuned_section(run, heading):
-    choice, rows, ms, mib = run.lines["tuned"][-1], run.lines["minibatch"], 1e3, 1 / 2**20
-    minibatch, budget = number(choice, "minibatch") or 0, number(choice, "budget") or 0
-
-    def points(lines, x, y, x_scale, y_scale):
-        pairs = [(number(line, x), number(line, y)) for line in lines]
-        return [(x_scale * p[0], y_scale * p[1]) for p in pairs if None not in p]
+    choice, ms, mib = run.lines["tuned"][-1], 1e3, 1 / 2**20
+    budget, minibatch = mib * number(choice, "budget"), shown(choice.get("minibatch"))
 
     # Filled areas, each over those before it; a level lasts as long as its event.
-    areas = [Line("the rest", [], 7, "area"), Line("kept", [], 0, "area"), Line("recomputed", [], 2, "area"), Line("swapped", [], 1, "area")]
+    areas = [Line("the rest", [], 7, "area"), Line("kept", [], 0, "area"), Line("recomputed", [], 2, "area"),
+             Line("swapped", [], 1, "area")]
     time = 0
     for line in run.lines["memory"]:
-        level, end = 0, time + (number(line, "seconds") or 0)
+        level, end = 0, time + ms * number(line, "seconds")
         for area, name in zip(areas, ("rest", "kept", "recomputed", "swapped")):
-            level += number(line, name) or 0
-            area.points += [(ms * time, mib * level), (ms * end, mib * level)]
+            level += mib * number(line, name)
+            area.points += [(time, level), (end, level)]
         time = end
-    limit = Line("budget", [(0, mib * budget), (ms * time, mib * budget)], 8, "dashed")
-    means = dict.fromkeys(shown(line.get("means")) for line in run.lines["budget"])
-    against = [Line(name, points([line for line in run.lines["budget"] if line.get("means") == name], "budget", "seconds", mib, ms), i)
-               for i, name in enumerate(means)]
-    names = {math.log2(row["minibatch"]): shown(row["minibatch"]) for row in rows if (number(row, "minibatch") or 0) > 0}
-    samples = [Line(label, [(math.log2(x), y) for x, y in points(rows, "minibatch", name, 1, ms) if x > 0], i, style)
-               for i, (name, label, style) in enumerate((("sample_seconds", "predicted", "solid"),
-                                                         ("measured_sample_seconds", "measured", "dashed")))]
-    charts = [chart(f"Memory over one iteration, minibatch {minibatch:.0f}", "ms of computation, without stalls", "MiB",
-                    areas[::-1] + [limit], from_zero=True),
-              chart(f"Time against budget, minibatch {minibatch:.0f}", "MiB of budget", "ms", against, from_zero=True),
-              chart("Time of a sample", "minibatch", "ms", samples, from_zero=True, names=names)]
-    body = []
-    for row in rows:
-        cells = [size(number(row, name)) for name in ("peak", "swapped", "recomputed")]
-        for name in ("seconds", "stall", "exposed", "sample_seconds", "measured_sample_seconds"):
-            cells.append(short(None if number(row, name) is None else ms * row[name]))
-        if number(row, "least") is not None:
-            cells = [f'<td colspan="8">does not fit: at least {size(row["least"])}</td>']
-        body.append(("best" if number(row, "minibatch") == minibatch else "", [shown(row.get("minibatch"))] + cells))
-    head = "minibatch|peak|swapped|recomputed|ms a step|of these waiting|exchange|ms a sample|measured".split("|")
-    told = (f"{shown(choice.get('model'))}, {shown(choice.get('dtype'))}, {shown(choice.get('device'))}. Budget {size(budget)}; "
-            f"copies {size(number(choice, 'copies_out'))}/s out, {size(number(choice, 'copies_in'))}/s in. Learning rate "
-            f"{short(number(choice, 'learning_rate'))}; gradient noise scale "
-            f"{short(number(choice, 'noise_scale'))}.")
+    memory = areas[::-1] + [Line("budget", [(0, budget), (time, budget)], 8, "dashed")]
+    against = {}
+    for line in run.lines["budget"]:
+        means = shown(line.get("means"))
+        against.setdefault(means, Line(means, [], len(against)))
+        against[means].points.append((mib * number(line, "budget"), ms * number(line, "seconds")))
+    predicted, measured, names, rows = Line("predicted", []), Line("measured", [], 1, "dashed"), {}, []
+    for line in run.lines["minibatch"]:
+        name = shown(line.get("minibatch"))
+        cells = [size(number(line, field)) for field in ("peak", "swapped", "recomputed")]
+        times = [ms * number(line, f) for f in ("seconds", "stall", "exposed", "sample_seconds", "measured_sample_seconds")]
+        if number(line, "least") > 0:
+            cells, times = [f'<td colspan="8">does not fit: at least {size(line["least"])}</td>'], []
+        elif number(line, "minibatch") >= 1:
+            x = math.log2(line["minibatch"])
+            names[x] = name
+            predicted.points.append((x, times[-2]))
+            measured.points.append((x, times[-1]))
+        rows.append(("best" if name == minibatch else "", [escape(name)] + cells + [short(t) for t in times]))
+    told = ", ".join(shown(choice.get(name)) for name in ("model", "dtype", "device"))
+    told += f". Budget {size(number(choice, 'budget'))}; copies {size(number(choice, 'copies_out'))}/s out, "
+    told += f"{size(number(choice, 'copies_in'))}/s in. Learning rate {short(number(choice, 'learning_rate'))}; "
+    told += f"gradient noise scale {short(number(choice, 'noise_scale'))}."
+    title = ", minibatch " + minibatch
+    charts = [chart("Memory over one iteration" + title, "ms of computation, without stalls", "MiB", memory, from_zero=True),
+              chart("Time against budget" + title, "MiB of budget", "ms", list(against.values()), from_zero=True),
+              chart("Time of a sample", "minibatch", "ms", [predicted, measured], from_zero=True, names=names)]
     drawn = "".join(f"<div>{svg}</div>\n" for svg in charts)
-    return f'<h2>{escape(heading)}</h2>\n<p>{escape(told)}</p>\n<div class="charts">\n{drawn}</div>\n{table(head, body, 0)}'
+    head = "minibatch|peak|swapped|recomputed|ms a step|of these waiting|exchange|ms a sample|measured".split("|")
+    return (f'<h2>{escape(heading)}</h2>\n<p>{escape(told)}</p>\n<div class="charts">\n{drawn}</div>\n'
+            + table(head, rows, 0))
 
 
 # ---- The whole page --------------------------------------------------------------------------------------------------
@@ -436,7 +440,8 @@ main{max-width:1180px;margin:0 auto;padding:24px 20px 48px;overflow-wrap:break-w
 h1{font-size:24px;line-height:1.25;margin:0 0 4px}h2{font-size:17px;margin:34px 0 10px;break-after:avoid}
 p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
 .runs{display:flex;flex-wrap:wrap;gap:6px 18px;list-style:none;margin:12px 0 0;padding:0}
-.remarks{margin:12px 0 0;padding:8px 12px 8px 30px;border-left:4px solid #d08700;background:var(--card);overflow-wrap:anywhere}
+.remarks{margin:12px 0 0;padding:8px 12px 8px 30px;border-left:4px solid #d08700;background:var(--card)}
+.remarks,.options td{overflow-wrap:anywhere}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:14px;margin-bottom:14px}
 .charts>div,.scroll{background:var(--card);border:1px solid var(--rule);border-radius:8px}
 .charts>div{padding:10px 10px 6px;break-inside:avoid}.scroll{overflow-x:auto}
@@ -450,7 +455,8 @@ td[colspan]{text-align:left}
 .differs *,.best,.best *{font-weight:700}.same *{color:var(--soft);font-weight:400}
 svg.chart{display:block;overflow:visible;width:100%;height:auto;font:12px system-ui,sans-serif}
 svg.swatch{display:inline-block;width:22px}
-.chart text{fill:var(--soft);font-variant-numeric:tabular-nums}.chart .head{font-weight:600;font-size:14px;fill:var(--ink)}
+.chart text{fill:var(--soft);font-variant-numeric:tabular-nums}
+.chart .head{font-weight:600;font-size:14px;fill:var(--ink)}
 .chart .end{font-weight:600;font-size:11px}.grid{stroke:var(--rule)}.axis{stroke:var(--soft)}
 .lead{fill:none;opacity:.6;stroke-dasharray:1 3}
 .chart g path{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.chart g .dot{stroke:none}
@@ -459,8 +465,8 @@ svg.swatch{display:inline-block;width:22px}
 .chart .faint path{stroke-width:1;opacity:.45}.chart .area path{stroke:none}
 @media (max-width:520px){main{padding:16px 12px 36px}h1{font-size:20px}th,td{padding:6px 9px}
 .chart .tick,.chart .note{font-size:14px}.chart .end{font-size:12px}}
-@media print{:root{--page:#fff}main{max-width:none;padding:0}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}
-.scroll th,.scroll td{white-space:normal;min-width:0;padding:3px 4px;font-size:9px}}
+@media print{:root{--page:#fff}main{max-width:none;padding:0}.charts{grid-template-columns:1fr 1fr}
+.scroll{overflow:visible}.scroll th,.scroll td{white-space:normal;min-width:0;padding:3px 4px;font-size:9px}}
 """
 
 
@@ -468,34 +474,36 @@ def style():
     light, dark = ("".join(f"--c{i}:{c};" for i, c in enumerate(colours)) for colours in (LIGHT, DARK))
     light += "--page:#fbfbfa;--card:#fff;--ink:#1c1f24;--soft:#5c6570;--rule:#e1e4e8"
     dark += "--page:#14161a;--card:#1c1f25;--ink:#e8eaed;--soft:#a2abb6;--rule:#333942"
-    each = (f".chart .c{i} path,.chart path.c{i}{{stroke:var(--c{i})}}.chart text.c{i},.chart .c{i} .dot,.chart .c{i}.area path"
-            f"{{fill:var(--c{i})}}\n" for i in range(len(LIGHT)))
-    return (f":root{{color-scheme:light dark;{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
-            + STYLE + "".join(each))
+    css = f":root{{color-scheme:light dark;{light}}}\n"
+    css += f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    for i in range(len(LIGHT)):
+        css += f".chart .c{i} path,.chart path.c{i}{{stroke:var(--c{i})}}"
+        css += f".chart text.c{i},.chart .c{i} .dot,.chart .c{i}.area path{{fill:var(--c{i})}}\n"
+    return STYLE + css
 
 
 def page(runs, title):
-    trained, tuned = [run for run in runs if not run.lines["tuned"]], [run for run in runs if run.lines["tuned"]]
-    remarks = "".join(f"<li>{escape(r if r.startswith(run.path) else run.label + ': ' + r)}</li>\n"
-                      for run in runs for r in run.remarks)
-    body = ""
-    if len(trained) > 1:
-        body += '<ul class="runs">\n' + "".join(f"<li>{run.named(i)}</li>\n" for i, run in enumerate(trained)) + "</ul>\n"
+    trained = [run for run in runs if not run.lines["tuned"]]
+    title = escape(title)
+    remarks = [r if r.startswith(run.path) else f"{run.label}: {r}" for run in runs for r in run.remarks]
+    body = "".join(f"<li>{run.named(i)}</li>\n" for i, run in enumerate(trained) if len(trained) > 1)
+    body = f'<ul class="runs">\n{body}</ul>\n' if body else ""
     if remarks:
-        body += f'<ul class="remarks">\n{remarks}</ul>\n'
+        body += '<ul class="remarks">\n' + "".join(f"<li>{escape(remark)}</li>\n" for remark in remarks) + "</ul>\n"
     if trained:
-        longest = max(run.of_epochs("seconds", sum) or 0 for run in trained)
-        charts = "".join(quantity_chart(trained, q, by) for q in QUANTITIES for by in (None, longest))
+        longest = max(1e-9, *(run.of_epochs("seconds", sum) for run in trained))
+        charts = "".join(quantity_chart(trained, q, by) for q in QUANTITIES for by in (0, longest))
         body += final_numbers(trained)
         body += f'<h2>By epoch and by time</h2>\n<div class="charts">\n{charts}</div>\n' if charts else ""
         body += options_table(trained)
-    for run in tuned:
-        body += tuned_section(run, "The minibatch" + (f": {run.label}" if len(runs) > 1 else ""))
-    files = "".join(f"<li>{escape(run.path)}</li>\n" for run in runs)
-    return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta {MARK}">\n<meta name="viewport" '
-            f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n<style>\n{style()}</style>\n'
-            f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n{body}<h2>Files</h2>\n<ul>\n{files}</ul>\n</main>\n</body>\n"
-            "</html>\n")
+    for run in runs:
+        if run.lines["tuned"]:
+            body += tuned_section(run, "The minibatch" + (f": {run.label}" if len(runs) > 1 else ""))
+    body += "<h2>Files</h2>\n<ul>\n" + "".join(f"<li>{escape(run.path)}</li>\n" for run in runs) + "</ul>\n"
+    return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta {MARK}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{title}</title>\n<style>\n{style()}</style>\n</head>\n"
+            f"<body>\n<main>\n<h1>{title}</h1>\n{body}</main>\n</body>\n</html>\n")
 
 
 class Once(argparse.Action):

@@ -21,11 +21,11 @@ RANKS=2 TANDEM_STRATEGY=machines+bsp trains sh dist/lab/hosts.sh 2 1gbit -- $tra
 LAUNCHER=1 trains sh dist/lab/hosts.sh 2 1gbit -- sh -c "$build/tandem-run -H host0:1,host1:2 --ssh \"\$HOSTS_SSH\" $train"
 
 # A rehearsal: every strategy on every link, and on no link at all, from which the predictions come; what has run is not run again.
-rehearsed() { timeout --foreground 120 "$build/rehearse" --hosts 2 --link 200mbit --results "$there/runs" --strategy 'all-reduce bsp' -- $train >"$there/out" 2>&1; }
-if [ -x "$build/rehearse" ]; then
+rehearsed() { timeout --foreground 120 python3 dist/lab/rehearse.py --hosts 2 --link 200mbit --results "$there/runs" --strategy 'all-reduce bsp' -- $train >"$there/out" 2>&1; }
+if command -v python3 >/dev/null; then
   rehearsed && [ "$(grep -c '"accuracy":[0-9]' "$there/runs")" = 2 ] || complain "rehearse: $(cat "$there/out")"
   rehearsed && [ "$(wc -l <"$there/runs")" = 2 ] || complain "rehearse, again: $(cat "$there/out")"
-  "$build/rehearse" --strategy none -- $train >"$there/out" 2>&1 && complain "rehearse, where every run failed: status 0"
+  python3 dist/lab/rehearse.py --strategy none -- $train >"$there/out" 2>&1 && complain "rehearse, where every run failed: status 0"
   grep -q '1 run of 1 failed' "$there/out" || complain "rehearse, where every run failed: $(cat "$there/out")"
 fi
 

@@ -123,7 +123,7 @@ class Report(unittest.TestCase):
             self.assertTrue(ticks[0] <= low + 1e-9 * abs(low) and ticks[-1] >= high - 1e-9 * abs(high), ticks)
 
     def test_numbers_for_people(self):
-        for value, most, text in ((21500, 4, "21.5k"), (0.32998, 4, "0.33"), (None, 4, "–"), (5000, 3, "5k"), (999, 3, "999"),
+        for value, most, text in ((21500, 4, "21.5k"), (0.32998, 4, "0.33"), (math.nan, 4, "–"), (5000, 3, "5k"), (999, 3, "999"),
                                   (1.2e-6, 4, "1.2e-6"), (1e-100, 4, "1e-100"), (-25e6, 4, "-25M"), (0, 4, "0")):
             self.assertEqual(report.short(value, most), text)
         self.assertEqual([report.size(v) for v in (0, 1536, 3 << 20)], ["0 B", "1.5 KiB", "3 MiB"])
@@ -155,12 +155,12 @@ class Report(unittest.TestCase):
 
     # ---- charts ----------------------------------------------------------------------------------------------------------
     def test_a_chart_draws_every_point_and_gaps_where_there_is_none(self):
-        svg = xml.fromstring(report.chart("Loss & <more>", "epoch", "", [report.Line("a", [(1, 3), (2, None), (3, 1), (4, 2)]),
+        svg = xml.fromstring(report.chart("Loss & <more>", "epoch", "", [report.Line("a", [(1, 3), (2, math.nan), (3, 1), (4, 2)]),
                                                                          report.Line("b", [(1, 2), (4, 2)], 1)]))
         self.assertEqual(len(dots(svg)), 5)
         self.assertEqual([g.find("path").get("d").count("M") for g in svg.iter("g")], [2, 1])
         self.assertEqual([t.text for t in texts(svg, "end")], ["a", "b"])
-        for points in ([], [(1, None)], [(None, 1)]):
+        for points in ([], [(1, math.nan)], [(math.nan, 1)]):
             self.assertIn("no values", report.chart("t", "x", "", [report.Line("n", points)]))
         for points in ([(1, 5)], [(1, 0), (2, 0)], [(0, -1e-3), (1e9, -1e-3)]):
             self.assertEqual(len(dots(xml.fromstring(report.chart("t", "x", "", [report.Line("n", points)])))), len(points))
@@ -184,8 +184,8 @@ class Report(unittest.TestCase):
         self.assertEqual((self.said, len(charts(page))), ("", 11))
         for chart in ("Loss by epoch", "Accuracy by epoch", "Learning rate by epoch", "Throughput by epoch", "Time of a sample by minibatch"):
             self.assertEqual({len(numbers(line.find("path"))) for line in lines(charts(page)[chart], "solid")}, {2}, chart)
-        self.assertEqual(len(lines(charts(page)["Memory over one iteration, minibatch 32 by ms of computation, without stalls"], "area")), 4)
-        self.shows(page, "100.00 %")
+        memory = next(svg for label, svg in charts(page).items() if label.startswith("Memory over one iteration"))
+        self.assertEqual(len(lines(memory, "area")), 4)
 
     def test_runs_of_the_recipe(self):
         logs = [LOGS + name + ".jsonl" for name in ("tandem_seed1", "torch_seed1", "torch_seed2")]

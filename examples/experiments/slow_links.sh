@@ -6,7 +6,7 @@
 #   sh examples/experiments/slow_links.sh [NETWORKS] [LINKS] [STRATEGIES]
 set -u
 networks=${1:-smallcnn resnet20 vgg11} links=${2:-200mbit 1gbit}
-build=${BUILD:-build} there=$(dirname "$0")/slow_links.jsonl
+there=$(dirname "$0")/slow_links.jsonl
 for network in $networks; do
   # H: steps of a rank between two exchanges of local methods, eight rounds an epoch. These have a smaller learning rate, since each rank
   # makes steps with an eighth of the batch.
@@ -19,7 +19,7 @@ for network in $networks; do
     for strategy in ${3:-all-reduce TANDEM_WIRE=bf16/all-reduce daso:warm-up=1,cool-down=1 daso:faithful,warm-up=1,cool-down=1 machines+ddc-asgd \
       hybrid+ddc-asgd local-sgd:qsr:0.2:$H outer:H=$H,momentum=0.9,stream=2}; do
       case $strategy in *local-sgd* | outer*) rate='--lr 0.02' ;; *) rate= ;; esac
-      "$build/rehearse" --hosts 4 --ranks 2 --link "$link" --strategy "$strategy" --target $target --results "$there" -- $how $rate
+      python3 "$(dirname "$0")/../../dist/lab/rehearse.py" --hosts 4 --ranks 2 --link "$link" --strategy "$strategy" --target $target --results "$there" -- $how $rate
     done
   done
 done
