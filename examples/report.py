@@ -306,8 +306,8 @@ def table(head, rows, letters, kind=""):
     def cells(row, tag):
         return "".join(c if c.startswith(("<td", "<th")) else f"<{tag}>{c}</{tag}>" for c in row)
     body = "".join(f'<tr class="{of}">{cells(row, "td")}</tr>\n' for of, row in rows)
-    return (f'<div class="scroll"><table class="{kind}" style="--first:{letters}ch">\n<thead><tr>{cells(head, "th")}</tr>'
-            f"</thead>\n<tbody>\n{body}</tbody></table></div>\n")
+    return (f'<div class="scroll"><table class="{kind}" style="--first:{letters}ch">\n'
+            f'<thead><tr>{cells(head, "th")}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n')
 
 
 # ---- Trainings and simulations ---------------------------------------------------------------------------------------
@@ -344,14 +344,15 @@ def final_numbers(runs):
             cell = as_text(mine) if math.isfinite(mine) else "–"
             cells.append(f'<td class="best">{cell}</td>' if leads and math.isfinite(mine) else cell)
         rows.append(("", cells))
-    numbers = table(["run"] + [c[0] for c in columns], rows, max(len(run.label) for run in runs) + 7)
-    return f"<h2>At the end</h2>\n{numbers}<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n"
+    note = "<p>After the last epoch that a file holds; images/s is the median over epochs.</p>\n"
+    head = ["run"] + [c[0] for c in columns]
+    return "<h2>At the end</h2>\n" + table(head, rows, max(len(run.label) for run in runs) + 7) + note
 
 
 def quantity_chart(runs, quantity, longest):
     """longest: seconds of the longest run, for a chart by time; 0: by epoch."""
     title, y_unit, factor, from_zero, fields, of_step = quantity
-    fields = {name: what for name, what in fields.items() if any(math.isfinite(run.of_epochs(name, len)) for run in runs)}
+    fields = {name: what for name, what in fields.items() if any(run.of_epochs(name, len) > 0 for run in runs)}
     if not fields:
         return ""
     scale, unit = next(s for s in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if longest > 2 * s[0] or s[0] == 1)
@@ -386,6 +387,9 @@ def options_table(runs):
 
 
 # ---- build/tune ------------------------------------------------------------------------------------------------------
+TIMES = "seconds stall exposed sample_seconds measured_sample_seconds".split()
+
+
 def tuned_section(run, heading):
     choice, ms, mib = run.lines["tuned"][-1], 1e3, 1 / 2**20
     budget, minibatch = mib * number(choice, "budget"), shown(choice.get("minibatch"))
@@ -410,7 +414,7 @@ def tuned_section(run, heading):
     for line in run.lines["minibatch"]:
         name = shown(line.get("minibatch"))
         cells = [size(number(line, field)) for field in ("peak", "swapped", "recomputed")]
-        times = [ms * number(line, f) for f in ("seconds", "stall", "exposed", "sample_seconds", "measured_sample_seconds")]
+        times = [ms * number(line, field) for field in TIMES]
         if number(line, "least") > 0:
             cells, times = [f'<td colspan="8">does not fit: at least {size(line["least"])}</td>'], []
         elif number(line, "minibatch") >= 1:
@@ -424,7 +428,8 @@ def tuned_section(run, heading):
     told += f"{size(number(choice, 'copies_in'))}/s in. Learning rate {short(number(choice, 'learning_rate'))}; "
     told += f"gradient noise scale {short(number(choice, 'noise_scale'))}."
     title = ", minibatch " + minibatch
-    charts = [chart("Memory over one iteration" + title, "ms of computation, without stalls", "MiB", memory, from_zero=True),
+    charts = [chart("Memory over one iteration" + title, "ms of computation, without stalls", "MiB", memory,
+                    from_zero=True),
               chart("Time against budget" + title, "MiB of budget", "ms", list(against.values()), from_zero=True),
               chart("Time of a sample", "minibatch", "ms", [predicted, measured], from_zero=True, names=names)]
     drawn = "".join(f"<div>{svg}</div>\n" for svg in charts)

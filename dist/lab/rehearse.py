@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What each strategy would bring on a cluster: runs a training program on hosts that this machine lays out (hosts.sh: as
-root), once for each strategy and link, and prints time, bytes, exposed exchange and accuracy, predicted beside measured.
+"""What each strategy would bring on a cluster: runs a training program on hosts that this machine lays out (hosts.sh,
+as root), once for each strategy and link, and prints time, bytes, exposed exchange and accuracy, predicted beside
+measured.
 
     python3 dist/lab/rehearse.py --hosts 4 --ranks 2 --link 200mbit,1gbit --strategy 'all-reduce ddc-asgd' \\
       -- build/fashion_mnist --epochs 2
 
-The prediction for a link comes from the strategy's run without a limit. Let C be that run's seconds, W the bytes that one
-host sent divided by the link's rate, o the share of C during which the exchange may run beside computation, and b the share
-of W that must wait for the end of that (the answer of a parameter server):
+The prediction for a link comes from the strategy's run without a limit. Let C be that run's seconds, W the bytes that
+one host sent divided by the link's rate, o the share of C during which the exchange may run beside computation, and b
+the share of W that must wait for the end of that (the answer of a parameter server):
     seconds = C + max(0, (1 - b) W - o C) + b W
 The model is our choice. It leaves out latency and what ranks lose by waiting for each other.
 """
@@ -60,24 +61,25 @@ def predicted_seconds(unlimited, link):
 
 
 def steps_between(all_reduce, link, share=0.05):
-    """How many steps between two exchanges of all weights (a strategy's H) make waiting at most `share` of the time, where
-    all_reduce is its run without a limit: it exchanges the weights' size in every step."""
+    """How many steps between two exchanges of all weights (a strategy's H) make waiting at most `share` of the time,
+    where all_reduce is its run without a limit: it exchanges the weights' size in every step."""
     steps = max(1, all_reduce["steps"])
     exchange, step = all_reduce["bytes"] / steps / bytes_per_second(link), all_reduce["seconds"] / steps
     return max(1, math.ceil(exchange * (1 - share) / (share * step))) if step else 1
 
 
-# ---- One run -----------------------------------------------------------------------------------------------------------
+# ---- One run ---------------------------------------------------------------------------------------------------------
 def setup_of(chosen):
     parts = [f"{chosen.hosts} hosts × {chosen.ranks} ranks"]
-    parts += [f"delay {chosen.delay:g} ms"] * (chosen.delay > 0) + [f"a step in {chosen.pace:g} ms"] * (chosen.pace > 0)
-    parts += [f"to {chosen.target:g} %"] * (chosen.target > 0)
+    shown = {"delay {:g} ms": chosen.delay, "a step in {:g} ms": chosen.pace, "to {:g} %": chosen.target}
+    parts += [text.format(value) for text, value in shown.items() if value > 0]
     return ", ".join(parts) + "".join(" '" + word.replace("'", "'\\''") + "'" for word in chosen.program)
 
 
 def run(command, settings, output):
     """The exit status. A signal ends the command, which clears up, and then this program."""
-    child = subprocess.Popen(command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    child = subprocess.Popen(command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT,
+                             start_new_session=True)
     came = []
 
     def end(number, _):
@@ -99,21 +101,24 @@ def rehearse(chosen, strategy, link):
     """One run, as it is written to --results. Raises Failed."""
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         metrics, counters, said = (os.path.join(folder, name) for name in ("metrics", "counters", "said"))
-        settings = {"RANKS": str(chosen.ranks), "COUNTERS": counters, "TANDEM_STRATEGY": strategy, "DELAY": f"{chosen.delay:g}"}
+        settings = {"RANKS": str(chosen.ranks), "COUNTERS": counters, "TANDEM_STRATEGY": strategy,
+                    "DELAY": f"{chosen.delay:g}"}
         setting = re.fullmatch(r"([A-Z_]+)=([^/]*)/(.*)", strategy)
         if setting:
             settings |= {setting[1]: setting[2], "TANDEM_STRATEGY": setting[3]}
         if chosen.pace > 0:
             settings["TANDEM_PACE"] = f"{chosen.pace:g}:0"
         with open(said, "w") as output:
-            status = run(["sh", HOSTS, str(chosen.hosts), link, "--", *chosen.program, "--metrics", metrics], settings, output)
+            program = [*chosen.program, "--metrics", metrics]
+            status = run(["sh", HOSTS, str(chosen.hosts), link, "--", *program], settings, output)
         with open(said, errors="replace") as output:
             end = output.read()[-1500:].rstrip("\n")
         if status == 77:
             refuse("hosts cannot be laid out here: " + end)
         if status != 0:
             raise Failed(f"{strategy} on {link} ended with status {status}:\n{end}")
-        return {"setup": setup_of(chosen), "strategy": strategy, "link": link} | read_run(metrics, counters, chosen.target)
+        measured = read_run(metrics, counters, chosen.target)
+        return {"setup": setup_of(chosen), "strategy": strategy, "link": link} | measured
 
 
 def read_run(metrics, counters, target):
@@ -142,7 +147,7 @@ def read_run(metrics, counters, target):
     return {name: value if value is None else float(f"{value:.7g}") for name, value in numbers.items()}
 
 
-# ---- Tables --------------------------------------------------------------------------------------------------------------
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 def find(runs, strategy, link):
     return next((r for r in runs if (r["strategy"], r["link"]) == (strategy, link)), None)
 
@@ -166,13 +171,16 @@ def table(runs, chosen):
             text += f"{'-':>13}" if r["reached"] is None else f"{r['reached']:13.1f}"
         text += "\n"
     if len(chosen.links) > 1:
-        text += f"\nseconds, predicted / measured\n{'strategy':26}" + "".join(f"{link:>18}" for link in chosen.links) + "\n"
+        text += f"\nseconds, predicted / measured\n{'strategy':26}"
+        text += "".join(f"{link:>18}" for link in chosen.links) + "\n"
         for strategy in chosen.strategies:
             cells, unlimited = [], find(runs, strategy, "none")
             for link in chosen.links:
                 r = find(runs, strategy, link)
                 cell = f"{r['seconds']:.1f}" if r else "-"
-                cells.append(cell if link == "none" or not unlimited else f"{predicted_seconds(unlimited, link):.1f} / {cell}")
+                if link != "none" and unlimited:
+                    cell = f"{predicted_seconds(unlimited, link):.1f} / {cell}"
+                cells.append(cell)
             text += f"{strategy:26}" + "".join(f"{cell:>18}" for cell in cells) + "\n"
     base = find(runs, "all-reduce", "none")
     for link in chosen.links:
@@ -185,7 +193,7 @@ def table(runs, chosen):
     return text
 
 
-# ---- The program ---------------------------------------------------------------------------------------------------------
+# ---- The program -----------------------------------------------------------------------------------------------------
 class Once(argparse.Action):
     def __call__(self, parser, chosen, value, option=None):
         if getattr(chosen, "given_" + self.dest, False):
@@ -206,7 +214,8 @@ def between(low, high, kind):
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text}: expected a {'whole ' * (kind is int)}number from {low} to {high:g}")
+            whole = "whole " if kind is int else ""
+            raise argparse.ArgumentTypeError(f"{text}: expected a {whole}number from {low} to {high:g}")
         return value
     return read
 
@@ -219,7 +228,7 @@ def links_of(text):
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     links = list(dict.fromkeys(links))
-    return links if len(links) == 1 or "none" in links else ["none"] + links  # predictions come from a run without a limit
+    return links if len(links) == 1 or "none" in links else ["none"] + links  # predictions come from it
 
 
 def arguments():
@@ -230,20 +239,22 @@ def arguments():
     add("--ranks", action=Once, type=between(1, 64, int), default=1, metavar="N", help="of each host (1)")
     add("--link", action=Once, type=links_of, default=["none"], dest="links", metavar="RATES",
         help="rate of each host's link, or several: 50mbit,1gbit; none: no limit (none)")
-    add("--delay", action=Once, type=between(0, 10000, float), default=0, metavar="MS", help="of a link, milliseconds (0)")
-    add("--strategy", action=Once, type=lambda text: list(dict.fromkeys(text.split())), default=["all-reduce"], dest="strategies", metavar="NAMES",
+    add("--delay", action=Once, type=between(0, 10000, float), default=0, metavar="MS", help="of a link (0)")
+    add("--strategy", action=Once, type=lambda text: list(dict.fromkeys(text.split())), default=["all-reduce"],
+        dest="strategies", metavar="NAMES",
         help="or several, with spaces between: 'all-reduce TANDEM_WIRE=bf16/all-reduce ddc-asgd' (all-reduce)")
     add("--pace", action=Once, type=between(0, 1e6, float), default=0, metavar="MS",
         help="milliseconds that a step takes before its exchange, where ranks share cores (0: as it comes)")
     add("--target", action=Once, type=between(0, 100, float), default=0, metavar="PERCENT",
         help="test accuracy: prints the time to it")
-    add("--results", action=Once, metavar="FILE", help="file for the runs; those that it holds are not run again (.jsonl)")
+    add("--results", action=Once, metavar="FILE",
+        help="file for the runs; those that it holds are not run again (.jsonl)")
     words = sys.argv[1:]
     own = words.index("--") if "--" in words else len(words)
     chosen = parser.parse_args(words[:own])
     chosen.program = words[own + 1:]
     if not chosen.program or not chosen.strategies:
-        refuse("which program, and which strategy? rehearse.py --hosts 2 --link 1gbit -- build/fashion_mnist --epochs 1")
+        refuse("which program, and which strategy? rehearse.py --link 1gbit -- build/fashion_mnist --epochs 1")
     return chosen
 
 
