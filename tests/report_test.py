@@ -79,10 +79,10 @@ class Report(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def file(self, name, *content):
+    def file(self, name, *content, encoding="utf-8"):
         """Lines as objects, or text as it is."""
         path = os.path.join(self.folder, name)
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding=encoding) as file:
             file.write("".join(c if isinstance(c, str) else json.dumps(c) + "\n" for c in content))
         return path
 
@@ -175,19 +175,20 @@ class Report(unittest.TestCase):
                              len(points))
 
     def test_many_steps_are_thinned_and_keep_their_extremes(self):
-        steps = [{"event": "step", "step": i, "loss": 1000 if i == 4321 else i % 7} for i in range(1, 50001)]
+        steps = [{"event": "step", "step": i, "loss": {4321: 1000, 4322: -1000}.get(i, i % 7)} for i in range(1, 50001)]
         page = self.page(self.file("run.jsonl", START, *steps, epoch(1), END))
         svg = charts(page)["Loss by epoch"]
         self.assertLess(len(page), 100_000)
-        self.assertEqual(min(y for _, y in numbers(lines(svg, "faint")[0].find("path"))), report.TOP)
+        heights = [y for _, y in numbers(lines(svg, "faint")[0].find("path"))]
+        self.assertEqual((len(heights), min(heights), max(heights)), (800, report.TOP, report.BOTTOM))
 
     # ---- pages -------------------------------------------------------------------------------------------------------
     def test_what_programs_write(self):
         if not os.path.exists(BUILD + "/fashion_mnist"):
             self.skipTest("no programs in " + BUILD)
         train = "--data synthetic --model mlp --val 55000 --epochs 2 --log-every 10 --threads 1 --metrics run.jsonl"
-        tune = ("--data synthetic --data-set fashion-mnist --model lenet5 --threads 1 --memory-budget 1G --batches 16,32 "
-                "--metrics tuned.jsonl")
+        tune = ("--data synthetic --data-set fashion-mnist --model lenet5 --threads 1 --memory-budget 1G "
+                "--batches 16,32 --metrics tuned.jsonl")
         for command in ("fashion_mnist " + train, "tune " + tune):
             subprocess.run([f"{BUILD}/{command.split()[0]}", *command.split()[1:]], cwd=self.folder, check=True,
                            capture_output=True)
@@ -213,7 +214,8 @@ class Report(unittest.TestCase):
         self.assertEqual([len(texts(svg, "end")) for svg in charts(page).values()], [3] * 4 + [1] * 2 + [3] * 2)
 
     def test_whole_epochs_and_one_meaning_of_a_stroke(self):
-        page = self.page(self.file("run.jsonl", START, epoch(1, val_accuracy=0.3), epoch(2), epoch(3), END))
+        page = self.page(self.file("run.jsonl", START, epoch(1, val_accuracy=0.3),
+                                   epoch(2, images_per_second=7000), epoch(3, images_per_second=9000), END))
         self.assertEqual(len(charts(page)), 6)
         loss, accuracy = charts(page)["Loss by epoch"], charts(page)["Accuracy by epoch"]
         self.assertEqual([t.text for t in texts(loss, "note")], ["solid: test, dashed: training", "epoch"])
@@ -221,16 +223,18 @@ class Report(unittest.TestCase):
         self.assertEqual([t.text for t in texts(loss, "tick")][-3:], ["1", "2", "3"])
         self.assertEqual((len(dots(loss)), len(dots(accuracy))), (6, 4))
         self.shows(page, "<title>test, epoch 2: 40 %</title>")
-        self.shows(page, "<title>run, seconds of training 30: 5000 images/s</title>")
+        self.shows(page, "<td>7000</td><td>30.0 s</td>")
+        self.shows(page, "<title>run, seconds of training 30: 9000 images/s</title>")
 
     def test_the_best_of_several_and_what_differs(self):
         a = self.file("a.jsonl", START | {"lr": 0.1, "data": "x", "nested": {"on": True, "list": [1, 0.5]}},
                       epoch(1, test_accuracy=0.5), END)
-        b = self.file("b.jsonl", START | {"lr": 0.2, "data": "x"}, epoch(1, test_accuracy=None, val_accuracy=0.9),
+        b = self.file("b.jsonl", START | {"lr": 0.2, "data": "x"},
+                      epoch(1, test_loss=3, val_accuracy=0.9, test_accuracy=None),
                       END | {"exposed_seconds": 3})
         page = self.page(a, b)
         best = re.findall(r'<td class="best">([^<]*)</td>', page)
-        self.assertEqual(best, ["2", "50.00 %", "5000", "90.00 %", "2", "5000"])
+        self.assertEqual(best, ["2", "50.00 %", "5000", "90.00 %", "5000"])
         self.assertEqual(re.findall(r'<tr class="(\w+)"><th>([^<]*)</th>', page),
                          [("same", "batches_per_epoch"), ("differs", "lr"), ("same", "data"), ("same", "nested.on"),
                           ("same", "nested.list")])
@@ -258,8 +262,10 @@ class Report(unittest.TestCase):
         self.assertGreater(self.page(name, other, "--title", evil).count("&lt;script&gt;alert(1)"), 8)
 
     def test_what_tune_has_found(self):
-        rows = [{"event": "minibatch", "minibatch": 8, "peak": 1 << 20, "swapped": 0, "recomputed": 512,
-                 "seconds": 0.25, "stall": 0.125, "exposed": 0, "sample_seconds": 0.03125}, {"event": "minibatch", "minibatch": 16, "least": 3 << 20}]
+        fits = {"peak": 1 << 20, "swapped": 0, "recomputed": 512, "seconds": 0.25, "stall": 0.125, "exposed": 0,
+                "sample_seconds": 0.03125}
+        rows = [{"event": "minibatch", "minibatch": 8} | fits,
+                {"event": "minibatch", "minibatch": 16, "least": 3 << 20}]
         memory = [{"event": "memory", "seconds": s, "rest": 1 << 20, "kept": 1 << 20, "recomputed": r,
                    "swapped": 1 << 20}
                   for s, r in ((0.001, 0), (0.003, 1 << 20))]
@@ -296,13 +302,17 @@ class Report(unittest.TestCase):
         for number, why in ((1, "before the start line"), (3, "at column 10"), (6, "epoch 1 after epoch 1"),
                             (7, 'no "event"'), (9, "NaN")):
             self.assertRegex(self.said, f"bad.jsonl:{number}: .*{why}")
-        self.assertIn("1 more lines could not be used", self.said)
+        self.assertIn("bad.jsonl: 1 more lines could not be used", self.said)
+        self.assertEqual(len(re.findall(r"bad.jsonl:\d", self.said)), 5)
         self.shows(page, "the run was stopped before its last epoch")
         self.assertFalse("no end line" in page)
         young = self.page(self.file("young.jsonl", START))
         self.assertEqual(charts(young), {})
         self.page(self.file("strange.jsonl", "\ufeff", START | {"x": "\ud83d\ude00 é"}, epoch(1, train_loss=10**400),
                             "\x00" * 50 + "\n", "[" * 10**5 + "\n", END))
+        self.assertEqual(re.findall(r"strange.jsonl:(\d)", self.said), ["3", "4"])
+        latin = self.file("latin.jsonl", '{"event":"start","name":"caf\xe9"}\n', encoding="latin-1")
+        self.shows(self.page(latin), "caf�")
 
     def test_a_resumed_run_replaces_what_it_trains_again(self):
         resume = {"event": "resume", "step": 10, "batches_per_epoch": 10}
@@ -312,6 +322,8 @@ class Report(unittest.TestCase):
         self.assertEqual(self.said, "")
         self.shows(page, "<title>test, epoch 2: 7</title>")
         self.assertEqual(len(numbers(lines(charts(page)["Loss by epoch"], "faint")[0].find("path"))), 1)
+        self.page(self.file("killed.jsonl", START, epoch(1), END, resume))
+        self.assertIn("no end line", self.said)
 
     def test_refusals(self):
         run, other = self.file("run.jsonl", START, epoch(1), END), self.file("other.jsonl", START)
