@@ -260,7 +260,7 @@ def chart(title, x_unit, y_unit, lines, note="", from_zero=False, holds=(), name
         y0, y1 = y0 - (0 if from_zero else room), y1 + room
     y_ticks = round_ticks(y0, y1, 5)
     y0, y1 = y_ticks[0], y_ticks[-1]
-    x_ticks = list(names)[::math.ceil(len(names) / 8)] if names else round_ticks(x0, x1, int((right - LEFT) / 50))
+    x_ticks = list(names)[::len(names) // 9 + 1] or round_ticks(x0, x1, min(6, int((right - LEFT) / 50)))
     if x0 == x1:  # one point stands in the middle
         x0, x1, x_ticks = x0 - 0.5, x1 + 0.5, [x0]
 
@@ -435,7 +435,7 @@ def tuned_section(run, heading):
     drawn = "".join(f"<div>{svg}</div>\n" for svg in charts)
     head = "minibatch|peak|swapped|recomputed|ms a step|of these waiting|exchange|ms a sample|measured".split("|")
     return (f'<h2>{escape(heading)}</h2>\n<p>{escape(told)}</p>\n<div class="charts">\n{drawn}</div>\n'
-            + table(head, rows, 0))
+            + table(head, rows, 13))
 
 
 # ---- The whole page --------------------------------------------------------------------------------------------------
@@ -451,9 +451,9 @@ p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
 .charts>div,.scroll{background:var(--card);border:1px solid var(--rule);border-radius:8px}
 .charts>div{padding:10px 10px 6px;break-inside:avoid}.scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}tr{break-inside:avoid}
-th,td{padding:6px 12px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
+th,td{padding:6px 9px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
 thead th{border-top:0;color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
-tr>:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:min(var(--first),35vw)}
+tr>:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:min(var(--first),24ch,35vw)}
 tr>:first-child{position:sticky;left:0;background:var(--card)}
 .options td,.options th{text-align:left;white-space:normal;overflow-wrap:break-word;max-width:20em;vertical-align:top}
 td[colspan]{text-align:left}
@@ -468,10 +468,10 @@ svg.swatch{display:inline-block;width:22px}
 .chart .dashed path{stroke-dasharray:5 4;stroke-width:1.5}.chart .dotted path{stroke-dasharray:1 4}
 .dashed .dot,.dotted .dot,.many .dot{transform:scale(.65);transform-box:fill-box;transform-origin:center}
 .chart .faint path{stroke-width:1;opacity:.45}.chart .area path{stroke:none}
-@media (max-width:520px){main{padding:16px 12px 36px}h1{font-size:20px}th,td{padding:6px 9px}
+@media (max-width:520px){main{padding:16px 12px 36px}h1{font-size:20px}
 .chart .tick,.chart .note{font-size:14px}.chart .end{font-size:12px}}
 @media print{:root{--page:#fff}main{max-width:none;padding:0}.charts{grid-template-columns:1fr 1fr}
-.scroll{overflow:visible}.scroll th,.scroll td{white-space:normal;min-width:0;padding:3px 4px;font-size:9px}}
+.scroll{overflow:visible}.scroll tr>*{position:static;white-space:normal;min-width:0;padding:3px 4px;font-size:9px}}
 """
 
 
@@ -484,7 +484,7 @@ def style():
     for i in range(len(LIGHT)):
         css += f".chart .c{i} path,.chart path.c{i}{{stroke:var(--c{i})}}"
         css += f".chart text.c{i},.chart .c{i} .dot,.chart .c{i}.area path{{fill:var(--c{i})}}\n"
-    return STYLE + css
+    return css + STYLE
 
 
 def page(runs, title):
