@@ -20,9 +20,9 @@ MARK = 'name="generator" content="Tandem'  # a page that holds it may be replace
 EVENTS = "start resume epoch step warning not_finite end tuned minibatch budget memory".split()
 
 
-def refuse(text):
+def refuse(text, status=2):
     print("report: " + text, file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
 # ---- A run, as far as its file tells ---------------------------------------------------------------------------------
@@ -99,7 +99,8 @@ def read_run(path):
             cut = i == len(lines) - 1  # a line that was written to its end has a newline
             bad.append(f"{path}:{i + 1}: {'cut off in the middle of the line' if cut else why}")
     if not used:
-        refuse((bad[0] if bad else path + ": empty") + ": these are not metrics (a run writes them with --metrics)")
+        why = bad[0] if bad else path + (": no line is about a run" if any(map(str.strip, lines)) else ": empty")
+        refuse(why + ": these are not metrics (a run writes them with --metrics)")
     run.remarks += ["stopped: " + shown(line.get("reason")) for line in run.lines["not_finite"]]
     run.remarks += ["warning: " + shown(line.get("text")) for line in run.lines["warning"]]
     run.remarks += bad[:5] + [f"{path}: {len(bad) - 5} more lines could not be used"] * (len(bad) > 5)
@@ -453,7 +454,7 @@ p{margin:4px 0 12px;color:var(--soft);max-width:75ch}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}tr{break-inside:avoid}
 th,td{padding:6px 9px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
 thead th{border-top:0;color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
-tr>:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:min(var(--first),24ch,35vw)}
+tr>:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:min(var(--first),19ch,35vw)}
 tr>:first-child{position:sticky;left:0;background:var(--card)}
 .options td,.options th{text-align:left;white-space:normal;overflow-wrap:break-word;max-width:20em;vertical-align:top}
 td[colspan]{text-align:left}
@@ -553,7 +554,10 @@ def main():
             file.write(html)
     except OSError as error:
         refuse(f"-o {output}: cannot be written: {error.strerror}")
-    print(f"{output}: {counted}")
+    try:
+        os.write(1, f"{output}: {counted}\n".encode(errors="replace"))
+    except OSError as error:
+        refuse(f"standard output could not be written: {error.strerror}", 1)
 
 
 if __name__ == "__main__":

@@ -161,8 +161,9 @@ class Rehearsal(unittest.TestCase):
                 ("expected a rate like 200mbit", "--link", "1gbit,fast", "--", "true"),
                 ("expected a number from 0 to 100", "--target", "nan", "--", "true"),
                 ("--link is given twice", "--link", "1gbit", "--link", "2gbit", "--", "true"),
-                ("unrecognized arguments", "--bogus", "--", "true"),
-                ("unrecognized arguments: word", "word", "--", "true"),
+                ("unknown option --bogus", "--bogus", "--", "true"),
+                ("which program", "word", "--", "true"),
+                ("which program", "build/train"),
                 ("cannot be written", "--results", "no/such/file", "--", "true"),
                 ("cannot be written", "--results", ".", "--", "true"),
                 ("table:1: is no run of rehearse", "--results", "table", "--", "true")):

@@ -336,7 +336,7 @@ class Report(unittest.TestCase):
                 ("empty.jsonl: empty", self.file("empty.jsonl", "")),
                 ("text.jsonl:1: ", self.file("text.jsonl", "hello\n")),
                 ("these are not metrics", self.file("json.jsonl", {"a": 1})),
-                ("these are not metrics", self.file("alien.jsonl", {"event": "alien"})),
+                ("alien.jsonl: no line is about a run", self.file("alien.jsonl", {"event": "alien"})),
                 ("are the same run: name it once", run, "again.jsonl"),
                 ("are the same run: name it once", run, "./run.jsonl"),
                 ("would overwrite a run", run, other, "-o", "other.jsonl"),

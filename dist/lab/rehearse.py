@@ -251,22 +251,25 @@ def arguments():
         help="file for the runs; those that it holds are not run again (.jsonl)")
     words = sys.argv[1:]
     own = words.index("--") if "--" in words else len(words)
-    chosen = parser.parse_args(words[:own])
+    chosen, others = parser.parse_known_args(words[:own])
     chosen.program = words[own + 1:]
-    if not chosen.program or not chosen.strategies:
+    if others and others[0].startswith("-"):
+        refuse(f"unknown option {others[0]}. Try: --help")
+    if others or not chosen.program or not chosen.strategies:
         refuse("which program, and which strategy? rehearse.py --link 1gbit -- build/fashion_mnist --epochs 1")
     return chosen
 
 
 def known_runs(path):
     runs = []
-    if os.path.exists(path):
+    if os.path.isfile(path):
         with open(path, encoding="utf-8", errors="replace") as file:
             for i, line in enumerate(file, 1):
                 try:
                     runs.append(run_of(line))
                 except (ValueError, RecursionError) as error:
-                    refuse(f"{path}:{i}: is no run of rehearse: {error}. Remove the line, or name another file")
+                    why = getattr(error, "msg", error)
+                    refuse(f"{path}:{i}: is no run of rehearse: {why}. Remove the line, or name another file")
     return runs
 
 
@@ -316,4 +319,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:  # a full disk
+        sys.exit(f"rehearse: {error}")
