@@ -14,6 +14,14 @@ TEST(Text, NumbersInTheirForms) {
   EXPECT_EQ(digits(1e-5), "1e-05");
   EXPECT_EQ(digits(1.0 / 3, 4), "0.3333");
   for (const double v : {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308}) EXPECT_EQ(parsed<double>(digits(v, 17)), v);
+  EXPECT_EQ(short_number(21500), "21.5k");
+  EXPECT_EQ(short_number(0.32998), "0.33");
+  EXPECT_EQ(short_number(NAN), "–");
+  EXPECT_EQ(short_number(5000, 3), "5k");
+  EXPECT_EQ(short_number(2500, 3), "2.5k");
+  EXPECT_EQ(short_number(999, 3), "999");
+  EXPECT_EQ(short_number(1.2e-6), "1.2e-6");
+  EXPECT_EQ(short_number(1e-100), "1e-100");
   EXPECT_EQ(readable_bytes(0), "0 B");
   EXPECT_EQ(readable_bytes(1536), "1.50 KiB");
   EXPECT_EQ(readable_bytes(11.5 * (1 << 20)), "11.5 MiB");
