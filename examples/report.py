@@ -7,6 +7,7 @@ Trainings and simulations: loss, accuracy, learning rate and throughput by epoch
 build/tune: memory over a step, time against budget, time of a sample, minibatches. The page needs no other file.
 """
 import argparse
+import html
 import itertools
 import json
 import math
@@ -14,7 +15,6 @@ import os
 import statistics
 import sys
 from dataclasses import dataclass, field
-from html import escape
 
 MARK = 'name="generator" content="Tandem'  # a page that holds it may be replaced
 EVENTS = "start resume epoch step warning not_finite end tuned minibatch budget memory".split()
@@ -35,12 +35,12 @@ class Run:
     per_epoch: float = math.nan  # steps
 
     def take(self, line):
-        """Uses a line. False: it is for other readers. Raises ValueError where it is not what it should be."""
+        """Keeps a line, unless it is for other readers. Raises ValueError where it is not what it should be."""
         event = line.get("event") if isinstance(line, dict) else None
         if not isinstance(event, str):
             raise ValueError('not a line of metrics: there is no "event"')
         if event not in EVENTS:
-            return False
+            return
         if number(line, "batches_per_epoch") > 0:
             self.per_epoch = line["batches_per_epoch"]
         if event == "step":
@@ -57,7 +57,6 @@ class Run:
                 self.lines[name] = [old for old in self.lines[name] if not old["epoch"] > position]
             self.lines["end"] = []
         self.lines[event].append(line)
-        return True
 
     def column(self, name):
         return [number(line, name) for line in self.lines["epoch"]]
@@ -74,9 +73,9 @@ class Run:
 
 
 def number(line, name):
-    """NaN where there is none."""
+    """NaN where there is none, or one that no axis can hold."""
     value = line.get(name)
-    return value if isinstance(value, float) and math.isfinite(value) else math.nan
+    return (value if abs(value) > 1e-300 else 0.0) if isinstance(value, float) and abs(value) < 1e300 else math.nan
 
 
 def no_number(text):
@@ -90,15 +89,16 @@ def read_run(path):
             lines = file.read().split("\n")
     except OSError as error:
         refuse(f"{path}: cannot be read: {error.strerror}")
-    run, used, bad = Run(path), 0, []
+    run, bad = Run(path), []
     for i, line in enumerate(lines):
         try:
-            used += bool(line.strip()) and run.take(json.loads(line, parse_int=float, parse_constant=no_number))
+            if line.strip():
+                run.take(json.loads(line, parse_int=float, parse_constant=no_number))
         except (ValueError, RecursionError) as error:
             why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
             cut = i == len(lines) - 1  # a line that was written to its end has a newline
             bad.append(f"{path}:{i + 1}: {'cut off in the middle of the line' if cut else why}")
-    if not used:
+    if not any(run.lines.values()):
         why = bad[0] if bad else path + (": no line is about a run" if any(map(str.strip, lines)) else ": empty")
         refuse(why + ": these are not metrics (a run writes them with --metrics)")
     run.remarks += ["stopped: " + shown(line.get("reason")) for line in run.lines["not_finite"]]
@@ -129,6 +129,10 @@ def labels_of(paths):
 
 
 # ---- Numbers and values as text --------------------------------------------------------------------------------------
+def escape(what):
+    return html.escape("".join(c if c >= " " else " " for c in what))
+
+
 def short(value, most=4):
     """0.3299, 21.5k, 1.2e-6"""
     if not math.isfinite(value):
@@ -159,7 +163,7 @@ def shown(value):
         return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else short(value, 7)
     if isinstance(value, list):
         return ", ".join(map(shown, value))
-    return value if isinstance(value, str) else {True: "yes", False: "no"}.get(value, "–")
+    return value if isinstance(value, str) else "yes" if value is True else "no" if value is False else "–"
 
 
 def flattened(line, prefix=""):
@@ -544,14 +548,14 @@ def main():
         for remark in run.remarks:
             print(remark if remark.startswith(run.path) else f"{run.path}: {remark}", file=sys.stderr)
     counted = f"{len(runs)} run" + "s" * (len(runs) > 1)
-    html = page(runs, chosen.title or (runs[0].label if len(runs) == 1 else counted))
+    written = page(runs, chosen.title or (runs[0].label if len(runs) == 1 else counted))
     try:
         if os.path.isfile(output) and os.path.getsize(output):
             with open(output, encoding="utf-8", errors="replace") as old:
                 if MARK not in old.read(65536):
                     refuse(f"-o {output}: is there and holds something else than a page of report: choose another name")
         with open(output, "w", encoding="utf-8", errors="replace") as file:
-            file.write(html)
+            file.write(written)
     except OSError as error:
         refuse(f"-o {output}: cannot be written: {error.strerror}")
     try:

@@ -170,7 +170,7 @@ class Report(unittest.TestCase):
         self.assertEqual([t.text for t in texts(svg, "end")], ["a", "b"])
         for points in ([], [(1, math.nan)], [(math.nan, 1)]):
             self.assertIn("no values", report.chart("t", "x", "", [report.Line("n", points)]))
-        for points in ([(1, 5)], [(1, 0), (2, 0)], [(0, -1e-3), (1e9, -1e-3)]):
+        for points in ([(1, 5)], [(1, 0), (2, 0)], [(0, -1e-3), (1e9, -1e-3)], [(1, -1e299), (1e-299, 1e299)]):
             self.assertEqual(len(dots(xml.fromstring(report.chart("t", "x", "", [report.Line("n", points)])))),
                              len(points))
 
@@ -260,6 +260,8 @@ class Report(unittest.TestCase):
         other = self.file("run.jsonl", START | {evil: evil, "classes": [evil]}, epoch(1),
                           {"event": "not_finite", "reason": evil})
         self.assertGreater(self.page(name, other, "--title", evil).count("&lt;script&gt;alert(1)"), 8)
+        strange = self.file("s.jsonl", START | {"a": [{"b": 1}, None, "\0\x1b[1m\ud83d"]}, epoch(1), END)
+        self.shows(self.page(strange), "<td>–, –,   [1m?</td>")
 
     def test_what_tune_has_found(self):
         fits = {"peak": 1 << 20, "swapped": 0, "recomputed": 512, "seconds": 0.25, "stall": 0.125, "exposed": 0,
@@ -308,9 +310,10 @@ class Report(unittest.TestCase):
         self.assertFalse("no end line" in page)
         young = self.page(self.file("young.jsonl", START))
         self.assertEqual(charts(young), {})
-        self.page(self.file("strange.jsonl", "\ufeff", START | {"x": "\ud83d\ude00 é"}, epoch(1, train_loss=10**400),
-                            "\x00" * 50 + "\n", "[" * 10**5 + "\n", END))
-        self.assertEqual(re.findall(r"strange.jsonl:(\d)", self.said), ["3", "4"])
+        extremes = epoch(1, train_loss=10**400, test_loss=5e-324), epoch(2, train_loss=-1e308, test_loss=0)
+        self.page(self.file("strange.jsonl", "\ufeff", START | {"x": "\ud83d\ude00 é"}, *extremes, "\x00" * 50 + "\n",
+                            "[" * 10**5 + "\n", END))
+        self.assertEqual(re.findall(r"strange.jsonl:(\d)", self.said), ["4", "5"])
         latin = self.file("latin.jsonl", '{"event":"start","name":"caf\xe9"}\n', encoding="latin-1")
         self.shows(self.page(latin), "caf�")
 

@@ -34,7 +34,8 @@ std::vector<double> held(const TunedBatch& b, Fate fate) {
     if (s.saved < 0 || b.choice.fates[i] != fate) continue;
     const int end = s.gone < 0 ? int(events) - 1 : s.gone, read = b.choice.forecast.read_at[i];
     for (int e = s.saved + 1; e <= end; e++)
-      if (fate == Fate::keep || e <= std::max(s.free_at, s.last_used) || e >= read) bytes[std::size_t(e)] += double(s.bytes);
+      if (fate == Fate::keep || e <= std::max(s.free_at, s.last_used) || e >= read)
+        bytes[std::size_t(e)] += double(s.bytes);
   }
   return bytes;
 }
@@ -69,7 +70,8 @@ void add_budgets(const TunedBatch& b, MemoryMeans means, const std::string& name
 
 }  // namespace
 
-std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen, const MemoryMeans& means) {
+std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen,
+                                      const MemoryMeans& means) {
   std::vector<MetricFields> lines;
   for (const TunedBatch& row : rows) lines.push_back(line_of(row));
   MemoryMeans swap = means, recompute = means;
