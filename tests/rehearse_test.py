@@ -123,6 +123,7 @@ class Rehearsal(unittest.TestCase):
         lines = [json.loads(line) for line in self.content("runs").splitlines()]
         self.assertEqual(len(lines), 6)
         self.assertIn("2 hosts × 2 ranks", self.content("runs"))
+        self.assertIn('"bytes":20,"steps":30,"accuracy":0.35,"reached":4}\n', self.content("runs"))
         self.assertEqual(lines[0], {
             "setup": "2 hosts × 2 ranks, a step in 40 ms, to 20 % './train'", "strategy": "all-reduce", "link": "none",
             "seconds": 7.123457, "exposed": 0.5, "bytes": 20, "steps": 30, "accuracy": 0.35, "reached": 4})

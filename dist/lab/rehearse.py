@@ -144,7 +144,12 @@ def read_run(metrics, counters, target):
         sent = max((float(line.split()[1]) for line in file), default=0)
     numbers = {"seconds": end.get("seconds") or 0, "exposed": end.get("exposed_seconds") or 0, "bytes": sent,
                "steps": end.get("steps") or 0, "accuracy": accuracy, "reached": reached}
-    return {name: value if value is None else float(f"{value:.7g}") for name, value in numbers.items()}
+    return {name: value if value is None else rounded(value) for name, value in numbers.items()}
+
+
+def rounded(value):
+    value = float(f"{value:.7g}")
+    return int(value) if value.is_integer() else value
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------
