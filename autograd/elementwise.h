@@ -28,7 +28,7 @@ Attributes attributes_of(const Op& op) {
   else return {};
 }
 
-// ---- one input: f(x), and df(g, x or y), the gradient g·f′ --------------------------------------------------------------
+// ---- one input: f(x), and df(g, x or y), the gradient g·f′ ----------------------------------------------------------
 template <class Op, class T>
 struct UnaryForward {
   Op op;
@@ -75,7 +75,7 @@ Variable elementwise(const Op& op, const Variable& x) {
   return record<UnaryNode<Op>>(y, {&x}, {Op::from == From::x ? x.value() : Op::from == From::y ? y : Tensor()}, op);
 }
 
-// ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b ------------------
+// ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b -------
 // Both inputs are saved, unless the functor says `from = From::nothing`: the gradient of both is then g (addition).
 void check_pair(const char* op, const Variable& a, const Variable& b);  // throws unless both are on one backend, of one type
 // Sums `full` down to `shape`, over the axes along which that was stretched.

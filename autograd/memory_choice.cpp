@@ -10,7 +10,7 @@ namespace {
 
 std::size_t at(int i) { return std::size_t(i); }
 
-// ---- one iteration, simulated ----------------------------------------------------------------------------------------
+// ---- one iteration, simulated ---------------------------------------------------------------------------------------
 class Simulation {
  public:
   Simulation(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means)
@@ -164,7 +164,7 @@ class Simulation {
   Forecast result_;
 };
 
-// ---- the choice --------------------------------------------------------------------------------------------------------
+// ---- the choice -----------------------------------------------------------------------------------------------------
 using Fates = std::vector<Fate>;
 
 // Where recomputation may begin. The operations are cut into `parts` of like size, each where the fewest bytes cross the cut: these are

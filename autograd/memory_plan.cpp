@@ -31,7 +31,7 @@ const char* name_of(SwapMode swap) {
   return names[static_cast<int>(swap)];
 }
 
-// ---- a step ------------------------------------------------------------------------------------------------------------
+// ---- a step ---------------------------------------------------------------------------------------------------------
 MemoryPlan::MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options)
     : backend_(backend), mover_(std::move(mover)), options_(options), thread_(std::this_thread::get_id()), clock_(backend.follower()) {
   require(options.budget > 0, "a memory plan needs a budget");
@@ -157,7 +157,7 @@ void MemoryPlan::read_times() {
   now_.seconds = moments_.back().time - moments_.front().time;
 }
 
-// ---- following the step --------------------------------------------------------------------------------------------------
+// ---- following the step ---------------------------------------------------------------------------------------------
 int MemoryPlan::known(const Tensor& t) const {
   if (!t.defined() || t.storage()->keeper() != this) return -1;
   return t.storage()->kept_as();
@@ -329,7 +329,7 @@ void MemoryPlan::gone(Storage& storage) noexcept {
   ended_.clear();
 }
 
-// ---- planning ------------------------------------------------------------------------------------------------------------
+// ---- planning -------------------------------------------------------------------------------------------------------
 void MemoryPlan::finish_record() {
   for (SavedRecord& s : record_.saved)
     for (int source : s.sources)

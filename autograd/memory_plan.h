@@ -85,7 +85,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   MemoryMeans means() const;                                                  // what may be chosen, copies at the measured rates
   std::string report() const;                                           // one line
 
-  // ---- what the tape and the storages call ---------------------------------------------------------------------------------
+  // ---- what the tape and the storages call --------------------------------------------------------------------------
   void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) override;
   void before(Node& node) override;
   void after(Node& node) override;

@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-// ---- mode ------------------------------------------------------------------------------------------------------------
+// ---- mode -----------------------------------------------------------------------------------------------------------
 static const std::string no_scope;
 Mode::Mode() : scope(&no_scope) {}
 
@@ -26,7 +26,7 @@ ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
 }
 ModeOf::~ModeOf() { mode() = std::move(before_); }
 
-// ---- the arena -------------------------------------------------------------------------------------------------------
+// ---- the arena ------------------------------------------------------------------------------------------------------
 // The arena of nodes. Nodes are small and are released together. Memory is taken by advancing a pointer through a chunk; the pointer
 // returns to the start when the last node of the chunk is released. A node that a user keeps only keeps its chunk. The count is
 // atomic because a node may be released on another thread.
@@ -120,7 +120,7 @@ void Node::destroy(const Node* node) {
   draining = false;
 }
 
-// ---- nodes -----------------------------------------------------------------------------------------------------------
+// ---- nodes ----------------------------------------------------------------------------------------------------------
 static std::uint64_t next_number() {
   static thread_local std::uint64_t n = 0;
   return ++n;
@@ -151,7 +151,7 @@ Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(st
   dtype = value.dtype();
 }
 
-// ---- gradient slots --------------------------------------------------------------------------------------------------
+// ---- gradient slots -------------------------------------------------------------------------------------------------
 // A gradient that was sent away as final must not change while it travels.
 static void check_open(Leaf& leaf) {
   if (leaf.handed_on && leaf.has_grad)
@@ -204,7 +204,7 @@ void GradientSlot::accumulate(Tensor t) {
   }
 }
 
-// ---- inputs ----------------------------------------------------------------------------------------------------------
+// ---- inputs ---------------------------------------------------------------------------------------------------------
 void check_inputs(const char* op, const Tensor& x, std::initializer_list<const Tensor*> parameters,
                   std::initializer_list<const Tensor*> others) {
   require(x.defined(), op, ": the first input is empty");
@@ -219,7 +219,7 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
     }
 }
 
-// ---- the engine ------------------------------------------------------------------------------------------------------
+// ---- the engine -----------------------------------------------------------------------------------------------------
 // The gradient of a node is the sum over all its consumers, so its backward may run only after theirs. A first pass from the root
 // counts the consumers of each node. Nodes whose count is zero are in a ready queue. Running a node decrements the counts of its
 // inputs. Among the ready nodes the newest runs first: its saved tensors were made last, so memory is freed in the reverse order
@@ -438,7 +438,7 @@ void backward(const Variable& root, const BackwardOptions& options) {
   passes[under_way - 1].run(root, options);
 }
 
-// ---- variables -------------------------------------------------------------------------------------------------------
+// ---- variables ------------------------------------------------------------------------------------------------------
 Variable::Variable(Tensor value, bool requires_grad, std::string name) {
   if (!requires_grad) {
     value_ = std::move(value);

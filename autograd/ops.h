@@ -17,7 +17,7 @@ struct Axes : std::span<const int> {
   Axes(const int& axis) : span(&axis, 1) {}
 };
 
-// ---- element-wise, one input (unary.kernel.cpp) ------------------------------------------------------------------------
+// ---- element-wise, one input (unary.kernel.cpp) ---------------------------------------------------------------------
 Variable relu(const Variable& x);
 Variable leaky_relu(const Variable& x, double slope = 0.01);
 Variable elu(const Variable& x, double alpha = 1);
@@ -44,7 +44,7 @@ Variable div_by(const Variable& x, double divisor);  // x / divisor, correctly r
 Variable power(const Variable& x, double exponent);
 Variable cast(const Variable& x, DType dtype);
 
-// ---- element-wise, two inputs, broadcast as in NumPy (binary.kernel.cpp) ---------------------------------------------------
+// ---- element-wise, two inputs, broadcast as in NumPy (binary.kernel.cpp) --------------------------------------------
 Variable add(const Variable& a, const Variable& b);
 Variable sub(const Variable& a, const Variable& b);
 Variable mul(const Variable& a, const Variable& b);
@@ -55,7 +55,7 @@ Variable pow(const Variable& a, const Variable& b);      // a > 0
 
 Shape broadcast_shape(const char* op, const Shape& a, const Shape& b);  // of a result; throws in the name of op
 
-// ---- comparisons (compare.kernel.cpp), broadcast alike: u8, 1 where it holds. Numbers beside a NaN are unequal -----------------------
+// ---- comparisons (compare.kernel.cpp), broadcast alike: u8, 1 where it holds. Numbers beside a NaN are unequal ------
 Tensor eq(const Variable& a, const Variable& b);
 Tensor ne(const Variable& a, const Variable& b);
 Tensor lt(const Variable& a, const Variable& b);
@@ -75,12 +75,12 @@ inline Variable operator+(const Variable& a, double s) { return scale(a, 1, s); 
 inline Variable operator-(const Variable& a, double s) { return scale(a, 1, -s); }
 inline Variable operator/(const Variable& a, double s) { return div_by(a, s); }
 
-// ---- reductions (reduce.kernel.cpp); no axes: over all of them, giving a scalar -----------------------------------------------------
+// ---- reductions (reduce.kernel.cpp); no axes: over all of them, giving a scalar -------------------------------------
 Variable sum(const Variable& x, Axes axes = {}, bool keepdim = false);
 Variable mean(const Variable& x, Axes axes = {}, bool keepdim = false);
 Variable max(const Variable& x, Axes axes = {}, bool keepdim = false);  // ties share the gradient
 
-// ---- shapes (shape.kernel.cpp) --------------------------------------------------------------------------------------------------
+// ---- shapes (shape.kernel.cpp) --------------------------------------------------------------------------------------
 Variable reshape(const Variable& x, const Shape& shape);  // shares memory
 Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape);  // one size may be −1: inferred
 Variable flatten(const Variable& x);                                      // [N, …] → [N, product]; shares memory
@@ -95,12 +95,12 @@ Variable stack(std::span<const Variable> parts, int axis);  // along a new axis
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 
-// ---- matrices (matrix.cpp) -----------------------------------------------------------------------------------------------
+// ---- matrices (matrix.cpp) ------------------------------------------------------------------------------------------
 Variable matmul(const Variable& a, const Variable& b);  // […,m,k]·[…,k,n]; the axes before are batches, and broadcast as in NumPy
 // y[N, out] = relu?(x[N, in]·w[out, in]ᵀ + bias[out]); bias may be an empty Variable.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, bool relu = false);
 
-// ---- convolution and pooling (convolution.cpp, pooling.cpp) ----------------------------------------------------------------
+// ---- convolution and pooling (convolution.cpp, pooling.cpp) ---------------------------------------------------------
 struct Conv2dOptions {
   int stride = 1, padding = 0, dilation = 1, groups = 1;
   int padding_w = -1;  // −1: as padding
@@ -117,7 +117,7 @@ Variable max_pool2d(const Variable& x, const Pool2dOptions& options = {});
 Variable average_pool2d(const Variable& x, const Pool2dOptions& options = {});  // padding is not counted
 Variable global_average_pool(const Variable& x);                         // [N,H,W,C] → [N,C]
 
-// ---- normalisation (norm.cpp) --------------------------------------------------------------------------------------------
+// ---- normalisation (norm.cpp) ---------------------------------------------------------------------------------------
 struct BatchNormOptions {
   double epsilon = 1e-5, momentum = 0.1;
   bool training = true;  // false: running statistics, which are then not changed
@@ -127,14 +127,14 @@ struct BatchNormOptions {
 Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean, Tensor& running_variance,
                     const BatchNormOptions& options = {}, const Variable& residual = {});
 
-// ---- normalisation within a picture (group_norm.cpp); the same in training and evaluation --------------------------------------
+// ---- normalisation within a picture (group_norm.cpp); the same in training and evaluation ---------------------------
 // y = x̂·gamma[C] + beta[C], x[N, …, C]; x̂ has mean 0 and variance 1 in each picture over the pixels and C/groups neighbouring
 // channels. Wu and He 2018.
 Variable group_norm(const Variable& x, int groups, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
 // The same over the last axes, those that gamma and beta have: over C alone with gamma[C]. Ba et al. 2016.
 Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
 
-// ---- dropout (dropout.kernel.cpp) ----------------------------------------------------------------------------------------
+// ---- dropout (dropout.kernel.cpp) -----------------------------------------------------------------------------------
 // Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream: a module Dropout has a
 // number of its own for its first call in a step; all other calls in a step are numbered in order. The draw depends on (seed,
 // layer, epoch, picture), not on the position in the batch, when a training loop supplies them. In a bare loop each call draws
@@ -142,11 +142,11 @@ Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& be
 inline constexpr std::uint32_t by_call = 1u << 20;
 Variable dropout(const Variable& x, double p, std::uint32_t layer = by_call);
 
-// ---- softmax (softmax.kernel.cpp) ------------------------------------------------------------------------------------------
+// ---- softmax (softmax.kernel.cpp) -----------------------------------------------------------------------------------
 Variable softmax(const Variable& x, int axis = -1);
 Variable log_softmax(const Variable& x, int axis = -1);
 
-// ---- elements by their place (index.kernel.cpp); places are i32 ----------------------------------------------------------------
+// ---- elements by their place (index.kernel.cpp); places are i32 -----------------------------------------------------
 // y has the index's shape, which is x's but for `axis`: y[i, j] = x[i, index[i, j]] with axis 1.
 Variable gather(const Variable& x, int axis, const Tensor& index);
 Variable embedding(const Variable& weight, const Tensor& index);  // weight[rows, columns] → [index's shape…, columns]
@@ -158,7 +158,7 @@ struct TopKResult {
 };
 TopKResult topk(const Variable& x, std::int64_t k, int axis = -1, bool largest = true);  // in order, the first first
 
-// ---- losses (loss.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------------
+// ---- losses (loss.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------
 // Over all elements; x and target have one shape.
 Variable mse_loss(const Variable& x, const Variable& target);         // (x − t)²
 Variable l1_loss(const Variable& x, const Variable& target);          // |x − t|
@@ -168,7 +168,7 @@ Variable bce_with_logits(const Variable& x, const Variable& target);  // −t·l
 // incremented by the number of rows whose largest logit is the label.
 Variable cross_entropy(const Variable& logits, const Tensor& labels, double label_smoothing = 0, Tensor* correct = nullptr);
 
-// ---- checking a gradient (gradient_check.cpp) --------------------------------------------------------------------------------
+// ---- checking a gradient (gradient_check.cpp) -----------------------------------------------------------------------
 struct GradientCheck {
   double step = 1e-5, tolerance = 1e-6;  // relative to the largest gradient of the input
 };

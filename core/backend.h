@@ -89,7 +89,7 @@ class Backend {
   virtual void exact_convolution(bool on) = 0;  // leaves Winograd out; on the reference backend: plain loops only
   virtual void tf32(bool on) { (void)on; }      // f32 products by a GPU's tensor cores, with 10 bits of precision
 
-  // ---- matrices ----------------------------------------------------------------------------------------------------
+  // ---- matrices -----------------------------------------------------------------------------------------------------
   // c = op(a)·op(b) (+ c if add), all of one type, of rank 2, or of rank 3 with a leading batch axis.
   virtual void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) = 0;
   // y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n])
@@ -97,7 +97,7 @@ class Backend {
   virtual void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) = 0;
   virtual void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) = 0;
 
-  // ---- convolution -------------------------------------------------------------------------------------------------
+  // ---- convolution --------------------------------------------------------------------------------------------------
   virtual void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu,
                       Tensor& y) = 0;
   virtual void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) = 0;
@@ -105,7 +105,7 @@ class Backend {
   // db[c] = Σ over all rows of dy[…, c]: the bias gradient of linear and conv2d.
   virtual void sum_rows(const Tensor& dy, Tensor& db, bool add) = 0;
 
-  // ---- pooling -----------------------------------------------------------------------------------------------------
+  // ---- pooling ------------------------------------------------------------------------------------------------------
   // y = max over the window, or relu of it. argmax[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
   // the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted. Elements outside
   // the picture are ignored.
@@ -114,7 +114,7 @@ class Backend {
   virtual void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) = 0;
   virtual void average_pool_backward(const PoolShape& s, const Tensor& dy, Tensor& dx, bool add) = 0;
 
-  // ---- batch normalisation -----------------------------------------------------------------------------------------
+  // ---- batch normalisation ------------------------------------------------------------------------------------------
   // x, residual, y of s.rows × s.channels; gamma, beta, running_*, mean, inverse_std of s.channels.
   virtual void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                           const Tensor& beta, Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
@@ -135,7 +135,7 @@ class Backend {
                                    const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                                    const Tensor& inverse_std, const NormGradients& out) = 0;
 
-  // ---- group normalisation -----------------------------------------------------------------------------------------
+  // ---- group normalisation ------------------------------------------------------------------------------------------
   // x, y as above; gamma, beta of s.channels; mean, inverse_std of s.pictures × s.groups.
   virtual void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
                           Tensor& mean, Tensor& inverse_std) = 0;
@@ -143,7 +143,7 @@ class Backend {
   virtual void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
                                    const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) = 0;
 
-  // ---- rows and reductions -----------------------------------------------------------------------------------------
+  // ---- rows and reductions ------------------------------------------------------------------------------------------
   // x viewed as [outer, middle, inner] → y[outer, inner].
   virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x,
                       Tensor& y, bool add) = 0;

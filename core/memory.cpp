@@ -427,7 +427,7 @@ Backend& CachingAllocator::backend_is_gone() const {
        "values() before");
 }
 
-// ---- storages --------------------------------------------------------------------------------------------------------
+// ---- storages -------------------------------------------------------------------------------------------------------
 Ref<Storage> Storage::create(Backend& backend, std::size_t bytes) {
   CachingAllocator& memory = backend.memory();
   return Ref<Storage>(new Storage(&memory, memory.take(bytes), bytes));

@@ -24,7 +24,7 @@ namespace tandem {
 
 class Backend;
 
-// ---- reference counts ------------------------------------------------------------------------------------------------
+// ---- reference counts -----------------------------------------------------------------------------------------------
 // Intrusive, so that a handle is one pointer, and unique() tells whether a buffer may be overwritten in place.
 class Counted {
  public:
@@ -62,7 +62,7 @@ class Ref {
   T* p_ = nullptr;
 };
 
-// ---- the caching allocator -------------------------------------------------------------------------------------------
+// ---- the caching allocator ------------------------------------------------------------------------------------------
 // Where blocks come from: the heap, cudaMalloc, pinned or shared memory. acquire returns null when there is none.
 class MemorySource {
  public:
@@ -207,7 +207,7 @@ class CachingAllocator : public Counted {
 
 std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages where they help
 
-// ---- storages --------------------------------------------------------------------------------------------------------
+// ---- storages -------------------------------------------------------------------------------------------------------
 // Counts the writes to a storage or to a segment of one. What was saved for backward remembers the count and refuses to be
 // read when it moved; prepared weights compare it to know that they are stale. Each begins at a number of its own, so that no
 // two tensors ever show the same count, even when one is born at the address where another died. Written by one thread at a time.

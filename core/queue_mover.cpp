@@ -110,7 +110,7 @@ void QueueMover::read(Lane& lane) {
   lane.marked.clear();
 }
 
-// ---- pinned copies -----------------------------------------------------------------------------------------------------
+// ---- pinned copies --------------------------------------------------------------------------------------------------
 namespace {
 
 class PinnedMover final : public QueueMover {

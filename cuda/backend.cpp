@@ -84,7 +84,7 @@ class CudaBackend final : public Backend {
   bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
   void* stream() const override { return queue_.stream; }
 
-  // ---- memory ------------------------------------------------------------------------------------------------------
+  // ---- memory -------------------------------------------------------------------------------------------------------
   void upload(void* to, const void* from, std::size_t bytes) override {
     if (recording_) throw NotRecordable("memory of the host is copied to the GPU, and would be the same in every replay");
     staging_.send(to, from, bytes);
@@ -107,7 +107,7 @@ class CudaBackend final : public Backend {
   std::string identity() const override { return device_.uuid; }
   void forget(const WriteCount& owner) override { weights_.forget(owner); }
 
-  // ---- recording ---------------------------------------------------------------------------------------------------
+  // ---- recording ----------------------------------------------------------------------------------------------------
   std::function<void()> record(std::function<void()> step) override {
     auto recording = std::make_shared<Recording>(std::move(step), std::make_unique<Graph>(*this));
     return [recording] { (*recording)(); };
@@ -134,7 +134,7 @@ class CudaBackend final : public Backend {
     matrix_.tf32(on);
   }
 
-  // ---- matrices ----------------------------------------------------------------------------------------------------
+  // ---- matrices -----------------------------------------------------------------------------------------------------
   void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override {
     const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(transpose_a ? -2 : -1);
     matrix_.product(transpose_a, transpose_b, m, n, k, a.raw(), a.dtype(), b.raw(), b.dtype(), add ? 1.f : 0.f,
@@ -163,7 +163,7 @@ class CudaBackend final : public Backend {
                     dw.dtype());
   }
 
-  // ---- convolution -------------------------------------------------------------------------------------------------
+  // ---- convolution --------------------------------------------------------------------------------------------------
   void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     const Narrow narrow(*this, w, x.dtype());
     std::optional<Narrow> narrow_bias;
@@ -186,7 +186,7 @@ class CudaBackend final : public Backend {
     });
   }
 
-  // ---- pooling -----------------------------------------------------------------------------------------------------
+  // ---- pooling ------------------------------------------------------------------------------------------------------
   void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override {
     require(!argmax || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
     typed(x.dtype(), "max_pool", [&]<class T> {
@@ -206,7 +206,7 @@ class CudaBackend final : public Backend {
           [&]<class T> { cuda::average_pool_backward(grid_, s, dy.data<T>(), dx.write<T>(), add); });
   }
 
-  // ---- batch normalisation -----------------------------------------------------------------------------------------
+  // ---- batch normalisation ------------------------------------------------------------------------------------------
   void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
                   Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
                   Tensor& inverse_std) override {
@@ -244,7 +244,7 @@ class CudaBackend final : public Backend {
     });
   }
 
-  // ---- group normalisation -----------------------------------------------------------------------------------------
+  // ---- group normalisation ------------------------------------------------------------------------------------------
   void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
                   Tensor& mean, Tensor& inverse_std) override {
     typed(x.dtype(), "group_norm", [&]<class T> {
@@ -261,7 +261,7 @@ class CudaBackend final : public Backend {
     });
   }
 
-  // ---- rows and reductions -----------------------------------------------------------------------------------------
+  // ---- rows and reductions ------------------------------------------------------------------------------------------
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override {
     typed(x.dtype(), "reduce",

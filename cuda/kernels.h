@@ -19,7 +19,7 @@ inline std::size_t column_scratch(int sums, std::int64_t channels) {
   return std::size_t(most_parts) * std::size_t(sums) * std::size_t(channels);
 }
 
-// ---- batch normalisation (norm.cu): x, y, residual [rows, channels] ---------------------------------------------------
+// ---- batch normalisation (norm.cu): x, y, residual [rows, channels] -------------------------------------------------
 // scratch: column_scratch(2, channels) + 4·channels floats.
 template <class T>
 void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
@@ -44,7 +44,7 @@ void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* opt
                          const float* gamma, const float* beta, const float* mean, const float* inverse_std,
                          const NormOutputs<T>& out, float* scratch);
 
-// ---- group normalisation (group_norm.cu): x, y [pictures, pixels, channels] -------------------------------------------
+// ---- group normalisation (group_norm.cu): x, y [pictures, pixels, channels] -----------------------------------------
 // mean, inverse_std [pictures, groups]. scratch (backward): column_scratch(2, channels) floats.
 template <class T>
 void group_norm(const Grid&, const GroupNormShape&, const T* x, const float* gamma, const float* beta, T* y, float* mean,
@@ -53,7 +53,7 @@ template <class T>
 void group_norm_backward(const Grid&, const GroupNormShape&, const T* x, const T* dy, const float* gamma,
                          const float* mean, const float* inverse_std, const NormOutputs<T>& out, float* scratch);
 
-// ---- pooling (pool.cu) ---------------------------------------------------------------------------------------------------
+// ---- pooling (pool.cu) ----------------------------------------------------------------------------------------------
 template <class T>
 void max_pool(const Grid&, const PoolShape&, const T* x, bool relu, T* y, std::uint8_t* optional_winner);
 template <class T>
@@ -63,7 +63,7 @@ void average_pool(const Grid&, const PoolShape&, const T* x, T* y);
 template <class T>
 void average_pool_backward(const Grid&, const PoolShape&, const T* dy, T* dx, bool add);
 
-// ---- rows (rows.cu) ------------------------------------------------------------------------------------------------------
+// ---- rows (rows.cu) -------------------------------------------------------------------------------------------------
 // scratch: column_scratch(1, channels).
 template <class T>
 void sum_rows(const Grid&, std::int64_t rows, std::int64_t channels, const T* dy, float* db, bool add, float* scratch);
@@ -81,7 +81,7 @@ template <class T>
 void cross_entropy_backward(const Grid&, std::int64_t rows, std::int64_t classes, const float* probabilities,
                             const std::int32_t* labels, double smoothing, const float* dloss, T* dx, bool add);
 
-// ---- convolution without a library (convolution.cu) ----------------------------------------------------------------------
+// ---- convolution without a library (convolution.cu) -----------------------------------------------------------------
 // One thread for each result; for shapes that no engine of cuDNN's serves. Slow, and never in the way of a common network.
 template <class T>
 void plain_convolution(const Grid&, const ConvShape&, const T* x, const T* w, T* y);

@@ -4,7 +4,7 @@
 namespace tandem::cuda {
 namespace {
 
-// ---- forward: Σ(x − k), Σ(x − k)², with k = the first row, near enough to the mean for the squares to keep their digits ----
+// ---- forward: Σ(x − k), Σ(x − k)², with k = the first row, near enough to the mean for the squares to keep their digits
 template <class T, int V>
 struct Moments {
   const T* x;
@@ -98,7 +98,7 @@ void normalise(const Grid& grid, const NormShape& s, const T* x, const T* residu
       x, residual, y);
 }
 
-// ---- backward: d = dy, 0 where y ≤ 0; Σ d and Σ d·(x − mean) ------------------------------------------------------------------
+// ---- backward: d = dy, 0 where y ≤ 0; Σ d and Σ d·(x − mean) --------------------------------------------------------
 template <class T>
 struct Arguments {
   const T *x, *y, *dy;  // y: null, then the mask comes from x

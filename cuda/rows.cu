@@ -5,7 +5,7 @@
 namespace tandem::cuda {
 namespace {
 
-// ---- sums ------------------------------------------------------------------------------------------------------------------
+// ---- sums -----------------------------------------------------------------------------------------------------------
 template <class T, int V>
 struct Values {
   const T* x;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(256) square_total(const float* parts, int coun
   if (threadIdx.x == 0) *y = float(all + (add ? double(*y) : 0));
 }
 
-// ---- cross-entropy: a warp for each row --------------------------------------------------------------------------------------
+// ---- cross-entropy: a warp for each row -----------------------------------------------------------------------------
 __device__ float warp_sum(float v) {
   for (int half = 16; half > 0; half /= 2) v += __shfl_xor_sync(~0u, v, half);
   return v;

@@ -120,7 +120,7 @@ class Listing {
   std::map<std::string, std::int64_t> left_out_;
 };
 
-// ---- training and test pictures ------------------------------------------------------------------------------------
+// ---- training and test pictures -------------------------------------------------------------------------------------
 struct Split {
   std::string train, test, unused;  // names of folders; train empty: there are only class folders
 };

@@ -17,7 +17,7 @@
 
 namespace tandem::airbench {
 
-// ---- the network -----------------------------------------------------------------------------------------------------
+// ---- the network ----------------------------------------------------------------------------------------------------
 struct Group : Module {
   Conv2d& conv1;
   BatchNorm2d& norm1;
@@ -65,7 +65,7 @@ inline void let_through(FlatParameters& flat) {
   flat.count_writes(flat.all());
 }
 
-// ---- whitening -------------------------------------------------------------------------------------------------------
+// ---- whitening ------------------------------------------------------------------------------------------------------
 // Eigenvalues (on the diagonal of a) and eigenvectors (rows of v) of a symmetric matrix, by Jacobi's rotations.
 constexpr int patch = 12;  // 2 · 2 · 3
 using Matrix = double[patch][patch];
@@ -117,7 +117,7 @@ inline std::vector<double> whitening(const Pictures& pictures, std::int64_t firs
   return filters;
 }
 
-// ---- the optimizer ---------------------------------------------------------------------------------------------------
+// ---- the optimizer --------------------------------------------------------------------------------------------------
 // The paper states rates for sums over 1024 pictures, apart from momentum: 11.5 and a decay of 0.0153, both over
 // 1 + 1/(1 − 0.85). For a mean, and a decay that the rate multiplies, that is 1.5 and 0.0153/11.5.
 constexpr double learning_rate = 1.5, weight_decay = 0.00133, momentum = 0.85, label_smoothing = 0.2;
@@ -164,7 +164,7 @@ class Lookahead {
   Tensor weights_, buffers_;
 };
 
-// ---- the test --------------------------------------------------------------------------------------------------------
+// ---- the test -------------------------------------------------------------------------------------------------------
 // The pictures moved by whole pixels, surrounded by their reflection, and perhaps mirrored: view (y, x) shows (y + by, x + by).
 inline Pictures view(const Pictures& pictures, std::int64_t by, bool mirrored) {
   Pictures v = pictures;

@@ -21,7 +21,7 @@ using namespace tandem::cuda;
 
 namespace {
 
-// ---- GPUs: cuDNN wants each of these keys ------------------------------------------------------------------------------
+// ---- GPUs: cuDNN wants each of these keys ---------------------------------------------------------------------------
 struct Gpu {
   const char *compute, *properties;
 };
@@ -49,7 +49,7 @@ ForDevice described(const Gpu& gpu) {
   };
 }
 
-// ---- the convolutions of a program: what its forward pass asks a backend for --------------------------------------------
+// ---- the convolutions of a program: what its forward pass asks a backend for ----------------------------------------
 struct Convolved {
   ConvShape shape;
   bool bias, relu;
@@ -108,7 +108,7 @@ std::vector<Convolved> convolutions(const std::vector<std::string>& words) {
   return std::move(backend.heard);
 }
 
-// ---- the table -----------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 struct Type {
   const char* name;
   DType type;

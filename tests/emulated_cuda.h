@@ -32,7 +32,7 @@ namespace tandem::emulated {
 enum class Order { forward, backward, random };
 inline Order order = Order::forward;
 
-// ---- one block -------------------------------------------------------------------------------------------------------
+// ---- one block ------------------------------------------------------------------------------------------------------
 class Block {
  public:
   Block(dim3 threads, std::function<void()> kernel) : kernel_(std::move(kernel)) {
@@ -172,7 +172,7 @@ inline bool any(bool mine) {
 
 inline std::string text_of(cudaError_t) { return "emulated"; }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 // Memory that ends where a page begins that nobody may touch: reading or writing behind it ends the program. Aligned to 16
 // bytes, as the kernels' widest accesses need; `shift` elements further, to try them where they may not be used.
 template <class T>
@@ -229,7 +229,7 @@ void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_
 // The kernels' functors are in unnamed namespaces, and so is all that is made of them here.
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
 
-// ---- the language ----------------------------------------------------------------------------------------------------
+// ---- the language ---------------------------------------------------------------------------------------------------
 #undef __shared__
 #undef __global__
 #undef __device__

@@ -65,7 +65,7 @@ inline void same_bits(const std::vector<Ended>& runs) {
 
 inline double furthest(const std::vector<double>& a, const std::vector<double>& b) { return difference(a, b).error; }
 
-// ---- a loop of one's own ----------------------------------------------------------------------------------------------
+// ---- a loop of one's own --------------------------------------------------------------------------------------------
 // 209 pictures: the last batch of an epoch is smaller, and its shares differ in size.
 inline Dataset odd_number_of_pictures() {
   return synthetic({.side = 8, .channels = 1, .train = 209, .test = 10, .seed = 3});
@@ -132,7 +132,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   run.buffers = flat.buffers.values();
 }
 
-// ---- the whole loop ---------------------------------------------------------------------------------------------------
+// ---- the whole loop -------------------------------------------------------------------------------------------------
 inline FitOptions quiet(int epochs) {
   FitOptions o;
   o.epochs = epochs;

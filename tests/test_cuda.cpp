@@ -18,7 +18,7 @@ using tandem::test::refused;
 
 namespace {
 
-// ---- plans -----------------------------------------------------------------------------------------------------------
+// ---- plans ----------------------------------------------------------------------------------------------------------
 TEST(CudaPlans, LayoutsAreDescribedInTheOrderNCHW) {
   const Layout x = Layout::pictures(8, 32, 16, 3);
   EXPECT_EQ(std::vector<std::int64_t>(x.sizes, x.sizes + 4), (std::vector<std::int64_t>{8, 3, 32, 16}));
@@ -107,7 +107,7 @@ TEST(CudaPlans, EnginesAreChosenByTheirNotes) {
   EXPECT_FALSE(acceptable(narrowed, DType::f32, {.tf32 = true}));
 }
 
-// ---- fused linear layers -----------------------------------------------------------------------------------------------
+// ---- fused linear layers --------------------------------------------------------------------------------------------
 TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
   struct Asked {
     int plans = 0, probes = 0;
@@ -148,7 +148,7 @@ TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
   EXPECT_EQ(swallows.text(), "linear [128, 3]·[10, 3]ᵀ + bias, ReLU of bf16");
 }
 
-// ---- recording -------------------------------------------------------------------------------------------------------
+// ---- recording ------------------------------------------------------------------------------------------------------
 struct FakeCapture : Capture {
   std::string& log;
   std::string refusal;
@@ -211,7 +211,7 @@ TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
   EXPECT_EQ(log, "[]") << "the stream does not stay in capture mode";
 }
 
-// ---- narrow copies of the weights ------------------------------------------------------------------------------------
+// ---- narrow copies of the weights -----------------------------------------------------------------------------------
 struct FlatVector {  // a parameter vector of two segments, and copies of it in bf16
   std::unique_ptr<Backend> backend = reference_backend();
   Tensor values = Tensor::of(*backend, {128}, test::numbers("values", 128));
@@ -264,14 +264,14 @@ TEST(CudaWeights, OthersThanParametersHaveNoCopyAndTheDeadAreForgotten) {
   EXPECT_EQ(s.conversions, 2);
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 TEST(CudaMemory, WhoHoldsTheDeviceIsSaid) {
   EXPECT_EQ(memory_state(std::size_t{1} << 30, std::size_t{80} << 30, std::size_t{70} << 30),
             "80.0 GiB: 1.00 GiB free, 70.0 GiB ours, 9.00 GiB held by other programs and by libraries");
   EXPECT_NE(memory_state(10, 5, 10).find("0 B held by other"), std::string::npos) << "numbers that do not add up";
 }
 
-// ---- the device in a trace -------------------------------------------------------------------------------------------
+// ---- the device in a trace ------------------------------------------------------------------------------------------
 TEST(CudaTimeline, TimesAreSumsThatKeepTheirDigits) {
   EXPECT_EQ(times_of(10, {}), (std::vector<std::int64_t>{10}));
   EXPECT_EQ(times_of(0, {0.5f, 0.25f}), (std::vector<std::int64_t>{0, 500'000, 750'000}));
@@ -279,7 +279,7 @@ TEST(CudaTimeline, TimesAreSumsThatKeepTheirDigits) {
   EXPECT_EQ(long_one.back(), 100'001'000'000) << "a microsecond is seen after a hundred seconds";
 }
 
-// ---- where there is no GPU -------------------------------------------------------------------------------------------
+// ---- where there is no GPU ------------------------------------------------------------------------------------------
 TEST(CudaDevice, TheCauseIsNamed) {
   EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 0, 13000).find("no NVIDIA driver"), std::string::npos);
   EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 12040, 13000).find("driver is made for CUDA 12.4, this program for "

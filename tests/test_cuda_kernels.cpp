@@ -443,7 +443,7 @@ TYPED_TEST(CudaKernels, PlainConvolution) {
     }
 }
 
-// ---- what *.kernel.cpp files launch --------------------------------------------------------------------------------------
+// ---- what *.kernel.cpp files launch ---------------------------------------------------------------------------------
 template <class F>
 void in_three_orders(const F& f) {
   for (Order o : {Order::forward, Order::backward, Order::random}) emulated::order = o, f();

@@ -474,7 +474,7 @@ TEST(LoadDataset, OptionsWithoutUseAreNamed) {
   EXPECT_TRUE(refused([] { load_dataset("cifar-100", "synthetic"); }, {"in place of cifar-100", "only of mnist"}));
 }
 
-// ---- real files, where they are ($TANDEM_DATA) ------------------------------------------------------------------------
+// ---- real files, where they are ($TANDEM_DATA) ----------------------------------------------------------------------
 // Reads a damaged copy of a file: it must be refused with its path and what mends it, or give just what the good one gives
 // (a bit of a header may mean nothing). Returns whether it was refused.
 template <class Read>

@@ -134,7 +134,7 @@ TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
   }
 }
 
-// ---- the whole loop ----------------------------------------------------------------------------------------------------
+// ---- the whole loop -------------------------------------------------------------------------------------------------
 TEST(AllReduce, FitEndsWithTheSameOnEveryRank) {
   for (int n : {2, 3}) same_bits(on_ranks(n, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(2)); }));
 }
@@ -174,7 +174,7 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
   }
 }
 
-// ---- what the batch and the learning rate of several ranks are ----------------------------------------------------------
+// ---- what the batch and the learning rate of several ranks are ------------------------------------------------------
 // fit() with a model without batch norm; the last epoch's report.
 EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const FitOptions& options, Optimizer& optimizer,
                       Backend& backend) {

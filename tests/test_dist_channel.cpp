@@ -71,7 +71,7 @@ TEST(CommunicatorChannel, NoRoomAndNoReceiverAreNamed) {
   EXPECT_EQ(said[1], "rank 1 sends a message to rank 0, which has left");
 }
 
-// ---- ranks that are lost, and come back ----------------------------------------------------------------------------------
+// ---- ranks that are lost, and come back -----------------------------------------------------------------------------
 TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
   for (std::uint64_t seed : {0, 1, 2, 3}) {
     std::int64_t sends = 0;

@@ -253,7 +253,7 @@ TEST(Communicator, ABarrierWaitsForTheLast) {
   }));
 }
 
-// ---- what goes wrong ---------------------------------------------------------------------------------------------------
+// ---- what goes wrong ------------------------------------------------------------------------------------------------
 // Every rank is told, with both calls in the text.
 void disagree(const Body& body, std::initializer_list<std::string> parts) {
   const auto said = on_ranks(3,

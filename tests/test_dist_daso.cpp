@@ -50,7 +50,7 @@ std::vector<double> synchronous(int n, const OwnLoop& o) {
 constexpr std::pair<int, int> grids[] = {{2, 2}, {2, 4}, {3, 4}};
 const std::string cycling = ",warm-up=0,cool-down=0";
 
-// ---- what is computed --------------------------------------------------------------------------------------------------
+// ---- what is computed -----------------------------------------------------------------------------------------------
 TEST(Daso, AnExchangeAfterEveryBatchIsSynchronousSgd) {
   for (auto [hosts, per_host] : grids) {
     const auto want = synchronous(hosts * per_host, loop(2));
@@ -87,7 +87,7 @@ TEST(Daso, DifferencesWithErrorFeedbackStayNearSynchronousSgd) {
   EXPECT_LT(differences, values / 10);
 }
 
-// ---- when ---------------------------------------------------------------------------------------------------------------
+// ---- when -----------------------------------------------------------------------------------------------------------
 // A letter for each batch of an epoch: s sends, m merges, x both, b blocks, B merges and blocks.
 std::string timeline(const std::string& name, std::int64_t batches = per_epoch) {
   DasoSchedule schedule(*DasoOptions::parse(name));
@@ -158,7 +158,7 @@ TEST(Daso, UnknownOptionsAreRefusedByName) {
     }
 }
 
-// ---- the whole loop ----------------------------------------------------------------------------------------------------
+// ---- the whole loop -------------------------------------------------------------------------------------------------
 TEST(Daso, FitEndsWithTheSameOnEveryRank) {
   for (double ema : {0.0, 0.9})
     same_bits(on_hosts(2, 2, "daso:B=2,warm-up=1,cool-down=1", [&](Strategy& s, Ended& run) {

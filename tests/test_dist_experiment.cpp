@@ -81,7 +81,7 @@ bool same(const Results& a, const Results& b) {
          });
 }
 
-// ---- the search ----------------------------------------------------------------------------------------------------------------
+// ---- the search -----------------------------------------------------------------------------------------------------
 TEST_F(Experiment, FindsTheBestBeyondTheListsOfThePlan) {
   plan.search = 40;
   const Results results = carry_out();
@@ -208,7 +208,7 @@ TEST_F(Experiment, ParallelRunsAndInterruptionsChangeNothing) {
   for (std::string line; std::getline(lines, line);) EXPECT_NO_THROW(Json::parse(line)) << line;
 }
 
-// ---- results -------------------------------------------------------------------------------------------------------------------
+// ---- results --------------------------------------------------------------------------------------------------------
 TEST_F(Experiment, ResultsAreReadAsTheyWereWritten) {
   plan.search = 3;
   const Results written = carry_out(), read = read_results(file, plan);
@@ -235,7 +235,7 @@ TEST_F(Experiment, OtherConditionsAreAnotherExperiment) {
     EXPECT_TRUE(test::refused([&] { read_results(path, plan); }, {path, "not a regular file"}));
 }
 
-// ---- statistics ----------------------------------------------------------------------------------------------------------------
+// ---- statistics -----------------------------------------------------------------------------------------------------
 TEST_F(Experiment, IntervalsAreThoseWorkedOutByHand) {
   EXPECT_NEAR(t_quantile(4), 2.7764, 1e-4);
   EXPECT_NEAR(t_quantile(30), 2.0423, 2e-4);
@@ -365,7 +365,7 @@ TEST_F(Experiment, PageAndStatus) {
   EXPECT_NE(status.find("about 0.0 hours"), std::string::npos) << status;
 }
 
-// ---- checks --------------------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 TEST_F(Experiment, ARowThatWasReadAgreesWithItsRun) {
   plan.search = 3, plan.seeds = 1;
   auto run = [](const Trial& t) {
@@ -443,7 +443,7 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
   }
 }
 
-// ---- plans ---------------------------------------------------------------------------------------------------------------------
+// ---- plans ----------------------------------------------------------------------------------------------------------
 TEST_F(Experiment, APlanIsRead) {
   EXPECT_EQ(refused(R"({"strategies":["asgd:clip={4,1}"],"workers":[1],"rates":[0.4,0.1],"target":0.5,"momenta":[0.9],
     "clusters":[{"name":"even"},{"name":"uneven","shape":10,"slow_share":0.5,"slow_factor":4,"latency":0.01,"bandwidth":1e9}]})"), "");

@@ -193,7 +193,7 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
   }
 }
 
-// ---- a batch ----------------------------------------------------------------------------------------------------------------
+// ---- a batch --------------------------------------------------------------------------------------------------------
 // Rows of 20 pictures: the ranks' shares differ.
 struct Rows {
   std::int64_t first, last;
@@ -272,7 +272,7 @@ TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
   }
 }
 
-// ---- a share of the classes --------------------------------------------------------------------------------------------------
+// ---- a share of the classes -----------------------------------------------------------------------------------------
 // The classes that a step learned are those of which the bias has a gradient. Over these alone the plain loss is the same.
 TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
   constexpr std::int64_t classes = 50;
@@ -306,7 +306,7 @@ TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
     }
 }
 
-// ---- evaluation, files ---------------------------------------------------------------------------------------------------------
+// ---- evaluation, files ----------------------------------------------------------------------------------------------
 TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
   Strategy one;
   auto seen = [](Strategy& s) {
@@ -423,7 +423,7 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   EXPECT_EQ(at.epoch * at.batches + at.batch, at.step);
 }
 
-// ---- what is refused -------------------------------------------------------------------------------------------------------------
+// ---- what is refused ------------------------------------------------------------------------------------------------
 struct GoesOn : Net {
   Variable forward(const Variable& x) override { return scale(Net::forward(x), 2); }
 };

@@ -38,7 +38,7 @@ MakeOptimizer sgd(const SGDOptions& options) {
   return [=] { return std::make_unique<SGD>(options); };
 }
 
-// ---- by hand -----------------------------------------------------------------------------------------------------------
+// ---- by hand --------------------------------------------------------------------------------------------------------
 using Numbers = std::vector<double>;
 
 // K models, each with an optimizer of its own, and a share of every batch.
@@ -166,7 +166,7 @@ Numbers easgd_by_hand(int n, const OwnLoop& o, std::int64_t steps) {
   return z;
 }
 
-// ---- what is computed --------------------------------------------------------------------------------------------------
+// ---- what is computed -----------------------------------------------------------------------------------------------
 TEST(LocalSgd, OneStepBetweenExchangesIsAllReduce) {
   for (int n : {2, 3, 4})
     for (double momentum : {0.0, 0.9}) {  // the mean of velocities is the velocity of the mean
@@ -316,7 +316,7 @@ TEST(LocalSgd, TheSimulatorComputesTheSame) {
   }
 }
 
-// ---- the whole loop ----------------------------------------------------------------------------------------------------
+// ---- the whole loop -------------------------------------------------------------------------------------------------
 const char* const all_kinds[] = {"local-sgd:4", "post-local-sgd:4", "cocod-sgd:4", "easgd:4"};
 
 TEST(LocalSgd, FitEndsWithTheSameOnEveryRank) {

@@ -31,7 +31,7 @@ MakeOptimizer adamw() {
   return [] { return std::make_unique<AdamW>(AdamWOptions{.learning_rate = 0.01}); };
 }
 
-// ---- what is computed --------------------------------------------------------------------------------------------------
+// ---- what is computed -----------------------------------------------------------------------------------------------
 TEST(Outer, WithoutMomentumItIsLocalSgdToTheBit) {
   for (int n : {2, 3})
     for (std::int64_t steps : {1, 3, 8})
@@ -178,7 +178,7 @@ TEST(Outer, FragmentsKeepWhatWasDoneSinceTheyWereSent) {
   }
 }
 
-// ---- the whole loop ----------------------------------------------------------------------------------------------------
+// ---- the whole loop -------------------------------------------------------------------------------------------------
 TEST(Outer, FitEndsWithTheSameOnEveryRank) {
   for (const char* strategy : {"outer:H=3", "outer:H=4,stream=2", "outer:H=qsr:0.2:3", "local-sgd:qsr:0.2:3"})
     for (double ema : {0.0, 0.9})
@@ -249,7 +249,7 @@ TEST(Outer, ARankThatDiesStopsTheOthers) {
     }
 }
 
-// ---- names and intervals -----------------------------------------------------------------------------------------------
+// ---- names and intervals --------------------------------------------------------------------------------------------
 TEST(Outer, NamesAreRead) {
   for (const char* name : {"outer:H=100,momentum=0.9,lr=0.7", "outer:H=30,momentum=0,lr=1,stream=3",
                            "outer:H=30,momentum=0,lr=1,stream=3,overlap=4", "outer:H=qsr:0.2:50,momentum=0.9,lr=0.7"})

@@ -387,7 +387,7 @@ TEST(ParameterServer, WhatResumesGoesOn) {
   std::filesystem::remove_all(folder);
 }
 
-// ---- rounds of a worker's own steps ----------------------------------------------------------------------------------------
+// ---- rounds of a worker's own steps ---------------------------------------------------------------------------------
 ParameterServerOptions rounds(const std::string& outer, const std::string& rule) {
   auto options = by(rule);
   options.round = *OuterSteps::parse(outer);

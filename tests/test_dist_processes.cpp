@@ -189,7 +189,7 @@ TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
   EXPECT_NE(said[0].find("rank 1 has come twice"), std::string::npos) << said[0];
 }
 
-// ---- those who do not belong ---------------------------------------------------------------------------------------------
+// ---- those who do not belong ----------------------------------------------------------------------------------------
 int visit(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in a{};
@@ -262,7 +262,7 @@ TEST(Rendezvous, WhoHasAnotherTokenDoesNotGetIn) {
   EXPECT_NE(said[1].find("is TANDEM_TOKEN the same"), std::string::npos) << said[1];
 }
 
-// ---- liveness ------------------------------------------------------------------------------------------------------------
+// ---- liveness -------------------------------------------------------------------------------------------------------
 Membership names(int n, bool goes_on = false) {
   Membership m{.goes_on = goes_on, .nonce = 7};
   for (int r = 0; r < n; r++) m.slots.push_back({.record = AddressRecord{.host = "here", .identity = "here"}.text()});
@@ -367,7 +367,7 @@ TEST(Control, AFullConnectionLosesNothing) {
   for (const auto& s : said) EXPECT_EQ(s, std::string(9000, 'x'));
 }
 
-// ---- frames --------------------------------------------------------------------------------------------------------------
+// ---- frames ---------------------------------------------------------------------------------------------------------
 TEST(Frames, ArriveWholeHoweverLittleTheKernelTakes) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
@@ -416,7 +416,7 @@ TEST(Frames, WhatIsMissingOrTooLongIsRefused) {
   EXPECT_TRUE(refused([&] { after([&](int to) { put(to, 2, 1); }); }, {"frame 3 comes where frame 1 is expected"}));
 }
 
-// ---- UCX's port ----------------------------------------------------------------------------------------------------------
+// ---- UCX's port -----------------------------------------------------------------------------------------------------
 int filter_of(int socket) {  // instructions; 0: none
   sock_filter program[BPF_MAXINSNS];
   socklen_t instructions = BPF_MAXINSNS;
@@ -445,7 +445,7 @@ TEST(PortGuard, WhatCannotBeSetIsSaid) {
   EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << text;
 }
 
-// ---- UCX -----------------------------------------------------------------------------------------------------------------
+// ---- UCX ------------------------------------------------------------------------------------------------------------
 template <class Body>
 std::vector<std::string> over_ucx(int n, const Body& body) {
   RendezvousOfRanks m{.ranks = n, .set = {}};
@@ -645,7 +645,7 @@ TEST(Ucx, AServerAddsUpWhatWorkersPush) {
   }
 }
 
-// ---- channels between processes ------------------------------------------------------------------------------------------
+// ---- channels between processes -------------------------------------------------------------------------------------
 // Ranks that are processes, forked before this one has done anything with threads; each says in the end what it threw, or "".
 class Processes {
  public:
@@ -919,7 +919,7 @@ TEST(Channels, MemoryOfAHostIsSharedAndOutlivesWhoSharedIt) {
   EXPECT_EQ(p.said(0), "");
 }
 
-// ---- and back again ------------------------------------------------------------------------------------------------------
+// ---- and back again -------------------------------------------------------------------------------------------------
 TEST(Channels, AKilledRankComesBackTwice) {
   Board board;
   Processes p(4, quick, [&](int rank, const Variables& v) {

@@ -18,7 +18,7 @@
 namespace tandem::test {
 namespace {
 
-// ---- a layer that is cut ----------------------------------------------------------------------------------------------
+// ---- a layer that is cut --------------------------------------------------------------------------------------------
 using Over = std::shared_ptr<Communicator>;
 
 Numbers gathered(Communicator& over, const Cuts& cuts, const Numbers& mine) {
@@ -138,7 +138,7 @@ std::vector<std::string> on_slices(int slices, const Body& body, const Make& mak
   });
 }
 
-// ---- the space ----------------------------------------------------------------------------------------------------------
+// ---- the space ------------------------------------------------------------------------------------------------------
 struct AllKinds : Module {  // of every kind, between replicated ones
   explicit AllKinds(Slice slice, bool frozen = false) {
     const Shape matrix{7, 5}, filters{7, 3, 3, 4};
@@ -258,7 +258,7 @@ TEST(Ranges, WhatCannotBeCutIsRefused) {
   EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {flat, sgd, nullptr, &one}, {}); }, {"slice 1 of 2", "no rank"}));
 }
 
-// ---- training -----------------------------------------------------------------------------------------------------------
+// ---- training -------------------------------------------------------------------------------------------------------
 Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_name, Backend& backend, DType dtype = DType::f64,
              double clip_norm = 0.2) {
   Net model(over);
@@ -425,7 +425,7 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
         [](auto ranks) { return local_sgd(std::move(ranks), {}); });
 }
 
-// ---- files --------------------------------------------------------------------------------------------------------------
+// ---- files ----------------------------------------------------------------------------------------------------------
 struct Flat : Module {  // the cut layer reads pictures in rows
   Module& fc;
   explicit Flat(const Over& over)

@@ -503,7 +503,7 @@ TEST(ShardService, RennalaTakesGradientsOfThePresentWeightsAlone) {
   EXPECT_EQ(a.service.counts().delays, std::vector<std::int64_t>{4});
 }
 
-// ---- a quorum; times are the test's ----
+// ---- a quorum; times are the test's ---------------------------------------------------------------------------------
 constexpr double never = std::numeric_limits<double>::infinity();
 
 TEST(ShardService, AQuorumWaitsForTheOthersNoLongerThanTheGraceTime) {
@@ -727,7 +727,7 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
     }
 }
 
-// ---- a shard alone -----------------------------------------------------------------------------------------------------
+// ---- a shard alone --------------------------------------------------------------------------------------------------
 TEST(Shard, APipelinedGradientIsAsOldAsThePullButOne) {
   auto backend = reference_backend(1);
   const auto rule = make_rule("asgd");
@@ -760,7 +760,7 @@ TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
   }
 }
 
-// ---- adoption ----------------------------------------------------------------------------------------------------------
+// ---- adoption -------------------------------------------------------------------------------------------------------
 // Rank 1 is lost in the midst of its first snapshot, comes back, and sends its first snapshot.
 TEST(Server, HalfASnapshotAndHalfOfAnotherLifesAreNone) {
   constexpr std::int64_t half = 512;
@@ -900,7 +900,7 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
   }
 }
 
-// ---- waiting -----------------------------------------------------------------------------------------------------------
+// ---- waiting --------------------------------------------------------------------------------------------------------
 // The members of a server of one shard each, 64 parameters, and a deadline that everybody passes.
 struct Hasty {
   double deadline = 0.3;
@@ -958,7 +958,7 @@ TEST(Server, WhereEverybodyWaitsThatIsAnError) {
         << s;
 }
 
-// ---- snapshots ---------------------------------------------------------------------------------------------------------
+// ---- snapshots ------------------------------------------------------------------------------------------------------
 TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
   const auto begins = [](const std::string& how, std::uint64_t memory) {
     auto channels = in_process_channels(2, 10);
@@ -984,7 +984,7 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
     EXPECT_NE(s.find("snapshots of what ddc-asgd keeps of 2 workers need 24.0 MiB, and there are 5.00 MiB. Choose a rule"), s.npos) << s;
 }
 
-// ---- fenced ------------------------------------------------------------------------------------------------------------
+// ---- fenced ---------------------------------------------------------------------------------------------------------
 // The owner of shard 1 is stopped when it has a push to apply, and wakes up when its successor has answered that.
 TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   auto channels = in_process_channels(3, 10);

@@ -300,7 +300,7 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_EQ(a.rule, "ddc-asgd:lambda=1");
 }
 
-// ---- resumption and evaluations ------------------------------------------------------------------------------------------------
+// ---- resumption and evaluations -------------------------------------------------------------------------------------
 struct Interrupted {
   std::filesystem::path folder = std::filesystem::temp_directory_path() / ("tandem_simulator_" + std::to_string(getpid()));
   std::string checkpoint = (folder / "run").string();

@@ -247,7 +247,7 @@ TEST(Tensors, OutliveTheirBackend) {
   }
 }
 
-// ---- what a step needs -----------------------------------------------------------------------------------------------
+// ---- what a step needs ----------------------------------------------------------------------------------------------
 struct Limited : MemorySource {
   std::unique_ptr<MemorySource> heap = heap_memory();
   std::size_t room;

@@ -55,7 +55,7 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
   return b;
 }
 
-// ---- storages and budgets ----------------------------------------------------------------------------------------------
+// ---- storages and budgets -------------------------------------------------------------------------------------------
 struct Shelf : Keeper {
   std::vector<std::byte> bytes;
   int returned = 0, ended = 0;
@@ -126,7 +126,7 @@ TEST(MemoryBudget, ARequestBeyondItAsksForMemoryBackAndThenFailsWithTheSmallestT
   memory.give(memory.take(8 * mib));
 }
 
-// ---- movers ------------------------------------------------------------------------------------------------------------
+// ---- movers ---------------------------------------------------------------------------------------------------------
 TEST(FileMover, BringsBackWhatItCarriedOut) {
   const auto mover = file_mover();
   std::mt19937 random(1);
@@ -184,7 +184,7 @@ TEST(FileMover, AFullDiskIsAnErrorThatLosesNothing) {
   EXPECT_EQ(values[17], 7);
 }
 
-// ---- the choice --------------------------------------------------------------------------------------------------------
+// ---- the choice -----------------------------------------------------------------------------------------------------
 TEST(Knapsack, GivesTheKnownTotals) {
   const std::vector<std::size_t> sizes{11, 3, 4, 2};
   const std::vector<double> values(sizes.begin(), sizes.end());
@@ -264,7 +264,7 @@ TEST(MemoryChoice, IsWithinFivePercentOfTheBestOfAll) {
   RecordProperty("worst", std::to_string(worst));
 }
 
-// ---- steps within a budget -----------------------------------------------------------------------------------------------
+// ---- steps within a budget ------------------------------------------------------------------------------------------
 struct Case {
   std::string model = "lenet5";
   int batch = 8, side = 28, channels = 1;
@@ -446,7 +446,7 @@ TEST(MemoryPlan, AnotherSequenceGoesOnDemandAndIsPlannedAnew) {
   }
 }
 
-// ---- random programs -------------------------------------------------------------------------------------------------------
+// ---- random programs ------------------------------------------------------------------------------------------------
 // A graph of element-wise operations, convolutions, norms, pools and dropout over pictures of one shape, drawn from `seed`.
 struct Program {
   Backend& backend;
@@ -548,7 +548,7 @@ TEST(MemoryPlan, RandomProgramsGiveTheSameBits) {
   EXPECT_GT(moved, graphs / 3);
 }
 
-// ---- the simulated device ----------------------------------------------------------------------------------------------------
+// ---- the simulated device -------------------------------------------------------------------------------------------
 TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
   auto backend = reference_backend(1);
   Program program(*backend, 1);
@@ -567,7 +567,7 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
   }
 }
 
-// ---- the trace ---------------------------------------------------------------------------------------------------------------
+// ---- the trace ------------------------------------------------------------------------------------------------------
 TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
   auto backend = steady_backend(1);
   const Case c{.model = "smallcnn", .batch = 32, .side = 28, .channels = 1};
@@ -595,7 +595,7 @@ TEST(MemoryPlan, CopiesHaveLanesOfTheirOwnInTheTrace) {
   }
 }
 
-// ---- what a program may do otherwise ---------------------------------------------------------------------------------------
+// ---- what a program may do otherwise --------------------------------------------------------------------------------
 TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
   auto backend = steady_backend(1);
   Variable x(Tensor::of(*backend, {64}, test::numbers("x", 64)), true);
@@ -669,7 +669,7 @@ TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
   EXPECT_TRUE(flat.gradients_complete());
 }
 
-// ---- faults ----------------------------------------------------------------------------------------------------------------
+// ---- faults ---------------------------------------------------------------------------------------------------------
 // A step of element-wise operations on 64 KiB tensors, whose gradient says whether it went right.
 struct Chain {
   std::unique_ptr<Backend> backend = steady_backend(1);
@@ -858,7 +858,7 @@ TEST(MemoryFaults, AnOperationThatHasTheNameOfAnotherIsNotTakenForIt) {
   }
 }
 
-// ---- checkpointed modules -----------------------------------------------------------------------------------------------------
+// ---- checkpointed modules -------------------------------------------------------------------------------------------
 TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
   auto backend = steady_backend(2);
   std::vector<std::vector<std::byte>> results[2];
@@ -893,7 +893,7 @@ TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// ---- a budget that was accepted ------------------------------------------------------------------------------------------------
+// ---- a budget that was accepted -------------------------------------------------------------------------------------
 // Copies take as long as they like.
 class UnsteadyMover : public Mover {
  public:
@@ -1016,7 +1016,7 @@ TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
   }
 }
 
-// ---- training programs ---------------------------------------------------------------------------------------------------------
+// ---- training programs ----------------------------------------------------------------------------------------------
 TEST(MemoryPlan, FitTrainsWithinABudget) {
   std::vector<std::vector<std::byte>> weights;
   std::size_t smallest = 0;

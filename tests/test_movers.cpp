@@ -26,7 +26,7 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
   return b;
 }
 
-// ---- pinned copies -----------------------------------------------------------------------------------------------------
+// ---- pinned copies --------------------------------------------------------------------------------------------------
 TEST(PinnedMover, BringsBackWhatItCarriedOutInTheOrderOfTheQueue) {
   for (const bool behind : {false, true}) {
     Twin twin;
@@ -85,7 +85,7 @@ TEST(UnifiedMover, WithoutCudaItSaysSo) {
   EXPECT_TRUE(refused([&] { unified_mover(twin, 1 << 20); }, {"CUDA"}));
 }
 
-// ---- the plan ----------------------------------------------------------------------------------------------------------
+// ---- the plan -------------------------------------------------------------------------------------------------------
 struct Trained {
   std::vector<std::vector<std::byte>> losses, tensors;
   std::string log, report;

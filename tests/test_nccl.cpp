@@ -152,7 +152,7 @@ TEST_F(Nccl, GivenUpWorksLeaveTheRestInOrder) {
   }));
 }
 
-// ---- which way -----------------------------------------------------------------------------------------------------------
+// ---- which way ------------------------------------------------------------------------------------------------------
 struct Chosen {
   std::string transport, said;
 };
@@ -200,7 +200,7 @@ TEST_F(Nccl, OtherwiseTheHostsMemoryIsUsedAndTheReasonSaid) {
   }
 }
 
-// ---- training ------------------------------------------------------------------------------------------------------------
+// ---- training -------------------------------------------------------------------------------------------------------
 TEST_F(Nccl, TrainingOverItGivesTheBitsOfTheHost) {
   struct Small : Module {
     Linear& a = child<Linear>("a", 16, 100, true, true);

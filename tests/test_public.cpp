@@ -220,7 +220,7 @@ TEST(Evaluation, ConfusionMatrixCountsLabelsAndAnswers) {
   EXPECT_TRUE(model.training());
 }
 
-// ---- an operation of one's own ------------------------------------------------------------------------------------------
+// ---- an operation of one's own --------------------------------------------------------------------------------------
 struct Cubed {
   static constexpr auto name = "cubed";
   static constexpr From from = From::x;

@@ -51,7 +51,7 @@ bool same(const Json& a, const nlohmann::json& b) {
   return false;
 }
 
-// ---- JSON ------------------------------------------------------------------------------------------------------------
+// ---- JSON -----------------------------------------------------------------------------------------------------------
 TEST(SeeingJson, ReadsWhatAnotherReaderReadsAndRefusesWhatItRefuses) {
   const std::string base =
       R"({"event": "start", "a":[1,-2.5e3,0,true,false,null,{"x":"yé😀\n\"é😀\\"}], "r": {"b": 128}})";
@@ -93,7 +93,7 @@ TEST(SeeingJson, SaysWhereAndSurvivesDepth) {
   EXPECT_EQ(json_number(NAN), "null");
 }
 
-// ---- traces ----------------------------------------------------------------------------------------------------------
+// ---- traces ---------------------------------------------------------------------------------------------------------
 // Every event lies inside or beside every other of its lane.
 void expect_nested(const nlohmann::json& events) {
   std::map<int, std::vector<std::pair<double, double>>> open;
@@ -220,7 +220,7 @@ TEST(SeeingTrace, ADeviceSeesTheSameSpansLater) {
   EXPECT_EQ(device.marks, marks);
 }
 
-// ---- the tape --------------------------------------------------------------------------------------------------------
+// ---- the tape -------------------------------------------------------------------------------------------------------
 struct TwoLayers : Module {
   Conv2d& conv = child<Conv2d>("conv", 3, 8, 3, Conv2dOptions{.padding = 1});
   BatchNorm2d& bn = child<BatchNorm2d>("bn", 8, true);
@@ -262,7 +262,7 @@ TEST(SeeingTape, DotNamesOperationsModulesAndParameters) {
   EXPECT_EQ(edges, 1u + 2 + 3 + 1 + 3 + 1);  // conv: constant, w, b; bn: x, γ, β; pool; linear: x, w, b; sum
 }
 
-// ---- summaries -------------------------------------------------------------------------------------------------------
+// ---- summaries ------------------------------------------------------------------------------------------------------
 TEST(SeeingSummary, CountsByHand) {
   TwoLayers model;
   ModelSummary s = summary(model, {2, 4, 4, 3});
@@ -319,7 +319,7 @@ TEST(SeeingSummary, LeavesATrainedModelAsItWas) {
   EXPECT_EQ(fired, 1) << "the hook was not put back";
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 TEST(SeeingMemory, EachUseIsCountedApart) {
   CachingAllocator memory(heap_memory());
   void *a, *b;
@@ -369,7 +369,7 @@ TEST(SeeingMemory, RunningOutSaysWhoHoldsWhat) {
   memory.give(held);
 }
 
-// ---- a run that is looked at -------------------------------------------------------------------------------------------
+// ---- a run that is looked at ----------------------------------------------------------------------------------------
 // Trains smallcnn for two epochs of eight steps and returns what it said.
 struct Looked {
   TemporaryFolder folder;
@@ -542,7 +542,7 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
   EXPECT_NEAR(mib(average) - mib(adamw), 0.777, 0.02) << average;
 }
 
-// ---- charts and pages --------------------------------------------------------------------------------------------------
+// ---- charts and pages -----------------------------------------------------------------------------------------------
 // Tags of HTML and SVG open and close in order, attributes are quoted, and no & or < stands alone.
 std::string not_well_formed(const std::string& html) {
   static const std::set<std::string> empty{"meta", "br", "hr", "img", "link"};

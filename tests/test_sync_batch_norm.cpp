@@ -33,7 +33,7 @@ std::shared_ptr<AcrossRanks> across(Communicator& c) {
   return ranks;
 }
 
-// ---- the operation -----------------------------------------------------------------------------------------------------
+// ---- the operation --------------------------------------------------------------------------------------------------
 struct Form {
   bool relu, residual;
 };
@@ -128,7 +128,7 @@ TEST(SyncBatchNorm, AMeanThatIsFarAwayLeavesTheVariance) {
   }));
 }
 
-// ---- in training -------------------------------------------------------------------------------------------------------
+// ---- in training ----------------------------------------------------------------------------------------------------
 // All forms; the residual's gradient and the convolution's meet before bn1.
 struct Block : Module {
   Conv2d& conv1 = adopt("conv1", Conv2d::before_norm(1, 8, 3));

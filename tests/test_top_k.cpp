@@ -105,7 +105,7 @@ TEST(TopK, AShareThatIsNoneIsRefused) {
   for (double share : {0.0, -0.1, 1.5, std::nan("")}) EXPECT_THROW(TopK(share, 10), Error) << share;
 }
 
-// ---- in training -------------------------------------------------------------------------------------------------------
+// ---- in training ----------------------------------------------------------------------------------------------------
 struct Ended {
   std::vector<double> weights, losses;
   std::uint64_t bytes = 0;

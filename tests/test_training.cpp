@@ -360,7 +360,7 @@ TEST(Accumulating, HooksFireOnceAStepAndABadBatchIsFound) {
                       {"step 4 ", "epoch 2, batch 2", "pictures"}));
 }
 
-// ---- mixup, dropout: the same numbers for any ranks --------------------------------------------------------------------
+// ---- mixup, dropout: the same numbers for any ranks -----------------------------------------------------------------
 TEST(RandomStreams, DropoutMasksDoNotDependOnRanks) {
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> backend = kind.make();

@@ -103,7 +103,7 @@ class CpuBackend : public Backend {
   void deterministic(bool on) override { convolution_.deterministic(deterministic_ = on); }
   void exact_convolution(bool on) override { convolution_.exact(on); }
 
-  // ---- matrices ----------------------------------------------------------------------------------------------------
+  // ---- matrices -----------------------------------------------------------------------------------------------------
   void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override {
     const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(transpose_a ? -2 : -1);
     typed(a.dtype(), "gemm", [&]<class T> {
@@ -133,7 +133,7 @@ class CpuBackend : public Backend {
     });
   }
 
-  // ---- convolution -------------------------------------------------------------------------------------------------
+  // ---- convolution --------------------------------------------------------------------------------------------------
   void conv2d(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     // Without bias and ReLU it is batch norm that follows.
     Moments* moments = bias || relu ? nullptr : &moments_;
@@ -160,7 +160,7 @@ class CpuBackend : public Backend {
     });
   }
 
-  // ---- pooling -----------------------------------------------------------------------------------------------------
+  // ---- pooling ------------------------------------------------------------------------------------------------------
   void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override {
     require(!argmax || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
     typed(x.dtype(), "max_pool", [&]<class T> {
@@ -180,7 +180,7 @@ class CpuBackend : public Backend {
           [&]<class T> { cpu::average_pool_backward<T>(threads_, s, dy.data<T>(), dx.write<T>(), add); });
   }
 
-  // ---- batch normalisation -----------------------------------------------------------------------------------------
+  // ---- batch normalisation ------------------------------------------------------------------------------------------
   void batch_norm(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma, const Tensor& beta,
                   Tensor& running_mean, Tensor& running_variance, Tensor& y, Tensor& mean,
                   Tensor& inverse_std) override {
@@ -216,7 +216,7 @@ class CpuBackend : public Backend {
     });
   }
 
-  // ---- group normalisation -----------------------------------------------------------------------------------------
+  // ---- group normalisation ------------------------------------------------------------------------------------------
   void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
                   Tensor& mean, Tensor& inverse_std) override {
     typed(x.dtype(), "group_norm", [&]<class T> {
@@ -238,7 +238,7 @@ class CpuBackend : public Backend {
     });
   }
 
-  // ---- rows and reductions -----------------------------------------------------------------------------------------
+  // ---- rows and reductions ------------------------------------------------------------------------------------------
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override {
     typed(x.dtype(), "reduce",

@@ -75,7 +75,7 @@ void by_output(const Geometry& g, const float* w, float* to) {
     for (int t = 0; t < g.kh * g.taps; t++) to[t * g.lanes_out + o] = w[o * g.kh * g.taps + t];
 }
 
-// ---- forward -------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 // P neighbouring pixels × NV vectors of output channels. STEP: elements from one window to the next, 0 when not a
 // constant.
 template <int P, int NV, int STEP, class O>
@@ -180,7 +180,7 @@ void forward_with(const Geometry& g, const T* x, const float* w, T* y, const Epi
   });
 }
 
-// ---- filter gradient -----------------------------------------------------------------------------
+// ---- filter gradient ------------------------------------------------------------------------------------------------
 // Adds Σ_pixels x[pixel + tap]·dy[pixel] to sums[kh][tap][o], for ROWS filter rows × TAPS taps × NV vectors of
 // channels.
 template <int ROWS, int TAPS, int NV, class D>
@@ -249,7 +249,7 @@ void picture_gradient(const Geometry& g, const TapKernel<D>& k, const float* x, 
         k.run(g, x + r * g.pitch + t, dy + o, dy_stride, sums + (r * g.taps + t) * g.lanes_out + o);
 }
 
-// ---- data gradient -------------------------------------------------------------------------------
+// ---- data gradient --------------------------------------------------------------------------------------------------
 // Adds dy[pixel]·w to the windows of P pixels. The pixels are `distance` apart, so that their windows do not overlap. A window
 // has ROWS filter rows of NV vectors. w is [o][row][NV·VL], with `w_stride` floats per output channel.
 template <int P, int ROWS, int NV>

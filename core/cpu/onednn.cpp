@@ -146,7 +146,7 @@ dnnl::primitive_attr attributes() {
   return attr;
 }
 
-// ---- descriptors: the two interfaces -------------------------------------------------------------
+// ---- descriptors: the two interfaces --------------------------------------------------------------------------------
 // Up to version 2 an operation has a descriptor of its own; hint: the forward pass of a backward one.
 template <class Operation, class... Arguments>
 auto described(const dnnl::engine& engine, const dnnl::primitive_attr& attr, const Arguments&... arguments) {

@@ -105,7 +105,7 @@ void reduce_with(int threads, std::int64_t outer, std::int64_t middle, std::int6
   }
 }
 
-// ---- rows of logits ------------------------------------------------------------------------------------------------------
+// ---- rows of logits -------------------------------------------------------------------------------------------------
 // A row as floats: itself, or converted into `buffer`.
 const float* as_floats(const float* x, std::int64_t, std::vector<float>&) { return x; }
 const float* as_floats(const bf16* x, std::int64_t n, std::vector<float>& buffer) {

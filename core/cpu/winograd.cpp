@@ -54,7 +54,7 @@ Tiling backward_tiling(const ConvShape& s) {
   return {int(s.n), int(s.out_h()), int(s.out_w()), int(s.h), int(s.w), 2 - int(s.pad_h)};
 }
 
-// ---- the one-dimensional transforms, applied to columns and then to rows -------------------------
+// ---- the one-dimensional transforms, applied to columns and then to rows --------------------------------------------
 constexpr float a = 0.625f, b = 1.5f, aa = a * a, bb = b * b;
 constexpr float g0 = 1 / (aa * bb), ga = 1 / (2 * aa * (aa - bb)), gb = 1 / (2 * bb * (bb - aa));
 
@@ -81,7 +81,7 @@ inline void filter_gradient_transform(const vf* u, vf* dg) {  // Gᵀ: 6 → 3
   dg[0] = g0 * u[0] + s + S, dg[1] = a * d + b * D, dg[2] = aa * s + bb * S + u[5];
 }
 
-// ---- the two-dimensional transforms of whole tiles -----------------------------------------------
+// ---- the two-dimensional transforms of whole tiles ------------------------------------------------------------------
 // Tiles [first, first + count) of a picture into V[p][block][slot][channel], slots from `slot` of a chunk of `chunk`
 // slots. size 6: Bᵀ d B of the 6×6 patch with its halo, from the pictures that are read. size 4: A dy Aᵀ of the 4×4
 // patch.
@@ -264,7 +264,7 @@ void filter_gradient(const float* U, std::size_t stride, std::size_t copy, int c
   }
 }
 
-// ---- the matrix products -------------------------------------------------------------------------
+// ---- the matrix products --------------------------------------------------------------------------------------------
 // C[m × block] (+)= A·B with a register tile of MR rows × NR vectors; one element of A at a time is broadcast against a
 // row of B. All strides are constants (depth: the row length of A's block): with run-time strides the addresses of the
 // rows do not fit the registers. transposed: A is read by columns (filter gradient: rows are channels, the depth runs
@@ -319,7 +319,7 @@ auto product(int block, int depth) {
                        : choose.template operator()<16>();
 }
 
-// ---- forward and data gradient -------------------------------------------------------------------
+// ---- forward and data gradient --------------------------------------------------------------------------------------
 // Where the transformed filters are larger than the transformed data (512 channels at 4²) they are never stored.
 bool few_tiles(const Tiling& s, int c_in, int c_out) {
   return std::int64_t(c_in) * c_out > std::int64_t(s.tiles()) * (c_in + c_out);
@@ -386,7 +386,7 @@ void convolve(const T* x, const float* w, const float* U, T* y, const Tiling& s,
 
 }  // namespace
 
-// ---- the contract --------------------------------------------------------------------------------
+// ---- the contract ---------------------------------------------------------------------------------------------------
 bool applicable(const ConvShape& s) {
   return s.kh == 3 && s.kw == 3 && s.stride_h == 1 && s.stride_w == 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
          s.groups == 1 && s.pad_h == s.pad_w && s.pad_h >= 0 && s.pad_h <= 2 && s.c_in % 16 == 0 && s.c_out % 16 == 0 &&

@@ -10,7 +10,7 @@ namespace {
 Piece piece(const Cuts& cuts, int i) { return {cuts[std::size_t(i)], cuts[std::size_t(i) + 1]}; }
 int around(int i, int n) { return ((i % n) + n) % n; }
 
-// ---- ring and direct ---------------------------------------------------------------------------------------------------
+// ---- ring and direct ------------------------------------------------------------------------------------------------
 // The sum of piece p begins at rank p + 1, goes once round, and ends at its owner p.
 void ring_reduce(Steps& s, int rank, int n, const Cuts& cuts) {
   for (int k = 1; k < n; k++)
@@ -40,7 +40,7 @@ void direct_reduce(Steps& s, int rank, int n, const Cuts& cuts) {
   s.wide_steps = s.list.size();
 }
 
-// ---- doubling and halving ----------------------------------------------------------------------------------------------
+// ---- doubling and halving -------------------------------------------------------------------------------------------
 // Both want a power of two. The ranks beyond the largest one in n hand their elements to a partner first and get the
 // result from it last.
 template <class Inner>
@@ -82,7 +82,7 @@ void halving(Steps& s, int rank, int n, std::int64_t count) {
   });
 }
 
-// ---- trees -------------------------------------------------------------------------------------------------------------
+// ---- trees ----------------------------------------------------------------------------------------------------------
 // In a binomial tree, counted from the root, v receives from v without its lowest bit, and then serves v + 1, v + 2, v + 4 …
 // below that bit, the farthest first. part(v, width): what the subtree [v, v + width) gets.
 template <class Part>
@@ -186,7 +186,7 @@ Algorithm choose(const std::vector<Choice>& rows, std::size_t bytes) {
   return rows.back().algorithm;
 }
 
-// ---- arithmetic --------------------------------------------------------------------------------------------------------
+// ---- arithmetic -----------------------------------------------------------------------------------------------------
 namespace {
 
 // Commutative to the last bit, so that two ranks that exchange get the same: of +0 and −0 it is +0.

@@ -83,7 +83,7 @@ struct MessageGroup : Group {
   std::uint32_t number = 0;
 };
 
-// ---- one operation under way -------------------------------------------------------------------------------------------
+// ---- one operation under way ----------------------------------------------------------------------------------------
 class Collective : public Work::Operation {
  public:
   static constexpr std::size_t window = 16;  // chunks under way in each direction
@@ -291,7 +291,7 @@ class Collective : public Work::Operation {
   bool in_waits_for_out_ = false;  // what has come may not be combined before what it changes has left
 };
 
-// ---- the communicator --------------------------------------------------------------------------------------------------
+// ---- the communicator -----------------------------------------------------------------------------------------------
 class MessageCommunicator : public Communicator {
  public:
   explicit MessageCommunicator(std::shared_ptr<MessageGroup> group) : Communicator(group), group_(std::move(group)) {}

@@ -277,7 +277,7 @@ class NodeCommunicator : public Communicator {
   bool wait_reported_ = false;  // the others were told that this rank waits
 };
 
-// ---- an operation --------------------------------------------------------------------------------------------------------
+// ---- an operation ---------------------------------------------------------------------------------------------------
 NodeOperation::~NodeOperation() {
   auto at = std::find(node_.queue_.begin(), node_.queue_.end(), this);
   if (at != node_.queue_.end()) node_.queue_.erase(at);

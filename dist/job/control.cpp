@@ -286,7 +286,7 @@ void Control::call_roll() {
   called_.notify_all();
 }
 
-// ---- the thread -----------------------------------------------------------------------------------------------------------
+// ---- the thread -----------------------------------------------------------------------------------------------------
 void Control::run() {
   const double beat = std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});  // seconds between two heartbeats
   bool called = false;

@@ -96,7 +96,7 @@ std::vector<std::string> unbundle(const std::string& bundled) {
   return texts;
 }
 
-// ---- one at a time -------------------------------------------------------------------------------------------------------
+// ---- one at a time --------------------------------------------------------------------------------------------------
 bool ready(int connection, short events, double until) {
   for (;;) {
     pollfd p{connection, events, 0};

@@ -102,7 +102,7 @@ bool is_loopback(const std::string& address) {
   return address == "::1" || address.starts_with("127.");
 }
 
-// ---- the side that listens ---------------------------------------------------------------------------------------------
+// ---- the side that listens ------------------------------------------------------------------------------------------
 HandshakeListener::HandshakeListener(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
   if (listen(socket_, 512) == 0) return;
   const int why = errno, port = port_of(socket_);
@@ -174,7 +174,7 @@ void HandshakeListener::greet() {
   }
 }
 
-// ---- the side that connects --------------------------------------------------------------------------------------------
+// ---- the side that connects -----------------------------------------------------------------------------------------
 int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds) {
   const double until = now() + seconds;
   addrinfo hints{}, *found = nullptr;
@@ -215,7 +215,7 @@ int connect_with_token(const std::string& address, int port, const std::string& 
   return fd;
 }
 
-// ---- bytes -------------------------------------------------------------------------------------------------------------
+// ---- bytes ----------------------------------------------------------------------------------------------------------
 std::string hmac(const std::string& key, const std::string& text) {
   unsigned char out[EVP_MAX_MD_SIZE];
   unsigned length = 0;

@@ -24,7 +24,7 @@
 namespace tandem {
 namespace {
 
-// ---- the file in which ranks of one host find each other -----------------------------------------------------------------
+// ---- the file in which ranks of one host find each other ------------------------------------------------------------
 bool only_mine(const std::string& folder) {
   struct stat s {};
   return lstat(folder.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == getuid() && (s.st_mode & 022) == 0 &&
@@ -197,7 +197,7 @@ Rendezvous::~Rendezvous() {
 std::vector<int> Rendezvous::take_connections() { return std::exchange(connections_, {}); }
 std::unique_ptr<RendezvousListener> Rendezvous::take_listener() { return std::move(listener_); }
 
-// ---- rank 0 --------------------------------------------------------------------------------------------------------------
+// ---- rank 0 ---------------------------------------------------------------------------------------------------------
 void Rendezvous::host(const std::vector<std::string>& hosts) {
   HandshakeListener& listener = *listener_->listener;
   std::vector<std::string> addresses(std::size_t(place_.size));
@@ -248,7 +248,7 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
   for (std::size_t r = 1; r < connections_.size(); r++) send_frame(connections_[r], "+", 5);  // all are here
 }
 
-// ---- the others ------------------------------------------------------------------------------------------------------------
+// ---- the others -----------------------------------------------------------------------------------------------------
 template <class Verdict>
 void Rendezvous::join(const Way& way, const Verdict& accepted) {
   const bool by_file = !way.file.empty();

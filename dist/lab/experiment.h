@@ -29,7 +29,7 @@
 
 namespace tandem {
 
-// ---- the plan ------------------------------------------------------------------------------------------------------------------
+// ---- the plan -------------------------------------------------------------------------------------------------------
 // A strategy of a plan. Values in braces are searched: "ringmaster:R={2,4}+asgd:clip={1,4}".
 struct SearchedStrategy {
   struct Constant {
@@ -89,7 +89,7 @@ struct Cell {
 };
 std::vector<Cell> cells_of(const Plan& plan);  // in the order in which they are carried out; they point into the plan
 
-// ---- runs ----------------------------------------------------------------------------------------------------------------------
+// ---- runs -----------------------------------------------------------------------------------------------------------
 struct Trial {
   std::string strategy;  // with its constants filled in
   int workers = 1;
@@ -122,7 +122,7 @@ using Results = std::map<Trial, Outcome>;
 Results read_results(const std::string& path, const Plan& plan);
 std::string this_build();  // Outcome::made_by of runs that are made here: "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread"
 
-// ---- the search ----------------------------------------------------------------------------------------------------------------
+// ---- the search -----------------------------------------------------------------------------------------------------
 struct TriedPoint {
   Trial trial;       // with the first tuning seed
   double score = 0;  // held-out accuracy; −1: diverged; above 1: the target was reached in `seconds`
@@ -146,7 +146,7 @@ Results carry_out(const Plan& plan, const std::string& path, int jobs, const std
 // The state of an experiment as lines of text: points tried and final runs of each cell, and the hours that are left with `jobs` jobs.
 std::string experiment_status(const Plan& plan, const Results& results, int jobs);
 
-// ---- statistics ----------------------------------------------------------------------------------------------------------------
+// ---- statistics -----------------------------------------------------------------------------------------------------
 struct Mean {
   double value = NAN, error = NAN;  // standard error; NaN with fewer than two
   std::size_t count = 0;
@@ -177,7 +177,7 @@ CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell
 // The geometric mean of time / other's, of pairs that reach the target after their first evaluation.
 Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);
 
-// ---- what is shown -------------------------------------------------------------------------------------------------------------
+// ---- what is shown --------------------------------------------------------------------------------------------------
 std::string points(const Mean& m);        // of a hundred: "92.50 ± 0.12", or "–"
 std::string seconds_text(const Mean& m);  // "38.9 ± 1.6", or "–"
 std::string target_text(const Plan& plan);  // "82 %"; the plan has a target
@@ -192,7 +192,7 @@ PairedText text_of(const Paired& p, const char* form, double unit, int planned);
 std::string experiment_table(const Plan& plan, const Results& results);
 std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 
-// ---- checks --------------------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 // n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
 // Why a row that was run again contradicts the results; empty: it does not. If the same version (without uncommitted changes) made both on

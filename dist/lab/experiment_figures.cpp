@@ -116,7 +116,7 @@ double participation(const CellReport& cell) {
   return all.empty() ? 1 : mean_of(all).value;
 }
 
-// ---- the tried points of a search ------------------------------------------------------------------------------------------------
+// ---- the tried points of a search -----------------------------------------------------------------------------------
 std::set<double> lattice(const std::set<double>& tried, bool doublings) {  // of rates: every doubling between the first and the last
   std::set<double> all = tried;
   if (doublings && !tried.empty())

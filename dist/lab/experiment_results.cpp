@@ -163,7 +163,7 @@ Results read_results(const std::string& path, const Plan& plan) {
   return results;
 }
 
-// ---- checks --------------------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest) {
   std::vector<Trial> rows;
   for (const auto& [t, o] : results)

@@ -115,7 +115,7 @@ Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, co
   return p;
 }
 
-// ---- as text -------------------------------------------------------------------------------------------------------------------
+// ---- as text --------------------------------------------------------------------------------------------------------
 static std::string text_of(const Mean& m, const char* form, double unit) {
   if (m.count == 0) return "–";
   return printed(form, unit * m.value) + (m.count > 1 ? " ± " + printed(form, unit * m.error) : "");

@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-// ---- by servers, or by all-reduce --------------------------------------------------------------------------------------
+// ---- by servers, or by all-reduce -----------------------------------------------------------------------------------
 // A shard of the whole vector, in the server's own hands: it says whose push is applied when, and who may go on.
 class ByServers : public Method {
  public:
@@ -88,7 +88,7 @@ class ByServers : public Method {
   std::vector<std::uint8_t> waits_;
 };
 
-// ---- by workers that make steps of their own ---------------------------------------------------------------------------
+// ---- by workers that make steps of their own ------------------------------------------------------------------------
 // Each worker has weights and a velocity, makes `steps` SGD steps, and then exchanges what came of them:
 //   local-sgd       all wait for each other, and go on from the mean of their weights (Stich 2018)
 //   outer           as local-sgd, but the way to the mean is a gradient for SGD with Nesterov's momentum (Douillard et al. 2023)

@@ -39,7 +39,7 @@ class Simulation {
   Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
              const SimulatorOptions& options, int vectors);
 
-  // ---- what methods ask ----------------------------------------------------------------------------------------------
+  // ---- what methods ask ---------------------------------------------------------------------------------------------
   int workers() const { return int(machines_.size()); }
   int active() const { return active_; }  // workers whose step is under way, or who wait
   bool is_active(int worker) const { return !machines_[std::size_t(worker)].left; }
@@ -69,7 +69,7 @@ class Simulation {
   void again(int worker) { again_.push_back(machines_[std::size_t(worker)].lease); }  // its batch is trained once more
   void visit(int worker, double at) { events_.push({at, worker, true}); }
 
-  // ---- the run ---------------------------------------------------------------------------------------------------------
+  // ---- the run ------------------------------------------------------------------------------------------------------
   SimulatorReport run(Method& method);
 
  private:
@@ -121,7 +121,7 @@ class Simulation {
 
   void end(MetricsFile& metrics);
 
-  // ---- the checkpoint --------------------------------------------------------------------------------------------------
+  // ---- the checkpoint -----------------------------------------------------------------------------------------------
   // What decides how the run goes, so that another run's checkpoint is known.
   Settings describe() const;
 

@@ -245,7 +245,7 @@ class InProcessChannel : public Channel {
  private:
   friend std::unique_ptr<Channel> tandem::in_process_return(Channel& other, int rank);
 
-  // ---- under the lock ---------------------------------------------------------------------------------------------------
+  // ---- under the lock -----------------------------------------------------------------------------------------------
   void check() const {
     if (killed_) throw Killed(name(rank_) + " is killed by the test");
     if (!hub_->failed.empty()) throw CommunicationError(hub_->culprit, hub_->failed);

@@ -14,7 +14,7 @@ void Coordinator::begin(int workers, bool synchronous, WorkLeases leases) {
   hand_out();
 }
 
-// ---- leases ------------------------------------------------------------------------------------------------------------
+// ---- leases ---------------------------------------------------------------------------------------------------------
 void Coordinator::wants(int worker, std::uint64_t request) {
   if (request <= of(worker).request) return;
   of(worker).request = request;
@@ -70,7 +70,7 @@ void Coordinator::stop() {
   hand_out();
 }
 
-// ---- who waits ------------------------------------------------------------------------------------------------------------
+// ---- who waits ------------------------------------------------------------------------------------------------------
 void Coordinator::waits_for(int rank, std::string waits_for, double now) {
   of(rank).waits_for = std::move(waits_for);
   changed_ = now;
@@ -118,7 +118,7 @@ void Coordinator::hand_out() {
   count_byes();
 }
 
-// ---- the end --------------------------------------------------------------------------------------------------------------
+// ---- the end --------------------------------------------------------------------------------------------------------
 void Coordinator::tell_over(int rank) {
   MessageHeader n = header(What::over);
   n[word::number] = stop_asked_, n[word::leases_done] = std::uint64_t(leases_done());
@@ -140,7 +140,7 @@ void Coordinator::count_byes() {
     if (of(r).lives) send_(r, header(What::end), nullptr);
 }
 
-// ---- who is there ---------------------------------------------------------------------------------------------------------
+// ---- who is there ---------------------------------------------------------------------------------------------------
 void Coordinator::lost(int rank, double now) {
   const double before = of(rank).lost_at;  // it was lost on its way back: it has been away since then
   of(rank) = {.lives = false, .lost_at = before > 0 ? before : now};
@@ -158,7 +158,7 @@ void Coordinator::lost(int rank, double now) {
 
 void Coordinator::returned(int rank) { of(rank).lives = true; }
 
-// ---- texts ----------------------------------------------------------------------------------------------------------------
+// ---- texts ----------------------------------------------------------------------------------------------------------
 void Coordinator::says(int rank, std::uint64_t gathering, std::string text) {
   gatherings_[gathering].texts[rank] = std::move(text);
   answer(gathering);

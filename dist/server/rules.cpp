@@ -26,7 +26,7 @@ T rounded(double x) {
   return T(static_cast<float>(x));
 }
 
-// ---- formulas --------------------------------------------------------------------------------------------------------
+// ---- formulas -------------------------------------------------------------------------------------------------------
 // Each is made for one push and called for every element with the rate η · scale of its block.
 
 template <class T>
@@ -239,7 +239,7 @@ struct DdcAsgdShared : DdcAsgd<T> {
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { this->step(x, rate, i, x.velocity[i]); }
 };
 
-// ---- from a formula to a rule ----------------------------------------------------------------------------------------
+// ---- from a formula to a rule ---------------------------------------------------------------------------------------
 template <template <class> class Formula>
 class RuleOf final : public Rule {
  public:

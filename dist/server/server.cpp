@@ -82,7 +82,7 @@ class ServerNode::Thread {
     thread_.join();
   }
 
-  // ---- the training thread's ------------------------------------------------------------------------------------------
+  // ---- the training thread's ----------------------------------------------------------------------------------------
   int rank() const { return channel_->rank(); }
   int size() const { return channel_->size(); }
   std::string where() const { return channel_->where(rank()); }
@@ -285,7 +285,7 @@ class ServerNode::Thread {
              readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) + " of memory on each");
   }
 
-  // ---- between the threads ----------------------------------------------------------------------------------------------
+  // ---- between the threads ------------------------------------------------------------------------------------------
   void tell(std::function<void()> command) {
     std::lock_guard lock(mutex_);
     commands_.push_back(std::move(command));
@@ -321,7 +321,7 @@ class ServerNode::Thread {
     changed_.notify_all();
   }
 
-  // ---- the member's thread ----------------------------------------------------------------------------------------------
+  // ---- the member's thread ------------------------------------------------------------------------------------------
   void run() {
     try {
       // Others may still need what this rank has sent: after a good end it goes when all of that has gone, or soon after.
@@ -462,7 +462,7 @@ class ServerNode::Thread {
     });
   }
 
-  // ---- losses -----------------------------------------------------------------------------------------------------------
+  // ---- losses -------------------------------------------------------------------------------------------------------
   void lost(int rank) {
     deferred_.forget(rank);
     when_ready(DeferredQueue::nobody, [this, rank, generation = channel_->generation(), living = send_queue_.living()] {
@@ -494,7 +494,7 @@ class ServerNode::Thread {
     begin_again();
   }
 
-  // ---- what arrives -----------------------------------------------------------------------------------------------------
+  // ---- what arrives -------------------------------------------------------------------------------------------------
   std::size_t element(const MessageHeader& n) const {
     return size_of(what_of(n) == What::push_part ? layout_->pushed_as(int(n[word::shard])) : layout_->dtype);
   }

@@ -47,7 +47,7 @@ ShardServer::ShardServer(const ServerLayout& layout, SendQueue& send_queue, std:
 }
 ShardServer::~ShardServer() = default;
 
-// ---- begin ------------------------------------------------------------------------------------------------------------------
+// ---- begin ----------------------------------------------------------------------------------------------------------
 void ShardServer::begin() {
   for (int s = 0; s < layout_.shards(); s++)
     if (layout_.owner[std::size_t(s)] == send_queue_.rank() && layout_.length(s) == 0) serve(s, tensor(0));
@@ -104,7 +104,7 @@ void ShardServer::open(int s) {
   answer(s);
 }
 
-// ---- pushes and pulls -------------------------------------------------------------------------------------------------------
+// ---- pushes and pulls -----------------------------------------------------------------------------------------------
 std::optional<std::span<std::byte>> ShardServer::place(int from, const MessageHeader& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
   const auto in = [&](Tensor& t) {
@@ -243,7 +243,7 @@ void ShardServer::velocity_wanted(int from, int s) {
   });
 }
 
-// ---- losses -----------------------------------------------------------------------------------------------------------------
+// ---- losses ---------------------------------------------------------------------------------------------------------
 void ShardServer::lost(int rank) {
   out_of_reach_.erase(rank);
   for (int s = 0; s < layout_.shards(); s++) {

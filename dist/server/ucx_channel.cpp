@@ -247,7 +247,7 @@ class UcxChannel : public Channel, private Link {
     if (!all.empty()) ucx_->hear_only(all);  // without an address record (a test's) nobody knows
   }
 
-  // ---- losses and returns -----------------------------------------------------------------------------------------------
+  // ---- losses and returns -------------------------------------------------------------------------------------------
   bool hear() {
     bool any = false;
     for (; heard_ < control_->changes(); any = true) {

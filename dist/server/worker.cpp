@@ -37,7 +37,7 @@ Worker::ReceiveBuffer Worker::receive_buffer(int s) {
   return {std::move(memory), block};
 }
 
-// ---- the training thread's ------------------------------------------------------------------------------------------------
+// ---- the training thread's ------------------------------------------------------------------------------------------
 void Worker::keep_first(Buffer parameters, Buffer buffers) {
   for (int s = 0; s < layout_.shards(); s++) {
     const Buffer part = model_part(layout_, s, parameters, buffers);
@@ -54,7 +54,7 @@ void Worker::copy_answer(int h, Buffer parameters, Buffer buffers) const {
   }
 }
 
-// ---- out ------------------------------------------------------------------------------------------------------------------
+// ---- out ------------------------------------------------------------------------------------------------------------
 // What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one before
 // these have come.
 void Worker::send_first(std::vector<std::byte> velocity) {
@@ -227,7 +227,7 @@ void Worker::ask_velocity_of(int s) {
   send_queue_.send(layout_.owner[std::size_t(s)], header(What::velocity_wanted, s));
 }
 
-// ---- in -------------------------------------------------------------------------------------------------------------------
+// ---- in -------------------------------------------------------------------------------------------------------------
 std::optional<std::span<std::byte>> Worker::place(const MessageHeader& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
   const auto in = [&](Buffer part) { return std::span(part.at(std::int64_t(n[word::first])), bytes); };

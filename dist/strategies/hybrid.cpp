@@ -16,7 +16,7 @@ namespace {
 using Numbers = std::vector<double>;
 using Over = std::shared_ptr<Communicator>;
 
-// ---- the shortest correct version: numbers in double on the host ---------------------------------------------------------------
+// ---- the shortest correct version: numbers in double on the host ----------------------------------------------------
 struct NaiveHybrid {
   Over over;
   Cuts rows;

@@ -177,7 +177,7 @@ class ParameterServer : public Strategy {
     momentum_ = sgd.momentum;
   }
 
-  // ---- the batches' side ------------------------------------------------------------------------------------------------
+  // ---- the batches' side --------------------------------------------------------------------------------------------
   void start_at(std::int64_t lease) {
     told_ = {};
     if (begun_) return;
@@ -258,7 +258,7 @@ class ParameterServer : public Strategy {
       trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
   }
 
-  // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------------
+  // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------
   void synchronize(Shared what, FlatParameters&, Optimizer& optimizer) override {
     if (what != Shared::optimizer) return;
     require(&optimizer == optimizer_, "synchronize() of another optimizer than begin() was given");

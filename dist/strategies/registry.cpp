@@ -49,7 +49,7 @@ std::size_t length_before_rule(const std::string& name) {
 std::string rule_in(const std::string& name) { return name.substr(length_before_rule(name)); }
 bool of_machines(const std::string& name) { return name.starts_with(machines) || name.starts_with(hybrids); }
 
-// ---- one parser for each row ----------------------------------------------------------------------------------------------
+// ---- one parser for each row ----------------------------------------------------------------------------------------
 AllReduceOptions all_reduce_options(const Setting& setting) {
   AllReduceOptions o{.deadline = deadline()};
   const std::string wire = setting("TANDEM_WIRE");
@@ -209,7 +209,7 @@ Make parse_naive(const std::string& name, const Setting&, int) {
   return [how] { return naive_local_sgd(Job().communicator(), how->every.steps); };
 }
 
-// ---- the table ------------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 std::vector<Entry> entries() {
   return {
       {"all-reduce", {"TANDEM_WIRE"}, parse_all_reduce},

@@ -79,7 +79,7 @@ class Exporter {
     }
   }
 
-  // ---- constants ---------------------------------------------------------------------------------------------------
+  // ---- constants ----------------------------------------------------------------------------------------------------
   std::string constant(const std::string& name, const Shape& shape, int type, const void* data, std::size_t bytes) {
     auto* t = graph_->add_initializer();
     for (std::int64_t e : shape) t->add_dims(e);
@@ -107,7 +107,7 @@ class Exporter {
     return constant(name, laid.shape(), float_type, host.data(), host.size());
   }
 
-  // ---- nodes -------------------------------------------------------------------------------------------------------
+  // ---- nodes --------------------------------------------------------------------------------------------------------
   std::string unique(const std::string& base) { return base + "_" + std::to_string(count_++); }
 
   onnx::NodeProto* node(const std::string& op, const std::vector<std::string>& inputs, const std::string& output) {
@@ -142,7 +142,7 @@ class Exporter {
     a->set_f(float(v));
   }
 
-  // ---- values ------------------------------------------------------------------------------------------------------
+  // ---- values -------------------------------------------------------------------------------------------------------
   Value value(const Tensor& t) {
     const auto found = values_.find(key(t));
     return found == values_.end() ? Value{weight(t), false} : found->second;

@@ -262,7 +262,7 @@ void Optimizer::check_range(Range range) const {
           ": the range [", range.begin, ", ", range.end, ") does not lie on multiples of 64");
 }
 
-// ---- SGD -------------------------------------------------------------------------------------------------------------
+// ---- SGD ------------------------------------------------------------------------------------------------------------
 SGD::SGD(const SGDOptions& options)
     : Optimizer(options.learning_rate, options.weight_decay, options.decay_everything), options_(options) {
   require(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,

@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-// ---- where the time goes ---------------------------------------------------------------------------------------------
+// ---- where the time goes --------------------------------------------------------------------------------------------
 Profile profile_of(const Trace& trace) {
   Profile p;
   std::map<std::pair<std::string, std::string>, ProfileRow> fine;
@@ -106,7 +106,7 @@ std::string Profile::text(std::size_t rows) const {
   return out;
 }
 
-// ---- who holds the memory --------------------------------------------------------------------------------------------
+// ---- who holds the memory -------------------------------------------------------------------------------------------
 std::string MemoryReport::text(std::size_t rows) const {
   if (phases.empty()) return "memory: no step was looked at\n";
   std::string out = "memory in one step\n";
@@ -133,7 +133,7 @@ std::string MemoryReport::text(std::size_t rows) const {
   return out;
 }
 
-// ---- the profiler ----------------------------------------------------------------------------------------------------
+// ---- the profiler ---------------------------------------------------------------------------------------------------
 Profiler::Profiler(ProfilerOptions options, Backend& backend, int rank, std::int64_t begin, std::int64_t end)
     : options_(std::move(options)), backend_(backend), rank_(rank) {
   if (rank != 0) options_ = {.dot = {}, .trace = options_.trace, .warm_up = options_.warm_up, .steps = options_.steps};

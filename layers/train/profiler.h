@@ -23,7 +23,7 @@ struct ProfilerOptions {
   std::int64_t warm_up = 10, steps = 20;
 };
 
-// ---- where the time goes ---------------------------------------------------------------------------------------------------
+// ---- where the time goes --------------------------------------------------------------------------------------------
 // Sums over the spans of a trace. The lanes "forward" and "backward" hold operations, "step" the steps and the waits. For a device
 // the lanes "device: forward", … are used, since the host's lanes only show the queueing.
 struct ProfileRow {
@@ -40,7 +40,7 @@ struct Profile {
 };
 Profile profile_of(const Trace& trace);
 
-// ---- who holds the memory --------------------------------------------------------------------------------------------------
+// ---- who holds the memory -------------------------------------------------------------------------------------------
 struct MemoryReport {
   struct Phase {
     std::string name;
@@ -53,7 +53,7 @@ struct MemoryReport {
   std::string text(std::size_t rows = 10) const;
 };
 
-// ---- the profiler ----------------------------------------------------------------------------------------------------------
+// ---- the profiler ---------------------------------------------------------------------------------------------------
 class Profiler {
  public:
   // Of steps numbered from `begin` to before `end`. Only rank 0 shows anything. Throws UsageError when a file cannot be

@@ -73,7 +73,7 @@ Measures measures_in(const std::string& text) {
 
 }  // namespace
 
-// ---- before the first step -------------------------------------------------------------------------------------------------
+// ---- before the first step ------------------------------------------------------------------------------------------
 Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer, Backend& given_backend, const FitData& given,
          const FitOptions& given_options, Strategy& given_strategy)
     : model(given_model),
@@ -162,7 +162,7 @@ void Run::begin() {
                                              MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
 }
 
-// ---- an epoch ----------------------------------------------------------------------------------------------------------------
+// ---- an epoch -------------------------------------------------------------------------------------------------------
 RunPlan Run::plan() {
   return {.epochs = options.epochs,
           .stop_after = options.stop_after,
@@ -342,7 +342,7 @@ void Run::end_epoch() {
   for (auto& c : callbacks) c->epoch_end(*this);
 }
 
-// ---- not finite ----------------------------------------------------------------------------------------------------------
+// ---- not finite -----------------------------------------------------------------------------------------------------
 void Run::check_finite() {
   const StepState state = optimizer.read_state();
   const std::int64_t count = std::int64_t(state.step + state.skipped);
@@ -373,7 +373,7 @@ void Run::give_up(const std::string& elsewhere, std::int64_t back) {
                   "; the parameters are those before this step. A smaller --lr usually helps");
 }
 
-// ---- the end ---------------------------------------------------------------------------------------------------------------
+// ---- the end --------------------------------------------------------------------------------------------------------
 void Run::place(RunPosition& p) const {
   const std::int64_t steps = accumulation->steps_per_epoch(), epoch_before = p.epoch;
   if (p.step == 0) return;

@@ -27,7 +27,7 @@ class Run {
   ~Run();
   Run(const Run&) = delete;
 
-  // ---- steps of the loop -------------------------------------------------------------------------------------------------
+  // ---- steps of the loop --------------------------------------------------------------------------------------------
   void begin();
   bool has_epochs() const { return at.epoch < options.epochs && !report.stopped; }
   void begin_epoch();
@@ -45,7 +45,7 @@ class Run {
   FitReport end();
   std::string fail(const std::string& error);  // after an exception; what its text shall say in addition
 
-  // ---- for callbacks -----------------------------------------------------------------------------------------------------
+  // ---- for callbacks ------------------------------------------------------------------------------------------------
   Module& model;
   Task task;
   Optimizer& optimizer;

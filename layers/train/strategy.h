@@ -98,7 +98,7 @@ class Strategy {
   int size() const { return ranks_.size; }
   const std::string& where() const { return ranks_.where; }
 
-  // ---- plan ----------------------------------------------------------------------------------------------------------------
+  // ---- plan ---------------------------------------------------------------------------------------------------------
   // What this rank trains of `train`, `accumulate` batches to a step. It lives as long as the strategy.
   virtual BatchSource& batches(BatchSource& train, int accumulate) {
     (void)accumulate;
@@ -126,7 +126,7 @@ class Strategy {
   // which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }
 
-  // ---- exchange ------------------------------------------------------------------------------------------------------------
+  // ---- exchange -----------------------------------------------------------------------------------------------------
   struct PrepareOptions {
     bool sync_batch_norm = false;  // statistics over the pictures of all ranks, between begin() and end()
   };

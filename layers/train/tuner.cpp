@@ -106,7 +106,7 @@ double ExchangeModel::exposed(double bytes, double backward) const {
   return server ? std::max(0.0, once - backward) + once : std::max(0.0, 2 * once - backward);
 }
 
-// ---- which minibatch -----------------------------------------------------------------------------------------------------
+// ---- which minibatch ------------------------------------------------------------------------------------------------
 std::size_t peak_kept(const IterationRecord& r) {
   return simulate(r, std::vector<Fate>(r.saved.size(), Fate::keep), no_end, {}).peak;
 }
@@ -193,7 +193,7 @@ MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backe
   return m;
 }
 
-// ---- which learning rate -------------------------------------------------------------------------------------------------
+// ---- which learning rate --------------------------------------------------------------------------------------------
 double GradientNoise::scale() const { return gradient > 0 ? trace / gradient : std::numeric_limits<double>::infinity(); }
 
 GradientNoise gradient_noise(double small, double small_norm, double large, double large_norm) {

@@ -72,7 +72,7 @@ std::int64_t status_kib(const char* field) {
   return 0;
 }
 
-// ---- our step ------------------------------------------------------------------------------------------------------------
+// ---- our step -------------------------------------------------------------------------------------------------------
 struct Ours {
   std::unique_ptr<Module> model;
   std::unique_ptr<FlatParameters> flat;
@@ -102,7 +102,7 @@ struct Ours {
   }
 };
 
-// ---- the floor -----------------------------------------------------------------------------------------------------------
+// ---- the floor ------------------------------------------------------------------------------------------------------
 struct Layer {
   ConvShape conv;      // kh = 0: a linear layer n × c_in → c_out
   int times;
@@ -284,7 +284,7 @@ std::function<double()> floor_of(Backend& backend, const Work& work, DType dtype
   return [floor = std::make_shared<Floor<bf16>>(backend, work)] { return floor->step(); };
 }
 
-// ---- the peer ------------------------------------------------------------------------------------------------------------
+// ---- the peer -------------------------------------------------------------------------------------------------------
 class Peer {
  public:
   Peer(const std::string& python, int threads) {
@@ -365,7 +365,7 @@ void print_memory(const std::string& name, DType dtype, int threads) {
   std::printf("%.0f\n", double(status_kib("VmHWM:")) * 1024 - before);
 }
 
-// ---- a row ---------------------------------------------------------------------------------------------------------------
+// ---- a row ----------------------------------------------------------------------------------------------------------
 struct Contestant {  // one PyTorch
   std::string python, version, format = {};
   std::vector<double> ms = {}, ratios = {};

@@ -91,7 +91,7 @@ class Training {
 
 std::string in_bytes(std::size_t bytes) { return readable_bytes(double(bytes)); }
 
-// ---- the same losses -----------------------------------------------------------------------------------------------------
+// ---- the same losses ------------------------------------------------------------------------------------------------
 void check_losses(const Machine& machine, Table& table, const Case& c, DType type, int steps) {
   auto losses = [&](const Way& way, std::size_t* least, std::size_t* peak, std::string* said, int count) {
     auto device = machine.device();
@@ -128,7 +128,7 @@ void check_losses(const Machine& machine, Table& table, const Case& c, DType typ
   }
 }
 
-// ---- how fast ------------------------------------------------------------------------------------------------------------
+// ---- how fast -------------------------------------------------------------------------------------------------------
 struct Speed {
   double seconds = 0, predicted = 0;
   std::string said;

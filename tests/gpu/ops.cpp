@@ -33,7 +33,7 @@ Values absolute(Values v) {
   return v;
 }
 
-// ---- products and convolutions: sums of K terms ------------------------------------------------------------------------
+// ---- products and convolutions: sums of K terms ---------------------------------------------------------------------
 // Sums are made in f32, of inputs that both sides have rounded alike: |a − b| ≤ 4·ε·√K·(|x|∗|w|) with f32's ε. A result in 16
 // bits is rounded once more, by half a unit of its last place; below f16's smallest normal number that unit stands still.
 double rounding(DType type, double value) {
@@ -152,7 +152,7 @@ void check_sums(Backend& device, Backend& host, DType type, Table& table) {
       }
 }
 
-// ---- the op table ------------------------------------------------------------------------------------------------------
+// ---- the op table ---------------------------------------------------------------------------------------------------
 struct Drawn {
   std::vector<Values> inputs;
   Values dy;
@@ -199,7 +199,7 @@ void check_table(Backend& device, Backend& host, Table& table) {
     }
 }
 
-// ---- optimizers, batches, a recorded step ------------------------------------------------------------------------------
+// ---- optimizers, batches, a recorded step ---------------------------------------------------------------------------
 // The parameters after five steps with given gradients.
 Values updated(Backend& backend, const std::string& name) {
   auto model = make_model("lenet5", 10, 1, 28);

@@ -20,7 +20,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// ---- events ------------------------------------------------------------------------------------------------------------
+// ---- events ---------------------------------------------------------------------------------------------------------
 // A bucket is exchanged when the event that the replay marks behind it is done. Right after the launch the event still holds
 // the mark of the replay before: were it called done then, the host would send the gradients of the step before.
 void check_events(Backend& device, Table& table) {
@@ -53,7 +53,7 @@ void check_events(Backend& device, Table& table) {
   table.check(what + "over before the host could ask", quick, replays / 2);
 }
 
-// ---- ranks -------------------------------------------------------------------------------------------------------------
+// ---- ranks ----------------------------------------------------------------------------------------------------------
 // Runs body in a thread for each rank; what the first of them threw, or nothing.
 std::string on_ranks(int n, const std::function<void(std::unique_ptr<Communicator>)>& body) {
   auto ranks = in_process(n, {.deadline = 30});

@@ -41,7 +41,7 @@ void measure_speed(const Machine& machine, Table& table) {
   const DType type = gpu.supports(DType::bf16) ? DType::bf16 : DType::f32;
   const int few = machine.small ? 1 : 5, many = machine.small ? 1 : 50;
 
-  // ---- what the card can do ----------------------------------------------------------------------------------------
+  // ---- what the card can do -----------------------------------------------------------------------------------------
   const std::int64_t n = machine.small ? 256 : 8192, floats = std::int64_t{1} << (machine.small ? 18 : 28);
   const std::string bits = std::string(" ") + name_of(type);
   double products = 0, copies = 0;
@@ -54,7 +54,7 @@ void measure_speed(const Machine& machine, Table& table) {
     table.measured("ceiling: a copy, read and written", copies / 1e9, "GB/s");
   }
 
-  // ---- kernels of our own, by the bytes that they must at least touch ----------------------------------------------------
+  // ---- kernels of our own, by the bytes that they must at least touch -----------------------------------------------
   const std::int64_t rows = machine.small ? 1024 : 512 * 1024, channels = 64;
   auto moved = [&](const std::string& what, double bytes, const std::function<void()>& f) {
     if (!table.time_for(what)) return;
@@ -91,7 +91,7 @@ void measure_speed(const Machine& machine, Table& table) {
           });
   }
 
-  // ---- training steps ----------------------------------------------------------------------------------------------
+  // ---- training steps -----------------------------------------------------------------------------------------------
   for (const Case& c : {Case{"lenet5", 28, 1, 10, 128}, {"smallcnn", 28, 1, 10, 128}, {"resnet20", 32, 3, 10, 128},
                         {"resnet18", 32, 3, 10, 512}, {"resnet50", 224, 3, 1000, 256}}) {
     const std::string what = std::string(c.model) + bits + " batch " + std::to_string(c.batch);

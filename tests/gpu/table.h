@@ -73,7 +73,7 @@ class Table {
   int failed_ = 0, missed_ = 0;
 };
 
-// ---- the stages: each on a device, against a host that computes the same --------------------------------------------------
+// ---- the stages: each on a device, against a host that computes the same --------------------------------------------
 struct Machine {
   std::function<std::unique_ptr<Backend>()> device, host;
   bool small = false;  // a device that is none: sizes that a CPU can bear
