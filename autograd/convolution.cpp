@@ -1,5 +1,5 @@
-// Two-dimensional convolution. y[n,p,q,o] = Σ x[n, p·s + i·d − pad, q·s + j·d − pad, c]·w[o,i,j,c] + bias[o]; both gradients are
-// convolutions again, and belong to the backend.
+// Two-dimensional convolution. y[n,p,q,o] = Σ x[n, p·s + i·d − pad, q·s + j·d − pad, c]·w[o,i,j,c] + bias[o]; both
+// gradients are convolutions again, and belong to the backend.
 #include "autograd/ops.h"
 #include "core/backend.h"
 #include "core/elementwise.h"

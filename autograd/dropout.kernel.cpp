@@ -1,5 +1,5 @@
-// Dropout. The elements to zero are drawn from counters. A picture loses the same elements in an epoch, whatever its position in the
-// batch, the number of ranks or threads, and whether the run was resumed.
+// Dropout. The elements to zero are drawn from counters. A picture loses the same elements in an epoch, whatever its
+// position in the batch, the number of ranks or threads, and whether the run was resumed.
 #include "autograd/ops.h"
 #include "core/launch.h"
 #include "core/random.h"

@@ -1,5 +1,5 @@
-// Element-wise operations, those of the library and your own. An operation is one functor. The template in this file makes the
-// forward loop, the node and the backward loop from it, for every floating type and every device.
+// Element-wise operations, those of the library and your own. An operation is one functor. The template in this file
+// makes the forward loop, the node and the backward loop from it, for every floating type and every device.
 //
 //   struct Softsign {
 //     static constexpr auto name = "softsign";
@@ -9,10 +9,10 @@
 //   };
 //   Variable softsign(const Variable& x) { return elementwise(Softsign{}, x); }
 //
-// A is the type of the arithmetic: float, or double for f64. g is the gradient of the result. A functor with members says in
-// `Attributes attributes() const` what they are (for ONNX and for records of a model). Use <cmath> with std:: and core/math.h.
-// Include this in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA; elsewhere it runs on the CPU
-// only (in examples/ the Makefile sees to it).
+// A is the type of the arithmetic: float, or double for f64. g is the gradient of the result. A functor with members
+// says in `Attributes attributes() const` what they are (for ONNX and for records of a model). Use <cmath> with std::
+// and core/math.h. Include this in a file whose name ends in .kernel.cpp, which nvcc compiles in a build with CUDA;
+// elsewhere it runs on the CPU only (in examples/ the Makefile sees to it).
 #pragma once
 #include "autograd/ops.h"
 #include "core/broadcast.h"

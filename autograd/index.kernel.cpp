@@ -1,4 +1,5 @@
-// Elements by their place: argmax, topk, gather, embedding. A tensor is seen as [outer, n, inner], with n along the axis asked for.
+// Elements by their place: argmax, topk, gather, embedding. A tensor is seen as [outer, n, inner], with n along the
+// axis asked for.
 #include "autograd/ops.h"
 #include "core/launch.h"
 
@@ -72,8 +73,8 @@ struct Gather {
     });
   }
 };
-// Adds dy to the elements that y was taken from. A place may be taken many times, so one lane adds all that goes to it, in order:
-// a row here is up to 32 of the inner elements.
+// Adds dy to the elements that y was taken from. A place may be taken many times, so one lane adds all that goes to it,
+// in order: a row here is up to 32 of the inner elements.
 template <class T>
 struct GatherBackward {
   static constexpr std::int64_t width = 32;

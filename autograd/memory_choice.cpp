@@ -167,8 +167,9 @@ class Simulation {
 // ---- the choice -----------------------------------------------------------------------------------------------------
 using Fates = std::vector<Fate>;
 
-// Where recomputation may begin. The operations are cut into `parts` of like size, each where the fewest bytes cross the cut: these are
-// kept, everything between is computed again from them, part by part (Chen et al. 2016, Training deep nets with sublinear memory cost).
+// Where recomputation may begin. The operations are cut into `parts` of like size, each where the fewest bytes cross
+// the cut: these are kept, everything between is computed again from them, part by part (Chen et al. 2016, Training
+// deep nets with sublinear memory cost).
 Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
   const std::size_t n = it.saved.size();
   std::vector<std::size_t> last(n), crossing(n + 2), before(n + 1);  // last reader of each; bytes across the cut before each; made before each
@@ -204,8 +205,9 @@ class Chooser {
     std::stable_sort(movable_.begin(), movable_.end(), [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
   }
 
-  // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation, and its whole
-  // time beyond that. So several prices per byte are tried; the simulation gives the time of each choice, and the best one is refined.
+  // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation,
+  // and its whole time beyond that. So several prices per byte are tried; the simulation gives the time of each choice,
+  // and the best one is refined.
   MemoryChoice best() {
     MemoryChoice best = measured(Fates(it_.saved.size(), Fate::keep));
     if (best.fits) return best;
@@ -254,8 +256,8 @@ class Chooser {
            std::pair(b.forecast.seconds, b.forecast.swapped + b.forecast.recomputed);
   }
 
-  // While some event is over the budget: a knapsack chooses the tensors that leave memory during the fullest event, at the least cost.
-  // price: seconds per swapped byte.
+  // While some event is over the budget: a knapsack chooses the tensors that leave memory during the fullest event, at
+  // the least cost. price: seconds per swapped byte.
   MemoryChoice at_price(double price, MemoryChoice c) const {
     while (!c.fits) {
       const int full = c.forecast.peak_at;
@@ -281,8 +283,9 @@ class Chooser {
     return c;
   }
 
-  // Uses free budget to recompute less. The tensors that are recomputed are sorted by recomputation time per byte; the first n of them are
-  // kept instead, then the first m of the rest are swapped instead. n and m are found by bisection on "fits and is faster".
+  // Uses free budget to recompute less. The tensors that are recomputed are sorted by recomputation time per byte; the
+  // first n of them are kept instead, then the first m of the rest are swapped instead. n and m are found by bisection
+  // on "fits and is faster".
   MemoryChoice with_room(MemoryChoice c) const {
     if (!c.fits || c.forecast.recomputed == 0) return c;
     for (Fate fate : {Fate::keep, Fate::swap}) {

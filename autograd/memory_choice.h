@@ -1,5 +1,6 @@
-// The arithmetic of the memory plan (autograd/memory_plan.h), apart from tensors: what one iteration did, a simulation of it for a
-// choice of keep, swap or recompute for each saved tensor, and the choice that fits a budget at the least time.
+// The arithmetic of the memory plan (autograd/memory_plan.h), apart from tensors: what one iteration did, a simulation
+// of it for a choice of keep, swap or recompute for each saved tensor, and the choice that fits a budget at the least
+// time.
 //
 // An iteration is a row of events: operations forward, nodes backward, in the order in which they ran.
 #pragma once
@@ -55,12 +56,13 @@ struct Forecast {
   std::vector<int> read_at;                        // when it is needed, as a source of another too
 };
 
-// Copies out begin after the last use, in order; where memory is short, computation waits for them. Copies in begin as early as
-// there is room until they are read, in the order of need.
+// Copies out begin after the last use, in order; where memory is short, computation waits for them. Copies in begin as
+// early as there is room until they are read, in the order of need.
 Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means);
 
-// The 0–1 knapsack: which items to take, so that their sizes sum to at most `capacity` and their values to the most. Counts in units of
-// the sizes' common divisor, so it is exact; where the capacity has more than `units` of them, sizes are rounded up to a coarser one.
+// The 0–1 knapsack: which items to take, so that their sizes sum to at most `capacity` and their values to the most.
+// Counts in units of the sizes' common divisor, so it is exact; where the capacity has more than `units` of them, sizes
+// are rounded up to a coarser one.
 std::vector<bool> knapsack(std::span<const std::size_t> sizes, std::span<const double> values, std::size_t capacity,
                            std::size_t units = 4096);
 

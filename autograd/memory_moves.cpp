@@ -1,5 +1,5 @@
-// How the memory plan moves tensors (autograd/memory_plan.h): swapping out and in by the mover, discarding and recomputing, and eviction
-// on demand.
+// How the memory plan moves tensors (autograd/memory_plan.h): swapping out and in by the mover, discarding and
+// recomputing, and eviction on demand.
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -72,7 +72,8 @@ void MemoryPlan::start_out(int id) {
   leaving_.push_back(id);
 }
 
-// Waits for the copy and frees the block. False: the tensor stays in memory, because the copy failed or the tensor was written to meanwhile.
+// Waits for the copy and frees the block. False: the tensor stays in memory, because the copy failed or the tensor was
+// written to meanwhile.
 bool MemoryPlan::finish_out(int id) {
   Entry& e = at(id);
   const std::string error = mover_->wait(e.copy);
@@ -137,8 +138,8 @@ void MemoryPlan::bring_back(Storage& storage) {
   finish_in(id);
 }
 
-// True: every input of e's recomputation exists when e is read next. Backward runs from the youngest node to the oldest, and a saved tensor
-// lives until the backward of the oldest node that saved it.
+// True: every input of e's recomputation exists when e is read next. Backward runs from the youngest node to the
+// oldest, and a saved tensor lives until the backward of the oldest node that saved it.
 bool MemoryPlan::may_discard(const Entry& e) const {
   if (!e.made || e.savers.empty()) return false;
   return std::all_of(e.made->sources.begin(), e.made->sources.end(), [&](const Source& s) {
@@ -249,8 +250,8 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
   return freed < bytes ? lacks(bytes - freed) : 0;
 }
 
-// The first steps show what the smallest budget is (backends prepare weights in the first), and end() refuses. A later one is not
-// ended by what others have taken meanwhile.
+// The first steps show what the smallest budget is (backends prepare weights in the first), and end() refuses. A later
+// one is not ended by what others have taken meanwhile.
 std::size_t MemoryPlan::lacks(std::size_t bytes) {
   if (!accepted_) return bytes;
   if (!std::exchange(warned_, true))

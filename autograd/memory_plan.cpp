@@ -122,8 +122,8 @@ void MemoryPlan::take_time(Tick tick, int id) {
   if (timed_) moments_.push_back({tick, id, clock_ ? double(clock_->mark()) : now()});
 }
 
-// Fills in the seconds of each event, stall and recomputation. Waits and recomputations nest within events and within each other; the time
-// of an inner one is not counted in the outer one.
+// Fills in the seconds of each event, stall and recomputation. Waits and recomputations nest within events and within
+// each other; the time of an inner one is not counted in the outer one.
 void MemoryPlan::read_times() {
   if (clock_) {
     const std::vector<std::int64_t> times = clock_->times([this] { return std::int64_t(1e9 * now()); });
@@ -174,7 +174,8 @@ int MemoryPlan::entry_of(const Tensor& t) {
   return id;
 }
 
-// Updates the event's base: the peak since the last call, less the resident saved tensors. Called before resident_ changes.
+// Updates the event's base: the peak since the last call, less the resident saved tensors. Called before resident_
+// changes.
 void MemoryPlan::note_base() {
   const std::size_t peak = backend_.memory().peak_since_mark();
   now_.peak = std::max(now_.peak, peak + backend_.memory().peak_of_data());
@@ -213,8 +214,8 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
   end_event(node, false, node.flops(), bytes, made);
 }
 
-// Bytes that another run of the operation needs beside inputs and result: its temporary memory at the peak (already freed now), and other
-// tensors that its node saved.
+// Bytes that another run of the operation needs beside inputs and result: its temporary memory at the peak (already
+// freed now), and other tensors that its node saved.
 std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
   note_base();
   const MemoryStatistics memory = backend_.memory().statistics();
@@ -252,8 +253,8 @@ int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inpu
   return id;
 }
 
-// Adds t as an input of a recomputation. Parameters and small tensors are held; of other tensors, which must be entries of this plan, only
-// a weak reference is. False: t is neither, so the result cannot be recomputed.
+// Adds t as an input of a recomputation. Parameters and small tensors are held; of other tensors, which must be entries
+// of this plan, only a weak reference is. False: t is neither, so the result cannot be recomputed.
 bool MemoryPlan::add_source(Made& made, std::vector<int>& entries, const Tensor& t) const {
   Source& source = made.sources.emplace_back();
   if (!t.defined()) return true;
@@ -347,7 +348,8 @@ MemoryMeans MemoryPlan::means() const {
   return m;
 }
 
-// On a host, copies slow down the computation beside them. Estimates the slowdown per byte, and scales the record to computation alone.
+// On a host, copies slow down the computation beside them. Estimates the slowdown per byte, and scales the record to
+// computation alone.
 void MemoryPlan::part_from_copies() {
   const double seconds = record_.seconds();
   double& alone = plan_->alone;

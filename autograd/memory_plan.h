@@ -1,4 +1,5 @@
-// The memory plan: trains within a budget of memory by keeping, swapping or computing again what the tape saved for backward.
+// The memory plan: trains within a budget of memory by keeping, swapping or computing again what the tape saved for
+// backward.
 //
 //   MemoryPlan plan(backend, file_mover(), {.budget = 1 << 30});
 //   for (…) {
@@ -7,24 +8,27 @@
 //     step.end();
 //   }
 //
-// The first step runs on demand: when the budget is reached, what is needed last leaves first. It is recorded: every event (an
-// operation, or a node's backward) with its time, every saved tensor with its size, its last use forward and its first one backward.
-// From the record choose_memory() (memory_choice.h) decides for each tensor, and from then on copies out begin right after the last use and
-// copies back some events before they are read. The second and third steps only compute again where that suffices, so that times without
-// copies beside them are known too. Then it is planned anew when steps take other times than predicted, and whenever the sequence of
-// operations and shapes changes; where a choice that was tried earlier proves faster, that one stays. A step that differs from the plan goes
-// on on demand. Steps that begin with another shape (an epoch's smaller last batch) have a plan of their own.
+// The first step runs on demand: when the budget is reached, what is needed last leaves first. It is recorded: every
+// event (an operation, or a node's backward) with its time, every saved tensor with its size, its last use forward and
+// its first one backward. From the record choose_memory() (memory_choice.h) decides for each tensor, and from then on
+// copies out begin right after the last use and copies back some events before they are read. The second and third
+// steps only compute again where that suffices, so that times without copies beside them are known too. Then it is
+// planned anew when steps take other times than predicted, and whenever the sequence of operations and shapes changes;
+// where a choice that was tried earlier proves faster, that one stays. A step that differs from the plan goes on on
+// demand. Steps that begin with another shape (an epoch's smaller last batch) have a plan of their own.
 //
-// What is read is always there: the engine brings back what a node saved before its backward, and whoever else reads a storage that
-// is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results are those without a plan,
-// bit for bit.
+// What is read is always there: the engine brings back what a node saved before its backward, and whoever else reads a
+// storage that is away waits for it (core/memory.h, Keeper). Only tensors that nobody but the tape holds leave. Results
+// are those without a plan, bit for bit.
 //
-// On a device the host only queues: nothing waits for it but the end of a step whose times are read. Times are the device's (a Follower's
-// marks), and only steps whose plan is not settled yet are timed. Copies out are waited for, by the device's queue, when their memory is
-// asked for. So a step that is settled does the same each time and can be recorded (core/recording.h).
+// On a device the host only queues: nothing waits for it but the end of a step whose times are read. Times are the
+// device's (a Follower's marks), and only steps whose plan is not settled yet are timed. Copies out are waited for, by
+// the device's queue, when their memory is asked for. So a step that is settled does the same each time and can be
+// recorded (core/recording.h).
 //
-// A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make tensors leave.
-// Other threads (a loader) take memory for Use::data: plans leave room for the most that this was so far.
+// A plan belongs to the thread that made it, whose passes and operations it follows. Only this thread's requests make
+// tensors leave. Other threads (a loader) take memory for Use::data: plans leave room for the most that this was so
+// far.
 #pragma once
 #include <deque>
 #include <map>
@@ -52,15 +56,16 @@ struct MemoryPlanOptions {
 
 class MemoryPlan final : public TapeWatcher, public Keeper {
  public:
-  // mover may be null where nothing is to be swapped; with SwapMode::recompute it serves the steps without a plan, which may else pass
-  // the budget.
+  // mover may be null where nothing is to be swapped; with SwapMode::recompute it serves the steps without a plan,
+  // which may else pass the budget.
   MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options);
   ~MemoryPlan() override;
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // A forward and a backward pass. end() plans. The last step before the second update throws UsageError where the budget is too small,
-  // with one that is accepted in its place. No later one ends a run: where memory is still lacking, because something else has taken it,
-  // the step takes what it needs beyond the budget, says so once, and is planned anew with room for that.
+  // A forward and a backward pass. end() plans. The last step before the second update throws UsageError where the
+  // budget is too small, with one that is accepted in its place. No later one ends a run: where memory is still
+  // lacking, because something else has taken it, the step takes what it needs beyond the budget, says so once, and is
+  // planned anew with room for that.
   class Step {
    public:
     explicit Step(MemoryPlan& plan) : plan_(plan) { plan_.begin(); }
@@ -228,8 +233,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   int steps_ = 0;
   double slowdown_ = 0;      // MemoryMeans::slowdown, as measured
   std::size_t outside_ = 0;  // bytes in use at the peak between steps
-  // The smallest budget for the steps so far, Use::data left out. enough_: with the first one, in which a backend tries all of its
-  // algorithms, so that it is enough whichever another run chooses.
+  // The smallest budget for the steps so far, Use::data left out. enough_: with the first one, in which a backend tries
+  // all of its algorithms, so that it is enough whichever another run chooses.
   std::size_t least_ = 0, enough_ = 0;
   std::size_t lacking_ = 0, reserve_ = 0;  // bytes that this step took beyond the budget; kept free for the next time
   bool accepted_ = false, warned_ = false;  // the first steps are over: the budget holds; it did not

@@ -27,9 +27,9 @@ ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
 ModeOf::~ModeOf() { mode() = std::move(before_); }
 
 // ---- the arena ------------------------------------------------------------------------------------------------------
-// The arena of nodes. Nodes are small and are released together. Memory is taken by advancing a pointer through a chunk; the pointer
-// returns to the start when the last node of the chunk is released. A node that a user keeps only keeps its chunk. The count is
-// atomic because a node may be released on another thread.
+// The arena of nodes. Nodes are small and are released together. Memory is taken by advancing a pointer through a
+// chunk; the pointer returns to the start when the last node of the chunk is released. A node that a user keeps only
+// keeps its chunk. The count is atomic because a node may be released on another thread.
 namespace {
 
 struct Chunk {
@@ -220,13 +220,15 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
 }
 
 // ---- the engine -----------------------------------------------------------------------------------------------------
-// The gradient of a node is the sum over all its consumers, so its backward may run only after theirs. A first pass from the root
-// counts the consumers of each node. Nodes whose count is zero are in a ready queue. Running a node decrements the counts of its
-// inputs. Among the ready nodes the newest runs first: its saved tensors were made last, so memory is freed in the reverse order
-// of its allocation. Nothing is recursive: a chain of 200,000 operations needs no more stack than one.
+// The gradient of a node is the sum over all its consumers, so its backward may run only after theirs. A first pass
+// from the root counts the consumers of each node. Nodes whose count is zero are in a ready queue. Running a node
+// decrements the counts of its inputs. Among the ready nodes the newest runs first: its saved tensors were made last,
+// so memory is freed in the reverse order of its allocation. Nothing is recursive: a chain of 200,000 operations needs
+// no more stack than one.
 //
-// On a first reading take outer_ to be null. One engine runs one pass. A node's backward, or a hook, may start another pass on the same thread. It has its own engine, which
-// restores the counts of the nodes that it counted. Hooks are called by the outermost pass, where a gradient is final.
+// On a first reading take outer_ to be null. One engine runs one pass. A node's backward, or a hook, may start another
+// pass on the same thread. It has its own engine, which restores the counts of the nodes that it counted. Hooks are
+// called by the outermost pass, where a gradient is final.
 class Engine {
  public:
   explicit Engine(Engine* outer) : outer_(outer) {}

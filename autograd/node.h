@@ -1,6 +1,7 @@
-// The tape. Every differentiable operation that runs leaves a Node: its inputs, its attributes, the tensors it saved, and
-// backward(). Saved tensors are data members, not captured in closures, so that they can be counted, shown, swapped and
-// prefetched. Each stores the write count at which it was saved; reading one whose storage was written since throws Error.
+// The tape. Every differentiable operation that runs leaves a Node: its inputs, its attributes, the tensors it saved,
+// and backward(). Saved tensors are data members, not captured in closures, so that they can be counted, shown, swapped
+// and prefetched. Each stores the write count at which it was saved; reading one whose storage was written since throws
+// Error.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -66,15 +67,15 @@ struct Saved {
 // The arguments of an operation other than tensors: {{"stride", {2, 2}}, {"relu", {1}}}.
 using Attributes = std::vector<std::pair<const char*, std::vector<double>>>;
 
-// Receives the gradient of one input of a node. For a parameter it is written directly into its range of the flat gradient vector,
-// otherwise into a tensor of the engine.
+// Receives the gradient of one input of a node. For a parameter it is written directly into its range of the flat
+// gradient vector, otherwise into a tensor of the engine.
 class GradientSlot {
  public:
   explicit GradientSlot(Node* input) : input_(input) {}
   bool wanted() const { return input_ != nullptr; }  // false: do not compute it (the first layer's data gradient)
 
-  // The tensor into which backward() writes the gradient. add: the tensor already holds a partial sum (shared weights, residual
-  // joins), so add to it instead of overwriting it.
+  // The tensor into which backward() writes the gradient. add: the tensor already holds a partial sum (shared weights,
+  // residual joins), so add to it instead of overwriting it.
   struct Destination {
     Tensor* tensor = nullptr;
     bool add = false;
@@ -94,8 +95,8 @@ class Node : public Counted {
   // dy: the gradient of this node's one output. Calls slots[i].destination or .accumulate for every wanted input i.
   virtual void backward(Tensor dy, std::span<GradientSlot> slots) = 0;
   virtual Leaf* leaf() { return nullptr; }
-  // Floating-point operations of the forward pass, two per multiply-add; 0 for operations bound by memory. The gradient of each of
-  // the first two inputs costs the same number.
+  // Floating-point operations of the forward pass, two per multiply-add; 0 for operations bound by memory. The gradient
+  // of each of the first two inputs costs the same number.
   virtual double flops() const { return 0; }
   virtual Attributes attributes() const { return {}; }
 
@@ -112,8 +113,8 @@ class Node : public Counted {
   std::string where() const;        // "conv2d in layer1.0.conv1"
   void release();                   // drops what was saved and the edges
 
-  // Nodes are allocated from an arena, which is reused when the nodes of the step are gone. They are released without recursion,
-  // so a chain may have any length.
+  // Nodes are allocated from an arena, which is reused when the nodes of the step are gone. They are released without
+  // recursion, so a chain may have any length.
   static void* operator new(std::size_t bytes);
   static void operator delete(void* p);
   static void destroy(const Node* node);
@@ -155,10 +156,11 @@ struct BackwardOptions {
   double seed = 1;                     // gradient of the root, for example the loss scale
 };
 
-// Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node that it
-// went into has a zero gradient.
-// A hook, and a node's own backward (before it takes a place from a slot), may call it again, on the same leaves and, with
-// keep, on the same nodes. Hooks of leaves that only such inner passes reach are called at the end of the outermost one.
+// Computes the gradients of every leaf that root depends on. root has one element. A leaf that gets nothing from a node
+// that it went into has a zero gradient.
+// A hook, and a node's own backward (before it takes a place from a slot), may call it again, on the same leaves and,
+// with keep, on the same nodes. Hooks of leaves that only such inner passes reach are called at the end of the
+// outermost one.
 void backward(const Variable& root, const BackwardOptions& options = {});
 
 // Thrown with checks on when a value is not finite; names the operation that produced it.
@@ -220,8 +222,9 @@ using NoGrad = ModeScope<&Mode::record, false>;         // nothing is recorded: 
 using Alone = ModeScope<&Mode::alone, true>;            // this rank runs the model without the others
 using CheckForNonFinite = ModeScope<&Mode::check, true>;  // after every operation
 
-// Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder, watcher). A node that keeps
-// a copy of mode() can so run its forward pass once more in backward(): the same draws, the same names, on a tape.
+// Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder, watcher).
+// A node that keeps a copy of mode() can so run its forward pass once more in backward(): the same draws, the same
+// names, on a tape.
 class ModeOf {
  public:
   explicit ModeOf(const Mode& then);

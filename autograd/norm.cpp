@@ -1,5 +1,5 @@
-// Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and the
-// inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is
+// Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and
+// the inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is
 // read from y, which the next convolution saves anyway.
 #include <cmath>
 
@@ -25,7 +25,8 @@ struct BatchNormNode : Node {
   BatchNormNode(const NormShape& shape, bool r) : Node(name), s(shape), residual(r) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
 
-  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu only).
+  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu
+  // only).
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &gamma = kept(1), &beta = kept(2), &mean = kept(3), &inverse = kept(4);
     Backend& backend = dy.backend();

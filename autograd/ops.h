@@ -1,6 +1,6 @@
-// The differentiable operations. Pictures are [N, H, W, C], filters [O, H, W, I]; axes may be negative (−1 is the last).
-// Every function checks its arguments and throws Error naming the operation and the shapes. Arithmetic needs equal types on
-// both sides (cast one); parameters stay f32 beside bf16 pictures.
+// The differentiable operations. Pictures are [N, H, W, C], filters [O, H, W, I]; axes may be negative (−1 is the
+// last). Every function checks its arguments and throws Error naming the operation and the shapes. Arithmetic needs
+// equal types on both sides (cast one); parameters stay f32 beside bf16 pictures.
 #pragma once
 #include <span>
 #include <vector>
@@ -90,8 +90,8 @@ Variable transpose(const Variable& x, Axes order);                         // y'
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 Variable cat(std::span<const Variable> parts, int axis);
 Variable stack(std::span<const Variable> parts, int axis);  // along a new axis
-// He et al.'s parameter-free shortcut: every stride-th element of both picture axes, and `widen` zero channels on both sides.
-// x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]; the same as two slices and a pad, in one pass.
+// He et al.'s parameter-free shortcut: every stride-th element of both picture axes, and `widen` zero channels on both
+// sides. x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]; the same as two slices and a pad, in one pass.
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 
@@ -128,17 +128,17 @@ Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& be
                     const BatchNormOptions& options = {}, const Variable& residual = {});
 
 // ---- normalisation within a picture (group_norm.cpp); the same in training and evaluation ---------------------------
-// y = x̂·gamma[C] + beta[C], x[N, …, C]; x̂ has mean 0 and variance 1 in each picture over the pixels and C/groups neighbouring
-// channels. Wu and He 2018.
+// y = x̂·gamma[C] + beta[C], x[N, …, C]; x̂ has mean 0 and variance 1 in each picture over the pixels and C/groups
+// neighbouring channels. Wu and He 2018.
 Variable group_norm(const Variable& x, int groups, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
 // The same over the last axes, those that gamma and beta have: over C alone with gamma[C]. Ba et al. 2016.
 Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& beta, double epsilon = 1e-5);
 
 // ---- dropout (dropout.kernel.cpp) -----------------------------------------------------------------------------------
-// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream: a module Dropout has a
-// number of its own for its first call in a step; all other calls in a step are numbered in order. The draw depends on (seed,
-// layer, epoch, picture), not on the position in the batch, when a training loop supplies them. In a bare loop each call draws
-// anew, from mode().seed.
+// Zeroes each element with probability p and scales the rest by 1/(1−p). layer numbers the random stream: a module
+// Dropout has a number of its own for its first call in a step; all other calls in a step are numbered in order. The
+// draw depends on (seed, layer, epoch, picture), not on the position in the batch, when a training loop supplies them.
+// In a bare loop each call draws anew, from mode().seed.
 inline constexpr std::uint32_t by_call = 1u << 20;
 Variable dropout(const Variable& x, double p, std::uint32_t layer = by_call);
 

@@ -1,4 +1,5 @@
-// Pooling. Max pooling saves the argmax index of each window in one byte per output. Backward adds the gradient to that element only.
+// Pooling. Max pooling saves the argmax index of each window in one byte per output. Backward adds the gradient to that
+// element only.
 #include "autograd/ops.h"
 #include "core/backend.h"
 

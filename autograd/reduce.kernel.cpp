@@ -1,5 +1,5 @@
-// Sums, means and maxima over any set of axes. Neighbouring axes are reduced at once. A set with gaps is reduced run by run, the last
-// run first, so that earlier positions stay valid.
+// Sums, means and maxima over any set of axes. Neighbouring axes are reduced at once. A set with gaps is reduced run by
+// run, the last run first, so that earlier positions stay valid.
 #include <vector>
 
 #include "autograd/ops.h"

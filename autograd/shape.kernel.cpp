@@ -1,5 +1,5 @@
-// Operations that move elements without arithmetic. All but reshape are one copy between two strided views of the same shape. The
-// gradient is the same copy in reverse.
+// Operations that move elements without arithmetic. All but reshape are one copy between two strided views of the same
+// shape. The gradient is the same copy in reverse.
 #include <vector>
 
 #include "autograd/ops.h"
@@ -93,7 +93,8 @@ struct CatNode : Node {
   }
 };
 
-// One row of channels per index, of y forward and of x backward: a host does it in one pass. A device fills y and copies a view.
+// One row of channels per index, of y forward and of x backward: a host does it in one pass. A device fills y and
+// copies a view.
 template <class T>
 struct Shortcut {
   std::int64_t h, w, c, out_h, out_w, stride, widen;

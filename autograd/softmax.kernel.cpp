@@ -1,4 +1,5 @@
-// softmax and its logarithm, row by row: y_c = e^(x_c − m) / Σ e^(x − m) with m the largest of the row, so that nothing overflows.
+// softmax and its logarithm, row by row: y_c = e^(x_c − m) / Σ e^(x − m) with m the largest of the row, so that nothing
+// overflows.
 #include <cmath>
 #include <numeric>
 

@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-// One node, and the bytes that it alone keeps alive for backward: each saved storage is counted once, at the first node in order
-// of creation that saved it; memory of leaves (parameters) is not counted, since it lives anyway.
+// One node, and the bytes that it alone keeps alive for backward: each saved storage is counted once, at the first node
+// in order of creation that saved it; memory of leaves (parameters) is not counted, since it lives anyway.
 struct TapeEntry {
   Node* node;
   std::size_t saved_bytes;

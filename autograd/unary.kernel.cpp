@@ -40,8 +40,8 @@ struct Gelu {
   }
 };
 template <class A> TANDEM_HD inline A logistic(A x) { return A(1) / (A(1) + exponential(-x)); }
-// 0.5·x·(1 + tanh(u)) = x·logistic(2u), which keeps its digits where tanh is near −1. Beyond 40 that is 0 or 1 to the last
-// digit, and x³ would overflow.
+// 0.5·x·(1 + tanh(u)) = x·logistic(2u), which keeps its digits where tanh is near −1. Beyond 40 that is 0 or 1 to the
+// last digit, and x³ would overflow.
 struct GeluTanh {
   static constexpr auto name = "gelu_tanh";
   static constexpr From from = From::x;

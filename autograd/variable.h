@@ -45,8 +45,9 @@ class Variable {
 
 inline std::ostream& operator<<(std::ostream& out, const Variable& v) { return out << v.value(); }
 
-// How an operation ends: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, leaves a node N(attributes…)
-// on the tape. Inputs and what is saved are given separately, because backward rarely needs all inputs. N names itself: N::name.
+// How an operation ends: record<N>(y, inputs, saved, attributes…) wraps y and, when a gradient may flow, leaves a node
+// N(attributes…) on the tape. Inputs and what is saved are given separately, because backward rarely needs all inputs.
+// N names itself: N::name.
 bool needs_tape(std::initializer_list<const Variable*> inputs);
 bool needs_tape(std::span<const Variable> inputs);
 void keep(Node& node, std::initializer_list<Tensor> saved);
@@ -58,8 +59,8 @@ void tell_watcher(Node& node, std::span<const Variable* const> inputs, const Ten
 // Tells mode().recorder, which is there; `described` says what the operation was told.
 void write_down(const Node& described, std::span<const Variable* const> inputs, const Tensor& y);
 
-// Before an operation of several inputs computes: all have to be on x's backend, and parameters have to be f32, or f64 beside an x
-// of f64. Null and empty tensors are left out.
+// Before an operation of several inputs computes: all have to be on x's backend, and parameters have to be f32, or f64
+// beside an x of f64. Null and empty tensors are left out.
 void check_inputs(const char* op, const Tensor& x, std::initializer_list<const Tensor*> parameters,
                   std::initializer_list<const Tensor*> others = {});
 

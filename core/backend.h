@@ -7,7 +7,8 @@
 //   - outputs are allocated by the caller and of the right shape; shapes were validated by the operation in autograd/
 //   - T: f32 and bf16 on every backend (f64 on the reference one); parameters, their gradients and statistics are f32
 //     (f64 when x is f64), whatever the type of the pictures
-//   - `add`: add to the output instead of overwriting it; on a fresh gradient it is false and old contents are never read
+//   - `add`: add to the output instead of overwriting it; on a fresh gradient it is false and old contents are never
+//     read
 //   - an optional tensor is passed by pointer; null means absent
 //   - ReLU passes a NaN on, forward and backward, and the maximum with a NaN is NaN, so that failures stay visible
 //   - calls on one backend come from one thread at a time; a second rank has a backend object of its own
@@ -32,9 +33,9 @@ struct NormShape {
   bool relu = false;
 };
 
-// Group normalisation: x as [pictures, pixels, groups, channels / groups]; each group of each picture has mean 0 and variance
-// 1 over its pixels · channels / groups elements, then y = x̂·gamma + beta, per channel. With one pixel and one group that is
-// layer normalisation of rows.
+// Group normalisation: x as [pictures, pixels, groups, channels / groups]; each group of each picture has mean 0 and
+// variance 1 over its pixels · channels / groups elements, then y = x̂·gamma + beta, per channel. With one pixel and
+// one group that is layer normalisation of rows.
 struct GroupNormShape {
   std::int64_t pictures = 0, pixels = 1, channels = 0, groups = 1;
   double epsilon = 1e-5;
@@ -76,9 +77,10 @@ class Backend {
   // Called when the owner of weights is destroyed: the backend drops its prepared copies (weights in its own layout).
   virtual void forget(const WriteCount& owner) { (void)owner; }
 
-  // Returns a function that runs the step. The default calls it each time. The CUDA backend records a graph: it calls the step
-  // twice, records the third call, and then replays the recorded device work, at the same addresses, without calling the step.
-  // A step that cannot be recorded is called each time; stderr says why. Destroy the result before the backend.
+  // Returns a function that runs the step. The default calls it each time. The CUDA backend records a graph: it calls
+  // the step twice, records the third call, and then replays the recorded device work, at the same addresses, without
+  // calling the step. A step that cannot be recorded is called each time; stderr says why. Destroy the result before
+  // the backend.
   virtual std::function<void()> record(std::function<void()> step) { return step; }
   virtual bool records() const { return false; }
   virtual bool recording() const { return false; }  // a step is being recorded: the host must not wait
@@ -106,9 +108,9 @@ class Backend {
   virtual void sum_rows(const Tensor& dy, Tensor& db, bool add) = 0;
 
   // ---- pooling ------------------------------------------------------------------------------------------------------
-  // y = max over the window, or relu of it. argmax[y] (u8) is the position kh_i·kw + kw_i of the first largest element of
-  // the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted. Elements outside
-  // the picture are ignored.
+  // y = max over the window, or relu of it. argmax[y] (u8) is the position kh_i·kw + kw_i of the first largest element
+  // of the window (of the last NaN, as in PyTorch), 255 where relu cut it off; null when no gradient is wanted.
+  // Elements outside the picture are ignored.
   virtual void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) = 0;
   virtual void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) = 0;
   virtual void average_pool(const PoolShape& s, const Tensor& x, Tensor& y) = 0;
@@ -147,12 +149,12 @@ class Backend {
   // x viewed as [outer, middle, inner] → y[outer, inner].
   virtual void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x,
                       Tensor& y, bool add) = 0;
-  // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an element is, or
-  // the sum exceeds y's type.
+  // y (one element; f32, or f64 when x is f64) = Σ x² (+ y if add), summed in double: inf or NaN exactly when an
+  // element is, or the sum exceeds y's type.
   virtual void squared_norm(const Tensor& x, Tensor& y, bool add) = 0;
   // loss (one f32 element) = mean over rows of −Σ_c q_c·log softmax(x)_c, q = (1−ε)·onehot(label) + ε/classes;
-  // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one element) += rows
-  // whose first largest logit is the label.
+  // probabilities (the shape of x) are kept for backward; both are f32, or f64 when x is f64. correct (i32, one
+  // element) += rows whose first largest logit is the label.
   virtual void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss,
                              Tensor& probabilities, Tensor* correct) = 0;
   virtual void cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, double smoothing,

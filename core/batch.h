@@ -34,8 +34,8 @@ class BatchSource {
   virtual void start(std::int64_t epoch, std::int64_t first = 0) = 0;
   // The next batch, or false at the end of the epoch. Valid until the next call of next() or start().
   virtual bool next(Batch& batch) = 0;
-  // Ends the epoch under way. Memory in which next() makes batches is given back, unless recorded steps may read it there; start() takes it
-  // again.
+  // Ends the epoch under way. Memory in which next() makes batches is given back, unless recorded steps may read it
+  // there; start() takes it again.
   virtual void rest() {}
   // Batch `index` of any epoch once more, bit for bit, in memory of its own.
   virtual Batch make(std::int64_t epoch, std::int64_t index) = 0;

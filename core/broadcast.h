@@ -1,12 +1,13 @@
-// Loops over the elements of two inputs that are broadcast as in NumPy: shapes are aligned at their last axes, and a size of 1 is
-// stretched. Included by *.kernel.cpp files.
+// Loops over the elements of two inputs that are broadcast as in NumPy: shapes are aligned at their last axes, and a
+// size of 1 is stretched. Included by *.kernel.cpp files.
 #pragma once
 #include "core/launch.h"
 
 namespace tandem {
 
-// The broadcast strides: y as nested loops, outermost first. Neighbouring axes along which the same inputs are stretched are
-// merged into one loop: equal shapes make one loop, a bias over the last axis two. A stretched input has step 0.
+// The broadcast strides: y as nested loops, outermost first. Neighbouring axes along which the same inputs are
+// stretched are merged into one loop: equal shapes make one loop, a bias over the last axis two. A stretched input has
+// step 0.
 struct Loops {
   int count = 0;
   std::int64_t size[Shape::max_rank] = {}, a[Shape::max_rank] = {}, b[Shape::max_rank] = {};
@@ -62,8 +63,8 @@ inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
   return l;
 }
 
-// On a device each thread computes the position of its element. On a host each thread runs the innermost loop, whose steps are
-// template arguments.
+// On a device each thread computes the position of its element. On a host each thread runs the innermost loop, whose
+// steps are template arguments.
 template <class Body>
 struct EachElement {
   Loops loops;

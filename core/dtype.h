@@ -25,8 +25,8 @@ struct bf16 {
   TANDEM_HD operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };
 
-// IEEE's half: 5 bits of exponent (up to 65504, down to 6e-8), 11 of precision. Rounds to nearest, ties to even; beyond the
-// largest it is infinity, which is what dynamic loss scaling looks for (core/step.h).
+// IEEE's half: 5 bits of exponent (up to 65504, down to 6e-8), 11 of precision. Rounds to nearest, ties to even; beyond
+// the largest it is infinity, which is what dynamic loss scaling looks for (core/step.h).
 struct f16 {
   std::uint16_t bits = 0;
   f16() = default;
@@ -98,7 +98,8 @@ template <> struct AccumulatorOf<double> { using type = double; };
 template <class T> using Accumulator = typename AccumulatorOf<T>::type;
 
 // f16 is among them in kernels that nvcc compiles.
-// Calls f.template operator()<T>() with the C++ type behind a floating dtype: dispatch(x.dtype(), "relu", [&]<class T> { … });
+// Calls f.template operator()<T>() with the C++ type behind a floating dtype: dispatch(x.dtype(), "relu", [&]<class T>
+// { … });
 template <class F>
 decltype(auto) dispatch(DType t, const char* op, F&& f) {
   switch (t) {

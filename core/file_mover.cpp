@@ -1,8 +1,9 @@
 // Blocks in a scratch file (core/mover.h): one thread writes, one reads.
 //
-// O_DIRECT moves bytes between the block and the disk without the page cache, which would hold in memory what was moved out of it. It
-// wants addresses, offsets and lengths in multiples of 4 KiB: large blocks have them (the allocator cuts them so), smaller ones go
-// through a buffer. A room in the file belongs to one copy and is used again for one of the same size.
+// O_DIRECT moves bytes between the block and the disk without the page cache, which would hold in memory what was moved
+// out of it. It wants addresses, offsets and lengths in multiples of 4 KiB: large blocks have them (the allocator cuts
+// them so), smaller ones go through a buffer. A room in the file belongs to one copy and is used again for one of the
+// same size.
 #include <fcntl.h>
 #include <unistd.h>
 

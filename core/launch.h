@@ -1,9 +1,9 @@
 // The seam between host and device compilers (with core/hd.h).
 //
 // launch(backend, n, f) runs f(i) for every i in [0, n), on the device the backend stands for. f is a named functor (a
-// struct that holds its pointers), never a lambda: nvcc rejects many lambdas that are both host and device. The element-wise
-// operations, optimizers and augmentation live in *.kernel.cpp files, which nvcc compiles where there is CUDA and g++
-// otherwise; the loop below is what the CPU runs, and the compiler vectorises it.
+// struct that holds its pointers), never a lambda: nvcc rejects many lambdas that are both host and device. The
+// element-wise operations, optimizers and augmentation live in *.kernel.cpp files, which nvcc compiles where there is
+// CUDA and g++ otherwise; the loop below is what the CPU runs, and the compiler vectorises it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,8 +21,8 @@ namespace tandem {
 // Sharing work costs a few µs, and some 40 where the threads slept: as much as touching this many elements.
 inline constexpr std::int64_t parallel_grain = 32768;
 
-// Calls body(begin, end) on disjoint parts of [0, n), one per host thread; parts begin at multiples of `align`. body must not
-// throw: an exception in a part ends the process, so arguments are checked and memory is taken before.
+// Calls body(begin, end) on disjoint parts of [0, n), one per host thread; parts begin at multiples of `align`. body
+// must not throw: an exception in a part ends the process, so arguments are checked and memory is taken before.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t n, std::int64_t align, const Body& body) {
   if (n <= align) threads = 1;
@@ -54,7 +54,8 @@ void launch(Backend& backend, std::int64_t n, const F& f) {
   });
 }
 
-// The same for functors whose one index is a whole block of work (64 elements or more): one loop, not vectorised across indices.
+// The same for functors whose one index is a whole block of work (64 elements or more): one loop, not vectorised across
+// indices.
 template <class F>
 void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
@@ -66,8 +67,8 @@ void launch_blocks(Backend& backend, std::int64_t n, const F& f) {
   });
 }
 
-// Rows: f(row, lanes) computes one row of n elements. lanes.sum(n, g) and lanes.max(n, g) combine g(0) … g(n − 1), lanes.each(n, g)
-// calls each. The lanes of a row are one thread on a host and a warp on a device.
+// Rows: f(row, lanes) computes one row of n elements. lanes.sum(n, g) and lanes.max(n, g) combine g(0) … g(n − 1),
+// lanes.each(n, g) calls each. The lanes of a row are one thread on a host and a warp on a device.
 struct HostLanes {
   template <class G>
   TANDEM_HD auto sum(std::int64_t n, const G& g) const {
@@ -103,9 +104,9 @@ void launch_rows(Backend& backend, std::int64_t rows, std::int64_t n, const F& f
   });
 }
 
-// Sums: f.part(i, lane, lanes) gives what this lane finds of sum i, f.finish(i, sum) gets the whole. A host thread is the one
-// lane of its sums; on a device `lanes` threads, 2 to 32 or 256, share one, so that neighbours read neighbours, and what they
-// found is added in a fixed order.
+// Sums: f.part(i, lane, lanes) gives what this lane finds of sum i, f.finish(i, sum) gets the whole. A host thread is
+// the one lane of its sums; on a device `lanes` threads, 2 to 32 or 256, share one, so that neighbours read neighbours,
+// and what they found is added in a fixed order.
 template <int lanes, class F>
 void launch_sums(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)

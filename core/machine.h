@@ -1,4 +1,5 @@
-// What this process may have of the machine: cores and memory, where a cgroup (a container, a batch system) grants less.
+// What this process may have of the machine: cores and memory, where a cgroup (a container, a batch system) grants
+// less.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -12,8 +13,8 @@ double core_quota();
 // memory.limit_in_bytes) leaves beside what it could drop. SIZE_MAX: unknown.
 std::size_t available_memory();
 
-// Whether the parent had this process ignore SIGHUP (nohup). A program that calls it has its closed standard streams opened to
-// /dev/null before main() (process_start.cpp).
+// Whether the parent had this process ignore SIGHUP (nohup). A program that calls it has its closed standard streams
+// opened to /dev/null before main() (process_start.cpp).
 bool hangup_ignored();
 
 std::string cpu_model();  // "AMD EPYC 9R14", as /proc/cpuinfo has it; "CPU": unknown

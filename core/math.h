@@ -1,5 +1,5 @@
-// exp, tanh and the normal distribution in a form that compilers vectorise (the C library's are calls). float: within 2 ulp of
-// the true value for exp, 4e-7 absolute for tanh; double goes to the C library.
+// exp, tanh and the normal distribution in a form that compilers vectorise (the C library's are calls). float: within 2
+// ulp of the true value for exp, 4e-7 absolute for tanh; double goes to the C library.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// 2^n · 2^f with n = round(x·log2 e) and a degree-6 polynomial for e^r, |r| ≤ ln2 / 2. NaN stays NaN; overflow is infinity.
+// 2^n · 2^f with n = round(x·log2 e) and a degree-6 polynomial for e^r, |r| ≤ ln2 / 2. NaN stays NaN; overflow is
+// infinity.
 TANDEM_HD inline float exponential(float x) {
   float c = x < -104.f ? -104.f : x > 89.f ? 89.f : x;
   float n = c * 1.44269504f;
@@ -49,8 +50,8 @@ TANDEM_HD inline float hyperbolic_tangent(float x) {
 }
 TANDEM_HD inline double hyperbolic_tangent(double x) { return std::tanh(x); }
 
-// Φ(x), the share of a standard normal distribution below x: erfc(−x/√2)/2. Numerical Recipes' erfc, which keeps its digits
-// in the tail (1.2e-7 of itself in exact arithmetic, some 1e-6 in float), where 1 + erf would have lost them.
+// Φ(x), the share of a standard normal distribution below x: erfc(−x/√2)/2. Numerical Recipes' erfc, which keeps its
+// digits in the tail (1.2e-7 of itself in exact arithmetic, some 1e-6 in float), where 1 + erf would have lost them.
 TANDEM_HD inline float normal_distribution(float x) {
   float z = (x < 0 ? -x : x) * 0.70710678f, t = 1.f / (1.f + 0.5f * z);
   float p = 0.17087277f;
@@ -68,8 +69,8 @@ TANDEM_HD inline float normal_distribution(float x) {
 }
 TANDEM_HD inline double normal_distribution(double x) { return 0.5 * std::erfc(-0.70710678118654752 * x); }
 
-// a·b + c, rounded once where the processor can and twice where it cannot. Said outright where two pieces of code must give
-// the same bits: compilers choose for themselves which product of a sum they fuse.
+// a·b + c, rounded once where the processor can and twice where it cannot. Said outright where two pieces of code must
+// give the same bits: compilers choose for themselves which product of a sum they fuse.
 template <class T>
 TANDEM_HD inline T fused(T a, T b, T c) {
 #if defined(__FMA__) || defined(__CUDA_ARCH__)

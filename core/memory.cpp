@@ -83,7 +83,8 @@ std::string by_use(const std::array<std::size_t, uses>& bytes) {
 
 namespace {
 
-// What to change, by who holds most, the request that failed included. What a step needs beside the model counts as activations.
+// What to change, by who holds most, the request that failed included. What a step needs beside the model counts as
+// activations.
 std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_t bytes) {
   auto of = [&](Use use) -> std::size_t& { return held[static_cast<std::size_t>(use)]; };
   of(asked_for) += bytes;
@@ -136,7 +137,8 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   return block;
 }
 
-// Asks for memory back until the request fits the budget. The callback gives blocks back, so the lock is open meanwhile.
+// Asks for memory back until the request fits the budget. The callback gives blocks back, so the lock is open
+// meanwhile.
 void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
   auto needed = [&] { return statistics_.live_bytes + bytes; };
   for (std::pair<std::size_t, std::uint64_t> before{}; relieve_;) {  // again where another thread takes what is given back
@@ -187,8 +189,9 @@ std::size_t CachingAllocator::kept_for_pools(int stream) const {
   return bytes;
 }
 
-// Takes memory from the source. If the source has none, returns free blocks to it and tries again. On a host the source never fails;
-// the kernel kills the process when the memory is written. Free memory is therefore returned first when too little is left.
+// Takes memory from the source. If the source has none, returns free blocks to it and tries again. On a host the source
+// never fails; the kernel kills the process when the memory is written. Free memory is therefore returned first when
+// too little is left.
 void* CachingAllocator::acquire(std::size_t bytes) {
   statistics_.source_calls++;
   if (bytes >= large && source_->left() < bytes) {

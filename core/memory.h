@@ -1,7 +1,7 @@
 // Memory: reference counts, the caching allocator, and storages that count their writes.
 //
-// After the first two training steps no memory is requested from the system: freed blocks are kept in lists by size class and are
-// reused. All backends use this allocator; a backend only supplies a MemorySource.
+// After the first two training steps no memory is requested from the system: freed blocks are kept in lists by size
+// class and are reused. All backends use this allocator; a backend only supplies a MemorySource.
 #pragma once
 #include <array>
 #include <atomic>
@@ -71,17 +71,19 @@ class MemorySource {
   virtual void release(void* block, std::size_t bytes) = 0;
   virtual const char* name() const = 0;
   virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }  // large blocks are cut from pieces this big
-  // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty: unknown.
+  // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty:
+  // unknown.
   virtual std::string state() const { return {}; }
   virtual std::size_t left() const { return std::size_t(-1); }  // bytes that acquire could still give, at a guess; −1: unknown
   // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
-  // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in left().
+  // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in
+  // left().
   virtual std::size_t touched(const void* block, std::size_t bytes) const { return (void)block, bytes; }
 };
 
-// The purpose of a block. Code that allocates states it with MemoryUse. The allocator counts the bytes of each use, so that an
-// out-of-memory message can say what holds the memory.
+// The purpose of a block. Code that allocates states it with MemoryUse. The allocator counts the bytes of each use, so
+// that an out-of-memory message can say what holds the memory.
 enum class Use : std::uint8_t { other, parameters, gradients, optimizer, data, activations, backward, scratch };
 inline constexpr int uses = 8;
 const char* name_of(Use use);  // "optimizer state"
@@ -109,23 +111,25 @@ struct MemoryStatistics {
 // "activations 310 MiB, parameters 1.04 MiB, …", the largest first, zeros left out.
 std::string by_use(const std::array<std::size_t, uses>& bytes);
 
-// Small requests (below 1 MiB) are rounded up to 32, 64, … 512 bytes, or one of eight sizes per power of two, and wait in a list of
-// their size when given back; those of up to 8 KiB are cut from slabs of 64 KiB, so that a scalar costs 32 bytes. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass the
-// many small activations of the last layers become room for the few large gradients of the first.
+// Small requests (below 1 MiB) are rounded up to 32, 64, … 512 bytes, or one of eight sizes per power of two, and wait
+// in a list of their size when given back; those of up to 8 KiB are cut from slabs of 64 KiB, so that a scalar costs 32
+// bytes. Large ones are cut from segments, best fit, and join their free neighbours again: late in the backward pass
+// the many small activations of the last layers become room for the few large gradients of the first.
 //
 // Thread-safe. A block given back on a stream may be taken again by the same stream at once (work on one stream is in
-// order), and by no other; the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked and
-// what is held.
+// order), and by no other; the CPU has one stream, 0. Throws Error when the source is exhausted, saying what was asked
+// and what is held.
 //
-// A pool is for a recorded step, whose replays use the addresses of the recording: what is taken while a pool is in use comes
-// from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it alone.
+// A pool is for a recorded step, whose replays use the addresses of the recording: what is taken while a pool is in use
+// comes from memory of the pool's own, and returns to it, so that nobody else is ever given it and trim() leaves it
+// alone.
 //
-// A budget bounds the bytes that are handed out, and of large blocks the pages that they take: free ones return their pages before
-// new ones are touched. When a request would pass it, the pressure callback is asked to give memory back;
+// A budget bounds the bytes that are handed out, and of large blocks the pages that they take: free ones return their
+// pages before new ones are touched. When a request would pass it, the pressure callback is asked to give memory back;
 // a request that still does not fit throws Error, naming the smallest budget that would have done.
 //
-// A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: it still has its
-// elements, and whatever needs the backend throws Error.
+// A storage shares the ownership of the allocator that its memory is from, so a tensor may outlive its backend: it
+// still has its elements, and whatever needs the backend throws Error.
 class CachingAllocator : public Counted {
  public:
   static constexpr std::size_t large = std::size_t{1} << 20;
@@ -145,13 +149,14 @@ class CachingAllocator : public Counted {
   std::size_t pool_bytes(int pool) const;  // obtained for it from the source
   const char* name() const { return source_->name(); }
   MemoryStatistics statistics() const;
-  // Limits live_bytes; 0: no limit. `relieve(bytes)` is called on the thread that asks, without the lock, when a request is `bytes`
-  // too large: it gives back what it can (give(), Storage::leave()) and returns by how much this one request may pass the budget.
+  // Limits live_bytes; 0: no limit. `relieve(bytes)` is called on the thread that asks, without the lock, when a
+  // request is `bytes` too large: it gives back what it can (give(), Storage::leave()) and returns by how much this one
+  // request may pass the budget.
   using Pressure = std::function<std::size_t(std::size_t bytes)>;
   void budget(std::size_t bytes, Pressure relieve = {});
   std::size_t budget() const;
-  // The most that was handed out since the last call, Use::data left out, which other threads take and give (a loader); and the most
-  // of that so far. One caller at a time.
+  // The most that was handed out since the last call, Use::data left out, which other threads take and give (a loader);
+  // and the most of that so far. One caller at a time.
   std::size_t peak_since_mark();
   std::size_t peak_of_data() const;
   std::size_t left() const;  // what may still be taken, at a guess: the source's, and what is free here; −1: unknown
@@ -208,9 +213,10 @@ class CachingAllocator : public Counted {
 std::unique_ptr<MemorySource> heap_memory();  // aligned host memory, huge pages where they help
 
 // ---- storages -------------------------------------------------------------------------------------------------------
-// Counts the writes to a storage or to a segment of one. What was saved for backward remembers the count and refuses to be
-// read when it moved; prepared weights compare it to know that they are stale. Each begins at a number of its own, so that no
-// two tensors ever show the same count, even when one is born at the address where another died. Written by one thread at a time.
+// Counts the writes to a storage or to a segment of one. What was saved for backward remembers the count and refuses to
+// be read when it moved; prepared weights compare it to know that they are stale. Each begins at a number of its own,
+// so that no two tensors ever show the same count, even when one is born at the address where another died. Written by
+// one thread at a time.
 struct WriteCount {
   std::atomic<std::uint64_t> writes{first()};
   std::unique_ptr<const std::string> name_of_segment;
@@ -237,8 +243,9 @@ class Keeper {
   virtual void gone(Storage& storage) noexcept = 0;  // the storage dies; on the thread that dropped it
 };
 
-// A storage whose keeper has moved its bytes away has no block. Reading it asks the keeper to bring them back, to another address
-// perhaps. Only memory of the allocator's own moves, and not that of parameters, whose segments others point into.
+// A storage whose keeper has moved its bytes away has no block. Reading it asks the keeper to bring them back, to
+// another address perhaps. Only memory of the allocator's own moves, and not that of parameters, whose segments others
+// point into.
 class Storage : public Counted {
  public:
   // Takes memory from the backend's allocator, or (second form) wraps memory that `owner` keeps alive.

@@ -1,9 +1,10 @@
-// Carries blocks out of a backend's memory and back, beside the computation, on two lanes: one out, one in, each in the order of the
-// calls. The memory plan (autograd/memory_plan.h) decides what moves when.
+// Carries blocks out of a backend's memory and back, beside the computation, on two lanes: one out, one in, each in the
+// order of the calls. The memory plan (autograd/memory_plan.h) decides what moves when.
 //
-// A mover is used by one thread. A device's mover (pinned copies, unified memory) orders its copies against the device's queue by
-// events: out() and in() begin behind what is queued, and what is queued after wait() or forget() comes behind the copy; the host
-// never waits. So such copies can be part of a recorded step, when each one has been waited for or forgotten by its end.
+// A mover is used by one thread. A device's mover (pinned copies, unified memory) orders its copies against the
+// device's queue by events: out() and in() begin behind what is queued, and what is queued after wait() or forget()
+// comes behind the copy; the host never waits. So such copies can be part of a recorded step, when each one has been
+// waited for or forgotten by its end.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -46,20 +47,21 @@ class Mover {
   std::vector<Moved> moved_;
 };
 
-// To a scratch file in `folder` (empty: $TMPDIR, then /tmp), which has no name and so ends with the process, however that ends. It
-// goes past the page cache where the file system can. Throws UsageError when no file can be made there.
+// To a scratch file in `folder` (empty: $TMPDIR, then /tmp), which has no name and so ends with the process, however
+// that ends. It goes past the page cache where the file system can. Throws UsageError when no file can be made there.
 std::unique_ptr<Mover> file_mover(const std::string& folder = {});
 
-// Pinned memory of the host, at most so many bytes of it; 0: half of what is available. Copies run on two queues of the backend's
-// (core/queue_mover.h).
+// Pinned memory of the host, at most so many bytes of it; 0: half of what is available. Copies run on two queues of the
+// backend's (core/queue_mover.h).
 std::unique_ptr<Mover> pinned_mover(Backend& backend, std::size_t room = 0);
 
-// Managed memory of CUDA that prefers the host. `budget`: what the run may take of the card. The sum of managed memory stays below what
-// is free beside that, since a program with more of it than the card has free can hang the GPU. Throws where there is no CUDA.
+// Managed memory of CUDA that prefers the host. `budget`: what the run may take of the card. The sum of managed memory
+// stays below what is free beside that, since a program with more of it than the card has free can hang the GPU. Throws
+// where there is no CUDA.
 std::unique_ptr<Mover> unified_mover(Backend& backend, std::size_t budget);
 
-// A device that is not there: operations and copies take the time that these rates say, on a virtual clock, while the bytes move
-// from host memory to host memory. The whole plan runs as it would beside a GPU; only the clock is not real.
+// A device that is not there: operations and copies take the time that these rates say, on a virtual clock, while the
+// bytes move from host memory to host memory. The whole plan runs as it would beside a GPU; only the clock is not real.
 struct SimulatedRates {
   double flops = 1e12, memory = 1e11;   // of operations: per second; bytes touched per second
   double out = 1e10, in = 1e10;         // of the copy engines, bytes per second

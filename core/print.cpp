@@ -1,4 +1,5 @@
-// Tensors as text, as PyTorch prints them: one format for all numbers, chosen by the largest and the smallest of those shown.
+// Tensors as text, as PyTorch prints them: one format for all numbers, chosen by the largest and the smallest of those
+// shown.
 #include <algorithm>
 #include <cmath>
 

@@ -12,8 +12,8 @@ namespace {
 
 bool ignored = false;
 
-// Only system calls: here no library has begun. A standard stream that is closed becomes /dev/null, so that no file of ours gets
-// its number, and with it what is printed.
+// Only system calls: here no library has begun. A standard stream that is closed becomes /dev/null, so that no file of
+// ours gets its number, and with it what is printed.
 void at_start(int, char**, char**) {
   unsigned long hangup[8] = {};  // of the kernel's struct sigaction the first is the handler
   syscall(SYS_rt_sigaction, SIGHUP, nullptr, hangup, 8);

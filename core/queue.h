@@ -1,6 +1,6 @@
-// Asynchronous work. A device has one queue for all operations of its backend, and further queues for copies and collectives. An
-// event marks a position in a queue; the host asks the event whether the device has reached it. On a backend that computes on
-// the host, work is done when the call returns, and events are done at once.
+// Asynchronous work. A device has one queue for all operations of its backend, and further queues for copies and
+// collectives. An event marks a position in a queue; the host asks the event whether the device has reached it. On a
+// backend that computes on the host, work is done when the call returns, and events are done at once.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -9,8 +9,9 @@
 
 namespace tandem {
 
-// An event is done when all work queued before its mark is done. An event that was never marked is done. A new mark replaces the
-// previous one. A mark made while a step is being recorded becomes part of the recording: each replay marks the event again.
+// An event is done when all work queued before its mark is done. An event that was never marked is done. A new mark
+// replaces the previous one. A mark made while a step is being recorded becomes part of the recording: each replay
+// marks the event again.
 class Event {
  public:
   virtual ~Event() = default;
@@ -22,11 +23,13 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual void mark(Event& event) = 0;  // of the same backend
-  // A mark for other queues to wait for, which the host does not ask. In a recorded step it is an edge of the recording, which the
-  // waiting queue becomes part of; work that is queued there has to be waited for in turn before the recording ends.
+  // A mark for other queues to wait for, which the host does not ask. In a recorded step it is an edge of the
+  // recording, which the waiting queue becomes part of; work that is queued there has to be waited for in turn before
+  // the recording ends.
   virtual void fork(Event& event) { mark(event); }
   virtual void wait(Event& event) = 0;  // work queued here from now on runs after the event's last mark; the host does not wait
-  // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy is done.
+  // Copies between device memory and memory from Backend::pinned(). Both must stay until an event marked after the copy
+  // is done.
   virtual void fetch(void* pinned, const void* device, std::size_t bytes) = 0;
   virtual void send(void* device, const void* pinned, std::size_t bytes) = 0;
   virtual void* handle() = 0;  // the cudaStream_t; makes its device the calling thread's. Null where there is none

@@ -1,4 +1,5 @@
-// A device's mover (core/mover.h): copies on two queues of their own. What the host's side is made of is the derived class's.
+// A device's mover (core/mover.h): copies on two queues of their own. What the host's side is made of is the derived
+// class's.
 #pragma once
 #include <map>
 #include <memory>
@@ -11,8 +12,9 @@
 
 namespace tandem {
 
-// Order: a copy begins behind a fork of the backend's queue, which in turn waits for the copy's own event in wait() and forget(). A room
-// may so be used again at once: the next copy that uses it begins behind the queue's wait for the last one.
+// Order: a copy begins behind a fork of the backend's queue, which in turn waits for the copy's own event in wait() and
+// forget(). A room may so be used again at once: the next copy that uses it begins behind the queue's wait for the last
+// one.
 class QueueMover : public Mover {
  public:
   QueueMover(Backend& backend, std::size_t most);  // bytes outside

@@ -1,6 +1,6 @@
-// Counter-based random numbers (Philox 4×32-10, Salmon et al., SC 2011): four random words are a pure function of a key and
-// a counter. Every draw is addressed by (seed, stream, epoch, sample, index), so it does not depend on the number of ranks
-// or threads, on the order of the work, or on having been resumed.
+// Counter-based random numbers (Philox 4×32-10, Salmon et al., SC 2011): four random words are a pure function of a key
+// and a counter. Every draw is addressed by (seed, stream, epoch, sample, index), so it does not depend on the number
+// of ranks or threads, on the order of the work, or on having been resumed.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
-// A step that is recorded once and then replayed. This file holds the policy, without device code, so that it can be tested without
-// a device. The first two calls run the step eagerly (plans are made, memory is allocated), the third is recorded, later ones are
-// replays. A step that cannot be recorded always runs eagerly; why_eager() gives the reason.
+// A step that is recorded once and then replayed. This file holds the policy, without device code, so that it can be
+// tested without a device. The first two calls run the step eagerly (plans are made, memory is allocated), the third is
+// recorded, later ones are replays. A step that cannot be recorded always runs eagerly; why_eager() gives the reason.
 #pragma once
 #include <functional>
 #include <memory>

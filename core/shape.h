@@ -76,7 +76,8 @@ class Shape {
   int rank_ = 0;
 };
 
-// One 2-D convolution: pictures x[n, h, w, c_in], filters w[c_out, kh, kw, c_in / groups], result y[n, out_h, out_w, c_out].
+// One 2-D convolution: pictures x[n, h, w, c_in], filters w[c_out, kh, kw, c_in / groups], result y[n, out_h, out_w,
+// c_out].
 struct ConvShape {
   std::int64_t n = 0, h = 0, w = 0, c_in = 0, c_out = 0, kh = 1, kw = 1;
   std::int64_t stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0, dilation_h = 1, dilation_w = 1, groups = 1;

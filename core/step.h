@@ -1,5 +1,5 @@
-// StepState: the values that change from step to step. They are in device memory, where kernels read them, so that a recorded
-// step can be replayed unchanged.
+// StepState: the values that change from step to step. They are in device memory, where kernels read them, so that a
+// recorded step can be replayed unchanged.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +16,9 @@ struct StepState {
   std::uint32_t epoch = 0;      // for counter-based random numbers
 
   // Written by the device; the host need not wait for it.
-  // 0: the update was applied. 1: a loss or gradient was not finite; no further update is applied. 2: the gradients overflowed
-  // because of the loss scale; this update was skipped and the scale halved. 3: it was 1 and the host has read it; the next step
-  // is treated normally.
+  // 0: the update was applied. 1: a loss or gradient was not finite; no further update is applied. 2: the gradients
+  // overflowed because of the loss scale; this update was skipped and the scale halved. 3: it was 1 and the host has
+  // read it; the next step is treated normally.
   std::int32_t not_finite = 0;
   float gradient_scale = 1;     // gradients are multiplied by this before use: averaging, clipping, undoing the loss scale
   float loss_scale = 1;         // what the loss was multiplied by (f16)
@@ -26,16 +26,16 @@ struct StepState {
   std::uint64_t step = 0;       // updates applied so far
   std::uint64_t skipped = 0;    // steps skipped because their gradients overflowed
 };
-// Dynamic loss scaling for f16. The loss is multiplied by a power of two, so that small gradients are not rounded to zero. The
-// scale doubles after `patience` steps without an overflow. An overflow halves the scale and skips the step. At scale 1 an
-// overflow counts as a gradient that is not finite.
+// Dynamic loss scaling for f16. The loss is multiplied by a power of two, so that small gradients are not rounded to
+// zero. The scale doubles after `patience` steps without an overflow. An overflow halves the scale and skips the step.
+// At scale 1 an overflow counts as a gradient that is not finite.
 struct LossScaling {
   float first = 65536, most = 16777216;
   std::int32_t patience = 2000;
 };
 
-// Updates not_finite, the loss scale and its counter for a step. finite: the loss and all gradients are finite. scaled: loss scaling
-// is on; otherwise the scale does not change. Returns true when the update is to be applied.
+// Updates not_finite, the loss scale and its counter for a step. finite: the loss and all gradients are finite. scaled:
+// loss scaling is on; otherwise the scale does not change. Returns true when the update is to be applied.
 TANDEM_HD inline bool check_step(StepState& s, bool finite, bool scaled, const LossScaling& scaling) {
   if (s.not_finite == 1) return false;
   s.not_finite = 0;

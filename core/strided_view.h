@@ -1,6 +1,6 @@
-// Strided copies: copies a strided view of one contiguous tensor to a strided view of the same shape in another. Operations that
-// move elements without arithmetic (transpose, slice, pad, cat, shortcuts) are such copies. Their gradients copy in reverse.
-// Included by *.kernel.cpp files.
+// Strided copies: copies a strided view of one contiguous tensor to a strided view of the same shape in another.
+// Operations that move elements without arithmetic (transpose, slice, pad, cat, shortcuts) are such copies. Their
+// gradients copy in reverse. Included by *.kernel.cpp files.
 #pragma once
 #include "core/launch.h"
 

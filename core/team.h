@@ -1,21 +1,23 @@
 // The threads that share a kernel's work: a team per calling thread, made at its first parallel call and kept.
 //
-// A worker that has nothing to do looks for work for a bounded time, then sleeps, so that a program leaves its cores to others as
-// soon as it does not use them. The caller does not wait for a worker that has not begun: it runs that part itself. What a part
-// computes depends on its number and not on the thread that runs it, so results are the same however busy the machine is.
+// A worker that has nothing to do looks for work for a bounded time, then sleeps, so that a program leaves its cores to
+// others as soon as it does not use them. The caller does not wait for a worker that has not begun: it runs that part
+// itself. What a part computes depends on its number and not on the thread that runs it, so results are the same
+// however busy the machine is.
 #pragma once
 #include <atomic>
 #include <csignal>
 
 namespace tandem {
 
-// Threads of a backend when nobody says: OMP_NUM_THREADS, else the cores that this process may use: those of its affinity mask,
-// and no more than the quota of its cgroup (cpu.max; v1: cpu.cfs_quota_us) rounded up.
+// Threads of a backend when nobody says: OMP_NUM_THREADS, else the cores that this process may use: those of its
+// affinity mask, and no more than the quota of its cgroup (cpu.max; v1: cpu.cfs_quota_us) rounded up.
 int default_threads();
 
-// Blocks signals on the calling thread while it exists, and on threads that are started meanwhile for good. Signals of a fault in
-// the program (SIGSEGV and the like) are not blocked. Reason: kernels of oneDNN up to 3.11 point the stack register into the heap,
-// so a signal handler that runs during one overwrites heap memory (github.com/uxlfoundation/oneDNN/issues/4845).
+// Blocks signals on the calling thread while it exists, and on threads that are started meanwhile for good. Signals of
+// a fault in the program (SIGSEGV and the like) are not blocked. Reason: kernels of oneDNN up to 3.11 point the stack
+// register into the heap, so a signal handler that runs during one overwrites heap memory
+// (github.com/uxlfoundation/oneDNN/issues/4845).
 class SignalsWait {
  public:
   SignalsWait();
@@ -28,9 +30,9 @@ class SignalsWait {
 
 namespace team {
 using Call = void (*)(const void* body, int part);
-// Calls call(body, part) for every part in [0, parts): part 0 on the calling thread, the others on a worker each, or on the
-// calling thread when it comes to them first. So a part may wait for another: that one has ended, runs, or its worker will begin
-// it. Inside a part, parts run one after another. An exception in a part ends the process.
+// Calls call(body, part) for every part in [0, parts): part 0 on the calling thread, the others on a worker each, or on
+// the calling thread when it comes to them first. So a part may wait for another: that one has ended, runs, or its
+// worker will begin it. Inside a part, parts run one after another. An exception in a part ends the process.
 void run(int parts, Call call, const void* body);
 bool inside();  // a part, on this thread
 

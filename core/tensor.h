@@ -1,5 +1,6 @@
-// Tensor: a storage, an offset, a shape and an element type on one device. Tensors are contiguous and row-major. A slice along
-// the first axis and a reshape share memory; all other operations copy. Pictures are [N, H, W, C], filters [O, H, W, I].
+// Tensor: a storage, an offset, a shape and an element type on one device. Tensors are contiguous and row-major. A
+// slice along the first axis and a reshape share memory; all other operations copy. Pictures are [N, H, W, C], filters
+// [O, H, W, I].
 //
 // A Tensor is a handle: copying it does not copy the elements. Not thread-safe; different tensors may be used by
 // different threads.
@@ -44,8 +45,8 @@ class Tensor {
     return storage_->backend();
   }
 
-  // Pointers for reading and writing on the device. write() increments the write count, so that code which saved the old value
-  // can detect the change.
+  // Pointers for reading and writing on the device. write() increments the write count, so that code which saved the
+  // old value can detect the change.
   const void* raw() const { return begin(); }
   void* raw_write() {
     writes().bump();
@@ -119,7 +120,8 @@ class WeakTensor {
   Storage* storage_ = nullptr;
 };
 
-// Nested brackets with aligned numbers, then type and shape; of more than 1000 elements the first and last three of each axis.
+// Nested brackets with aligned numbers, then type and shape; of more than 1000 elements the first and last three of
+// each axis.
 std::ostream& operator<<(std::ostream& out, const Tensor& t);
 
 }  // namespace tandem

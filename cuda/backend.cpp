@@ -1,6 +1,6 @@
-// The cuda backend: one stream, and everything queued on it. Matrix products go to cuBLAS, convolutions to cuDNN's plans,
-// the rest to kernels of our own (kernels.h). This file unpacks tensors into pointers, keeps narrow copies of the weights, and
-// records steps.
+// The cuda backend: one stream, and everything queued on it. Matrix products go to cuBLAS, convolutions to cuDNN's
+// plans, the rest to kernels of our own (kernels.h). This file unpacks tensors into pointers, keeps narrow copies of
+// the weights, and records steps.
 #include "core/backend.h"
 #include "core/operands.h"
 
@@ -35,7 +35,8 @@ struct Queue {  // the stream, gone after all that uses it
   Queue(const Queue&) = delete;
 };
 
-// Memory for the length of a call: work on one stream is in order, so it may be given back while a kernel still uses it.
+// Memory for the length of a call: work on one stream is in order, so it may be given back while a kernel still uses
+// it.
 class Scratch {
  public:
   Scratch(CachingAllocator& memory, std::size_t bytes) : memory_(memory) {
@@ -327,8 +328,8 @@ class CudaBackend final : public Backend {
     Scratch room_;
   };
 
-  // A step as a CUDA graph. Its memory is a pool of its own. Capturing is relaxed: the allocator may ask the device for more
-  // and cuDNN may load a kernel meanwhile; what a graph cannot hold we refuse ourselves.
+  // A step as a CUDA graph. Its memory is a pool of its own. Capturing is relaxed: the allocator may ask the device for
+  // more and cuDNN may load a kernel meanwhile; what a graph cannot hold we refuse ourselves.
   class Graph : public Capture {
    public:
     explicit Graph(CudaBackend& b) : b_(b), pool_(b.memory().new_pool()) {}

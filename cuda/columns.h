@@ -1,6 +1,6 @@
-// N sums at once over the rows of [rows, channels], for the statistics and the gradient of batch norm and the gradient of a bias. Each
-// thread keeps neighbouring channels and iterates over rows. Blocks write partial sums, which a second kernel adds in double in a
-// fixed order, without atomics, so that every run gives the same bits.
+// N sums at once over the rows of [rows, channels], for the statistics and the gradient of batch norm and the gradient
+// of a bias. Each thread keeps neighbouring channels and iterates over rows. Blocks write partial sums, which a second
+// kernel adds in double in a fixed order, without atomics, so that every run gives the same bits.
 #pragma once
 #include <algorithm>
 

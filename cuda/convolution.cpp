@@ -81,8 +81,8 @@ struct Convolution::State {
     });
   }
 
-  // Failures must stay visible, so ReLU must let NaN through: with a bias of NaN every result is one. y is overwritten by the call that
-  // asked.
+  // Failures must stay visible, so ReLU must let NaN through: with a bias of NaN every result is one. y is overwritten
+  // by the call that asked.
   bool nan_survives(const Plan& plan, const PlanKey& key, Operands o) {
     const std::size_t bytes = size_of(key.type) * std::size_t(key.shape.c_out);
     Block bias(*this, bytes);
@@ -137,8 +137,9 @@ struct Convolution::State {
     std::vector<Plan> plans;
     if (key.empty()) return plans;
     const std::size_t most = recording ? 1 : 8;
-    // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the same engines
-    // whatever the alignment, though most of them need 16 bytes without a bias: so they get what serves any of them.
+    // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the
+    // same engines whatever the alignment, though most of them need 16 bytes without a bias: so they get what serves
+    // any of them.
     if (key.bias && !recording && key.alignment == Alignments()) plans = candidates(device, key, rules, most);
     PlanKey alone = key;
     alone.bias = alone.relu = false;
@@ -146,9 +147,9 @@ struct Convolution::State {
     return plans;
   }
 
-  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway),
-  // and the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be tried: the
-  // first is taken and stays for the recording, and an eager call chooses again.
+  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten
+  // anyway), and the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be
+  // tried: the first is taken and stays for the recording, and an eager call chooses again.
   Entry& entry(const PlanKey& key, const Operands& o) {
     for (auto& e : entries)
       if (e->key == key && (e->tried || recording)) return *e;
@@ -211,7 +212,8 @@ void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, 
   });
 }
 
-// In the pictures' type, through scratch, and widened: cuDNN's heuristics offer no engine that writes f32 beside narrower pictures.
+// In the pictures' type, through scratch, and widened: cuDNN's heuristics offer no engine that writes f32 beside
+// narrower pictures.
 void Convolution::backward_filter(const ConvShape& s, DType type, const void* x, const void* dy, float* dw, bool add) {
   const bool through = add || type != DType::f32;
   State::Block room(*state_, through ? size_of(type) * std::size_t(s.w_numel()) : 0);

@@ -1,5 +1,5 @@
-// Convolutions by cuDNN: one plan (plans.h) for each pass of each shape, timed on the device once and kept. Where no engine serves a
-// shape, plain kernels of our own do.
+// Convolutions by cuDNN: one plan (plans.h) for each pass of each shape, timed on the device once and kept. Where no
+// engine serves a shape, plain kernels of our own do.
 #pragma once
 #include <functional>
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace tandem::cuda {
 
-// The candidate to keep: the fastest one that runs or, with `first`, the first one that runs. A candidate that does not run (too large a
-// workspace, or refused by the library) has no time and is ignored. None: not one of them runs.
+// The candidate to keep: the fastest one that runs or, with `first`, the first one that runs. A candidate that does not
+// run (too large a workspace, or refused by the library) has no time and is ignored. None: not one of them runs.
 std::optional<std::size_t> choose(std::size_t candidates, bool first,
                                   const std::function<std::optional<float>(std::size_t)>& milliseconds);
 
@@ -25,8 +25,8 @@ class Convolution {
   ~Convolution();
   Convolution(const Convolution&) = delete;
 
-  // y = relu?(x ∗ w + bias). The bias and the ReLU are part of cuDNN's plan where one that has them is the fastest, else a kernel of our
-  // own behind the convolution.
+  // y = relu?(x ∗ w + bias). The bias and the ReLU are part of cuDNN's plan where one that has them is the fastest,
+  // else a kernel of our own behind the convolution.
   void forward(const ConvShape&, DType, const Operands&, bool relu);
   void backward_data(const ConvShape&, DType, const void* dy, const void* w, void* dx, bool add);
   void backward_filter(const ConvShape&, DType, const void* x, const void* dy, float* dw, bool add);

@@ -1,6 +1,7 @@
-// The kernels that are ours, as functions that the host calls. T is float, bf16 or f16 (activations); parameters, statistics and
-// losses are float. Pointers are of device memory, those called optional may be null; everything is queued on the stream
-// and nothing waits. Arithmetic is float, sums are finished in double, in a fixed order: the same bits in every run.
+// The kernels that are ours, as functions that the host calls. T is float, bf16 or f16 (activations); parameters,
+// statistics and losses are float. Pointers are of device memory, those called optional may be null; everything is
+// queued on the stream and nothing waits. Arithmetic is float, sums are finished in double, in a fixed order: the same
+// bits in every run.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -82,7 +83,8 @@ void cross_entropy_backward(const Grid&, std::int64_t rows, std::int64_t classes
                             const std::int32_t* labels, double smoothing, const float* dloss, T* dx, bool add);
 
 // ---- convolution without a library (convolution.cu) -----------------------------------------------------------------
-// One thread for each result; for shapes that no engine of cuDNN's serves. Slow, and never in the way of a common network.
+// One thread for each result; for shapes that no engine of cuDNN's serves. Slow, and never in the way of a common
+// network.
 template <class T>
 void plain_convolution(const Grid&, const ConvShape&, const T* x, const T* w, T* y);
 template <class T>

@@ -9,8 +9,8 @@
 namespace tandem {
 
 #if defined(__CUDACC__)
-// kernel<<<blocks, threads, 0, stream>>>(arguments…). Tests put a function of their own in its place, which runs the same
-// kernels on the host (tests/emulated_cuda.h).
+// kernel<<<blocks, threads, 0, stream>>>(arguments…). Tests put a function of their own in its place, which runs the
+// same kernels on the host (tests/emulated_cuda.h).
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Arguments... arguments) {
   kernel<<<blocks, threads, 0, stream>>>(arguments...);
@@ -32,7 +32,8 @@ void device_launch(void* stream, std::int64_t n, const F& f) {
   start(for_each_index<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 
-// launch_sums(): `lanes` threads to a sum, whose parts are two doubles. Every thread of a warp takes part in each exchange.
+// launch_sums(): `lanes` threads to a sum, whose parts are two doubles. Every thread of a warp takes part in each
+// exchange.
 template <int lanes, class F>
 __global__ void __launch_bounds__(256) for_each_sum(std::int64_t n, F f) {
   constexpr int each = 256 / lanes;  // sums of a block at once
@@ -98,8 +99,8 @@ void device_launch_rows(void* stream, std::int64_t rows, const F& f) {
   start(for_each_row<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), rows, f);
 }
 
-// The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference backend
-// and is not compiled for the device: it would cost as much as the rest.
+// The functors of *.kernel.cpp are templates over the element's type, double among them. That lives in the reference
+// backend and is not compiled for the device: it would cost as much as the rest.
 template <class F>
 inline constexpr bool holds_double = false;
 template <>

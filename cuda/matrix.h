@@ -1,5 +1,5 @@
-// Matrix products by cuBLAS. Row-major matrices are the transposes of cuBLAS's column-major ones, so C = A·B is asked for
-// as Cᵀ = Bᵀ·Aᵀ. Sums are f32 (TF32 only when asked for); inputs and outputs f32, bf16 or f16.
+// Matrix products by cuBLAS. Row-major matrices are the transposes of cuBLAS's column-major ones, so C = A·B is asked
+// for as Cᵀ = Bᵀ·Aᵀ. Sums are f32 (TF32 only when asked for); inputs and outputs f32, bf16 or f16.
 #pragma once
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -15,8 +15,8 @@
 
 namespace tandem::cuda {
 
-// A linear layer whose bias, and perhaps ReLU, the product itself adds: y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]), all of one
-// type. What cuBLASLt's plan for it was made for.
+// A linear layer whose bias, and perhaps ReLU, the product itself adds: y[m, n] = relu?(x[m, k]·w[n, k]ᵀ + bias[n]),
+// all of one type. What cuBLASLt's plan for it was made for.
 struct LinearKey {
   std::int64_t m, n, k;
   DType type;
@@ -26,9 +26,9 @@ struct LinearKey {
   std::string text() const;  // for errors
 };
 
-// Decides which of these layers are fused, once for each key. A key is refused when the library has no plan for it, or when the plan's
-// ReLU turns NaN into 0, since failures must stay visible. A plan cannot be tried while a step is recorded; a new key then runs
-// unfused.
+// Decides which of these layers are fused, once for each key. A key is refused when the library has no plan for it, or
+// when the plan's ReLU turns NaN into 0, since failures must stay visible. A plan cannot be tried while a step is
+// recorded; a new key then runs unfused.
 template <class Plan>
 class FusedPlans {
  public:

@@ -31,9 +31,9 @@ std::string memory_state(std::size_t free, std::size_t total, std::size_t ours);
 // Whether the first element of f32, bf16 or f16 numbers on the device is NaN. Waits for the stream.
 bool is_nan(DType type, const void* device, cudaStream_t stream);
 
-// Sends small pieces of host memory to the device without waiting. They are copied to one of several pinned slots, from which the device
-// copies them in queue order. When all slots are in use, send() waits for the oldest one, so the host is at most that many steps
-// ahead. Larger pieces are copied directly, and send() waits.
+// Sends small pieces of host memory to the device without waiting. They are copied to one of several pinned slots, from
+// which the device copies them in queue order. When all slots are in use, send() waits for the oldest one, so the host
+// is at most that many steps ahead. Larger pieces are copied directly, and send() waits.
 class Staging {
  public:
   static constexpr std::size_t slot_bytes = 4096;

@@ -24,8 +24,8 @@ __device__ inline void store(T* to, const float (&from)[V]) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-// Calls f.operator()<V>() with V elements of T to 16 bytes where rows of `width` elements and all pointers allow it, else
-// with 1. Null pointers are ignored.
+// Calls f.operator()<V>() with V elements of T to 16 bytes where rows of `width` elements and all pointers allow it,
+// else with 1. Null pointers are ignored.
 template <class T, class F, class... Pointers>
 void with_packs(std::int64_t width, const F& f, const Pointers*... pointers) {
   constexpr int V = 16 / sizeof(T);

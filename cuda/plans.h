@@ -1,6 +1,6 @@
-// A convolution as a graph of cuDNN's, and the plans that its heuristics offer for the graph. Nothing here runs a plan, so nothing needs
-// a device: the GPU is that of a handle, or one that is only described (tests/cuda_plans.cpp). Pictures [n, h, w, c], filters
-// [c_out, kh, kw, c_in / groups]; sums are f32.
+// A convolution as a graph of cuDNN's, and the plans that its heuristics offer for the graph. Nothing here runs a plan,
+// so nothing needs a device: the GPU is that of a handle, or one that is only described (tests/cuda_plans.cpp).
+// Pictures [n, h, w, c], filters [c_out, kh, kw, c_in / groups]; sums are f32.
 #pragma once
 #include <cudnn.h>
 
@@ -27,7 +27,8 @@ struct Alignments {
 // The largest of 16, 8, 4, 2 that divides all addresses.
 int alignment_of(std::initializer_list<const void*> pointers);
 
-// The tensors of a pass, or their gradients: of a filter gradient x and y are read, and w is written. All are of the pictures' type.
+// The tensors of a pass, or their gradients: of a filter gradient x and y are read, and w is written. All are of the
+// pictures' type.
 struct Operands {
   const void *x, *w, *y;
   const void* bias = nullptr;        // of a forward pass; null: none
@@ -42,7 +43,8 @@ struct PlanKey {
   bool bias = false, relu = false;  // the graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
   Alignments alignment = {};
   static PlanKey of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu = false);
-  // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the zeros.
+  // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the
+  // zeros.
   bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }
   bool operator==(const PlanKey&) const = default;
   std::string text() const;  // "conv2d backward data of [128, 32, 32, 16] …": for errors
@@ -116,7 +118,8 @@ struct Plan {
   std::int64_t workspace = 0;  // bytes
   bool fused = false;          // it adds the bias and applies the ReLU, too
 };
-// Plans for the configurations that the heuristic offers, best guess first, at most `most` of those that are acceptable.
+// Plans for the configurations that the heuristic offers, best guess first, at most `most` of those that are
+// acceptable.
 std::vector<Plan> candidates(const ForDevice& device, const PlanKey& key, const EngineRules& rules, std::size_t most);
 
 }  // namespace tandem::cuda

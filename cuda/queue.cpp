@@ -25,7 +25,8 @@ void* DeviceQueue::handle() {
   return stream_;
 }
 
-// In a recorded step the mark is a node of the graph, which makes it anew at each launch; a plain one would be an edge of it.
+// In a recorded step the mark is a node of the graph, which makes it anew at each launch; a plain one would be an edge
+// of it.
 void DeviceQueue::mark(Event& event) {
   handle();
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -25,7 +25,8 @@ class StreamFollower final : public Follower {
     if (failure_ == cudaSuccess) remember(cudaEventRecord(events_[used_], stream_));
     return std::int64_t(used_++);
   }
-  // The host learns when the device is at a place by waiting for it there: one more event, at which both clocks are read.
+  // The host learns when the device is at a place by waiting for it there: one more event, at which both clocks are
+  // read.
   std::vector<std::int64_t> times(const std::function<std::int64_t()>& now) override {
     if (used_ == 0) return {};
     CUDA_CHECK(failure_, "an event for the trace");

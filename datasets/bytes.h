@@ -1,5 +1,5 @@
-// Reads bytes from a file or from memory, plain or compressed. Errors state what was found, what was expected and what to do. All
-// format readers take a ByteSource, so that tests can pass them any bytes.
+// Reads bytes from a file or from memory, plain or compressed. Errors state what was found, what was expected and what
+// to do. All format readers take a ByteSource, so that tests can pass them any bytes.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -12,8 +12,8 @@
 
 namespace tandem {
 
-// What a file's errors advise. `source` says how to get the file, "run datasets/get-data.sh cifar-10 data"; `mend`, what to
-// do about wrong contents, is to move it away and get it again, unless that would be the user's own work.
+// What a file's errors advise. `source` says how to get the file, "run datasets/get-data.sh cifar-10 data"; `mend`,
+// what to do about wrong contents, is to move it away and get it again, unless that would be the user's own work.
 struct Advice {
   Advice(std::string from) : source(std::move(from)), mend("move it away and " + source) {}
   Advice(const char* from) : Advice(std::string(from)) {}
@@ -61,15 +61,16 @@ class ByteSource {
   std::uint64_t position_ = 0;
 };
 
-// What begins as gzip files do is decompressed, whatever its name. Throws when there is no such file, or when it is not a file.
+// What begins as gzip files do is decompressed, whatever its name. Throws when there is no such file, or when it is not
+// a file.
 std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const Advice& advice);
 
 // Bytes that are in memory already and stay there; `name` stands for the path in errors. Nothing is decompressed.
 std::unique_ptr<ByteSource> bytes_in_memory(std::span<const std::uint8_t> bytes, const std::filesystem::path& name,
                                             const Advice& advice);
 
-// A file beside `path` whose name has the same letters and digits but for one or two at its end: train-images.idx3-ubyte,
-// "train-images-idx3-ubyte (1).gz". Empty: there is none.
+// A file beside `path` whose name has the same letters and digits but for one or two at its end:
+// train-images.idx3-ubyte, "train-images-idx3-ubyte (1).gz". Empty: there is none.
 std::filesystem::path similar_file(const std::filesystem::path& path);
 
 }  // namespace tandem

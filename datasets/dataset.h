@@ -36,7 +36,8 @@ struct Dataset {
 
   // Your own pictures, in host memory: a tenth of them, drawn by `seed`, become the test pictures.
   static Dataset of(const Pictures& all, std::uint64_t seed = 0);
-  // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; copied. Classes: the largest label + 1.
+  // u8, row-major [N, H, W, C] with 1 to 4 channels, and labels 0 … classes − 1; copied. Classes: the largest label +
+  // 1.
   static Dataset of(std::span<const std::uint8_t> images, const Shape& shape, std::span<const std::int32_t> labels,
                     const std::string& name = "pictures");
 };
@@ -47,20 +48,21 @@ struct FolderOptions {
   bool skip_broken = false;  // leaves out what cannot be decoded, with a count on stderr, instead of refusing it
 };
 
-// A set by its name: mnist, fashion-mnist, cifar-10, cifar-100, cifar-100-coarse (looked for by find_data; "cifar10" will
-// do as well), or one of pictures made on the spot, "synthetic-" + mnist, fashion-mnist or cifar-10. The directory
+// A set by its name: mnist, fashion-mnist, cifar-10, cifar-100, cifar-100-coarse (looked for by find_data; "cifar10"
+// will do as well), or one of pictures made on the spot, "synthetic-" + mnist, fashion-mnist or cifar-10. The directory
 // "synthetic" stands for those. Other names are paths: a folder of pictures (folder.h), or an .npy file (npy.h).
 Dataset load_dataset(const std::string& name, const std::filesystem::path& directory = {},
                      const FolderOptions& folder = {});
 std::string dataset_names();  // "mnist fashion-mnist …"
 
 // What a program must know to show a trained model further pictures: classes (names, one a line), mean and std per
-// channel with bytes as 0 … 1, channels, side, pictures (their name). Saved beside the weights; examples/predict.cpp reads it.
+// channel with bytes as 0 … 1, channels, side, pictures (their name). Saved beside the weights; examples/predict.cpp
+// reads it.
 std::map<std::string, std::string> description(const Pictures& pictures);
 
-// The folder that holds the files of mnist, fashion-mnist, cifar-10 or cifar-100: looked for in `directory` (the option --data) where one is
-// given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own folder and in the place
-// itself. Throws when it is in none of them, naming them all and the command that downloads it.
+// The folder that holds the files of mnist, fashion-mnist, cifar-10 or cifar-100: looked for in `directory` (the option
+// --data) where one is given, and nowhere else; otherwise in $TANDEM_DATA, then in data/; each time in the set's own
+// folder and in the place itself. Throws when it is in none of them, naming them all and the command that downloads it.
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory = {});
 
 // The command that lays the files of a set where they were found: "datasets/get-data.sh fashion-mnist data".

@@ -6,7 +6,8 @@ namespace tandem {
 namespace {
 
 // inflate() rather than gzread(): it writes straight into the caller's memory, and gzread() takes plain files for
-// compressed ones and overlooks bytes after the end. A file is a series of members (RFC 1952), and zeros may follow the last.
+// compressed ones and overlooks bytes after the end. A file is a series of members (RFC 1952), and zeros may follow the
+// last.
 class Gunzip : public ByteSource {
  public:
   explicit Gunzip(std::unique_ptr<ByteSource> compressed)

@@ -22,7 +22,8 @@
 #define STBI_ONLY_PNM
 #define STBI_NO_STDIO
 #define STBI_NO_LINEAR
-// Zeroed: the JPEG decoder looks at tables that a damaged file never filled, and what it found there could end the program.
+// Zeroed: the JPEG decoder looks at tables that a damaged file never filled, and what it found there could end the
+// program.
 #define STBI_MALLOC(bytes) std::calloc(1, bytes)
 #define STBI_REALLOC(block, bytes) std::realloc(block, bytes)
 #define STBI_FREE(block) std::free(block)
@@ -56,8 +57,8 @@ struct Structure {
     at += count;
   }
 
-  // Segments FF marker length … up to the scan, and behind it the end marker. True: four channels without Adobe's marker, which
-  // are CMYK to Pillow, and YCbCr to stb.
+  // Segments FF marker length … up to the scan, and behind it the end marker. True: four channels without Adobe's
+  // marker, which are CMYK to Pillow, and YCbCr to stb.
   bool jpeg() {
     bool adobe = false, four = false;
     skip(2);
@@ -117,7 +118,8 @@ struct Structure {
         while (c == '#' && next(1) != '\n') {}
       for (most = 0; std::isdigit(int(c)) && most < 65536; c = next(1)) most = 10 * most + c - '0';
     }
-    // stb_image 2.27 reads beyond its memory where it converts the channels of 16-bit PNM, and scales no other largest value.
+    // stb_image 2.27 reads beyond its memory where it converts the channels of 16-bit PNM, and scales no other largest
+    // value.
     if (most > 255) file.mistaken("a PNM of 16 bits a channel, expected 8");
     if (most < 255) file.mistaken("a PNM whose largest value is ", most, ", expected 255");
     skip(std::uint64_t(width * height) * (bytes[1] == '6' ? 3 : 1));

@@ -39,8 +39,8 @@ std::pair<std::int64_t, std::int64_t> Cut::share(std::int64_t k, int rank) const
   return {first + size * rank / world_, first + size * (rank + 1) / world_};
 }
 
-// Jöhnk 1964: of uniform u and v with u^(1/α) + v^(1/α) ≤ 1, the first part of that sum is Beta(α, α). In logarithms, since
-// the powers of a small α underflow.
+// Jöhnk 1964: of uniform u and v with u^(1/α) + v^(1/α) ≤ 1, the first part of that sum is Beta(α, α). In logarithms,
+// since the powers of a small α underflow.
 double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::uint32_t batch) {
   Philox random(seed, Stream::mixup, epoch, batch);
   for (std::uint32_t i = 0;; i++) {

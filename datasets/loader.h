@@ -1,10 +1,10 @@
 // The loader: shuffles, cuts the epoch into batches, shares them among ranks, augments, normalises, and works ahead.
 //
 // Random numbers are functions of counters. The shuffle depends on (seed, epoch), the crop and the flip of a picture on
-// (seed, epoch, picture), and neither on ranks, threads, prefetching or resumption. Any batch can be made again, bit for bit.
-// Mixup (Zhang et al. 2018) mixes pictures 2i and 2i + 1 of a batch, which are independent after the shuffle, with a proportion
-// drawn from (seed, epoch, batch). All ranks draw the same proportion. Ranks with shares of even size mix the same pairs as one
-// rank would; the last picture of an odd share is not mixed.
+// (seed, epoch, picture), and neither on ranks, threads, prefetching or resumption. Any batch can be made again, bit
+// for bit. Mixup (Zhang et al. 2018) mixes pictures 2i and 2i + 1 of a batch, which are independent after the shuffle,
+// with a proportion drawn from (seed, epoch, batch). All ranks draw the same proportion. Ranks with shares of even size
+// mix the same pairs as one rank would; the last picture of an odd share is not mixed.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -48,9 +48,9 @@ struct LoaderOptions {
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
-// How an epoch of n pictures is divided into batches. Each batch has `batch` pictures, the last one the remaining ones. Each rank takes
-// a contiguous share of a batch; shares differ by at most one picture. No share is empty: a last batch with fewer pictures than
-// ranks takes some from the batch before it, or is left out when that one is too small.
+// How an epoch of n pictures is divided into batches. Each batch has `batch` pictures, the last one the remaining ones.
+// Each rank takes a contiguous share of a batch; shares differ by at most one picture. No share is empty: a last batch
+// with fewer pictures than ranks takes some from the batch before it, or is left out when that one is too small.
 struct Cut {
   Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
   std::int64_t batches = 0;                 // 0: fewer pictures than ranks, or, with drop_last, than a batch
@@ -94,8 +94,8 @@ TANDEM_HD inline Square draw_cutout(const Augment& a, std::uint64_t seed, std::u
   return {top > 0 ? top : 0, bottom < height ? bottom : height, left > 0 ? left : 0, right < width ? right : width};
 }
 
-// The proportion in which batch `batch` of an epoch is mixed: the larger of λ and 1 − λ, λ from Beta(alpha, alpha). Mixing
-// both pictures of a pair, λ and 1 − λ give the same two results.
+// The proportion in which batch `batch` of an epoch is mixed: the larger of λ and 1 − λ, λ from Beta(alpha, alpha).
+// Mixing both pictures of a pair, λ and 1 − λ give the same two results.
 double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::uint32_t batch);
 
 // Making one batch (loader.kernel.cpp). Pointers are of the backend's memory.
@@ -114,8 +114,8 @@ void make_batch(Backend& backend, const BatchWork& work, Batch& batch, int threa
 // Mixes pairs of pictures in place, batch.share of one with the rest of the other, and sets batch.other_labels.
 void mix_pairs(Backend& backend, Batch& batch);
 
-// For use by one thread. On a backend with on_device() the pictures are copied to the device once, and next() queues one kernel that
-// makes the batch there. That does not wait, so `prefetch` is ignored.
+// For use by one thread. On a backend with on_device() the pictures are copied to the device once, and next() queues
+// one kernel that makes the batch there. That does not wait, so `prefetch` is ignored.
 class Loader final : public BatchSource {
  public:
   // Throws when the pictures do not fit together, or when the options make no batch at all.
@@ -130,8 +130,8 @@ class Loader final : public BatchSource {
   // memory is then filled anew (clone() what must stay). Rethrows what went wrong in the thread.
   bool next(Batch& batch) override;
   void rest() override;
-  // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way; the last epoch's
-  // order is kept, so that the batches of one in turn cost one shuffle.
+  // Batch `index` of any epoch once more, in memory of its own. May be called while an epoch is under way; the last
+  // epoch's order is kept, so that the batches of one in turn cost one shuffle.
   Batch make(std::int64_t epoch, std::int64_t index) override;
   void make_ahead(std::int64_t epoch, std::int64_t index) override;  // in a thread of its own, unless prefetch is 0
   // This rank's part from the next start() on. Throws when the pictures make no batch for so many ranks.

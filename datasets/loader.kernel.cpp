@@ -61,7 +61,8 @@ struct MakeBatch : BatchWork {
   }
 
   void cut_out(const std::uint8_t* x, Crop crop, std::uint8_t* out) const {
-    // Columns [begin, end) of the output, before mirroring, lie inside the picture; the rest is black, or its reflection.
+    // Columns [begin, end) of the output, before mirroring, lie inside the picture; the rest is black, or its
+    // reflection.
     std::int64_t begin = std::max<std::int64_t>(0, -crop.dx), end = std::min(width, width - crop.dx);
     for (std::int64_t row = 0; row < height; row++, out += width * channels) {
       std::int64_t from_row = row + crop.dy;
@@ -100,7 +101,8 @@ struct MakeBatch : BatchWork {
       for (int c = 0; c < C; c++) to[x * C + c] = from[(pixels - 1 - x) * C + c];
   }
 
-  // 48 elements hold whole pixels of 1, 2, 3 or 4 channels: mean and standard deviation become vectors that stay in registers.
+  // 48 elements hold whole pixels of 1, 2, 3 or 4 channels: mean and standard deviation become vectors that stay in
+  // registers.
   void convert(const std::uint8_t* x, std::int64_t numel, T* __restrict to) const {
     constexpr int block = 48;
     float m[block], s[block];

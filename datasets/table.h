@@ -1,4 +1,5 @@
-// Tables: rows of numbers with features and targets, from a CSV file, NumPy's .npy files, or memory, and the batches of them.
+// Tables: rows of numbers with features and targets, from a CSV file, NumPy's .npy files, or memory, and the batches of
+// them.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -21,17 +22,18 @@ struct Table {
   std::int64_t outputs() const;  // that a model of it has: k, or the number of classes
 };
 
-// A CSV file: numbers separated by commas, the first line names the columns. `targets` are names; all other columns are features.
-// With `classes` there is one target, a class in each row: its distinct texts, in order, are the classes. Throws Error with line and
-// column where any other field is not a finite number.
+// A CSV file: numbers separated by commas, the first line names the columns. `targets` are names; all other columns are
+// features. With `classes` there is one target, a class in each row: its distinct texts, in order, are the classes.
+// Throws Error with line and column where any other field is not a finite number.
 Table read_csv(const std::filesystem::path& file, const std::vector<std::string>& targets, bool classes = false);
-// Two arrays: features [N, columns], and targets [N] or [N, k]; whole numbers [N] are classes. u8, f32 or whole numbers.
+// Two arrays: features [N, columns], and targets [N] or [N, k]; whole numbers [N] are classes. u8, f32 or whole
+// numbers.
 Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets);
 
 // {the rest, `held_back` rows}, copied, each in its old order. The choice depends on the seed and the number of rows.
 std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::uint64_t seed = 0);
-// Brings every feature of `table` to mean 0 and standard deviation 1, and the other tables by the same numbers: call it with
-// the training rows first. A constant feature becomes 0.
+// Brings every feature of `table` to mean 0 and standard deviation 1, and the other tables by the same numbers: call it
+// with the training rows first. A constant feature becomes 0.
 void standardise(Table& table, const std::vector<Table*>& others = {});
 
 struct TableOptions {
@@ -41,8 +43,8 @@ struct TableOptions {
   std::uint64_t seed = 0;
 };
 
-// Batches of a table, in the order and shares that Loader (loader.h) has them. Batch::images is [b, columns], Batch::labels the
-// targets.
+// Batches of a table, in the order and shares that Loader (loader.h) has them. Batch::images is [b, columns],
+// Batch::labels the targets.
 class TableLoader final : public BatchSource {
  public:
   TableLoader(const Table& table, const TableOptions& options, Backend& backend);

@@ -1,5 +1,5 @@
-// CIFAR-10 to 94 % in seconds: the recipe of airbench94 (airbench.h). The clock runs over the whitening, the training and the
-// last test, on a device that has made one short run before, with pictures that lie in its memory.
+// CIFAR-10 to 94 % in seconds: the recipe of airbench94 (airbench.h). The clock runs over the whitening, the training
+// and the last test, on a device that has made one short run before, with pictures that lie in its memory.
 //
 //   build/airbench --device cuda --dtype f16 --runs 20
 //   build/airbench --data synthetic --val 49000 --batch 100 --epochs 2        a small run, on any CPU

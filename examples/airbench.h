@@ -1,9 +1,10 @@
-// The recipe of airbench94 (Keller Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498), in pieces:
-// the network and how it begins, the optimizer and its rates, the lookahead average, and what is looked at in a test.
+// The recipe of airbench94 (Keller Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498), in
+// pieces: the network and how it begins, the optimizer and its rates, the lookahead average, and what is looked at in a
+// test.
 //
-// From the paper: a frozen 2 × 2 convolution that whitens, three groups of 64, 256 and 256 channels, GELU, Nesterov 0.85,
-// label smoothing 0.2, batches of 1024 for 9.9 epochs, crops by 2 pixels and alternating flips, biases of norms that learn 64
-// times as fast, the whitening's bias for 3 epochs only, lookahead, and six looks at a test picture.
+// From the paper: a frozen 2 × 2 convolution that whitens, three groups of 64, 256 and 256 channels, GELU, Nesterov
+// 0.85, label smoothing 0.2, batches of 1024 for 9.9 epochs, crops by 2 pixels and alternating flips, biases of norms
+// that learn 64 times as fast, the whitening's bias for 3 epochs only, lookahead, and six looks at a test picture.
 // From memory of the published program, and marked so below: what the paper leaves open.
 #pragma once
 #include <cmath>
@@ -88,8 +89,8 @@ inline void eigen(Matrix& a, Matrix& v) {
       }
 }
 
-// The filters that make 2 × 2 patches of the first pictures white: eigenvectors of their covariance over √(eigenvalue + ε), and
-// the same negated. From memory: 5000 pictures, ε = 5e-4.
+// The filters that make 2 × 2 patches of the first pictures white: eigenvectors of their covariance over √(eigenvalue +
+// ε), and the same negated. From memory: 5000 pictures, ε = 5e-4.
 inline std::vector<double> whitening(const Pictures& pictures, std::int64_t first = 5000) {
   const std::int64_t n = std::min(first, pictures.count()), h = pictures.height(), w = pictures.width();
   const std::uint8_t* x = pictures.images.data<std::uint8_t>();
@@ -123,7 +124,8 @@ inline std::vector<double> whitening(const Pictures& pictures, std::int64_t firs
 constexpr double learning_rate = 1.5, weight_decay = 0.00133, momentum = 0.85, label_smoothing = 0.2;
 constexpr int whitening_bias_epochs = 3;
 
-// Nesterov's SGD in which everything decays alike: what learns 64 times as fast has a decay 64 times as small (from memory).
+// Nesterov's SGD in which everything decays alike: what learns 64 times as fast has a decay 64 times as small (from
+// memory).
 class Descent : public SGD {
  public:
   Descent(double rate, double mu, double decay)
@@ -140,12 +142,12 @@ class Descent : public SGD {
   double decay_;
 };
 
-// The share of the peak rate after a share t of the steps: rising from a fifth for 23 % of them, then falling to 7 % (from
-// memory).
+// The share of the peak rate after a share t of the steps: rising from a fifth for 23 % of them, then falling to 7 %
+// (from memory).
 inline double triangle(double t) { return t < 0.23 ? 0.2 + 0.8 * t / 0.23 : 1 - 0.93 * (t - 0.23) / 0.77; }
 
-// Slow copies of weights and running statistics, to which these return: w = slow = decay·slow + (1 − decay)·w. Every five
-// steps with 0.95⁵·t³, t the share of the steps that are done, and with 1 at the end (from memory).
+// Slow copies of weights and running statistics, to which these return: w = slow = decay·slow + (1 − decay)·w. Every
+// five steps with 0.95⁵·t³, t the share of the steps that are done, and with 1 at the end (from memory).
 class Lookahead {
  public:
   explicit Lookahead(FlatParameters& s) : flat_(s), weights_(s.values.clone()), buffers_(s.buffers.clone()) {}
@@ -165,7 +167,8 @@ class Lookahead {
 };
 
 // ---- the test -------------------------------------------------------------------------------------------------------
-// The pictures moved by whole pixels, surrounded by their reflection, and perhaps mirrored: view (y, x) shows (y + by, x + by).
+// The pictures moved by whole pixels, surrounded by their reflection, and perhaps mirrored: view (y, x) shows (y + by,
+// x + by).
 inline Pictures view(const Pictures& pictures, std::int64_t by, bool mirrored) {
   Pictures v = pictures;
   v.images = pictures.images.clone();
@@ -181,8 +184,8 @@ inline Pictures view(const Pictures& pictures, std::int64_t by, bool mirrored) {
   return v;
 }
 
-// Test pictures as they are or moved by one pixel up and left, down and right, each of them and its mirror image: half of the
-// verdict is the first pair's, and a quarter each of the others' (from memory).
+// Test pictures as they are or moved by one pixel up and left, down and right, each of them and its mirror image: half
+// of the verdict is the first pair's, and a quarter each of the others' (from memory).
 class Looks {
  public:
   Looks(const Pictures& test, const LoaderOptions& options, Backend& backend) {

@@ -1,5 +1,6 @@
-// Strategies × workers × clusters, by simulation, each tuned with the same budget: build/experiment PLAN.json. Beside the plan
-// it writes PLAN.jsonl, a line for each run (what was interrupted goes on), and PLAN.html, the page; the tables it prints.
+// Strategies × workers × clusters, by simulation, each tuned with the same budget: build/experiment PLAN.json. Beside
+// the plan it writes PLAN.jsonl, a line for each run (what was interrupted goes on), and PLAN.html, the page; the
+// tables it prints.
 //
 //   build/experiment --data synthetic examples/experiments/small.json
 #include <chrono>
@@ -84,8 +85,8 @@ Arguments arguments(int argc, char** argv) {
 // The data of a plan, and its runs: each in a thread with a backend of its own.
 class Lab {
  public:
-  // folder: for checkpoints of runs; empty: no checkpoints. Throws UsageError when the data are missing, and when the plan does not fit the
-  // data or this CPU.
+  // folder: for checkpoints of runs; empty: no checkpoints. Throws UsageError when the data are missing, and when the
+  // plan does not fit the data or this CPU.
   Lab(const Plan& plan, const std::string& data, const std::string& folder)
       : plan_(plan),
         options_{.data = data, .model = plan.model, .batch = plan.batch, .augment = plan.augment, .val = plan.val},
@@ -110,7 +111,8 @@ class Lab {
   }
 
   Outcome run(const Trial& trial) {
-    // Not before the first run: the folder may belong to another process that carries out the same plan, and then this one has no runs.
+    // Not before the first run: the folder may belong to another process that carries out the same plan, and then this
+    // one has no runs.
     std::call_once(first_run_, [&] {
       if (!folder_.empty()) make_folder("--results " + folder_, folder_), ran_ = true;
     });

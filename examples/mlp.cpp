@@ -1,5 +1,5 @@
-// Two layers as a module of your own. A module (names, initial values), an optimizer (the update) and fit() (the loop) do what
-// perceptron.cpp did by hand. The next step is lenet.cpp.
+// Two layers as a module of your own. A module (names, initial values), an optimizer (the update) and fit() (the loop)
+// do what perceptron.cpp did by hand. The next step is lenet.cpp.
 #include <cstdio>
 
 #include "tandem.h"

@@ -1,6 +1,6 @@
-// Adds an operation of your own, softsign(x) = x / (1 + |x|): a functor with the function and its gradient, and a line that makes
-// an operation of it, for every floating type and every device (autograd/elementwise.h). check_gradient compares its gradient with
-// finite differences.
+// Adds an operation of your own, softsign(x) = x / (1 + |x|): a functor with the function and its gradient, and a line
+// that makes an operation of it, for every floating type and every device (autograd/elementwise.h). check_gradient
+// compares its gradient with finite differences.
 #include <cmath>
 #include <cstdio>
 #include <iostream>

@@ -1,6 +1,6 @@
-// A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch forward,
-// loss, backward, learning rate, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5 for one epoch, on
-// one machine or, under tandem-run, on several ranks.
+// A training loop of your own, with the same pieces as fit(): build a model, flatten its parameters, and per batch
+// forward, loss, backward, learning rate, step; per epoch an evaluation and a checkpoint to go on from. Trains LeNet-5
+// for one epoch, on one machine or, under tandem-run, on several ranks.
 #include <cstdio>
 #include <filesystem>
 

@@ -1,5 +1,5 @@
-// An optimizer of your own: sign descent with momentum (signum, Bernstein et al. 2018), w ← w − η·sign(v). An optimizer is
-// one pass over the flat parameter vector: a functor for one element, and apply(range), which runs it.
+// An optimizer of your own: sign descent with momentum (signum, Bernstein et al. 2018), w ← w − η·sign(v). An optimizer
+// is one pass over the flat parameter vector: a functor for one element, and apply(range), which runs it.
 #include <cstdio>
 
 #include "core/launch.h"

@@ -1,6 +1,6 @@
-// A strategy of your own: gossip. After each step a rank averages its weights with one neighbour's, and never waits for all. Even
-// and odd pairs of a ring take turns, so what one rank learns reaches all others after a few steps (Lian et al. 2017 do the same
-// with both neighbours at once).
+// A strategy of your own: gossip. After each step a rank averages its weights with one neighbour's, and never waits for
+// all. Even and odd pairs of a ring take turns, so what one rank learns reaches all others after a few steps (Lian et
+// al. 2017 do the same with both neighbours at once).
 //
 //   build/tandem-run -n 4 --strategy gossip build/own_strategy
 #include <cstdio>

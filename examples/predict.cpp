@@ -1,5 +1,6 @@
-// Says what is on pictures: build/predict --weights run/best.safetensors shoe.png coat.jpg. The weights are a checkpoint or
-// what --export-torch wrote; each picture's largest square is brought to the size that the model was trained on.
+// Says what is on pictures: build/predict --weights run/best.safetensors shoe.png coat.jpg. The weights are a
+// checkpoint or what --export-torch wrote; each picture's largest square is brought to the size that the model was
+// trained on.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>

@@ -1,4 +1,5 @@
-// Asynchronous training by many workers, on one machine: real gradients in the order of a virtual clock (dist/lab/simulator.h).
+// Asynchronous training by many workers, on one machine: real gradients in the order of a virtual clock
+// (dist/lab/simulator.h).
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
 #include <cmath>

@@ -1,4 +1,5 @@
-// Which minibatch trains fastest per sample within a budget of memory, and the learning rate that goes with it (layers/train/tuner.h).
+// Which minibatch trains fastest per sample within a budget of memory, and the learning rate that goes with it
+// (layers/train/tuner.h).
 //
 //   build/tune --model resnet20 --memory-budget 200M
 //   build/tune --model resnet152 --memory-budget 8G --on h200 --ranks 4 --link 10G

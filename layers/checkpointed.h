@@ -1,5 +1,6 @@
-// checkpoint(module): trades time for memory. In training the module keeps only its input; backward runs it once more, with the same
-// random draws, and goes through that tape. Gradients and running statistics are those of the module alone, bit for bit.
+// checkpoint(module): trades time for memory. In training the module keeps only its input; backward runs it once more,
+// with the same random draws, and goes through that tape. Gradients and running statistics are those of the module
+// alone, bit for bit.
 //
 //   model.attach("block1", checkpoint(std::make_unique<BasicBlock>(64, 64)));
 //

@@ -1,9 +1,10 @@
-// Initial values of parameters: the initialisers of torch.nn.init, with the same names. An Initial is a plain value, stored in a
-// Parameter until FlatParameters draws the numbers:
+// Initial values of parameters: the initialisers of torch.nn.init, with the same names. An Initial is a plain value,
+// stored in a Parameter until FlatParameters draws the numbers:
 //   for (auto& [name, p] : model.parameters())
 //     if (p->shape.rank() == 4) p->initial = Initial::kaiming_normal(p->shape, {.mode = Fan::out});
-// Weights are [out, in] or filters [out, kh, kw, in/groups]. The number drawn for element i of the flat vector depends only on
-// (seed, i). For orthogonal, which concerns a whole matrix, it depends on the seed and the position of the matrix.
+// Weights are [out, in] or filters [out, kh, kw, in/groups]. The number drawn for element i of the flat vector depends
+// only on (seed, i). For orthogonal, which concerns a whole matrix, it depends on the seed and the position of the
+// matrix.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -49,14 +50,15 @@ struct Initial {
   // He et al. 2015: variance gain²/fan.
   static Initial kaiming_uniform(const Shape& weight, const KaimingOptions& options = {});
   static Initial kaiming_normal(const Shape& weight, const KaimingOptions& options = {});
-  // Saxe et al. 2013: orthonormal rows (or columns, if there are fewer of these) times gain; axes behind the first are one.
+  // Saxe et al. 2013: orthonormal rows (or columns, if there are fewer of these) times gain; axes behind the first are
+  // one.
   static Initial orthogonal(double gain = 1) { return {.kind = Kind::orthogonal, .value = gain}; }
   // PyTorch's default for the weight and the bias of Linear and Conv2d: U(−1/√fan_in, 1/√fan_in).
   static Initial fan_in_uniform(std::int64_t fan_in);
 };
 
-// Elements [from, from + out.size()) of a parameter of this shape, whose first element is element `begin` of the whole model's
-// flat vector. Throws Error for a shape that the initialiser is not made for.
+// Elements [from, from + out.size()) of a parameter of this shape, whose first element is element `begin` of the whole
+// model's flat vector. Throws Error for a shape that the initialiser is not made for.
 void draw(const Initial& how, const Shape& shape, std::uint64_t seed, std::int64_t begin, std::span<double> out,
           int threads = 1, std::int64_t from = 0);
 

@@ -10,8 +10,8 @@ class Linear : public Module {
   Linear(std::int64_t in, std::int64_t out, bool bias = true, bool relu = false);
   Variable forward(const Variable& x) override;
 
-  // Gives this rank a slice of the outputs: of the rows of w and b. Called before the flat parameters are built. While w is a slice,
-  // `operation` computes the layer; b may be empty.
+  // Gives this rank a slice of the outputs: of the rows of w and b. Called before the flat parameters are built. While
+  // w is a slice, `operation` computes the layer; b may be empty.
   using Operation = std::function<Variable(const Variable& x, const Variable& w, const Variable& b, bool training)>;
   void cut(Slice slice, Operation operation);
   std::int64_t outputs() const { return weight_->shape[0]; }  // of all slices
@@ -27,7 +27,8 @@ class Linear : public Module {
 class Conv2d : public Module {
  public:
   Conv2d(std::int64_t in, std::int64_t out, int kernel_size, const Conv2dOptions& options = {}, bool bias = true);
-  // A convolution that is followed by a batch norm: padding that keeps the size, He initialisation by fan-out, no bias by default.
+  // A convolution that is followed by a batch norm: padding that keeps the size, He initialisation by fan-out, no bias
+  // by default.
   static std::unique_ptr<Conv2d> before_norm(std::int64_t in, std::int64_t out, int kernel_size, int stride = 1,
                                              bool bias = false);
   Variable forward(const Variable& x) override;
@@ -127,7 +128,8 @@ class Embedding : public Module {
   Parameter* weight_;
 };
 
-// [N, H, W, C] → [N, H·W·C]. Remembers the shape: weights from frameworks that flatten (c, h, w) need it to be permuted.
+// [N, H, W, C] → [N, H·W·C]. Remembers the shape: weights from frameworks that flatten (c, h, w) need it to be
+// permuted.
 class Flatten : public Module {
  public:
   Variable forward(const Variable& x) override {

@@ -1,5 +1,5 @@
-// Modules: a model is a tree of modules. A module declares parameters and buffers (shape and initial value) and defines forward().
-// Parameters have no memory until a FlatParameters is built over the tree.
+// Modules: a model is a tree of modules. A module declares parameters and buffers (shape and initial value) and defines
+// forward(). Parameters have no memory until a FlatParameters is built over the tree.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -14,8 +14,8 @@
 
 namespace tandem {
 
-// Slice `index` of `count` of a parameter whose rows (its first axis) are cut over ranks; count 1: the whole parameter. The
-// first rows % count slices have one row more than the others.
+// Slice `index` of `count` of a parameter whose rows (its first axis) are cut over ranks; count 1: the whole parameter.
+// The first rows % count slices have one row more than the others.
 struct Slice {
   int index = 0, count = 1;
   std::int64_t begin(std::int64_t rows) const { return rows / count * index + std::min<std::int64_t>(index, rows % count); }
@@ -46,8 +46,9 @@ struct ModuleBuffer {
   Tensor tensor;
 };
 
-// While an object of this class exists, operations are recorded as part of module `path`. An empty path changes nothing. A trace
-// shows the scope as a span. Memory allocated meanwhile counts as activations unless MemoryUse says otherwise.
+// While an object of this class exists, operations are recorded as part of module `path`. An empty path changes
+// nothing. A trace shows the scope as a span. Memory allocated meanwhile counts as activations unless MemoryUse says
+// otherwise.
 class Scope {
  public:
   explicit Scope(const std::string& path)
@@ -88,8 +89,8 @@ class Module {
   // Calls forward() with this module's path set, so that errors and traces name the module.
   Variable operator()(const Variable& x);
 
-  // Sets a hook that is called with every output of operator(), to inspect activations. Returns the previous hook. The default
-  // is empty. The hook belongs to this object only.
+  // Sets a hook that is called with every output of operator(), to inspect activations. Returns the previous hook. The
+  // default is empty. The hook belongs to this object only.
   using ForwardHook = std::function<void(Module&, const Variable& output)>;
   ForwardHook on_forward(ForwardHook hook) { return std::exchange(forward_hook_, std::move(hook)); }
 
@@ -98,12 +99,13 @@ class Module {
   bool training() const { return training_; }
   const std::string& path() const { return path_; }  // "layer1.0.conv1"; set when the flat parameters are built
 
-  // All parameters and buffers of the tree, in registration order, with full names. Naming a whole tree (an empty path) also
-  // numbers the modules that draw random numbers.
+  // All parameters and buffers of the tree, in registration order, with full names. Naming a whole tree (an empty path)
+  // also numbers the modules that draw random numbers.
   void name_tree(const std::string& path = "");
   std::vector<std::pair<std::string, Parameter*>> parameters();
   std::vector<std::pair<std::string, ModuleBuffer*>> buffers();
-  // The one with this full name: model.parameter("conv1.weight").variable. Throws Error that lists the names when there is none.
+  // The one with this full name: model.parameter("conv1.weight").variable. Throws Error that lists the names when there
+  // is none.
   Parameter& parameter(const std::string& name);
   ModuleBuffer& buffer(const std::string& name);
   const std::vector<std::pair<std::string, Model>>& children() const { return children_; }

@@ -1,5 +1,5 @@
-// What all channels are tried with. serve_or_push: rank 0 holds numbers; every other rank pushes additions and gets the sum
-// back, as a parameter server's workers do.
+// What all channels are tried with. serve_or_push: rank 0 holds numbers; every other rank pushes additions and gets the
+// sum back, as a parameter server's workers do.
 #pragma once
 #include <chrono>
 #include <cstring>

@@ -1,6 +1,7 @@
-// Which of the backend's convolutions cuDNN has plans for, on GPUs that are not here: `make cuda-plans`. cuDNN (since 9.8) asks its
-// heuristics and finishes plans for a description of a GPU. The graphs, the rules and the choice of engines are the backend's own
-// (cuda/plans.h), the shapes those of the op table, of the models and of airbench94. Nothing is run. Exit status 1: a graph has no plan.
+// Which of the backend's convolutions cuDNN has plans for, on GPUs that are not here: `make cuda-plans`. cuDNN (since
+// 9.8) asks its heuristics and finishes plans for a description of a GPU. The graphs, the rules and the choice of
+// engines are the backend's own (cuda/plans.h), the shapes those of the op table, of the models and of airbench94.
+// Nothing is run. Exit status 1: a graph has no plan.
 //   build/cuda_plans [--gpu sm_90] [--first] [ops lenet5 …]
 #include <dlfcn.h>
 
@@ -133,8 +134,8 @@ std::vector<Graphs> graphs_of(const std::vector<Convolved>& convolutions, DType 
   return all;
 }
 
-// One line: how many of the graphs have a plan, without rules and deterministic without Winograd. Returns how many have none. At most
-// `most` plans of each are finished.
+// One line: how many of the graphs have a plan, without rules and deterministic without Winograd. Returns how many have
+// none. At most `most` plans of each are finished.
 int tell(const Gpu& gpu, const ForDevice& device, const Graphs& graphs, const Type& type, std::size_t most) {
   std::size_t with[2] = {}, fewest = most;
   std::vector<std::string> none;

@@ -75,8 +75,8 @@ class Dumps {
 // n numbers in [low, high), the same for the same name on every machine; step > 0 rounds them to multiples of it.
 std::vector<double> numbers(const std::string& name, std::int64_t n, double low = -1, double high = 1, double step = 0);
 
-// The largest |got − want|, divided by the largest |want| (by `floor` where that is smaller), and where it is. NaN counts
-// as infinite; so does a different number of elements.
+// The largest |got − want|, divided by the largest |want| (by `floor` where that is smaller), and where it is. NaN
+// counts as infinite; so does a different number of elements.
 struct Difference {
   double error = 0;
   std::size_t index = 0;

@@ -1,7 +1,8 @@
-// Runs CUDA kernels on the host, so that they can be tested where there is no GPU: a .cu file of ours, included behind this
-// header, becomes plain C++ in the namespace tandem::emulated, and its start() runs each block's threads as coroutines that
-// change over at barriers and shuffles. Only one runs at a time, in an order that the test chooses: results that depend on it
-// are races. A barrier that not every thread reaches, and a shuffle in a warp that is not whole, fail.
+// Runs CUDA kernels on the host, so that they can be tested where there is no GPU: a .cu file of ours, included behind
+// this header, becomes plain C++ in the namespace tandem::emulated, and its start() runs each block's threads as
+// coroutines that change over at barriers and shuffles. Only one runs at a time, in an order that the test chooses:
+// results that depend on it are races. A barrier that not every thread reaches, and a shuffle in a warp that is not
+// whole, fail.
 //
 // What it does not show: bank conflicts, memory order between blocks, and anything about speed.
 #pragma once
@@ -173,8 +174,8 @@ inline bool any(bool mine) {
 inline std::string text_of(cudaError_t) { return "emulated"; }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
-// Memory that ends where a page begins that nobody may touch: reading or writing behind it ends the program. Aligned to 16
-// bytes, as the kernels' widest accesses need; `shift` elements further, to try them where they may not be used.
+// Memory that ends where a page begins that nobody may touch: reading or writing behind it ends the program. Aligned to
+// 16 bytes, as the kernels' widest accesses need; `shift` elements further, to try them where they may not be used.
 template <class T>
 class Buffer {
  public:
@@ -209,8 +210,8 @@ class Buffer {
 }  // namespace tandem::emulated
 
 namespace tandem {
-// In place of cuda/launch.h's. Blocks run one after the other: what they share is global memory, which no kernel of ours
-// reads where another block of the same kernel writes.
+// In place of cuda/launch.h's. Blocks run one after the other: what they share is global memory, which no kernel of
+// ours reads where another block of the same kernel writes.
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t, Arguments... arguments) {
   emulated::grid_now = blocks;

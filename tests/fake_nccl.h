@@ -1,6 +1,6 @@
-// A libnccl for tests: ranks are threads, memory is that of twins (twin.h), streams are their queues. It is as strict as the
-// real one is: communicators do not block, a call stands in its stream only when the error has been asked and was "success",
-// ranks that call different things wait for ever, and so do those of a rank that is gone.
+// A libnccl for tests: ranks are threads, memory is that of twins (twin.h), streams are their queues. It is as strict
+// as the real one is: communicators do not block, a call stands in its stream only when the error has been asked and
+// was "success", ranks that call different things wait for ever, and so do those of a rank that is gone.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,4 +1,5 @@
-// Ranks that are threads of a test and count as those of several hosts, with the communicators that a Job would make for DASO.
+// Ranks that are threads of a test and count as those of several hosts, with the communicators that a Job would make
+// for DASO.
 #pragma once
 #include <memory>
 #include <utility>

@@ -1,5 +1,5 @@
-// The op table as data: one row per operation declared in autograd/ops.h, with inputs that show what it does, and how a case
-// is run. It needs no test framework, so that a machine with a GPU and little else can check it too (tests/gpu/).
+// The op table as data: one row per operation declared in autograd/ops.h, with inputs that show what it does, and how a
+// case is run. It needs no test framework, so that a machine with a GPU and little else can check it too (tests/gpu/).
 //
 // To add an operation: a row in table(), at its place in ops.h.
 #pragma once

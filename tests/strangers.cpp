@@ -1,6 +1,6 @@
 // strangers COUNT SEED HOST:PORT…: so many connections to these ports, from somebody who does not belong there: noise,
-// half a greeting, the greeting of another job, what was overheard of this one, messages in the form of UCX's that say nonsense,
-// and silence, which stays as long as there is room. Prints how many could say something.
+// half a greeting, the greeting of another job, what was overheard of this one, messages in the form of UCX's that say
+// nonsense, and silence, which stays as long as there is room. Prints how many could say something.
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-// The tape and its engine: what it may not do (recurse, corrupt, leak, read stale values) and what it promises (each hook
-// once, gradients that add up, a steady state that asks the system for nothing).
+// The tape and its engine: what it may not do (recurse, corrupt, leak, read stale values) and what it promises (each
+// hook once, gradients that add up, a steady state that asks the system for nothing).
 #include <dlfcn.h>
 #include <pthread.h>
 

@@ -465,8 +465,8 @@ TEST(OneDnn, LinearAndGemmEqualPlainLoops) {
   }
 }
 
-// oneDNN 2.6.3's bf16 weight gradient is garbage where the output of a padded picture is one pixel wide and the stride is larger
-// than 1. Every stride × padding × width; the rest is drawn. TANDEM_SWEEP=1 takes 40 times as many.
+// oneDNN 2.6.3's bf16 weight gradient is garbage where the output of a padded picture is one pixel wide and the stride
+// is larger than 1. Every stride × padding × width; the rest is drawn. TANDEM_SWEEP=1 takes 40 times as many.
 TEST(Convolution, ThinPicturesInBf16) {
   if (!OneDnn::has_bf16()) GTEST_SKIP() << "this CPU multiplies no bf16";
   Random random;
@@ -506,8 +506,9 @@ TEST(Convolution, ThinPicturesInBf16) {
   EXPECT_EQ(wrong, 0) << "of " << tried;
 }
 
-// 1×1 filters in bf16, pixels × channels in × channels out: small integers, so that every sum is exact. `make test` takes those
-// around which the library's kernels change; TANDEM_SWEEP=1 takes all of 1–130 × 1–33 × 1–33 (more than 5 minutes).
+// 1×1 filters in bf16, pixels × channels in × channels out: small integers, so that every sum is exact. `make test`
+// takes those around which the library's kernels change; TANDEM_SWEEP=1 takes all of 1–130 × 1–33 × 1–33 (more than 5
+// minutes).
 TEST(Convolution, OddChannelsInBf16) {
   if (!OneDnn::has_bf16()) GTEST_SKIP() << "this CPU multiplies no bf16";
   const bool all = std::getenv("TANDEM_SWEEP") != nullptr;

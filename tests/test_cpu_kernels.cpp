@@ -157,8 +157,8 @@ TEST_P(CpuKernels, BatchNormForward) {
   });
 }
 
-// The convolution before it may have taken the statistics already: of odd sizes, of few tiles, far from zero, and not to be
-// used once its result was changed.
+// The convolution before it may have taken the statistics already: of odd sizes, of few tiles, far from zero, and not
+// to be used once its result was changed.
 TEST_P(CpuKernels, BatchNormBehindConvolution) {
   backend->deterministic(true);  // Winograd, by rule
   const ConvShape shapes[] = {{.n = 3, .h = 14, .w = 13, .c_in = 16, .c_out = 32},

@@ -1,11 +1,13 @@
 // The kernels of cuda/, run on the host thread by thread (emulated_cuda.h), against the reference backend: the index
-// arithmetic, what is read and written, and that no result depends on which thread was first. On a GPU the op table runs them.
+// arithmetic, what is read and written, and that no result depends on which thread was first. On a GPU the op table
+// runs them.
 #include <gtest/gtest.h>
 
 #include "core/strided_view.h"
 #include "layers/optim/squared_norms.h"
 #include "tests/support.h"
-// The emulator renames a namespace and the words of CUDA's language, so the kernels come behind it, and nothing behind them.
+// The emulator renames a namespace and the words of CUDA's language, so the kernels come behind it, and nothing behind
+// them.
 #include "tests/emulated_cuda.h"
 
 #include "cuda/group_norm.cu"
@@ -47,7 +49,8 @@ struct CudaKernels : testing::Test {
   }
   Tensor room(const Shape& s, bool f32 = false) { return Tensor(*reference, s, f32 ? DType::f32 : oracle); }
 
-  // Runs it three times, with the threads in three orders, and returns what it gave; the three must be equal bit for bit.
+  // Runs it three times, with the threads in three orders, and returns what it gave; the three must be equal bit for
+  // bit.
   static std::vector<Values> in_any_order(const std::function<std::vector<Values>()>& run) {
     emulated::order = Order::forward;
     const std::vector<Values> first = run();
@@ -463,7 +466,8 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
       for (std::int64_t i = 64 * b; i < 64 * b + 64; i++)
         squares[std::size_t(2 * b)] += w[std::size_t(i)] * w[std::size_t(i)], squares[std::size_t(2 * b + 1)] += g[std::size_t(i)] * g[std::size_t(i)];
     EXPECT_TRUE(close("blocks", got, squares, 1e-6));
-    // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks inside.
+    // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks
+    // inside.
     Buffer<std::int32_t> bounds(Values{0, 2, 2, 40, 40, 85});
     device_launch_sums<256>(nullptr, 3, SquaredNormsOfRanges<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
     auto sum = [&](std::int64_t begin, std::int64_t end, std::int64_t which) {

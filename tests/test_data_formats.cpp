@@ -1,4 +1,5 @@
-// CIFAR-100, MNIST, .npy, picture files and folders of them, sets made of arrays: what is read, and what is refused how.
+// CIFAR-100, MNIST, .npy, picture files and folders of them, sets made of arrays: what is read, and what is refused
+// how.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -475,8 +476,8 @@ TEST(LoadDataset, OptionsWithoutUseAreNamed) {
 }
 
 // ---- real files, where they are ($TANDEM_DATA) ----------------------------------------------------------------------
-// Reads a damaged copy of a file: it must be refused with its path and what mends it, or give just what the good one gives
-// (a bit of a header may mean nothing). Returns whether it was refused.
+// Reads a damaged copy of a file: it must be refused with its path and what mends it, or give just what the good one
+// gives (a bit of a header may mean nothing). Returns whether it was refused.
 template <class Read>
 bool refuses(const fs::path& copy, const Bytes& bytes, const std::vector<double>& good, const Read& read) {
   save(copy, bytes);

@@ -233,7 +233,8 @@ TEST(Idx, SaysWhatIsWrongWithACompressedFile) {
   EXPECT_ERROR(read_idx(dir / "tail.gz", 1, source), "ends before its checksum");
 }
 
-// RFC 1952: a file is a series of members; tar and others fill the rest of a block with zeros. The contents decide, not the name.
+// RFC 1952: a file is a series of members; tar and others fill the rest of a block with zeros. The contents decide, not
+// the name.
 TEST(Idx, ReadsGzipAsItIsWritten) {
   NEEDS_ZLIB();
   Folder dir;

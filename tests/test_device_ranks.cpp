@@ -1,5 +1,5 @@
-// Training with several ranks whose tensors are on devices: twins that run behind the host's back and record (twin.h), over
-// in-process ranks. What they compute must be the bits of the same ranks in the host's memory.
+// Training with several ranks whose tensors are on devices: twins that run behind the host's back and record (twin.h),
+// over in-process ranks. What they compute must be the bits of the same ranks in the host's memory.
 #include <gtest/gtest.h>
 
 #include "datasets/loader.h"
@@ -178,8 +178,8 @@ TEST(DeviceRanks, HostsThatExchangeWeightsGiveTheBitsOfTheHost) {
 }
 
 TEST(DeviceRanks, SharesOfDifferentSizesRunEagerly) {
-  // 24, 24, 24 and 17 pictures: of the last batch rank 0 has 5 or 6 of 17, and where it has as many as always, its gradient
-  // weighs more.
+  // 24, 24, 24 and 17 pictures: of the last batch rank 0 has 5 or 6 of 17, and where it has as many as always, its
+  // gradient weighs more.
   for (int n : {2, 3})
     for (std::int64_t pictures : {89, 95}) {
       Recipe r;

@@ -139,7 +139,8 @@ TEST(AllReduce, FitEndsWithTheSameOnEveryRank) {
   for (int n : {2, 3}) same_bits(on_ranks(n, [](Strategy& s, Ended& run) { fit_on(s, run, quiet(2)); }));
 }
 
-// One file with the lanes of all ranks, their clocks aligned: an all-reduce ends nowhere before it has begun everywhere.
+// One file with the lanes of all ranks, their clocks aligned: an all-reduce ends nowhere before it has begun
+// everywhere.
 TEST(AllReduce, ATraceHoldsAllRanks) {
   const std::string file = (std::filesystem::temp_directory_path() / ("trace-" + std::to_string(getpid()))).string();
   const int n = 3;

@@ -1,4 +1,5 @@
-// Collectives on in-process ranks: results against sums in double, bit-identical on all ranks; a fault at every message.
+// Collectives on in-process ranks: results against sums in double, bit-identical on all ranks; a fault at every
+// message.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -359,8 +360,8 @@ std::vector<std::string> wrong_names(int n, Fault::Kind kind, double deadline, s
   return wrong;
 }
 
-// How long the same crowd of runs takes that no fault hits. On a busy machine a rank that waits for its turn to run looks
-// like one that is gone, so that deadlines must be longer than this.
+// How long the same crowd of runs takes that no fault hits. On a busy machine a rank that waits for its turn to run
+// looks like one that is gone, so that deadlines must be longer than this.
 double seconds_of_a_calm_crowd(int n, std::int64_t messages) {
   const auto start = std::chrono::steady_clock::now();
   all_well(ranks_say(int(messages), [&](int) { all_well(on_ranks(n, a_step)); }));
@@ -389,8 +390,8 @@ TEST(Communicator, AKilledRankIsNamedAtEveryMessage) { fault_everywhere(Fault::K
 TEST(Communicator, AStoppedRankIsNamedAtEveryMessage) { fault_everywhere(Fault::Kind::stopped); }
 TEST(Communicator, ALostMessageNamesItsSender) { fault_everywhere(Fault::Kind::lost); }
 
-// Between two looks of rank 0, rank 1 leaves, rank 2 notices, tells it, and leaves too: it is not rank 2 that is to blame;
-// nor when rank 0 looks because it has waited for too long.
+// Between two looks of rank 0, rank 1 leaves, rank 2 notices, tells it, and leaves too: it is not rank 2 that is to
+// blame; nor when rank 0 looks because it has waited for too long.
 TEST(Communicator, WhoLeavesBecauseOfAFailureIsNotBlamed) {
   struct Between : Wire {
     mutable bool seen = false;

@@ -1,4 +1,5 @@
-// DASO on in-process ranks that pretend to be on hosts: when hosts exchange, and what the exchange makes of their weights.
+// DASO on in-process ranks that pretend to be on hosts: when hosts exchange, and what the exchange makes of their
+// weights.
 #include <gtest/gtest.h>
 
 #include <algorithm>

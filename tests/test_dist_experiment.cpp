@@ -1,5 +1,5 @@
-// Experiments: plans and the lines of their errors; the search on a runner whose best point is known, in parallel and interrupted after
-// every run; censoring, intervals against values worked out by hand; rows that are checked.
+// Experiments: plans and the lines of their errors; the search on a runner whose best point is known, in parallel and
+// interrupted after every run; censoring, intervals against values worked out by hand; rows that are checked.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -33,7 +33,8 @@ struct Experiment : testing::Test {
   }
   Cell cell(std::size_t strategy, int workers) { return {&plan.strategies[strategy], workers, "even"}; }
 
-  // ddc-asgd: best at η = 0.16, μ = 0.95. ringmaster: best at η = 0.02/√workers, R = 16, clip = 0.125, however the text is.
+  // ddc-asgd: best at η = 0.16, μ = 0.95. ringmaster: best at η = 0.02/√workers, R = 16, clip = 0.125, however the text
+  // is.
   static double accuracy_of(const Trial& t) {
     double best = 0.16, off = 0;
     if (t.strategy == "ddc-asgd") {
@@ -100,7 +101,8 @@ TEST_F(Experiment, FindsTheBestBeyondTheListsOfThePlan) {
   }
 }
 
-// The larger the rate the sooner the target is reached, up to where it diverges; the accuracy at the end is best at 0.16.
+// The larger the rate the sooner the target is reached, up to where it diverges; the accuracy at the end is best at
+// 0.16.
 TEST_F(Experiment, TheSearchMayBeForTime) {
   plan.target = 0.5, plan.search = 20;
   for (bool by_time : {false, true}) {

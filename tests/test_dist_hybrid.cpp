@@ -1,5 +1,5 @@
-// The hybrid: a network whose last Linear is cut over the ranks of a host computes, trains, evaluates, saves and exports what it does on
-// one machine.
+// The hybrid: a network whose last Linear is cut over the ranks of a host computes, trains, evaluates, saves and
+// exports what it does on one machine.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -26,7 +26,8 @@ struct Net : Module {
   Variable forward(const Variable& x) override { return fc2(fc1(flatten(x))); }
 };
 
-// The layer is cut over a host's ranks. Between hosts: "all-reduce", DASO or naive DASO, or an update rule of the parameter server.
+// The layer is cut over a host's ranks. Between hosts: "all-reduce", DASO or naive DASO, or an update rule of the
+// parameter server.
 struct Between {
   std::string how = "all-reduce";
   DType wire = DType::f32;
@@ -150,7 +151,8 @@ Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
   return all;
 }
 
-// Hosts that exchange after every batch are one machine. Otherwise DASO is the naive one, in which all groups send everything.
+// Hosts that exchange after every batch are one machine. Otherwise DASO is the naive one, in which all groups send
+// everything.
 TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
   for (auto [classes, here, hosts] : {std::tuple{10, 2, 2}, {7, 3, 2}, {10, 2, 3}, {10, 1, 2}}) {
     auto of = [&, classes = classes, here = here, hosts = hosts](const std::string& how) {
@@ -273,7 +275,8 @@ TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
 }
 
 // ---- a share of the classes -----------------------------------------------------------------------------------------
-// The classes that a step learned are those of which the bias has a gradient. Over these alone the plain loss is the same.
+// The classes that a step learned are those of which the bias has a gradient. Over these alone the plain loss is the
+// same.
 TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
   constexpr std::int64_t classes = 50;
   const Forward once = [](Module& model, const Loss& loss, const Rows& rows, Backend& b, Tensor* correct) {

@@ -1,5 +1,5 @@
-// Steps of their own on in-process ranks: what K ranks compute is what a loop over K models computes that was written by
-// hand.
+// Steps of their own on in-process ranks: what K ranks compute is what a loop over K models computes that was written
+// by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>

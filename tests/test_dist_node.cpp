@@ -1,4 +1,5 @@
-// Collectives in shared memory, and over several hosts of several ranks: threads that map the same memory, each for itself.
+// Collectives in shared memory, and over several hosts of several ranks: threads that map the same memory, each for
+// itself.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -56,7 +56,8 @@ TEST(Outer, IsTheNaiveOne) {
     }
 }
 
-// One rank: the sequence of what four steps change, put through SGD with Nesterov's momentum. Each round is run by itself, from θ.
+// One rank: the sequence of what four steps change, put through SGD with Nesterov's momentum. Each round is run by
+// itself, from θ.
 TEST(Outer, OneRankIsNesterovOnWhatRoundsChange) {
   auto backend = reference_backend(1);
   const Dataset data = odd_number_of_pictures();

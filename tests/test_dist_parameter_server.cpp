@@ -1,5 +1,5 @@
-// The parameter server as a strategy of fit() and of loops of one's own, on ranks that are threads: with one worker it is one
-// machine, with bsp it is all-reduce, and otherwise every batch is trained once, whoever is how fast.
+// The parameter server as a strategy of fit() and of loops of one's own, on ranks that are threads: with one worker it
+// is one machine, with bsp it is all-reduce, and otherwise every batch is trained once, whoever is how fast.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -344,7 +344,8 @@ void shrink_buffers(int bytes) {
     for (int buffer : {SO_SNDBUF, SO_RCVBUF}) setsockopt(fd, SOL_SOCKET, buffer, &bytes, sizeof bytes);
 }
 
-// Rank 1 reads nothing for a while: the connection is full, in the middle of a heartbeat, when rank 0 has something to say.
+// Rank 1 reads nothing for a while: the connection is full, in the middle of a heartbeat, when rank 0 has something to
+// say.
 TEST(Control, AFullConnectionLosesNothing) {
   RendezvousOfRanks m{.ranks = 2, .set = {}};
   testing::internal::CaptureStderr();
@@ -544,8 +545,8 @@ TEST(Hosts, DISABLED_Collectives) {
   c->barrier().wait();
 }
 
-// As one rank of those that tests/check_hosts.sh starts behind slow links: gradients fill these for some seconds, by a communicator
-// and by a channel, and no rank is silent for long.
+// As one rank of those that tests/check_hosts.sh starts behind slow links: gradients fill these for some seconds, by a
+// communicator and by a channel, and no rank is silent for long.
 TEST(Hosts, DISABLED_HeartbeatsUnderLoad) {
   const Place place = place_in(process_environment());
   const Deadlines deadlines = Deadlines::from();
@@ -596,8 +597,8 @@ TEST(Ucx, WhoLeavesIsNamed) {
   EXPECT_NE(said[2].find("rank 1 on here"), std::string::npos) << said[2];
 }
 
-// A rank that computes for long, longer than the deadline, is no failure: its heartbeats go on. But the others learn for whom they
-// wait.
+// A rank that computes for long, longer than the deadline, is no failure: its heartbeats go on. But the others learn
+// for whom they wait.
 TEST(Ucx, AStandstillIsAWarning) {
   for (bool node : {false, true}) {
     testing::internal::CaptureStderr();
@@ -646,7 +647,8 @@ TEST(Ucx, AServerAddsUpWhatWorkersPush) {
 }
 
 // ---- channels between processes -------------------------------------------------------------------------------------
-// Ranks that are processes, forked before this one has done anything with threads; each says in the end what it threw, or "".
+// Ranks that are processes, forked before this one has done anything with threads; each says in the end what it threw,
+// or "".
 class Processes {
  public:
   using Body = std::function<void(int rank, const Variables& variables)>;
@@ -853,8 +855,8 @@ TEST(Channels, WhoWakesUpAfterItWasGivenUpEndsAndDisturbsNobody) {
   for (std::size_t r : {0, 1, 3}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
 
-// The owner of shard 2 stops itself before it writes its answer to rank 1's fourth push, is given up, and goes on when rank 1 has
-// the answer of the successor.
+// The owner of shard 2 stops itself before it writes its answer to rank 1's fourth push, is given up, and goes on when
+// rank 1 has the answer of the successor.
 TEST(Channels, AStoppedOwnerThatWakesUpWritesNowhere) {
   Board board;
   constexpr std::int64_t count = 4 * 1024;
@@ -1012,8 +1014,8 @@ TEST(Channels, WhoIsNotLostOrDoesNotFitDoesNotComeBack) {
   for (std::size_t r : {0, 1}) EXPECT_EQ(p.said(r), "") << "rank " << r;
 }
 
-// As one rank of those that tests/check_losses.sh starts: messages between all, until there is a file $TANDEM_TEST_END. What
-// happens is printed.
+// As one rank of those that tests/check_losses.sh starts: messages between all, until there is a file $TANDEM_TEST_END.
+// What happens is printed.
 TEST(Hosts, DISABLED_LossesAndReturns) {
   auto c = Job({.goes_on = true}).channel();
   std::vector<std::byte> large(1 << 20), room(large.size());

@@ -1,5 +1,5 @@
-// Layers that are cut over ranks: a Linear whose outputs are cut over the ranks of a communicator computes, trains, saves and
-// exports what the plain Linear on one machine does.
+// Layers that are cut over ranks: a Linear whose outputs are cut over the ranks of a communicator computes, trains,
+// saves and exports what the plain Linear on one machine does.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -286,8 +286,8 @@ TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
   }
 }
 
-// A parameter server with several members on a machine: each has a piece of what is replicated and the machine's slices, and its
-// lane reaches the other machines.
+// A parameter server with several members on a machine: each has a piece of what is replicated and the machine's
+// slices, and its lane reaches the other machines.
 std::vector<std::string> on_machines(int slices, int machines, const std::string& rule, const Body& body) {
   std::vector<std::unique_ptr<Communicator>> here, layers;
   std::vector<std::vector<std::unique_ptr<Channel>>> lanes;

@@ -1,5 +1,5 @@
-// Update rules: hand-computed sequences with known delays, what they become when a constant is zero or nothing is late, and
-// that they do not see how the vector is cut.
+// Update rules: hand-computed sequences with known delays, what they become when a constant is zero or nothing is late,
+// and that they do not see how the vector is cut.
 #include <gtest/gtest.h>
 
 #include <cmath>

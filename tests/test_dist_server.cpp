@@ -209,7 +209,8 @@ TEST(Server, UnderAQuorumStatisticsAreAveragedInAsTheyCome) {
   EXPECT_LT(ends[2].counts.shard.version, 30u);
 }
 
-// Without a grace time each of four shards leaves out another worker now and then, and each worker waits for the shard that left it out.
+// Without a grace time each of four shards leaves out another worker now and then, and each worker waits for the shard
+// that left it out.
 TEST(Server, ShardsWithOtherQuorumsDoNotWaitForEachOther) {
   for (std::uint64_t seed : {1, 2, 3})
     all_well(serve(4, {.options = {.how = Asynchrony::parse("quorum:3,grace=0+asgd")}, .leases = 200,

@@ -1,5 +1,5 @@
-// Ranks of a parameter server that die, at every message that they send: the others go on, and what a living worker was told is
-// applied is in every shard, once. TANDEM_EVERY_MESSAGE=1 tries all messages; otherwise some of them.
+// Ranks of a parameter server that die, at every message that they send: the others go on, and what a living worker was
+// told is applied is in every shard, once. TANDEM_EVERY_MESSAGE=1 tries all messages; otherwise some of them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -183,8 +183,8 @@ TEST(ServerDeaths, WhilePartsOfAGradientAreOnTheirWay) {
     }
 }
 
-// Nothing comes of a gradient of which some parts were sent: no shard has more than the pushes that the rank was told of. (It may have
-// one less: the copy of a shard that goes on is of a rank that lives.)
+// Nothing comes of a gradient of which some parts were sent: no shard has more than the pushes that the rank was told
+// of. (It may have one less: the copy of a shard that goes on is of a rank that lives.)
 TEST(ServerDeaths, AnErrorInTheMiddleOfBackwardLeavesNothingBehind) {
   for (const bool shared : {false, true})
     for (int rank = 1; rank < 4; rank++)

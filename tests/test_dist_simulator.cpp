@@ -1,4 +1,5 @@
-// The simulator: one worker is one machine, all-reduce is a larger batch, and a virtual clock that can be worked out by hand.
+// The simulator: one worker is one machine, all-reduce is a larger batch, and a virtual clock that can be worked out by
+// hand.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -149,7 +150,8 @@ TEST(Simulator, VirtualTime) {
   EXPECT_DOUBLE_EQ(bench.run(o).report.seconds, 120);
   o.strategy = "ssp:2";  // and here nearly
   EXPECT_NEAR(bench.run(o).report.seconds, 120, 8);
-  // The three others wait a quarter of a second in three of four steps. In the fourth it is there before them: 13 batches in 4.75 s.
+  // The three others wait a quarter of a second in three of four steps. In the fourth it is there before them: 13
+  // batches in 4.75 s.
   o.strategy = "quorum:3,grace=0.25";
   EXPECT_NEAR(bench.run(o).report.seconds, 120 / 13.0 * 4.75, 4);
 

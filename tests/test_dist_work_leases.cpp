@@ -1,5 +1,5 @@
-// WorkLeases, and rank 0's part of a parameter server: who is given what, who is told what, and when it is all over. No network and
-// no clock: what happens is told, and times are said.
+// WorkLeases, and rank 0's part of a parameter server: who is given what, who is told what, and when it is all over. No
+// network and no clock: what happens is told, and times are said.
 #include <gtest/gtest.h>
 
 #include "dist/server/coordinator.h"
@@ -88,8 +88,8 @@ TEST(WorkLeases, SeveralOfAnEpochAreDrawnAtOnce) {
   EXPECT_EQ(t.count_done(), 17);
 }
 
-// What the coordinator has said since the last look, each as one word: "0<-5" is lease 5 to rank 0, "1<-none", "2<-over",
-// "2<-stopped", "2<-end", "1<-heard:3:a|b|" the texts of gathering 3.
+// What the coordinator has said since the last look, each as one word: "0<-5" is lease 5 to rank 0, "1<-none",
+// "2<-over", "2<-stopped", "2<-end", "1<-heard:3:a|b|" the texts of gathering 3.
 struct Told {
   explicit Told(int ranks)
       : coordinator(ranks, [this](int to, const MessageHeader& n, const std::shared_ptr<const std::string>& text) {

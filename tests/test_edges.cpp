@@ -1,5 +1,5 @@
-// What lies at the edge of what an operation takes: empty tensors, sizes beyond any memory, tensors that are not there, calls in
-// the wrong order, names that a file cannot hold. Each works, or is refused with a message.
+// What lies at the edge of what an operation takes: empty tensors, sizes beyond any memory, tensors that are not there,
+// calls in the wrong order, names that a file cannot hold. Each works, or is refused with a message.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// What a backward pass and a step promise to a loop or an operation of a user's own: passes within passes, gradients of what
-// took no part or is frozen, masks that differ, steps that say what they came to.
+// What a backward pass and a step promise to a loop or an operation of a user's own: passes within passes, gradients of
+// what took no part or is frozen, masks that differ, steps that say what they came to.
 #include <atomic>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// Seeded mutations of small valid inputs on everything that reads bytes or text from outside (fuzz/targets.h). Input k of
-// a format is a function of k only, so a failure can be had again. TANDEM_FUZZ_INPUTS: how many of each (2000).
+// Seeded mutations of small valid inputs on everything that reads bytes or text from outside (fuzz/targets.h). Input k
+// of a format is a function of k only, so a failure can be had again. TANDEM_FUZZ_INPUTS: how many of each (2000).
 #include <gtest/gtest.h>
 #include <unistd.h>
 

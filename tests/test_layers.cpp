@@ -872,7 +872,8 @@ TEST(Fit, StopsAtTheStepAfterSigterm) {
   EXPECT_EQ(stopping_signal(), 0);
 }
 
-// Ranks that are threads: one training ends while another goes on, and that one still stops; then signals are as they were.
+// Ranks that are threads: one training ends while another goes on, and that one still stops; then signals are as they
+// were.
 TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
   std::promise<void> second_began, first_over;
   auto train = [](const std::function<void()>& at_the_first_batch) {
@@ -911,7 +912,8 @@ TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
   EXPECT_EQ(stopping_signal(), 0);
 }
 
-// A rank hears from another that the run ends, and gets the signal of its own only then: the line names the signal all the same.
+// A rank hears from another that the run ends, and gets the signal of its own only then: the line names the signal all
+// the same.
 TEST(Fit, ASignalThatComesAfterAnotherRanksStopIsNamed) {
   struct ToldByAnother : Witness {
     Measures end() override {
@@ -932,7 +934,8 @@ TEST(Fit, ASignalThatComesAfterAnotherRanksStopIsNamed) {
   EXPECT_NE(said.find("stopped after step 1 of 15 (SIGTERM)"), std::string::npos) << said;
 }
 
-// A launcher ends the ranks that are left while one of them still takes down its connections: its error is printed all the same.
+// A launcher ends the ranks that are left while one of them still takes down its connections: its error is printed all
+// the same.
 TEST(Fit, AFailedProgramHasTimeToPrintItsError) {
   auto train = [](bool fails) {
     std::unique_ptr<Backend> backend = reference_backend();
@@ -1213,7 +1216,8 @@ TEST(CommandLine, IsReadInOrder) {
 }
 
 TEST(CommandLine, ProgramsEndWithTheRightStatus) {
-  // A program whose last training was stopped by a signal ends with that signal's status: the last one in this process is not.
+  // A program whose last training was stopped by a signal ends with that signal's status: the last one in this process
+  // is not.
   std::unique_ptr<Backend> backend = reference_backend();
   Tiny model;
   SGD sgd({.learning_rate = 0.01});

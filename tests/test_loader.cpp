@@ -635,7 +635,8 @@ TEST_F(LoaderTest, AllocatesNothingOnceItRuns) {
   }
 }
 
-// For a memory budget: all that a loader holds at most is known from its first batch on, and a loader that rests holds nothing.
+// For a memory budget: all that a loader holds at most is known from its first batch on, and a loader that rests holds
+// nothing.
 TEST_F(LoaderTest, HoldsWhatItSaysFromTheFirstBatchAndNothingAtRest) {
   const auto held = [&] { return host->memory().statistics().data(); };
   Loader loader(patterned(200), options(8, 2), *host);

@@ -146,7 +146,8 @@ TEST(MemoryPool, OnlyOneIsInUse) {
   EXPECT_TRUE(refused([&] { memory.use_pool(2); }, {"pool 1 is in use"}));
 }
 
-// Blocks of three pools and of none are taken and given at random: none is ever in two hands, and none changes its pool.
+// Blocks of three pools and of none are taken and given at random: none is ever in two hands, and none changes its
+// pool.
 TEST(MemoryPool, NoBlockIsEverInTwoHands) {
   std::size_t held = 0;
   {

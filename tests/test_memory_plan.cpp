@@ -1,5 +1,5 @@
-// The memory plan: storages that leave and return, budgets, movers, the knapsack and the simulation, and above all that a step within
-// a budget gives the bits of a step without.
+// The memory plan: storages that leave and return, budgets, movers, the knapsack and the simulation, and above all that
+// a step within a budget gives the bits of a step without.
 //
 // TANDEM_PLAN_GRAPHS=20000 and TANDEM_PLAN_STEPS=50 make the long runs.
 #include <sys/resource.h>
@@ -35,7 +35,8 @@ using namespace tandem;
 using test::refused;
 
 namespace {
-// Convolutions choose their algorithm by a rule: a choice by time also changes the scratch memory, and with it the smallest budget.
+// Convolutions choose their algorithm by a rule: a choice by time also changes the scratch memory, and with it the
+// smallest budget.
 std::unique_ptr<Backend> steady_backend(int threads) {
   auto backend = cpu_backend(threads);
   backend->deterministic(true);
@@ -447,7 +448,8 @@ TEST(MemoryPlan, AnotherSequenceGoesOnDemandAndIsPlannedAnew) {
 }
 
 // ---- random programs ------------------------------------------------------------------------------------------------
-// A graph of element-wise operations, convolutions, norms, pools and dropout over pictures of one shape, drawn from `seed`.
+// A graph of element-wise operations, convolutions, norms, pools and dropout over pictures of one shape, drawn from
+// `seed`.
 struct Program {
   Backend& backend;
   std::mt19937 random;
@@ -622,7 +624,8 @@ TEST(MemoryPlan, WhoLooksAtASavedTensorSeesItsValues) {
   }
 }
 
-// y leaves while x is there, from which it would be computed again; then the branch that saved x ends, which backward does not reach.
+// y leaves while x is there, from which it would be computed again; then the branch that saved x ends, which backward
+// does not reach.
 TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
   auto backend = steady_backend(1);
   Variable w(Tensor::of(*backend, {64, 64}, test::numbers("w", 64 * 64)), true);
@@ -912,7 +915,8 @@ class UnsteadyMover : public Mover {
   mutable std::minstd_rand random_{1};
 };
 
-// A loader on a thread of its own holds none to three batches, from step to step and within one; now and then somebody takes more.
+// A loader on a thread of its own holds none to three batches, from step to step and within one; now and then somebody
+// takes more.
 TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
   for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap, SwapMode::recompute}) {
     auto backend = steady_backend(1);
@@ -979,8 +983,8 @@ TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
   }
 }
 
-// What a refusal names is accepted, and holds, in evaluation too: models, batch sizes, batches to a step and options drawn at random.
-// Algorithms are chosen by time, so that each run has other ones.
+// What a refusal names is accepted, and holds, in evaluation too: models, batch sizes, batches to a step and options
+// drawn at random. Algorithms are chosen by time, so that each run has other ones.
 TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
   std::minstd_rand random(7);
   for (int round = 0; round < 16; round++) {

@@ -1,6 +1,6 @@
-// Movers and the memory plan on a device: on a twin that runs behind the host's back and records (twin.h). Copies run when an event is
-// asked for, and see memory as it was when the events that they waited for were marked: a copy that waits for too little brings back
-// other bytes, and steps within a budget are no longer those without.
+// Movers and the memory plan on a device: on a twin that runs behind the host's back and records (twin.h). Copies run
+// when an event is asked for, and see memory as it was when the events that they waited for were marked: a copy that
+// waits for too little brings back other bytes, and steps within a budget are no longer those without.
 #include <algorithm>
 
 #include "autograd/memory_plan.h"

@@ -1,4 +1,5 @@
-// NCCL over in-process ranks, with a libnccl of our own (fake_nccl.h): sums, order, and every way in which it can go wrong.
+// NCCL over in-process ranks, with a libnccl of our own (fake_nccl.h): sums, order, and every way in which it can go
+// wrong.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// What one who knows PyTorch looks for first: places and comparisons, tensors as text, parameters by name, a model that is called,
-// the table of confusions, an operation of one's own.
+// What one who knows PyTorch looks for first: places and comparisons, tensors as text, parameters by name, a model that
+// is called, the table of confusions, an operation of one's own.
 #include <cmath>
 #include <sstream>
 

@@ -532,7 +532,8 @@ TEST(SeeingFit, SummarySaysWhatThisTrainingKeeps) {
     std::string said = testing::internal::GetCapturedStdout();
     return said.substr(said.rfind("with parameters and "));
   };
-  // mlp: 203,530 parameters, 0.777 MiB; parameters, gradients and one vector are 2.33 MiB, and the tape's part is the same.
+  // mlp: 203,530 parameters, 0.777 MiB; parameters, gradients and one vector are 2.33 MiB, and the tape's part is the
+  // same.
   auto mib = [](const std::string& line) { return std::stod(line.substr(line.rfind("MiB") - 5)); };
   const std::string sgd = with("sgd", 0), adamw = with("adamw", 0), average = with("adamw", 0.9);
   EXPECT_EQ(sgd.find("with parameters and sgd "), 0u) << sgd;

@@ -1,5 +1,5 @@
-// NaN, infinities, zeros of both signs, denormals, and numbers whose squares overflow, through every operation. A NaN stays
-// visible, forward and backward; what PyTorch makes of the others, we make. The numbers are specials.safetensors.
+// NaN, infinities, zeros of both signs, denormals, and numbers whose squares overflow, through every operation. A NaN
+// stays visible, forward and backward; what PyTorch makes of the others, we make. The numbers are specials.safetensors.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -15,8 +15,8 @@ namespace {
 const Dumps& dumps() { return Dumps::of("specials"); }
 const std::vector<double>& values(const std::string& name) { return dumps().at(name).values; }
 
-// bf16 has 8 bits, and AVX-512's conversion takes its denormals for zero: it is compared where every number that goes in is one
-// that it holds well.
+// bf16 has 8 bits, and AVX-512's conversion takes its denormals for zero: it is compared where every number that goes
+// in is one that it holds well.
 bool plain(double v) { return v == 0 || !std::isfinite(v) || (float(bf16(float(v))) == float(v) && std::abs(v) > 1e-3); }
 
 struct Tolerance {
@@ -69,8 +69,8 @@ TEST(SpecialValues, OneInputAsPyTorch) {
         if (y == 0 && std::set<std::string>{"abs", "tanh", "sin", "sqrt", "neg"}.count(row.op)) {
           EXPECT_EQ(std::signbit(r.y[i]), std::signbit(y)) << "the sign of zero";
         }
-        // A gradient may be NaN where x is, and where y overflowed or vanished, of which PyTorch's double knows nothing. 1 − y²
-        // and y·(1 − y) have lost the digits of a y that was rounded to 1.
+        // A gradient may be NaN where x is, and where y overflowed or vanished, of which PyTorch's double knows
+        // nothing. 1 − y² and y·(1 − y) have lost the digits of a y that was rounded to 1.
         const bool lost = (std::isinf(r.y[i]) || r.y[i] == 0) && std::isfinite(xs[i]) && xs[i] != 0;
         const double rounded = (row.op == "tanh" || row.op == "sigmoid") && std::isfinite(dys[i]) ? t.relative * std::abs(dys[i]) : 0;
         EXPECT_TRUE(agrees(r.gradients[0][i], values(row.op + "/dx")[i],
@@ -179,8 +179,8 @@ TEST(SpecialValues, LayersAsPyTorch) {
     }
 }
 
-// The table's rows again, one number of one input replaced: what is NaN in the reference backend's double is so everywhere, and
-// what an infinity made infinite is not finite. Large cases take other kernels than small ones.
+// The table's rows again, one number of one input replaced: what is NaN in the reference backend's double is so
+// everywhere, and what an infinity made infinite is not finite. Large cases take other kernels than small ones.
 void sweep_case(const Row& row, const Case& c, std::size_t input, double special, Backend& exact, const Column& column) {
   SCOPED_TRACE(row.op + " " + c.name + ", input " + std::to_string(input) + " has " + std::to_string(special) + ", " + column.name());
   std::vector<std::vector<double>> in;  // rounded, so that both compute with the same numbers
@@ -214,7 +214,8 @@ TEST(SpecialValues, EveryRowOnEveryBackendAsTheReference) {
             if (column.dtype != DType::f64) sweep_case(row, c, input, special, *exact, column);
 }
 
-// The kernels that a fused ReLU runs in: products, Winograd, few channels, the library's; forward, and the gradient behind it.
+// The kernels that a fused ReLU runs in: products, Winograd, few channels, the library's; forward, and the gradient
+// behind it.
 TEST(SpecialValues, AFusedReluKeepsNaN) {
   for (const Column& column : columns()) {
     Backend& b = *column.backend;

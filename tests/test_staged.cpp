@@ -1,5 +1,5 @@
-// Collectives on memory of devices through the host, on twins that run behind the host's back: in chunks of odd sizes, against
-// the sums themselves.
+// Collectives on memory of devices through the host, on twins that run behind the host's back: in chunks of odd sizes,
+// against the sums themselves.
 #include <gtest/gtest.h>
 
 #include <chrono>

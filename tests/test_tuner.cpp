@@ -1,4 +1,5 @@
-// The tuner: what it predicts of a minibatch that it has not run, what it chooses, and the learning rate that goes with it.
+// The tuner: what it predicts of a minibatch that it has not run, what it chooses, and the learning rate that goes with
+// it.
 #include <gtest/gtest.h>
 
 #include <cmath>

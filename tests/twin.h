@@ -1,11 +1,11 @@
 // A device for tests without one: a twin of the reference backend.
 //
-// It records as a GPU does. While it records, nothing that is computed stays (a graph only writes it down: the twin puts all
-// memory back as it was), and nothing may be read or sent; a replay does the work again.
+// It records as a GPU does. While it records, nothing that is computed stays (a graph only writes it down: the twin
+// puts all memory back as it was), and nothing may be read or sent; a replay does the work again.
 //
-// With `behind`, it runs behind the host's back: who copies from it beside its queue sees its memory as it was at the last
-// place in the queue that the host has asked for and found done, and the work of its queues goes on only when an event is
-// asked. Who does not wait for the right event gets old numbers.
+// With `behind`, it runs behind the host's back: who copies from it beside its queue sees its memory as it was at the
+// last place in the queue that the host has asked for and found done, and the work of its queues goes on only when an
+// event is asked. Who does not wait for the right event gets old numbers.
 #pragma once
 #include <atomic>
 #include <cstring>

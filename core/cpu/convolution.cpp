@@ -1,5 +1,6 @@
-// The choice of the algorithm for a convolution. Each candidate is timed once. No fixed rule suits every CPU, because the crossing
-// point between Winograd and direct convolution depends on caches, vector width and the version of the library.
+// The choice of the algorithm for a convolution. Each candidate is timed once. No fixed rule suits every CPU, because
+// the crossing point between Winograd and direct convolution depends on caches, vector width and the version of the
+// library.
 #include "core/cpu/convolution.h"
 
 #include <algorithm>
@@ -29,8 +30,8 @@ const char* name_of(Pass p) {
 
 namespace {
 
-// The fastest of several runs, since other programs may disturb a run. A candidate that is clearly slower is stopped early. The first
-// run, which includes page faults and the creation of primitives, does not count.
+// The fastest of several runs, since other programs may disturb a run. A candidate that is clearly slower is stopped
+// early. The first run, which includes page faults and the creation of primitives, does not count.
 template <class Run>
 double milliseconds(const Run& run, double best_so_far) {
   using Clock = std::chrono::steady_clock;

@@ -57,7 +57,8 @@ class Convolution {
   void deterministic(bool on);  // a fixed rule chooses, not a stopwatch. Both forget earlier choices
   std::vector<Choice> choices() const;
 
-  // Call it when the owner of a WeightKey is destroyed, since another may be created at its address with the same count.
+  // Call it when the owner of a WeightKey is destroyed, since another may be created at its address with the same
+  // count.
   void forget(const void* owner);
 
   // For tests and benchmarks: the algorithms that apply, and one to use wherever it applies.

@@ -1,14 +1,15 @@
 // Direct convolution for few input channels.
 //
-// In NHWC one row of a filter is kw·c_in neighbouring elements ("taps"). It is multiplied with as many neighbouring elements
-// of the picture. The window of the next pixel begins stride·c_in elements later, so nothing has to be gathered: one copy adds
-// a border of zeros to the picture (a 32×32×3 picture takes 13 KB and stays in the L1 cache). Each pass keeps its sums in
-// registers:
+// In NHWC one row of a filter is kw·c_in neighbouring elements ("taps"). It is multiplied with as many neighbouring
+// elements of the picture. The window of the next pixel begins stride·c_in elements later, so nothing has to be
+// gathered: one copy adds a border of zeros to the picture (a 32×32×3 picture takes 13 KB and stays in the L1 cache).
+// Each pass keeps its sums in registers:
 //   forward          Lanes: output channels. Registers: a run of pixels. Each tap is broadcast from the picture.
 //   filter gradient  Lanes: output channels. Registers: a group of taps. Sums over all pixels of a picture.
-//   data gradient    Lanes: the taps of a filter row (a 5×5 filter on 6 channels uses 30 of 32 lanes; channels alone would use
-//                    6 of 16). Registers: rows × pixels. Sums over output channels; the result is added to the picture where
-//                    windows overlap.
+//   data gradient    Lanes: the taps of a filter row (a 5×5 filter on 6 channels uses 30 of 32 lanes; channels alone
+//   would use
+//                    6 of 16). Registers: rows × pixels. Sums over output channels; the result is added to the picture
+//                    where windows overlap.
 #include "core/cpu/direct.h"
 
 #include <algorithm>
@@ -250,8 +251,8 @@ void picture_gradient(const Geometry& g, const TapKernel<D>& k, const float* x, 
 }
 
 // ---- data gradient --------------------------------------------------------------------------------------------------
-// Adds dy[pixel]·w to the windows of P pixels. The pixels are `distance` apart, so that their windows do not overlap. A window
-// has ROWS filter rows of NV vectors. w is [o][row][NV·VL], with `w_stride` floats per output channel.
+// Adds dy[pixel]·w to the windows of P pixels. The pixels are `distance` apart, so that their windows do not overlap. A
+// window has ROWS filter rows of NV vectors. w is [o][row][NV·VL], with `w_stride` floats per output channel.
 template <int P, int ROWS, int NV>
 void windows_gradient(const Geometry& g, const float* dy, int distance, const float* w, int w_stride, float* x) {
   vf sum[P][ROWS][NV] = {};

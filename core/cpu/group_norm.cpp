@@ -104,7 +104,8 @@ void group_norm(int threads, const GroupNormShape& s, const T* x, const float* g
 }
 
 // With h = gamma·dy, x̂ = (x − mean)·inverse and M elements in a group:
-//   dgamma = Σ dy·x̂,  dbeta = Σ dy over pictures and pixels;  dx = inverse·(h − Σh/M − x̂·Σ(h·x̂)/M), sums over the group.
+//   dgamma = Σ dy·x̂,  dbeta = Σ dy over pictures and pixels;  dx = inverse·(h − Σh/M − x̂·Σ(h·x̂)/M), sums over the
+//   group.
 template <class T>
 void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
                          const float* mean, const float* inverse_std, const NormBackward<T>& out) {

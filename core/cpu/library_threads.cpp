@@ -1,5 +1,5 @@
-// The entry points of OpenMP that oneDNN calls are defined here, in the program itself, where the loader looks before it looks
-// in libgomp. Each goes to our team inside a LibraryThreads, and on to libgomp everywhere else.
+// The entry points of OpenMP that oneDNN calls are defined here, in the program itself, where the loader looks before
+// it looks in libgomp. Each goes to our team inside a LibraryThreads, and on to libgomp everywhere else.
 #include "core/cpu/library_threads.h"
 
 #include <dlfcn.h>

@@ -1,13 +1,13 @@
-// Runs oneDNN's parallel regions on the threads of our team (core/team.h). The builds in Debian and Ubuntu call libgomp, whose threads
-// spin for milliseconds before they sleep, which slows down all programs on the same cores. libgomp reads the variables that limit
-// this when it is loaded, before a program can set them.
+// Runs oneDNN's parallel regions on the threads of our team (core/team.h). The builds in Debian and Ubuntu call
+// libgomp, whose threads spin for milliseconds before they sleep, which slows down all programs on the same cores.
+// libgomp reads the variables that limit this when it is loaded, before a program can set them.
 #pragma once
 #include "core/team.h"
 
 namespace tandem::cpu {
 
-// While one exists, the calling thread's regions of the library have `threads` threads of our team. What else in the program uses
-// OpenMP has libgomp's, as ever. Signals wait until it ends.
+// While one exists, the calling thread's regions of the library have `threads` threads of our team. What else in the
+// program uses OpenMP has libgomp's, as ever. Signals wait until it ends.
 class LibraryThreads {
  public:
   explicit LibraryThreads(int threads);

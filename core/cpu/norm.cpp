@@ -14,7 +14,8 @@ namespace {
 int worth(int threads, const Fold& f) { return f.rows * f.width + f.tail < parallel_grain ? 1 : threads; }
 
 // Σ(x − mean)² loses digits when it is computed as Σx² − …, unless x is shifted by something near its mean first. The
-// mean of a few rows, taken from the whole batch, is close enough. It is the same for all threads, so their sums can be added.
+// mean of a few rows, taken from the whole batch, is close enough. It is the same for all threads, so their sums can be
+// added.
 template <class T>
 void sample_mean(const Fold& f, std::int64_t rows, const T* x, float* shift) {
   constexpr std::int64_t samples = 17;  // an odd number: not the same pixel of every picture

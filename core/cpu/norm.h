@@ -1,8 +1,8 @@
 // Normalisation on the CPU. Batch norm: x, y [rows, channels], statistics per channel over the rows.
 //
-// The cost is memory traffic, so each pass reads memory once, in one parallel region. Forward reads x for the statistics, then
-// reads x (and the residual) and writes y. Backward reads x and dy for the two sums of the gradient, then again to write dx. The
-// second pass runs backwards, so that it begins with data that is still in the cache.
+// The cost is memory traffic, so each pass reads memory once, in one parallel region. Forward reads x for the
+// statistics, then reads x (and the residual) and writes y. Backward reads x and dy for the two sums of the gradient,
+// then again to write dx. The second pass runs backwards, so that it begins with data that is still in the cache.
 #pragma once
 #include "core/backend.h"
 #include "core/cpu/scratch.h"

@@ -183,7 +183,8 @@ auto matrix_product(const memory::desc& a, const memory::desc& b, const memory::
 #endif
 }
 
-// The primitive of one pass of a layer, whose source and target are there. plain: the caller's weights, or their gradient.
+// The primitive of one pass of a layer, whose source and target are there. plain: the caller's weights, or their
+// gradient.
 template <class Operation>
 void complete(Compiled& k, Pass pass, const typename Operation::primitive_desc& d, const memory::desc& plain,
               std::int64_t numel, const dnnl::engine& engine) {
@@ -413,9 +414,9 @@ bool OneDnn::has_bf16() {
   return (int(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
 
-// oneDNN 2.6.3 in bf16 is wrong in two places (tests/test_convolution.cpp, OddChannelsInBf16 and ThinPicturesInBf16): the data
-// gradient of 1×1 filters for some numbers of pixels where the output channels are odd, and the weight gradient where padded
-// pictures are thinner than the stride.
+// oneDNN 2.6.3 in bf16 is wrong in two places (tests/test_convolution.cpp, OddChannelsInBf16 and ThinPicturesInBf16):
+// the data gradient of 1×1 filters for some numbers of pixels where the output channels are odd, and the weight
+// gradient where padded pictures are thinner than the stride.
 template <class T>
 static bool broken(const ConvShape& s, Pass pass, const OneDnn::Kernel& k) {
   if (dtype_of<T> != DType::bf16) return false;

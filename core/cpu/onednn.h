@@ -59,7 +59,8 @@ class OneDnn {
   void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const T* a,
             const T* b, float beta, T* c);
 
-  // Drops the prepared copies of these weights. Call it when an owner is destroyed, since another may be created at its address.
+  // Drops the prepared copies of these weights. Call it when an owner is destroyed, since another may be created at its
+  // address.
   void forget(const void* owner);
 
  private:

@@ -9,9 +9,9 @@
 namespace tandem::cpu {
 namespace {
 
-// Calls body(whole, c, n) for the channels in vectors: whole ones, then one of the n channels that are left. room is the number of elements
-// that may be read and written from the first channel on. If it is large enough, the last vector is whole too. It then writes into the next
-// pixels, which the caller overwrites later.
+// Calls body(whole, c, n) for the channels in vectors: whole ones, then one of the n channels that are left. room is
+// the number of elements that may be read and written from the first channel on. If it is large enough, the last vector
+// is whole too. It then writes into the next pixels, which the caller overwrites later.
 template <class Body>
 void channels(std::int64_t c_all, const Body& body, std::int64_t room = 0) {
   std::int64_t c = 0;

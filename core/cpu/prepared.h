@@ -1,6 +1,7 @@
-// Weights in the layout of one algorithm. They are kept from the second use of the same state until the weights change. Evaluation and
-// gradient accumulation prepare them twice and then reuse them. Training, which changes the weights in every step, keeps none:
-// Winograd's filters take four times the memory of the weights. Within a memory budget none are kept.
+// Weights in the layout of one algorithm. They are kept from the second use of the same state until the weights change.
+// Evaluation and gradient accumulation prepare them twice and then reuse them. Training, which changes the weights in
+// every step, keeps none: Winograd's filters take four times the memory of the weights. Within a memory budget none are
+// kept.
 #pragma once
 #include <map>
 #include <memory>

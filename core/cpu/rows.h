@@ -1,5 +1,5 @@
-// Rows of channels: the loop that batch norm and the sums share, partial vectors for the remaining channels, and the operations
-// that work row by row (sums, cross-entropy).
+// Rows of channels: the loop that batch norm and the sums share, partial vectors for the remaining channels, and the
+// operations that work row by row (sums, cross-entropy).
 //
 // With pictures as [n, h, w, c] the last axis is contiguous, so a vector holds neighbouring channels and the loops need
 // no transposition. Channel counts like 6, 10 or 17 do not fill vectors, but the memory has no gaps: several rows laid

@@ -42,8 +42,8 @@ class Block {
 };
 
 // Σ and Σ² of a result's channels, taken while it is in registers: what batch norm would read all of it for. Each
-// piece of work has its own part, so that threads do not share memory. Each part is summed relative to its first value, since a
-// sum of squares about a value far from the mean loses digits.
+// piece of work has its own part, so that threads do not share memory. Each part is summed relative to its first value,
+// since a sum of squares about a value far from the mean loses digits.
 struct Moments {
   static constexpr std::int64_t fields = 3;  // shift, Σ(y − shift), Σ(y − shift)²
   std::int64_t channels = 0;

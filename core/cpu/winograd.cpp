@@ -31,7 +31,8 @@ namespace tandem::cpu::winograd {
 namespace {
 
 constexpr int max_channels = 4096;
-// Bytes of private copies of a filter gradient before threads share one; also of the tiles they then transform together.
+// Bytes of private copies of a filter gradient before threads share one; also of the tiles they then transform
+// together.
 constexpr std::size_t shared_budget = 48u << 20;
 
 template <class T>
@@ -463,8 +464,8 @@ template <class T>
 void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, bool add, Scratch& scratch, int threads) {
   const Tiling tiling = forward_tiling(s);
   const FilterPlan f(s, tiling.tiles(), threads);
-  // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its cache,
-  // and needs room for one.
+  // With all tiles in one chunk a block of dU is complete at once: each thread transforms it back while it is in its
+  // cache, and needs room for one.
   const bool at_once = f.all_share && f.chunk == f.tiles;
   const std::size_t u_room = at_once ? f.u_block * std::min(threads, f.blocks) : f.u_size * f.copies;
   Block memory(scratch, 4 * (u_room + 36 * f.copies * (f.v_plane + f.w_plane)) + 64);

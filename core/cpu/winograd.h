@@ -15,8 +15,9 @@ bool applicable(const ConvShape&);
 // The share of the 4×4 output tiles that lies inside the picture: 1 at 32², 0.77 at 14², 0.77 at 7².
 double filled(const ConvShape&);
 
-// The filter transform. It is a separate step, so that its result can be kept while the weights do not change. `rotated` filters are
-// for backward_data. For small pictures (few tiles) the filters are transformed in cache during the convolution instead.
+// The filter transform. It is a separate step, so that its result can be kept while the weights do not change.
+// `rotated` filters are for backward_data. For small pictures (few tiles) the filters are transformed in cache during
+// the convolution instead.
 bool wants_prepared(const ConvShape&, bool rotated);
 std::size_t prepared_bytes(const ConvShape&);
 void prepare(const ConvShape&, const float* w, bool rotated, float* prepared, int threads);

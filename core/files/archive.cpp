@@ -63,7 +63,8 @@ void Archive::bytes(void* at, std::size_t count) {
   }
 }
 
-// The number of a tensor with the same memory, or that of the next one: then its type, shape and elements follow. 0: undefined.
+// The number of a tensor with the same memory, or that of the next one: then its type, shape and elements follow. 0:
+// undefined.
 void Archive::tensor(Tensor& t) {
   const auto known = t.defined() ? places_.find(t.raw()) : places_.end();
   std::size_t number = !t.defined() ? 0 : known == places_.end() ? tensors_.size() + 1 : known->second;

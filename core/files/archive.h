@@ -4,8 +4,8 @@
 //
 //   16 bytes that say what it is | the fields as they are in memory | u64 checksum
 //
-// Only the program that wrote a file can read it: the file does not say which fields it has. The first ones are therefore to name the
-// program, for the reader to compare. What crosses versions and machines is a safetensors file.
+// Only the program that wrote a file can read it: the file does not say which fields it has. The first ones are
+// therefore to name the program, for the reader to compare. What crosses versions and machines is a safetensors file.
 #pragma once
 #include <array>
 #include <fstream>
@@ -28,8 +28,9 @@ class Archive {
   Archive(const std::string& path, Backend& backend, Mode mode);
   bool reads() const { return !out_; }
 
-  // Numbers, structs of numbers without pointers, strings, containers that can be resized, pairs, Tensors in the host's memory, and
-  // what has archive(). Tensors that shared their memory share it again; one that is there already in the same shape keeps its own.
+  // Numbers, structs of numbers without pointers, strings, containers that can be resized, pairs, Tensors in the host's
+  // memory, and what has archive(). Tensors that shared their memory share it again; one that is there already in the
+  // same shape keeps its own.
   template <class... T>
   void operator()(T&... fields) {
     (field(fields), ...);

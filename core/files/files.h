@@ -5,30 +5,32 @@
 
 namespace tandem {
 
-// Replaces the file in one step (core/files/atomic_file.h). Throws UsageError naming the path when it cannot be written, Error when the
-// disk is full.
+// Replaces the file in one step (core/files/atomic_file.h). Throws UsageError naming the path when it cannot be
+// written, Error when the disk is full.
 void write_file(const std::string& path, std::string_view text);
 std::string read_file(const std::string& path);  // throws UsageError when there is no such file, or it cannot be read
 
-// The end of an error: why the file or folder `path` could not be made or opened for writing, where `error` is what errno said.
-// "Permission denied in the folder /root: …" where a parent forbids it, and otherwise which folder is missing.
+// The end of an error: why the file or folder `path` could not be made or opened for writing, where `error` is what
+// errno said. "Permission denied in the folder /root: …" where a parent forbids it, and otherwise which folder is
+// missing.
 std::string cannot_write(const std::string& path, int error);
 // Makes the folder and those above it. Throws UsageError, beginning with `name`, when it cannot be made or written to.
 void make_folder(const std::string& name, const std::string& path);
 
-// Throws UsageError, beginning with `option`, when `path` is a file that holds something and not `mark` among its first 64 KiB:
-// what is not a `kind` written earlier was named by mistake, and must not be lost.
+// Throws UsageError, beginning with `option`, when `path` is a file that holds something and not `mark` among its first
+// 64 KiB: what is not a `kind` written earlier was named by mistake, and must not be lost.
 void check_replaceable(const std::string& option, const std::string& path, std::string_view mark,
                        const std::string& kind);
 
-// Keeps a second process out of a file or folder. The kernel lets go when the process ends, however it ends, and nothing is left
-// behind.
+// Keeps a second process out of a file or folder. The kernel lets go when the process ends, however it ends, and
+// nothing is left behind.
 class FileLock {
  public:
   FileLock() = default;
   FileLock(const FileLock&) = delete;
   ~FileLock();
-  // Throws UsageError when another process has it: "NAME: another run (process 17) DOES". Where there are no locks, none is taken.
+  // Throws UsageError when another process has it: "NAME: another run (process 17) DOES". Where there are no locks,
+  // none is taken.
   void take(const std::string& path, const std::string& name, const std::string& does);
 
  private:

@@ -1,4 +1,5 @@
-// JSON, read: one document or one line of it. What the library writes itself (metrics, traces) is written where it is made.
+// JSON, read: one document or one line of it. What the library writes itself (metrics, traces) is written where it is
+// made.
 #pragma once
 #include <string>
 #include <string_view>
@@ -14,7 +15,8 @@ struct JsonError : Error {
   int line;  // from 1
 };
 
-// A value of a document. Objects keep the order of their members; numbers are doubles (exact for whole numbers up to 2⁵³).
+// A value of a document. Objects keep the order of their members; numbers are doubles (exact for whole numbers up to
+// 2⁵³).
 struct Json {
   enum class Kind { null, boolean, number, text, array, object } kind = Kind::null;
   bool boolean = false;

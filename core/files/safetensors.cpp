@@ -111,8 +111,8 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   return e;
 }
 
-// A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's checkpoint
-// holds its state_dict among other things: the dictionary with the most tensors is it.
+// A command that makes a safetensors file of what torch.save() wrote; it needs torch and nothing else. A training's
+// checkpoint holds its state_dict among other things: the dictionary with the most tensors is it.
 std::string conversion(const std::filesystem::path& path) {
   return R"(  python3 -c '
 import json, struct, sys, torch

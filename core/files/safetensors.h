@@ -1,5 +1,5 @@
-// safetensors files: named tensors and a dictionary of strings, with no code in them and nothing to execute. What PyTorch,
-// JAX and the rest exchange weights in, and what checkpoints are written in.
+// safetensors files: named tensors and a dictionary of strings, with no code in them and nothing to execute. What
+// PyTorch, JAX and the rest exchange weights in, and what checkpoints are written in.
 //
 //   u64 N | N bytes of JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …} | the elements
 //
@@ -15,9 +15,10 @@
 
 namespace tandem {
 
-// A file that was opened and checked: the header within its bounds, names unique, every shape in agreement with its bytes,
-// and the tensors one after the other without a gap from the first byte to the last. A damaged file throws UsageError that
-// says what is wrong; so does a PyTorch file (pickle), with the command that converts it. Tensors are read when asked for.
+// A file that was opened and checked: the header within its bounds, names unique, every shape in agreement with its
+// bytes, and the tensors one after the other without a gap from the first byte to the last. A damaged file throws
+// UsageError that says what is wrong; so does a PyTorch file (pickle), with the command that converts it. Tensors are
+// read when asked for.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -41,8 +42,8 @@ class SafetensorsFile {
   std::vector<double> values(const std::string& name) const;    // any type but the 8-bit floats and narrower
   // On a device, as `dtype`, converted where the file holds another.
   Tensor tensor(const std::string& name, Backend& backend, DType dtype = DType::f32) const;
-  // Into memory that is there already, of the same shape; the type is converted. Elements of the same type are copied bit
-  // for bit.
+  // Into memory that is there already, of the same shape; the type is converted. Elements of the same type are copied
+  // bit for bit.
   void read(const std::string& name, Tensor& into) const;
   // The same for a part of a tensor: its elements [from, from + into.numel()).
   void read_part(const std::string& name, std::int64_t from, Tensor& into) const;

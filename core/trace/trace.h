@@ -1,14 +1,15 @@
 // Trace: what ran when. A trace has lanes (forward, backward, a loader's thread; later a device's stream, a phase of an
-// exchange), and a lane holds spans that lie one behind or inside the other. Each thread writes to the lane it stands on;
-// standing on none, which is how threads begin, it records nothing, and that costs one branch.
+// exchange), and a lane holds spans that lie one behind or inside the other. Each thread writes to the lane it stands
+// on; standing on none, which is how threads begin, it records nothing, and that costs one branch.
 //
 //   Trace trace;
 //   OnLane on(&trace, "forward");                  // this thread's spans go here until the end of the scope
 //   { Span s("forward", "phase"); … }              // one span
 //   trace.write("run.json");                       // for chrome://tracing or ui.perfetto.dev
 //
-// Work that is queued on a device runs later than the span in which it was queued. A Follower marks the device's queue where
-// spans begin and end; collect() then lays the same spans, as the device saw them, on lanes called "device: forward", ….
+// Work that is queued on a device runs later than the span in which it was queued. A Follower marks the device's queue
+// where spans begin and end; collect() then lays the same spans, as the device saw them, on lanes called "device:
+// forward", ….
 //
 // A lane is written by one thread at a time; different lanes at once. Reading (events, json, write) is for when nobody
 // writes. Memory for events comes in chunks of 1024 and is bounded: what comes beyond is dropped and counted.

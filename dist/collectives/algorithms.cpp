@@ -83,8 +83,8 @@ void halving(Steps& s, int rank, int n, std::int64_t count) {
 }
 
 // ---- trees ----------------------------------------------------------------------------------------------------------
-// In a binomial tree, counted from the root, v receives from v without its lowest bit, and then serves v + 1, v + 2, v + 4 …
-// below that bit, the farthest first. part(v, width): what the subtree [v, v + width) gets.
+// In a binomial tree, counted from the root, v receives from v without its lowest bit, and then serves v + 1, v + 2, v
+// + 4 … below that bit, the farthest first. part(v, width): what the subtree [v, v + width) gets.
 template <class Part>
 void down_the_tree(Steps& s, int rank, int n, int root, const Part& part) {
   const int v = around(rank - root, n);

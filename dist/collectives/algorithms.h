@@ -1,6 +1,6 @@
-// Collectives as lists of steps. A step sends one piece and receives another at the same time; received elements replace
-// those in their place or are combined with them. An algorithm is a function from (rank, ranks, elements) to such a list:
-// it can be printed and checked without a network. message_communicator.cpp carries it out.
+// Collectives as lists of steps. A step sends one piece and receives another at the same time; received elements
+// replace those in their place or are combined with them. An algorithm is a function from (rank, ranks, elements) to
+// such a list: it can be printed and checked without a network. message_communicator.cpp carries it out.
 //
 // To send, per rank, M bytes over n ranks (Thakur, Rabenseifner and Gropp 2005):
 //   doubling   log2 n steps of M            all-reduce: least latency

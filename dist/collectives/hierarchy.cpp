@@ -61,7 +61,8 @@ class Hierarchy : public Communicator {
     return Work(std::move(stages));
   }
 
-  // The host's ranks ring on a futex and the other hosts on a descriptor: nothing waits for both, so the pauses are short.
+  // The host's ranks ring on a futex and the other hosts on a descriptor: nothing waits for both, so the pauses are
+  // short.
   void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
   void wake() override {}
   std::shared_ptr<void> allocate(std::size_t bytes) override { return scatter_->allocate(bytes); }

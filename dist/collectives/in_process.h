@@ -1,5 +1,6 @@
-// Ranks that are threads of one process, each with its own communicator. Strict: a send is complete when it has been received, so code
-// that would deadlock on a network with small buffers deadlocks here. For tests, and for learning with a debugger.
+// Ranks that are threads of one process, each with its own communicator. Strict: a send is complete when it has been
+// received, so code that would deadlock on a network with small buffers deadlocks here. For tests, and for learning
+// with a debugger.
 //
 //   auto ranks = in_process(4);
 //   std::thread([&] { ranks[1]->all_reduce(buffer(x)).wait(); });

@@ -1,5 +1,5 @@
-// Communicators over messages: carries out the steps of algorithms.h, in chunks, so that a chunk is combined and sent on while
-// the next one travels.
+// Communicators over messages: carries out the steps of algorithms.h, in chunks, so that a chunk is combined and sent
+// on while the next one travels.
 #include <algorithm>
 #include <bit>
 #include <chrono>

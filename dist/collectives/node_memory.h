@@ -1,5 +1,5 @@
-// Memory shared by the processes of a host: blocks in unnamed files (memfd), which other processes find in /proc by their label. No
-// message is needed, and a killed process leaves no files.
+// Memory shared by the processes of a host: blocks in unnamed files (memfd), which other processes find in /proc by
+// their label. No message is needed, and a killed process leaves no files.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -19,7 +19,8 @@ class NodeMemory {
   ~NodeMemory();
   NodeMemory(const NodeMemory&) = delete;
   std::shared_ptr<void> share(std::size_t bytes);  // throws Error where there is no memory
-  // The block of another process of this host; empty where there is none, or it cannot be reached. Stays until this object ends.
+  // The block of another process of this host; empty where there is none, or it cannot be reached. Stays until this
+  // object ends.
   std::span<std::byte> of(int process, const std::string& words, int number);
 
  private:

@@ -1,5 +1,5 @@
-// Collectives on memory of devices. Our choice: NCCL over all ranks, on one host and between hosts, where every rank has a GPU of
-// its own and the same libnccl; otherwise pinned memory of the hosts (staged.h), and rank 0 says why.
+// Collectives on memory of devices. Our choice: NCCL over all ranks, on one host and between hosts, where every rank
+// has a GPU of its own and the same libnccl; otherwise pinned memory of the hosts (staged.h), and rank 0 says why.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace tandem {
 
-// `host`: the same ranks in the hosts' memory, not to be used while anything is under way here. deadline: seconds that any wait
-// may last. Every rank calls it, and it waits for all. `backend` outlives it.
+// `host`: the same ranks in the hosts' memory, not to be used while anything is under way here. deadline: seconds that
+// any wait may last. Every rank calls it, and it waits for all. `backend` outlives it.
 std::unique_ptr<Communicator> on_devices(std::shared_ptr<Communicator> host, Backend& backend, double deadline = 300,
                                          const NcclLibrary& nccl = installed_nccl());
 
-// A communicator for vectors of a backend, which may be a device's, and for a few numbers of the host beside them. On a device these
-// have a communicator of their own: what is under way on its memory begins in an order of its own.
+// A communicator for vectors of a backend, which may be a device's, and for a few numbers of the host beside them. On a
+// device these have a communicator of their own: what is under way on its memory begins in an order of its own.
 class DataAndFlags {
  public:
   explicit DataAndFlags(std::shared_ptr<Communicator> host) : host_(std::move(host)) {}

@@ -34,8 +34,8 @@ struct Slot {
   enum class At { device, host, back } at = At::device;
 };
 
-// Chunks begin, are exchanged and end in the order of the calls, which is the same on all ranks. Collectives are one lane, and
-// so are the messages to each rank and from it: a long one must not keep another from beginning.
+// Chunks begin, are exchanged and end in the order of the calls, which is the same on all ranks. Collectives are one
+// lane, and so are the messages to each rank and from it: a long one must not keep another from beginning.
 struct Lane {
   std::list<Slot> free, under_way;
   std::deque<Operation*> queue;  // chunks of theirs have not begun

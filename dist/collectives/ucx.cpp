@@ -90,8 +90,9 @@ ucs_status_t Worker::create(const std::string& interface_address, Use use, bool 
   if (use == Use::all && !in_dev_shm) take("TLS", "^posix");
   if (use == Use::survives) take("TLS", "^sm"), take("ZCOPY_THRESH", "inf");
   if (!devices.empty()) take("NET_DEVICES", devices + rdma);
-  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1 Gbit/s.
-  // Longer messages it puts together in memory of its own; with its header, this is one of its fragments (64 KiB).
+  // Over TCP a rendezvous gains nothing, and waits behind the bytes that are on their way: 71 MB/s instead of 120 at 1
+  // Gbit/s. Longer messages it puts together in memory of its own; with its header, this is one of its fragments (64
+  // KiB).
   if (rdma.empty() && !std::getenv("UCX_RNDV_THRESH")) fragment = 60 << 10;
   if (rdma.empty()) take("RNDV_THRESH", "inf");
   ucp_params_t p{};

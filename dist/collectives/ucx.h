@@ -1,5 +1,6 @@
-// Messages between hosts over UCX active messages: RDMA where there is, TCP otherwise, shared memory inside a host. Endpoints
-// are in UCX's PEER error mode, so that a lost peer ends every request; who was lost, the Control says by name.
+// Messages between hosts over UCX active messages: RDMA where there is, TCP otherwise, shared memory inside a host.
+// Endpoints are in UCX's PEER error mode, so that a lost peer ends every request; who was lost, the Control says by
+// name.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,9 +20,9 @@ class Ucx {
   enum class Use : std::uint8_t {
     all,
     memory,  // of one host: there is no port
-    // What stands the loss of a peer. Not memory: a rank that is killed or stopped while it writes a message into another rank's
-    // memory keeps that one from all further messages, of any rank. And no sends from the caller's memory: UCX 1.13 over TCP
-    // ends the process by an assertion when such a send is under way to a lost peer.
+    // What stands the loss of a peer. Not memory: a rank that is killed or stopped while it writes a message into
+    // another rank's memory keeps that one from all further messages, of any rank. And no sends from the caller's
+    // memory: UCX 1.13 over TCP ends the process by an assertion when such a send is under way to a lost peer.
     survives
   };
   static std::shared_ptr<Ucx> open(const std::string& interface_address, Use use = Use::all);

@@ -1,4 +1,5 @@
-// What the wire and the channel of UCX have in common: the worker, the endpoints, and how they end. Included by ucx*.cpp only.
+// What the wire and the channel of UCX have in common: the worker, the endpoints, and how they end. Included by
+// ucx*.cpp only.
 #pragma once
 #include <poll.h>
 #include <sched.h>
@@ -146,7 +147,8 @@ class Link {
   void sleep(int looks) {
     for (int i = 0; i < looks; i++)
       if (progress()) return;
-    // Called again and again for nothing: what is to come may need this core, and in real time nobody would take it from us.
+    // Called again and again for nothing: what is to come may need this core, and in real time nobody would take it
+    // from us.
     if (++in_vain_ > 10) sched_yield();
     if (ucp_worker_arm(worker_) != UCS_OK) return;  // something has come meanwhile
     pollfd p[] = {{ucx_->events, POLLIN, 0}, {ucx_->wake, POLLIN, 0}};

@@ -1,4 +1,5 @@
-// Wire: messages between the ranks of a job, for message_communicator.cpp; in-process (in_process.cpp) and UCX (ucx.cpp).
+// Wire: messages between the ranks of a job, for message_communicator.cpp; in-process (in_process.cpp) and UCX
+// (ucx.cpp).
 //
 // A message is matched by (from, context, number, kind) and, within these, in the order of sending. When it meets the
 // receive that waits for it, the rest of the two headers must be equal: a difference is a disagreement between the
@@ -38,8 +39,8 @@ struct WaitForEdge {
   bool left = false;
   Header in = {};  // what it waits in
 };
-// Follows the waiting from `rank` to one that waits for nobody. Where ranks wait for each other in a circle a message was
-// lost: to one that is behind, from the one ahead of it for which it waits.
+// Follows the waiting from `rank` to one that waits for nobody. Where ranks wait for each other in a circle a message
+// was lost: to one that is behind, from the one ahead of it for which it waits.
 int culprit(const std::vector<WaitForEdge>& all, int rank);
 
 class Wire {
@@ -70,7 +71,8 @@ class Wire {
   virtual void report_wait(const WaitForEdge& edge) = 0;
   // Has ended. If that was because of a failure, progress() knows of it now: ask that before you blame this rank.
   virtual bool left(int rank) const = 0;
-  // After a wait of too long: who is to blame, as far as can be known. Throws CommunicationError when another rank has failed.
+  // After a wait of too long: who is to blame, as far as can be known. Throws CommunicationError when another rank has
+  // failed.
   int blame(int waits_for) {
     const int suspect = last_in_line(waits_for);
     progress();  // a suspect that has left because of a failure has told of it before

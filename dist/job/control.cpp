@@ -37,9 +37,9 @@ std::string whole(const Said& said, const std::string& text) {
 }
 std::string packed(const Said& said, const std::string& text = {}) { return whole(said, text.substr(0, longest_text)); }
 
-// Heartbeats do not wait behind gradients: they have connections of their own, whose packets go first where this host queues them
-// (priority 6 of the queueing discipline), and at routers that look (DSCP CS6). A lost one is sent again after a time that does not
-// double, since so little is under way.
+// Heartbeats do not wait behind gradients: they have connections of their own, whose packets go first where this host
+// queues them (priority 6 of the queueing discipline), and at routers that look (DSCP CS6). A lost one is sent again
+// after a time that does not double, since so little is under way.
 void put_first(int fd) {
   const int tos = 0xc0, priority = 6, on = 1;
   setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof tos);

@@ -1,14 +1,14 @@
-// The control plane: liveness, failures and membership, on connections of its own. A thread in every rank sends its state to rank 0
-// each second, and rank 0 sends the states of all ranks to all. A rank whose connection closes has died. A rank that is silent for
-// Deadlines::silence counts as dead. Deaths, and failures that a rank reports, are sent to all ranks with the rank's name. After a
-// failure this class runs the survivor agreement. A pause of Deadlines::patience without progress is not a failure: rank 0 prints
-// one warning that names who waits for whom.
+// The control plane: liveness, failures and membership, on connections of its own. A thread in every rank sends its
+// state to rank 0 each second, and rank 0 sends the states of all ranks to all. A rank whose connection closes has
+// died. A rank that is silent for Deadlines::silence counts as dead. Deaths, and failures that a rank reports, are sent
+// to all ranks with the rank's name. After a failure this class runs the survivor agreement. A pause of
+// Deadlines::patience without progress is not a failure: rank 0 prints one warning that names who waits for whom.
 //
 // It also has the all-gather of texts, with which ranks exchange addresses before there is a communicator.
 //
-// In a job that continues without lost ranks, death or silence of a rank other than 0 is not a failure. Rank 0 frees its slot and
-// tells all ranks. If the lost rank is only stopped and wakes up, it learns that it was given up and fails; the others do not. A
-// process that rejoins through the listener of rank 0 gets the slot.
+// In a job that continues without lost ranks, death or silence of a rank other than 0 is not a failure. Rank 0 frees
+// its slot and tells all ranks. If the lost rank is only stopped and wakes up, it learns that it was given up and
+// fails; the others do not. A process that rejoins through the listener of rank 0 gets the slot.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -32,8 +32,8 @@ namespace tandem {
 
 class Control {
  public:
-  // Takes the connections of the rendezvous, and its listener, at rank 0. Until begin() the ranks have no names but their
-  // numbers, and the job ends with any rank that is lost.
+  // Takes the connections of the rendezvous, and its listener, at rank 0. Until begin() the ranks have no names but
+  // their numbers, and the job ends with any rank that is lost.
   Control(Rendezvous& rendezvous, const Deadlines& deadlines);
   Control(Rendezvous& rendezvous, Membership membership, const Deadlines& deadlines);  // has begun
   void begin(Membership membership, std::unique_ptr<SurvivorAgreement> survivor_agreement = nullptr);
@@ -50,12 +50,13 @@ class Control {
   double deadline() const { return deadlines_.wait; }
   const Membership& membership() const { return membership_; }  // as it was when this rank came
   bool goes_on() const { return goes_on_; }
-  // What every rank gives, in the order of ranks: all call it, in the same order, and it waits for all; at most 1 MiB each. One
-  // thread at a time. Throws Error that names a rank which has left or does not come.
+  // What every rank gives, in the order of ranks: all call it, in the same order, and it waits for all; at most 1 MiB
+  // each. One thread at a time. Throws Error that names a rank which has left or does not come.
   std::vector<std::string> gather(const std::string& mine);
 
-  // Any thread. Throws CommunicationError when the job has failed. After a pause of this process (SIGSTOP) it first waits until
-  // everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network again.
+  // Any thread. Throws CommunicationError when the job has failed. After a pause of this process (SIGSTOP) it first
+  // waits until everything that rank 0 has sent meanwhile is read: a rank that was given up must not use the network
+  // again.
   void check() const {
     if (failed_.load(std::memory_order_acquire)) raise();
     if (paused()) wait_until_read();
@@ -79,8 +80,8 @@ class Control {
   // This rank reaches that one no more, though rank 0 may: it is given up, or, where that is rank 0, this rank is.
   void accuse(int rank, const std::string& why);
   double longest_silence() const { return longest_silence_; }  // between two heartbeats of a rank that lives; seconds
-  // After a failure: the ranks that still reach each other; waits for the survivor agreement, a few seconds at most. Before:
-  // none.
+  // After a failure: the ranks that still reach each other; waits for the survivor agreement, a few seconds at most.
+  // Before: none.
   std::vector<int> survivors();
 
  private:

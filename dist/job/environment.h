@@ -1,5 +1,5 @@
-// Which rank of how many this process is, as its launcher put it into the environment: torchrun (and tandem-run, which uses
-// the same names), Open MPI, MPICH, MVAPICH, Slurm, Kubeflow. A family that is half there is refused, by name.
+// Which rank of how many this process is, as its launcher put it into the environment: torchrun (and tandem-run, which
+// uses the same names), Open MPI, MPICH, MVAPICH, Slurm, Kubeflow. A family that is half there is refused, by name.
 #pragma once
 #include <functional>
 #include <string>

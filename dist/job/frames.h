@@ -1,5 +1,6 @@
-// Frames: whole messages on a TCP connection, each a head (length, type, sequence number) and its bytes. The rendezvous sends and
-// receives them one at a time and waits; the control plane queues them and never waits. Several texts in one message are a bundle.
+// Frames: whole messages on a TCP connection, each a head (length, type, sequence number) and its bytes. The rendezvous
+// sends and receives them one at a time and waits; the control plane queues them and never waits. Several texts in one
+// message are a bundle.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -43,7 +44,8 @@ class FrameReader {
   std::uint64_t number_ = 0;  // of the last frame
 };
 
-// One frame without a number, before a FrameWriter has the connection. Throw Error when the other side is gone or takes longer.
+// One frame without a number, before a FrameWriter has the connection. Throw Error when the other side is gone or takes
+// longer.
 void send_frame(int connection, const std::string& bytes, double seconds);
 std::string receive_frame(int connection, double seconds);
 

@@ -1,6 +1,6 @@
-// Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both sides'
-// random numbers: nothing of the token crosses the network, and what was heard cannot be used again). Connections that send
-// something else, or nothing, are closed after a few seconds and do not delay others.
+// Handshake: both sides of a TCP connection prove to each other that they know the job's token (HMAC-SHA256 over both
+// sides' random numbers: nothing of the token crosses the network, and what was heard cannot be used again).
+// Connections that send something else, or nothing, are closed after a few seconds and do not delay others.
 #pragma once
 #include <string>
 #include <vector>

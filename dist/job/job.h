@@ -1,13 +1,13 @@
-// Job: the ranks that were started together, of which this process is one. It is made from the environment. It has the ranks and their
-// hosts, the control plane, and makes communicators and channels.
+// Job: the ranks that were started together, of which this process is one. It is made from the environment. It has the
+// ranks and their hosts, the control plane, and makes communicators and channels.
 //
 //   Job job;                                   // waits for all ranks
 //   auto everybody = job.communicator();       // shared memory on a host, UCX between hosts
 //   auto here = job.on_host();                 // only the ranks of this host
 //   auto lane = job.across_hosts();            // one rank of each host
 //
-// All ranks make these objects in the same order. Each has its own connections, so different threads may use them at the same time, and
-// they remain valid after the Job. A process may have several Jobs.
+// All ranks make these objects in the same order. Each has its own connections, so different threads may use them at
+// the same time, and they remain valid after the Job. A process may have several Jobs.
 #pragma once
 #include <memory>
 #include <string>
@@ -22,8 +22,8 @@ namespace tandem {
 class Ucx;
 
 struct JobOptions {
-  // The job goes on when a rank other than 0 is lost. With TANDEM_INCARNATION=1 (2, …) this process comes back as a rank that the
-  // job has lost, from any host that reaches rank 0.
+  // The job goes on when a rank other than 0 is lost. With TANDEM_INCARNATION=1 (2, …) this process comes back as a
+  // rank that the job has lost, from any host that reaches rank 0.
   bool goes_on = false;
   Variables variables = process_environment();
 };
@@ -43,15 +43,16 @@ class Job {
   int host(int rank) const { return hosts_[std::size_t(rank)]; }
   std::vector<int> ranks_on(int host) const;
   int local_rank() const;  // this rank's place among those of its host
-  // The ranks that have this one's place on their hosts, a rank of each. Throws UsageError unless all hosts have as many ranks.
+  // The ranks that have this one's place on their hosts, a rank of each. Throws UsageError unless all hosts have as
+  // many ranks.
   std::vector<int> lane() const;
 
   std::unique_ptr<Communicator> communicator();
   std::unique_ptr<Communicator> on_host();
   // The ranks that have this one's place on their hosts.
   std::unique_ptr<Communicator> across_hosts();
-  // Between the ranks of a group that holds this one; empty: all. Every rank of the job calls it, each with its own group. In a job
-  // that goes on there is one channel for each rank.
+  // Between the ranks of a group that holds this one; empty: all. Every rank of the job calls it, each with its own
+  // group. In a job that goes on there is one channel for each rank.
   std::unique_ptr<Channel> channel(std::vector<int> group = {});
 
  private:

@@ -19,9 +19,9 @@ std::string host_name() {
   return name;
 }
 
-// Processes share memory when they run on the same boot of the same machine, under the same name and in the same namespaces of IPC
-// and of processes (node memory is found by a process number): the name alone is the same in many containers, and differs within a
-// machine.
+// Processes share memory when they run on the same boot of the same machine, under the same name and in the same
+// namespaces of IPC and of processes (node memory is found by a process number): the name alone is the same in many
+// containers, and differs within a machine.
 std::string host_identity() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;

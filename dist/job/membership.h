@@ -1,6 +1,6 @@
 // Membership: which process is at which rank, in a job that goes on when a rank is lost. The slot of a lost rank is
-// empty until a new process rejoins as this rank. The incarnation number distinguishes the processes of a rank. An address record
-// contains what other ranks need to connect to a rank.
+// empty until a new process rejoins as this rank. The incarnation number distinguishes the processes of a rank. An
+// address record contains what other ranks need to connect to a rank.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -39,8 +39,8 @@ struct Membership {
   static Membership from(const std::string& text);
 };
 
-// A rank was lost or has rejoined. Rank 0 decides. All ranks receive all changes in the same order; each change is a generation of the
-// membership, from 1.
+// A rank was lost or has rejoined. Rank 0 decides. All ranks receive all changes in the same order; each change is a
+// generation of the membership, from 1.
 struct Change {
   int rank = -1;
   std::uint64_t incarnation = 0;  // 0: lost

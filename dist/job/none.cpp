@@ -1,5 +1,5 @@
-// Linked where there is no network library. A start as one of several ranks is refused here: running on would train as many
-// separate copies.
+// Linked where there is no network library. A start as one of several ranks is refused here: running on would train as
+// many separate copies.
 #include "dist/job/environment.h"
 #include "layers/train/strategy.h"
 

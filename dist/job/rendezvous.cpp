@@ -42,8 +42,9 @@ std::string private_folder(const Variables& variables) {
   return folder;
 }
 
-// Containers and hosts may share this folder, and number their processes and jobs alike: only ranks that see the same processes and
-// the same network meet here. TANDEM_JOB is drawn at random by tandem-run, whose ranks may be in a container each.
+// Containers and hosts may share this folder, and number their processes and jobs alike: only ranks that see the same
+// processes and the same network meet here. TANDEM_JOB is drawn at random by tandem-run, whose ranks may be in a
+// container each.
 std::string rendezvous_file(const std::string& job, const Variables& variables) {
   std::string name = job, boot;
   if (!job.starts_with("TANDEM_JOB=")) {

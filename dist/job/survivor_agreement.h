@@ -1,6 +1,6 @@
-// Survivor agreement: which ranks still reach each other after a failure. Every rank has a port that refuses connections. When the job has
-// failed, the rank opens it, and each rank connects to all others with the handshake of the rendezvous. This also works when rank 0
-// has failed or the network is split.
+// Survivor agreement: which ranks still reach each other after a failure. Every rank has a port that refuses
+// connections. When the job has failed, the rank opens it, and each rank connects to all others with the handshake of
+// the rendezvous. This also works when rank 0 has failed or the network is split.
 #pragma once
 #include <string>
 #include <vector>
@@ -16,8 +16,8 @@ class SurvivorAgreement {
   ~SurvivorAgreement();
   SurvivorAgreement(const SurvivorAgreement&) = delete;
 
-  // The ranks that found this one and were found by it, itself among them, in order; once. Ends as soon as all have been found
-  // but those that are known to be lost, and after `seconds` at the latest.
+  // The ranks that found this one and were found by it, itself among them, in order; once. Ends as soon as all have
+  // been found but those that are known to be lost, and after `seconds` at the latest.
   std::vector<int> answer(const std::vector<bool>& lost, double seconds = 2);
 
  private:

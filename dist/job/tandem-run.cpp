@@ -1,9 +1,9 @@
 // tandem-run: starts a program as several ranks, here or over ssh, and ends them together.
 //
-// Every line that a rank prints gets its place in front, [rank@host]; the same error of several ranks is shown once. When a
-// rank fails, the others are ended within five seconds, and the last line says which rank failed first, and how. Nothing is
-// left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met, unless --on-failure stop is
-// given: the others go on without a rank that failed, which may be started again.
+// Every line that a rank prints gets its place in front, [rank@host]; the same error of several ranks is shown once.
+// When a rank fails, the others are ended within five seconds, and the last line says which rank failed first, and how.
+// Nothing is left behind. Where the strategy is one of a parameter server, only rank 0 counts once all have met, unless
+// --on-failure stop is given: the others go on without a rank that failed, which may be started again.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -197,7 +197,8 @@ struct Rank {
   bool blames(int rank) const {
     return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
-  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or it is rank 0.
+  // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or
+  // it is rank 0.
   bool ends_all() const { return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2)); }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
@@ -512,7 +513,8 @@ class Launch {
     if (k == 1 && r.log) std::fclose(std::exchange(r.log, nullptr));
   }
   void print(Rank& r, int k, const std::string& line) {
-    // All ranks have the same options, and say the same of a wrong one: once is enough. What one says of another is its own view.
+    // All ranks have the same options, and say the same of a wrong one: once is enough. What one says of another is its
+    // own view.
     static const std::regex names_a_rank("rank [0-9]");
     auto says_it = [&](const Rank& other) { return other.number != r.number && other.last == line; };
     const bool said = k == 1 && std::any_of(ranks_.begin(), ranks_.end(), says_it) && !std::regex_search(line, names_a_rank);
@@ -523,7 +525,8 @@ class Launch {
   }
 
   bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() || (r.blames(0) && only_rank_0_is_left()) : r.failed(); }
-  // Of one rank alone, that it does not reach rank 0 is its own trouble. When none is left that does, rank 0 is gone, or stopped.
+  // Of one rank alone, that it does not reach rank 0 is its own trouble. When none is left that does, rank 0 is gone,
+  // or stopped.
   bool only_rank_0_is_left() const {
     const auto runs = [](const Rank& r) { return r.number != 0 && r.running; };
     return (ranks_[0].running || ranks_[0].failed()) && std::none_of(ranks_.begin(), ranks_.end(), runs);

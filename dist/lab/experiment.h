@@ -1,20 +1,23 @@
-// An experiment: strategies × numbers of workers × clusters, each tuned with the same budget, in simulated runs (dist/lab/simulator.h).
-// The fields of a plan are documented in dist/lab/PLAN.md.
+// An experiment: strategies × numbers of workers × clusters, each tuned with the same budget, in simulated runs
+// (dist/lab/simulator.h). The fields of a plan are documented in dist/lab/PLAN.md.
 //
-// A cell is one strategy with one number of workers on one cluster. The search of a cell tries `search` points of a lattice: learning
-// rates a factor of two apart, momenta, and the strategy's own constants that the plan puts in braces. A winning value at
-// the end of a list makes the search go on beyond it; momenta end at 0.98.
+// A cell is one strategy with one number of workers on one cluster. The search of a cell tries `search` points of a
+// lattice: learning rates a factor of two apart, momenta, and the strategy's own constants that the plan puts in
+// braces. A winning value at the end of a list makes the search go on beyond it; momenta end at 0.98.
 //   1. Every learning rate of the plan, with its first momentum and the first value of every constant.
-//   2. Until `search` points are tried: of the tried points, best first, the first that has an untried neighbour. The neighbours of a
+//   2. Until `search` points are tried: of the tried points, best first, the first that has an untried neighbour. The
+//   neighbours of a
 //      point are, in this order, η×2, η/2, the next larger and smaller momentum
-//      (with the η on the lattice that leaves η/(1 − μ) nearest to what it was), the next larger and smaller value of each constant.
+//      (with the η on the lattice that leaves η/(1 − μ) nearest to what it was), the next larger and smaller value of
+//      each constant.
 //   3. The best `finalists` points are run with the other tuning seeds. The best mean over all tuning seeds is chosen.
 //   4. Final runs with seeds 1, 2, … and all epochs. Only these look at the test pictures.
-// Steps 1 to 3 use the held-out pictures, `tuning_epochs` epochs and the seeds 1001, 1002, … (`tuning_seed`); a run that diverged scores −1.
-// The score is the accuracy at the end. By choice of the plan it is the time to the target, and accuracy among those that miss it.
+// Steps 1 to 3 use the held-out pictures, `tuning_epochs` epochs and the seeds 1001, 1002, … (`tuning_seed`); a run
+// that diverged scores −1. The score is the accuracy at the end. By choice of the plan it is the time to the target,
+// and accuracy among those that miss it.
 //
-// Every run is a line of a file as soon as it ends. The search is a function of these results alone: an experiment can be interrupted
-// anywhere, and the order in which parallel runs end does not matter.
+// Every run is a line of a file as soon as it ends. The search is a function of these results alone: an experiment can
+// be interrupted anywhere, and the order in which parallel runs end does not matter.
 #pragma once
 #include <cmath>
 #include <compare>
@@ -117,8 +120,8 @@ struct Outcome {
 };
 using Results = std::map<Trial, Outcome>;
 
-// What the file holds; a last line that was cut off is left out. A file that is not there is empty. Throws UsageError with the line when
-// it is another experiment's or holds something else.
+// What the file holds; a last line that was cut off is left out. A file that is not there is empty. Throws UsageError
+// with the line when it is another experiment's or holds something else.
 Results read_results(const std::string& path, const Plan& plan);
 std::string this_build();  // Outcome::made_by of runs that are made here: "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread"
 
@@ -139,11 +142,13 @@ Search search(const Plan& plan, const Results& results, const Cell& cell);
 std::string chosen_text(const Search& search, const Cell& cell);  // "η 0.064, μ 0.9, R 4"; it has chosen
 
 // Runs what is missing, `jobs` trials at a time, each in a thread of its own by run(trial); appends each to `path`.
-// ended(trial, outcome) is called for each, by one thread at a time. Throws what run() throws, when the other runs under way have ended.
+// ended(trial, outcome) is called for each, by one thread at a time. Throws what run() throws, when the other runs
+// under way have ended.
 Results carry_out(const Plan& plan, const std::string& path, int jobs, const std::function<Outcome(const Trial&)>& run,
                   const std::function<void(const Trial&, const Outcome&)>& ended);
 
-// The state of an experiment as lines of text: points tried and final runs of each cell, and the hours that are left with `jobs` jobs.
+// The state of an experiment as lines of text: points tried and final runs of each cell, and the hours that are left
+// with `jobs` jobs.
 std::string experiment_status(const Plan& plan, const Results& results, int jobs);
 
 // ---- statistics -----------------------------------------------------------------------------------------------------
@@ -170,8 +175,8 @@ struct Paired {
 std::map<std::uint64_t, const Outcome*> final_runs(const Plan& plan, const Results& results, const Cell& cell);
 CensoredMean test_accuracy(const Plan& plan, const Results& results, const Cell& cell);
 Paired advantage(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // accuracy minus the other's
-// Virtual seconds to the first evaluation at or above the target, interpolated from the one before (the very first: its own time, an upper
-// bound); none: it was not reached.
+// Virtual seconds to the first evaluation at or above the target, interpolated from the one before (the very first: its
+// own time, an upper bound); none: it was not reached.
 std::optional<double> time_to(double target, const Outcome& outcome);
 CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell& cell);       // the plan has a target
 // The geometric mean of time / other's, of pairs that reach the target after their first evaluation.
@@ -195,10 +200,11 @@ std::string experiment_page(const Plan& plan, const Results& results);  // HTML
 // ---- checks ---------------------------------------------------------------------------------------------------------
 // n rows (or all, when there are fewer) drawn by `seed` of those whose computation took at most `longest` seconds.
 std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t seed, double longest);
-// Why a row that was run again contradicts the results; empty: it does not. If the same version (without uncommitted changes) made both on
-// the same CPU (name, oneDNN, instructions, threads), all must be equal to the bit. Otherwise training may have amplified other roundings, as
-// another seed would. The virtual times of common evaluations must be the same, and, if neither diverged, delays and participation where both
-// end at the same evaluation. Accuracies may differ by 3 standard deviations of the same trial's results over its seeds, and
+// Why a row that was run again contradicts the results; empty: it does not. If the same version (without uncommitted
+// changes) made both on the same CPU (name, oneDNN, instructions, threads), all must be equal to the bit. Otherwise
+// training may have amplified other roundings, as another seed would. The virtual times of common evaluations must be
+// the same, and, if neither diverged, delays and participation where both end at the same evaluation. Accuracies may
+// differ by 3 standard deviations of the same trial's results over its seeds, and
 // - of another version on the same CPU always by 1 point, at every evaluation; neither or both must diverge;
 // - on another CPU always by 3 points, at the end only; where one diverged, only times are compared.
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again);

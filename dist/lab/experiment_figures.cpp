@@ -16,8 +16,8 @@ constexpr int reference_colour = chart_colours - 1;  // of all-reduce
 
 std::string of_workers(int k) { return "K = " + std::to_string(k); }
 
-// Where an axis of accuracies begins, so that a few bad values do not squeeze the others: below the best, four times as far as the median,
-// and at least 5 points.
+// Where an axis of accuracies begins, so that a few bad values do not squeeze the others: below the best, four times as
+// far as the median, and at least 5 points.
 double axis_start(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -71,8 +71,8 @@ std::string panels(const ExperimentReport& r, Chart chart, const Fill& fill) {
 }
 std::string grid(const std::string& panels) { return "<div class=\"charts\">\n" + panels + "</div>\n"; }
 
-// Mean accuracy over mean time, at evaluations of the same epoch that every run has. Runs that end at the target have their mean time to it
-// as the last point.
+// Mean accuracy over mean time, at evaluations of the same epoch that every run has. Runs that end at the target have
+// their mean time to it as the last point.
 void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
   std::map<long, std::map<std::uint64_t, AccuracyAt>> by_epoch;
   std::size_t runs = 0;
@@ -134,7 +134,8 @@ std::string short_rate(double v) {
 // "54.3", percent, or "27 s" to the target.
 std::string score_text(const TriedPoint& p) { return p.seconds ? printed("%.0f s", *p.seconds) : printed("%.1f", 100 * p.score); }
 
-// A map for each number of workers, with the same axes. Of points that differ only in their constants the best is shown.
+// A map for each number of workers, with the same axes. Of points that differ only in their constants the best is
+// shown.
 std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& cluster, std::size_t strategy) {
   std::set<double> rates, momenta;
   for (int k : r.workers)

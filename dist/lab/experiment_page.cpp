@@ -138,7 +138,8 @@ class Page {
   }
   static std::string entry(bool best, const std::string& html) { return (best ? "<td class=\"best\">" : "<td>") + html + "</td>"; }
 
-  // Those rows of which entry(column, strategy) says something: "<td>…</td>", or nothing. By default a column for each number of workers.
+  // Those rows of which entry(column, strategy) says something: "<td>…</td>", or nothing. By default a column for each
+  // number of workers.
   template <class Entry>
   std::string table(const Rows& rows, const Entry& entry) {
     std::vector<std::string> columns;

@@ -20,7 +20,8 @@ namespace {
 using Kind = Json::Kind;
 constexpr int most_workers = 100000;
 
-// Whether the update rule of a strategy keeps a velocity. Throws UsageError for a strategy that the simulator does not have.
+// Whether the update rule of a strategy keeps a velocity. Throws UsageError for a strategy that the simulator does not
+// have.
 bool keeps_momentum(const std::string& strategy) {
   check_simulation({.strategy = strategy, .cluster = {.workers = most_workers}});
   if (!Asynchrony::is_one(strategy)) return true;  // all-reduce, and steps of SGD between exchanges
@@ -51,7 +52,8 @@ SearchedStrategy::Constant read_constant(const std::string& text, const std::str
   return c;
 }
 
-// The members of one object of a plan. Each is read by a call with its name; done() refuses those that no call asked for.
+// The members of one object of a plan. Each is read by a call with its name; done() refuses those that no call asked
+// for.
 class Members {
  public:
   Members(const std::string& path, const Json& json, const char* owner) : path_(path), json_(json), owner_(owner) {

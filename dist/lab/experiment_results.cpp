@@ -1,5 +1,5 @@
-// The file of an experiment's results: lines of JSON. A header line says under which conditions, by which version and on which CPU the
-// runs below it were made; there is another one where any of that changed. Every other line is a run.
+// The file of an experiment's results: lines of JSON. A header line says under which conditions, by which version and
+// on which CPU the runs below it were made; there is another one where any of that changed. Every other line is a run.
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -174,7 +174,8 @@ std::vector<Trial> rows_to_check(const Results& results, int n, std::uint64_t se
   return rows;
 }
 
-// By how much accuracies may differ: 3 standard deviations of the same trial's at the end over its seeds, and always `least`.
+// By how much accuracies may differ: 3 standard deviations of the same trial's at the end over its seeds, and always
+// `least`.
 static double tolerance(const Results& results, const Trial& trial, const Outcome& again, double least) {
   std::vector<double> seeds;
   if (!again.diverged) seeds.push_back(again.accuracy);  // in place of what is recorded, which may be wrong
@@ -217,7 +218,8 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
   }
   if (was.diverged || again.diverged) return "";
   if (std::abs(was.accuracy - again.accuracy) > most) return both + allowed;
-  // Runs that end at a target may end sooner or later. Then other pushes were made. The file has seven digits of the participation.
+  // Runs that end at a target may end sooner or later. Then other pushes were made. The file has seven digits of the
+  // participation.
   const bool pushes = was.delays == again.delays && std::abs(was.participation - again.participation) <= 1e-6 * again.participation;
   return pushes || was.evaluations.size() != again.evaluations.size() ? "" : both + ": other delays or another participation";
 }

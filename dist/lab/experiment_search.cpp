@@ -1,4 +1,5 @@
-// The search of a cell, replayed over the results that there are: either it finds what is still to be run, or it is done.
+// The search of a cell, replayed over the results that there are: either it finds what is still to be run, or it is
+// done.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -96,7 +97,8 @@ class Lattice {
 std::optional<double> seconds_of(const Plan& plan, const Outcome& o) {
   return plan.by_time && !o.diverged ? time_to(*plan.target, o) : std::nullopt;
 }
-// −1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: it reached the target, and the sooner the more.
+// −1: it diverged; up to 1: its accuracy; above 1, by the plan's choice: it reached the target, and the sooner the
+// more.
 double score_of(const Plan& plan, const Outcome& o) {
   const auto seconds = seconds_of(plan, o);
   return o.diverged ? -1 : seconds ? 1 + 1 / (1 + *seconds) : o.accuracy;

@@ -29,7 +29,8 @@ class Tables {
   }
 
  private:
-  // A row for each strategy from the first-th on that has a final run; entry(cell, cell of the first strategy). No row: no table.
+  // A row for each strategy from the first-th on that has a final run; entry(cell, cell of the first strategy). No row:
+  // no table.
   template <class Entry>
   void table(const std::string& title, std::size_t first, const std::string& cluster, const Entry& entry) {
     std::string rows;

@@ -1,4 +1,5 @@
-// What happens in a simulated run when a worker's step has ended: by servers, by all-reduce, or by steps of the workers' own.
+// What happens in a simulated run when a worker's step has ended: by servers, by all-reduce, or by steps of the
+// workers' own.
 #include <algorithm>
 #include <cmath>
 
@@ -91,10 +92,11 @@ class ByServers : public Method {
 // ---- by workers that make steps of their own ------------------------------------------------------------------------
 // Each worker has weights and a velocity, makes `steps` SGD steps, and then exchanges what came of them:
 //   local-sgd       all wait for each other, and go on from the mean of their weights (Stich 2018)
-//   outer           as local-sgd, but the way to the mean is a gradient for SGD with Nesterov's momentum (Douillard et al. 2023)
-//   post-local-sgd  as local-sgd, but with one step between exchanges until the first decay of the learning rate (Lin et al. 2018)
-//   cocod-sgd       as local-sgd, but the mean is made while the next steps run; what they changed is added to it (Shen et al. 2019)
-//   easgd           nobody waits: worker and centre are drawn to each other, x −= α(x − z), z += α(x − z), α = 0.9/K
+//   outer           as local-sgd, but the way to the mean is a gradient for SGD with Nesterov's momentum (Douillard et
+//   al. 2023) post-local-sgd  as local-sgd, but with one step between exchanges until the first decay of the learning
+//   rate (Lin et al. 2018) cocod-sgd       as local-sgd, but the mean is made while the next steps run; what they
+//   changed is added to it (Shen et al. 2019) easgd           nobody waits: worker and centre are drawn to each other,
+//   x −= α(x − z), z += α(x − z), α = 0.9/K
 //                   (Zhang, Choromanska and LeCun 2015)
 class Local : public Method {
  public:

@@ -1,5 +1,5 @@
-// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, evaluations, the checkpoint. What happens when a
-// worker's step has ended is a Method (simulated_methods.cpp).
+// A simulated run (simulator.h): the virtual clock, the workers' batches and gradients, evaluations, the checkpoint.
+// What happens when a worker's step has ended is a Method (simulated_methods.cpp).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -160,7 +160,8 @@ class Simulation {
 };
 
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& strategy);
-// Vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for a strategy that there is not.
+// Vectors as long as the weights that a strategy keeps for each worker. Throws UsageError for a strategy that there is
+// not.
 int vectors_of_a_worker(const std::string& strategy, int workers);
 
 }  // namespace tandem

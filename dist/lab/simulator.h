@@ -1,10 +1,10 @@
-// Simulates asynchronous training on one machine. K virtual workers compute real gradients, one after the other, in the order of a
-// virtual clock. The update rules are those of the server. One binary on one machine gives the same bits in every run. Delays and virtual
-// times are the same on every machine, accuracies up to rounding.
+// Simulates asynchronous training on one machine. K virtual workers compute real gradients, one after the other, in the
+// order of a virtual clock. The update rules are those of the server. One binary on one machine gives the same bits in
+// every run. Delays and virtual times are the same on every machine, accuracies up to rounding.
 //
-// A worker's step takes a time drawn from a Gamma distribution (as Hakimi et al., arXiv 1907.11612, have it), then its gradient
-// crosses its link. The servers are spread evenly over the workers' machines. Links are not shared, and servers take no time;
-// this simplification is ours.
+// A worker's step takes a time drawn from a Gamma distribution (as Hakimi et al., arXiv 1907.11612, have it), then its
+// gradient crosses its link. The servers are spread evenly over the workers' machines. Links are not shared, and
+// servers take no time; this simplification is ours.
 #pragma once
 #include <map>
 
@@ -21,8 +21,9 @@ struct VirtualCluster {
 };
 
 struct SimulatorOptions {
-  // As --strategy: "ddc-asgd", "ssp:3", … (dist/server/asynchrony.h), or "all-reduce", or local-sgd:H, post-local-sgd:H, cocod-sgd:H,
-  // easgd:H and outer:H=…, whose workers make H steps of their own between two exchanges.
+  // As --strategy: "ddc-asgd", "ssp:3", … (dist/server/asynchrony.h), or "all-reduce", or local-sgd:H,
+  // post-local-sgd:H, cocod-sgd:H, easgd:H and outer:H=…, whose workers make H steps of their own between two
+  // exchanges.
   std::string strategy = "ddc-asgd";
   VirtualCluster cluster = {};
   int epochs = 1;          // of all workers together
@@ -33,8 +34,9 @@ struct SimulatorOptions {
   // On the validation and test data, in epochs: 10: after epochs 10, 20, …; 0.25: four times an epoch. And at the end.
   double evaluate_every = 1;
   double until = 2;  // ends with the evaluation that reaches this accuracy, 0 to 1, on the test data or else the validation data; 2: never
-  // A file that holds the run after its last epoch, until its end. Where it is there the run goes on from it, and ends with the bits that
-  // it would have had without the interruption, also in `metrics`. Only the same program goes on; another run's file is refused.
+  // A file that holds the run after its last epoch, until its end. Where it is there the run goes on from it, and ends
+  // with the bits that it would have had without the interruption, also in `metrics`. Only the same program goes on;
+  // another run's file is refused.
   std::string checkpoint = {};
   Settings settings = {};  // what else decides how the run goes (the loss, say): for the comparison with a checkpoint
 };
@@ -61,8 +63,9 @@ struct SimulatorReport {
 // Throws UsageError for a strategy that there is not and for slow workers that there are not; costs nothing.
 void check_simulation(const SimulatorOptions& options);
 
-// Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1 to 3.
-// Throws UsageError as check_simulation() does, for more workers than the memory holds, and for a checkpoint that is not this run's.
+// Trains; afterwards the model holds the servers' weights. A worker costs as many vectors as its rule keeps for it, 1
+// to 3. Throws UsageError as check_simulation() does, for more workers than the memory holds, and for a checkpoint that
+// is not this run's.
 SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
                          const SimulatorOptions& options);
 

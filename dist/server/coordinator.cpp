@@ -93,7 +93,8 @@ void Coordinator::hand_out() {
   if (!begun_) return;
   int may_want = 0, wait = 0;
   for (int m = 0; m < workers_; m++) may_want += of(m).lives && !of(m).left, wait += of(m).waits;
-  // Who makes a step together draws for it together: the batches of a step are then those of one machine with all of them.
+  // Who makes a step together draws for it together: the batches of a step are then those of one machine with all of
+  // them.
   if (synchronous_ && wait < may_want) return;
   const auto tell = [&](int m, std::uint64_t lease) {
     MessageHeader n = header(What::lease_is);

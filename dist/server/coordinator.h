@@ -1,6 +1,6 @@
-// Coordinator: rank 0's part of a parameter server. It hands out the leases, gathers what all ranks say, and knows when the
-// run is over and when all may go. No thread and no network: it is told what has happened, and says what follows from it to
-// `send`. Times are seconds of any clock. Which of its messages say what: server_messages.h.
+// Coordinator: rank 0's part of a parameter server. It hands out the leases, gathers what all ranks say, and knows when
+// the run is over and when all may go. No thread and no network: it is told what has happened, and says what follows
+// from it to `send`. Times are seconds of any clock. Which of its messages say what: server_messages.h.
 #pragma once
 #include <deque>
 #include <functional>
@@ -22,7 +22,8 @@ class Coordinator {
   using Send = std::function<void(int to, const MessageHeader& header, std::shared_ptr<const std::string> text)>;
   Coordinator(int ranks, Send send) : send_(std::move(send)), ranks_(std::size_t(ranks)) {}
 
-  // The first `workers` ranks train. synchronous: they make each step together (bsp). Who has asked for a lease has it now.
+  // The first `workers` ranks train. synchronous: they make each step together (bsp). Who has asked for a lease has it
+  // now.
   void begin(int workers, bool synchronous, WorkLeases leases);
 
   void says(int rank, std::uint64_t gathering, std::string text);

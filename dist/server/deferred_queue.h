@@ -1,5 +1,5 @@
-// DeferredQueue: what came before its time, handled in its order when that has come. What a lost rank had sent is forgotten: it may
-// come back, and would be answered where its predecessor wanted it.
+// DeferredQueue: what came before its time, handled in its order when that has come. What a lost rank had sent is
+// forgotten: it may come back, and would be answered where its predecessor wanted it.
 #pragma once
 #include <functional>
 #include <utility>

@@ -31,7 +31,8 @@ void FailOvers::offered(int from, const MessageHeader& n, std::vector<ExchangeId
   choose(s);
 }
 
-// Once all who live have said what they have, those too who came back: they may have been answered with more than anybody.
+// Once all who live have said what they have, those too who came back: they may have been answered with more than
+// anybody.
 void FailOvers::choose(int s) {
   FailOver& a = fail_overs_[std::size_t(s)];
   if (!a.under_way || a.from >= 0) return;

@@ -1,7 +1,7 @@
-// FailOvers: how this rank comes by the shards of an owner that was lost. Everybody who lives offers the copy with which it
-// was answered last; the newest of them becomes the shard, so that what any living worker was told is applied is in it. What
-// the rule keeps beside the weights (velocities) is in no answer: owners send it every few seconds to the one who would take
-// their place, and what came since is lost.
+// FailOvers: how this rank comes by the shards of an owner that was lost. Everybody who lives offers the copy with
+// which it was answered last; the newest of them becomes the shard, so that what any living worker was told is applied
+// is in it. What the rule keeps beside the weights (velocities) is in no answer: owners send it every few seconds to
+// the one who would take their place, and what came since is lost.
 //
 // The member's thread alone.
 #pragma once

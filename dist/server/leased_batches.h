@@ -1,6 +1,6 @@
 // The batches of the leases that a worker draws, as a source for fit(). A lease is one share of a step's batches
-// (work_leases.h). The batch after the current one is made ahead, in the loader's thread: the next lease is drawn while this
-// one is trained.
+// (work_leases.h). The batch after the current one is made ahead, in the loader's thread: the next lease is drawn while
+// this one is trained.
 #pragma once
 #include <functional>
 #include <map>

@@ -1,7 +1,8 @@
-// The update rules, a few lines each. η: learning rate, μ: momentum, τ: updates of the shard between this worker's pull and
-// its push, τ̄: the running mean of τ, n: workers, w_sent: what the worker was sent, g: its gradient.
+// The update rules, a few lines each. η: learning rate, μ: momentum, τ: updates of the shard between this worker's pull
+// and its push, τ̄: the running mean of τ, n: workers, w_sent: what the worker was sent, g: its gradient.
 //
-// To add one: a formula here and a row in table(); the row is also its --strategy name. Then a line in dist/lab/README.md.
+// To add one: a formula here and a row in table(); the row is also its --strategy name. Then a line in
+// dist/lab/README.md.
 #include "dist/server/rules.h"
 
 #include <algorithm>
@@ -55,8 +56,9 @@ struct DelayAdaptive : Asgd<T> {
   void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate * share, i); }
 };
 
-// w −= η·(1 + τ)/n·g: a worker's step is as long as its computation takes, so that a slow worker's data count as much as a fast one's
-// (Rescaled ASGD, arXiv 2605.13434). The clock is ours: 1 + τ updates pass from one push of a worker to its next, n with equal workers.
+// w −= η·(1 + τ)/n·g: a worker's step is as long as its computation takes, so that a slow worker's data count as much
+// as a fast one's (Rescaled ASGD, arXiv 2605.13434). The clock is ours: 1 + τ updates pass from one push of a worker to
+// its next, n with equal workers.
 template <class T>
 struct Rescaled : Asgd<T> {
   T share;
@@ -110,7 +112,8 @@ struct DcAsgdA {
   }
 };
 
-// v = μ·v + g + c;  w −= η·v, c as above: delay compensation with a fixed momentum. Our reading of the thesis' baseline.
+// v = μ·v + g + c;  w −= η·v, c as above: delay compensation with a fixed momentum. Our reading of the thesis'
+// baseline.
 template <class T>
 struct DcAsgdK : DcAsgdA<T> {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
@@ -122,9 +125,10 @@ struct DcAsgdK : DcAsgdA<T> {
   }
 };
 
-// v = μ·v + g/G;  w −= η·v, G = 1 + |w − w_sent|/(η·mean step): the gap in steps (Barkai et al., arXiv 1909.10802). That gradients are
-// divided by their gap is the paper's; that G is of each element we have from a secondary source. Ours: the mean step is √s, s this
-// worker's running mean of v² as it finds it, without the share of its beginning. Nothing has moved: G = 1, SGD with momentum.
+// v = μ·v + g/G;  w −= η·v, G = 1 + |w − w_sent|/(η·mean step): the gap in steps (Barkai et al., arXiv 1909.10802).
+// That gradients are divided by their gap is the paper's; that G is of each element we have from a secondary source.
+// Ours: the mean step is √s, s this worker's running mean of v² as it finds it, without the share of its beginning.
+// Nothing has moved: G = 1, SGD with momentum.
 template <class T>
 struct GapAware {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true};
@@ -153,9 +157,10 @@ struct DanaSlim {
   }
 };
 
-// DANA with delay compensation (the same paper): u = μ·u + g + c;  w −= η·u;  the worker is sent w − η·μ·Σu, where the others' momentum
-// will have brought w. c as in dc-asgd-a, with w_sent as it was sent. What a shard holds is what it sends, so that every copy of it is of
-// one kind: w is computed from that, Σu (the shard's velocity) and the learning rate it was sent with.
+// DANA with delay compensation (the same paper): u = μ·u + g + c;  w −= η·u;  the worker is sent w − η·μ·Σu, where the
+// others' momentum will have brought w. c as in dc-asgd-a, with w_sent as it was sent. What a shard holds is what it
+// sends, so that every copy of it is of one kind: w is computed from that, Σu (the shard's velocity) and the learning
+// rate it was sent with.
 template <class T>
 struct DanaDc : DcAsgdA<T> {
   static constexpr Rule::Keeps keeps{.velocity = true, .sent = true, .square_avg = true, .own = true};
@@ -176,9 +181,10 @@ struct DanaDc : DcAsgdA<T> {
   }
 };
 
-// Delayed Nesterov (Liu et al., arXiv 2401.09135): the momentum changes, and moves the weights, once in N pushes, with their mean; in
-// between a push moves them by its own share alone, so that late pushes are not amplified. As written there: b += g; w −= (η/N)·g; and
-// with the N-th m = μ·m + b/N, w −= η·μ·m, b = 0. Here v is both m and b: it decays before the first of N.
+// Delayed Nesterov (Liu et al., arXiv 2401.09135): the momentum changes, and moves the weights, once in N pushes, with
+// their mean; in between a push moves them by its own share alone, so that late pushes are not amplified. As written
+// there: b += g; w −= (η/N)·g; and with the N-th m = μ·m + b/N, w −= η·μ·m, b = 0. Here v is both m and b: it decays
+// before the first of N.
 template <class T>
 struct DelayedNesterov {
   static constexpr Rule::Keeps keeps{.velocity = true};
@@ -196,19 +202,20 @@ struct DelayedNesterov {
   }
 };
 
-// Dynamic delay compensation. The thesis (Qu 2021) says what is adjusted by each delay, the trust in the momentum and in the
-// correction, and not how; how is ours:
+// Dynamic delay compensation. The thesis (Qu 2021) says what is adjusted by each delay, the trust in the momentum and
+// in the correction, and not how; how is ours:
 //   c = λ·g⊙g⊙(w − w_sent) as in the adaptive form, but never more than the gradient itself: |c| ≤ |g|, λ₀ = 50
 //   a = min(1, (1 + τ̄)/(1 + τ))      less of a gradient that is later than the others
-//   d = a·(g + c);  u = μ·u + d       u the worker's: its terms are all as far apart as its own steps, however many others
+//   d = a·(g + c);  u = μ·u + d       u the worker's: its terms are all as far apart as its own steps, however many
+//   others
 //                                     there are (DANA has that of Hakimi et al.)
 //   θ = τ/(1 + τ)                     0: nothing is late. Towards 1: as late as it can be
 //   w −= η·((1 − θ)·u + θ·(μ·u + d))
-// With θ = 0 that is Polyak's momentum, so that one worker is SGD with momentum, bit for bit; with θ = 1 it is Nesterov's,
-// which looks ahead to where the momentum of this worker will have brought the weights when its next gradient comes. In
-// between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction rises.
-// Ablations, each on unless it is switched off: clamp (|c| ≤ |g|), trust (a; off: 1), ahead (θ; off: 0), own (a velocity for each worker;
-// off: one for all). lambda=0 leaves the correction out.
+// With θ = 0 that is Polyak's momentum, so that one worker is SGD with momentum, bit for bit; with θ = 1 it is
+// Nesterov's, which looks ahead to where the momentum of this worker will have brought the weights when its next
+// gradient comes. In between the trust in the past, 1 − θ(1 − μ), falls with the delay, and that in the new direction
+// rises. Ablations, each on unless it is switched off: clamp (|c| ≤ |g|), trust (a; off: 1), ahead (θ; off: 0), own (a
+// velocity for each worker; off: one for all). lambda=0 leaves the correction out.
 template <class T>
 struct DdcAsgd : DcAsgdA<T> {
   static constexpr Rule::Keeps keeps{.sent = true, .square_avg = true, .own = true};

@@ -1,6 +1,6 @@
-// Update rules: what the owner of a shard does with a gradient that comes late. The worker computed it at the weights it was
-// sent; τ other gradients have been applied since. Every rule is element-wise, so that its result does not depend on how the
-// vector is cut into shards. Formulas, constants and where they come from: rules.cpp.
+// Update rules: what the owner of a shard does with a gradient that comes late. The worker computed it at the weights
+// it was sent; τ other gradients have been applied since. Every rule is element-wise, so that its result does not
+// depend on how the vector is cut into shards. Formulas, constants and where they come from: rules.cpp.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -37,7 +37,8 @@ class Rule {
   virtual ~Rule() = default;
   virtual std::string name() const = 0;
   virtual Keeps keeps() const = 0;
-  // The norm down to which a worker clips its whole gradient, weight decay not yet in it, before it is pushed; 0: it does not.
+  // The norm down to which a worker clips its whole gradient, weight decay not yet in it, before it is pushed; 0: it
+  // does not.
   virtual double clip() const { return 0; }
   // elements: a multiple of 64. Any thread, for different vectors.
   virtual void push(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
@@ -46,8 +47,8 @@ class Rule {
   virtual double correction(const RuleVectors<float>& x, std::int64_t numel, const Hyper& hyper) const = 0;
 };
 
-// "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Every rule has `clip`. Throws UsageError that lists names or
-// constants.
+// "ddc-asgd", or with constants of its own: "ddc-asgd:lambda=20,decay=0.9". Every rule has `clip`. Throws UsageError
+// that lists names or constants.
 std::unique_ptr<Rule> make_rule(const std::string& text);
 std::vector<std::string> rule_names();
 std::string listed(const std::vector<std::string>& names);  // "a, b, c"

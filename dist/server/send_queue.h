@@ -1,6 +1,6 @@
-// SendQueue: what a member of a parameter server has to do with its channel, apart from hearing. Messages stay here, with the memory
-// that their bytes lie in, until they have gone. Memory that the ranks of a host share is known here too: what lies in it is
-// named, and not sent.
+// SendQueue: what a member of a parameter server has to do with its channel, apart from hearing. Messages stay here,
+// with the memory that their bytes lie in, until they have gone. Memory that the ranks of a host share is known here
+// too: what lies in it is named, and not sent.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -26,12 +26,13 @@ class SendQueue {
 
   // keep: what the bytes lie in, until they have gone; null: the caller's, which stays.
   void send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {}, std::shared_ptr<const void> keep = {});
-  // A part of a shard's vector, which begins at note[word::first], in messages of `chunk` elements that say where each begins.
+  // A part of a shard's vector, which begins at note[word::first], in messages of `chunk` elements that say where each
+  // begins.
   void send_parts(int to, MessageHeader header, Buffer part, std::int64_t chunk, const std::shared_ptr<const void>& keep = {});
   void let_go();  // of what has gone; the channel may deliver messages meanwhile
   bool empty() const { return sends_.empty(); }
-  // From now on it is no error when a rank has left that this one still has something to say to, of a loss for example. If
-  // there is more to it, the channel's progress() says so.
+  // From now on it is no error when a rank has left that this one still has something to say to, of a loss for example.
+  // If there is more to it, the channel's progress() says so.
   void forgive() { forgives_ = true; }
   std::int64_t bytes_sent() const { return bytes_; }  // to others; any thread
 

@@ -41,9 +41,9 @@ std::vector<T> numbers_in(const std::vector<std::byte>& message) {
 
 }  // namespace
 
-// Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until something
-// is so; the member's thread carries messages and hands each to the part of this rank that it is for. What `mutex_` guards is
-// both threads'; what begin() makes is made before the member's thread is told of it.
+// Two threads. The training thread calls the first part, which tells the member's thread what to do and waits until
+// something is so; the member's thread carries messages and hands each to the part of this rank that it is for. What
+// `mutex_` guards is both threads'; what begin() makes is made before the member's thread is told of it.
 class ServerNode::Thread {
  public:
   Thread(std::unique_ptr<Channel> channel, double deadline, Tells tells, double patience)
@@ -210,8 +210,8 @@ class ServerNode::Thread {
       worker_->be_idle();
     });
   }
-  // Twice it waits for all: until nothing more is applied, so that the weights are the last; and until all have these, since
-  // they may have them from here.
+  // Twice it waits for all: until nothing more is applied, so that the weights are the last; and until all have these,
+  // since they may have them from here.
   void finish(Buffer parameters, Buffer buffers) {
     leave();
     wait("the others to end", [&] { return over_; });
@@ -301,8 +301,8 @@ class ServerNode::Thread {
     }
     if (!answered) question();
   }
-  // As long as it takes, while others live and one of them works: rank 0 knows when that is not so (look_for_standstill()).
-  // `meanwhile` is called now and then.
+  // As long as it takes, while others live and one of them works: rank 0 knows when that is not so
+  // (look_for_standstill()). `meanwhile` is called now and then.
   void wait(const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
             const std::function<void()>& meanwhile = {}) {
     std::unique_lock lock(mutex_);
@@ -324,7 +324,8 @@ class ServerNode::Thread {
   // ---- the member's thread ------------------------------------------------------------------------------------------
   void run() {
     try {
-      // Others may still need what this rank has sent: after a good end it goes when all of that has gone, or soon after.
+      // Others may still need what this rank has sent: after a good end it goes when all of that has gone, or soon
+      // after.
       constexpr double patience = 10;
       double leaves_at = 0;
       for (;;) {
@@ -511,8 +512,8 @@ class ServerNode::Thread {
     if (!fits) fail(channel_->where(from), " does not train the same model");
   }
 
-  // Where the bytes of a message belong; nothing for texts and tables, for what comes before this rank is ready, and for what
-  // nobody waits for any more.
+  // Where the bytes of a message belong; nothing for texts and tables, for what comes before this rank is ready, and
+  // for what nobody waits for any more.
   std::optional<std::span<std::byte>> place(int from, const MessageHeader& n, std::size_t bytes) {
     if (bytes == 0) return std::span<std::byte>();
     if (!about_a_shard(n) || !ready_) return {};
@@ -623,8 +624,8 @@ class ServerNode::Thread {
       default: fail(channel_->where(from), " sends what is no message of a parameter server");
     }
   }
-  // This rank has come back, and rank 0 says who owned what in a generation. Once it has heard of that itself it can reach the
-  // owners; what it hears of after it changes who they are. Its own shards are lost ranks', which fell to it
+  // This rank has come back, and rank 0 says who owned what in a generation. Once it has heard of that itself it can
+  // reach the owners; what it hears of after it changes who they are. Its own shards are lost ranks', which fell to it
   // meanwhile. It has no copies, and says so in the end to all owners: who takes over something waits for that.
   void begin_again() {
     if (!owners_ || channel_->generation() < owners_->first) return;

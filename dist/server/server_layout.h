@@ -1,5 +1,5 @@
-// How the vector of a parameter server is cut into shards, and which rank does what: the same at all ranks. Shards are of the
-// parameters, but for the last one, where there are running statistics: it holds these, and rank 0 owns it.
+// How the vector of a parameter server is cut into shards, and which rank does what: the same at all ranks. Shards are
+// of the parameters, but for the last one, where there are running statistics: it holds these, and rank 0 owns it.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -40,8 +40,8 @@ struct ServerLayout {
   }
   DType wire() const { return options.wire == DType::bf16 && dtype == DType::f32 ? DType::bf16 : dtype; }
 
-  // What an owner sends to its successor every options.snapshots seconds, at most, and what a rank needs for that: a copy that is
-  // under way, and of another owner's the last one and the next.
+  // What an owner sends to its successor every options.snapshots seconds, at most, and what a rank needs for that: a
+  // copy that is under way, and of another owner's the last one and the next.
   std::size_t snapshot_bytes() const;
   std::size_t snapshot_memory() const { return 3 * snapshot_bytes(); }
   int first_owner(int s) const;

@@ -1,5 +1,5 @@
-// What the ranks of a parameter server say to each other: the words of a message header, and for each kind of message who
-// sends it to whom, when, and which words it has. Bytes that go with it stand behind a semicolon.
+// What the ranks of a parameter server say to each other: the words of a message header, and for each kind of message
+// who sends it to whom, when, and which words it has. Bytes that go with it stand behind a semicolon.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -28,8 +28,8 @@ constexpr std::uint64_t none = UINT64_MAX;  // no lease, no receive_buffer
 }  // namespace word
 
 enum class What : std::uint64_t {
-  // A worker to the owner of a shard. receive_buffer: the worker's block of memory where the answer is to be made; none: the
-  // owner does not reach it, and sends parts.
+  // A worker to the owner of a shard. receive_buffer: the worker's block of memory where the answer is to be made;
+  // none: the owner does not reach it, and sends parts.
   push_part = 1,  // shard, first, number; a part of a gradient. May come while the rest of it is still computed
   push,           // shard, number, samples, receive_buffer: all parts have been sent, apply them as one push
   push_here,      // shard, number, samples, receive_buffer, block and offset: where the gradient lies in the worker's memory

@@ -1,8 +1,8 @@
-// A shard: a range of the flat parameter vector, the rule by which it changes, and what that keeps. There is no network here:
-// the server and the simulator each have shards, and give them the same pushes and pulls.
+// A shard: a range of the flat parameter vector, the rule by which it changes, and what that keeps. There is no network
+// here: the server and the simulator each have shards, and give them the same pushes and pulls.
 //
-// A worker's gradient was computed at the weights of its last pull; τ is the number of updates between that pull and the push.
-// One thread at a time.
+// A worker's gradient was computed at the weights of its last pull; τ is the number of updates between that pull and
+// the push. One thread at a time.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -17,9 +17,9 @@ class Archive;
 
 class Shard {
  public:
-  // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the learning
-  // rate, one for each 64 of them. The rule must outlive it. pipeline: a worker's gradient was computed at the weights of the
-  // last pull but one.
+  // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the
+  // learning rate, one for each 64 of them. The rule must outlive it. pipeline: a worker's gradient was computed at the
+  // weights of the last pull but one.
   Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, bool pipeline = false);
 
   // The weights as they are now, in memory that stays as it is until this worker's next pull. into: that memory, of the

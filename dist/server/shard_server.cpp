@@ -154,8 +154,8 @@ Tensor ShardServer::in_memory_of(int rank, SendQueue::Place place, int s) {
   return Tensor::wrap(*host_, send_queue_.at(rank, place, layout_.bytes(numel)), {numel}, layout_.dtype, others_);
 }
 
-// The memory that a request names. A process that has just ended takes what was not reached before with it: nobody waits for an answer
-// then, and rank 0 will say that it is lost. If it does not, look() complains.
+// The memory that a request names. A process that has just ended takes what was not reached before with it: nobody
+// waits for an answer then, and rank 0 will say that it is lost. If it does not, look() complains.
 bool ShardServer::in_reach(int worker, const MessageHeader& n) {
   const bool answer = n[word::receive_buffer] == word::none || send_queue_.reaches(worker, n[word::receive_buffer]);
   const bool gradient = what_of(n) != What::push_here || send_queue_.reaches(worker, n[word::block]);

@@ -1,6 +1,7 @@
-// Owner: an owner's side of the parameter server, the shards that this rank holds. It stages what workers push until all of a
-// shard's part has come and its worker has confirmed the push, has ShardService apply it, and sends the answers that ShardService
-// gives: as parts, or, where it reaches the worker's memory, made there, with no copy between.
+// Owner: an owner's side of the parameter server, the shards that this rank holds. It stages what workers push until
+// all of a shard's part has come and its worker has confirmed the push, has ShardService apply it, and sends the
+// answers that ShardService gives: as parts, or, where it reaches the worker's memory, made there, with no copy
+// between.
 //
 // The member's thread alone.
 #pragma once
@@ -23,7 +24,8 @@ namespace tandem {
 
 class ShardServer {
  public:
-  // scales: of the learning rate, one for each 64 elements of all shards. Throws UsageError where there is no such rule.
+  // scales: of the learning rate, one for each 64 elements of all shards. Throws UsageError where there is no such
+  // rule.
   ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales);
   ~ShardServer();
 

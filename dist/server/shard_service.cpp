@@ -180,8 +180,8 @@ bool ShardService::enough_pushed(double now) {
   return pushed > 0 && (missing == 0 || now >= due_);
 }
 
-// The mean over all samples, the workers' gradients added up in the order of their ranks. Workers with as many samples as the
-// first have the weight 1, so that where all have it is the plain mean.
+// The mean over all samples, the workers' gradients added up in the order of their ranks. Workers with as many samples
+// as the first have the weight 1, so that where all have it is the plain mean.
 void ShardService::apply_mean() {
   due_ = never;
   const auto with_gradient = [&](auto f) {

@@ -1,12 +1,13 @@
-// ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and says who may
-// have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes in and out.
+// ShardService: a shard in the hands of its owner. It knows what each worker has pushed, applies each push once, and
+// says who may have the weights: how far workers may be apart is decided here. No network: server.cpp carries what goes
+// in and out.
 //
-// With a quorum each shard decides by itself whose pushes make a step, so these may be others in other shards. A worker that was late
-// for one of them waits there for the next step, and says to the others that it cannot push: blocked().
+// With a quorum each shard decides by itself whose pushes make a step, so these may be others in other shards. A worker
+// that was late for one of them waits there for the next step, and says to the others that it cannot push: blocked().
 //
-// With ringmaster and rennala too, and a push may be dropped by one shard and taken by another: its batch is trained again if the
-// first shard dropped it, so that every batch is applied once there, and in other shards not at all, once or more often. What fedbuff and
-// rennala have collected of a step is lost with its owner.
+// With ringmaster and rennala too, and a push may be dropped by one shard and taken by another: its batch is trained
+// again if the first shard dropped it, so that every batch is applied once there, and in other shards not at all, once
+// or more often. What fedbuff and rennala have collected of a step is lost with its owner.
 //
 // Exchanges of a worker are numbered, ascending also over its returns; 0 is none. One thread at a time.
 #pragma once
@@ -22,8 +23,8 @@ namespace tandem {
 
 using ExchangeId = std::uint64_t;
 
-// What became of a push. dropped: it was too late. left_out: with bsp, another's gradient of its step was refused. refused: it was not
-// finite.
+// What became of a push. dropped: it was too late. left_out: with bsp, another's gradient of its step was refused.
+// refused: it was not finite.
 enum class Verdict : std::uint8_t { taken, dropped, left_out, refused };
 
 struct ShardCounts {
@@ -55,9 +56,9 @@ class ShardService {
 
   ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options);
 
-  // A whole push is here; the gradient stays as it is until the worker is answered. An exchange that was seen is passed over:
-  // true when it is new. Without samples its worker knows that it is not finite. into: where the answer is to be made, in
-  // memory that stays until the worker's next exchange (pipelined: but one).
+  // A whole push is here; the gradient stays as it is until the worker is answered. An exchange that was seen is passed
+  // over: true when it is new. Without samples its worker knows that it is not finite. into: where the answer is to be
+  // made, in memory that stays until the worker's next exchange (pipelined: but one).
   bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
   // The weights alone. Answered between two steps, so that the last ones have all that was pushed.
   bool pull(int worker, ExchangeId exchange, const Tensor& into);
@@ -67,7 +68,8 @@ class ShardService {
   void blocked(int worker, ExchangeId exchange, bool is);
   void lost(int worker), returned(int worker);
 
-  // Workers whose exchange is to be answered now; each is named once. now: seconds of any clock, for the grace time of a quorum.
+  // Workers whose exchange is to be answered now; each is named once. now: seconds of any clock, for the grace time of
+  // a quorum.
   struct Answer {
     int worker;
     ExchangeId exchange;

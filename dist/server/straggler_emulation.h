@@ -1,5 +1,5 @@
-// Straggler emulation: how long a worker's step takes, where that is to be imitated: in the simulator's virtual time, and by
-// sleeping.
+// Straggler emulation: how long a worker's step takes, where that is to be imitated: in the simulator's virtual time,
+// and by sleeping.
 #pragma once
 #include <functional>
 #include <map>
@@ -19,7 +19,8 @@ std::map<int, double> parse_slower(const std::string& slow, int ranks);
 // Throws UsageError for a shape of which gamma_draw() makes no times: 0, and 0.01 and more.
 void check_shape(double shape);
 
-// Workers that sleep until a step has taken as long as a Gamma distribution says, so that asynchrony can be shown on few cores.
+// Workers that sleep until a step has taken as long as a Gamma distribution says, so that asynchrony can be shown on
+// few cores.
 struct StragglerEmulation {
   double mean = 0, shape = 100;       // seconds; 0: nobody sleeps. Shape 0: always the mean
   std::map<int, double> slower = {};  // rank → how many times as long its steps take

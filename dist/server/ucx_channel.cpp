@@ -1,5 +1,5 @@
-// The channel over UCX active messages. With RDMA, large messages come as an announcement first, and their bytes go straight to the
-// place that the receiver names. Over TCP they come as fragments, which are copied there one by one.
+// The channel over UCX active messages. With RDMA, large messages come as an announcement first, and their bytes go
+// straight to the place that the receiver names. Over TCP they come as fragments, which are copied there one by one.
 #include <algorithm>
 #include <cstring>
 #include <deque>

@@ -1,8 +1,8 @@
-// WorkLeases: which worker trains which batches when workers do not wait for each other. A lease is the batches of one step: lease t
-// of a run with n steps to an epoch is step t mod n of epoch t / n. A faster worker draws more leases. When a worker is lost, its
-// leases go to others. The run is over when all leases are done, that is, applied by every server.
-// Where a worker makes several steps between two pushes it draws as many consecutive leases at once, all of one epoch. They go by the
-// number of the first, and are done together.
+// WorkLeases: which worker trains which batches when workers do not wait for each other. A lease is the batches of one
+// step: lease t of a run with n steps to an epoch is step t mod n of epoch t / n. A faster worker draws more leases.
+// When a worker is lost, its leases go to others. The run is over when all leases are done, that is, applied by every
+// server. Where a worker makes several steps between two pushes it draws as many consecutive leases at once, all of one
+// epoch. They go by the number of the first, and are done together.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -19,8 +19,8 @@ class WorkLeases {
   WorkLeases(std::int64_t first, std::int64_t end, std::int64_t most = 1, std::int64_t per_epoch = INT64_MAX)
       : next_(first), end_(end), most_(most), per_epoch_(per_epoch) {}
 
-  // share: of the most that are drawn at once, above 0 and up to 1; one at least. Nothing: all are leased or done, or it was stopped;
-  // ask again while it is not over().
+  // share: of the most that are drawn at once, above 0 and up to 1; one at least. Nothing: all are leased or done, or
+  // it was stopped; ask again while it is not over().
   std::optional<std::int64_t> draw(int worker, double share = 1);
   struct Held {
     int worker;

@@ -55,8 +55,8 @@ void Worker::copy_answer(int h, Buffer parameters, Buffer buffers) const {
 }
 
 // ---- out ------------------------------------------------------------------------------------------------------------
-// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one before
-// these have come.
+// What is sent from the first half stays as it is: the second exchange lands there, and nobody answers the first one
+// before these have come.
 void Worker::send_first(std::vector<std::byte> velocity) {
   const auto v = std::make_shared<std::vector<std::byte>>(std::move(velocity));
   for (int s = 0; s < layout_.shards(); s++) {
@@ -257,7 +257,8 @@ bool Worker::look(int s) {
   Answer& a = answers_[std::size_t(s)];
   if (!a.ended || a.landed < layout_.length(s)) return false;
   a.complete = true, a.at = now();
-  // Shards drop by themselves. If all had to take a push, each could drop what the others take, for ever: the first one decides.
+  // Shards drop by themselves. If all had to take a push, each could drop what the others take, for ever: the first one
+  // decides.
   if (a.verdict != Verdict::dropped || s == layout_.first_shard()) exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
   if (--missing_ > 0) return false;

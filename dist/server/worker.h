@@ -1,13 +1,14 @@
-// Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards, in
-// parts or, where they reach it, by the name of the place in which it lies; their answers land here. When all are there the
-// exchange is over, and the training thread takes the weights. Parts may be sent while the rest of the gradient is computed;
-// owners keep them until start() tells them to apply the whole.
+// Worker: a worker's side of the parameter server, its exchange under way. A gradient goes to the owners of all shards,
+// in parts or, where they reach it, by the name of the place in which it lies; their answers land here. When all are
+// there the exchange is over, and the training thread takes the weights. Parts may be sent while the rest of the
+// gradient is computed; owners keep them until start() tells them to apply the whole.
 //
-// Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that this
-// worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
+// Answers land in one of two halves by turns. So the other one still has a whole copy of each shard, the newest that
+// this worker was answered with, while the next answer lands: where an owner dies, somebody goes on with such a copy.
 //
-// An owner of this host writes its answers there itself. One that is given up may only be stopped, and write when it wakes up: so
-// each owner of a shard has memory of its own to write to, and that of a lost one is read by nobody any more.
+// An owner of this host writes its answers there itself. One that is given up may only be stopped, and write when it
+// wakes up: so each owner of a shard has memory of its own to write to, and that of a lost one is read by nobody any
+// more.
 //
 // A rank that only serves has one too; it starts no exchange, and has no copies to offer.
 //
@@ -46,23 +47,24 @@ class Worker {
 
   // Rank 0: to all owners. velocity: as long as all shards, or empty: zero.
   void send_first(std::vector<std::byte> velocity);
-  // This part of the next exchange's gradient, elements of all parameters, will not change any more. What comes of it is
-  // start()'s to say; where no gradient is started after it, owners forget it.
+  // This part of the next exchange's gradient, elements of all parameters, will not change any more. What comes of it
+  // is start()'s to say; where no gradient is started after it, owners forget it.
   void send_early(const void* gradient, Range part);
   bool sends_parts() const;  // to an owner that does not reach this rank's memory
   void start(Exchange exchange);
   void ask_for_lease();
-  // It answers the last request, and nothing with a lease did so far. Without a lease, and with none in hand, this worker is
-  // idle after the exchange under way.
+  // It answers the last request, and nothing with a lease did so far. Without a lease, and with none in hand, this
+  // worker is idle after the exchange under way.
   bool awaits(const MessageHeader& lease_is);
   void be_idle();                      // after the exchange under way: nothing is pushed until the next start()
-  // Under a quorum, now and then: shards that have answered hear when this worker waits for others. Otherwise two of them could each
-  // wait for the push of a worker that waits for the other.
+  // Under a quorum, now and then: shards that have answered hear when this worker waits for others. Otherwise two of
+  // them could each wait for the push of a worker that waits for the other.
   void tell_blocked(double now);
   void owner_changed(int s);           // its owner was lost, and layout.owner names another
   void ask_velocity(void* into);       // into: as long as the parameters
 
-  // Messages to this worker. place: nothing where nobody waits for it any more. The answers: true when the exchange is over.
+  // Messages to this worker. place: nothing where nobody waits for it any more. The answers: true when the exchange is
+  // over.
   std::optional<std::span<std::byte>> place(const MessageHeader& n, std::size_t bytes);
   bool answer_part(const MessageHeader& n, std::int64_t numel);
   bool answer_ended(const MessageHeader& n, std::vector<ExchangeId> applied);  // answer_end, answer_here

@@ -13,8 +13,8 @@
 namespace tandem {
 namespace {
 
-// The shortest correct version, for gradients in host memory. After backward the gradients of all ranks are summed, and every
-// rank makes the same step. Each rank's gradient is already weighted by its share of the whole batch.
+// The shortest correct version, for gradients in host memory. After backward the gradients of all ranks are summed, and
+// every rank makes the same step. Each rank's gradient is already weighted by its share of the whole batch.
 class NaiveAllReduce : public Replicas {
  public:
   NaiveAllReduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier)
@@ -47,8 +47,8 @@ class NaiveAllReduce : public Replicas {
   Optimizer* optimizer_ = nullptr;
 };
 
-// What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a recorded
-// step can hold both. The exchange of a bucket begins when the device has reached its event.
+// What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a
+// recorded step can hold both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
   std::unique_ptr<Communicator> flags;  // separate: what is under way on the device's memory begins in an order of its own
   std::unique_ptr<Event> end;           // of backward

@@ -1,18 +1,18 @@
-// What ranks that trained by themselves make of each other's weights, element by element. Vectors of one length, in f32, or
-// in f64 on the reference backend; `sum` is that over all ranks.
+// What ranks that trained by themselves make of each other's weights, element by element. Vectors of one length, in
+// f32, or in f64 on the reference backend; `sum` is that over all ranks.
 #pragma once
 #include "core/tensor.h"
 
 namespace tandem {
 
 void take_mean(Tensor& x, const Tensor& sum, int ranks);  // x = sum/ranks
-// CoCoD-SGD: x = sum/ranks + (x − sent), the mean of what all had sent, and what this rank has done since. Sent next, and
-// summed next, is what came of it.
+// CoCoD-SGD: x = sum/ranks + (x − sent), the mean of what all had sent, and what this rank has done since. Sent next,
+// and summed next, is what came of it.
 void join_mean(Tensor& x, Tensor& sent, Tensor& sum, int ranks);
 // EASGD: z += sum, the pulls of the last time; then sum = α(x − z) and x −= sum, this time's.
 void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha);
-// The outer optimizer: Δ = θ − sum/ranks; m = β·m + Δ; θ −= γ(Δ + β·m), and x = θ + (x − sent): what this rank has done since it sent is
-// kept. With β = 0 and γ = 1, θ is sum/ranks to the bit. `sent` may be x itself.
+// The outer optimizer: Δ = θ − sum/ranks; m = β·m + Δ; θ −= γ(Δ + β·m), and x = θ + (x − sent): what this rank has done
+// since it sent is kept. With β = 0 and γ = 1, θ is sum/ranks to the bit. `sent` may be x itself.
 struct OuterRates {
   double momentum, learning_rate;  // β, γ
 };

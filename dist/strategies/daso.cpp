@@ -117,8 +117,8 @@ class HostSteps : public Replicas {
   bool equal_ = true;
 };
 
-// The shortest correct version. All groups exchange at every turn and wait for it, so nothing is broadcast inside a host; the
-// sum is used when its turn to be merged has come.
+// The shortest correct version. All groups exchange at every turn and wait for it, so nothing is broadcast inside a
+// host; the sum is used when its turn to be merged has come.
 class NaiveDaso : public HostSteps {
  public:
   NaiveDaso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o)

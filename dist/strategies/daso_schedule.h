@@ -16,7 +16,8 @@ struct DasoOptions {
   std::int64_t keep_progress = 1;          // the merge keeps all that a host did since the send; 0: 2W/(2W+P) of it
   std::int64_t differences = 1;            // bf16 of the difference from the last common state, with error feedback; 0: of x
   std::int64_t merge_first = 1;            // a pending exchange is merged before the next is sent, always after W batches;
-                                           // 0: after the send, and after W batches only if the next batch does not send
+                                           // 0: after the send, and after W batches only if the next batch does not
+                                           // send
   std::int64_t norms = 1;                  // running statistics are averaged at the end of an epoch; 0: each rank keeps its own
 
   // Nothing where the name is not daso's. Throws UsageError.

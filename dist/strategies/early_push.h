@@ -1,5 +1,6 @@
-// The gradient on its way to the parameter server. A range that is final is weighed, gets its weight decay and is sent while
-// backward goes on; the servers keep it until push() says that the whole is finite. All of it goes after backward where
+// The gradient on its way to the parameter server. A range that is final is weighed, gets its weight decay and is sent
+// while backward goes on; the servers keep it until push() says that the whole is finite. All of it goes after backward
+// where
 //   - a range alone does not say what is sent of it: gradients are clipped by the norm of the whole;
 //   - a push is answered with what the one before it made (pipelined): then it has the whole next step;
 //   - every server reads it where it lies;

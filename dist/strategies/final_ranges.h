@@ -11,7 +11,8 @@ class FinalRanges {
   FinalRanges(const FlatParameters& flat, std::vector<Range> ranges);
   // The ranges that this segment, whose gradient is final now, completes. Once a step for each segment.
   std::vector<Range> ready(const ParameterRange& parameter);
-  // The ranges that are not complete: without a trained segment, or with one that backward did not reach. Begins the next step.
+  // The ranges that are not complete: without a trained segment, or with one that backward did not reach. Begins the
+  // next step.
   std::vector<Range> rest();
 
  private:

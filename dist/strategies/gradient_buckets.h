@@ -1,8 +1,8 @@
 // The gradients of some ranges of the parameters, summed over the ranks of a communicator while backward still runs.
 //
-// The ranges are cut into buckets. A Reducer's thread sums each bucket as soon as backward has finished it, in an order that is
-// the same on all ranks: the one in which rank 0's first backward finished them. Nothing is packed or copied. On a device the
-// buckets lie in its memory, and an event behind each tells the thread that it is finished.
+// The ranges are cut into buckets. A Reducer's thread sums each bucket as soon as backward has finished it, in an order
+// that is the same on all ranks: the one in which rank 0's first backward finished them. Nothing is packed or copied.
+// On a device the buckets lie in its memory, and an event behind each tells the thread that it is finished.
 //
 // Per step: ready() from the gradient hook, then flush(), then Reducer::wait or finish, then arrived(), then rewind().
 #pragma once
@@ -39,16 +39,17 @@ class GradientBuckets {
   Communicator& over() { return device_ ? *device_ : *communicator_; }  // on the memory of the parameters
   std::int64_t largest() const { return buckets_.empty() ? 0 : buckets_[0].range.length() * 4; }  // bytes in f32
 
-  // The gradient of this segment is final, or queued on a device. Called by backward in its thread, once for every segment: one
-  // that comes again begins another backward.
+  // The gradient of this segment is final, or queued on a device. Called by backward in its thread, once for every
+  // segment: one that comes again begins another backward.
   void ready(std::size_t parameter);
-  // Called after backward. On a device: queues the buckets without segments. The event for the end of backward comes after it.
+  // Called after backward. On a device: queues the buckets without segments. The event for the end of backward comes
+  // after it.
   void pack_rest();
   void agree();     // on the order of buckets, before the first flush(). Nothing may be under way over the communicator
   void flush();     // adds the buckets to the reducer that ready() has not added
   void arrived();   // all sums are there: they become the gradients
-  // Before the next step. made: whether the gradients were used; otherwise the next backward is repeated to find a cause, and
-  // sends nothing.
+  // Before the next step. made: whether the gradients were used; otherwise the next backward is repeated to find a
+  // cause, and sends nothing.
   void rewind(bool made);
 
  private:

@@ -1,6 +1,6 @@
-// How many steps a rank makes of its own between two exchanges: a number, or more and more of them as the learning rate η decays, by the
-// quadratic synchronization rule (Gu et al., ICLR 2024): max(steps, ⌊(α/η)²⌋). Where the rate rises, η is the one that it rises to, so
-// that a warm-up does not begin with few exchanges.
+// How many steps a rank makes of its own between two exchanges: a number, or more and more of them as the learning rate
+// η decays, by the quadratic synchronization rule (Gu et al., ICLR 2024): max(steps, ⌊(α/η)²⌋). Where the rate rises, η
+// is the one that it rises to, so that a warm-up does not begin with few exchanges.
 #pragma once
 #include <optional>
 #include <string>

@@ -10,7 +10,8 @@
 namespace tandem {
 namespace {
 
-// The shortest correct version of local-sgd. Every rank makes `steps` steps of its own, then all go on from the mean of their weights.
+// The shortest correct version of local-sgd. Every rank makes `steps` steps of its own, then all go on from the mean of
+// their weights.
 class NaiveLocalSgd : public Replicas {
  public:
   NaiveLocalSgd(std::unique_ptr<Communicator> communicator, std::int64_t steps)

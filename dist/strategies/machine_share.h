@@ -1,11 +1,13 @@
-// A machine as one worker of the parameter server. The ranks of a machine train shares of one batch and sum their gradients on
-// the machine. Each of them then has a part of the sum: its piece of the replicated parameters, and its slices of the layers that
-// are cut over the machine's ranks. It pushes its part to the servers of its lane, which are the ranks that have its place on the
-// other machines, and takes the new weights of the part from them. So a gradient crosses the network once for each machine and
-// not for each rank, and all ranks of a machine carry it (after the patent CN108460457A; the division into pieces is ours).
+// A machine as one worker of the parameter server. The ranks of a machine train shares of one batch and sum their
+// gradients on the machine. Each of them then has a part of the sum: its piece of the replicated parameters, and its
+// slices of the layers that are cut over the machine's ranks. It pushes its part to the servers of its lane, which are
+// the ranks that have its place on the other machines, and takes the new weights of the part from them. So a gradient
+// crosses the network once for each machine and not for each rank, and all ranks of a machine carry it (after the
+// patent CN108460457A; the division into pieces is ours).
 //
-// Threads: the training thread. All ranks of a machine call the same functions in the same order, and each call waits for all of
-// them, unless it says otherwise. Throws CommunicationError when one of them is lost: a machine leaves the job as a whole.
+// Threads: the training thread. All ranks of a machine call the same functions in the same order, and each call waits
+// for all of them, unless it says otherwise. Throws CommunicationError when one of them is lost: a machine leaves the
+// job as a whole.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -38,7 +40,8 @@ class MachineShare {
   std::array<std::int64_t, 2> told(std::array<std::int64_t, 2> numbers);  // the leader's
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine);
-  // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; its argument's of all machines.
+  // The texts of all ranks of the job, in the order of ranks. among_leaders: called by the leader; its argument's of
+  // all machines.
   using Gather = std::function<std::vector<std::string>(const std::string& mine)>;
   std::vector<std::string> gather(const std::string& mine, const Gather& among_leaders);
 
@@ -58,8 +61,9 @@ class MachineShare {
     double next_lease = 0;  // the leader's, plus 1; 0: it is not known yet
     MetricSums sums = {};
   };
-  // After backward: sums `step` and the gradients over the machine. The part of the gradients becomes what is pushed (clipped by
-  // the norm of the whole, with weight decay); the rest of them is undefined. False: something was not finite on some rank.
+  // After backward: sums `step` and the gradients over the machine. The part of the gradients becomes what is pushed
+  // (clipped by the norm of the whole, with weight decay); the rest of them is undefined. False: something was not
+  // finite on some rank.
   bool combine(Step& step, OnHost& gradients, FlatParameters& flat, Optimizer& optimizer);
 
  private:

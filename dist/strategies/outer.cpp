@@ -12,7 +12,8 @@
 namespace tandem {
 namespace {
 
-// The shortest correct version, in double on the host: after H steps Δ = θ − mean of x; m = β·m + Δ; x = θ = θ − γ(Δ + β·m).
+// The shortest correct version, in double on the host: after H steps Δ = θ − mean of x; m = β·m + Δ; x = θ = θ − γ(Δ +
+// β·m).
 class NaiveOuter : public Replicas {
  public:
   NaiveOuter(std::unique_ptr<Communicator> communicator, const OuterSteps& how)

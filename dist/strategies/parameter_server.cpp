@@ -24,8 +24,8 @@
 namespace tandem {
 namespace {
 
-// The shortest correct version of bsp. Rank 0 is the only server: it receives every rank's gradient, adds them in the order of
-// ranks, makes the step and broadcasts the new weights.
+// The shortest correct version of bsp. Rank 0 is the only server: it receives every rank's gradient, adds them in the
+// order of ranks, makes the step and broadcasts the new weights.
 class NaiveServer : public Replicas {
  public:
   explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "naive-server", true) {}
@@ -172,7 +172,8 @@ class ParameterServer : public Strategy {
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
     if (rank() == 0 && size() > 1)
       tell_what_does_not_hold(options_.how, optimizer, workers(), flat_->backend().deterministic());
-    // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its own.
+    // A loop of the user's own weighs its loss with its share of a batch of all ranks, and a push is a batch of its
+    // own.
     optimizer.gradients_are_shares_of(leased_ ? 1 : workers());
     momentum_ = sgd.momentum;
   }
@@ -194,7 +195,8 @@ class ParameterServer : public Strategy {
     return lease;
   }
 
-  // Pushes the gradients and takes the new weights: the servers make the step. In a round of a worker's own steps finish() does.
+  // Pushes the gradients and takes the new weights: the servers make the step. In a round of a worker's own steps
+  // finish() does.
   void exchange(const Tensor& loss) override {
     loss_ = loss;
     if (options_.classifier) options_.classifier->step();

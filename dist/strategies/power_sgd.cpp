@@ -59,7 +59,8 @@ void PowerSgd::finish_step(bool made) {
   if (made) residual_.swap(pending_), q_.swap(next_);
 }
 
-// A column of Q that is zero, at first and where the gradients had a smaller rank, would stay zero: it gets new random numbers.
+// A column of Q that is zero, at first and where the gradients had a smaller rank, would stay zero: it gets new random
+// numbers.
 void PowerSgd::draw_missing(const Factors& f) {
   float* q = q_.data() + f.q;
   for (std::int64_t k = 0; k < f.rank; k++) {
@@ -81,8 +82,8 @@ void PowerSgd::multiply(const Factors& f) {
   }
 }
 
-// Gram and Schmidt's, each column twice, so that rounding leaves nothing of the columns before it. A column that is a sum of those before
-// it becomes zero; NaN stays NaN, and is seen in the gradients.
+// Gram and Schmidt's, each column twice, so that rounding leaves nothing of the columns before it. A column that is a
+// sum of those before it becomes zero; NaN stays NaN, and is seen in the gradients.
 void PowerSgd::orthonormalize(const Factors& f) {
   float* p = p_.data() + f.p;
   auto dot = [&](std::int64_t a, std::int64_t b) {

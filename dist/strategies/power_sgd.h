@@ -1,9 +1,12 @@
-// PowerSGD with error feedback (Vogels et al., NeurIPS 2019): of each matrix of gradients ranks exchange a product of two thin ones. Every
-// rank adds to its gradient what did not travel before, M_w = G_w + E_w. Then, with Q (columns × r) from the last step:
+// PowerSGD with error feedback (Vogels et al., NeurIPS 2019): of each matrix of gradients ranks exchange a product of
+// two thin ones. Every rank adds to its gradient what did not travel before, M_w = G_w + E_w. Then, with Q (columns ×
+// r) from the last step:
 //
-//   P = Σ_w M_w Q, its columns made orthonormal;  Q_w = M_wᵀ P;  Q = Σ_w Q_w;  the sum of gradients is P Qᵀ;  E_w = M_w − P Q_wᵀ
+//   P = Σ_w M_w Q, its columns made orthonormal;  Q_w = M_wᵀ P;  Q = Σ_w Q_w;  the sum of gradients is P Qᵀ;  E_w = M_w
+//   − P Q_wᵀ
 //
-// so that r·(rows + columns) numbers are summed instead of rows · columns, and nothing is lost. What is no matrix is summed as it is.
+// so that r·(rows + columns) numbers are summed instead of rows · columns, and nothing is lost. What is no matrix is
+// summed as it is.
 #pragma once
 #include <cstdint>
 #include <random>
@@ -18,7 +21,8 @@ class PowerSgd {
   struct Matrix {
     std::int64_t begin, rows, columns;  // its first element in the range; row by row
   };
-  // Of a range of `length` gradients. rank: at least 1; of a matrix at most its rows and its columns. Equal on all ranks.
+  // Of a range of `length` gradients. rank: at least 1; of a matrix at most its rows and its columns. Equal on all
+  // ranks.
   PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length);
   static bool is_shorter(std::int64_t rank, std::int64_t rows, std::int64_t columns) { return rank * (rows + columns) < rows * columns; }
 
@@ -26,7 +30,8 @@ class PowerSgd {
   Work begin(Communicator& over, const float* gradients);
   // When that is over: the sum over all ranks.
   void end(float* gradients) const;
-  // After the step. With a step that was not made (a gradient was not finite) its part of what did not travel is forgotten.
+  // After the step. With a step that was not made (a gradient was not finite) its part of what did not travel is
+  // forgotten.
   void finish_step(bool made);
 
   const std::vector<float>& residual() const { return residual_; }

@@ -1,5 +1,5 @@
-// Exchanges in a thread of its own, while the strategy's thread computes. Each begins when what it waits for is there, and all
-// in the order in which they were given, which is the same on all ranks.
+// Exchanges in a thread of its own, while the strategy's thread computes. Each begins when what it waits for is there,
+// and all in the order in which they were given, which is the same on all ranks.
 //
 // A communicator is this thread's from add() until everything that was added over it has ended.
 #pragma once

@@ -31,15 +31,15 @@ using Make = StrategyMaker;
 struct Entry {
   std::string names;                  // as an error lists them: "local-sgd:STEPS"
   std::vector<std::string> settings;  // the environment variables that it reads; another strategy's are refused
-  // Reads the name with its arguments, and the settings, before the ranks meet. Returns what makes the strategy, or null where the
-  // name is not one of its own. Throws UsageError.
+  // Reads the name with its arguments, and the settings, before the ranks meet. Returns what makes the strategy, or
+  // null where the name is not one of its own. Throws UsageError.
   std::function<Make(const std::string& name, const Setting& setting, int ranks)> parse;
 };
 
 double deadline() { return Deadlines::from(process_environment()).wait; }
 
-// What may stand before the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and the last Linear is cut
-// over its ranks. outer:H=100+: a push is what a worker's own steps have changed.
+// What may stand before the name of a rule. machines+: a machine is one worker. hybrid+: a machine is one worker, and
+// the last Linear is cut over its ranks. outer:H=100+: a push is what a worker's own steps have changed.
 constexpr std::string_view machines = "machines+", hybrids = "hybrid", rounds = "outer";
 std::size_t length_before_rule(const std::string& name) {
   if (name.starts_with(machines)) return machines.size();
@@ -91,8 +91,8 @@ Make parse_daso(const std::string& name, const Setting&, int) {
   };
 }
 
-// The last Linear is cut over the ranks of each host. The rest is another strategy's: all-reduce where none is named, DASO, or an update
-// rule of the parameter server (parse_server()).
+// The last Linear is cut over the ranks of each host. The rest is another strategy's: all-reduce where none is named,
+// DASO, or an update rule of the parameter server (parse_server()).
 Make parse_hybrid(const std::string& name, const Setting& setting, int) {
   if (!name.starts_with(hybrids) || Asynchrony::is_one(rule_in(name))) return {};
   const std::size_t plus = std::min(name.find('+'), name.size());
@@ -122,7 +122,8 @@ Make parse_outer(const std::string& name, const Setting& setting, int) {
   return [how] { return outer(Job().communicator(), *how, {.deadline = deadline()}); };
 }
 
-// Of rounds that are late: more of them, with less momentum; and a rule that adds up what `pushes` workers push in full takes a share of each (both our choice).
+// Of rounds that are late: more of them, with less momentum; and a rule that adds up what `pushes` workers push in full
+// takes a share of each (both our choice).
 std::optional<OuterSteps> round_in(const std::string& name, int pushes) {
   if (!name.starts_with(rounds)) return {};
   OuterSteps defaults{.every = {.steps = 20}, .momentum = 0.3};
@@ -234,7 +235,8 @@ constexpr struct {
 
 }  // namespace
 
-// Ranks whose steps take longer. A parameter server's workers do so themselves, since they also wait for their next batch.
+// Ranks whose steps take longer. A parameter server's workers do so themselves, since they also wait for their next
+// batch.
 static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
   if (stragglers.mean <= 0) return;
   strategy.emulation = [stragglers, &strategy, step = std::uint32_t(0), began = Clock::now()](bool computed) mutable {

@@ -1,5 +1,5 @@
-// The strategies that can be named, as in `tandem-run --strategy local-sgd:8`: the table is in registry.cpp, which also defines
-// strategy_from_environment (layers/train/strategy.h). A program names strategies of its own there too.
+// The strategies that can be named, as in `tandem-run --strategy local-sgd:8`: the table is in registry.cpp, which also
+// defines strategy_from_environment (layers/train/strategy.h). A program names strategies of its own there too.
 #pragma once
 #include <string>
 

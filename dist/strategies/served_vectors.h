@@ -1,6 +1,6 @@
-// The flat parameters as a server node exchanges them. A rank pushes its whole gradient, or as one of a machine's ranks its part of
-// the machine's (machine_share.h), and takes the new values of the same. Where the vectors are a device's, they pass through the
-// host's memory. Threads: the training thread. Throws what ServerNode throws.
+// The flat parameters as a server node exchanges them. A rank pushes its whole gradient, or as one of a machine's ranks
+// its part of the machine's (machine_share.h), and takes the new values of the same. Where the vectors are a device's,
+// they pass through the host's memory. Threads: the training thread. Throws what ServerNode throws.
 #pragma once
 #include <vector>
 
@@ -20,8 +20,8 @@ class ServedVectors {
   // Gives all workers rank 0's values, for a loop that computes a gradient before its first pull.
   void broadcast_first();
 
-  // The node's begin() with the present values. scales: of the learning rate, by range. velocity: with which training goes on;
-  // undefined: zeros.
+  // The node's begin() with the present values. scales: of the learning rate, by range. velocity: with which training
+  // goes on; undefined: zeros.
   void begin(ServerOptions options, WorkLeases leases, const std::vector<float>& scales, Tensor velocity);
   // Sums the machine's gradients: MachineShare::combine().
   bool combine(MachineShare::Step& step, Optimizer& optimizer) { return machine_->combine(step, gradients_, *flat_, optimizer); }

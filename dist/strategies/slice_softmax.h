@@ -16,7 +16,8 @@ struct SliceOfRow {
   static constexpr int numbers = 5;
 };
 
-// z [rows, classes of the slice], labels i32 [rows]: positions in the slice, −1 where the class is another slice's. Waits for the device.
+// z [rows, classes of the slice], labels i32 [rows]: positions in the slice, −1 where the class is another slice's.
+// Waits for the device.
 std::vector<SliceOfRow> slice_of_rows(const Tensor& z, const Tensor& labels);
 
 // The gradient of the mean loss with respect to a slice of the logits:

@@ -59,7 +59,8 @@ struct GatherRows : Node {
 };
 
 // ---- the loss -------------------------------------------------------------------------------------------------------
-// saved: the slice of the logits, labels, and the logarithm of each row's Σ e^z. A rank's loss is the mean over its own rows.
+// saved: the slice of the logits, labels, and the logarithm of each row's Σ e^z. A rank's loss is the mean over its own
+// rows.
 struct SlicedCrossEntropy : Node {
   static constexpr auto name = "sliced_cross_entropy";
   Over over;

@@ -1,5 +1,6 @@
-// A Linear that is cut over the ranks of a host, and the softmax cross-entropy over its slices: what hybrid.h describes.
-// Threads: the training thread. All ranks of the host make the same calls in the same order; each waits for all.
+// A Linear that is cut over the ranks of a host, and the softmax cross-entropy over its slices: what hybrid.h
+// describes. Threads: the training thread. All ranks of the host make the same calls in the same order; each waits for
+// all.
 #pragma once
 #include <memory>
 #include <string>
@@ -20,10 +21,11 @@ class SlicedLinear {
   // sample: the share of a slice's classes that a step learns.
   SlicedLinear(std::shared_ptr<Communicator> over, std::string path, std::int64_t outputs, double sample);
 
-  // The layer. In training it hands x [b, F] on, and the loss has to be asked for. In eval mode: the logits [b, C] of this rank's rows.
+  // The layer. In training it hands x [b, F] on, and the loss has to be asked for. In eval mode: the logits [b, C] of
+  // this rank's rows.
   Variable forward(const Variable& x, const Variable& w, const Variable& b, bool training);
-  // x: what the layer handed on. The mean over this rank's rows; the gradients of w and b are complete. smoothing, correct: as in
-  // cross_entropy().
+  // x: what the layer handed on. The mean over this rank's rows; the gradients of w and b are complete. smoothing,
+  // correct: as in cross_entropy().
   Variable loss(const Variable& x, const Tensor& labels, double smoothing, Tensor* correct) const;
 
   // What the layer handed on when it last ran; null: it computed logits.

@@ -14,8 +14,8 @@ Tensor tensor_of(const Tensor& like, const Numbers& values) {
   return Tensor::of(like.backend(), like.shape(), values, like.dtype());
 }
 
-// y = relu?((x − mean)·scale + shift + residual?): inference with a standard deviation of 1. The CPU's backward recomputes
-// the mask of relu from the same scale and the same mean, to the bit.
+// y = relu?((x − mean)·scale + shift + residual?): inference with a standard deviation of 1. The CPU's backward
+// recomputes the mask of relu from the same scale and the same mean, to the bit.
 void scale_and_shift(NormShape s, const Tensor& x, const Tensor& mean, const Numbers& scale, const Tensor& shift,
                      const Tensor* residual, bool relu, Tensor& y) {
   s.epsilon = 0;
@@ -51,7 +51,8 @@ struct SyncBatchNormNode : Node {
       : Node(name), s(shape), residual(r), all_rows(all), ranks(std::move(across)) {}
   Attributes attributes() const override { return {{"epsilon", {s.epsilon}}, {"relu", {double(s.relu)}}}; }
 
-  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu only).
+  // inputs: x, gamma, beta, residual. saved: x, gamma, beta, mean, inverse standard deviation, y (residual and relu
+  // only).
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &gamma = kept(1), &beta = kept(2), &mean = kept(3), &inverse = kept(4);
     // The gradients by this rank's sums alone; dx is then put right.

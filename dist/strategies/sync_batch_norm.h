@@ -1,9 +1,9 @@
-// Batch normalisation over the pictures of all ranks (SyncBN): mean and variance are those of the whole batch, and so are the
-// sums in the gradient of x. n ranks then compute what one machine computes with all their pictures, also when their shares
-// differ.
+// Batch normalisation over the pictures of all ranks (SyncBN): mean and variance are those of the whole batch, and so
+// are the sums in the gradient of x. n ranks then compute what one machine computes with all their pictures, also when
+// their shares differ.
 //
-// One exchange in forward, of every rank's (rows, means, variances), and one in backward, of Σg and Σg·x̂. All add them up in
-// the order of ranks, so that the results are the same on all ranks, bit for bit.
+// One exchange in forward, of every rank's (rows, means, variances), and one in backward, of Σg and Σg·x̂. All add them
+// up in the order of ranks, so that the results are the same on all ranks, bit for bit.
 #pragma once
 #include <functional>
 #include <memory>

@@ -1,6 +1,7 @@
-// WeightSums: what strategies share whose ranks make steps of their own and add their weights up now and then. A range of sum_ is summed
-// over all ranks in buckets by the thread of a Reducer, on the host or on devices, while the next steps run or while the step waits.
-// With each sum all ranks learn what they must know of each other: Replicas::tell() and hear().
+// WeightSums: what strategies share whose ranks make steps of their own and add their weights up now and then. A range
+// of sum_ is summed over all ranks in buckets by the thread of a Reducer, on the host or on devices, while the next
+// steps run or while the step waits. With each sum all ranks learn what they must know of each other: Replicas::tell()
+// and hear().
 #pragma once
 #include <memory>
 

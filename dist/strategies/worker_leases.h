@@ -1,7 +1,9 @@
-// The leases that a worker draws during fit(), and the count of the run's steps that follows from them. Of a machine with several ranks the
-// first one draws, and tells the others (machine_share.h). Their lanes' servers lease steps without end, one for each push.
+// The leases that a worker draws during fit(), and the count of the run's steps that follows from them. Of a machine
+// with several ranks the first one draws, and tells the others (machine_share.h). Their lanes' servers lease steps
+// without end, one for each push.
 //
-// Threads: the training thread. A machine's ranks make the same calls in the same order; draw() and tell() wait for all of them.
+// Threads: the training thread. A machine's ranks make the same calls in the same order; draw() and tell() wait for all
+// of them.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,7 +16,8 @@ namespace tandem {
 
 class WorkerLeases {
  public:
-  // per_step: leases of a step. synchronous: all workers draw together. machine: null where each rank is a worker. Both stay alive.
+  // per_step: leases of a step. synchronous: all workers draw together. machine: null where each rank is a worker. Both
+  // stay alive.
   WorkerLeases(ServerNode& node, MachineShare* machine, bool synchronous, std::int64_t per_step)
       : node_(node), machine_(machine), synchronous_(synchronous), per_step_(per_step) {}
   bool follows() const { return machine_ && !machine_->leads(); }  // another rank of the machine draws

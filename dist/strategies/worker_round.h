@@ -1,11 +1,12 @@
-// A worker's round under an asynchronous outer optimizer (Liu et al. 2024, arXiv 2401.09135): from the weights θ that the servers sent,
-// the worker makes H steps of its own with any optimizer, whose state stays with it. What it pushes is
+// A worker's round under an asynchronous outer optimizer (Liu et al. 2024, arXiv 2401.09135): from the weights θ that
+// the servers sent, the worker makes H steps of its own with any optimizer, whose state stays with it. What it pushes
+// is
 //
 //   Δ = θ − x
 //
-// which is a gradient for the servers' update rule (delayed-nesterov; γ is its learning rate, β its momentum). It goes on from the
-// weights that come back. Nobody waits for anybody, or under quorum:K for no more than K workers and the grace time. A slower worker
-// makes fewer steps a round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
+// which is a gradient for the servers' update rule (delayed-nesterov; γ is its learning rate, β its momentum). It goes
+// on from the weights that come back. Nobody waits for anybody, or under quorum:K for no more than K workers and the
+// grace time. A slower worker makes fewer steps a round: H_w = ⌊v_w/v_max·H⌋ (coordinator.h).
 #pragma once
 #include <algorithm>
 #include <cmath>

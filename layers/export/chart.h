@@ -1,5 +1,5 @@
-// Charts as inline SVG, for pages of results: lines, heat maps, values with intervals. They scale with their box, and their colours are
-// CSS variables, so that one chart is right on light and dark pages; chart_style() defines them.
+// Charts as inline SVG, for pages of results: lines, heat maps, values with intervals. They scale with their box, and
+// their colours are CSS variables, so that one chart is right on light and dark pages; chart_style() defines them.
 #pragma once
 #include <cmath>
 #include <optional>

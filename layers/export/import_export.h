@@ -19,8 +19,8 @@ class ImportExport {
  public:
   static constexpr std::int64_t every = 50;  // steps from one point of a curve to the next
 
-  // Imports the weights, and checks before training that the files to write at the end can be written. about: stored with exported
-  // weights. writes: true on the one rank that writes files.
+  // Imports the weights, and checks before training that the files to write at the end can be written. about: stored
+  // with exported weights. writes: true on the one rank that writes files.
   ImportExport(const ImportExportFiles& files, Module& model, FlatParameters& flat, BatchSource& train,
                const std::map<std::string, std::string>& about, bool writes);
 

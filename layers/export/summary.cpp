@@ -72,7 +72,8 @@ class Visit {
 
 std::size_t bytes_of(const Node& n) { return std::size_t(n.shape.numel()) * size_of(n.dtype); }
 
-// Simulates the engine: the newest node first. A node frees its saved tensors and its gradient; its inputs get gradients.
+// Simulates the engine: the newest node first. A node frees its saved tensors and its gradient; its inputs get
+// gradients.
 std::size_t peak_of(const std::vector<TapeEntry>& tape) {
   std::size_t now = 0, peak = 0;
   for (const TapeEntry& e : tape) now += e.saved_bytes;

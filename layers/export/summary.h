@@ -28,7 +28,8 @@ struct ModelSummary {
   std::int64_t parameters = 0;
   double macs = 0;  // per picture
   std::size_t saved_bytes = 0, parameter_bytes = 0, buffer_bytes = 0;
-  // The peak of saved activations and gradients of activations in a training step, without the scratch memory of kernels.
+  // The peak of saved activations and gradients of activations in a training step, without the scratch memory of
+  // kernels.
   std::size_t backward_peak_bytes = 0;
   TrainingState state;  // of SGD with momentum, unless it is set
   // Parameters, gradients and the state of training beside that peak.
@@ -38,8 +39,9 @@ struct ModelSummary {
   std::string text() const;  // a table, and the sums in words
 };
 
-// Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 where there is batch norm) in training mode. A model without
-// memory gets some on the CPU for as long as it takes. Nothing of the model is different afterwards: statistics are put back.
+// Runs the model on zeros of this shape ([N, H, W, C]; N at least 2 where there is batch norm) in training mode. A
+// model without memory gets some on the CPU for as long as it takes. Nothing of the model is different afterwards:
+// statistics are put back.
 ModelSummary summary(Module& model, const Shape& input, DType dtype = DType::f32);
 
 }  // namespace tandem

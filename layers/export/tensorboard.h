@@ -10,7 +10,8 @@
 
 namespace tandem {
 
-// One run's file, events.out.tfevents.… in its folder. Every event is flushed as it is written, so a killed run can be read.
+// One run's file, events.out.tfevents.… in its folder. Every event is flushed as it is written, so a killed run can be
+// read.
 class EventFile {
  public:
   explicit EventFile(const std::string& folder);  // makes the folder; throws UsageError when it cannot
@@ -20,7 +21,8 @@ class EventFile {
 
   // Several values at one step. Throws Error when the disk is full.
   void scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
-  // The distribution of a tensor's elements. Those that are not finite are left out; nothing is written if none is left.
+  // The distribution of a tensor's elements. Those that are not finite are left out; nothing is written if none is
+  // left.
   void histogram(std::int64_t step, const std::string& tag, const Tensor& values);
   const std::string& path() const { return path_; }
 
@@ -30,8 +32,8 @@ class EventFile {
   std::FILE* file_ = nullptr;
 };
 
-// While it lives, every module's output is written as a histogram, "activations/layer1.0.conv1", when it runs. It uses the
-// hook of each module (Module::on_forward) and puts back what was there.
+// While it lives, every module's output is written as a histogram, "activations/layer1.0.conv1", when it runs. It uses
+// the hook of each module (Module::on_forward) and puts back what was there.
 class WatchActivations {
  public:
   WatchActivations(Module& model, EventFile& file, std::int64_t step);

@@ -16,7 +16,8 @@
 namespace tandem {
 namespace {
 
-// How one tensor lies in a file. `pictures` is its shape here seen as [O, H, W, C], of rank 0 where nothing is permuted.
+// How one tensor lies in a file. `pictures` is its shape here seen as [O, H, W, C], of rank 0 where nothing is
+// permuted.
 struct Layout {
   Shape in_file, pictures;
 };
@@ -70,9 +71,9 @@ std::map<std::string, Entry> state(Module& model, Backend& backend, const Shape&
 
 constexpr const char* counter = "num_batches_tracked";
 
-// What wrappers of the model have put before its names, in whole words: "module." by DistributedDataParallel, "_orig_mod." by
-// torch.compile, "model.net." by an attribute that held it, or several. Of the beginnings that all names in the file share, the
-// one behind which most of the model's names are found.
+// What wrappers of the model have put before its names, in whole words: "module." by DistributedDataParallel,
+// "_orig_mod." by torch.compile, "model.net." by an attribute that held it, or several. Of the beginnings that all
+// names in the file share, the one behind which most of the model's names are found.
 std::string wrapper_of(const SafetensorsFile& file, const std::map<std::string, Entry>& own) {
   if (file.tensors().empty()) return "";
   std::string shared = file.tensors().begin()->first;

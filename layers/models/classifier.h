@@ -13,9 +13,9 @@ namespace tandem {
 
 class Classifier {
  public:
-  // `weights`: a checkpoint (whose moving average is used where it has one) or a file of --export-torch. `model`: one of
-  // model_names(), or empty to take the name that the file holds. Throws UsageError when the file is damaged, of another
-  // model, or says nothing of the pictures that it was trained on.
+  // `weights`: a checkpoint (whose moving average is used where it has one) or a file of --export-torch. `model`: one
+  // of model_names(), or empty to take the name that the file holds. Throws UsageError when the file is damaged, of
+  // another model, or says nothing of the pictures that it was trained on.
   Classifier(const std::string& weights, const std::string& model, Backend& backend);
 
   const std::vector<std::string>& classes() const { return classes_; }

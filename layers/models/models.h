@@ -1,5 +1,5 @@
-// The models that programs know by name. Parameter names are torchvision's where torchvision has the model. Building one
-// costs no memory and next to no time: parameters get theirs from a FlatParameters.
+// The models that programs know by name. Parameter names are torchvision's where torchvision has the model. Building
+// one costs no memory and next to no time: parameters get theirs from a FlatParameters.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tandem {
 
-// name: one of model_names(). Pictures are [N, side, side, channels]. Throws Error for an unknown name, listing the names, and
-// UsageError for a side that the model cannot take: it came with the data.
+// name: one of model_names(). Pictures are [N, side, side, channels]. Throws Error for an unknown name, listing the
+// names, and UsageError for a side that the model cannot take: it came with the data.
 Model make_model(const std::string& name, int classes, int channels, int side);
 std::string model_names();                       // "mlp lenet5 smallcnn …"
 void check_model_name(const std::string& name);  // throws as make_model does, and builds nothing
@@ -20,16 +20,17 @@ Model lenet5(int classes, int channels, int side);    // LeCun et al. 1998, with
 Model smallcnn(int classes, int channels, int side);  // 32 and 64 filters 3×3, two pools, 128 hidden
 Model smallcnn_bn(int classes, int channels, int side);  // with a batch norm behind each convolution
 
-// vgg.cpp. Simonyan and Zisserman 2015, with batch norm; depth 11 or 16. From 224 pixels on torchvision's form, with its
-// classifier of 4096, 4096 and the classes (side below 288: 7 × 7 or 8 × 8 come out of the features); from 28 to 223 the form
-// that is usual for CIFAR, one Linear behind the mean over what is left of the picture.
+// vgg.cpp. Simonyan and Zisserman 2015, with batch norm; depth 11 or 16. From 224 pixels on torchvision's form, with
+// its classifier of 4096, 4096 and the classes (side below 288: 7 × 7 or 8 × 8 come out of the features); from 28 to
+// 223 the form that is usual for CIFAR, one Linear behind the mean over what is left of the picture.
 Model vgg(int depth, int classes, int channels, int side);
 
 // resnet.cpp. He et al. 2016.
 // The CIFAR form, depth 6n + 2 (20, 32, 44, 56, 110, 1202): three stages of n blocks, parameter-free shortcuts.
 Model resnet_cifar(int depth, int classes, int channels);
-// The ImageNet form, depth 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks, stride on the 3 × 3 as in torchvision). From
-// 64 pixels on it begins with 7 × 7, stride 2, and a max pool; smaller pictures get one 3 × 3 instead.
+// The ImageNet form, depth 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks, stride on the 3 × 3 as in
+// torchvision). From 64 pixels on it begins with 7 × 7, stride 2, and a max pool; smaller pictures get one 3 × 3
+// instead.
 Model resnet(int depth, int classes, int channels, int side);
 
 // wide_resnet.cpp. Zagoruyko and Komodakis 2016: pre-activation, depth 6n + 4, `width` times the filters 16, 32, 64.

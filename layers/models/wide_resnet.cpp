@@ -5,8 +5,8 @@
 namespace tandem {
 namespace {
 
-// z = relu(bn1(x)), y = conv2(relu(bn2(conv1(z)))) + x. Where the width or the picture changes, a 1 × 1 of z takes the place
-// of x.
+// z = relu(bn1(x)), y = conv2(relu(bn2(conv1(z)))) + x. Where the width or the picture changes, a 1 × 1 of z takes the
+// place of x.
 class WideBlock : public Module {
  public:
   WideBlock(int in, int out, int stride)

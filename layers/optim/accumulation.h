@@ -1,5 +1,6 @@
-// Gradient accumulation: one update for several batches, for batches that do not fit into memory. The gradient of the update is the
-// mean over all their pictures, also when the last batch is smaller. Batch norm uses each batch separately.
+// Gradient accumulation: one update for several batches, for batches that do not fit into memory. The gradient of the
+// update is the mean over all their pictures, also when the last batch is smaller. Batch norm uses each batch
+// separately.
 //
 //   for each batch:
 //     accumulation.begin(batch);
@@ -20,8 +21,8 @@ class Accumulation {
   }
 
   std::int64_t steps_per_epoch() const { return (per_epoch_ + batches_ - 1) / batches_; }
-  // Call before the forward pass. Sends the step's values to the device, since the step may be a replay. Zeroes the gradients when
-  // a new step begins.
+  // Call before the forward pass. Sends the step's values to the device, since the step may be a replay. Zeroes the
+  // gradients when a new step begins.
   void begin(const Batch& batch);
   // loss: the mean over this batch. True when the step is due.
   bool backward(const Variable& loss, const Batch& batch) { return backward(loss, loss, batch); }

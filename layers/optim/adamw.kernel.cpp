@@ -1,4 +1,5 @@
-// AdamW and Adam: two running means, of the gradient and of its square. Both begin at zero; the corrections compensate for this.
+// AdamW and Adam: two running means, of the gradient and of its square. Both begin at zero; the corrections compensate
+// for this.
 #include <cmath>
 
 #include "layers/optim/update.h"

@@ -4,8 +4,8 @@
 
 namespace tandem {
 
-// After every step average = d·average + (1 − d)·weights, buffers included. d is `decay`, but at most (1 + t)/(10 + t) at step t,
-// so that the initial weights lose their influence quickly.
+// After every step average = d·average + (1 − d)·weights, buffers included. d is `decay`, but at most (1 + t)/(10 + t)
+// at step t, so that the initial weights lose their influence quickly.
 class Ema {
  public:
   Ema(FlatParameters& flat, double decay);  // begins as a copy of the weights

@@ -1,6 +1,6 @@
 // The flat parameters. All parameters of a model are segments of one contiguous vector, all gradients of another, all
-// running statistics of a third. Optimizers, all-reduce buckets, server shards, averages and checkpoints are arithmetic on
-// ranges of these vectors: no packing, no copies.
+// running statistics of a third. Optimizers, all-reduce buckets, server shards, averages and checkpoints are arithmetic
+// on ranges of these vectors: no packing, no copies.
 #pragma once
 #include <functional>
 #include <string>
@@ -16,7 +16,8 @@ struct Range {
   std::int64_t length() const { return end - begin; }
 };
 
-// A segment belongs to all ranks (replicated), or to those that have the same slice of the layers that are cut over ranks.
+// A segment belongs to all ranks (replicated), or to those that have the same slice of the layers that are cut over
+// ranks.
 enum class OwnerClass { replicated, slice };
 
 struct ParameterRange {
@@ -42,10 +43,10 @@ class FlatParameters {
   static constexpr std::int64_t alignment = 64;  // every segment begins at a multiple; the padding is and stays zero
   static constexpr std::int64_t cut = 1024;      // buckets and shards are cut at multiples of this
 
-  // Names the tree, lays the parameters out in registration order, first the replicated ones and then the slices, draws the
-  // initial values and gives every Parameter and ModuleBuffer of the model its memory; values that a model already has are
-  // kept (of a whole parameter that is now cut: this rank's slice). A slice begins with what the whole parameter would have
-  // there. dtype f64 is for the reference backend.
+  // Names the tree, lays the parameters out in registration order, first the replicated ones and then the slices, draws
+  // the initial values and gives every Parameter and ModuleBuffer of the model its memory; values that a model already
+  // has are kept (of a whole parameter that is now cut: this rank's slice). A slice begins with what the whole
+  // parameter would have there. dtype f64 is for the reference backend.
   FlatParameters(Module& model, Backend& backend, std::uint64_t seed, const FlatMemory& memory = {},
                  DType dtype = DType::f32);
 
@@ -58,16 +59,17 @@ class FlatParameters {
   Range all(OwnerClass owner) const;
   Slice slice() const { return slice_; }  // of all parameters that are cut; count 1: none is
 
-  // What is not frozen, in ranges that begin and end at multiples of `cut`: one, all of it, where nothing is frozen or cut. No
-  // range has two owners.
+  // What is not frozen, in ranges that begin and end at multiples of `cut`: one, all of it, where nothing is frozen or
+  // cut. No range has two owners.
   const std::vector<Range>& trainable() const { return trainable_; }
   std::vector<Range> ranges(OwnerClass owner) const;  // those of an owner: what its ranks exchange
 
-  // Equal on two ranks exactly when names, shapes and places in the whole model are, and (OwnerClass::slice) their slices.
+  // Equal on two ranks exactly when names, shapes and places in the whole model are, and (OwnerClass::slice) their
+  // slices.
   std::uint64_t layout_hash(OwnerClass owner = OwnerClass::slice) const;
 
-  // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as segments
-  // become final; with final = false another backward() will add to them, and no hook fires.
+  // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as
+  // segments become final; with final = false another backward() will add to them, and no hook fires.
   void backward(const Variable& loss, double seed = 1, bool final = true);
   void zero_gradients();                                       // the next backward overwrites instead of adding
   // Called once per segment that is not frozen, and backward, when its gradient is final and may be sent away.

@@ -1,5 +1,5 @@
-// LARS. One launch over the two flat vectors computes the squared norms of weights and gradients for each block of 64. A second launch
-// adds those of each parameter range (squared_norms.h). Two launches suffice for any number of tensors.
+// LARS. One launch over the two flat vectors computes the squared norms of weights and gradients for each block of 64.
+// A second launch adds those of each parameter range (squared_norms.h). Two launches suffice for any number of tensors.
 #include <cmath>
 
 #include "layers/optim/squared_norms.h"

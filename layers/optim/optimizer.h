@@ -6,11 +6,11 @@
 //     flat.backward(loss);
 //     optimizer.step(&loss.value());
 //
-// A step has three parts: measure(range) computes partial sums (the squared norm of the gradient), which a strategy may combine
-// over ranks; check_gradients() decides on the device whether all values are finite and by how much the gradient is clipped;
-// apply(range) updates. The values that change from step to step are read from StepState in device memory, so that a recorded
-// step can be replayed. A gradient that is not finite sets a flag there: this step and the following ones are not applied until
-// the host has read the flag.
+// A step has three parts: measure(range) computes partial sums (the squared norm of the gradient), which a strategy may
+// combine over ranks; check_gradients() decides on the device whether all values are finite and by how much the
+// gradient is clipped; apply(range) updates. The values that change from step to step are read from StepState in device
+// memory, so that a recorded step can be replayed. A gradient that is not finite sets a flag there: this step and the
+// following ones are not applied until the host has read the flag.
 #pragma once
 #include <optional>
 #include <string>
@@ -48,17 +48,20 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;  // as --optimizer has it: "sgd"
 
-  // Allocates its state beside the parameters. Call once, after the flat parameters are built. seed is for StepState's random numbers.
+  // Allocates its state beside the parameters. Call once, after the flat parameters are built. seed is for StepState's
+  // random numbers.
   void bind(FlatParameters& flat, std::uint64_t seed = 0);
   FlatParameters& flat() const { return check_bound(), *flat_; }
 
   double learning_rate() const { return learning_rate_; }
   void learning_rate(double rate);       // from the next step on
   void epoch(std::uint32_t epoch);       // of the random numbers, from the next forward pass on
-  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step on.
+  // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step
+  // on.
   void gradients_are_sums_of(double samples);
-  // The gradients are this rank's share of a mean over the pictures of all ranks, but the rank updates with them alone. Multiplied
-  // by this number they are the mean over its own pictures. Takes effect at the next step; bind() sets it to 1.
+  // The gradients are this rank's share of a mean over the pictures of all ranks, but the rank updates with them alone.
+  // Multiplied by this number they are the mean over its own pictures. Takes effect at the next step; bind() sets it to
+  // 1.
   void gradients_are_shares_of(int ranks);
   std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
@@ -71,20 +74,20 @@ class Optimizer {
   // Its parts, for strategies and recorded steps.
   void sync_hyperparameters();  // sends what was set since to the device. check_gradients() does; before a step that is replayed, the caller
   void update(const Tensor* loss);  // updates with the present gradients; does not wait for the result
-  // The first part of update(), which skips it when it was called before: measures all gradients that this rank accounts for. Where
-  // layers are cut over ranks, the rank of slice 0 accounts for the replicated gradients and every rank for its slices. The strategy
-  // then adds sums() up over the ranks that hold the slices, and calls update().
+  // The first part of update(), which skips it when it was called before: measures all gradients that this rank
+  // accounts for. Where layers are cut over ranks, the rank of slice 0 accounts for the replicated gradients and every
+  // rank for its slices. The strategy then adds sums() up over the ranks that hold the slices, and calls update().
   void measure_all();
   StepResult result();              // reads the result of the last step and acts as if_not_finite says
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void check_gradients(const Tensor* loss);     // sums → StepState: finite? clip factor
-  // Updates the values in range. Does nothing where state().not_finite; multiplies gradients by state().gradient_scale, which holds
-  // clipping, accumulation, the ranks' shares and the loss scale.
+  // Updates the values in range. Does nothing where state().not_finite; multiplies gradients by state().gradient_scale,
+  // which holds clipping, accumulation, the ranks' shares and the loss scale.
   virtual void apply(Range range) = 0;
-  // Called instead of apply() when a parameter server applies the update: makes `gradients` what is sent to it, clipped and with
-  // weight decay. Unless needs_whole_gradient() it may be called before check_gradients(), for each range as soon as that is final.
-  // Throws Error for an optimizer whose update a server cannot make.
+  // Called instead of apply() when a parameter server applies the update: makes `gradients` what is sent to it, clipped
+  // and with weight decay. Unless needs_whole_gradient() it may be called before check_gradients(), for each range as
+  // soon as that is final. Throws Error for an optimizer whose update a server cannot make.
   virtual void finish_gradients(Range range);
 
   bool needs_whole_gradient() const { return clip_norm > 0 || loss_scaling; }  // to know by how much gradients are scaled
@@ -94,8 +97,9 @@ class Optimizer {
   void clear_not_finite();
   double gradient_norm() const;  // of the last step, before clipping; waits for the device
 
-  // The state that checkpoints store: vectors as long as the parameter vector, and from read_state() the numbers of applied and
-  // skipped steps and the loss scale with its counter. The scale is restored only when loss scaling was on and is on.
+  // The state that checkpoints store: vectors as long as the parameter vector, and from read_state() the numbers of
+  // applied and skipped steps and the loss scale with its counter. The scale is restored only when loss scaling was on
+  // and is on.
   virtual std::vector<std::pair<std::string, Tensor>> vectors() const = 0;
   void resume_at(const StepState& then);
 
@@ -124,7 +128,8 @@ class Optimizer {
   bool staged_ = false;  // or is to be told
 };
 
-// Stochastic gradient descent, as PyTorch's: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w + μ·v).
+// Stochastic gradient descent, as PyTorch's: v = μ·v + (g + wd·w); w −= lr·v, or with Nesterov w −= lr·(g + wd·w +
+// μ·v).
 struct SGDOptions {
   double learning_rate = 0.1, momentum = 0;
   bool nesterov = false;
@@ -210,9 +215,9 @@ class RMSprop : public Optimizer {
   Tensor square_, velocity_;
 };
 
-// Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of its
-// own norm. λ = η·‖w‖/(‖g‖ + wd·‖w‖); v = μ·v + lr·λ·(g + wd·w); w −= v. Batch norm parameters and biases, and tensors
-// whose norm or gradient is zero, have λ = 1; the former also no decay.
+// Layer-wise adaptive rates for large batches (You, Gitman and Ginsburg 2017): every weight tensor moves by a share of
+// its own norm. λ = η·‖w‖/(‖g‖ + wd·‖w‖); v = μ·v + lr·λ·(g + wd·w); w −= v. Batch norm parameters and biases, and
+// tensors whose norm or gradient is zero, have λ = 1; the former also no decay.
 struct LARSOptions {
   // trust: η. The paper has 0.001 and rates above 1, which suit batches of thousands; this suits SGD's rates.
   double learning_rate = 0.1, momentum = 0.9, weight_decay = 5e-4, trust = 0.02;

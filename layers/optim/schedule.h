@@ -11,15 +11,15 @@ struct Schedule {
   std::vector<double> milestones;  // step: epochs at which the factor is multiplied by gamma
   double every = 0, gamma = 0.1;   // step: or every so many epochs
   double warmup = 0;               // epochs of linear warm-up before everything but one_cycle
-  // one_cycle, as PyTorch's OneCycleLR with cosine annealing: from 1/start up to 1 in the first `rise` of the run, down to
-  // 1/(start·finish) at the end.
+  // one_cycle, as PyTorch's OneCycleLR with cosine annealing: from 1/start up to 1 in the first `rise` of the run, down
+  // to 1/(start·finish) at the end.
   double rise = 0.3, start = 25, finish = 1e4;
 
   // The factor for update `step` (from 0) of `total`, with `steps_per_epoch` updates an epoch.
   double factor(double step, double total, double steps_per_epoch) const;
 
-  // "constant", "cosine", "one-cycle", "step:30:0.1" (every 30 epochs), "step:100,150:0.1" (at these epochs); "warmup:5+cosine"
-  // puts five epochs of linear warm-up before. Throws Error that lists the forms.
+  // "constant", "cosine", "one-cycle", "step:30:0.1" (every 30 epochs), "step:100,150:0.1" (at these epochs);
+  // "warmup:5+cosine" puts five epochs of linear warm-up before. Throws Error that lists the forms.
   static Schedule parse(const std::string& text);
 };
 

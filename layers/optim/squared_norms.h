@@ -1,4 +1,5 @@
-// Squared norms of parameters and gradients: first of blocks, then of parameter ranges from their blocks. For launch_sums().
+// Squared norms of parameters and gradients: first of blocks, then of parameter ranges from their blocks. For
+// launch_sums().
 #pragma once
 #include <cstdint>
 
@@ -42,8 +43,8 @@ struct SquaredNormsOfBlocks {
   }
 };
 
-// Of each parameter range, from its blocks. sums[0] is that of all gradients (written by TotalSquaredNorm); two sums per range
-// follow. Blocks outside [first, last) belong to another call.
+// Of each parameter range, from its blocks. sums[0] is that of all gradients (written by TotalSquaredNorm); two sums
+// per range follow. Blocks outside [first, last) belong to another call.
 template <class T>
 struct SquaredNormsOfRanges {
   std::int64_t first, last;

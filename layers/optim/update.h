@@ -5,9 +5,9 @@
 
 namespace tandem {
 
-// Runs update(i) over whole blocks of 64 elements. Values that are constant in a block (rates, weight decay) are loop invariants,
-// so that the compiler vectorises the inner loop; an update computes them in begin(block). A step that must not be applied
-// returns at once.
+// Runs update(i) over whole blocks of 64 elements. Values that are constant in a block (rates, weight decay) are loop
+// invariants, so that the compiler vectorises the inner loop; an update computes them in begin(block). A step that must
+// not be applied returns at once.
 template <class Update>
 struct Blocks {
   Update update;

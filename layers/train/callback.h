@@ -1,12 +1,12 @@
-// Callback: work that fit() does besides training. Progress lines, metrics, checkpoints, early stopping and the rest are one file each
-// in callbacks/. A program adds its own by FitOptions::callbacks (examples/own_callback.cpp).
+// Callback: work that fit() does besides training. Progress lines, metrics, checkpoints, early stopping and the rest
+// are one file each in callbacks/. A program adds its own by FitOptions::callbacks (examples/own_callback.cpp).
 //
 //   struct PrintLoss : Callback {
 //     void epoch_end(Run& run) override { std::printf("%d: %g\n", run.epoch.epoch, run.epoch.train_loss); }
 //   };
 //
-// Every rank calls its callbacks; the ones that write files do so where run.first_rank is true. All are called from the thread
-// that called fit(). Those of the program come last.
+// Every rank calls its callbacks; the ones that write files do so where run.first_rank is true. All are called from the
+// thread that called fit(). Those of the program come last.
 #pragma once
 #include <string>
 
@@ -18,8 +18,8 @@ class Callback {
  public:
   virtual ~Callback() = default;
   virtual void begin(Run&) {}  // after a resumed run was loaded, before the first step
-  // A part of the run begins or ends: "step", and in it "forward", "backward", "exchange", "optimizer"; "evaluation". In a
-  // step that is replayed on a device only "step" and "exchange" are seen.
+  // A part of the run begins or ends: "step", and in it "forward", "backward", "exchange", "optimizer"; "evaluation".
+  // In a step that is replayed on a device only "step" and "exchange" are seen.
   virtual void phase(Run&, const char* name, bool begins) { (void)name, (void)begins; }
   virtual void step_end(Run&) {}   // after every step; run.step has its results
   virtual void epoch_end(Run&) {}  // after the evaluation; run.epoch has its results

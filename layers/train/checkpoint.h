@@ -3,11 +3,12 @@
 //   conv1.weight …                      parameters and running statistics, by their names
 //   optimizer/velocity/conv1.weight …   what the optimizer remembers
 //   average/conv1.weight …              the moving average, where there is one
-//   strategy/momentum/conv1.weight …    what the strategy remembers, where it does; one that finds none of it in the file begins anew
-//   metadata                            position, settings, the loss scale of f16, the layout's hash, a checksum over all of it
+//   strategy/momentum/conv1.weight …    what the strategy remembers, where it does; one that finds none of it in the
+//   file begins anew metadata                            position, settings, the loss scale of f16, the layout's hash,
+//   a checksum over all of it
 //
-// Random numbers need nothing: they are functions of counters. A file is replaced as a whole or not at all. Layers that are cut
-// over ranks are whole in the file, which any number of ranks can read.
+// Random numbers need nothing: they are functions of counters. A file is replaced as a whole or not at all. Layers that
+// are cut over ranks are whole in the file, which any number of ranks can read.
 #pragma once
 #include <limits>
 #include <string>
@@ -43,14 +44,14 @@ struct RunPosition {
 // What else decides how a run goes, as text: {"--lr", "0.1"}. Where it differs, a resumed run is another one.
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-// Throws UsageError when the file cannot be made, Error when the disk is full; the file that was there is then unchanged. Where
-// layers are cut over ranks all ranks call it, those that do not write with an empty file name.
+// Throws UsageError when the file cannot be made, Error when the disk is full; the file that was there is then
+// unchanged. Where layers are cut over ranks all ranks call it, those that do not write with an empty file name.
 void save_checkpoint(const std::string& file, const Training& training, const RunPosition& position,
                      const Settings& settings = {});
 
-// The training is then where it was when the file was written, bit for bit. `differences`, if given, gets a line for every
-// setting that is not what it was. Throws UsageError, and changes nothing, when the file is damaged or of another model or
-// optimizer.
+// The training is then where it was when the file was written, bit for bit. `differences`, if given, gets a line for
+// every setting that is not what it was. Throws UsageError, and changes nothing, when the file is damaged or of another
+// model or optimizer.
 RunPosition load_checkpoint(const std::string& file, const Training& training, const Settings& settings = {},
                             std::vector<std::string>* differences = nullptr);
 

@@ -38,7 +38,8 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
   return measure_noise(*model, cross_entropy_loss(), flat, loader, int(std::clamp<std::int64_t>(data.train.count() / pictures, 2, most)));
 }
 
-// Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the ranks.
+// Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the
+// ranks.
 std::string with_warm_up(const Options& o) {
   const Schedule given = Schedule::parse(o.schedule);
   if (given.warmup > 0 || given.kind == Schedule::Kind::one_cycle) return o.schedule;

@@ -1,4 +1,5 @@
-// The tuner (layers/train/tuner.h) with a program's options and data: what build/tune prints, and what --batch auto takes.
+// The tuner (layers/train/tuner.h) with a program's options and data: what build/tune prints, and what --batch auto
+// takes.
 #pragma once
 #include <vector>
 
@@ -28,14 +29,15 @@ struct Tuned {
   std::string schedule = {};           // with a warm-up where the rate rises and the schedule has none
 };
 
-// Takes model, type, seed, learning rate, schedule, epochs, budget, swap and scratch folder from the options. Throws UsageError where
-// nothing fits, and where the rule does not go with the options.
+// Takes model, type, seed, learning rate, schedule, epochs, budget, swap and scratch folder from the options. Throws
+// UsageError where nothing fits, and where the rule does not go with the options.
 Tuned tune_for(const Options& options, const Dataset& data, Backend& backend, const TuneRequest& request = {});
 
 // Where options.batch is 0 (--batch auto): chooses batch, learning rate and schedule, and says so on stderr.
 void choose_batch(Options& options, const Dataset& data, Backend& backend);
 
-// An H200 at rates that kernels reach (our choice: half of the peak of 67 TFLOP/s in f32 and 990 in bf16, four fifths of the memory's 4.8 TB/s) and PCIe 5.
+// An H200 at rates that kernels reach (our choice: half of the peak of 67 TFLOP/s in f32 and 990 in bf16, four fifths
+// of the memory's 4.8 TB/s) and PCIe 5.
 SimulatedRates h200_rates(DType dtype);
 
 }  // namespace tandem

@@ -5,8 +5,8 @@
 
 namespace tandem {
 
-// i32 [classes, classes]: row = label, column = what the model says, over one epoch of the source, in eval mode and without
-// recording; the model's mode is restored. Empty when the source has no batch.
+// i32 [classes, classes]: row = label, column = what the model says, over one epoch of the source, in eval mode and
+// without recording; the model's mode is restored. Empty when the source has no batch.
 Tensor confusion_matrix(Module& model, BatchSource& source);
 
 }  // namespace tandem

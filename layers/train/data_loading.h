@@ -8,9 +8,10 @@
 
 namespace tandem {
 
-// Three loaders, as the options say: training pictures in shuffled batches (augmented, mixed), those held back with --val,
-// and test pictures. A last batch that training pictures do not fill is left out. Where they do not fill one of the program's
-// default size, a smaller one is taken and printed; where they do not fill one that was asked for, that is refused.
+// Three loaders, as the options say: training pictures in shuffled batches (augmented, mixed), those held back with
+// --val, and test pictures. A last batch that training pictures do not fill is left out. Where they do not fill one of
+// the program's default size, a smaller one is taken and printed; where they do not fill one that was asked for, that
+// is refused.
 class Loaders {
  public:
   Loaders(const Dataset& data, const Options& options, Backend& backend);

@@ -23,10 +23,12 @@ class Counters {
 };
 
 // Sums over a source, in eval mode, without recording; the model's mode is restored. A signal to stop, if fit() runs,
-// ends it early, unless ranks evaluate together: then they wait for each other in every batch, and all go on to the end.
+// ends it early, unless ranks evaluate together: then they wait for each other in every batch, and all go on to the
+// end.
 MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, bool together = false);
 
-// Mean loss and accuracy over a source, by task.judged. With a strategy over all ranks' shares of it; all ranks call it.
+// Mean loss and accuracy over a source, by task.judged. With a strategy over all ranks' shares of it; all ranks call
+// it.
 struct Evaluation {
   double loss = 0, accuracy = 0;
 };
@@ -38,8 +40,8 @@ inline Evaluation mean_of(const MetricSums& s) {
 // The loss of a batch: with mixup, the two labels' losses in the batch's proportion.
 Variable batch_loss(const Loss& loss, const Variable& logits, const Batch& batch, Tensor* correct = nullptr);
 
-// Runs a batch again, checking every value, and says in one line which operation first produced one that is not finite; empty:
-// none did.
+// Runs a batch again, checking every value, and says in one line which operation first produced one that is not finite;
+// empty: none did.
 std::string diagnose(Module& model, const Loss& loss, FlatParameters& flat, const Batch& batch);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// fit: the training loop. The Strategy makes the difference between one machine and many; the arguments make the difference between
-// programs. examples/own_loop.cpp writes a loop of its own from the same parts in thirty lines.
+// fit: the training loop. The Strategy makes the difference between one machine and many; the arguments make the
+// difference between programs. examples/own_loop.cpp writes a loop of its own from the same parts in thirty lines.
 #pragma once
 #include <memory>
 #include <optional>
@@ -27,22 +27,23 @@ struct FitData {
 struct FitOptions {
   int epochs = 1;
   Schedule schedule = {};
-  // How the learning rate is scaled when the batch grows with the ranks (LoaderOptions::batch_per_rank). The rate rises over the
-  // first five epochs, or a tenth of a shorter run, unless the schedule has a warm-up (Goyal et al. 2017).
+  // How the learning rate is scaled when the batch grows with the ranks (LoaderOptions::batch_per_rank). The rate rises
+  // over the first five epochs, or a tenth of a shorter run, unless the schedule has a warm-up (Goyal et al. 2017).
   RateScale lr_scale = RateScale::clipped;
   std::uint64_t seed = 1;
   std::string metrics = {};    // file for JSON lines; empty: none
   bool progress = true;        // lines on stderr: one that renews itself on a terminal, one an epoch otherwise
   std::int64_t log_every = 0;  // a "step" line in the metrics every so many steps; 0: none
   ProfilerOptions profiler = {};
-  // Trains on the first batch alone until its loss is near zero: a test that the model can learn. Throws Error when it does not
-  // learn, or when there are too few steps to tell.
+  // Trains on the first batch alone until its loss is near zero: a test that the model can learn. Throws Error when it
+  // does not learn, or when there are too few steps to tell.
   bool overfit_batch = false;
   ImportExportFiles import_export = {};
 
-  // Bytes of the device's memory that the run may take; 0: all. What a step saves for backward is then kept, swapped to `scratch` or
-  // computed again, as `swap` allows (autograd/memory_plan.h). Refused after the second step's passes where it is too small, with the
-  // smallest that would do. scratch: a folder (empty: $TMPDIR, then /tmp); on a GPU memory of the host, "pinned" (also empty) or "unified".
+  // Bytes of the device's memory that the run may take; 0: all. What a step saves for backward is then kept, swapped to
+  // `scratch` or computed again, as `swap` allows (autograd/memory_plan.h). Refused after the second step's passes
+  // where it is too small, with the smallest that would do. scratch: a folder (empty: $TMPDIR, then /tmp); on a GPU
+  // memory of the host, "pinned" (also empty) or "unified".
   std::size_t memory_budget = 0;
   SwapMode swap = SwapMode::automatic;
   std::string scratch = {};
@@ -50,9 +51,9 @@ struct FitOptions {
   bool sync_batch_norm = false;  // statistics over the pictures of all ranks
   double ema = 0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
   int patience = 0;  // stop after this many epochs without a better validation; 0: never
-  // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written after
-  // an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation. Refused when
-  // it holds another run's, or while another process writes there.
+  // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written
+  // after an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation.
+  // Refused when it holds another run's, or while another process writes there.
   std::string checkpoint = {};
   bool evaluate = false;    // train nothing: report what the weights of `resume` or `import_export.import_torch` reach on the test data
   std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
@@ -84,17 +85,19 @@ struct FitReport {
   std::vector<std::string> differences;  // to the run that was resumed: why this one may not give the same bits
 };
 
-// Trains the model for a task: classification(), regression(), multi_label() (layers/train/task.h); a loss alone means classification
-// by it. After it returns, the model holds the trained weights (with ema: their average) and is in eval mode. Without a strategy
-// the environment decides (strategy_from_environment). Throws NotFinite when a loss or gradient is not finite: the message names step and
-// operation, and the parameters are those before that step.
+// Trains the model for a task: classification(), regression(), multi_label() (layers/train/task.h); a loss alone means
+// classification by it. After it returns, the model holds the trained weights (with ema: their average) and is in eval
+// mode. Without a strategy the environment decides (strategy_from_environment). Throws NotFinite when a loss or
+// gradient is not finite: the message names step and operation, and the parameters are those before that step.
 FitReport fit(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data,
               const FitOptions& options, Strategy* strategy = nullptr);
 
-// SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything written; a second
-// one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program makes it the exit status.
+// SIGINT (Ctrl-C) or SIGTERM ends fit() after the step, or the batch of an evaluation, under way, with everything
+// written; a second one ends the program at once. This is the signal that stopped the last fit(), or 0; run_program
+// makes it the exit status.
 int stopping_signal();
-// SIGUSR1, SIGUSR2 or SIGXCPU: a batch system warns that time is running out. It stops fit() likewise, and may come again.
+// SIGUSR1, SIGUSR2 or SIGXCPU: a batch system warns that time is running out. It stops fit() likewise, and may come
+// again.
 bool warns_of_the_end(int signal);
 
 }  // namespace tandem

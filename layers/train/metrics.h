@@ -19,8 +19,8 @@ std::string json_object(const MetricFields& fields);
 class MetricsFile {
  public:
   MetricsFile() = default;
-  // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with, where their first
-  // line has the same "run". Throws UsageError when the file cannot be written, holds something else, or
+  // An empty path: writes nothing. Metrics of an earlier run are replaced, or with append gone on with, where their
+  // first line has the same "run". Throws UsageError when the file cannot be written, holds something else, or
   // another process writes its metrics there.
   explicit MetricsFile(const std::string& path, bool append = false, const std::string& run = "");
   ~MetricsFile();

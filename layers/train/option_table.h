@@ -1,5 +1,6 @@
-// The one table of the options that training programs share: name, field, default, text, and whether it changes what a step
-// computes. The parser, --help, the run's identity in checkpoints and the start line of the metrics are made from it.
+// The one table of the options that training programs share: name, field, default, text, and whether it changes what a
+// step computes. The parser, --help, the run's identity in checkpoints and the start line of the metrics are made from
+// it.
 #pragma once
 #include <optional>
 #include <string>

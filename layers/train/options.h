@@ -69,21 +69,21 @@ struct OptionSpec {
   bool decides = false;  // it decides what a step computes: a part of the run's identity. Read of the options that all programs share
 };
 
-// Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its standard
-// output: all have the same to print.
-// `only`: the options that this program accepts (empty: all), so that none is accepted and ignored. `own`: further options of the
-// program.
+// Reads argv over `defaults`. --help prints and exits with 0. Throws UsageError. Of several ranks only rank 0 keeps its
+// standard output: all have the same to print.
+// `only`: the options that this program accepts (empty: all), so that none is accepted and ignored. `own`: further
+// options of the program.
 Options parse_options(int argc, char** argv, const std::string& description, const Options& defaults = {},
                       const std::vector<std::string>& only = {}, const std::vector<OptionSpec>& own = {});
 
-// Throws UsageError for the first line of a table (option_checks.cpp) that holds: options that contradict each other or do
-// nothing together, and files that would overwrite each other. parse_options calls it.
+// Throws UsageError for the first line of a table (option_checks.cpp) that holds: options that contradict each other or
+// do nothing together, and files that would overwrite each other. parse_options calls it.
 void check_options_agree(const Options& options);
 
 // Which of a host's GPUs `--device cuda` is: one for each rank there, and around again where there are more ranks.
 int device_of_rank(int local_rank, int devices);
-// Of the CPU backend's threads, how many a rank has that shares its host's cores with others; `allowed`: the cores to which its
-// launcher has bound it.
+// Of the CPU backend's threads, how many a rank has that shares its host's cores with others; `allowed`: the cores to
+// which its launcher has bound it.
 int threads_of_rank(int local_size, int cores, int allowed);
 // The device that the options ask for. Throws UsageError when it is not to be had, with the cause.
 std::unique_ptr<Backend> make_backend(const Options& options);
@@ -91,8 +91,8 @@ std::unique_ptr<Backend> make_backend(const Options& options);
 // The optimizer that the options ask for.
 std::unique_ptr<Optimizer> make_optimizer(const Options& options);
 
-// Runs body and turns what it throws into one line on stderr: exit status 2 for a UsageError or a file that cannot be read, 1
-// for a failed run, 128 + the signal where that stopped the training (130 after Ctrl-C, 143 after SIGTERM).
+// Runs body and turns what it throws into one line on stderr: exit status 2 for a UsageError or a file that cannot be
+// read, 1 for a failed run, 128 + the signal where that stopped the training (130 after Ctrl-C, 143 after SIGTERM).
 int run_program(int argc, char** argv, const std::function<void()>& body);
 
 // --help prints and exits with 0. Throws UsageError. Words that belong to no option go to `words`, or are refused.

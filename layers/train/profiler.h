@@ -1,5 +1,5 @@
-// The profiler: a table of the modules, a picture of the tape, a table of times, and a table of memory, made while a run trains.
-// fit() has a Profiler; a loop of your own can use one with the same calls.
+// The profiler: a table of the modules, a picture of the tape, a table of times, and a table of memory, made while a
+// run trains. fit() has a Profiler; a loop of your own can use one with the same calls.
 #pragma once
 #include <map>
 #include <memory>
@@ -19,13 +19,14 @@ struct ProfilerOptions {
   bool profile = false;  // a table of operations, over the steps that are looked at
   std::string trace;     // file for Chrome's trace viewer: those steps, and the first evaluation, of all ranks
   bool memory = false;   // who holds the memory, at the last of those steps
-  // Which steps: `steps` of them after `warm_up`, when kernels are chosen and memory stands still; fewer in a short run.
+  // Which steps: `steps` of them after `warm_up`, when kernels are chosen and memory stands still; fewer in a short
+  // run.
   std::int64_t warm_up = 10, steps = 20;
 };
 
 // ---- where the time goes --------------------------------------------------------------------------------------------
-// Sums over the spans of a trace. The lanes "forward" and "backward" hold operations, "step" the steps and the waits. For a device
-// the lanes "device: forward", … are used, since the host's lanes only show the queueing.
+// Sums over the spans of a trace. The lanes "forward" and "backward" hold operations, "step" the steps and the waits.
+// For a device the lanes "device: forward", … are used, since the host's lanes only show the queueing.
 struct ProfileRow {
   std::string op, module;                  // module is empty in sums over all modules
   double calls = 0;                        // per step, forward

@@ -13,7 +13,8 @@
 namespace tandem {
 namespace {
 
-// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine (dist/REFERENCE.md).
+// With a batch that grows with the ranks, fewer steps than these were measured to end below one machine
+// (dist/REFERENCE.md).
 constexpr double few_steps = 600;
 
 }  // namespace

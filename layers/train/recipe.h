@@ -12,8 +12,8 @@ Settings recipe_of(const FitOptions& options, const Task& task, const Optimizer&
                    const BatchSource& train);
 // The settings in the first line of the metrics, besides the size of the run.
 MetricFields recipe_fields(const Settings& settings, const std::string& optimizer, std::int64_t batch);
-// Throws UsageError that names the first difference between the ranks. Where the data lie may differ from host to host. All ranks
-// call it.
+// Throws UsageError that names the first difference between the ranks. Where the data lie may differ from host to host.
+// All ranks call it.
 void agree(Strategy& strategy, const Settings& settings, const FitOptions& options, bool resumes);
 
 // How the ranks share a batch.

@@ -255,7 +255,8 @@ void Run::end_step() {
   phase("step", false);
 }
 
-// The flag and the loss of a device are read every few steps, since reading waits for it. On the host they are read every step.
+// The flag and the loss of a device are read every few steps, since reading waits for it. On the host they are read
+// every step.
 bool Run::reads_step() const {
   if (!backend.records() || at.step % 16 == 0 || at.batch == batches_per_epoch() || made_ == 1) return true;
   return std::any_of(callbacks.begin(), callbacks.end(), [&](auto& c) { return c->reads_step(*this); });

@@ -1,4 +1,5 @@
-// The running mean of an epoch's losses. They are summed in device memory; the host reads the sum when needed, not after every step.
+// The running mean of an epoch's losses. They are summed in device memory; the host reads the sum when needed, not
+// after every step.
 #pragma once
 #include "core/tensor.h"
 

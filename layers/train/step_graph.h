@@ -1,9 +1,10 @@
-// The step graph: a training step that is called for every batch. On a backend that records, it is recorded once and then replayed.
-// A recording contains addresses and shapes, so it serves only batches in the same memory and of the same size. Other batches (a
-// smaller last one) run the step eagerly. So does a step whose intermediate values are read on the host.
+// The step graph: a training step that is called for every batch. On a backend that records, it is recorded once and
+// then replayed. A recording contains addresses and shapes, so it serves only batches in the same memory and of the
+// same size. Other batches (a smaller last one) run the step eagerly. So does a step whose intermediate values are read
+// on the host.
 //
-// A step has four parts. backward and update only queue work on the device. After each of them a part runs on the host, which may
-// wait for other ranks. On one machine nothing waits, and backward and update are one recording.
+// A step has four parts. backward and update only queue work on the device. After each of them a part runs on the host,
+// which may wait for other ranks. On one machine nothing waits, and backward and update are one recording.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -22,8 +23,8 @@ class StepGraph {
     std::function<void()> update = {};            // on the device
     std::function<void()> finish = {};            // on the host
   };
-  // waits: the parts on the host wait for other ranks. why_not: why no step of this run can be recorded, printed once on stderr;
-  // empty: steps may be recorded.
+  // waits: the parts on the host wait for other ranks. why_not: why no step of this run can be recorded, printed once
+  // on stderr; empty: steps may be recorded.
   StepGraph(Backend& backend, bool waits, Parts parts, const std::string& why_not);
   // A replay repeats only the device work of backward and update, not their other effects.
   // eager: this step is not replayed.

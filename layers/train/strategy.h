@@ -1,8 +1,9 @@
-// Strategy: the one interface between training on a single machine and on many. The base class is one machine; synchronous
-// all-reduce, the parameter server and the others are one file each in dist/strategies/ and override what differs.
+// Strategy: the one interface between training on a single machine and on many. The base class is one machine;
+// synchronous all-reduce, the parameter server and the others are one file each in dist/strategies/ and override what
+// differs.
 //
-// The plan says which batches this rank trains on and how far the run is. The exchange combines what the ranks computed.
-// The order of calls in fit():
+// The plan says which batches this rank trains on and how far the run is. The exchange combines what the ranks
+// computed. The order of calls in fit():
 //   batches(train, accumulate)
 //   prepare(model, task, options)
 //   memory()                           for the parameter vectors
@@ -13,11 +14,11 @@
 //     per step: forward, loss, backward (gradient hooks may only enqueue work), then exchange, update, finish
 //     end_epoch(…), synchronize(…)     afterwards all ranks hold the same weights
 //   end()
-// Parameters never change between the forward pass and exchange(); most strategies change them in update(), finish() and end_epoch(),
-// the parameter server in exchange(), which pulls them.
+// Parameters never change between the forward pass and exchange(); most strategies change them in update(), finish()
+// and end_epoch(), the parameter server in exchange(), which pulls them.
 // The backend must outlive the time from begin() to end().
-// All ranks make the same calls in the same order, unless a method says otherwise. Methods throw CommunicationError when
-// another rank is lost.
+// All ranks make the same calls in the same order, unless a method says otherwise. Methods throw CommunicationError
+// when another rank is lost.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -116,14 +117,15 @@ class Strategy {
     const bool asked = stop_ || (size() == 1 && stop_requested_);
     return asked || (plan_.stop_after > 0 && step >= plan_.stop_after);
   }
-  // On any rank. A strategy for several ranks tells all of them in an exchange, and then sets stop_ on all (Replicas::agree()).
+  // On any rank. A strategy for several ranks tells all of them in an exchange, and then sets stop_ on all
+  // (Replicas::agree()).
   void request_stop() { stop_requested_ = true; }
   // Every rank's text, in the order of ranks: of all ranks, or of those that evaluate and save together.
   enum class Among { all, evaluating };
   virtual std::vector<std::string> gather(const std::string& mine, Among among = Among::all) { return (void)among, std::vector{mine}; }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
-  // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes seconds, in
-  // which the remaining ranks find each other.
+  // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes
+  // seconds, in which the remaining ranks find each other.
   virtual bool saves_after_failure() { return false; }
 
   // ---- exchange -----------------------------------------------------------------------------------------------------
@@ -136,8 +138,8 @@ class Strategy {
   virtual FlatMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.
   virtual void begin(FlatParameters& flat, Optimizer& optimizer) { (void)flat, (void)optimizer; }
-  // Everything between backward() and the next forward(), for a loop that is not recorded. A loss or gradient that is not
-  // finite on any rank leaves the parameters of all ranks as they are; optimizer.if_not_finite says what follows.
+  // Everything between backward() and the next forward(), for a loop that is not recorded. A loss or gradient that is
+  // not finite on any rank leaves the parameters of all ranks as they are; optimizer.if_not_finite says what follows.
   StepResult step(Optimizer& optimizer, const Variable& loss) {
     require(optimizer.flat().gradients_complete(), "step() before backward(): there are no gradients");
     if (emulation) emulation(true);
@@ -148,16 +150,17 @@ class Strategy {
     if (emulation) emulation(false);
     return result;
   }
-  // The three parts of a step. With several ranks the first and the last run on the host in every step, and may wait for other
-  // ranks. update() only queues work on the device, so that it can be recorded and replayed; on one machine so does exchange(). loss: mean over this rank's samples.
+  // The three parts of a step. With several ranks the first and the last run on the host in every step, and may wait
+  // for other ranks. update() only queues work on the device, so that it can be recorded and replayed; on one machine
+  // so does exchange(). loss: mean over this rank's samples.
   virtual void exchange(const Tensor& loss) { loss_ = loss; }
   virtual void update(Optimizer& optimizer) { optimizer.update(&loss_); }
   virtual void finish(Optimizer& optimizer) { (void)optimizer; }
-  // Emulates a rank of another speed (--pace), if set: called with true when a step has computed its gradients, and with false when the step
-  // is over. It sleeps.
+  // Emulates a rank of another speed (--pace), if set: called with true when a step has computed its gradients, and
+  // with false when the step is over. It sleeps.
   std::function<void(bool computed)> emulation;
-  // After a step or an epoch: empty, or why this rank must stop since a loss or gradient was not finite: the rank where it
-  // was so, "" for this one. `state`: this rank's optimizer's.
+  // After a step or an epoch: empty, or why this rank must stop since a loss or gradient was not finite: the rank where
+  // it was so, "" for this one. `state`: this rank's optimizer's.
   virtual std::optional<std::string> not_finite(const StepState& state) const {
     return state.not_finite == 1 ? std::optional<std::string>("") : std::nullopt;
   }
@@ -170,8 +173,8 @@ class Strategy {
   virtual void synchronize(Shared what, FlatParameters& flat, Optimizer& optimizer) {
     (void)what, (void)flat, (void)optimizer;
   }
-  // Names to `state` what a checkpoint holds of this strategy. Between begin() and end(): when a checkpoint is written, at the end of an
-  // epoch or of the run, and when one is read, before the first step.
+  // Names to `state` what a checkpoint holds of this strategy. Between begin() and end(): when a checkpoint is written,
+  // at the end of an epoch or of the run, and when one is read, before the first step.
   virtual void saved(StrategyState& state) { (void)state; }
   // Ends the exchange; returns what it measured on this rank, by name. May be called again.
   virtual Measures end() { return {}; }
@@ -190,8 +193,8 @@ class Strategy {
 };
 
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
-// dist/, or in dist/job/none.cpp where there is no network library: then a distributed start is refused, never run as copies.
-// own: strategies of the program's own, for `tandem-run --strategy NAME`.
+// dist/, or in dist/job/none.cpp where there is no network library: then a distributed start is refused, never run as
+// copies. own: strategies of the program's own, for `tandem-run --strategy NAME`.
 using StrategyMaker = std::function<std::unique_ptr<Strategy>()>;  // called once the name is known to be right; the ranks meet in it
 struct NamedStrategy {
   std::string form;  // as an error lists it: "pairs:STEPS"
@@ -199,8 +202,8 @@ struct NamedStrategy {
   std::function<StrategyMaker(const std::string& name)> parse;
 };
 std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrategy>& own = {});
-// Which of all ranks this process is, and which of the ranks on this host, and of how many; 0, 0 and 1 where the launcher does
-// not say. Defined in dist/ in any case.
+// Which of all ranks this process is, and which of the ranks on this host, and of how many; 0, 0 and 1 where the
+// launcher does not say. Defined in dist/ in any case.
 int rank_from_environment();
 int local_rank_from_environment();
 int local_size_from_environment();

@@ -9,9 +9,11 @@
 
 namespace tandem {
 
-// outputs, targets → a scalar, the mean over the batch. `correct` (i32 [1], may be null) is incremented by the rows that were right.
+// outputs, targets → a scalar, the mean over the batch. `correct` (i32 [1], may be null) is incremented by the rows
+// that were right.
 using Loss = std::function<Variable(const Variable& outputs, const Tensor& targets, Tensor* correct)>;
-// The loss of classification: outputs [b, classes], targets i32 [b]. A strategy finds it with loss.target<CrossEntropy>().
+// The loss of classification: outputs [b, classes], targets i32 [b]. A strategy finds it with
+// loss.target<CrossEntropy>().
 struct CrossEntropy {
   double label_smoothing = 0;
   Variable operator()(const Variable& outputs, const Tensor& targets, Tensor* correct) const;
@@ -32,7 +34,8 @@ struct Task {
 };
 
 Task classification(double label_smoothing = 0);
-// Outputs and targets f32 [b, k]: the mean squared error. Its runs have no accuracy; the best epoch is that of the smallest loss.
+// Outputs and targets f32 [b, k]: the mean squared error. Its runs have no accuracy; the best epoch is that of the
+// smallest loss.
 Task regression();
 // Outputs [b, k], targets f32 [b, k] of 0 and 1: each of k labels holds or not. A row is right when all its labels are.
 Task multi_label();

@@ -1,8 +1,8 @@
 // The training step of several ranks, as they were started: for every model a line
 //   MODEL BATCH COMPUTE STEP BYTES BUCKET EXPOSED
-// COMPUTE: milliseconds of forward, backward and SGD with momentum while all ranks compute and nothing is exchanged; STEP: the
-// same with the gradients exchanged; both medians over alternating blocks. BYTES of gradients, of one bucket; EXPOSED
-// milliseconds of a step in which it only waited for the network. The peer (peers/step_ddp.py) does the same.
+// COMPUTE: milliseconds of forward, backward and SGD with momentum while all ranks compute and nothing is exchanged;
+// STEP: the same with the gradients exchanged; both medians over alternating blocks. BYTES of gradients, of one bucket;
+// EXPOSED milliseconds of a step in which it only waited for the network. The peer (peers/step_ddp.py) does the same.
 //   tandem-run -n 2 bench_distributed MODEL BATCH …
 #include <algorithm>
 #include <chrono>

@@ -1,8 +1,8 @@
-// The steps of fit() as the ranks were started, on synthetic pictures, beside the same steps while nothing is exchanged. A line for
-// every rank, milliseconds:
+// The steps of fit() as the ranks were started, on synthetic pictures, beside the same steps while nothing is
+// exchanged. A line for every rank, milliseconds:
 //   rank R: COMPUTE STEP EXCHANGE
-// COMPUTE: a step of one machine, while every rank makes such steps by itself; STEP: one under the strategy; EXCHANGE: what of that
-// lies between backward and the next batch. Medians, without the first steps.
+// COMPUTE: a step of one machine, while every rank makes such steps by itself; STEP: one under the strategy; EXCHANGE:
+// what of that lies between backward and the next batch. Medians, without the first steps.
 //   tandem-run -n 2 --strategy asgd bench_fit MODEL BATCH STEPS
 #include <algorithm>
 #include <cstdio>

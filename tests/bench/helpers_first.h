@@ -8,8 +8,8 @@
 
 namespace tandem {
 
-// On a machine that other work is using, the bench may be started in real time (chrt -f 10): there, threads of equal rank do
-// not take turns, and those that move bytes must go before those that compute, as they would by themselves.
+// On a machine that other work is using, the bench may be started in real time (chrt -f 10): there, threads of equal
+// rank do not take turns, and those that move bytes must go before those that compute, as they would by themselves.
 inline void helpers_first() {
   sched_param mine{};
   if (sched_getscheduler(0) != SCHED_FIFO || sched_getparam(0, &mine) != 0) return;

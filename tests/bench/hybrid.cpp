@@ -1,7 +1,7 @@
 // The training step of a network that ends in many classes, as the ranks were started: for every batch a line
 //   BATCH STEP MOVED MEMORY
-// STEP: milliseconds, the median of blocks of at least a second. MOVED: MB that one rank sent in a step. MEMORY: MB of a rank, where what
-// ranks share counts once for all of them.
+// STEP: milliseconds, the median of blocks of at least a second. MOVED: MB that one rank sent in a step. MEMORY: MB of
+// a rank, where what ranks share counts once for all of them.
 //   tandem-run -n 4 --strategy hybrid bench_hybrid CLASSES FEATURES BATCH …       (batches over all ranks)
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
-// The other side of tests/reference/interop.py: runs a model on the input of a dump, with PyTorch's weights or ("-") its own, and
-// writes what it gave, its weights and its ONNX graph.
+// The other side of tests/reference/interop.py: runs a model on the input of a dump, with PyTorch's weights or ("-")
+// its own, and writes what it gave, its weights and its ONNX graph.
 #include <cstdlib>
 
 #include "core/files/safetensors.h"

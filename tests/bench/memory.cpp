@@ -1,12 +1,13 @@
-// One way of training within a budget of memory, for tests/bench/memory.py, which alternates several and prints the table. The step:
-// forward, cross-entropy, backward and SGD with momentum on one fixed batch.
+// One way of training within a budget of memory, for tests/bench/memory.py, which alternates several and prints the
+// table. The step: forward, cross-entropy, backward and SGD with momentum on one fixed batch.
 //
-//   build/bench_memory [--model resnet110] [--batch 128] [--threads 2] [--budget BYTES] [--swap auto|swap|recompute|off] [--accumulate K]
+//   build/bench_memory [--model resnet110] [--batch 128] [--threads 2] [--budget BYTES] [--swap
+//   auto|swap|recompute|off] [--accumulate K]
 //                      [--scratch FOLDER]
 //
-// Without --budget nothing is planned, only counted. Reads "for SECONDS" from stdin, runs steps for so long and answers with a line of
-// JSON: seconds of a step, the forecast and what was measured, peaks of the allocator and of resident memory above the start. The first
-// line, after the steps that the plan needs, says the same.
+// Without --budget nothing is planned, only counted. Reads "for SECONDS" from stdin, runs steps for so long and answers
+// with a line of JSON: seconds of a step, the forecast and what was measured, peaks of the allocator and of resident
+// memory above the start. The first line, after the steps that the plan needs, says the same.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

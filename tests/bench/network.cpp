@@ -1,5 +1,6 @@
-// All-reduce of f32 sums as a strategy uses it, in memory from allocate(): for every size a line with the bytes and the median
-// over seven batches of the seconds that one takes. The peers (peers/network_mpi.c, peers/network_gloo.py) do the same.
+// All-reduce of f32 sums as a strategy uses it, in memory from allocate(): for every size a line with the bytes and the
+// median over seven batches of the seconds that one takes. The peers (peers/network_mpi.c, peers/network_gloo.py) do
+// the same.
 //   tandem-run -n 2 bench_network BYTES…
 #include <algorithm>
 #include <chrono>

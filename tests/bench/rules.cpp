@@ -1,6 +1,6 @@
-// The update rules against memory copy: each is timed on 10 million floats, alternating with a copy of as many, and the bytes
-// that it must read and write are divided by that time. `ratio` is rule / copy: 1 is what the memory gives, above it a rule
-// gains from reading where it writes. Best times, one thread.
+// The update rules against memory copy: each is timed on 10 million floats, alternating with a copy of as many, and the
+// bytes that it must read and write are divided by that time. `ratio` is rule / copy: 1 is what the memory gives, above
+// it a rule gains from reading where it writes. Best times, one thread.
 //   bench_rules [repetitions] [JSONL file]
 #include <chrono>
 #include <cstdio>

@@ -1,8 +1,10 @@
-// What an exchange with the parameter server takes: rank 0 pushes a gradient of so many floats, with the update rule ASGD, and
-// pulls the weights; the other ranks only serve. One line with medians over the rounds:
-//   ELEMENTS PUSH PULL COPY      seconds: until the push is applied and acknowledged, until the weights are the caller's, and of
+// What an exchange with the parameter server takes: rank 0 pushes a gradient of so many floats, with the update rule
+// ASGD, and pulls the weights; the other ranks only serve. One line with medians over the rounds:
+//   ELEMENTS PUSH PULL COPY      seconds: until the push is applied and acknowledged, until the weights are the
+//   caller's, and of
 //                                copying as many bytes in memory, once, by one thread
-// An exchange is one push with the weights in its answer; PULL is an exchange without a gradient, PUSH the rest of one with.
+// An exchange is one push with the weights in its answer; PULL is an exchange without a gradient, PUSH the rest of one
+// with.
 //   tandem-run -n 2 --strategy asgd --servers 1 bench_server ELEMENTS
 #include <algorithm>
 #include <chrono>

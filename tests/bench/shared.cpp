@@ -1,5 +1,5 @@
-// Training with the default threads, driven over stdin and stdout as peer.py is: one program of shared.py, which starts several at
-// once to see what they leave of each other's speed.
+// Training with the default threads, driven over stdin and stdout as peer.py is: one program of shared.py, which starts
+// several at once to see what they leave of each other's speed.
 //
 //   build/bench_shared MODEL     answers "ready"; then, for each line "for SECONDS", "images/s RATE" over that time
 #include <chrono>

@@ -1,5 +1,5 @@
-// What the simulator costs beside loading, forward and backward passes: update rules, clock, copies and bookkeeping. ResNet-20 on
-// pictures like CIFAR-10, augmented, batch 128, 32 workers, one thread, no evaluation.
+// What the simulator costs beside loading, forward and backward passes: update rules, clock, copies and bookkeeping.
+// ResNet-20 on pictures like CIFAR-10, augmented, batch 128, 32 workers, one thread, no evaluation.
 //   bench_simulator [pushes of each run, default 200] [JSONL file]
 #include <cstdio>
 #include <string>

@@ -1,10 +1,12 @@
 // The training step, beside PyTorch's and beside the floor. For each model and type one table row and one JSON line:
 //   ours    forward, backward and SGD with momentum on a batch of 128 pictures that lie in memory
 //   peers   the same step by every PyTorch that is named, in the faster of its memory formats, same threads (peer.py)
-//   floor   the same convolutions and matrix products alone, each by the fastest means found, in the order of the step and on
+//   floor   the same convolutions and matrix products alone, each by the fastest means found, in the order of the step
+//   and on
 //           tensors of their own, plus one touch of memory for the rest at the speed a plain copy reaches
-// They alternate in one run, each for at least a second at a time (shorter turns begin with the other's caches and clock);
-// medians. A calibration loop runs before and after each row; where it moved by more than 5 % the row is measured again.
+// They alternate in one run, each for at least a second at a time (shorter turns begin with the other's caches and
+// clock); medians. A calibration loop runs before and after each row; where it moved by more than 5 % the row is
+// measured again.
 //
 //   build/bench_step [--threads N] [--rounds N] [--only resnet20/f32] [--jsonl FILE] [--no-peer] [--pythons "P …"]
 #include <sys/wait.h>
@@ -50,7 +52,8 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// Arithmetic only, in registers: its time moves with the machine's clock and with what else runs, and with nothing of ours.
+// Arithmetic only, in registers: its time moves with the machine's clock and with what else runs, and with nothing of
+// ours.
 double calibration() {
   std::vector<double> times;
   for (int i = 0; i < 9; i++)
@@ -194,8 +197,8 @@ struct Place {
   cpu::Convolution* convolution[3];
 };
 
-// Every layer on tensors of its own, in the order of the step: forward through all, then both gradients back through all. Each
-// pass of each shape uses the algorithm that was fastest when tried alone.
+// Every layer on tensors of its own, in the order of the step: forward through all, then both gradients back through
+// all. Each pass of each shape uses the algorithm that was fastest when tried alone.
 template <class T>
 class Floor {
  public:

@@ -1,6 +1,6 @@
 // What reads bytes or text from outside, one function per format, for the mutations of test_fuzz.cpp and for libFuzzer
-// (libfuzzer.cpp). Each may refuse its input (UsageError) or take it; anything else that it throws is a bug, and so is a
-// crash, a report of a sanitizer, or more than seconds of work.
+// (libfuzzer.cpp). Each may refuse its input (UsageError) or take it; anything else that it throws is a bug, and so is
+// a crash, a report of a sanitizer, or more than seconds of work.
 #pragma once
 #include <cstddef>
 #include <cstdint>

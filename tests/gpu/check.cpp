@@ -1,10 +1,12 @@
-// What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench|memory` (tests/gpu_check.sh). Prints one table (table.h).
+// What only a GPU can tell, for `make gpu-check STAGE=ops|train|bench|memory` (tests/gpu_check.sh). Prints one table
+// (table.h).
 //   ops    every row of the op table, convolutions, products, optimizers and batches against the host; all of it twice;
 //          what several ranks stand on
 //   touch  the same work once, compared with nothing: for compute-sanitizer
 //   train  the same seed on the host and on the GPU: steps 1–20, and 200 steps smoothed beside the host's own spread
 //   bench  milliseconds of a training step (one replay), and the shares of the card's ceilings of product and copy
-//   memory the losses of training within budgets of memory beside those without; pictures a second at multiples of what fits
+//   memory the losses of training within budgets of memory beside those without; pictures a second at multiples of what
+//   fits
 // --device cpu tries the program itself, with small sizes, where there is no GPU.
 #include <charconv>
 

@@ -1,4 +1,5 @@
-// Training within a budget of memory: the losses of training without one, and how fast. tests/gpu/memory_peer.py has PyTorch's.
+// Training within a budget of memory: the losses of training without one, and how fast. tests/gpu/memory_peer.py has
+// PyTorch's.
 #include <algorithm>
 #include <cmath>
 #include <optional>

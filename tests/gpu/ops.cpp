@@ -34,14 +34,15 @@ Values absolute(Values v) {
 }
 
 // ---- products and convolutions: sums of K terms ---------------------------------------------------------------------
-// Sums are made in f32, of inputs that both sides have rounded alike: |a − b| ≤ 4·ε·√K·(|x|∗|w|) with f32's ε. A result in 16
-// bits is rounded once more, by half a unit of its last place; below f16's smallest normal number that unit stands still.
+// Sums are made in f32, of inputs that both sides have rounded alike: |a − b| ≤ 4·ε·√K·(|x|∗|w|) with f32's ε. A result
+// in 16 bits is rounded once more, by half a unit of its last place; below f16's smallest normal number that unit
+// stands still.
 double rounding(DType type, double value) {
   if (type == DType::bf16) return 0x1p-8 * std::abs(value);
   return type == DType::f16 ? std::max(0x1p-11 * std::abs(value), 0x1p-25) : 0;
 }
-// The largest error in units of the bound: at most 1. `type`: what the result is rounded to. Where a bias was added, of at most
-// `bias`, the sum may have been rounded before it, too: it is no larger than the result and the bias.
+// The largest error in units of the bound: at most 1. `type`: what the result is rounded to. Where a bias was added, of
+// at most `bias`, the sum may have been rounded before it, too: it is no larger than the result and the bias.
 double worst(const Values& got, const Values& want, const Values& sizes, double k, DType type, double bias = 0) {
   double most = 0;
   for (std::size_t i = 0; i < got.size(); i++) {

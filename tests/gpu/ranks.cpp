@@ -1,5 +1,5 @@
-// What several ranks stand on, as far as one device shows it: events inside of replays, and ranks that are threads, whose
-// gradients go through pinned memory of the host.
+// What several ranks stand on, as far as one device shows it: events inside of replays, and ranks that are threads,
+// whose gradients go through pinned memory of the host.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -21,8 +21,8 @@ namespace {
 using Values = std::vector<double>;
 
 // ---- events ---------------------------------------------------------------------------------------------------------
-// A bucket is exchanged when the event that the replay marks behind it is done. Right after the launch the event still holds
-// the mark of the replay before: were it called done then, the host would send the gradients of the step before.
+// A bucket is exchanged when the event that the replay marks behind it is done. Right after the launch the event still
+// holds the mark of the replay before: were it called done then, the host would send the gradients of the step before.
 void check_events(Backend& device, Table& table) {
   if (!device.records()) {
     table.note("events in replays: this device records nothing");
@@ -73,12 +73,14 @@ std::string on_ranks(int n, const std::function<void(std::unique_ptr<Communicato
   return "";
 }
 
-// A training that a signal stopped (timeout(1) sends one) proves nothing: the program ends by it, as without a training.
+// A training that a signal stopped (timeout(1) sends one) proves nothing: the program ends by it, as without a
+// training.
 void end_if_stopped() {
   if (const int signal = stopping_signal()) std::raise(signal);
 }
 
-// Elements of a sum over ranks, in chunks of odd sizes, that are not what they should be. Whole numbers: any order will do.
+// Elements of a sum over ranks, in chunks of odd sizes, that are not what they should be. Whole numbers: any order will
+// do.
 int wrong_sums(Communicator& host, Backend& device, std::int64_t count) {
   Values mine, want;
   for (std::int64_t i = 0; i < count; i++) {

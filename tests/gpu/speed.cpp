@@ -82,7 +82,8 @@ void measure_speed(const Machine& machine, Table& table) {
     if (std::string(name) == "sgd") optimizer = std::make_unique<SGD>(SGDOptions{.momentum = 0.9, .nesterov = true});
     else optimizer = std::make_unique<LARS>(LARSOptions{});
     optimizer->bind(flat, 1);
-    // Gradients are read for their norm, and again with parameters and velocities, which are written; LARS reads parameters twice.
+    // Gradients are read for their norm, and again with parameters and velocities, which are written; LARS reads
+    // parameters twice.
     moved(std::string(name) + " of " + std::to_string(flat.parameters()) + " parameters, one update",
           double(flat.values.bytes()) * (std::string(name) == "sgd" ? 6 : 7), [&] {
             optimizer->measure(flat.all(), false);

@@ -1,5 +1,5 @@
-// The table of gpu_check: one line for each thing that was checked or measured, on the screen and as JSON. When the time is
-// up, what was not reached gets its line, too: no table ends without saying what it lacks.
+// The table of gpu_check: one line for each thing that was checked or measured, on the screen and as JSON. When the
+// time is up, what was not reached gets its line, too: no table ends without saying what it lacks.
 #pragma once
 #include <chrono>
 #include <cerrno>
@@ -18,7 +18,8 @@ namespace tandem::gpu {
 
 class Table {
  public:
-  // Lines are added to the file; an empty name: to none. Throws UsageError when it cannot be written or holds something else.
+  // Lines are added to the file; an empty name: to none. Throws UsageError when it cannot be written or holds something
+  // else.
   Table(const std::string& jsonl, double seconds) : seconds_(seconds) {
     if (jsonl.empty()) return;
     check_replaceable("--jsonl", jsonl, "{\"note\":", "such a table");

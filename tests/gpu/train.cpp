@@ -15,7 +15,8 @@ namespace {
 
 using Values = std::vector<double>;
 
-// The losses of so many steps. `shuffle` is the seed of the order and the crops; the initial weights are always the same.
+// The losses of so many steps. `shuffle` is the seed of the order and the crops; the initial weights are always the
+// same.
 Values losses(Backend& backend, const std::string& name, std::int64_t batch_size, int steps, std::uint64_t shuffle) {
   backend.deterministic(true);
   backend.exact_convolution(true);
@@ -84,8 +85,8 @@ void check_training(const Machine& machine, Table& table) {
     const Values twice = losses(*again, c.name, c.batch, steps, 1);
     table.check(what + ": losses that differ in a second run, deterministic", double(got != twice), 0);
 
-    // The host's own spread: the same weights, other orders and crops. A quarter of its width beyond it is allowed: of five
-    // equal runs one is the lowest and one the highest. How many means lie inside stands in a line of its own.
+    // The host's own spread: the same weights, other orders and crops. A quarter of its width beyond it is allowed: of
+    // five equal runs one is the lowest and one the highest. How many means lie inside stands in a line of its own.
     if (!table.time_for(what + ": the host's spread")) continue;
     Values low = smoothed(want, window), high = low;
     for (std::uint64_t shuffle : {2, 3, 4}) {

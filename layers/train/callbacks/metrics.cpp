@@ -8,7 +8,8 @@
 namespace tandem {
 namespace {
 
-// FitOptions::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at the end.
+// FitOptions::metrics: a JSON line when the run starts, every log_every steps, after every epoch, for every rank, at
+// the end.
 class Metrics : public Callback {
  public:
   explicit Metrics(const Run& run)

@@ -8,7 +8,8 @@
 namespace tandem {
 namespace {
 
-// FitOptions::overfit_batch: stops when the loss of the one batch is near zero, and says at the end whether the model learns.
+// FitOptions::overfit_batch: stops when the loss of the one batch is near zero, and says at the end whether the model
+// learns.
 class OverfitBatch : public Callback {
  public:
   bool reads_step(const Run&) const override { return true; }

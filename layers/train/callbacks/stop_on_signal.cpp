@@ -8,10 +8,10 @@
 namespace tandem {
 namespace {
 
-// Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program at once.
-// So do the warnings of batch systems, which may come again.
-// Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds to take
-// down its connections and to print the error: the launcher's SIGTERM comes meanwhile.
+// Ctrl-C, SIGTERM and a terminal that is closed (SIGHUP) ask for a stop at the next step; a second one ends the program
+// at once. So do the warnings of batch systems, which may come again.
+// Ranks may be threads of one process: a signal stops them all. A program whose training has failed gets some seconds
+// to take down its connections and to print the error: the launcher's SIGTERM comes meanwhile.
 std::atomic<int> stop_signal = 0, stopped_by = 0;
 std::atomic<double> ends_after = 0;  // a signal that comes after this time ends the program; 0: the next one asks for a stop
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<double>::is_always_lock_free, "a handler may use them");
