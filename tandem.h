@@ -18,6 +18,6 @@
 #include "layers/train/checkpoint.h"
 #include "layers/train/choose_batch.h"
 #include "layers/train/confusion_matrix.h"
-#include "layers/train/fit.h"
 #include "layers/train/data_loading.h"
+#include "layers/train/fit.h"
 #include "layers/train/options.h"

@@ -11,47 +11,110 @@ namespace {
 struct Plus {
   static constexpr auto name = "add";
   static constexpr From from = From::nothing;
-  template <class A> TANDEM_HD static A f(A a, A b) { return a + b; }
-  template <class A> TANDEM_HD static A da(A g, A, A) { return g; }
-  template <class A> TANDEM_HD static A db(A g, A, A) { return g; }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return a + b;
+  }
+  template <class A>
+  TANDEM_HD static A da(A g, A, A) {
+    return g;
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A, A) {
+    return g;
+  }
 };
 struct Minus {
   static constexpr auto name = "sub";
-  template <class A> TANDEM_HD static A f(A a, A b) { return a - b; }
-  template <class A> TANDEM_HD static A da(A g, A, A) { return g; }
-  template <class A> TANDEM_HD static A db(A g, A, A) { return -g; }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return a - b;
+  }
+  template <class A>
+  TANDEM_HD static A da(A g, A, A) {
+    return g;
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A, A) {
+    return -g;
+  }
 };
 struct Times {
   static constexpr auto name = "mul";
-  template <class A> TANDEM_HD static A f(A a, A b) { return a * b; }
-  template <class A> TANDEM_HD static A da(A g, A, A b) { return g * b; }
-  template <class A> TANDEM_HD static A db(A g, A a, A) { return g * a; }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return a * b;
+  }
+  template <class A>
+  TANDEM_HD static A da(A g, A, A b) {
+    return g * b;
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A a, A) {
+    return g * a;
+  }
 };
 struct Over {
   static constexpr auto name = "div";
-  template <class A> TANDEM_HD static A f(A a, A b) { return a / b; }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return a / b;
+  }
   // Not g·(1/b) and −a/b²: these overflow or underflow where the quotient does not.
-  template <class A> TANDEM_HD static A da(A g, A, A b) { return g / b; }
-  template <class A> TANDEM_HD static A db(A g, A a, A b) { return -g * (a / b / b); }
+  template <class A>
+  TANDEM_HD static A da(A g, A, A b) {
+    return g / b;
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A a, A b) {
+    return -g * (a / b / b);
+  }
 };
 // Passes a NaN on, in both gradients too.
 struct Maximum {
   static constexpr auto name = "maximum";
-  template <class A> TANDEM_HD static A f(A a, A b) { return a > b || a != a ? a : b; }
-  template <class A> TANDEM_HD static A da(A g, A a, A b) { return a < b ? A(0) : a == b ? g / 2 : g; }
-  template <class A> TANDEM_HD static A db(A g, A a, A b) { return da(g, b, a); }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return a > b || a != a ? a : b;
+  }
+  template <class A>
+  TANDEM_HD static A da(A g, A a, A b) {
+    return a < b ? A(0) : a == b ? g / 2 : g;
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A a, A b) {
+    return da(g, b, a);
+  }
 };
 struct Minimum {
   static constexpr auto name = "minimum";
-  template <class A> TANDEM_HD static A f(A a, A b) { return a < b || a != a ? a : b; }
-  template <class A> TANDEM_HD static A da(A g, A a, A b) { return a > b ? A(0) : a == b ? g / 2 : g; }
-  template <class A> TANDEM_HD static A db(A g, A a, A b) { return da(g, b, a); }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return a < b || a != a ? a : b;
+  }
+  template <class A>
+  TANDEM_HD static A da(A g, A a, A b) {
+    return a > b ? A(0) : a == b ? g / 2 : g;
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A a, A b) {
+    return da(g, b, a);
+  }
 };
 struct Pow {
   static constexpr auto name = "pow";
-  template <class A> TANDEM_HD static A f(A a, A b) { return std::pow(a, b); }
-  template <class A> TANDEM_HD static A da(A g, A a, A b) { return b == 0 ? A(0) : g * (b * std::pow(a, b - 1)); }
-  template <class A> TANDEM_HD static A db(A g, A a, A b) { return a == 0 && b >= 0 ? A(0) : g * (std::pow(a, b) * std::log(a)); }
+  template <class A>
+  TANDEM_HD static A f(A a, A b) {
+    return std::pow(a, b);
+  }
+  template <class A>
+  TANDEM_HD static A da(A g, A a, A b) {
+    return b == 0 ? A(0) : g * (b * std::pow(a, b - 1));
+  }
+  template <class A>
+  TANDEM_HD static A db(A g, A a, A b) {
+    return a == 0 && b >= 0 ? A(0) : g * (std::pow(a, b) * std::log(a));
+  }
 };
 
 }  // namespace
@@ -89,8 +152,8 @@ Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
   const Shape pa = padded(a, rank), pb = padded(b, rank);
   Shape y;
   for (int i = 0; i < rank; i++) {
-    require(pa[i] == pb[i] || pa[i] == 1 || pb[i] == 1, op, ": the shapes ", a, " and ", b, " do not broadcast: sizes ", pa[i],
-            " and ", pb[i]);
+    require(pa[i] == pb[i] || pa[i] == 1 || pb[i] == 1, op, ": the shapes ", a, " and ", b, " do not broadcast: sizes ",
+            pa[i], " and ", pb[i]);
     y.append(pa[i] == 1 ? pb[i] : pa[i]);
   }
   return y;

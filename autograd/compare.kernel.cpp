@@ -32,9 +32,18 @@ struct Keep {
   static constexpr auto name = "where";
   bool inverted;
   Attributes attributes() const { return {{"inverted", {double(inverted)}}}; }
-  template <class A> TANDEM_HD A f(A x, A m) const { return (m != 0) != inverted ? x : A(-0.0); }
-  template <class A> TANDEM_HD A da(A g, A, A m) const { return (m != 0) != inverted ? g : A(0); }
-  template <class A> TANDEM_HD A db(A, A, A) const { return A(0); }
+  template <class A>
+  TANDEM_HD A f(A x, A m) const {
+    return (m != 0) != inverted ? x : A(-0.0);
+  }
+  template <class A>
+  TANDEM_HD A da(A g, A, A m) const {
+    return (m != 0) != inverted ? g : A(0);
+  }
+  template <class A>
+  TANDEM_HD A db(A, A, A) const {
+    return A(0);
+  }
 };
 
 }  // namespace
@@ -47,7 +56,8 @@ Tensor gt(const Variable& a, const Variable& b) { return compared<std::greater<>
 Tensor ge(const Variable& a, const Variable& b) { return compared<std::greater_equal<>>("ge", a, b); }
 
 Variable where(const Tensor& mask, const Variable& a, const Variable& b) {
-  require(mask.dtype() == DType::u8, "where: the mask has to be u8, as a comparison makes it, not ", name_of(mask.dtype()));
+  require(mask.dtype() == DType::u8, "where: the mask has to be u8, as a comparison makes it, not ",
+          name_of(mask.dtype()));
   check_pair("where", a, b);
   check_inputs("where", a.value(), {}, {&mask});
   const Variable m = mask.cast(a.dtype());

@@ -31,8 +31,10 @@ struct Conv2dNode : Node {
     }
     if (slots[1].wanted()) {
       auto [dw, add] = slots[1].destination(backend, w.shape(), w.dtype());
-      if (s.n > 0) backend.conv2d_backward_filter(s, x, dy, *dw, add);
-      else if (!add) dw->fill(0);
+      if (s.n > 0)
+        backend.conv2d_backward_filter(s, x, dy, *dw, add);
+      else if (!add)
+        dw->fill(0);
     }
     if (slots[0].wanted()) {
       Shape in{s.n, s.h, s.w, s.c_in};
@@ -48,8 +50,8 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
   require(x.rank() == 4 && w.rank() == 4, "conv2d: input ", x.shape(), " must be [N,H,W,C], weight ", w.shape(),
           " [O,H,W,I]");
   require(o.stride >= 1 && o.dilation >= 1 && o.groups >= 1 && o.padding >= 0 && o.padding_w >= -1, "conv2d: stride ",
-          o.stride, ", dilation ", o.dilation, ", groups ", o.groups, ", padding ", o.padding, ", padding_w ", o.padding_w,
-          " are out of range");
+          o.stride, ", dilation ", o.dilation, ", groups ", o.groups, ", padding ", o.padding, ", padding_w ",
+          o.padding_w, " are out of range");
   ConvShape s{.n = x.size(0),
               .h = x.size(1),
               .w = x.size(2),
@@ -64,13 +66,13 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& bias, cons
               .dilation_h = o.dilation,
               .dilation_w = o.dilation,
               .groups = o.groups};
-  require(s.c_in == w.size(3) * s.groups, "conv2d: input ", x.shape(), " has ", s.c_in, " channels, weight ",
-          w.shape(), " in ", s.groups, " groups expects ", w.size(3) * s.groups);
+  require(s.c_in == w.size(3) * s.groups, "conv2d: input ", x.shape(), " has ", s.c_in, " channels, weight ", w.shape(),
+          " in ", s.groups, " groups expects ", w.size(3) * s.groups);
   require(s.c_out % s.groups == 0, "conv2d: ", s.c_out, " output channels do not divide into ", s.groups, " groups");
   require(s.h + 2 * s.pad_h > s.dilation_h * (s.kh - 1) && s.w + 2 * s.pad_w > s.dilation_w * (s.kw - 1), "conv2d: a ",
           s.kh, "×", s.kw, " window does not fit input ", x.shape(), " with padding ", s.pad_h, ",", s.pad_w);
-  require(!bias.defined() || bias.value().numel() == s.c_out, "conv2d: bias ",
-          bias.defined() ? bias.shape() : Shape(), " for ", s.c_out, " output channels");
+  require(!bias.defined() || bias.value().numel() == s.c_out, "conv2d: bias ", bias.defined() ? bias.shape() : Shape(),
+          " for ", s.c_out, " output channels");
   Tensor y(x.backend(), {s.n, s.out_h(), s.out_w(), s.c_out}, x.dtype());
   const Tensor* b = bias.defined() ? &bias.value() : nullptr;
   check_inputs("conv2d", x.value(), {&w.value(), b});

@@ -24,8 +24,10 @@ enum class From { x, y, nothing };  // what df reads: the input, the output, or 
 
 template <class Op>
 Attributes attributes_of(const Op& op) {
-  if constexpr (requires { op.attributes(); }) return op.attributes();
-  else return {};
+  if constexpr (requires { op.attributes(); })
+    return op.attributes();
+  else
+    return {};
 }
 
 // ---- one input: f(x), and df(g, x or y), the gradient g·f′ ----------------------------------------------------------
@@ -60,8 +62,10 @@ struct UnaryNode : Node {
     auto [dx, add] = slots[0].destination(dy.backend(), dy.shape(), dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
       const T *k = kept_value.data<T>(), *g = dy.data<T>();
-      if (add) launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, true>{op, k, g, dx->template write<T>()});
-      else launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, false>{op, k, g, dx->template write<T>()});
+      if (add)
+        launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, true>{op, k, g, dx->template write<T>()});
+      else
+        launch(dy.backend(), dy.numel(), UnaryBackward<Op, T, false>{op, k, g, dx->template write<T>()});
     });
   }
 };
@@ -77,14 +81,17 @@ Variable elementwise(const Op& op, const Variable& x) {
 
 // ---- two inputs, broadcast as in NumPy: f(a, b), and da(g, a, b) and db(g, a, b), the gradients of a and of b -------
 // Both inputs are saved, unless the functor says `from = From::nothing`: the gradient of both is then g (addition).
-void check_pair(const char* op, const Variable& a, const Variable& b);  // throws unless both are on one backend, of one type
+void check_pair(const char* op, const Variable& a,
+                const Variable& b);  // throws unless both are on one backend, of one type
 // Sums `full` down to `shape`, over the axes along which that was stretched.
 void sum_to(const Tensor& full, const Shape& shape, Tensor& out, bool add);
 
 template <class Op>
 constexpr bool passes_gradient() {
-  if constexpr (requires { Op::from; }) return Op::from == From::nothing;
-  else return false;
+  if constexpr (requires { Op::from; })
+    return Op::from == From::nothing;
+  else
+    return false;
 }
 
 template <class Op, class T>
@@ -125,13 +132,16 @@ struct BinaryNode : Node {
     bool whole = shape.numel() == dy.numel();
     Tensor full;
     GradientSlot::Destination destination;
-    if (whole) destination = slot.destination(dy.backend(), shape, dy.dtype());
-    else full = Tensor(dy.backend(), dy.shape(), dy.dtype());
+    if (whole)
+      destination = slot.destination(dy.backend(), shape, dy.dtype());
+    else
+      full = Tensor(dy.backend(), dy.shape(), dy.dtype());
     Tensor& out = whole ? *destination.tensor : full;
     dispatch(dy.dtype(), name, [&]<class T> {
       const T *p = a.data<T>(), *q = b.data<T>(), *g = dy.data<T>();
       auto run = [&]<bool add> {
-        launch_broadcast(dy.backend(), dy.numel(), loops, BinaryBackward<Op, T, second, add>{op, p, q, g, out.write<T>()});
+        launch_broadcast(dy.backend(), dy.numel(), loops,
+                         BinaryBackward<Op, T, second, add>{op, p, q, g, out.write<T>()});
       };
       destination.add ? run.template operator()<true>() : run.template operator()<false>();
     });
@@ -170,8 +180,8 @@ Variable elementwise(const Op& op, const Variable& a, const Variable& b) {
                      BinaryForward<Op, T>{op, a.value().data<T>(), b.value().data<T>(), y.write<T>()});
   });
   constexpr bool both = !passes_gradient<Op>();
-  return record<BinaryNode<Op>>(y, {&a, &b}, {both ? a.value() : Tensor(), both ? b.value() : Tensor()}, op, loops, a.shape(),
-                                b.shape());
+  return record<BinaryNode<Op>>(y, {&a, &b}, {both ? a.value() : Tensor(), both ? b.value() : Tensor()}, op, loops,
+                                a.shape(), b.shape());
 }
 
 }  // namespace tandem

@@ -77,10 +77,9 @@ Variable layer_norm(const Variable& x, const Variable& gamma, const Variable& be
   require(fits, "layer_norm: gamma ", gamma.shape(), " and beta ", beta.shape(),
           " have to be the last axes of the input ", x.shape());
   const std::int64_t channels = gamma.value().numel();
-  return normalise(
-      "layer_norm",
-      {.pictures = channels ? x.value().numel() / channels : 0, .channels = channels, .epsilon = epsilon}, x, gamma,
-      beta);
+  return normalise("layer_norm",
+                   {.pictures = channels ? x.value().numel() / channels : 0, .channels = channels, .epsilon = epsilon},
+                   x, gamma, beta);
 }
 
 }  // namespace tandem

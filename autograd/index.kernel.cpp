@@ -7,7 +7,9 @@ namespace tandem {
 namespace {
 
 template <class A>
-TANDEM_HD inline bool larger(A a, A b) { return a > b || (a != a && b == b); }  // a NaN than every number, as in PyTorch
+TANDEM_HD inline bool larger(A a, A b) {
+  return a > b || (a != a && b == b);
+}  // a NaN than every number, as in PyTorch
 
 // For each of outer × inner rows the places of its k first elements: the largest, or smallest, of equal ones the first.
 template <class T>
@@ -88,7 +90,8 @@ struct GatherBackward {
     for (std::int64_t k = 0; k < places.m; k++)
       lanes.each(left < width ? left : width, [&](std::int64_t i) {
         const std::int64_t to = places(o, k, begin + i);
-        if (to >= 0) dx[to] = T(Accumulator<T>(dx[to]) + Accumulator<T>(dy[(o * places.m + k) * places.inner + begin + i]));
+        if (to >= 0)
+          dx[to] = T(Accumulator<T>(dx[to]) + Accumulator<T>(dy[(o * places.m + k) * places.inner + begin + i]));
       });
   }
 };
@@ -123,8 +126,8 @@ Variable gathered(const Variable& x, int axis, const Tensor& index, const Shape&
   require(index.dtype() == DType::i32, name, ": an index is i32, not ", name_of(index.dtype()));
   if (!x.backend().on_device())
     for (const std::int32_t *i = index.data<std::int32_t>(), *end = i + index.numel(); i < end; i++)
-      require(*i >= 0 && *i < x.size(axis), name, ": the index ", *i, " beside ", x.size(axis), " elements along axis ", axis,
-              " of the shape ", x.shape());
+      require(*i >= 0 && *i < x.size(axis), name, ": the index ", *i, " beside ", x.size(axis), " elements along axis ",
+              axis, " of the shape ", x.shape());
   Tensor y(x.backend(), shape, x.dtype());
   const Places at = GatherNode<each>::places(x.shape(), axis, index);
   dispatch(x.dtype(), name, [&]<class T> {
@@ -149,7 +152,8 @@ Variable gather(const Variable& x, int axis, const Tensor& index) {
   const int a = x.shape().axis("gather", axis);
   Shape shape = x.shape();
   if (index.rank() == x.rank()) shape[a] = index.size(a);
-  require(index.shape() == shape, "gather: the index ", index.shape(), " has to have the shape ", x.shape(), " of x, but for axis ", axis);
+  require(index.shape() == shape, "gather: the index ", index.shape(), " has to have the shape ", x.shape(),
+          " of x, but for axis ", axis);
   return gathered<true>(x, a, index, shape);
 }
 

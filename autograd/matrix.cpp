@@ -8,16 +8,16 @@ namespace {
 
 // c = op(a)·op(b), or c += …; where one of them is empty the sum is of nothing, which no backend is asked for.
 void product(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) {
-  if (a.numel() && b.numel()) c.backend().gemm(transpose_a, transpose_b, a, b, c, add);
-  else if (!add) c.fill(0);
+  if (a.numel() && b.numel())
+    c.backend().gemm(transpose_a, transpose_b, a, b, c, add);
+  else if (!add)
+    c.fill(0);
 }
 
 struct MatmulNode : Node {
   static constexpr auto name = "matmul";
   MatmulNode() : Node(name) {}
-  double flops() const override {
-    return 2.0 * double(saved[0].tensor.numel()) * double(saved[1].tensor.size(-1));
-  }
+  double flops() const override { return 2.0 * double(saved[0].tensor.numel()) * double(saved[1].tensor.size(-1)); }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &a = kept(0), &b = kept(1);
     if (slots[0].wanted()) {
@@ -47,14 +47,18 @@ struct LinearNode : Node {
     }
     if (slots[1].wanted()) {
       auto [dw, add] = slots[1].destination(backend, w.shape(), w.dtype());
-      if (x.numel() && dy.numel()) backend.linear_backward_weight(x, dy, *dw, add);
-      else if (!add) dw->fill(0);
+      if (x.numel() && dy.numel())
+        backend.linear_backward_weight(x, dy, *dw, add);
+      else if (!add)
+        dw->fill(0);
     }
     if (slots[0].wanted()) {
       Shape in{dy.size(0), w.size(1)};
       auto [dx, add] = slots[0].destination(backend, in, dy.dtype());
-      if (w.numel() && dy.numel()) backend.linear_backward_data(dy, w, *dx, add);
-      else if (!add) dx->fill(0);
+      if (w.numel() && dy.numel())
+        backend.linear_backward_data(dy, w, *dx, add);
+      else if (!add)
+        dx->fill(0);
     }
   }
 };
@@ -81,7 +85,8 @@ Variable matmul(const Variable& a, const Variable& b) {
   check_inputs("matmul", a.value(), {}, {&b.value()});
   require(a.rank() >= 2 && b.rank() >= 2, "matmul: ", a.shape(), " · ", b.shape(), ": matrices, or batches of them");
   const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
-  require(k == b.size(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner sizes ", k, " and ", b.size(-2), " differ");
+  require(k == b.size(-2), "matmul: ", a.shape(), " · ", b.shape(), ": inner sizes ", k, " and ", b.size(-2),
+          " differ");
   if (a.rank() == 2 && b.rank() == 2) return multiply(a, b);
   const auto batch_of = [](const Shape& s) { return Shape(std::span(s.begin(), std::size_t(s.rank() - 2))); };
   const Shape batch = broadcast_shape("matmul", batch_of(a.shape()), batch_of(b.shape()));
@@ -91,14 +96,15 @@ Variable matmul(const Variable& a, const Variable& b) {
     return reshape(multiply(reshape(a, Shape{batch.numel() * m, k}), b), shape);
   const Variable left = in_batches(a, batch), right = in_batches(b, batch);
   if (batch.rank() == 1) return multiply(left, right);
-  return reshape(multiply(reshape(left, Shape{batch.numel(), m, k}), reshape(right, Shape{batch.numel(), k, n})), shape);
+  return reshape(multiply(reshape(left, Shape{batch.numel(), m, k}), reshape(right, Shape{batch.numel(), k, n})),
+                 shape);
 }
 
 Variable linear(const Variable& x, const Variable& w, const Variable& bias, bool relu) {
   require(x.rank() == 2 && w.rank() == 2, "linear: input ", x.shape(), " and weight ", w.shape(),
           " must be matrices (flatten pictures first)");
-  require(x.size(1) == w.size(1), "linear: input ", x.shape(), " has ", x.size(1), " features, weight ",
-          w.shape(), " expects ", w.size(1));
+  require(x.size(1) == w.size(1), "linear: input ", x.shape(), " has ", x.size(1), " features, weight ", w.shape(),
+          " expects ", w.size(1));
   require(!bias.defined() || bias.value().numel() == w.size(0), "linear: bias ",
           bias.defined() ? bias.shape() : Shape(), " for ", w.size(0), " outputs");
   const Tensor* b = bias.defined() ? &bias.value() : nullptr;

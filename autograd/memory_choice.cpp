@@ -13,9 +13,18 @@ std::size_t at(int i) { return std::size_t(i); }
 // ---- one iteration, simulated ---------------------------------------------------------------------------------------
 class Simulation {
  public:
-  Simulation(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means)
-      : it_(iteration), fates_(fates), budget_(budget), means_(means), state_(fates.size()), read_(fates.size()),
-        arrives_(fates.size()), saved_after_(it_.events.size()), leave_after_(it_.events.size()), reads_(it_.events.size()) {
+  Simulation(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget,
+             const MemoryMeans& means)
+      : it_(iteration),
+        fates_(fates),
+        budget_(budget),
+        means_(means),
+        state_(fates.size()),
+        read_(fates.size()),
+        arrives_(fates.size()),
+        saved_after_(it_.events.size()),
+        leave_after_(it_.events.size()),
+        reads_(it_.events.size()) {
     load_.resize(it_.events.size() + 1), scratch_.resize(it_.events.size());
     for (std::size_t i = 0; i < fates.size(); i++) read_[i] = it_.saved[i].needed;
     for (int i = int(fates.size()) - 1; i >= 0; i--) place(i);  // what reads a tensor again has a larger number
@@ -150,9 +159,9 @@ class Simulation {
   const std::span<const Fate> fates_;
   const std::size_t budget_;
   const MemoryMeans means_;
-  std::vector<std::size_t> load_;  // bytes of each event, without those that are to be swapped and have not left
+  std::vector<std::size_t> load_;     // bytes of each event, without those that are to be swapped and have not left
   std::vector<std::size_t> scratch_;  // of these, what computing again borrows
-  std::size_t staying_ = 0;        // bytes of these
+  std::size_t staying_ = 0;           // bytes of these
   std::vector<State> state_;
   std::vector<int> read_, fetches_;
   std::vector<double> arrives_;
@@ -172,7 +181,8 @@ using Fates = std::vector<Fate>;
 // deep nets with sublinear memory cost).
 Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
   const std::size_t n = it.saved.size();
-  std::vector<std::size_t> last(n), crossing(n + 2), before(n + 1);  // last reader of each; bytes across the cut before each; made before each
+  std::vector<std::size_t> last(n), crossing(n + 2),
+      before(n + 1);  // last reader of each; bytes across the cut before each; made before each
   for (std::size_t i = 0; i < n; i++)
     if (it.saved[i].recompute >= 0)
       for (int source : it.saved[i].sources) last[at(source)] = i;
@@ -188,7 +198,8 @@ Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
     const std::size_t size = before[n] / parts, middle = k * size;
     std::size_t cut = 0, least = std::size_t(-1);
     for (std::size_t p = 1; p < n; p++)
-      if (before[p] + size / 2 >= middle && before[p] <= middle + size / 2 && crossing[p] < least) cut = p, least = crossing[p];
+      if (before[p] + size / 2 >= middle && before[p] <= middle + size / 2 && crossing[p] < least)
+        cut = p, least = crossing[p];
     for (std::size_t i = 0; i < cut; i++)
       if (last[i] >= cut) fates[i] = Fate::keep;
   }
@@ -201,8 +212,10 @@ class Chooser {
   Chooser(const IterationRecord& iteration, std::size_t budget, const MemoryMeans& means)
       : it_(iteration), budget_(budget), means_(means) {
     for (std::size_t i = 0; i < it_.saved.size(); i++)
-      if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (may_swap() || may_recompute(i))) movable_.push_back(i);
-    std::stable_sort(movable_.begin(), movable_.end(), [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
+      if (it_.saved[i].saved >= 0 && it_.saved[i].can_leave() && (may_swap() || may_recompute(i)))
+        movable_.push_back(i);
+    std::stable_sort(movable_.begin(), movable_.end(),
+                     [&](std::size_t a, std::size_t b) { return worth(a) > worth(b); });
   }
 
   // The cost of swapping a byte is not known beforehand: a copy costs nothing while the lanes keep up with computation,
@@ -266,14 +279,16 @@ class Chooser {
       std::vector<Fate> means;
       for (std::size_t i : movable_) {
         const SavedRecord& s = it_.saved[i];
-        if (c.fates[i] != Fate::keep || full <= std::max(s.free_at, s.last_used) || full >= c.forecast.read_at[i]) continue;
+        if (c.fates[i] != Fate::keep || full <= std::max(s.free_at, s.last_used) || full >= c.forecast.read_at[i])
+          continue;
         const double swap = may_swap() ? price * double(s.bytes) : std::numeric_limits<double>::infinity();
         const bool again = may_recompute(i) && s.recompute < swap;
         items.push_back(i), sizes.push_back(s.bytes), means.push_back(again ? Fate::recompute : Fate::swap);
         costs.push_back((again ? s.recompute : swap) + 1e-15 * double(s.bytes));  // of equal ones the smaller
       }
       if (items.empty()) return c;
-      const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), over = c.forecast.peak - budget_;
+      const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}),
+                        over = c.forecast.peak - budget_;
       const std::vector<bool> kept = knapsack(sizes, costs, all > over ? all - over : 0);
       Fates fates = c.fates;
       for (std::size_t k = 0; k < items.size(); k++)
@@ -332,7 +347,8 @@ class Chooser {
       bool possible = true;
       for (std::size_t i : tensors) {
         fates[i] = static_cast<Fate>(std::exchange(rest, rest / 3) % 3);
-        possible = possible && (fates[i] != Fate::swap || may_swap()) && (fates[i] != Fate::recompute || may_recompute(i));
+        possible =
+            possible && (fates[i] != Fate::swap || may_swap()) && (fates[i] != Fate::recompute || may_recompute(i));
       }
       if (!possible || fates == best.fates) continue;
       if (MemoryChoice c = measured(fates); better(c, best)) best = std::move(c), any = true;
@@ -349,10 +365,12 @@ class Chooser {
 }  // namespace
 
 double IterationRecord::seconds() const {
-  return std::accumulate(events.begin(), events.end(), 0.0, [](double sum, const EventRecord& e) { return sum + e.seconds; });
+  return std::accumulate(events.begin(), events.end(), 0.0,
+                         [](double sum, const EventRecord& e) { return sum + e.seconds; });
 }
 
-Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means) {
+Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget,
+                  const MemoryMeans& means) {
   return Simulation(iteration, fates, budget, means).run();
 }
 

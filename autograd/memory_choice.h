@@ -18,14 +18,14 @@ struct EventRecord {
 
 // A storage that was saved for backward. Events by their number; −1: never.
 struct SavedRecord {
-  std::size_t bytes = 0;     // of its block
-  int saved = -1;            // it counts as saved after this event, before that it belongs to the base
-  int last_used = 0;         // the last one before backward reads it
-  int free_at = 0;           // after this one nobody but the tape holds it
-  int needed = -1;           // the first one that reads it in backward
-  int gone = -1;             // it ends after this one
-  double recompute = -1;     // seconds; < 0: it cannot be computed again
-  std::size_t scratch = 0;   // bytes that computing it again borrows
+  std::size_t bytes = 0;          // of its block
+  int saved = -1;                 // it counts as saved after this event, before that it belongs to the base
+  int last_used = 0;              // the last one before backward reads it
+  int free_at = 0;                // after this one nobody but the tape holds it
+  int needed = -1;                // the first one that reads it in backward
+  int gone = -1;                  // it ends after this one
+  double recompute = -1;          // seconds; < 0: it cannot be computed again
+  std::size_t scratch = 0;        // bytes that computing it again borrows
   std::vector<int> sources = {};  // the saved tensors that it is computed from, all with smaller numbers
   bool can_leave() const { return needed > free_at + 1 && needed > last_used + 1; }
 };
@@ -52,13 +52,14 @@ struct Forecast {
   std::size_t peak = 0;                            // the most of them
   int peak_at = 0;                                 // the event
   std::size_t swapped = 0, recomputed = 0;         // bytes
-  std::vector<int> fetch_after;                    // of each saved tensor: the event after which its return begins; −1: when it is read
-  std::vector<int> read_at;                        // when it is needed, as a source of another too
+  std::vector<int> fetch_after;  // of each saved tensor: the event after which its return begins; −1: when it is read
+  std::vector<int> read_at;      // when it is needed, as a source of another too
 };
 
 // Copies out begin after the last use, in order; where memory is short, computation waits for them. Copies in begin as
 // early as there is room until they are read, in the order of need.
-Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget, const MemoryMeans& means);
+Forecast simulate(const IterationRecord& iteration, std::span<const Fate> fates, std::size_t budget,
+                  const MemoryMeans& means);
 
 // The 0–1 knapsack: which items to take, so that their sizes sum to at most `capacity` and their values to the most.
 // Counts in units of the sizes' common divisor, so it is exact; where the capacity has more than `units` of them, sizes

@@ -17,8 +17,10 @@ constexpr int deepest = 16;  // the longest chain of recomputations that evictio
 // While it lives, operations are not recorded on the tape or by a recorder, not checked, and not followed by the plan.
 class Quiet {
  public:
-  Quiet() : watcher_(std::exchange(mode().watcher, nullptr)), recorder_(std::exchange(mode().recorder, nullptr)),
-            check_(std::exchange(mode().check, false)) {}
+  Quiet()
+      : watcher_(std::exchange(mode().watcher, nullptr)),
+        recorder_(std::exchange(mode().recorder, nullptr)),
+        check_(std::exchange(mode().check, false)) {}
   ~Quiet() { mode().watcher = watcher_, mode().recorder = recorder_, mode().check = check_; }
   Quiet(const Quiet&) = delete;
 
@@ -48,8 +50,10 @@ void MemoryPlan::act(int event) {
   if (on_plan_) {
     for (int id : plan_->leave_after[std::size_t(event)]) {
       if (std::size_t(id) >= entries_.size() || !at(id).storage || at(id).at != At::here) continue;
-      if (plan_->choice.fates[std::size_t(id)] == Fate::recompute) discarding_.push_back(id);
-      else if (may_swap()) start_out(id);
+      if (plan_->choice.fates[std::size_t(id)] == Fate::recompute)
+        discarding_.push_back(id);
+      else if (may_swap())
+        start_out(id);
     }
     for (int id : plan_->fetch_after[std::size_t(event)])
       if (std::size_t(id) < entries_.size()) returning_.push_back(id);
@@ -96,7 +100,8 @@ bool MemoryPlan::start_in(int id) {
   Entry& e = at(id);
   e.wanted = true;
   if (!e.storage || e.at != At::outside) return true;
-  const std::size_t needed = backend_.memory().statistics().live_bytes + saved(id).bytes, over = needed - std::min(needed, options_.budget);
+  const std::size_t needed = backend_.memory().statistics().live_bytes + saved(id).bytes,
+                    over = needed - std::min(needed, options_.budget);
   if (over > 0 && !(backend_.asynchronous() && finish_leaving(over, false) >= over)) return false;
   note_base();
   e.block = e.storage->new_block();
@@ -113,7 +118,8 @@ void MemoryPlan::finish_in(int id) {
     e.storage->give_back(std::exchange(e.block, nullptr));
     resident_ -= saved(id).bytes;
     e.at = At::outside;
-    fail("a tensor of ", readable_bytes(double(e.storage->bytes())), " that was swapped out cannot be brought back: ", error);
+    fail("a tensor of ", readable_bytes(double(e.storage->bytes())),
+         " that was swapped out cannot be brought back: ", error);
   }
   e.storage->arrive(std::exchange(e.block, nullptr));
   mover_->forget(e.copy);
@@ -121,7 +127,8 @@ void MemoryPlan::finish_in(int id) {
 }
 
 void MemoryPlan::bring_back(Storage& storage) {
-  require(std::this_thread::get_id() == thread_, "a tensor that a memory plan moved away was read on another thread: read it on the "
+  require(std::this_thread::get_id() == thread_,
+          "a tensor that a memory plan moved away was read on another thread: read it on the "
           "one that trains");
   const int id = storage.kept_as();
   Entry& e = at(id);
@@ -173,7 +180,8 @@ void MemoryPlan::compute(int id) {
   for (Source& s : made.sources) {
     Tensor t = s.held.tensor;
     if (t.defined()) {
-      require(t.writes().now() == s.writes, made.where, " cannot be computed again: what it was computed from was written to");
+      require(t.writes().now() == s.writes, made.where,
+              " cannot be computed again: what it was computed from was written to");
       if (s.entry >= 0) bring_back(*t.storage());
       bytes += double(t.bytes());
     }
@@ -215,7 +223,8 @@ int MemoryPlan::victim() {
   };
   for (int id = 0; id < int(entries_.size()); id++) {
     const Entry& e = at(id);
-    if (saved(id).saved < 0 || e.at != At::here || !is_free(e) || !(may_swap() || (may_discard(e) && !deep(e)))) continue;
+    if (saved(id).saved < 0 || e.at != At::here || !is_free(e) || !(may_swap() || (may_discard(e) && !deep(e))))
+      continue;
     const std::uint64_t next = e.savers.empty() ? 0 : e.savers.back();
     if (next < when) when = next, best = id;
   }
@@ -245,7 +254,8 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
     if (is_free(at(id)) && may_swap()) freed += evict(id), now_.on_demand++;
   }
   if (freed < bytes && !broken_.empty())
-    fail("the memory budget of ", readable_bytes(double(options_.budget)), " cannot be kept: ", broken_, "; nothing is lost. Make room there, "
+    fail("the memory budget of ", readable_bytes(double(options_.budget)), " cannot be kept: ", broken_,
+         "; nothing is lost. Make room there, "
          "name another folder with --scratch, or choose a larger --memory-budget or --swap recompute");
   return freed < bytes ? lacks(bytes - freed) : 0;
 }
@@ -255,8 +265,8 @@ std::size_t MemoryPlan::relieve(std::size_t bytes) {
 std::size_t MemoryPlan::lacks(std::size_t bytes) {
   if (!accepted_) return bytes;
   if (!std::exchange(warned_, true))
-    std::fprintf(stderr, "warning: the memory budget of %s is passed by %s %s\n", readable_bytes(double(options_.budget)).c_str(),
-                 readable_bytes(double(bytes)).c_str(),
+    std::fprintf(stderr, "warning: the memory budget of %s is passed by %s %s\n",
+                 readable_bytes(double(options_.budget)).c_str(), readable_bytes(double(bytes)).c_str(),
                  active_ ? "in a step, since nothing could leave; later steps keep as much free" : "between two steps");
   if (active_) lacking_ = std::max(lacking_, bytes);
   return bytes;

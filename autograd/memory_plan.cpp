@@ -5,14 +5,14 @@
 #include <limits>
 
 #include "autograd/variable.h"
-#include "core/text.h"
 #include "core/backend.h"
 #include "core/clock.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {
 
-constexpr int most = 12;     // times that a step is planned anew because it took another time than predicted
+constexpr int most = 12;  // times that a step is planned anew because it took another time than predicted
 constexpr int never = std::numeric_limits<int>::max() / 2;
 
 std::uint64_t hash_of(const Node& node, bool backward) {
@@ -33,7 +33,11 @@ const char* name_of(SwapMode swap) {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 MemoryPlan::MemoryPlan(Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options)
-    : backend_(backend), mover_(std::move(mover)), options_(options), thread_(std::this_thread::get_id()), clock_(backend.follower()) {
+    : backend_(backend),
+      mover_(std::move(mover)),
+      options_(options),
+      thread_(std::this_thread::get_id()),
+      clock_(backend.follower()) {
   require(options.budget > 0, "a memory plan needs a budget");
   backend_.memory().peak_since_mark();
   backend_.memory().budget(options.budget, [this](std::size_t bytes) { return relieve(bytes); });
@@ -54,7 +58,8 @@ void MemoryPlan::begin() {
   moments_.clear();
   plan_ = nullptr;
   on_plan_ = true;
-  const bool learns = plans_.empty() || std::any_of(plans_.begin(), plans_.end(), [](auto& p) { return !p.second.settled; });
+  const bool learns =
+      plans_.empty() || std::any_of(plans_.begin(), plans_.end(), [](auto& p) { return !p.second.settled; });
   timed_ = !backend_.recording() && (learns || tracing() || !backend_.asynchronous());
   if (mover_) mover_->timed(timed_);
   outside_ = std::max(outside_, backend_.memory().peak_since_mark());
@@ -72,8 +77,10 @@ void MemoryPlan::end() {
   take_time(Tick::ended);
   record_.events.push_back({.base = base_});  // what ran after the last operation on the tape
   hashes_.push_back(0);
-  if (timed_) read_times();
-  else now_.seconds = measured_.seconds, now_.stall = measured_.stall;
+  if (timed_)
+    read_times();
+  else
+    now_.seconds = measured_.seconds, now_.stall = measured_.stall;
   finish_record();
   now_.planned = plan_ && on_plan_ && hashes_.size() == plan_->hashes.size();
   measured_ = now_;
@@ -109,8 +116,13 @@ void MemoryPlan::trace_copies() {
   if (!here) return;
   auto ns = [&](double time) { return traced_from_ + std::int64_t(1e9 * (time - began_)); };
   for (const Mover::Moved& m : moved)
-    here->trace().lane(m.out ? "copies out" : "copies in").keep({.name = m.out ? "swap out" : "swap in", .kind = "copy", .begin = ns(m.begin),
-                                                                 .end = ns(m.end), .bytes = double(m.bytes)});
+    here->trace()
+        .lane(m.out ? "copies out" : "copies in")
+        .keep({.name = m.out ? "swap out" : "swap in",
+               .kind = "copy",
+               .begin = ns(m.begin),
+               .end = ns(m.end),
+               .bytes = double(m.bytes)});
 }
 
 double MemoryPlan::now() const {
@@ -189,8 +201,10 @@ void MemoryPlan::save(const Saved& kept, const Node& node) {
   SavedRecord& s = saved(id);
   e.savers.push_back(node.sequence);
   if (e.made && e.made->writes != kept.writes) e.made.reset(), s.recompute = -1;  // written to since it was computed
-  if (e.claimed) s.free_at = never;  // backward saves it anew: it stays
-  else s.last_used = event();
+  if (e.claimed)
+    s.free_at = never;  // backward saves it anew: it stays
+  else
+    s.last_used = event();
   if (s.saved >= 0) return;
   note_base();
   resident_ += s.bytes;
@@ -225,7 +239,9 @@ std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* con
   for (int i = 0; i < node.saved.size(); i++) {
     if (!node.saved[i].tensor.defined()) continue;
     const Storage* s = node.saved[i].tensor.storage().pointer();
-    const bool given = holds(y, s) || std::any_of(inputs.begin(), inputs.end(), [&](const Variable* v) { return v->defined() && holds(v->value(), s); });
+    const bool given = holds(y, s) || std::any_of(inputs.begin(), inputs.end(), [&](const Variable* v) {
+                         return v->defined() && holds(v->value(), s);
+                       });
     if (!given) bytes += s->block_bytes();
   }
   return bytes;
@@ -233,10 +249,12 @@ std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* con
 
 // Notes how y can be recomputed. Returns y's number; −1: it cannot be recomputed.
 int MemoryPlan::remember(const Node& node, std::span<const Variable* const> inputs, const Tensor& y) {
-  const Recomputation* how = options_.swap == SwapMode::off || options_.swap == SwapMode::swap ? nullptr : recomputation_of(node);
+  const Recomputation* how =
+      options_.swap == SwapMode::off || options_.swap == SwapMode::swap ? nullptr : recomputation_of(node);
   if (!how || !y.defined() || y.bytes() != y.storage()->bytes()) return -1;
   for (const Variable* v : inputs)
-    if (v->defined() && v->value().storage().pointer() == y.storage().pointer()) return -1;  // it shares an input's memory
+    if (v->defined() && v->value().storage().pointer() == y.storage().pointer())
+      return -1;  // it shares an input's memory
   auto made = std::make_unique<Made>(Made{how, node.attributes(), {}, node.flops(), y.writes().now(), node.where()});
   std::vector<int> entries;
   for (int i : how->inputs) {
@@ -278,7 +296,8 @@ void MemoryPlan::end_event(const Node& node, bool backward, double flops, double
   hashes_.push_back(hash_of(node, backward));
   if (ended == 0)
     if (const auto found = plans_.find(hashes_.back()); found != plans_.end()) plan_ = &found->second;
-  on_plan_ = on_plan_ && plan_ && std::size_t(ended) < plan_->hashes.size() && hashes_.back() == plan_->hashes[std::size_t(ended)];
+  on_plan_ = on_plan_ && plan_ && std::size_t(ended) < plan_->hashes.size() &&
+             hashes_.back() == plan_->hashes[std::size_t(ended)];
   act(ended);
   requests_ = backend_.memory().statistics().requests;
   take_time(Tick::acted);
@@ -314,10 +333,13 @@ void MemoryPlan::gone(Storage& storage) noexcept {
   const int id = storage.kept_as();
   Entry& e = at(id);
   SavedRecord& s = saved(id);
-  if (e.at == At::leaving || e.at == At::outside || e.at == At::returning) mover_->forget(e.copy);  // waits for a copy under way
+  if (e.at == At::leaving || e.at == At::outside || e.at == At::returning)
+    mover_->forget(e.copy);  // waits for a copy under way
   const bool resident = e.at != At::outside && e.at != At::nowhere;
-  if (e.at == At::returning) storage.give_back(e.block);
-  else if (resident) storage.leave(Residency::evicted);
+  if (e.at == At::returning)
+    storage.give_back(e.block);
+  else if (resident)
+    storage.leave(Residency::evicted);
   if (s.saved >= 0 && resident) {
     note_base();
     resident_ -= s.bytes;
@@ -371,14 +393,15 @@ void MemoryPlan::plan_next() {
   plan_ = &p;
   reserve_ = std::min(reserve_ + std::exchange(lacking_, 0), options_.budget / 8);
   if (!accepted_) {
-    const std::size_t data = backend_.memory().peak_of_data(), least = std::max(outside_, smallest_budget(record_, means()));
+    const std::size_t data = backend_.memory().peak_of_data(),
+                      least = std::max(outside_, smallest_budget(record_, means()));
     enough_ = std::max(enough_, least);
     if (p.made > 0) least_ = std::max(least_, least);
     accepted_ = steps_ >= 2 * options_.batches;
     if (accepted_ && least_ + data > options_.budget)
-      refuse("the memory budget of ", readable_bytes(double(options_.budget)), " is too small for this step: the smallest that would do is ",
-             readable_bytes(double(enough_ + data)), " (", enough_ + data, " bytes)",
-             broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
+      refuse("the memory budget of ", readable_bytes(double(options_.budget)),
+             " is too small for this step: the smallest that would do is ", readable_bytes(double(enough_ + data)),
+             " (", enough_ + data, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
   }
   const bool less_room = room() < p.room;
   if (!timed_) {
@@ -387,11 +410,14 @@ void MemoryPlan::plan_next() {
   }
   if (less_room) p.made = std::min(p.made, warm_up), p.best_seconds = 0;
   const double took = measured_.seconds;
-  if (!measured_.planned) p.best_seconds = 0;
-  else if (p.best_seconds == 0 || took < p.best_seconds) p.best = p.choice, p.best_seconds = took;
+  if (!measured_.planned)
+    p.best_seconds = 0;
+  else if (p.best_seconds == 0 || took < p.best_seconds)
+    p.best = p.choice, p.best_seconds = took;
   p.settled = false;
   if (measured_.planned && p.made > warm_up) {
-    const bool slower = took > 1.15 * p.best_seconds, as_predicted = std::abs(took - p.choice.forecast.seconds) <= 0.1 * took;
+    const bool slower = took > 1.15 * p.best_seconds,
+               as_predicted = std::abs(took - p.choice.forecast.seconds) <= 0.1 * took;
     p.settled = (p.made > most || as_predicted) && !slower;
     if (p.settled) return;
     if (++p.waited < 1 << std::min(p.made - warm_up, 4)) return;
@@ -421,7 +447,8 @@ void MemoryPlan::adopt(MemoryChoice choice) {
     if (f.fetch_after[i] >= 0) p.fetch_after[std::size_t(f.fetch_after[i])].push_back(int(i));
   }
   for (std::vector<int>& ids : p.fetch_after)
-    std::sort(ids.begin(), ids.end(), [&](int a, int b) { return f.read_at[std::size_t(a)] < f.read_at[std::size_t(b)]; });
+    std::sort(ids.begin(), ids.end(),
+              [&](int a, int b) { return f.read_at[std::size_t(a)] < f.read_at[std::size_t(b)]; });
 }
 
 std::string MemoryPlan::report() const {
@@ -430,16 +457,21 @@ std::string MemoryPlan::report() const {
   std::string line = "memory budget " + bytes(options_.budget);
   if (plan_) {
     const Forecast& f = plan_->choice.forecast;
-    std::snprintf(text, sizeof text, ": of %zu saved tensors %s are swapped and %s computed again; predicted %.3g ms a step, %.3g ms of them "
-                  "waiting, peak %s", record_.saved.size(), bytes(f.swapped).c_str(), bytes(f.recomputed).c_str(), 1e3 * f.seconds,
-                  1e3 * f.stall, bytes(f.peak).c_str());
+    std::snprintf(
+        text, sizeof text,
+        ": of %zu saved tensors %s are swapped and %s computed again; predicted %.3g ms a step, %.3g ms of them "
+        "waiting, peak %s",
+        record_.saved.size(), bytes(f.swapped).c_str(), bytes(f.recomputed).c_str(), 1e3 * f.seconds, 1e3 * f.stall,
+        bytes(f.peak).c_str());
     line += text;
   }
   std::snprintf(text, sizeof text, "; measured %.3g ms, %.3g ms, %s", 1e3 * measured_.seconds, 1e3 * measured_.stall,
                 bytes(measured_.peak).c_str());
   line += text;
-  if (!measured_.planned) line += " (on demand: the step was not the one that was planned)";
-  else if (measured_.on_demand) line += " (" + counted(measured_.on_demand, "tensor") + " left on demand)";
+  if (!measured_.planned)
+    line += " (on demand: the step was not the one that was planned)";
+  else if (measured_.on_demand)
+    line += " (" + counted(measured_.on_demand, "tensor") + " left on demand)";
   if (mover_ && measured_.swapped) line += "; " + mover_->description();
   if (!broken_.empty()) line += "; nothing is swapped any more: " + broken_;
   return line;

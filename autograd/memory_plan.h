@@ -51,7 +51,7 @@ struct MemoryPlanOptions {
   std::size_t budget = 0;  // bytes of the backend's allocator, all that it hands out
   SwapMode swap = SwapMode::automatic;
   std::size_t smallest = std::size_t{64} << 10;  // smaller tensors stay
-  int batches = 1;  // steps of the plan to an update (--accumulate)
+  int batches = 1;                               // steps of the plan to an update (--accumulate)
 };
 
 class MemoryPlan final : public TapeWatcher, public Keeper {
@@ -84,11 +84,15 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     bool planned = false;                               // it went by a plan, to the end
   };  // seconds and stall of a step that was not timed: those of the last one that was
   const Measured& measured() const { return measured_; }
-  const MemoryChoice* choice() const { return plan_ ? &plan_->choice : nullptr; }  // for steps as the last one; null: no plan yet
+  const MemoryChoice* choice() const {
+    return plan_ ? &plan_->choice : nullptr;
+  }                                                         // for steps as the last one; null: no plan yet
   bool settled() const { return plan_ && plan_->settled; }  // the last step went by a plan that is not changed any more
-  const IterationRecord& record() const { return record_; }             // of the last step; without times where these were not read
-  MemoryMeans means() const;                                                  // what may be chosen, copies at the measured rates
-  std::string report() const;                                           // one line
+  const IterationRecord& record() const {
+    return record_;
+  }                            // of the last step; without times where these were not read
+  MemoryMeans means() const;   // what may be chosen, copies at the measured rates
+  std::string report() const;  // one line
 
   // ---- what the tape and the storages call --------------------------------------------------------------------------
   void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) override;
@@ -116,10 +120,10 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   struct Entry {
     Storage* storage = nullptr;  // null: it has ended
     At at = At::here;
-    int pins = 0;          // nodes that run backward and saved it
-    bool claimed = false;  // backward has read it
-    bool wanted = false;   // it is read soon: it does not leave by itself
-    int depth = 0;         // discarded: how many have to be computed one from the other
+    int pins = 0;                       // nodes that run backward and saved it
+    bool claimed = false;               // backward has read it
+    bool wanted = false;                // it is read soon: it does not leave by itself
+    int depth = 0;                      // discarded: how many have to be computed one from the other
     std::vector<std::uint64_t> savers;  // sequence numbers of nodes whose backward has not run, ascending
     Mover::CopyId copy = 0;
     std::uint64_t writes = 0;  // when the copy began
@@ -149,7 +153,9 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   void read_times();
   class Timing {  // the computation waits, or computes again
    public:
-    Timing(MemoryPlan& plan, Tick begin, Tick end, int id = -1) : plan_(plan), end_(end), id_(id) { plan_.take_time(begin); }
+    Timing(MemoryPlan& plan, Tick begin, Tick end, int id = -1) : plan_(plan), end_(end), id_(id) {
+      plan_.take_time(begin);
+    }
     ~Timing() { plan_.take_time(end_, id_); }
     Timing(const Timing&) = delete;
 
@@ -195,7 +201,8 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   const std::unique_ptr<Mover> mover_;
   const MemoryPlanOptions options_;
   const std::thread::id thread_;
-  const std::unique_ptr<Follower> clock_;  // the device's; null: work is done when calls return, or the device cannot tell
+  const std::unique_ptr<Follower>
+      clock_;  // the device's; null: work is done when calls return, or the device cannot tell
   bool active_ = false, returns_ = false;  // within a step; at its end, when all that is away returns
   TapeWatcher* outer_ = nullptr;
 
@@ -220,12 +227,12 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
     MemoryChoice choice;
     std::vector<std::uint64_t> hashes;                       // of the events that it is for
     std::vector<std::vector<int>> leave_after, fetch_after;  // tensors by event
-    int made = 0, waited = 0;                                // times that it was planned anew; steps since, that went otherwise
-    double alone = 0;                                        // seconds of computation in a step without copies; 0: not known
-    MemoryChoice best;                                       // the choice of the fastest step
-    double best_seconds = 0;                                 // which took so long; 0: none yet
+    int made = 0, waited = 0;  // times that it was planned anew; steps since, that went otherwise
+    double alone = 0;          // seconds of computation in a step without copies; 0: not known
+    MemoryChoice best;         // the choice of the fastest step
+    double best_seconds = 0;   // which took so long; 0: none yet
     bool settled = false;
-    std::size_t room = 0;                                    // within which it was planned
+    std::size_t room = 0;  // within which it was planned
   };
   std::map<std::uint64_t, Plan> plans_;  // by the first event: an epoch's smaller last batch has a plan of its own
   Plan* plan_ = nullptr;
@@ -236,7 +243,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   // The smallest budget for the steps so far, Use::data left out. enough_: with the first one, in which a backend tries
   // all of its algorithms, so that it is enough whichever another run chooses.
   std::size_t least_ = 0, enough_ = 0;
-  std::size_t lacking_ = 0, reserve_ = 0;  // bytes that this step took beyond the budget; kept free for the next time
+  std::size_t lacking_ = 0, reserve_ = 0;   // bytes that this step took beyond the budget; kept free for the next time
   bool accepted_ = false, warned_ = false;  // the first steps are over: the budget holds; it did not
 };
 

@@ -156,7 +156,8 @@ Leaf::Leaf(Tensor v, std::string n) : Node("leaf"), value(std::move(v)), name(st
 static void check_open(Leaf& leaf) {
   if (leaf.handed_on && leaf.has_grad)
     fail("the gradient of ", leaf.name.empty() ? "a leaf" : leaf.name,
-         " is already being exchanged, and backward() adds to it: zero the gradients before another pass; an operation that "
+         " is already being exchanged, and backward() adds to it: zero the gradients before another pass; an operation "
+         "that "
          "calls backward() in its own names the parameters it uses there among its inputs");
   leaf.handed_on = false;
 }
@@ -212,10 +213,11 @@ void check_inputs(const char* op, const Tensor& x, std::initializer_list<const T
   for (const auto& [tensors, are_parameters] : {std::pair{parameters, true}, std::pair{others, false}})
     for (const Tensor* t : tensors) {
       if (!t || !t->defined()) continue;
-      require(&t->backend() == &x.backend(), op, ": the inputs ", x.shape(), " and ", t->shape(), " are on two backends (",
-              x.backend().name(), " and ", t->backend().name(), "): move one with Tensor::to()");
-      require(!are_parameters || t->dtype() == wide, op, ": beside an input of ", name_of(x.dtype()), " parameters are ",
-              name_of(wide), ", ", t->shape(), " is ", name_of(t->dtype()), ": cast it");
+      require(&t->backend() == &x.backend(), op, ": the inputs ", x.shape(), " and ", t->shape(),
+              " are on two backends (", x.backend().name(), " and ", t->backend().name(),
+              "): move one with Tensor::to()");
+      require(!are_parameters || t->dtype() == wide, op, ": beside an input of ", name_of(x.dtype()),
+              " parameters are ", name_of(wide), ", ", t->shape(), " is ", name_of(t->dtype()), ": cast it");
     }
 }
 
@@ -239,7 +241,8 @@ class Engine {
     require(root.value().numel() == 1, "backward() starts from a loss with one element, this one has the shape ",
             root.shape());
     require(root.requires_grad(),
-            "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all of it "
+            "backward(): nothing that leads to this loss requires a gradient (was it computed under NoGrad, or is all "
+            "of it "
             "frozen?)");
     visit_ = next_visit();
     struct Leave {
@@ -446,8 +449,8 @@ Variable::Variable(Tensor value, bool requires_grad, std::string name) {
     value_ = std::move(value);
     return;
   }
-  require(!value.defined() || (value.dtype() != DType::i32 && value.dtype() != DType::u8), "a Variable of ", value.defined() ? name_of(value.dtype()) : "",
-          " has no gradient");
+  require(!value.defined() || (value.dtype() != DType::i32 && value.dtype() != DType::u8), "a Variable of ",
+          value.defined() ? name_of(value.dtype()) : "", " has no gradient");
   leaf_ = new Leaf(std::move(value), std::move(name));
   node_ = Ref<Node>(leaf_);
 }

@@ -140,7 +140,7 @@ struct Leaf final : Node {
   std::string name;
   // Called when the gradient is final, once per backward(); with nested passes, at the end of the outermost one.
   std::function<void(Leaf&)> hook;
-  bool replaced = false;  // other flat parameters have taken over: nothing uses this leaf any more
+  bool replaced = false;   // other flat parameters have taken over: nothing uses this leaf any more
   bool handed_on = false;  // set by a hook that sent the gradient: adding to it before it is zeroed throws Error
 
  private:
@@ -174,9 +174,10 @@ class Recorder;  // autograd/recorder.h
 class TapeWatcher {
  public:
   virtual ~TapeWatcher() = default;
-  virtual void recorded(Node& node, std::span<const Variable* const> inputs, const Tensor& y) = 0;  // node: on the tape since now
-  virtual void before(Node& node) = 0;  // its backward runs next
-  virtual void after(Node& node) = 0;   // and has run; what it saved is still there
+  virtual void recorded(Node& node, std::span<const Variable* const> inputs,
+                        const Tensor& y) = 0;  // node: on the tape since now
+  virtual void before(Node& node) = 0;         // its backward runs next
+  virtual void after(Node& node) = 0;          // and has run; what it saved is still there
 };
 
 // Dropout calls so far: of this step, or of the thread where there is no step state. Assigning 0 begins a step.
@@ -201,7 +202,7 @@ struct Mode {
   Tensor samples;            // i32: index in the data set of each picture of the batch (for dropout)
   std::uint64_t seed = 0;    // of random draws where there is no step state
   DropoutCalls draws;
-  Recorder* recorder = nullptr;  // writes down every operation
+  Recorder* recorder = nullptr;    // writes down every operation
   TapeWatcher* watcher = nullptr;  // follows the tape
   Mode();
 };
@@ -218,8 +219,8 @@ class ModeScope {
  private:
   bool before_;
 };
-using NoGrad = ModeScope<&Mode::record, false>;         // nothing is recorded: for evaluation, and for a user's own updates
-using Alone = ModeScope<&Mode::alone, true>;            // this rank runs the model without the others
+using NoGrad = ModeScope<&Mode::record, false>;  // nothing is recorded: for evaluation, and for a user's own updates
+using Alone = ModeScope<&Mode::alone, true>;     // this rank runs the model without the others
 using CheckForNonFinite = ModeScope<&Mode::check, true>;  // after every operation
 
 // Within its scope mode() is what it was at another place, but for what looks at operations (check, recorder, watcher).

@@ -21,10 +21,10 @@ struct Axes : std::span<const int> {
 Variable relu(const Variable& x);
 Variable leaky_relu(const Variable& x, double slope = 0.01);
 Variable elu(const Variable& x, double alpha = 1);
-Variable gelu(const Variable& x);         // x·Φ(x)
-Variable gelu_tanh(const Variable& x);    // the tanh approximation
-Variable silu(const Variable& x);         // x·sigmoid(x)
-Variable hardswish(const Variable& x);    // x·clamp(x + 3, 0, 6)/6
+Variable gelu(const Variable& x);       // x·Φ(x)
+Variable gelu_tanh(const Variable& x);  // the tanh approximation
+Variable silu(const Variable& x);       // x·sigmoid(x)
+Variable hardswish(const Variable& x);  // x·clamp(x + 3, 0, 6)/6
 Variable softplus(const Variable& x);
 Variable sigmoid(const Variable& x);
 Variable tanh(const Variable& x);
@@ -39,7 +39,8 @@ Variable neg(const Variable& x);
 Variable sin(const Variable& x);
 Variable cos(const Variable& x);
 Variable clamp(const Variable& x, double low, double high);
-Variable scale(const Variable& x, double factor, double shift = -0.0);  // factor·x + shift; adding −0 leaves the sign of a zero
+Variable scale(const Variable& x, double factor,
+               double shift = -0.0);                 // factor·x + shift; adding −0 leaves the sign of a zero
 Variable div_by(const Variable& x, double divisor);  // x / divisor, correctly rounded: scale(x, 1 / divisor) is not
 Variable power(const Variable& x, double exponent);
 Variable cast(const Variable& x, DType dtype);
@@ -51,7 +52,7 @@ Variable mul(const Variable& a, const Variable& b);
 Variable div(const Variable& a, const Variable& b);
 Variable maximum(const Variable& a, const Variable& b);  // the gradient of a tie is shared, half each
 Variable minimum(const Variable& a, const Variable& b);
-Variable pow(const Variable& a, const Variable& b);      // a > 0
+Variable pow(const Variable& a, const Variable& b);  // a > 0
 
 Shape broadcast_shape(const char* op, const Shape& a, const Shape& b);  // of a result; throws in the name of op
 
@@ -81,12 +82,12 @@ Variable mean(const Variable& x, Axes axes = {}, bool keepdim = false);
 Variable max(const Variable& x, Axes axes = {}, bool keepdim = false);  // ties share the gradient
 
 // ---- shapes (shape.kernel.cpp) --------------------------------------------------------------------------------------
-Variable reshape(const Variable& x, const Shape& shape);  // shares memory
+Variable reshape(const Variable& x, const Shape& shape);                         // shares memory
 Variable reshape(const Variable& x, std::initializer_list<std::int64_t> shape);  // one size may be −1: inferred
-Variable flatten(const Variable& x);                                      // [N, …] → [N, product]; shares memory
-Variable squeeze(const Variable& x, int axis);                             // without that axis, of one element
-Variable unsqueeze(const Variable& x, int axis);                           // with an axis of one element at that place
-Variable transpose(const Variable& x, Axes order);                         // y's axis i is x's axis order[i]
+Variable flatten(const Variable& x);                // [N, …] → [N, product]; shares memory
+Variable squeeze(const Variable& x, int axis);      // without that axis, of one element
+Variable unsqueeze(const Variable& x, int axis);    // with an axis of one element at that place
+Variable transpose(const Variable& x, Axes order);  // y's axis i is x's axis order[i]
 Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 Variable cat(std::span<const Variable> parts, int axis);
 Variable stack(std::span<const Variable> parts, int axis);  // along a new axis
@@ -96,7 +97,8 @@ Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 
 // ---- matrices (matrix.cpp) ------------------------------------------------------------------------------------------
-Variable matmul(const Variable& a, const Variable& b);  // […,m,k]·[…,k,n]; the axes before are batches, and broadcast as in NumPy
+Variable matmul(const Variable& a,
+                const Variable& b);  // […,m,k]·[…,k,n]; the axes before are batches, and broadcast as in NumPy
 // y[N, out] = relu?(x[N, in]·w[out, in]ᵀ + bias[out]); bias may be an empty Variable.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {}, bool relu = false);
 
@@ -115,7 +117,7 @@ struct Pool2dOptions {
 };
 Variable max_pool2d(const Variable& x, const Pool2dOptions& options = {});
 Variable average_pool2d(const Variable& x, const Pool2dOptions& options = {});  // padding is not counted
-Variable global_average_pool(const Variable& x);                         // [N,H,W,C] → [N,C]
+Variable global_average_pool(const Variable& x);                                // [N,H,W,C] → [N,C]
 
 // ---- normalisation (norm.cpp) ---------------------------------------------------------------------------------------
 struct BatchNormOptions {
@@ -124,8 +126,8 @@ struct BatchNormOptions {
   bool relu = false;
 };
 // y = relu?((x − mean)·gamma/√(var + ε) + beta + residual?), statistics over all axes but the last.
-Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean, Tensor& running_variance,
-                    const BatchNormOptions& options = {}, const Variable& residual = {});
+Variable batch_norm(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean,
+                    Tensor& running_variance, const BatchNormOptions& options = {}, const Variable& residual = {});
 
 // ---- normalisation within a picture (group_norm.cpp); the same in training and evaluation ---------------------------
 // y = x̂·gamma[C] + beta[C], x[N, …, C]; x̂ has mean 0 and variance 1 in each picture over the pixels and C/groups
@@ -160,27 +162,29 @@ TopKResult topk(const Variable& x, std::int64_t k, int axis = -1, bool largest =
 
 // ---- losses (loss.kernel.cpp, loss.cpp); the mean, in f32 -----------------------------------------------------------
 // Over all elements; x and target have one shape.
-Variable mse_loss(const Variable& x, const Variable& target);         // (x − t)²
-Variable l1_loss(const Variable& x, const Variable& target);          // |x − t|
-Variable huber_loss(const Variable& x, const Variable& target, double delta = 1);  // d²/2 up to |d| = δ, then δ·(|d| − δ/2)
+Variable mse_loss(const Variable& x, const Variable& target);  // (x − t)²
+Variable l1_loss(const Variable& x, const Variable& target);   // |x − t|
+Variable huber_loss(const Variable& x, const Variable& target,
+                    double delta = 1);                                // d²/2 up to |d| = δ, then δ·(|d| − δ/2)
 Variable bce_with_logits(const Variable& x, const Variable& target);  // −t·log σ(x) − (1 − t)·log(1 − σ(x))
 // Mean over rows of −Σ_c q_c·log_softmax(x)_c, q = (1−ε)·onehot + ε/classes. labels i32 [rows]. correct, if given, is
 // incremented by the number of rows whose largest logit is the label.
-Variable cross_entropy(const Variable& logits, const Tensor& labels, double label_smoothing = 0, Tensor* correct = nullptr);
+Variable cross_entropy(const Variable& logits, const Tensor& labels, double label_smoothing = 0,
+                       Tensor* correct = nullptr);
 
 // ---- checking a gradient (gradient_check.cpp) -----------------------------------------------------------------------
 struct GradientCheck {
   double step = 1e-5, tolerance = 1e-6;  // relative to the largest gradient of the input
 };
 struct GradientReport {
-  double worst = 0;                   // largest |analytic − numeric| / scale
+  double worst = 0;                        // largest |analytic − numeric| / scale
   std::int64_t compared = 0, skipped = 0;  // skipped: the one-sided slopes disagree (a kink lies within the step)
-  std::string text;                   // one line a person can read; names the worst element
+  std::string text;                        // one line a person can read; names the worst element
   bool passed = true;
 };
 // Compares backward() of f with central differences, in f64 on the reference backend, for every element of every input.
 // f may return any shape: a fixed random weighting makes it a scalar.
-GradientReport check_gradient(const std::function<Variable(std::span<const Variable>)>& f, std::span<const Tensor> inputs,
-                              const GradientCheck& options = {});
+GradientReport check_gradient(const std::function<Variable(std::span<const Variable>)>& f,
+                              std::span<const Tensor> inputs, const GradientCheck& options = {});
 
 }  // namespace tandem

@@ -42,10 +42,12 @@ PoolShape pool_shape(const char* op, const Variable& x, const Pool2dOptions& o) 
   std::int64_t stride = o.stride ? o.stride : o.kernel_size;
   require(o.kernel_size >= 1 && stride >= 1 && o.padding >= 0, op, ": window ", o.kernel_size, ", stride ", stride,
           ", padding ", o.padding, " are out of range");
-  require(2 * o.padding <= o.kernel_size, op, ": padding ", o.padding, " is more than half of the window ", o.kernel_size);
+  require(2 * o.padding <= o.kernel_size, op, ": padding ", o.padding, " is more than half of the window ",
+          o.kernel_size);
   require(x.size(1) + 2 * o.padding >= o.kernel_size && x.size(2) + 2 * o.padding >= o.kernel_size, op, ": a ",
           o.kernel_size, "×", o.kernel_size, " window does not fit input ", x.shape());
-  return {x.size(0), x.size(1), x.size(2), x.size(3), o.kernel_size, o.kernel_size, stride, stride, o.padding, o.padding};
+  return {x.size(0),     x.size(1), x.size(2), x.size(3), o.kernel_size,
+          o.kernel_size, stride,    stride,    o.padding, o.padding};
 }
 
 Variable average(const Variable& x, const PoolShape& s, bool flat) {

@@ -43,22 +43,28 @@ Tensor conv2d_again(const Attributes& a, Sources s) {
   auto* weights = const_cast<std::byte*>(static_cast<const std::byte*>(s[1].raw()));
   const Tensor w = Tensor::wrap(s[1].backend(), weights, s[1].shape(), s[1].dtype(), std::make_shared<Tensor>(s[1]));
   return conv2d(Variable(s[0]), Variable(w), bias,
-                {.stride = int(attribute(a, "stride")), .padding = int(attribute(a, "padding")), .dilation = int(attribute(a, "dilation")),
-                 .groups = int(attribute(a, "groups")), .padding_w = int(attribute(a, "padding", 1)),
-                 .relu = attribute(a, "relu") != 0}).value();
+                {.stride = int(attribute(a, "stride")),
+                 .padding = int(attribute(a, "padding")),
+                 .dilation = int(attribute(a, "dilation")),
+                 .groups = int(attribute(a, "groups")),
+                 .padding_w = int(attribute(a, "padding", 1)),
+                 .relu = attribute(a, "relu") != 0})
+      .value();
 }
 
 Tensor max_pool_again(const Attributes& a, Sources s) {
   return max_pool2d(Variable(s[0]), {.kernel_size = int(attribute(a, "window")),
                                      .stride = int(attribute(a, "stride")),
                                      .padding = int(attribute(a, "padding")),
-                                     .relu = attribute(a, "relu") != 0}).value();
+                                     .relu = attribute(a, "relu") != 0})
+      .value();
 }
 
 Tensor average_pool_again(const Attributes& a, Sources s) {
   return average_pool2d(Variable(s[0]), {.kernel_size = int(attribute(a, "window")),
                                          .stride = int(attribute(a, "stride")),
-                                         .padding = int(attribute(a, "padding"))}).value();
+                                         .padding = int(attribute(a, "padding"))})
+      .value();
 }
 
 template <class T>
@@ -67,7 +73,9 @@ struct DropAgain {  // the product of dropout.kernel.cpp, from the draws that it
   const std::uint8_t* mask;
   const T* x;
   T* y;
-  TANDEM_HD void operator()(std::int64_t i) const { y[i] = T(Accumulator<T>(x[i]) * Accumulator<T>(mask[i] ? keep_scale : 0)); }
+  TANDEM_HD void operator()(std::int64_t i) const {
+    y[i] = T(Accumulator<T>(x[i]) * Accumulator<T>(mask[i] ? keep_scale : 0));
+  }
 };
 
 Tensor dropout_again(const Attributes& a, Sources s) {
@@ -86,7 +94,8 @@ std::map<std::type_index, Recomputation> known_operations() {
     ~Fresh() { mode() = std::move(before); }
   } fresh;
   const auto backend = reference_backend(1);
-  const Variable x(Tensor::full(*backend, {2, 2, 2, 1}, 1), true), w(Tensor::full(*backend, {1, 1, 1, 1}, 1)), c(Tensor::full(*backend, {1}, 1));
+  const Variable x(Tensor::full(*backend, {2, 2, 2, 1}, 1), true), w(Tensor::full(*backend, {1, 1, 1, 1}, 1)),
+      c(Tensor::full(*backend, {1}, 1));
   Tensor mean = Tensor::full(*backend, {1}, 0), variance = Tensor::full(*backend, {1}, 1);
   std::map<std::type_index, Recomputation> all;
   auto know = [&](const Variable& y, Recomputation how) {
@@ -109,17 +118,20 @@ std::map<std::type_index, Recomputation> known_operations() {
   know(square(x), {{0}, {}, unary<square>});
   know(abs(x), {{0}, {}, unary<abs>});
   know(leaky_relu(x, 0.5), {{0}, {}, [](const Attributes& a, Sources s) {
-    return leaky_relu(Variable(s[0]), attribute(a, "slope")).value();
-  }});
-  know(elu(x, 1), {{0}, {}, [](const Attributes& a, Sources s) { return elu(Variable(s[0]), attribute(a, "alpha")).value(); }});
+                              return leaky_relu(Variable(s[0]), attribute(a, "slope")).value();
+                            }});
+  know(elu(x, 1),
+       {{0}, {}, [](const Attributes& a, Sources s) { return elu(Variable(s[0]), attribute(a, "alpha")).value(); }});
   know(clamp(x, 0, 1), {{0}, {}, [](const Attributes& a, Sources s) {
-    return clamp(Variable(s[0]), attribute(a, "low"), attribute(a, "high")).value();
-  }});
+                          return clamp(Variable(s[0]), attribute(a, "low"), attribute(a, "high")).value();
+                        }});
   know(scale(x, 2, 0), {{0}, {}, [](const Attributes& a, Sources s) {
-    return scale(Variable(s[0]), attribute(a, "factor"), attribute(a, "shift")).value();
-  }});
-  know(add(x, x), {{0, 1}, {}, [](const Attributes&, Sources s) { return add(Variable(s[0]), Variable(s[1])).value(); }});
-  know(mul(x, x), {{0, 1}, {}, [](const Attributes&, Sources s) { return mul(Variable(s[0]), Variable(s[1])).value(); }});
+                          return scale(Variable(s[0]), attribute(a, "factor"), attribute(a, "shift")).value();
+                        }});
+  know(add(x, x),
+       {{0, 1}, {}, [](const Attributes&, Sources s) { return add(Variable(s[0]), Variable(s[1])).value(); }});
+  know(mul(x, x),
+       {{0, 1}, {}, [](const Attributes&, Sources s) { return mul(Variable(s[0]), Variable(s[1])).value(); }});
   return all;
 }
 
@@ -129,7 +141,8 @@ const Recomputation* recomputation_of(const Node& node) {
   static const std::map<std::type_index, Recomputation> known = known_operations();
   const auto found = known.find(typeid(node));
   if (found == known.end()) return nullptr;
-  if (found->second.compute == average_pool_again && node.shape.rank() != 4) return nullptr;  // over all pixels: a window of two sides
+  if (found->second.compute == average_pool_again && node.shape.rank() != 4)
+    return nullptr;  // over all pixels: a window of two sides
   return &found->second;
 }
 

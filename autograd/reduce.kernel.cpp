@@ -25,8 +25,10 @@ Reduced resolve(const char* op, const Shape& x, Axes axes) {
   }
   for (int i = 0; i < x.rank(); i++) {
     a.kept.append(a.reduced[i] ? 1 : x[i]);
-    if (a.reduced[i]) a.count *= x[i];
-    else a.dropped.append(x[i]);
+    if (a.reduced[i])
+      a.count *= x[i];
+    else
+      a.dropped.append(x[i]);
   }
   return a;
 }
@@ -89,7 +91,9 @@ struct IsLargest {  // 1 where x is its group's maximum
   Where where;
   const T *x, *y;
   T* out;
-  TANDEM_HD void operator()(std::int64_t i) const { out[i] = T(Accumulator<T>(x[i]) == Accumulator<T>(y[where(i)]) ? 1 : 0); }
+  TANDEM_HD void operator()(std::int64_t i) const {
+    out[i] = T(Accumulator<T>(x[i]) == Accumulator<T>(y[where(i)]) ? 1 : 0);
+  }
 };
 
 template <class T>
@@ -153,13 +157,9 @@ Variable sum_scaled(const char* op, const Variable& x, Axes axes, bool keepdim, 
 
 }  // namespace
 
-Variable sum(const Variable& x, Axes axes, bool keepdim) {
-  return sum_scaled("sum", x, axes, keepdim, false);
-}
+Variable sum(const Variable& x, Axes axes, bool keepdim) { return sum_scaled("sum", x, axes, keepdim, false); }
 
-Variable mean(const Variable& x, Axes axes, bool keepdim) {
-  return sum_scaled("mean", x, axes, keepdim, true);
-}
+Variable mean(const Variable& x, Axes axes, bool keepdim) { return sum_scaled("mean", x, axes, keepdim, true); }
 
 Variable max(const Variable& x, Axes axes, bool keepdim) {
   Reduced a = resolve("max", x.shape(), axes);

@@ -8,7 +8,8 @@
 namespace tandem {
 namespace {
 
-void copy_view(const Shape& shape, const Tensor& x, const StridedView& from, Tensor& y, const StridedView& to, bool add) {
+void copy_view(const Shape& shape, const Tensor& x, const StridedView& from, Tensor& y, const StridedView& to,
+               bool add) {
   if (shape.numel() == 0) return;
   Backend& backend = x.backend();
   dispatch(x.dtype(), "copy", [&]<class T> {
@@ -142,7 +143,8 @@ struct ShortcutNode : Node {
   static constexpr auto name = "pad_shortcut";
   Shape from, to;
   std::int64_t stride, widen;
-  ShortcutNode(const Shape& x, const Shape& y, std::int64_t s, std::int64_t w) : Node(name), from(x), to(y), stride(s), widen(w) {}
+  ShortcutNode(const Shape& x, const Shape& y, std::int64_t s, std::int64_t w)
+      : Node(name), from(x), to(y), stride(s), widen(w) {}
   Attributes attributes() const override { return {{"stride", {double(stride)}}, {"widen", {double(widen)}}}; }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
@@ -162,7 +164,8 @@ struct ShortcutNode : Node {
 
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
   require(x.rank() == 4 && stride >= 1 && widen >= 0 && widen <= Shape::most, "pad_shortcut: input ", x.shape(),
-          " must be [N,H,W,C], stride ", stride, " at least 1, widening ", widen, " at least 0 and at most ", Shape::most);
+          " must be [N,H,W,C], stride ", stride, " at least 1, widening ", widen, " at least 0 and at most ",
+          Shape::most);
   Shape s = x.shape(), shape{s[0], (s[1] + stride - 1) / stride, (s[2] + stride - 1) / stride, s[3] + 2 * widen};
   Tensor y(x.backend(), shape, x.dtype());
   if (x.backend().on_device()) {
@@ -205,7 +208,8 @@ Variable flatten(const Variable& x) {
 
 Variable squeeze(const Variable& x, int axis) {
   const int a = x.shape().axis("squeeze", axis);
-  require(x.size(a) == 1, "squeeze: axis ", axis, " of the shape ", x.shape(), " has ", x.size(a), " elements, not one");
+  require(x.size(a) == 1, "squeeze: axis ", axis, " of the shape ", x.shape(), " has ", x.size(a),
+          " elements, not one");
   return reshape(x, x.shape().without(a));
 }
 
@@ -271,8 +275,8 @@ Variable cat(std::span<const Variable> parts, int axis) {
     require(p.dtype() == parts[0].dtype(), "cat: ", name_of(parts[0].dtype()), " and ", name_of(p.dtype()));
     require(p.rank() == shape.rank(), "cat: the shapes ", parts[0].shape(), " and ", p.shape(), " differ in rank");
     for (int i = 0; i < shape.rank(); i++)
-      require(i == a || p.size(i) == shape[i], "cat along axis ", axis, ": the shapes ", parts[0].shape(), " and ", p.shape(),
-              " differ elsewhere");
+      require(i == a || p.size(i) == shape[i], "cat along axis ", axis, ": the shapes ", parts[0].shape(), " and ",
+              p.shape(), " differ elsewhere");
     shape[a] += p.size(a);
   }
   Tensor y(parts[0].backend(), shape, parts[0].dtype());
@@ -292,7 +296,8 @@ Variable cat(std::span<const Variable> parts, int axis) {
     for (const Variable& p : parts) inputs.push_back(&p);
     write_down(*node, inputs, y);
   }
-  if (!needs_tape(parts)) node.reset();
+  if (!needs_tape(parts))
+    node.reset();
   else
     for (const Variable& p : parts) node->inputs.push(p.node());
   return finish(y, std::move(node), CatNode::name);

@@ -59,8 +59,10 @@ struct SoftmaxNode : Node {
     const std::int64_t n = y.size(-1), rows = y.numel() / n;
     dispatch(y.dtype(), name, [&, dx = dx, add = add]<class T> {
       const T *p = y.data<T>(), *g = dy.data<T>();
-      if (add) launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, true>{n, p, g, dx->template write<T>()});
-      else launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, false>{n, p, g, dx->template write<T>()});
+      if (add)
+        launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, true>{n, p, g, dx->template write<T>()});
+      else
+        launch_rows(dy.backend(), rows, n, SoftmaxBackward<T, log, false>{n, p, g, dx->template write<T>()});
     });
   }
 };

@@ -5,6 +5,6 @@
 namespace tandem {
 
 enum class SwapMode : std::uint8_t { off, automatic, swap, recompute };  // off: it is only watched; automatic: both
-const char* name_of(SwapMode swap);                                          // "auto"
+const char* name_of(SwapMode swap);                                      // "auto"
 
 }  // namespace tandem

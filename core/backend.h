@@ -52,7 +52,9 @@ class Backend {
 
   const std::string& name() const { return name_; }  // "reference", "cpu", "cuda"
   virtual std::string description() const = 0;       // device and library versions, one line
-  virtual std::vector<std::string> libraries() const { return {}; }  // files of those libraries that this process has loaded
+  virtual std::vector<std::string> libraries() const {
+    return {};
+  }  // files of those libraries that this process has loaded
   CachingAllocator& memory() { return *memory_; }
   int threads() const { return threads_; }          // host threads per parallel region; 1 on devices
   virtual bool on_device() const { return false; }  // false: pointers may be read by the host
@@ -72,7 +74,7 @@ class Backend {
   virtual std::unique_ptr<Queue> new_queue();                // another queue, for copies and collectives
   virtual std::unique_ptr<Event> new_event();                // events and queues must be destroyed before the backend
   virtual std::shared_ptr<void> pinned(std::size_t bytes);   // memory of the host that the device reads and writes
-  virtual std::string identity() const { return {}; }        // of the device, the same in no other machine; empty: the host
+  virtual std::string identity() const { return {}; }  // of the device, the same in no other machine; empty: the host
 
   // Called when the owner of weights is destroyed: the backend drops its prepared copies (weights in its own layout).
   virtual void forget(const WriteCount& owner) { (void)owner; }

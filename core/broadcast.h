@@ -95,9 +95,12 @@ template <class Body>
 void launch_broadcast(Backend& backend, std::int64_t n, const Loops& loops, const Body& body) {
   if (backend.on_device()) return launch(backend, n, EachElement<Body>{loops, body});
   const bool a = loops.a[loops.count - 1], b = loops.b[loops.count - 1];
-  if (a && b) along_rows<1, 1>(backend, n, loops, body);
-  else if (a) along_rows<1, 0>(backend, n, loops, body);
-  else along_rows<0, 1>(backend, n, loops, body);
+  if (a && b)
+    along_rows<1, 1>(backend, n, loops, body);
+  else if (a)
+    along_rows<1, 0>(backend, n, loops, body);
+  else
+    along_rows<0, 1>(backend, n, loops, body);
 }
 
 }  // namespace tandem

@@ -70,8 +70,7 @@ void convert(const Tensor& x, Tensor& y) {
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& y) {
-  require(a.numel() == y.numel() && b.numel() == y.numel(), "add: ", a.shape(), " + ", b.shape(), " into ",
-          y.shape());
+  require(a.numel() == y.numel() && b.numel() == y.numel(), "add: ", a.shape(), " + ", b.shape(), " into ", y.shape());
   dispatch(y.dtype(), "add", [&]<class T> {
     launch(y.backend(), y.numel(), Add<T>{a.data<T>(), b.data<T>(), y.write<T>()});
   });

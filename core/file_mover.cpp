@@ -102,7 +102,8 @@ class FileMover : public Mover {
     return {rate(out_), rate(in_)};
   }
   std::string description() const override {
-    return "a scratch file in " + folder_ + (direct_ ? "" : " (through the page cache: the file system has no O_DIRECT)");
+    return "a scratch file in " + folder_ +
+           (direct_ ? "" : " (through the page cache: the file system has no O_DIRECT)");
   }
 
  private:
@@ -126,11 +127,12 @@ class FileMover : public Mover {
   }
 
   void work(Lane& lane) {
-    const std::unique_ptr<std::byte, decltype(&std::free)> buffer(static_cast<std::byte*>(std::aligned_alloc(page, piece)), std::free);
+    const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
+        static_cast<std::byte*>(std::aligned_alloc(page, piece)), std::free);
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return ends_ || !lane.waiting.empty(); });
-      if (lane.waiting.empty()) return;  // what was begun is finished first: its blocks are in use
+      if (lane.waiting.empty()) return;            // what was begun is finished first: its blocks are in use
       Copy& c = copies_.at(lane.waiting.front());  // a map's elements stay where they are
       lane.waiting.pop_front();
       lock.unlock();
@@ -140,7 +142,8 @@ class FileMover : public Mover {
       const double seconds = seconds_since(began), end = now();
       moved_.push_back({&lane == &out_, c.bytes, end - seconds, end});
       lane.bytes += double(c.bytes), lane.seconds += seconds;
-      if (lane.seconds > 1) lane.bytes /= 2, lane.seconds /= 2;  // the rate of the last second or two: disks change theirs
+      if (lane.seconds > 1)
+        lane.bytes /= 2, lane.seconds /= 2;  // the rate of the last second or two: disks change theirs
       c.error = std::move(error);
       c.busy = false;
       changed_.notify_all();

@@ -94,14 +94,17 @@ template <class F>
 void launch_rows(Backend& backend, std::int64_t rows, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
   if (backend.on_device()) {
-    if constexpr (holds_double<F>) fail("cuda backend: f64 lives in the reference backend");
-    else return device_launch_rows(backend.stream(), rows, f);
+    if constexpr (holds_double<F>)
+      fail("cuda backend: f64 lives in the reference backend");
+    else
+      return device_launch_rows(backend.stream(), rows, f);
   }
 #endif
   require_host(backend);
-  parallel_ranges(rows * n >= parallel_grain ? backend.threads() : 1, rows, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; i++) f(i, HostLanes());
-  });
+  parallel_ranges(rows * n >= parallel_grain ? backend.threads() : 1, rows, 1,
+                  [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t i = begin; i < end; i++) f(i, HostLanes());
+                  });
 }
 
 // Sums: f.part(i, lane, lanes) gives what this lane finds of sum i, f.finish(i, sum) gets the whole. A host thread is
@@ -111,8 +114,10 @@ template <int lanes, class F>
 void launch_sums(Backend& backend, std::int64_t n, const F& f) {
 #if defined(__CUDACC__)
   if (backend.on_device()) {
-    if constexpr (holds_double<F>) fail("cuda backend: f64 lives in the reference backend");
-    else return device_launch_sums<lanes>(backend.stream(), n, f);
+    if constexpr (holds_double<F>)
+      fail("cuda backend: f64 lives in the reference backend");
+    else
+      return device_launch_sums<lanes>(backend.stream(), n, f);
   }
 #endif
   require_host(backend);

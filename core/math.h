@@ -33,8 +33,11 @@ TANDEM_HD inline double exponential(double x) { return std::exp(x); }
 
 // e^x − 1, exact to 2e-7 of itself near zero too: there the series.
 TANDEM_HD inline float exponential_minus_1(float x) {
-  float near = x * (1.f + x * (1.f / 2) * (1.f + x * (1.f / 3) * (1.f + x * (1.f / 4) *
-               (1.f + x * (1.f / 5) * (1.f + x * (1.f / 6) * (1.f + x * (1.f / 7)))))));
+  float near =
+      x * (1.f + x * (1.f / 2) *
+                     (1.f + x * (1.f / 3) *
+                                (1.f + x * (1.f / 4) *
+                                           (1.f + x * (1.f / 5) * (1.f + x * (1.f / 6) * (1.f + x * (1.f / 7)))))));
   float far = exponential(x) - 1.f;
   return x > -0.35f && x < 0.35f ? near : far;
 }

@@ -36,8 +36,8 @@ class Heap : public MemorySource {
     const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(block), begin = at / page * page;
     std::vector<unsigned char> resident((at + bytes - begin + page - 1) / page);
     if (mincore(reinterpret_cast<void*>(begin), at + bytes - begin, resident.data()) != 0) return bytes;
-    return std::min<std::size_t>(
-        bytes, page * std::size_t(std::count_if(resident.begin(), resident.end(), [](unsigned char p) { return p & 1; })));
+    return std::min<std::size_t>(bytes, page * std::size_t(std::count_if(resident.begin(), resident.end(),
+                                                                         [](unsigned char p) { return p & 1; })));
   }
   void discard(void* at, std::size_t bytes) override {
     static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
@@ -92,7 +92,8 @@ std::string remedy(std::array<std::size_t, uses> held, Use asked_for, std::size_
   switch (static_cast<Use>(std::max_element(held.begin(), held.end()) - held.begin())) {
     case Use::parameters:
     case Use::gradients: return "a smaller --model needs less";
-    case Use::optimizer: return "a smaller --model, or --optimizer sgd, keeps less; an average (--ema) is as large as the model";
+    case Use::optimizer:
+      return "a smaller --model, or --optimizer sgd, keeps less; an average (--ema) is as large as the model";
     case Use::data: return "a smaller data set fits; it lies in this memory as a whole";
     default: return "a smaller --batch needs less (--accumulate makes steps of several), and --dtype bf16 half of it";
   }
@@ -122,8 +123,8 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
          readable_bytes(double(statistics_.live_bytes)), " in ", statistics_.live_blocks,
          " blocks are in use: ", by_use(statistics_.live),
          kept ? ", " + readable_bytes(double(kept)) + " is kept for recorded steps, eager work cannot have it" : "",
-         free ? ", and " + readable_bytes(double(free)) + " is free in pieces too small" : "",
-         "; ", remedy(statistics_.live, memory_use(), rounded));
+         free ? ", and " + readable_bytes(double(free)) + " is free in pieces too small" : "", "; ",
+         remedy(statistics_.live, memory_use(), rounded));
   }
   statistics_.live_blocks++;
   statistics_.live_bytes += rounded;
@@ -141,17 +142,19 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
 // meanwhile.
 void CachingAllocator::make_room(std::size_t bytes, std::unique_lock<std::mutex>& lock) {
   auto needed = [&] { return statistics_.live_bytes + bytes; };
-  for (std::pair<std::size_t, std::uint64_t> before{}; relieve_;) {  // again where another thread takes what is given back
+  for (std::pair<std::size_t, std::uint64_t> before{};
+       relieve_;) {  // again where another thread takes what is given back
     if (before == std::exchange(before, {needed(), statistics_.requests})) break;
     lock.unlock();
     const std::size_t more = relieve_(before.first - budget_);
     lock.lock();
     if (needed() <= budget_ + more) return;
   }
-  refuse("the memory budget of ", readable_bytes(double(budget_)), " is too small: asked for ", readable_bytes(double(bytes)), " (",
-       name_of(memory_use()), ") while ", readable_bytes(double(statistics_.live_bytes)),
-       " are in use that cannot leave: ", by_use(statistics_.live), "; at least ", readable_bytes(double(needed())), " (",
-       needed(), " bytes) would do so far; ", remedy(statistics_.live, memory_use(), bytes));
+  refuse("the memory budget of ", readable_bytes(double(budget_)), " is too small: asked for ",
+         readable_bytes(double(bytes)), " (", name_of(memory_use()), ") while ",
+         readable_bytes(double(statistics_.live_bytes)), " are in use that cannot leave: ", by_use(statistics_.live),
+         "; at least ", readable_bytes(double(needed())), " (", needed(), " bytes) would do so far; ",
+         remedy(statistics_.live, memory_use(), bytes));
 }
 
 void CachingAllocator::budget(std::size_t bytes, Pressure relieve) {
@@ -215,7 +218,8 @@ void* CachingAllocator::take_small(std::size_t bytes, int stream) {
     auto* begin = static_cast<std::byte*>(acquire(size));
     if (!begin && size > bytes) begin = static_cast<std::byte*>(acquire(size = bytes));
     if (!begin) return nullptr;
-    slabs_[begin] = {.bytes = size, .block = bytes, .pool = std::max(0, -stream), .use = std::vector<Use>(size / bytes)};
+    slabs_[begin] = {
+        .bytes = size, .block = bytes, .pool = std::max(0, -stream), .use = std::vector<Use>(size / bytes)};
     for (std::size_t at = size; at > 0; at -= bytes) free.push_back(begin + at - bytes);
   }
   void* block = free.back();
@@ -237,7 +241,9 @@ void* CachingAllocator::take_large(std::size_t bytes, int stream) {
   auto best = free_large_.lower_bound({stream, bytes, nullptr});
   if (budget_) {  // pages that are there already come first
     auto touched = best;
-    while (touched != free_large_.end() && std::get<0>(*touched) == stream && !pieces_.at(std::get<2>(*touched)).touched) ++touched;
+    while (touched != free_large_.end() && std::get<0>(*touched) == stream &&
+           !pieces_.at(std::get<2>(*touched)).touched)
+      ++touched;
     if (touched != free_large_.end() && std::get<0>(*touched) == stream) {
       best = touched;
     } else if (const std::size_t pages = statistics_.live_bytes + touched_free_ + bytes; pages > budget_) {
@@ -296,7 +302,8 @@ void CachingAllocator::give(void* block, int stream) noexcept {
 // Joins the free neighbours of its segment that the same stream may use.
 void CachingAllocator::give_large(Pieces::iterator piece) {
   auto joins = [&](Pieces::iterator a, Pieces::iterator b) {
-    return a->second.segment == b->second.segment && a->second.stream == b->second.stream && a->second.touched == b->second.touched;
+    return a->second.segment == b->second.segment && a->second.stream == b->second.stream &&
+           a->second.touched == b->second.touched;
   };
   if (auto next = std::next(piece); next != pieces_.end() && next->second.free && joins(piece, next)) {
     free_large_.erase({next->second.stream, next->second.bytes, next->first});
@@ -426,8 +433,8 @@ std::size_t CachingAllocator::left() const {
 }
 
 Backend& CachingAllocator::backend_is_gone() const {
-  fail("a tensor in ", source_->name(), " outlived its backend: keep the backend until its tensors are gone, or take their ",
-       "values() before");
+  fail("a tensor in ", source_->name(),
+       " outlived its backend: keep the backend until its tensors are gone, or take their ", "values() before");
 }
 
 // ---- storages -------------------------------------------------------------------------------------------------------
@@ -485,7 +492,8 @@ void Storage::adopt(Storage& other) {
 }
 
 std::span<const std::unique_ptr<WriteCount>> Storage::segments() const {
-  return rare_ ? std::span<const std::unique_ptr<WriteCount>>(rare_->segments) : std::span<const std::unique_ptr<WriteCount>>();
+  return rare_ ? std::span<const std::unique_ptr<WriteCount>>(rare_->segments)
+               : std::span<const std::unique_ptr<WriteCount>>();
 }
 
 WriteCount* Storage::add_segment(std::string name) {

@@ -45,13 +45,21 @@ template <class T>
 class Ref {
  public:
   Ref() = default;
-  Ref(T* p) : p_(p) { if (p_) p_->retain(); }
+  Ref(T* p) : p_(p) {
+    if (p_) p_->retain();
+  }
   Ref(const Ref& o) : Ref(o.p_) {}
   Ref(Ref&& o) noexcept : p_(std::exchange(o.p_, nullptr)) {}
-  template <class U> Ref(const Ref<U>& o) : Ref(static_cast<T*>(o.pointer())) {}
+  template <class U>
+  Ref(const Ref<U>& o) : Ref(static_cast<T*>(o.pointer())) {}
   ~Ref() { reset(); }
-  Ref& operator=(Ref o) noexcept { std::swap(p_, o.p_); return *this; }
-  void reset() { if (T* p = std::exchange(p_, nullptr); p && p->drop()) T::destroy(p); }
+  Ref& operator=(Ref o) noexcept {
+    std::swap(p_, o.p_);
+    return *this;
+  }
+  void reset() {
+    if (T* p = std::exchange(p_, nullptr); p && p->drop()) T::destroy(p);
+  }
   T* pointer() const { return p_; }
   T* operator->() const { return p_; }
   T& operator*() const { return *p_; }
@@ -70,11 +78,15 @@ class MemorySource {
   virtual void* acquire(std::size_t bytes) = 0;
   virtual void release(void* block, std::size_t bytes) = 0;
   virtual const char* name() const = 0;
-  virtual std::size_t segment_bytes() const { return std::size_t{64} << 20; }  // large blocks are cut from pieces this big
+  virtual std::size_t segment_bytes() const {
+    return std::size_t{64} << 20;
+  }  // large blocks are cut from pieces this big
   // What is left and who else has some, for the message when there is no more: "0.4 GiB of 80 GiB are free". Empty:
   // unknown.
   virtual std::string state() const { return {}; }
-  virtual std::size_t left() const { return std::size_t(-1); }  // bytes that acquire could still give, at a guess; −1: unknown
+  virtual std::size_t left() const {
+    return std::size_t(-1);
+  }  // bytes that acquire could still give, at a guess; −1: unknown
   // Gives the physical pages of this part of a block back. Its contents are lost; the next write takes pages again.
   virtual void discard(void* at, std::size_t bytes) { (void)at, (void)bytes; }
   // How much of a block takes memory; the rest is address space that nobody has written to, and still counted in
@@ -100,10 +112,10 @@ class MemoryUse {
 };
 
 struct MemoryStatistics {
-  std::size_t live_bytes = 0, peak_bytes = 0;   // handed out now; the most so far
-  std::size_t reserved_bytes = 0;               // obtained from the source and not yet returned
+  std::size_t live_bytes = 0, peak_bytes = 0;  // handed out now; the most so far
+  std::size_t reserved_bytes = 0;              // obtained from the source and not yet returned
   std::uint64_t live_blocks = 0;
-  std::uint64_t requests = 0, source_calls = 0; // a steady state has source_calls standing still
+  std::uint64_t requests = 0, source_calls = 0;     // a steady state has source_calls standing still
   std::array<std::size_t, uses> live{}, at_peak{};  // bytes by Use: now, and when peak_bytes was reached
   std::size_t data() const { return live[std::size_t(Use::data)]; }
 };
@@ -142,7 +154,7 @@ class CachingAllocator : public Counted {
   void backend_ends() { backend_ = nullptr; }
   void* take(std::size_t bytes, int stream = 0);  // aligned to 64 bytes, or to a smaller block's size
   void give(void* block, int stream = 0) noexcept;
-  void trim();                                    // returns what is wholly free to the source, but for the pools
+  void trim();  // returns what is wholly free to the source, but for the pools
   int new_pool() { return ++pools_; }
   void use_pool(int pool);      // from now on; 0: none. Throws when one is in use already
   void release_pool(int pool);  // its memory is ordinary from now on, what is still held as soon as that is given back
@@ -170,7 +182,8 @@ class CachingAllocator : public Counted {
     int stream;  // of whoever held it last; −pool for a piece of a pool
     bool free;
     Use use = Use::other;
-    bool touched = false;  // free, and its pages may have been written to since they were given back; only known under a budget
+    bool touched =
+        false;  // free, and its pages may have been written to since they were given back; only known under a budget
   };
   using Pieces = std::pmr::map<std::byte*, Piece>;
   using Order = std::tuple<int, std::size_t, std::byte*>;  // stream, size, place
@@ -239,7 +252,7 @@ enum class Residency : std::uint8_t { resident, evicted, discarded };
 class Keeper {
  public:
   virtual ~Keeper() = default;
-  virtual void bring_back(Storage& storage) = 0;  // leaves it resident, or throws; on the thread that reads
+  virtual void bring_back(Storage& storage) = 0;     // leaves it resident, or throws; on the thread that reads
   virtual void gone(Storage& storage) noexcept = 0;  // the storage dies; on the thread that dropped it
 };
 
@@ -255,7 +268,8 @@ class Storage : public Counted {
 
   Backend& backend() const { return memory_->backend(); }  // throws Error when it is gone
   std::byte* data() const {
-    if (!data_) [[unlikely]] require_resident();
+    if (!data_) [[unlikely]]
+      require_resident();
     return static_cast<std::byte*>(data_);
   }
   std::size_t bytes() const { return bytes_; }
@@ -266,11 +280,11 @@ class Storage : public Counted {
   void keep(Keeper* keeper, int id) { rare().keeper = keeper, rare().kept_as = id; }  // null: nobody
   Keeper* keeper() const { return rare_ ? rare_->keeper : nullptr; }
   int kept_as() const { return rare_ ? rare_->kept_as : 0; }  // the keeper's number for it
-  void leave(Residency as);          // gives its block back
-  void* new_block();                 // one that it may come back to; not its own yet
-  void give_back(void* block);       // one that it did not come back to
-  void arrive(void* block);          // the block holds its bytes: it is resident
-  void adopt(Storage& other);        // arrives in the block of `other`, of the same size, which nobody else holds
+  void leave(Residency as);                                   // gives its block back
+  void* new_block();                                          // one that it may come back to; not its own yet
+  void give_back(void* block);                                // one that it did not come back to
+  void arrive(void* block);                                   // the block holds its bytes: it is resident
+  void adopt(Storage& other);  // arrives in the block of `other`, of the same size, which nobody else holds
   // How many of the references are those of tapes: where all are, no operation reads the storage before its backward.
   void on_tape(int change) { on_tape_.fetch_add(change, std::memory_order_relaxed); }
   bool only_on_tape() const { return references() == on_tape_.load(std::memory_order_relaxed); }
@@ -278,13 +292,14 @@ class Storage : public Counted {
   std::span<const std::unique_ptr<WriteCount>> segments() const;
   WriteCount* add_segment(std::string name);  // lives as long as the storage
 
-  static void* operator new(std::size_t);   // storages come and go with every activation: recycled, not malloc'ed
+  static void* operator new(std::size_t);  // storages come and go with every activation: recycled, not malloc'ed
   static void operator delete(void*);
 
  private:
-  Storage(Ref<CachingAllocator> memory, void* data, std::size_t bytes) : memory_(std::move(memory)), data_(data), bytes_(bytes) {}
+  Storage(Ref<CachingAllocator> memory, void* data, std::size_t bytes)
+      : memory_(std::move(memory)), data_(data), bytes_(bytes) {}
   ~Storage();
-  struct Rare {  // what few storages have
+  struct Rare {                   // what few storages have
     std::shared_ptr<void> owner;  // set: memory is not the allocator's
     std::vector<std::unique_ptr<WriteCount>> segments;
     Keeper* keeper = nullptr;

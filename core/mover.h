@@ -35,13 +35,15 @@ class Mover {
   virtual bool done(CopyId id) = 0;          // the copy that was begun last, or it failed
   virtual std::string wait(CopyId id) = 0;   // for it. What went wrong (a full disk); empty: nothing
   virtual void forget(CopyId id) = 0;        // its room outside is free again; waits for a copy under way
-  virtual double now() = 0;                        // seconds, by the clock in which copies take their time
-  virtual void ran(double flops, double bytes) { (void)flops, (void)bytes; }  // an operation has run: for a virtual clock
+  virtual double now() = 0;                  // seconds, by the clock in which copies take their time
+  virtual void ran(double flops, double bytes) {
+    (void)flops, (void)bytes;
+  }  // an operation has run: for a virtual clock
   virtual MoverRates rates() const = 0;
   // What has been moved since the last call, for a trace. A device is waited for.
   virtual std::vector<Moved> moved() { return std::exchange(moved_, {}); }
-  virtual void timed(bool on) { (void)on; }  // off: a device's copies from now on are in neither of these two
-  virtual std::string description() const = 0;        // "a scratch file in /tmp (direct)"
+  virtual void timed(bool on) { (void)on; }     // off: a device's copies from now on are in neither of these two
+  virtual std::string description() const = 0;  // "a scratch file in /tmp (direct)"
 
  protected:
   std::vector<Moved> moved_;
@@ -63,9 +65,9 @@ std::unique_ptr<Mover> unified_mover(Backend& backend, std::size_t budget);
 // A device that is not there: operations and copies take the time that these rates say, on a virtual clock, while the
 // bytes move from host memory to host memory. The whole plan runs as it would beside a GPU; only the clock is not real.
 struct SimulatedRates {
-  double flops = 1e12, memory = 1e11;   // of operations: per second; bytes touched per second
-  double out = 1e10, in = 1e10;         // of the copy engines, bytes per second
-  std::size_t room = std::size_t(-1);   // outside; what does not fit fails as on a full disk
+  double flops = 1e12, memory = 1e11;  // of operations: per second; bytes touched per second
+  double out = 1e10, in = 1e10;        // of the copy engines, bytes per second
+  std::size_t room = std::size_t(-1);  // outside; what does not fit fails as on a full disk
 };
 std::unique_ptr<Mover> simulated_mover(const SimulatedRates& rates = {});
 

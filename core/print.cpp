@@ -23,13 +23,16 @@ struct Printer {
   void along(std::int64_t n, const F& f, const Gap& gap) const {
     const bool all = whole || n <= 2 * edge;
     for (std::int64_t i = 0; i < n; i++)
-      if (!all && i == edge) gap(), i = n - edge - 1;
-      else f(i);
+      if (!all && i == edge)
+        gap(), i = n - edge - 1;
+      else
+        f(i);
   }
   template <class F>
   void each_shown(int axis, std::int64_t at, const F& f) const {
     if (axis == t.rank()) return f(values[std::size_t(at)]);
-    along(t.size(axis), [&](std::int64_t i) { each_shown(axis + 1, at * t.size(axis) + i, f); }, [] {});
+    along(
+        t.size(axis), [&](std::int64_t i) { each_shown(axis + 1, at * t.size(axis) + i, f); }, [] {});
   }
 
   void choose_format() {
@@ -42,7 +45,10 @@ struct Printer {
       if (v != 0) least = std::min(least, std::fabs(v));
     });
     const bool counts = t.dtype() == DType::u8 || t.dtype() == DType::i32;
-    if (!counts) format = most > 1e8 || (!integers && (most / least > 1000 || least < 1e-4)) ? "%.4e" : integers ? "%.0f." : "%.4f";
+    if (!counts)
+      format = most > 1e8 || (!integers && (most / least > 1000 || least < 1e-4)) ? "%.4e"
+               : integers                                                         ? "%.0f."
+                                                                                  : "%.4f";
     each_shown(0, 0, [&](double v) { width = std::max(width, int(text_of(v).size())); });
   }
   std::string text_of(double v) const {
@@ -56,7 +62,9 @@ struct Printer {
       return;
     }
     const bool last = axis + 1 == t.rank();
-    const std::string between = last ? ", " : "," + std::string(std::size_t(t.rank() - axis - 1), '\n') + std::string(std::size_t(axis + 1), ' ');
+    const std::string between =
+        last ? ", "
+             : "," + std::string(std::size_t(t.rank() - axis - 1), '\n') + std::string(std::size_t(axis + 1), ' ');
     bool first = true;
     out << '[';
     along(

@@ -30,8 +30,8 @@ Queue& Backend::queue() {
   return nothing;
 }
 std::shared_ptr<void> Backend::pinned(std::size_t bytes) {
-  return std::shared_ptr<void>(::operator new(bytes, std::align_val_t{64}),
-                               [](void* p) { ::operator delete(p, std::align_val_t{64}); });
+  return std::shared_ptr<void>(::operator new (bytes, std::align_val_t{64}),
+                               [](void* p) { ::operator delete (p, std::align_val_t{64}); });
 }
 
 }  // namespace tandem

@@ -29,8 +29,8 @@ QueueMover::Room QueueMover::room_for(std::size_t bytes, std::string& error) {
   auto found = free_.lower_bound(size);
   if (found == free_.end() || found->first != size) {
     if (taken_ + size > most_) {
-      error = description() + ": " + readable_bytes(double(size)) + " more would pass the " + readable_bytes(double(most_)) +
-              " that swapping may take there";
+      error = description() + ": " + readable_bytes(double(size)) + " more would pass the " +
+              readable_bytes(double(most_)) + " that swapping may take there";
     } else {
       try {
         Room room{take(size), size, backend_.new_event()};
@@ -63,7 +63,8 @@ Mover::CopyId QueueMover::out(const void* from, std::size_t bytes) {
   Copy copy;
   copy.bytes = bytes;
   copy.room = room_for(bytes, copy.error);
-  if (copy.error.empty()) begin(out_, copy, [&](Queue& queue) { send_out(queue, copy.room.memory.get(), from, bytes); });
+  if (copy.error.empty())
+    begin(out_, copy, [&](Queue& queue) { send_out(queue, copy.room.memory.get(), from, bytes); });
   copies_.emplace(++last_, std::move(copy));
   return last_;
 }
@@ -120,7 +121,9 @@ class PinnedMover final : public QueueMover {
 
  private:
   std::shared_ptr<void> take(std::size_t bytes) override { return backend_.pinned(bytes); }
-  void send_out(Queue& queue, void* room, const void* from, std::size_t bytes) override { queue.fetch(room, from, bytes); }
+  void send_out(Queue& queue, void* room, const void* from, std::size_t bytes) override {
+    queue.fetch(room, from, bytes);
+  }
   void send_in(Queue& queue, void* to, const void* room, std::size_t bytes) override { queue.send(to, room, bytes); }
 };
 

@@ -30,7 +30,10 @@ struct Words {
 class Philox {
  public:
   TANDEM_HD Philox(std::uint64_t seed, std::uint32_t stream, std::uint32_t epoch, std::uint32_t sample)
-      : key0_(static_cast<std::uint32_t>(seed)), key1_(static_cast<std::uint32_t>(seed >> 32)), stream_(stream), epoch_(epoch),
+      : key0_(static_cast<std::uint32_t>(seed)),
+        key1_(static_cast<std::uint32_t>(seed >> 32)),
+        stream_(stream),
+        epoch_(epoch),
         sample_(sample) {}
   TANDEM_HD Philox(std::uint64_t seed, Stream stream, std::uint32_t epoch = 0, std::uint32_t sample = 0)
       : Philox(seed, static_cast<std::uint32_t>(stream), epoch, sample) {}
@@ -40,7 +43,8 @@ class Philox {
     std::uint32_t c0 = index, c1 = sample_, c2 = epoch_, c3 = stream_, k0 = key0_, k1 = key1_;
     for (int round = 0; round < 10; round++) {
       std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0, p1 = std::uint64_t{0xCD9E8D57u} * c2;
-      std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
+      std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0,
+                    n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
       c1 = static_cast<std::uint32_t>(p1);
       c3 = static_cast<std::uint32_t>(p0);
       c0 = n0;

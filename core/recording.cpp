@@ -11,7 +11,8 @@ void Recording::operator()() {
   try {
     step_();  // queues nothing: every launch becomes a node
     why_eager_ = capture_->end();
-  } catch (const Error& e) {  // NotRecordable, or a library that refuses; a real error comes again in the eager call below
+  } catch (
+      const Error& e) {  // NotRecordable, or a library that refuses; a real error comes again in the eager call below
     capture_->end();
     why_eager_ = e.what();
   } catch (...) {

@@ -4,9 +4,9 @@
 #include <map>
 #include <vector>
 
-#include "core/text.h"
 #include "core/memory.h"
 #include "core/mover.h"
+#include "core/text.h"
 
 namespace tandem {
 namespace {

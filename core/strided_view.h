@@ -37,7 +37,8 @@ struct CopyRows : ViewCopy<T> {
     using A = Accumulator<T>;
     std::int64_t p, q;
     this->place(row, p, q);
-    const std::int64_t n = this->size[this->rank - 1], s = this->from.step[this->rank - 1], t = this->to.step[this->rank - 1];
+    const std::int64_t n = this->size[this->rank - 1], s = this->from.step[this->rank - 1],
+                       t = this->to.step[this->rank - 1];
     for (std::int64_t i = 0; i < n; i++)
       this->y[q + i * t] = T(add ? A(this->y[q + i * t]) + A(this->x[p + i * s]) : A(this->x[p + i * s]));
   }
@@ -69,7 +70,9 @@ struct CopyPacks : ViewCopy<T> {
 // Whether packs of V elements can be copied: rows are contiguous and begin at multiples of a pack, as the memory does.
 template <class T>
 bool in_packs(const ViewCopy<T>& c, int V) {
-  const auto aligned = [&](const T* p) { return reinterpret_cast<std::uintptr_t>(p) % (std::size_t(V) * sizeof(T)) == 0; };
+  const auto aligned = [&](const T* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % (std::size_t(V) * sizeof(T)) == 0;
+  };
   bool fits = c.from.step[c.rank - 1] == 1 && c.to.step[c.rank - 1] == 1 && c.size[c.rank - 1] % V == 0 &&
               c.from.begin % V == 0 && c.to.begin % V == 0 && aligned(c.x) && aligned(c.y);
   for (int k = 0; k + 1 < c.rank; k++) fits = fits && c.from.step[k] % V == 0 && c.to.step[k] % V == 0;

@@ -134,8 +134,9 @@ SignalsWait::SignalsWait() {
 
 int default_threads() {
   cpu_set_t mask;
-  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask)
-                                                                  : int(std::max(1u, std::thread::hardware_concurrency()));
+  const int cores = sched_getaffinity(0, sizeof mask, &mask) == 0
+                        ? CPU_COUNT(&mask)
+                        : int(std::max(1u, std::thread::hardware_concurrency()));
   if (const char* asked = std::getenv("OMP_NUM_THREADS"))
     if (const int n = std::atoi(asked); n > 0) return std::min(n, 4 * cores);
   return std::max(1, int(std::min(double(cores), std::ceil(core_quota()))));

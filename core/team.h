@@ -52,7 +52,8 @@ class Barrier {
 template <class Body>
 void in_parts(int parts, const Body& body) {
   if (parts <= 1) return body(0);
-  team::run(parts, [](const void* b, int part) { (*static_cast<const Body*>(b))(part); }, &body);
+  team::run(
+      parts, [](const void* b, int part) { (*static_cast<const Body*>(b))(part); }, &body);
 }
 
 }  // namespace tandem

@@ -11,15 +11,19 @@ namespace {
 // Every type: files hold f16 where nothing computes with it.
 template <class F>
 void on_host(DType t, const char* op, const F& f) {
-  if (t == DType::f16) f.template operator()<f16>();
-  else dispatch_any(t, op, f);
+  if (t == DType::f16)
+    f.template operator()<f16>();
+  else
+    dispatch_any(t, op, f);
 }
 
 }  // namespace
 
 void fail_undefined() {
-  fail("an undefined Tensor or Variable was used: it was made without a value, or moved from; where an operation takes an "
-       "optional input, leave it out");
+  fail(
+      "an undefined Tensor or Variable was used: it was made without a value, or moved from; where an operation takes "
+      "an "
+      "optional input, leave it out");
 }
 
 Tensor::Tensor(Backend& backend, const Shape& shape, DType dtype)
@@ -36,14 +40,14 @@ Tensor Tensor::full(Backend& backend, const Shape& shape, double value, DType dt
 }
 
 Tensor Tensor::of(Backend& backend, const Shape& shape, std::span<const double> values, DType dtype) {
-  require(std::int64_t(values.size()) == shape.numel(), "Tensor::of: ", values.size(), " values for the shape ",
-          shape);
+  require(std::int64_t(values.size()) == shape.numel(), "Tensor::of: ", values.size(), " values for the shape ", shape);
   std::vector<std::byte> host(std::max<std::size_t>(1, values.size() * size_of(dtype)));
   auto store = [&]<class T>() {
     for (std::size_t i = 0; i < values.size(); i++) {
       if constexpr (std::is_integral_v<T>)
-        require(values[i] >= double(std::numeric_limits<T>::lowest()) && values[i] <= double(std::numeric_limits<T>::max()), "Tensor::of: ",
-                values[i], " is no ", name_of(dtype));
+        require(
+            values[i] >= double(std::numeric_limits<T>::lowest()) && values[i] <= double(std::numeric_limits<T>::max()),
+            "Tensor::of: ", values[i], " is no ", name_of(dtype));
       T v = static_cast<T>(values[i]);
       std::memcpy(host.data() + i * sizeof(T), &v, sizeof(T));
     }
@@ -74,8 +78,8 @@ Tensor Tensor::slice(std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
-  require(0 <= begin && begin <= numel_ - shape.numel(), "range [", begin, ", +", shape.numel(), ") of ",
-          numel_, " elements");
+  require(0 <= begin && begin <= numel_ - shape.numel(), "range [", begin, ", +", shape.numel(), ") of ", numel_,
+          " elements");
   Tensor t = *this;
   t.offset_ += begin;
   t.shape_ = shape;
@@ -84,8 +88,7 @@ Tensor Tensor::range(std::int64_t begin, const Shape& shape) const {
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  require(shape.numel() == numel_, "reshape: ", shape_, " has ", numel_, " elements, ", shape, " has ",
-          shape.numel());
+  require(shape.numel() == numel_, "reshape: ", shape_, " has ", numel_, " elements, ", shape, " has ", shape.numel());
   Tensor t = *this;
   t.shape_ = shape;
   return t;

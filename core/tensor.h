@@ -68,11 +68,12 @@ class Tensor {
   }
 
   Tensor slice(std::int64_t begin, std::int64_t end) const;  // rows [begin, end) of the first axis; shares memory
-  Tensor range(std::int64_t begin, const Shape& shape) const;  // shape.numel() elements from flat position begin; shares memory
-  Tensor reshape(const Shape& shape) const;                    // another shape with the same numel(); shares memory
-  Tensor cast(DType dtype) const;                              // returns itself when the type is the same
+  Tensor range(std::int64_t begin,
+               const Shape& shape) const;    // shape.numel() elements from flat position begin; shares memory
+  Tensor reshape(const Shape& shape) const;  // another shape with the same numel(); shares memory
+  Tensor cast(DType dtype) const;            // returns itself when the type is the same
   Tensor clone() const;
-  Tensor to(Backend& backend) const;                           // returns itself when it is on that backend
+  Tensor to(Backend& backend) const;  // returns itself when it is on that backend
   void fill(double value);
   void copy_from(const Tensor& source);  // same shape; converts the type
 

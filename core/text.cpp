@@ -37,7 +37,11 @@ std::string short_number(double v, int most) {
 std::string readable_bytes(double bytes) {
   const int unit = bytes >= 1024.0 * (1 << 20) ? 3 : bytes >= (1 << 20) ? 2 : bytes >= 1024 ? 1 : 0;
   const double v = bytes / std::pow(1024.0, unit);
-  return printed("%.*f %s", v >= 100 || unit == 0 ? 0 : v >= 10 ? 1 : 2, v, std::array{"B", "KiB", "MiB", "GiB"}[std::size_t(unit)]);
+  return printed("%.*f %s",
+                 v >= 100 || unit == 0 ? 0
+                 : v >= 10             ? 1
+                                       : 2,
+                 v, std::array{"B", "KiB", "MiB", "GiB"}[std::size_t(unit)]);
 }
 
 std::string hex(std::uint64_t v) { return printed("%016llx", static_cast<unsigned long long>(v)); }

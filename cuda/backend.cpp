@@ -82,12 +82,15 @@ class CudaBackend final : public Backend {
   }
   std::vector<std::string> libraries() const override { return library_paths(); }
   bool on_device() const override { return true; }
-  bool supports(DType dtype) const override { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+  bool supports(DType dtype) const override {
+    return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+  }
   void* stream() const override { return queue_.stream; }
 
   // ---- memory -------------------------------------------------------------------------------------------------------
   void upload(void* to, const void* from, std::size_t bytes) override {
-    if (recording_) throw NotRecordable("memory of the host is copied to the GPU, and would be the same in every replay");
+    if (recording_)
+      throw NotRecordable("memory of the host is copied to the GPU, and would be the same in every replay");
     staging_.send(to, from, bytes);
   }
   void download(void* to, const void* from, std::size_t bytes) override {
@@ -169,7 +172,9 @@ class CudaBackend final : public Backend {
     const Narrow narrow(*this, w, x.dtype());
     std::optional<Narrow> narrow_bias;
     if (bias) narrow_bias.emplace(*this, *bias, x.dtype());
-    convolution_.forward(s, x.dtype(), {x.raw(), narrow.data(), y.raw_write(), bias ? narrow_bias->data() : nullptr, data<float>(bias)}, relu);
+    convolution_.forward(
+        s, x.dtype(), {x.raw(), narrow.data(), y.raw_write(), bias ? narrow_bias->data() : nullptr, data<float>(bias)},
+        relu);
   }
   void conv2d_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     const Narrow narrow(*this, w, dy.dtype());
@@ -190,9 +195,8 @@ class CudaBackend final : public Backend {
   // ---- pooling ------------------------------------------------------------------------------------------------------
   void max_pool(const PoolShape& s, const Tensor& x, bool relu, Tensor& y, Tensor* argmax) override {
     require(!argmax || s.kh * s.kw <= 255, "max_pool: a window of ", s.kh, "×", s.kw, " has more than 255 positions");
-    typed(x.dtype(), "max_pool", [&]<class T> {
-      cuda::max_pool(grid_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(argmax));
-    });
+    typed(x.dtype(), "max_pool",
+          [&]<class T> { cuda::max_pool(grid_, s, x.data<T>(), relu, y.write<T>(), write_if<std::uint8_t>(argmax)); });
   }
   void max_pool_backward(const PoolShape& s, const Tensor& dy, const Tensor& argmax, Tensor& dx, bool add) override {
     typed(dy.dtype(), "max_pool_backward", [&]<class T> {
@@ -214,8 +218,8 @@ class CudaBackend final : public Backend {
     const Scratch room = columns(2, s.channels);
     typed(x.dtype(), "batch_norm", [&]<class T> {
       cuda::batch_norm(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                       running_mean.write<float>(), running_variance.write<float>(), y.write<T>(),
-                       mean.write<float>(), inverse_std.write<float>(), room.floats());
+                       running_mean.write<float>(), running_variance.write<float>(), y.write<T>(), mean.write<float>(),
+                       inverse_std.write<float>(), room.floats());
     });
   }
   void batch_norm_inference(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
@@ -240,8 +244,8 @@ class CudaBackend final : public Backend {
     const Scratch room = columns(2, s.channels);
     typed(x.dtype(), "batch_norm_backward", [&]<class T> {
       cuda::batch_norm_backward(grid_, s, x.data<T>(), data<T>(y), dy.data<T>(), gamma.data<float>(),
-                                beta.data<float>(), mean.data<float>(), inverse_std.data<float>(),
-                                outputs<T>(out), room.floats());
+                                beta.data<float>(), mean.data<float>(), inverse_std.data<float>(), outputs<T>(out),
+                                room.floats());
     });
   }
 
@@ -270,9 +274,8 @@ class CudaBackend final : public Backend {
   }
   void squared_norm(const Tensor& x, Tensor& y, bool add) override {
     const Scratch room(memory(), most_parts * sizeof(float));
-    typed(x.dtype(), "squared_norm", [&]<class T> {
-      cuda::squared_norm(grid_, x.numel(), x.data<T>(), y.write<float>(), add, room.floats());
-    });
+    typed(x.dtype(), "squared_norm",
+          [&]<class T> { cuda::squared_norm(grid_, x.numel(), x.data<T>(), y.write<float>(), add, room.floats()); });
   }
   void cross_entropy(const Tensor& x, const Tensor& labels, double smoothing, Tensor& loss, Tensor& probabilities,
                      Tensor* correct) override {
@@ -306,8 +309,14 @@ class CudaBackend final : public Backend {
 
   template <class T>
   static NormOutputs<T> outputs(const NormGradients& out) {
-    return {write_if<T>(out.dx), write_if<T>(out.dresidual), write_if<float>(out.dgamma), write_if<float>(out.dbeta),
-            out.add_dx,          out.add_dresidual,          out.add_dgamma,              out.add_dbeta};
+    return {write_if<T>(out.dx),
+            write_if<T>(out.dresidual),
+            write_if<float>(out.dgamma),
+            write_if<float>(out.dbeta),
+            out.add_dx,
+            out.add_dresidual,
+            out.add_dgamma,
+            out.add_dbeta};
   }
 
   // Weights as products with pictures of this type want them: themselves, their kept copy, or a copy for this call.
@@ -317,9 +326,8 @@ class CudaBackend final : public Backend {
         : kept_(w.dtype() == type ? w.raw() : b.weights_.of(w, type)),
           room_(b.memory(), kept_ ? 0 : std::size_t(w.numel()) * size_of(type)) {
       if (kept_) return;
-      typed(type, "weights", [&]<class T> {
-        convert(b.grid_, w.numel(), w.data<float>(), static_cast<T*>(room_.data()), false);
-      });
+      typed(type, "weights",
+            [&]<class T> { convert(b.grid_, w.numel(), w.data<float>(), static_cast<T*>(room_.data()), false); });
     }
     const void* data() const { return kept_ ? kept_ : room_.data(); }
 

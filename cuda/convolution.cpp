@@ -40,7 +40,7 @@ struct Convolution::State {
   struct Entry {
     PlanKey key;
     std::optional<Plan> plan;  // none: our own kernel
-    bool tried;  // not so what was chosen while a step was recorded
+    bool tried;                // not so what was chosen while a step was recorded
   };
   std::vector<std::unique_ptr<Entry>> entries;
 
@@ -77,7 +77,8 @@ struct Convolution::State {
   void bias_and_relu(const PlanKey& key, const Operands& o) {
     const ConvShape& s = key.shape;
     typed(key.type, [&]<class T> {
-      bias_relu(grid, s.n * s.out_h() * s.out_w(), s.c_out, o.wide_bias, key.relu, static_cast<T*>(const_cast<void*>(o.y)));
+      bias_relu(grid, s.n * s.out_h() * s.out_w(), s.c_out, o.wide_bias, key.relu,
+                static_cast<T*>(const_cast<void*>(o.y)));
     });
   }
 
@@ -123,7 +124,8 @@ struct Convolution::State {
       return best;
     } catch (const Error&) {
       cudaGetLastError();  // it stays set otherwise, and the next launch would be blamed
-      CUDA_CHECK(cudaStreamSynchronize(grid.stream), key.text());  // a device that has failed is no matter of one engine
+      CUDA_CHECK(cudaStreamSynchronize(grid.stream),
+                 key.text());  // a device that has failed is no matter of one engine
       return {};
     }
   }
@@ -131,8 +133,10 @@ struct Convolution::State {
   // What can serve a key: with a bias, plans that add it, and then those of the convolution alone.
   std::vector<Plan> plans_for(const PlanKey& key) {
     const ForDevice device = [this](Descriptor& d) {
-      if (d.type() == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) d.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, &handle);
-      if (d.type() == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) d.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, &handle);
+      if (d.type() == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
+        d.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, &handle);
+      if (d.type() == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+        d.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, &handle);
     };
     std::vector<Plan> plans;
     if (key.empty()) return plans;
@@ -160,7 +164,8 @@ struct Convolution::State {
       if (!plans.empty()) chosen = 0;
     } else if (!plans.empty()) {
       const Stopwatch watch;
-      chosen = choose(plans.size(), rules.deterministic, [&](std::size_t i) { return milliseconds(watch, plans[i], key, o); });
+      chosen = choose(plans.size(), rules.deterministic,
+                      [&](std::size_t i) { return milliseconds(watch, plans[i], key, o); });
     }
     if (chosen) e->plan = std::move(plans[*chosen]);
     entries.push_back(std::move(e));
@@ -191,7 +196,8 @@ void Convolution::forward(const ConvShape& s, DType type, const Operands& o, boo
   const PlanKey key = PlanKey::of(Pass::forward, s, type, o, relu);
   if (auto& e = state_->entry(key, o); e.plan) return state_->run(*e.plan, key, o);
   typed(type, [&]<class T> {
-    plain_convolution(state_->grid, s, static_cast<const T*>(o.x), static_cast<const T*>(o.w), static_cast<T*>(const_cast<void*>(o.y)));
+    plain_convolution(state_->grid, s, static_cast<const T*>(o.x), static_cast<const T*>(o.w),
+                      static_cast<T*>(const_cast<void*>(o.y)));
   });
   state_->bias_and_relu(key, o);
 }
@@ -223,7 +229,8 @@ void Convolution::backward_filter(const ConvShape& s, DType type, const void* x,
   auto& e = state_->entry(key, o);
   typed(type, [&]<class T> {
     if (!e.plan)
-      return plain_convolution_backward_filter(state_->grid, s, static_cast<const T*>(x), static_cast<const T*>(dy), dw, add);
+      return plain_convolution_backward_filter(state_->grid, s, static_cast<const T*>(x), static_cast<const T*>(dy), dw,
+                                               add);
     state_->run(*e.plan, key, o);
     if (through) convert(state_->grid, s.w_numel(), static_cast<const T*>(to), dw, add);
   });

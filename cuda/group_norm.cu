@@ -10,7 +10,9 @@ namespace {
 struct Group {
   std::int64_t base, channels, deep, first;
   __device__ Group(const GroupNormShape& s, std::int64_t pair)
-      : base(pair / s.groups * s.pixels * s.channels), channels(s.channels), deep(s.in_group()),
+      : base(pair / s.groups * s.pixels * s.channels),
+        channels(s.channels),
+        deep(s.in_group()),
         first(pair % s.groups * s.in_group()) {}
   __device__ std::int64_t channel(std::int64_t k) const { return first + k % deep; }
   __device__ std::int64_t at(std::int64_t k) const { return base + k / deep * channels + channel(k); }
@@ -101,18 +103,17 @@ void group_norm_backward(const Grid& grid, const GroupNormShape& s, const T* x, 
                          const float* mean, const float* inverse_std, const NormOutputs<T>& out, float* scratch) {
   if (s.pictures == 0) return;
   if (out.dgamma || out.dbeta)
-    column_sums<2, 1>(grid, s.pictures * s.pixels, s.channels, scratch,
-                      ChannelSums<T>{s, x, dy, mean, inverse_std},
+    column_sums<2, 1>(grid, s.pictures * s.pixels, s.channels, scratch, ChannelSums<T>{s, x, dy, mean, inverse_std},
                       PutSums{out.dgamma, out.dbeta, out.add_dgamma, out.add_dbeta});
   if (!out.dx) return;
-  start(group_norm_dx<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, dy, gamma, mean, inverse_std,
-        out.dx, out.add_dx);
+  start(group_norm_dx<T>, unsigned(s.pictures * s.groups), 256, grid.stream, s, x, dy, gamma, mean, inverse_std, out.dx,
+        out.add_dx);
 }
 
-#define TANDEM_GROUP_NORM(T)                                                                                       \
-  template void group_norm(const Grid&, const GroupNormShape&, const T*, const float*, const float*, T*, float*,  \
-                           float*);                                                                                \
-  template void group_norm_backward(const Grid&, const GroupNormShape&, const T*, const T*, const float*,         \
+#define TANDEM_GROUP_NORM(T)                                                                                     \
+  template void group_norm(const Grid&, const GroupNormShape&, const T*, const float*, const float*, T*, float*, \
+                           float*);                                                                              \
+  template void group_norm_backward(const Grid&, const GroupNormShape&, const T*, const T*, const float*,        \
                                     const float*, const float*, const NormOutputs<T>&, float*);
 TANDEM_GROUP_NORM(float)
 TANDEM_GROUP_NORM(bf16)

@@ -24,8 +24,8 @@ inline std::size_t column_scratch(int sums, std::int64_t channels) {
 // scratch: column_scratch(2, channels) + 4·channels floats.
 template <class T>
 void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
-                const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_std, float* scratch);
+                const float* beta, float* running_mean, float* running_variance, T* y, float* mean, float* inverse_std,
+                float* scratch);
 template <class T>
 void batch_norm_inference(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                           const float* beta, const float* mean, const float* variance, T* y, float* scratch);
@@ -48,8 +48,8 @@ void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* opt
 // ---- group normalisation (group_norm.cu): x, y [pictures, pixels, channels] -----------------------------------------
 // mean, inverse_std [pictures, groups]. scratch (backward): column_scratch(2, channels) floats.
 template <class T>
-void group_norm(const Grid&, const GroupNormShape&, const T* x, const float* gamma, const float* beta, T* y, float* mean,
-                float* inverse_std);
+void group_norm(const Grid&, const GroupNormShape&, const T* x, const float* gamma, const float* beta, T* y,
+                float* mean, float* inverse_std);
 template <class T>
 void group_norm_backward(const Grid&, const GroupNormShape&, const T* x, const T* dy, const float* gamma,
                          const float* mean, const float* inverse_std, const NormOutputs<T>& out, float* scratch);

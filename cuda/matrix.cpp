@@ -27,8 +27,8 @@ struct Described {
   // Column-major, yᵀ[n, m] = w[n, k]·xᵀ[k, m]: the bias runs along the rows, the only way that the library has it.
   Described(const LinearKey& key, const void* bias, bool tf32) {
     const cudaDataType_t type = library_type(key.type);
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&operation, tf32 && key.type == DType::f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
-                                          CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(
+        &operation, tf32 && key.type == DType::f32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, key.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -61,7 +61,8 @@ struct Preference {
 };
 
 // The heuristic's first choice; none when it has nothing to offer. Partial sums stay in f32 and are added in order.
-std::optional<cublasLtMatmulAlgo_t> best_of(cublasLtHandle_t handle, const LinearKey& key, const Described& d, std::size_t room) {
+std::optional<cublasLtMatmulAlgo_t> best_of(cublasLtHandle_t handle, const LinearKey& key, const Described& d,
+                                            std::size_t room) {
   Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, room);
   preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -81,14 +82,17 @@ std::optional<cublasLtMatmulAlgo_t> best_of(cublasLtHandle_t handle, const Linea
 
 std::string LinearKey::text() const {
   std::ostringstream out;
-  out << "linear [" << m << ", " << k << "]·[" << n << ", " << k << "]ᵀ + bias" << (relu ? ", ReLU" : "") << " of " << name_of(type);
+  out << "linear [" << m << ", " << k << "]·[" << n << ", " << k << "]ᵀ + bias" << (relu ? ", ReLU" : "") << " of "
+      << name_of(type);
   return out.str();
 }
 
 Matrix::Matrix(cudaStream_t stream, void* workspace, std::size_t workspace_bytes)
     : stream_(stream), workspace_(workspace), workspace_bytes_(workspace_bytes) {
   CUBLAS_CHECK(cublasLtCreate(&lt_), "cuBLASLt does not start");
-  plans_.plan = [this](const LinearKey& key) { return best_of(lt_, key, Described(key, tried_.bias, tf32_), workspace_bytes_); };
+  plans_.plan = [this](const LinearKey& key) {
+    return best_of(lt_, key, Described(key, tried_.bias, tf32_), workspace_bytes_);
+  };
   // Times NaN every product is NaN, and so must every result be. y is overwritten by the call that asked.
   plans_.nan_survives = [this](const LinearKey& key, const cublasLtMatmulAlgo_t& algorithm) {
     run(key, algorithm, std::numeric_limits<float>::quiet_NaN(), tried_.x, tried_.w, tried_.bias, tried_.y);
@@ -139,8 +143,8 @@ void Matrix::product(bool transpose_a, bool transpose_b, std::int64_t m, std::in
   const auto leading = [](std::int64_t width) { return int(std::max<std::int64_t>(1, width)); };
   CUBLAS_CHECK(cublasGemmStridedBatchedEx(
                    handle_, op(transpose_b), op(transpose_a), int(n), int(m), int(k), &one, b, library_type(type_b),
-                   leading(transpose_b ? k : n), k * n, a, library_type(type_a), leading(transpose_a ? m : k), m * k, &beta, c,
-                   library_type(type_c), int(n), m * n, int(batch), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                   leading(transpose_b ? k : n), k * n, a, library_type(type_a), leading(transpose_a ? m : k), m * k,
+                   &beta, c, library_type(type_c), int(n), m * n, int(batch), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "matrix product [", m, ", ", k, "]·[", k, ", ", n, "] of ", name_of(type_a));
 }
 

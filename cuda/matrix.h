@@ -32,8 +32,8 @@ struct LinearKey {
 template <class Plan>
 class FusedPlans {
  public:
-  std::function<std::optional<Plan>(const LinearKey&)> plan;         // the library's best, or none
-  std::function<bool(const LinearKey&, const Plan&)> nan_survives;   // runs it on NaN
+  std::function<std::optional<Plan>(const LinearKey&)> plan;        // the library's best, or none
+  std::function<bool(const LinearKey&, const Plan&)> nan_survives;  // runs it on NaN
   const Plan* of(const LinearKey& key, bool recording) {
     for (const auto& [known, chosen] : all_)
       if (known == key) return chosen ? &*chosen : nullptr;
@@ -64,8 +64,8 @@ class Matrix {
   void tf32(bool on);
 
  private:
-  void run(const LinearKey& key, const cublasLtMatmulAlgo_t& algorithm, float alpha, const void* x, const void* w, const void* bias,
-           void* y);
+  void run(const LinearKey& key, const cublasLtMatmulAlgo_t& algorithm, float alpha, const void* x, const void* w,
+           const void* bias, void* y);
   cublasHandle_t handle_ = nullptr;
   cublasLtHandle_t lt_ = nullptr;
   cudaStream_t stream_;

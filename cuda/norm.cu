@@ -212,15 +212,15 @@ struct InputGradient {
 
 template <class T>
 void batch_norm(const Grid& grid, const NormShape& s, const T* x, const T* residual, const float* gamma,
-                const float* beta, float* running_mean, float* running_variance, T* y, float* mean,
-                float* inverse_std, float* scratch) {
+                const float* beta, float* running_mean, float* running_variance, T* y, float* mean, float* inverse_std,
+                float* scratch) {
   float *scale = scratch, *offset = scale + s.channels, *parts = offset + s.channels;
   with_packs<T>(
       s.channels,
       [&]<int V> {
-        column_sums<2, V>(grid, s.rows, s.channels, parts, Moments<T, V>{x, s.channels},
-                          FinishForward<T>{s, x, gamma, beta, running_mean, running_variance, mean, inverse_std,
-                                           scale, offset});
+        column_sums<2, V>(
+            grid, s.rows, s.channels, parts, Moments<T, V>{x, s.channels},
+            FinishForward<T>{s, x, gamma, beta, running_mean, running_variance, mean, inverse_std, scale, offset});
       },
       x);
   normalise(grid, s, x, residual, scale, offset, y);
@@ -244,8 +244,8 @@ void batch_norm_again(const Grid& grid, const NormShape& s, const T* x, const T*
 
 template <class T>
 void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_std,
-                         const NormOutputs<T>& out, float* scratch) {
+                         const float* beta, const float* mean, const float* inverse_std, const NormOutputs<T>& out,
+                         float* scratch) {
   float *scale = scratch, *offset = scale + s.channels, *slope = offset + s.channels, *constant = slope + s.channels,
         *parts = constant + s.channels;
   device_launch(grid.stream, s.channels, Prepare{gamma, beta, mean, inverse_std, scale, offset});
@@ -255,8 +255,8 @@ void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const
       s.channels,
       [&]<int V> {
         column_sums<2, V>(grid, s.rows, s.channels, parts, GradientSums<T, V>{a, keep},
-                          FinishBackward{double(s.rows), scale, inverse_std, slope, constant, out.dgamma,
-                                         out.dbeta, out.add_dgamma, out.add_dbeta});
+                          FinishBackward{double(s.rows), scale, inverse_std, slope, constant, out.dgamma, out.dbeta,
+                                         out.add_dgamma, out.add_dbeta});
         T* added = out.add_dresidual ? out.dresidual : nullptr;
         if (!out.dx && !added) return;
         Arguments<T> second = a;
@@ -273,7 +273,7 @@ void batch_norm_backward(const Grid& grid, const NormShape& s, const T* x, const
   template void batch_norm_inference(const Grid&, const NormShape&, const T*, const T*, const float*, const float*, \
                                      const float*, const float*, T*, float*);                                       \
   template void batch_norm_again(const Grid&, const NormShape&, const T*, const T*, const float*, const float*,     \
-                                 const float*, const float*, T*, float*);                                          \
+                                 const float*, const float*, T*, float*);                                           \
   template void batch_norm_backward(const Grid&, const NormShape&, const T*, const T*, const T*, const float*,      \
                                     const float*, const float*, const float*, const NormOutputs<T>&, float*);
 TANDEM_NORM(float)

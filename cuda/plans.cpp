@@ -131,9 +131,11 @@ Descriptor convolution(const PlanKey& key, const Descriptor& x, const Descriptor
 // y = x + b or, without b, y = relu(x).
 Descriptor pointwise(const Descriptor& x, const Descriptor* b, const Descriptor& y) {
   const cudnnPointwiseMode_t mode = b ? CUDNN_POINTWISE_ADD : CUDNN_POINTWISE_RELU_FWD;
-  const cudnnNanPropagation_t nan = CUDNN_PROPAGATE_NAN;  // asked for; whether an engine does so is tried (convolution.cpp)
+  const cudnnNanPropagation_t nan =
+      CUDNN_PROPAGATE_NAN;  // asked for; whether an engine does so is tried (convolution.cpp)
   Descriptor p(CUDNN_BACKEND_POINTWISE_DESCRIPTOR), op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  p.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, &mode).set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, &arithmetic);
+  p.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, &mode)
+      .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, &arithmetic);
   if (!b) p.set(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, &nan);
   p.finish();
   op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, p).set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
@@ -172,24 +174,28 @@ Descriptor operation_graph(const ForDevice& device, const PlanKey& key) {
 // What a heuristic offers, best guess first.
 std::vector<Descriptor> configurations(const Descriptor& heuristic) {
   std::int64_t count = 0;
-  CUDNN_CHECK(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
+  CUDNN_CHECK(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0,
+                                       &count, nullptr));
   std::vector<Descriptor> all;
   std::vector<cudnnBackendDescriptor_t> raw;
   for (std::int64_t i = 0; i < count; i++) raw.push_back(all.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).raw());
-  CUDNN_CHECK(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count, raw.data()));
+  CUDNN_CHECK(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                       count, &count, raw.data()));
   all.erase(all.begin() + count, all.end());  // it may offer fewer than it said
   return all;
 }
 
 // None where the engine is not acceptable or not for this device.
-std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const EngineRules& rules, const Descriptor& configuration) {
+std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const EngineRules& rules,
+                            const Descriptor& configuration) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t into = engine.raw();
   std::int64_t got = 0;
-  CUDNN_CHECK(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &got, &into));
+  CUDNN_CHECK(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                       1, &got, &into));
   std::vector<cudnnBackendNumericalNote_t> notes(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  CUDNN_CHECK(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, std::int64_t(notes.size()),
-                                       &got, notes.data()));
+  CUDNN_CHECK(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                       std::int64_t(notes.size()), &got, notes.data()));
   notes.resize(std::size_t(got));
   if (!acceptable(notes, key.type, rules)) return {};
   Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
@@ -209,7 +215,8 @@ std::vector<Plan> candidates(const ForDevice& device, const PlanKey& key, const 
     if (!found.empty()) break;
     Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     device(heuristic);
-    heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph).set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, &mode);
+    heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
+        .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, &mode);
     if (!heuristic.try_to_finish()) continue;  // it has nothing to say of this graph
     for (const Descriptor& configuration : configurations(heuristic)) {
       if (found.size() == most) break;

@@ -39,8 +39,10 @@ struct Operands {
 struct PlanKey {
   Pass pass;
   ConvShape shape;
-  DType type;  // of all tensors: the heuristics offer no engine for f32 filter gradients, or an f32 bias, of narrower pictures
-  bool bias = false, relu = false;  // the graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
+  DType type;  // of all tensors: the heuristics offer no engine for f32 filter gradients, or an f32 bias, of narrower
+               // pictures
+  bool bias = false,
+       relu = false;  // the graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
   Alignments alignment = {};
   static PlanKey of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu = false);
   // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the
@@ -68,7 +70,9 @@ bool acceptable(const std::vector<cudnnBackendNumericalNote_t>& notes, DType typ
 // One of cuDNN's descriptors; attributes are set, then it is finished.
 class Descriptor {
  public:
-  explicit Descriptor(cudnnBackendDescriptorType_t type) : type_(type) { CUDNN_CHECK(cudnnBackendCreateDescriptor(type, &d_)); }
+  explicit Descriptor(cudnnBackendDescriptorType_t type) : type_(type) {
+    CUDNN_CHECK(cudnnBackendCreateDescriptor(type, &d_));
+  }
   Descriptor(Descriptor&& o) noexcept : type_(o.type_), d_(std::exchange(o.d_, nullptr)) {}
   Descriptor& operator=(Descriptor&& o) noexcept {
     std::swap(type_, o.type_), std::swap(d_, o.d_);

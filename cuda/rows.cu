@@ -232,8 +232,8 @@ template <class T>
 void cross_entropy(const Grid& grid, std::int64_t rows, std::int64_t classes, const T* x, const std::int32_t* labels,
                    double smoothing, float* loss, float* probabilities, std::int32_t* correct, float* scratch) {
   if (rows > 0)
-    start(cross_entropy_rows<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, x, labels,
-          float(smoothing), probabilities, scratch, scratch + rows);
+    start(cross_entropy_rows<T>, blocks_of_rows(rows), warps(), grid.stream, rows, classes, x, labels, float(smoothing),
+          probabilities, scratch, scratch + rows);
   start(cross_entropy_total, 1, 256, grid.stream, rows, scratch, scratch + rows, loss, correct);
 }
 template <class T>
@@ -260,7 +260,7 @@ void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool ad
 #define TANDEM_ROWS(T)                                                                                                \
   template void sum_rows(const Grid&, std::int64_t, std::int64_t, const T*, float*, bool, float*);                    \
   template void reduce(const Grid&, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);         \
-  template void squared_norm(const Grid&, std::int64_t, const T*, float*, bool, float*);                            \
+  template void squared_norm(const Grid&, std::int64_t, const T*, float*, bool, float*);                              \
   template void cross_entropy(const Grid&, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*, \
                               float*, std::int32_t*, float*);                                                         \
   template void cross_entropy_backward(const Grid&, std::int64_t, std::int64_t, const float*, const std::int32_t*,    \

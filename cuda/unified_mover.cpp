@@ -14,11 +14,15 @@ namespace {
 #if CUDART_VERSION >= 13000
 cudaMemLocation host() { return {cudaMemLocationTypeHost, 0}; }
 cudaMemLocation on_device(int index) { return {cudaMemLocationTypeDevice, index}; }
-cudaError_t prefetch(void* p, std::size_t bytes, cudaMemLocation to, cudaStream_t s) { return cudaMemPrefetchAsync(p, bytes, to, 0, s); }
+cudaError_t prefetch(void* p, std::size_t bytes, cudaMemLocation to, cudaStream_t s) {
+  return cudaMemPrefetchAsync(p, bytes, to, 0, s);
+}
 #else
 int host() { return cudaCpuDeviceId; }
 int on_device(int index) { return index; }
-cudaError_t prefetch(void* p, std::size_t bytes, int to, cudaStream_t s) { return cudaMemPrefetchAsync(p, bytes, to, s); }
+cudaError_t prefetch(void* p, std::size_t bytes, int to, cudaStream_t s) {
+  return cudaMemPrefetchAsync(p, bytes, to, s);
+}
 #endif
 
 class UnifiedMover final : public QueueMover {
@@ -41,7 +45,9 @@ class UnifiedMover final : public QueueMover {
     CUDA_CHECK(cudaStreamSynchronize(stream));
     return block;
   }
-  void send_out(Queue& queue, void* room, const void* from, std::size_t bytes) override { copy(queue, room, from, bytes); }
+  void send_out(Queue& queue, void* room, const void* from, std::size_t bytes) override {
+    copy(queue, room, from, bytes);
+  }
   void send_in(Queue& queue, void* to, const void* room, std::size_t bytes) override { copy(queue, to, room, bytes); }
   static void copy(Queue& queue, void* to, const void* from, std::size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(queue.handle())));
@@ -60,13 +66,16 @@ std::unique_ptr<Mover> unified_mover(Backend& backend, std::size_t budget) {
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device));
   if (!concurrent)
-    refuse("unified memory: GPU ", device, " does not share managed memory with the host while it computes: swap to pinned memory");
+    refuse("unified memory: GPU ", device,
+           " does not share managed memory with the host while it computes: swap to pinned memory");
   std::size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  const std::size_t ours = backend.memory().statistics().reserved_bytes, all = free + ours, taken = std::max(budget, ours);
+  const std::size_t ours = backend.memory().statistics().reserved_bytes, all = free + ours,
+                    taken = std::max(budget, ours);
   if (all <= taken)
     refuse("unified memory: beside ", readable_bytes(double(taken)), " for the run nothing of GPU ", device, "'s ",
-           readable_bytes(double(total)), " is left, and managed memory beyond what is free can hang it: swap to pinned memory, or choose a "
+           readable_bytes(double(total)),
+           " is left, and managed memory beyond what is free can hang it: swap to pinned memory, or choose a "
            "smaller --memory-budget");
   return std::make_unique<cuda::UnifiedMover>(backend, std::min(all - taken, available_memory() / 2));
 }

@@ -112,7 +112,8 @@ std::filesystem::path similar_file(const std::filesystem::path& path) {
   };
   std::string wanted = letters(path.extension() == ".gz" ? path.stem() : path);
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(path.has_parent_path() ? path.parent_path() : ".", none)) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(path.has_parent_path() ? path.parent_path() : ".", none)) {
     std::string other = letters(entry.path());
     if (!entry.is_regular_file(none) || !other.starts_with(wanted)) continue;
     other.erase(0, wanted.size());

@@ -86,12 +86,8 @@ std::map<std::string, std::string> description(const Pictures& p) {
   };
   std::vector<std::string> classes = p.class_names;
   for (int c = int(classes.size()); c < p.classes; c++) classes.push_back(std::to_string(c));
-  return {{"pictures", p.name},
-          {"classes", list(classes, "\n")},
-          {"mean", list(p.mean, ",")},
-          {"std", list(p.std, ",")},
-          {"channels", std::to_string(p.channels())},
-          {"side", std::to_string(p.height())}};
+  return {{"pictures", p.name},      {"classes", list(classes, "\n")},           {"mean", list(p.mean, ",")},
+          {"std", list(p.std, ",")}, {"channels", std::to_string(p.channels())}, {"side", std::to_string(p.height())}};
 }
 
 std::string download_command(const std::string& name, const std::filesystem::path& folder) {
@@ -152,8 +148,8 @@ Tensor host_tensor(const Shape& shape, DType dtype) {
 Pictures in_memory(std::string name, std::span<const std::uint8_t> images, const Shape& shape,
                    std::span<const std::int32_t> labels, int classes) {
   require(shape.rank() == 4, name, ": pictures need a shape [N, H, W, C], not ", shape);
-  require(std::int64_t(images.size()) == shape.numel(), name, ": ", images.size(),
-          " bytes for pictures of the shape ", shape);
+  require(std::int64_t(images.size()) == shape.numel(), name, ": ", images.size(), " bytes for pictures of the shape ",
+          shape);
   require(std::int64_t(labels.size()) == shape[0], name, ": ", labels.size(), " labels for ", shape[0], " pictures");
   Pictures p;
   p.name = std::move(name);
@@ -202,8 +198,8 @@ void check(const Pictures& p) {
   require(std::int64_t(p.mean.size()) == p.channels() && p.std.size() == p.mean.size(), name, ": ", p.channels(),
           " channels, but ", p.mean.size(), " means and ", p.std.size(), " standard deviations");
   for (std::size_t c = 0; c < p.mean.size(); c++)
-    require(std::isfinite(p.mean[c]) && std::isfinite(p.std[c]) && p.std[c] > 0, name, ": channel ", c,
-            " has mean ", p.mean[c], " and standard deviation ", p.std[c]);
+    require(std::isfinite(p.mean[c]) && std::isfinite(p.std[c]) && p.std[c] > 0, name, ": channel ", c, " has mean ",
+            p.mean[c], " and standard deviation ", p.std[c]);
   const std::int32_t* labels = p.labels.data<std::int32_t>();
   for (std::int64_t i = 0; i < p.count(); i++)
     require(labels[i] >= 0 && labels[i] < p.classes, name, ": picture ", i, " has the label ", labels[i],

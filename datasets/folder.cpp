@@ -39,7 +39,8 @@ bool hidden(const fs::path& path) {
 std::vector<fs::path> entries_of(const fs::path& directory) {
   std::vector<fs::path> paths;
   std::error_code error;
-  for (auto entry = fs::directory_iterator(directory, error); !error && entry != fs::directory_iterator(); entry.increment(error))
+  for (auto entry = fs::directory_iterator(directory, error); !error && entry != fs::directory_iterator();
+       entry.increment(error))
     if (!hidden(entry->path())) paths.push_back(entry->path());
   if (error)
     refuse(directory.string(), ": cannot be read: ", error.message(), ": change its permissions, or move it away");
@@ -111,9 +112,12 @@ class Listing {
     if (std::count(above_.begin(), above_.end(), above_.back()) > 1)
       refuse(directory.string(), ": is a link to a folder that it lies in: remove it");
     for (const fs::path& path : entries_of(directory))
-      if (is_folder(path)) collect(path, label, files);
-      else if (is_picture(path)) files.push_back({path, label});
-      else left_out_[kind(path)]++;
+      if (is_folder(path))
+        collect(path, label, files);
+      else if (is_picture(path))
+        files.push_back({path, label});
+      else
+        left_out_[kind(path)]++;
     above_.pop_back();
   }
   std::vector<fs::path> above_;  // the folders that are being read
@@ -141,7 +145,8 @@ Split split_of(const fs::path& directory) {
   std::string others;
   for (const std::string& name : folders_in(directory)) {
     const char p = part_called(name);
-    if (!p) others += (others.empty() ? "" : ", ") + name + "/";
+    if (!p)
+      others += (others.empty() ? "" : ", ") + name + "/";
     else if (!part.try_emplace(p, name).second)
       refuse(where, ": has ", part[p], "/ and ", name, "/, which mean the same: join them");
   }
@@ -157,7 +162,8 @@ Split split_of(const fs::path& directory) {
   if (!s.train.empty() && s.test.empty())
     refuse(where, ": has ", s.train, "/ but neither val/ nor test/: name ", (directory / s.train).string(),
            " instead, or add one of them");
-  if (!s.train.empty() && !part['s'].empty() && !part['v'].empty()) others += (others.empty() ? "" : ", ") + part['v'] + "/";
+  if (!s.train.empty() && !part['s'].empty() && !part['v'].empty())
+    others += (others.empty() ? "" : ", ") + part['v'] + "/";
   if (!s.train.empty()) s.unused = others;
   return s;
 }
@@ -295,7 +301,8 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   if (const std::string kinds = listing.left_out(); !kinds.empty())
     std::fprintf(stderr, "%s: files that are not read: %s\n", where.c_str(), kinds.c_str());
   if (!split.unused.empty())
-    std::fprintf(stderr, "%s: %s is not used (--val holds back training pictures)\n", where.c_str(), split.unused.c_str());
+    std::fprintf(stderr, "%s: %s is not used (--val holds back training pictures)\n", where.c_str(),
+                 split.unused.c_str());
 
   Decoder decoder{options};
   bool grey = true;

@@ -54,8 +54,8 @@ Pictures idx_pictures(std::string name, const std::filesystem::path& images, con
   }
   Tensor x = read_idx(images, 3, source);
   if (x.size(0) != n)
-    refuse(images.string(), ": has ", x.size(0), " pictures, expected ", n, " as there are labels in ",
-           labels.string(), ": move both away and ", source);
+    refuse(images.string(), ": has ", x.size(0), " pictures, expected ", n, " as there are labels in ", labels.string(),
+           ": move both away and ", source);
   p.images = x.reshape({n, x.size(1), x.size(2), 1});
   return p;
 }

@@ -166,7 +166,8 @@ Image decode_image(ByteSource& file, int channels) {
       stbi_load_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own, channels), stbi_image_free);
   const std::string why = decoded ? "" : stbi_failure_reason();
   if (why == "outofmem") fail(file.path().string(), ": out of memory while it was decoded");
-  if (why == "no SOF" || why == "only 8-bit" || why.starts_with("BMP ")) file.mistaken("of a kind that is not read: ", why);
+  if (why == "no SOF" || why == "only 8-bit" || why.starts_with("BMP "))
+    file.mistaken("of a kind that is not read: ", why);
   if (!decoded) file.reject("it cannot be decoded: ", why);
   Image image{height, width, channels, {}, own <= 2};
   image.pixels.assign(decoded.get(), decoded.get() + area * channels);

@@ -23,7 +23,8 @@ std::vector<std::int32_t> shuffled(std::int64_t n, std::uint64_t seed, std::int6
 
 Cut::Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last)
     : pictures_(pictures), batch_(batch), world_(world) {
-  bool left_out = drop_last || batch < 2 * world - 1;  // it may lack world − 1 pictures, and lends no more than batch − world
+  bool left_out =
+      drop_last || batch < 2 * world - 1;  // it may lack world − 1 pictures, and lends no more than batch − world
   batches = left_out ? pictures / batch : (pictures + batch - 1) / batch;
   if (pictures < world) batches = 0;
   if (left_out) pictures_ = batches * batch;
@@ -59,9 +60,10 @@ Loader::Loader(const Pictures& pictures, LoaderOptions options, Backend& backend
   const std::string who = "loader of " + pictures_.name;
   require(o.batch > 0 && o.batch_per_rank >= 0, who, ": a batch of ", std::min(o.batch, o.batch_per_rank), " pictures");
   require(o.prefetch >= 0 && o.prefetch <= 64, who, ": prefetch is ", o.prefetch, ", expected 0 to 64");
-  require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f16 || o.dtype == DType::f64, who, ": batches of ",
-          name_of(o.dtype), ", expected f32, bf16 or f16");
-  require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype), " on this machine: use f32");
+  require(o.dtype == DType::f32 || o.dtype == DType::bf16 || o.dtype == DType::f16 || o.dtype == DType::f64, who,
+          ": batches of ", name_of(o.dtype), ", expected f32, bf16 or f16");
+  require(backend.supports(o.dtype), who, ": the ", backend.name(), " backend has no ", name_of(o.dtype),
+          " on this machine: use f32");
   require(o.augment.pad_crop >= 0 && o.augment.pad_crop < std::min(pictures_.height(), pictures_.width()), who,
           ": cropping after padding by ", o.augment.pad_crop, " pixels, expected less than the picture's ",
           std::min(pictures_.height(), pictures_.width()));
@@ -90,14 +92,16 @@ void Loader::share(int rank, int world) {
   require(world > 0 && rank >= 0 && rank < world, who, ": rank ", rank, " of ", world);
   const std::int64_t batch = o.batch_per_rank > 0 ? o.batch_per_rank * world : o.batch;
   if (batch < world)
-    refuse("--batch ", batch, " over ", world, " ranks: a rank would have no picture: use a larger --batch, or fewer ranks");
+    refuse("--batch ", batch, " over ", world,
+           " ranks: a rank would have no picture: use a larger --batch, or fewer ranks");
   o.rank = rank;
   o.world = world;
   cut_ = Cut(pictures_.count(), batch, world, o.drop_last);
   if (cut_.batches == 0)
     refuse(who, ": ", pictures_.count(), pictures_.count() == 1 ? " picture does" : " pictures do",
            " not fill a batch of ", o.drop_last ? batch : world, world > 1 ? " over all ranks" : "",
-           o.batch_per_rank > 0 ? ": use a smaller --batch-per-rank or --val" : ": use a smaller --batch or --val", world > 1 ? ", or fewer ranks" : "");
+           o.batch_per_rank > 0 ? ": use a smaller --batch-per-rank or --val" : ": use a smaller --batch or --val",
+           world > 1 ? ", or fewer ranks" : "");
   most_ = (std::min(batch, pictures_.count()) + world - 1) / world;
   epoch_ = -1;
   order_.clear();
@@ -271,7 +275,8 @@ Batch Loader::make(std::int64_t epoch, std::int64_t index) {
     if (made.epoch == epoch && made.index == index) return made;
   }
   Batch made = make_here(epoch, index);
-  if (options_.prefetch > 0 && !std::exchange(made_one_, true)) allocate();  // a memory budget counts the one made ahead from the first on
+  if (options_.prefetch > 0 && !std::exchange(made_one_, true))
+    allocate();  // a memory budget counts the one made ahead from the first on
   return made;
 }
 

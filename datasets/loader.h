@@ -24,10 +24,11 @@
 namespace tandem {
 
 struct Augment {
-  int pad_crop = 0;    // surround with this many black pixels, then cut the old size out of it at random
-  bool flip = false;   // mirror left and right, with probability one half
-  int cutout = 0;      // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
-  bool reflect = false;    // with pad_crop: surround with the picture's own reflection, which leaves out its edge, not with black
+  int pad_crop = 0;   // surround with this many black pixels, then cut the old size out of it at random
+  bool flip = false;  // mirror left and right, with probability one half
+  int cutout = 0;     // side of a square around a random pixel that is set to the mean (DeVries and Taylor 2017)
+  bool reflect =
+      false;  // with pad_crop: surround with the picture's own reflection, which leaves out its edge, not with black
   bool alternate = false;  // with flip: mirrored in every other epoch instead, which half of them first is drawn once
 
   // The usual recipe for pictures of this side: 4 pixels up to 32 × 32, an eighth of the side above, and flips.
@@ -35,16 +36,16 @@ struct Augment {
 };
 
 struct LoaderOptions {
-  std::int64_t batch = 128;                 // pictures in a batch, of which each rank has its share
-  std::int64_t batch_per_rank = 0;          // above 0, instead of batch: so many for each rank
-  DType dtype = DType::f32;                 // or bf16
+  std::int64_t batch = 128;         // pictures in a batch, of which each rank has its share
+  std::int64_t batch_per_rank = 0;  // above 0, instead of batch: so many for each rank
+  DType dtype = DType::f32;         // or bf16
   bool shuffle = true;
   Augment augment = {};
-  double mixup = 0;                         // α of Beta(α, α), at most 4; 0: pictures stay as they are
-  bool drop_last = false;                   // leave out the pictures that do not fill a last batch
+  double mixup = 0;        // α of Beta(α, α), at most 4; 0: pictures stay as they are
+  bool drop_last = false;  // leave out the pictures that do not fill a last batch
   std::uint64_t seed = 0;
   int rank = 0, world = 1;
-  int prefetch = 2;                         // batches a thread makes ahead; 0: made by next(), on the backend's threads
+  int prefetch = 2;  // batches a thread makes ahead; 0: made by next(), on the backend's threads
   std::function<void(Batch&)> transform = {};  // changes each batch once it is made, in the thread that made it
 };
 
@@ -53,8 +54,8 @@ struct LoaderOptions {
 // with fewer pictures than ranks takes some from the batch before it, or is left out when that one is too small.
 struct Cut {
   Cut(std::int64_t pictures, std::int64_t batch, int world, bool drop_last);
-  std::int64_t batches = 0;                 // 0: fewer pictures than ranks, or, with drop_last, than a batch
-  std::int64_t begin(std::int64_t k) const; // position in the shuffled epoch where batch k begins; k ≤ batches
+  std::int64_t batches = 0;                  // 0: fewer pictures than ranks, or, with drop_last, than a batch
+  std::int64_t begin(std::int64_t k) const;  // position in the shuffled epoch where batch k begins; k ≤ batches
   std::pair<std::int64_t, std::int64_t> share(std::int64_t k, int rank) const;  // positions [first, second)
 
  private:
@@ -80,7 +81,9 @@ TANDEM_HD inline Crop draw_crop(const Augment& a, std::uint64_t seed, std::uint3
 }
 
 // The index in [0, n) that index i refers to when a picture is extended by its reflection; −n < i < 2n − 1.
-TANDEM_HD inline std::int64_t reflected(std::int64_t i, std::int64_t n) { return i < 0 ? -i : i < n ? i : 2 * (n - 1) - i; }
+TANDEM_HD inline std::int64_t reflected(std::int64_t i, std::int64_t n) {
+  return i < 0 ? -i : i < n ? i : 2 * (n - 1) - i;
+}
 
 // The square that cutout blanks: rows [top, bottom) and columns [left, right), cut off where it leaves the picture.
 struct Square {
@@ -101,12 +104,12 @@ double draw_share(double alpha, std::uint64_t seed, std::uint32_t epoch, std::ui
 // Making one batch (loader.kernel.cpp). Pointers are of the backend's memory.
 struct BatchWork {
   const std::uint8_t* pictures = nullptr;
-  const std::int32_t *labels = nullptr, *order = nullptr;   // of the whole set; the pictures that make up the batch
+  const std::int32_t *labels = nullptr, *order = nullptr;  // of the whole set; the pictures that make up the batch
   std::int64_t height = 0, width = 0, channels = 0;
   Augment augment;
   std::uint64_t seed = 0;
   std::uint32_t epoch = 0;
-  float mean[4] = {}, inverse[4] = {};                      // y = (byte − mean) · inverse
+  float mean[4] = {}, inverse[4] = {};  // y = (byte − mean) · inverse
 };
 // By host threads, a picture at a time; or, with threads = 0, by launch(), a pixel at a time, as a device does it.
 // Both give the same bits.
@@ -158,16 +161,16 @@ class Loader final : public BatchSource {
   LoaderOptions options_;
   Backend& backend_;
   Cut cut_;
-  std::int64_t most_ = 0;                   // pictures of a batch that a share of this rank may have
-  Tensor images_, labels_;                  // where make_batch reads them: pictures_' own, or copies on the device
-  Tensor device_order_;                     // i32 [N], on a device only
+  std::int64_t most_ = 0;   // pictures of a batch that a share of this rank may have
+  Tensor images_, labels_;  // where make_batch reads them: pictures_' own, or copies on the device
+  Tensor device_order_;     // i32 [N], on a device only
   std::vector<std::int32_t> order_;
   const std::int32_t* order_pointer_ = nullptr;
   std::int64_t epoch_ = -1;
-  std::vector<std::int32_t> made_order_;    // of the epoch that make() was last asked for
+  std::vector<std::int32_t> made_order_;  // of the epoch that make() was last asked for
   std::int64_t made_epoch_ = -1;
-  bool made_one_ = false;                   // by make()
-  std::vector<Batch> memory_, ring_;        // batch k is made in memory_[k % size]; ring_ has what was made
+  bool made_one_ = false;             // by make()
+  std::vector<Batch> memory_, ring_;  // batch k is made in memory_[k % size]; ring_ has what was made
 
   // Batches [released_, given_) belong to the caller, [given_, made_) are ready. While a thread runs, the mutex guards
   // these numbers, stop_ and error_.

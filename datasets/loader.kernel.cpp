@@ -28,8 +28,7 @@ struct MakeBatch : BatchWork {
     const std::uint8_t* x = pictures + ((sample * height + from_row) * width + from_column) * channels;
     Square s = augment.cutout ? draw_cutout(augment, seed, epoch, sample, height, width) : Square();
     bool blank = row >= s.top && row < s.bottom && column >= s.left && column < s.right;
-    for (std::int64_t c = 0; c < channels; c++)
-      y[i * channels + c] = blank ? T(0.f) : normalise(inside ? x[c] : 0, c);
+    for (std::int64_t c = 0; c < channels; c++) y[i * channels + c] = blank ? T(0.f) : normalise(inside ? x[c] : 0, c);
     if (row == 0 && column == 0) {
       y_labels[p] = labels[sample];
       samples[p] = sample;
@@ -80,18 +79,24 @@ struct MakeBatch : BatchWork {
           if (column == left) column += inside;
           if (column < width)
             std::memcpy(out + column * channels,
-                        line + reflected((crop.flip ? width - 1 - column : column) + crop.dx, width) * channels, channels);
+                        line + reflected((crop.flip ? width - 1 - column : column) + crop.dx, width) * channels,
+                        channels);
         }
       } else {
         std::memset(out, 0, left * channels);
         std::memset(out + (left + inside) * channels, 0, (width - left - inside) * channels);
       }
       std::uint8_t* to = out + left * channels;
-      if (!crop.flip) std::memcpy(to, from, inside * channels);
-      else if (channels == 1) mirror<1>(from, inside, to);
-      else if (channels == 3) mirror<3>(from, inside, to);
-      else if (channels == 2) mirror<2>(from, inside, to);
-      else mirror<4>(from, inside, to);
+      if (!crop.flip)
+        std::memcpy(to, from, inside * channels);
+      else if (channels == 1)
+        mirror<1>(from, inside, to);
+      else if (channels == 3)
+        mirror<3>(from, inside, to);
+      else if (channels == 2)
+        mirror<2>(from, inside, to);
+      else
+        mirror<4>(from, inside, to);
     }
   }
 
@@ -147,7 +152,11 @@ void mix_pairs(Backend& backend, Batch& batch) {
   if (b == 0) return;
   dispatch(batch.images.dtype(), "mix_pairs", [&]<class T> {
     const std::int64_t numel = batch.images.numel() / b;
-    MixPairs<T> f{numel, b, float(batch.share), batch.labels.data<std::int32_t>(), batch.images.write<T>(),
+    MixPairs<T> f{numel,
+                  b,
+                  float(batch.share),
+                  batch.labels.data<std::int32_t>(),
+                  batch.images.write<T>(),
                   batch.other_labels.write<std::int32_t>()};
     if (backend.on_device()) return launch(backend, (b + 1) / 2 * numel, f);
     for (std::int64_t pair = 0; pair < (b + 1) / 2; pair++)  // in the loader's thread

@@ -68,7 +68,7 @@ class HeaderText {
  private:
   [[noreturn]] void wrong(const char* expected) {
     file_.mistaken("at byte ", at_, " of its header's text, expected ", expected, "; where NumPy reads it, ",
-                 again(file_, ""), " writes a header of today");
+                   again(file_, ""), " writes a header of today");
   }
   void skip() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) at_++;
@@ -164,7 +164,9 @@ std::string element_type(const Header& h, const ByteSource& file) {
   if (type.size() != 2 || kinds.find(type) == std::string::npos || type[0] == ' ' || type[1] == ' ' ||
       (order == '>' && type[1] != '1') || !std::strchr("<>|=", order))
     file.mistaken("elements of type '", h.type, "', expected little-endian u1 or f4, or whole numbers for labels: ",
-                  again(file, type.starts_with('f') ? ".astype('<f4')" : type == "b1" ? ".astype('u1')" : ".astype('<i8')"),
+                  again(file, type.starts_with('f') ? ".astype('<f4')"
+                              : type == "b1"        ? ".astype('u1')"
+                                                    : ".astype('<i8')"),
                   " makes them so");
   return type;
 }
@@ -180,8 +182,9 @@ void refuse_npz(const std::filesystem::path& path) {
 Tensor read_npy(ByteSource& file) {
   const auto [text, before] = header_text(file);
   const Header h = HeaderText(text, file).parse();
-  if (h.fortran) file.mistaken("its array is in Fortran order, expected C order: ",
-                               again(file, "numpy.ascontiguousarray"), " makes it so");
+  if (h.fortran)
+    file.mistaken("its array is in Fortran order, expected C order: ", again(file, "numpy.ascontiguousarray"),
+                  " makes it so");
   if (h.shape.size() > std::size_t(Shape::max_rank)) file.mistaken(h.shape.size(), " axes, expected at most six");
   const std::string type = element_type(h, file);
   const std::uint64_t width = std::uint64_t(type[1] - '0');

@@ -39,8 +39,8 @@ struct Painter {
     std::uint32_t row_phase = a.w[3];
     std::int16_t middle[4], contrast[4];
     for (int k = 0; k < 4; k++) {
-      middle[k] = std::int16_t(96 + (b.w[k] >> 26));                                         // 96 … 159
-      contrast[k] = std::int16_t((24 + int(c.w[k] >> 27)) * ((c.w[k] >> 8) & 1 ? 1 : -1));   // ±(24 … 55): two colours
+      middle[k] = std::int16_t(96 + (b.w[k] >> 26));                                        // 96 … 159
+      contrast[k] = std::int16_t((24 + int(c.w[k] >> 27)) * ((c.w[k] >> 8) & 1 ? 1 : -1));  // ±(24 … 55): two colours
     }
     std::int64_t row = o.side * o.channels;
     for (std::int64_t j = 0; j < row; j++) {
@@ -83,8 +83,8 @@ struct Painter {
 
 Dataset synthetic(const SyntheticOptions& o) {
   bool shape = o.side > 0 && o.channels >= 1 && o.channels <= 4;
-  require(shape && o.train > 0 && o.test > 0 && o.noise >= 0 && o.noise <= 64, o.name, ": cannot make ", o.train, " + ", o.test,
-          " pictures [", o.side, ",", o.side, ",", o.channels, "] with noise ", o.noise);
+  require(shape && o.train > 0 && o.test > 0 && o.noise >= 0 && o.noise <= 64, o.name, ": cannot make ", o.train, " + ",
+          o.test, " pictures [", o.side, ",", o.side, ",", o.channels, "] with noise ", o.noise);
   Painter painter{o};
   auto part = [&](const char* suffix, std::uint32_t which, std::int64_t count) {
     Pictures p;

@@ -10,10 +10,10 @@ namespace tandem {
 // shifting keep the class.
 struct SyntheticOptions {
   std::string name = "synthetic";
-  std::int64_t side = 28, channels = 1;   // pictures [side, side, channels], 1 to 4 channels
+  std::int64_t side = 28, channels = 1;  // pictures [side, side, channels], 1 to 4 channels
   std::int64_t train = 60000, test = 10000;
-  std::uint64_t seed = 0;                 // picture i depends on (seed, train or test, i) only
-  int noise = 48;                         // uniform in ± noise around each pixel, of 255; at most 64
+  std::uint64_t seed = 0;  // picture i depends on (seed, train or test, i) only
+  int noise = 48;          // uniform in ± noise around each pixel, of 255; at most 64
   static SyntheticOptions fashion_mnist() { return {.name = "synthetic-fashion-mnist"}; }
   static SyntheticOptions cifar10() {
     return {.name = "synthetic-cifar-10", .side = 32, .channels = 3, .train = 50000};

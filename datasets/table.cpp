@@ -49,18 +49,22 @@ Tensor gather_rows(const Tensor& t, const std::vector<std::int32_t>& order) {
   const std::size_t bytes = t.bytes() / std::size_t(t.size(0));
   const auto* from = static_cast<const std::byte*>(t.raw());
   auto* to = static_cast<std::byte*>(y.raw_write());
-  for (std::size_t i = 0; i < order.size(); i++) std::memcpy(to + i * bytes, from + std::size_t(order[i]) * bytes, bytes);
+  for (std::size_t i = 0; i < order.size(); i++)
+    std::memcpy(to + i * bytes, from + std::size_t(order[i]) * bytes, bytes);
   return y;
 }
 
 // The distinct names in order become the classes 0, 1, …; numbers are ordered as numbers.
 void number_classes(Table& table, const std::vector<std::string>& names) {
-  auto number = [](const std::string& s) { return parsed<double>(s).value_or(std::numeric_limits<double>::infinity()); };
+  auto number = [](const std::string& s) {
+    return parsed<double>(s).value_or(std::numeric_limits<double>::infinity());
+  };
   std::map<std::pair<double, std::string>, std::int32_t> classes;
   for (const std::string& name : names) classes[{number(name), name}] = 0;
   for (auto& [key, index] : classes) index = std::int32_t(table.classes.size()), table.classes.push_back(key.second);
   table.targets = host_tensor({std::int64_t(names.size())}, DType::i32);
-  for (std::size_t i = 0; i < names.size(); i++) table.targets.write<std::int32_t>()[i] = classes[{number(names[i]), names[i]}];
+  for (std::size_t i = 0; i < names.size(); i++)
+    table.targets.write<std::int32_t>()[i] = classes[{number(names[i]), names[i]}];
 }
 
 Tensor to_classes(const Tensor& targets, const std::string& where) {
@@ -94,14 +98,16 @@ Table read_csv(const std::filesystem::path& file, const std::vector<std::string>
   for (const auto* all : {&names, &targets})
     for (const std::string& name : *all)
       if (std::count(all->begin(), all->end(), name) > 1)
-        refuse(file.string(), ": ", all == &names ? "two columns" : "two of the targets", " are called '", name, "': give each a name of its own");
+        refuse(file.string(), ": ", all == &names ? "two columns" : "two of the targets", " are called '", name,
+               "': give each a name of its own");
   Table table{.name = file.string()};
   for (const std::string& target : targets) {
     const auto found = std::find(names.begin(), names.end(), target);
     if (found == names.end()) refuse(file.string(), ": no column '", target, "' in its first line: ", line);
     is_target[std::size_t(found - names.begin())] = 1;
   }
-  require(!targets.empty() && (!classes || targets.size() == 1), "read_csv: name ", classes ? "one target" : "the targets");
+  require(!targets.empty() && (!classes || targets.size() == 1), "read_csv: name ",
+          classes ? "one target" : "the targets");
   for (std::size_t c = 0; c < names.size(); c++)
     if (!is_target[c]) table.columns.push_back(names[c]);
   if (table.columns.empty()) refuse(file.string(), ": all columns are targets, and there is no feature");
@@ -144,12 +150,14 @@ Table read_table(const std::filesystem::path& features, const std::filesystem::p
   table.targets = classes ? to_classes(y, targets.string()) : as_f32(y, {y.size(0), y.rank() == 2 ? y.size(1) : 1});
   for (const Tensor* t : {&table.features, &table.targets})
     for (double v : t->values())
-      if (!std::isfinite(v)) refuse((t == &table.targets ? targets : features).string(), ": holds a number that is not finite");
+      if (!std::isfinite(v))
+        refuse((t == &table.targets ? targets : features).string(), ": holds a number that is not finite");
   return table;
 }
 
 std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::uint64_t seed) {
-  require(held_back >= 0 && held_back < table.rows(), table.name, ": cannot hold back ", held_back, " of ", table.rows(), " rows");
+  require(held_back >= 0 && held_back < table.rows(), table.name, ": cannot hold back ", held_back, " of ",
+          table.rows(), " rows");
   const std::vector<char> held = draw_held_back(table.rows(), held_back, seed);
   auto part = [&](char which) {
     std::vector<std::int32_t> rows;
@@ -204,7 +212,8 @@ void TableLoader::share(int rank, int world) {
 
 Batch TableLoader::make(std::int64_t epoch, std::int64_t index) {
   if (order_epoch_ != epoch) {
-    order_ = options_.shuffle ? shuffled(table_.rows(), options_.seed, epoch) : std::vector<std::int32_t>(table_.rows());
+    order_ =
+        options_.shuffle ? shuffled(table_.rows(), options_.seed, epoch) : std::vector<std::int32_t>(table_.rows());
     if (!options_.shuffle) std::iota(order_.begin(), order_.end(), 0);
     order_epoch_ = epoch;
   }

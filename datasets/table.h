@@ -11,12 +11,12 @@
 namespace tandem {
 
 struct Table {
-  std::string name;                     // begins every error about the table
-  Tensor features{};                    // f32 [N, columns] in host memory
-  Tensor targets{};                     // f32 [N, k], or classes i32 [N]; in host memory
-  std::vector<std::string> columns{};   // names of the features, or none
-  std::vector<std::string> classes{};   // names of the classes 0, 1, …, or none
-  std::vector<float> mean{}, std{};     // of each feature, set by standardise()
+  std::string name;                    // begins every error about the table
+  Tensor features{};                   // f32 [N, columns] in host memory
+  Tensor targets{};                    // f32 [N, k], or classes i32 [N]; in host memory
+  std::vector<std::string> columns{};  // names of the features, or none
+  std::vector<std::string> classes{};  // names of the classes 0, 1, …, or none
+  std::vector<float> mean{}, std{};    // of each feature, set by standardise()
 
   std::int64_t rows() const { return features.size(0); }
   std::int64_t outputs() const;  // that a model of it has: k, or the number of classes

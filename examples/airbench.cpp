@@ -74,7 +74,8 @@ class Attempt {
       if (done == total) lookahead.pull(1);
       if (!speaks) continue;
       pause("epoch " + std::to_string(epoch + 1));
-      std::printf("epoch %d  test accuracy %.2f %%  %.2f s of training\n", epoch + 1, 100 * looks.accuracy(model_, backend_, 1), run.seconds);
+      std::printf("epoch %d  test accuracy %.2f %%  %.2f s of training\n", epoch + 1,
+                  100 * looks.accuracy(model_, backend_, 1), run.seconds);
       std::fflush(stdout);
       begin = Clock::now();
     }
@@ -93,13 +94,16 @@ class Attempt {
   Descent optimizer_;
   const Loss loss_;
   Batch batch_;
-  StepGraph step_{backend_, false,
-                  {.backward = [this] {
-                    flat_.zero_gradients();
-                    flat_.backward(optimizer_.scaled(loss_(model_(Variable(batch_.images)), batch_.labels, nullptr)));
-                    optimizer_.step();
-                  }},
-                  ""};
+  StepGraph step_{
+      backend_,
+      false,
+      {.backward =
+           [this] {
+             flat_.zero_gradients();
+             flat_.backward(optimizer_.scaled(loss_(model_(Variable(batch_.images)), batch_.labels, nullptr)));
+             optimizer_.step();
+           }},
+      ""};
 };
 
 }  // namespace
@@ -108,26 +112,35 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     int runs = 1;
     auto whole = [&](const std::string& v) {
-      if (v.empty() || v.size() > 4 || v.find_first_not_of("0123456789") != std::string::npos || (runs = std::stoi(v)) < 1)
+      if (v.empty() || v.size() > 4 || v.find_first_not_of("0123456789") != std::string::npos ||
+          (runs = std::stoi(v)) < 1)
         refuse("--runs ", v, ": expected a whole number from 1 to 9999");
     };
-    const Options o = parse_options(argc, argv, "CIFAR-10 to 94 % in seconds (airbench94's recipe).",
-                                    {.epochs = 10, .batch = 1024, .learning_rate = learning_rate, .momentum = momentum,
-                                     .weight_decay = weight_decay, .label_smoothing = label_smoothing},
-                                    {"--data", "--epochs", "--batch", "--lr", "--momentum", "--weight-decay", "--label-smoothing",
-                                     "--seed", "--device", "--dtype", "--threads", "--val", "--tf32"},
-                                    {{"--runs", "runs, with seeds that follow each other, and their mean", "1", whole}});
+    const Options o =
+        parse_options(argc, argv, "CIFAR-10 to 94 % in seconds (airbench94's recipe).",
+                      {.epochs = 10,
+                       .batch = 1024,
+                       .learning_rate = learning_rate,
+                       .momentum = momentum,
+                       .weight_decay = weight_decay,
+                       .label_smoothing = label_smoothing},
+                      {"--data", "--epochs", "--batch", "--lr", "--momentum", "--weight-decay", "--label-smoothing",
+                       "--seed", "--device", "--dtype", "--threads", "--val", "--tf32"},
+                      {{"--runs", "runs, with seeds that follow each other, and their mean", "1", whole}});
     auto backend = make_backend(o);
     const Dataset data = load_dataset("cifar-10", o.data);
     const Pictures training = split(data.train, o.val, o.seed).first;
     // Of pictures made on the spot a few will do: six looks at 10,000 of them take a CPU minutes.
     const Pictures test = o.data == "synthetic" ? split(data.test, 200, o.seed).second : data.test;
-    const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false}, *backend);
-    if (backend->on_device()) Attempt(o, o.seed, *backend, training).run(training, looks, 8, false);  // plans are made, memory finds its place
+    const Looks looks(test, {.batch = std::min<std::int64_t>(2000, test.count()), .dtype = o.dtype, .shuffle = false},
+                      *backend);
+    if (backend->on_device())
+      Attempt(o, o.seed, *backend, training).run(training, looks, 8, false);  // plans are made, memory finds its place
     double right = 0, squares = 0, seconds = 0;
     int reached = 0;
     for (int i = 0; i < runs; i++) {
-      const Result run = Attempt(o, o.seed + std::uint64_t(i), *backend, training).run(training, looks, std::int64_t{1} << 40, runs == 1);
+      const Result run = Attempt(o, o.seed + std::uint64_t(i), *backend, training)
+                             .run(training, looks, std::int64_t{1} << 40, runs == 1);
       std::printf("run %d: test accuracy %.2f %%, %.3f s%s\n", i + 1, 100 * run.accuracy, run.seconds,
                   run.accuracy >= 0.94 ? "  (94 % is reached)" : "");
       std::fflush(stdout);

@@ -102,8 +102,9 @@ inline std::vector<double> whitening(const Pictures& pictures, std::int64_t firs
         double values[patch];
         for (int k = 0; k < patch; k++) {
           const int c = k % 3;
-          values[k] = (x[((i * h + row + k / 6) * w + column + k / 3 % 2) * 3 + c] / 255.0 - pictures.mean[std::size_t(c)]) /
-                      pictures.std[std::size_t(c)];
+          values[k] =
+              (x[((i * h + row + k / 6) * w + column + k / 3 % 2) * 3 + c] / 255.0 - pictures.mean[std::size_t(c)]) /
+              pictures.std[std::size_t(c)];
         }
         for (int a = 0; a < patch; a++)
           for (int b = 0; b <= a; b++) covariance[a][b] += values[a] * values[b];

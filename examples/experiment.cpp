@@ -52,28 +52,30 @@ Arguments arguments(int argc, char** argv) {
   bool seconds_given = false;
   auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
   auto sets = [](bool& to) { return [&to](const std::string&) { to = true; }; };
-  parse_command_line(argc, argv, "Strategies of distributed training, side by side, by simulation: experiment PLAN.json",
-                     {{"--data", "folder of the data sets, or 'synthetic'", "", into(a.data)},
-                      {"--jobs", "runs at a time, a thread each", "2",
-                       [&](const std::string& v) {
-                         a.jobs = parsed<int>(v).value_or(0);
-                         if (a.jobs < 1 || a.jobs > 1000)
-                           refuse("--jobs ", v, ": expected a number from 1 to 1000");
-                       }},
-                      {"--results", "the runs (default: beside the plan, .jsonl)", "", into(a.results)},
-                      {"-o", "the page (default: beside the plan, .html)", "", into(a.page)},
-                      {"--table", "only print the tables of the runs that there are", "", sets(a.only_table), true},
-                      {"--page", "only draw the page of the runs that there are", "", sets(a.only_page), true},
-                      {"--status", "only print what is done and the hours that are left", "", sets(a.only_status), true},
-                      {"--check", "ROWS or ROWS,SEED: run so many rows of the results again, drawn from those of all plans that are named, and compare",
-                       "", [&](const std::string& v) { read_check(v, a); }},
-                      {"--check-seconds", "--check: only rows that took at most so long", "300",
-                       [&](const std::string& v) {
-                         seconds_given = true;
-                         a.check_seconds = parsed<double>(v).value_or(0);
-                         if (!(a.check_seconds > 0)) refuse("--check-seconds ", v, ": expected a number above 0");
-                       }}},
-                     &a.plans);
+  parse_command_line(
+      argc, argv, "Strategies of distributed training, side by side, by simulation: experiment PLAN.json",
+      {{"--data", "folder of the data sets, or 'synthetic'", "", into(a.data)},
+       {"--jobs", "runs at a time, a thread each", "2",
+        [&](const std::string& v) {
+          a.jobs = parsed<int>(v).value_or(0);
+          if (a.jobs < 1 || a.jobs > 1000) refuse("--jobs ", v, ": expected a number from 1 to 1000");
+        }},
+       {"--results", "the runs (default: beside the plan, .jsonl)", "", into(a.results)},
+       {"-o", "the page (default: beside the plan, .html)", "", into(a.page)},
+       {"--table", "only print the tables of the runs that there are", "", sets(a.only_table), true},
+       {"--page", "only draw the page of the runs that there are", "", sets(a.only_page), true},
+       {"--status", "only print what is done and the hours that are left", "", sets(a.only_status), true},
+       {"--check",
+        "ROWS or ROWS,SEED: run so many rows of the results again, drawn from those of all plans that are named, and "
+        "compare",
+        "", [&](const std::string& v) { read_check(v, a); }},
+       {"--check-seconds", "--check: only rows that took at most so long", "300",
+        [&](const std::string& v) {
+          seconds_given = true;
+          a.check_seconds = parsed<double>(v).value_or(0);
+          if (!(a.check_seconds > 0)) refuse("--check-seconds ", v, ": expected a number above 0");
+        }}},
+      &a.plans);
   if (int(a.only_table) + int(a.only_page) + int(a.only_status) + int(a.check > 0) > 1)
     refuse("--table, --page, --status and --check exclude each other: choose one");
   if (seconds_given && !a.check) refuse("--check-seconds has an effect only with --check");
@@ -107,7 +109,8 @@ class Lab {
     Checksum sum;
     for (const Pictures* p : {&data_.train, &data_.test})
       for (const Tensor* t : {&p->images, &p->labels}) sum.add(t->raw(), t->bytes());
-    return std::to_string(data_.train.count()) + " + " + std::to_string(data_.test.count()) + " pictures, " + hex(sum.value());
+    return std::to_string(data_.train.count()) + " + " + std::to_string(data_.test.count()) + " pictures, " +
+           hex(sum.value());
   }
 
   Outcome run(const Trial& trial) {
@@ -121,12 +124,14 @@ class Lab {
     Options o = options_;
     o.seed = trial.seed;
     Loaders loaders(data_, o, *backend);
-    const FitData looks{loaders.train, trial.final ? nullptr : &*loaders.validation, trial.final ? &loaders.test : nullptr};
+    const FitData looks{loaders.train, trial.final ? nullptr : &*loaders.validation,
+                        trial.final ? &loaders.test : nullptr};
     auto model = make_model(plan_.model, data_.classes(), data_.channels(), data_.side());
     const SimulatorOptions s = simulation_of(trial);
-    return outcome_of(trial, simulate(model, cross_entropy_loss(),
-                                      {.learning_rate = trial.rate, .momentum = trial.momentum, .weight_decay = plan_.weight_decay},
-                                      *backend, looks, s));
+    return outcome_of(
+        trial, simulate(model, cross_entropy_loss(),
+                        {.learning_rate = trial.rate, .momentum = trial.momentum, .weight_decay = plan_.weight_decay},
+                        *backend, looks, s));
   }
 
  private:
@@ -140,15 +145,16 @@ class Lab {
       if (c.name == trial.cluster) s.cluster = c.of(trial.workers);
     s.evaluate_every = trial.final || plan_.by_time ? plan_.evaluate_every : trial.epochs;
     if (plan_.by_time) s.until = *plan_.target;
-    if (!folder_.empty()) {  // a checkpoint of another program or of other conditions would be refused, so its name is another one
+    if (!folder_.empty()) {  // a checkpoint of another program or of other conditions would be refused, so its name is
+                             // another one
       const std::size_t hash = std::hash<std::string>()(text_of(trial) + header_line(plan_));
       s.checkpoint = (std::filesystem::path(folder_) / (hex(hash) + ".state")).string();
     }
     return s;
   }
   static std::string text_of(const Trial& t) {
-    return printed("%s, %d workers, %s, %.17g, %.17g, %d, %llu, %d", t.strategy.c_str(), t.workers, t.cluster.c_str(), t.rate, t.momentum,
-                   t.epochs, static_cast<unsigned long long>(t.seed), t.final);
+    return printed("%s, %d workers, %s, %.17g, %.17g, %d, %llu, %d", t.strategy.c_str(), t.workers, t.cluster.c_str(),
+                   t.rate, t.momentum, t.epochs, static_cast<unsigned long long>(t.seed), t.final);
   }
   static Outcome outcome_of(const Trial& trial, const SimulatorReport& r) {
     Outcome out;
@@ -170,7 +176,8 @@ class Lab {
 };
 
 // Loads the data, which the plan then names: results of other data are refused. The plan must outlive the laboratory.
-std::unique_ptr<Lab> lab_of(const std::string& path, Plan& plan, const std::string& data, const std::string& folder) try {
+std::unique_ptr<Lab> lab_of(const std::string& path, Plan& plan, const std::string& data,
+                            const std::string& folder) try {
   auto lab = std::make_unique<Lab>(plan, data, folder);
   plan.data = lab->data();
   return lab;
@@ -179,9 +186,11 @@ std::unique_ptr<Lab> lab_of(const std::string& path, Plan& plan, const std::stri
 }
 
 void show(std::FILE* to, const Trial& t, const Outcome& out) {
-  const std::string accuracy = out.diverged ? "diverged" : printed("%s %.2f %%", t.final ? "test" : "held back", 100 * out.accuracy);
-  std::fprintf(to, "%-26s %4d workers  %-8s η %-9.4g μ %-5.3g %d epochs  seed %-5llu %s, %.0f s\n", t.strategy.c_str(), t.workers,
-               t.cluster.c_str(), t.rate, t.momentum, t.epochs, static_cast<unsigned long long>(t.seed), accuracy.c_str(), out.wall_seconds);
+  const std::string accuracy =
+      out.diverged ? "diverged" : printed("%s %.2f %%", t.final ? "test" : "held back", 100 * out.accuracy);
+  std::fprintf(to, "%-26s %4d workers  %-8s η %-9.4g μ %-5.3g %d epochs  seed %-5llu %s, %.0f s\n", t.strategy.c_str(),
+               t.workers, t.cluster.c_str(), t.rate, t.momentum, t.epochs, static_cast<unsigned long long>(t.seed),
+               accuracy.c_str(), out.wall_seconds);
 }
 
 // Rows of all plans' results, drawn together, are run again. Throws Error when one contradicts what is recorded.
@@ -223,7 +232,8 @@ void check(const Arguments& a) {
     show(stdout, t, again);
     const Outcome& was = results[i].at(t);
     const std::string why = contradiction(results[i], t, again);
-    const char* agrees = was.diverged != again.diverged         ? "not decided: on one of two CPUs it diverged, only times were compared"
+    const char* agrees = was.diverged != again.diverged
+                             ? "not decided: on one of two CPUs it diverged, only times were compared"
                          : was.evaluations == again.evaluations ? "agrees, every evaluation to the bit"
                                                                 : "agrees";
     std::printf("%s: %s\n", a.plans[i].c_str(), why.empty() ? agrees : why.c_str());
@@ -240,7 +250,8 @@ void one_plan(const Arguments& a) {
     refuse(results_path, ": there are no results: build/experiment ", path, " makes them");
   if (a.only_status || a.only_table) {
     const Results results = read_results(results_path, plan);
-    std::fputs((a.only_status ? experiment_status(plan, results, a.jobs) : experiment_table(plan, results)).c_str(), stdout);
+    std::fputs((a.only_status ? experiment_status(plan, results, a.jobs) : experiment_table(plan, results)).c_str(),
+               stdout);
     return;
   }
   check_replaceable("-o", page, R"(name="generator" content="Tandem")", "a page of experiment");
@@ -249,13 +260,17 @@ void one_plan(const Arguments& a) {
     results = read_results(results_path, plan);
   } else {
     if (this_build().find("-dirty") != std::string::npos)
-      std::fprintf(stderr, "note: this build has changes that are not committed: its results name a commit that does not have them\n");
+      std::fprintf(
+          stderr,
+          "note: this build has changes that are not committed: its results name a commit that does not have them\n");
     const auto lab = lab_of(path, plan, a.data, results_path + ".d");
     results = read_results(results_path, plan);
     std::fprintf(stderr, "runs done: %zu; when it is interrupted, the same command goes on\n", results.size());
-    if (!std::filesystem::exists(page)) write_file(page, experiment_page(plan, results));  // whether that can be done is known before the runs
-    results = carry_out(plan, results_path, a.jobs, [&](const Trial& trial) { return lab->run(trial); },
-                        [](const Trial& t, const Outcome& out) { show(stderr, t, out); });
+    if (!std::filesystem::exists(page))
+      write_file(page, experiment_page(plan, results));  // whether that can be done is known before the runs
+    results = carry_out(
+        plan, results_path, a.jobs, [&](const Trial& trial) { return lab->run(trial); },
+        [](const Trial& t, const Outcome& out) { show(stderr, t, out); });
   }
   write_file(page, experiment_page(plan, results));
   if (!a.only_page) std::fputs(experiment_table(plan, results).c_str(), stdout);

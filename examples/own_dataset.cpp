@@ -32,13 +32,15 @@ Pictures shapes(const char* name, int count, std::uint64_t seed) {
     draw(std::uint32_t(i), seed, pixels.data() + std::size_t(i) * side * side);
     labels.push_back(i % kinds);
   }
-  return in_memory(name, pixels, {count, side, side, 1}, labels, kinds);  // copied; mean and standard deviation are measured
+  return in_memory(name, pixels, {count, side, side, 1}, labels,
+                   kinds);  // copied; mean and standard deviation are measured
 }
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    Options o = parse_options(argc, argv, "Discs, squares and crosses.", {.model = "lenet5", .epochs = 6, .learning_rate = 0.1},
-                              {"--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
+    Options o =
+        parse_options(argc, argv, "Discs, squares and crosses.", {.model = "lenet5", .epochs = 6, .learning_rate = 0.1},
+                      {"--model", "--epochs", "--batch", "--lr", "--seed", "--device", "--metrics"});
     auto backend = make_backend(o);
     const Pictures training = shapes("shapes train", 6000, o.seed), unseen = shapes("shapes test", 1500, o.seed + 1);
     Loader train(training, {.batch = o.batch, .seed = o.seed}, *backend);

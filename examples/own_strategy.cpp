@@ -27,7 +27,8 @@ class Gossip : public Replicas {
   void finish(Optimizer& optimizer) override {
     if (step_ % 16 == 15 && !agree(optimizer)) return;  // was anybody asked to stop, and is every step finite?
     if (const int partner = partner_in(step_++); partner >= 0) {
-      Work sent = communicator_->send(partner, buffer(flat_->values)), came = communicator_->recv(partner, buffer(theirs_));
+      Work sent = communicator_->send(partner, buffer(flat_->values)),
+           came = communicator_->recv(partner, buffer(theirs_));
       sent.wait(), came.wait();
       float* w = flat_->values.write<float>();
       const float* v = theirs_.data<float>();

@@ -17,13 +17,14 @@ int main(int argc, char** argv) {
     auto into = [](std::string& to) { return [&to](const std::string& value) { to = value; }; };
     parse_command_line(argc, argv, "Says what is on pictures: predict --weights FILE PICTURE…",
                        {{"--weights", "a checkpoint, or a file of --export-torch", "", into(weights)},
-                        {"--model", "its model, where the file does not say: " + model_names(), "", [&](const std::string& name) {
-                          try {
-                            check_model_name(model = name);
-                          } catch (const Error& e) {
-                            refuse("--model: ", e.what());
-                          }
-                        }},
+                        {"--model", "its model, where the file does not say: " + model_names(), "",
+                         [&](const std::string& name) {
+                           try {
+                             check_model_name(model = name);
+                           } catch (const Error& e) {
+                             refuse("--model: ", e.what());
+                           }
+                         }},
                         {"--top", "how many classes to print for a picture", top, into(top)}},
                        &files);
     if (weights.empty()) refuse("with which weights? Name a checkpoint with --weights");
@@ -34,7 +35,8 @@ int main(int argc, char** argv) {
     auto backend = cpu_backend();
     Classifier classify(weights, model, *backend);
     const int channels = classify.channels(), side = classify.side(), bytes = side * side * channels;
-    if (channels != 1 && channels != 3) refuse(weights, ": was trained on ", channels, " channels, picture files have 1 or 3");
+    if (channels != 1 && channels != 3)
+      refuse(weights, ": was trained on ", channels, " channels, picture files have 1 or 3");
 
     std::vector<std::uint8_t> pixels(files.size() * std::size_t(bytes));
     for (std::size_t i = 0; i < files.size(); i++) {

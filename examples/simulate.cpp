@@ -38,9 +38,12 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
        "--batch",   "--lr",         "--schedule", "--momentum",    "--weight-decay", "--label-smoothing",
        "--augment", "--no-augment", "--cutout",   "--mixup",       "--seed",         "--device",
        "--dtype",   "--threads",    "--val",      "--metrics"},
-      {{"--strategy", "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, post-local-sgd:8, cocod-sgd:8, easgd:8 or outer:H=8",
+      {{"--strategy",
+        "an update rule, ssp:3, bsp, ringmaster:R=4, fedbuff:B=4, rennala:B=4, all-reduce, local-sgd:8, "
+        "post-local-sgd:8, cocod-sgd:8, easgd:8 or outer:H=8",
         s.strategy, [&](const std::string& v) { s.strategy = v; }},
-       {"--workers", "how many", "8", [&](const std::string& v) {
+       {"--workers", "how many", "8",
+        [&](const std::string& v) {
           const double n = number("--workers", v, 1);
           if (n != std::floor(n) || n > 1e9) refuse("--workers ", v, ": expected a whole number up to 1000000000");
           c.workers = int(n);
@@ -49,16 +52,18 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
         [&](const std::string& v) { c.compute = number("--compute", v, 0) / 1e3; }},
        {"--shape", "of the Gamma distribution of that time: the smaller, the more it varies (0: not at all)", "100",
         [&](const std::string& v) { c.shape = number("--shape", v, 0); }},
-       {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them", "",
-        [&](const std::string& v) { slow = v; }},
+       {"--slow", "WORKER:FACTOR,…: workers whose steps take so many times as long; half:4: the second half of them",
+        "", [&](const std::string& v) { slow = v; }},
        {"--latency", "milliseconds of a message", "0",
         [&](const std::string& v) { c.latency = number("--latency", v, 0) / 1e3; }},
        {"--bandwidth", "Gbit/s of each worker's link (0: no limit)", "0",
         [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }},
        {"--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1",
         [&](const std::string& v) { s.evaluate_every = number("--evaluate-every", v, 1e-6); }},
-       {"--checkpoint", "a file that holds an interrupted run after its last epoch; where it is there, the run goes on from it; removed at the end", "",
-        [&](const std::string& v) { s.checkpoint = v; }}});
+       {"--checkpoint",
+        "a file that holds an interrupted run after its last epoch; where it is there, the run goes on from it; "
+        "removed at the end",
+        "", [&](const std::string& v) { s.checkpoint = v; }}});
   c.slower = parse_slower(slow, c.workers);
   s.epochs = o.epochs;
   s.schedule = Schedule::parse(o.schedule);
@@ -87,8 +92,8 @@ void show_delays(const SimulatorReport& r) {
     std::printf("%6zu %8lld%s%s\n", b * step, static_cast<long long>(bars[b]), bar.empty() ? "" : " ", bar.c_str());
   }
   if (r.dropped)
-    std::printf("%lld gradients came too late and were dropped: %.1f %% of all were applied\n", static_cast<long long>(r.dropped),
-                100 * r.participation);
+    std::printf("%lld gradients came too late and were dropped: %.1f %% of all were applied\n",
+                static_cast<long long>(r.dropped), 100 * r.participation);
   if (r.gap == 0) return;  // one worker, or a run too short to look
   std::printf("distance to the weights it was made at: %.3g a parameter; correction: %.3g of the gradient\n", r.gap,
               r.correction);

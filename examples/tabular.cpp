@@ -37,18 +37,23 @@ int main(int argc, char** argv) {
     auto text = [](std::string name, std::string& field, std::string help) {
       return OptionSpec{name, help, field, [&field](const std::string& v) { field = v; }};
     };
-    Options o = parse_options(
-        argc, argv, "A network for rows of numbers.", {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
-        {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device", "--metrics", "--checkpoint", "--resume"},
-        {text("--csv", csv, "a CSV file whose first line names the columns"), text("--npy", npy, "features [N, columns] as .npy"),
-         text("--target", target, "the target's column, or with --npy its file"),
-         text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
-    if (kind != "numbers" && kind != "classes" && kind != "labels") refuse("--task ", kind, ": choose numbers, classes or labels");
+    Options o = parse_options(argc, argv, "A network for rows of numbers.",
+                              {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
+                              {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device",
+                               "--metrics", "--checkpoint", "--resume"},
+                              {text("--csv", csv, "a CSV file whose first line names the columns"),
+                               text("--npy", npy, "features [N, columns] as .npy"),
+                               text("--target", target, "the target's column, or with --npy its file"),
+                               text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
+    if (kind != "numbers" && kind != "classes" && kind != "labels")
+      refuse("--task ", kind, ": choose numbers, classes or labels");
     if (target.empty() != (csv + npy).empty()) refuse("--target goes with --csv or --npy: name the one and the other");
     if (!csv.empty() && !npy.empty()) refuse("--csv and --npy: give one of them");
-    if (kind != "numbers" && csv.empty() && npy.empty()) refuse("--task ", kind, " needs targets of your own: --csv or --npy, and --target");
+    if (kind != "numbers" && csv.empty() && npy.empty())
+      refuse("--task ", kind, " needs targets of your own: --csv or --npy, and --target");
     auto backend = make_backend(o);
-    const Table all = csv.empty() ? npy.empty() ? houses(4000) : read_table(npy, target) : read_csv(csv, {target}, kind == "classes");
+    const Table all =
+        csv.empty() ? npy.empty() ? houses(4000) : read_table(npy, target) : read_csv(csv, {target}, kind == "classes");
     if (kind == "labels")
       for (double v : all.targets.values())
         if (v != 0 && v != 1) refuse("--task labels: ", target, " holds ", v, ": each target is 0 or 1");

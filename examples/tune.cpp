@@ -50,8 +50,10 @@ void read_batches(const std::string& list, TunerOptions& tuner) {
   for (std::size_t at = 0; at <= list.size();) {
     const std::size_t end = std::min(list.find(',', at), list.size());
     const std::string one = list.substr(at, end - at);
-    if (one.ends_with('x')) tuner.multiples.push_back(number("--batches", one.substr(0, one.size() - 1), 0.01));
-    else tuner.batches.push_back(count("--batches", one));
+    if (one.ends_with('x'))
+      tuner.multiples.push_back(number("--batches", one.substr(0, one.size() - 1), 0.01));
+    else
+      tuner.batches.push_back(count("--batches", one));
     at = end + 1;
   }
 }
@@ -62,15 +64,18 @@ Options options(int argc, char** argv, Asked& a) {
   Options o = parse_options(
       argc, argv, "Finds the minibatch that is fastest per sample within a budget of memory.",
       {.data_set = "cifar10", .model = "resnet20", .learning_rate = 0.1},
-      {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype", "--threads", "--seed",
-       "--memory-budget", "--swap", "--scratch", "--lr"},
+      {"--data", "--data-set", "--size", "--model", "--epochs", "--schedule", "--optimizer", "--dtype", "--threads",
+       "--seed", "--memory-budget", "--swap", "--scratch", "--lr"},
       {{"--on", "here: this machine, measured; h200: a simulated GPU", "here",
         [&](const std::string& v) { r.simulated = either("--on", v, "here", "h200"); }},
-       {"--batches", "the minibatches to try: 32,64, or 1x,4x: times the largest that needs no plan (default: from 8 until none fits)", "",
-        [&](const std::string& v) { read_batches(v, r.tuner); }},
+       {"--batches",
+        "the minibatches to try: 32,64, or 1x,4x: times the largest that needs no plan (default: from 8 until none "
+        "fits)",
+        "", [&](const std::string& v) { read_batches(v, r.tuner); }},
        {"--base-batch", "the minibatch for which --lr was chosen", "128",
         [&](const std::string& v) { r.base_batch = count("--base-batch", v); }},
-       {"--rate-rule", "how the learning rate follows: linear, sqrt, lars or adascale", "linear", [&](const std::string& v) {
+       {"--rate-rule", "how the learning rate follows: linear, sqrt, lars or adascale", "linear",
+        [&](const std::string& v) {
           const auto rule = rate_rule_in(v);
           if (!rule) refuse("--rate-rule ", v, ": choose linear, sqrt, lars or adascale");
           r.rule = *rule;
@@ -78,7 +83,8 @@ Options options(int argc, char** argv, Asked& a) {
        {"--noise-steps", "steps of 16 pictures before the gradient's noise is measured", "200",
         [&](const std::string& v) { r.noise_steps = int(count("--noise-steps", v)); }},
        {"--ranks", "how many train together", "1", [&](const std::string& v) { x.ranks = int(count("--ranks", v)); }},
-       {"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "", [&](const std::string& v) { x.link = bits("--link", v) / 8; }},
+       {"--link", "bit/s of each rank's link: 10G, 500M (default: no limit)", "",
+        [&](const std::string& v) { x.link = bits("--link", v) / 8; }},
        {"--exchange", "server or all-reduce", "server",
         [&](const std::string& v) { x.server = either("--exchange", v, "all-reduce", "server"); }},
        {"--measure", "run the plans here too", "", [&](const std::string&) { r.measure = true; }, true},
@@ -92,28 +98,35 @@ Options options(int argc, char** argv, Asked& a) {
 }
 
 std::string line_of(const TunedBatch& r, const ExchangeModel& x, std::int64_t samples) {
-  if (!r.fits()) return printed("%7lld  does not fit: at least %s", static_cast<long long>(r.batch), readable_bytes(double(r.least)).c_str());
+  if (!r.fits())
+    return printed("%7lld  does not fit: at least %s", static_cast<long long>(r.batch),
+                   readable_bytes(double(r.least)).c_str());
   const Forecast& f = r.choice.forecast;
-  std::string line = printed("%7lld %11s %11s %11s %10.4g %10.3g %10.3g %10lld", static_cast<long long>(r.batch),
-                             readable_bytes(double(f.peak)).c_str(), f.swapped ? readable_bytes(double(f.swapped)).c_str() : "–",
-                             f.recomputed ? readable_bytes(double(f.recomputed)).c_str() : "–", 1e3 * r.per_sample(), 1e3 * f.stall,
-                             1e3 * r.exposed, static_cast<long long>((samples + r.batch * x.ranks - 1) / (r.batch * x.ranks)));
+  std::string line =
+      printed("%7lld %11s %11s %11s %10.4g %10.3g %10.3g %10lld", static_cast<long long>(r.batch),
+              readable_bytes(double(f.peak)).c_str(), f.swapped ? readable_bytes(double(f.swapped)).c_str() : "–",
+              f.recomputed ? readable_bytes(double(f.recomputed)).c_str() : "–", 1e3 * r.per_sample(), 1e3 * f.stall,
+              1e3 * r.exposed, static_cast<long long>((samples + r.batch * x.ranks - 1) / (r.batch * x.ranks)));
   if (r.measured) line += printed(" %10.4g", 1e3 * (*r.measured + r.exposed) / double(r.batch));
   return line;
 }
 
 void print(const Tuned& t, const Options& o, const TuneRequest& r, std::int64_t samples) {
-  std::printf("%s, %s, %s: budget %s", o.model.c_str(), name_of(o.dtype), r.simulated ? "a simulated H200" : "measured here",
-              readable_bytes(double(t.tuner.budget)).c_str());
+  std::printf("%s, %s, %s: budget %s", o.model.c_str(), name_of(o.dtype),
+              r.simulated ? "a simulated H200" : "measured here", readable_bytes(double(t.tuner.budget)).c_str());
   if (t.tuner.means.swap)
-    std::printf(", copies %s/s out and %s/s in", readable_bytes(t.tuner.means.out).c_str(), readable_bytes(t.tuner.means.in).c_str());
-  std::printf("\n  batch        peak     swapped  recomputed  ms/sample   stall ms exposed ms pushes/epoch%s\n", r.measure ? " measured" : "");
+    std::printf(", copies %s/s out and %s/s in", readable_bytes(t.tuner.means.out).c_str(),
+                readable_bytes(t.tuner.means.in).c_str());
+  std::printf("\n  batch        peak     swapped  recomputed  ms/sample   stall ms exposed ms pushes/epoch%s\n",
+              r.measure ? " measured" : "");
   for (std::size_t i = 0; i < t.rows.size(); i++)
     std::printf("%s%s\n", line_of(t.rows[i], t.tuner.exchange, samples).c_str(), i == t.best ? "  ← chosen" : "");
-  std::printf("gradient noise scale: %s\n", t.noise ? (short_number(t.noise->scale()) + " samples (of a larger minibatch each brings little)").c_str()
-                                                    : "not measured on a simulated device");
-  std::printf("learning rate %s at %lld → %s at %lld (%s)\n", digits(o.learning_rate).c_str(), static_cast<long long>(r.base_batch),
-              digits(t.rate, 4).c_str(), static_cast<long long>(t.batch), name_of(r.rule));
+  std::printf("gradient noise scale: %s\n",
+              t.noise ? (short_number(t.noise->scale()) + " samples (of a larger minibatch each brings little)").c_str()
+                      : "not measured on a simulated device");
+  std::printf("learning rate %s at %lld → %s at %lld (%s)\n", digits(o.learning_rate).c_str(),
+              static_cast<long long>(r.base_batch), digits(t.rate, 4).c_str(), static_cast<long long>(t.batch),
+              name_of(r.rule));
 }
 
 // Writes the choice, and what it rests on, for examples/report.py.
@@ -136,7 +149,9 @@ void write_tuned(const std::string& path, const Tuned& t, const Options& o, cons
 // The command that trains so.
 std::string command(const Tuned& t, const Options& o) {
   const ExchangeModel& x = t.tuner.exchange;
-  std::string c = x.ranks > 1 ? printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce") : "";
+  std::string c =
+      x.ranks > 1 ? printed("build/tandem-run -n %d --strategy %s ", x.ranks, x.server ? "asp+ddc-asgd" : "all-reduce")
+                  : "";
   c += printed("build/train --data-set %s --model %s --batch %lld --lr %s", o.data_set.c_str(), o.model.c_str(),
                static_cast<long long>(t.batch), digits(t.rate, 4).c_str());
   if (o.dtype != DType::f32) c += printed(" --dtype %s", name_of(o.dtype));

@@ -37,9 +37,7 @@ struct Initial {
   static Initial ones() { return constant(1); }
   static Initial zeros() { return constant(0); }
   static Initial uniform(double low = 0, double high = 1) { return {.kind = Kind::uniform, .low = low, .high = high}; }
-  static Initial normal(double mean = 0, double std = 1) {
-    return {.kind = Kind::normal, .value = mean, .std = std};
-  }
+  static Initial normal(double mean = 0, double std = 1) { return {.kind = Kind::normal, .value = mean, .std = std}; }
   // N(mean, std²) given that low ≤ x ≤ high.
   static Initial trunc_normal(double mean = 0, double std = 1, double low = -2, double high = 2) {
     return {.kind = Kind::trunc_normal, .value = mean, .std = std, .low = low, .high = high};

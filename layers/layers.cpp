@@ -26,15 +26,16 @@ void Linear::cut(Slice slice, Operation operation) {
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, int kernel_size, const Conv2dOptions& options, bool bias)
     : options_(options) {
-  require(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0, "Conv2d: ", in, " input and ", out,
-          " output channels cannot be cut into ", options.groups, " groups");
+  require(options.groups >= 1 && in % options.groups == 0 && out % options.groups == 0, "Conv2d: ", in, " input and ",
+          out, " output channels cannot be cut into ", options.groups, " groups");
   std::int64_t fan_in = in / options.groups * kernel_size * kernel_size;
   weight_ = &parameter("weight", {out, kernel_size, kernel_size, in / options.groups}, Initial::fan_in_uniform(fan_in));
   if (bias) bias_ = &parameter("bias", {out}, Initial::fan_in_uniform(fan_in), false);
 }
 
 std::unique_ptr<Conv2d> Conv2d::before_norm(std::int64_t in, std::int64_t out, int kernel_size, int stride, bool bias) {
-  auto conv = std::make_unique<Conv2d>(in, out, kernel_size, Conv2dOptions{.stride = stride, .padding = kernel_size / 2}, bias);
+  auto conv =
+      std::make_unique<Conv2d>(in, out, kernel_size, Conv2dOptions{.stride = stride, .padding = kernel_size / 2}, bias);
   conv->weight_->initial =
       Initial::kaiming_normal(conv->weight_->shape, {.mode = Fan::out, .nonlinearity = Nonlinearity::relu});
   return conv;

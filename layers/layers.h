@@ -48,9 +48,9 @@ class BatchNorm2d : public Module {
   Variable operator()(const Variable& x, const Variable& residual);
 
   // Replaces the batch_norm operation in training mode. Empty (the default) means the built-in one.
-  using Operation = std::function<Variable(const Variable& x, const Variable& gamma, const Variable& beta,
-                                           Tensor& running_mean, Tensor& running_variance,
-                                           const BatchNormOptions& options, const Variable& residual)>;
+  using Operation =
+      std::function<Variable(const Variable& x, const Variable& gamma, const Variable& beta, Tensor& running_mean,
+                             Tensor& running_variance, const BatchNormOptions& options, const Variable& residual)>;
   void normalise_by(Operation operation) { in_training_ = std::move(operation); }
 
  private:
@@ -121,7 +121,8 @@ class Sigmoid : public Activation<sigmoid> {};
 // x [N, …] of row numbers (i32) → [N, …, columns].
 class Embedding : public Module {
  public:
-  Embedding(std::int64_t rows, std::int64_t columns) : weight_(&parameter("weight", {rows, columns}, Initial::normal())) {}
+  Embedding(std::int64_t rows, std::int64_t columns)
+      : weight_(&parameter("weight", {rows, columns}, Initial::normal())) {}
   Variable forward(const Variable& x) override { return embedding(*weight_, x.value()); }
 
  private:

@@ -22,7 +22,8 @@ T* named(const char* what, const std::string& name, const std::vector<std::pair<
 Shape Slice::of(const Shape& whole) const {
   if (count == 1) return whole;
   require(index >= 0 && index < count && whole.rank() > 0 && whole[0] >= count, "a parameter of shape ", whole,
-          " has no slice ", index, " of ", count, " along its first axis: cut it over at most as many ranks as it has rows");
+          " has no slice ", index, " of ", count,
+          " along its first axis: cut it over at most as many ranks as it has rows");
   Shape mine = whole;
   mine[0] = whole[0] / count + (index < whole[0] % count);
   return mine;
@@ -32,7 +33,8 @@ Parameter::operator const Variable&() const {
   require(variable.defined(), "the parameter ", name,
           " has no memory yet: build a FlatParameters over the model first");
   require(variable.requires_grad() != frozen, "the parameter ", name, " was ", frozen ? "frozen" : "unfrozen",
-          " after its FlatParameters was built: build another over the model (it keeps the values) and bind the optimizer to "
+          " after its FlatParameters was built: build another over the model (it keeps the values) and bind the "
+          "optimizer to "
           "that");
   return variable;
 }
@@ -49,7 +51,8 @@ void Module::train(bool on) {
 
 void Module::walk(const std::string& path, const std::function<void(const std::string& path, Module&)>& visit) {
   visit(path, *this);
-  for (auto& [name, module] : children_) module->walk(path.empty() || name.empty() ? path + name : path + "." + name, visit);
+  for (auto& [name, module] : children_)
+    module->walk(path.empty() || name.empty() ? path + name : path + "." + name, visit);
 }
 
 void Module::name_tree(const std::string& path) {
@@ -67,7 +70,8 @@ void Module::check_name(const std::string& name) const {
   const bool control = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
   require(!name.empty() && name.find_first_of("./") == std::string::npos && !control && is_utf8(name) &&
               name != "__metadata__",
-          "the name ", json_quoted(name), " of a module's part cannot be a key of a checkpoint: choose another, of UTF-8 text "
+          "the name ", json_quoted(name),
+          " of a module's part cannot be a key of a checkpoint: choose another, of UTF-8 text "
           "without dots, slashes and control characters, and not __metadata__");
   auto taken = [&](auto& all, auto name_of) {
     return std::any_of(all.begin(), all.end(), [&](auto& one) { return name_of(one) == name; });

@@ -18,8 +18,10 @@ namespace tandem {
 // The first rows % count slices have one row more than the others.
 struct Slice {
   int index = 0, count = 1;
-  std::int64_t begin(std::int64_t rows) const { return rows / count * index + std::min<std::int64_t>(index, rows % count); }
-  Shape of(const Shape& whole) const;  // throws Error where a slice would have no row
+  std::int64_t begin(std::int64_t rows) const {
+    return rows / count * index + std::min<std::int64_t>(index, rows % count);
+  }
+  Shape of(const Shape& whole) const;              // throws Error where a slice would have no row
   std::int64_t offset(const Shape& whole) const {  // elements of the whole that come before it
     return count == 1 ? 0 : begin(whole[0]) * (whole.numel() / whole[0]);
   }

@@ -94,7 +94,8 @@ struct Listener {
     const auto begin = std::chrono::steady_clock::now();
     while (!done()) {
       if (!channel.progress()) channel.rest();
-      require(std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(seconds), "waited in vain: ", told);
+      require(std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(seconds),
+              "waited in vain: ", told);
     }
   }
   Channel& channel;

@@ -27,13 +27,16 @@ struct Gpu {
   const char *compute, *properties;
 };
 constexpr Gpu gpus[] = {
-    {"sm_80", R"("deviceName":"NVIDIA A100-SXM4-80GB","deviceVer":800,"multiProcessorCount":108,"totalGlobalMem":85100068864,)"
-              R"("maxSharedMemoryPerBlockOptin":166912,"smClockRateKHz":1410000,"memClockRateKHz":1593000,"l2CacheSize":41943040)"},
-    {"sm_90", R"("deviceName":"NVIDIA H200","deviceVer":900,"multiProcessorCount":132,"totalGlobalMem":151397597184,)"
-              R"("maxSharedMemoryPerBlockOptin":232448,"smClockRateKHz":1980000,"memClockRateKHz":3201000,"l2CacheSize":52428800)"},
+    {"sm_80",
+     R"("deviceName":"NVIDIA A100-SXM4-80GB","deviceVer":800,"multiProcessorCount":108,"totalGlobalMem":85100068864,)"
+     R"("maxSharedMemoryPerBlockOptin":166912,"smClockRateKHz":1410000,"memClockRateKHz":1593000,"l2CacheSize":41943040)"},
+    {"sm_90",
+     R"("deviceName":"NVIDIA H200","deviceVer":900,"multiProcessorCount":132,"totalGlobalMem":151397597184,)"
+     R"("maxSharedMemoryPerBlockOptin":232448,"smClockRateKHz":1980000,"memClockRateKHz":3201000,"l2CacheSize":52428800)"},
     // Too old for bf16, and asked for by name only: it shows that a graph without a plan is found.
-    {"sm_60", R"("deviceName":"Tesla P100","deviceVer":600,"multiProcessorCount":56,"totalGlobalMem":17071734784,)"
-              R"("maxSharedMemoryPerBlockOptin":49152,"smClockRateKHz":1328500,"memClockRateKHz":715000,"l2CacheSize":4194304)"}};
+    {"sm_60",
+     R"("deviceName":"Tesla P100","deviceVer":600,"multiProcessorCount":56,"totalGlobalMem":17071734784,)"
+     R"("maxSharedMemoryPerBlockOptin":49152,"smClockRateKHz":1328500,"memClockRateKHz":715000,"l2CacheSize":4194304)"}};
 constexpr const char* all_gpus =
     R"(,"warpSize":32,"maxSharedMemoryPerBlock":49152,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,)"
     R"("regsPerBlock":65536,"maxCtasPerSM":32,"maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,"maxBlockSize":[1024,1024,64],)"
@@ -87,7 +90,9 @@ void listen_to(Listening& backend, Module& model, int channels, int side) {
 std::vector<Convolved> convolutions(const std::vector<std::string>& words) {
   Listening backend;
   NoGrad off;
-  auto asked = [&](const std::string& name) { return words.empty() || std::find(words.begin(), words.end(), name) != words.end(); };
+  auto asked = [&](const std::string& name) {
+    return words.empty() || std::find(words.begin(), words.end(), name) != words.end();
+  };
   if (asked("ops")) listen_to_table(backend);
   std::istringstream names(model_names());
   for (std::string name; names >> name;) {
@@ -115,7 +120,8 @@ struct Type {
   DType type;
   bool tf32;
 };
-constexpr Type types[] = {{"f32", DType::f32, false}, {"tf32", DType::f32, true}, {"bf16", DType::bf16, false}, {"f16", DType::f16, false}};
+constexpr Type types[] = {
+    {"f32", DType::f32, false}, {"tf32", DType::f32, true}, {"bf16", DType::bf16, false}, {"f16", DType::f16, false}};
 
 struct Graphs {
   const char* name;
@@ -125,7 +131,8 @@ struct Graphs {
   }
 };
 std::vector<Graphs> graphs_of(const std::vector<Convolved>& convolutions, DType type) {
-  std::vector<Graphs> all{{"forward"}, {"backward data"}, {"backward filter"}, {"forward, bias"}, {"forward, bias, ReLU"}};
+  std::vector<Graphs> all{
+      {"forward"}, {"backward data"}, {"backward filter"}, {"forward, bias"}, {"forward, bias, ReLU"}};
   for (const Convolved& c : convolutions) {
     const Pass passes[] = {Pass::forward, Pass::backward_data, Pass::backward_filter};
     for (int i = 0; i < 3; i++) all[std::size_t(i)].add({passes[i], c.shape, type});
@@ -141,12 +148,14 @@ int tell(const Gpu& gpu, const ForDevice& device, const Graphs& graphs, const Ty
   std::vector<std::string> none;
   for (const PlanKey& key : graphs.keys)
     for (bool strict : {false, true}) {
-      const std::size_t plans = candidates(device, key, {.deterministic = strict, .tf32 = type.tf32, .exact = strict}, most).size();
+      const std::size_t plans =
+          candidates(device, key, {.deterministic = strict, .tf32 = type.tf32, .exact = strict}, most).size();
       with[strict] += plans > 0;
       if (!strict) fewest = std::min(fewest, plans);
       if (!plans) none.push_back(key.text() + (strict ? ", deterministic" : ""));
     }
-  std::printf("%-20s %-5s %-6s %6zu %12zu %14zu %8zu\n", graphs.name, type.name, gpu.compute, graphs.keys.size(), with[0], with[1], fewest);
+  std::printf("%-20s %-5s %-6s %6zu %12zu %14zu %8zu\n", graphs.name, type.name, gpu.compute, graphs.keys.size(),
+              with[0], with[1], fewest);
   for (const std::string& text : none) std::printf("  NO PLAN on %s: %s\n", gpu.compute, text.c_str());
   std::fflush(stdout);
   return int(none.size());
@@ -160,18 +169,22 @@ int main(int argc, char** argv) {
     std::string only;
     std::size_t most = 8;
     std::vector<std::string> words;
-    parse_command_line(argc, argv, "Which convolutions cuDNN has plans for, on GPUs that are not here: ops, models, airbench94; default: all.",
-                       {{"--gpu", "one of them, or sm_60, which is too old for bf16", "sm_80 and sm_90", [&](auto& v) { only = v; }},
-                        {"--first", "finish one plan of each graph; up to eight otherwise", "", [&](auto&) { most = 1; }, true}},
-                       &words);
+    parse_command_line(
+        argc, argv,
+        "Which convolutions cuDNN has plans for, on GPUs that are not here: ops, models, airbench94; default: all.",
+        {{"--gpu", "one of them, or sm_60, which is too old for bf16", "sm_80 and sm_90", [&](auto& v) { only = v; }},
+         {"--first", "finish one plan of each graph; up to eight otherwise", "", [&](auto&) { most = 1; }, true}},
+        &words);
     for (const std::string& word : words)
       if (word != "ops" && word != "airbench94") check_model_name(word);
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<Convolved> all = convolutions(words);
     if (all.empty()) refuse("there is no convolution: name ops, airbench94 or some of ", model_names());
     std::printf("cuDNN %zu, %zu convolutions; %s\n", cudnnGetVersion(), all.size(),
-                dlopen("libcuda.so.1", RTLD_LAZY) ? "libcuda.so.1 is there" : "without libcuda.so.1 cuDNN compiles no kernel at run time");
-    std::printf("%-20s %-5s %-6s %6s %12s %14s %8s\n", "graph", "type", "GPU", "graphs", "with a plan", "deterministic", "fewest");
+                dlopen("libcuda.so.1", RTLD_LAZY) ? "libcuda.so.1 is there"
+                                                  : "without libcuda.so.1 cuDNN compiles no kernel at run time");
+    std::printf("%-20s %-5s %-6s %6s %12s %14s %8s\n", "graph", "type", "GPU", "graphs", "with a plan", "deterministic",
+                "fewest");
     int seen = 0;
     for (const Gpu& gpu : gpus) {
       if (only.empty() ? gpu.compute == std::string("sm_60") : gpu.compute != only) continue;
@@ -182,7 +195,8 @@ int main(int argc, char** argv) {
           if (!graphs.keys.empty()) missing += tell(gpu, device, graphs, type, most);
     }
     if (!seen) refuse("--gpu ", only, ": choose sm_80, sm_90 or sm_60");
-    std::printf("%s, %.0f s\n", missing ? "there are graphs without a plan" : "every graph has a plan, deterministic or not",
+    std::printf("%s, %.0f s\n",
+                missing ? "there are graphs without a plan" : "every graph has a plan, deterministic or not",
                 std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   });
   return status ? status : missing > 0;

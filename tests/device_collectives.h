@@ -52,7 +52,9 @@ inline void sums_and_maxima(Communicator& c, Twin& twin, std::int64_t count) {
 inline void pieces_and_copies(Communicator& c, Twin& twin) {
   const int n = c.size();
   const std::int64_t count = 101;
-  for (const Cuts& cuts : {Cuts{}, n == 2 ? Cuts{0, 0, 101} : n == 3 ? Cuts{0, 3, 90, 101} : Cuts{0, 50, 50, 51, 101}}) {
+  for (const Cuts& cuts : {Cuts{}, n == 2   ? Cuts{0, 0, 101}
+                                   : n == 3 ? Cuts{0, 3, 90, 101}
+                                            : Cuts{0, 50, 50, 51, 101}}) {
     const Cuts at = cuts.empty() ? even_cuts(count, n) : cuts;
     Tensor x = on(twin, of_rank(c.rank(), count));
     c.reduce_scatter(whole(x), Combine::sum, cuts).wait();

@@ -4,8 +4,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/random.h"
 #include "core/files/safetensors.h"
+#include "core/random.h"
 
 namespace tandem::test {
 

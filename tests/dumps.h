@@ -28,7 +28,7 @@ class Attribute {
  public:
   explicit Attribute(const Json& json) : json_(&json) {}
   template <class N>
-    requires std::is_arithmetic_v<N>
+  requires std::is_arithmetic_v<N>
   operator N() const {
     require(json_->is(Json::Kind::number), "an attribute is no number");
     return N(json_->number);

@@ -45,7 +45,8 @@ class Block {
 
   void run() {
     Block* before = std::exchange(now(), this);
-    std::memset(shared_begin, 0xff, std::size_t(shared_end - shared_begin));  // NaN: what this block has not written shows
+    std::memset(shared_begin, 0xff,
+                std::size_t(shared_end - shared_begin));  // NaN: what this block has not written shows
     for (std::size_t t = 0; t < threads_.size(); t++) prepare(threads_[t].context, stacks().data() + t * stack);
     std::vector<std::size_t> turn(threads_.size());
     for (std::size_t t = 0; t < turn.size(); t++) turn[t] = t;
@@ -180,7 +181,8 @@ template <class T>
 class Buffer {
  public:
   explicit Buffer(std::size_t count, std::size_t shift = 0) : count_(count) {
-    const std::size_t page = 4096, bytes = ((count + shift) * sizeof(T) + 15) / 16 * 16, pages = (bytes + page - 1) / page;
+    const std::size_t page = 4096, bytes = ((count + shift) * sizeof(T) + 15) / 16 * 16,
+                      pages = (bytes + page - 1) / page;
     size_ = (pages + 1) * page;
     base_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base_ == MAP_FAILED) throw std::bad_alloc();

@@ -19,11 +19,11 @@ namespace tandem::test::fake_nccl {
 
 // What goes wrong, of all communicators until the next calm().
 struct Trouble {
-  std::atomic<int> rank{-1};           // whose
-  std::atomic<int> after{0};           // calls
+  std::atomic<int> rank{-1};            // whose
+  std::atomic<int> after{0};            // calls
   std::atomic<int> error{ncclSuccess};  // the asynchronous error, or that of the start
   std::atomic<bool> at_start{false};
-  std::atomic<bool> silent{false};     // nothing is ever done
+  std::atomic<bool> silent{false};  // nothing is ever done
   std::atomic<int> started{0}, aborted{0};
 };
 inline Trouble trouble;
@@ -125,7 +125,9 @@ inline ncclResult_t comm_abort(ncclComm_t c) {
   trouble.aborted++;
   return ncclSuccess;
 }
-inline const char* get_error_string(ncclResult_t r) { return r == ncclSystemError ? "unhandled system error" : "an error"; }
+inline const char* get_error_string(ncclResult_t r) {
+  return r == ncclSystemError ? "unhandled system error" : "an error";
+}
 inline const char* get_last_error(ncclComm_t) { return "the fake's last words"; }
 // A group is one piece of work, of which the parts go on side by side.
 struct Group {
@@ -164,29 +166,30 @@ inline ncclResult_t enqueue(ncclComm_t c, cudaStream_t s, std::function<bool(Twi
 
 inline ncclResult_t collective(Asked asked, const void* from, void* to, ncclComm_t c, cudaStream_t s) {
   const std::size_t bytes = asked.count * size_of(dtype_of_nccl(asked.type));
-  return enqueue(c, s, [world = of(c).world, rank = of(c).rank, number = of(c).number++, asked, from, to, bytes](Twin& twin) {
-    std::lock_guard lock(world->mutex);
-    Meeting& m = world->meetings[number];
-    const auto n = std::size_t(world->ranks), me = std::size_t(rank);
-    m.asked.resize(n), m.data.resize(n);
-    if (!m.asked[me]) {
-      m.asked[me] = std::make_unique<Asked>(asked);
-      m.data[me].resize(bytes);
-      twin.read(m.data[me].data(), from, bytes);
-      m.here++;
-    }
-    if (m.here < world->ranks) return false;
-    for (const auto& a : m.asked)
-      if (!(*a == *m.asked[0])) return false;
-    if (m.result.empty() && bytes > 0) {
-      m.result = m.data[asked.what == What::broadcast ? std::size_t(asked.root) : 0];
-      for (std::size_t r = 1; r < n && asked.what != What::broadcast; r++)
-        combine_elements(asked.operation == ncclSum ? Combine::sum : Combine::max, dtype_of_nccl(asked.type),
-                         m.result.data(), m.data[r].data(), std::int64_t(asked.count));
-    }
-    if (asked.what != What::reduce || asked.root == rank) twin.write(to, m.result.data(), bytes);
-    return true;
-  });
+  return enqueue(
+      c, s, [world = of(c).world, rank = of(c).rank, number = of(c).number++, asked, from, to, bytes](Twin& twin) {
+        std::lock_guard lock(world->mutex);
+        Meeting& m = world->meetings[number];
+        const auto n = std::size_t(world->ranks), me = std::size_t(rank);
+        m.asked.resize(n), m.data.resize(n);
+        if (!m.asked[me]) {
+          m.asked[me] = std::make_unique<Asked>(asked);
+          m.data[me].resize(bytes);
+          twin.read(m.data[me].data(), from, bytes);
+          m.here++;
+        }
+        if (m.here < world->ranks) return false;
+        for (const auto& a : m.asked)
+          if (!(*a == *m.asked[0])) return false;
+        if (m.result.empty() && bytes > 0) {
+          m.result = m.data[asked.what == What::broadcast ? std::size_t(asked.root) : 0];
+          for (std::size_t r = 1; r < n && asked.what != What::broadcast; r++)
+            combine_elements(asked.operation == ncclSum ? Combine::sum : Combine::max, dtype_of_nccl(asked.type),
+                             m.result.data(), m.data[r].data(), std::int64_t(asked.count));
+        }
+        if (asked.what != What::reduce || asked.root == rank) twin.write(to, m.result.data(), bytes);
+        return true;
+      });
 }
 inline ncclResult_t all_reduce(const void* from, void* to, std::size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
                                cudaStream_t s) {
@@ -202,16 +205,17 @@ inline ncclResult_t broadcast(const void* from, void* to, std::size_t n, ncclDat
 }
 // A message is sent when it has been received.
 inline ncclResult_t send(const void* from, std::size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s) {
-  return enqueue(c, s, [world = of(c).world, me = of(c).rank, peer, from, bytes = n * size_of(dtype_of_nccl(t)),
-                        taken = std::make_shared<bool>(false), sent = false](Twin& twin) mutable {
-    std::lock_guard lock(world->mutex);
-    if (!std::exchange(sent, true)) {
-      std::vector<std::byte> data(bytes);
-      twin.read(data.data(), from, bytes);
-      world->messages[{me, peer}].push_back({std::move(data), taken});
-    }
-    return *taken;
-  });
+  return enqueue(c, s,
+                 [world = of(c).world, me = of(c).rank, peer, from, bytes = n * size_of(dtype_of_nccl(t)),
+                  taken = std::make_shared<bool>(false), sent = false](Twin& twin) mutable {
+                   std::lock_guard lock(world->mutex);
+                   if (!std::exchange(sent, true)) {
+                     std::vector<std::byte> data(bytes);
+                     twin.read(data.data(), from, bytes);
+                     world->messages[{me, peer}].push_back({std::move(data), taken});
+                   }
+                   return *taken;
+                 });
 }
 inline ncclResult_t recv(void* to, std::size_t, ncclDataType_t, int peer, ncclComm_t c, cudaStream_t s) {
   return enqueue(c, s, [world = of(c).world, me = of(c).rank, peer, to](Twin& twin) {
@@ -225,9 +229,10 @@ inline ncclResult_t recv(void* to, std::size_t, ncclDataType_t, int peer, ncclCo
   });
 }
 
-inline const NcclFunctions functions{get_version,      get_unique_id,  comm_init,   get_async_error, comm_abort,
-                                     get_error_string, get_last_error, group_start, group_end,       all_reduce,
-                                     reduce,           broadcast,      send,        recv};
+inline const NcclFunctions functions{
+    get_version,    get_unique_id, comm_init, get_async_error, comm_abort, get_error_string,
+    get_last_error, group_start,   group_end, all_reduce,      reduce,     broadcast,
+    send,           recv};
 inline const NcclLibrary library{22809, "", &functions};
 
 }  // namespace tandem::test::fake_nccl

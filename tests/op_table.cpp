@@ -283,7 +283,8 @@ Row topk_row() {
   auto best = [](std::int64_t k, int axis, bool largest) {
     return Build([=](Inputs v) { return topk(v[0], k, axis, largest).values; });
   };
-  row.cases = {dumped("topk", {"x"}, best(3, 1, true)), dumped("topk_smallest", {"x"}, best(3, 1, false)),
+  row.cases = {dumped("topk", {"x"}, best(3, 1, true)),
+               dumped("topk_smallest", {"x"}, best(3, 1, false)),
                {.name = "all", .y = best(5, 0, true), .inputs = {{.shape = {5, 3}}}},
                {.name = "ties", .y = best(4, -1, true), .inputs = {{.shape = {6, 20}, .step = 0.25}}},
                {.name = "many", .y = best(5, -1, false), .inputs = {{.shape = {300, 400}}}}};
@@ -291,7 +292,11 @@ Row topk_row() {
 }
 
 Row loss_row(const char* op, Build y) {
-  return {op, {dumped(op, {"x", "t"}, y), {.name = "many", .y = y, .inputs = {{.shape = {130, 401}, .low = -3, .high = 3}, {.shape = {130, 401}, .low = 0}}}}};
+  return {op,
+          {dumped(op, {"x", "t"}, y),
+           {.name = "many",
+            .y = y,
+            .inputs = {{.shape = {130, 401}, .low = -3, .high = 3}, {.shape = {130, 401}, .low = 0}}}}};
 }
 
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
@@ -365,16 +370,17 @@ std::vector<Row> table() {
   row(binary("pow", pow, positive, any, 0, [](double a, double b) { return std::exp(b * std::log(a)); }));
 
   auto masked = [](const Shape& mask) {
-    return Build([mask](Inputs v) {
-      return where(index_of(v[0].backend(), "mask", mask, 2).cast(DType::u8), v[0], v[1]);
-    });
+    return Build(
+        [mask](Inputs v) { return where(index_of(v[0].backend(), "mask", mask, 2).cast(DType::u8), v[0], v[1]); });
   };
   row({"where",
-       {dumped("where", {"a", "b"}, [](Inputs v) { return where(dumped_index(v[0].backend(), "where/mask", DType::u8), v[0], v[1]); }),
+       {dumped("where", {"a", "b"},
+               [](Inputs v) { return where(dumped_index(v[0].backend(), "where/mask", DType::u8), v[0], v[1]); }),
         {.name = "same", .y = masked({4, 5}), .inputs = {{.shape = {4, 5}}, {.shape = {4, 5}}}},
         {.name = "a stretched", .y = masked({4, 1}), .inputs = {{.shape = {}}, {.shape = {4, 5}}}},
         {.name = "many", .y = masked({130, 401}), .inputs = {{.shape = {130, 401}}, {.shape = {401}}}}},
-       1e-5, 0x1p-4});  // a stretched input's gradient is summed, and rounded, twice
+       1e-5,
+       0x1p-4});  // a stretched input's gradient is summed, and rounded, twice
 
   row(reduce("sum", sum));
   row(reduce("mean", mean));
@@ -383,7 +389,12 @@ std::vector<Row> table() {
   auto reshaped = [](const Shape& shape) { return Build([shape](Inputs v) { return reshape(v[0], shape); }); };
   row({"reshape",
        {{.name = "same", .y = reshaped({6, 4}), .inputs = {{.shape = {2, 3, 4}}}},
-        {.name = "inferred", .y = [](Inputs v) { return reshape(v[0], {4, -1, 3}); }, .inputs = {{.shape = {2, 3, 4}}}}}});
+        {.name = "inferred",
+         .y =
+             [](Inputs v) {
+               return reshape(v[0], {4, -1, 3});
+             },
+         .inputs = {{.shape = {2, 3, 4}}}}}});
   Build flat = [](Inputs v) { return flatten(v[0]); };
   row({"flatten",
        {{.name = "pictures", .y = flat, .inputs = {{.shape = {2, 3, 4, 2}}}},
@@ -419,7 +430,9 @@ std::vector<Row> table() {
         {.name = "last", .y = [](Inputs v) { return unsqueeze(v[0], -1); }, .inputs = {{.shape = {2, 3}}}}}});
   row({"stack",
        {dumped("stack", {"x0", "x1"}, [](Inputs v) { return stack(v, 1); }),
-        {.name = "last", .y = [](Inputs v) { return stack(v, -1); }, .inputs = {{.shape = {2, 3}}, {.shape = {2, 3}}}}}});
+        {.name = "last",
+         .y = [](Inputs v) { return stack(v, -1); },
+         .inputs = {{.shape = {2, 3}}, {.shape = {2, 3}}}}}});
 
   Row cats{"cat", {}};
   for (int axis = 0; axis < 3; axis++)
@@ -506,7 +519,8 @@ std::vector<Row> table() {
   auto soft = [&](const std::string& op, Variable (*f)(const Variable&, int)) {
     auto along = [f](int axis) { return Build([f, axis](Inputs v) { return f(v[0], axis); }); };
     row({op,
-         {dumped(op, {"x"}, along(-1)), dumped(op + "_0", {"x"}, along(0)),
+         {dumped(op, {"x"}, along(-1)),
+          dumped(op + "_0", {"x"}, along(0)),
           {.name = "three axes", .y = along(-1), .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
           {.name = "middle axis", .y = along(1), .inputs = {{.shape = {2, 3, 4}, .low = -5, .high = 5}}},
           {.name = "many", .y = along(1), .inputs = {{.shape = {64, 1000}, .low = -9, .high = 9}}}}});
@@ -523,12 +537,14 @@ std::vector<Row> table() {
         {.name = "rows", .y = gathering(0, {7, 3}, 4), .inputs = {{.shape = {4, 3}}}},
         {.name = "columns", .y = gathering(-1, {4, 2}, 3), .inputs = {{.shape = {4, 3}}}},
         {.name = "many", .y = gathering(1, {130, 60}, 401), .inputs = {{.shape = {130, 401}}}}},
-       1e-5, 0x1p-6});
+       1e-5,
+       0x1p-6});
   auto looked_up = [](const Shape& index, int n) {
     return Build([=](Inputs v) { return embedding(v[0], index_of(v[0].backend(), "embedding", index, n)); });
   };
   row({"embedding",
-       {dumped("embedding", {"*w"}, [](Inputs v) { return embedding(v[0], dumped_index(v[0].backend(), "embedding/index")); }),
+       {dumped("embedding", {"*w"},
+               [](Inputs v) { return embedding(v[0], dumped_index(v[0].backend(), "embedding/index")); }),
         {.name = "one", .y = looked_up({}, 4), .inputs = {{.shape = {4, 3}, .parameter = true}}},
         {.name = "many", .y = looked_up({8, 50}, 100), .inputs = {{.shape = {100, 130}, .parameter = true}}}}});
   row(topk_row());

@@ -8,9 +8,9 @@
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "dist/collectives/in_process.h"
+#include "layers/layers.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/fit.h"
-#include "layers/layers.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 
@@ -83,9 +83,9 @@ struct OwnLoop {
   int accumulate = 1;
   MakeOptimizer optimizer = usual_sgd;
   std::function<double(double step)> rate = {};  // empty: the optimizer's own
-  std::int64_t done = 0, of = 0;                       // steps that were made before, of so many
-  std::int64_t epochs = 1;                             // of the run
-  bool begins_epochs = true;                           // tells the strategy
+  std::int64_t done = 0, of = 0;                 // steps that were made before, of so many
+  std::int64_t epochs = 1;                       // of the run
+  bool begins_epochs = true;                     // tells the strategy
 };
 
 // The seven lines of a user's own loop, on any strategy, in double on the reference backend.
@@ -94,11 +94,7 @@ void train(Strategy& strategy, Ended& run, const OwnLoop& o) {
   auto backend = reference_backend(1);
   Dataset data = odd_number_of_pictures();
   Loader source(data.train,
-                {.batch = o.global_batch,
-                 .seed = 5,
-                 .rank = strategy.rank(),
-                 .world = strategy.size(),
-                 .prefetch = 0},
+                {.batch = o.global_batch, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
                 *backend);
   Model model;
   FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {},

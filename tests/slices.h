@@ -36,17 +36,19 @@ struct Seen {
 };
 
 inline std::unique_ptr<Optimizer> optimizer_called(const std::string& name) {
-  if (name == "sgd") return std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
+  if (name == "sgd")
+    return std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
   if (name == "adamw") return std::make_unique<AdamW>(AdamWOptions{.learning_rate = 0.01});
   return std::make_unique<LARS>(LARSOptions{.learning_rate = 0.5});
 }
 
 // An epoch of five steps, of which the last has a smaller batch.
-inline Seen trained_on(Strategy& strategy, Module& model, const Loss& task, Optimizer& optimizer, Backend& backend, DType dtype,
-                       double clip_norm) {
+inline Seen trained_on(Strategy& strategy, Module& model, const Loss& task, Optimizer& optimizer, Backend& backend,
+                       DType dtype, double clip_norm) {
   Seen seen;
   Dataset data = odd_number_of_pictures();
-  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0}, backend);
+  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
+                backend);
   FlatParameters flat(model, backend, 100, {}, dtype);
   optimizer.clip_norm = clip_norm;
   optimizer.bind(flat);

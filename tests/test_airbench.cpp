@@ -31,8 +31,10 @@ TEST(Airbench, WhitenedPatchesAreUncorrelated) {
       for (std::size_t r = 0; r < rows; r++) sum += v[r * 24 + a] * v[r * 24 + b];
       sum /= double(rows);
       EXPECT_LE(sum, 1 + 1e-4);
-      if (a == b) largest = std::max(largest, sum);  // λ / (λ + ε)
-      else EXPECT_NEAR(sum, 0, 1e-3) << a << " and " << b;
+      if (a == b)
+        largest = std::max(largest, sum);  // λ / (λ + ε)
+      else
+        EXPECT_NEAR(sum, 0, 1e-3) << a << " and " << b;
     }
   EXPECT_GT(largest, 0.99);
   for (std::size_t r = 0; r < rows; r += 97)
@@ -134,7 +136,8 @@ TEST(Airbench, ViewsAreMovedReflectedAndMirrored) {
 struct Corner : Module {
   Variable forward(const Variable& x) override {
     return cat(std::vector{reshape(slice(slice(slice(x, 1, 0, 1), 2, 0, 1), 3, 0, 1), {x.size(0), 1}),
-                           Variable(Tensor::zeros(x.backend(), {x.size(0), 1}))}, 1);
+                           Variable(Tensor::zeros(x.backend(), {x.size(0), 1}))},
+               1);
   }
 };
 
@@ -143,9 +146,7 @@ TEST(Airbench, TheVerdictIsOfSixLooks) {
   Pictures p = some(1);
   p.mean = {0, 0, 0}, p.std = {1, 1, 1}, p.classes = 2, p.class_names = {};
   // Corner of the picture, its mirror image, and the reflected corners that the moved ones show.
-  auto set = [&](int y, int x, double v) {
-    p.images.write<std::uint8_t>()[(y * 32 + x) * 3] = std::uint8_t(v);
-  };
+  auto set = [&](int y, int x, double v) { p.images.write<std::uint8_t>()[(y * 32 + x) * 3] = std::uint8_t(v); };
   auto right = [&](std::int32_t label) {
     p.labels.write<std::int32_t>()[0] = label;
     Corner model;
@@ -171,7 +172,11 @@ TEST(Airbench, ASmallRunLearns) {
   whiten.leaf->value.copy_from(Tensor::of(*backend, whiten.shape, whitening(pictures)));
   Descent descent(0.5, momentum, weight_decay);
   descent.bind(flat, 1);
-  Loader loader(pictures, {.batch = 64, .augment = {.pad_crop = 2, .flip = true, .reflect = true, .alternate = true}, .seed = 1, .prefetch = 0},
+  Loader loader(pictures,
+                {.batch = 64,
+                 .augment = {.pad_crop = 2, .flip = true, .reflect = true, .alternate = true},
+                 .seed = 1,
+                 .prefetch = 0},
                 *backend);
   double first = 0, last = 0;
   for (int epoch = 0; epoch < 3; epoch++) {

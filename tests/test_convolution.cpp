@@ -62,8 +62,7 @@ struct Truth {
 
 template <class T>
 Truth by_loops(const ConvShape& s, const std::vector<T>& x, const std::vector<float>& w, const std::vector<T>& dy) {
-  Truth r{std::vector<double>(s.y_numel()), std::vector<double>(s.x_numel()),
-          std::vector<double>(s.w_numel())};
+  Truth r{std::vector<double>(s.y_numel()), std::vector<double>(s.x_numel()), std::vector<double>(s.w_numel())};
   const std::int64_t gi = s.c_in / s.groups, go = s.c_out / s.groups;
   for (std::int64_t n = 0; n < s.n; n++)
     for (std::int64_t i = 0; i < s.out_h(); i++)
@@ -315,7 +314,9 @@ TEST(Convolution, AsksForNoMemoryAfterTheSecondCall) {
       conv.backward_data(s, y.data(), w.data(), {owners + i, step}, dx.data(), true);
       conv.backward_filter(s, x.data(), y.data(), dw.data(), true);
     }
-    if (step >= 2) { EXPECT_EQ(scratch.system_calls, before); }
+    if (step >= 2) {
+      EXPECT_EQ(scratch.system_calls, before);
+    }
   }
 }
 
@@ -388,7 +389,9 @@ TEST(Convolution, ErrorsSayWhatIsWrong) {
   auto message = [&](const ConvShape& s) {
     try {
       conv.forward(s, v.data(), v.data(), {}, v.data());
-    } catch (const Error& e) { return std::string(e.what()); }
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
     return std::string();
   };
   EXPECT_NE(message({1, 2, 2, 16, 16, 5, 5}).find("padding"), std::string::npos);
@@ -497,10 +500,20 @@ TEST(Convolution, ThinPicturesInBf16) {
           for (std::int64_t width = 1; width <= 6; width++) {
             const std::int64_t groups = from_to(1, 4) == 1 ? 2 : 1, dilation = from_to(1, 4) == 1 ? 2 : 1;
             check(conv, threads,
-                  {.n = from_to(1, 8), .h = from_to(5, 14), .w = width, .c_in = groups * from_to(1, 33),
-                   .c_out = groups * from_to(1, 33), .kh = from_to(1, 5), .kw = from_to(1, 5),
-                   .stride_h = from_to(1, 3), .stride_w = stride, .pad_h = from_to(0, 2), .pad_w = pad,
-                   .dilation_h = dilation, .dilation_w = dilation, .groups = groups});
+                  {.n = from_to(1, 8),
+                   .h = from_to(5, 14),
+                   .w = width,
+                   .c_in = groups * from_to(1, 33),
+                   .c_out = groups * from_to(1, 33),
+                   .kh = from_to(1, 5),
+                   .kw = from_to(1, 5),
+                   .stride_h = from_to(1, 3),
+                   .stride_w = stride,
+                   .pad_h = from_to(0, 2),
+                   .pad_w = pad,
+                   .dilation_h = dilation,
+                   .dilation_w = dilation,
+                   .groups = groups});
           }
   }
   EXPECT_EQ(wrong, 0) << "of " << tried;
@@ -512,7 +525,9 @@ TEST(Convolution, ThinPicturesInBf16) {
 TEST(Convolution, OddChannelsInBf16) {
   if (!OneDnn::has_bf16()) GTEST_SKIP() << "this CPU multiplies no bf16";
   const bool all = std::getenv("TANDEM_SWEEP") != nullptr;
-  const auto taken = [&](std::int64_t channels) { return all || channels == 1 || channels == 15 || channels == 17 || channels > 31; };
+  const auto taken = [&](std::int64_t channels) {
+    return all || channels == 1 || channels == 15 || channels == 17 || channels > 31;
+  };
   std::int64_t wrong = 0, tried = 0;
   for (std::int64_t c_in = 1; c_in <= 33; c_in++)
     for (std::int64_t c_out = 1; c_out <= 33; c_out++) {

@@ -64,7 +64,8 @@ TEST(CudaPlans, EachTensorHasItsOwnAlignmentAtLeastItsElements) {
   auto alignment = [&](Pass pass, DType type, const Operands& o) { return PlanKey::of(pass, s, type, o).alignment; };
   EXPECT_EQ(alignment(Pass::backward_filter, DType::bf16, {at(4098), at(4100), at(4104)}), (Alignments{2, 4, 8, 16}));
   EXPECT_EQ(alignment(Pass::backward_filter, DType::f32, {at(4096), at(4098), at(4096)}), (Alignments{16, 4, 16, 16}));
-  EXPECT_EQ(alignment(Pass::forward, DType::bf16, {at(4096), at(4098), at(4096), at(4104)}), (Alignments{16, 2, 16, 8}));
+  EXPECT_EQ(alignment(Pass::forward, DType::bf16, {at(4096), at(4098), at(4096), at(4104)}),
+            (Alignments{16, 2, 16, 8}));
   EXPECT_TRUE(PlanKey::of(Pass::forward, s, DType::bf16, {at(4096), at(4096), at(4096), at(4096)}).bias);
   EXPECT_FALSE(PlanKey::of(Pass::forward, s, DType::bf16, {at(4096), at(4096), at(4096)}).bias);
 }
@@ -127,15 +128,17 @@ TEST(CudaLinear, APlanIsAskedForOnceAndRefusedWhereItSwallowsNaN) {
   EXPECT_EQ(*fused.of(head, true), 128) << "what is known is used in a recording, too";
   EXPECT_EQ(asked.plans, 1);
   EXPECT_EQ(asked.probes, 0) << "a bias alone lets NaN through";
-  for (const LinearKey& other : {with([](LinearKey& k) { k.m = 64; }), with([](LinearKey& k) { k.n = 11; }), with([](LinearKey& k) { k.k = 8; }),
-                                 with([](LinearKey& k) { k.type = DType::f32; }), with([](LinearKey& k) { k.relu = true; }),
-                                 with([](LinearKey& k) { k.alignment = 4; })}) {
+  for (const LinearKey& other :
+       {with([](LinearKey& k) { k.m = 64; }), with([](LinearKey& k) { k.n = 11; }), with([](LinearKey& k) { k.k = 8; }),
+        with([](LinearKey& k) { k.type = DType::f32; }), with([](LinearKey& k) { k.relu = true; }),
+        with([](LinearKey& k) { k.alignment = 4; })}) {
     const int before = asked.plans;
     EXPECT_NE(fused.of(other, false), nullptr);
     EXPECT_EQ(asked.plans, before + 1) << other.text();
   }
   EXPECT_EQ(asked.probes, 1);
-  const LinearKey none = with([](LinearKey& k) { k.n = 7; }), swallows = with([](LinearKey& k) { k.k = 3, k.relu = true; });
+  const LinearKey none = with([](LinearKey&k) { k.n = 7; }),
+                  swallows = with([](LinearKey&k) { k.k = 3, k.relu = true; });
   for (int again = 0; again < 2; again++) {
     EXPECT_EQ(fused.of(none, false), nullptr);
     EXPECT_EQ(fused.of(swallows, false), nullptr);
@@ -161,7 +164,8 @@ struct FakeCapture : Capture {
   void replay() override { log += 'r'; }
 };
 
-std::string run(int calls, std::function<void(std::string&)> step, std::string refusal = "", std::string* why = nullptr) {
+std::string run(int calls, std::function<void(std::string&)> step, std::string refusal = "",
+                std::string* why = nullptr) {
   std::string log;
   Recording recording([&] { step(log); }, std::make_unique<FakeCapture>(log, refusal));
   testing::internal::CaptureStderr();
@@ -181,19 +185,25 @@ TEST(CudaRecording, TwoEagerStepsThenOneRecordingThenReplays) {
 
 TEST(CudaRecording, WhatCannotBeRecordedRunsEagerlyAndSaysWhy) {
   std::string why;
-  EXPECT_EQ(run(5, [](std::string& log) {
-              if (log.ends_with('[')) throw NotRecordable("a value is read on the host");
-              log += 's';
-            }, "", &why),
+  EXPECT_EQ(run(
+                5,
+                [](std::string& log) {
+                  if (log.ends_with('[')) throw NotRecordable("a value is read on the host");
+                  log += 's';
+                },
+                "", &why),
             "ss[]sss");
   EXPECT_EQ(why, "a value is read on the host");
-  EXPECT_EQ(run(4, [](std::string& log) { log += 's'; }, "the device refuses", &why), "ss[s]ss");
+  EXPECT_EQ(run(
+                4, [](std::string& log) { log += 's'; }, "the device refuses", &why),
+            "ss[s]ss");
   EXPECT_EQ(why, "the device refuses");
 }
 
 TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
   std::string why;
-  EXPECT_EQ(run(4,
+  EXPECT_EQ(run(
+                4,
                 [](std::string& log) {
                   if (log.ends_with('[')) fail("cuDNN refuses to be captured");
                   log += 's';
@@ -203,7 +213,11 @@ TEST(CudaRecording, AnErrorWhileRecordingIsThrownWhenItComesAgain) {
   EXPECT_EQ(why, "cuDNN refuses to be captured");
   std::string log;
   int calls = 0;
-  Recording recording([&] { if (++calls >= 3) fail("a real error"); }, std::make_unique<FakeCapture>(log));
+  Recording recording(
+      [&] {
+        if (++calls >= 3) fail("a real error");
+      },
+      std::make_unique<FakeCapture>(log));
   recording(), recording();
   testing::internal::CaptureStderr();
   EXPECT_TRUE(refused([&] { recording(); }, {"a real error"}));
@@ -282,8 +296,9 @@ TEST(CudaTimeline, TimesAreSumsThatKeepTheirDigits) {
 // ---- where there is no GPU ------------------------------------------------------------------------------------------
 TEST(CudaDevice, TheCauseIsNamed) {
   EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 0, 13000).find("no NVIDIA driver"), std::string::npos);
-  EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 12040, 13000).find("driver is made for CUDA 12.4, this program for "
-                                                                         "CUDA 13.0"),
+  EXPECT_NE(why_unusable(cudaErrorInsufficientDriver, 12040, 13000)
+                .find("driver is made for CUDA 12.4, this program for "
+                      "CUDA 13.0"),
             std::string::npos);
   EXPECT_NE(why_unusable(cudaErrorNoDevice, 13000, 13000).find("nvidia-smi"), std::string::npos);
   EXPECT_NE(why_unusable(cudaErrorUnknown, 13000, 13000).find("cudaErrorUnknown"), std::string::npos);

@@ -93,8 +93,9 @@ TYPED_TEST(CudaKernels, BatchNorm) {
         const Values x = this->pictures("x", n, 3, 5), r = this->pictures("r", n);
         const Values gamma = numbers("gamma", c.channels, 0.5, 1.5), beta = numbers("beta", c.channels),
                      mean = numbers("mean", c.channels), variance = numbers("variance", c.channels, 0.5, 2);
-        Tensor m = this->wide(mean), v = this->wide(variance), y = this->room(shape), saved = this->room({c.channels}, true),
-               inverse = this->room({c.channels}, true), eval = this->room(shape);
+        Tensor m = this->wide(mean), v = this->wide(variance), y = this->room(shape),
+               saved = this->room({c.channels}, true), inverse = this->room({c.channels}, true),
+               eval = this->room(shape);
         const Tensor tr = this->tensor(r, shape);
         this->reference->batch_norm_inference(s, this->tensor(x, shape), residual ? &tr : nullptr, this->wide(gamma),
                                               this->wide(beta), m, v, eval);
@@ -192,13 +193,9 @@ TYPED_TEST(CudaKernels, GroupNorm) {
              dx = this->tensor(old, shape), dgamma = this->wide(gamma), dbeta = this->wide(beta);
       const Tensor tx = this->tensor(x, shape);
       this->reference->group_norm(s, tx, this->wide(gamma), this->wide(beta), y, mean, inverse);
-      this->reference->group_norm_backward(s, tx, this->tensor(dy, shape), this->wide(gamma), mean, inverse,
-                                           {.dx = &dx,
-                                            .dgamma = &dgamma,
-                                            .dbeta = &dbeta,
-                                            .add_dx = add,
-                                            .add_dgamma = add,
-                                            .add_dbeta = add});
+      this->reference->group_norm_backward(
+          s, tx, this->tensor(dy, shape), this->wide(gamma), mean, inverse,
+          {.dx = &dx, .dgamma = &dgamma, .dbeta = &dbeta, .add_dx = add, .add_dgamma = add, .add_dbeta = add});
       const auto got = this->in_any_order([&] {
         Buffer<T> bx(x), by{std::size_t(n)}, bd(dy), bdx(old);
         Buffer<float> bg(gamma), bb(beta), bm{std::size_t(pairs)}, bi{std::size_t(pairs)}, dg(gamma), db(beta),
@@ -229,7 +226,8 @@ TYPED_TEST(CudaKernels, Pooling) {
   for (const PoolShape& s : shapes)
     for (bool relu : {false, true})
       for (bool add : {false, true}) {
-        SCOPED_TRACE(testing::Message() << s.h << " × " << s.w << " window " << s.kh << " relu " << relu << " add " << add);
+        SCOPED_TRACE(testing::Message() << s.h << " × " << s.w << " window " << s.kh << " relu " << relu << " add "
+                                        << add);
         const Shape in{s.n, s.h, s.w, s.c}, out{s.n, s.out_h(), s.out_w(), s.c};
         const Values x = numbers("x", in.numel(), -1, 1, 0.25), dy = this->pictures("dy", out.numel()),
                      old = this->pictures("old", in.numel());  // ties are likely
@@ -262,14 +260,15 @@ TYPED_TEST(CudaKernels, Sums) {
   struct View {
     std::int64_t outer, middle, inner;
   };
-  for (const View& v : {View{1, 1, 1}, View{3, 5, 7}, View{4, 70, 1}, View{2, 300, 1}, View{1, 130, 40}, View{1, 2049, 8}})
+  for (const View& v :
+       {View{1, 1, 1}, View{3, 5, 7}, View{4, 70, 1}, View{2, 300, 1}, View{1, 130, 40}, View{1, 2049, 8}})
     for (bool add : {false, true}) {
       SCOPED_TRACE(testing::Message() << v.outer << " × " << v.middle << " × " << v.inner << " add " << add);
       const std::int64_t n = v.outer * v.middle * v.inner, results = v.outer * v.inner;
       const Values x = this->pictures("x", n), old = this->pictures("old", results);
       const Tensor tx = this->tensor(x, {v.outer * v.middle, v.inner});
-      Tensor sum = this->tensor(old, {results}), largest = this->room({results}), columns = this->wide(numbers("db", v.inner)),
-             squares = this->wide({0.5});
+      Tensor sum = this->tensor(old, {results}), largest = this->room({results}),
+             columns = this->wide(numbers("db", v.inner)), squares = this->wide({0.5});
       this->reference->reduce(Reduction::sum, v.outer, v.middle, v.inner, tx, sum, add);
       this->reference->reduce(Reduction::max, v.outer, v.middle, v.inner, tx, largest, false);
       this->reference->sum_rows(tx, columns, add);
@@ -318,14 +317,15 @@ TYPED_TEST(CudaKernels, CrossEntropy) {
         const std::vector<double> drawn = numbers("labels", rows, 0, double(classes) - 1, 1);
         const std::vector<std::int32_t> labels(drawn.begin(), drawn.end());
         Tensor loss(*this->reference, Shape{}), p = this->room(shape, true), correct = this->whole({7}),
-               de = this->tensor(old, shape);
+                                                de = this->tensor(old, shape);
         const Tensor seed = Tensor::full(*this->reference, Shape{}, 2);
         this->reference->cross_entropy(this->tensor(x, shape), this->whole(labels), smoothing, loss, p, &correct);
         this->reference->cross_entropy_backward(p, this->whole(labels), smoothing, seed, de, add);
         const auto got = this->in_any_order([&] {
           Buffer<T> bx(x), bde(old);
           Buffer<std::int32_t> bl(drawn), bc(Values{7});
-          Buffer<float> bloss(1), bp{std::size_t(n)}, scratch(2 * std::size_t(rows)), bseed(Values{2}), pgiven(p.values());
+          Buffer<float> bloss(1), bp{std::size_t(n)}, scratch(2 * std::size_t(rows)), bseed(Values{2}),
+              pgiven(p.values());
           emulated::cross_entropy(grid, rows, classes, bx.data(), bl.data(), smoothing, bloss.data(), bp.data(),
                                   bc.data(), scratch.data());
           emulated::cross_entropy_backward(grid, rows, classes, pgiven.data(), bl.data(), smoothing, bseed.data(),
@@ -380,7 +380,8 @@ TYPED_TEST(CudaKernels, ALabelThatIsNoClassGivesNan) {
     Buffer<T> x(Values{1, 2, 3});
     Buffer<std::int32_t> labels(Values{label}), correct(Values{0});
     Buffer<float> loss(1), p(3), scratch(2);
-    emulated::cross_entropy(grid, 1, 3, x.data(), labels.data(), 0, loss.data(), p.data(), correct.data(), scratch.data());
+    emulated::cross_entropy(grid, 1, 3, x.data(), labels.data(), 0, loss.data(), p.data(), correct.data(),
+                            scratch.data());
     EXPECT_TRUE(std::isnan(loss.values()[0]));
     EXPECT_EQ(correct.values()[0], 0);
   }
@@ -388,7 +389,8 @@ TYPED_TEST(CudaKernels, ALabelThatIsNoClassGivesNan) {
 
 TYPED_TEST(CudaKernels, BiasReluAndConversion) {
   using T = TypeParam;
-  for (auto [rows, channels, shift] : {std::tuple<std::int64_t, std::int64_t, std::size_t>{5, 16, 0}, {5, 16, 1}, {7, 3, 0}})
+  for (auto [rows, channels, shift] :
+       {std::tuple<std::int64_t, std::int64_t, std::size_t>{5, 16, 0}, {5, 16, 1}, {7, 3, 0}})
     for (bool relu : {false, true}) {
       const Values y = this->pictures("y", rows * channels), bias = numbers("bias", channels);
       Values want = y, sum = y;
@@ -415,7 +417,17 @@ TYPED_TEST(CudaKernels, PlainConvolution) {
   const ConvShape shapes[] = {
       {.n = 2, .h = 5, .w = 4, .c_in = 3, .c_out = 4, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
       {.n = 1, .h = 7, .w = 6, .c_in = 4, .c_out = 6, .kh = 3, .kw = 2, .stride_h = 2, .stride_w = 3, .groups = 2},
-      {.n = 2, .h = 7, .w = 7, .c_in = 2, .c_out = 2, .kh = 2, .kw = 3, .pad_h = 2, .pad_w = 1, .dilation_h = 2, .dilation_w = 2},
+      {.n = 2,
+       .h = 7,
+       .w = 7,
+       .c_in = 2,
+       .c_out = 2,
+       .kh = 2,
+       .kw = 3,
+       .pad_h = 2,
+       .pad_w = 1,
+       .dilation_h = 2,
+       .dilation_w = 2},
       {.n = 1, .h = 4, .w = 4, .c_in = 8, .c_out = 8, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1, .groups = 8},
   };
   for (const ConvShape& s : shapes)
@@ -464,19 +476,22 @@ TEST(CudaLaunch, SumsOfBlocksAndSegmentsByNeighbouringThreads) {
     Values squares(2 * (first + blocks), 0.0);
     for (std::int64_t b = first; b < first + blocks; b++)
       for (std::int64_t i = 64 * b; i < 64 * b + 64; i++)
-        squares[std::size_t(2 * b)] += w[std::size_t(i)] * w[std::size_t(i)], squares[std::size_t(2 * b + 1)] += g[std::size_t(i)] * g[std::size_t(i)];
+        squares[std::size_t(2 * b)] += w[std::size_t(i)] * w[std::size_t(i)],
+            squares[std::size_t(2 * b + 1)] += g[std::size_t(i)] * g[std::size_t(i)];
     EXPECT_TRUE(close("blocks", got, squares, 1e-6));
     // Segments: the first block alone, which is outside the range; one to the middle; one behind it; one without blocks
     // inside.
     Buffer<std::int32_t> bounds(Values{0, 2, 2, 40, 40, 85});
-    device_launch_sums<256>(nullptr, 3, SquaredNormsOfRanges<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
+    device_launch_sums<256>(nullptr, 3,
+                            SquaredNormsOfRanges<float>{first, 80, true, bounds.data(), parts.data(), sums.data()});
     auto sum = [&](std::int64_t begin, std::int64_t end, std::int64_t which) {
       double s = 0;
       for (std::int64_t b = begin; b < end; b++) s += got[std::size_t(2 * b + which)];
       return s;
     };
     const Values segments = sums.values();
-    EXPECT_TRUE(close("segments", segments, {9, 0, 0, 1 + sum(2, 40, 0), 2 + sum(2, 40, 1), sum(40, 80, 0), sum(40, 80, 1)}, 1e-6));
+    EXPECT_TRUE(close("segments", segments,
+                      {9, 0, 0, 1 + sum(2, 40, 0), 2 + sum(2, 40, 1), sum(40, 80, 0), sum(40, 80, 1)}, 1e-6));
     if (first_bits.empty()) first_bits = segments;
     EXPECT_EQ(segments, first_bits) << "the order of the threads shows";
   });

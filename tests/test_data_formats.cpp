@@ -262,7 +262,8 @@ TEST(Image, FourChannelsAreCmyk) {
   bare.erase(bare.begin() + 2, bare.begin() + 18);
   for (const Bytes& file : {marked, bare}) {
     const Image image = decode(file, 3);
-    for (int k = 0; k < 3; k++) EXPECT_NEAR(image.pixels[std::size_t(k)], (std::vector{47, 165, 208})[std::size_t(k)], 2) << k;
+    for (int k = 0; k < 3; k++)
+      EXPECT_NEAR(image.pixels[std::size_t(k)], (std::vector{47, 165, 208})[std::size_t(k)], 2) << k;
   }
 }
 
@@ -395,18 +396,21 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
     const Dataset d = load_dataset(all, {}, options);
     return std::to_string(d.train.count() + d.test.count()) + " " + testing::internal::GetCapturedStderr();
   };
-  for (const char* hidden : {"cat/.ipynb_checkpoints/1.ppm", "cat/deep/.thumbs/1.ppm", ".git/1.ppm", "cat/._1.ppm", "__MACOSX/cat/1.ppm",
-                             "cat/__MACOSX/1.ppm"})
+  for (const char* hidden : {"cat/.ipynb_checkpoints/1.ppm", "cat/deep/.thumbs/1.ppm", ".git/1.ppm", "cat/._1.ppm",
+                             "__MACOSX/cat/1.ppm", "cat/__MACOSX/1.ppm"})
     save(all / hidden, square_pnm(6, 1));
   EXPECT_EQ(loaded(), "20 ");
   save(all / "cat/1.webp", {1});
   save(all / "dog/2.WebP", {1});
   save(all / "notes", {1});
   save(all / "beside.ppm", square_pnm(6, 1));
-  EXPECT_EQ(loaded(), "20 " + all.string() +
-                          ": files that are not read: 2 .webp, 1 pictures outside of the class folders, 1 without an extension\n");
+  EXPECT_EQ(
+      loaded(),
+      "20 " + all.string() +
+          ": files that are not read: 2 .webp, 1 pictures outside of the class folders, 1 without an extension\n");
   for (const char* file : {"cat/1.webp", "dog/2.WebP", "notes", "beside.ppm"}) fs::remove(all / file);
-  for (const char* name : {"jfif", "jpe", "JPEG", "pnm"}) save(all / "cat" / (std::string("b.") + name), square_pnm(6, 1));
+  for (const char* name : {"jfif", "jpe", "JPEG", "pnm"})
+    save(all / "cat" / (std::string("b.") + name), square_pnm(6, 1));
   EXPECT_EQ(loaded(), "24 ");
 
   save(dir.file("store/1.ppm"), square_pnm(6, 1));
@@ -426,7 +430,9 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
   EXPECT_TRUE(refused([&] { loaded(); }, {"all/eel: is a link to /nowhere/eel"}));
   testing::internal::GetCapturedStderr();
   fs::remove(all / "eel");
-  for (const auto& [name, written] : {std::pair{"M\x81nchen", "M%81nchen"}, {"two\nlines", "two%0Alines"}, {"a\x7f", "a%7F"},
+  for (const auto& [name, written] : {std::pair{"M\x81nchen", "M%81nchen"},
+                                      {"two\nlines", "two%0Alines"},
+                                      {"a\x7f", "a%7F"},
                                       {"\xc3\xa9\"',\\", "\xc3\xa9\"',\\"}}) {
     fs::rename(all / "dog", all / name);
     const auto names = load_dataset(all).train.class_names;
@@ -443,7 +449,8 @@ TEST(PictureFolder, ASplitHasManySpellings) {
   auto loaded = [&](const std::vector<std::string>& folders) {
     const std::string all = dir.file("all" + std::to_string(next++));
     for (const std::string& folder : folders)
-      for (const char* name : {"/x/1.ppm", "/y/1.ppm", "/y/2.ppm"}) save(fs::path(all) / (folder + name), square_pnm(6, 1));
+      for (const char* name : {"/x/1.ppm", "/y/1.ppm", "/y/2.ppm"})
+        save(fs::path(all) / (folder + name), square_pnm(6, 1));
     testing::internal::CaptureStderr();
     std::string classes;
     try {
@@ -454,7 +461,8 @@ TEST(PictureFolder, ASplitHasManySpellings) {
     return classes + testing::internal::GetCapturedStderr();
   };
   for (const char* training : {"train", "Training", "TRAIN", "training_set"})
-    for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET"}) EXPECT_EQ(loaded({training, test}), "x y ");
+    for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET"})
+      EXPECT_EQ(loaded({training, test}), "x y ");
   EXPECT_NE(loaded({"Train", "test", "val"}).find("x y"), std::string::npos);
   EXPECT_NE(loaded({"Train", "test", "val"}).find(": val/ is not used (--val"), std::string::npos);
   EXPECT_NE(loaded({"train", "test", "extra"}).find(": extra/ is not used"), std::string::npos);
@@ -462,7 +470,8 @@ TEST(PictureFolder, ASplitHasManySpellings) {
   EXPECT_NE(loaded({"train", "val", "Validation"}).find("which mean the same"), std::string::npos);
   EXPECT_NE(loaded({"Test", "Val"}).find("has Test/ but no train/"), std::string::npos);
   EXPECT_EQ(loaded({"valid", "invalid"}).substr(0, 14), "invalid valid ");
-  EXPECT_NE(loaded({"bus", "train", "tram"}).find("train/ is taken for a class, beside bus/, tram/"), std::string::npos);
+  EXPECT_NE(loaded({"bus", "train", "tram"}).find("train/ is taken for a class, beside bus/, tram/"),
+            std::string::npos);
 }
 
 TEST(LoadDataset, OptionsWithoutUseAreNamed) {
@@ -528,7 +537,8 @@ TEST(RealFiles, DamagedIdxAndCifarFilesAreRefused) {
   }
   auto plain = open_bytes(fashion / "t10k-labels-idx1-ubyte.gz", source)->read_all();
   save(dir.file("labels"), plain);
-  expect_damage_to_be_seen(dir.file("labels"), dir.file("copy"), idx(1), 0, 8, 64);  // the header, which has no spare bit
+  expect_damage_to_be_seen(dir.file("labels"), dir.file("copy"), idx(1), 0, 8,
+                           64);  // the header, which has no spare bit
 
   // Pixels have no checksum; a label has bounds.
   auto records = [&](const fs::path& p) {

@@ -15,8 +15,8 @@
 #include "core/error.h"
 #include "datasets/bytes.h"
 #include "datasets/cifar.h"
-#include "datasets/mnist.h"
 #include "datasets/idx.h"
+#include "datasets/mnist.h"
 #include "datasets/synthetic.h"
 
 namespace tandem {
@@ -71,10 +71,9 @@ Bytes gzip(const Bytes& plain) {
 }
 
 // 40 labels i² mod 10 as gzip -9 compresses them: Huffman codes and repetitions.
-const Bytes compressed_labels = {
-    0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x63, 0x60, 0xe0, 0x60, 0x64, 0x60, 0x60, 0xd0,
-    0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61, 0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9,
-    0x30, 0x00, 0x00, 0x00};
+const Bytes compressed_labels = {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x63, 0x60, 0xe0, 0x60,
+                                 0x64, 0x60, 0x60, 0xd0, 0x60, 0x60, 0x64, 0xe1, 0x64, 0x63, 0x65, 0xe3, 0x64, 0x61,
+                                 0xc4, 0xcf, 0x02, 0x00, 0xa7, 0x52, 0xb8, 0xb9, 0x30, 0x00, 0x00, 0x00};
 
 Bytes idx(std::uint32_t magic, const std::vector<std::uint32_t>& sizes, const Bytes& numel) {
   Bytes b;
@@ -104,20 +103,20 @@ std::string error_of(const std::function<void()>& call) {
   return "nothing";
 }
 
-#define EXPECT_ERROR(call, ...)                                                                         \
-  do {                                                                                                  \
-    std::string text = error_of([&] { call; });                                                         \
-    for (const std::string& part : std::vector<std::string>{__VA_ARGS__})                               \
+#define EXPECT_ERROR(call, ...)                                                                           \
+  do {                                                                                                    \
+    std::string text = error_of([&] { call; });                                                           \
+    for (const std::string& part : std::vector<std::string>{__VA_ARGS__})                                 \
       EXPECT_NE(text.find(part), std::string::npos) << "the error is: " << text << "\nwithout: " << part; \
   } while (0)
 
 // gzip_none.cpp refuses every compressed file.
-#define NEEDS_ZLIB()                                                                                                  \
-  do {                                                                                                                \
-    Folder folder;                                                                                                    \
-    write(folder / "a.gz", compressed_labels);                                                                        \
-    if (error_of([&] { open_bytes(folder / "a.gz", ""); }).find("without zlib") != std::string::npos)                 \
-      GTEST_SKIP() << "built without zlib";                                                                           \
+#define NEEDS_ZLIB()                                                                                  \
+  do {                                                                                                \
+    Folder folder;                                                                                    \
+    write(folder / "a.gz", compressed_labels);                                                        \
+    if (error_of([&] { open_bytes(folder / "a.gz", ""); }).find("without zlib") != std::string::npos) \
+      GTEST_SKIP() << "built without zlib";                                                           \
   } while (0)
 
 const std::string source = "fetch it again", mend = "): move it away and " + source;
@@ -262,7 +261,8 @@ TEST(Idx, NamesTheFileThatHasAlmostTheName) {
   write(dir / "t10k-labels-idx1-ubyte.md5", {1});
   EXPECT_ERROR(read_idx(dir / "t10k-labels-idx1-ubyte", 1, source), "there is no such file: " + source);
   write(dir / "train-images.idx3-ubyte", {1});
-  EXPECT_ERROR(find_data("mnist", dir.path), "train-images.idx3-ubyte: give it the name train-images-idx3-ubyte, and the others");
+  EXPECT_ERROR(find_data("mnist", dir.path),
+               "train-images.idx3-ubyte: give it the name train-images-idx3-ubyte, and the others");
 }
 
 TEST(Idx, LabelsAreCheckedAgainstTheirRangeAndNumber) {
@@ -408,7 +408,8 @@ TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
     Environment variable("TANDEM_DATA", b.path.c_str());
     EXPECT_ERROR(find_data("cifar-10", a.path), "cifar-10 (data_batch_1.bin) was not found in",
                  (a / "cifar-10-batches-bin").string(), "run datasets/get-data.sh cifar-10 " + a.path.string());
-    EXPECT_ERROR(find_data("cifar-10"), (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin", ", data:");
+    EXPECT_ERROR(find_data("cifar-10"), (b / "cifar-10-batches-bin").string(), ", data/cifar-10-batches-bin",
+                 ", data:");
   }
   Environment variable("TANDEM_DATA", nullptr);
   EXPECT_ERROR(find_data("cifar-10"), "TANDEM_DATA is not set", "run datasets/get-data.sh cifar-10,");

@@ -4,12 +4,12 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
+#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_sgd.h"
 #include "dist/strategies/outer.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
+#include "layers/train/fit.h"
 #include "layers/train/options.h"
 #include "tests/host_ranks.h"
 #include "tests/ranks.h"
@@ -46,7 +46,7 @@ struct Recipe {
   int accumulate = 1;
   AllReduceOptions exchange = {.bucket_bytes = 16384, .deadline = 30};
   std::string local = {};  // "local-sgd:4": instead of all-reduce; of daso there are two hosts
-  int refuses = -1;  // the rank whose twin cannot record
+  int refuses = -1;        // the rank whose twin cannot record
   std::function<void(Strategy&, std::int64_t batch)> each = {};
   InProcessOptions wire = {.deadline = 30};
 };
@@ -157,7 +157,8 @@ TEST(DeviceRanks, GradientsMayTravelInBf16) {
 }
 
 TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
-  for (const char* local : {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2"})
+  for (const char* local :
+       {"local-sgd:3", "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2"})
     for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
       SCOPED_TRACE(local);
       for (const Ended& e :
@@ -168,11 +169,12 @@ TEST(DeviceRanks, StepsOfTheirOwnGiveTheBitsOfTheHost) {
 }
 
 TEST(DeviceRanks, HostsThatExchangeWeightsGiveTheBitsOfTheHost) {
-  for (const char* daso : {"daso:warm-up=1,cool-down=1,B=2", "daso:faithful,warm-up=1,cool-down=1,B=2", "daso:warm-up=0,cool-down=0,B=2",
-                           "daso:bf16=0,warm-up=2,cool-down=0"})
+  for (const char* daso : {"daso:warm-up=1,cool-down=1,B=2", "daso:faithful,warm-up=1,cool-down=1,B=2",
+                           "daso:warm-up=0,cool-down=0,B=2", "daso:bf16=0,warm-up=2,cool-down=0"})
     for (const auto& [optimizer, pictures] : {std::pair{"sgd", 96}, {"adamw", 89}}) {
       SCOPED_TRACE(daso);
-      for (const Ended& e : same_as_on_the_host(4, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = daso}))
+      for (const Ended& e :
+           same_as_on_the_host(4, {.pictures = pictures, .optimizer = optimizer, .ema = 0.9, .local = daso}))
         EXPECT_EQ(e.log, "ssss[s]r[s]r" + std::string(pictures == 96 ? 18 : 12, 'r'));
     }
 }
@@ -281,7 +283,8 @@ TEST(DeviceRanks, OneRanksWishStopsAllAtTheSameStep) {
 }
 
 TEST(DeviceRanks, ALossThatIsNotFiniteStopsEveryRank) {
-  for (const char* local : {"", "local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2", "daso:warm-up=0,B=2"}) {
+  for (const char* local :
+       {"", "local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3", "outer:H=4,stream=2", "daso:warm-up=0,B=2"}) {
     Recipe r;
     r.rate = 1e30;
     r.local = local;
@@ -296,8 +299,13 @@ TEST(DeviceRanks, ParametersAreComparedOnTheWay) {
 }
 
 TEST(DeviceRanks, ARankThatDiesStopsTheOthers) {
-  for (auto [local, at] : std::vector<std::pair<std::string, std::int64_t>>{
-           {"", 3}, {"", 60}, {"", 177}, {"local-sgd:3", 60}, {"cocod-sgd:3", 60}, {"easgd:3", 60}, {"outer:H=4,stream=2", 60}}) {
+  for (auto [local, at] : std::vector<std::pair<std::string, std::int64_t>>{{"", 3},
+                                                                            {"", 60},
+                                                                            {"", 177},
+                                                                            {"local-sgd:3", 60},
+                                                                            {"cocod-sgd:3", 60},
+                                                                            {"easgd:3", 60},
+                                                                            {"outer:H=4,stream=2", 60}}) {
     Outcome outcome;
     Recipe r;
     r.local = local;

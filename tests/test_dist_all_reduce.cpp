@@ -129,8 +129,7 @@ TEST(AllReduce, StatisticsAreMergedAsOverAllPictures) {
   for (std::size_t c = 0; c < 16; c++) {
     const double a = before[0][mean + c], b = before[1][mean + c];
     EXPECT_NEAR(runs[0].buffers[mean + c], (a + b) / 2, 1e-12);
-    EXPECT_NEAR(runs[0].buffers[var + c], (before[0][var + c] + before[1][var + c]) / 2 + (a - b) * (a - b) / 4,
-                1e-12);
+    EXPECT_NEAR(runs[0].buffers[var + c], (before[0][var + c] + before[1][var + c]) / 2 + (a - b) * (a - b) / 4, 1e-12);
   }
 }
 
@@ -177,8 +176,8 @@ TEST(AllReduce, ATraceHoldsAllRanks) {
 
 // ---- what the batch and the learning rate of several ranks are ------------------------------------------------------
 // fit() with a model without batch norm; the last epoch's report.
-EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const FitOptions& options, Optimizer& optimizer,
-                      Backend& backend) {
+EpochReport fit_plain(Strategy& strategy, Ended& run, const LoaderOptions& batches, const FitOptions& options,
+                      Optimizer& optimizer, Backend& backend) {
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
   Loader train(data.train, batches, backend);
   Plain model;
@@ -205,8 +204,10 @@ TEST(AllReduce, FitOnSeveralRanksComputesWhatOneMachineComputes) {
 }
 
 TEST(AllReduce, TheLearningRateFollowsABatchPerRank) {
-  for (const auto& [scale, rate, clip] : {std::tuple{RateScale::none, 0.05, 0.0}, {RateScale::square_root, 0.1, 0.0},
-                                          {RateScale::linear, 0.2, 0.0}, {RateScale::clipped, 0.2, 1.0}})
+  for (const auto& [scale, rate, clip] : {std::tuple{RateScale::none, 0.05, 0.0},
+                                          {RateScale::square_root, 0.1, 0.0},
+                                          {RateScale::linear, 0.2, 0.0},
+                                          {RateScale::clipped, 0.2, 1.0}})
     for (std::int64_t own : {0, 12}) {
       const auto runs = on_ranks(4, [&, scale = scale, rate = rate, clip = clip](Strategy& s, Ended& run) {
         auto backend = reference_backend(1);
@@ -254,7 +255,8 @@ TEST(AllReduce, AccuracyOnManyRanks) {
   for (const char* model : {"lenet5", "mlp"}) {
     Dataset few = data;
     few.train = split(data.train, 60000 - 12800, 1).first;
-    const LoaderOptions cut{.batch = 128, .drop_last = true, .seed = 1}, own{.batch_per_rank = 128, .drop_last = true, .seed = 1};
+    const LoaderOptions cut{.batch = 128, .drop_last = true, .seed = 1},
+        own{.batch_per_rank = 128, .drop_last = true, .seed = 1};
     const double alone = fashion(few, model, 1, cut);
     for (int n : {4, 8}) EXPECT_NEAR(fashion(few, model, n, cut), alone, 0.015) << model << " on " << n << " ranks";
     EXPECT_GT(fashion(data, model, 8, own), alone - 0.05) << model << " on 8 ranks, 128 pictures on each";
@@ -266,7 +268,8 @@ TEST(AllReduce, RanksOfOtherOptimizersAreNamed) {
     auto backend = reference_backend(1);
     SGD sgd({.learning_rate = 0.1});
     LARS lars({.learning_rate = 0.1});
-    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd, *backend);
+    fit_plain(s, run, {.batch = 48, .prefetch = 0}, quiet(1), s.rank() == 1 ? static_cast<Optimizer&>(lars) : sgd,
+              *backend);
   });
   for (const Ended& e : runs)
     EXPECT_NE(e.said.find("told different things: --optimizer sgd and --optimizer lars"), std::string::npos) << e.said;

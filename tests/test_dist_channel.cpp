@@ -102,14 +102,13 @@ TEST(CommunicatorChannel, AllHearOfLossesInOneOrder) {
 }
 
 TEST(CommunicatorChannel, WithoutRankZeroOrSomebodyWhoHearsOfItALossIsEverybodysFailure) {
-  auto said = on_channels(
-      3,
-      [](Channel& c) {
-        Listener l(c);
-        if (c.rank() == 0) c.send(1, {}), c.send(1, {});
-        l.until([] { return false; });
-      },
-      20, {.deaths = {{0, 1}}});
+  auto said = on_channels(3,
+                          [](Channel& c) {
+                            Listener l(c);
+                            if (c.rank() == 0) c.send(1, {}), c.send(1, {});
+                            l.until([] { return false; });
+                          },
+                          20, {.deaths = {{0, 1}}});
   for (const auto& s : said) EXPECT_EQ(s, "rank 0 is killed by the test");
   said = on_channels(
       3,
@@ -156,7 +155,8 @@ TEST(CommunicatorChannel, ALostRankComesBack) {
           const auto told_so_far = l.told;
           era = std::uint64_t(std::count(told_so_far.begin(), told_so_far.end(), ';'));
           c->send(1, {era, sent++}).wait();
-          return told_so_far.find("back as 2") != std::string::npos && l.headers[1].size() >= 2 && l.headers[1].back() == 999;
+          return told_so_far.find("back as 2") != std::string::npos && l.headers[1].size() >= 2 &&
+                 l.headers[1].back() == 999;
         });
         told[std::size_t(r)] = l.told;
         // Each of rank 0 and 2 stays until the other is done with it.
@@ -212,7 +212,8 @@ TEST(CommunicatorChannel, MemoryIsShared) {
         Listener l(*c);
         c->send(0, {3}).wait();
         l.until([&] { return !l.headers[0].empty(); });
-        require(static_cast<int*>(a.get())[1] == (shared ? 9 : 0), "rank 0 has written ", static_cast<int*>(a.get())[1]);
+        require(static_cast<int*>(a.get())[1] == (shared ? 9 : 0), "rank 0 has written ",
+                static_cast<int*>(a.get())[1]);
         return;
       }
       Listener l(*c);
@@ -234,28 +235,29 @@ TEST(CommunicatorChannel, DelayedMessagesOfARankKeepTheirOrderAndSomeComeTwice) 
   int doubles = 0;
   for (std::uint64_t seed : {0, 7, 8, 9}) {
     std::vector<int> order;
-    all_well(on_channels(
-        4,
-        [&](Channel& c) {
-          std::map<int, std::uint64_t> next;
-          int twice = 0;
-          c.on_message({.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
-                        .arrived =
-                            [&](int from, const MessageHeader& header, std::span<std::byte>) {
-                              require(header[0] <= next[from], "message ", header[0], " of rank ", from, " after ", next[from]);
-                              twice += header[0] < next[from];
-                              next[from] = std::max(next[from], header[0] + 1);
-                              order.push_back(from);
-                            }});
-          if (c.rank() == 0)
-            while (next[1] + next[2] + next[3] < 300)
-              if (!c.progress()) c.rest();
-          if (c.rank() == 0) doubles += twice;
-          std::vector<Work> works;
-          for (std::uint64_t i = 0; i < 100 && c.rank() > 0; i++) works.push_back(c.send(0, {i}));
-          for (Work& w : works) w.wait();
-        },
-        20, {.delays = seed, .duplicates = seed != 8}));
+    all_well(on_channels(4,
+                         [&](Channel& c) {
+                           std::map<int, std::uint64_t> next;
+                           int twice = 0;
+                           c.on_message(
+                               {.place = [](int, const MessageHeader&, std::size_t) { return std::span<std::byte>(); },
+                                .arrived =
+                                    [&](int from, const MessageHeader& header, std::span<std::byte>) {
+                                      require(header[0] <= next[from], "message ", header[0], " of rank ", from,
+                                              " after ", next[from]);
+                                      twice += header[0] < next[from];
+                                      next[from] = std::max(next[from], header[0] + 1);
+                                      order.push_back(from);
+                                    }});
+                           if (c.rank() == 0)
+                             while (next[1] + next[2] + next[3] < 300)
+                               if (!c.progress()) c.rest();
+                           if (c.rank() == 0) doubles += twice;
+                           std::vector<Work> works;
+                           for (std::uint64_t i = 0; i < 100 && c.rank() > 0; i++) works.push_back(c.send(0, {i}));
+                           for (Work& w : works) w.wait();
+                         },
+                         20, {.delays = seed, .duplicates = seed != 8}));
     orders.insert(order);
   }
   EXPECT_GT(doubles, 10);

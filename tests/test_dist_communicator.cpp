@@ -353,7 +353,8 @@ std::vector<std::string> wrong_names(int n, Fault::Kind kind, double deadline, s
     std::lock_guard lock(mutex);
     for (std::size_t r = 0; r < said.size(); r++)
       if (culprits[r] != -2 && culprits[r] != outcome.faulty)  // −2: ended well, or was killed
-        wrong.push_back(where + ", rank " + std::to_string(r) + ", not " + std::to_string(outcome.faulty) + ": " + said[r]);
+        wrong.push_back(where + ", rank " + std::to_string(r) + ", not " + std::to_string(outcome.faulty) + ": " +
+                        said[r]);
     if (std::all_of(said.begin(), said.end(), [](const std::string& s) { return s.empty(); }))
       wrong.push_back(where + ": nobody noticed");
   }));

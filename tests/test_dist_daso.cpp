@@ -56,7 +56,8 @@ TEST(Daso, AnExchangeAfterEveryBatchIsSynchronousSgd) {
   for (auto [hosts, per_host] : grids) {
     const auto want = synchronous(hosts * per_host, loop(2));
     for (const char* name : {"daso:B=0,warm-up=0,cool-down=0", "daso:bf16=0", "daso:faithful,bf16=0"})
-      EXPECT_LE(furthest(trained(hosts, per_host, name, loop(2))[0].weights, want), 1e-12) << name << " on " << hosts << " × " << per_host;
+      EXPECT_LE(furthest(trained(hosts, per_host, name, loop(2))[0].weights, want), 1e-12)
+          << name << " on " << hosts << " × " << per_host;
   }
 }
 
@@ -76,7 +77,9 @@ TEST(Daso, IsTheNaiveOne) {
             << name << " on " << hosts << " × " << per_host;
       }
   for (const std::string name : {"daso:warm-up=1,cool-down=1", "daso:faithful,warm-up=1,cool-down=1"})  // bf16
-    EXPECT_LE(furthest(trained(2, 2, "naive-" + name, loop(3))[0].weights, trained(2, 2, name, loop(3))[0].weights), 1e-12) << name;
+    EXPECT_LE(furthest(trained(2, 2, "naive-" + name, loop(3))[0].weights, trained(2, 2, name, loop(3))[0].weights),
+              1e-12)
+        << name;
 }
 
 // x differs by what is rounded: of x, or of the difference, whose rest goes along with the next.
@@ -176,7 +179,7 @@ TEST(Daso, AResumedRunGoesOnWithItsBAndW) {
   for (int epochs : {4, 5}) {
     all_well([&] {
       std::vector<std::string> said;
-      for (const Ended& run : on_hosts(2, 2, "daso:W=2" + cycling, [&](Strategy& s, Ended& run) {
+      for (const Ended& run : on_hosts(2, 2, "daso:W=2" + cycling, [&](Strategy&s, Ended&run) {
              FitOptions o = quiet(epochs);
              o.checkpoint = folder.file("run");
              if (epochs == 5) o.checkpoint = "", o.resume = folder.file("run");
@@ -221,13 +224,13 @@ TEST(Daso, ARankThatDiesStopsTheOthers) {
   for (const char* name : {"daso", "daso:B=2,warm-up=0,cool-down=0", "daso:faithful,B=2,warm-up=0,cool-down=0"})
     for (std::int64_t at : {5, 40, 101}) {
       Outcome outcome;
-      const auto runs = on_hosts(
-          2, 2, name, [](Strategy& s, Ended& run) { train<Plain>(s, run, loop(3)); },
-          {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+      const auto runs = on_hosts(2, 2, name, [](Strategy& s, Ended& run) { train<Plain>(s, run, loop(3)); },
+                                 {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
       ASSERT_GE(outcome.faulty, 0) << name;
       for (std::size_t r = 0; r < runs.size(); r++) EXPECT_NE(runs[r].said, "") << name << ": rank " << r;
       const std::string dead = "rank " + std::to_string(outcome.faulty);
-      const auto mentions = std::count_if(runs.begin(), runs.end(), [&](const Ended& run) { return run.said.find(dead) != std::string::npos; });
+      const auto mentions = std::count_if(runs.begin(), runs.end(),
+                                          [&](const Ended& run) { return run.said.find(dead) != std::string::npos; });
       EXPECT_GE(mentions, 2) << name;
     }
 }

@@ -27,7 +27,8 @@ struct Experiment : testing::Test {
     std::filesystem::remove_all(folder);
     std::filesystem::create_directories(folder);
     plan.title = "Try <1>";
-    plan.strategies = {SearchedStrategy::parse("ddc-asgd"), SearchedStrategy::parse("ringmaster:R={2,4}+asgd:clip={0.5,1}")};
+    plan.strategies = {SearchedStrategy::parse("ddc-asgd"),
+                       SearchedStrategy::parse("ringmaster:R={2,4}+asgd:clip={0.5,1}")};
     plan.workers = {1, 16}, plan.rates = {0.01, 0.02, 0.04};
     plan.search = 24, plan.tuning_epochs = 2, plan.tuning_seeds = 2, plan.finalists = 2, plan.seeds = 3;
   }
@@ -41,7 +42,8 @@ struct Experiment : testing::Test {
       off = 20 * std::abs(t.momentum - 0.95);
     } else {
       const std::size_t r = t.strategy.find("R="), clip = t.strategy.find("clip=");
-      off = std::abs(std::log2(std::stod(t.strategy.substr(r + 2)) / 16)) + std::abs(std::log2(std::stod(t.strategy.substr(clip + 5)) / 0.125));
+      off = std::abs(std::log2(std::stod(t.strategy.substr(r + 2)) / 16)) +
+            std::abs(std::log2(std::stod(t.strategy.substr(clip + 5)) / 0.125));
       best = 0.02 / std::sqrt(t.workers);
     }
     return 0.9 - 0.02 * std::abs(std::log2(t.rate / best)) - 0.02 * off + 1e-4 * double(t.seed % 10);
@@ -77,8 +79,9 @@ struct Experiment : testing::Test {
 // What is the same however the runs were scheduled.
 bool same(const Results& a, const Results& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) {
-           return x.first == y.first && x.second.accuracy == y.second.accuracy && x.second.diverged == y.second.diverged &&
-                  x.second.evaluations == y.second.evaluations && x.second.delays == y.second.delays;
+           return x.first == y.first && x.second.accuracy == y.second.accuracy &&
+                  x.second.diverged == y.second.diverged && x.second.evaluations == y.second.evaluations &&
+                  x.second.delays == y.second.delays;
          });
 }
 
@@ -278,8 +281,10 @@ TEST_F(Experiment, CensoredRunsAreCountedAndNotAveraged) {
   for (int k = 0; k < 3; k++) {
     Trial t = *search(plan, results, a).chosen, u = *search(plan, results, b).chosen;
     t.seed = u.seed = std::uint64_t(k + 1);
-    results[t].accuracy = k == 2 ? 0.5 : 0.8, results[t].evaluations = {{0.5, 0, 0}, {1, 10.0 * (k + 1), k == 2 ? 0.5 : 0.6}};
-    results[u].diverged = k == 2, results[u].accuracy = k == 2 ? 0 : 0.8, results[u].evaluations = {{0.5, 0, 0}, {1, 5, k == 2 ? 0.1 : 0.6}};
+    results[t].accuracy = k == 2 ? 0.5 : 0.8,
+    results[t].evaluations = {{0.5, 0, 0}, {1, 10.0 * (k + 1), k == 2 ? 0.5 : 0.6}};
+    results[u].diverged = k == 2, results[u].accuracy = k == 2 ? 0 : 0.8,
+    results[u].evaluations = {{0.5, 0, 0}, {1, 5, k == 2 ? 0.1 : 0.6}};
   }
   const CensoredMean accuracy = test_accuracy(plan, results, b), time = time_to_target(plan, results, a);
   EXPECT_NEAR(accuracy.mean.value, 0.8, 1e-12);
@@ -328,7 +333,8 @@ TEST_F(Experiment, ResultsThatCannotBeAreRefused) {
     write_file(file, all);
     return test::refused([&] { read_results(file, plan); }, {file + ":"});
   };
-  const std::string accuracy = line.substr(line.find("\"test\":") + 7, line.find(",\"evaluations") - line.find("\"test\":") - 7);
+  const std::string accuracy =
+      line.substr(line.find("\"test\":") + 7, line.find(",\"evaluations") - line.find("\"test\":") - 7);
   EXPECT_TRUE(damaged("\"test\":" + accuracy, "\"test\":1.5"));
   EXPECT_TRUE(damaged("\"test\":" + accuracy, "\"test\":0.5"));  // not the last evaluation's
   EXPECT_TRUE(damaged("\"epoch\":[", "\"epoch\":[\"x\","));
@@ -350,8 +356,8 @@ TEST_F(Experiment, ADivergedTuningSeedCountsAsMinusOne) {
   const Cell c = cell(0, 1);
   for (Search s = search(plan, results, c); !s.missing.empty(); s = search(plan, results, c))
     for (const Trial& t : s.missing) {
-      results[t].accuracy = 0.5 + t.rate;                               // the largest rate is the best,
-      results[t].diverged = t.rate > 0.03 && t.seed == 1002;            // but diverges with the second seed
+      results[t].accuracy = 0.5 + t.rate;                     // the largest rate is the best,
+      results[t].diverged = t.rate > 0.03 && t.seed == 1002;  // but diverges with the second seed
     }
   EXPECT_DOUBLE_EQ(search(plan, results, c).chosen->rate, 0.02);
 }
@@ -417,7 +423,8 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
     falsified[t].accuracy += 0.02;
     EXPECT_EQ(contradiction(falsified, t, again), "");  // within 3 points
     falsified[t].accuracy += 0.02;
-    EXPECT_NE(contradiction(falsified, t, again).find("may differ by 3 points"), std::string::npos) << contradiction(falsified, t, again);
+    EXPECT_NE(contradiction(falsified, t, again).find("may differ by 3 points"), std::string::npos)
+        << contradiction(falsified, t, again);
     for (int what = 0; what < 3; what++) {  // what rounding does not change
       falsified = results, falsified[t].made_by = "0.0.1, another CPU";
       if (what == 0) falsified[t].evaluations[0].seconds *= 1.01;
@@ -448,7 +455,8 @@ TEST_F(Experiment, AFalsifiedRowIsFound) {
 // ---- plans ----------------------------------------------------------------------------------------------------------
 TEST_F(Experiment, APlanIsRead) {
   EXPECT_EQ(refused(R"({"strategies":["asgd:clip={4,1}"],"workers":[1],"rates":[0.4,0.1],"target":0.5,"momenta":[0.9],
-    "clusters":[{"name":"even"},{"name":"uneven","shape":10,"slow_share":0.5,"slow_factor":4,"latency":0.01,"bandwidth":1e9}]})"), "");
+    "clusters":[{"name":"even"},{"name":"uneven","shape":10,"slow_share":0.5,"slow_factor":4,"latency":0.01,"bandwidth":1e9}]})"),
+            "");
   const Plan p = read_plan((folder / "bad.json").string());
   EXPECT_EQ(p.title, "bad");
   EXPECT_EQ(p.rates, (std::vector<double>{0.1, 0.4}));
@@ -471,7 +479,8 @@ TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
   expect(with("\"epochs\":2,\n\"schedule\":\"warmup:2+cosine\""), "6", "does not end in a run of 2");
   for (const char* half : {"\"slow_share\":0.5", "\"slow_factor\":2"})
     expect(with(std::string("\"clusters\":[{\"name\":\"a\",") + half + "}]"), "5", "only together");
-  EXPECT_NE(refused(R"({"strategies":["quorum:8"],"workers":[16,4],"rates":[0.1]})").find("there are 4 workers"), std::string::npos);
+  EXPECT_NE(refused(R"({"strategies":["quorum:8"],"workers":[16,4],"rates":[0.1]})").find("there are 4 workers"),
+            std::string::npos);
   expect(with("\"epoch\":3"), "5", "\"epoch\" is not a field of a plan");
   expect(with("\"epochs\":0"), "5", "from 1");
   expect(with("\"epochs\":2.5"), "5", "whole number");
@@ -487,10 +496,12 @@ TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
   expect(with("\"target\":92"), "5", "to 0.9999");
   expect(with("\"choose_by\":\"time\""), "5", "needs a \"target\"");
   expect(with("\"choose_by\":\"speed\""), "5", "accuracy or time");
-  expect(with("\"epochs\":4,\n\"tuning_epochs\":2,\"target\":0.5,\"schedule\":\"cosine\",\n\"choose_by\":\"time\""), "7", "two schedules");
+  expect(with("\"epochs\":4,\n\"tuning_epochs\":2,\"target\":0.5,\"schedule\":\"cosine\",\n\"choose_by\":\"time\""),
+         "7", "two schedules");
   expect(with("\"tuning_seed\":5"), "5", "from 1001");
-  expect(refused("{\"strategies\":[\"asgd\"],\"rates\":[0.1],\n\"workers\":[16,4],\n\"clusters\":[{\"name\":\"a\",\"slow_share\":0.2}]}"), "3",
-         "0.2 of 4 workers is none");
+  expect(refused("{\"strategies\":[\"asgd\"],\"rates\":[0.1],\n\"workers\":[16,4],\n\"clusters\":[{\"name\":\"a\","
+                 "\"slow_share\":0.2}]}"),
+         "3", "0.2 of 4 workers is none");
   expect(with("\"search\":0"), "5", "from 1");
   expect(with("\"momenta\":[0.9,\n1]"), "6", "to 0.9999");
   expect(with("\"momenta\":[0.9,\n0.9]"), "6", "twice");
@@ -505,7 +516,9 @@ TEST_F(Experiment, EveryErrorOfAPlanNamesItsLine) {
   expect(refused("{\n\"strategies\":[\"asgd\"],\n\"workers\":[1]}"), "1", "\"rates\" is missing");
   expect(refused("[1]"), "1", "a plan is an object");
   expect(refused("{\n"), "2", "the end");
-  auto strategy = [&](const std::string& s) { return refused("{\"strategies\":[\"bsp\",\n\"" + s + "\"],\n\"workers\":[1],\"rates\":[0.1]}"); };
+  auto strategy = [&](const std::string& s) {
+    return refused("{\"strategies\":[\"bsp\",\n\"" + s + "\"],\n\"workers\":[1],\"rates\":[0.1]}");
+  };
   EXPECT_EQ(strategy("asgd:clip={1,2}"), "");
   expect(strategy("agsd"), "2", "agsd");
   expect(strategy("bsp"), "2", "twice");

@@ -35,7 +35,8 @@ struct Between {
 
 // Ranks as threads, `hosts` times `here` of them.
 using Body = std::function<void(Strategy&, int rank)>;
-std::vector<std::string> on_hosts(int here, int hosts, const Options& options, const Body& body, const Between& between = {}) {
+std::vector<std::string> on_hosts(int here, int hosts, const Options& options, const Body& body,
+                                  const Between& between = {}) {
   const int n = here * hosts;
   auto grouped = [&] {
     std::vector<std::unique_ptr<Communicator>> all;
@@ -63,9 +64,10 @@ std::vector<std::string> on_hosts(int here, int hosts, const Options& options, c
     } else {
       std::vector<int> mine;
       for (int k = 0; k < here; k++) mine.push_back(r / here * here + k);
-      strategy = parameter_server_of_machines(std::make_unique<MachineShare>(std::move(machines[at]), mine, n),
-                                              std::move(lanes[at % std::size_t(here)][at / std::size_t(here)]),
-                                              {.how = Asynchrony::parse(between.how), .deadline = 30, .classifier = layer});
+      strategy =
+          parameter_server_of_machines(std::make_unique<MachineShare>(std::move(machines[at]), mine, n),
+                                       std::move(lanes[at % std::size_t(here)][at / std::size_t(here)]),
+                                       {.how = Asynchrony::parse(between.how), .deadline = 30, .classifier = layer});
     }
     body(*strategy, r);
   });
@@ -86,8 +88,8 @@ struct Case {
   double smoothing = 0;
   bool bias = true, naive = false;
   std::string text() const {
-    return std::to_string(classes) + " classes over " + std::to_string(here) + " × " + std::to_string(hosts) + ", " + optimizer +
-           (naive ? ", naive" : "");
+    return std::to_string(classes) + " classes over " + std::to_string(here) + " × " + std::to_string(hosts) + ", " +
+           optimizer + (naive ? ", naive" : "");
   }
 };
 
@@ -96,12 +98,18 @@ Seen trained(Strategy& strategy, const Case& c, Backend& backend, DType dtype = 
   Net model(c.classes, c.bias);
   Task task = classification(c.smoothing);
   strategy.prepare(model, task, {});
-  return trained_on(strategy, model, of_classes(task.loss, c.classes), *optimizer_called(c.optimizer), backend, dtype, 0.2);
+  return trained_on(strategy, model, of_classes(task.loss, c.classes), *optimizer_called(c.optimizer), backend, dtype,
+                    0.2);
 }
 
 TEST(Hybrid, TrainsAsOneMachine) {
-  std::vector<Case> cases{{.here = 1, .hosts = 2}, {.here = 3}, {.here = 4, .smoothing = 0.1}, {.classes = 7, .here = 3, .hosts = 2, .smoothing = 0.2},
-                          {.here = 2, .hosts = 2, .optimizer = "adamw"}, {.here = 3, .optimizer = "lars", .bias = false}, {.classes = 4, .here = 4}};
+  std::vector<Case> cases{{.here = 1, .hosts = 2},
+                          {.here = 3},
+                          {.here = 4, .smoothing = 0.1},
+                          {.classes = 7, .here = 3, .hosts = 2, .smoothing = 0.2},
+                          {.here = 2, .hosts = 2, .optimizer = "adamw"},
+                          {.here = 3, .optimizer = "lars", .bias = false},
+                          {.classes = 4, .here = 4}};
   for (Case c : cases) {
     auto backend = reference_backend(1);
     Strategy one;
@@ -123,7 +131,8 @@ TEST(Hybrid, TrainsAsOneMachine) {
 Numbers epochs_of(Strategy& strategy, std::int64_t classes, int host) {
   auto backend = reference_backend(1);
   Dataset data = odd_number_of_pictures();
-  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0}, *backend);
+  Loader source(data.train, {.batch = 42, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
+                *backend);
   Net model(classes);
   Task task = classification(0.1);
   strategy.prepare(model, task, {});
@@ -157,17 +166,21 @@ TEST(Hybrid, BetweenHostsAnyStrategyMayCarryTheSlices) {
   for (auto [classes, here, hosts] : {std::tuple{10, 2, 2}, {7, 3, 2}, {10, 2, 3}, {10, 1, 2}}) {
     auto of = [&, classes = classes, here = here, hosts = hosts](const std::string& how) {
       std::vector<Numbers> all(std::size_t(here * hosts));
-      all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { all[std::size_t(r)] = epochs_of(s, classes, r / here); }, {.how = how}));
-      for (const Numbers& one : all) EXPECT_EQ(one, all[0]) << how << ": all ranks have the same whole model after an epoch";
+      all_well(on_hosts(here, hosts, {},
+                        [&](Strategy& s, int r) { all[std::size_t(r)] = epochs_of(s, classes, r / here); },
+                        {.how = how}));
+      for (const Numbers& one : all)
+        EXPECT_EQ(one, all[0]) << how << ": all ranks have the same whole model after an epoch";
       return all[0];
     };
     Strategy one;
     const Numbers plain = epochs_of(one, classes, 0);
     const std::string text = std::to_string(here) + " × " + std::to_string(hosts) + ", ";
-    for (const char* how : {"all-reduce", "daso:B=0,warm-up=0,cool-down=0", "daso:bf16=0", "daso:faithful,bf16=0", "bsp"})
+    for (const char* how :
+         {"all-reduce", "daso:B=0,warm-up=0,cool-down=0", "daso:bf16=0", "daso:faithful,bf16=0", "bsp"})
       EXPECT_TRUE(close(text + how, of(how), plain, 1e-10));
-    for (const std::string how : {"daso:B=2,warm-up=0,cool-down=0", "daso:faithful,B=2,warm-up=0,cool-down=0", "daso:B=4,W=2,warm-up=0,cool-down=0",
-                                  "daso", "daso:faithful"})
+    for (const std::string how : {"daso:B=2,warm-up=0,cool-down=0", "daso:faithful,B=2,warm-up=0,cool-down=0",
+                                  "daso:B=4,W=2,warm-up=0,cool-down=0", "daso", "daso:faithful"})
       EXPECT_TRUE(close(text + how, of(how), of("naive-" + how), 1e-10));
   }
 }
@@ -178,20 +191,24 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
     auto on = [&](bool device) {
       std::vector<Seen> seen(4);
       testing::internal::CaptureStderr();
-      all_well(on_hosts(2, 2, {}, [&](Strategy& s, int r) {
-        std::unique_ptr<Backend> backend = reference_backend(1);
-        if (device) {
-          auto twin = std::make_unique<Twin>();
-          twin->behind = true;
-          backend = std::move(twin);
-        }
-        seen[std::size_t(r)] = trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
-      }, {.wire = wire}));
+      all_well(on_hosts(2, 2, {},
+                        [&](Strategy& s, int r) {
+                          std::unique_ptr<Backend> backend = reference_backend(1);
+                          if (device) {
+                            auto twin = std::make_unique<Twin>();
+                            twin->behind = true;
+                            backend = std::move(twin);
+                          }
+                          seen[std::size_t(r)] =
+                              trained(s, {.here = 2, .hosts = 2, .smoothing = 0.1}, *backend, DType::f32);
+                        },
+                        {.wire = wire}));
       testing::internal::GetCapturedStderr();
       return seen;
     };
     const std::vector<Seen> host = on(false), twins = on(true);
-    for (std::size_t r = 0; r < host.size(); r++) EXPECT_EQ(twins[r].weights, host[r].weights) << name_of(wire) << ", rank " << r;
+    for (std::size_t r = 0; r < host.size(); r++)
+      EXPECT_EQ(twins[r].weights, host[r].weights) << name_of(wire) << ", rank " << r;
   }
 }
 
@@ -199,8 +216,11 @@ TEST(Hybrid, OnDevicesIsAsOnTheHost) {
 // Rows of 20 pictures: the ranks' shares differ.
 struct Rows {
   std::int64_t first, last;
-  Rows(int rank, int ranks) : first(20 * rank / ranks + (rank > 0)), last(rank + 1 == ranks ? 20 : 20 * (rank + 1) / ranks + 1) {}
-  Tensor pictures(Backend& b) const { return Tensor::of(b, {20, 64}, numbers("pictures", 20 * 64), DType::f64).slice(first, last).clone(); }
+  Rows(int rank, int ranks)
+      : first(20 * rank / ranks + (rank > 0)), last(rank + 1 == ranks ? 20 : 20 * (rank + 1) / ranks + 1) {}
+  Tensor pictures(Backend& b) const {
+    return Tensor::of(b, {20, 64}, numbers("pictures", 20 * 64), DType::f64).slice(first, last).clone();
+  }
   Tensor labels(Backend& b, int factor) const {
     Numbers y;
     for (std::int64_t i = first; i < last; i++) y.push_back(double(i * factor % 10));
@@ -241,7 +261,8 @@ void same_step(const Forward& forward, std::int64_t classes = 10) {
   for (bool naive : {true, false})
     for (int here : {2, 3}) {
       std::vector<Step> got(static_cast<std::size_t>(here));
-      all_well(on_hosts(here, 1, {.naive = naive}, [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
+      all_well(on_hosts(here, 1, {.naive = naive},
+                        [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, forward, classes); }));
       for (const Step& g : got) {
         EXPECT_NEAR(g.loss, want.loss, 1e-12) << here;
         EXPECT_EQ(g.correct, want.correct) << here << " ranks" << (naive ? ", naive" : "");
@@ -265,10 +286,12 @@ TEST(Hybrid, OfEqualLogitsTheFirstIsTheLargest) {
   for (int label : {0, 1, 5, 9}) {
     std::vector<double> right(3);
     all_well(on_hosts(3, 1, {}, [&](Strategy& s, int r) {
-      right[std::size_t(r)] = step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
-                                for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
-                                return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))), Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
-                              }).correct;
+      right[std::size_t(r)] =
+          step_of(s, [&](Module& model, const Loss& loss, const Rows&, Backend& b, Tensor* correct) {
+            for (auto& [name, p] : model.parameters()) Tensor(p->variable.value()).fill(0);
+            return loss(model(Variable(Tensor::zeros(b, {1, 64}, DType::f64))),
+                        Tensor::of(b, {1}, {double(label)}, DType::i32), correct);
+          }).correct;
     }));
     EXPECT_EQ(right, Numbers(3, label == 0 ? 3 : 0)) << label;
   }
@@ -285,22 +308,28 @@ TEST(Hybrid, ASampledStepIsTheSoftmaxOverTheSampledClasses) {
   for (double smoothing : {0.0, 0.1})
     for (double sample : {0.1, 0.5, 1.0}) {
       std::vector<Step> got(3);
-      all_well(on_hosts(3, 1, {.sample = sample}, [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, once, classes, smoothing); }));
+      all_well(on_hosts(3, 1, {.sample = sample},
+                        [&](Strategy& s, int r) { got[std::size_t(r)] = step_of(s, once, classes, smoothing); }));
       const Numbers& g = got[0].gradients;
       ASSERT_GT(g.size(), std::size_t(classes));
       std::vector<double> learned;
       for (std::int64_t c = 0; c < classes; c++)
         if (g[g.size() - classes + std::size_t(c)] != 0) learned.push_back(double(c));
-      for (int label = 0; label < 10; label++) EXPECT_TRUE(std::count(learned.begin(), learned.end(), label)) << "occurs";
+      for (int label = 0; label < 10; label++)
+        EXPECT_TRUE(std::count(learned.begin(), learned.end(), label)) << "occurs";
       // 17, 17 and 16 classes; the ten that occur are all in the first slice
       const std::size_t want = sample == 0.1 ? 10 + 2 + 2 : sample == 0.5 ? 10 + 9 + 8 : 50;
       EXPECT_EQ(learned.size(), want) << sample;
       Strategy one;
-      const Step plain = step_of(one, [&](Module& model, const Loss&, const Rows& rows, Backend& b, Tensor* correct) {
-        const Tensor index = Tensor::of(b, {std::int64_t(learned.size())}, learned, DType::i32);
-        const Variable y = transpose(embedding(transpose(model(Variable(rows.pictures(b))), {1, 0}), index), {1, 0});
-        return cross_entropy(y, rows.labels(b, 1), smoothing, correct);  // labels 0 to 9 keep their places
-      }, classes);
+      const Step plain = step_of(
+          one,
+          [&](Module& model, const Loss&, const Rows& rows, Backend& b, Tensor* correct) {
+            const Tensor index = Tensor::of(b, {std::int64_t(learned.size())}, learned, DType::i32);
+            const Variable y =
+                transpose(embedding(transpose(model(Variable(rows.pictures(b))), {1, 0}), index), {1, 0});
+            return cross_entropy(y, rows.labels(b, 1), smoothing, correct);  // labels 0 to 9 keep their places
+          },
+          classes);
       for (const Step& s : got) {
         EXPECT_NEAR(s.loss, plain.loss, 1e-12);
         EXPECT_EQ(s.correct, plain.correct);
@@ -315,7 +344,8 @@ TEST(Hybrid, EvaluatesAndPredictsAsThePlainModel) {
   auto seen = [](Strategy& s) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 20, .test = 61, .seed = 3});
-    Loader test(data.test, {.batch = 25, .shuffle = false, .rank = s.rank(), .world = s.size(), .prefetch = 0}, *backend);
+    Loader test(data.test, {.batch = 25, .shuffle = false, .rank = s.rank(), .world = s.size(), .prefetch = 0},
+                *backend);
     Net model;
     Task task = classification();
     s.prepare(model, task, {});
@@ -340,7 +370,8 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
   auto run = [&](Strategy& s, FitOptions o) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
+    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend),
+        test(data.test, {.batch = 50, .shuffle = false}, *backend);
     Net model;
     SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
     o.ema = 0.8;
@@ -376,8 +407,10 @@ TEST(Hybrid, ARunGoesOnWithAnyNumberOfRanks) {
     o.import_export.export_torch = folder.file("weights" + std::to_string(here));
     o.import_export.export_onnx = folder.file("graph" + std::to_string(here));
     const Body body = [&](Strategy& s, int) { run(s, o); };
-    if (here == 1) body(one, 0);
-    else all_well(on_hosts(here, 1, {}, body));
+    if (here == 1)
+      body(one, 0);
+    else
+      all_well(on_hosts(here, 1, {}, body));
     files.push_back(contents(o.import_export.export_torch)), files.push_back(contents(o.import_export.export_onnx));
   }
   EXPECT_GT(files[0].size() * files[1].size(), 0u);
@@ -391,19 +424,22 @@ TEST(Hybrid, AsynchronousMachinesEvaluateSaveAndGoOn) {
   auto run = [&](Strategy& s, FitOptions o) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend), test(data.test, {.batch = 25, .shuffle = false}, *backend);
+    Loader train(data.train, {.batch = 24, .seed = 2, .prefetch = 0}, *backend),
+        test(data.test, {.batch = 25, .shuffle = false}, *backend);
     Net model;
     SGD sgd({.learning_rate = 0.05, .momentum = 0.9});
     const FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {train, nullptr, &test}, o, &s);
     test.share(0, 1);
-    EXPECT_NEAR(evaluate(model, test).accuracy, *report.epochs.back().test_accuracy, 1e-9) << "what the run says of its last weights";
+    EXPECT_NEAR(evaluate(model, test).accuracy, *report.epochs.back().test_accuracy, 1e-9)
+        << "what the run says of its last weights";
     Strategy one;
     FlatParameters flat(model, *backend, 1);
     return whole(flat, flat.values, one);
   };
   FitOptions o = quiet(4);
   o.checkpoint = folder.file("run");
-  for (auto [here, hosts, how] : {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {
+  for (auto [here, hosts, how] :
+       {std::tuple{2, 2, "asgd-m"}, {3, 2, "ddc-asgd"}, {2, 3, "ssp:1+dc-asgd-a"}, {2, 2, "all-reduce"}}) {
     std::vector<Numbers> got(std::size_t(here * hosts));
     all_well(on_hosts(here, hosts, {}, [&](Strategy& s, int r) { got[std::size_t(r)] = run(s, o); }, {.how = how}));
     for (const Numbers& g : got) EXPECT_EQ(g, got[0]) << how << ": all ranks end with the same model";
@@ -437,7 +473,7 @@ struct NoLinear : Module {
 
 TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   auto says = [](const std::string& text, const std::function<void(Strategy&, Backend&)>& body) {
-    for (const std::string& said : on_hosts(3, 1, {}, [&](Strategy& s, int) {
+    for (const std::string& said : on_hosts(3, 1, {}, [&](Strategy&s, int) {
            auto backend = reference_backend(1);
            body(s, *backend);
          }))
@@ -453,8 +489,10 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
   auto net = [](std::int64_t classes) { return [classes] { return std::make_unique<Net>(classes); }; };
   prepared("has 2 outputs, and 3 ranks", net(2), classification());
   prepared("train with cross_entropy_loss()", net(10), regression());
-  prepared("no Linear at its end", [] { return std::make_unique<NoLinear>(); }, classification());
-  prepared("no Linear at its end", [] { return std::make_unique<Linear>(64, 10, true, true); }, classification());
+  prepared(
+      "no Linear at its end", [] { return std::make_unique<NoLinear>(); }, classification());
+  prepared(
+      "no Linear at its end", [] { return std::make_unique<Linear>(64, 10, true, true); }, classification());
   says("call strategy->prepare(model, task", [](Strategy& s, Backend& b) {
     Net model;
     FlatParameters flat(model, b, 1);
@@ -470,7 +508,8 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
     SGD sgd({.learning_rate = 0.1});
     sgd.bind(flat);
     s.begin(flat, sgd);
-    const Variable loss = cross_entropy(model(Variable(Tensor::zeros(b, {2, 64}))), Tensor::of(b, {2}, {0, 1}, DType::i32));
+    const Variable loss =
+        cross_entropy(model(Variable(Tensor::zeros(b, {2, 64}))), Tensor::of(b, {2}, {0, 1}, DType::i32));
     flat.zero_gradients();
     flat.backward(loss);
     s.step(sgd, loss);
@@ -486,8 +525,10 @@ TEST(Hybrid, WhatCannotBeCutIsRefusedByName) {
       body(model, task, Tensor::zeros(b, {2, 64}), Tensor::of(b, {2}, {0, 10}, DType::i32));
     });
   };
-  stepped("goes on behind fc2", [](Module& m, const Task& t, const Tensor& x, const Tensor& y) { t.loss(m(Variable(x)), y, nullptr); });
-  stepped("the label 10, but there are 10 classes", [](Module& m, const Task& t, const Tensor& x, const Tensor& y) { t.loss(m(Variable(x)), y, nullptr); });
+  stepped("goes on behind fc2",
+          [](Module& m, const Task& t, const Tensor& x, const Tensor& y) { t.loss(m(Variable(x)), y, nullptr); });
+  stepped("the label 10, but there are 10 classes",
+          [](Module& m, const Task& t, const Tensor& x, const Tensor& y) { t.loss(m(Variable(x)), y, nullptr); });
   stepped("in eval mode", [](Module& m, const Task&, const Tensor& x, const Tensor&) {
     m.eval();
     sum(m(Variable(x))).backward();

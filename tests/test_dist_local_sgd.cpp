@@ -7,9 +7,9 @@
 #include <map>
 #include <utility>
 
+#include "dist/lab/simulator.h"
 #include "dist/strategies/all_reduce.h"
 #include "dist/strategies/local_sgd.h"
-#include "dist/lab/simulator.h"
 #include "layers/train/checkpoint.h"
 #include "tests/replicas.h"
 
@@ -29,7 +29,8 @@ std::vector<Ended> on_ranks(int n, const std::string& strategy, const std::funct
 
 template <class Model = Plain>
 std::vector<Ended> trained(int n, const std::string& strategy, const OwnLoop& o, const LocalSgdOptions& options = {}) {
-  auto runs = on_ranks(n, strategy, [&](Strategy& s, Ended& run) { train<Model>(s, run, o); }, options);
+  auto runs = on_ranks(
+      n, strategy, [&](Strategy& s, Ended& run) { train<Model>(s, run, o); }, options);
   same_bits(runs);
   return runs;
 }
@@ -63,8 +64,8 @@ struct Machines {
     for (int r = 0; r < n; r++) {
       Machine& m = all[std::size_t(r)];
       m.source = std::make_unique<Loader>(
-          data.train,
-          LoaderOptions{.batch = o.global_batch, .seed = 5, .rank = r, .world = n, .prefetch = 0}, *backend);
+          data.train, LoaderOptions{.batch = o.global_batch, .seed = 5, .rank = r, .world = n, .prefetch = 0},
+          *backend);
       m.flat = std::make_unique<FlatParameters>(m.model, *backend, 100, FlatMemory{}, DType::f64);
       m.optimizer = o.optimizer();
       m.optimizer->clip_norm = o.clip;
@@ -241,10 +242,12 @@ TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
     return local_sgd_by_hand(2, o, [=](std::int64_t step) { return step < from ? 1 : 4; });
   };
   const std::vector<std::pair<std::function<double(double)>, std::int64_t>> rates = {
-      {[](double s) { return s < 7 ? 0.1 : 0.01; }, 7},                            // in steps
-      {[](double s) { return s < 3 ? 0.02 * (s + 1) : s < 8 ? 0.1 : 0.08; }, 8},  // after a warm-up
-      {[](double s) { return 0.05 * (1 + std::cos(3.1415926 * s / 60)); }, 31},  // to half of the largest
-      {[](double) { return 0.1; }, 10}};                                           // never: half of the run
+      {[](double s) { return s < 7 ? 0.1 : 0.01; }, 7},  // in steps
+      {[](double s) { return s < 3   ? 0.02 * (s + 1)
+                             : s < 8 ? 0.1
+                                     : 0.08; }, 8},  // after a warm-up
+      {[](double s) { return 0.05 * (1 + std::cos(3.1415926 * s / 60)); }, 31},   // to half of the largest
+      {[](double) { return 0.1; }, 10}};                                          // never: half of the run
   for (const auto& [rate, from] : rates) {
     const OwnLoop o{.global_batch = 24, .steps = from > 20 ? 60 : 20, .rate = rate, .of = from > 20 ? 60 : 20};
     const auto got = trained(2, "post-local-sgd:4", o)[0].weights;
@@ -253,7 +256,7 @@ TEST(LocalSgd, PostLocalSgdBeginsWithTheFirstDecay) {
     EXPECT_GT(furthest(got, by_hand(o, from + 2)), 1e-9) << from;
   }
   // A loop that says nothing of its rates is told so.
-  for (const Ended& run : on_ranks(2, "post-local-sgd:4", [](Strategy& s, Ended& run) { train<Plain>(s, run, {}); }))
+  for (const Ended& run : on_ranks(2, "post-local-sgd:4", [](Strategy&s, Ended&run) { train<Plain>(s, run, {}); }))
     EXPECT_NE(run.said.find("call begin_epoch()"), std::string::npos) << run.said;
 }
 
@@ -352,8 +355,8 @@ TEST(LocalSgd, OneRanksWishStopsAllAtTheSameExchange) {
 }
 
 TEST(LocalSgd, ALossThatIsNotFiniteOnOneRankStopsAll) {
-  for (const char* strategy : {"local-sgd:3", "local-sgd:100", "post-local-sgd:3", "cocod-sgd:3", "cocod-sgd:100",
-                               "easgd:3", "easgd:100"})
+  for (const char* strategy :
+       {"local-sgd:3", "local-sgd:100", "post-local-sgd:3", "cocod-sgd:3", "cocod-sgd:100", "easgd:3", "easgd:100"})
     for (int culprit : {0, 2}) {
       const auto runs = on_ranks(3, strategy, [&](Strategy& s, Ended& run) {
         fit_on(s, run, quiet(3), [&](Batch& batch, std::int64_t) {
@@ -364,8 +367,9 @@ TEST(LocalSgd, ALossThatIsNotFiniteOnOneRankStopsAll) {
       for (int r = 0; r < 3; r++) {
         const std::string& said = runs[std::size_t(r)].said;
         if (r == culprit)
-          EXPECT_NE(said.find("step 8 (epoch 2, batch 3): the loss or its gradient is not finite: the input pictures hold"),
-                    std::string::npos)
+          EXPECT_NE(
+              said.find("step 8 (epoch 2, batch 3): the loss or its gradient is not finite: the input pictures hold"),
+              std::string::npos)
               << strategy << ": " << said;
         else
           EXPECT_NE(said.find("not finite: it was so on rank " + std::to_string(culprit)), std::string::npos)
@@ -395,13 +399,13 @@ TEST(LocalSgd, FewerBytesTravel) {
 }
 
 TEST(LocalSgd, WhatDoesNotFitIsRefused) {
-  for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy& s, Ended& run) {
+  for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy&s, Ended&run) {
          FitOptions o = quiet(1);
          o.sync_batch_norm = true;
          fit_on(s, run, o);
        }))
     EXPECT_NE(run.said.find("--sync-bn with local-sgd:4"), std::string::npos) << run.said;
-  for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy& s, Ended& run) {
+  for (const Ended& run : on_ranks(2, "local-sgd:4", [](Strategy&s, Ended&run) {
          if (s.rank() == 0)
            train<Plain>(s, run, {});
          else
@@ -424,9 +428,8 @@ TEST(LocalSgd, ARankThatDiesStopsTheOthers) {
   for (const char* strategy : {"local-sgd:3", "cocod-sgd:3", "easgd:3"})
     for (std::int64_t at : {3, 20, 77}) {
       Outcome outcome;
-      const auto runs =
-          on_ranks(3, strategy, [](Strategy& s, Ended& run) { train<Odd>(s, run, {.steps = 30}); }, {},
-                   {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+      const auto runs = on_ranks(3, strategy, [](Strategy& s, Ended& run) { train<Odd>(s, run, {.steps = 30}); }, {},
+                                 {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
       ASSERT_GE(outcome.faulty, 0);
       for (std::size_t r = 0; r < runs.size(); r++) {
         EXPECT_NE(runs[r].said, "") << "rank " << r;

@@ -38,9 +38,11 @@ TEST(Outer, WithoutMomentumItIsLocalSgdToTheBit) {
       for (const MakeOptimizer& optimizer : {MakeOptimizer(usual_sgd), adamw()}) {
         const OwnLoop o{.steps = 13, .optimizer = optimizer};
         const std::string h = std::to_string(steps);
-        const auto local = trained<Odd>(n, "local-sgd:" + h, o), mine = trained<Odd>(n, "outer:momentum=0,lr=1,H=" + h, o);
+        const auto local = trained<Odd>(n, "local-sgd:" + h, o),
+                   mine = trained<Odd>(n, "outer:momentum=0,lr=1,H=" + h, o);
         EXPECT_TRUE(mine[0].weights == local[0].weights) << n << " ranks, " << h << " steps";
-        EXPECT_TRUE(mine[0].buffers == local[0].buffers) << n << " ranks, " << h << " steps";  // running statistics, merged
+        EXPECT_TRUE(mine[0].buffers == local[0].buffers)
+            << n << " ranks, " << h << " steps";  // running statistics, merged
         EXPECT_TRUE(mine[0].epochs == local[0].epochs) << n << " ranks, " << h << " steps";
       }
 }
@@ -49,7 +51,8 @@ TEST(Outer, IsTheNaiveOne) {
   for (int n : {1, 2, 3})
     for (const MakeOptimizer& optimizer : {MakeOptimizer(usual_sgd), adamw()}) {
       const OwnLoop o{.steps = 23, .optimizer = optimizer};  // five steps an epoch: two, two, and one at its end
-      const auto naive = on_ranks(n, named("naive-outer:H=2"), [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); });
+      const auto naive =
+          on_ranks(n, named("naive-outer:H=2"), [&](Strategy& s, Ended& run) { train<Plain>(s, run, o); });
       same_bits(naive);
       EXPECT_LE(furthest(trained(n, "outer:H=2", o)[0].weights, naive[0].weights), 1e-12) << n << " ranks";
       EXPECT_GT(furthest(trained(n, "local-sgd:2", o)[0].weights, naive[0].weights), 1e-4) << n << " ranks";
@@ -95,14 +98,17 @@ TEST(Outer, OneRankIsNesterovOnWhatRoundsChange) {
     }
     if (made > 0) round_ends();
   }
-  const OwnLoop o{.global_batch = 11, .steps = 41, .optimizer = [] { return std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1}); }};
+  const OwnLoop o{.global_batch = 11, .steps = 41, .optimizer = [] {
+                    return std::make_unique<SGD>(SGDOptions{.learning_rate = 0.1});
+                  }};
   EXPECT_LE(furthest(trained(1, "outer:H=4,momentum=0.75,lr=0.5", o)[0].weights, flat.values.values()), 1e-9);
 }
 
 TEST(Outer, OneFragmentThatIsWaitedForIsThePlainOne) {
   const OwnLoop o{.global_batch = 24, .steps = 25};
   for (int n : {2, 3})
-    EXPECT_TRUE(trained<Odd>(n, "outer:H=4,stream=1,overlap=0", o)[0].weights == trained<Odd>(n, "outer:H=4", o)[0].weights);
+    EXPECT_TRUE(trained<Odd>(n, "outer:H=4,stream=1,overlap=0", o)[0].weights ==
+                trained<Odd>(n, "outer:H=4", o)[0].weights);
 }
 
 // Fragments in turn, each merged `overlap` steps after it was sent: a loop by hand over two models.
@@ -239,13 +245,13 @@ TEST(Outer, ARankThatDiesStopsTheOthers) {
   for (const char* strategy : {"outer:H=3", "outer:H=6,stream=2"})
     for (std::int64_t at : {3, 20, 77}) {
       Outcome outcome;
-      const auto runs = on_ranks(
-          3, named(strategy), [](Strategy& s, Ended& run) { train<Odd>(s, run, {.steps = 30}); },
-          {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+      const auto runs = on_ranks(3, named(strategy), [](Strategy& s, Ended& run) { train<Odd>(s, run, {.steps = 30}); },
+                                 {.deadline = 30, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
       ASSERT_GE(outcome.faulty, 0);
       for (std::size_t r = 0; r < runs.size(); r++) {
         if (int(r) == outcome.faulty) continue;
-        EXPECT_NE(runs[r].said.find("rank " + std::to_string(outcome.faulty) + ", which has left"), std::string::npos) << runs[r].said;
+        EXPECT_NE(runs[r].said.find("rank " + std::to_string(outcome.faulty) + ", which has left"), std::string::npos)
+            << runs[r].said;
       }
     }
 }
@@ -257,9 +263,13 @@ TEST(Outer, NamesAreRead) {
     EXPECT_EQ(OuterSteps::parse(name)->name(), name);
   EXPECT_EQ(OuterSteps::parse("outer")->name(), "outer:H=100,momentum=0.5,lr=0.7");
   EXPECT_FALSE(OuterSteps::parse("outers"));
-  for (auto [wrong, says] : {std::pair{"outer:H=0", "write H=STEPS"}, {"outer:", "outer has H"}, {"outer:h=3", "outer has H"},
-                             {"outer:momentum=1", "write momentum=NUMBER"}, {"outer:lr=", "write lr=NUMBER"},
-                             {"outer:H=3,stream=4", "4 fragments"}, {"outer:H=9,stream=3,overlap=4", "at most 3"}})
+  for (auto [wrong, says] : {std::pair{"outer:H=0", "write H=STEPS"},
+                             {"outer:", "outer has H"},
+                             {"outer:h=3", "outer has H"},
+                             {"outer:momentum=1", "write momentum=NUMBER"},
+                             {"outer:lr=", "write lr=NUMBER"},
+                             {"outer:H=3,stream=4", "4 fragments"},
+                             {"outer:H=9,stream=3,overlap=4", "at most 3"}})
     EXPECT_TRUE(refused([&, wrong = wrong] { OuterSteps::parse(wrong); }, {says})) << wrong;
 }
 
@@ -273,7 +283,9 @@ TEST(Interval, GrowsAsTheRateDecays) {
   EXPECT_EQ(every.at(0.0625, 0, {}), 10);  // 10.24
   EXPECT_GT(every.at(0, 0, {}), 1000000);  // an epoch ends it
   // A warm-up counts as the rate that it reaches.
-  const RunPlan plan{.epochs = 2, .steps_per_epoch = 50, .learning_rate = [](double s) { return s < 10 ? 0.01 * (s + 1) : 0.1 * (1 - s / 100); }};
+  const RunPlan plan{.epochs = 2, .steps_per_epoch = 50, .learning_rate = [](double s) {
+                       return s < 10 ? 0.01 * (s + 1) : 0.1 * (1 - s / 100);
+                     }};
   EXPECT_EQ(every.at(plan.learning_rate(0), 0, plan), 4);
   EXPECT_EQ(every.at(plan.learning_rate(80), 80, plan), 100);
   for (const char* wrong : {"", "0", "-1", "qsr", "qsr:", "qsr:0", "qsr:x:3", "qsr:0.2:", "qsr:0.2:0", "qsr:0.2:3x"})
@@ -282,7 +294,7 @@ TEST(Interval, GrowsAsTheRateDecays) {
 
 // Rounds under the rule: as many exchanges as by hand, counted in bytes.
 TEST(Interval, RoundsGrow) {
-  auto rate = [](double step) { return step < 8 ? 0.1 : 0.05; };  // (0.2/η)²: 4, then 16
+  auto rate = [](double step) { return step < 8 ? 0.1 : 0.05; };            // (0.2/η)²: 4, then 16
   const OwnLoop o{.global_batch = 8, .steps = 26, .rate = rate, .of = 26};  // 27 batches an epoch
   auto sent = [&](const std::string& strategy) {
     const auto runs = on_ranks(2, named(strategy), [&](Strategy& s, Ended& run) {
@@ -294,7 +306,8 @@ TEST(Interval, RoundsGrow) {
     return runs[0].loss;
   };
   const double fixed = sent("local-sgd:26"), one = sent("local-sgd:13") - fixed;  // one: an exchange
-  for (const char* strategy : {"local-sgd:qsr:0.2001:2", "outer:H=qsr:0.2001:2"})  // after 4, 8 and 24 steps, and at the end of the epoch
+  for (const char* strategy :
+       {"local-sgd:qsr:0.2001:2", "outer:H=qsr:0.2001:2"})  // after 4, 8 and 24 steps, and at the end of the epoch
     EXPECT_NEAR((sent(strategy) - fixed) / one, 3, 0.05) << strategy;
 }
 

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cmath>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -12,12 +12,12 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
+#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/parameter_server.h"
+#include "layers/layers.h"
 #include "layers/optim/accumulation.h"
 #include "layers/train/fit.h"
-#include "layers/layers.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 
@@ -55,7 +55,7 @@ struct Recipe {
   int test = 40, prefetch = 0;
   std::function<void(Batch&)> transform = {};
   int milliseconds = 0;  // that a step takes longer
-  double slow = 0;  // seconds that the first batch of an evaluation takes
+  double slow = 0;       // seconds that the first batch of an evaluation takes
 };
 
 // A source whose first batch comes late.
@@ -82,7 +82,8 @@ Ended train(Strategy* strategy, const Recipe& run) {
   trains = true;
   auto backend = cpu_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 208, .test = run.test, .seed = 3});
-  Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = run.prefetch, .transform = run.transform}, *backend);
+  Loader source(data.train, {.batch = run.batch, .seed = 5, .prefetch = run.prefetch, .transform = run.transform},
+                *backend);
   Loader test(data.test, {.batch = 16, .shuffle = false, .prefetch = 0}, *backend);
   Slow slow(test, run.slow);
   Model model;
@@ -104,7 +105,8 @@ Ended train(Strategy* strategy, const Recipe& run) {
 }
 
 template <class Model = Small>
-std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe& run = {}, const ChannelFaults& faults = {}) {
+std::vector<Ended> on_ranks(int n, ParameterServerOptions options, const Recipe& run = {},
+                            const ChannelFaults& faults = {}) {
   if (run.slow == 0) options.deadline = 30;
   auto channels = in_process_channels(n, options.deadline, faults);
   std::vector<Ended> runs(static_cast<std::size_t>(n));
@@ -155,7 +157,8 @@ TEST(ParameterServer, PushesWhatIsFinalWhileBackwardGoesOn) {
       EXPECT_EQ(e.weights, alone.weights) << strategy;
       EXPECT_EQ(e.measure("early_bytes") > 0, !shared) << strategy;
     }
-  EXPECT_TRUE(learned(on_ranks<Plain>(3, by("asp+asgd-m"), {.fit = {.epochs = 15, .progress = false}, .prefetch = 2}, {.shared_memory = false})[0]));
+  EXPECT_TRUE(learned(on_ranks<Plain>(3, by("asp+asgd-m"), {.fit = {.epochs = 15, .progress = false}, .prefetch = 2},
+                                      {.shared_memory = false})[0]));
   run.clip = 1;  // by the norm of the whole
   const Ended clipped = on_ranks<Plain>(2, by("ddc-asgd", 1), run, {.shared_memory = false})[0];
   EXPECT_EQ(clipped.weights, train<Plain>(nullptr, run).weights);
@@ -222,7 +225,8 @@ TEST(ParameterServer, ASlowEvaluationKillsNobody) {
   for (const std::string how : {"bsp", "asgd"}) {
     ParameterServerOptions options = by(how);
     std::vector<std::string> told;
-    options.deadline = 0.4, options.patience = 0.5, options.tells = [&](const std::string& text) { told.push_back(text); };
+    options.deadline = 0.4, options.patience = 0.5,
+    options.tells = [&](const std::string& text) { told.push_back(text); };
     const auto runs = on_ranks(3, options, {.slow = 1.2});
     const bool repeats = how == "bsp";
     EXPECT_TRUE(!repeats || runs[0].weights == on_ranks(3, by(how))[0].weights) << "a batch was trained twice, or none";
@@ -281,10 +285,12 @@ TEST(ParameterServer, BspHasTheStepsAndRatesOfAllReduceAndOfOneMachine) {
 std::vector<double> own_loop(Strategy& strategy, std::int64_t global_batch, int steps) {
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 8, .channels = 1, .train = 209, .test = 10, .seed = 3});
-  Loader source(data.train, {.batch = global_batch, .seed = 5, .rank = strategy.rank(),
-                             .world = strategy.size(), .prefetch = 0}, *backend);
+  Loader source(data.train,
+                {.batch = global_batch, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
+                *backend);
   Plain model;
-  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {}, DType::f64);  // begin() makes them equal
+  FlatParameters flat(model, *backend, 100 + std::uint64_t(strategy.rank()), {},
+                      DType::f64);  // begin() makes them equal
   SGD sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
   sgd.bind(flat);
   strategy.begin(flat, sgd);
@@ -382,7 +388,8 @@ TEST(ParameterServer, WhatResumesGoesOn) {
   rest.fit.resume = folder.string();
   const auto three = on_ranks(3, by("ddc-asgd"), rest);
   EXPECT_EQ(three[0].report.steps, 26);
-  std::filesystem::copy_file(folder / "kept", folder / "last.safetensors", std::filesystem::copy_options::overwrite_existing);
+  std::filesystem::copy_file(folder / "kept", folder / "last.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
   EXPECT_EQ(on_ranks(1, by("asp+asgd-m"), rest)[0].weights, whole.weights);  // velocities came along
   std::filesystem::remove_all(folder);
 }
@@ -472,13 +479,15 @@ TEST(ParameterServer, TheMomentumOfRoundsIsInTheCheckpoint) {
 
 TEST(ParameterServer, WhatDoesNotGoTogetherIsRefused) {
   auto channels = in_process_channels(2);
-  EXPECT_TRUE(refused([&] { parameter_server(std::move(channels[0]), by("ddc-asgd", 2)); }, {"--servers 2", "must train"}));
+  EXPECT_TRUE(
+      refused([&] { parameter_server(std::move(channels[0]), by("ddc-asgd", 2)); }, {"--servers 2", "must train"}));
   auto strategy = parameter_server(std::move(in_process_channels(1)[0]), by("ddc-asgd"));
   AdamW adam({});
   auto backend = reference_backend(1);
   Plain model;
   FlatParameters flat(model, *backend, 1);
-  EXPECT_TRUE(refused([&] { strategy->begin(flat, adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
+  EXPECT_TRUE(
+      refused([&] { strategy->begin(flat, adam); }, {"--optimizer adamw", "ddc-asgd", "Choose --optimizer sgd"}));
   EXPECT_TRUE(refused([] { StragglerEmulation::parse("x", "", 2); }, {"--pace x"}));
   EXPECT_TRUE(refused([] { StragglerEmulation::parse("60", "2:4", 2); }, {"--slow 2:4", "no 2 among 0 to 1"}));
   EXPECT_TRUE(refused([] { StragglerEmulation::parse("60", "0.5:4", 2); }, {"--slow 0.5:4"}));

@@ -2,11 +2,11 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <linux/filter.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,13 +18,13 @@
 #include <set>
 #include <thread>
 
-#include "dist/job/control.h"
 #include "dist/collectives/node.h"
+#include "dist/collectives/ucx.h"
+#include "dist/job/control.h"
+#include "dist/job/job.h"
 #include "dist/job/port_guard.h"
 #include "dist/job/rendezvous.h"
 #include "dist/server/server.h"
-#include "dist/job/job.h"
-#include "dist/collectives/ucx.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
@@ -81,8 +81,7 @@ struct RendezvousOfRanks {
 void exchanges(Rendezvous& r) {
   Control c(r, {.start = 20, .silence = 3, .wait = 10});
   for (int round = 0; round < 3; round++) {
-    const auto all =
-        c.gather("from " + std::to_string(r.place().rank) + std::string(std::size_t(round) * 100000, 'x'));
+    const auto all = c.gather("from " + std::to_string(r.place().rank) + std::string(std::size_t(round) * 100000, 'x'));
     for (int k = 0; k < r.place().size; k++)
       require(all[std::size_t(k)].starts_with("from " + std::to_string(k)), "rank ", k, " said ",
               all[std::size_t(k)].substr(0, 20));
@@ -169,7 +168,8 @@ TEST(Rendezvous, WhatIsMissingIsSaid) {
   });
   EXPECT_NE(heard[0].find("rank 2, from 127.0.0.1, ended before all ranks had come"), std::string::npos) << heard[0];
   // Nobody there at all.
-  RendezvousOfRanks lonely{.ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
+  RendezvousOfRanks lonely{
+      .ranks = 2, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 0.5};
   EXPECT_TRUE(refused([&] { Rendezvous r(lonely.place(1), lonely.deadlines(), variables(lonely.set)); },
                       {"rank 1 does not find rank 0", "Connection refused"}));
 }
@@ -183,7 +183,8 @@ TEST(Rendezvous, DifferentJobsAndDoublesAreNamed) {
   });
   for (const auto& s : said)
     EXPECT_NE(s.find("rank 1 was started as one of 3 ranks, and rank 0 as one of 2"), std::string::npos) << s;
-  RendezvousOfRanks twice{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
+  RendezvousOfRanks twice{
+      .ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port(), .start = 5};
   said = twice.run(
       [&](int rank) { Rendezvous r(twice.place(rank == 2 ? 1 : rank), twice.deadlines(), variables(twice.set)); });
   EXPECT_NE(said[0].find("rank 1 has come twice"), std::string::npos) << said[0];
@@ -442,7 +443,8 @@ TEST(PortGuard, WhatCannotBeSetIsSaid) {
   auto ucx = Ucx::open("127.0.0.1");
   for (int i = 0; i < 2; i++) ucx->hear_only({"127.0.0.1", "fe80::1"});
   const std::string text = testing::internal::GetCapturedStderr();
-  EXPECT_NE(text.find("hears every address, not the ranks' alone (fe80::1 is no IPv4 address)"), std::string::npos) << text;
+  EXPECT_NE(text.find("hears every address, not the ranks' alone (fe80::1 is no IPv4 address)"), std::string::npos)
+      << text;
   EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << text;
 }
 
@@ -499,7 +501,8 @@ TEST(Job, EverythingTogetherAndTwiceInOneProcess) {
   };
   all_well(ranks_say(n, [&](int rank) {
     Job one = job("one", rank, false), other = job("other", rank, true);
-    require(one.rank() == rank && one.hosts() == 1 && one.local_rank() == rank && one.ranks_on(0).size() == n, "topology");
+    require(one.rank() == rank && one.hosts() == 1 && one.local_rank() == rank && one.ranks_on(0).size() == n,
+            "topology");
     auto everybody = one.communicator(), here = one.on_host(), across = one.across_hosts();
     require(here->size() == n && across->size() == 1, "of ", here->size(), " and ", across->size(), " ranks");
     auto pair = one.channel(rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
@@ -512,7 +515,8 @@ TEST(Job, EverythingTogetherAndTwiceInOneProcess) {
       if (what == 3) serve_or_push(*all, 1000, 20);
     }));
     auto half = everybody->split(rank % 2, rank);
-    require(half->size() == 2 && half->traffic().transport == "shared memory", "a part of a host speaks by ", half->traffic().transport);
+    require(half->size() == 2 && half->traffic().transport == "shared memory", "a part of a host speaks by ",
+            half->traffic().transport);
     exercise(*half, std::vector<float>(700).data(), 700);
   }));
 }
@@ -709,8 +713,8 @@ class Processes {
 // Words in memory that all processes of a test see.
 struct Board {
   Board() {
-    words = static_cast<std::atomic<int>*>(
-        mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    words =
+        static_cast<std::atomic<int>*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   }
   ~Board() { munmap(words, 4096); }
   std::atomic<int>& operator[](int i) { return words[i]; }
@@ -952,7 +956,8 @@ TEST(Channels, AKilledRankComesBackTwice) {
       c->send(2, {k}).wait();
     }
     l.until([&] { return l.headers[2].back() == 99; });
-    require(l.told.ends_with("rank 2 is back as 2; ") && l.told.find("rank 2 is back as 1; ") != std::string::npos, l.told);
+    require(l.told.ends_with("rank 2 is back as 2; ") && l.told.find("rank 2 is back as 1; ") != std::string::npos,
+            l.told);
   });
   for (int k = 1; k < 3; k++) {
     Board::until([&] { return board[30] == k; });
@@ -1059,8 +1064,9 @@ TEST(Channels, DISABLED_Speed) {
       const int count = bytes < 1000 ? 100000 : int((std::size_t(2) << 30) / bytes);
       std::vector<std::byte> memory(bytes, std::byte{1});
       int arrived = 0, answered = 0;
-      c->on_message({.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(memory).first(n); },
-                     .arrived = [&](int, const MessageHeader& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
+      c->on_message(
+          {.place = [&](int, const MessageHeader&, std::size_t n) { return std::span(memory).first(n); },
+           .arrived = [&](int, const MessageHeader& n, std::span<std::byte>) { n[0] ? answered++ : arrived++; }});
       const auto begin = std::chrono::steady_clock::now();
       if (rank == 0) {
         std::deque<Work> works;
@@ -1071,8 +1077,7 @@ TEST(Channels, DISABLED_Speed) {
         while (!answered)
           if (!c->progress()) c->rest();
         const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        std::printf("%zu bytes: %.0f MB/s, %.2f µs each\n", bytes, double(bytes) * count / s / 1e6,
-                    s / count * 1e6);
+        std::printf("%zu bytes: %.0f MB/s, %.2f µs each\n", bytes, double(bytes) * count / s / 1e6, s / count * 1e6);
         std::fflush(stdout);
         works.clear();
       } else {

@@ -59,7 +59,8 @@ struct GatherColumns : Node {
   GatherColumns(Over o, Cuts r, Cuts c) : Node(name), over(std::move(o)), rows(std::move(r)), columns(std::move(c)) {}
   static Tensor forward(const Tensor& z, Communicator& over, const Cuts& rows, const Cuts& columns) {
     const Numbers all = gathered(over, times(columns, rows.back()), z.values());
-    const std::int64_t first = rows[std::size_t(over.rank())], b = rows[std::size_t(over.rank()) + 1] - first, C = columns.back();
+    const std::int64_t first = rows[std::size_t(over.rank())], b = rows[std::size_t(over.rank()) + 1] - first,
+                       C = columns.back();
     Numbers y(std::size_t(b * C));
     for (std::size_t s = 0; s + 1 < columns.size(); s++)
       for (std::int64_t i = 0; i < b; i++)
@@ -72,7 +73,8 @@ struct GatherColumns : Node {
                        width = columns[std::size_t(over->rank()) + 1] - first;
     const Numbers all = gathered(*over, times(rows, C), dy.values());
     Numbers dz(std::size_t(B * width));
-    for (std::int64_t i = 0; i < B * width; i++) dz[std::size_t(i)] = all[std::size_t(i / width * C + first + i % width)];
+    for (std::int64_t i = 0; i < B * width; i++)
+      dz[std::size_t(i)] = all[std::size_t(i / width * C + first + i % width)];
     slots[0].accumulate(Tensor::of(dy.backend(), {B, width}, dz, dy.dtype()));
   }
 };
@@ -92,7 +94,9 @@ class SlicedLinear : public Module {
     if (weight_->slice.count == 1) return linear(x, *weight_, *bias_);  // after the run
     if (mode().alone) {
       const Variable z = linear(x, *weight_, *bias_);
-      auto zeros = [&](std::int64_t width) { return Variable(Tensor::zeros(z.backend(), {z.size(0), width}, z.dtype())); };
+      auto zeros = [&](std::int64_t width) {
+        return Variable(Tensor::zeros(z.backend(), {z.size(0), width}, z.dtype()));
+      };
       const Variable parts[] = {zeros(columns_[r]), z, zeros(columns_.back() - columns_[r + 1])};
       return cat(parts, 1);
     }
@@ -103,7 +107,8 @@ class SlicedLinear : public Module {
     for (double n : count) rows.push_back(rows.back() + std::int64_t(n));
     const Variable all = record<GatherRows>(GatherRows::forward(x.value(), *over_, rows), {&x}, {}, over_, rows);
     const Variable z = linear(all, *weight_, *bias_);
-    return record<GatherColumns>(GatherColumns::forward(z.value(), *over_, rows, columns_), {&z}, {}, over_, rows, columns_);
+    return record<GatherColumns>(GatherColumns::forward(z.value(), *over_, rows, columns_), {&z}, {}, over_, rows,
+                                 columns_);
   }
 
  private:
@@ -125,7 +130,9 @@ struct Net : Module {
 // Ranks as threads, `machines` times `slices` of them: the model is cut over the slices of a machine.
 using Body = std::function<void(Strategy&, const Over& over, int rank)>;
 using Make = std::function<std::unique_ptr<Strategy>(std::unique_ptr<Communicator>)>;
-std::unique_ptr<Strategy> usual(std::unique_ptr<Communicator> ranks) { return all_reduce(std::move(ranks), {.bucket_bytes = 8192}); }
+std::unique_ptr<Strategy> usual(std::unique_ptr<Communicator> ranks) {
+  return all_reduce(std::move(ranks), {.bucket_bytes = 8192});
+}
 std::vector<std::string> on_slices(int slices, const Body& body, const Make& make = usual, int machines = 1) {
   auto ranks = in_process(slices * machines, {.deadline = 30});
   std::vector<std::unique_ptr<Communicator>> layers;
@@ -143,7 +150,9 @@ struct AllKinds : Module {  // of every kind, between replicated ones
   explicit AllKinds(Slice slice, bool frozen = false) {
     const Shape matrix{7, 5}, filters{7, 3, 3, 4};
     parameter("before", {3, 5}, Initial::normal());
-    auto sliced = [&](const char* name, const Shape& shape, const Initial& initial) { parameter(name, shape, initial).slice = slice; };
+    auto sliced = [&](const char* name, const Shape& shape, const Initial& initial) {
+      parameter(name, shape, initial).slice = slice;
+    };
     sliced("uniform", matrix, Initial::uniform());
     sliced("normal", matrix, Initial::normal());
     parameter("between", {70}, Initial::uniform()).frozen = frozen;
@@ -224,8 +233,7 @@ TEST(Ranges, EachOwnerHasOneRange) {
       }
     }
     const Numbers values = flat.values.values();
-    for (std::size_t k = 0; k < values.size(); k++)
-      EXPECT_TRUE(used[k] || values[k] == 0) << "padding";
+    for (std::size_t k = 0; k < values.size(); k++) EXPECT_TRUE(used[k] || values[k] == 0) << "padding";
     if (places.empty()) places = here;
     EXPECT_EQ(here, places) << "all slices have the same layout";
     EXPECT_EQ(flat.layout_hash(OwnerClass::replicated), all.layout_hash()) << "that of the plain model";
@@ -235,7 +243,8 @@ TEST(Ranges, EachOwnerHasOneRange) {
   EXPECT_EQ(hashes.size(), 4u);
   AllKinds frozen({0, 3}, true);
   FlatParameters partly(frozen, *backend, 7);
-  for (const Range& r : partly.trainable()) EXPECT_TRUE(r.end <= partly.all(OwnerClass::slice).begin || r.begin >= partly.all(OwnerClass::slice).begin);
+  for (const Range& r : partly.trainable())
+    EXPECT_TRUE(r.end <= partly.all(OwnerClass::slice).begin || r.begin >= partly.all(OwnerClass::slice).begin);
 }
 
 TEST(Ranges, WhatCannotBeCutIsRefused) {
@@ -255,14 +264,19 @@ TEST(Ranges, WhatCannotBeCutIsRefused) {
   TemporaryFolder folder;
   Strategy one;
   EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {flat, sgd}, {}); }, {"cut over ranks", "strategy"}));
-  EXPECT_TRUE(refused([&] { save_checkpoint(folder.file("f"), {flat, sgd, nullptr, &one}, {}); }, {"slice 1 of 2", "no rank"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        save_checkpoint(folder.file("f"), {flat, sgd, nullptr, &one}, {});
+      },
+      {"slice 1 of 2", "no rank"}));
 }
 
 // ---- training -------------------------------------------------------------------------------------------------------
-Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_name, Backend& backend, DType dtype = DType::f64,
-             double clip_norm = 0.2) {
+Seen trained(Strategy& strategy, const Over& over, const std::string& optimizer_name, Backend& backend,
+             DType dtype = DType::f64, double clip_norm = 0.2) {
   Net model(over);
-  return trained_on(strategy, model, cross_entropy_loss(), *optimizer_called(optimizer_name), backend, dtype, clip_norm);
+  return trained_on(strategy, model, cross_entropy_loss(), *optimizer_called(optimizer_name), backend, dtype,
+                    clip_norm);
 }
 
 TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
@@ -274,14 +288,16 @@ TEST(Ranges, SlicesTrainAsThePlainLayerOnOneMachine) {
     for (auto [slices, machines] : {std::pair{1, 1}, {2, 1}, {3, 1}, {2, 2}, {3, 2}})
       for (const Make& make : {Make(usual), Make([](auto ranks) { return naive_all_reduce(std::move(ranks)); })}) {
         std::vector<Seen> seen(std::size_t(slices * machines));
-        all_well(on_slices(slices,
-                           [&](Strategy& s, const Over& over, int r) {
-                             auto mine = reference_backend(1);
-                             seen[std::size_t(r)] = trained(s, over, optimizer, *mine);
-                           },
-                           make, machines));
+        all_well(on_slices(
+            slices,
+            [&](Strategy& s, const Over& over, int r) {
+              auto mine = reference_backend(1);
+              seen[std::size_t(r)] = trained(s, over, optimizer, *mine);
+            },
+            make, machines));
         for (const Seen& s : seen)
-          same(s, plain, 1e-12, 1e-9, std::string(optimizer) + " on " + std::to_string(slices) + " × " + std::to_string(machines));
+          same(s, plain, 1e-12, 1e-9,
+               std::string(optimizer) + " on " + std::to_string(slices) + " × " + std::to_string(machines));
       }
   }
 }
@@ -301,8 +317,9 @@ std::vector<std::string> on_machines(int slices, int machines, const std::string
     std::vector<int> ranks;
     for (int k = 0; k < slices; k++) ranks.push_back(m * slices + k);
     const Over over = slices > 1 ? std::move(layers[std::size_t(r)]) : nullptr;
-    auto strategy = parameter_server_of_machines(std::make_unique<MachineShare>(std::move(here[std::size_t(r)]), ranks, slices * machines),
-                                                 std::move(lanes[std::size_t(s)][std::size_t(m)]), {.how = Asynchrony::parse(rule), .deadline = 30});
+    auto strategy = parameter_server_of_machines(
+        std::make_unique<MachineShare>(std::move(here[std::size_t(r)]), ranks, slices * machines),
+        std::move(lanes[std::size_t(s)][std::size_t(m)]), {.how = Asynchrony::parse(rule), .deadline = 30});
     body(*strategy, over, r);
   });
 }
@@ -343,7 +360,10 @@ TEST(Ranges, SlicesOnDevicesAreThoseOfTheHost) {
               }
               seen[std::size_t(r)] = trained(s, over, "sgd", *backend, DType::f32);
             },
-            [&](auto ranks) { return all_reduce(std::move(ranks), {.bucket_bytes = 8192, .wire = wire, .deadline = 30}); }, machines));
+            [&](auto ranks) {
+              return all_reduce(std::move(ranks), {.bucket_bytes = 8192, .wire = wire, .deadline = 30});
+            },
+            machines));
         testing::internal::GetCapturedStderr();
         return seen;
       };
@@ -366,7 +386,8 @@ TEST(Ranges, AllRanksSkipWhatIsNotFiniteInASlice) {
       optimizer->if_not_finite = IfNotFinite::skip;
       optimizer->bind(flat);
       s.begin(flat, *optimizer);
-      const Tensor x = Tensor::of(*backend, {2, 64}, numbers("x", 128)), y = Tensor::of(*backend, {2}, {1, 2}, DType::i32);
+      const Tensor x = Tensor::of(*backend, {2, 64}, numbers("x", 128)),
+                   y = Tensor::of(*backend, {2}, {1, 2}, DType::i32);
       for (int step = 0; step < 3; step++) {
         const Numbers before = flat.values.values();
         flat.zero_gradients();
@@ -392,19 +413,25 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
   };
   // Rank 0's weights, and the first machine's slices, on all.
   std::vector<Numbers> weights(4);
-  all_well(on_slices(2, [&](Strategy& s, const Over& over, int r) {
-    Net model(over);
-    begins(s, model, [&](FlatParameters& flat) { weights[std::size_t(r)] = whole(flat, flat.values, s); });
-  }, usual, 2));
+  all_well(on_slices(
+      2,
+      [&](Strategy& s, const Over& over, int r) {
+        Net model(over);
+        begins(s, model, [&](FlatParameters& flat) { weights[std::size_t(r)] = whole(flat, flat.values, s); });
+      },
+      usual, 2));
   for (const Numbers& w : weights) EXPECT_EQ(w, weights[0]);
   // One slice differs between two machines; between slices nothing is compared.
   for (int machines : {1, 2}) {
-    const auto said = on_slices(2, [&](Strategy& s, const Over& over, int r) {
-      Net model(over);
-      begins(s, model, [&](FlatParameters& flat) {
-        if (r == 2 * machines - 1) flat.parameter_range("fc2.weight").leaf->value.fill(1);
-      });
-    }, usual, machines);
+    const auto said = on_slices(
+        2,
+        [&](Strategy& s, const Over& over, int r) {
+          Net model(over);
+          begins(s, model, [&](FlatParameters& flat) {
+            if (r == 2 * machines - 1) flat.parameter_range("fc2.weight").leaf->value.fill(1);
+          });
+        },
+        usual, machines);
     for (int r = 0; r < 2 * machines; r++) {
       const std::string& text = said[std::size_t(r)];
       const bool named = text.find("rank 1 and rank 3 no longer have the same parameters") != text.npos;
@@ -413,16 +440,22 @@ TEST(Ranges, WhatRanksMustHaveInCommonIsChecked) {
   }
   // Two ranks with the same slice, of two; and one that is cut beside one that is not.
   auto fails = [&](const std::function<Slice(int rank)>& slice, const std::string& why, const Make& make = usual) {
-    for (const std::string& text : on_slices(2, [&](Strategy& s, const Over&, int r) {
-           AllKinds model(slice(r));
-           begins(s, model);
-         }, make))
+    for (const std::string& text : on_slices(
+             2,
+             [&](Strategy&s, const Over&, int r) {
+               AllKinds model(slice(r));
+               begins(s, model);
+             },
+             make))
       EXPECT_NE(text.find(why), text.npos) << text;
   };
   fails([](int) { return Slice{0, 2}; }, "slice 0 is on 2 of 2 ranks");
   fails([](int r) { return r ? Slice{1, 2} : Slice{}; }, "do not train the same model");
-  fails([](int r) { return Slice{r, 2}; }, "local-sgd:8: each rank makes steps of its own",
-        [](auto ranks) { return local_sgd(std::move(ranks), {}); });
+  fails(
+      [](int r) {
+        return Slice{r, 2};
+      },
+      "local-sgd:8: each rank makes steps of its own", [](auto ranks) { return local_sgd(std::move(ranks), {}); });
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------
@@ -489,7 +522,8 @@ TEST(Ranges, ARunGoesOnWithAnyNumberOfSlices) {
   auto run = [&](Strategy& s, const Over& over, FitOptions o) {
     auto backend = reference_backend(1);
     Dataset data = synthetic({.side = 8, .channels = 1, .train = 203, .test = 61, .seed = 3});
-    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend), test(data.test, {.batch = 50, .shuffle = false}, *backend);
+    Loader train(data.train, {.batch = 48, .seed = 2, .prefetch = 0}, *backend),
+        test(data.test, {.batch = 50, .shuffle = false}, *backend);
     Net model(over);
     SGD sgd({.learning_rate = 0.1, .momentum = 0.9});
     o.ema = 0.8;

@@ -8,8 +8,8 @@
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
 #include "dist/server/shard.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
+#include "layers/train/fit.h"
 #include "tests/support.h"
 
 namespace tandem::test {
@@ -59,7 +59,8 @@ struct Parts {
 void ddc(Element& e, Element::Worker& m, double g, double delay, Parts parts) {
   double c = adaptive(e, m, g, parts.lambda);
   if (parts.clamp) c = std::clamp(c, -std::abs(g), std::abs(g));
-  const double share = parts.trust ? std::min(1.0, (1 + e.mean_delay) / (1 + delay)) : 1, theta = parts.ahead ? delay / (1 + delay) : 0;
+  const double share = parts.trust ? std::min(1.0, (1 + e.mean_delay) / (1 + delay)) : 1,
+               theta = parts.ahead ? delay / (1 + delay) : 0;
   const double d = share * (g + c);
   double& u = parts.own ? m.own : e.velocity;
   u = mu * u + d;
@@ -234,9 +235,9 @@ TEST(Rules, DanaDcSendsWhereAllMomentumWillHaveBroughtTheWeights) {
     shard.push(worker, Tensor::full(*backend, {64}, g, DType::f64), rate, 0.5);
     return shard.pull(worker).values()[0];
   };
-  EXPECT_DOUBLE_EQ(push(0, 4, 0.25), 1 - 0.25 * 4 - 0.25 * 0.5 * 4);     // w = 0, u₀ = 4
-  EXPECT_DOUBLE_EQ(push(1, 2, 0.25), -0.5 - 0.25 * 0.5 * 6);             // w = −0.5, u₁ = 2
-  EXPECT_DOUBLE_EQ(push(0, 0, 0.125), -0.75 - 0.125 * 0.5 * 4);          // w = −0.75, u₀ = 2, and a lower rate
+  EXPECT_DOUBLE_EQ(push(0, 4, 0.25), 1 - 0.25 * 4 - 0.25 * 0.5 * 4);  // w = 0, u₀ = 4
+  EXPECT_DOUBLE_EQ(push(1, 2, 0.25), -0.5 - 0.25 * 0.5 * 6);          // w = −0.5, u₁ = 2
+  EXPECT_DOUBLE_EQ(push(0, 0, 0.125), -0.75 - 0.125 * 0.5 * 4);       // w = −0.75, u₀ = 2, and a lower rate
   shard.forget(1);  // w is where it would be from what was sent: −1, with u₁ = 0
   EXPECT_DOUBLE_EQ(push(0, 0, 0.25), -1 + 0.125 * 0.5 * 2 - 0.25 * 1 - 0.25 * 0.5 * 1);
 }
@@ -247,7 +248,8 @@ TEST(Rules, OneWorkerIsPlainSGD) {
   const auto trained = [&](const char* name) {
     const auto rule = make_rule(name);
     Shard shard(*rule, Tensor::of(*backend, {n}, drawn(0), DType::f32), std::vector<float>(n / 64, 1.f), 1);
-    for (std::uint32_t k = 1; k < 9; k++) shard.pull(0), shard.push(0, Tensor::of(*backend, {n}, drawn(k), DType::f32), 0.1, 0.9);
+    for (std::uint32_t k = 1; k < 9; k++)
+      shard.pull(0), shard.push(0, Tensor::of(*backend, {n}, drawn(k), DType::f32), 0.1, 0.9);
     return shard.values().values();
   };
   for (const char* name : {"sa-asgd", "delay-adaptive", "rescaled"}) EXPECT_EQ(trained(name), trained("asgd")) << name;

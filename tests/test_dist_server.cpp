@@ -9,13 +9,13 @@
 #include <limits>
 
 #include "core/random.h"
-#include "dist/server/fail_over.h"
 #include "dist/collectives/in_process.h"
-#include "dist/server/shard_server.h"
-#include "dist/server/send_queue.h"
+#include "dist/server/fail_over.h"
 #include "dist/server/rules.h"
+#include "dist/server/send_queue.h"
 #include "dist/server/server.h"
 #include "dist/server/shard.h"
+#include "dist/server/shard_server.h"
 #include "dist/server/worker.h"
 #include "tests/channel_server.h"
 #include "tests/ranks.h"
@@ -65,7 +65,8 @@ std::vector<Ended> serve(int ranks, Serving how, const Step& step) {
     ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
     auto memory = server_node.memory(n * size_of(how.dtype));
     Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, how.dtype, memory);
-    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f), options, {0, how.leases, how.most});
+    server_node.begin(whole(weights), whole(buffers), std::vector<float>(n / 64, 1.f), options,
+                      {0, how.leases, how.most});
     if (server_node.trains()) server_node.pull(whole(weights), whole(buffers));
     while (auto lease = server_node.lease()) {
       step(r, server_node, *lease, gradient, weights);
@@ -113,8 +114,12 @@ TEST(Server, BspIsTheMeanOfAllInOneStep) {
       for (std::size_t i = 0; i < g.size(); i++) v[i] = double(0.9f) * v[i] + g[i], w[i] -= double(0.1f) * v[i];
     }
     for (bool shared : {true, false}) {
-      const auto ends = serve(ranks, {.options = {.how = Asynchrony::parse("bsp")}, .dtype = DType::f64, .leases = 20 * ranks,
-                                      .faults = {.shared_memory = shared}}, bowls);
+      const auto ends = serve(ranks,
+                              {.options = {.how = Asynchrony::parse("bsp")},
+                               .dtype = DType::f64,
+                               .leases = 20 * ranks,
+                               .faults = {.shared_memory = shared}},
+                              bowls);
       all_well(ends);
       double most = 0;
       for (std::size_t i = 0; i < w.size(); i++) most = std::max(most, std::abs(ends[0].weights[i] - w[i]));
@@ -130,9 +135,8 @@ TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
   constexpr int steps = 20;
   const double beta = double(0.9f), gamma = double(0.7f);
   for (int ranks : {1, 2, 3}) {
-    const auto delta = [&](int r, int step, const std::vector<double>& w, std::size_t i, const std::vector<double>& centre) {
-      return w[i] - centre[i] + 0.01 * (r + step);
-    };
+    const auto delta = [&](int r, int step, const std::vector<double>& w, std::size_t i,
+                           const std::vector<double>& centre) { return w[i] - centre[i] + 0.01 * (r + step); };
     std::vector<double> w = drawn(0), m(n, 0.0);
     for (int step = 0; step < steps; step++) {
       std::vector<double> mean(n, 0.0);
@@ -140,13 +144,16 @@ TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
         const std::vector<double> centre = drawn(std::uint32_t(100 + r));
         for (std::size_t i = 0; i < mean.size(); i++) mean[i] += delta(r, step, w, i, centre) / ranks;
       }
-      for (std::size_t i = 0; i < mean.size(); i++) m[i] = beta * m[i] + mean[i], w[i] -= gamma * (mean[i] + beta * m[i]);
+      for (std::size_t i = 0; i < mean.size(); i++)
+        m[i] = beta * m[i] + mean[i], w[i] -= gamma * (mean[i] + beta * m[i]);
     }
     const std::string how = "quorum:" + std::to_string(ranks) + ",grace=30+delayed-nesterov:every=1";
     std::vector<int> made(3);
     std::vector<std::vector<double>> then(3);  // after so many steps; the last of all may have fewer pushes
-    all_well(serve(ranks, {.options = {.how = Asynchrony::parse(how), .learning_rate = [&](std::int64_t) { return gamma; }},
-                           .dtype = DType::f64, .leases = (steps + 4) * ranks},
+    all_well(serve(ranks,
+                   {.options = {.how = Asynchrony::parse(how), .learning_rate = [&](std::int64_t) { return gamma; }},
+                    .dtype = DType::f64,
+                    .leases = (steps + 4) * ranks},
                    [&](int r, ServerNode&, std::int64_t, Tensor& gradient, Tensor& weights) {
                      const int step = made[std::size_t(r)]++;
                      std::vector<double> at = weights.values(), g(n);
@@ -157,7 +164,8 @@ TEST(Server, AQuorumOfAllIsTheSynchronousOuterStep) {
                    }));
     for (int r = 0; r < ranks; r++) {
       double most = then[std::size_t(r)].empty() ? 1 : 0;
-      for (std::size_t i = 0; i < then[std::size_t(r)].size(); i++) most = std::max(most, std::abs(then[std::size_t(r)][i] - w[i]));
+      for (std::size_t i = 0; i < then[std::size_t(r)].size(); i++)
+        most = std::max(most, std::abs(then[std::size_t(r)][i] - w[i]));
       EXPECT_LT(most, 1e-12) << ranks << " ranks, rank " << r;
     }
   }
@@ -169,8 +177,11 @@ TEST(Server, AQuorumGoesOnWithoutAStoppedWorker) {
     std::atomic<int> others = 0;
     int meanwhile = 0;
     bool stopped = false;
-    const auto ends = serve(3, {.options = {.how = Asynchrony::parse("quorum:2,grace=0.01+asgd")}, .leases = 150,
-                                .faults = {.shared_memory = shared}}, [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
+    const auto ends = serve(3,
+                            {.options = {.how = Asynchrony::parse("quorum:2,grace=0.01+asgd")},
+                             .leases = 150,
+                             .faults = {.shared_memory = shared}},
+                            [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                               gradient.fill(0);
                               if (rank != 2) return void(others++);
                               if (std::exchange(stopped, true)) return;
@@ -213,8 +224,11 @@ TEST(Server, UnderAQuorumStatisticsAreAveragedInAsTheyCome) {
 // that left it out.
 TEST(Server, ShardsWithOtherQuorumsDoNotWaitForEachOther) {
   for (std::uint64_t seed : {1, 2, 3})
-    all_well(serve(4, {.options = {.how = Asynchrony::parse("quorum:3,grace=0+asgd")}, .leases = 200,
-                       .faults = {.delays = seed, .duplicates = true, .shared_memory = seed > 1}}, bowls));
+    all_well(serve(4,
+                   {.options = {.how = Asynchrony::parse("quorum:3,grace=0+asgd")},
+                    .leases = 200,
+                    .faults = {.delays = seed, .duplicates = true, .shared_memory = seed > 1}},
+                   bowls));
 }
 
 // Parts in any order while the rest is computed, not always all of them: nothing else comes of it.
@@ -246,7 +260,8 @@ TEST(Server, PartsOfWhatIsNotPushedAreForgotten) {
   auto channels = in_process_channels(2, 30, {.shared_memory = false});
   const auto said = ranks_say(2, [&](int r) {
     auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, -1);
+    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}),
+           gradient = Tensor::full(*backend, {n}, -1);
     ServerNode server_node(std::move(channels[std::size_t(r)]), 30);
     server_node.begin(
         whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
@@ -277,15 +292,17 @@ TEST(Server, PartsOfWhatIsNotPushedAreForgotten) {
 // The next lease comes while one is in hand; who has one is waited for, although there is no more for it.
 TEST(Server, TheNextTicketComesWhileOneIsInHand) {
   for (const std::string how : {"asgd", "ssp:0+asgd"}) {
-    std::atomic<int> first_three{0};  // leases below 3 whose holders have seen the next one; who has a later lease waits for them
-    const auto ends = serve(2, {.options = {.how = Asynchrony::parse(how)}, .leases = 7},
-                            [&](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
-                              const auto waits = [&] { return lease < 3 ? !server_node.next_lease() : first_three < 3; };
-                              for (int ms = 0; ms < 20000 && waits(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                              EXPECT_TRUE(lease >= 3 || server_node.next_lease().value_or(0) > lease);
-                              if (lease < 3) first_three++;
-                              gradient.fill(1);
-                            });
+    std::atomic<int> first_three{
+        0};  // leases below 3 whose holders have seen the next one; who has a later lease waits for them
+    const auto ends =
+        serve(2, {.options = {.how = Asynchrony::parse(how)}, .leases = 7},
+              [&](int, ServerNode& server_node, std::int64_t lease, Tensor& gradient, Tensor&) {
+                const auto waits = [&] { return lease < 3 ? !server_node.next_lease() : first_three < 3; };
+                for (int ms = 0; ms < 20000 && waits(); ms++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                EXPECT_TRUE(lease >= 3 || server_node.next_lease().value_or(0) > lease);
+                if (lease < 3) first_three++;
+                gradient.fill(1);
+              });
     all_well(ends);
     EXPECT_EQ(ends[0].counts.exchanges + ends[1].counts.exchanges, 7 + 4) << how;
   }
@@ -298,7 +315,8 @@ TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
   EXPECT_EQ(alone[0].weights, serve(1, {.options = {.how = Asynchrony::parse("asp+asgd-m")}}, bowls)[0].weights);
   for (int servers : {1, 3})
     for (bool shared : {true, false}) {
-      const auto ends = serve(1 + servers, {.options = {.servers = servers}, .faults = {.shared_memory = shared}}, bowls);
+      const auto ends =
+          serve(1 + servers, {.options = {.servers = servers}, .faults = {.shared_memory = shared}}, bowls);
       all_well(ends);
       EXPECT_EQ(ends[0].weights, alone[0].weights) << servers << " servers";
       EXPECT_EQ(ends[0].buffers, alone[0].buffers);
@@ -309,8 +327,12 @@ TEST(Server, OneWorkerIsOneMachineWhoeverServes) {
 TEST(Server, EveryRuleAppliesEveryLeaseOnce) {
   for (const std::string& rule : rule_names())
     for (bool shared : {true, false}) {
-      const auto ends = serve(4, {.options = {.how = Asynchrony::parse(rule), .learning_rate = [](std::int64_t) { return 1e-3; }},  // none diverges
-                                  .leases = 60, .faults = {.shared_memory = shared}}, bowls);
+      const auto ends = serve(4,
+                              {.options = {.how = Asynchrony::parse(rule),
+                                           .learning_rate = [](std::int64_t) { return 1e-3; }},  // none diverges
+                               .leases = 60,
+                               .faults = {.shared_memory = shared}},
+                              bowls);
       all_well(ends);
       for (const Ended& e : ends) {
         EXPECT_EQ(e.counts.shard.version, 60u) << rule;
@@ -328,8 +350,12 @@ TEST(Server, WhatIsDroppedIsTrainedAgain) {
   for (const char* how : {"ringmaster:R=1", "ringmaster:R=2+ddc-asgd", "fedbuff:B=7", "rennala:B=3"})
     for (int servers : {1, 0}) {
       SCOPED_TRACE(std::string(how) + (servers ? ", one server" : ""));
-      const auto ends = serve(4 + servers, {.options = {.how = Asynchrony::parse(how), .servers = servers, .learning_rate =
-                                                            [](std::int64_t) { return 1e-3; }}, .leases = 60}, bowls);
+      const auto ends = serve(4 + servers,
+                              {.options = {.how = Asynchrony::parse(how),
+                                           .servers = servers,
+                                           .learning_rate = [](std::int64_t) { return 1e-3; }},
+                               .leases = 60},
+                              bowls);
       all_well(ends);
       std::int64_t told = 0, dropped = 0, applied = 0;
       for (const Ended& e : ends) told += e.counts.dropped;
@@ -356,7 +382,8 @@ TEST(Server, APulledShardIsOfOneVersion) {
                      for (int shard = 0; shard < 4; shard++) {
                        const auto begin = std::size_t(cuts[std::size_t(shard)]);
                        for (auto i = begin; i < std::size_t(cuts[std::size_t(shard) + 1]); i++)
-                         ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5) << "shard " << shard << ", element " << i;
+                         ASSERT_NEAR(now[i] - before[i], now[begin] - before[begin], 1e-5)
+                             << "shard " << shard << ", element " << i;
                      }
                      gradient.fill(0.001 * (rank + 1));
                    }));
@@ -410,12 +437,10 @@ struct Alone {
   explicit Alone(const char* how, int workers = 2)
       : rule(make_rule(Asynchrony::parse(how).rule)),
         service(*rule, Tensor::zeros(*backend, {64}), {1.f}, workers,
-                {.how = Asynchrony::parse(how),
-                 .learning_rate =
-                    [this](std::int64_t pushes) {
-                      rates_for.push_back(pushes);
-                      return 1.0;
-                    }}) {}
+                {.how = Asynchrony::parse(how), .learning_rate = [this](std::int64_t pushes) {
+                   rates_for.push_back(pushes);
+                   return 1.0;
+                 }}) {}
   std::vector<int> answered(double now = 0) {
     std::vector<int> all;
     for (const ShardService::Answer& a : service.answers(now)) {
@@ -425,7 +450,8 @@ struct Alone {
     }
     return all;
   }
-  std::vector<int> after_push(int worker, ExchangeId exchange, double now = 0, float value = 1, std::int64_t samples = 16) {
+  std::vector<int> after_push(int worker, ExchangeId exchange, double now = 0, float value = 1,
+                              std::int64_t samples = 16) {
     service.push(worker, exchange, Tensor::full(*backend, {64}, value), samples, Tensor::zeros(*backend, {64}));
     return answered(now);
   }
@@ -640,23 +666,26 @@ TEST(Server, RunningStatisticsAreAWorkersShareOfTheDifference) {
 
 TEST(Server, AStepThatIsRefusedForOneIsNobodys) {
   std::atomic<int> taken[2] = {0, 0};
-  const auto ends = ranks_say(2, [&, channels = std::make_shared<std::vector<std::unique_ptr<Channel>>>(in_process_channels(2, 30))](int r) {
-    auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
-    ServerNode server_node(std::move((*channels)[std::size_t(r)]), 30);
-    server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
-                      {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }}, {0, 12});
-    server_node.pull(whole(weights), whole(none));
-    while (const auto lease = server_node.lease()) {
-      gradient.fill(*lease == 5 ? NAN : 1);  // in every shard
-      server_node.push(whole(gradient), whole(none), 16, {1, 1, 16});
-      taken[r] += server_node.pull(whole(weights), whole(none));
-    }
-    server_node.finish(whole(weights), whole(none));
-    server_node.gather("");
-    EXPECT_EQ(server_node.counts().shard.version, 5u) << "of six steps";
-    EXPECT_EQ(server_node.trained().samples, r == 0 ? 160 : 0);
-  });
+  const auto ends = ranks_say(
+      2, [&, channels = std::make_shared<std::vector<std::unique_ptr<Channel>>>(in_process_channels(2, 30))](int r) {
+        auto backend = reference_backend();
+        Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}),
+               gradient = Tensor::full(*backend, {n}, 1);
+        ServerNode server_node(std::move((*channels)[std::size_t(r)]), 30);
+        server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
+                          {.how = Asynchrony::parse("bsp"), .learning_rate = [](std::int64_t) { return 1.0; }},
+                          {0, 12});
+        server_node.pull(whole(weights), whole(none));
+        while (const auto lease = server_node.lease()) {
+          gradient.fill(*lease == 5 ? NAN : 1);  // in every shard
+          server_node.push(whole(gradient), whole(none), 16, {1, 1, 16});
+          taken[r] += server_node.pull(whole(weights), whole(none));
+        }
+        server_node.finish(whole(weights), whole(none));
+        server_node.gather("");
+        EXPECT_EQ(server_node.counts().shard.version, 5u) << "of six steps";
+        EXPECT_EQ(server_node.trained().samples, r == 0 ? 160 : 0);
+      });
   EXPECT_EQ(ends, (std::vector<std::string>{"", ""}));
   EXPECT_EQ(taken[0] + taken[1], 10);
 }
@@ -815,7 +844,8 @@ TEST(Server, AnAdoptedShardKeepsItsMomentum) {
     const std::shared_ptr<void> when_all_else_has_gone(nullptr, [&](void*) { dead = dead || r == 2; });
     auto channel = std::move(channels[std::size_t(r)]);
     auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {n}, 1);
+    Tensor weights = Tensor::zeros(*backend, {n}), none = Tensor::zeros(*backend, {64}),
+           gradient = Tensor::full(*backend, {n}, 1);
     ServerNode server_node(std::move(channel), 10);
     server_node.begin(whole(weights), whole(none), std::vector<float>(n / 64, 1.f),
                       {.how = Asynchrony::parse("asgd-m"),
@@ -885,7 +915,8 @@ TEST(Server, WhoIsBusyElsewhereDoesNotStallItsShard) {
   for (bool shared : {true, false}) {
     std::atomic<int> others = 0;
     int meanwhile = 0;
-    all_well(serve(3, {.options = {.how = Asynchrony::parse("asgd")}, .leases = 60, .faults = {.shared_memory = shared}},
+    all_well(serve(3,
+                   {.options = {.how = Asynchrony::parse("asgd")}, .leases = 60, .faults = {.shared_memory = shared}},
                    [&](int rank, ServerNode&, std::int64_t, Tensor& gradient, Tensor&) {
                      gradient.fill(0);
                      if (rank != 0) {
@@ -913,7 +944,8 @@ std::vector<std::string> hurry(int ranks, const Hasty& h) {
   auto channels = in_process_channels(ranks, h.deadline);
   return ranks_say(ranks, [&](int r) {
     auto backend = reference_backend();
-    Tensor weights = Tensor::zeros(*backend, {64}), none = Tensor::zeros(*backend, {64}), gradient = Tensor::full(*backend, {64}, 1);
+    Tensor weights = Tensor::zeros(*backend, {64}), none = Tensor::zeros(*backend, {64}),
+           gradient = Tensor::full(*backend, {64}, 1);
     ServerNode server_node(std::move(channels[std::size_t(r)]), h.deadline);
     server_node.begin(whole(weights), whole(none), {1.f},
                       {.how = Asynchrony::parse(h.how), .learning_rate = [](std::int64_t) { return 0.1; }}, {0, 12});
@@ -932,11 +964,15 @@ std::vector<std::string> hurry(int ranks, const Hasty& h) {
 TEST(Server, WhoWorksIsWaitedForWithoutADeadline) {
   for (const std::string how : {"bsp", "ssp:1", "asgd"}) {
     const auto said = hurry(3, {.how = how,
-                                .works = [](int rank, int step) { if (rank == 0 && step == 1) usleep(1200000); },
-                                .ends = [](ServerNode& m, int rank) {
-                                  if (rank == 0) usleep(1200000);
-                                  m.gather("");
-                                }});
+                                .works =
+                                    [](int rank, int step) {
+                                      if (rank == 0 && step == 1) usleep(1200000);
+                                    },
+                                .ends =
+                                    [](ServerNode& m, int rank) {
+                                      if (rank == 0) usleep(1200000);
+                                      m.gather("");
+                                    }});
     for (const auto& s : said) EXPECT_EQ(s, "") << how;
   }
 }
@@ -954,7 +990,8 @@ TEST(Server, WhereEverybodyWaitsThatIsAnError) {
     server_node.pull(whole(weights), whole(none));
   });
   for (const auto& s : said)
-    EXPECT_NE(s.find("for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 for what all ranks say"),
+    EXPECT_NE(s.find("for 0.5 s every rank has waited: rank 0 for the answer to a push: no answer from rank 1; rank 1 "
+                     "for what all ranks say"),
               std::string::npos)
         << s;
 }
@@ -968,9 +1005,9 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
       auto backend = reference_backend();
       Tensor weights = Tensor::zeros(*backend, {1 << 20}), none = Tensor::zeros(*backend, {64});
       ServerNode server_node(std::move(channels[std::size_t(r)]), 10, [&](const std::string& text) { told = text; });
-      server_node.begin(whole(weights), whole(none), std::vector<float>(1 << 14, 1.f),
-                        {.how = Asynchrony::parse(how), .learning_rate = [](std::int64_t) { return 0.1; }, .memory = memory},
-                        {0, 0});
+      server_node.begin(
+          whole(weights), whole(none), std::vector<float>(1 << 14, 1.f),
+          {.how = Asynchrony::parse(how), .learning_rate = [](std::int64_t) { return 0.1; }, .memory = memory}, {0, 0});
       if (r == 0) server_node.pull(whole(weights), whole(none));
       server_node.finish(whole(weights), whole(none));
     });
@@ -979,10 +1016,15 @@ TEST(Server, WhatSnapshotsNeedIsSaidAndCheckedBefore) {
   auto [told, said] = begins("ddc-asgd", 30 << 20);
   test::all_well(said);
   // Of half the parameters, two vectors for each of two workers.
-  EXPECT_EQ(told, "every 10 s a rank sends its successor a snapshot of 8.00 MiB, 819 KiB/s; they take 24.0 MiB of memory on each");
+  EXPECT_EQ(
+      told,
+      "every 10 s a rank sends its successor a snapshot of 8.00 MiB, 819 KiB/s; they take 24.0 MiB of memory on each");
   EXPECT_EQ(begins("asgd", 1).first, "");
   for (const std::string& s : begins("ddc-asgd", 5 << 20).second)
-    EXPECT_NE(s.find("snapshots of what ddc-asgd keeps of 2 workers need 24.0 MiB, and there are 5.00 MiB. Choose a rule"), s.npos) << s;
+    EXPECT_NE(
+        s.find("snapshots of what ddc-asgd keeps of 2 workers need 24.0 MiB, and there are 5.00 MiB. Choose a rule"),
+        s.npos)
+        << s;
 }
 
 // ---- fenced ---------------------------------------------------------------------------------------------------------
@@ -998,7 +1040,8 @@ TEST(Server, WhoWasGivenUpWritesNoAnswersAnyMore) {
   for (int r = 0; r < 3; r++) {
     send_queues.push_back(std::make_unique<SendQueue>(*channels[std::size_t(r)]));
     layouts.push_back(std::make_unique<ServerLayout>(
-        ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3, DType::f32, 3 * 1024, 0));
+        ServerOptions{.how = Asynchrony::parse("asgd"), .learning_rate = [](std::int64_t) { return 1.0; }}, 3,
+        DType::f32, 3 * 1024, 0));
     owners.push_back(std::make_unique<ShardServer>(*layouts.back(), *send_queues.back(), std::vector<float>(48, 1.f)));
     shared.push_back(send_queues.back()->share(64));
     auto& here = room[std::size_t(r)];

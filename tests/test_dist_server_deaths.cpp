@@ -29,7 +29,7 @@ struct Drill {
   struct Leaves {
     int rank = -1;
     std::int64_t step = 0, parts = 0;  // it has sent so many of that gradient
-  } leaves = {};              // a rank that ends with an error in the middle of backward
+  } leaves = {};                       // a rank that ends with an error in the middle of backward
 };
 struct Outcome {
   std::vector<std::string> said;
@@ -45,8 +45,11 @@ struct Outcome {
 Outcome run(const Drill& drill) {
   std::vector<std::unique_ptr<Channel>> channels = in_process_channels(drill.ranks, 10, drill.faults);
   const auto size = std::size_t(drill.ranks);
-  Outcome o{.said = {}, .told = std::vector<std::int64_t>(size), .told_at_last = std::vector<std::int64_t>(size),
-            .weights = std::vector<std::vector<double>>(size), .died = std::vector<char>(size)};
+  Outcome o{.said = {},
+            .told = std::vector<std::int64_t>(size),
+            .told_at_last = std::vector<std::int64_t>(size),
+            .weights = std::vector<std::vector<double>>(size),
+            .died = std::vector<char>(size)};
   std::vector<std::atomic<std::int64_t>> told(size);
   std::atomic<std::int64_t> taken_over = 0;
   std::atomic<bool> back = false;
@@ -57,7 +60,8 @@ Outcome run(const Drill& drill) {
     for (int life = 0;; life++) try {
         o.told_at_last[std::size_t(r)] = 0;
         auto backend = reference_backend(1);
-        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {buffers}), velocity = Tensor::like(weights);
+        Tensor weights = Tensor::zeros(*backend, {n}), s = Tensor::zeros(*backend, {buffers}),
+               velocity = Tensor::like(weights);
         ServerNode server_node(std::move(channel), 10);
         auto memory = server_node.memory(n * 4);
         Tensor gradient = Tensor::wrap(*backend, memory.get(), {n}, DType::f32, memory);
@@ -87,7 +91,8 @@ Outcome run(const Drill& drill) {
           for (std::int64_t at = 0; drill.parts && at + 1024 <= n; at += 1536) {  // and a rest
             server_node.push_part(whole(gradient), {at, at + 1024});
             dawdle(12, 3);
-            if (r == drill.leaves.rank && told[std::size_t(r)] == drill.leaves.step && at / 1536 + 1 == drill.leaves.parts)
+            if (r == drill.leaves.rank && told[std::size_t(r)] == drill.leaves.step &&
+                at / 1536 + 1 == drill.leaves.parts)
               fail("an error in backward");
           }
           dawdle(12, 6);
@@ -124,8 +129,8 @@ void expect_well(const Drill& drill, const Outcome& o, const std::string& what) 
   for (int r = 0; r < drill.ranks; r++) {
     // Who comes back when all is over finds nobody.
     const std::string& said = o.said[std::size_t(r)];
-    if (o.died[std::size_t(r)] &&
-        (!drill.returns || said.find("has left") != std::string::npos || said.find("killed by the test") != std::string::npos))
+    if (o.died[std::size_t(r)] && (!drill.returns || said.find("has left") != std::string::npos ||
+                                   said.find("killed by the test") != std::string::npos))
       continue;
     ASSERT_EQ(o.said[std::size_t(r)], "") << "rank " << r;
     if (r >= workers) continue;
@@ -159,7 +164,8 @@ void die_at_every_message(Drill drill, std::int64_t stride) {
       drill.faults = faults;
       drill.faults.deaths.push_back({r, at});
       const Outcome o = run(drill);
-      expect_well(drill, o, drill.strategy + ": rank " + std::to_string(r) + " dies at its message " + std::to_string(at));
+      expect_well(drill, o,
+                  drill.strategy + ": rank " + std::to_string(r) + " dies at its message " + std::to_string(at));
       if (testing::Test::HasFatalFailure()) return;
       if (!o.died[std::size_t(r)]) break;
       deaths++;
@@ -178,7 +184,8 @@ TEST(ServerDeaths, AnyRankAtAnyMessage) {
 TEST(ServerDeaths, WhilePartsOfAGradientAreOnTheirWay) {
   for (const char* strategy : {"asp+asgd", "bsp"})
     for (bool returns : {false, true}) {
-      die_at_every_message({.strategy = strategy, .faults = {.shared_memory = false}, .returns = returns, .parts = true}, 37);
+      die_at_every_message(
+          {.strategy = strategy, .faults = {.shared_memory = false}, .returns = returns, .parts = true}, 37);
       if (HasFatalFailure()) return;
     }
 }
@@ -189,17 +196,22 @@ TEST(ServerDeaths, AnErrorInTheMiddleOfBackwardLeavesNothingBehind) {
   for (const bool shared : {false, true})
     for (int rank = 1; rank < 4; rank++)
       for (std::int64_t step = 0; step < 4; step++) {
-        const Drill drill{.strategy = "asp+asgd", .leases = 40, .faults = {.delays = std::uint64_t(step + 1), .shared_memory = shared},
-                          .parts = true, .leaves = {rank, step, 1 + (rank + step) % 2}};
+        const Drill drill{.strategy = "asp+asgd",
+                          .leases = 40,
+                          .faults = {.delays = std::uint64_t(step + 1), .shared_memory = shared},
+                          .parts = true,
+                          .leaves = {rank, step, 1 + (rank + step) % 2}};
         const Outcome o = run(drill);
         SCOPED_TRACE("rank " + std::to_string(rank) + " leaves in step " + std::to_string(step));
         EXPECT_EQ(o.done, drill.leases);
         for (int r = 0; r < 4; r++) {
-          const bool left = r == rank && !o.said[std::size_t(r)].empty();  // where the others have left it so many leases
+          const bool left =
+              r == rank && !o.said[std::size_t(r)].empty();  // where the others have left it so many leases
           EXPECT_EQ(o.said[std::size_t(r)], left ? "an error in backward" : "");
           for (std::int64_t i = 64 * r; i < n; i += 64 * 4) {
             const double applied = o.weights[0][std::size_t(i)], told = double(o.told[std::size_t(r)]);
-            ASSERT_TRUE(applied == told || (left && applied == told - 1)) << applied << " of " << told << " pushes of rank " << r;
+            ASSERT_TRUE(applied == told || (left && applied == told - 1))
+                << applied << " of " << told << " pushes of rank " << r;
           }
         }
       }
@@ -214,7 +226,8 @@ TEST(ServerDeaths, RanksThatOnlyServe) {
 
 TEST(ServerDeaths, WithDelaysAndDuplicates) {
   for (std::uint64_t seed = 1; seed <= (every_message() ? 20 : 2); seed++) {
-    die_at_every_message({.strategy = "asp+asgd", .faults = {.delays = seed, .duplicates = true, .shared_memory = seed % 2 == 0}}, 37);
+    die_at_every_message(
+        {.strategy = "asp+asgd", .faults = {.delays = seed, .duplicates = true, .shared_memory = seed % 2 == 0}}, 37);
     if (HasFatalFailure()) return;
   }
 }
@@ -224,13 +237,15 @@ TEST(ServerDeaths, TwoRanks) {
   for (std::int64_t a = 3; a < 160; a += stride)
     for (std::int64_t b = 5; b < 160; b += stride) {
       Drill drill{.strategy = "asp+asgd", .faults = {.deaths = {{1, a}, {2, b}}}};
-      expect_well(drill, run(drill), "ranks 1 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b));
+      expect_well(drill, run(drill),
+                  "ranks 1 and 2 die at their messages " + std::to_string(a) + " and " + std::to_string(b));
       if (HasFatalFailure()) return;
     }
 }
 
 TEST(ServerDeaths, WhoDiedComesBack) {
-  for (const char* strategy : {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002", "quorum:2,grace=0"}) {
+  for (const char* strategy :
+       {"asp+asgd", "ssp:1+asgd", "bsp", "ddc-asgd", "quorum:3,grace=0.002", "quorum:2,grace=0"}) {
     die_at_every_message({.strategy = strategy, .leases = 40, .returns = true}, 33);
     if (HasFatalFailure()) return;
   }
@@ -249,13 +264,16 @@ TEST(ServerDeaths, WhoComesBackBeforeOthersHaveBegun) {
 TEST(ServerDeaths, AnyNumberAtRandom) {
   for (std::uint32_t k = 0; k < (every_message() ? 3000u : 80u); k++) {
     const Philox random(5, Stream::test, 0, k);
-    Drill drill{.strategy = k % 4 ? "asp+asgd" : "quorum:3,grace=0.001", .leases = 40, .returns = true, .dawdles = k + 1};
+    Drill drill{
+        .strategy = k % 4 ? "asp+asgd" : "quorum:3,grace=0.001", .leases = 40, .returns = true, .dawdles = k + 1};
     drill.faults.delays = random.word(0) % 4, drill.faults.shared_memory = random.word(1) % 3 > 0;
     drill.parts = k % 2;
     std::string deaths;
     for (std::uint32_t d = 0; d < 2 + random.word(2) % 4; d++) {
-      drill.faults.deaths.push_back({1 + int(random.word(3 + 2 * d) % 3), 2 + std::int64_t(random.word(4 + 2 * d) % 150)});
-      deaths += " " + std::to_string(drill.faults.deaths.back().rank) + "@" + std::to_string(drill.faults.deaths.back().at);
+      drill.faults.deaths.push_back(
+          {1 + int(random.word(3 + 2 * d) % 3), 2 + std::int64_t(random.word(4 + 2 * d) % 150)});
+      deaths +=
+          " " + std::to_string(drill.faults.deaths.back().rank) + "@" + std::to_string(drill.faults.deaths.back().at);
     }
     expect_well(drill, run(drill), std::to_string(k) + ": deaths" + deaths);
     if (HasFatalFailure()) return;
@@ -264,7 +282,8 @@ TEST(ServerDeaths, AnyNumberAtRandom) {
 
 TEST(ServerDeaths, RankZeroIsEverybodysEnd) {
   const Outcome o = run({.strategy = "asp+asgd", .faults = {.deaths = {{0, 60}}}});
-  for (int r = 1; r < 4; r++) EXPECT_NE(o.said[std::size_t(r)].find("rank 0"), std::string::npos) << o.said[std::size_t(r)];
+  for (int r = 1; r < 4; r++)
+    EXPECT_NE(o.said[std::size_t(r)].find("rank 0"), std::string::npos) << o.said[std::size_t(r)];
 }
 
 }  // namespace

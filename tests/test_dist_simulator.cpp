@@ -12,8 +12,8 @@
 #include "core/files/files.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/server/asynchrony.h"
 #include "dist/lab/simulator.h"
+#include "dist/server/asynchrony.h"
 #include "dist/server/straggler_emulation.h"
 #include "layers/layers.h"
 #include "tests/support.h"
@@ -62,7 +62,8 @@ struct Bench {
     t.weights = weights_of(net);
     return t;
   }
-  std::vector<double> one_machine(std::int64_t batch, double rate, const std::string& schedule = "constant", bool nesterov = false) {
+  std::vector<double> one_machine(std::int64_t batch, double rate, const std::string& schedule = "constant",
+                                  bool nesterov = false) {
     Loader train(data.train, {.batch = batch, .seed = 5, .prefetch = 0}, *backend);
     Net net;
     SGD sgd({.learning_rate = rate, .momentum = 0.9, .nesterov = nesterov, .weight_decay = 5e-4});
@@ -91,7 +92,8 @@ TEST(Simulator, OneWorkerIsOneMachine) {
 TEST(Simulator, AllReduceIsALargerBatch) {
   Bench bench;
   const auto wanted = bench.one_machine(64, 0.05);
-  for (const char* same : {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1", "outer:H=1,momentum=0,lr=1"}) {
+  for (const char* same :
+       {"all-reduce", "bsp", "quorum:4", "local-sgd:1", "post-local-sgd:1", "outer:H=1,momentum=0,lr=1"}) {
     const auto got = bench.run(of(same, 4)).weights;
     ASSERT_EQ(got.size(), wanted.size());
     double most = 0;
@@ -104,7 +106,10 @@ TEST(Simulator, AllReduceIsALargerBatch) {
 TEST(Simulator, AnOuterStepIsNesterovs) {
   Bench bench;
   const auto wanted = bench.one_machine(16, 0.05, "constant", true),
-             got = bench.run(of("outer:H=1,momentum=0.9,lr=1", 1), {.learning_rate = 0.05, .momentum = 0, .weight_decay = 5e-4}).weights;
+             got = bench
+                       .run(of("outer:H=1,momentum=0.9,lr=1", 1),
+                            {.learning_rate = 0.05, .momentum = 0, .weight_decay = 5e-4})
+                       .weights;
   for (std::size_t i = 0; i < got.size(); i++) ASSERT_NEAR(got[i], wanted[i], 2e-5) << i;
   EXPECT_NE(bench.run(of("outer:H=4", 4)).weights, bench.run(of("local-sgd:4", 4)).weights);
 }
@@ -177,11 +182,17 @@ TEST(Simulator, WhatIsDroppedIsTrainedAgain) {
   EXPECT_DOUBLE_EQ(r.seconds, 122.5);
   EXPECT_DOUBLE_EQ(r.participation, 120 / 168.0);
 
-  const auto trained = [&](const std::string& strategy, int workers, SimulatorReport& report) {  // batches, by epoch and pixels
+  const auto trained = [&](const std::string& strategy, int workers,
+                           SimulatorReport& report) {  // batches, by epoch and pixels
     SimulatorOptions slow = of(strategy, workers);
     if (workers > 1) slow.cluster.slower[1] = 4;
     std::multiset<std::pair<std::int64_t, std::vector<double>>> batches;
-    report = bench.run(slow, {.learning_rate = 0.05}, 16, [&](Batch& batch) { batches.insert({batch.epoch, batch.images.values()}); }).report;
+    report = bench
+                 .run(slow, {.learning_rate = 0.05}, 16,
+                      [&](Batch& batch) {
+                        batches.insert({batch.epoch, batch.images.values()});
+                      })
+                 .report;
     return batches;
   };
   SimulatorReport s;
@@ -274,7 +285,8 @@ TEST(Simulator, StrategiesAreChecked) {
   EXPECT_NE(said("easgd:0").find("easgd:STEPS"), std::string::npos);
   EXPECT_NE(said("sgd").find("the simulator has no strategy 'sgd': choose all-reduce"), std::string::npos);
   EXPECT_EQ(said("ssp:3+dana-slim"), "");
-  for (const char* wrong : {"quorum", "quorum:", "quorum:0", "quorum:2,grace", "quorum:2,grace=", "quorum:2,grace=-1", "quorum:2,3"})
+  for (const char* wrong :
+       {"quorum", "quorum:", "quorum:0", "quorum:2,grace", "quorum:2,grace=", "quorum:2,grace=-1", "quorum:2,3"})
     EXPECT_NE(said(wrong).find("write quorum:WORKERS"), std::string::npos) << wrong;
   for (const char* wrong : {"ringmaster", "ringmaster:R=0", "ringmaster:B=2", "ringmaster:R=2,B=2"})
     EXPECT_NE(said(wrong).find("write ringmaster:R=UPDATES"), std::string::npos) << wrong;
@@ -304,14 +316,19 @@ TEST(Simulator, StrategiesAreChecked) {
 
 // ---- resumption and evaluations -------------------------------------------------------------------------------------
 struct Interrupted {
-  std::filesystem::path folder = std::filesystem::temp_directory_path() / ("tandem_simulator_" + std::to_string(getpid()));
+  std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("tandem_simulator_" + std::to_string(getpid()));
   std::string checkpoint = (folder / "run").string();
   Interrupted() { std::filesystem::create_directories(folder); }
   ~Interrupted() { std::filesystem::remove_all(folder); }
   // Ends as if it was killed, when so many batches were trained.
   static void stop(Bench& bench, const SimulatorOptions& o, int batches) {
     int made = 0;
-    EXPECT_THROW(bench.run(o, usual, 16, [&](Batch&) { if (++made > batches) fail("killed"); }), Error);
+    EXPECT_THROW(bench.run(o, usual, 16,
+                           [&](Batch&) {
+                             if (++made > batches) fail("killed");
+                           }),
+                 Error);
   }
   static inline const SGDOptions usual{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 5e-4};
 };
@@ -320,11 +337,14 @@ void expect_same(const Trained& a, const Trained& b, const std::string& what) {
   EXPECT_EQ(a.weights, b.weights) << what;
   const SimulatorReport &r = a.report, &s = b.report;
   EXPECT_EQ(std::tuple(r.seconds, r.delays, r.gap, r.correction, r.dropped, r.participation, r.refused),
-            std::tuple(s.seconds, s.delays, s.gap, s.correction, s.dropped, s.participation, s.refused)) << what;
+            std::tuple(s.seconds, s.delays, s.gap, s.correction, s.dropped, s.participation, s.refused))
+      << what;
   ASSERT_EQ(r.epochs.size(), s.epochs.size()) << what;
-  for (std::size_t e = 0; e < r.epochs.size(); e++) EXPECT_EQ(json_object(fields_of(r.epochs[e])), json_object(fields_of(s.epochs[e]))) << what;
+  for (std::size_t e = 0; e < r.epochs.size(); e++)
+    EXPECT_EQ(json_object(fields_of(r.epochs[e])), json_object(fields_of(s.epochs[e]))) << what;
   ASSERT_EQ(r.evaluations.size(), s.evaluations.size()) << what;
-  for (std::size_t e = 0; e < r.evaluations.size(); e++) EXPECT_EQ(r.evaluations[e].seconds, s.evaluations[e].seconds) << what;
+  for (std::size_t e = 0; e < r.evaluations.size(); e++)
+    EXPECT_EQ(r.evaluations[e].seconds, s.evaluations[e].seconds) << what;
 }
 
 TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
@@ -333,9 +353,10 @@ TEST(Simulator, AnInterruptedRunEndsWithTheSameBits) {
   Interrupted files;
   // Of 50 workers some have nothing left to do at the end of the second epoch.
   for (const int workers : {5, 50})
-    for (const char* strategy : {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3",
-                                 "rennala:B=2", "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3",
-                                 "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3"}) {
+    for (const char* strategy :
+         {"asgd", "gap-aware", "ddc-asgd", "dana-dc:clip=1", "ringmaster:R=2", "ringmaster:R=3+dana-dc", "fedbuff:B=3",
+          "rennala:B=2", "all-reduce", "ssp:2", "quorum:2", "quorum:3,grace=0.02", "delayed-nesterov", "local-sgd:3",
+          "post-local-sgd:3", "cocod-sgd:3", "easgd:3", "outer:H=3"}) {
       const std::string what = std::string(strategy) + " by " + std::to_string(workers);
       SimulatorOptions o = of(strategy, workers);
       o.schedule = Schedule::parse("step:1:0.5");

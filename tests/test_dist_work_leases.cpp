@@ -128,7 +128,7 @@ TEST(Coordinator, HandsOutWhatThereIs) {
   c.wants(2, 7);
   EXPECT_EQ(t.said(), "2<-none");
   EXPECT_EQ(t.request, 7u);
-  c.wants(2, 7);  // once more
+  c.wants(2, 7);            // once more
   EXPECT_EQ(t.said(), "");  // it knows
   EXPECT_TRUE(c.done(1, 1));
   EXPECT_FALSE(c.done(1, 1));

@@ -20,8 +20,12 @@ constexpr std::int64_t huge = std::numeric_limits<std::int64_t>::max();
 
 // ---- empty tensors --------------------------------------------------------------------------------------------------
 TEST(Empty, ABroadcastHasAGradientAlongAnEmptyAxis) {
-  const std::pair<Shape, Shape> shapes[] = {{{1, 6, 1, 1, 2}, {2, 6, 1, 0, 1}}, {{0, 3}, {3}},    {{2, 0}, {2, 1}},
-                                            {{2, 1, 3}, {2, 0, 3}},             {{0, 1, 4}, {3, 1}}, {{2, 3, 1, 2}, {1, 3, 0, 1}},
+  const std::pair<Shape, Shape> shapes[] = {{{1, 6, 1, 1, 2}, {2, 6, 1, 0, 1}},
+                                            {{0, 3}, {3}},
+                                            {{2, 0}, {2, 1}},
+                                            {{2, 1, 3}, {2, 0, 3}},
+                                            {{0, 1, 4}, {3, 1}},
+                                            {{2, 3, 1, 2}, {1, 3, 0, 1}},
                                             {{1, 0, 1}, {2, 1, 3}}};
   for (const auto& kind : test::backends())
     for (const auto& [p, q] : shapes) {
@@ -29,14 +33,16 @@ TEST(Empty, ABroadcastHasAGradientAlongAnEmptyAxis) {
       auto backend = kind.make();
       Variable x(Tensor::full(*backend, p, 1), true), y(Tensor::full(*backend, q, 1), true);
       sum(x * y).backward();
-      for (const Variable& v : {x, y}) EXPECT_EQ(v.grad().values(), std::vector<double>(std::size_t(v.shape().numel())));
+      for (const Variable& v : {x, y})
+        EXPECT_EQ(v.grad().values(), std::vector<double>(std::size_t(v.shape().numel())));
     }
 }
 
 TEST(Empty, NormalisationWithinAPicture) {
   for (const auto& kind : test::backends()) {
     auto backend = kind.make();
-    auto check = [&](const Shape& shape, std::int64_t channels, const std::function<Variable(Variable, Variable, Variable)>& f) {
+    auto check = [&](const Shape& shape, std::int64_t channels,
+                     const std::function<Variable(Variable, Variable, Variable)>& f) {
       SCOPED_TRACE(kind.name + " " + (std::ostringstream() << shape).str());
       Variable x(Tensor::full(*backend, shape, 1), true), gamma(Tensor::full(*backend, {channels}, 1), true),
           beta(Tensor::full(*backend, {channels}, 1), true);
@@ -69,7 +75,11 @@ TEST(Sizes, BeyondAnyMemoryAreRefused) {
   EXPECT_TRUE(refused([&] { reshape(x, {half, half}); }, {"more elements"}));
   EXPECT_TRUE(refused([&] { reshape(x, {6, most, 4, -1}); }, {"more elements"}));
   EXPECT_TRUE(refused([&] { pad(x, 0, huge, huge); }, {"pad"}));
-  EXPECT_TRUE(refused([&] { pad_shortcut(Variable(Tensor::zeros(*backend, {1, 4, 4, 2})), 1, huge); }, {"pad_shortcut"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        pad_shortcut(Variable(Tensor::zeros(*backend, {1, 4, 4, 2})), 1, huge);
+      },
+      {"pad_shortcut"}));
 }
 
 TEST(Sizes, RangesAndSlicesDoNotWrapAround) {
@@ -153,7 +163,8 @@ TEST(Optimizers, AStepWantsALossWithOneElement) {
   flat.backward(sum(model(Variable(Tensor::full(*backend, {1, 2}, 1)))));
   const auto before = flat.values.values();
   const Tensor none, two = Tensor::zeros(*backend, {2});
-  for (const Tensor* loss : {&none, &two}) EXPECT_TRUE(refused([&] { sgd.step(loss); }, {"step", "loss", "one element"}));
+  for (const Tensor* loss : {&none, &two})
+    EXPECT_TRUE(refused([&] { sgd.step(loss); }, {"step", "loss", "one element"}));
   EXPECT_EQ(flat.values.values(), before);
 }
 
@@ -161,13 +172,17 @@ TEST(Optimizers, AStepWantsALossWithOneElement) {
 TEST(Names, ThatACheckpointCannotHoldAreRefused) {
   struct Named : Module {
     explicit Named(const std::string& name, bool leaf) {
-      if (leaf) parameter(name, {2}, Initial::zeros());
-      else child<Linear>(name, 2, 2);
+      if (leaf)
+        parameter(name, {2}, Initial::zeros());
+      else
+        child<Linear>(name, 2, 2);
     }
     Variable forward(const Variable& x) override { return x; }
   };
-  for (const char* name : {"average/fc", "optimizer/velocity/x", "/", "a\nb", "\x01", "a\x7f", "__metadata__", "\xff", "a\xc3"})
-    for (bool leaf : {true, false}) EXPECT_TRUE(refused([&] { Named(name, leaf); }, {"name", "choose another"})) << name;
+  for (const char* name :
+       {"average/fc", "optimizer/velocity/x", "/", "a\nb", "\x01", "a\x7f", "__metadata__", "\xff", "a\xc3"})
+    for (bool leaf : {true, false})
+      EXPECT_TRUE(refused([&] { Named(name, leaf); }, {"name", "choose another"})) << name;
   for (const char* name : {"a+b", "x ", "l\xc3\xa4ufer", "\"", "\\"}) EXPECT_NO_THROW(Named(name, false)) << name;
 }
 

@@ -7,12 +7,12 @@
 #include "autograd/ops.h"
 #include "core/random.h"
 #include "dist/strategies/all_reduce.h"
-#include "layers/optim/accumulation.h"
-#include "layers/optim/ema.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
 #include "layers/models/models.h"
+#include "layers/optim/accumulation.h"
+#include "layers/optim/ema.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/fit.h"
 #include "layers/train/step_graph.h"
 #include "tests/replicas.h"
 #include "tests/support.h"
@@ -82,7 +82,8 @@ TEST_F(Engine, ACheckpointedPartHasThePlainGradients) {
       EXPECT_EQ(at_hook, w.grad().values()) << "the hook saw the whole sum";
       for (const Variable* p : {&x, &w, &v}) gradients[again].push_back(p->grad().values());
     }
-    for (std::size_t i = 0; i < gradients[0].size(); i++) EXPECT_EQ(gradients[0][i], gradients[1][i]) << i << " " << told;
+    for (std::size_t i = 0; i < gradients[0].size(); i++)
+      EXPECT_EQ(gradients[0][i], gradients[1][i]) << i << " " << told;
   }
 }
 
@@ -214,8 +215,9 @@ TEST_F(Engine, TwoDropoutsOfAModelDrawTwoMasks) {
     batch.samples = Tensor::of(backend_, {8}, {0, 1, 2, 3, 4, 5, 6, 7}, DType::i32);
     auto draw = [&] {
       counters.batch(batch);
-      return std::vector{model.a(x).value().values(), model.b(x).value().values(), dropout(x, 0.5).value().values(),
-                         model.a(x).value().values(), dropout(x, 0.5).value().values(), model.a(x).value().values()};
+      return std::vector{model.a(x).value().values(),      model.b(x).value().values(),
+                         dropout(x, 0.5).value().values(), model.a(x).value().values(),
+                         dropout(x, 0.5).value().values(), model.a(x).value().values()};
     };
     const auto masks = draw();  // also of one module that is called three times
     for (std::size_t i = 0; i < masks.size(); i++)
@@ -351,15 +353,15 @@ TEST_F(Engine, ARecordedStepFollowsTheRate) {
     Batch batch;
     batch.images = Tensor::full(twin, {2}, 1);
     batch.labels = Tensor::zeros(twin, {1}, DType::i32);
-    StepGraph step(
-        twin, false,
-        {.backward = [&] {
-          flat.zero_gradients();
-          Variable loss = sum(model(Variable(batch.images)));
-          flat.backward(loss);
-          sgd.step(&loss.value());
-        }},
-        "");
+    StepGraph step(twin, false,
+                   {.backward =
+                        [&] {
+                          flat.zero_gradients();
+                          Variable loss = sum(model(Variable(batch.images)));
+                          flat.backward(loss);
+                          sgd.step(&loss.value());
+                        }},
+                   "");
     double w = 1;
     for (int i = 0; i < 7; i++) {
       const double rate = 0.5 / (1 << i);
@@ -448,8 +450,8 @@ TEST_F(Engine, RanksDoNotExchangeWhatIsFrozen) {
   const std::vector<double> one = train(nullptr, &ranges);
   EXPECT_EQ(ranges, 2u);
   auto make = [](std::unique_ptr<Communicator> c) { return all_reduce(std::move(c), {.bucket_bytes = 4096}); };
-  const auto runs = test::on_ranks(
-      2, make, [&](Strategy& strategy, test::Ended& run) { run.weights = train(&strategy, nullptr); });
+  const auto runs =
+      test::on_ranks(2, make, [&](Strategy& strategy, test::Ended& run) { run.weights = train(&strategy, nullptr); });
   test::same_bits(runs);
   EXPECT_TRUE(test::close("weights", runs[0].weights, one, 1e-6));
 }
@@ -501,7 +503,8 @@ TEST_F(Engine, HyperParametersThatAreNoneAreRefused) {
     EXPECT_TRUE(refused([&] { group_norm(x, 1, c, c, bad); }, {"group_norm", "epsilon"})) << bad;
     EXPECT_TRUE(refused([&] { layer_norm(x, c, c, bad); }, {"layer_norm", "epsilon"})) << bad;
     EXPECT_TRUE(refused([&] { dropout(x, bad); }, {"dropout", "p"})) << bad;
-    EXPECT_TRUE(refused([&] { cross_entropy(x, Tensor::zeros(backend_, {4}, DType::i32), bad); }, {"smoothing"})) << bad;
+    EXPECT_TRUE(refused([&] { cross_entropy(x, Tensor::zeros(backend_, {4}, DType::i32), bad); }, {"smoothing"}))
+        << bad;
     EXPECT_TRUE(refused([&] { Ema(flat, bad); }, {"decay"})) << bad;
   }
 }
@@ -539,7 +542,10 @@ TEST_F(Engine, AnUndefinedVariableIsNamed) {
       {"flatten", [&] { flatten(none); }},
       {"transpose", [&] { transpose(none, {0}); }},
       {"slice", [&] { slice(none, 0, 0, 1); }},
-      {"cat", [&] { cat(std::vector{x, none}, 0); }},
+      {"cat",
+       [&] {
+         cat(std::vector{x, none}, 0);
+       }},
       {"pad", [&] { pad(none, 0, 1, 1); }},
       {"matmul", [&] { matmul(x, none); }},
       {"linear", [&] { linear(x, none); }},

@@ -6,9 +6,9 @@
 #include "core/step.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
+#include "layers/models/models.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/fit.h"
-#include "layers/models/models.h"
 #include "layers/train/options.h"
 #include "tests/support.h"
 
@@ -102,7 +102,8 @@ TEST(LossScaling, StepsThatOverflowAreSkippedUntilTheScaleFits) {
 TEST(LossScaling, AResumedRunGivesTheBitsOfTheUninterruptedOne) {
   test::TemporaryFolder folder;
   for (const char* name : {"sgd", "adamw"})
-    for (std::optional<LossScaling> scaling : {std::optional(LossScaling{.first = 0x1p127f, .most = 0x1p127f, .patience = 2}), {}}) {
+    for (std::optional<LossScaling> scaling :
+         {std::optional(LossScaling{.first = 0x1p127f, .most = 0x1p127f, .patience = 2}), {}}) {
       const std::string place = folder.file(std::string(name) + (scaling ? " scaled" : ""));
       auto run = [&](int stop_after, bool resumes, bool saves) {
         auto backend = reference_backend(1);

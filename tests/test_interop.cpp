@@ -7,13 +7,13 @@
 #include "core/files/safetensors.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/train/fit.h"
-#include "layers/layers.h"
-#include "layers/models/models.h"
 #include "layers/export/onnx.h"
 #include "layers/export/tensorboard.h"
 #include "layers/export/torch_weights.h"
 #include "layers/export/trace_model.h"
+#include "layers/layers.h"
+#include "layers/models/models.h"
+#include "layers/train/fit.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -137,7 +137,8 @@ TEST(TorchWeights, EverythingThatDoesNotFitIsListedAndNothingIsChanged) {
       [&] {
         import_torch(*model, *backend, {8, 8, 3}, file);
       },
-      {"state", "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
+      {"state",
+       "; of another shape: fc1.weight is [64,12], expected [12,64]; only in the model: bn2.running_var [16]; ",
        "only in the file: extra.weight [4];"}));
   EXPECT_EQ(flat.values.values(), before);
 }
@@ -154,7 +155,8 @@ TEST(TorchWeights, AWrapperBeforeAllNamesIsPassedOver) {
   };
   const State plain("thin");
   State wrapped("thin");
-  for (const std::string before : {"model.net.", "_orig_mod.", "a.b.c.d.", "fc2.", "module._orig_mod.module.", "module."}) {
+  for (const std::string before :
+       {"model.net.", "_orig_mod.", "a.b.c.d.", "fc2.", "module._orig_mod.module.", "module."}) {
     wrapped.tensors.clear();
     for (auto& [name, t] : plain.tensors) wrapped.tensors[before + name] = t;
     EXPECT_EQ(values_from(wrapped), values_from(plain)) << before;

@@ -14,10 +14,10 @@
 #include "core/random.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/train/metrics.h"
 #include "layers/models/models.h"
+#include "layers/train/fit.h"
+#include "layers/train/metrics.h"
 #include "layers/train/option_table.h"
 #include "layers/train/options.h"
 #include "tests/support.h"
@@ -99,7 +99,8 @@ TEST(Models, HaveTheirPublishedSizesAndNames) {
     EXPECT_EQ(flat.parameters(), count) << name;
     EXPECT_EQ(flat.parameter_ranges().size(), tensors) << name;
     std::set<std::string> names;
-    for (const ParameterRange& s : flat.parameter_ranges()) EXPECT_TRUE(names.insert(s.name).second) << s.name << " twice";
+    for (const ParameterRange& s : flat.parameter_ranges())
+      EXPECT_TRUE(names.insert(s.name).second) << s.name << " twice";
     if (side == 28) {
       NoGrad off;
       EXPECT_EQ((*model)(Variable(Tensor::zeros(*backend, {2, side, side, channels}))).shape(), Shape({2, 10})) << name;
@@ -524,8 +525,8 @@ TEST(Schedules, CountInEpochs) {
 
 TEST(Schedules, UnknownFormsAreRefused) {
   for (const char* text : {"", "cosin", "step", "step:", "step:a", "step:0", "step:-3", "step:3:x", "warmup:5",
-                           "warmup:x+cosine", "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine ", "step:3,2:0.1",
-                           "step:100,:0.1", "step:5,5"})
+                           "warmup:x+cosine", "warmup:5+one-cycle", "warmup:5+warmup:5+cosine", "step:nan", "cosine ",
+                           "step:3,2:0.1", "step:100,:0.1", "step:5,5"})
     EXPECT_TRUE(refused([&] { Schedule::parse(text); }, {"schedule"})) << "'" << text << "'";
 }
 
@@ -784,10 +785,10 @@ TEST(Fit, CallsTheStrategyInOrder) {
   Patterns data(*backend, 32, 16);
   Witness witness;
   FitReport report = fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(2), &witness);
-  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin",                                   //
-                                                     "exchange", "update", "finish", "exchange", "update", "finish", "end_epoch",
-                                                     "exchange", "update", "finish", "exchange", "update", "finish", "end_epoch",
-                                                     "end"}));
+  EXPECT_EQ(witness.calls, (std::vector<std::string>{"prepare", "memory", "begin",  //
+                                                     "exchange", "update", "finish", "exchange", "update", "finish",
+                                                     "end_epoch", "exchange", "update", "finish", "exchange", "update",
+                                                     "finish", "end_epoch", "end"}));
   EXPECT_EQ(report.epochs[0].learning_rate, 0.01);
 
   Witness stopping;
@@ -820,7 +821,8 @@ TEST(Fit, SaysWhenTheAccuracyIsThatOfGuessing) {
     FitOptions o = quiet(1);
     o.metrics = folder.file("metrics");
     fit(*model, cross_entropy_loss(), sgd, *backend, {train}, o);
-    EXPECT_EQ(test::contents(o.metrics).find("that of guessing among 10 classes") != std::string::npos, rate < 0.01) << rate;
+    EXPECT_EQ(test::contents(o.metrics).find("that of guessing among 10 classes") != std::string::npos, rate < 0.01)
+        << rate;
   }
 }
 
@@ -886,7 +888,8 @@ TEST(Fit, SignalsAreTakenUntilTheLastTrainingEnds) {
     };
     return fit(model, cross_entropy_loss(), sgd, *backend, {.train = data}, quiet(1));
   };
-  struct sigaction before {}, after {};
+  struct sigaction before {
+  }, after{};
   sigaction(SIGTERM, nullptr, &before);
   FitReport second;
   std::thread beside;
@@ -957,7 +960,8 @@ TEST(Fit, AFailedProgramHasTimeToPrintItsError) {
     }
   };
   EXPECT_EXIT(program(), testing::ExitedWithCode(1), "rank 3 has died");
-  struct sigaction before {}, after {};
+  struct sigaction before {
+  }, after{};
   sigaction(SIGTERM, nullptr, &before);
   EXPECT_THROW(train(true), Error);
   train(false);
@@ -1097,10 +1101,10 @@ TEST(CommandLine, WhatCannotBeMeantTogetherIsRefused) {
         EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what() << "\nwithout: " << part;
     }
   const Words accepted[] = {
-      {"--resume", run, "--checkpoint", run},      {"--resume", last, "--checkpoint", link},
-      {"--tensorboard", run, "--checkpoint", run}, {"--metrics", run + "/metrics.jsonl", "--checkpoint", run},
-      {"--overfit-batch", "--stop-after", "20"},   {"--mixup", "0", "--batch", "1"},
-      {"--batch-per-rank", "64", "--lr-scale", "sqrt"},    {"--patience", "3", "--val", "100"},
+      {"--resume", run, "--checkpoint", run},           {"--resume", last, "--checkpoint", link},
+      {"--tensorboard", run, "--checkpoint", run},      {"--metrics", run + "/metrics.jsonl", "--checkpoint", run},
+      {"--overfit-batch", "--stop-after", "20"},        {"--mixup", "0", "--batch", "1"},
+      {"--batch-per-rank", "64", "--lr-scale", "sqrt"}, {"--patience", "3", "--val", "100"},
   };
   for (const Words& words : accepted) EXPECT_NO_THROW(parsed(words)) << words[0] << " " << words[1];
 }

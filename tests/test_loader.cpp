@@ -79,7 +79,8 @@ TEST(Cut, EveryEpochIsCoveredOnceAndNoShareIsEmpty) {
       for (std::int64_t n = 1; n < 150 && batch >= world; n++)
         for (bool drop : {false, true}) {
           Cut cut(n, batch, world, drop);
-          SCOPED_TRACE(testing::Message() << n << " pictures, " << batch << " over " << world << (drop ? ", drop" : ""));
+          SCOPED_TRACE(testing::Message()
+                       << n << " pictures, " << batch << " over " << world << (drop ? ", drop" : ""));
           std::int64_t at = 0;
           if (n < world) {
             ASSERT_EQ(cut.batches, 0);
@@ -171,7 +172,8 @@ TEST_F(LoaderTest, ABatchIsDividedAmongRanksUnlessItIsARanksOwn) {
   expect(0, 5, 2, 5);  // 2, 2, 3, 2, 3
   expect(4, 5, 3, 5);
   expect(11, 12, 1, 5);
-  EXPECT_TRUE(test::refused([&] { loader.share(0, 13); }, {"--batch 12 over 13 ranks", "a larger --batch, or fewer ranks"}));
+  EXPECT_TRUE(
+      test::refused([&] { loader.share(0, 13); }, {"--batch 12 over 13 ranks", "a larger --batch, or fewer ranks"}));
 
   LoaderOptions o = options(12);
   o.batch_per_rank = 4;
@@ -285,8 +287,9 @@ float expected_pixel(const Pictures& p, const LoaderOptions& o, std::int64_t epo
 
 TEST_F(LoaderTest, PixelsAreCutMirroredAndNormalised) {
   for (std::int64_t channels : {1, 2, 3, 4})
-    for (Augment augment : {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true},
-                            Augment{.pad_crop = 6, .flip = true, .reflect = true}, Augment{.pad_crop = 3, .reflect = true}}) {
+    for (Augment augment :
+         {Augment{}, Augment{2, false}, Augment{0, true}, Augment{4, true},
+          Augment{.pad_crop = 6, .flip = true, .reflect = true}, Augment{.pad_crop = 3, .reflect = true}}) {
       Pictures p = patterned(40, 7, 9, channels);
       LoaderOptions o = options(16);
       o.augment = augment;
@@ -542,7 +545,7 @@ TEST_F(LoaderTest, MakeGivesTheBatchesOfNext) {
       Batch next = loader.make(6, k);
       EXPECT_FALSE(same(b, next));
       EXPECT_TRUE(same(next, other.make(6, k)));  // which keeps the order of one epoch at a time
-      EXPECT_TRUE(same(b, kept));  // make() has left the loader's own batch alone
+      EXPECT_TRUE(same(b, kept));                 // make() has left the loader's own batch alone
     }
   }
 }

@@ -9,9 +9,9 @@
 #include "core/backend.h"
 #include "core/random.h"
 #include "core/reference/backend.h"
-#include "layers/train/fit.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/fit.h"
 #include "layers/train/step_memory.h"
 #include "tests/support.h"
 
@@ -96,15 +96,18 @@ struct Little : MemorySource {  // and others hold the rest
 };
 
 TEST(MemoryEnds, SaysWhatWasAskedWhoHoldsWhatAndWhatToChange) {
-  for (auto [use, remedy] : {std::pair(Use::activations, "--batch"), {Use::optimizer, "--optimizer sgd"}, {Use::parameters, "--model"},
+  for (auto [use, remedy] : {std::pair(Use::activations, "--batch"),
+                             {Use::optimizer, "--optimizer sgd"},
+                             {Use::parameters, "--model"},
                              {Use::data, "data set"}}) {
     CachingAllocator memory(std::make_unique<Little>());
     MemoryUse mine(use);
     void *a = memory.take(std::size_t{3} << 20), *b = memory.take(std::size_t{3} << 20);
     MemoryUse now(Use::scratch);
     EXPECT_TRUE(refused([&] { memory.take(std::size_t{2} << 20); },
-                        {"out of the memory of GPU 0 (16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others)", "asked for 2.00 MiB (scratch)",
-                         "6.00 MiB in 2 blocks", std::string(name_of(use)) + " 6.00 MiB", "2.00 MiB is free in pieces too small", remedy}));
+                        {"out of the memory of GPU 0 (16 MiB: 0 B free, 8 MiB ours, 8 MiB held by others)",
+                         "asked for 2.00 MiB (scratch)", "6.00 MiB in 2 blocks",
+                         std::string(name_of(use)) + " 6.00 MiB", "2.00 MiB is free in pieces too small", remedy}));
     memory.give(a), memory.give(b);
   }
 }
@@ -202,7 +205,8 @@ TEST(SmallTensors, ShareBlocks) {
     std::vector<Tensor> tensors;
     tensors.reserve(100000);
     for (int i = 0; i < 100000; i++) tensors.push_back(Tensor::full(*b, {1}, i));
-    EXPECT_LE(double(resident() - std::min(before, resident())), double(20 << 20)) << kind.name << ", with their handles";
+    EXPECT_LE(double(resident() - std::min(before, resident())), double(20 << 20))
+        << kind.name << ", with their handles";
     for (int i = 0; i < 100000; i += 997) ASSERT_EQ(tensors[std::size_t(i)].item(), float(i)) << "two share a place";
     tensors.clear();
     b->memory().trim();
@@ -327,7 +331,8 @@ TEST(StepMemory, UntouchedMemoryIsLeftOnce) {
   EXPECT_NEAR(double(memory->left()), double(room), double(8 << 20)) << "nothing was written";
   std::memset(b, 1, size);
   memory->give(b);
-  EXPECT_NEAR(double(memory->left()), double(room + size), double(8 << 20)) << "what was written and is free may be used again";
+  EXPECT_NEAR(double(memory->left()), double(room + size), double(8 << 20))
+      << "what was written and is free may be used again";
   memory->give(a);
 }
 
@@ -340,7 +345,8 @@ TEST(StepMemory, IsWhatAStepTakes) {
       FlatParameters flat(*model, *b, 1);
       model->train();
       const std::int64_t pictures = kind.name == "reference" ? 8 : 64;
-      const Tensor images = Tensor::full(*b, {pictures, 32, 32, 3}, 0.5), labels = Tensor::zeros(*b, {pictures}, DType::i32);
+      const Tensor images = Tensor::full(*b, {pictures, 32, 32, 3}, 0.5),
+                   labels = Tensor::zeros(*b, {pictures}, DType::i32);
       const StepMemory m = step_memory(*model, images);
       const std::size_t before = b->memory().statistics().live_bytes;
       b->memory().reset_peak();

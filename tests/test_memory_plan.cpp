@@ -26,8 +26,8 @@
 #include "layers/layers.h"
 #include "layers/models/models.h"
 #include "layers/optim/ema.h"
-#include "layers/optim/optimizer.h"
 #include "layers/optim/flat_parameters.h"
+#include "layers/optim/optimizer.h"
 #include "layers/train/fit.h"
 #include "tests/support.h"
 
@@ -121,7 +121,8 @@ TEST(MemoryBudget, ARequestBeyondItAsksForMemoryBackAndThenFailsWithTheSmallestT
   void* a = memory.take(2 * mib);
   EXPECT_EQ(asked, 1 * mib);
   EXPECT_EQ(held, nullptr);
-  EXPECT_TRUE(refused([&] { memory.take(3 * mib); }, {"memory budget of 4.00 MiB", "5.00 MiB", std::to_string(5 * mib)}));
+  EXPECT_TRUE(
+      refused([&] { memory.take(3 * mib); }, {"memory budget of 4.00 MiB", "5.00 MiB", std::to_string(5 * mib)}));
   memory.give(a);
   memory.budget(0);
   memory.give(memory.take(8 * mib));
@@ -227,7 +228,12 @@ IterationRecord chain(int n, std::mt19937& random) {
   IterationRecord it;
   for (int e = 0; e < 2 * n; e++) it.events.push_back({1e-3 * double(1 + random() % 20), 1000});
   for (int i = 0; i < n; i++) {
-    SavedRecord s{.bytes = 100 * (1 + random() % 30), .saved = i, .last_used = i, .free_at = i, .needed = 2 * n - 1 - i, .gone = 2 * n - 1 - i};
+    SavedRecord s{.bytes = 100 * (1 + random() % 30),
+                  .saved = i,
+                  .last_used = i,
+                  .free_at = i,
+                  .needed = 2 * n - 1 - i,
+                  .gone = 2 * n - 1 - i};
     if (i > 0 && random() % 2) s.recompute = 1e-3 * double(1 + random() % 10), s.sources = {i - 1};
     it.saved.push_back(s);
   }
@@ -245,7 +251,8 @@ TEST(MemoryChoice, IsWithinFivePercentOfTheBestOfAll) {
     const std::size_t all = simulate(it, std::vector<Fate>(std::size_t(n), Fate::keep), std::size_t(-1), means).peak;
     const std::size_t budget = least + (all - least) * (random() % 10) / 10;
     const MemoryChoice c = choose_memory(it, budget, means);
-    ASSERT_TRUE(c.fits) << round << ": the smallest budget is " << least << ", all takes " << all << ", this is " << budget;
+    ASSERT_TRUE(c.fits) << round << ": the smallest budget is " << least << ", all takes " << all << ", this is "
+                        << budget;
     double best = 1e9;
     std::vector<Fate> fates(static_cast<std::size_t>(n));
     for (int k = 0, cases = int(std::pow(3, n)); k < cases; k++) {
@@ -273,7 +280,8 @@ struct Case {
 };
 
 struct Outcome {
-  std::vector<std::vector<std::byte>> tensors;  // of each step: the loss; at the end parameters, gradients, statistics, the average
+  std::vector<std::vector<std::byte>>
+      tensors;  // of each step: the loss; at the end parameters, gradients, statistics, the average
   std::size_t peak = 0, least = 0;
   MemoryPlan::Measured last;
   std::string report;
@@ -282,7 +290,7 @@ struct Outcome {
 struct Budget {
   std::size_t bytes = 0;  // 0: no plan
   SwapMode swap = SwapMode::automatic;
-  bool file = false;      // instead of a simulated device
+  bool file = false;  // instead of a simulated device
 };
 
 Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) {
@@ -303,8 +311,9 @@ Outcome train(const Case& c, Backend& backend, int steps, const Budget& budget) 
   const Tensor classes = Tensor::of(backend, {c.batch}, labels, DType::i32);
   std::unique_ptr<MemoryPlan> plan;
   if (budget.bytes)
-    plan = std::make_unique<MemoryPlan>(backend, budget.file ? file_mover() : simulated_mover(),
-                                        MemoryPlanOptions{.budget = budget.bytes, .swap = budget.swap, .smallest = 256});
+    plan =
+        std::make_unique<MemoryPlan>(backend, budget.file ? file_mover() : simulated_mover(),
+                                     MemoryPlanOptions{.budget = budget.bytes, .swap = budget.swap, .smallest = 256});
   for (int k = 0; k < steps; k++) {
     const Tensor images = Tensor::of(backend, shape, test::numbers("picture " + std::to_string(k), shape.numel()));
     std::optional<MemoryPlan::Step> step;
@@ -336,7 +345,8 @@ TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
     if (kind.make()->on_device()) continue;
     std::vector<Case> cases{{.drop = 0.3}, {.model = "resnet20", .batch = 4, .side = 8, .channels = 3, .drop = 0.1}};
     if (steps >= 50 && kind.name == "cpu")
-      cases.insert(cases.end(), {{"resnet110", 8, 16, 3, 0.1}, {"vgg16", 8, 32, 3, 0.1}, {"smallcnn-bn", 8, 28, 1, 0.1}});
+      cases.insert(cases.end(),
+                   {{"resnet110", 8, 16, 3, 0.1}, {"vgg16", 8, 32, 3, 0.1}, {"smallcnn-bn", 8, 28, 1, 0.1}});
     for (const Case& c : cases) {
       auto backend = kind.make();
       const Outcome plain = train(c, *backend, steps, {});
@@ -345,7 +355,8 @@ TEST(MemoryPlan, EveryBudgetGivesTheSameBits) {
         for (const double share : {0.0, 0.3, 0.7, 1.0}) {
           const std::size_t budget = all.least + std::size_t(share * double(all.peak - all.least));
           const Outcome within = train(c, *backend, steps, {.bytes = budget, .swap = swap});
-          const std::string what = kind.name + " " + c.model + " " + name_of(swap) + " " + std::to_string(budget) + ": " + within.report;
+          const std::string what =
+              kind.name + " " + c.model + " " + name_of(swap) + " " + std::to_string(budget) + ": " + within.report;
           EXPECT_EQ(within.tensors, plain.tensors) << what;
           EXPECT_LE(within.peak, budget) << what;
           EXPECT_TRUE(within.last.planned) << what;
@@ -361,7 +372,8 @@ TEST(MemoryPlan, TensorsGoThroughAFileToo) {
   const Case c{.model = "smallcnn", .batch = 64, .side = 28, .channels = 1};
   const Outcome plain = train(c, *backend, 4, {}), all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
   for (const SwapMode swap : {SwapMode::automatic, SwapMode::swap}) {
-    const Outcome within = train(c, *backend, 4, {.bytes = all.least + (all.peak - all.least) / 4, .swap = swap, .file = true});
+    const Outcome within =
+        train(c, *backend, 4, {.bytes = all.least + (all.peak - all.least) / 4, .swap = swap, .file = true});
     EXPECT_EQ(within.tensors, plain.tensors) << within.report;
   }
 }
@@ -394,8 +406,10 @@ TEST(MemoryPlan, ABudgetThatIsTooSmallIsRefusedWithTheSmallestThatWouldDo) {
   auto backend = steady_backend(1);
   const Case c;
   const Outcome all = train(c, *backend, 2, {.bytes = std::size_t{1} << 40});
-  EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.least - 4096}); }, {"too small", std::to_string(all.least)}));
-  EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.peak - 4096, .swap = SwapMode::off}); }, {"too small", "smallest"}));
+  EXPECT_TRUE(
+      refused([&] { train(c, *backend, 2, {.bytes = all.least - 4096}); }, {"too small", std::to_string(all.least)}));
+  EXPECT_TRUE(refused([&] { train(c, *backend, 2, {.bytes = all.peak - 4096, .swap = SwapMode::off}); },
+                      {"too small", "smallest"}));
   train(c, *backend, 2, {.bytes = all.least});
 }
 
@@ -412,14 +426,16 @@ TEST(MemoryPlan, AFullDiskIsAnErrorByName) {
   };
   std::size_t least = 0;
   {
-    MemoryPlan look(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = SwapMode::swap, .smallest = 256});
+    MemoryPlan look(*backend, simulated_mover(),
+                    {.budget = std::size_t{1} << 40, .swap = SwapMode::swap, .smallest = 256});
     for (int k = 0; k < 4; k++) step(look);  // the backend prepares weights that stay as they are
     least = smallest_budget(look.record(), look.means());
     EXPECT_LT(least, look.measured().peak);
   }
   const std::vector<std::byte> gradients = bytes_of(flat.gradients);
   {
-    MemoryPlan plan(*backend, simulated_mover({.room = 1000}), {.budget = least, .swap = SwapMode::swap, .smallest = 256});
+    MemoryPlan plan(*backend, simulated_mover({.room = 1000}),
+                    {.budget = least, .swap = SwapMode::swap, .smallest = 256});
     EXPECT_TRUE(refused([&] { step(plan); }, {"cannot be kept", "room", "--scratch"}));
   }
   MemoryPlan plan(*backend, simulated_mover(), {.budget = least, .swap = SwapMode::swap, .smallest = 256});
@@ -485,7 +501,8 @@ struct Program {
         for (int i = 0; i < 2; i++) running.push_back(Tensor::full(backend, {channels}, 1));
         Variable residual;
         if (random() % 2) residual = picked(all);
-        return batch_norm(x, gamma, beta, running[running.size() - 2], running.back(), {.relu = random() % 2 == 0}, residual);
+        return batch_norm(x, gamma, beta, running[running.size() - 2], running.back(), {.relu = random() % 2 == 0},
+                          residual);
       }
     }
   }
@@ -565,7 +582,8 @@ TEST(MemoryPlan, TheForecastIsWhatTheSimulatedDeviceTakes) {
     MemoryPlan plan(*backend, simulated_mover(rates), {.budget = least + (peak - least) / 2, .smallest = 64});
     for (int k = 0; k < 5; k++) program.pass(seed, &plan);
     ASSERT_NE(plan.choice(), nullptr);
-    EXPECT_NEAR(plan.measured().seconds, plan.choice()->forecast.seconds, 0.05 * plan.measured().seconds) << seed << ": " << plan.report();
+    EXPECT_NEAR(plan.measured().seconds, plan.choice()->forecast.seconds, 0.05 * plan.measured().seconds)
+        << seed << ": " << plan.report();
   }
 }
 
@@ -641,12 +659,15 @@ TEST(MemoryPlan, ABranchThatBackwardDoesNotReachMayEndFirst) {
   const std::vector<std::byte> plain = pass();
   std::size_t peak = 0;
   for (const std::size_t less : {std::size_t{0}, w.value().bytes()}) {
-    MemoryPlan plan(*backend, nullptr, {.budget = less ? peak - less : std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 64});
+    MemoryPlan plan(*backend, nullptr,
+                    {.budget = less ? peak - less : std::size_t{1} << 40, .swap = SwapMode::recompute, .smallest = 64});
     for (int k = 0; k < 2; k++) {
       MemoryPlan::Step step(plan);
       EXPECT_EQ(pass(), plain);
-      if (less && k) EXPECT_TRUE(refused([&] { step.end(); }, {"too small"}));  // a plan knows that y has to stay
-      else step.end();
+      if (less && k)
+        EXPECT_TRUE(refused([&] { step.end(); }, {"too small"}));  // a plan knows that y has to stay
+      else
+        step.end();
     }
     if (!less) peak = plan.measured().peak;
   }
@@ -664,8 +685,7 @@ TEST(MemoryPlan, AStepThatThrowsLeavesNothingAway) {
       MemoryPlan::Step step(plan);
       y = sum((*model)(Variable(images)));
       fail("here");
-    } catch (const Error&) {
-    }
+    } catch (const Error&) {}
   }
   flat.zero_gradients();
   flat.backward(y);
@@ -695,7 +715,9 @@ struct Chain {
     if (step) step->end();
     return bytes_of(w.grad());
   }
-  MemoryPlanOptions options(SwapMode swap = SwapMode::automatic) const { return {.budget = least, .swap = swap, .smallest = 1024}; }
+  MemoryPlanOptions options(SwapMode swap = SwapMode::automatic) const {
+    return {.budget = least, .swap = swap, .smallest = 1024};
+  }
   void look(SwapMode swap = SwapMode::automatic) {
     plain = pass(nullptr);
     MemoryPlan plan(*backend, simulated_mover(), {.budget = std::size_t{1} << 40, .swap = swap, .smallest = 1024});
@@ -771,7 +793,8 @@ TEST(MemoryFaults, ABudgetBelowOneOperationsNeedIsRefusedWithTheSmallestThatWoul
   chain.look();
   MemoryPlan plan(*chain.backend, simulated_mover(), {.budget = chain.w.value().bytes(), .smallest = 1024});
   chain.pass(&plan);
-  EXPECT_TRUE(refused([&] { chain.pass(&plan); }, {"too small", "smallest that would do", std::to_string(chain.least)}));
+  EXPECT_TRUE(
+      refused([&] { chain.pass(&plan); }, {"too small", "smallest that would do", std::to_string(chain.least)}));
 }
 
 // A backend tries all its algorithms in the first step, and each run may choose another one.
@@ -824,7 +847,8 @@ struct ReadsTwice : Node {
   Ref<Node> other;
   explicit ReadsTwice(Ref<Node> n) : Node(name), other(std::move(n)) {}
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    const std::vector<double> first = kept(0).values(), late = other->saved[0].tensor.values(), again = kept(0).values();
+    const std::vector<double> first = kept(0).values(), late = other->saved[0].tensor.values(),
+                              again = kept(0).values();
     EXPECT_EQ(first, again);
     std::vector<double> dx = dy.values();
     for (std::size_t i = 0; i < dx.size(); i++) dx[i] *= 2 * first[i] + 0 * late[i];
@@ -849,8 +873,14 @@ TEST(MemoryFaults, AnOperationThatReadsASavedTensorTwiceAndAnothersLateIsRight) 
 struct OwnGelu {
   static constexpr auto name = "gelu";
   static constexpr From from = From::x;
-  template <class A> TANDEM_HD A f(A x) const { return x / 2; }
-  template <class A> TANDEM_HD A df(A g, A) const { return g / 2; }
+  template <class A>
+  TANDEM_HD A f(A x) const {
+    return x / 2;
+  }
+  template <class A>
+  TANDEM_HD A df(A g, A) const {
+    return g / 2;
+  }
 };
 
 TEST(MemoryFaults, AnOperationThatHasTheNameOfAnotherIsNotTakenForIt) {
@@ -873,8 +903,10 @@ TEST(Checkpointed, AModuleThatRunsAgainHasTheSameGradientsStatisticsAndNames) {
     block->add<BatchNorm2d>(8, true);
     block->add<Dropout>(0.4);
     Sequential model;
-    if (again) model.attach("block", checkpoint(std::unique_ptr<Module>(std::move(block))));
-    else model.attach("block", std::move(block));
+    if (again)
+      model.attach("block", checkpoint(std::unique_ptr<Module>(std::move(block))));
+    else
+      model.attach("block", std::move(block));
     model.attach("pool", std::make_unique<GlobalAveragePool>());
     model.attach("fc", std::make_unique<Linear>(8, 4));
     FlatParameters flat(model, *backend, 1);
@@ -944,8 +976,10 @@ TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
     auto hold = [&](std::int64_t batches) {
       MemoryUse use(Use::data);
       for (std::int64_t i = 0; i < 3; i++)
-        if (i >= batches) ready[std::size_t(i)].images = {};
-        else if (!ready[std::size_t(i)].images.defined()) ready[std::size_t(i)].images = Tensor(*backend, {64, 8, 8, 3}, DType::f32);
+        if (i >= batches)
+          ready[std::size_t(i)].images = {};
+        else if (!ready[std::size_t(i)].images.defined())
+          ready[std::size_t(i)].images = Tensor(*backend, {64, 8, 8, 3}, DType::f32);
     };
     hold(3);
     step(nullptr);
@@ -991,19 +1025,26 @@ TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
     const int accumulate = 1 + int(random() % 4), batch = 8 << random() % 3, prefetch = int(random() % 3);
     const char* name = (const char*[]){"smallcnn", "smallcnn-bn", "resnet8", "lenet5", "mlp"}[random() % 5];
     const double ema = random() % 2 ? 0.9 : 0;
-    const SwapMode swap = (SwapMode[]){SwapMode::automatic, SwapMode::swap, SwapMode::recompute, SwapMode::off}[random() % 4];
+    const SwapMode swap =
+        (SwapMode[]){SwapMode::automatic, SwapMode::swap, SwapMode::recompute, SwapMode::off}[random() % 4];
     const DType dtype = random() % 3 ? DType::f32 : DType::bf16;
     const double mixup = random() % 4 ? 0 : 0.2;
     auto trained = [&](std::size_t budget) {
       auto backend = cpu_backend(1);
       if (!backend->supports(dtype)) return;
       const Dataset data = synthetic({.train = batch * accumulate * 3, .test = batch * 2 + 3});
-      Loader train(data.train, {.batch = batch, .dtype = dtype, .mixup = mixup, .seed = 1, .prefetch = prefetch}, *backend);
+      Loader train(data.train, {.batch = batch, .dtype = dtype, .mixup = mixup, .seed = 1, .prefetch = prefetch},
+                   *backend);
       Loader test(data.test, {.batch = batch, .dtype = dtype, .shuffle = false, .prefetch = 0}, *backend);
       auto model = make_model(name, 10, 1, 28);
       AdamW adam({.learning_rate = 0.001});
       fit(*model, cross_entropy_loss(), adam, *backend, {.train = train, .test = &test},
-          {.epochs = 3, .progress = false, .memory_budget = budget, .swap = swap, .accumulate = accumulate, .ema = ema});
+          {.epochs = 3,
+           .progress = false,
+           .memory_budget = budget,
+           .swap = swap,
+           .accumulate = accumulate,
+           .ema = ema});
     };
     std::string text;
     try {
@@ -1014,9 +1055,10 @@ TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {
     if (text.empty()) continue;  // no bf16 here
     const std::size_t named = std::size_t(std::atoll(text.c_str() + text.find('(', text.find("smallest")) + 1));
     testing::internal::CaptureStderr();
-    EXPECT_NO_THROW(trained(named)) << name << ", batch " << batch << ", accumulate " << accumulate << ", ema " << ema << ", "
-                                    << name_of(swap) << ", " << name_of(dtype) << ": " << text;
-    EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << name << ", batch " << batch << ", " << name_of(swap) << ", " << name_of(dtype);
+    EXPECT_NO_THROW(trained(named)) << name << ", batch " << batch << ", accumulate " << accumulate << ", ema " << ema
+                                    << ", " << name_of(swap) << ", " << name_of(dtype) << ": " << text;
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "")
+        << name << ", batch " << batch << ", " << name_of(swap) << ", " << name_of(dtype);
   }
 }
 

@@ -269,7 +269,8 @@ TEST(Layers, GroupAndLayerNormDeclareTorchsParameters) {
   model.add<GroupNorm>(2, 6);
   model.add<LayerNorm>(Shape{6});
   FlatParameters flat(model, *backend, 1);
-  for (const char* name : {"0.weight", "0.bias", "1.weight", "1.bias"}) EXPECT_FALSE(flat.parameter_range(name).decay) << name;
+  for (const char* name : {"0.weight", "0.bias", "1.weight", "1.bias"})
+    EXPECT_FALSE(flat.parameter_range(name).decay) << name;
   Variable x(Tensor::of(*backend, {2, 3, 3, 6}, test::numbers("x", 108, 1, 5)));
   const std::vector<double> y = model(x).value().values();
   for (std::size_t row = 0; row < 18; row++) {

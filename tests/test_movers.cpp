@@ -76,7 +76,8 @@ TEST(PinnedMover, AnAllocationThatFailsIsNamed) {
   NoPinned twin;
   const auto mover = pinned_mover(twin);
   const Tensor t = Tensor::full(twin, {100}, 1);
-  EXPECT_TRUE(refused([&] { fail(mover->wait(mover->out(t.raw(), t.bytes()))); }, {"pinned memory of the host", "out of memory"}));
+  EXPECT_TRUE(refused([&] { fail(mover->wait(mover->out(t.raw(), t.bytes()))); },
+                      {"pinned memory of the host", "out of memory"}));
 }
 
 TEST(UnifiedMover, WithoutCudaItSaysSo) {
@@ -127,22 +128,23 @@ Trained train(int steps, std::size_t budget = 0, SwapMode swap = SwapMode::autom
     plan = std::make_unique<MemoryPlan>(twin, swap == SwapMode::recompute ? nullptr : pinned_mover(twin),
                                         MemoryPlanOptions{.budget = budget, .swap = swap, .smallest = 256});
   StepGraph graph(twin, false,
-                  {.backward = [&] {
-                    std::optional<MemoryPlan::Step> step;
-                    mode().draws = 0;
-                    if (plan) step.emplace(*plan);
-                    flat.zero_gradients();
-                    {
-                      Variable loss = cross_entropy(model(Variable(batch->images)), batch->labels);
-                      flat.backward(loss);
-                      last.copy_from(loss.value());
-                    }
-                    if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
-                    if (step && plan->measured().planned)
-                      out.moved = std::max(out.moved, plan->measured().swapped + plan->measured().recomputed);
-                    step.reset();
-                    sgd.step();
-                  }},
+                  {.backward =
+                       [&] {
+                         std::optional<MemoryPlan::Step> step;
+                         mode().draws = 0;
+                         if (plan) step.emplace(*plan);
+                         flat.zero_gradients();
+                         {
+                           Variable loss = cross_entropy(model(Variable(batch->images)), batch->labels);
+                           flat.backward(loss);
+                           last.copy_from(loss.value());
+                         }
+                         if (step) step->end(), out.peak = std::max(out.peak, plan->measured().peak);
+                         if (step && plan->measured().planned)
+                           out.moved = std::max(out.moved, plan->measured().swapped + plan->measured().recomputed);
+                         step.reset();
+                         sgd.step();
+                       }},
                   "");
   for (int k = 0; k < steps; k++) {
     batch = &batches[smaller && k % 8 == 7 ? 48 : 64];

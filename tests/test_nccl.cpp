@@ -5,10 +5,10 @@
 #include <chrono>
 #include <thread>
 
-#include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
 #include "dist/collectives/nccl_functions.h"
 #include "dist/collectives/on_devices.h"
+#include "dist/strategies/all_reduce.h"
 #include "layers/layers.h"
 #include "tests/device_collectives.h"
 #include "tests/fake_nccl.h"
@@ -60,7 +60,8 @@ TEST_F(Nccl, ManyAreUnderWayAtOnce) {
 TEST_F(Nccl, DifferentCallsAreNamed) {
   const auto said = on_ranks(3, [](Communicator& c, Twin&) { disagree(c); });
   expect_disagreement_named(said);
-  for (const auto& s : said) EXPECT_NE(s.find("rank 1 calls all_reduce #1 (sum of 9 f32) where rank 0"), std::string::npos) << s;
+  for (const auto& s : said)
+    EXPECT_NE(s.find("rank 1 calls all_reduce #1 (sum of 9 f32) where rank 0"), std::string::npos) << s;
 }
 
 TEST_F(Nccl, ARankThatDoesNotCallIsNamed) {
@@ -80,7 +81,8 @@ TEST_F(Nccl, ARankThatDiesInsideACallIsNamed) {
     Work sum = c.all_reduce(whole(x));
     const auto begin = std::chrono::steady_clock::now();
     while (!sum.done())
-      if (c.rank() == 1 && std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(300)) fail("rank 1 is gone");
+      if (c.rank() == 1 && std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(300))
+        fail("rank 1 is gone");
   });
   for (int r : {0, 2})
     EXPECT_NE(said[std::size_t(r)].find("rank 1, which has left"), std::string::npos) << said[std::size_t(r)];
@@ -97,7 +99,8 @@ TEST_F(Nccl, AnErrorOfTheLibraryIsToldToAllRanks) {
     }
   });
   for (const auto& s : said) {
-    EXPECT_NE(s.find("all_reduce #2 (sum of 100 f32) over NCCL: rank 2: unhandled system error"), std::string::npos) << s;
+    EXPECT_NE(s.find("all_reduce #2 (sum of 100 f32) over NCCL: rank 2: unhandled system error"), std::string::npos)
+        << s;
     EXPECT_NE(s.find("the fake's last words (NCCL_DEBUG=INFO tells more)"), std::string::npos) << s;
   }
 }
@@ -126,10 +129,12 @@ TEST_F(Nccl, AFailedOneStaysFailed) {
 TEST_F(Nccl, NoWaitIsWithoutADeadline) {
   fake_nccl::trouble.silent = true;
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = on_ranks(3, [](Communicator& c, Twin& twin) {
-    Tensor x = on(twin, of_rank(c.rank(), 100));
-    c.all_reduce(whole(x)).wait();
-  }, {.deadline = 1, .patience = 0.1});
+  const auto said = on_ranks(3,
+                             [](Communicator& c, Twin& twin) {
+                               Tensor x = on(twin, of_rank(c.rank(), 100));
+                               c.all_reduce(whole(x)).wait();
+                             },
+                             {.deadline = 1, .patience = 0.1});
   for (const auto& s : said)
     EXPECT_NE(s.find("all_reduce #1 (sum of 100 f32) over NCCL: rank"), std::string::npos) << s;
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
@@ -184,7 +189,8 @@ TEST_F(Nccl, JoinsRanksWithAGpuEach) {
 
 TEST_F(Nccl, OtherwiseTheHostsMemoryIsUsedAndTheReasonSaid) {
   const NcclLibrary& fake = fake_nccl::library;
-  const NcclLibrary older{22703, "", &fake_nccl::functions}, none{.why_not = "libnccl.so.2: cannot open shared object file"};
+  const NcclLibrary older{22703, "", &fake_nccl::functions},
+      none{.why_not = "libnccl.so.2: cannot open shared object file"};
   struct Case {
     std::vector<std::string> devices;
     std::vector<NcclLibrary> libraries;

@@ -215,11 +215,14 @@ TEST_F(OpTable, EmptyBatchesAndProductsOfNothing) {
       std::unique_ptr<Backend> backend = kind.make();
       if (!backend->supports(dtype)) continue;
       SCOPED_TRACE(kind.name + " " + name_of(dtype));
-      auto x = [&](const Shape& s, double value = 1) { return Variable(Tensor::full(*backend, s, value, dtype), true); };
+      auto x = [&](const Shape& s, double value = 1) {
+        return Variable(Tensor::full(*backend, s, value, dtype), true);
+      };
       auto w = [&](const Shape& s, double value = 1) { return Variable(Tensor::full(*backend, s, value), true); };
       // Memory that is given out next holds NaN, so that what nobody writes shows.
       auto soil = [&] {
-        for (std::int64_t n : {1, 4, 6, 12, 72, 288}) Tensor::full(*backend, {n}, NAN), Tensor::full(*backend, {n}, NAN, dtype);
+        for (std::int64_t n : {1, 4, 6, 12, 72, 288})
+          Tensor::full(*backend, {n}, NAN), Tensor::full(*backend, {n}, NAN, dtype);
       };
       auto check = [&](const char* what, const Variable& y, std::initializer_list<Variable> leaves, double value) {
         for (double v : y.value().values()) EXPECT_EQ(v, value) << what;
@@ -264,13 +267,29 @@ TEST_F(OpTable, MixedBackendsAndTypesAreRefused) {
   EXPECT_TRUE(refused([&] { batch_norm(x({4, 3}), x({3}), x({3}), mean, variance); }, {"batch_norm", "two backends"}));
   EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*there, {0, 1})); }, {"cross_entropy", "two backends"}));
   Tensor correct = Tensor::zeros(*there, {1}, DType::i32), wrong = Tensor::zeros(*here, {1});
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*here, {0, 1}), 0, &correct); }, {"cross_entropy", "two backends"}));
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), labels_of(*here, {0, 1}), 0, &wrong); }, {"cross_entropy", "one i32"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        cross_entropy(x({2, 3}), labels_of(*here, {0, 1}), 0, &correct);
+      },
+      {"cross_entropy", "two backends"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        cross_entropy(x({2, 3}), labels_of(*here, {0, 1}), 0, &wrong);
+      },
+      {"cross_entropy", "one i32"}));
   EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), Tensor::zeros(*here, {2})); }, {"cross_entropy", "i32", "f32"}));
-  EXPECT_TRUE(refused([&] { cross_entropy(x({2, 3}), Tensor::zeros(*here, {2}, DType::u8)); }, {"cross_entropy", "i32", "u8"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        cross_entropy(x({2, 3}), Tensor::zeros(*here, {2}, DType::u8));
+      },
+      {"cross_entropy", "i32", "u8"}));
   EXPECT_TRUE(refused([&] { linear(x({2, 2}), x({2, 2}, DType::bf16)); }, {"linear", "parameters are f32", "bf16"}));
   EXPECT_TRUE(refused([&] { linear(x({2, 2}, DType::f64), x({2, 2})); }, {"linear", "parameters are f64", "f32"}));
-  EXPECT_TRUE(refused([&] { conv2d(x({1, 2, 2, 1}), x({1, 1, 1, 1}), x({1}, DType::f64)); }, {"conv2d", "parameters are f32"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        conv2d(x({1, 2, 2, 1}), x({1, 1, 1, 1}), x({1}, DType::f64));
+      },
+      {"conv2d", "parameters are f32"}));
 }
 
 // Its memory is the host's, and launch() must not look.
@@ -369,7 +388,8 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
   auto below = [&](std::uint32_t n) { return std::int64_t(random.word(draws++) % n); };
   auto operand = [&](const Shape& y, const char* name) {
     Operand o;
-    for (std::int64_t axis = below(3) ? 0 : below(std::uint32_t(y.rank())); axis < y.rank(); axis++) o.shape.append(below(5) < 2 ? 1 : y[int(axis)]);
+    for (std::int64_t axis = below(3) ? 0 : below(std::uint32_t(y.rank())); axis < y.rank(); axis++)
+      o.shape.append(below(5) < 2 ? 1 : y[int(axis)]);
     o.values = numbers(name + std::to_string(draws), o.shape.numel(), -1, 1, 0.25);  // bf16 holds their products
     return o;
   };
@@ -380,8 +400,12 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
     Operand a = operand(y, "a"), b = operand(y, "b");
     pairs.emplace_back(std::move(a), std::move(b));
   }
-  for (auto [a, b] : {std::pair{Shape{6, 4, 6, 5}, Shape{1, 4, 1, 5}}, {{2, 1, 2, 1}, {1, 2, 1, 2}}, {{2, 0, 3}, {1, 3}},
-                      {{40'000, 3}, {3}}, {{3, 20'001}, {3, 1}}, {{1}, {70'001}}})
+  for (auto [a, b] : {std::pair{Shape{6, 4, 6, 5}, Shape{1, 4, 1, 5}},
+                      {{2, 1, 2, 1}, {1, 2, 1, 2}},
+                      {{2, 0, 3}, {1, 3}},
+                      {{40'000, 3}, {3}},
+                      {{3, 20'001}, {3, 1}},
+                      {{1}, {70'001}}})
     pairs.push_back({{a, numbers("a", a.numel(), -1, 1, 0.25)}, {b, numbers("b", b.numel(), -1, 1, 0.25)}});
   for (const auto& [a, b] : pairs) {
     const Shape y = broadcast_shape("mul", a.shape, b.shape);
@@ -399,7 +423,8 @@ TEST_F(OpTable, BroadcastsAnyShapesAsNumPy) {
         std::ostringstream where;
         where << kind.name << " " << name_of(dtype) << " " << a.shape << "·" << b.shape;
         SCOPED_TRACE(where.str());
-        Variable va(Tensor::of(*backend, a.shape, a.values, dtype), true), vb(Tensor::of(*backend, b.shape, b.values, dtype), true);
+        Variable va(Tensor::of(*backend, a.shape, a.values, dtype), true),
+            vb(Tensor::of(*backend, b.shape, b.values, dtype), true);
         Variable y = mul(va, vb);
         const Shape shape = y.shape();
         const std::vector<double> dy = numbers("dy", shape.numel(), -1, 1, 0.5);
@@ -545,7 +570,11 @@ TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   EXPECT_TRUE(refused([&] { reshape(x({0, 3}), {0, -1}); }, {"reshape", "do not divide"}));
   EXPECT_TRUE(refused([&] { matmul(x({2, 3, 4}), x({3, 4, 2})); }, {"matmul", "[2]", "[3]"}));
   EXPECT_TRUE(refused([&] { matmul(x({3}), x({3, 2})); }, {"matmul", "[3]"}));
-  EXPECT_TRUE(refused([&] { global_average_pool(x({2, 0, 3, 4})); }, {"global_average_pool", "[2,0,3,4]", "no pixels"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        global_average_pool(x({2, 0, 3, 4}));
+      },
+      {"global_average_pool", "[2,0,3,4]", "no pixels"}));
   EXPECT_TRUE(refused([&] { transpose(x({2, 3}), {0, 0}); }, {"transpose", "twice"}));
   EXPECT_TRUE(refused([&] { slice(x({2, 3}), 1, 2, 4); }, {"slice", "[2,3]"}));
   EXPECT_TRUE(refused([&] { cat(std::vector{x({2, 3}), x({3, 3})}, 1); }, {"cat", "[2,3]", "[3,3]"}));
@@ -558,7 +587,11 @@ TEST_F(OpTable, ArgumentsThatDoNotFitAreRefused) {
   EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 4}), x({3, 3, 3, 2}), {}, {.groups = 2}); }, {"conv2d", "groups"}));
   EXPECT_TRUE(refused([&] { conv2d(x({1, 5, 5, 3}), x({4, 3, 3, 3}), x({5})); }, {"conv2d", "bias"}));
   EXPECT_TRUE(refused([&] { max_pool2d(x({1, 3, 3, 1}), {.kernel_size = 4}); }, {"max_pool2d", "does not fit"}));
-  EXPECT_TRUE(refused([&] { max_pool2d(x({1, 9, 9, 1}), {.kernel_size = 2, .padding = 2}); }, {"max_pool2d", "padding"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        max_pool2d(x({1, 9, 9, 1}), {.kernel_size = 2, .padding = 2});
+      },
+      {"max_pool2d", "padding"}));
   EXPECT_TRUE(refused([&] { dropout(x({3}), 1); }, {"dropout"}));
   EXPECT_TRUE(refused(
       [&] {

@@ -141,7 +141,8 @@ Trained trained(int n, const AllReduceOptions& options) {
 
 TEST(PowerSgd, RanksTrainAlike) {
   for (int n : {2, 3}) {
-    const Trained dense = trained(n, {.bucket_bytes = 4096}), whole = trained(n, {.bucket_bytes = 4096, .power_sgd = 64}),
+    const Trained dense = trained(n, {.bucket_bytes = 4096}),
+                  whole = trained(n, {.bucket_bytes = 4096, .power_sgd = 64}),
                   thin = trained(n, {.bucket_bytes = 4096, .power_sgd = 2});
     EXPECT_LE(difference(whole.weights, dense.weights).error, 1e-6);  // no product is shorter than its matrix
     EXPECT_GT(difference(thin.weights, dense.weights).error, 1e-4);

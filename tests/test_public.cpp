@@ -31,7 +31,8 @@ TEST(Places, AreThoseOfPyTorch) {
         EXPECT_EQ(topk(dumps.at(name + "/x").on(*backend, dtype), 3, 1, name == "topk").places.values(),
                   dumps.at(name + "/places").values);
       const Tensor x = dumps.at("topk/x").on(*backend, dtype);
-      EXPECT_EQ(argmax(x, 1).values(), slice(Variable(dumps.at("topk/places").on(*backend, dtype)), 1, 0, 1).value().values());
+      EXPECT_EQ(argmax(x, 1).values(),
+                slice(Variable(dumps.at("topk/places").on(*backend, dtype)), 1, 0, 1).value().values());
       EXPECT_EQ(argmax(x, 1).shape(), Shape({4, 2}));
       EXPECT_EQ(argmax(x, -2, true).shape(), Shape({4, 1, 2}));
       const Tensor odd = Tensor::of(*backend, {3, 4}, {1, 7, 7, 0, 5, NAN, INFINITY, NAN, -3, -3, -3, -3}, dtype);
@@ -64,7 +65,8 @@ TEST(Comparisons, GiveMasksOfEveryType) {
       const bool integers = dtype == DType::i32 || dtype == DType::u8;
       if (!integers && !backend->supports(dtype)) continue;
       SCOPED_TRACE(kind.name + " " + name_of(dtype));
-      const Tensor a = Tensor::of(*backend, {2, 2}, {1, 2, 3, 4}, dtype), b = Tensor::of(*backend, {2, 1}, {2, 3}, dtype);
+      const Tensor a = Tensor::of(*backend, {2, 2}, {1, 2, 3, 4}, dtype),
+                   b = Tensor::of(*backend, {2, 1}, {2, 3}, dtype);
       EXPECT_EQ(eq(a, b).dtype(), DType::u8);
       EXPECT_EQ(eq(a, b).values(), (Values{0, 1, 1, 0}));
       EXPECT_EQ(ne(a, b).values(), (Values{1, 0, 0, 1}));
@@ -85,7 +87,8 @@ TEST(Comparisons, GiveMasksOfEveryType) {
 TEST(Comparisons, WhereLeavesOutWhatWasNotChosen) {
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> b = kind.make();
-    Variable x(Tensor::of(*b, {4}, {NAN, 2, -0.0, 0.0}), true), other(Tensor::of(*b, {4}, {1, NAN, INFINITY, NAN}), true);
+    Variable x(Tensor::of(*b, {4}, {NAN, 2, -0.0, 0.0}), true),
+        other(Tensor::of(*b, {4}, {1, NAN, INFINITY, NAN}), true);
     const Variable y = where(Tensor::of(*b, {4}, {0, 1, 1, 1}, DType::u8), x, other);
     const Values v = y.value().values();
     EXPECT_EQ(v, (Values{1, 2, 0, 0}));
@@ -134,7 +137,9 @@ TEST(Printing, IsReadable) {
   for (std::size_t i = 0; i < many.size(); i++) many[i] = double(i);
   EXPECT_EQ(text_of(Tensor::of(*b, {2000}, many)), "[   0.,    1.,    2., ..., 1997., 1998., 1999.]  f32 [2000]");
   const std::string square = text_of(Tensor::of(*b, {1000, 2}, many));
-  EXPECT_EQ(square, "[[   0.,    1.],\n [   2.,    3.],\n [   4.,    5.],\n ...,\n [1994., 1995.],\n [1996., 1997.],\n [1998., 1999.]]  f32 [1000,2]");
+  EXPECT_EQ(square,
+            "[[   0.,    1.],\n [   2.,    3.],\n [   4.,    5.],\n ...,\n [1994., 1995.],\n [1996., 1997.],\n [1998., "
+            "1999.]]  f32 [1000,2]");
   std::ostringstream out;
   out << Variable(Tensor::of(*b, {1}, {2}));
   EXPECT_EQ(out.str(), "[2.]  f32 [1]");
@@ -226,21 +231,39 @@ struct Cubed {
   static constexpr From from = From::x;
   double factor;
   Attributes attributes() const { return {{"factor", {factor}}}; }
-  template <class A> TANDEM_HD A f(A x) const { return A(factor) * x * x * x; }
-  template <class A> TANDEM_HD A df(A g, A x) const { return g * (A(3 * factor) * x * x); }
+  template <class A>
+  TANDEM_HD A f(A x) const {
+    return A(factor) * x * x * x;
+  }
+  template <class A>
+  TANDEM_HD A df(A g, A x) const {
+    return g * (A(3 * factor) * x * x);
+  }
 };
 struct Hypotenuse {
   static constexpr auto name = "hypotenuse";
-  template <class A> TANDEM_HD A f(A a, A b) const { return std::sqrt(a * a + b * b); }
-  template <class A> TANDEM_HD A da(A g, A a, A b) const { return g * a / f(a, b); }
-  template <class A> TANDEM_HD A db(A g, A a, A b) const { return g * b / f(a, b); }
+  template <class A>
+  TANDEM_HD A f(A a, A b) const {
+    return std::sqrt(a * a + b * b);
+  }
+  template <class A>
+  TANDEM_HD A da(A g, A a, A b) const {
+    return g * a / f(a, b);
+  }
+  template <class A>
+  TANDEM_HD A db(A g, A a, A b) const {
+    return g * b / f(a, b);
+  }
 };
 
 TEST(OwnOperation, IsAFunctor) {
   std::unique_ptr<Backend> exact = reference_backend();
   const Tensor x = Tensor::of(*exact, {2, 3}, {-2, -0.5, 0.1, 0.7, 1.5, 4}), row = Tensor::of(*exact, {3}, {1, 2, 3});
-  EXPECT_TRUE(check_gradient([](std::span<const Variable> in) { return elementwise(Cubed{0.5}, in[0]); }, {{x}}).passed);
-  EXPECT_TRUE(check_gradient([](std::span<const Variable> in) { return elementwise(Hypotenuse{}, in[0], in[1]); }, {{x, row}}).passed);
+  EXPECT_TRUE(
+      check_gradient([](std::span<const Variable> in) { return elementwise(Cubed{0.5}, in[0]); }, {{x}}).passed);
+  EXPECT_TRUE(
+      check_gradient([](std::span<const Variable> in) { return elementwise(Hypotenuse{}, in[0], in[1]); }, {{x, row}})
+          .passed);
   for (const test::BackendKind& kind : test::backends()) {
     std::unique_ptr<Backend> b = kind.make();
     if (!b->supports(DType::bf16)) continue;

@@ -8,9 +8,9 @@
 #include "core/files/json.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
 #include "layers/models/models.h"
+#include "layers/train/fit.h"
 #include "layers/train/options.h"
 #include "layers/train/step_graph.h"
 #include "tests/support.h"
@@ -41,8 +41,15 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)
   Dataset data = synthetic({.side = 28, .train = r.pictures, .test = 20});
   std::vector<Tensor> all;  // kept, or the allocator gives the same memory again
   Loader loader(data.train,
-                {.batch = r.batch, .augment = {.pad_crop = 2, .flip = true}, .mixup = r.mixup, .seed = 3, .prefetch = 0,
-                 .transform = [&](Batch& b) { if (r.moves) all.push_back(b.images = b.images.clone()); }},
+                {.batch = r.batch,
+                 .augment = {.pad_crop = 2, .flip = true},
+                 .mixup = r.mixup,
+                 .seed = 3,
+                 .prefetch = 0,
+                 .transform =
+                     [&](Batch& b) {
+                       if (r.moves) all.push_back(b.images = b.images.clone());
+                     }},
                 backend);
   Loader held(data.test, {.batch = 20, .shuffle = false, .prefetch = 0}, backend);
   auto model = make_model("lenet5", 10, 1, 28);
@@ -51,12 +58,13 @@ Trained train(Backend& backend, const Recipe& r, std::function<void(FitOptions&)
   o.learning_rate = 0.01;
   o.clip = 5;
   auto optimizer = make_optimizer(o);
-  FitOptions options{.epochs = 3, .schedule = Schedule::parse("cosine"), .progress = false, .accumulate = r.accumulate,
-                     .ema = r.ema};
+  FitOptions options{
+      .epochs = 3, .schedule = Schedule::parse("cosine"), .progress = false, .accumulate = r.accumulate, .ema = r.ema};
   if (change) change(options);
   Strategy one;
   testing::internal::CaptureStderr();
-  const FitReport report = fit(*model, cross_entropy_loss(0.1), *optimizer, backend, {loader, nullptr, &held}, options, &one);
+  const FitReport report =
+      fit(*model, cross_entropy_loss(0.1), *optimizer, backend, {loader, nullptr, &held}, options, &one);
   out.said = testing::internal::GetCapturedStderr();
   out.epochs = report.epochs;
   for (auto& [name, p] : model->parameters())
@@ -103,7 +111,10 @@ TEST(RecordedStep, WhatCannotBeRecordedSaysWhyAndTrainsTheSame) {
   EXPECT_EQ(summed.log, "");
   EXPECT_NE(summed.said.find("--accumulate"), std::string::npos) << summed.said;
   const Trained refused = same_bits({}, true);
-  EXPECT_EQ(refused.log, "ss[s]sssssssss" "s") << "the gradients of the recording do not count";
+  EXPECT_EQ(refused.log,
+            "ss[s]sssssssss"
+            "s")
+      << "the gradients of the recording do not count";
   EXPECT_NE(refused.said.find("the twin refuses"), std::string::npos) << refused.said;
 }
 
@@ -202,10 +213,12 @@ TEST(RecordedStep, WhatCannotBeRecordedKeepsNoCapture) {
   for (const char* how : {"recorded", "refused", "thrown"}) {
     const bool recorded = how == std::string("recorded"), throws = how == std::string("thrown");
     int alive = 0, steps = 0, at_last = -1;
-    Recording recording([&] {
-      if (++steps == 3 && throws) throw NotRecordable("a value is read on the host");
-      at_last = alive;
-    }, std::make_unique<Counting>(alive, !recorded));
+    Recording recording(
+        [&] {
+          if (++steps == 3 && throws) throw NotRecordable("a value is read on the host");
+          at_last = alive;
+        },
+        std::make_unique<Counting>(alive, !recorded));
     testing::internal::CaptureStderr();
     for (int i = 0; i < 4; i++) recording();
     testing::internal::GetCapturedStderr();

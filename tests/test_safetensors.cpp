@@ -13,8 +13,8 @@
 
 #include "core/files/atomic_file.h"
 #include "core/files/files.h"
-#include "core/random.h"
 #include "core/files/safetensors.h"
+#include "core/random.h"
 #include "layers/train/metrics.h"
 #include "tests/support.h"
 
@@ -114,8 +114,10 @@ TEST(Files, AFolderThatForbidsWritingIsNamed) {
   EXPECT_TRUE(refused([&] { MetricsFile f(locked + "/m.jsonl"); }, {"--metrics " + locked + "/m.jsonl", why}));
   EXPECT_TRUE(refused([&] { MetricsFile f(locked + "/old"); }, {"Permission denied: name another file"}));
   for (const char* below : {"", "/run", "/deep/run/"})
-    EXPECT_TRUE(refused([&] { make_folder("--checkpoint x", locked + below); }, {"--checkpoint x: cannot be written", why}));
-  EXPECT_TRUE(refused([&] { make_folder("--checkpoint x", locked + "/old/run"); }, {"--checkpoint x: cannot be written: Not a directory"}));
+    EXPECT_TRUE(
+        refused([&] { make_folder("--checkpoint x", locked + below); }, {"--checkpoint x: cannot be written", why}));
+  EXPECT_TRUE(refused([&] { make_folder("--checkpoint x", locked + "/old/run"); },
+                      {"--checkpoint x: cannot be written: Not a directory"}));
 }
 
 TEST(AtomicFile, RefusesWhatIsNoFile) {
@@ -262,14 +264,15 @@ TEST(Safetensors, WhatIsDamagedIsRefusedByName) {
   EXPECT_TRUE(says(made("{\"a\":" + std::string(1000, '['), 0), {"nested deeper"}));
   EXPECT_TRUE(says(made("{\"a\":{\"b\":{\"c\":{\"d\":1}}}}", 0), {"a: has no dtype"}));
   EXPECT_TRUE(says(made("{\"a\":" + good + ",\"a\":" + good + "}", 8), {"\"a\" comes twice"}));
-  EXPECT_TRUE(
-      says(made(R"({"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8), {"\"dtype\" comes twice"}));
+  EXPECT_TRUE(says(made(R"({"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8),
+                   {"\"dtype\" comes twice"}));
   EXPECT_TRUE(says(made("{\"a\":1}", 0), {"a: is not described by an object"}));
   EXPECT_TRUE(says(made("{\"a\":{}}", 0), {"a: has no dtype"}));
   EXPECT_TRUE(says(made(R"({"a":{"dtype":1,"shape":[],"data_offsets":[0,4]}})", 4), {"dtype is not a string"}));
   EXPECT_TRUE(says(made(R"({"a":{"dtype":"F32","shape":3,"data_offsets":[0,4]}})", 4), {"shape is not a list"}));
   EXPECT_TRUE(says(made("{\"a\":" + entry("F31", "[2]", "[0,8]") + "}", 8), {"a has the type F31"}));
-  EXPECT_TRUE(says(made("{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}", 8), {"a: its shape holds something that is not a whole number"}));
+  EXPECT_TRUE(says(made("{\"a\":" + entry("F32", "[-2]", "[0,8]") + "}", 8),
+                   {"a: its shape holds something that is not a whole number"}));
   EXPECT_TRUE(says(made("{\"a\":" + entry("F32", "[2.5]", "[0,8]") + "}", 8), {"not a whole number"}));
   EXPECT_TRUE(says(made("{\"a\":" + entry("F32", "[3]", "[0,8]") + "}", 8), {"hold 8 bytes, not the 12 of F32 [3]"}));
   EXPECT_TRUE(says(made("{\"a\":" + entry("F32", "[2]", "[8,0]") + "}", 8), {"a: its data_offsets"}));
@@ -344,7 +347,8 @@ def load(path, map_location): return eval(open("checkpoint.txt").read())
   for (const std::string& none : {many, std::string("3"), "{'args': " + many + "}"}) {
     EXPECT_EQ(converted(none), std::vector<std::string>{"refused"}) << none;
     std::ifstream said(folder.file("said"));
-    EXPECT_NE(std::string(std::istreambuf_iterator<char>(said), {}).find("holds no tensors by name"), std::string::npos);
+    EXPECT_NE(std::string(std::istreambuf_iterator<char>(said), {}).find("holds no tensors by name"),
+              std::string::npos);
   }
 }
 

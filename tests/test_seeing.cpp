@@ -18,11 +18,11 @@
 #include "datasets/synthetic.h"
 #include "dist/lab/experiment.h"
 #include "layers/export/chart.h"
-#include "layers/train/fit.h"
+#include "layers/export/summary.h"
 #include "layers/layers.h"
 #include "layers/models/models.h"
+#include "layers/train/fit.h"
 #include "layers/train/options.h"
-#include "layers/export/summary.h"
 #include "tests/support.h"
 
 using namespace tandem;
@@ -201,7 +201,9 @@ TEST(SeeingTrace, ADeviceSeesTheSameSpansLater) {
   const Trace::Lane* lane = trace.find("device: forward");
   ASSERT_NE(lane, nullptr);
   ASSERT_EQ(lane->size(), 3u) << "counters are the host's";
-  auto span = [&](std::size_t i) { return std::tuple(std::string((*lane)[i].name), (*lane)[i].begin / 1'000'000, (*lane)[i].end / 1'000'000); };
+  auto span = [&](std::size_t i) {
+    return std::tuple(std::string((*lane)[i].name), (*lane)[i].begin / 1'000'000, (*lane)[i].end / 1'000'000);
+  };
   // Marks: follow, forward begins, conv2d ends, relu begins, relu ends, forward ends.
   EXPECT_EQ(span(0), std::tuple(std::string("conv2d"), 6, 7)) << "from where the phase began to where it was queued";
   EXPECT_EQ(span(1), std::tuple(std::string("relu"), 8, 9));
@@ -609,7 +611,8 @@ TEST(SeeingChart, NineColoursAreToldApartAndReadable) {
     const double xyz[3] = {0.4124 * c[0] + 0.3576 * c[1] + 0.1805 * c[2], 0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2],
                            0.0193 * c[0] + 0.1192 * c[1] + 0.9505 * c[2]};
     const double white[3] = {0.9505, 1, 1.0888};
-    for (int i = 0; i < 3; i++) v[i] = xyz[i] / white[i] > 0.008856 ? std::cbrt(xyz[i] / white[i]) : 7.787 * xyz[i] / white[i] + 16 / 116.0;
+    for (int i = 0; i < 3; i++)
+      v[i] = xyz[i] / white[i] > 0.008856 ? std::cbrt(xyz[i] / white[i]) : 7.787 * xyz[i] / white[i] + 16 / 116.0;
     return Colour{xyz[1], {116 * v[1] - 16, 500 * (v[0] - v[1]), 200 * (v[1] - v[2])}};
   };
   const std::string css = chart_style();
@@ -667,23 +670,29 @@ TEST(SeeingChart, MarksWhatHasNoValueAndWhatLiesBelowTheAxis) {
   EXPECT_NE(svg.find("<title>a, K 3: no value</title>"), std::string::npos);
   EXPECT_NE(svg.find("<title>b, K 2: 0.1</title>"), std::string::npos);
   EXPECT_EQ(svg.find(">0.1</text>"), svg.npos) << "the axis begins at 0.7";
-  for (std::size_t at = svg.find(" cy=\""); at != svg.npos; at = svg.find(" cy=\"", at + 1)) EXPECT_LE(std::stod(svg.substr(at + 5)), 222);
+  for (std::size_t at = svg.find(" cy=\""); at != svg.npos; at = svg.find(" cy=\"", at + 1))
+    EXPECT_LE(std::stod(svg.substr(at + 5)), 222);
   EXPECT_EQ(svg.find("nan"), svg.npos);
 }
 
 TEST(SeeingChart, HeatMapAndDotPlot) {
   HeatMap map{.title = "K < 4", .x_unit = "η", .y_unit = "μ", .x = {"0.1", "0.2"}, .y = {"0", "0.9"}};
-  map.cells = {{.x = 0, .y = 1, .value = 0.9, .text = "90.0", .tooltip = "a & b", .outlined = true}, {.x = 1, .y = 0, .tooltip = "diverged"}};
+  map.cells = {{.x = 0, .y = 1, .value = 0.9, .text = "90.0", .tooltip = "a & b", .outlined = true},
+               {.x = 1, .y = 0, .tooltip = "diverged"}};
   const std::string heat = svg_of(map);
   EXPECT_EQ(not_well_formed(heat), "") << heat;
-  for (const char* part : {"K &lt; 4", ">90.0</text>", ">×</text>", "<title>a &amp; b</title>", "class=\"chosen\" x=\"41.0\" y=\"23.0\""})
+  for (const char* part :
+       {"K &lt; 4", ">90.0</text>", ">×</text>", "<title>a &amp; b</title>", "class=\"chosen\" x=\"41.0\" y=\"23.0\""})
     EXPECT_NE(heat.find(part), heat.npos) << part << heat;
   DotPlot plot{.title = "t", .x_unit = "points"};
-  plot.rows = {{.label = "a<b", .value = 1, .low = 0.5, .high = 1.5, .note = "+1"}, {.label = "c", .value = -1}, {.label = "d", .note = "diverged"}};
+  plot.rows = {{.label = "a<b", .value = 1, .low = 0.5, .high = 1.5, .note = "+1"},
+               {.label = "c", .value = -1},
+               {.label = "d", .note = "diverged"}};
   const std::string dots = svg_of(plot);
   EXPECT_EQ(not_well_formed(dots), "") << dots;
   EXPECT_NE(dots.find("a&lt;b"), dots.npos);
-  for (const std::string& svg : {heat, dots, svg_of(HeatMap{.title = "", .x_unit = "", .y_unit = ""}), svg_of(DotPlot{.title = "", .x_unit = ""})}) {
+  for (const std::string& svg : {heat, dots, svg_of(HeatMap{.title = "", .x_unit = "", .y_unit = ""}),
+                                 svg_of(DotPlot{.title = "", .x_unit = ""})}) {
     EXPECT_EQ(svg.find("nan"), svg.npos) << svg;
     EXPECT_EQ(svg.find("inf"), svg.npos) << svg;
   }
@@ -696,7 +705,8 @@ Results made_up(const Plan& plan) {
     for (bool more = true; more;) {
       const Search s = search(plan, results, cell);
       std::vector<Trial> trials = s.missing;
-      for (int k = 1; s.chosen && k <= plan.seeds; k++) trials.push_back(*s.chosen), trials.back().seed = std::uint64_t(k);
+      for (int k = 1; s.chosen && k <= plan.seeds; k++)
+        trials.push_back(*s.chosen), trials.back().seed = std::uint64_t(k);
       for (const Trial& t : trials) {
         Outcome& o = results[t];
         o.diverged = t.strategy == "asgd-m" && t.final && (t.workers == 4 || t.seed == 2);
@@ -714,18 +724,23 @@ TEST(SeeingExperiment, PageWithDivergedRuns) {
   plan.title = "Try <1> & \"2\"";
   for (const char* s : {"ddc-asgd", "all-reduce", "asgd-m", "ringmaster:R={2,4}+asgd:clip={1,4}", "ddc-asgd:lambda=20"})
     plan.strategies.push_back(SearchedStrategy::parse(s));
-  plan.workers = {4, 2}, plan.rates = {0.01, 0.04}, plan.search = 6, plan.tuning_epochs = 2, plan.seeds = 3, plan.target = 0.85;
+  plan.workers = {4, 2}, plan.rates = {0.01, 0.04}, plan.search = 6, plan.tuning_epochs = 2, plan.seeds = 3,
+  plan.target = 0.85;
   plan.clusters = {{.name = "<even>"}, {.name = "un&even", .slow_share = 0.5, .slow_factor = 4}};
   Results results = made_up(plan);
   const std::string page = experiment_page(plan, results);
   EXPECT_EQ(not_well_formed(page), "");
-  for (const char* part : {"Try &lt;1&gt; &amp; &quot;2&quot;", "Cluster &lt;even&gt;", "a &lt;machine&gt;", "asgd-m, K = 2: 1 of 3 runs (diverged)",
-                           "asgd-m, K = 4: 3 of 3 runs (diverged)", "<title>asgd-m, workers K 4: no value</title>", "class=\"open\"", "lambda=20",
+  for (const char* part : {"Try &lt;1&gt; &amp; &quot;2&quot;", "Cluster &lt;even&gt;", "a &lt;machine&gt;",
+                           "asgd-m, K = 2: 1 of 3 runs (diverged)", "asgd-m, K = 4: 3 of 3 runs (diverged)",
+                           "<title>asgd-m, workers K 4: no value</title>", "class=\"open\"", "lambda=20",
                            "1 of 3 diverged ‡", "prefers-color-scheme", "@media print"})
     EXPECT_NE(page.find(part), page.npos) << part;
-  for (const char* part : {"nan", "inf ", "<even>", "<machine>", "http", "<script"}) EXPECT_EQ(page.find(part), page.npos) << part;
+  for (const char* part : {"nan", "inf ", "<even>", "<machine>", "http", "<script"})
+    EXPECT_EQ(page.find(part), page.npos) << part;
 
-  std::erase_if(results, [](const auto& r) { return r.first.final && r.first.seed > 1; });  // one run each: no errors, no intervals
+  std::erase_if(results, [](const auto& r) {
+    return r.first.final && r.first.seed > 1;
+  });  // one run each: no errors, no intervals
   for (const Results& few : {results, Results{}}) {
     const std::string some = experiment_page(plan, few);
     EXPECT_EQ(not_well_formed(some), "");

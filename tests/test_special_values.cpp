@@ -17,7 +17,9 @@ const std::vector<double>& values(const std::string& name) { return dumps().at(n
 
 // bf16 has 8 bits, and AVX-512's conversion takes its denormals for zero: it is compared where every number that goes
 // in is one that it holds well.
-bool plain(double v) { return v == 0 || !std::isfinite(v) || (float(bf16(float(v))) == float(v) && std::abs(v) > 1e-3); }
+bool plain(double v) {
+  return v == 0 || !std::isfinite(v) || (float(bf16(float(v))) == float(v) && std::abs(v) > 1e-3);
+}
 
 struct Tolerance {
   double relative, absolute = 3e-45;  // two steps of the denormals
@@ -27,7 +29,8 @@ struct Tolerance {
 testing::AssertionResult agrees(double result, double want, const Tolerance& t) {
   const double got = float(result);  // the dumps are f32, beside an f64 too
   if (got == want || (std::isnan(got) && (std::isnan(want) || t.may_be_nan))) return testing::AssertionSuccess();
-  if (std::isfinite(want) && std::abs(got - want) <= t.relative * std::abs(want) + t.absolute) return testing::AssertionSuccess();
+  if (std::isfinite(want) && std::abs(got - want) <= t.relative * std::abs(want) + t.absolute)
+    return testing::AssertionSuccess();
   return testing::AssertionFailure() << "got " << got << ", PyTorch has " << want;
 }
 
@@ -43,7 +46,8 @@ std::vector<Column> columns() {
       if (kind.make()->supports(dtype)) all.push_back({kind.make(), dtype});
   return all;
 }
-std::vector<double> times(const std::vector<double>& v, std::size_t n, bool each) {  // v n times over; or each number n times
+std::vector<double> times(const std::vector<double>& v, std::size_t n,
+                          bool each) {  // v n times over; or each number n times
   std::vector<double> out;
   for (std::size_t i = 0; i < v.size() * n; i++) out.push_back(v[each ? i / n : i % v.size()]);
   return out;
@@ -72,7 +76,8 @@ TEST(SpecialValues, OneInputAsPyTorch) {
         // A gradient may be NaN where x is, and where y overflowed or vanished, of which PyTorch's double knows
         // nothing. 1 − y² and y·(1 − y) have lost the digits of a y that was rounded to 1.
         const bool lost = (std::isinf(r.y[i]) || r.y[i] == 0) && std::isfinite(xs[i]) && xs[i] != 0;
-        const double rounded = (row.op == "tanh" || row.op == "sigmoid") && std::isfinite(dys[i]) ? t.relative * std::abs(dys[i]) : 0;
+        const double rounded =
+            (row.op == "tanh" || row.op == "sigmoid") && std::isfinite(dys[i]) ? t.relative * std::abs(dys[i]) : 0;
         EXPECT_TRUE(agrees(r.gradients[0][i], values(row.op + "/dx")[i],
                            {t.relative, t.absolute + rounded, std::isnan(xs[i]) || lost}))
             << "dx";
@@ -114,7 +119,8 @@ struct Layer {
 std::vector<Layer> layers() {
   auto norm = [](bool training) {
     return Build([training](Inputs v) {
-      Tensor mean = Tensor::zeros(v[0].backend(), {10}, v[1].dtype()), variance = Tensor::full(v[0].backend(), {10}, 1, v[1].dtype());
+      Tensor mean = Tensor::zeros(v[0].backend(), {10}, v[1].dtype()),
+             variance = Tensor::full(v[0].backend(), {10}, 1, v[1].dtype());
       const BatchNormOptions o{.training = training, .relu = true};
       if (v.size() > 3) return batch_norm(v[3], v[1], v[2], mean, variance, o, v[0]);
       return batch_norm(v[0], v[1], v[2], mean, variance, o);
@@ -130,13 +136,17 @@ std::vector<Layer> layers() {
       {"conv2d_relu", {"x", "w", "b"}, [](Inputs v) { return conv2d(v[0], v[1], v[2], {.padding = 1, .relu = true}); }},
       {"max_pool", {"x"}, [](Inputs v) { return max_pool2d(v[0], {.kernel_size = 3, .stride = 2, .padding = 1}); }},
       {"max_pool_relu", {"x"}, [](Inputs v) { return max_pool2d(v[0], {.relu = true}); }},
-      {"average_pool", {"x"}, [](Inputs v) { return average_pool2d(v[0], {.kernel_size = 3, .stride = 2, .padding = 1}); }},
+      {"average_pool",
+       {"x"},
+       [](Inputs v) { return average_pool2d(v[0], {.kernel_size = 3, .stride = 2, .padding = 1}); }},
       {"global_average_pool", {"x"}, [](Inputs v) { return global_average_pool(v[0]); }},
       {"sum_rows", {"x"}, rows(sum)},
       {"mean_rows", {"x"}, rows(mean)},
       {"max_rows", {"x"}, rows(max)},
       {"softmax", {"x"}, [](Inputs v) { return softmax(v[0]); }},
-      {"where", {"x", "other"}, [](Inputs v) {
+      {"where",
+       {"x", "other"},
+       [](Inputs v) {
          return where(Tensor::of(v[0].backend(), {5}, {1, 0, 1, 0, 1}, DType::u8), v[0], v[1]);
        }},
       {"mse_loss", {"x", "t"}, [](Inputs v) { return mse_loss(v[0], v[1]); }},
@@ -181,8 +191,10 @@ TEST(SpecialValues, LayersAsPyTorch) {
 
 // The table's rows again, one number of one input replaced: what is NaN in the reference backend's double is so
 // everywhere, and what an infinity made infinite is not finite. Large cases take other kernels than small ones.
-void sweep_case(const Row& row, const Case& c, std::size_t input, double special, Backend& exact, const Column& column) {
-  SCOPED_TRACE(row.op + " " + c.name + ", input " + std::to_string(input) + " has " + std::to_string(special) + ", " + column.name());
+void sweep_case(const Row& row, const Case& c, std::size_t input, double special, Backend& exact,
+                const Column& column) {
+  SCOPED_TRACE(row.op + " " + c.name + ", input " + std::to_string(input) + " has " + std::to_string(special) + ", " +
+               column.name());
   std::vector<std::vector<double>> in;  // rounded, so that both compute with the same numbers
   std::vector<Variable> constants;
   for (std::size_t i = 0; i < c.inputs.size(); i++) {
@@ -235,11 +247,12 @@ TEST(SpecialValues, AFusedReluKeepsNaN) {
       const char* what;
       Shape x, w;
       Conv2dOptions o;
-    } convolutions[] = {{"winograd", {2, 8, 8, 16}, {16, 3, 3, 16}, {.padding = 1, .relu = true}},
-                        {"few channels", {2, 8, 8, 1}, {16, 3, 3, 1}, {.padding = 1, .relu = true}},
-                        {"1x1", {2, 8, 8, 16}, {32, 1, 1, 16}, {.relu = true}},
-                        {"5x5", {2, 8, 8, 16}, {16, 5, 5, 16}, {.padding = 2, .relu = true}},
-                        {"groups", {2, 8, 8, 16}, {16, 3, 3, 1}, {.stride = 2, .padding = 1, .groups = 16, .relu = true}}};
+    } convolutions[] = {
+        {"winograd", {2, 8, 8, 16}, {16, 3, 3, 16}, {.padding = 1, .relu = true}},
+        {"few channels", {2, 8, 8, 1}, {16, 3, 3, 1}, {.padding = 1, .relu = true}},
+        {"1x1", {2, 8, 8, 16}, {32, 1, 1, 16}, {.relu = true}},
+        {"5x5", {2, 8, 8, 16}, {16, 5, 5, 16}, {.padding = 2, .relu = true}},
+        {"groups", {2, 8, 8, 16}, {16, 3, 3, 1}, {.stride = 2, .padding = 1, .groups = 16, .relu = true}}};
     for (const auto& c : convolutions) {
       Variable in = x(c.x);
       const bool strided = c.o.stride > 1;  // leaves pixels out
@@ -278,11 +291,11 @@ TEST(SpecialValues, DigitsNearZeroAndInTheTails) {
     for (std::size_t i = 0; i < at.size(); i++)
       EXPECT_NEAR(got[i] / exact(at[i]), 1, 3e-6) << op << "(" << at[i] << ")";
   };
-  check("elu", [](const Variable& x) { return elu(x); }, [](double x) { return x > 0 ? x : std::expm1(x); });
+  check(
+      "elu", [](const Variable& x) { return elu(x); }, [](double x) { return x > 0 ? x : std::expm1(x); });
   check("gelu", gelu, [](double x) { return x / 2 * std::erfc(-x / std::sqrt(2.0)); });
-  check("gelu_tanh", gelu_tanh, [](double x) {
-    return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
-  });
+  check("gelu_tanh", gelu_tanh,
+        [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))); });
   check("tanh", tanh, std::tanh);
   check("silu", silu, [](double x) { return x / (1 + std::exp(-x)); });
 }

@@ -19,8 +19,8 @@ std::vector<std::string> on_ranks(int n, std::size_t chunk_bytes, const Body& bo
   return ranks_say(n, [&](int r) {
     Twin twin;
     twin.behind = true;
-    auto mine = staged(std::move(ranks[std::size_t(r)]), twin,
-                       {.chunk_bytes = chunk_bytes, .chunks = 3, .deadline = deadline});
+    auto mine =
+        staged(std::move(ranks[std::size_t(r)]), twin, {.chunk_bytes = chunk_bytes, .chunks = 3, .deadline = deadline});
     body(*mine, twin);
   });
 }
@@ -57,10 +57,12 @@ TEST(Staged, DisagreementIsNamed) {
 TEST(Staged, ARankThatDiesIsNamedAtEveryMessage) {
   for (std::int64_t at : {0, 1, 5, 11, 30}) {
     Outcome outcome;
-    const auto said = on_ranks(3, 40, [](Communicator& c, Twin& twin) {
-      Tensor x = on(twin, of_rank(c.rank(), 101));
-      for (int i = 0; i < 3; i++) c.all_reduce(whole(x)).wait();
-    }, {.deadline = 20, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
+    const auto said = on_ranks(3, 40,
+                               [](Communicator& c, Twin& twin) {
+                                 Tensor x = on(twin, of_rank(c.rank(), 101));
+                                 for (int i = 0; i < 3; i++) c.all_reduce(whole(x)).wait();
+                               },
+                               {.deadline = 20, .fault = {Fault::Kind::killed, at}, .outcome = &outcome});
     ASSERT_GE(outcome.faulty, 0) << "no message " << at;
     for (std::size_t r = 0; r < said.size(); r++)
       EXPECT_NE(said[r].find("rank " + std::to_string(outcome.faulty)), std::string::npos) << said[r];
@@ -69,18 +71,22 @@ TEST(Staged, ARankThatDiesIsNamedAtEveryMessage) {
 
 TEST(Staged, ACopyThatNeverEndsIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = on_ranks(2, 40, [](Communicator& c, Twin& twin) {
-    Tensor x = on(twin, of_rank(c.rank(), 101));
-    twin.stuck = c.rank() == 1;
-    Work sum = c.all_reduce(whole(x));
-    try {
-      sum.wait();
-    } catch (...) {
-      twin.stuck = false;  // so that the rank can go
-      throw;
-    }
-  }, {.deadline = 20}, 1);
-  for (const auto& s : said) EXPECT_NE(s.find("rank 1: a copy between device and host has not ended"), std::string::npos) << s;
+  const auto said = on_ranks(
+      2, 40,
+      [](Communicator& c, Twin& twin) {
+        Tensor x = on(twin, of_rank(c.rank(), 101));
+        twin.stuck = c.rank() == 1;
+        Work sum = c.all_reduce(whole(x));
+        try {
+          sum.wait();
+        } catch (...) {
+          twin.stuck = false;  // so that the rank can go
+          throw;
+        }
+      },
+      {.deadline = 20}, 1);
+  for (const auto& s : said)
+    EXPECT_NE(s.find("rank 1: a copy between device and host has not ended"), std::string::npos) << s;
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 

@@ -5,11 +5,11 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
+#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/sync_batch_norm.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
+#include "layers/train/fit.h"
 #include "tests/ranks.h"
 #include "tests/support.h"
 #include "tests/twin.h"
@@ -172,10 +172,8 @@ void same_bits(const std::vector<Ended>& runs) {
 void train(Strategy& strategy, Ended& run, int steps, bool sync) {
   auto backend = reference_backend(1);
   Dataset data = synthetic({.side = 6, .channels = 1, .train = 37, .test = 10, .seed = 3});
-  Loader source(
-      data.train,
-      {.batch = 24, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
-      *backend);
+  Loader source(data.train, {.batch = 24, .seed = 5, .rank = strategy.rank(), .world = strategy.size(), .prefetch = 0},
+                *backend);
   Block model;
   Task task = classification();
   strategy.prepare(model, task, {.sync_batch_norm = sync});

@@ -38,7 +38,8 @@ TEST(Tables, WhatIsWrongInACsvFileIsNamed) {
   EXPECT_TRUE(refused([&] { read_csv(csv(dir, "x,y\n1,2\n"), {"z"}); }, {"no column 'z'", "x,y"}));
   EXPECT_TRUE(refused([&] { read_csv(csv(dir, "x,y\n1,2\n3\n"), {"y"}); }, {"line 3", "1 fields, expected 2"}));
   for (const char* bad : {"", "cat", "1.5x", "nan", "1e99"})
-    EXPECT_TRUE(refused([&] { read_csv(csv(dir, std::string("x,y\n1,2\n") + bad + ",4\n"), {"y"}); }, {"line 3", "column 'x'", "finite"}))
+    EXPECT_TRUE(refused([&] { read_csv(csv(dir, std::string("x,y\n1,2\n") + bad + ",4\n"), {"y"}); },
+                        {"line 3", "column 'x'", "finite"}))
         << bad;
   EXPECT_TRUE(refused([&] { read_csv(csv(dir, "x,y\n"), {"y"}); }, {"no row"}));
   EXPECT_TRUE(refused([&] { read_csv(csv(dir, "y\n1\n"), {"y"}); }, {"no feature"}));
@@ -127,7 +128,8 @@ TEST(Tasks, RegressionHasALossAndNoAccuracyAndRanksAreOneMachine) {
 
 TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
   auto backend = reference_backend(1);
-  const Tensor outputs = Tensor::of(*backend, {3, 2}, {2, -1, -3, 4, 1, 1}), targets = Tensor::of(*backend, {3, 2}, {1, 0, 1, 1, 1, 1});
+  const Tensor outputs = Tensor::of(*backend, {3, 2}, {2, -1, -3, 4, 1, 1}),
+               targets = Tensor::of(*backend, {3, 2}, {1, 0, 1, 1, 1, 1});
   Tensor correct = Tensor::zeros(*backend, {1}, DType::i32);
   const double loss = multi_label().judged(Variable(outputs), targets, &correct).value().item();
   double want = 0;
@@ -158,7 +160,9 @@ TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
   EXPECT_TRUE(refused([&] { read_csv(written("a,y\n1,2\n"), {"y", "y"}); }, {"two of the targets"}));
   EXPECT_TRUE(refused([&] { read_csv(written("a,y\n1,\n"), {"y"}, true); }, {"line 2", "no class"}));
   EXPECT_TRUE(refused([&] { read_csv(folder.file("."), {"y"}); }, {"folder"}));
-  const Table t = read_csv(written("\xEF\xBB\xBF" "a,y\n+1,2\n"), {"y"});
+  const Table t = read_csv(written("\xEF\xBB\xBF"
+                                   "a,y\n+1,2\n"),
+                           {"y"});
   EXPECT_EQ(t.columns[0], "a");
   EXPECT_EQ(t.features.values()[0], 1);
 
@@ -170,7 +174,8 @@ TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
   EXPECT_TRUE(refused([&] { Tensor::of(*backend, {1}, {300}, DType::u8); }, {"300", "u8"}));
   // Parameters that others have taken over.
   FlatParameters second(model, *backend, 2);
-  EXPECT_TRUE(refused([&] { flat.backward(mean(model(labels.make(0, 0).images))); }, {"belongs to other FlatParameters"}));
+  EXPECT_TRUE(
+      refused([&] { flat.backward(mean(model(labels.make(0, 0).images))); }, {"belongs to other FlatParameters"}));
   second.backward(mean(model(labels.make(0, 0).images)));
 }
 

@@ -57,7 +57,9 @@ TEST(Team, InsideAPartPartsRunOneAfterAnother) {
   std::vector<int> seen(4 * 4, 0);
   in_parts(4, [&](int outer) {
     EXPECT_TRUE(team::inside());
-    in_parts(4, [&](int inner) { seen[std::size_t(outer * 4 + inner)] = inner == 0 ? 1 : seen[std::size_t(outer * 4 + inner - 1)] + 1; });
+    in_parts(4, [&](int inner) {
+      seen[std::size_t(outer * 4 + inner)] = inner == 0 ? 1 : seen[std::size_t(outer * 4 + inner - 1)] + 1;
+    });
   });
   for (int i = 0; i < 16; i++) EXPECT_EQ(seen[std::size_t(i)], i % 4 + 1);
   EXPECT_FALSE(team::inside());
@@ -115,7 +117,8 @@ TEST(Team, LeavesTheCoresSoonAfterItsWork) {
 TEST(Team, ASignalDuringAProductHarmsNothing) {
   static std::atomic<int> signals{0};
   signals = 0;
-  struct sigaction count {}, before {};
+  struct sigaction count {
+  }, before{};
   count.sa_handler = [](int) { signals++; };
   sigaction(SIGALRM, &count, &before);
   const itimerval often{{0, 1000}, {0, 1000}};

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "core/backend.h"
-#include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
+#include "dist/strategies/all_reduce.h"
 #include "dist/strategies/top_k.h"
 #include "layers/layers.h"
 #include "tests/ranks.h"

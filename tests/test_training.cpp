@@ -14,11 +14,11 @@
 #include "core/files/safetensors.h"
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "layers/optim/accumulation.h"
-#include "layers/train/fit.h"
 #include "layers/layers.h"
-#include "layers/train/data_loading.h"
 #include "layers/models/models.h"
+#include "layers/optim/accumulation.h"
+#include "layers/train/data_loading.h"
+#include "layers/train/fit.h"
 #include "layers/train/options.h"
 #include "tests/support.h"
 
@@ -87,7 +87,8 @@ TEST(Optimizers, FollowPyTorchAndTheFormula) {
   runs.push_back({reference_backend(), DType::f64, 2e-6});  // the dumps hold f32, and so do the optimizer's rates
   for (const test::BackendKind& kind : test::backends()) runs.push_back({kind.make(), DType::f32, 5e-4});
 
-  for (const char* name : {"tiny_adamw", "tiny_adamw_plain", "tiny_adam", "tiny_rmsprop", "tiny_rmsprop_momentum", "tiny_lars"})
+  for (const char* name :
+       {"tiny_adamw", "tiny_adamw_plain", "tiny_adam", "tiny_rmsprop", "tiny_rmsprop_momentum", "tiny_lars"})
     for (Run& run : runs) {
       SCOPED_TRACE(std::string(name) + " on " + run.backend->name() + " " + name_of(run.dtype));
       const test::Attributes a = dumps.attributes(name);
@@ -160,7 +161,8 @@ TEST(Loading, LoadersAreWhatTheOptionsSay) {
   o.val = 80, o.augment = true, o.cutout = 3, o.mixup = 0.2;
   EXPECT_EQ(Loaders(data, o, *backend).train.options().batch, 8);  // the program's batch is for more pictures
   o.given = {"--batch"};
-  EXPECT_TRUE(refused([&] { Loaders(data, o, *backend); }, {"20 pictures do not fill a batch of 32", "a smaller --batch or --val"}));
+  EXPECT_TRUE(refused([&] { Loaders(data, o, *backend); },
+                      {"20 pictures do not fill a batch of 32", "a smaller --batch or --val"}));
   o.batch_per_rank = 9;
   Loaders few(data, o, *backend);
   EXPECT_TRUE(refused([&] { few.train.share(1, 3); }, {"do not fill a batch of 27 over all ranks", "fewer ranks"}));

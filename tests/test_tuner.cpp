@@ -21,7 +21,8 @@ const SimulatedRates rates{.flops = 2e10, .memory = 1e10, .out = 2e9, .in = 2e9}
 
 struct Recorded {
   std::unique_ptr<Backend> backend = cpu_backend(1);
-  RecordedStep small = record_step(workload, 8, *backend, simulated_mover(rates), 1), large = record_step(workload, 16, *backend, simulated_mover(rates), 1);
+  RecordedStep small = record_step(workload, 8, *backend, simulated_mover(rates), 1),
+               large = record_step(workload, 16, *backend, simulated_mover(rates), 1);
   std::size_t peak(std::int64_t batch) const {
     const IterationRecord r = at_batch(small, large, batch);
     return simulate(r, std::vector<Fate>(r.saved.size(), Fate::keep), std::size_t(1) << 50, {}).peak;
@@ -35,8 +36,10 @@ TEST(Tuner, AMinibatchThatWasNotRunIsPredicted) {
   ASSERT_EQ(guess.events.size(), real.record.events.size());
   ASSERT_EQ(guess.saved.size(), real.record.saved.size());
   double seconds = 0, predicted = 0, bytes = 0, guessed = 0;
-  for (std::size_t i = 0; i < guess.events.size(); i++) seconds += real.record.events[i].seconds, predicted += guess.events[i].seconds;
-  for (std::size_t i = 0; i < guess.saved.size(); i++) bytes += double(real.record.saved[i].bytes), guessed += double(guess.saved[i].bytes);
+  for (std::size_t i = 0; i < guess.events.size(); i++)
+    seconds += real.record.events[i].seconds, predicted += guess.events[i].seconds;
+  for (std::size_t i = 0; i < guess.saved.size(); i++)
+    bytes += double(real.record.saved[i].bytes), guessed += double(guess.saved[i].bytes);
   EXPECT_NEAR(predicted / seconds, 1, 0.02);
   EXPECT_NEAR(guessed / bytes, 1, 0.05) << "blocks below 1 MiB are rounded up";
   EXPECT_TRUE(refused([&] { at_batch(r.large, r.small, 48); }, {"the smaller minibatch first"}));
@@ -54,7 +57,8 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
     if (!row.fits()) continue;
     moved += row.choice.forecast.swapped + row.choice.forecast.recomputed > 0;
     EXPECT_LE(row.choice.forecast.peak, o.budget);
-    const double measured = measure_batch(workload, row.batch, *r.backend, simulated_mover(rates), {.budget = o.budget * 21 / 20}, 3);
+    const double measured =
+        measure_batch(workload, row.batch, *r.backend, simulated_mover(rates), {.budget = o.budget * 21 / 20}, 3);
     EXPECT_NEAR(measured / row.choice.forecast.seconds, 1, 0.15) << row.batch;
   }
   EXPECT_GT(moved, 0);
@@ -69,7 +73,8 @@ TEST(Tuner, APlanTakesTheTimeThatWasPredicted) {
   const auto of = [](const MetricFields& line, const char* name) {
     for (const auto& [field, value] : line)
       if (field == name)
-        return std::holds_alternative<std::int64_t>(value) ? double(std::get<std::int64_t>(value)) : std::get<double>(value);
+        return std::holds_alternative<std::int64_t>(value) ? double(std::get<std::int64_t>(value))
+                                                           : std::get<double>(value);
     return -1.0;
   };
   std::map<std::string, int> events;
@@ -112,14 +117,18 @@ TEST(Tuner, NoiseOfTheGradientAndTheLearningRate) {
   EXPECT_DOUBLE_EQ(matched_rate(RateRule::linear, 0.1, 4, 8, n), 0.4);
   EXPECT_DOUBLE_EQ(matched_rate(RateRule::square_root, 0.1, 4, 8, n), 0.2);
   EXPECT_NEAR(matched_rate(RateRule::adascale, 0.1, 4, 25, n), 0.1 * 8 / 5, 1e-12);  // σ² = μ² = 4
-  EXPECT_DOUBLE_EQ(matched_rate(RateRule::adascale, 0.1, 4, 8, {.gradient = 0, .trace = 9}), 0.4) << "noise alone: linear";
-  EXPECT_DOUBLE_EQ(matched_rate(RateRule::adascale, 0.1, 4, 8, {.gradient = 9, .trace = 0}), 0.1) << "no noise: larger batches bring nothing";
+  EXPECT_DOUBLE_EQ(matched_rate(RateRule::adascale, 0.1, 4, 8, {.gradient = 0, .trace = 9}), 0.4)
+      << "noise alone: linear";
+  EXPECT_DOUBLE_EQ(matched_rate(RateRule::adascale, 0.1, 4, 8, {.gradient = 9, .trace = 0}), 0.1)
+      << "no noise: larger batches bring nothing";
   EXPECT_TRUE(std::isinf(GradientNoise{.gradient = -1, .trace = 1}.scale()));
 
   // Of a model: gradients whose noise is known, since y = w·x with one weight has the gradient x.
   struct One : Module {
     One() { parameter("w", {1, 64}, Initial::constant(0)); }
-    Variable forward(const Variable& x) override { return matmul(flatten(x), transpose(Module::parameter("w").variable, {1, 0})); }
+    Variable forward(const Variable& x) override {
+      return matmul(flatten(x), transpose(Module::parameter("w").variable, {1, 0}));
+    }
   } model;
   auto backend = reference_backend(1);
   FlatParameters flat(model, *backend, 1);

@@ -98,7 +98,7 @@ class Twin : private Blocks, public reference::ReferenceBackend {
   std::string log;  // s: the step was called, […]: while recording, r: a replay
   bool refuses = false, behind = false;
   std::atomic<bool> stuck{false};  // no queue goes on any more
-  std::string uuid;  // identity()
+  std::string uuid;                // identity()
 
   Twin() : ReferenceBackend(1, std::make_unique<Listed>(blocks)) { deterministic(true); }
   bool records() const override { return true; }

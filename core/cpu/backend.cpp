@@ -122,14 +122,14 @@ class CpuBackend : public Backend {
   }
   void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     typed(dy.dtype(), "linear_backward_data", [&]<class T> {
-      convolution_.library().linear_backward_data<T>(dy.numel() / w.size(0), w.size(0), w.size(1),
-                                                     dy.data<T>(), w.data<float>(), key(w), dx.write<T>(), add);
+      convolution_.library().linear_backward_data<T>(dy.numel() / w.size(0), w.size(0), w.size(1), dy.data<T>(),
+                                                     w.data<float>(), key(w), dx.write<T>(), add);
     });
   }
   void linear_backward_weight(const Tensor& x, const Tensor& dy, Tensor& dw, bool add) override {
     typed(x.dtype(), "linear_backward_weight", [&]<class T> {
-      convolution_.library().linear_backward_weights<T>(dy.numel() / dw.size(0), dw.size(0), dw.size(1),
-                                                        x.data<T>(), dy.data<T>(), dw.write<float>(), add);
+      convolution_.library().linear_backward_weights<T>(dy.numel() / dw.size(0), dw.size(0), dw.size(1), x.data<T>(),
+                                                        dy.data<T>(), dw.write<float>(), add);
     });
   }
 

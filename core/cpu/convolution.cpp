@@ -115,9 +115,12 @@ struct Convolution::State {
     check(s);
     Choice c{s, pass, dtype_of<T>, Algorithm::onednn, {}, {}};
     const auto found = candidates<T>(s, pass, &c.library_kernel);
-    if (only && std::find(found.begin(), found.end(), *only) != found.end()) c.algorithm = *only;
-    else if (found.size() == 1) c.algorithm = found[0];
-    else if (by_rule) c.algorithm = rule(s, found);
+    if (only && std::find(found.begin(), found.end(), *only) != found.end())
+      c.algorithm = *only;
+    else if (found.size() == 1)
+      c.algorithm = found[0];
+    else if (by_rule)
+      c.algorithm = rule(s, found);
     else {
       double best = 1e30;
       for (Algorithm a : found) {

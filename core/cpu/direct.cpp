@@ -309,8 +309,10 @@ template <class T>
 void forward(const ConvShape& s, const T* x, const float* w, T* y, const Epilogue& epilogue, Scratch& scratch,
              int threads) {
   const Geometry g(s);
-  if (g.lanes_out % (2 * VL) == 0) forward_with<2>(g, x, w, y, epilogue, scratch, threads);
-  else forward_with<1>(g, x, w, y, epilogue, scratch, threads);
+  if (g.lanes_out % (2 * VL) == 0)
+    forward_with<2>(g, x, w, y, epilogue, scratch, threads);
+  else
+    forward_with<1>(g, x, w, y, epilogue, scratch, threads);
 }
 
 template <class T>
@@ -374,7 +376,8 @@ void backward_data(const ConvShape& s, const T* dy, const float* w, T* dx, bool 
     float *bordered = private_part + lane * own, *wide = bordered + g.bordered();
     std::memset(bordered, 0, 4 * g.bordered());
     const T* from = dy + picture * g.pixels() * g.c_out;
-    if (g.c_out == g.lanes_out) widen(from, wide, int(gradient));
+    if (g.c_out == g.lanes_out)
+      widen(from, wide, int(gradient));
     else
       for (std::size_t p = 0; p < g.pixels(); p++) widen(from + p * g.c_out, wide + p * g.lanes_out, g.c_out);
     for (int i = 0; i < g.out_h; i++)

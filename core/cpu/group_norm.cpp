@@ -53,7 +53,8 @@ void normalise(const Fold& f, const T* x, const float* center, const float* scal
   sweep(f, 0, 1, Order::forwards, [&](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
     const Panel m(center + column), a(scale + column), b(offset + column);
     for (std::int64_t r = 0; r < rows; r++, at += f.width)
-      for (int i = 0; i < 4; i++) write_lane<whole>(y + at, i, n, (read_lane<whole>(x + at, i, n) - m[i]) * a[i] + b[i]);
+      for (int i = 0; i < 4; i++)
+        write_lane<whole>(y + at, i, n, (read_lane<whole>(x + at, i, n) - m[i]) * a[i] + b[i]);
   });
 }
 

@@ -76,6 +76,7 @@ void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned f
     body(data);
     region = outer, threads_wanted = before;
   };
-  team::run(parts, [](const void* r, int part) { (*static_cast<const decltype(run)*>(r))(part); }, &run);
+  team::run(
+      parts, [](const void* r, int part) { (*static_cast<const decltype(run)*>(r))(part); }, &run);
 }
 }

@@ -50,8 +50,8 @@ void normalise(const Fold& f, int thread, int threads, Order order, const T* x, 
 
 // The same for the whole of x; scale and offset have room for f.width values.
 template <class T>
-void normalise_all(const Fold& f, int threads, Order order, const NormShape& s, const T* x, const T* residual, float* scale,
-                   float* offset, T* y) {
+void normalise_all(const Fold& f, int threads, Order order, const NormShape& s, const T* x, const T* residual,
+                   float* scale, float* offset, T* y) {
   f.repeat(scale);
   f.repeat(offset);
   threads = worth(threads, f);
@@ -141,8 +141,8 @@ void batch_norm(int threads, const NormShape& s, const T* x, const Moments* mome
 }
 
 template <class T>
-void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual,
-                          const float* gamma, const float* beta, const float* mean, const float* variance, T* y) {
+void batch_norm_inference(int threads, const NormShape& s, const T* x, const T* residual, const float* gamma,
+                          const float* beta, const float* mean, const float* variance, T* y) {
   const Fold f(s.rows, s.channels);
   std::vector<float> values(2 * f.width);
   float *scale = values.data(), *offset = scale + f.width;
@@ -171,8 +171,7 @@ void batch_norm_again(int threads, const NormShape& s, const T* x, const T* resi
 //   dbeta = Σ d,  dgamma = Σ d·x̂,  dx = gamma·inverse·(d − dbeta/rows − x̂·dgamma/rows),  dresidual = d.
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_std,
-                         const NormBackward<T>& out) {
+                         const float* beta, const float* mean, const float* inverse_std, const NormBackward<T>& out) {
   const GradientPasses<T> pass{Fold(s.rows, s.channels), x, y, dy, out, !s.relu ? no_mask : y ? from_y : from_x};
   const Fold& f = pass.f;
   threads = worth(threads, f);

@@ -34,8 +34,7 @@ struct NormBackward {  // as Backend::NormGradients, in pointers; null: not want
 // y: null unless the mask is to be taken from it (ReLU after a residual). dresidual may be dy.
 template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
-                         const float* beta, const float* mean, const float* inverse_std,
-                         const NormBackward<T>& out);
+                         const float* beta, const float* mean, const float* inverse_std, const NormBackward<T>& out);
 
 // ---- group_norm.cpp -------------------------------------------------------------------------------------------------
 // Each picture is small enough to stay in cache, so a thread takes whole pictures and reads them several times.

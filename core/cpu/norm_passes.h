@@ -41,8 +41,8 @@ struct GradientPasses {
   void add_up(int part, int parts, double* sum, double* product) const {
     auto pass = [&](auto mask, auto keeping) {
       sweep(f, part, parts, Order::forwards,
-            [=, x = x, y = y, dy = dy, to = out.dresidual, center = center, scale = scale, offset = offset, width = f.width](
-                auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+            [=, x = x, y = y, dy = dy, to = out.dresidual, center = center, scale = scale, offset = offset,
+             width = f.width](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
               const Panel m(center + column), a(scale + column), b(offset + column);
               vf total[4] = {}, dot[4] = {};
               for (std::int64_t r = 0; r < rows; r++, at += width)
@@ -70,9 +70,10 @@ struct GradientPasses {
     T *dx = out.dx, *residual = keep_masked ? nullptr : out.dresidual;  // d is added to this one
     auto pass = [&](auto mask, auto adding, auto only_dx) {
       sweep(f, part, parts, Order::backwards,
-            [=, x = x, y = y, center = center, scale = scale, offset = offset, slope = slope, constant = constant, width = f.width](
-                auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
-              const Panel m(center + column), a(scale + column), b(offset + column), k(slope + column), e(constant + column);
+            [=, x = x, y = y, center = center, scale = scale, offset = offset, slope = slope, constant = constant,
+             width = f.width](auto whole, std::int64_t at, std::int64_t column, std::int64_t rows, int n) {
+              const Panel m(center + column), a(scale + column), b(offset + column), k(slope + column),
+                  e(constant + column);
               for (std::int64_t r = 0; r < rows; r++, at += width)
                 for (int i = 0; i < 4; i++) {
                   vf v = read_lane<whole>(x + at, i, n), d = read_lane<whole>(gradient + at, i, n);
@@ -89,7 +90,8 @@ struct GradientPasses {
             });
     };
     by_mask(keep_masked ? no_mask : mask, [&](auto mask) {
-      choose(dx && out.add_dx, [&](auto adding) { choose(dx && !residual, [&](auto only_dx) { pass(mask, adding, only_dx); }); });
+      choose(dx && out.add_dx,
+             [&](auto adding) { choose(dx && !residual, [&](auto only_dx) { pass(mask, adding, only_dx); }); });
     });
   }
 };

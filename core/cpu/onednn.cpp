@@ -89,9 +89,9 @@ struct Hash {
   std::size_t operator()(const ConvKey& k) const {
     const ConvShape& s = k.shape;
     std::size_t h = 0;
-    for (std::int64_t v : {s.n, s.h, s.w, s.c_in, s.c_out, s.kh, s.kw, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
-                           s.dilation_h, s.dilation_w, s.groups, std::int64_t(k.pass), std::int64_t(k.type),
-                           std::int64_t(k.bias)})
+    for (std::int64_t v :
+         {s.n, s.h, s.w, s.c_in, s.c_out, s.kh, s.kw, s.stride_h, s.stride_w, s.pad_h, s.pad_w, s.dilation_h,
+          s.dilation_w, s.groups, std::int64_t(k.pass), std::int64_t(k.type), std::int64_t(k.bias)})
       h = (h ^ std::size_t(v)) * 0x9e3779b97f4a7c15u;
     return h;
   }
@@ -157,7 +157,8 @@ auto described(const dnnl::engine& engine, const dnnl::primitive_attr& attr, con
 #endif
 }
 template <class Operation, class Hint, class... Arguments>
-auto described_backward(const dnnl::engine& engine, const dnnl::primitive_attr& attr, const Hint& hint, const Arguments&... arguments) {
+auto described_backward(const dnnl::engine& engine, const dnnl::primitive_attr& attr, const Hint& hint,
+                        const Arguments&... arguments) {
 #if DNNL_VERSION_MAJOR >= 3
   return typename Operation::primitive_desc(engine, arguments..., hint, attr);
 #else
@@ -191,7 +192,8 @@ void complete(Compiled& k, Pass pass, const typename Operation::primitive_desc& 
   const bool data = pass == Pass::backward_data, filter = pass == Pass::backward_filter;
   k.primitive = Operation(d);
   finish(k, d, engine);
-  bind_weights(k, plain, d.query_md(filter ? dnnl::query::diff_weights_md : dnnl::query::weights_md), numel, filter, engine);
+  bind_weights(k, plain, d.query_md(filter ? dnnl::query::diff_weights_md : dnnl::query::weights_md), numel, filter,
+               engine);
   k.arguments.insert({{data ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, k.source},
                       {filter ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, k.weights},
                       {pass == Pass::forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, k.target}});
@@ -211,8 +213,8 @@ std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engin
   const auto bias = key.bias ? memory::desc({s.c_out}, f32, memory::format_tag::a) : memory::desc();
   const Dims strides{s.stride_h, s.stride_w}, dilations{s.dilation_h - 1, s.dilation_w - 1}, padding{s.pad_h, s.pad_w};
   const auto attr = attributes();
-  const auto forward = described<dnnl::convolution_forward>(engine, attr, dnnl::prop_kind::forward_training, direct, x, w, bias,
-                                                            y, strides, dilations, padding, padding);
+  const auto forward = described<dnnl::convolution_forward>(engine, attr, dnnl::prop_kind::forward_training, direct, x,
+                                                            w, bias, y, strides, dilations, padding, padding);
   auto k = std::make_unique<Compiled>();
   k->source = memory(x, engine, nullptr), k->target = memory(y, engine, nullptr);
   using Data = dnnl::convolution_backward_data;
@@ -220,11 +222,15 @@ std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engin
   if (key.pass == Pass::forward)
     complete<dnnl::convolution_forward>(*k, key.pass, forward, ohwi(s), s.w_numel(), engine);
   else if (key.pass == Pass::backward_data)
-    complete<Data>(*k, key.pass, described_backward<Data>(engine, attr, forward, direct, x, w, y, strides, dilations, padding, padding),
-                   ohwi(s), s.w_numel(), engine);
+    complete<Data>(
+        *k, key.pass,
+        described_backward<Data>(engine, attr, forward, direct, x, w, y, strides, dilations, padding, padding), ohwi(s),
+        s.w_numel(), engine);
   else
-    complete<Filter>(*k, key.pass, described_backward<Filter>(engine, attr, forward, direct, x, dw, y, strides, dilations, padding, padding),
-                     ohwi(s), s.w_numel(), engine);
+    complete<Filter>(
+        *k, key.pass,
+        described_backward<Filter>(engine, attr, forward, direct, x, dw, y, strides, dilations, padding, padding),
+        ohwi(s), s.w_numel(), engine);
   if (key.pass == Pass::forward && key.bias) bind_bias(*k, bias, engine);
   return k;
 }
@@ -257,7 +263,8 @@ std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& 
   if (key.op == Op::linear)
     complete<dnnl::inner_product_forward>(*k, Pass::forward, forward, plain, key.n * key.k, engine);
   else if (key.op == Op::linear_backward_data)
-    complete<Data>(*k, Pass::backward_data, described_backward<Data>(engine, attr, forward, x, w, y), plain, key.n * key.k, engine);
+    complete<Data>(*k, Pass::backward_data, described_backward<Data>(engine, attr, forward, x, w, y), plain,
+                   key.n * key.k, engine);
   else
     complete<Weights>(*k, Pass::backward_filter, described_backward<Weights>(engine, attr, forward, x, dw, y), plain,
                       key.n * key.k, engine);
@@ -339,7 +346,8 @@ struct OneDnn::State {
   }
   template <class T>
   void sum(const T* from, T* to, std::int64_t n) {
-    in_vectors(n, [&](std::int64_t i, int lanes) { store(to + i, load(to + i, lanes) + load(from + i, lanes), lanes); });
+    in_vectors(n,
+               [&](std::int64_t i, int lanes) { store(to + i, load(to + i, lanes) + load(from + i, lanes), lanes); });
   }
   template <class T>
   void relu(T* y, std::int64_t n) {
@@ -364,7 +372,8 @@ struct OneDnn::State {
                                            c + row * p.n + column, p.n);
       if (own != dnnl_success) status = own;
       if (p.bias || p.relu)
-        for (std::int64_t r = row; r < row + m; r++) finish_row(c + r * p.n + column, p.bias ? p.bias + column : nullptr, p.relu, n);
+        for (std::int64_t r = row; r < row + m; r++)
+          finish_row(c + r * p.n + column, p.bias ? p.bias + column : nullptr, p.relu, n);
     });
     if (status != dnnl_success) throw dnnl::error(status, "dnnl_sgemm");
   }
@@ -480,8 +489,7 @@ void OneDnn::linear_forward(std::int64_t m, std::int64_t n, std::int64_t k, cons
                             const float* bias, bool relu, T* y) {
   state_->need(dtype_of<T>, "linear");
   checked("linear", text(m, n, k, dtype_of<T>), [&] {
-    if constexpr (dtype_of<T> == DType::f32)
-      return state_->product({false, true, m, n, k, 1, 0, bias, relu}, x, w, y);
+    if constexpr (dtype_of<T> == DType::f32) return state_->product({false, true, m, n, k, 1, 0, bias, relu}, x, w, y);
     LibraryThreads threads(state_->threads);
     auto& p = state_->find(MatrixKey{MatrixKey::Op::linear, dtype_of<T>, m, n, k, bias != nullptr, false});
     p.source.set_data_handle(writable(x)), p.target.set_data_handle(y);

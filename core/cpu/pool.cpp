@@ -63,30 +63,34 @@ void max_row(const PoolShape& s, std::int64_t oh, const T* picture, bool with_re
     const Window columns(ow, s.kw, s.stride_w, s.pad_w, s.w);
     const T* corner = picture + (rows.first * s.w + columns.first) * s.c;
     const std::int64_t room = s.c * std::min(out_w - ow, s.w - columns.first - columns.size() + 1);
-    channels(s.c, [&](auto whole, std::int64_t c, int n) {
-      vf best = broadcast(-std::numeric_limits<float>::infinity());
-      vi at = broadcast(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
-      auto visit = [&](std::int64_t i, std::int64_t j, std::int64_t position) {
-        const vf v = take<whole>(corner + (i * s.w + j) * s.c + c, n);
-        const vi larger = beats(v, best);
-        best = larger ? v : best;
-        at = larger ? broadcast(static_cast<std::int32_t>(position)) : at;
-      };
-      if constexpr (kernel > 0) {
-        for (int i = 0; i < kernel; i++)
-          for (int j = 0; j < kernel; j++) visit(i, j, i * kernel + j);
-      } else {
-        for (std::int64_t i = 0; i < rows.size(); i++)
-          for (std::int64_t j = 0; j < columns.size(); j++) visit(i, j, (rows.begin + i) * s.kw + columns.begin + j);
-        if (rows.size() * columns.size() == 0) at = broadcast(255);
-      }
-      if (with_relu) {
-        at = best <= 0.f ? broadcast(255) : at;
-        best = relu(best);
-      }
-      put<whole>(y + c, n, best);
-      if (argmax) put<whole>(argmax + c, n, at);
-    }, room);
+    channels(
+        s.c,
+        [&](auto whole, std::int64_t c, int n) {
+          vf best = broadcast(-std::numeric_limits<float>::infinity());
+          vi at = broadcast(static_cast<std::int32_t>(kernel ? 0 : rows.begin * s.kw + columns.begin));
+          auto visit = [&](std::int64_t i, std::int64_t j, std::int64_t position) {
+            const vf v = take<whole>(corner + (i * s.w + j) * s.c + c, n);
+            const vi larger = beats(v, best);
+            best = larger ? v : best;
+            at = larger ? broadcast(static_cast<std::int32_t>(position)) : at;
+          };
+          if constexpr (kernel > 0) {
+            for (int i = 0; i < kernel; i++)
+              for (int j = 0; j < kernel; j++) visit(i, j, i * kernel + j);
+          } else {
+            for (std::int64_t i = 0; i < rows.size(); i++)
+              for (std::int64_t j = 0; j < columns.size(); j++)
+                visit(i, j, (rows.begin + i) * s.kw + columns.begin + j);
+            if (rows.size() * columns.size() == 0) at = broadcast(255);
+          }
+          if (with_relu) {
+            at = best <= 0.f ? broadcast(255) : at;
+            best = relu(best);
+          }
+          put<whole>(y + c, n, best);
+          if (argmax) put<whole>(argmax + c, n, at);
+        },
+        room);
   }
 }
 
@@ -106,11 +110,14 @@ void scatter_over_tiles(int threads, const PoolShape& shape, T* dx, bool add, co
       if (!covered) continue;
       for (std::int64_t ow = 0, from = (row / s.h * out_h + oh) * out_w * s.c; ow < out_w; ow++, from += s.c)
         for (std::int64_t j = 0; j < s.kw; j++, to += s.c)
-          channels(s.c, [&](auto whole, std::int64_t c, int n) {
-            vf v = value(whole, from + c, i * s.kw + j, n);
-            if (add) v += take<whole>(to + c, n);
-            put<whole>(to + c, n, v);
-          }, add ? 0 : s.c * (out_w - ow));  // added to, the next pixels would keep what is written too much
+          channels(
+              s.c,
+              [&](auto whole, std::int64_t c, int n) {
+                vf v = value(whole, from + c, i * s.kw + j, n);
+                if (add) v += take<whole>(to + c, n);
+                put<whole>(to + c, n, v);
+              },
+              add ? 0 : s.c * (out_w - ow));  // added to, the next pixels would keep what is written too much
     }
   });
 }

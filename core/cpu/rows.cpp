@@ -256,7 +256,7 @@ void cross_entropy_backward(int threads, std::int64_t rows, std::int64_t classes
 #define TANDEM_ROWS(T)                                                                                                \
   template void sum_rows<T>(int, std::int64_t, std::int64_t, const T*, float*, bool);                                 \
   template void reduce<T>(int, Reduction, std::int64_t, std::int64_t, std::int64_t, const T*, T*, bool);              \
-  template double squared_norm<T>(int, std::int64_t, const T*);                                                     \
+  template double squared_norm<T>(int, std::int64_t, const T*);                                                       \
   template double cross_entropy<T>(int, std::int64_t, std::int64_t, const T*, const std::int32_t*, double, float*,    \
                                    std::int32_t*);                                                                    \
   template void cross_entropy_backward<T>(int, std::int64_t, std::int64_t, const float*, const std::int32_t*, double, \

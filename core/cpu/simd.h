@@ -78,7 +78,9 @@ inline vf load(const bf16* p) {
 }
 inline void store(bf16* p, vf v) { *reinterpret_cast<vh_anywhere*>(p) = rounded(v); }
 inline vi load(const std::uint8_t* p) { return __builtin_convertvector(*reinterpret_cast<const vb_anywhere*>(p), vi); }
-inline void store(std::uint8_t* p, vi v) { *reinterpret_cast<vb_anywhere*>(p) = __builtin_convertvector(v, vb_anywhere); }
+inline void store(std::uint8_t* p, vi v) {
+  *reinterpret_cast<vb_anywhere*>(p) = __builtin_convertvector(v, vb_anywhere);
+}
 template <class T>
 auto load(const T* p, int n) {
   T whole[VL] = {};

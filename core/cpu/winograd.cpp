@@ -441,10 +441,13 @@ struct FilterPlan {
   std::size_t v_plane, w_plane;
   void (*multiply)(int, int, const float*, const float*, float*, bool) = winograd::product<true>(N, R);
 
-  FilterPlan(const ConvShape& s, int all_tiles, int threads) : c_in(int(s.c_in)), c_out(int(s.c_out)), tiles(all_tiles) {
+  FilterPlan(const ConvShape& s, int all_tiles, int threads)
+      : c_in(int(s.c_in)), c_out(int(s.c_out)), tiles(all_tiles) {
     all_share = std::int64_t(c_in) * c_out > 256 * 256 || (threads > 2 && 4 * u_size * threads > shared_budget);
     copies = all_share ? 1 : std::min(threads, tiles);
-    chunk = all_share ? std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512) : c_in + c_out <= 32 ? 72 : 48;
+    chunk = all_share            ? std::clamp(int(shared_budget / (4 * 36 * std::size_t(c_in + c_out))), 64, 512)
+            : c_in + c_out <= 32 ? 72
+                                 : 48;
     chunk = std::min(chunk, (tiles + copies - 1) / copies);
     v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
   }
@@ -473,8 +476,8 @@ void backward_filter(const ConvShape& s, const T* x, const T* dy, float* dw, boo
   float* private_part = memory.carve<float>(36 * (f.v_plane + f.w_plane) * f.copies);
   auto transform_back = [&](int block, int row, const float* from) {
     const int o = block / (f.c_in / f.N) * f.R + row;
-    filter_gradient(from + std::size_t(row) * f.N, f.u_plane, f.u_size, f.copies, f.N, dw + std::int64_t(o) * 9 * f.c_in, f.c_in,
-                    block % (f.c_in / f.N) * f.N, add);
+    filter_gradient(from + std::size_t(row) * f.N, f.u_plane, f.u_size, f.copies, f.N,
+                    dw + std::int64_t(o) * 9 * f.c_in, f.c_in, block % (f.c_in / f.N) * f.N, add);
   };
 
   if (f.all_share) {

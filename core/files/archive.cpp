@@ -80,7 +80,8 @@ void Archive::tensor(Tensor& t) {
   for (int axis = 0; t.defined() && axis < t.rank(); axis++) sizes.push_back(t.size(axis));
   (*this)(dtype, sizes);
   const Shape shape{std::span<const std::int64_t>(sizes)};
-  if (reads() && (taken || !t.defined() || t.shape() != shape || t.dtype() != dtype)) t = Tensor(backend_, shape, dtype);
+  if (reads() && (taken || !t.defined() || t.shape() != shape || t.dtype() != dtype))
+    t = Tensor(backend_, shape, dtype);
   tensors_.push_back(t);
   if (t.numel() > 0) places_[t.raw()] = number;
   bytes(reads() ? t.raw_write() : const_cast<void*>(t.raw()), t.bytes());

@@ -65,10 +65,10 @@ class Archive {
   Backend& backend_;
   std::optional<AtomicFile> out_;
   std::ifstream in_;
-  std::uint64_t left_ = 0;   // bytes that are to be read after this part
+  std::uint64_t left_ = 0;  // bytes that are to be read after this part
   std::vector<char> part_;
-  std::size_t at_ = 0;       // in it
-  Checksum checksum_;        // of the parts before
+  std::size_t at_ = 0;                         // in it
+  Checksum checksum_;                          // of the parts before
   std::vector<Tensor> tensors_;                // all that have memory, in their order
   std::map<const void*, std::size_t> places_;  // of their memory
 };

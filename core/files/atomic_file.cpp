@@ -25,8 +25,7 @@ AtomicFile::AtomicFile(const fs::path& path) : given_(path) {
   temporary_ = path_;
   temporary_ += '.' + std::to_string(getpid()) + ".tmp";
   descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor_ < 0)
-    refuse(given_.string(), ": ", cannot_write(temporary_.string(), errno));
+  if (descriptor_ < 0) refuse(given_.string(), ": ", cannot_write(temporary_.string(), errno));
 }
 
 AtomicFile::~AtomicFile() {

@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/files/atomic_file.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace tandem {
 
@@ -42,9 +42,11 @@ std::string cannot_write(const std::string& path, int error) {
   fs::path at = fs::absolute(path, none).lexically_normal();
   if (!at.has_filename()) at = at.parent_path();
   const fs::path parent = at.parent_path();
-  if (error == ENOENT && !fs::exists(parent, none)) return text + ": there is no folder " + parent.string() + " (make the folder first)";
+  if (error == ENOENT && !fs::exists(parent, none))
+    return text + ": there is no folder " + parent.string() + " (make the folder first)";
   if (error != EACCES && error != EPERM && error != EROFS) return text;
-  if (fs::exists(at, none) && !fs::is_directory(at, none)) return text + ": name another file, or change its permissions";
+  if (fs::exists(at, none) && !fs::is_directory(at, none))
+    return text + ": name another file, or change its permissions";
   while (!fs::exists(at, none) && at.has_relative_path()) at = at.parent_path();
   return text + " in the folder " + at.string() + ": name another place, or change that folder's permissions";
 }
@@ -77,8 +79,7 @@ std::string holder_of(int descriptor) {
   std::ifstream locks("/proc/locks");
   for (std::string number, kind, advisory, mode, process, place, rest;
        locks >> number >> kind >> advisory >> mode >> process >> place && std::getline(locks, rest);)
-    if (kind == "FLOCK" && place.ends_with(inode) && process != "0")
-      return " (process " + process + ")";
+    if (kind == "FLOCK" && place.ends_with(inode) && process != "0") return " (process " + process + ")";
   return "";
 }
 

@@ -216,8 +216,10 @@ std::string plain_text(std::string_view text) {
   while (!text.empty()) {
     const std::size_t n = utf8_length(text);
     const unsigned char c = static_cast<unsigned char>(text[0]);
-    if (n == 0 || c < 0x20 || c == 0x7f) out += printed("%%%02X", c);
-    else out += text.substr(0, n);
+    if (n == 0 || c < 0x20 || c == 0x7f)
+      out += printed("%%%02X", c);
+    else
+      out += text.substr(0, n);
     text.remove_prefix(std::max<std::size_t>(1, n));
   }
   return out;
@@ -243,8 +245,6 @@ std::string json_quoted(std::string_view text) {
   return out + "\"";
 }
 
-std::string json_number(double v) {
-  return std::isfinite(v) ? digits(v, 7) : "null";
-}
+std::string json_number(double v) { return std::isfinite(v) ? digits(v, 7) : "null"; }
 
 }  // namespace tandem

@@ -22,9 +22,9 @@ struct Json {
   bool boolean = false;
   double number = 0;
   std::string text;
-  std::vector<Json> items;                            // of an array
-  std::vector<JsonMember> members;                    // of an object; a name that comes twice is refused
-  int line = 0;                                       // on which it begins, from 1
+  std::vector<Json> items;          // of an array
+  std::vector<JsonMember> members;  // of an object; a name that comes twice is refused
+  int line = 0;                     // on which it begins, from 1
 
   const Json* find(std::string_view name) const;  // a member, or null
   bool is(Kind k) const { return kind == k; }

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/files/atomic_file.h"
 #include "core/backend.h"
+#include "core/files/atomic_file.h"
 #include "core/files/json.h"
 #include "core/text.h"
 
@@ -131,7 +131,8 @@ for k, v in w.items():
     at += 4 * v.numel()
 text = json.dumps(header).encode()
 open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(v.numpy().tobytes() for v in w.values()))
-' )" + shell_quoted(path.string()) + " " + shell_quoted(path.stem().string() + ".safetensors");
+' )" + shell_quoted(path.string()) +
+         " " + shell_quoted(path.stem().string() + ".safetensors");
 }
 
 // The first bytes of what torch.save() writes: a zip archive, or a bare pickle.
@@ -187,7 +188,8 @@ std::string SafetensorsFile::header_text(std::uint64_t size) {
   std::memcpy(&length, head, sizeof length);
   const bool fits = length <= largest_header && length <= size - sizeof head;
   if (!fits && is_pickle(head))  // a header of 640 bytes begins as a pickle does
-    refuse(file, ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
+    refuse(file,
+           ": is PyTorch's own format (pickle, which can run code), not safetensors. If you trust it, convert it:\n",
            conversion(path_));
   if (!fits)
     refuse(file, ": its first 8 bytes promise a header of ", length, " bytes and the file has ", size,

@@ -30,8 +30,7 @@ void put(T& y, double v, bool add) {
 template <class E>
 class Scratch {
  public:
-  Scratch(Backend& backend, std::int64_t numel)
-      : memory_(backend.memory()) {
+  Scratch(Backend& backend, std::int64_t numel) : memory_(backend.memory()) {
     MemoryUse use(Use::scratch);
     data_ = static_cast<E*>(memory_.take(static_cast<std::size_t>(std::max<std::int64_t>(numel, 1)) * sizeof(E)));
   }
@@ -79,9 +78,9 @@ class ReferenceBackend : public Backend {
   void upload(void* device, const void* host, std::size_t bytes) override;
   void download(void* host, const void* device, std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
-  void synchronize() override {}                             // a call returns when it is done
+  void synchronize() override {}                                // a call returns when it is done
   void deterministic(bool) override { deterministic_ = true; }  // it always is
-  void exact_convolution(bool on) override { exact_ = on; }  // also for gemm and linear: plain loops, sums in double
+  void exact_convolution(bool on) override { exact_ = on; }     // also for gemm and linear: plain loops, sums in double
 
   // matrix.cpp
   void gemm(bool transpose_a, bool transpose_b, const Tensor& a, const Tensor& b, Tensor& c, bool add) override;

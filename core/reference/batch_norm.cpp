@@ -82,8 +82,9 @@ void ReferenceBackend::batch_norm_inference(const NormShape& s, const Tensor& x,
   });
 }
 
-void ReferenceBackend::batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
-                                        const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) {
+void ReferenceBackend::batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual,
+                                        const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                                        const Tensor& inverse_std, Tensor& y) {
   dispatch(x.dtype(), "batch_norm_again", [&]<class T> {
     using P = Parameter<T>;
     Scratch<double> means(*this, s.channels), inverses(*this, s.channels);

@@ -47,7 +47,7 @@ class Trace {
     std::int64_t begin = 0, end = 0;     // ns since the trace began
     std::int64_t number = -1;            // of the step or the batch; −1: none
     double flops = 0, bytes = 0;         // of the work; 0: unknown. A counter has its value in `bytes`
-    std::int64_t mark = -1;              // in the device's queue, where it began; −1: none, or where the last one ended
+    std::int64_t mark = -1;  // in the device's queue, where it began; −1: none, or where the last one ended
   };
 
   class Lane {
@@ -60,9 +60,9 @@ class Trace {
     // Where the last span began or ended: what is known only when it is over is taken to have begun there.
     std::int64_t mark() const { return mark_; }
     void mark(std::int64_t t) { mark_ = t; }
-    void add(const Event& e);                      // begin and end are set
-    void keep(const Event& e);                     // the same, of work elsewhere: the follower is not told
-    Event begin(Event e);                          // begins now, for the follower, too; add_now() ends it
+    void add(const Event& e);   // begin and end are set
+    void keep(const Event& e);  // the same, of work elsewhere: the follower is not told
+    Event begin(Event e);       // begins now, for the follower, too; add_now() ends it
     void add_now(Event e);
     void until_now(Event e);                       // a span from mark() to now
     void counter(const char* name, double value);  // a number over time: bytes in use, staleness
@@ -121,7 +121,9 @@ class Trace {
     Event event;
     std::int64_t end;  // mark
   };
-  Follower* follower() const { return follower_ && std::this_thread::get_id() == followed_thread_ ? follower_ : nullptr; }
+  Follower* follower() const {
+    return follower_ && std::this_thread::get_id() == followed_thread_ ? follower_ : nullptr;
+  }
   Follower* follower_ = nullptr;
   std::thread::id followed_thread_;
   std::int64_t last_mark_ = -1;

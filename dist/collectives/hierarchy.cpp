@@ -35,7 +35,12 @@ class Hierarchy : public Communicator {
  public:
   Hierarchy(std::unique_ptr<Communicator> base, std::unique_ptr<Communicator> lane,
             std::unique_ptr<Communicator> scatter, std::unique_ptr<Communicator> gather, int host)
-      : Communicator(base->group()), host_(host), base_(std::move(base)), lane_(std::move(lane)), scatter_(std::move(scatter)), gather_(std::move(gather)) {}
+      : Communicator(base->group()),
+        host_(host),
+        base_(std::move(base)),
+        lane_(std::move(lane)),
+        scatter_(std::move(scatter)),
+        gather_(std::move(gather)) {}
   Work send(int to, Buffer data, int tag) override { return base_->send(to, data, tag); }
   Work recv(int from, Buffer data, int tag) override { return base_->recv(from, data, tag); }
   Work broadcast(Buffer data, int root) override { return base_->broadcast(data, root); }
@@ -126,8 +131,7 @@ std::unique_ptr<Communicator> hierarchy(std::unique_ptr<Communicator> base, int 
   const auto local = std::count(hosts.begin(), hosts.begin() + base->rank(), host);
   auto scatter = on_node(base->split(host, base->rank())), gather = on_node(base->split(host, base->rank()));
   auto lane = base->split(int(local), base->rank());
-  return std::make_unique<Hierarchy>(std::move(base), std::move(lane), std::move(scatter), std::move(gather),
-                                     host);
+  return std::make_unique<Hierarchy>(std::move(base), std::move(lane), std::move(scatter), std::move(gather), host);
 }
 
 }  // namespace tandem

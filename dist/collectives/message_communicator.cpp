@@ -222,8 +222,8 @@ class Collective : public Work::Operation {
     }
     for (; out_.may_begin() && may_leave(out_.next()); posted = true) {
       const Piece p = out_.piece(out_.next());
-      out_.begin({nullptr,
-                  wire_.send(rank_in_job(out_.peer(out_.next())), header_, data_.at(p.begin), std::size_t(p.length()) * size)});
+      out_.begin({nullptr, wire_.send(rank_in_job(out_.peer(out_.next())), header_, data_.at(p.begin),
+                                      std::size_t(p.length()) * size)});
     }
     return posted;
   }

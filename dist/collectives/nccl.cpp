@@ -35,7 +35,7 @@ class Nccl;
 struct Call {
   Header header;
   std::function<ncclResult_t(cudaStream_t)> queue;
-  Work announced;                      // the other ranks call the same
+  Work announced;                       // the other ranks call the same
   std::array<float, 8> signature = {};  // of the header, 16 bits in a number, and its negative
   std::unique_ptr<Event> event;
   enum class At { waits, queued, marked, done } at = At::waits;
@@ -82,7 +82,6 @@ class Nccl : public Communicator {
   // Abort, for Destroy may wait for ranks that are gone.
   ~Nccl() override { abort(); }
 
-
   Work send(int to, Buffer data, int) override {
     return start(Kind::message, data, [=, this](cudaStream_t s) {
       return nccl_.send(data.data, std::size_t(data.count), type_of(data.dtype), to, comm_, s);
@@ -95,26 +94,33 @@ class Nccl : public Communicator {
   }
   Work broadcast(Buffer data, int root) override {
     require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
-    return start(Kind::broadcast, data, [=, this](cudaStream_t s) { return piece_from(data, root, s); }, {}, root);
+    return start(
+        Kind::broadcast, data, [=, this](cudaStream_t s) { return piece_from(data, root, s); }, {}, root);
   }
   Work all_reduce(Buffer data, Combine combine) override {
     sent_ += 2 * data.bytes() * std::size_t(size() - 1) / std::size_t(size());
-    return start(Kind::all_reduce, data, [=, this](cudaStream_t s) {
-      return nccl_.all_reduce(data.data, data.data, std::size_t(data.count), type_of(data.dtype), operation_of(combine),
-                              comm_, s);
-    }, combine);
+    return start(
+        Kind::all_reduce, data,
+        [=, this](cudaStream_t s) {
+          return nccl_.all_reduce(data.data, data.data, std::size_t(data.count), type_of(data.dtype),
+                                  operation_of(combine), comm_, s);
+        },
+        combine);
   }
   // NCCL's own have pieces of one size only.
   Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
-    return start(Kind::reduce_scatter, data, pieces(data, cuts, [=, this](Buffer piece, int owner, cudaStream_t s) {
-      return nccl_.reduce(piece.data, piece.data, std::size_t(piece.count), type_of(piece.dtype), operation_of(combine),
-                          owner, comm_, s);
-    }), combine);
+    return start(Kind::reduce_scatter, data,
+                 pieces(data, cuts,
+                        [=, this](Buffer piece, int owner, cudaStream_t s) {
+                          return nccl_.reduce(piece.data, piece.data, std::size_t(piece.count), type_of(piece.dtype),
+                                              operation_of(combine), owner, comm_, s);
+                        }),
+                 combine);
   }
   Work all_gather(Buffer data, const Cuts& cuts) override {
     return start(Kind::all_gather, data, pieces(data, cuts, [this](Buffer piece, int owner, cudaStream_t s) {
-      return piece_from(piece, owner, s);
-    }));
+                   return piece_from(piece, owner, s);
+                 }));
   }
   Work barrier() override { return host_->barrier(); }
   // Made anew: ncclCommSplit has its own troubles with communicators that do not block.
@@ -143,8 +149,7 @@ class Nccl : public Communicator {
       ncclResult_t worst = nccl_.group_start();
       for (int r = 0; r < size() && worst == ncclSuccess; r++) {
         const std::int64_t begin = cuts[std::size_t(r)], end = cuts[std::size_t(r) + 1];
-        const ncclResult_t said =
-            begin == end ? ncclSuccess : call({data.at(begin), end - begin, data.dtype}, r, s);
+        const ncclResult_t said = begin == end ? ncclSuccess : call({data.at(begin), end - begin, data.dtype}, r, s);
         if (said != ncclInProgress) worst = said;
       }
       const ncclResult_t end = nccl_.group_end();
@@ -155,8 +160,12 @@ class Nccl : public Communicator {
   Work start(Kind kind, Buffer data, Queueing queueing, Combine combine = Combine::sum, int root = 0) {
     if (failed_) std::rethrow_exception(failed_);
     auto call = std::make_shared<Call>();
-    call->header = {.number = kind == Kind::message ? 0 : ++number_, .kind = kind, .dtype = data.dtype, .combine = combine,
-                    .root = std::uint8_t(root), .count = data.count};
+    call->header = {.number = kind == Kind::message ? 0 : ++number_,
+                    .kind = kind,
+                    .dtype = data.dtype,
+                    .combine = combine,
+                    .root = std::uint8_t(root),
+                    .count = data.count};
     call->queue = std::move(queueing);
     call->event = backend_.new_event();
     if (kind != Kind::message) announce(*call);
@@ -169,7 +178,8 @@ class Nccl : public Communicator {
   void announce(Call& call) {
     const Header& h = call.header;
     Checksum sum;
-    for (std::uint64_t part : {std::uint64_t(h.count), std::uint64_t(h.kind), std::uint64_t(h.dtype), std::uint64_t(h.combine), std::uint64_t(h.root)})
+    for (std::uint64_t part : {std::uint64_t(h.count), std::uint64_t(h.kind), std::uint64_t(h.dtype),
+                               std::uint64_t(h.combine), std::uint64_t(h.root)})
       sum.add(&part, sizeof part);
     for (std::size_t i = 0; i < 4; i++) {
       call.signature[i] = float(sum.value() >> 16 * i & 0xffff);
@@ -190,11 +200,13 @@ class Nccl : public Communicator {
     const std::string mine = describe(call.header).substr(0, length - 1);
     std::copy(mine.begin(), mine.end(), all.begin() + std::ptrdiff_t(length * std::size_t(rank())));
     host_check_->all_gather(buffer(all)).wait();  // on the other one some ranks have announced more
-    auto call_of = [&](int r) { return std::string(reinterpret_cast<const char*>(all.data()) + length * std::size_t(r)); };
+    auto call_of = [&](int r) {
+      return std::string(reinterpret_cast<const char*>(all.data()) + length * std::size_t(r));
+    };
     int other = 1;
     while (other + 1 < size() && call_of(other) == call_of(0)) other++;
-    throw CommunicationError(other, where(other) + " calls " + call_of(other) + " where " + where(0) + " calls " +
-                                        call_of(0));
+    throw CommunicationError(other,
+                             where(other) + " calls " + call_of(other) + " where " + where(0) + " calls " + call_of(0));
   }
 
   // ---- carrying on --------------------------------------------------------------------------------------------------
@@ -258,8 +270,8 @@ class Nccl : public Communicator {
     verify(state, what);
     if (seconds_since(since_) > options_.patience) group()->check();
     if (seconds_since(since_) > options_.deadline)
-      throw CommunicationError(-1, what + " over NCCL: " + where(rank()) + " waits for " +
-                                       std::to_string(int(options_.deadline)) + " s");
+      throw CommunicationError(
+          -1, what + " over NCCL: " + where(rank()) + " waits for " + std::to_string(int(options_.deadline)) + " s");
   }
   void verify(ncclResult_t result, const std::string& what) {
     if (result == ncclSuccess || result == ncclInProgress) return;

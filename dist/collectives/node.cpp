@@ -59,10 +59,10 @@ class NodeOperation : public Work::Operation {
 
  private:
   friend class NodeCommunicator;
-  bool step();          // true when a round is over
-  void before();        // a round: what is written before arriving
-  void after();         // what is read when all have arrived
-  void decide();        // after the first round, in which all said what they want
+  bool step();    // true when a round is over
+  void before();  // a round: what is written before arriving
+  void after();   // what is read when all have arrived
+  void decide();  // after the first round, in which all said what they want
   Piece open(int rank) const;
   std::uint64_t sent() const;
   std::size_t bytes(Piece p) const { return std::size_t(p.length()) * size_of(data_.dtype); }
@@ -188,7 +188,9 @@ class NodeCommunicator : public Communicator {
       if (control_blocks_[r].arrivals[sequence % 2].sequence.load(std::memory_order_acquire) < sequence) return false;
     return true;
   }
-  bool front_arrived() const { return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->sequence_); }
+  bool front_arrived() const {
+    return !queue_.empty() && queue_.front()->entered_ && arrived(queue_.front()->sequence_);
+  }
   int last_to_arrive(std::uint64_t sequence) const {
     for (int r = 0; r < ranks_; r++)
       if (control_blocks_[r].arrivals[sequence % 2].sequence.load() < sequence) return r;
@@ -363,7 +365,8 @@ void NodeOperation::decide() {
 
 // Bytes of this rank that the others read, and those that it writes for them.
 std::uint64_t NodeOperation::sent() const {
-  const auto others = std::uint64_t(node_.ranks_ - 1), all = std::uint64_t(data_.bytes()), share = all / std::uint64_t(node_.ranks_);
+  const auto others = std::uint64_t(node_.ranks_ - 1), all = std::uint64_t(data_.bytes()),
+             share = all / std::uint64_t(node_.ranks_);
   auto piece = [&] { return bytes({cuts_[std::size_t(node_.rank_)], cuts_[std::size_t(node_.rank_) + 1]}); };
   switch (header_.kind) {
     case Kind::broadcast: return header_.root == node_.rank_ ? others * all : 0;
@@ -427,7 +430,7 @@ void NodeOperation::after() {
   auto copy = [&](int r, Piece p) {
     if (r != me && p.length() > 0) std::memcpy(data_.at(p.begin), of(r, p.begin), bytes(p));
   };
-  constexpr std::int64_t block = 1024;  // elements that stay in the nearest cache
+  constexpr std::int64_t block = 1024;                     // elements that stay in the nearest cache
   auto combine = [&](Piece p, auto&& into, auto&& then) {  // block by block: into(block) = the sum; then(block)
     for (Piece b{p.begin, 0}; b.begin < p.end; b.begin = b.end) {
       b.end = std::min(b.begin + block, p.end);
@@ -464,7 +467,8 @@ void NodeOperation::after() {
     });
   }
   // In slots: first into the rank's own slot; then all copy all shares.
-  if (round_ % 2 == 1) return combine(share_of(me), aside, [&](Piece b) { std::memcpy(of(me, b.begin), sum, bytes(b)); });
+  if (round_ % 2 == 1)
+    return combine(share_of(me), aside, [&](Piece b) { std::memcpy(of(me, b.begin), sum, bytes(b)); });
   for (int r = 0; r < n; r++)
     if (const Piece s = share_of(r); s.length() > 0) std::memcpy(data_.at(s.begin), of(r, s.begin), bytes(s));
 }

@@ -72,7 +72,8 @@ class Staged : public Communicator {
     return start(2 * to, data, true, false, [=, this](Buffer b, std::int64_t) { return host_->send(to, b, tag); });
   }
   Work recv(int from, Buffer data, int tag) override {
-    return start(2 * from + 1, data, false, true, [=, this](Buffer b, std::int64_t) { return host_->recv(from, b, tag); });
+    return start(2 * from + 1, data, false, true,
+                 [=, this](Buffer b, std::int64_t) { return host_->recv(from, b, tag); });
   }
   Work broadcast(Buffer data, int root) override {
     require(root >= 0 && root < size(), "broadcast: there is no rank ", root, " of ", size());
@@ -80,7 +81,8 @@ class Staged : public Communicator {
                  [=, this](Buffer b, std::int64_t) { return host_->broadcast(b, root); });
   }
   Work all_reduce(Buffer data, Combine combine) override {
-    return start(collectives, data, true, true, [=, this](Buffer b, std::int64_t) { return host_->all_reduce(b, combine); });
+    return start(collectives, data, true, true,
+                 [=, this](Buffer b, std::int64_t) { return host_->all_reduce(b, combine); });
   }
   Work reduce_scatter(Buffer data, Combine combine, const Cuts& cuts) override {
     return start(collectives, data, true, true, [=, this, cuts = whole(cuts, data)](Buffer b, std::int64_t begin) {
@@ -127,8 +129,8 @@ class Staged : public Communicator {
         lane.free.push_back(
             {.memory = backend_.pinned(options_.chunk_bytes), .event = backend_.new_event(), .work = {}});
     const auto chunk = std::int64_t(options_.chunk_bytes / size_of(data.dtype));
-    auto operation = std::make_unique<Operation>(Operation{data, std::move(call), fetches, sends, chunk,
-                                                           std::max<std::int64_t>(1, (data.count + chunk - 1) / chunk)});
+    auto operation = std::make_unique<Operation>(Operation{
+        data, std::move(call), fetches, sends, chunk, std::max<std::int64_t>(1, (data.count + chunk - 1) / chunk)});
     lane.queue.push_back(operation.get());
     return Work(std::make_unique<StagedWork>(*this, lane, std::move(operation)));
   }

@@ -33,8 +33,7 @@ std::string interface_of(const std::string& address) {
     if (!a->ifa_addr || (a->ifa_addr->sa_family != AF_INET && a->ifa_addr->sa_family != AF_INET6)) continue;
     char text[NI_MAXHOST];
     const socklen_t length = a->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (getnameinfo(a->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
-        address == text)
+    if (getnameinfo(a->ifa_addr, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 && address == text)
       name = a->ifa_name;
   }
   freeifaddrs(all);
@@ -45,12 +44,14 @@ std::string interface_of(const std::string& address) {
 constexpr std::uint64_t of_dev_shm = 8 << 20;
 bool dev_shm_is_small() {
   struct statvfs s {};
-  return statvfs("/dev/shm", &s) != 0 || s.f_blocks * s.f_frsize < std::uint64_t(std::max(2, local_size_from_environment())) * of_dev_shm;
+  return statvfs("/dev/shm", &s) != 0 ||
+         s.f_blocks * s.f_frsize < std::uint64_t(std::max(2, local_size_from_environment())) * of_dev_shm;
 }
 std::string size_of_dev_shm() {
   struct statvfs s {};
   if (statvfs("/dev/shm", &s) != 0) return "/dev/shm is not there";
-  return "/dev/shm has " + std::to_string(s.f_blocks * s.f_frsize >> 20) + " MiB, " + std::to_string(s.f_bavail * s.f_frsize >> 20) +
+  return "/dev/shm has " + std::to_string(s.f_blocks * s.f_frsize >> 20) + " MiB, " +
+         std::to_string(s.f_bavail * s.f_frsize >> 20) +
          " free, and each rank takes 5 MiB of it: make room there, or start the container with --shm-size=1g";
 }
 
@@ -60,13 +61,15 @@ Worker::Worker(const std::string& interface_address, Use use) {
   // UCX takes the options of its transports from the environment only; what the user has set stays.
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 0);
   setenv("UCX_SYSV_ERROR_HANDLING", "y", 0);
-  if (use == Use::survives) setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // its copies, of a fragment each: 8 KiB take 1.6 times as long
+  if (use == Use::survives)
+    setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);  // its copies, of a fragment each: 8 KiB take 1.6 times as long
   const std::vector<int> before = listening_sockets();
   const bool chosen = std::getenv("UCX_TLS"), small = dev_shm_is_small();
   ucs_status_t status = create(interface_address, use, !small);
   // It may also be full, or not to be written.
   if (status != UCS_OK && use != Use::survives && !small && !chosen) status = create(interface_address, use, false);
-  const std::string hint = use == Use::survives ? "" : " (" + size_of_dev_shm() + (chosen ? ", or leave UCX_TLS out)" : ")");
+  const std::string hint =
+      use == Use::survives ? "" : " (" + size_of_dev_shm() + (chosen ? ", or leave UCX_TLS out)" : ")");
   check(status, "ucp_worker_create", hint);
   for (int s : listening_sockets())
     if (std::find(before.begin(), before.end(), s) == before.end()) ports_.push_back(s);
@@ -82,8 +85,7 @@ ucs_status_t Worker::create(const std::string& interface_address, Use use, bool 
   ucp_config_t* config = nullptr;
   UCX_CHECK(ucp_config_read(nullptr, nullptr, &config));
   const auto take = [&](const char* name, const std::string& value) {
-    if (!std::getenv((std::string("UCX_") + name).c_str()))
-      UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
+    if (!std::getenv((std::string("UCX_") + name).c_str())) UCX_CHECK(ucp_config_modify(config, name, value.c_str()));
   };
   // System V's shared memory does not lie in /dev/shm.
   if (use == Use::memory) take("TLS", in_dev_shm ? "self,sm" : "self,sysv,cma");
@@ -117,10 +119,11 @@ Worker::~Worker() {
 void Worker::hear_only(const std::vector<std::string>& addresses) {
   for (int s : ports_)
     if (const std::string why = tandem::hear_only(s, addresses); !why.empty() && !std::exchange(said_, true))
-      std::fprintf(stderr,
-                   "warning: UCX's port %d hears every address, not the ranks' alone (%s): whoever reaches it can end the job. "
-                   "Close it by a firewall\n",
-                   port_of(s), why.c_str());
+      std::fprintf(
+          stderr,
+          "warning: UCX's port %d hears every address, not the ranks' alone (%s): whoever reaches it can end the job. "
+          "Close it by a firewall\n",
+          port_of(s), why.c_str());
 }
 
 std::string Worker::address() const {
@@ -166,7 +169,8 @@ class UcxWire : public Wire, private Link {
     pending->envelope = {.nonce = nonce_, .from = rank(), .header = header};
     const ucp_request_param_t p = on_host();
     bytes_ += bytes;
-    pending->take(ucp_am_send_nbx(endpoint(to), message_id, &pending->envelope, sizeof pending->envelope, data, bytes, &p));
+    pending->take(
+        ucp_am_send_nbx(endpoint(to), message_id, &pending->envelope, sizeof pending->envelope, data, bytes, &p));
     return pending;
   }
   std::unique_ptr<Request> recv(int from, const Header& header, void* data, std::size_t bytes) override {
@@ -187,12 +191,14 @@ class UcxWire : public Wire, private Link {
   void progress() override {
     control_->check();
     for (int i = 0; i < 64 && Link::progress(); i++) {}
-    const auto gone = std::find_if(receives_.begin(), receives_.end(), [&](const PendingMessage* p) { return left(p->peer); });
+    const auto gone =
+        std::find_if(receives_.begin(), receives_.end(), [&](const PendingMessage* p) { return left(p->peer); });
     control_->check();  // afterwards: who left because of a failure has told of it before
     if (!error_.empty()) throw CommunicationError(culprit_, error_);
     if (gone != receives_.end())
-      throw CommunicationError((*gone)->peer, describe((*gone)->header) + ": " + where(rank()) + " waits for " +
-                                                  where((*gone)->peer) + (control_->lost((*gone)->peer) ? ", which is lost" : ", which has left"));
+      throw CommunicationError((*gone)->peer,
+                               describe((*gone)->header) + ": " + where(rank()) + " waits for " + where((*gone)->peer) +
+                                   (control_->lost((*gone)->peer) ? ", which is lost" : ", which has left"));
   }
   void rest(int looks) override { sleep(looks); }
   void wake() override { signal(ucx_->wake); }
@@ -290,7 +296,8 @@ class UcxWire : public Wire, private Link {
     } else {
       ucs_status_ptr_t r = receive(u, pending.data);
       if (UCS_PTR_IS_ERR(r))
-        pending.error = describe(pending.header) + ": " + where(pending.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
+        pending.error =
+            describe(pending.header) + ": " + where(pending.peer) + ": " + ucs_status_string(UCS_PTR_STATUS(r));
       else if (UCS_PTR_IS_PTR(r))
         pending.request = r;
       else

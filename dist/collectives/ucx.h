@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "dist/server/channel.h"
-#include "dist/job/control.h"
 #include "dist/collectives/wire.h"
+#include "dist/job/control.h"
+#include "dist/server/channel.h"
 
 namespace tandem {
 

@@ -33,14 +33,14 @@ class Worker : public Ucx, public std::enable_shared_from_this<Worker> {
 
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
-  int events = -1, wake = -1;  // descriptors: something has come; another thread calls
+  int events = -1, wake = -1;       // descriptors: something has come; another thread calls
   std::size_t fragment = SIZE_MAX;  // bytes that a message over the network may have, to be handed on as they come
-  bool abandoned = false;      // its peers have given this rank up: UCX must not be called again
+  bool abandoned = false;           // its peers have given this rank up: UCX must not be called again
 
  private:
   ucs_status_t create(const std::string& interface_address, Use use, bool in_dev_shm);  // context and worker
-  std::vector<int> ports_;  // of UCX, where it listens
-  bool said_ = false;       // that they are open
+  std::vector<int> ports_;                                                              // of UCX, where it listens
+  bool said_ = false;                                                                   // that they are open
 };
 
 class Link {

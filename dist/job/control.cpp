@@ -24,7 +24,7 @@ namespace {
 struct Said {
   std::int32_t rank;  // whose wait-for edge; who is to blame; who leaves, is lost or has come back
   std::int32_t waits_for = -1;
-  std::uint64_t number = 0;  // an edge: its steps; who has come back: its incarnation
+  std::uint64_t number = 0;      // an edge: its steps; who has come back: its incarnation
   std::uint64_t generation = 0;  // of the membership, with that loss or return
 };
 namespace type {
@@ -158,8 +158,8 @@ void Control::warn_of_standstill() {
   }
   if (std::exchange(warned_, true)) return;
   const int blamed = tandem::culprit(wait_for_graph(), int(first - told_.begin()));
-  std::string text =
-      "warning: no progress for " + digits(deadlines_.patience) + " s: " + names_[std::size_t(blamed)] + " keeps the others waiting";
+  std::string text = "warning: no progress for " + digits(deadlines_.patience) + " s: " + names_[std::size_t(blamed)] +
+                     " keeps the others waiting";
   for (int r = 0, shown = 0; r < size(); r++) {
     const Told& t = told_[std::size_t(r)];
     if (t.edge.waits_for < 0) continue;
@@ -195,7 +195,8 @@ void Control::failed(int culprit, const std::string& text) {
 bool Control::lost(int rank) const {
   if (changes() == 0) return false;
   std::lock_guard lock(mutex_);
-  return std::any_of(changes_.begin(), changes_.end(), [&](const Change& c) { return c.rank == rank && c.incarnation == 0; });
+  return std::any_of(changes_.begin(), changes_.end(),
+                     [&](const Change& c) { return c.rank == rank && c.incarnation == 0; });
 }
 
 Change Control::change(std::size_t index) const {
@@ -217,7 +218,8 @@ void Control::accuse(int rank, const std::string& why) {
 void Control::changed(const Change& change) {
   std::lock_guard lock(mutex_);
   if (change.incarnation) {
-    names_[std::size_t(change.rank)] = "rank " + std::to_string(change.rank) + " on " + AddressRecord::from(change.text).host;
+    names_[std::size_t(change.rank)] =
+        "rank " + std::to_string(change.rank) + " on " + AddressRecord::from(change.text).host;
     gone_[std::size_t(change.rank)].store(false, std::memory_order_release);
     told_[std::size_t(change.rank)] = {};
   }
@@ -269,8 +271,7 @@ std::vector<std::string> Control::gather(const std::string& mine) {
 
 std::vector<int> Control::survivors() {
   std::unique_lock lock(mutex_);
-  if (failed_ || fails_)
-    called_.wait_for(lock, std::chrono::seconds(5), [&] { return !survivors_.empty(); });
+  if (failed_ || fails_) called_.wait_for(lock, std::chrono::seconds(5), [&] { return !survivors_.empty(); });
   return survivors_;
 }
 
@@ -288,7 +289,8 @@ void Control::call_roll() {
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
 void Control::run() {
-  const double beat = std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});  // seconds between two heartbeats
+  const double beat =
+      std::min({1.0, deadlines_.patience / 4, deadlines_.silence / 4});  // seconds between two heartbeats
   bool called = false;
   looked_ = now();
   for (double told = 0;;) {
@@ -310,7 +312,8 @@ void Control::wait_for_events(double seconds) {
   std::vector<pollfd> polled{{wake_pipe_[0], POLLIN, 0}};
   for (const Peer& p : peers_)
     polled.push_back({p.over ? -1 : p.fd, short(p.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-  const bool awaited = listener_ && std::any_of(slots_.begin(), slots_.end(), [](const MemberSlot& s) { return s.lost; });
+  const bool awaited =
+      listener_ && std::any_of(slots_.begin(), slots_.end(), [](const MemberSlot& s) { return s.lost; });
   poll(polled.data(), polled.size(), int(std::clamp(seconds * 1000, 0.0, awaited ? 50.0 : 1000.0)));
   // Who was stopped itself has heard nobody meanwhile, and must not blame them.
   const double pause = now() - std::exchange(looked_, now());
@@ -339,7 +342,8 @@ void Control::leave() {
   if (leaves_well_)
     tell_all(type::goodbye, packed({rank_}));
   else
-    tell_all(rank_ == 0 && !failed_ ? type::failure : type::accusation, packed({rank_}, name(rank_) + " has left with an error"));
+    tell_all(rank_ == 0 && !failed_ ? type::failure : type::accusation,
+             packed({rank_}, name(rank_) + " has left with an error"));
   // Until the kernel has all: of a rank that reads nothing, a few seconds.
   const double until = now() + std::min(2.0, deadlines_.silence / 2);
   const auto waits = [&](const Peer& p) { return p.fd >= 0 && !p.over && !p.out.empty() && !is_lost(p); };
@@ -425,7 +429,8 @@ void Control::handle(std::size_t i, const Frame& frame) {
   require(frame.bytes.size() >= sizeof said, "no message");
   std::memcpy(&said, frame.bytes.data(), sizeof said);
   const std::string text = frame.bytes.substr(sizeof said);
-  require(said.rank >= (frame.type == type::failure || frame.type == type::accusation ? -1 : 0) && said.rank < size(), "no rank");
+  require(said.rank >= (frame.type == type::failure || frame.type == type::accusation ? -1 : 0) && said.rank < size(),
+          "no rank");
   switch (frame.type) {
     case type::edge: {
       if (said.rank == rank_) return;
@@ -499,7 +504,8 @@ bool Control::let_in(const HandshakeListener::Accepted& accepted) {
                     std::to_string(size()));
     MemberSlot& slot = slots_[std::size_t(accepted.rank)];
     if (gone(accepted.rank)) return answer("!" + name(accepted.rank) + " has ended well: nobody can come in its place");
-    if (!slot.lost) return answer("-" + name(accepted.rank) + " has not been given up: nobody can come in its place yet");
+    if (!slot.lost)
+      return answer("-" + name(accepted.rank) + " has not been given up: nobody can come in its place yet");
     answer("?the job has begun: TANDEM_INCARNATION=1 says that a rank comes back");
     const AddressRecord mine = AddressRecord::from(slots_[0].record);
     answer(mine.address);
@@ -507,7 +513,8 @@ bool Control::let_in(const HandshakeListener::Accepted& accepted) {
     if (words.size() != 3) return answer("!what " + who + " says is damaged");
     if (words[1] != membership_.terms)
       return answer("!" + who + " does not fit to the job: " + first_difference(membership_.terms, words[1]));
-    MemberSlot back{false, false, std::max<std::uint64_t>(slot.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
+    MemberSlot back{false, false,
+                    std::max<std::uint64_t>(slot.incarnation + 1, std::strtoull(words[0].c_str(), nullptr, 10)),
                     words[2]};
     std::swap(slot, back);
     Membership now{true, membership_.nonce, slot.incarnation, generation() + 1, membership_.terms, slots_};

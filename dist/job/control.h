@@ -22,11 +22,11 @@
 #include <utility>
 #include <vector>
 
+#include "dist/collectives/wire.h"
 #include "dist/job/frames.h"
+#include "dist/job/membership.h"
 #include "dist/job/rendezvous.h"
 #include "dist/job/survivor_agreement.h"
-#include "dist/job/membership.h"
-#include "dist/collectives/wire.h"
 
 namespace tandem {
 
@@ -113,8 +113,8 @@ class Control {
   void tell_all(std::uint32_t type, const std::string& bytes, const Peer* but = nullptr);
   void tell_edges();
   void flush();
-  void report(int culprit, const std::string& text), lose(int rank, const std::string& why);
-  void hear(std::size_t i), handle(std::size_t i, const Frame& frame);
+  void report(int culprit, const std::string&text), lose(int rank, const std::string&why);
+  void hear(std::size_t i), handle(std::size_t i, const Frame&frame);
   void take_back(const HandshakeListener::Accepted& accepted);
   bool let_in(const HandshakeListener::Accepted& accepted);
   bool gives_up(int rank) const { return goes_on_ && rank_ == 0 && rank != 0; }

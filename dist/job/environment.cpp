@@ -114,7 +114,7 @@ Place place_in(const Variables& variables) {
   if (const char* v = get(pods ? "PET_MASTER_PORT" : "MASTER_PORT")) {
     p.port = number(pods ? "PET_MASTER_PORT" : "MASTER_PORT", v, 1, 65534);
     const char* listens = get("TORCHELASTIC_USE_AGENT_STORE");  // "True" or "False"
-    if (listens && std::string(listens) != "False") p.port++;  // torchrun itself listens on the port that it names
+    if (listens && std::string(listens) != "False") p.port++;   // torchrun itself listens on the port that it names
   }
   for (const char* name : {"TANDEM_JOB", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"})
     if (const char* v = get(name); v && p.job.empty()) {

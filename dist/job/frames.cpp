@@ -37,7 +37,9 @@ Head head_in(const std::string& bytes, std::uint64_t number, std::size_t longest
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-void FrameWriter::put(std::uint32_t type, const std::string& bytes) { queue_.push_back(framed(type, ++number_, bytes)); }
+void FrameWriter::put(std::uint32_t type, const std::string& bytes) {
+  queue_.push_back(framed(type, ++number_, bytes));
+}
 
 void FrameWriter::flush(int connection) {
   while (!queue_.empty()) {

@@ -98,9 +98,7 @@ std::string address_of(int connection) {
   return text_of(a, length);
 }
 
-bool is_loopback(const std::string& address) {
-  return address == "::1" || address.starts_with("127.");
-}
+bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
 
 // ---- the side that listens ------------------------------------------------------------------------------------------
 HandshakeListener::HandshakeListener(int socket, std::string token) : socket_(socket), token_(std::move(token)) {
@@ -175,7 +173,8 @@ void HandshakeListener::greet() {
 }
 
 // ---- the side that connects -----------------------------------------------------------------------------------------
-int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds) {
+int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
+                       double seconds) {
   const double until = now() + seconds;
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;

@@ -45,7 +45,8 @@ class HandshakeListener {
 };
 
 // The side that connects: a connection to a listener of the same token. Throws Error that says why there is none.
-int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks, double seconds);
+int connect_with_token(const std::string& address, int port, const std::string& token, int rank, int ranks,
+                       double seconds);
 
 // "\x17\x00…": random bytes.
 std::string random_bytes(std::size_t count);

@@ -41,8 +41,7 @@ std::uint64_t incarnation_in(const Variables& variables) {
   const char* text = variables("TANDEM_INCARNATION");
   if (!text || !*text) return 0;
   const auto v = parsed<std::uint64_t>(text);
-  if (!v)
-    refuse("TANDEM_INCARNATION=", text, ": expected the number of this restart of the rank, from 1");
+  if (!v) refuse("TANDEM_INCARNATION=", text, ": expected the number of this restart of the rank, from 1");
   return *v;
 }
 
@@ -51,7 +50,8 @@ std::string pretended_host(const Variables& variables, int rank, int size) {
   const char* text = variables("TANDEM_HOSTS_AS");
   if (!text || !*text) return "";
   const int hosts = parsed<int>(text).value_or(0);
-  if (hosts < 1 || hosts > size) refuse("--hosts-as ", text, ": expected a number of hosts from 1 to the number of ranks, ", size);
+  if (hosts < 1 || hosts > size)
+    refuse("--hosts-as ", text, ": expected a number of hosts from 1 to the number of ranks, ", size);
   return "/" + std::to_string(std::int64_t(rank) * hosts / size);
 }
 
@@ -108,7 +108,8 @@ void Job::rendezvous(const Variables& variables) {
   for (const AddressRecord& c : records) all.push_back(c.address);
   ucx_->hear_only(all);
   const auto addresses = control_->gather(ucx_->address());
-  for (std::size_t r = 0; r < records.size(); r++) records[r].ucx = addresses[r], members.slots[r].record = records[r].text();
+  for (std::size_t r = 0; r < records.size(); r++)
+    records[r].ucx = addresses[r], members.slots[r].record = records[r].text();
   control_->begin(members);
 }
 
@@ -144,8 +145,8 @@ std::vector<int> Job::lane() const {
   for (int h = 0; h < hosts(); h++) {
     const auto there = ranks_on(h);
     if (there.size() != ranks_on(0).size())
-      refuse("host ", record(there[0]).host, " has ", there.size(), " ranks and host ", record(0).host, " has ", ranks_on(0).size(),
-             ": start as many on every host (with --hosts-as, a number that divides the ranks)");
+      refuse("host ", record(there[0]).host, " has ", there.size(), " ranks and host ", record(0).host, " has ",
+             ranks_on(0).size(), ": start as many on every host (with --hosts-as, a number that divides the ranks)");
     ranks.push_back(there[std::size_t(local_rank())]);
   }
   return ranks;

@@ -38,7 +38,9 @@ std::string private_folder(const Variables& variables) {
   const std::string folder = "/tmp/tandem-" + std::to_string(getuid());
   mkdir(folder.c_str(), 0700);
   if (!only_mine(folder))
-    refuse(folder, ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR to such a folder");
+    refuse(folder,
+           ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR to such a "
+           "folder");
   return folder;
 }
 
@@ -51,7 +53,8 @@ std::string rendezvous_file(const std::string& job, const Variables& variables) 
     std::error_code none;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
     name += boot;
-    for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"}) name += " " + std::filesystem::read_symlink(space, none).string();
+    for (const char* space : {"/proc/self/ns/pid", "/proc/self/ns/net"})
+      name += " " + std::filesystem::read_symlink(space, none).string();
   }
   return private_folder(variables) + "/tandem-" + hex(hmac("name", name)).substr(0, 24);
 }
@@ -177,12 +180,15 @@ Rendezvous::Rendezvous(const Place& place, const Deadlines& deadlines, const Var
   connections_.assign(1, -1);
   join(way(variables), [&](const std::string& verdict) {
     if (verdict.starts_with("-")) return false;  // not given up yet
-    if (verdict == "+") fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
+    if (verdict == "+")
+      fail("the job has only just begun, and rank ", place.rank, " was never in it: it cannot come back");
     if (!verdict.starts_with("?")) refused_with(verdict);
     // Who has met rank 0 by the loopback interface is on its host, and the others reach both by the same address.
     const std::string mine = interface_address(), address_of_0 = receive_frame(connections_[0], 5);
-    send_frame(connections_[0],
-               bundle({std::to_string(back.incarnation), back.terms, back.record(is_loopback(mine) ? address_of_0 : mine)}), 5);
+    send_frame(
+        connections_[0],
+        bundle({std::to_string(back.incarnation), back.terms, back.record(is_loopback(mine) ? address_of_0 : mine)}),
+        5);
     const std::string answer = receive_frame(connections_[0], 5);
     if (!answer.starts_with("+")) refused_with(answer);
     membership = Membership::from(answer.substr(1));
@@ -236,7 +242,8 @@ void Rendezvous::host(const std::vector<std::string>& hosts) {
                   " ranks, and rank 0 as one of " + std::to_string(place_.size);
       else if (accepted.rank <= 0 || accepted.rank >= place_.size || connections_[rank] >= 0)
         refusal = "rank " + std::to_string(accepted.rank) + " has come twice, from " +
-                  (accepted.rank >= 0 && accepted.rank < place_.size ? addresses[rank] + " and " : "") + accepted.address;
+                  (accepted.rank >= 0 && accepted.rank < place_.size ? addresses[rank] + " and " : "") +
+                  accepted.address;
       if (!refusal.empty()) {
         connections_.push_back(accepted.connection);  // it hears of it too
         give_up(refusal);

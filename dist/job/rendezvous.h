@@ -19,10 +19,10 @@ namespace tandem {
 
 // Seconds. From TANDEM_START_TIMEOUT, TANDEM_SILENCE, TANDEM_PATIENCE and TANDEM_DEADLINE.
 struct Deadlines {
-  double start = 60;    // until all ranks have come
-  double silence = 10;  // of a rank that says nothing: it is dead
+  double start = 60;     // until all ranks have come
+  double silence = 10;   // of a rank that says nothing: it is dead
   double patience = 30;  // without progress; then a warning says who waits for whom
-  double wait = 300;    // of any wait
+  double wait = 300;     // of any wait
   static Deadlines from(const Variables& variables = process_environment());
 };
 

@@ -13,7 +13,11 @@
 namespace tandem {
 
 SurvivorAgreement::SurvivorAgreement(int rank, int socket, std::string token, std::vector<AddressRecord> records)
-    : rank_(rank), size_(int(records.size())), socket_(socket), token_(std::move(token)), records_(std::move(records)) {}
+    : rank_(rank),
+      size_(int(records.size())),
+      socket_(socket),
+      token_(std::move(token)),
+      records_(std::move(records)) {}
 
 SurvivorAgreement::~SurvivorAgreement() {
   if (socket_ >= 0) close(socket_);
@@ -48,7 +52,8 @@ std::vector<int> SurvivorAgreement::answer(const std::vector<bool>& lost, double
   while (!complete() && Clock::now() < until)
     for (const HandshakeListener::Accepted& accepted : listener.wait(0.02)) {
       close(accepted.connection);
-      if (accepted.ranks == size_ && accepted.rank >= 0 && accepted.rank < size_) here[std::size_t(accepted.rank)] = true;
+      if (accepted.ranks == size_ && accepted.rank >= 0 && accepted.rank < size_)
+        here[std::size_t(accepted.rank)] = true;
     }
   over = true;
   for (auto& t : connecting) t.join();

@@ -31,9 +31,9 @@
 #include "core/team.h"
 #include "core/text.h"
 #include "dist/job/hosts.h"
-#include "dist/server/straggler_emulation.h"
-#include "dist/job/rendezvous.h"
 #include "dist/job/job.h"
+#include "dist/job/rendezvous.h"
+#include "dist/server/straggler_emulation.h"
 #include "dist/strategies/registry.h"
 #include "layers/train/fit.h"
 #include "layers/train/options.h"
@@ -60,21 +60,30 @@ const char* usage =
     "  -n RANKS               on this host\n"
     "  -H HOST:RANKS,…        over ssh; the first host has rank 0\n"
     "  --hostfile FILE        a host a line: host, host:RANKS or host slots=RANKS; # begins a comment\n"
-    "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, ssp:STEPS;\n"
-    "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between exchanges\n"
+    "  --strategy NAME        all-reduce (the default); of a parameter server ddc-asgd, asgd, dc-asgd-a, …, bsp, "
+    "ssp:STEPS;\n"
+    "                         local-sgd:H, post-local-sgd:H, cocod-sgd:H, easgd:H: H steps of a rank's own between "
+    "exchanges\n"
     "                         daso, daso:faithful, daso:B=4,W=1: hosts exchange weights while their ranks train on\n"
-    "                         outer:H=100,momentum=0.5,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments while training goes on\n"
-    "                         hybrid, hybrid:sample=0.1: the last Linear cut over a host's ranks; between hosts hybrid+all-reduce, hybrid+daso, hybrid+RULE\n"
-    "                         naive-all-reduce, naive-local-sgd:H, naive-outer:H=100, naive-daso, naive-hybrid, naive-server: the shortest correct\n"
+    "                         outer:H=100,momentum=0.5,lr=0.7: an outer optimizer (DiLoCo); stream=F: in F fragments "
+    "while training goes on\n"
+    "                         hybrid, hybrid:sample=0.1: the last Linear cut over a host's ranks; between hosts "
+    "hybrid+all-reduce, hybrid+daso, hybrid+RULE\n"
+    "                         naive-all-reduce, naive-local-sgd:H, naive-outer:H=100, naive-daso, naive-hybrid, "
+    "naive-server: the shortest correct\n"
     "                         versions, to compare with\n"
     "                         machines+RULE: a parameter server with one worker for each host (machines+ddc-asgd)\n"
-    "                         outer:H=100+delayed-nesterov: a parameter server to which a worker pushes what H steps of its own have changed\n"
-    "                         quorum:K,grace=SECONDS, outer:H=100+quorum:K: a step once K workers have pushed, and the others had so much time more\n"
+    "                         outer:H=100+delayed-nesterov: a parameter server to which a worker pushes what H steps "
+    "of its own have changed\n"
+    "                         quorum:K,grace=SECONDS, outer:H=100+quorum:K: a step once K workers have pushed, and the "
+    "others had so much time more\n"
     "  --hosts-as N           the ranks count as those of N hosts, for trying what hosts do; sets TANDEM_HOSTS_AS\n"
     "  --servers K            the last K ranks are servers only (default 0: every rank holds a share and works)\n"
-    "  --pace MS[:SHAPE]      a step of a rank takes so many milliseconds before its exchange, drawn from a gamma distribution\n"
+    "  --pace MS[:SHAPE]      a step of a rank takes so many milliseconds before its exchange, drawn from a gamma "
+    "distribution\n"
     "  --slow RANK:FACTOR     the steps of this rank take so many times as long; may be given again\n"
-    "  --restart N            with a parameter server, a rank other than 0 that failed is started again, up to N times\n"
+    "  --restart N            with a parameter server, a rank other than 0 that failed is started again, up to N "
+    "times\n"
     "  --log-dir FOLDER       what each rank prints goes to FOLDER/rank-R.log too\n"
     "  --port PORT            of rank 0, with -H (default: chosen at random; on this host any free one)\n"
     "  --start-timeout SEC    until all ranks have come (default 60)\n"
@@ -93,10 +102,9 @@ int count_in(const std::string& option, const std::string& text) {
 
 void set(Command& c, const std::string& name, const std::string& value) {
   static const std::map<std::string, std::string Command::*> texts{
-      {"-H", &Command::host_list},       {"--hosts", &Command::host_list}, {"--hostfile", &Command::host_file},
+      {"-H", &Command::host_list},        {"--hosts", &Command::host_list}, {"--hostfile", &Command::host_file},
       {"--strategy", &Command::strategy}, {"--pace", &Command::pace},       {"--log-dir", &Command::logs},
-      {"--hosts-as", &Command::hosts_as},
-      {"--ssh", &Command::ssh}};
+      {"--hosts-as", &Command::hosts_as}, {"--ssh", &Command::ssh}};
   if (const auto text = texts.find(name); text != texts.end()) {
     c.*text->second = value;
   } else if (name == "-n" || name == "-np") {
@@ -153,7 +161,8 @@ Command parse(int argc, char** argv) {
   c.program.assign(argv + i, argv + argc);
   if (c.check != c.program.empty())
     refuse(c.check ? "--check runs no program" : "which program? tandem-run -n 2 PROGRAM ARGUMENTS");
-  if (int(c.ranks > 0) + int(!c.host_list.empty()) + int(!c.host_file.empty()) > 1) refuse("give one of -n, -H and --hostfile");
+  if (int(c.ranks > 0) + int(!c.host_list.empty()) + int(!c.host_file.empty()) > 1)
+    refuse("give one of -n, -H and --hostfile");
   if (!c.host_list.empty())
     c.hosts = hosts_in_list(c.host_list);
   else if (!c.host_file.empty())
@@ -178,7 +187,7 @@ struct Rank {
   int number = 0, local = 0;
   Host place;
   std::string host;  // for people
-  Environment set;  // what is set for it
+  Environment set;   // what is set for it
   int restarts = 0;
   bool forgiven = false;  // its end was told, and is nobody else's
   pid_t pid = -1;
@@ -189,17 +198,20 @@ struct Rank {
   int status = 0;
   double ended = 0;
   bool failed() const { return !running && status != 0; }
-  bool early = false;  // it failed before all ranks had met
+  bool early = false;                  // it failed before all ranks had met
   bool stopped_by(int signal) const {  // as it was asked to
     return signal && (WIFEXITED(status) ? WEXITSTATUS(status) == 128 + signal : WTERMSIG(status) == signal);
   }
   // What it said last: it cannot go on because of that rank. An error of usage (status 2) has no such cause.
   bool blames(int rank) const {
-    return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number && last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
+    return failed() && WIFEXITED(status) && WEXITSTATUS(status) != 2 && rank != number &&
+           last.find("rank " + std::to_string(rank) + " on ") != std::string::npos;
   }
   // Others do not go on without it: its options are wrong, which all ranks have, there is nothing to go on with yet, or
   // it is rank 0.
-  bool ends_all() const { return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2)); }
+  bool ends_all() const {
+    return failed() && (number == 0 || early || (WIFEXITED(status) && WEXITSTATUS(status) == 2));
+  }
   std::string how() const {
     if (WIFSIGNALED(status)) return std::string("was killed by SIG") + sigabbrev_np(WTERMSIG(status));
     return "ended with exit status " + std::to_string(WEXITSTATUS(status));
@@ -236,7 +248,8 @@ class Launch {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU})
-      if (struct sigaction before {}; sigaction(s, &action, &before) == 0 && before.sa_handler == SIG_IGN && s != SIGCHLD)
+      if (struct sigaction before{};
+          sigaction(s, &action, &before) == 0 && before.sa_handler == SIG_IGN && s != SIGCHLD)
         std::signal(s, SIG_IGN);  // as under nohup, or in the background of a script
     std::signal(SIGPIPE, SIG_IGN);
     if (!c_.logs.empty()) make_folder("--log-dir " + c_.logs, c_.logs);
@@ -249,7 +262,8 @@ class Launch {
       const bool soon = goes_on_ && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.failed(); });
       wait(stop_at || kill_at || soon ? 50 : 1000);
       if (goes_on_ && !stop_at && !kill_at) go_on_without_the_lost();
-      const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
+      const bool any = std::any_of(ranks_.begin(), ranks_.end(),
+                                   [&](const Rank& r) { return ends_job(r) && !r.stopped_by(passed_on); });
       // A moment for the failure that caused the others to be seen too, and for what the ranks have to say about it.
       if (any && c_.on_failure != "continue" && !stop_at) stop_at = now() + 0.5;
       // Rank 0's end is the job's: who was just started again would look for it in vain.
@@ -269,8 +283,8 @@ class Launch {
       // Stopped ranks (SIGSTOP) that others wait for are named by those; when nobody is left to wait, nobody would.
       stopped_since = only_stopped_are_left() ? stopped_since ? stopped_since : now() : 0;
       if (stopped_since && now() >= stopped_since + silence && !kill_at) {
-        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n", silence,
-                     running().c_str());
+        std::fprintf(stderr, "tandem-run: of what is left all is stopped (SIGSTOP) since %g s, and ended now: %s\n",
+                     silence, running().c_str());
         kill_at = now();
       }
       const bool none = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.running; });
@@ -303,9 +317,12 @@ class Launch {
       refuse("--restart ", c_.restarts, ": with --on-failure stop no rank is started again: leave one of them out");
     goes_on_ = !stops && goes_on_without_lost_ranks(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : "");
     if (c_.restarts > 0 && goes_on_ && !ranks_return(!c_.strategy.empty() ? c_.strategy : strategy ? strategy : ""))
-      refuse("--restart ", c_.restarts, ": under machines+ and hybrid+ a host leaves as a whole, and its ranks cannot come back one at a time: leave it out");
+      refuse("--restart ", c_.restarts,
+             ": under machines+ and hybrid+ a host leaves as a whole, and its ranks cannot come back one at a time: "
+             "leave it out");
     if (c_.restarts > 0 && !goes_on_)
-      refuse("--restart ", c_.restarts, ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
+      refuse("--restart ", c_.restarts,
+             ": only in a job of a parameter server can a rank come back (--strategy ddc-asgd)");
     // Only this way of meeting shows when all have come. By another, rank 0 says who is missing.
     begun_ = !goes_on_ || !here_only() || (token && *token);
     const unsigned char draw = static_cast<unsigned char>(random_bytes(1)[0]);
@@ -334,8 +351,10 @@ class Launch {
         // Lost connections are reported by the ranks, with names; UCX reads this when it is loaded.
         if (!std::getenv("UCX_LOG_LEVEL")) set.push_back({"UCX_LOG_LEVEL", "fatal"});
         if (!std::getenv("OMP_WAIT_POLICY")) set.push_back({"OMP_WAIT_POLICY", "passive"});
-        for (const auto& [name, value] :
-             {std::pair{"TANDEM_SERVERS", c_.servers}, {"TANDEM_PACE", c_.pace}, {"TANDEM_SLOW", c_.slow}, {"TANDEM_HOSTS_AS", c_.hosts_as}})
+        for (const auto& [name, value] : {std::pair{"TANDEM_SERVERS", c_.servers},
+                                          {"TANDEM_PACE", c_.pace},
+                                          {"TANDEM_SLOW", c_.slow},
+                                          {"TANDEM_HOSTS_AS", c_.hosts_as}})
           if (!value.empty()) set.push_back({name, value});
         ranks_.push_back({});
         Rank& r = ranks_.back();
@@ -363,7 +382,8 @@ class Launch {
   }
 
   // The command that runs `words` on another host.
-  std::vector<std::string> over_ssh(const std::string& host, const Environment& set, const std::vector<std::string>& words) const {
+  std::vector<std::string> over_ssh(const std::string& host, const Environment& set,
+                                    const std::vector<std::string>& words) const {
     // The token goes through standard input: command lines can be read by everyone on a host.
     std::string line = "cd " + shell_quoted(std::filesystem::current_path().string()) +
                        " && read -r TANDEM_TOKEN && export TANDEM_TOKEN && exec env";
@@ -496,8 +516,8 @@ class Launch {
 
   void show(Rank& r, int k, std::string_view text) {
     if (r.log && (std::fwrite(text.data(), 1, text.size(), r.log) < text.size() || std::fflush(r.log) != 0)) {
-      std::fprintf(stderr, "tandem-run: %s/rank-%d.log ends here, it could not be written: %s\n", c_.logs.c_str(), r.number,
-                   std::strerror(errno));
+      std::fprintf(stderr, "tandem-run: %s/rank-%d.log ends here, it could not be written: %s\n", c_.logs.c_str(),
+                   r.number, std::strerror(errno));
       std::fclose(std::exchange(r.log, nullptr));
       lost_logs_ = true;
     }
@@ -517,14 +537,17 @@ class Launch {
     // own view.
     static const std::regex names_a_rank("rank [0-9]");
     auto says_it = [&](const Rank& other) { return other.number != r.number && other.last == line; };
-    const bool said = k == 1 && std::any_of(ranks_.begin(), ranks_.end(), says_it) && !std::regex_search(line, names_a_rank);
+    const bool said =
+        k == 1 && std::any_of(ranks_.begin(), ranks_.end(), says_it) && !std::regex_search(line, names_a_rank);
     std::FILE* to = k == 0 ? stdout : stderr;
     if (!said) std::fprintf(to, "[%d@%s] %s\n", r.number, r.host.c_str(), line.c_str());
     std::fflush(to);
     if (k == 1 && !line.empty()) r.last = line;
   }
 
-  bool ends_job(const Rank& r) const { return goes_on_ ? r.ends_all() || (r.blames(0) && only_rank_0_is_left()) : r.failed(); }
+  bool ends_job(const Rank& r) const {
+    return goes_on_ ? r.ends_all() || (r.blames(0) && only_rank_0_is_left()) : r.failed();
+  }
   // Of one rank alone, that it does not reach rank 0 is its own trouble. When none is left that does, rank 0 is gone,
   // or stopped.
   bool only_rank_0_is_left() const {
@@ -540,7 +563,8 @@ class Launch {
   }
   void kill_all(bool tells) {  // tells: they were asked to stop, and did not
     if (tells && !std::exchange(told_kill_, true) && !running().empty())
-      std::fprintf(stderr, "tandem-run: 30 s after they were asked to stop, these still run and are killed: %s\n", running().c_str());
+      std::fprintf(stderr, "tandem-run: 30 s after they were asked to stop, these still run and are killed: %s\n",
+                   running().c_str());
     signal_all(SIGKILL);
   }
   void signal_all(int number) {
@@ -555,12 +579,14 @@ class Launch {
       if (ends_job(r) && (!first || r.ended < first->ended)) first = &r;
     if (!first) return lost_logs_ && !asked ? 1 : 0;
     for (const Rank& other : ranks_)
-      if (other.failed() && other.ended < first->ended + 1 && first->blames(other.number) && !other.blames(first->number)) {
+      if (other.failed() && other.ended < first->ended + 1 && first->blames(other.number) &&
+          !other.blames(first->number)) {
         first = &other;
         break;
       }
     if (asked) return 128 + asked;
-    const bool told = !first->last.empty() && !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);  // of that nobody can
+    const bool told = !first->last.empty() &&
+                      !(WIFSIGNALED(first->status) && WTERMSIG(first->status) == SIGKILL);  // of that nobody can
     std::fprintf(stderr, "tandem-run: rank %d on %s failed first: it %s%s%s\n", first->number, first->host.c_str(),
                  first->how().c_str(), told ? ": " : "", told ? first->last.c_str() : "");
     return WIFSIGNALED(first->status) ? 128 + WTERMSIG(first->status) : WEXITSTATUS(first->status);

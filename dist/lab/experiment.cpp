@@ -171,16 +171,21 @@ std::string experiment_status(const Plan& plan, const Results& results, int jobs
   for (const Cell& cell : cells_of(plan)) {
     const Search s = search(plan, results, cell);
     const std::size_t done = final_runs(plan, results, cell).size(), points = s.tried.size();
-    const int finalists = s.chosen ? 0 : int(points) == plan.search ? int(s.missing.size()) : plan.finalists * (plan.tuning_seeds - 1);
+    const int finalists = s.chosen                     ? 0
+                          : int(points) == plan.search ? int(s.missing.size())
+                                                       : plan.finalists * (plan.tuning_seeds - 1);
     const int searching = s.chosen ? 0 : std::max(0, plan.search - int(points)) + finalists;
-    left += seconds_per_epoch(results, cell.workers) * (searching * plan.tuning_epochs + (plan.seeds - int(done)) * plan.epochs);
+    left += seconds_per_epoch(results, cell.workers) *
+            (searching * plan.tuning_epochs + (plan.seeds - int(done)) * plan.epochs);
     final_done += done, final_all += std::size_t(plan.seeds);
-    text += printed("%-40s %4d workers, %-*s  %3zu of %d points tried%s, %zu of %d final runs\n", cell.strategy->text.c_str(), cell.workers,
-                    int(widest), cell.cluster.c_str(), points, plan.search, s.chosen ? ", chosen" : "", done, plan.seeds);
+    text += printed("%-40s %4d workers, %-*s  %3zu of %d points tried%s, %zu of %d final runs\n",
+                    cell.strategy->text.c_str(), cell.workers, int(widest), cell.cluster.c_str(), points, plan.search,
+                    s.chosen ? ", chosen" : "", done, plan.seeds);
   }
   text += printed("%zu runs, %zu of %zu final; ", results.size(), final_done, final_all);
   return text + (results.empty() ? "no run has ended: the time that is left is unknown\n"
-                                 : printed("about %.1f hours are left with %s\n", left / 3600 / jobs, counted(jobs, "job").c_str()));
+                                 : printed("about %.1f hours are left with %s\n", left / 3600 / jobs,
+                                           counted(jobs, "job").c_str()));
 }
 
 }  // namespace tandem

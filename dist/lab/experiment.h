@@ -46,19 +46,19 @@ struct SearchedStrategy {
   std::string text;                 // as the plan has it
   std::vector<std::string> pieces;  // of the text around the braces: one more than constants
   std::vector<Constant> constants;
-  bool momentum = true;             // whether its rule keeps a velocity. If not, no momentum is searched
+  bool momentum = true;  // whether its rule keeps a velocity. If not, no momentum is searched
 
   // Throws UsageError for braces that are no list of numbers and for a strategy that there is not.
   static SearchedStrategy parse(const std::string& text);
-  std::vector<double> first() const;  // the constants with which a search begins
+  std::vector<double> first() const;                            // the constants with which a search begins
   std::string filled(const std::vector<double>& values) const;  // "ringmaster:R=2+asgd:clip=1", for simulate()
 };
 
 struct PlannedCluster {
   std::string name = "even";
-  double shape = 100;                       // of the Gamma distribution of step times; 0: they are all equal
-  double slow_share = 0, slow_factor = 1;   // the last ⌊share·workers⌋ workers take so many times as long
-  double latency = 0, bandwidth = 0;        // of the links, seconds and bytes a second; bandwidth 0: unlimited
+  double shape = 100;                      // of the Gamma distribution of step times; 0: they are all equal
+  double slow_share = 0, slow_factor = 1;  // the last ⌊share·workers⌋ workers take so many times as long
+  double latency = 0, bandwidth = 0;       // of the links, seconds and bytes a second; bandwidth 0: unlimited
   VirtualCluster of(int workers) const;
 };
 
@@ -67,20 +67,20 @@ struct Plan {
   bool augment = false;
   int epochs = 4, batch = 64, val = 5000;
   double weight_decay = 5e-4;
-  double evaluate_every = 1;               // epochs between evaluations in final runs
-  std::optional<double> target;            // accuracy on test pictures, 0 to 1, whose time is reported
-  bool by_time = false;                    // the search is for the shortest time to the target on held-out pictures, where runs end
+  double evaluate_every = 1;     // epochs between evaluations in final runs
+  std::optional<double> target;  // accuracy on test pictures, 0 to 1, whose time is reported
+  bool by_time = false;  // the search is for the shortest time to the target on held-out pictures, where runs end
   std::vector<SearchedStrategy> strategies;  // the first is the one that the others are compared with
   std::vector<int> workers;
   std::vector<PlannedCluster> clusters = {PlannedCluster{}};
-  std::vector<double> rates;               // ascending, each the first times a power of two
+  std::vector<double> rates;                         // ascending, each the first times a power of two
   std::vector<double> momenta = {0.9, 0.7, 0.5, 0};  // as listed: the search begins with the first
-  int search = 12;                         // points that are tried for each cell
-  int tuning_epochs = 0;                   // read_plan() makes 0 the value of epochs
+  int search = 12;                                   // points that are tried for each cell
+  int tuning_epochs = 0;                             // read_plan() makes 0 the value of epochs
   int tuning_seeds = 3, finalists = 3, seeds = 5;
-  std::uint64_t tuning_seed = 1001;        // the first; final runs have 1, 2, …
-  bool synthetic = false;                  // the data set is made up (--data synthetic)
-  std::string data;                        // how many pictures it has, and their checksum; empty before it was loaded
+  std::uint64_t tuning_seed = 1001;  // the first; final runs have 1, 2, …
+  bool synthetic = false;            // the data set is made up (--data synthetic)
+  std::string data;                  // how many pictures it has, and their checksum; empty before it was loaded
 };
 // Reads a JSON object with these names. Throws UsageError "plan.json:7: …" with the line of what is wrong.
 Plan read_plan(const std::string& path);
@@ -96,11 +96,11 @@ std::vector<Cell> cells_of(const Plan& plan);  // in the order in which they are
 struct Trial {
   std::string strategy;  // with its constants filled in
   int workers = 1;
-  std::string cluster;   // by name
+  std::string cluster;  // by name
   double rate = 0, momentum = 0;
   int epochs = 1;
   std::uint64_t seed = 1;
-  bool final = false;    // measured on test pictures; otherwise on held-out pictures
+  bool final = false;  // measured on test pictures; otherwise on held-out pictures
   auto operator<=>(const Trial&) const = default;
 };
 
@@ -115,20 +115,21 @@ struct Outcome {
   std::vector<AccuracyAt> evaluations;  // up to the end or the divergence
   std::vector<double> delays;           // delays[τ]: pushes that were so late
   double participation = 1, dropped = 0, refused = 0, gap = 0, correction = 0;  // as SimulatorReport has them
-  double wall_seconds = 0;              // of the computation
-  std::string made_by;                  // version, CPU model, oneDNN and instructions
+  double wall_seconds = 0;                                                      // of the computation
+  std::string made_by;  // version, CPU model, oneDNN and instructions
 };
 using Results = std::map<Trial, Outcome>;
 
 // What the file holds; a last line that was cut off is left out. A file that is not there is empty. Throws UsageError
 // with the line when it is another experiment's or holds something else.
 Results read_results(const std::string& path, const Plan& plan);
-std::string this_build();  // Outcome::made_by of runs that are made here: "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3, AVX2, 1 thread"
+std::string this_build();  // Outcome::made_by of runs that are made here: "0.1.0, git 1a2b3c4, AMD EPYC, oneDNN 2.6.3,
+                           // AVX2, 1 thread"
 
 // ---- the search -----------------------------------------------------------------------------------------------------
 struct TriedPoint {
-  Trial trial;       // with the first tuning seed
-  double score = 0;  // held-out accuracy; −1: diverged; above 1: the target was reached in `seconds`
+  Trial trial;                      // with the first tuning seed
+  double score = 0;                 // held-out accuracy; −1: diverged; above 1: the target was reached in `seconds`
   std::optional<double> seconds{};  // with Plan::by_time, to the target
 };
 struct Search {
@@ -136,7 +137,7 @@ struct Search {
   std::vector<Trial> missing;     // the runs that it needs next; empty: it is done
   std::optional<Trial> chosen;    // when it is done. Its epochs, seed and final are those of the first final run
   std::vector<double> constants;  // of what was chosen: values for the strategy's braces
-  bool edge = false;              // a neighbour of what was chosen was not tried, or its momentum is the largest that there is
+  bool edge = false;  // a neighbour of what was chosen was not tried, or its momentum is the largest that there is
 };
 Search search(const Plan& plan, const Results& results, const Cell& cell);
 std::string chosen_text(const Search& search, const Cell& cell);  // "η 0.064, μ 0.9, R 4"; it has chosen
@@ -157,7 +158,8 @@ struct Mean {
   std::size_t count = 0;
 };
 Mean mean_of(const std::vector<double>& values);
-double t_quantile(std::size_t degrees_of_freedom);  // 97.5 % of Student's t: the half width of a 95 % interval in standard errors
+double t_quantile(
+    std::size_t degrees_of_freedom);  // 97.5 % of Student's t: the half width of a 95 % interval in standard errors
 
 // Over the final runs of a cell. Censored runs are counted and are not part of the mean.
 struct CensoredMean {
@@ -174,25 +176,28 @@ struct Paired {
 // The final runs of a cell, by seed; empty before its search is done.
 std::map<std::uint64_t, const Outcome*> final_runs(const Plan& plan, const Results& results, const Cell& cell);
 CensoredMean test_accuracy(const Plan& plan, const Results& results, const Cell& cell);
-Paired advantage(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);  // accuracy minus the other's
+Paired advantage(const Plan& plan, const Results& results, const Cell& cell,
+                 const Cell& other);  // accuracy minus the other's
 // Virtual seconds to the first evaluation at or above the target, interpolated from the one before (the very first: its
 // own time, an upper bound); none: it was not reached.
 std::optional<double> time_to(double target, const Outcome& outcome);
-CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell& cell);       // the plan has a target
+CensoredMean time_to_target(const Plan& plan, const Results& results, const Cell& cell);  // the plan has a target
 // The geometric mean of time / other's, of pairs that reach the target after their first evaluation.
 Paired time_ratio(const Plan& plan, const Results& results, const Cell& cell, const Cell& other);
 
 // ---- what is shown --------------------------------------------------------------------------------------------------
-std::string points(const Mean& m);        // of a hundred: "92.50 ± 0.12", or "–"
-std::string seconds_text(const Mean& m);  // "38.9 ± 1.6", or "–"
+std::string points(const Mean& m);          // of a hundred: "92.50 ± 0.12", or "–"
+std::string seconds_text(const Mean& m);    // "38.9 ± 1.6", or "–"
 std::string target_text(const Plan& plan);  // "82 %"; the plan has a target
-std::string censored_text(const CensoredMean& c, int planned);  // "2 of 5 diverged, 1 of 5 not run"; empty: every run is in the mean
+std::string censored_text(const CensoredMean& c,
+                          int planned);  // "2 of 5 diverged, 1 of 5 not run"; empty: every run is in the mean
 struct PairedText {
   std::string value;     // "+4.05" or "–"
   std::string interval;  // "[+3.69, +4.41]"; empty with fewer than two pairs
   std::string pairs;     // "4 of 5 pairs"; empty where all planned pairs are in the value, and where none was run
 };
-PairedText text_of(const Paired& p, const char* form, double unit, int planned);  // numbers times `unit`, printed by `form`
+PairedText text_of(const Paired& p, const char* form, double unit,
+                   int planned);  // numbers times `unit`, printed by `form`
 // Markdown: accuracies with what was chosen, the first strategy against each other one, and times to the target.
 std::string experiment_table(const Plan& plan, const Results& results);
 std::string experiment_page(const Plan& plan, const Results& results);  // HTML

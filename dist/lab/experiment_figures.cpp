@@ -25,7 +25,8 @@ double axis_start(std::vector<double> values) {
   return std::max(values[0], best - std::max(0.05, 4 * (best - median)));
 }
 
-std::vector<double> final_accuracies(const ExperimentReport& r, const std::string& cluster, const std::vector<int>& workers) {
+std::vector<double> final_accuracies(const ExperimentReport& r, const std::string& cluster,
+                                     const std::vector<int>& workers) {
   std::vector<double> all;
   for (int k : workers)
     for (std::size_t i = 0; i < r.plan.strategies.size(); i++)
@@ -79,7 +80,8 @@ void mean_curve(const Plan& plan, const CellReport& cell, Line& line) {
   for (const auto& [seed, o] : cell.runs) {
     if (o->diverged) continue;
     runs++;
-    for (const AccuracyAt& e : o->evaluations) by_epoch[std::lround(e.epoch / plan.evaluate_every)].try_emplace(seed, e);
+    for (const AccuracyAt& e : o->evaluations)
+      by_epoch[std::lround(e.epoch / plan.evaluate_every)].try_emplace(seed, e);
   }
   const bool all_reach = plan.by_time && runs > 0 && cell.time.mean.count == cell.runs.size();
   for (const auto& [n, all] : by_epoch) {
@@ -117,7 +119,8 @@ double participation(const CellReport& cell) {
 }
 
 // ---- the tried points of a search -----------------------------------------------------------------------------------
-std::set<double> lattice(const std::set<double>& tried, bool doublings) {  // of rates: every doubling between the first and the last
+std::set<double> lattice(const std::set<double>& tried,
+                         bool doublings) {  // of rates: every doubling between the first and the last
   std::set<double> all = tried;
   if (doublings && !tried.empty())
     for (double v = *tried.begin(); v < *tried.rbegin() * 1.01; v *= 2)
@@ -132,14 +135,17 @@ std::string short_rate(double v) {
 }
 
 // "54.3", percent, or "27 s" to the target.
-std::string score_text(const TriedPoint& p) { return p.seconds ? printed("%.0f s", *p.seconds) : printed("%.1f", 100 * p.score); }
+std::string score_text(const TriedPoint& p) {
+  return p.seconds ? printed("%.0f s", *p.seconds) : printed("%.1f", 100 * p.score);
+}
 
 // A map for each number of workers, with the same axes. Of points that differ only in their constants the best is
 // shown.
 std::vector<HeatMap> maps_of(const ExperimentReport& r, const std::string& cluster, std::size_t strategy) {
   std::set<double> rates, momenta;
   for (int k : r.workers)
-    for (const TriedPoint& p : r.at(cluster, k, strategy).search.tried) rates.insert(p.trial.rate), momenta.insert(p.trial.momentum);
+    for (const TriedPoint& p : r.at(cluster, k, strategy).search.tried)
+      rates.insert(p.trial.rate), momenta.insert(p.trial.momentum);
   rates = lattice(rates, true);
   std::vector<HeatMap> maps;
   for (int k : r.workers) {
@@ -188,27 +194,35 @@ std::string accuracy_figure(const ExperimentReport& r, const std::string& cluste
     for (int k : r.workers) {
       const CensoredMean& a = r.at(cluster, k, i).accuracy;
       if (a.runs > 0 && a.mean.count == 0) l.crosses.push_back(std::log2(k));
-      l.x.push_back(std::log2(k)), l.y.push_back(a.mean.value), l.error.push_back(a.mean.error), l.open.push_back(a.diverged > 0);
+      l.x.push_back(std::log2(k)), l.y.push_back(a.mean.value), l.error.push_back(a.mean.error),
+          l.open.push_back(a.diverged > 0);
     }
   });
-  return captioned(grid(html),
-                   "Test accuracy in % at the end of training against the number of workers K (binary logarithm). Mean over the "
-                   "final runs that did not diverge; bars: ± one "
-                   "standard error. Open marker: some seeds diverged; × at the axis: all did; ▽ at the axis: the value lies below "
-                   "the axis.",
-                   r.conditions() + r.missing(cluster, r.workers));
+  return captioned(
+      grid(html),
+      "Test accuracy in % at the end of training against the number of workers K (binary logarithm). Mean over the "
+      "final runs that did not diverge; bars: ± one "
+      "standard error. Open marker: some seeds diverged; × at the axis: all did; ▽ at the axis: the value lies below "
+      "the axis.",
+      r.conditions() + r.missing(cluster, r.workers));
 }
 
 std::string time_figures(const ExperimentReport& r, const std::string& cluster) {
   auto figure = [&](const std::string& html, const std::vector<int>& workers) {
-    return html.empty() ? "" : captioned(grid(html),
-                   (workers.size() == 1 ? of_workers(workers[0]) + ": test" : std::string("Test")) + " accuracy in % against "
-                       "virtual time. Means of both over the final runs that did "
-                       "not diverge, every " + digits(r.plan.evaluate_every, 3) + " epochs" +
-                       (r.plan.by_time ? "; where every run reaches the target, the last point is the mean time to it; otherwise a curve ends "
-                                         "at the last evaluation that all its runs have" : "") + ". A label without a curve: the curve "
-                       "stays below the axis, or is a single point.",
-                   r.conditions() + r.missing(cluster, workers));
+    return html.empty() ? ""
+                        : captioned(grid(html),
+                                    (workers.size() == 1 ? of_workers(workers[0]) + ": test" : std::string("Test")) +
+                                        " accuracy in % against "
+                                        "virtual time. Means of both over the final runs that did "
+                                        "not diverge, every " +
+                                        digits(r.plan.evaluate_every, 3) + " epochs" +
+                                        (r.plan.by_time ? "; where every run reaches the target, the last point is the "
+                                                          "mean time to it; otherwise a curve ends "
+                                                          "at the last evaluation that all its runs have"
+                                                        : "") +
+                                        ". A label without a curve: the curve "
+                                        "stays below the axis, or is a single point.",
+                                    r.conditions() + r.missing(cluster, workers));
   };
   std::string figures, together;  // together: with one group of strategies
   for (int k : r.workers) {
@@ -217,7 +231,8 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
     Chart chart{.title = of_workers(k), .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
     const double best = *std::max_element(all.begin(), all.end());
     chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
-    const std::string html = panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, k, i), l); });
+    const std::string html =
+        panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, k, i), l); });
     if (r.groups().size() == 1)
       together += html;
     else
@@ -229,7 +244,8 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
 std::vector<std::vector<std::size_t>> delay_groups(const ExperimentReport& r, const std::string& cluster) {
   std::vector<std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < r.plan.strategies.size(); i++) {
-    if (std::all_of(r.workers.begin(), r.workers.end(), [&](int k) { return r.at(cluster, k, i).runs.empty(); })) continue;
+    if (std::all_of(r.workers.begin(), r.workers.end(), [&](int k) { return r.at(cluster, k, i).runs.empty(); }))
+      continue;
     auto same = [&](const std::vector<std::size_t>& group) {
       return std::all_of(r.workers.begin(), r.workers.end(), [&](int k) {
         const CellReport &a = r.at(cluster, k, i), &b = r.at(cluster, k, group[0]);
@@ -248,8 +264,12 @@ std::string delay_figure(const ExperimentReport& r, const std::string& cluster) 
   const auto groups = delay_groups(r, cluster);
   std::string html, also;
   for (int k : r.workers) {
-    Chart chart{.title = of_workers(k), .x_unit = "delay τ in updates", .y_unit = "% of pushes", .from_zero = true, .percent = true,
-        .x_whole = true};
+    Chart chart{.title = of_workers(k),
+                .x_unit = "delay τ in updates",
+                .y_unit = "% of pushes",
+                .from_zero = true,
+                .percent = true,
+                .x_whole = true};
     chart.dots = false;
     for (std::size_t g = 0; g < groups.size(); g++) {
       const auto shares = delay_shares(r.at(cluster, k, groups[g][0]));
@@ -257,7 +277,8 @@ std::string delay_figure(const ExperimentReport& r, const std::string& cluster) 
       Line l{.label = r.group_label(groups[g]), .colour = int(g)};
       if (g >= chart_colours) l.stroke = Line::Stroke::dotted;
       double left = 1;
-      for (std::size_t d = 0; d < shares.size() && left > 0.001; left -= shares[d++]) l.x.push_back(double(d)), l.y.push_back(shares[d]);
+      for (std::size_t d = 0; d < shares.size() && left > 0.001; left -= shares[d++])
+        l.x.push_back(double(d)), l.y.push_back(shares[d]);
       chart.lines.push_back(l);
     }
     if (!chart.lines.empty()) html += "<div>" + svg_of(chart) + "</div>\n";
@@ -268,12 +289,14 @@ std::string delay_figure(const ExperimentReport& r, const std::string& cluster) 
     for (std::size_t i = 1; i < group.size(); i++) also += (i > 1 ? ", " : " ") + r.label(group[i]);
   }
   if (html.empty()) return "";
-  return captioned(grid(html),
-                   "Staleness: share of pushes that came τ updates after their worker's pull, over all final runs. Strategies whose "
-                   "histograms differ in at most 2 % of "
-                   "the pushes at every K share a line; those in which nothing is late have none. The last 0.1 % of a histogram is "
-                   "cut off. " + also + (also.empty() ? "" : "."),
-                   r.conditions());
+  return captioned(
+      grid(html),
+      "Staleness: share of pushes that came τ updates after their worker's pull, over all final runs. Strategies whose "
+      "histograms differ in at most 2 % of "
+      "the pushes at every K share a line; those in which nothing is late have none. The last 0.1 % of a histogram is "
+      "cut off. " +
+          also + (also.empty() ? "" : "."),
+      r.conditions());
 }
 
 std::string search_figure(const ExperimentReport& r, const std::string& cluster) {
@@ -281,17 +304,21 @@ std::string search_figure(const ExperimentReport& r, const std::string& cluster)
   for (std::size_t i = 0; i < r.plan.strategies.size(); i++) {
     std::string maps;
     for (const HeatMap& m : maps_of(r, cluster, i)) maps += svg_of(m);
-    if (!maps.empty()) html += "<div class=\"maps\"><h4>" + html_escaped(r.label(i)) + "</h4><div>\n" + maps + "</div></div>\n";
+    if (!maps.empty())
+      html += "<div class=\"maps\"><h4>" + html_escaped(r.label(i)) + "</h4><div>\n" + maps + "</div></div>\n";
   }
   if (html.empty()) return "";
-  return captioned(html,
-                   printed("The searches: %s on held-out pictures of each learning rate η and momentum μ that was "
-                           "tried, with the first tuning seed. Empty: not "
-                           "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Colour: distance to the best "
-                           "of the map, from 0 (strong) to %g points or more (faint). "
-                           "Of points that differ in a strategy's own constants the best is shown. Rules without momentum have one row.",
-                           r.plan.by_time ? "seconds to the target, or accuracy in % where it was missed," : "accuracy in %", 100 * faint),
-                   r.conditions());
+  return captioned(
+      html,
+      printed(
+          "The searches: %s on held-out pictures of each learning rate η and momentum μ that was "
+          "tried, with the first tuning seed. Empty: not "
+          "tried; ×: diverged; outlined: chosen (by the mean over all tuning seeds). Colour: distance to the best "
+          "of the map, from 0 (strong) to %g points or more (faint). "
+          "Of points that differ in a strategy's own constants the best is shown. Rules without momentum have one row.",
+          r.plan.by_time ? "seconds to the target, or accuracy in % where it was missed," : "accuracy in %",
+          100 * faint),
+      r.conditions());
 }
 
 std::string ablation_figure(const ExperimentReport& r, const std::string& cluster) {
@@ -308,17 +335,20 @@ std::string ablation_figure(const ExperimentReport& r, const std::string& cluste
       for (double x : {row.value, row.low, row.high}) holds.push_back(x);
       plot.rows.push_back(row);
     }
-    if (std::any_of(plot.rows.begin(), plot.rows.end(), [](const auto& row) { return row.note != "–"; })) plots.push_back({k, plot});
+    if (std::any_of(plot.rows.begin(), plot.rows.end(), [](const auto& row) { return row.note != "–"; }))
+      plots.push_back({k, plot});
   }
   if (plots.empty()) return "";
   std::string html;
   for (auto& [k, plot] : plots) plot.x_holds = holds, html += "<div>" + svg_of(plot) + "</div>\n";
-  return captioned(grid(html),
-                   "Ablations: test accuracy of " + r.plan.strategies[0].text + " with the named switch or constant minus that of "
-                   "the full rule, in points, paired by seed. Bars: 95 % "
-                   "t-intervals over the pairs of seeds. Left of 0: worse than the full rule. In parentheses: pairs without a "
-                   "diverged run, of all.",
-                   r.conditions() + r.missing(cluster, r.workers, true));
+  return captioned(
+      grid(html),
+      "Ablations: test accuracy of " + r.plan.strategies[0].text +
+          " with the named switch or constant minus that of "
+          "the full rule, in points, paired by seed. Bars: 95 % "
+          "t-intervals over the pairs of seeds. Left of 0: worse than the full rule. In parentheses: pairs without a "
+          "diverged run, of all.",
+      r.conditions() + r.missing(cluster, r.workers, true));
 }
 
 }  // namespace tandem

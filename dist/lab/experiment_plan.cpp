@@ -92,14 +92,16 @@ class Members {
     if (v && v->items.empty()) wrong(*v, "\"", name, "\" is empty");
     std::set<std::string> seen;
     for (const Json& item : v ? v->items : std::vector<Json>{})
-      if (const std::string key = read(item); !seen.insert(key).second) wrong(item, "\"", name, "\" has ", key, " twice");
+      if (const std::string key = read(item); !seen.insert(key).second)
+        wrong(item, "\"", name, "\" has ", key, " twice");
   }
   template <class T>
   T within(const char* name, const Json& v, double low, double high) const {
     constexpr bool whole = std::is_integral_v<T>;
     if (!v.is(Kind::number)) wrong(v, "\"", name, "\" has something that is not a number");
     if (!(v.number >= low && v.number <= high) || (whole && v.number != std::floor(v.number)))
-      wrong(v, "\"", name, "\" has ", json_number(v.number), ": expected a ", whole ? "whole number" : "number", " from ", low, " to ", high);
+      wrong(v, "\"", name, "\" has ", json_number(v.number), ": expected a ", whole ? "whole number" : "number",
+            " from ", low, " to ", high);
     return T(v.number);
   }
   template <class Call>
@@ -133,7 +135,8 @@ std::string read_cluster(const std::string& path, const Json& json, std::vector<
   if (const Json* v = json.find("shape")) m.checked(*v, [&] { check_shape(c.shape); });
   m.number("slow_share", c.slow_share, 0, 1), m.number("slow_factor", c.slow_factor, 1, 1e6);
   m.number("latency", c.latency, 0);
-  if (const Json* v = m.take("bandwidth", Kind::number, "a number")) c.bandwidth = m.within<double>("bandwidth", *v, 1, 1e15);
+  if (const Json* v = m.take("bandwidth", Kind::number, "a number"))
+    c.bandwidth = m.within<double>("bandwidth", *v, 1, 1e15);
   m.done();
   to.push_back(c);
   return "the cluster " + json_quoted(c.name);
@@ -153,7 +156,8 @@ void check_data_set(const std::string& name) {
 
 void read_conditions(Members& m, Plan& p) {
   auto any = [](const std::string&) {};
-  m.text("title", p.title, any), m.text("data_set", p.data_set, check_data_set), m.text("model", p.model, check_model_name);
+  m.text("title", p.title, any), m.text("data_set", p.data_set, check_data_set),
+      m.text("model", p.model, check_model_name);
   m.text("dtype", p.dtype, [](const std::string& d) {
     if (d != "f32" && d != "bf16") refuse("\"dtype\" is \"", d, "\": expected f32 or bf16");
   });
@@ -178,7 +182,8 @@ std::string read_rate(Members& m, const Json& item, Plan& p) {
   if (!p.rates.empty()) {
     const double doublings = std::log2(rate / p.rates[0]), whole = std::round(doublings);
     if (std::abs(doublings - whole) > 1e-6)
-      m.wrong(item, "\"rates\" has ", json_number(rate), ", which is not ", json_number(p.rates[0]), " times a power of two");
+      m.wrong(item, "\"rates\" has ", json_number(rate), ", which is not ", json_number(p.rates[0]),
+              " times a power of two");
     p.rates.push_back(std::ldexp(p.rates[0], int(whole)));
   } else {
     p.rates.push_back(rate);
@@ -187,23 +192,34 @@ std::string read_rate(Members& m, const Json& item, Plan& p) {
 }
 
 void read_cells(const std::string& path, Members& m, Plan& p) {
-  m.list("strategies", [&](const Json& item) {
-    if (!item.is(Kind::text)) m.wrong(item, "\"strategies\" has something that is not a text");
-    m.checked(item, [&] { p.strategies.push_back(SearchedStrategy::parse(item.text)); });
-    return item.text;
-  }, true);
-  m.list("workers", [&](const Json& item) {
-    p.workers.push_back(m.within<int>("workers", item, 1, most_workers));
-    return json_number(item.number);
-  }, true);
+  m.list(
+      "strategies",
+      [&](const Json& item) {
+        if (!item.is(Kind::text)) m.wrong(item, "\"strategies\" has something that is not a text");
+        m.checked(item, [&] { p.strategies.push_back(SearchedStrategy::parse(item.text)); });
+        return item.text;
+      },
+      true);
+  m.list(
+      "workers",
+      [&](const Json& item) {
+        p.workers.push_back(m.within<int>("workers", item, 1, most_workers));
+        return json_number(item.number);
+      },
+      true);
   if (m.take("clusters", Kind::array, "a list")) p.clusters.clear();
-  m.list("clusters", [&](const Json& item) { return read_cluster(path, item, p.clusters); }, false);
-  m.list("rates", [&](const Json& item) { return read_rate(m, item, p); }, true);
+  m.list(
+      "clusters", [&](const Json& item) { return read_cluster(path, item, p.clusters); }, false);
+  m.list(
+      "rates", [&](const Json& item) { return read_rate(m, item, p); }, true);
   if (m.take("momenta", Kind::array, "a list")) p.momenta.clear();
-  m.list("momenta", [&](const Json& item) {
-    p.momenta.push_back(m.within<double>("momenta", item, 0, 0.9999));
-    return json_number(item.number);
-  }, false);
+  m.list(
+      "momenta",
+      [&](const Json& item) {
+        p.momenta.push_back(m.within<double>("momenta", item, 0, 0.9999));
+        return json_number(item.number);
+      },
+      false);
 }
 
 }  // namespace
@@ -248,7 +264,9 @@ std::optional<double> SearchedStrategy::Constant::at(int i) const {
   if (i >= 0 && i < n) return values[std::size_t(i)];
   const bool up = i >= n;
   double value = up ? values.back() : values[0];
-  const double inner = up ? values[std::size_t(n) - 2] : values[1], ratio = value > 0 && inner > 0 ? value / inner : up ? 2 : 0;
+  const double inner = up ? values[std::size_t(n) - 2] : values[1], ratio = value > 0 && inner > 0 ? value / inner
+                                                                            : up                   ? 2
+                                                                                                   : 0;
   for (int step = up ? i - n + 1 : -i; step > 0; step--) {
     const double next = value * ratio;
     value = !whole ? next : up ? std::max(value + 1, std::round(next)) : std::min(value - 1, std::round(next));
@@ -266,13 +284,17 @@ VirtualCluster PlannedCluster::of(int workers) const {
 
 // What each field allows and both together do not.
 static void check_together(const std::string& path, const Json& json, const Plan& p) {
-  const auto wrong = [&](const char* field, const auto&... why) { refuse(path, ":", json.find(field)->line, ": ", why...); };
+  const auto wrong = [&](const char* field, const auto&... why) {
+    refuse(path, ":", json.find(field)->line, ": ", why...);
+  };
   for (const PlannedCluster& c : p.clusters) {
     for (int k : p.workers)
       if (k > 1 && c.slow_share > 0 && c.of(k).slower.empty())
-        wrong("clusters", "cluster ", c.name, ": a share of ", c.slow_share, " of ", k, " workers is none. Choose a larger \"slow_share\"");
+        wrong("clusters", "cluster ", c.name, ": a share of ", c.slow_share, " of ", k,
+              " workers is none. Choose a larger \"slow_share\"");
     if ((c.slow_share > 0) != (c.slow_factor > 1))
-      wrong("clusters", "cluster ", c.name, ": \"slow_share\" above 0 and \"slow_factor\" above 1 have an effect only together");
+      wrong("clusters", "cluster ", c.name,
+            ": \"slow_share\" above 0 and \"slow_factor\" above 1 have an effect only together");
   }
   for (const SearchedStrategy& s : p.strategies)
     for (int k : p.workers) try {
@@ -282,10 +304,11 @@ static void check_together(const std::string& path, const Json& json, const Plan
       }
   const double warmup = Schedule::parse(p.schedule).warmup;
   if (warmup >= p.tuning_epochs)
-    wrong("schedule", "a warm-up of ", warmup, " epochs does not end in a run of ", p.tuning_epochs, ". Choose a shorter one, or more epochs");
+    wrong("schedule", "a warm-up of ", warmup, " epochs does not end in a run of ", p.tuning_epochs,
+          ". Choose a shorter one, or more epochs");
   if (p.by_time && p.tuning_epochs != p.epochs && p.schedule != "constant")
-    wrong("choose_by", "the times of searches and of final runs belong to two schedules, of ", p.tuning_epochs, " and of ", p.epochs,
-          " epochs. Choose the constant schedule, or as many \"tuning_epochs\"");
+    wrong("choose_by", "the times of searches and of final runs belong to two schedules, of ", p.tuning_epochs,
+          " and of ", p.epochs, " epochs. Choose the constant schedule, or as many \"tuning_epochs\"");
 }
 
 Plan read_plan(const std::string& path) {

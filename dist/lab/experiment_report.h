@@ -28,13 +28,13 @@ class ExperimentReport {
   ExperimentReport(const Plan& plan, const Results& results);
   const CellReport& at(const std::string& cluster, int workers, std::size_t strategy) const;
   std::size_t cells() const { return cells_.size(); }
-  std::size_t cells_without_runs() const;  // without final ones
-  std::string label(std::size_t strategy) const;    // without the values that are searched: "ringmaster:R+asgd:clip"
+  std::size_t cells_without_runs() const;         // without final ones
+  std::string label(std::size_t strategy) const;  // without the values that are searched: "ringmaster:R+asgd:clip"
   std::string group_label(const std::vector<std::size_t>& group) const;  // "asgd +9"
-  bool is_ablation(std::size_t strategy) const;     // the first strategy with other constants
-  std::string change(std::size_t ablation) const;   // "clamp=off"
-  std::vector<StrategyGroup> groups() const;        // one for few strategies, otherwise by what they do
-  std::string conditions() const;                   // of tuning and final runs, for captions; HTML
+  bool is_ablation(std::size_t strategy) const;                          // the first strategy with other constants
+  std::string change(std::size_t ablation) const;                        // "clamp=off"
+  std::vector<StrategyGroup> groups() const;  // one for few strategies, otherwise by what they do
+  std::string conditions() const;             // of tuning and final runs, for captions; HTML
   // The runs that a figure leaves out; HTML.
   std::string missing(const std::string& cluster, const std::vector<int>& workers, bool ablations_only = false) const;
 

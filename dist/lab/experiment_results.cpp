@@ -29,14 +29,16 @@ std::string array_of(const std::vector<double>& values) {
 
 std::string conditions(const Plan& p) {
   std::ostringstream text;
-  text << (p.synthetic ? "synthetic " : "") << p.data_set << ", " << p.model << ", " << p.dtype << (p.augment ? ", augmented" : "") << ", schedule " << p.schedule
-       << ", batch " << p.batch << ", " << p.val << " held back, weight decay " << exact(p.weight_decay) << ", evaluated every "
-       << exact(p.evaluate_every) << " epochs" << (p.by_time ? ", until " + exact(*p.target) : "");
+  text << (p.synthetic ? "synthetic " : "") << p.data_set << ", " << p.model << ", " << p.dtype
+       << (p.augment ? ", augmented" : "") << ", schedule " << p.schedule << ", batch " << p.batch << ", " << p.val
+       << " held back, weight decay " << exact(p.weight_decay) << ", evaluated every " << exact(p.evaluate_every)
+       << " epochs" << (p.by_time ? ", until " + exact(*p.target) : "");
   return text.str();
 }
 std::string conditions(const PlannedCluster& c) {
-  return "shape " + exact(c.shape) + ", " + exact(c.slow_share) + " of the workers " + exact(c.slow_factor) + " times as slow, latency " +
-         exact(c.latency) + " s, bandwidth " + (c.bandwidth > 0 ? exact(c.bandwidth) + " bytes/s" : "unlimited");
+  return "shape " + exact(c.shape) + ", " + exact(c.slow_share) + " of the workers " + exact(c.slow_factor) +
+         " times as slow, latency " + exact(c.latency) + " s, bandwidth " +
+         (c.bandwidth > 0 ? exact(c.bandwidth) + " bytes/s" : "unlimited");
 }
 
 // The members of a line. Throws Error that names what is missing.
@@ -57,8 +59,13 @@ std::vector<double> numbers(const Json& json, const char* name) {
 
 std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by) {
   using Kind = Json::Kind;
-  Trial t{member(json, "strategy", Kind::text).text, int(number(json, "workers")), member(json, "cluster", Kind::text).text,
-          number(json, "rate"), number(json, "momentum"), int(number(json, "epochs")), std::uint64_t(number(json, "seed")),
+  Trial t{member(json, "strategy", Kind::text).text,
+          int(number(json, "workers")),
+          member(json, "cluster", Kind::text).text,
+          number(json, "rate"),
+          number(json, "momentum"),
+          int(number(json, "epochs")),
+          std::uint64_t(number(json, "seed")),
           member(json, "final", Kind::boolean).boolean};
   Outcome o;
   const std::string& status = member(json, "status", Kind::text).text;
@@ -67,11 +74,15 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
   if (!o.diverged) o.accuracy = number(json, t.final ? "test" : "validation");
   if (!(o.accuracy >= 0 && o.accuracy <= 1)) fail("an accuracy of ", o.accuracy, ": expected 0 to 1");
   const Json& e = member(json, "evaluations", Kind::object);
-  const std::vector<double> epochs = numbers(e, "epoch"), seconds = numbers(e, "seconds"), accuracies = numbers(e, "accuracy");
-  if (epochs.size() != seconds.size() || epochs.size() != accuracies.size()) fail("\"evaluations\" has lists of different lengths");
+  const std::vector<double> epochs = numbers(e, "epoch"), seconds = numbers(e, "seconds"),
+                            accuracies = numbers(e, "accuracy");
+  if (epochs.size() != seconds.size() || epochs.size() != accuracies.size())
+    fail("\"evaluations\" has lists of different lengths");
   for (std::size_t i = 0; i < epochs.size(); i++) {
-    if (!(epochs[i] > (i ? epochs[i - 1] : 0) && seconds[i] >= (i ? seconds[i - 1] : 0) && accuracies[i] >= 0 && accuracies[i] <= 1))
-      fail("evaluation ", i + 1, " (epoch ", epochs[i], ", ", seconds[i], " s, accuracy ", accuracies[i], ") cannot be, or cannot follow the one before");
+    if (!(epochs[i] > (i ? epochs[i - 1] : 0) && seconds[i] >= (i ? seconds[i - 1] : 0) && accuracies[i] >= 0 &&
+          accuracies[i] <= 1))
+      fail("evaluation ", i + 1, " (epoch ", epochs[i], ", ", seconds[i], " s, accuracy ", accuracies[i],
+           ") cannot be, or cannot follow the one before");
     o.evaluations.push_back({epochs[i], seconds[i], accuracies[i]});
   }
   if (!o.diverged && (o.evaluations.empty() || o.evaluations.back().accuracy != o.accuracy))
@@ -79,7 +90,8 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
   o.delays = numbers(json, "delays");
   o.participation = number(json, "participation"), o.dropped = number(json, "dropped");
   if (json.find("refused")) o.refused = number(json, "refused");
-  if (!(o.participation >= 0 && o.participation <= 1)) fail("a participation of ", o.participation, ": expected 0 to 1");
+  if (!(o.participation >= 0 && o.participation <= 1))
+    fail("a participation of ", o.participation, ": expected 0 to 1");
   if (o.dropped < 0 || o.refused < 0 || std::any_of(o.delays.begin(), o.delays.end(), [](double n) { return n < 0; }))
     fail("a negative number of pushes");
   auto perhaps = [&](const char* name) {  // null: it was not finite
@@ -97,11 +109,13 @@ std::string made_by_of_header(const Json& json, const Plan& plan) {
   const Json* data = json.find("data");
   if (data && !plan.data.empty() && data->text != plan.data)
     fail("its runs had other data (", data->text, "; now: ", plan.data, "): move it away, or bring the data back");
-  if (of != conditions(plan)) fail("holds results of another experiment (", of, "; the plan: ", conditions(plan), "): move it away");
+  if (of != conditions(plan))
+    fail("holds results of another experiment (", of, "; the plan: ", conditions(plan), "): move it away");
   for (const JsonMember& m : member(json, "clusters", Json::Kind::object).members)
     for (const PlannedCluster& c : plan.clusters)
       if (c.name == m.name && conditions(c) != m.value.text)
-        fail("holds results of another cluster \"", c.name, "\" (", m.value.text, "; the plan: ", conditions(c), "): rename the plan's");
+        fail("holds results of another cluster \"", c.name, "\" (", m.value.text, "; the plan: ", conditions(c),
+             "): rename the plan's");
   return member(json, "made_by", Json::Kind::text).text;
 }
 
@@ -114,13 +128,15 @@ std::string header_line(const Plan& plan) {
   for (const PlannedCluster& c : plan.clusters)
     clusters += (clusters.empty() ? "" : ",") + json_quoted(c.name) + ":" + json_quoted(conditions(c));
   return "{\"experiment\":" + json_quoted(conditions(plan)) + ",\"clusters\":{" + clusters + "}," +
-         (plan.data.empty() ? "" : "\"data\":" + json_quoted(plan.data) + ",") + "\"made_by\":" + json_quoted(this_build()) + "}\n";
+         (plan.data.empty() ? "" : "\"data\":" + json_quoted(plan.data) + ",") +
+         "\"made_by\":" + json_quoted(this_build()) + "}\n";
 }
 
 std::string key_of(const Trial& t) {
   std::ostringstream text;
-  text << "\"strategy\":" << json_quoted(t.strategy) << ",\"workers\":" << t.workers << ",\"cluster\":" << json_quoted(t.cluster)
-       << ",\"rate\":" << exact(t.rate) << ",\"momentum\":" << exact(t.momentum) << ",\"epochs\":" << t.epochs << ",\"seed\":" << t.seed
+  text << "\"strategy\":" << json_quoted(t.strategy) << ",\"workers\":" << t.workers
+       << ",\"cluster\":" << json_quoted(t.cluster) << ",\"rate\":" << exact(t.rate)
+       << ",\"momentum\":" << exact(t.momentum) << ",\"epochs\":" << t.epochs << ",\"seed\":" << t.seed
        << ",\"final\":" << (t.final ? "true" : "false");
   return text.str();
 }
@@ -133,7 +149,8 @@ std::string line_of(const Trial& t, const Outcome& o) {
   if (!o.diverged) line += std::string(t.final ? ",\"test\":" : ",\"validation\":") + exact(o.accuracy);
   line += ",\"evaluations\":{\"epoch\":" + array_of(epochs) + ",\"seconds\":" + array_of(seconds) +
           ",\"accuracy\":" + array_of(accuracies) + "},\"delays\":" + array_of(o.delays) +
-          ",\"participation\":" + json_number(o.participation) + ",\"dropped\":" + exact(o.dropped) + ",\"refused\":" + exact(o.refused) + ",\"gap\":" + json_number(o.gap) +
+          ",\"participation\":" + json_number(o.participation) + ",\"dropped\":" + exact(o.dropped) +
+          ",\"refused\":" + exact(o.refused) + ",\"gap\":" + json_number(o.gap) +
           ",\"correction\":" + json_number(o.correction) + ",\"wall_seconds\":" + json_number(o.wall_seconds) + "}\n";
   return line;
 }
@@ -150,9 +167,8 @@ Results read_results(const std::string& path, const Plan& plan) {
       const Json json = Json::parse(line);
       if (number == 1 || json.find("experiment"))
         made_by = made_by_of_header(json, plan);
-      else
-        if (const auto [run, added] = results.insert(result_of(json, made_by)); !added)
-          fail("is a second line of the run ", key_of(run->first));
+      else if (const auto [run, added] = results.insert(result_of(json, made_by)); !added)
+        fail("is a second line of the run ", key_of(run->first));
     } catch (const JsonError& e) {
       if (file.eof() && number > 1) break;  // the last line was cut off
       refuse(path, ":", number, ": is no line of results: ", e.what());
@@ -198,8 +214,10 @@ static std::string cpu_of(const std::string& made_by) {
 std::string contradiction(const Results& results, const Trial& trial, const Outcome& again) {
   const Outcome& was = results.at(trial);
   auto said = [](const Outcome& o) { return o.diverged ? "diverged" : json_number(100 * o.accuracy) + " %"; };
-  const std::string both = "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
-  if (was.made_by == again.made_by && was.made_by.find("-dirty") == was.made_by.npos) {  // no one commit has what is dirty
+  const std::string both =
+      "recorded: " + said(was) + " by " + was.made_by + "; now: " + said(again) + " by " + again.made_by;
+  if (was.made_by == again.made_by &&
+      was.made_by.find("-dirty") == was.made_by.npos) {  // no one commit has what is dirty
     Outcome as_long = again;
     as_long.wall_seconds = was.wall_seconds;
     return line_of(trial, was) == line_of(trial, as_long) ? "" : both + " (not the same bits)";
@@ -214,14 +232,18 @@ std::string contradiction(const Results& results, const Trial& trial, const Outc
     if (std::abs(a.epoch - b.epoch) > 1e-6 * b.epoch || std::abs(a.seconds - b.seconds) > 1e-6 * b.seconds)
       return both + at + json_number(a.seconds) + " virtual seconds were recorded, now " + json_number(b.seconds);
     if (same_cpu && std::abs(a.accuracy - b.accuracy) > most)
-      return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) + " %" + allowed;
+      return both + at + json_number(100 * a.accuracy) + " % was recorded, now " + json_number(100 * b.accuracy) +
+             " %" + allowed;
   }
   if (was.diverged || again.diverged) return "";
   if (std::abs(was.accuracy - again.accuracy) > most) return both + allowed;
   // Runs that end at a target may end sooner or later. Then other pushes were made. The file has seven digits of the
   // participation.
-  const bool pushes = was.delays == again.delays && std::abs(was.participation - again.participation) <= 1e-6 * again.participation;
-  return pushes || was.evaluations.size() != again.evaluations.size() ? "" : both + ": other delays or another participation";
+  const bool pushes =
+      was.delays == again.delays && std::abs(was.participation - again.participation) <= 1e-6 * again.participation;
+  return pushes || was.evaluations.size() != again.evaluations.size()
+             ? ""
+             : both + ": other delays or another participation";
 }
 
 }  // namespace tandem

@@ -12,9 +12,9 @@ namespace tandem {
 namespace {
 
 struct Point {
-  int rate = 0;                 // doublings of the plan's smallest rate
-  int momentum = 0;             // index into Lattice::momenta_
-  std::vector<int> constants;   // indices for SearchedStrategy::Constant::at()
+  int rate = 0;                // doublings of the plan's smallest rate
+  int momentum = 0;            // index into Lattice::momenta_
+  std::vector<int> constants;  // indices for SearchedStrategy::Constant::at()
   auto operator<=>(const Point&) const = default;
 };
 
@@ -50,8 +50,14 @@ class Lattice {
     return values;
   }
   Trial trial(const Point& p) const {
-    return {cell_.strategy->filled(constants(p)), cell_.workers, cell_.cluster, std::ldexp(plan_.rates[0], p.rate),
-            momenta_[std::size_t(p.momentum)], plan_.tuning_epochs, plan_.tuning_seed, false};
+    return {cell_.strategy->filled(constants(p)),
+            cell_.workers,
+            cell_.cluster,
+            std::ldexp(plan_.rates[0], p.rate),
+            momenta_[std::size_t(p.momentum)],
+            plan_.tuning_epochs,
+            plan_.tuning_seed,
+            false};
   }
 
   // Those that exist, in the order in which they are tried.
@@ -67,7 +73,8 @@ class Lattice {
       if (p.momentum + by < 0 || p.momentum + by >= int(momenta_.size())) continue;
       Point q = p;
       q.momentum += by;
-      q.rate += int(std::lround(std::log2((1 - momenta_[std::size_t(q.momentum)]) / (1 - momenta_[std::size_t(p.momentum)]))));
+      q.rate += int(
+          std::lround(std::log2((1 - momenta_[std::size_t(q.momentum)]) / (1 - momenta_[std::size_t(p.momentum)]))));
       all.push_back(q);
     }
     for (std::size_t i = 0; i < p.constants.size(); i++)
@@ -106,7 +113,8 @@ double score_of(const Plan& plan, const Outcome& o) {
 
 class SearchReplay {
  public:
-  SearchReplay(const Plan& plan, const Results& results, const Cell& cell) : plan_(plan), results_(results), lattice_(plan, cell) {}
+  SearchReplay(const Plan& plan, const Results& results, const Cell& cell)
+      : plan_(plan), results_(results), lattice_(plan, cell) {}
 
   Search run() {
     for (const Point& p : lattice_.grid()) attempt(p);
@@ -191,12 +199,15 @@ std::vector<Cell> cells_of(const Plan& plan) {
   return all;
 }
 
-Search search(const Plan& plan, const Results& results, const Cell& cell) { return SearchReplay(plan, results, cell).run(); }
+Search search(const Plan& plan, const Results& results, const Cell& cell) {
+  return SearchReplay(plan, results, cell).run();
+}
 
 std::string chosen_text(const Search& s, const Cell& cell) {
   std::string text = "η " + digits(s.chosen->rate, 3);
   if (cell.strategy->momentum) text += ", μ " + digits(s.chosen->momentum, 3);
-  for (std::size_t i = 0; i < s.constants.size(); i++) text += ", " + cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
+  for (std::size_t i = 0; i < s.constants.size(); i++)
+    text += ", " + cell.strategy->constants[i].name + " " + digits(s.constants[i], 3);
   return text;
 }
 

@@ -21,7 +21,8 @@ Paired paired(const Plan& plan, const Results& results, const Cell& cell, const 
   }
   const Mean m = mean_of(values);
   p.pairs = values.size(), p.value = m.value;
-  if (p.pairs > 1) p.low = m.value - t_quantile(p.pairs - 1) * m.error, p.high = m.value + t_quantile(p.pairs - 1) * m.error;
+  if (p.pairs > 1)
+    p.low = m.value - t_quantile(p.pairs - 1) * m.error, p.high = m.value + t_quantile(p.pairs - 1) * m.error;
   return p;
 }
 
@@ -77,14 +78,17 @@ Paired advantage(const Plan& plan, const Results& results, const Cell& cell, con
   });
 }
 
-static bool at_first(double target, const Outcome& o) { return !o.evaluations.empty() && o.evaluations[0].accuracy >= target; }
+static bool at_first(double target, const Outcome& o) {
+  return !o.evaluations.empty() && o.evaluations[0].accuracy >= target;
+}
 
 std::optional<double> time_to(double target, const Outcome& o) {
   AccuracyAt before;
   for (const AccuracyAt& e : o.evaluations) {
     if (e.accuracy >= target) {  // before the first evaluation nothing is known: its own time
       if (&e == &o.evaluations[0]) return e.seconds;
-      return before.seconds + (e.seconds - before.seconds) * (target - before.accuracy) / (e.accuracy - before.accuracy);
+      return before.seconds +
+             (e.seconds - before.seconds) * (target - before.accuracy) / (e.accuracy - before.accuracy);
     }
     before = e;
   }

@@ -6,7 +6,9 @@ namespace tandem {
 namespace {
 
 std::string in_parentheses(const std::string& text) { return text.empty() ? "" : " (" + text + ")"; }
-std::string one_line(const PairedText& t) { return t.value + (t.interval.empty() ? "" : " " + t.interval) + in_parentheses(t.pairs); }
+std::string one_line(const PairedText& t) {
+  return t.value + (t.interval.empty() ? "" : " " + t.interval) + in_parentheses(t.pairs);
+}
 
 // Tables while they are written: one for each cluster and quantity, with a column for each number of workers.
 class Tables {
@@ -14,8 +16,9 @@ class Tables {
   Tables(const Plan& plan, const Results& results) : plan_(plan), report_(plan, results) {}
 
   std::string all() {
-    text_ = printed("Each cell: %d points searched with %s of %s, %s with %s in all, %s with %s.\n", plan_.search, counted(plan_.tuning_epochs, "epoch").c_str(),
-                    "one seed", counted(plan_.finalists, "finalist").c_str(), counted(plan_.tuning_seeds, "seed").c_str(),
+    text_ = printed("Each cell: %d points searched with %s of %s, %s with %s in all, %s with %s.\n", plan_.search,
+                    counted(plan_.tuning_epochs, "epoch").c_str(), "one seed",
+                    counted(plan_.finalists, "finalist").c_str(), counted(plan_.tuning_seeds, "seed").c_str(),
                     counted(plan_.seeds, "final run").c_str(), counted(plan_.epochs, "epoch").c_str());
     for (const PlannedCluster& c : plan_.clusters) {
       accuracies(c.name);
@@ -58,26 +61,37 @@ class Tables {
   }
 
   void accuracies(const std::string& cluster) {
-    table("Cluster " + cluster + (plan_.by_time ? ": test accuracy in % where the target was reached, or at the end" : ": test accuracy in %") +
-              ", mean ± standard error over seeds (what was chosen)", 0, cluster, [&](const CellReport& c, const CellReport&) {
-      return c.runs.empty() ? "–" : points(c.accuracy.mean) + in_parentheses(censored_text(c.accuracy, plan_.seeds)) + choice(c);
-    });
+    table("Cluster " + cluster +
+              (plan_.by_time ? ": test accuracy in % where the target was reached, or at the end"
+                             : ": test accuracy in %") +
+              ", mean ± standard error over seeds (what was chosen)",
+          0, cluster, [&](const CellReport& c, const CellReport&) {
+            return c.runs.empty()
+                       ? "–"
+                       : points(c.accuracy.mean) + in_parentheses(censored_text(c.accuracy, plan_.seeds)) + choice(c);
+          });
   }
   void advantages(const std::string& cluster) {
-    table("Cluster " + cluster + ": points that " + plan_.strategies[0].text + " is better by, paired by seed [95 % t-interval]", 1, cluster,
-          [&](const CellReport& c, const CellReport& first) {
+    table("Cluster " + cluster + ": points that " + plan_.strategies[0].text +
+              " is better by, paired by seed [95 % t-interval]",
+          1, cluster, [&](const CellReport& c, const CellReport& first) {
             return one_line(text_of(advantage(plan_, report_.results, first.cell, c.cell), "%+.2f", 100, plan_.seeds));
           });
   }
   void times(const std::string& cluster) {
     const std::string target = target_text(plan_), first = plan_.strategies[0].text;
-    table("Cluster " + cluster + ": virtual seconds to " + target + ", mean ± standard error over the seeds that reach it (at the first "
-          "evaluation: the time of that)", 0, cluster, [&](const CellReport& c, const CellReport&) {
-            return c.runs.empty() ? "–" : seconds_text(c.time.mean) + in_parentheses(censored_text(c.time, plan_.seeds));
+    table("Cluster " + cluster + ": virtual seconds to " + target +
+              ", mean ± standard error over the seeds that reach it (at the first "
+              "evaluation: the time of that)",
+          0, cluster, [&](const CellReport& c, const CellReport&) {
+            return c.runs.empty() ? "–"
+                                  : seconds_text(c.time.mean) + in_parentheses(censored_text(c.time, plan_.seeds));
           });
     if (plan_.strategies.size() > 1)
-      table("Cluster " + cluster + ": time to " + target + " as a multiple of " + first + "'s, geometric mean over the seeds that both reach "
-            "it after the first evaluation [95 % t-interval]", 1, cluster, [&](const CellReport& c, const CellReport& one) {
+      table("Cluster " + cluster + ": time to " + target + " as a multiple of " + first +
+                "'s, geometric mean over the seeds that both reach "
+                "it after the first evaluation [95 % t-interval]",
+            1, cluster, [&](const CellReport& c, const CellReport& one) {
               return one_line(text_of(time_ratio(plan_, report_.results, c.cell, one.cell), "%.2f", 1, plan_.seeds));
             });
   }

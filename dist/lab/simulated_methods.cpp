@@ -24,7 +24,7 @@ class ByServers : public Method {
         ring_(ring),
         rule_(make_rule(how.rule)),
         service_(*rule_, s.flat().values, learning_rate_scales(s.flat()), s.workers(),
-                {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
+                 {.how = how, .momentum = s.momentum(), .learning_rate = [&s](std::int64_t) { return s.rate(); }}),
         exchanges_(std::size_t(s.workers())),
         sent_(std::size_t(s.workers())),
         waits_(std::size_t(s.workers())) {
@@ -76,7 +76,7 @@ class ByServers : public Method {
     const bool finite = s_.gradient(m, sent_[std::size_t(m)]);
     if (finite && !synchronous_) s_.look(service_.shard(), m);
     service_.push(m, ++exchanges_[std::size_t(m)], of_means_ ? s_.computed().clone() : s_.computed(), finite,
-                 sent_[std::size_t(m)]);
+                  sent_[std::size_t(m)]);
   }
 
   Simulation& s_;
@@ -220,15 +220,18 @@ class Local : public Method {
 
 int vectors_of_a_worker(const std::string& text, int workers) {
   if (const auto local = LocalSteps::parse(text)) {
-    if (local->every.alpha > 0) refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
+    if (local->every.alpha > 0)
+      refuse(text, ": the simulator's workers make a fixed number of steps between exchanges: give that");
     return local->kind == Local::Kind::cocod ? 3 : 2;
   }
   if (const auto outer = text.find('+') == text.npos ? OuterSteps::parse(text) : std::nullopt) {
-    if (outer->every.alpha > 0 || outer->stream > 1) refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
+    if (outer->every.alpha > 0 || outer->stream > 1)
+      refuse(text, ": the simulator's outer optimizer has a fixed H and one fragment: give that");
     return 2;
   }
   if (text != "all-reduce" && !Asynchrony::is_one(text))
-    refuse("the simulator has no strategy '", text, "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
+    refuse("the simulator has no strategy '", text,
+           "': choose all-reduce, local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS, easgd:STEPS, ",
            "outer:H=STEPS, ", Asynchrony::forms());
   const auto how = Asynchrony::parse(text == "all-reduce" ? "bsp" : text);
   how.check_workers(text, workers);
@@ -240,7 +243,8 @@ int vectors_of_a_worker(const std::string& text, int workers) {
 std::unique_ptr<Method> make_method(Simulation& s, const std::string& text) {
   if (text == "all-reduce") return std::make_unique<ByServers>(s, Asynchrony::parse("bsp"), true);
   if (const auto local = LocalSteps::parse(text)) return std::make_unique<Local>(s, local->kind, local->every.steps);
-  if (const auto outer = OuterSteps::parse(text)) return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
+  if (const auto outer = OuterSteps::parse(text))
+    return std::make_unique<Local>(s, Local::Kind::local, outer->every.steps, outer);
   return std::make_unique<ByServers>(s, Asynchrony::parse(text), false);
 }
 

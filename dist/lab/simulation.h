@@ -24,10 +24,10 @@ class Simulation;
 class Method {
  public:
   virtual ~Method() = default;
-  virtual double way_there() const { return 0; }      // seconds from a worker's gradient to its arrival
-  virtual void arrived(int worker) = 0;               // a gradient
-  virtual void visited(int worker) { (void)worker; }  // what Simulation::visit() asked for
-  virtual const Tensor& weights() = 0;                // as they are to be evaluated
+  virtual double way_there() const { return 0; }                   // seconds from a worker's gradient to its arrival
+  virtual void arrived(int worker) = 0;                            // a gradient
+  virtual void visited(int worker) { (void)worker; }               // what Simulation::visit() asked for
+  virtual const Tensor& weights() = 0;                             // as they are to be evaluated
   virtual std::vector<std::int64_t> delays() const { return {}; }  // SimulatorReport::delays
   virtual const ShardCounts* counts() const { return nullptr; }    // of a server
   virtual void archive(Archive& a) = 0;
@@ -154,7 +154,7 @@ class Simulation {
   double now_ = 0, epoch_began_ = 0, loss_sum_ = 0, seen_ = 0, evaluated_ = 0;
   Settings run_;
   std::uintmax_t metrics_bytes_ = 0;  // when the checkpoint was written
-  std::deque<std::int64_t> again_;  // leases
+  std::deque<std::int64_t> again_;    // leases
   std::int64_t batches_ = 0, next_lease_ = 0, applied_ = 0, computed_ = 0, pushes_ = 0, looks_ = 0;
   SimulatorReport report_;
 };

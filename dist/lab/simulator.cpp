@@ -19,7 +19,7 @@
 namespace tandem {
 
 Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, Backend& backend, const FitData& data,
-           const SimulatorOptions& options, int vectors)
+                       const SimulatorOptions& options, int vectors)
     : model_(model),
       loss_(loss),
       data_(data),
@@ -33,8 +33,8 @@ Simulation::Simulation(Module& model, const Loss& loss, const SGDOptions& sgd, B
   counters_.emplace(decays_.state());
   const double bytes = double(vectors * flat_.values.bytes() + flat_.buffers.bytes()) * active_;
   if (const auto has = double(available_memory()); bytes > has)
-    refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors,
-           " vectors of ", flat_.parameters(), " parameters each, and this machine has ", readable_bytes(has),
+    refuse(active_, " workers with ", options.strategy, " keep ", readable_bytes(bytes), ", ", vectors, " vectors of ",
+           flat_.parameters(), " parameters each, and this machine has ", readable_bytes(has),
            " left: choose fewer workers or a smaller model");
   machines_.resize(std::size_t(active_));
   for (Machine& m : machines_) m.buffers = flat_.buffers.clone();
@@ -154,7 +154,8 @@ Simulation::Evaluations Simulation::evaluate_now(MetricsFile& metrics) {
   };
   add(v.validation, "validation_accuracy", report_.evaluations.back().validation_accuracy);
   add(v.test, "test_accuracy", report_.evaluations.back().test_accuracy);
-  if (ended_epochs() == std::int64_t(report_.epochs.size())) metrics.write(fields);  // no epoch ends here, whose line has them
+  if (ended_epochs() == std::int64_t(report_.epochs.size()))
+    metrics.write(fields);  // no epoch ends here, whose line has them
   return v;
 }
 
@@ -206,7 +207,9 @@ void Simulation::end(MetricsFile& metrics) {
                    {"steps", applied_},
                    {"seconds", now_},
                    {"stopped", std::int64_t(report_.diverged)},
-                   {"reason", std::string(report_.diverged ? "diverged" : report_.reached ? "target reached" : "finished")},
+                   {"reason", std::string(report_.diverged  ? "diverged"
+                                          : report_.reached ? "target reached"
+                                                            : "finished")},
                    {"refused", report_.refused},
                    {"dropped", report_.dropped},
                    {"gap", report_.gap},
@@ -226,19 +229,22 @@ Settings Simulation::describe() const {
   Checksum first;
   first.add(flat_.values.raw(), flat_.values.bytes());
   first.add(flat_.buffers.raw(), flat_.buffers.bytes());
-  Settings run{{"strategy", options_.strategy},
-               {"workers", text(workers)},
-               {"time of a step", text(compute, shape)},
-               {"link", text(latency, bandwidth)},
-               {"epochs", text(options_.epochs)},
-               {"seed", std::to_string(options_.seed)},
-               {"learning rate, momentum, weight decay", text(given_.learning_rate, given_.momentum, given_.weight_decay, given_.decay_everything)},
-               {"schedule", text(int(s.kind), s.every, s.gamma, s.warmup, s.rise, s.start, s.finish)},
-               {"evaluations", text(options_.evaluate_every, options_.until, data_.validation != nullptr, data_.test != nullptr)},
-               {"parameters", text(flat_.parameters())},
-               {"layers", hex(flat_.layout_hash())},
-               {"first weights", hex(first.value())},
-               {"batches, pictures of an epoch", text(data_.train.batches_per_epoch(), data_.train.pictures_per_epoch())}};
+  Settings run{
+      {"strategy", options_.strategy},
+      {"workers", text(workers)},
+      {"time of a step", text(compute, shape)},
+      {"link", text(latency, bandwidth)},
+      {"epochs", text(options_.epochs)},
+      {"seed", std::to_string(options_.seed)},
+      {"learning rate, momentum, weight decay",
+       text(given_.learning_rate, given_.momentum, given_.weight_decay, given_.decay_everything)},
+      {"schedule", text(int(s.kind), s.every, s.gamma, s.warmup, s.rise, s.start, s.finish)},
+      {"evaluations",
+       text(options_.evaluate_every, options_.until, data_.validation != nullptr, data_.test != nullptr)},
+      {"parameters", text(flat_.parameters())},
+      {"layers", hex(flat_.layout_hash())},
+      {"first weights", hex(first.value())},
+      {"batches, pictures of an epoch", text(data_.train.batches_per_epoch(), data_.train.pictures_per_epoch())}};
   for (const auto& [worker, factor] : slower) run.push_back({"slow worker", text(worker, factor)});
   for (const double m : s.milestones) run.push_back({"milestone", text(m)});
   run.insert(run.end(), options_.settings.begin(), options_.settings.end());
@@ -248,8 +254,8 @@ Settings Simulation::describe() const {
 
 void Simulation::archive(Archive& a) {
   StepState steps = decays_.read_state();
-  a(steps, correct_, buffers_, machines_, active_, in_a_row_, events_, now_, epoch_began_, loss_sum_, seen_, again_, next_lease_,
-    applied_, pushes_, looks_, evaluated_, metrics_bytes_);
+  a(steps, correct_, buffers_, machines_, active_, in_a_row_, events_, now_, epoch_began_, loss_sum_, seen_, again_,
+    next_lease_, applied_, pushes_, looks_, evaluated_, metrics_bytes_);
   a(report_.epochs, report_.evaluations, report_.gap, report_.correction, report_.refused);
   if (a.reads()) decays_.resume_at(steps);
   method_->archive(a);
@@ -278,9 +284,11 @@ bool Simulation::goes_on_from_checkpoint() {
     a(saved);
     if (saved == wanted) return;
     const auto [theirs, ours] = std::mismatch(saved.begin(), saved.end(), wanted.begin(), wanted.end());
-    const auto shown = [](const Settings& s, auto at) { return at == s.end() ? "nothing more" : at->first + " " + at->second; };
-    refuse(file, ": is the checkpoint of another run: it has '", shown(saved, theirs), "', this one '", shown(wanted, ours),
-           "'. Remove it, or name another file");
+    const auto shown = [](const Settings& s, auto at) {
+      return at == s.end() ? "nothing more" : at->first + " " + at->second;
+    };
+    refuse(file, ": is the checkpoint of another run: it has '", shown(saved, theirs), "', this one '",
+           shown(wanted, ours), "'. Remove it, or name another file");
   };
   has(surroundings(flat_.backend())), has(run_);
   archive(a);
@@ -294,11 +302,13 @@ void check_simulation(const SimulatorOptions& options) {
   constexpr double longest = 1e9;  // seconds, so that no sum of them is infinite
   if (!(c.compute >= 0 && c.compute <= longest && c.latency >= 0 && c.latency <= longest))
     refuse("steps of ", c.compute, " s and messages of ", c.latency, " s: expected 0 to 1e9");
-  if (c.bandwidth != 0 && !(c.bandwidth >= 1)) refuse("links of ", c.bandwidth, " bytes a second: expected 0 (no limit), or 1 and more");
+  if (c.bandwidth != 0 && !(c.bandwidth >= 1))
+    refuse("links of ", c.bandwidth, " bytes a second: expected 0 (no limit), or 1 and more");
   for (const auto& [worker, factor] : c.slower)
     if (worker < 0 || worker >= c.workers)
       refuse("worker ", worker, " is to be slower: there are workers 0 to ", c.workers - 1);
-  if (!(options.evaluate_every > 0)) refuse("an evaluation every ", options.evaluate_every, " epochs: expected a number above 0");
+  if (!(options.evaluate_every > 0))
+    refuse("an evaluation every ", options.evaluate_every, " epochs: expected a number above 0");
   vectors_of_a_worker(options.strategy, c.workers);
 }
 
@@ -306,7 +316,8 @@ SimulatorReport simulate(Module& model, const Loss& loss, const SGDOptions& sgd,
                          const SimulatorOptions& options) {
   check_simulation(options);
   if (sgd.nesterov) refuse("Nesterov's momentum needs the next weights at once: the update rules have none");
-  Simulation simulation(model, loss, sgd, backend, data, options, vectors_of_a_worker(options.strategy, options.cluster.workers));
+  Simulation simulation(model, loss, sgd, backend, data, options,
+                        vectors_of_a_worker(options.strategy, options.cluster.workers));
   const auto method = make_method(simulation, options.strategy);
   return simulation.run(*method);
 }

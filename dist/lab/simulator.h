@@ -15,7 +15,7 @@ namespace tandem {
 struct VirtualCluster {
   int workers = 8;
   double compute = 0.128,
-         shape = 100;            // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
+         shape = 100;  // seconds of a step: mean, and shape of the distribution; shape 0: always the mean
   std::map<int, double> slower = {};  // worker → how many times as long its steps take
   double latency = 0, bandwidth = 0;  // of a worker's link: seconds, and bytes a second each way; 0: infinite
 };
@@ -33,7 +33,8 @@ struct SimulatorOptions {
   bool progress = true;      // a line an epoch on stderr
   // On the validation and test data, in epochs: 10: after epochs 10, 20, …; 0.25: four times an epoch. And at the end.
   double evaluate_every = 1;
-  double until = 2;  // ends with the evaluation that reaches this accuracy, 0 to 1, on the test data or else the validation data; 2: never
+  double until = 2;  // ends with the evaluation that reaches this accuracy, 0 to 1, on the test data or else the
+                     // validation data; 2: never
   // A file that holds the run after its last epoch, until its end. Where it is there the run goes on from it, and ends
   // with the bits that it would have had without the interruption, also in `metrics`. Only the same program goes on;
   // another run's file is refused.
@@ -57,7 +58,7 @@ struct SimulatorReport {
   std::int64_t refused = 0;          // pushes with a value that is not finite
   bool reached = false;              // SimulatorOptions::until
   bool diverged = false;             // a run of them: it was ended
-  double computing = 0;              // seconds, not virtual, in which this process loaded batches and computed gradients
+  double computing = 0;  // seconds, not virtual, in which this process loaded batches and computed gradients
 };
 
 // Throws UsageError for a strategy that there is not and for slow workers that there are not; costs nothing.

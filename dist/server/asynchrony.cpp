@@ -23,11 +23,13 @@ static void read_quorum(Asynchrony& a, const std::string& text, const std::strin
   a.quorum = *workers, a.grace = *grace;
 }
 
-static const std::pair<const char*, Asynchrony::Kind> kinds[] = {
-    {"bsp", Asynchrony::Kind::bsp},         {"ssp", Asynchrony::Kind::ssp},
-    {"asp", Asynchrony::Kind::asp},         {"quorum", Asynchrony::Kind::quorum},
-    {"ringmaster", Asynchrony::Kind::ringmaster}, {"fedbuff", Asynchrony::Kind::fedbuff},
-    {"rennala", Asynchrony::Kind::rennala}};
+static const std::pair<const char*, Asynchrony::Kind> kinds[] = {{"bsp", Asynchrony::Kind::bsp},
+                                                                 {"ssp", Asynchrony::Kind::ssp},
+                                                                 {"asp", Asynchrony::Kind::asp},
+                                                                 {"quorum", Asynchrony::Kind::quorum},
+                                                                 {"ringmaster", Asynchrony::Kind::ringmaster},
+                                                                 {"fedbuff", Asynchrony::Kind::fedbuff},
+                                                                 {"rennala", Asynchrony::Kind::rennala}};
 static std::optional<Asynchrony::Kind> kind_called(const std::string& name) {
   for (const auto& [called, kind] : kinds)
     if (name == called) return kind;
@@ -71,8 +73,8 @@ Asynchrony Asynchrony::parse(const std::string& text) {
   }
   const auto rule = make_rule(a.rule);  // refuses what there is not
   if ((a.of_means() || a.of_batches()) && (rule->keeps().square_avg || rule->keeps().own || rule->keeps().sent))
-    refuse(text, ": with ", kind, a.kind == Kind::bsp ? " nothing is late, and" : "", " the update is one for all workers: leave ", a.rule,
-           " out");
+    refuse(text, ": with ", kind, a.kind == Kind::bsp ? " nothing is late, and" : "",
+           " the update is one for all workers: leave ", a.rule, " out");
   return a;
 }
 
@@ -83,8 +85,10 @@ bool Asynchrony::is_one(const std::string& text) {
 }
 
 std::string Asynchrony::forms() {
-  return "bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS, ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an update rule of the "
-         "parameter server: " + listed(rule_names());
+  return "bsp, ssp:STEPS, quorum:WORKERS,grace=SECONDS, ringmaster:R=UPDATES, fedbuff:B=PUSHES, rennala:B=PUSHES or an "
+         "update rule of the "
+         "parameter server: " +
+         listed(rule_names());
 }
 
 void Asynchrony::check_workers(const std::string& name, int workers) const {

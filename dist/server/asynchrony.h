@@ -18,15 +18,18 @@ struct Asynchrony {
     // Nobody waits, and a push that is `bound` updates late or later is dropped; `batch` pushes are one step with their
     // mean.
     ringmaster,  // ringmaster:R=4, the bound (Maranjyan et al., arXiv 2501.16168)
-    fedbuff,     // fedbuff:B=4, the batch; each push times 1/√(1 + τ) (Nguyen et al. 2021; that factor from a secondary source)
-    rennala      // rennala:B=4, the batch, of gradients of the present weights: the bound is 1 (Tyurin and Richtárik 2022)
+    fedbuff,  // fedbuff:B=4, the batch; each push times 1/√(1 + τ) (Nguyen et al. 2021; that factor from a secondary
+              // source)
+    rennala  // rennala:B=4, the batch, of gradients of the present weights: the bound is 1 (Tyurin and Richtárik 2022)
   } kind = Kind::asp;
   int staleness = 0, quorum = 0;
   double grace = 1;  // our choice
   std::int64_t bound = INT64_MAX, batch = 1;
   std::string rule = "ddc-asgd";  // for make_rule()
 
-  bool of_means() const { return kind == Kind::bsp || kind == Kind::quorum; }  // an update is of several workers, who wait for it
+  bool of_means() const {
+    return kind == Kind::bsp || kind == Kind::quorum;
+  }  // an update is of several workers, who wait for it
   bool of_batches() const { return kind == Kind::fedbuff || kind == Kind::rennala; }
   bool takes_each() const { return kind == Kind::asp || kind == Kind::ssp; }  // every push is an update
 
@@ -35,9 +38,10 @@ struct Asynchrony {
   // asgd-m, and ringmaster, fedbuff and rennala asgd. Throws UsageError that says what there is.
   static Asynchrony parse(const std::string& text);
   static bool is_one(const std::string& text);  // begins as one of these
-  static std::string forms();  // what parse() reads, as a user writes it
-  std::string text() const;  // "ddc-asgd", "ssp:3+ddc-asgd"
-  void check_workers(const std::string& name, int workers) const;  // throws UsageError, which begins with the name, for a larger quorum
+  static std::string forms();                   // what parse() reads, as a user writes it
+  std::string text() const;                     // "ddc-asgd", "ssp:3+ddc-asgd"
+  void check_workers(const std::string& name,
+                     int workers) const;  // throws UsageError, which begins with the name, for a larger quorum
 };
 
 }  // namespace tandem

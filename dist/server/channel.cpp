@@ -57,7 +57,7 @@ struct Hub {
     std::deque<std::shared_ptr<Parcel>> inbox;
     State state;
     bool left = false, woken = false;
-    std::int64_t sends = 0;                   // of all its incarnations
+    std::int64_t sends = 0;                      // of all its incarnations
     std::vector<std::vector<Block>> blocks{{}};  // by incarnation
   };
   Side& of(int rank) { return sides[std::size_t(rank)]; }
@@ -188,8 +188,8 @@ class InProcessChannel : public Channel {
     }
     if (!fits) {
       std::lock_guard lock(hub_->mutex);
-      hub_->fail(parcel->from, name(parcel->from) + " sends " + std::to_string(parcel->bytes.size()) +
-                                    " bytes where " + name(rank_) + " has room for " + std::to_string(room.size()));
+      hub_->fail(parcel->from, name(parcel->from) + " sends " + std::to_string(parcel->bytes.size()) + " bytes where " +
+                                   name(rank_) + " has room for " + std::to_string(room.size()));
       check();
     }
     if (placed)
@@ -327,8 +327,8 @@ class InProcessChannel : public Channel {
       if (parcel_->state == Parcel::delivered) return true;
       channel_.check();  // a rank that left because another one failed is not the cause
       if (channel_.hub_->of(parcel_->to).left)
-        throw CommunicationError(parcel_->to, name(parcel_->from) + " sends a message to " + name(parcel_->to) +
-                                                  ", which has left");
+        throw CommunicationError(parcel_->to,
+                                 name(parcel_->from) + " sends a message to " + name(parcel_->to) + ", which has left");
       return false;
     }
     InProcessChannel& channel_;
@@ -341,8 +341,8 @@ class InProcessChannel : public Channel {
   std::uint64_t incarnation_;
   Receiver receiver_;
   bool killed_ = false;
-  std::size_t heard_;         // events
-  std::vector<State> known_;  // after them
+  std::size_t heard_;                                      // events
+  std::vector<State> known_;                               // after them
   std::set<std::tuple<int, std::uint64_t, int>> reached_;  // rank, incarnation, number of a block
   std::uint64_t looks_ = 1;
   Philox chance_;

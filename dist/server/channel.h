@@ -46,14 +46,15 @@ class Channel {
   virtual ~Channel() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string where(int rank) const = 0;   // "rank 2 on node7"
+  virtual std::string where(int rank) const = 0;           // "rank 2 on node7"
   virtual std::uint64_t incarnation() const { return 0; }  // of this process; 0: it was there from the beginning
-  virtual std::vector<bool> living() const = 0;    // by rank, as the callbacks have told it so far
+  virtual std::vector<bool> living() const = 0;            // by rank, as the callbacks have told it so far
   // Losses and returns of the job so far, as the callbacks have told them: the same number at all ranks, also at one
   // that has come back.
   virtual std::uint64_t generation() const = 0;
   virtual void on_message(Receiver receiver) = 0;  // before any message comes; messages wait until then
-  virtual Work send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {}) = 0;  // `to` may be this rank
+  virtual Work send(int to, const MessageHeader& header,
+                    std::span<const std::byte> bytes = {}) = 0;  // `to` may be this rank
   virtual bool progress() = 0;  // true when a message has arrived. Throws CommunicationError
   virtual void rest() = 0;      // sleeps until something may have happened, or a few milliseconds
   virtual void wake() = 0;      // any thread
@@ -73,13 +74,13 @@ class Channel {
 struct ChannelFaults {
   struct Death {
     int rank;
-    std::int64_t at;  // throws Killed out of its at-th call of send(), from 0, and is then lost to the others; the count
-                      // goes on when it returns
+    std::int64_t at;  // throws Killed out of its at-th call of send(), from 0, and is then lost to the others; the
+                      // count goes on when it returns
   };
   std::vector<Death> deaths = {};
-  std::uint64_t delays = 0;      // seed; messages of different senders overtake each other. 0: they do not
-  bool duplicates = false;       // with delays: now and then one without bytes comes again, after others
-  bool shared_memory = true;     // false: shared_by() is always empty, as between hosts
+  std::uint64_t delays = 0;       // seed; messages of different senders overtake each other. 0: they do not
+  bool duplicates = false;        // with delays: now and then one without bytes comes again, after others
+  bool shared_memory = true;      // false: shared_by() is always empty, as between hosts
   std::int64_t* sends = nullptr;  // counts calls of send() over all ranks, when all are gone
 };
 

@@ -32,12 +32,14 @@ class Coordinator {
   // True: it was not done before. waited: seconds that its worker waited for others, which say nothing of its speed.
   bool done(std::int64_t lease, double now, double waited = 0);
   void again(std::int64_t lease, double now);  // its push was dropped
-  void leaves(int worker);                    // draws no more; what it has is drawn again
+  void leaves(int worker);                     // draws no more; what it has is drawn again
   void stop();
   void says_bye(int rank);
   void lost(int rank, double now), returned(int rank);
   // A worker's lease is done: the seconds since it was lost, where this is the first one since then; otherwise 0.
-  double back_after(int worker, double now) { return of(worker).lost_at > 0 ? now - std::exchange(of(worker).lost_at, 0) : 0; }
+  double back_after(int worker, double now) {
+    return of(worker).lost_at > 0 ? now - std::exchange(of(worker).lost_at, 0) : 0;
+  }
   // What that rank's training thread waits for; empty: it works.
   void waits_for(int rank, std::string waits_for, double now);
   struct Waiting {
@@ -54,10 +56,10 @@ class Coordinator {
     bool waits = false;      // for a lease
     bool told_none = false;  // that there is none for it now
     bool left = false, bye = false;
-    std::uint64_t request = 0;   // its last
-    std::string waits_for = {};  // what it waits for; empty: it works
-    double done_at = 0;          // when its last lease was
-    double lost_at = 0;          // and it has done no lease since; 0: it was not
+    std::uint64_t request = 0;       // its last
+    std::string waits_for = {};      // what it waits for; empty: it works
+    double done_at = 0;              // when its last lease was
+    double lost_at = 0;              // and it has done no lease since; 0: it was not
     std::deque<double> speeds = {};  // leases a second, of the last few times
   };
   struct Gathering {

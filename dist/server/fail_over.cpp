@@ -43,7 +43,8 @@ void FailOvers::choose(int s) {
     if (!living[std::size_t(r)]) continue;
     const auto offer = a.offers.find(r);
     if (offer == a.offers.end()) return;
-    if (offer->second.has && (!best || offer->second.state.version > best->state.version)) best = &offer->second, from = r;
+    if (offer->second.has && (!best || offer->second.state.version > best->state.version))
+      best = &offer->second, from = r;
   }
   if (!best) fail("nobody has a copy of what ", send_queue_.where(send_queue_.rank()), " is to go on with");
   a.from = from;
@@ -66,7 +67,8 @@ std::optional<std::span<std::byte>> FailOvers::place(int from, const MessageHead
     return std::span(a.values).subspan(at, bytes);
   }
   Snapshot& p = snapshots_[n[word::shard]];
-  if (p.from != from || p.number != n[word::number]) {  // a new one begins, and what has come of the one before is of no use
+  if (p.from != from ||
+      p.number != n[word::number]) {  // a new one begins, and what has come of the one before is of no use
     // One vector, or two for each worker: no rule keeps more.
     if (n[word::vectors] > 1 + 2 * std::size_t(layout_.workers())) return std::span<std::byte>();
     const std::int64_t length = layout_.length(int(n[word::shard]));

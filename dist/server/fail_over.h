@@ -28,7 +28,7 @@ class FailOvers {
   };
   FailOvers(const ServerLayout& layout, SendQueue& send_queue);
 
-  void begin(int s);  // layout.owner[s] is this rank now; its own offer comes like the others'
+  void begin(int s);    // layout.owner[s] is this rank now; its own offer comes like the others'
   void lost(int rank);  // it offers nothing more
 
   // Messages. place: nothing where nobody waits for it.

@@ -15,10 +15,11 @@ namespace tandem {
 class LeasedBatches : public BatchSource {
  public:
   struct WorkLeases {
-    std::function<void(std::int64_t first)> start;        // an epoch begins with that lease
-    std::function<std::optional<std::int64_t>()> draw;    // waits; none: the run is over
-    std::function<std::optional<std::int64_t>()> coming;  // what draw() will give, as far as it is known; waits for nothing
-    std::function<std::int64_t()> count = {};             // consecutive leases that draw() gave at once; empty: one
+    std::function<void(std::int64_t first)> start;      // an epoch begins with that lease
+    std::function<std::optional<std::int64_t>()> draw;  // waits; none: the run is over
+    std::function<std::optional<std::int64_t>()>
+        coming;                                // what draw() will give, as far as it is known; waits for nothing
+    std::function<std::int64_t()> count = {};  // consecutive leases that draw() gave at once; empty: one
   };
   // shares: leases of a step. part of parts: what this rank trains of a lease.
   LeasedBatches(BatchSource& all, int shares, int accumulate, WorkLeases leases, int part = 0, int parts = 1);
@@ -35,8 +36,10 @@ class LeasedBatches : public BatchSource {
   void look_ahead();  // has the next batch made, once it is known which one that is; waits for nothing
   std::int64_t leases_per_epoch() const { return (per_epoch_ + accumulate_ - 1) / accumulate_ * shares_; }
   // Of the next batch; none: it is not drawn yet, or there is none.
-  std::optional<std::int64_t> epoch() const { return lease_ ? std::optional(*lease_ / leases_per_epoch()) : std::nullopt; }
-  bool lease_ends() const { return !lease_; }             // with the present batch
+  std::optional<std::int64_t> epoch() const {
+    return lease_ ? std::optional(*lease_ / leases_per_epoch()) : std::nullopt;
+  }
+  bool lease_ends() const { return !lease_; }                         // with the present batch
   std::int64_t take_samples() { return std::exchange(samples_, 0); }  // in the batches since the last call
 
  private:
@@ -52,7 +55,7 @@ class LeasedBatches : public BatchSource {
   std::int64_t shares_, accumulate_, part_, parts_, per_epoch_, epoch_ = 0, share_ = 0, samples_ = 0;
   std::optional<std::int64_t> lease_;
   std::int64_t next_ = 0, batches_ = 1;  // of the lease's batches
-  bool ahead_ = false;     // the next batch is being made
+  bool ahead_ = false;                   // the next batch is being made
 };
 
 }  // namespace tandem

@@ -52,8 +52,9 @@ struct SaAsgd {
 template <class T>
 struct DelayAdaptive : Asgd<T> {
   T share;
-  DelayAdaptive(const Hyper& h, const Constants& k) : Asgd<T>(h, k), share(rounded<T>(h.workers / std::max(double(h.workers), h.delay))) {}
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate * share, i); }
+  DelayAdaptive(const Hyper& h, const Constants& k)
+      : Asgd<T>(h, k), share(rounded<T>(h.workers / std::max(double(h.workers), h.delay))) {}
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate* share, i); }
 };
 
 // w −= η·(1 + τ)/n·g: a worker's step is as long as its computation takes, so that a slow worker's data count as much
@@ -63,7 +64,7 @@ template <class T>
 struct Rescaled : Asgd<T> {
   T share;
   Rescaled(const Hyper& h, const Constants& k) : Asgd<T>(h, k), share(rounded<T>((1 + h.delay) / h.workers)) {}
-  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate * share, i); }
+  void operator()(const RuleVectors<T>& x, T rate, std::int64_t i) const { Asgd<T>::operator()(x, rate* share, i); }
 };
 
 template <class T>
@@ -361,7 +362,8 @@ std::unique_ptr<Rule> make_rule(const std::string& text) {
     const double value = *given_value;
     if (key == "clip" && value == 0) refuse(text, ": clip is the norm that gradients are clipped to, above 0");
     if (key == "decay" && value >= 1) refuse(text, ": decay is the share of a mean that stays, from 0 to below 1");
-    if (key == "every" && (value < 1 || value != std::floor(value))) refuse(text, ": every is a whole number of pushes, from 1");
+    if (key == "every" && (value < 1 || value != std::floor(value)))
+      refuse(text, ": every is a whole number of pushes, from 1");
     if (std::find(given.begin(), given.end(), key) != given.end()) refuse(text, ": ", key, " is given twice");
     given.push_back(key);
     constants[key] = value;

@@ -26,7 +26,7 @@ struct Hyper {  // at the moment of a push
   double delay = 0, mean_delay = 0;  // τ and its running mean τ̄
   std::uint64_t before = 0;          // pushes that the shard has applied
   int workers = 1;
-  double rate_before = 0.1;          // the learning rate of the shard's push before this one; with the first: of this one
+  double rate_before = 0.1;  // the learning rate of the shard's push before this one; with the first: of this one
 };
 
 class Rule {

@@ -16,7 +16,8 @@ bool SendQueue::gone_well(const F& f) {
   }
 }
 
-void SendQueue::send(int to, const MessageHeader& header, std::span<const std::byte> bytes, std::shared_ptr<const void> keep) {
+void SendQueue::send(int to, const MessageHeader& header, std::span<const std::byte> bytes,
+                     std::shared_ptr<const void> keep) {
   gone_well([&] {
     sends_.push_back({std::move(keep), channel_.send(to, header, bytes)});
     return true;
@@ -52,7 +53,8 @@ std::optional<SendQueue::Place> SendQueue::place_of(const void* p) const {
   const auto* at = static_cast<const std::byte*>(p);
   std::lock_guard lock(mutex_);
   for (std::size_t b = 0; b < blocks_.size(); b++)
-    if (const Block& k = blocks_[b]; at >= k.begin && at < k.begin + k.bytes && !k.memory.expired()) return Place{b, std::uint64_t(at - k.begin)};
+    if (const Block& k = blocks_[b]; at >= k.begin && at < k.begin + k.bytes && !k.memory.expired())
+      return Place{b, std::uint64_t(at - k.begin)};
   return {};
 }
 std::shared_ptr<void> SendQueue::memory_of(const void* p) const {

@@ -25,10 +25,12 @@ class SendQueue {
   std::vector<bool> living() const { return channel_.living(); }
 
   // keep: what the bytes lie in, until they have gone; null: the caller's, which stays.
-  void send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {}, std::shared_ptr<const void> keep = {});
+  void send(int to, const MessageHeader& header, std::span<const std::byte> bytes = {},
+            std::shared_ptr<const void> keep = {});
   // A part of a shard's vector, which begins at note[word::first], in messages of `chunk` elements that say where each
   // begins.
-  void send_parts(int to, MessageHeader header, Buffer part, std::int64_t chunk, const std::shared_ptr<const void>& keep = {});
+  void send_parts(int to, MessageHeader header, Buffer part, std::int64_t chunk,
+                  const std::shared_ptr<const void>& keep = {});
   void let_go();  // of what has gone; the channel may deliver messages meanwhile
   bool empty() const { return sends_.empty(); }
   // From now on it is no error when a rank has left that this one still has something to say to, of a loss for example.
@@ -41,7 +43,7 @@ class SendQueue {
   struct Place {
     std::uint64_t block, offset;
   };
-  std::optional<Place> place_of(const void* p) const;  // in this rank's shared memory
+  std::optional<Place> place_of(const void* p) const;    // in this rank's shared memory
   std::shared_ptr<void> memory_of(const void* p) const;  // the block that it lies in; null: none, or it is given back
   // Its shared memory, and it this rank's.
   bool reaches(int rank, std::uint64_t block = 0) const { return !channel_.shared_by(rank, int(block)).empty(); }

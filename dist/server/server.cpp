@@ -12,13 +12,13 @@
 #include <utility>
 
 #include "core/text.h"
-#include "dist/server/fail_over.h"
 #include "dist/server/coordinator.h"
 #include "dist/server/deferred_queue.h"
-#include "dist/server/shard_server.h"
+#include "dist/server/fail_over.h"
 #include "dist/server/send_queue.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
+#include "dist/server/shard_server.h"
 #include "dist/server/worker.h"
 
 namespace tandem {
@@ -60,7 +60,8 @@ class ServerNode::Thread {
     channel_->on_message(
         {.place = [this](int from, const MessageHeader& n, std::size_t bytes) { return place(from, n, bytes); },
          .arrived = [this](int from, const MessageHeader& n, std::span<std::byte> b) { placed(from, n, b.size()); },
-         .unplaced = [this](int from, const MessageHeader& n, std::vector<std::byte> b) { unplaced(from, n, std::move(b)); },
+         .unplaced = [this](int from, const MessageHeader& n,
+                            std::vector<std::byte> b) { unplaced(from, n, std::move(b)); },
          .lost =
              [this](int rank, const std::string& why) {
                tell_person(why + ": the others go on without it");
@@ -102,14 +103,16 @@ class ServerNode::Thread {
       send_queue_.send(0, n, std::as_bytes(std::span(*text)), text);
     });
     std::vector<std::string> all;
-    wait("what all ranks say", [&] { return heard_.count(k) > 0; }, [&] { all = std::move(heard_.extract(k).mapped()); });
+    wait(
+        "what all ranks say", [&] { return heard_.count(k) > 0; },
+        [&] { all = std::move(heard_.extract(k).mapped()); });
     return all;
   }
 
   void begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options, WorkLeases leases,
              Buffer velocity) {
-    layout_ = std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count,
-                                             buffers.count);
+    layout_ =
+        std::make_unique<ServerLayout>(std::move(options), size(), parameters.dtype, parameters.count, buffers.count);
     check_snapshots();
     scales.resize(std::size_t(layout_->whole() / 64), 1.f);
     worker_ = std::make_unique<Worker>(*layout_, send_queue_);
@@ -151,7 +154,8 @@ class ServerNode::Thread {
           }
         });
     waited_ += now() - begin;
-    if (holds_ && !synchronous()) tell([this] { worker_->ask_for_lease(); });  // so that its batch can be made meanwhile
+    if (holds_ && !synchronous())
+      tell([this] { worker_->ask_for_lease(); });  // so that its batch can be made meanwhile
     return holds_;
   }
   std::int64_t lease_count() const { return lease_count_; }
@@ -173,8 +177,9 @@ class ServerNode::Thread {
   }
 
   void push(Buffer gradient, Buffer buffers, std::int64_t samples, const MetricSums& sums) {
-    require(gradient.dtype == layout_->dtype && gradient.count == layout_->parameters, "push: a gradient of ", gradient.count,
-            " ", name_of(gradient.dtype), ", and the servers have ", layout_->parameters, " ", name_of(layout_->dtype));
+    require(gradient.dtype == layout_->dtype && gradient.count == layout_->parameters, "push: a gradient of ",
+            gradient.count, " ", name_of(gradient.dtype), ", and the servers have ", layout_->parameters, " ",
+            name_of(layout_->dtype));
     require(holds_.has_value(), "push: no lease was drawn for it");
     {
       std::lock_guard lock(mutex_);
@@ -191,13 +196,15 @@ class ServerNode::Thread {
     });
   }
   void ask() {
-    wait("the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
+    wait(
+        "the answer to a push", [&] { return !waiting_; }, [&] { waiting_ = true; });
     tell([this] { worker_->start({}); });
   }
   bool pull(Buffer parameters, Buffer buffers) {
     const double begin = now();
     Worker::Exchange x;
-    wait("the answer to a push", [&] { return !waiting_; }, [&] { x = answered_; });
+    wait(
+        "the answer to a push", [&] { return !waiting_; }, [&] { x = answered_; });
     waited_ += now() - begin;
     worker_->copy_answer(x.half(), parameters, buffers);
     return x.verdict == Verdict::taken;
@@ -230,7 +237,8 @@ class ServerNode::Thread {
   }
   bool is_first_of_what_is_left() const {
     std::lock_guard lock(mutex_);
-    if (!failed_ || rank() == 0 || !trains()) return false;  // failed: the thread has ended, and the channel is this one's
+    if (!failed_ || rank() == 0 || !trains())
+      return false;  // failed: the thread has ended, and the channel is this one's
     const std::vector<bool> living = channel_->living();
     return std::find(living.begin() + 1, living.end(), true) - living.begin() >= rank();
   }
@@ -250,7 +258,8 @@ class ServerNode::Thread {
     const Rule::Keeps keeps = make_rule(layout_->options.how.rule)->keeps();
     if (!keeps.velocity && !keeps.own) return false;
     tell([this, into] { worker_->ask_velocity(into.data); });
-    wait("the servers' velocity", [&] { return velocity_here_; }, [&] { velocity_here_ = false; });
+    wait(
+        "the servers' velocity", [&] { return velocity_here_; }, [&] { velocity_here_ = false; });
     return true;
   }
   Counts counts() {
@@ -277,12 +286,14 @@ class ServerNode::Thread {
     const ServerOptions& o = layout_->options;
     const double bytes = double(layout_->snapshot_bytes()), need = double(layout_->snapshot_memory());
     if (o.memory > 0 && need > double(o.memory))
-      refuse(where(), ": snapshots of what ", o.how.rule, " keeps of ", workers(), " workers need ", readable_bytes(need),
-             ", and there are ", readable_bytes(double(o.memory)), ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
+      refuse(where(), ": snapshots of what ", o.how.rule, " keeps of ", workers(), " workers need ",
+             readable_bytes(need), ", and there are ", readable_bytes(double(o.memory)),
+             ". Choose a rule that keeps less (asgd-m has one velocity, asgd none), start fewer "
              "workers, or do without: TANDEM_SNAPSHOTS=0, and the velocities of a lost rank are lost");
     if (rank() == 0 && tells_ && bytes > 0)
-      tells_("every " + shown(o.snapshots) + " s a rank sends its successor a snapshot of " + readable_bytes(bytes) + ", " +
-             readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) + " of memory on each");
+      tells_("every " + shown(o.snapshots) + " s a rank sends its successor a snapshot of " + readable_bytes(bytes) +
+             ", " + readable_bytes(bytes / o.snapshots) + "/s; they take " + readable_bytes(need) +
+             " of memory on each");
   }
 
   // ---- between the threads ------------------------------------------------------------------------------------------
@@ -303,8 +314,9 @@ class ServerNode::Thread {
   }
   // As long as it takes, while others live and one of them works: rank 0 knows when that is not so
   // (look_for_standstill()). `meanwhile` is called now and then.
-  void wait(const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
-            const std::function<void()>& meanwhile = {}) {
+  void wait(
+      const char* what, const std::function<bool()>& done, const std::function<void()>& then = [] {},
+      const std::function<void()>& meanwhile = {}) {
     std::unique_lock lock(mutex_);
     const auto ready = [&] { return done() || failed_; };
     if (!ready()) waits_ = {what, waits_.number + 1};
@@ -448,7 +460,8 @@ class ServerNode::Thread {
       answered_ = x;
       pushes_parts_ = worker_->sends_parts();
     });
-    counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused, counts_.dropped += x.verdict == Verdict::dropped;
+    counts_.exchanges++, counts_.refused += x.verdict == Verdict::refused,
+        counts_.dropped += x.verdict == Verdict::dropped;
   }
   void done(int worker, std::int64_t lease, const std::array<double, 4>& sums, Verdict verdict) {
     if (verdict == Verdict::dropped) return coordinator_->again(lease, now());
@@ -456,7 +469,8 @@ class ServerNode::Thread {
     if (const double away = coordinator_->back_after(worker, now()); away > 0)
       tell_person(channel_->where(worker) + " works again, " + shown(away) + " s after it was lost");
     if (verdict == Verdict::refused && refused_[worker]++ == 0)
-      tell_person("a gradient of " + channel_->where(worker) + " is not finite: it is refused, as all that are so will be");
+      tell_person("a gradient of " + channel_->where(worker) +
+                  " is not finite: it is refused, as all that are so will be");
     change([&] {
       sums_.loss += sums[0], sums_.correct += sums[1], sums_.samples += sums[2];
       leases_done_ = coordinator_->leases_done();
@@ -557,7 +571,8 @@ class ServerNode::Thread {
 
   void unplaced(int from, const MessageHeader& n, std::vector<std::byte> message) {
     if (!about_a_shard(n)) return arrived(from, n, message);
-    if (!ready_) return deferred_.keep(from, [this, from, n, message = std::move(message)] { come_again(from, n, message); });
+    if (!ready_)
+      return deferred_.keep(from, [this, from, n, message = std::move(message)] { come_again(from, n, message); });
     check(from, n, message.size());
     switch (what_of(n)) {
       case What::answer_end:
@@ -652,17 +667,17 @@ class ServerNode::Thread {
   SendQueue send_queue_;
 
   // The member's thread's.
-  Counts counts_;  // but for `shard`, `bytes` and `waited`
+  Counts counts_;           // but for `shard`, `bytes` and `waited`
   DeferredQueue deferred_;  // when_ready()
-  bool ready_ = false;  // this rank knows who owns what, and has a part in it
+  bool ready_ = false;      // this rank knows who owns what, and has a part in it
   bool over_heard_ = false;
   std::map<int, std::int64_t> refused_;  // at rank 0: of each worker, leases
-  std::uint64_t generation_ = 0;  // of the membership, to which layout_->owner belongs
+  std::uint64_t generation_ = 0;         // of the membership, to which layout_->owner belongs
   std::optional<std::pair<std::uint64_t, std::vector<int>>> owners_;  // as rank 0 named them: generation, by shard
   double pushed_at_ = 0;
   double next_look_ = 0, next_snapshot_ = 0, snapshot_began_ = 0;
   struct Waits {
-    std::string what = {};  // empty: the training thread works
+    std::string what = {};     // empty: the training thread works
     std::uint64_t number = 0;  // of the wait
   } told_wait_;
   std::uint64_t looked_at_wait_ = 0;  // the number of the wait at the last look
@@ -681,12 +696,12 @@ class ServerNode::Thread {
   std::map<std::uint64_t, std::vector<std::string>> heard_;  // by gathering
   std::optional<std::int64_t> drawn_;                        // the next lease
   std::int64_t drawn_count_ = 1;
-  bool pushes_parts_ = false;                                // Worker::sends_parts(), at the last answer
-  bool waiting_ = true;                                      // for an answer; begin() asks for the first
-  Worker::Exchange answered_;                                // the last
+  bool pushes_parts_ = false;  // Worker::sends_parts(), at the last answer
+  bool waiting_ = true;        // for an answer; begin() asks for the first
+  Worker::Exchange answered_;  // the last
   bool velocity_here_ = false;
-  bool over_ = false, stopped_ = false, ended_ = false;        // as rank 0 says
-  bool end_ = false;                                           // of this object
+  bool over_ = false, stopped_ = false, ended_ = false;  // as rank 0 says
+  bool end_ = false;                                     // of this object
   std::int64_t leases_done_ = 0;
   MetricSums sums_;
   Waits waits_;
@@ -695,9 +710,13 @@ class ServerNode::Thread {
 };
 
 Measures ServerNode::Counts::measures() const {
-  Measures all{{"sent_bytes", double(bytes)},   {"early_bytes", double(early_bytes)},
-               {"exchanges", double(exchanges)}, {"refused", double(refused)},   {"dropped", double(dropped)},
-               {"exposed_seconds", waited},      {"shard_version", double(shard.version)}};
+  Measures all{{"sent_bytes", double(bytes)},
+               {"early_bytes", double(early_bytes)},
+               {"exchanges", double(exchanges)},
+               {"refused", double(refused)},
+               {"dropped", double(dropped)},
+               {"exposed_seconds", waited},
+               {"shard_version", double(shard.version)}};
   if (taken_over) all.push_back({"adopted_shards", double(taken_over)});
   for (auto& m : measures_of_delays(shard)) all.push_back(std::move(m));
   return all;
@@ -730,8 +749,8 @@ bool ServerNode::trains() const { return thread_->trains(); }
 int ServerNode::workers() const { return thread_->workers(); }
 std::shared_ptr<void> ServerNode::memory(std::size_t bytes) { return thread_->memory(bytes); }
 std::vector<std::string> ServerNode::gather(const std::string& mine) { return thread_->gather(mine); }
-void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options, WorkLeases leases,
-                       Buffer velocity) {
+void ServerNode::begin(Buffer parameters, Buffer buffers, std::vector<float> scales, ServerOptions options,
+                       WorkLeases leases, Buffer velocity) {
   thread_->begin(parameters, buffers, std::move(scales), std::move(options), std::move(leases), velocity);
 }
 std::optional<std::int64_t> ServerNode::lease(const std::function<bool()>& asked_to_stop) {

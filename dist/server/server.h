@@ -46,8 +46,8 @@ struct ServerOptions {
   double momentum = 0.9;
   // After so many pushes were applied to a shard. (Not samples: the smaller last batch of an epoch is a step too.)
   std::function<double(std::int64_t pushes)> learning_rate = {};
-  bool pipeline = false;       // a pull is answered with what the push before it made: nobody waits, τ grows by one
-  DType wire = DType::f32;     // of gradients: bf16 in half the bytes
+  bool pipeline = false;    // a pull is answered with what the push before it made: nobody waits, τ grows by one
+  DType wire = DType::f32;  // of gradients: bf16 in half the bytes
   std::int64_t chunk = 256 << 10;  // elements of a message
   double snapshots = 10;           // seconds between two, at least; 0: none
   std::uint64_t memory = 0;        // bytes that this rank has for them; 0: unknown
@@ -61,11 +61,12 @@ class ServerNode {
  public:
   struct Counts {
     ShardCounts shard;  // of the first shard that this rank holds; empty where it holds none
-    std::int64_t bytes = 0, exchanges = 0, refused = 0, dropped = 0;  // sent; of this worker; of these, not finite, too late
+    std::int64_t bytes = 0, exchanges = 0, refused = 0,
+                 dropped = 0;      // sent; of this worker; of these, not finite, too late
     std::int64_t early_bytes = 0;  // sent by push_part()
-    double waited = 0;  // seconds that this worker waited for answers and leases
-    std::int64_t taken_over = 0;  // shards that came from lost ranks
-    Measures measures() const;  // by name, with the histogram of delays
+    double waited = 0;             // seconds that this worker waited for answers and leases
+    std::int64_t taken_over = 0;   // shards that came from lost ranks
+    Measures measures() const;     // by name, with the histogram of delays
   };
 
   // deadline: seconds after which it is an error that all ranks wait for each other; for one that lives and works a
@@ -94,7 +95,8 @@ class ServerNode {
   // asked_to_stop is looked at meanwhile, and where it is true that is stop().
   std::optional<std::int64_t> lease(const std::function<bool()>& asked_to_stop = {});
   std::int64_t lease_count() const;  // consecutive leases that go by the number of the last one (WorkLeases)
-  std::optional<std::int64_t> next_lease() const;  // what lease() will return, as far as that is known; waits for nothing
+  std::optional<std::int64_t> next_lease()
+      const;  // what lease() will return, as far as that is known; waits for nothing
   // [begin, end) of the gradient that is pushed next is final, and stays as it is until pull(): it goes out now. A
   // gradient that is not pushed after all is forgotten with the next call of ask(), push() or finish().
   void push_part(Buffer gradient, Range part);
@@ -121,7 +123,7 @@ class ServerNode {
   // The velocity of all shards, at rank 0, for checkpoints (where each worker has its own: rank 0's); false where the
   // rule keeps none.
   bool velocity(Buffer into);
-  Counts counts() const;  // asks the member's thread
+  Counts counts() const;                   // asks the member's thread
   std::vector<ShardEvent> events() const;  // of this rank's first shard, when recorded
 
  private:

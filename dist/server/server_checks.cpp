@@ -16,7 +16,8 @@ const SGDOptions& served_sgd(const Optimizer& optimizer, const Asynchrony& how) 
   const auto* sgd = dynamic_cast<const SGD*>(&optimizer);
   if (!sgd)
     refuse("--optimizer ", optimizer.name(), ": the parameter server's rules (", how.text(),
-           ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, local-sgd:8");
+           ") are of SGD. Choose --optimizer sgd, or a strategy whose ranks make their own steps: all-reduce, "
+           "local-sgd:8");
   return sgd->options();
 }
 
@@ -37,14 +38,18 @@ void tell_what_does_not_hold(const Asynchrony& how, const Optimizer& optimizer, 
     std::fprintf(stderr, "note: %s has no momentum: %g is not used. Try %s\n", name.c_str(), o.momentum,
                  instead_of_momentum(how, optimizer.learning_rate()).c_str());
   else if (o.momentum > 0.5 && how.takes_each() && keeps.velocity && !keeps.own && !delayed && workers > 1)
-    std::fprintf(stderr, "note: under %s late gradients add momentum of their own to %g. Try %s\n", name.c_str(), o.momentum,
-                 how.rule.starts_with("gap-aware") ? ("--lr " + digits(optimizer.learning_rate() / 2)).c_str() : "--momentum 0.3");
+    std::fprintf(stderr, "note: under %s late gradients add momentum of their own to %g. Try %s\n", name.c_str(),
+                 o.momentum,
+                 how.rule.starts_with("gap-aware") ? ("--lr " + digits(optimizer.learning_rate() / 2)).c_str()
+                                                   : "--momentum 0.3");
   else if (o.nesterov)
     std::fprintf(stderr, "note: under %s the momentum is the update rule's, not Nesterov's\n", name.c_str());
   if (optimizer.clip_norm > 0 && synchronous && workers > 1)
-    std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n", name.c_str());
+    std::fprintf(stderr, "note: --clip: under %s each rank clips the gradient of its share, not their mean\n",
+                 name.c_str());
   if (deterministic && !synchronous && workers > 1)
-    std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n", name.c_str());
+    std::fprintf(stderr, "note: --deterministic: each gradient is, but not the order in which they arrive (%s)\n",
+                 name.c_str());
 }
 
 }  // namespace tandem

@@ -32,7 +32,8 @@ std::vector<std::int64_t> shard_cuts(std::int64_t numel, int servers) {
   return cuts;
 }
 
-ServerLayout::ServerLayout(ServerOptions o, int all, DType type, std::int64_t parameter_count, std::int64_t statistic_count)
+ServerLayout::ServerLayout(ServerOptions o, int all, DType type, std::int64_t parameter_count,
+                           std::int64_t statistic_count)
     : options(std::move(o)),
       ranks(all),
       dtype(type),

@@ -34,7 +34,9 @@ struct ServerLayout {
   std::int64_t whole() const { return cuts.back(); }  // elements of all shards
   std::size_t bytes(std::int64_t numel) const { return std::size_t(numel) * size_of(dtype); }
   // Of a vector of all shards, this one's part.
-  Buffer part(void* vector, int s) const { return {static_cast<std::byte*>(vector) + bytes(begin(s)), length(s), dtype}; }
+  Buffer part(void* vector, int s) const {
+    return {static_cast<std::byte*>(vector) + bytes(begin(s)), length(s), dtype};
+  }
   DType pushed_as(int s) const {  // gradients, on the wire
     return of_parameters(s) ? wire() : dtype;
   }

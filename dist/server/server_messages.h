@@ -16,12 +16,20 @@ namespace word {
 enum : std::size_t {
   what,
   shard,
-  first,   // the element of the shard that the bytes begin with
+  first,  // the element of the shard that the bytes begin with
   count = 2,
   number,  // of an exchange, a lease, a gathering, a snapshot
-  samples = 4, pushes = 4, leases_done = 4, blocked = 4,
-  receive_buffer = 5, version = 5, request = 5, vectors = 5,
-  block = 6, verdict = 6, vector = 6,
+  samples = 4,
+  pushes = 4,
+  leases_done = 4,
+  blocked = 4,
+  receive_buffer = 5,
+  version = 5,
+  request = 5,
+  vectors = 5,
+  block = 6,
+  verdict = 6,
+  vector = 6,
   offset = 7
 };
 constexpr std::uint64_t none = UINT64_MAX;  // no lease, no receive_buffer
@@ -32,7 +40,8 @@ enum class What : std::uint64_t {
   // none: the owner does not reach it, and sends parts.
   push_part = 1,  // shard, first, number; a part of a gradient. May come while the rest of it is still computed
   push,           // shard, number, samples, receive_buffer: all parts have been sent, apply them as one push
-  push_here,      // shard, number, samples, receive_buffer, block and offset: where the gradient lies in the worker's memory
+  push_here,      // shard, number, samples, receive_buffer, block and offset: where the gradient lies in the worker's
+                  // memory
   pull,           // shard, number, receive_buffer: the weights alone, please
   blocked,        // shard, number; blocked: 1: it has that answer and waits for another shard's, 0: no longer (quorum)
   idle,           // shard, number: behind that exchange nothing is pushed for now; nobody need wait for it
@@ -55,11 +64,12 @@ enum class What : std::uint64_t {
   say,         // number; a text
   ask_owners,  // by a rank that has come back
   want,        // request: a lease, please. Ascending, also over the returns of a rank
-  done,        // number: of the lease, verdict: whether all owners have taken it; its score and the seconds that it waited for a quorum, four doubles
-  stop_all,    // nobody is to draw a lease any more
-  leaves,      // this worker draws no more leases
-  bye,         // this rank has the last weights
-  waits_for,   // what this rank waits for, a text. None: it works
+  done,  // number: of the lease, verdict: whether all owners have taken it; its score and the seconds that it waited
+         // for a quorum, four doubles
+  stop_all,   // nobody is to draw a lease any more
+  leaves,     // this worker draws no more leases
+  bye,        // this rank has the last weights
+  waits_for,  // what this rank waits for, a text. None: it works
   // Rank 0 to everybody.
   heard,     // number; all texts, a bundle (dist/job/frames.h)
   owners,    // to who asked: number: the generation of the membership; of each shard, an int
@@ -78,8 +88,8 @@ inline MessageHeader header(What what, int shard = 0) { return {std::uint64_t(wh
 
 // How far the weights of a shard are.
 struct ShardState {
-  std::uint64_t version = 0;  // updates
-  std::int64_t pushes = 0;    // in them
+  std::uint64_t version = 0;             // updates
+  std::int64_t pushes = 0;               // in them
   std::vector<ExchangeId> applied = {};  // of each worker, the last of its exchanges that is in them
 };
 

@@ -33,7 +33,7 @@ Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, i
 template <class T>
 RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
   auto write = [](Tensor& t) { return t.defined() ? t.write<T>() : nullptr; };
-  return {values_.write<T>(),    gradient.data<T>(), write(velocity_), basis(worker).data<T>(),
+  return {values_.write<T>(),       gradient.data<T>(), write(velocity_), basis(worker).data<T>(),
           write(worker.square_avg), write(worker.own),  scales_.data()};
 }
 
@@ -87,7 +87,12 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
           name_of(values_.dtype()));
   const std::int64_t delay = this->delay(worker);
   mean_delay_ = 0.98 * mean_delay_ + 0.02 * double(delay);
-  const Hyper hyper{learning_rate, momentum, double(delay), mean_delay_, version_, int(workers_.size()),
+  const Hyper hyper{learning_rate,
+                    momentum,
+                    double(delay),
+                    mean_delay_,
+                    version_,
+                    int(workers_.size()),
                     last_ ? last_->learning_rate : learning_rate};
   if (values_.dtype() == DType::f64)
     apply<double>(w, gradient, hyper, into);

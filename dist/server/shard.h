@@ -53,7 +53,7 @@ class Shard {
   void go_on_with(const Tensor& velocity);  // as velocity(0) was
   // Another shard's work goes on here: its values are this one's, and from now on nothing is late.
   void go_on_at(std::uint64_t version);
-  void forget(int worker);  // another one has its number: what is kept of it begins anew
+  void forget(int worker);   // another one has its number: what is kept of it begins anew
   void archive(Archive& a);  // all of it
 
  private:

@@ -39,7 +39,8 @@ ShardServer::ShardServer(const ServerLayout& layout, SendQueue& send_queue, std:
       scales_(std::move(scales)),
       rule_(make_rule(layout.options.how.rule)),
       // With bsp a step's statistics are pushed as one mean already.
-      averaging_(std::make_unique<Averaging>(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
+      averaging_(
+          std::make_unique<Averaging>(layout.options.how.kind == Asynchrony::Kind::bsp ? 1.0 : 1.0 / layout.workers())),
       host_(reference_backend(1)),
       others_(std::make_shared<int>()),
       shards_(std::size_t(layout.shards())) {
@@ -74,14 +75,14 @@ void ShardServer::serve(int s, const Tensor& first) {
   if (how.kind != Asynchrony::Kind::bsp && !how.takes_each() && !layout_.of_parameters(s)) how = {};
   held(s).service = std::make_unique<ShardService>(
       rule_of(s), first, std::vector<float>(scales_.begin() + begin, scales_.begin() + end), layout_.workers(),
-      ShardService::Options{
-          .how = how,
-          .momentum = layout_.options.momentum,
-          .learning_rate = layout_.options.learning_rate,
-          .pipeline = layout_.options.pipeline,
-          .record = layout_.options.record});
+      ShardService::Options{.how = how,
+                            .momentum = layout_.options.momentum,
+                            .learning_rate = layout_.options.learning_rate,
+                            .pipeline = layout_.options.pipeline,
+                            .record = layout_.options.record});
   const std::vector<bool> living = send_queue_.living();
-  for (int m = 0; m < layout_.workers(); m++)  // nobody waits for who is not there, or may not be yet, until it asks here
+  for (int m = 0; m < layout_.workers();
+       m++)  // nobody waits for who is not there, or may not be yet, until it asks here
     if (!living[std::size_t(m)] || returned_.count(m)) held(s).service->lost(m);
 }
 
@@ -218,7 +219,8 @@ void ShardServer::answer(int s) {
     MessageHeader n = header(What::answer_part, s);
     n[word::number] = a.exchange;
     if (!here)
-      send_queue_.send_parts(a.worker, n, {a.weights.raw_write(), layout_.length(s), layout_.dtype}, layout_.options.chunk);
+      send_queue_.send_parts(a.worker, n, {a.weights.raw_write(), layout_.length(s), layout_.dtype},
+                             layout_.options.chunk);
     n[word::what] = std::uint64_t(here ? What::answer_here : What::answer_end);
     n[word::pushes] = std::uint64_t(service.counts().pushes), n[word::version] = service.shard().version();
     // That is of the gradient. Statistics that are not finite are passed over too, and say so in the counts.

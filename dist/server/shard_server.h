@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "dist/server/fail_over.h"
 #include "dist/server/deferred_queue.h"
-#include "dist/server/send_queue.h"
+#include "dist/server/fail_over.h"
 #include "dist/server/rules.h"
-#include "dist/server/shard_service.h"
+#include "dist/server/send_queue.h"
 #include "dist/server/server_layout.h"
 #include "dist/server/server_messages.h"
+#include "dist/server/shard_service.h"
 
 namespace tandem {
 
@@ -29,7 +29,7 @@ class ShardServer {
   ShardServer(const ServerLayout& layout, SendQueue& send_queue, std::vector<float> scales);
   ~ShardServer();
 
-  void begin();                           // of what is empty no first values come
+  void begin();                                  // of what is empty no first values come
   void take_over(FailOvers::TakenOver&& shard);  // goes on where a lost owner stopped
   void lost(int rank), returned(int rank);
   void send_snapshots(int to);
@@ -42,19 +42,19 @@ class ShardServer {
   void push_part(int from, const MessageHeader& n, std::int64_t numel);
   void push(int from, const MessageHeader& n);
   void request(int from, const MessageHeader& n);  // push_here, pull; push, when all parts have come
-  void idle(int from, const MessageHeader& n);  // and blocked
-  void look_at_clock();                         // makes the steps whose grace time is over
+  void idle(int from, const MessageHeader& n);     // and blocked
+  void look_at_clock();                            // makes the steps whose grace time is over
   void first_part(const MessageHeader& n, std::int64_t numel);
   void velocity_wanted(int from, int s);
 
  private:
-  struct Client {  // a worker, at one shard
-    Tensor gradient;         // as far as it has come
+  struct Client {                       // a worker, at one shard
+    Tensor gradient;                    // as far as it has come
     std::vector<bf16> narrow;           // and as it came, where gradients travel as bf16
     ExchangeId number = 0;              // of what comes
     std::int64_t arrived = 0;           // elements of it
     std::optional<MessageHeader> push;  // its worker wants it applied; it may say so before the last part has come
-    Tensor answers[2];       // made here when they are sent; the second when pipelined: the rule looks at both
+    Tensor answers[2];  // made here when they are sent; the second when pipelined: the rule looks at both
     std::uint64_t receive_buffer = word::none;  // where it wants the answer
   };
   struct First {
@@ -77,7 +77,7 @@ class ShardServer {
   bool in_reach(int worker, const MessageHeader& n);
   Tensor in_memory_of(int rank, SendQueue::Place place, int s);
   Tensor place_answer(int s, int worker, const MessageHeader& n);
-  void serve(int s, const Tensor& first), open(int s), answer(int s);
+  void serve(int s, const Tensor&first), open(int s), answer(int s);
   // Once this rank serves the shard: at once, or when its first values have come, or a fail-over is over.
   void when_served(int s, int from, std::function<void()> handle);
 

@@ -36,12 +36,15 @@ void divide(Tensor& y, double by) {
 }  // namespace
 
 double ShardCounts::participation() const {
-  const auto sum = [](const std::vector<std::int64_t>& v) { return double(std::accumulate(v.begin(), v.end(), std::int64_t{0})); };
+  const auto sum = [](const std::vector<std::int64_t>& v) {
+    return double(std::accumulate(v.begin(), v.end(), std::int64_t{0}));
+  };
   const double used = sum(applied), all = used + sum(dropped) + sum(refused) + double(left_out);
   return all > 0 ? used / all : 1;
 }
 
-ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options)
+ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers,
+                           Options options)
     : rule_(rule),
       options_(std::move(options)),
       shard_(rule, first, std::move(scales), workers, options_.pipeline),
@@ -67,7 +70,8 @@ void ShardService::count(int worker, std::int64_t delay, std::int64_t samples) {
   counts_.version = shard_.version();
 }
 
-bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into) {
+bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples,
+                        const Tensor& into) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
@@ -153,7 +157,8 @@ void ShardService::collect(int worker) {
   if (!finite(worker, gradient)) return void(applied_[std::size_t(worker)] = w.waits);
   const std::int64_t delay = shard_.delay(worker);
   const double weight = options_.how.kind == Kind::fedbuff ? 1 / std::sqrt(1 + double(delay)) : 1;
-  dispatch_wide(mean_.dtype(), "server", [&]<class T> { add_weighted<T>(mean_, gradient, weight, collected_.empty()); });
+  dispatch_wide(mean_.dtype(), "server",
+                [&]<class T> { add_weighted<T>(mean_, gradient, weight, collected_.empty()); });
   if (options_.record) events_.push_back({true, worker, w.waits});
   collected_.push_back({worker, w.waits, delay, w.samples});
   if (std::int64_t(collected_.size()) == options_.how.batch) apply_collected();
@@ -165,7 +170,8 @@ void ShardService::apply_collected() {
     applied_[std::size_t(c.worker)] = c.exchange, count(c.worker, c.delay, c.samples);
 }
 bool ShardService::nobody_pushes() const {
-  return std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
+  return std::all_of(workers_.begin(), workers_.end(),
+                     [](const Worker& w) { return !w.here || w.idle || (w.waits > 0 && !w.pushes); });
 }
 
 // All who can have pushed, or a quorum of them and the grace time is over.
@@ -228,7 +234,8 @@ std::vector<ShardService::Answer> ShardService::answers(double now) {
     Worker& w = workers_[m];
     if (w.waits == 0 || w.gradient.defined()) continue;  // the others have not pushed yet
     if (!collected_.empty() && !w.pushes) continue;
-    if (options_.how.kind == Kind::ssp && w.pushes && w.clock > slowest + std::uint64_t(options_.how.staleness)) continue;
+    if (options_.how.kind == Kind::ssp && w.pushes && w.clock > slowest + std::uint64_t(options_.how.staleness))
+      continue;
     if (!w.made) {
       shard_.pull(int(m), w.into);
       if (options_.record) events_.push_back({false, int(m), w.waits});

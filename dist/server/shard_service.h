@@ -28,9 +28,9 @@ using ExchangeId = std::uint64_t;
 enum class Verdict : std::uint8_t { taken, dropped, left_out, refused };
 
 struct ShardCounts {
-  std::uint64_t version = 0;  // updates applied
-  std::int64_t pushes = 0, samples = 0;  // in them
-  std::vector<std::int64_t> delays = {};             // delays[τ]: pushes that were so late; the last: or later
+  std::uint64_t version = 0;              // updates applied
+  std::int64_t pushes = 0, samples = 0;   // in them
+  std::vector<std::int64_t> delays = {};  // delays[τ]: pushes that were so late; the last: or later
   std::vector<std::int64_t> applied = {}, dropped = {}, refused = {};  // of each worker
   std::int64_t left_out = 0;
   double participation() const;  // the share of all pushes that was applied; 1 where there were none
@@ -79,7 +79,9 @@ class ShardService {
   std::vector<Answer> answers(double now = 0);
   double due() const { return due_; }  // when answers() will have some although nothing happens until then
 
-  const std::vector<ExchangeId>& applied() const { return applied_; }  // of each worker, the last that is in the weights
+  const std::vector<ExchangeId>& applied() const {
+    return applied_;
+  }  // of each worker, the last that is in the weights
   // Goes on where another owner stopped.
   void go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied);
   void archive(Archive& a);  // all but the events
@@ -90,14 +92,14 @@ class ShardService {
 
  private:
   struct Worker {
-    ExchangeId seen = 0, waits = 0;  // waits: for an answer to this one; 0: for none
-    bool pushes = false;             // and that is a push
+    ExchangeId seen = 0, waits = 0;                   // waits: for an answer to this one; 0: for none
+    bool pushes = false;                              // and that is a push
     bool here = true, idle = false, blocked = false;  // here: others may have to wait for it
     Verdict verdict = Verdict::taken;
-    Tensor gradient;  // bsp, quorum: until enough others' are there
+    Tensor gradient;         // bsp, quorum: until enough others' are there
     std::int64_t delay = 0;  // its τ
-    Tensor into;      // where the answer is to be made
-    bool made = false;  // it is
+    Tensor into;             // where the answer is to be made
+    bool made = false;       // it is
     std::int64_t samples = 0;
     std::uint64_t clock = 0;  // its pushes
     void archive(Archive& a);

@@ -74,7 +74,8 @@ StragglerEmulation StragglerEmulation::parse(const std::string& pace, const std:
   return p;
 }
 
-void StragglerEmulation::keep(int rank, std::uint32_t step, Clock::time_point began, const std::function<bool()>& stops) const {
+void StragglerEmulation::keep(int rank, std::uint32_t step, Clock::time_point began,
+                              const std::function<bool()>& stops) const {
   if (mean <= 0) return;
   const auto slow = slower.find(rank);
   const double takes = mean * (slow == slower.end() ? 1 : slow->second) *

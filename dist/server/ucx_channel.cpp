@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "core/text.h"
-#include "dist/job/frames.h"
-#include "dist/job/handshake.h"
 #include "dist/collectives/node_memory.h"
 #include "dist/collectives/ucx_link.h"
+#include "dist/job/frames.h"
+#include "dist/job/handshake.h"
 
 namespace tandem {
 namespace ucx {
@@ -72,7 +72,8 @@ class UcxChannel : public Channel, private Link {
       Sending::Fragment& f = sending->fragments.emplace_back(Sending::Fragment{envelope});
       f.envelope.first = first;
       const ucp_request_param_t p = on_host();
-      f.request = ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
+      f.request =
+          ucp_am_send_nbx(endpoint(to), channel_id, &f.envelope, sizeof(Envelope), part.data(), part.size(), &p);
       const ucs_status_ptr_t r = f.request;
       if (!UCS_PTR_IS_PTR(r)) sending->fragments.pop_back();
       if (UCS_PTR_IS_ERR(r)) sending->broken = true, broke(to, UCS_PTR_STATUS(r));
@@ -93,7 +94,8 @@ class UcxChannel : public Channel, private Link {
     for (auto a = receiving_.begin(); a != receiving_.end();) any = finish(a++) || any;
     for (auto a = fresh_.begin(); receiver_.place && a != fresh_.end();) {
       const Place& sender = slots_[std::size_t(a->from)];
-      if (sender.incarnation < a->envelope.incarnation || (sender.lost && sender.incarnation == a->envelope.incarnation)) {
+      if (sender.incarnation < a->envelope.incarnation ||
+          (sender.lost && sender.incarnation == a->envelope.incarnation)) {
         // Of one whose return has not been heard of yet, or of one that was lost.
         if (sender.incarnation == a->envelope.incarnation) {
           release(*a);
@@ -166,16 +168,16 @@ class UcxChannel : public Channel, private Link {
       }
       if (!broken) return true;
       if (channel.gone(to))
-        throw CommunicationError(to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) +
-                                         ", which has left");
+        throw CommunicationError(
+            to, channel.where(channel.rank()) + " sends a message to " + channel.where(to) + ", which has left");
       return false;
     }
     void wait() override {
       const double until = now() + channel.control_->deadline();
       while (!advance()) {
         if (now() > until)
-          throw CommunicationError(
-              to, channel.where(to) + " does not take a message of " + channel.where(channel.rank()));
+          throw CommunicationError(to,
+                                   channel.where(to) + " does not take a message of " + channel.where(channel.rank()));
         channel.rest();
       }
     }
@@ -333,8 +335,8 @@ class UcxChannel : public Channel, private Link {
   std::size_t heard_ = 0;  // changes
   int broken_ = 0;
   std::uint64_t sent_ = 0;  // messages
-  Incomings fresh_;      // nobody has said yet where they go
-  Incomings receiving_;  // they have a place
+  Incomings fresh_;         // nobody has said yet where they go
+  Incomings receiving_;     // they have a place
 };
 
 }  // namespace

@@ -29,8 +29,8 @@ class WorkLeases {
   std::optional<Held> held(std::int64_t lease) const;  // by whom; nothing: it is not drawn, or done
   // True when it had not been done before.
   bool done(std::int64_t lease);
-  void again(std::int64_t lease);  // its push was dropped: it is drawn again
-  void lost(int worker);       // what it had is drawn again
+  void again(std::int64_t lease);                   // its push was dropped: it is drawn again
+  void lost(int worker);                            // what it had is drawn again
   void stop() { stopped_ = true, again_.clear(); }  // nothing is drawn any more
   bool over() const { return held_by_.empty() && again_.empty() && (stopped_ || next_ >= end_); }
   std::int64_t count_done() const { return done_; }

@@ -42,7 +42,8 @@ void Worker::keep_first(Buffer parameters, Buffer buffers) {
   for (int s = 0; s < layout_.shards(); s++) {
     const Buffer part = model_part(layout_, s, parameters, buffers);
     copy(half(0, s).data, part.data, part.bytes());
-    copies_[std::size_t(s)] = Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
+    copies_[std::size_t(s)] =
+        Copy{.half = 0, .state = {.applied = std::vector<ExchangeId>(std::size_t(layout_.workers()))}};
   }
 }
 void Worker::keep_buffers(Buffer buffers) { copy(buffers_out_.get(), buffers.data, buffers.bytes()); }
@@ -79,14 +80,16 @@ void Worker::send_early(const void* gradient, Range part) {
     sent_.assign(sent_.size(), {});
   }
   for (int s = 0; s < layout_.shards() && layout_.of_parameters(s); s++) {
-    const std::int64_t begin = std::max(part.begin, layout_.begin(s)), end = std::min(part.end, layout_.begin(s) + layout_.length(s));
+    const std::int64_t begin = std::max(part.begin, layout_.begin(s)),
+                       end = std::min(part.end, layout_.begin(s) + layout_.length(s));
     if (begin < end && !in_reach(s, pushed(s))) send_part(s, {begin - layout_.begin(s), end - layout_.begin(s)});
   }
 }
 
 void Worker::start(Exchange exchange) {
   const bool begun = deferred_ && exchange.gradient;
-  if (deferred_ && !begun) exchanges_++;  // nothing comes of that number; with the next but one the halves still take turns
+  if (deferred_ && !begun)
+    exchanges_++;  // nothing comes of that number; with the next but one the halves still take turns
   if (!begun) sent_.assign(sent_.size(), {}), exchanges_++;
   exchange_ = exchange;
   exchange_.id = numbered(exchanges_);
@@ -170,7 +173,7 @@ void Worker::owner_changed(int s) {
   auto applied = std::make_shared<std::vector<ExchangeId>>(mine ? mine->state.applied : std::vector<ExchangeId>());
   applied->resize(std::size_t(layout_.workers()));
   send_queue_.send(layout_.owner[std::size_t(s)], n, std::as_bytes(std::span(*applied)), applied);
-  sent_[std::size_t(s)].clear();  // to the one before
+  sent_[std::size_t(s)].clear();                  // to the one before
   answers_[std::size_t(s)].told_blocked = false;  // nor has this one heard that
   if (Answer& a = answers_[std::size_t(s)]; missing_ > 0 && !a.complete) {
     a = {};
@@ -208,7 +211,8 @@ void Worker::tell_idle(int s) {
 void Worker::tell_blocked(double now) {
   const double patience = std::max(0.1, layout_.options.how.grace);
   for (int s = 0; s < layout_.shards() && missing_ > 0; s++)
-    if (const Answer& a = answers_[std::size_t(s)]; a.complete && !a.told_blocked && now > a.at + patience) tell_blocked(s, true);
+    if (const Answer& a = answers_[std::size_t(s)]; a.complete && !a.told_blocked && now > a.at + patience)
+      tell_blocked(s, true);
 }
 void Worker::tell_blocked(int s, bool is) {
   MessageHeader n = header(What::blocked, s);
@@ -231,7 +235,8 @@ void Worker::ask_velocity_of(int s) {
 std::optional<std::span<std::byte>> Worker::place(const MessageHeader& n, std::size_t bytes) {
   const int s = int(n[word::shard]);
   const auto in = [&](Buffer part) { return std::span(part.at(std::int64_t(n[word::first])), bytes); };
-  if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0) return in(layout_.part(velocity_into_, s));
+  if (what_of(n) == What::velocity_part && velocity_missing_[std::size_t(s)] > 0)
+    return in(layout_.part(velocity_into_, s));
   if (what_of(n) == What::answer_part && waits_for(n)) return in(half(exchange_.half(), s));
   return {};
 }
@@ -259,7 +264,8 @@ bool Worker::look(int s) {
   a.complete = true, a.at = now();
   // Shards drop by themselves. If all had to take a push, each could drop what the others take, for ever: the first one
   // decides.
-  if (a.verdict != Verdict::dropped || s == layout_.first_shard()) exchange_.verdict = std::max(exchange_.verdict, a.verdict);
+  if (a.verdict != Verdict::dropped || s == layout_.first_shard())
+    exchange_.verdict = std::max(exchange_.verdict, a.verdict);
   copies_[std::size_t(s)] = Copy{.half = exchange_.half(), .state = std::move(a.state)};
   if (--missing_ > 0) return false;
   for (int t = 0; t < layout_.shards(); t++)
@@ -277,7 +283,8 @@ void Worker::copy_wanted(int from, int s) {
 
 bool Worker::velocity_part(int s, std::int64_t numel) {
   velocity_missing_[std::size_t(s)] -= numel;
-  return std::all_of(velocity_missing_.begin(), velocity_missing_.end(), [](std::int64_t missing) { return missing == 0; });
+  return std::all_of(velocity_missing_.begin(), velocity_missing_.end(),
+                     [](std::int64_t missing) { return missing == 0; });
 }
 
 std::string Worker::missing() const {

@@ -34,8 +34,8 @@ class Worker {
     const void* gradient = nullptr;  // null: for the weights alone
     std::int64_t samples = 0, lease = -1;
     MetricSums sums = {};
-    ExchangeId id = 0;     // set by start()
-    Verdict verdict = Verdict::taken;  // the worst of all owners; dropped: by the first shard
+    ExchangeId id = 0;                        // set by start()
+    Verdict verdict = Verdict::taken;         // the worst of all owners; dropped: by the first shard
     int half() const { return int(id & 1); }  // where its answer lands
   };
   // Shares memory with the other ranks of this host.
@@ -56,12 +56,12 @@ class Worker {
   // It answers the last request, and nothing with a lease did so far. Without a lease, and with none in hand, this
   // worker is idle after the exchange under way.
   bool awaits(const MessageHeader& lease_is);
-  void be_idle();                      // after the exchange under way: nothing is pushed until the next start()
+  void be_idle();  // after the exchange under way: nothing is pushed until the next start()
   // Under a quorum, now and then: shards that have answered hear when this worker waits for others. Otherwise two of
   // them could each wait for the push of a worker that waits for the other.
   void tell_blocked(double now);
-  void owner_changed(int s);           // its owner was lost, and layout.owner names another
-  void ask_velocity(void* into);       // into: as long as the parameters
+  void owner_changed(int s);      // its owner was lost, and layout.owner names another
+  void ask_velocity(void* into);  // into: as long as the parameters
 
   // Messages to this worker. place: nothing where nobody waits for it any more. The answers: true when the exchange is
   // over.
@@ -75,7 +75,7 @@ class Worker {
   std::string missing() const;  // of whom it waits for an answer, by name
 
  private:
-  struct Answer {  // what has come of one, for a shard
+  struct Answer {             // what has come of one, for a shard
     std::int64_t landed = 0;  // elements
     bool ended = false;       // which may come before the last part
     bool complete = false;
@@ -94,13 +94,16 @@ class Worker {
   };
   ReceiveBuffer receive_buffer(int s);
   Buffer half(int h, int s) const {
-    return {static_cast<std::byte*>(receive_buffers_[std::size_t(s)].memory.get()) + layout_.bytes(h * layout_.length(s)),
-            layout_.length(s), layout_.dtype};
+    return {
+        static_cast<std::byte*>(receive_buffers_[std::size_t(s)].memory.get()) + layout_.bytes(h * layout_.length(s)),
+        layout_.length(s), layout_.dtype};
   }
   ExchangeId numbered(std::uint64_t count) const;
-  bool waits_for(const MessageHeader& n) const { return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete; }
+  bool waits_for(const MessageHeader& n) const {
+    return n[word::number] == exchange_.id && !answers_[n[word::shard]].complete;
+  }
   void send(int s);
-  Buffer pushed(int s) const;  // what a push has for this shard, as it travels
+  Buffer pushed(int s) const;                        // what a push has for this shard, as it travels
   bool in_reach(int s, const Buffer& pushed) const;  // of the owner: it lies in memory that both share
   void send_part(int s, Range part);                 // elements of the shard
   std::vector<Range> not_sent(int s) const;
@@ -110,14 +113,14 @@ class Worker {
 
   const ServerLayout& layout_;
   SendQueue& send_queue_;
-  mutable std::mutex mutex_;                    // of receive_buffers_: the training thread takes an answer while an owner is lost
+  mutable std::mutex mutex_;  // of receive_buffers_: the training thread takes an answer while an owner is lost
   std::vector<ReceiveBuffer> receive_buffers_;  // by shard
   std::vector<ReceiveBuffer> left_to_the_lost_;
   std::shared_ptr<void> buffers_out_;  // to be pushed
-  std::vector<bf16> narrow_;  // the gradient as it travels, where it travels as bf16
+  std::vector<bf16> narrow_;           // the gradient as it travels, where it travels as bf16
 
   Exchange exchange_;
-  bool deferred_ = false;  // parts of it are on their way, and it is not started
+  bool deferred_ = false;                 // parts of it are on their way, and it is not started
   std::vector<std::vector<Range>> sent_;  // by shard: parts of its gradient
   std::uint64_t exchanges_ = 0;
   std::vector<Answer> answers_;  // by shard

@@ -18,7 +18,8 @@ namespace {
 class NaiveAllReduce : public Replicas {
  public:
   NaiveAllReduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier)
-      : Replicas(std::move(communicator), classifier ? classifier->name() : "naive-all-reduce", true), classifier_(std::move(classifier)) {}
+      : Replicas(std::move(communicator), classifier ? classifier->name() : "naive-all-reduce", true),
+        classifier_(std::move(classifier)) {}
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     Replicas::prepare(model, task, options);
     if (classifier_) classifier_->prepare(model, task);
@@ -50,19 +51,23 @@ class NaiveAllReduce : public Replicas {
 // What an asynchronous device needs besides. There backward only queues work, and marks an event behind each bucket; a
 // recorded step can hold both. The exchange of a bucket begins when the device has reached its event.
 struct BehindTheHost {
-  std::unique_ptr<Communicator> flags;  // separate: what is under way on the device's memory begins in an order of its own
-  std::unique_ptr<Event> end;           // of backward
-  std::shared_ptr<void> loss;           // this rank's, in the host's memory at the end of backward
-  Tensor anywhere;                      // NaN when a loss is not finite on some rank, else 0
+  std::unique_ptr<Communicator>
+      flags;                   // separate: what is under way on the device's memory begins in an order of its own
+  std::unique_ptr<Event> end;  // of backward
+  std::shared_ptr<void> loss;  // this rank's, in the host's memory at the end of backward
+  Tensor anywhere;             // NaN when a loss is not finite on some rank, else 0
 };
 
 class AllReduce : public Replicas {
  public:
   AllReduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options)
-      : Replicas(std::move(communicator), name_of(options), true), options_(options), reducer_(*communicator_, options.deadline) {
+      : Replicas(std::move(communicator), name_of(options), true),
+        options_(options),
+        reducer_(*communicator_, options.deadline) {
     require(options.wire == DType::f32 || options.wire == DType::bf16, "all-reduce: gradients travel as f32 or bf16");
     require(options.top_k == 0 || options.wire == DType::f32, "all-reduce: the largest gradients travel as f32");
-    require(options.power_sgd == 0 || (options.wire == DType::f32 && options.top_k == 0), "all-reduce: PowerSGD's products travel as f32");
+    require(options.power_sgd == 0 || (options.wire == DType::f32 && options.top_k == 0),
+            "all-reduce: PowerSGD's products travel as f32");
   }
 
   ~AllReduce() override { across_->gather = nullptr; }  // the model may live on
@@ -213,7 +218,8 @@ class AllReduce : public Replicas {
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
   std::unique_ptr<BehindTheHost> behind_;  // null where backward has computed what its hooks tell of
-  std::vector<std::unique_ptr<GradientBuckets>> buckets_;  // of the replicated ranges, and of slices that several ranks have
+  std::vector<std::unique_ptr<GradientBuckets>>
+      buckets_;  // of the replicated ranges, and of slices that several ranks have
   std::int64_t steps_ = 0, bucket_bytes_ = 0;
   std::uint64_t sent_ = 0;   // in a run that has ended
   float flags_[2] = {0, 0};  // ranks whose loss is not finite; ranks that want to stop
@@ -225,7 +231,8 @@ class AllReduce : public Replicas {
 std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options) {
   return std::make_unique<AllReduce>(std::move(communicator), options);
 }
-std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier) {
+std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator,
+                                           std::shared_ptr<SlicedClassifier> classifier) {
   return std::make_unique<NaiveAllReduce>(std::move(communicator), std::move(classifier));
 }
 

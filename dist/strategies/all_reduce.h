@@ -14,7 +14,7 @@ namespace tandem {
 class SlicedClassifier;
 
 struct AllReduceOptions {
-  std::int64_t bucket_bytes = 0;      // the first six: BucketOptions
+  std::int64_t bucket_bytes = 0;  // the first six: BucketOptions
   DType wire = DType::f32;
   double top_k = 0;
   std::int64_t power_sgd = 0;
@@ -29,6 +29,7 @@ struct AllReduceOptions {
 std::unique_ptr<Strategy> all_reduce(std::unique_ptr<Communicator> communicator, const AllReduceOptions& options = {});
 // One exchange of the whole vector after backward: what all_reduce() computes, without its speed. Parameters lie on the
 // host.
-std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator, std::shared_ptr<SlicedClassifier> classifier = nullptr);
+std::unique_ptr<Strategy> naive_all_reduce(std::unique_ptr<Communicator> communicator,
+                                           std::shared_ptr<SlicedClassifier> classifier = nullptr);
 
 }  // namespace tandem

@@ -16,7 +16,8 @@ void elastic_average(Tensor& x, Tensor& z, Tensor& sum, double alpha);
 struct OuterRates {
   double momentum, learning_rate;  // β, γ
 };
-void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks, const OuterRates& rates);
+void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks,
+                const OuterRates& rates);
 
 void difference(Tensor& d, const Tensor& theta, const Tensor& x);  // d = θ − x
 

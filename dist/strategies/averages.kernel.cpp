@@ -108,7 +108,8 @@ void stale_mean(Tensor& x, const Tensor& sum, double weight, int ranks) {
 
 void narrow_difference(Tensor& narrow, Tensor& error, const Tensor& x, const Tensor& common) {
   dispatch_wide(x.dtype(), "the difference in bf16", [&]<class T> {
-    launch(x.backend(), x.numel(), NarrowDifference<T>{x.data<T>(), common.data<T>(), error.write<T>(), narrow.write<bf16>()});
+    launch(x.backend(), x.numel(),
+           NarrowDifference<T>{x.data<T>(), common.data<T>(), error.write<T>(), narrow.write<bf16>()});
   });
 }
 
@@ -118,11 +119,12 @@ void add_mean(Tensor& x, const Tensor& common, const Tensor& narrow, int ranks) 
   });
 }
 
-void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks, const OuterRates& rates) {
+void outer_step(Tensor& x, const Tensor& sent, Tensor& theta, Tensor& m, const Tensor& sum, int ranks,
+                const OuterRates& rates) {
   dispatch_wide(x.dtype(), "the outer step", [&]<class T> {
     launch(x.backend(), x.numel(),
-           OuterStep<T>{T(ranks), T(rates.momentum), T(rates.learning_rate), sum.data<T>(), sent.data<T>(), x.write<T>(),
-                        theta.write<T>(), m.write<T>()});
+           OuterStep<T>{T(ranks), T(rates.momentum), T(rates.learning_rate), sum.data<T>(), sent.data<T>(),
+                        x.write<T>(), theta.write<T>(), m.write<T>()});
   });
 }
 

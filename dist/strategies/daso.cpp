@@ -20,8 +20,8 @@ namespace {
 // What both versions share: steps of a host, which are all-reduce on its ranks, and the turns at which hosts exchange.
 class HostSteps : public Replicas {
  public:
-  HostSteps(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& options, const DasoSettings& settings,
-            const std::string& name)
+  HostSteps(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& options,
+            const DasoSettings& settings, const std::string& name)
       : Replicas(std::move(ranks.everybody), name, ranks.across->size() == 1),
         o_(options),
         settings_(settings),
@@ -44,7 +44,8 @@ class HostSteps : public Replicas {
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());
     for (DataAndFlags* ranks : {&in_host_, &between_}) ranks->begin(flat.backend(), settings_.deadline, settings_.nccl);
-    broadcast(flat, between_.data(), flat.slice().count > 1 ? &between_.data() : nullptr);  // those of rank 0, which its host has
+    broadcast(flat, between_.data(),
+              flat.slice().count > 1 ? &between_.data() : nullptr);  // those of rank 0, which its host has
   }
   void begin_epoch(std::int64_t epoch, const RunPlan& run) override {
     Strategy::begin_epoch(epoch, run);
@@ -62,7 +63,8 @@ class HostSteps : public Replicas {
   void finish(Optimizer&) override {
     if (on_host_->over(0)) request_stop();  // of a rank on this host: of all ranks after the next exchange
     if (hosts() == 1) stop_ = on_host_->over(0);
-    if (last_ < 0) refuse(name(), " asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
+    if (last_ < 0)
+      refuse(name(), " asks how many steps an epoch has: call begin_epoch() before the first step, as fit() does");
     if (hosts() == 1 || not_finite_ >= 0) return;
     const DasoSchedule::Turn turn = schedule_.next(batch_, last_);
     batch_++;
@@ -162,7 +164,8 @@ class NaiveDaso : public HostSteps {
 
 class Daso : public HostSteps {
  public:
-  Daso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o, const DasoSettings& settings, const std::string& name)
+  Daso(DasoRanks ranks, std::unique_ptr<Strategy> on_host, const DasoOptions& o, const DasoSettings& settings,
+       const std::string& name)
       : HostSteps(std::move(ranks), std::move(on_host), o, settings, name), reducer_(*across_, settings.deadline) {}
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
@@ -176,7 +179,8 @@ class Daso : public HostSteps {
     Measures m = HostSteps::end();
     common_ = error_ = narrow_ = {};
     for (Sync& s : syncs_) s = {};
-    const Measures between = measured(reducer_, between_.sent_bytes() + in_host_.sent_bytes() + communicator_->traffic().bytes, 0);
+    const Measures between =
+        measured(reducer_, between_.sent_bytes() + in_host_.sent_bytes() + communicator_->traffic().bytes, 0);
     for (std::size_t i = 0; i < 3; i++) m[i].second += between[i].second;  // bytes, seconds, exposed seconds
     m[3].second = m[1].second > 0 ? 1 - m[2].second / m[1].second : 0;
     return m;
@@ -281,8 +285,10 @@ class Daso : public HostSteps {
     if (!arrives(s)) return;
     if (part(s).length() > 0) {
       Tensor x = part(s, flat_->values);
-      if (differs()) add_mean(x, part(s, common_), part(s, narrow_), hosts());
-      else x.copy_from(part(s, narrow() ? narrow_ : s.sum)), take_mean(x, x, hosts());
+      if (differs())
+        add_mean(x, part(s, common_), part(s, narrow_), hosts());
+      else
+        x.copy_from(part(s, narrow() ? narrow_ : s.sum)), take_mean(x, x, hosts());
     }
     share(s);
     if (differs()) common_.copy_from(flat_->values);
@@ -293,18 +299,21 @@ class Daso : public HostSteps {
   std::size_t now_ = 0;
   int active_ = 0;
   Tensor common_, error_, narrow_;  // the last common state; what rounding left behind; what travels
-  Reducer reducer_;  // last: its thread ends first
+  Reducer reducer_;                 // last: its thread ends first
 };
 
 }  // namespace
 
 std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings) {
-  auto on_host = all_reduce(std::move(ranks.gradients),
-                            {.bucket_bytes = settings.bucket_bytes, .deadline = settings.deadline, .nccl = settings.nccl, .classifier = settings.classifier});
+  auto on_host = all_reduce(std::move(ranks.gradients), {.bucket_bytes = settings.bucket_bytes,
+                                                         .deadline = settings.deadline,
+                                                         .nccl = settings.nccl,
+                                                         .classifier = settings.classifier});
   const std::string name = (settings.classifier ? settings.classifier->name() + "+" : "") + options.name();
   return std::make_unique<Daso>(std::move(ranks), std::move(on_host), options, settings, name);
 }
-std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options, std::shared_ptr<SlicedClassifier> classifier) {
+std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options,
+                                     std::shared_ptr<SlicedClassifier> classifier) {
   auto on_host = naive_all_reduce(std::move(ranks.gradients), std::move(classifier));
   return std::make_unique<NaiveDaso>(std::move(ranks), std::move(on_host), options);
 }

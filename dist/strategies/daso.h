@@ -41,12 +41,13 @@ struct DasoRanks {
 };
 struct DasoSettings {
   double deadline = 300;
-  std::int64_t bucket_bytes = 0;      // of gradients, and of chunks between hosts: BucketOptions
-  const NcclLibrary* nccl = nullptr;  // null: the installed one
+  std::int64_t bucket_bytes = 0;                           // of gradients, and of chunks between hosts: BucketOptions
+  const NcclLibrary* nccl = nullptr;                       // null: the installed one
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // cut over the ranks of a host (hybrid.h)
 };
 std::unique_ptr<Strategy> daso(DasoRanks ranks, const DasoOptions& options, const DasoSettings& settings = {});
 // What daso() computes, in blocking calls on the host.
-std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options, std::shared_ptr<SlicedClassifier> classifier = nullptr);
+std::unique_ptr<Strategy> naive_daso(DasoRanks ranks, const DasoOptions& options,
+                                     std::shared_ptr<SlicedClassifier> classifier = nullptr);
 
 }  // namespace tandem

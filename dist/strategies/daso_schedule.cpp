@@ -35,9 +35,11 @@ std::optional<DasoOptions> DasoOptions::parse(const std::string& text) {
       continue;
     }
     const std::size_t is = std::min(word.find('='), word.size());
-    const auto* field = std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return word.substr(0, is) == f.first; });
+    const auto* field =
+        std::find_if(std::begin(fields), std::end(fields), [&](auto& f) { return word.substr(0, is) == f.first; });
     if (field == std::end(fields))
-      refuse(text, ": '", word, "' is no option of daso: choose faithful, B=, W=, warm-up=, cool-down=, longest=, bf16=, ",
+      refuse(text, ": '", word,
+             "' is no option of daso: choose faithful, B=, W=, warm-up=, cool-down=, longest=, bf16=, ",
              "keep-progress=, differences=, merge-first= or norms=");
     const auto value = parsed<std::int64_t>(is < word.size() ? word.substr(is + 1) : "");
     const bool one_or_zero = field - fields >= std::ptrdiff_t(first_switch);
@@ -57,7 +59,8 @@ std::string DasoOptions::name() const {
     usual.keep_progress = usual.differences = usual.merge_first = usual.norms = 0;
   }
   for (const auto& [name, field] : fields)
-    if (this->*field != usual.*field) text += (text.empty() ? ":" : ",") + std::string(name) + "=" + std::to_string(this->*field);
+    if (this->*field != usual.*field)
+      text += (text.empty() ? ":" : ",") + std::string(name) + "=" + std::to_string(this->*field);
   return "daso" + text;
 }
 
@@ -98,7 +101,8 @@ void DasoSchedule::restore(const std::string& state) {
   std::string best;
   std::int64_t B = 0, W = 0;
   int bad = 0;
-  if (!(words >> B >> W >> best >> bad)) refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
+  if (!(words >> B >> W >> best >> bad))
+    refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
   B_ = B, W_ = W, bad_ = bad;
   best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
 }

@@ -9,16 +9,16 @@ namespace tandem {
 
 // As in "daso:B=4,W=1". Where published and better behaviour differ, 1 is the better one and `daso:faithful` sets 0.
 struct DasoOptions {
-  std::int64_t B = 4, W = 1;               // batches from one exchange to the next, and from its start to its merge, at first
+  std::int64_t B = 4, W = 1;  // batches from one exchange to the next, and from its start to its merge, at first
   std::int64_t warm_up = 4, cool_down = 4;  // epochs in which every batch blocks
-  std::int64_t longest = 8;                // the B that follows after a plateau at B = 1
-  std::int64_t bf16 = 1;                   // blocking epochs exchange in bf16; 0: in f32
-  std::int64_t keep_progress = 1;          // the merge keeps all that a host did since the send; 0: 2W/(2W+P) of it
-  std::int64_t differences = 1;            // bf16 of the difference from the last common state, with error feedback; 0: of x
-  std::int64_t merge_first = 1;            // a pending exchange is merged before the next is sent, always after W batches;
-                                           // 0: after the send, and after W batches only if the next batch does not
-                                           // send
-  std::int64_t norms = 1;                  // running statistics are averaged at the end of an epoch; 0: each rank keeps its own
+  std::int64_t longest = 8;                 // the B that follows after a plateau at B = 1
+  std::int64_t bf16 = 1;                    // blocking epochs exchange in bf16; 0: in f32
+  std::int64_t keep_progress = 1;           // the merge keeps all that a host did since the send; 0: 2W/(2W+P) of it
+  std::int64_t differences = 1;  // bf16 of the difference from the last common state, with error feedback; 0: of x
+  std::int64_t merge_first = 1;  // a pending exchange is merged before the next is sent, always after W batches;
+                                 // 0: after the send, and after W batches only if the next batch does not
+                                 // send
+  std::int64_t norms = 1;        // running statistics are averaged at the end of an epoch; 0: each rank keeps its own
 
   // Nothing where the name is not daso's. Throws UsageError.
   static std::optional<DasoOptions> parse(const std::string& text);
@@ -36,7 +36,7 @@ class DasoSchedule {
   };
   Turn next(std::int64_t batch, std::int64_t last);  // after this batch of the epoch, of which `last` is the last one
   void end_epoch(double loss);
-  bool blocking() const { return blocking_; }        // an epoch in which every batch blocks
+  bool blocking() const { return blocking_; }  // an epoch in which every batch blocks
   std::int64_t B() const { return B_; }
   std::int64_t W() const { return W_; }
   std::string state() const;  // for a checkpoint: "B W best bad"

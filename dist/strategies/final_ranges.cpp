@@ -5,12 +5,16 @@
 namespace tandem {
 
 FinalRanges::FinalRanges(const FlatParameters& flat, std::vector<Range> ranges)
-    : flat_(flat), ranges_(std::move(ranges)), of_parameter_(flat.parameter_ranges().size()), segments_(ranges_.size()) {
+    : flat_(flat),
+      ranges_(std::move(ranges)),
+      of_parameter_(flat.parameter_ranges().size()),
+      segments_(ranges_.size()) {
   for (std::size_t s = 0; s < of_parameter_.size(); s++) {
     const ParameterRange& parameter = flat.parameter_ranges()[s];
     if (parameter.frozen) continue;
     for (std::size_t r = 0; r < ranges_.size(); r++) {
-      if (ranges_[r].end <= parameter.local_begin || ranges_[r].begin >= parameter.local_begin + parameter.length) continue;
+      if (ranges_[r].end <= parameter.local_begin || ranges_[r].begin >= parameter.local_begin + parameter.length)
+        continue;
       of_parameter_[s].push_back(r);
       segments_[r]++;
     }

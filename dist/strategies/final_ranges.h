@@ -19,7 +19,7 @@ class FinalRanges {
   const FlatParameters& flat_;
   std::vector<Range> ranges_;
   std::vector<std::vector<std::size_t>> of_parameter_;  // ranges that a segment lies in
-  std::vector<std::size_t> missing_, segments_;         // by range: how many segments are not final yet, and of how many
+  std::vector<std::size_t> missing_, segments_;  // by range: how many segments are not final yet, and of how many
 };
 
 }  // namespace tandem

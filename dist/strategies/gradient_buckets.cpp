@@ -25,18 +25,21 @@ static std::vector<Range> cut_between_parameters(const FlatParameters& flat, con
   std::vector<Range> ranges;
   std::int64_t begin = trained.begin;
   for (const ParameterRange& p : flat.parameter_ranges())
-    if (p.local_begin - begin >= length && p.local_begin < trained.end) ranges.push_back({begin, p.local_begin}), begin = p.local_begin;
+    if (p.local_begin - begin >= length && p.local_begin < trained.end)
+      ranges.push_back({begin, p.local_begin}), begin = p.local_begin;
   ranges.push_back({begin, trained.end});
   return ranges;
 }
 
 GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>& ranges,
-                                 std::shared_ptr<Communicator> communicator, Reducer& reducer, const BucketOptions& options)
+                                 std::shared_ptr<Communicator> communicator, Reducer& reducer,
+                                 const BucketOptions& options)
     : flat_(flat), communicator_(std::move(communicator)), reducer_(reducer), wire_(options.wire), ranges_(ranges) {
   Backend& backend = flat.backend();
   if ((options.top_k > 0 || options.power_sgd > 0) && (backend.asynchronous() || flat.gradients.dtype() != DType::f32))
-    refuse("TANDEM_WIRE=", options.top_k > 0 ? "topk" : "powersgd", " is for f32 gradients in the host's memory, not on ",
-           backend.description(), ": leave it out, or choose bf16");
+    refuse("TANDEM_WIRE=", options.top_k > 0 ? "topk" : "powersgd",
+           " is for f32 gradients in the host's memory, not on ", backend.description(),
+           ": leave it out, or choose bf16");
   if (backend.asynchronous()) {
     device_ = on_devices(communicator_, backend, options.deadline, options.nccl ? *options.nccl : installed_nccl());
     if (wire_ == DType::bf16) narrow_ = Tensor::zeros(backend, {flat.numel()}, DType::bf16);
@@ -44,7 +47,8 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
   }
   for (const Range& trained : ranges)
     if (options.power_sgd > 0)
-      for (const Range& range : cut_between_parameters(flat, trained, options.bucket_bytes)) buckets_.push_back({.range = range});
+      for (const Range& range : cut_between_parameters(flat, trained, options.bucket_bytes))
+        buckets_.push_back({.range = range});
     else
       for (const Range& range : cut(trained.length(), flat.gradients.dtype(), options.bucket_bytes))
         buckets_.push_back({.range = {trained.begin + range.begin, trained.begin + range.end}});
@@ -62,7 +66,8 @@ GradientBuckets::GradientBuckets(FlatParameters& flat, const std::vector<Range>&
   for (Bucket& b : buckets_) {
     if (options.top_k > 0) b.top_k = std::make_unique<TopK>(options.top_k, b.range.length());
     if (options.power_sgd > 0)
-      b.power_sgd = std::make_unique<PowerSgd>(options.power_sgd, matrices(b.range, options.power_sgd), b.range.length());
+      b.power_sgd =
+          std::make_unique<PowerSgd>(options.power_sgd, matrices(b.range, options.power_sgd), b.range.length());
     if (device_) b.final = backend.new_event();
   }
   order_.resize(buckets_.size());
@@ -151,7 +156,8 @@ void GradientBuckets::launch(Bucket& b) {
 
 void GradientBuckets::arrived() {
   if (!narrow_.defined()) return;
-  for (const Range& r : ranges_) flat_.gradients.range(r.begin, {r.length()}).copy_from(narrow_.range(r.begin, {r.length()}));
+  for (const Range& r : ranges_)
+    flat_.gradients.range(r.begin, {r.length()}).copy_from(narrow_.range(r.begin, {r.length()}));
 }
 
 void GradientBuckets::agree() {

@@ -19,11 +19,12 @@
 namespace tandem {
 
 struct BucketOptions {
-  std::int64_t bucket_bytes = 0;      // 0: an eighth of the vector, between 256 KiB and 4 MiB
-  DType wire = DType::f32;            // bf16: gradients travel rounded, in half the bytes
-  double top_k = 0;                   // the share of a bucket that travels, its largest (top_k.h; on the host, in f32); 0: all
-  std::int64_t power_sgd = 0;         // the rank of the products that travel (power_sgd.h; on the host, in f32); 0: gradients do
-  double deadline = 300;              // seconds that a device may need for anything
+  std::int64_t bucket_bytes = 0;  // 0: an eighth of the vector, between 256 KiB and 4 MiB
+  DType wire = DType::f32;        // bf16: gradients travel rounded, in half the bytes
+  double top_k = 0;  // the share of a bucket that travels, its largest (top_k.h; on the host, in f32); 0: all
+  std::int64_t power_sgd =
+      0;                  // the rank of the products that travel (power_sgd.h; on the host, in f32); 0: gradients do
+  double deadline = 300;  // seconds that a device may need for anything
   const NcclLibrary* nccl = nullptr;  // null: the installed one
 };
 
@@ -45,9 +46,9 @@ class GradientBuckets {
   // Called after backward. On a device: queues the buckets without segments. The event for the end of backward comes
   // after it.
   void pack_rest();
-  void agree();     // on the order of buckets, before the first flush(). Nothing may be under way over the communicator
-  void flush();     // adds the buckets to the reducer that ready() has not added
-  void arrived();   // all sums are there: they become the gradients
+  void agree();    // on the order of buckets, before the first flush(). Nothing may be under way over the communicator
+  void flush();    // adds the buckets to the reducer that ready() has not added
+  void arrived();  // all sums are there: they become the gradients
   // Before the next step. made: whether the gradients were used; otherwise the next backward is repeated to find a
   // cause, and sends nothing.
   void rewind(bool made);
@@ -58,8 +59,8 @@ class GradientBuckets {
     std::vector<std::size_t> parameters = {};
     std::size_t missing = 0;  // segments whose gradient is not final yet
     bool launched = false;
-    std::vector<bf16> narrow = {};      // as it travels
-    std::unique_ptr<TopK> top_k = {};   // or what of it does
+    std::vector<bf16> narrow = {};     // as it travels
+    std::unique_ptr<TopK> top_k = {};  // or what of it does
     std::unique_ptr<PowerSgd> power_sgd = {};
     std::unique_ptr<Event> final = {};  // on a device: it is there
   };

@@ -54,7 +54,7 @@ class SlicedClassifier {
   std::shared_ptr<Communicator> on_host_;
   Options options_;
   bool prepared_ = false;
-  std::shared_ptr<SlicedLinear> layer_;  // null: none is cut
+  std::shared_ptr<SlicedLinear> layer_;                          // null: none is cut
   std::shared_ptr<bool> waits_ = std::make_shared<bool>(false);  // the layer has run, and its loss was not asked for
 };
 

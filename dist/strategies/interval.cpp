@@ -20,9 +20,7 @@ std::optional<Interval> Interval::parse(const std::string& text, std::int64_t st
   return every.steps >= 1 ? std::optional(every) : std::nullopt;
 }
 
-std::string Interval::name() const {
-  return (alpha > 0 ? "qsr:" + digits(alpha) + ":" : "") + std::to_string(steps);
-}
+std::string Interval::name() const { return (alpha > 0 ? "qsr:" + digits(alpha) + ":" : "") + std::to_string(steps); }
 
 std::int64_t Interval::at(double rate, std::int64_t step, const RunPlan& plan) const {
   if (alpha == 0) return steps;

@@ -183,12 +183,12 @@ class LocalSgd : public WeightSums {
   }
 
   LocalSteps how_;
-  Tensor other_;                           // cocod: x as it went into sum_; easgd: the centre, or x while that is shown
-  std::int64_t made_ = 0, until_ = 1;      // steps since the last exchange; those that lie between two
-  std::int64_t first_decay_ = -1;          // the step before which the learning rate first decays; −1: unknown
-  bool equal_ = true;                      // after the last exchange all ranks had the same weights
-  bool fresh_ = false;                     // a sum has arrived and is not used yet
-  bool centred_ = false, shown_ = false;   // easgd: there is a centre; the model has it
+  Tensor other_;                          // cocod: x as it went into sum_; easgd: the centre, or x while that is shown
+  std::int64_t made_ = 0, until_ = 1;     // steps since the last exchange; those that lie between two
+  std::int64_t first_decay_ = -1;         // the step before which the learning rate first decays; −1: unknown
+  bool equal_ = true;                     // after the last exchange all ranks had the same weights
+  bool fresh_ = false;                    // a sum has arrived and is not used yet
+  bool centred_ = false, shown_ = false;  // easgd: there is a centre; the model has it
 };
 
 }  // namespace

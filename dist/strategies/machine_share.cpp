@@ -43,16 +43,19 @@ void MachineShare::begin(FlatParameters& flat) {
   std::ostringstream mine;
   mine << flat.layout_hash(OwnerClass::replicated) << ' ' << slice.count;
   for (const std::string& theirs : gather_texts(*on_host_, mine.str()))
-    require(theirs == mine.str(), "the ranks of a machine do not train the same model: start all with the same program and options");
+    require(theirs == mine.str(),
+            "the ranks of a machine do not train the same model: start all with the same program and options");
   if (slice.count > 1 && (slice.count != size() || slice.index != place()))
-    fail("slice ", slice.index, " of ", slice.count, " on rank ", place(), " of ", size(), " of a machine: layers must be cut over "
+    fail("slice ", slice.index, " of ", slice.count, " on rank ", place(), " of ", size(),
+         " of a machine: layers must be cut over "
          "the ranks of a machine, in their order");
   cuts_.clear(), ranges_.clear();
   for (int r = 0; r <= size(); r++) cuts_.push_back(blocks * r / size() * FlatParameters::alignment);
   const Range piece{cuts_[std::size_t(place())], cuts_[std::size_t(place()) + 1]}, slices = flat.all(OwnerClass::slice);
   for (const Range& r : {piece, slices})
     if (r.length() > 0) ranges_.push_back(r);
-  if (ranges_.empty()) refuse("the model's ", n, " parameters are too few for ", size(), " ranks of a machine: start fewer");
+  if (ranges_.empty())
+    refuse("the model's ", n, " parameters are too few for ", size(), " ranks of a machine: start fewer");
   OnHost values, buffers;
   broadcast(replicated(values.download(flat.values)));
   values.upload(flat.values);
@@ -85,7 +88,8 @@ Buffer MachineShare::room(DType dtype, std::vector<std::byte>& memory) const {
 std::vector<float> MachineShare::pack_scales(const std::vector<float>& scales) const {
   std::vector<float> part;
   for (const Range& r : ranges_)
-    part.insert(part.end(), scales.begin() + r.begin / FlatParameters::alignment, scales.begin() + r.end / FlatParameters::alignment);
+    part.insert(part.end(), scales.begin() + r.begin / FlatParameters::alignment,
+                scales.begin() + r.end / FlatParameters::alignment);
   return part;
 }
 
@@ -100,8 +104,8 @@ void MachineShare::unpack(const std::vector<std::byte>& part, Buffer vector) {
 }
 
 bool MachineShare::combine(Step& step, OnHost& gradients, FlatParameters& flat, Optimizer& optimizer) {
-  double* const numbers[] = {&step.not_finite,   &step.stops,        &step.samples,     &step.next_lease,
-                             &step.sums.loss, &step.sums.correct, &step.sums.samples};
+  double* const numbers[] = {&step.not_finite, &step.stops,        &step.samples,     &step.next_lease,
+                             &step.sums.loss,  &step.sums.correct, &step.sums.samples};
   std::vector<double> all;
   for (const double* n : numbers) all.push_back(*n);
   on_host_->all_reduce(buffer(all)).wait();

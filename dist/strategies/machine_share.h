@@ -36,7 +36,7 @@ class MachineShare {
   bool holds(int rank) const { return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end(); }
   // Where a machine's ranks share memory, in it; null: any memory will do.
   std::shared_ptr<void> allocate(std::size_t bytes) { return on_host_->allocate(bytes); }
-  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }  // the leader's
+  void broadcast(Buffer data) { on_host_->broadcast(data, 0).wait(); }    // the leader's
   std::array<std::int64_t, 2> told(std::array<std::int64_t, 2> numbers);  // the leader's
   // The texts of this machine's ranks.
   std::vector<std::string> gather(const std::string& mine);
@@ -50,7 +50,7 @@ class MachineShare {
   std::int64_t part_numel() const;
   // Elements of the part, one range after the other, in `memory`. Waits for nobody, like the next two.
   Buffer pack(Buffer vector, std::vector<std::byte>& memory) const;
-  Buffer room(DType dtype, std::vector<std::byte>& memory) const;  // for the part, with anything in it
+  Buffer room(DType dtype, std::vector<std::byte>& memory) const;          // for the part, with anything in it
   std::vector<float> pack_scales(const std::vector<float>& scales) const;  // of each 64 elements
   // The part to its ranges of the vector, and of the replicated ranges the other ranks' parts to theirs.
   void unpack(const std::vector<std::byte>& part, Buffer vector);

@@ -102,7 +102,8 @@ class Outer : public WeightSums {
   static std::vector<Range> cut_into(std::int64_t parts, std::int64_t numel) {
     std::vector<Range> ranges;
     for (std::int64_t p = 0, begin = 0; p < parts; p++) {
-      const std::int64_t end = p + 1 == parts ? numel : numel * (p + 1) / parts / FlatParameters::cut * FlatParameters::cut;
+      const std::int64_t end =
+          p + 1 == parts ? numel : numel * (p + 1) / parts / FlatParameters::cut * FlatParameters::cut;
       ranges.push_back({begin, end});
       begin = end;
     }
@@ -140,7 +141,7 @@ class Outer : public WeightSums {
 
   const OuterSteps how_;
   Tensor theta_, m_;
-  Tensor sent_;                     // where sums overlap with steps: x as it went into sum_
+  Tensor sent_;  // where sums overlap with steps: x as it went into sum_
   std::vector<Range> fragments_;
   Range sent_range_{};
   std::int64_t round_ = 1, made_ = 0, turn_ = 0;  // steps of this round, in all and so far; the fragment that is next
@@ -177,14 +178,16 @@ std::optional<OuterSteps> OuterSteps::parse(const std::string& text, OuterSteps 
     } else if (key == "overlap") {
       number(how.overlap, 0, 1e9), overlaps = true;
     } else {
-      refuse(text, ": '", item, "': outer has H, momentum, lr, stream and overlap, as in outer:H=100,momentum=0.5,lr=0.7");
+      refuse(text, ": '", item,
+             "': outer has H, momentum, lr, stream and overlap, as in outer:H=100,momentum=0.5,lr=0.7");
     }
     at = end;
   }
   if (streams && !overlaps) how.overlap = until_next_turn;
   const std::int64_t turn = how.every.steps / how.stream;
   if (turn < 1) refuse(text, ": ", how.stream, " fragments need at least as many steps in H, not ", how.every.steps);
-  if (how.overlap > turn) refuse(text, ": overlap=", how.overlap, " reaches past the next fragment's turn: at most ", turn, " steps");
+  if (how.overlap > turn)
+    refuse(text, ": overlap=", how.overlap, " reaches past the next fragment's turn: at most ", turn, " steps");
   return how;
 }
 
@@ -195,7 +198,8 @@ std::string OuterSteps::name() const {
   return text;
 }
 
-std::unique_ptr<Strategy> outer(std::unique_ptr<Communicator> communicator, const OuterSteps& how, const LocalSgdOptions& options) {
+std::unique_ptr<Strategy> outer(std::unique_ptr<Communicator> communicator, const OuterSteps& how,
+                                const LocalSgdOptions& options) {
   return std::make_unique<Outer>(std::move(communicator), how, options);
 }
 std::unique_ptr<Strategy> naive_outer(std::unique_ptr<Communicator> communicator, const OuterSteps& how) {

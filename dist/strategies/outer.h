@@ -28,8 +28,8 @@ struct OuterSteps {
   Interval every{.steps = 100};
   // β and γ. The paper's β of 0.9 is for hundreds of rounds; 0.5 is our choice, for the tens that a short run has.
   double momentum = 0.5, learning_rate = 0.7;
-  std::int64_t stream = 1;                     // fragments
-  std::int64_t overlap = 0;                    // steps between sending a fragment and using its sum; 0: the step waits
+  std::int64_t stream = 1;   // fragments
+  std::int64_t overlap = 0;  // steps between sending a fragment and using its sum; 0: the step waits
 
   // "outer", "outer:H=100,momentum=0.5,lr=0.7", "outer:H=qsr:0.2:50,stream=4", with overlap=STEPS: where `stream` is
   // given, a sum is used at the next turn, unless `overlap` is given too. `how` has the defaults. Nothing where it is
@@ -40,7 +40,8 @@ struct OuterSteps {
 };
 
 // Throws as local_sgd() does.
-std::unique_ptr<Strategy> outer(std::unique_ptr<Communicator> communicator, const OuterSteps& how, const LocalSgdOptions& options = {});
+std::unique_ptr<Strategy> outer(std::unique_ptr<Communicator> communicator, const OuterSteps& how,
+                                const LocalSgdOptions& options = {});
 // What outer() computes with one fragment and a fixed H, in blocking calls on the host.
 std::unique_ptr<Strategy> naive_outer(std::unique_ptr<Communicator> communicator, const OuterSteps& how);
 

@@ -28,7 +28,8 @@ namespace {
 // order of ranks, makes the step and broadcasts the new weights.
 class NaiveServer : public Replicas {
  public:
-  explicit NaiveServer(std::unique_ptr<Communicator> communicator) : Replicas(std::move(communicator), "naive-server", true) {}
+  explicit NaiveServer(std::unique_ptr<Communicator> communicator)
+      : Replicas(std::move(communicator), "naive-server", true) {}
   void begin(FlatParameters& flat, Optimizer&) override {
     flat_ = &flat;
     compare_layouts(flat);
@@ -60,11 +61,18 @@ class NaiveServer : public Replicas {
 
 class ParameterServer : public Strategy {
  public:
-  ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options, std::unique_ptr<MachineShare> machine = {})
-      : options_(options), machine_(std::move(machine)), server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
+  ParameterServer(std::unique_ptr<Channel> channel, const ParameterServerOptions& options,
+                  std::unique_ptr<MachineShare> machine = {})
+      : options_(options),
+        machine_(std::move(machine)),
+        server_node_(std::move(channel), options.deadline, options.tells, options.patience) {
     check_servers(options.servers, server_node_.size());
     if (options_.round) round_.emplace(*options_.round);
-    std::string name = (options_.classifier ? options_.classifier->name() + "+" : machine_ ? "machines+" : round_ ? round_->how().name() + "+" : "") + options_.how.text();
+    std::string name = (options_.classifier ? options_.classifier->name() + "+"
+                        : machine_          ? "machines+"
+                        : round_            ? round_->how().name() + "+"
+                                            : "") +
+                       options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
     name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
     const int shares = leases_per_step() * (machine_ ? machine_->size() : 1);
@@ -102,7 +110,8 @@ class ParameterServer : public Strategy {
   }
   std::int64_t steps(std::int64_t known) const override {
     if (!leased_) return known;
-    return round_ ? std::max(known, leases_.steps(known)) : leases_.steps(known);  // known: with the steps of a round that is not pushed yet
+    return round_ ? std::max(known, leases_.steps(known))
+                  : leases_.steps(known);  // known: with the steps of a round that is not pushed yet
   }
   // Rank 0 reports what all ranks have trained since its last report, and in how much time.
   EpochEnd end_epoch(const EpochEnd& mine) override {
@@ -114,7 +123,8 @@ class ParameterServer : public Strategy {
     if (rank() > 0) return end;
     end.trained = server_node_.trained();
     const auto now = Clock::now();
-    if (end.trained.samples > mine.trained.samples) end.seconds = std::chrono::duration<double>(now - reported_).count();
+    if (end.trained.samples > mine.trained.samples)
+      end.seconds = std::chrono::duration<double>(now - reported_).count();
     reported_ = now;
     return end;
   }
@@ -123,7 +133,8 @@ class ParameterServer : public Strategy {
 
   void prepare(Module& model, Task& task, const PrepareOptions& options) override {
     if (options.sync_batch_norm && size() > 1)
-      refuse("--sync-bn: under ", options_.how.text(), " ranks run the model when they like, and have no batch in common: "
+      refuse("--sync-bn: under ", options_.how.text(),
+             " ranks run the model when they like, and have no batch in common: "
              "leave it out, or choose --strategy all-reduce");
     if (options_.classifier) options_.classifier->prepare(model, task);
   }
@@ -146,7 +157,8 @@ class ParameterServer : public Strategy {
       if (!all[r].empty() && all[r] != all[0])
         fail("rank 0 and rank ", r, " do not train the same model: start all ranks with the same program and options");
     if (!leased_ && options_.servers)
-      refuse("--servers ", options_.servers, ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
+      refuse("--servers ", options_.servers,
+             ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
     vectors_.bind(flat);
     early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline && !machine_ && !round_);
@@ -166,7 +178,8 @@ class ParameterServer : public Strategy {
     }
     if (const double clip = make_rule(options_.how.rule)->clip(); clip > 0) {
       if (optimizer.clip_norm > 0 && optimizer.clip_norm != clip)
-        refuse("--clip ", optimizer.clip_norm, ": ", options_.how.text(), " clips to ", clip, ": leave one of them out");
+        refuse("--clip ", optimizer.clip_norm, ": ", options_.how.text(), " clips to ", clip,
+               ": leave one of them out");
       optimizer.clip_norm = clip;
     }
     const SGDOptions& sgd = served_sgd(optimizer, options_.how);
@@ -257,7 +270,8 @@ class ParameterServer : public Strategy {
       vectors_.pull();
     }
     if (trace_ && trace_->recording())
-      trace_->lane("push and pull").add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
+      trace_->lane("push and pull")
+          .add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
   }
 
   // ---- for evaluation, checkpoints, the end -------------------------------------------------------------------------
@@ -349,7 +363,7 @@ class ParameterServer : public Strategy {
   double momentum_ = 0;
   std::atomic<double> learning_rate_ = 0;  // of a loop of the user's own
   std::optional<EarlyPush> early_;
-  std::optional<WorkerRound> round_;       // several steps to a push
+  std::optional<WorkerRound> round_;  // several steps to a push
   int in_a_row_ = 0;
   bool begun_ = false, over_ = false;
   MetricSums told_;
@@ -362,10 +376,12 @@ class ParameterServer : public Strategy {
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options) {
   return std::make_unique<ParameterServer>(std::move(channel), options);
 }
-std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine, std::unique_ptr<Channel> lane,
+std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
+                                                       std::unique_ptr<Channel> lane,
                                                        const ParameterServerOptions& options) {
   if (options.servers || options.pipeline)
-    refuse(options.classifier ? "hybrid+" : "machines+", options.how.text(), ": with a machine as one worker all ranks serve, and no push is behind: leave out --servers and "
+    refuse(options.classifier ? "hybrid+" : "machines+", options.how.text(),
+           ": with a machine as one worker all ranks serve, and no push is behind: leave out --servers and "
            "TANDEM_PIPELINE");
   return std::make_unique<ParameterServer>(std::move(lane), options, std::move(machine));
 }

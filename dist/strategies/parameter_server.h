@@ -16,8 +16,8 @@
 
 #include "dist/collectives/communicator.h"
 #include "dist/server/channel.h"
-#include "dist/server/straggler_emulation.h"
 #include "dist/server/server.h"
+#include "dist/server/straggler_emulation.h"
 #include "dist/strategies/outer.h"
 #include "layers/train/strategy.h"
 
@@ -29,22 +29,24 @@ class SlicedClassifier;
 struct ParameterServerOptions {
   Asynchrony how = {};
   std::optional<OuterSteps> round = {};  // H, β and γ; without fragments
-  int servers = 0;          // the last so many ranks only serve; 0: all ranks train, and serve
-  bool pipeline = false;    // server.h
-  DType wire = DType::f32;  // or bf16
+  int servers = 0;                       // the last so many ranks only serve; 0: all ranks train, and serve
+  bool pipeline = false;                 // server.h
+  DType wire = DType::f32;               // or bf16
   double deadline = 300, patience = 30;  // server.h
-  double snapshots = 10;    // seconds between two; 0: none
+  double snapshots = 10;                 // seconds between two; 0: none
   StragglerEmulation stragglers = {};
   std::shared_ptr<SlicedClassifier> classifier = nullptr;  // of a machine: cut over its ranks (hybrid.h)
-  ServerNode::Tells tells = {};  // server.h
+  ServerNode::Tells tells = {};                            // server.h
 };
 
 // Throws UsageError from begin() for an optimizer whose steps no server makes, and CommunicationError once rank 0 is
 // lost.
-std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, const ParameterServerOptions& options = {});
+std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel,
+                                           const ParameterServerOptions& options = {});
 // With a machine as one worker (machine_share.h); lane: between the ranks that have this one's place on their machines.
 // Options `servers` and `pipeline` are refused.
-std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine, std::unique_ptr<Channel> lane,
+std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
+                                                       std::unique_ptr<Channel> lane,
                                                        const ParameterServerOptions& options = {});
 // What parameter_server() computes with bsp and one shard, in blocking calls on the host.
 std::unique_ptr<Strategy> naive_server(std::unique_ptr<Communicator> communicator);

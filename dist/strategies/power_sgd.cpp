@@ -16,7 +16,9 @@ PowerSgd::PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::
   for (const Matrix& m : matrices) {
     require(m.begin >= 0 && m.begin + m.rows * m.columns <= length, "PowerSGD: a matrix reaches past the range");
     const bool lies = m.rows <= m.columns;
-    Factors f{m.begin, m.rows, m.columns, lies ? m.columns : 1, lies ? 1 : m.columns, std::min({rank, m.rows, m.columns}), p, q};
+    Factors f{
+        m.begin, m.rows, m.columns, lies ? m.columns : 1, lies ? 1 : m.columns, std::min({rank, m.rows, m.columns}),
+        p,       q};
     if (!lies) std::swap(f.rows, f.columns);
     factors_.push_back(f);
     p += f.rows * f.rank, q += f.columns * f.rank;

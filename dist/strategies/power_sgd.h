@@ -24,7 +24,9 @@ class PowerSgd {
   // Of a range of `length` gradients. rank: at least 1; of a matrix at most its rows and its columns. Equal on all
   // ranks.
   PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::int64_t length);
-  static bool is_shorter(std::int64_t rank, std::int64_t rows, std::int64_t columns) { return rank * (rows + columns) < rows * columns; }
+  static bool is_shorter(std::int64_t rank, std::int64_t rows, std::int64_t columns) {
+    return rank * (rows + columns) < rows * columns;
+  }
 
   // The exchange of this rank's gradients; waits for the first of its two sums. All ranks call it.
   Work begin(Communicator& over, const float* gradients);
@@ -38,7 +40,8 @@ class PowerSgd {
 
  private:
   struct Factors {
-    std::int64_t begin, rows, columns;   // of a matrix that lies: a standing one is transposed, so that at full rank P Pᵀ is 1
+    std::int64_t begin, rows,
+        columns;  // of a matrix that lies: a standing one is transposed, so that at full rank P Pᵀ is 1
     std::int64_t row_step, column_step;  // from one to the next
     std::int64_t rank, p, q;             // where P begins in p_, row by row, and Q in q_
   };
@@ -48,7 +51,7 @@ class PowerSgd {
   void project(const Factors& f);
 
   std::vector<Factors> factors_;
-  std::vector<std::int64_t> plain_;  // the elements that are in no matrix
+  std::vector<std::int64_t> plain_;        // the elements that are in no matrix
   std::vector<float> residual_, pending_;  // E after the last step; M in this one, then E
   std::vector<float> p_;                   // all P, then the plain elements
   std::vector<float> q_, next_;            // all Q: of the last step, and of this one

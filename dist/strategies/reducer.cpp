@@ -121,7 +121,11 @@ std::size_t Reducer::end_finished(std::list<UnderWay>& under_way) {
     if (u.exchange.end) u.exchange.end();
     if (u.since >= 0)
       trace_->lane("exchange " + std::to_string(u.lane))
-          .add({.name = u.exchange.name, .kind = "exchange", .begin = u.since, .end = trace_->now(), .number = u.number});
+          .add({.name = u.exchange.name,
+                .kind = "exchange",
+                .begin = u.since,
+                .end = trace_->now(),
+                .number = u.number});
     ended.push_back(u.number);
     return true;
   });

@@ -36,10 +36,10 @@ class Reducer {
   Pending add(Exchange exchange);
   void wait(Pending exchange);  // until this one has ended; throws what went wrong in any
   void finish();                // until all have ended
-  void waits();                 // backward is over: the step waits from now until wait() or finish() returns; any thread
-  void watch(Trace& trace);     // before the first exchange: each is a span of it from now on
-  double hidden() const;         // seconds in which something was under way and the step did not wait
-  double exposed() const;        // seconds in which it waited
+  void waits();              // backward is over: the step waits from now until wait() or finish() returns; any thread
+  void watch(Trace& trace);  // before the first exchange: each is a span of it from now on
+  double hidden() const;     // seconds in which something was under way and the step did not wait
+  double exposed() const;    // seconds in which it waited
 
  private:
   struct UnderWay {

@@ -57,7 +57,8 @@ AllReduceOptions all_reduce_options(const Setting& setting) {
   if (wire.starts_with("powersgd:")) o.power_sgd = parsed<std::int64_t>(wire.substr(9)).value_or(0);
   const bool sparse = o.top_k > 0 && o.top_k <= 1;
   if (!sparse && o.power_sgd < 1 && !wire.empty() && wire != "f32" && wire != "bf16")
-    refuse("TANDEM_WIRE=", wire, ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, or powersgd:RANK, ",
+    refuse("TANDEM_WIRE=", wire,
+           ": choose f32, bf16, topk:SHARE, with a share of the gradients above 0 and up to 1, or powersgd:RANK, ",
            "with a rank from 1");
   if (wire == "bf16") o.wire = DType::bf16;
   return o;
@@ -78,7 +79,8 @@ Make parse_local_sgd(const std::string& name, const Setting& setting, int) {
 
 DasoRanks daso_ranks(Job& job) {
   job.lane();  // refuses hosts with different numbers of ranks
-  DasoRanks ranks{.everybody = job.communicator(), .gradients = job.on_host(), .host = job.on_host(), .across = job.across_hosts()};
+  DasoRanks ranks{
+      .everybody = job.communicator(), .gradients = job.on_host(), .host = job.on_host(), .across = job.across_hosts()};
   return ranks;
 }
 
@@ -100,9 +102,11 @@ Make parse_hybrid(const std::string& name, const Setting& setting, int) {
   const std::string rest = name.substr(std::min(plus + 1, name.size()));
   const auto between = DasoOptions::parse(rest);
   if (const std::string wire = setting("TANDEM_WIRE"); between && !wire.empty())
-    refuse("TANDEM_WIRE=", wire, ": DASO's option bf16 says what its exchanges between hosts are made in: leave it out");
+    refuse("TANDEM_WIRE=", wire,
+           ": DASO's option bf16 says what its exchanges between hosts are made in: leave it out");
   if (plus < name.size() && rest != "all-reduce" && !between)
-    refuse("--strategy ", name, ": the hybrid cannot be joined with '", rest, "': choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an "
+    refuse("--strategy ", name, ": the hybrid cannot be joined with '", rest,
+           "': choose hybrid+all-reduce, hybrid+daso, or hybrid+ before an "
            "update rule of the parameter server, as in hybrid+ddc-asgd");
   return [how, between, o = all_reduce_options(setting)]() mutable -> std::unique_ptr<Strategy> {
     Job job;
@@ -130,7 +134,9 @@ std::optional<OuterSteps> round_in(const std::string& name, int pushes) {
   if (pushes > 1) defaults.learning_rate = 1.0 / pushes;
   auto how = OuterSteps::parse(name.substr(0, length_before_rule(name) - 1), defaults);
   if (how && (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0))
-    refuse(name, ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes fewer steps");
+    refuse(name,
+           ": without waiting for others a round has H=STEPS, momentum and lr alone, and a worker that is slower makes "
+           "fewer steps");
   return how;
 }
 
@@ -139,8 +145,8 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   if (!Asynchrony::is_one(name)) return {};
   const Deadlines deadlines = Deadlines::from(process_environment());
   ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
-  const std::string servers = setting("TANDEM_SERVERS"), pipeline = setting("TANDEM_PIPELINE"), wire = setting("TANDEM_WIRE"),
-                    snapshots = setting("TANDEM_SNAPSHOTS");
+  const std::string servers = setting("TANDEM_SERVERS"), pipeline = setting("TANDEM_PIPELINE"),
+                    wire = setting("TANDEM_WIRE"), snapshots = setting("TANDEM_SNAPSHOTS");
   if (!servers.empty()) o.servers = parsed<int>(servers).value_or(-1);
   if (o.servers < 0) refuse("--servers ", servers, ": expected a number of ranks from 0");
   check_servers(o.servers, ranks);
@@ -162,17 +168,21 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   o.round = round_in(full_name, quorum || o.how.rule == "delayed-nesterov" ? 1 : ranks - o.servers);
   if (o.round && quorum && name.find('+') == name.npos) o.how.rule = "delayed-nesterov";
   // A step of a quorum has the mean of its rounds already.
-  if (o.round && o.how.rule == "delayed-nesterov") o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
+  if (o.round && o.how.rule == "delayed-nesterov")
+    o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
   if (o.round && (o.pipeline || (o.how.kind != Asynchrony::Kind::asp && !quorum)))
-    refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ", rounds,
-           ":H=100+delayed-nesterov");
+    refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ",
+           rounds, ":H=100+delayed-nesterov");
   if (o.round && make_rule(o.how.rule)->clip() > 0)
-    refuse(full_name, ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
+    refuse(full_name,
+           ": what a round pushes is no gradient: leave clip out, or clip the gradients of its steps by --clip");
   if (!of_machines(full_name)) return [o] { return parameter_server(Job({.goes_on = true}).channel(), o); };
   if (!o.how.takes_each() && o.how.kind != Asynchrony::Kind::bsp)
-    refuse(full_name, ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");
+    refuse(full_name,
+           ": each rank of a machine would choose the pushes of a step by itself: choose an update rule alone, or bsp");
   if (!setting("TANDEM_INCARNATION").empty())
-    refuse("--restart: under ", full_name, " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
+    refuse("--restart: under ", full_name,
+           " a machine leaves as a whole, and its ranks cannot come back one at a time: leave it out");
   std::optional<SlicedClassifier::Options> sliced;
   if (full_name.starts_with(hybrids)) sliced = SlicedClassifier::parse(full_name.substr(0, full_name.find('+')));
   return [o, sliced]() mutable {
@@ -196,12 +206,14 @@ Make parse_naive(const std::string& name, const Setting&, int) {
     };
   if (!name.starts_with("naive-")) return {};
   const std::string of = name.substr(6);
-  if (const auto how = DasoOptions::parse(of)) return [how] {
+  if (const auto how = DasoOptions::parse(of))
+    return [how] {
       Job job;
       return naive_daso(daso_ranks(job), *how);
     };
   if (const auto how = OuterSteps::parse(of)) {
-    if (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0) refuse(name, ": the naive version has H, momentum and lr alone");
+    if (how->stream > 1 || how->overlap != 0 || how->every.alpha > 0)
+      refuse(name, ": the naive version has H, momentum and lr alone");
     return [how] { return naive_outer(Job().communicator(), *how); };
   }
   const auto how = LocalSteps::parse(of);
@@ -221,17 +233,19 @@ std::vector<Entry> entries() {
        {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
-      {"naive-all-reduce, naive-hybrid, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server", {}, parse_naive},
+      {"naive-all-reduce, naive-hybrid, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server",
+       {},
+       parse_naive},
   };
 }
 
 // Settings that not every strategy reads, as the user wrote them.
 constexpr struct {
   const char *variable, *written, *what;
-} particular[] = {
-    {"TANDEM_SERVERS", "--servers ", "is for a parameter server"}, {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
-    {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
-    {"TANDEM_WIRE", "TANDEM_WIRE=", "this strategy does not read it"}};
+} particular[] = {{"TANDEM_SERVERS", "--servers ", "is for a parameter server"},
+                  {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
+                  {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
+                  {"TANDEM_WIRE", "TANDEM_WIRE=", "this strategy does not read it"}};
 
 }  // namespace
 
@@ -240,8 +254,10 @@ constexpr struct {
 static void emulate(Strategy& strategy, const StragglerEmulation& stragglers) {
   if (stragglers.mean <= 0) return;
   strategy.emulation = [stragglers, &strategy, step = std::uint32_t(0), began = Clock::now()](bool computed) mutable {
-    if (computed) stragglers.keep(strategy.rank(), step++, began, [] { return false; });
-    else began = Clock::now();
+    if (computed)
+      stragglers.keep(strategy.rank(), step++, began, [] { return false; });
+    else
+      began = Clock::now();
   };
 }
 
@@ -260,7 +276,8 @@ std::unique_ptr<Strategy> strategy_from_environment(const std::vector<NamedStrat
     all.push_back({s.form, {}, [parse = s.parse](const std::string& n, const Setting&, int) { return parse(n); }});
   std::string names;
   for (const Entry& e : all) {
-    const Make make = e.parse(name, setting, ranks);  // what is wrong is said before the ranks meet, also to one rank alone
+    const Make make =
+        e.parse(name, setting, ranks);  // what is wrong is said before the ranks meet, also to one rank alone
     names += (names.empty() ? "" : "; ") + e.names;
     if (!make) continue;
     for (const auto& [variable, written, what] : particular)

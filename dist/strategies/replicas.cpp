@@ -29,7 +29,8 @@ Replicas::Replicas(std::unique_ptr<Communicator> communicator, std::string name,
 
 void Replicas::prepare(Module&, Task&, const PrepareOptions& options) {
   if (options.sync_batch_norm && size() > 1)
-    refuse("--sync-bn with ", name(), ": it has no statistics over all ranks' pictures: leave it out, or choose all-reduce");
+    refuse("--sync-bn with ", name(),
+           ": it has no statistics over all ranks' pictures: leave it out, or choose all-reduce");
 }
 
 std::optional<std::string> Replicas::not_finite(const StepState& state) const {
@@ -97,7 +98,8 @@ Tensor Replicas::vector(const FlatParameters& flat, DType dtype, std::shared_ptr
   Backend& backend = flat.backend();
   const Shape& shape = flat.values.shape();
   if (backend.on_device()) return Tensor(backend, shape, dtype);
-  if (!memory) memory = {std::aligned_alloc(64, (std::size_t(shape.numel()) * size_of(dtype) + 63) / 64 * 64), std::free};
+  if (!memory)
+    memory = {std::aligned_alloc(64, (std::size_t(shape.numel()) * size_of(dtype) + 63) / 64 * 64), std::free};
   void* at = memory.get();
   return Tensor::wrap(backend, at, shape, dtype, std::move(memory));
 }
@@ -190,15 +192,17 @@ void Replicas::compare_layouts(const FlatParameters& flat, std::uint64_t kind) {
   slices_ = same_slice_ = nullptr;
   if (mine.count == 1) return;
   if (ranks_.per_step < mine.count)
-    refuse(name(), ": each rank makes steps of its own, and the slices of a layer that is cut over ranks must step together: ",
+    refuse(name(),
+           ": each rank makes steps of its own, and the slices of a layer that is cut over ranks must step together: ",
            "choose all-reduce");
   std::vector<std::int32_t> index(static_cast<std::size_t>(size()));
   index[std::size_t(rank())] = mine.index;
   communicator_->all_gather(buffer(index)).wait();
   for (int i = 0; i < mine.count; i++)
     if (std::count(index.begin(), index.end(), i) * mine.count != size())
-      fail("the model is cut into ", mine.count, " slices, and slice ", i, " is on ", std::count(index.begin(), index.end(), i),
-           " of ", size(), " ranks: every slice must be on as many ranks as the others");
+      fail("the model is cut into ", mine.count, " slices, and slice ", i, " is on ",
+           std::count(index.begin(), index.end(), i), " of ", size(),
+           " ranks: every slice must be on as many ranks as the others");
   slices_ = communicator_->split(int(std::count(index.begin(), index.begin() + rank(), mine.index)), mine.index);
   same_slice_ = communicator_->split(mine.index, rank());
   compare(*same_slice_, number(OwnerClass::slice), what);

@@ -27,6 +27,7 @@ struct SliceGradient {
   double at_label = 1, everywhere = 0;
   bool add = false;
 };
-void slice_gradient(const Tensor& z, const Tensor& labels, const Tensor& log_sum, const Tensor& weight, const SliceGradient& how, Tensor& dz);
+void slice_gradient(const Tensor& z, const Tensor& labels, const Tensor& log_sum, const Tensor& weight,
+                    const SliceGradient& how, Tensor& dz);
 
 }  // namespace tandem

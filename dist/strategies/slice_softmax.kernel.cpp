@@ -69,11 +69,13 @@ std::vector<SliceOfRow> slice_of_rows(const Tensor& z, const Tensor& labels) {
   });
   std::vector<SliceOfRow> all;
   const std::vector<double> v = out.values();
-  for (const double* x = v.data(); x < v.data() + v.size(); x += SliceOfRow::numbers) all.push_back({x[0], x[1], x[2], x[3], x[4]});
+  for (const double* x = v.data(); x < v.data() + v.size(); x += SliceOfRow::numbers)
+    all.push_back({x[0], x[1], x[2], x[3], x[4]});
   return all;
 }
 
-void slice_gradient(const Tensor& z, const Tensor& labels, const Tensor& log_sum, const Tensor& weight, const SliceGradient& how, Tensor& dz) {
+void slice_gradient(const Tensor& z, const Tensor& labels, const Tensor& log_sum, const Tensor& weight,
+                    const SliceGradient& how, Tensor& dz) {
   const std::int64_t n = z.size(1);
   dispatch(z.dtype(), "slice_softmax", [&]<class T> {
     using A = Accumulator<T>;

@@ -66,13 +66,15 @@ struct SlicedCrossEntropy : Node {
   Over over;
   Cuts rows;
   SliceGradient how;
-  SlicedCrossEntropy(Over o, Cuts r, const SliceGradient& h) : Node(name), over(std::move(o)), rows(std::move(r)), how(h) {}
+  SlicedCrossEntropy(Over o, Cuts r, const SliceGradient& h)
+      : Node(name), over(std::move(o)), rows(std::move(r)), how(h) {}
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &z = kept(0), &labels = kept(1), &log_sum = kept(2);
     const auto me = std::size_t(over->rank());
     const Numbers each = of_all(*over, {dy.item() / double(rows[me + 1] - rows[me])});
     Numbers weight;
-    for (std::size_t k = 0; k < each.size(); k++) weight.insert(weight.end(), std::size_t(rows[k + 1] - rows[k]), each[k]);
+    for (std::size_t k = 0; k < each.size(); k++)
+      weight.insert(weight.end(), std::size_t(rows[k + 1] - rows[k]), each[k]);
     auto [dz, add] = slots[0].destination(z.backend(), z.shape(), z.dtype());
     how.add = add;
     slice_gradient(z, labels, log_sum, Tensor::of(z.backend(), log_sum.shape(), weight, log_sum.dtype()), how, *dz);
@@ -84,7 +86,8 @@ struct JoinedRows {
   Numbers log_sum;
   double total = 0, right = 0;  // of this rank's rows: the loss, and how many have the label's logit as their largest
 };
-JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const Cuts& rows, double smoothing, double everywhere) {
+JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const Cuts& rows, double smoothing,
+                double everywhere) {
   Numbers numbers;
   for (const SliceOfRow& s : mine) numbers.insert(numbers.end(), {s.largest, s.sum, s.label, s.first, s.logits});
   const Numbers all = of_all(over, numbers);
@@ -97,7 +100,8 @@ JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const C
       if (s[0] > row.largest) row.largest = s[0], row.first = s[3];
       row.label += s[2], row.logits += s[4];
     }
-    for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size()) row.sum += s[1] * std::exp(s[0] - row.largest);
+    for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size())
+      row.sum += s[1] * std::exp(s[0] - row.largest);
     joined.log_sum.push_back(std::log(row.sum) + row.largest);
     if (std::int64_t(r) < rows[me] || std::int64_t(r) >= rows[me + 1]) continue;
     joined.total += joined.log_sum.back() - (1 - smoothing) * row.label - everywhere * row.logits;
@@ -159,11 +163,15 @@ Variable SlicedLinear::whole_rows(const Variable& x, const Variable& w, const Va
     std::vector<Work> works;
     for (std::size_t k = 0; k < n; k++) {
       came.push_back(Tensor(z.backend(), {rows[me + 1] - rows[me], cuts_[k + 1] - cuts_[k]}, z.dtype()));
-      if (k == me) came[k].copy_from(z.slice(rows[me], rows[me + 1]));
-      else works.push_back(over_->recv(int(k), hosts[k].of(came[k])));
+      if (k == me)
+        came[k].copy_from(z.slice(rows[me], rows[me + 1]));
+      else
+        works.push_back(over_->recv(int(k), hosts[k].of(came[k])));
     }
     for (std::size_t k = 0; k < n; k++)
-      if (k != me) works.push_back(over_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
+      if (k != me)
+        works.push_back(
+            over_->send(int(k), {mine.at(rows[k] * width()), (rows[k + 1] - rows[k]) * width(), mine.dtype}));
     for (Work& work : works) work.wait();
     std::vector<Variable> parts;
     for (std::size_t k = 0; k < n; k++) {
@@ -199,7 +207,8 @@ std::vector<std::int32_t> SlicedLinear::sampled(const Numbers& labels) const {
   std::vector<std::int32_t> chosen;
   for (std::int64_t c = 0; c < width(); c++) {
     bool takes = occurs[std::size_t(c)];
-    if (!takes && double(random.word(std::uint32_t(c))) * 0x1p-32 * double(others--) < double(wanted)) takes = true, wanted--;
+    if (!takes && double(random.word(std::uint32_t(c))) * 0x1p-32 * double(others--) < double(wanted))
+      takes = true, wanted--;
     if (takes) chosen.push_back(std::int32_t(c));
   }
   return chosen;
@@ -228,7 +237,8 @@ Variable SlicedLinear::loss(const Variable& x, const Tensor& labels, double smoo
   double taking_part = double(classes());
   if (sample_ < 1) {
     chosen = sampled(y);
-    const Tensor index = Tensor::of(x.backend(), {std::int64_t(chosen.size())}, Numbers(chosen.begin(), chosen.end()), DType::i32);
+    const Tensor index =
+        Tensor::of(x.backend(), {std::int64_t(chosen.size())}, Numbers(chosen.begin(), chosen.end()), DType::i32);
     w = embedding(w, index);
     if (b.defined()) b = squeeze(embedding(unsqueeze(b, 1), index), 1);
     taking_part = 0;

@@ -32,7 +32,7 @@ class SlicedLinear {
   const void* handed_on() const { return features_; }
 
   const std::shared_ptr<Communicator>& over() const { return over_; }
-  const std::string& path() const { return path_; }  // of the Linear
+  const std::string& path() const { return path_; }    // of the Linear
   const Variable& weight() const { return *weight_; }  // once the layer has run
   const Variable& bias() const { return *bias_; }
   std::int64_t classes() const { return cuts_.back(); }
@@ -48,7 +48,7 @@ class SlicedLinear {
   std::shared_ptr<Communicator> over_;
   std::string path_;
   double sample_;
-  Cuts cuts_;                          // where each slice begins
+  Cuts cuts_;                                           // where each slice begins
   const Variable *weight_ = nullptr, *bias_ = nullptr;  // the parameters
   const void* features_ = nullptr;
 };

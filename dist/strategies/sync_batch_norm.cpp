@@ -103,11 +103,8 @@ Variable sync_batch_norm(const Variable& x, const Variable& gamma, const Variabl
           beta.shape());
   require(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
           "sync_batch_norm: residual ", residual.defined() ? residual.shape() : Shape(), " beside input ", x.shape());
-  NormShape s{.rows = x.value().numel() / channels,
-              .channels = channels,
-              .epsilon = o.epsilon,
-              .momentum = 1,
-              .relu = false};
+  NormShape s{
+      .rows = x.value().numel() / channels, .channels = channels, .epsilon = o.epsilon, .momentum = 1, .relu = false};
   Tensor y = Tensor::like(x.value());
   const auto C = static_cast<std::size_t>(channels);
   // With a momentum of 1 the running statistics become this rank's mean and unbiased variance.
@@ -153,7 +150,7 @@ void sync_batch_norm(Module& model, const std::shared_ptr<const AcrossRanks>& ra
     norm->normalise_by([ranks](const Variable& x, const Variable& gamma, const Variable& beta, Tensor& mean,
                                Tensor& variance, const BatchNormOptions& options, const Variable& residual) {
       return ranks->gather && !mode().alone ? sync_batch_norm(x, gamma, beta, mean, variance, options, residual, ranks)
-                           : batch_norm(x, gamma, beta, mean, variance, options, residual);
+                                            : batch_norm(x, gamma, beta, mean, variance, options, residual);
     });
   for (auto& [name, child] : model.children()) sync_batch_norm(*child, ranks);
 }

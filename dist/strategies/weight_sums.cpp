@@ -8,7 +8,9 @@
 namespace tandem {
 
 WeightSums::WeightSums(std::unique_ptr<Communicator> communicator, std::string name, const LocalSgdOptions& options)
-    : Replicas(std::move(communicator), std::move(name), false), options_(options), reducer_(*communicator_, options.deadline) {}
+    : Replicas(std::move(communicator), std::move(name), false),
+      options_(options),
+      reducer_(*communicator_, options.deadline) {}
 
 void WeightSums::begin(FlatParameters& flat, Optimizer& optimizer) {
   flat_ = &flat;
@@ -54,7 +56,7 @@ Tensor WeightSums::vector(std::shared_ptr<void> memory) {
 
 void WeightSums::start(Range range) {
   constexpr const char* name = "sum of weights";  // on the trace
-  tell(*optimizer_);  // waits for the device: what is to be summed is there
+  tell(*optimizer_);                              // waits for the device: what is to be summed is there
   for (const Range& r : cut(range.length(), sum_.dtype(), options_.bucket_bytes)) {
     Tensor part = sum_.range(range.begin + r.begin, {r.length()});
     bucket_ = std::max(bucket_, r.length() * 4);
@@ -65,7 +67,10 @@ void WeightSums::start(Range range) {
   }
   reducer_.add({.over = all_.flags(),
                 .after = nullptr,
-                .begin = [this](Communicator& c) { return c.all_reduce({told_, 2, DType::f32}, Combine::max); },
+                .begin =
+                    [this](Communicator& c) {
+                      return c.all_reduce({told_, 2, DType::f32}, Combine::max);
+                    },
                 .name = name});
   under_way_ = true;
 }

@@ -36,16 +36,16 @@ class WeightSums : public Replicas {
 
   FlatParameters* flat_ = nullptr;
   Optimizer* optimizer_ = nullptr;
-  Tensor sum_;               // over ranks; weights change only when all of it has arrived. Derived classes make it, in begin()
-  std::int64_t steps_ = 0;   // of the run
-  bool planned_ = false;     // the run's plan is known
+  Tensor sum_;  // over ranks; weights change only when all of it has arrived. Derived classes make it, in begin()
+  std::int64_t steps_ = 0;  // of the run
+  bool planned_ = false;    // the run's plan is known
 
  private:
   void compare_weights();
 
   LocalSgdOptions options_;
   DataAndFlags all_{communicator_};
-  std::int64_t bucket_ = 0;                     // bytes in f32, of the largest
+  std::int64_t bucket_ = 0;  // bytes in f32, of the largest
   bool under_way_ = false;
   Reducer reducer_;  // last: its thread ends first
 };

@@ -40,7 +40,9 @@ std::int64_t WorkerLeases::steps(std::int64_t known) const {
 }
 
 std::function<double(std::int64_t)> WorkerLeases::of_pushes(std::function<double(double)> rate) const {
-  return [rate = std::move(rate), first = first_, per_step = per_step_](std::int64_t pushes) { return rate(double((first + pushes) / per_step)); };
+  return [rate = std::move(rate), first = first_, per_step = per_step_](std::int64_t pushes) {
+    return rate(double((first + pushes) / per_step));
+  };
 }
 
 void WorkerLeases::announce(MachineShare::Step& step) const {

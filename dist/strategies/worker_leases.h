@@ -30,7 +30,9 @@ class WorkerLeases {
   // What draw() will give, as far as it is known. With bsp it is foreseen, and another one only after a loss.
   std::optional<std::int64_t> coming() const;
   // How many leases are done, from the leader to all ranks of a machine, so that all count the same steps.
-  void tell() { if (machine_) tell(0); }
+  void tell() {
+    if (machine_) tell(0);
+  }
   // Steps of the run that are made. known: as many as this rank has counted.
   std::int64_t steps(std::int64_t known) const;
   // The learning rate as a function of the pushes that a server has applied, from one of the run's steps.

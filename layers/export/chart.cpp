@@ -118,7 +118,8 @@ class Drawing {
     if (!chart_.x_powers)
       xs = round_ticks(x0_, x1_, std::clamp(int(plot_width_ / 50), 2, 6));
     else if (x0_ >= 0)
-      for (double t = std::ceil(x0_ - 1e-9); t <= x1_ + 1e-9; t += std::max(1.0, std::ceil((x1_ - x0_) / 8))) xs.push_back(t);
+      for (double t = std::ceil(x0_ - 1e-9); t <= x1_ + 1e-9; t += std::max(1.0, std::ceil((x1_ - x0_) / 8)))
+        xs.push_back(t);
     else  // shares: 0.001, 0.003, 0.01, …
       for (double ten = std::floor(x0_ / std::log2(10)); ten * std::log2(10) <= x1_ + 1e-9; ten++)
         for (double t : {std::pow(10, ten), 3 * std::pow(10, ten)})
@@ -140,7 +141,8 @@ class Drawing {
     }
     for (double t : xs) {
       if (t < x0_ - 1e-9 * std::fabs(x0_) || t > x1_ + 1e-9 * std::fabs(x1_)) continue;
-      text("tick", px(t), plot_bottom + 16, "middle", short_number(!chart_.x_powers && std::fabs(t) < 1e-12 ? 0 : shown_x(t), 4));
+      text("tick", px(t), plot_bottom + 16, "middle",
+           short_number(!chart_.x_powers && std::fabs(t) < 1e-12 ? 0 : shown_x(t), 4));
     }
     rule("axis", plot_bottom);
     text("note", left + plot_width_ / 2, height - 4, "middle", chart_.x_unit);
@@ -161,7 +163,8 @@ class Drawing {
       path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(py(l.y[i]));
       pen = true;
       marks += bar(l, i);
-      if (chart_.dots && n <= 60 && l.stroke != Line::Stroke::area && l.stroke != Line::Stroke::faint) marks += dot(l, i);
+      if (chart_.dots && n <= 60 && l.stroke != Line::Stroke::area && l.stroke != Line::Stroke::faint)
+        marks += dot(l, i);
     }
     if (path.empty() && marks.empty()) return;
     static constexpr const char* strokes[] = {"solid", "dashed", "dotted", "faint", "area", "strong"};
@@ -176,9 +179,10 @@ class Drawing {
 
   // An inner <svg> shows nothing outside its box.
   std::string cut_off(const std::string& path) const {
-    const std::string x = place(left - 2), y = place(top - 8), w = place(plot_width_ + 4), h = place(plot_bottom - top + 8);
-    return "<svg x=\"" + x + "\" y=\"" + y + "\" width=\"" + w + "\" height=\"" + h + "\" viewBox=\"" + x + " " + y + " " + w + " " + h +
-           "\">" + path + "</svg>";
+    const std::string x = place(left - 2), y = place(top - 8), w = place(plot_width_ + 4),
+                      h = place(plot_bottom - top + 8);
+    return "<svg x=\"" + x + "\" y=\"" + y + "\" width=\"" + w + "\" height=\"" + h + "\" viewBox=\"" + x + " " + y +
+           " " + w + " " + h + "\">" + path + "</svg>";
   }
   std::string bar(const Line& l, std::size_t i) const {
     const double high = l.y[i] + error(l, i), low = std::max(l.y[i] - error(l, i), y0_);
@@ -188,18 +192,25 @@ class Drawing {
   std::string dot(const Line& l, std::size_t i) const {
     const bool open = i < l.open.size() && l.open[i], below = l.y[i] < y0_ - 1e-12 * std::fabs(y0_);
     const std::string x = place(px(l.x[i])),
-                      radius = l.stroke == Line::Stroke::solid || l.stroke == Line::Stroke::strong ? open ? "3.4" : "2.6" : "1.8",
-                      tooltip = tooltip_of(l, l.x[i], chart_.percent ? short_number(100 * l.y[i]) + " %" : short_number(l.y[i]));
-    if (below) return "<path class=\"mark\" d=\"M" + place(px(l.x[i]) - 4) + " " + place(plot_bottom - 7) + "h8l-4 6z\">" + tooltip + "</path>";
-    return "<circle" + std::string(open ? " class=\"open\"" : "") + " cx=\"" + x + "\" cy=\"" + place(py(l.y[i])) + "\" r=\"" + radius + "\">" +
-           tooltip + "</circle>";
+                      radius = l.stroke == Line::Stroke::solid || l.stroke == Line::Stroke::strong
+                                   ? open ? "3.4" : "2.6"
+                                   : "1.8",
+                      tooltip = tooltip_of(l, l.x[i],
+                                           chart_.percent ? short_number(100 * l.y[i]) + " %" : short_number(l.y[i]));
+    if (below)
+      return "<path class=\"mark\" d=\"M" + place(px(l.x[i]) - 4) + " " + place(plot_bottom - 7) + "h8l-4 6z\">" +
+             tooltip + "</path>";
+    return "<circle" + std::string(open ? " class=\"open\"" : "") + " cx=\"" + x + "\" cy=\"" + place(py(l.y[i])) +
+           "\" r=\"" + radius + "\">" + tooltip + "</circle>";
   }
   std::string cross(const Line& l, double x, Ending& end) {  // those at the same x stand above each other
     end.x = px(x), end.y = plot_bottom - 7 - 10 * crosses_[x]++;
-    return "<path class=\"mark\" d=\"M" + place(end.x - 3) + " " + place(end.y - 3) + "l6 6m0 -6l-6 6\">" + tooltip_of(l, x, "no value") + "</path>";
+    return "<path class=\"mark\" d=\"M" + place(end.x - 3) + " " + place(end.y - 3) + "l6 6m0 -6l-6 6\">" +
+           tooltip_of(l, x, "no value") + "</path>";
   }
   std::string tooltip_of(const Line& l, double x, const std::string& value) const {
-    return "<title>" + html_escaped(l.label + ", " + chart_.x_unit + " " + short_number(shown_x(x), 5) + ": " + value) + "</title>";
+    return "<title>" + html_escaped(l.label + ", " + chart_.x_unit + " " + short_number(shown_x(x), 5) + ": " + value) +
+           "</title>";
   }
 
   void labels() {
@@ -223,7 +234,8 @@ class Drawing {
     }
   }
 
-  void text(const char* kind, double x, double y, const char* anchor, const std::string& what, const std::string& more = "") {
+  void text(const char* kind, double x, double y, const char* anchor, const std::string& what,
+            const std::string& more = "") {
     svg_ += "<text class=\"" + std::string(kind) + "\" x=\"" + place(x) + "\" y=\"" + place(y) + "\" text-anchor=\"" +
             anchor + "\"" + more + ">" + html_escaped(what) + "</text>\n";
   }
@@ -243,7 +255,7 @@ class Drawing {
   const Chart& chart_;
   double x0_ = INFINITY, x1_ = -INFINITY, y0_ = INFINITY, y1_ = -INFINITY;  // what the axes hold
   double plot_width_ = 0;
-  std::vector<Ending> endings_;     // of lines that have a label
+  std::vector<Ending> endings_;    // of lines that have a label
   std::map<double, int> crosses_;  // drawn, by x
   std::string svg_;
 };
@@ -277,12 +289,15 @@ std::string chart_style() {
       "svg.chart g.dashed path{stroke-dasharray:5 4;stroke-width:1.5}\n"
       "svg.chart g.dotted path{stroke-dasharray:1 4}svg.chart g.faint path{stroke-width:1;opacity:.45}\n"
       "svg.chart g.strong path{stroke-width:3}svg.chart g path.mark{stroke-width:1.5;stroke-dasharray:none}\n"
-      "svg.chart .heat{fill:var(--c0)}svg.chart .box{fill:none;stroke:var(--rule)}svg.chart .chosen{fill:none;stroke:var(--ink);stroke-width:2}\n"
-      "svg.chart .small{font-size:10px;fill:var(--soft)}svg.chart .value{font-size:11px;fill:var(--ink);font-variant-numeric:tabular-nums}\n";
+      "svg.chart .heat{fill:var(--c0)}svg.chart .box{fill:none;stroke:var(--rule)}svg.chart "
+      ".chosen{fill:none;stroke:var(--ink);stroke-width:2}\n"
+      "svg.chart .small{font-size:10px;fill:var(--soft)}svg.chart "
+      ".value{font-size:11px;fill:var(--ink);font-variant-numeric:tabular-nums}\n";
   for (int i = 0; i < chart_colours; i++) {
     std::string c = ".c" + std::to_string(i), v = "var(--c" + std::to_string(i) + ")";
-    css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle,svg.chart " + c +
-           ".area path{fill:" + v + "}svg.chart " + c + " circle.open{fill:var(--card);stroke:" + v + ";stroke-width:1.5}\n";
+    css += "svg.chart " + c + " path,svg.chart path" + c + "{stroke:" + v + "}svg.chart " + c + " circle,svg.chart " +
+           c + ".area path{fill:" + v + "}svg.chart " + c + " circle.open{fill:var(--card);stroke:" + v +
+           ";stroke-width:1.5}\n";
   }
   return css;
 }

@@ -11,13 +11,20 @@ namespace tandem {
 constexpr int chart_colours = 9;
 
 struct Line {
-  std::string label;         // at the line's end and in the tooltips
+  std::string label;                   // at the line's end and in the tooltips
   std::vector<double> x = {}, y = {};  // of equal length; a y that is not finite leaves a gap
-  int colour = 0;            // 0, 1, … ; chart_colours of them are told apart
-  enum class Stroke { solid, dashed, dotted, faint, area, strong } stroke = Stroke::solid;  // area: filled down to the axis, over earlier ones
-  bool labelled = true;  // false: it belongs to another line of its colour
-  std::vector<double> error = {};  // of each y, drawn as a bar of ± this much; may be shorter, or not finite
-  std::vector<bool> open = {};      // of each point: an open marker; may be shorter
+  int colour = 0;                      // 0, 1, … ; chart_colours of them are told apart
+  enum class Stroke {
+    solid,
+    dashed,
+    dotted,
+    faint,
+    area,
+    strong
+  } stroke = Stroke::solid;          // area: filled down to the axis, over earlier ones
+  bool labelled = true;              // false: it belongs to another line of its colour
+  std::vector<double> error = {};    // of each y, drawn as a bar of ± this much; may be shorter, or not finite
+  std::vector<bool> open = {};       // of each point: an open marker; may be shorter
   std::vector<double> crosses = {};  // x that have no value: each a cross above the x axis
 };
 
@@ -31,8 +38,9 @@ struct Chart {
   bool x_powers = false;             // x is a binary logarithm: the axis shows 2^x
   bool x_whole = false;              // x counts something: no ticks between whole numbers
   std::vector<double> y_holds = {};  // the y axis holds these too
-  std::optional<double> y_from = {};  // the y axis begins about here: lower points are triangles at the axis, which lines run into
-  bool dots = true;                  // a marker at each point
+  std::optional<double> y_from =
+      {};            // the y axis begins about here: lower points are triangles at the axis, which lines run into
+  bool dots = true;  // a marker at each point
 };
 
 // A grid of which some cells have a value.
@@ -41,7 +49,7 @@ struct HeatMap {
   std::vector<std::string> x = {}, y = {};  // names of the columns, from the left, and of the rows, from below
   struct Cell {
     std::size_t x = 0, y = 0;
-    double value = NAN;         // decides the colour; NaN: a cross
+    double value = NAN;                   // decides the colour; NaN: a cross
     std::string text = {}, tooltip = {};  // text: of four letters or so
     bool outlined = false;
   };
@@ -63,7 +71,7 @@ struct DotPlot {
 
 // <svg>…</svg>, with title and description for screen readers. Without a finite point it says "no values".
 std::string svg_of(const Chart& chart);
-std::string svg_of(const HeatMap& map);    // as wide as it needs, at most as wide as its box
+std::string svg_of(const HeatMap& map);  // as wide as it needs, at most as wide as its box
 std::string svg_of(const DotPlot& plot);
 
 // The CSS that a page with charts needs, without <style> around it.

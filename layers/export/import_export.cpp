@@ -9,10 +9,7 @@ namespace tandem {
 
 ImportExport::ImportExport(const ImportExportFiles& files, Module& model, FlatParameters& flat, BatchSource& train,
                            const std::map<std::string, std::string>& about, bool writes)
-    : files_(files),
-      model_(model),
-      flat_(flat),
-      about_(about) {
+    : files_(files), model_(model), flat_(flat), about_(about) {
   if (!writes) files_.export_torch = files_.export_onnx = files_.tensorboard = "";
   if (!(files_.import_torch + files_.export_torch + files_.export_onnx).empty()) {
     const Shape batch = train.make(0, 0).images.shape();

@@ -26,7 +26,7 @@ class ImportExport {
 
   void begin_step(std::int64_t step, bool first_of_epoch);  // histograms of the first batch of every epoch
   bool due(std::int64_t step) const { return events_ && step % every == 0; }  // end_step will write
-  bool watching() const { return watch_.has_value(); }  // this step's activations
+  bool watching() const { return watch_.has_value(); }                        // this step's activations
   void after_backward();
   // step counts from 1. Losses and accuracies are means since the epoch began.
   void end_step(std::int64_t step, double loss, double accuracy, double learning_rate, double images_per_second);

@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
-#include "core/files/atomic_file.h"
 #include "core/backend.h"
+#include "core/files/atomic_file.h"
 #include "layers/export/onnx.pb.h"
 #include "layers/export/trace_model.h"
 

@@ -33,9 +33,7 @@ struct ModelSummary {
   std::size_t backward_peak_bytes = 0;
   TrainingState state;  // of SGD with momentum, unless it is set
   // Parameters, gradients and the state of training beside that peak.
-  std::size_t training_bytes() const {
-    return 2 * parameter_bytes + buffer_bytes + state.bytes + backward_peak_bytes;
-  }
+  std::size_t training_bytes() const { return 2 * parameter_bytes + buffer_bytes + state.bytes + backward_peak_bytes; }
   std::string text() const;  // a table, and the sums in words
 };
 

@@ -32,7 +32,9 @@ WatchActivations::~WatchActivations() {
 void write_gradients(const FlatParameters& flat, EventFile& file, std::int64_t step) {
   for (const ParameterRange& s : flat.parameter_ranges())
     if (s.leaf->has_grad) {
-      const std::string part = s.slice.count == 1 ? "" : " (slice " + std::to_string(s.slice.index) + " of " + std::to_string(s.slice.count) + ")";
+      const std::string part = s.slice.count == 1 ? ""
+                                                  : " (slice " + std::to_string(s.slice.index) + " of " +
+                                                        std::to_string(s.slice.count) + ")";
       file.histogram(step, "gradients/" + s.name + part, s.leaf->grad);
     }
 }

@@ -8,10 +8,10 @@
 #include "autograd/recorder.h"
 #include "core/backend.h"
 #include "core/files/safetensors.h"
+#include "layers/export/trace_model.h"
+#include "layers/optim/flat_parameters.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/slices.h"
-#include "layers/optim/flat_parameters.h"
-#include "layers/export/trace_model.h"
 
 namespace tandem {
 namespace {
@@ -112,7 +112,8 @@ void import_torch(Module& model, Backend& backend, const Shape& picture, const s
       list(other, name + " is " + text(file.at(prefix + name).shape) + ", expected " + text(expected));
   }
   for (const auto& [name, entry] : file.tensors())
-    if (!all.contains(name.substr(prefix.size())) && !name.ends_with(counter)) list(unknown, name + " " + text(entry.shape));
+    if (!all.contains(name.substr(prefix.size())) && !name.ends_with(counter))
+      list(unknown, name + " " + text(entry.shape));
   std::string problems;
   if (!other.empty()) problems += "; of another shape: " + other;
   if (!lacking.empty()) problems += "; only in the model: " + lacking;

@@ -1,13 +1,12 @@
 #include "layers/models/classifier.h"
 
-
 #include "autograd/ops.h"
 #include "core/files/safetensors.h"
 #include "core/text.h"
 #include "datasets/loader.h"
-#include "layers/train/checkpoint.h"
-#include "layers/models/models.h"
 #include "layers/export/torch_weights.h"
+#include "layers/models/models.h"
+#include "layers/train/checkpoint.h"
 
 namespace tandem {
 namespace {

@@ -129,9 +129,7 @@ Make find(const std::string& name) {
 
 }  // namespace
 
-Model mlp(int classes, int channels, int side) {
-  return std::make_unique<Mlp>(classes, channels * side * side);
-}
+Model mlp(int classes, int channels, int side) { return std::make_unique<Mlp>(classes, channels * side * side); }
 
 Model lenet5(int classes, int channels, int side) {
   if (side != 28 && side != 32) refuse("lenet5: pictures are 28 or 32 wide, not ", side);

@@ -15,9 +15,9 @@ std::string model_names();                       // "mlp lenet5 smallcnn …"
 void check_model_name(const std::string& name);  // throws as make_model does, and builds nothing
 
 // models.cpp
-Model mlp(int classes, int channels, int side);       // side²·channels → 256 → classes
-Model lenet5(int classes, int channels, int side);    // LeCun et al. 1998, with ReLU and max pooling
-Model smallcnn(int classes, int channels, int side);  // 32 and 64 filters 3×3, two pools, 128 hidden
+Model mlp(int classes, int channels, int side);          // side²·channels → 256 → classes
+Model lenet5(int classes, int channels, int side);       // LeCun et al. 1998, with ReLU and max pooling
+Model smallcnn(int classes, int channels, int side);     // 32 and 64 filters 3×3, two pools, 128 hidden
 Model smallcnn_bn(int classes, int channels, int side);  // with a batch norm behind each convolution
 
 // vgg.cpp. Simonyan and Zisserman 2015, with batch norm; depth 11 or 16. From 224 pixels on torchvision's form, with

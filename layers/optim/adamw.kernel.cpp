@@ -68,10 +68,11 @@ void AdamW::apply(Range range) {
     launch(flat_->backend(), 1,
            Corrections<T>{device_state(), options_.beta1, options_.beta2, corrections_.write<T>()});
     auto run = [&]<bool decoupled> {
-      update_blocks(*flat_, range,
-                    UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
-                                              T(options_.epsilon), corrections_.data<T>(), flat_->gradients.data<T>(),
-                                              flat_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
+      update_blocks(
+          *flat_, range,
+          UpdateAdamW<T, decoupled>{device_state(), rates_.data<float>(), T(options_.beta1), T(options_.beta2),
+                                    T(options_.epsilon), corrections_.data<T>(), flat_->gradients.data<T>(),
+                                    flat_->values.write<T>(), moment_.write<T>(), square_.write<T>()});
     };
     options_.decoupled ? run.template operator()<true>() : run.template operator()<false>();
   });

@@ -75,8 +75,8 @@ Tensor FlatParameters::initial_values(const Parameters& parameters, std::uint64_
     if (p.variable.defined()) {  // trained or loaded before: the values move in
       const std::vector<double> now = p.variable.value().values();
       const bool all = p.variable.shape() == s.whole;
-      require(all || p.variable.shape() == s.shape, "the parameter ", s.name, " has values of shape ", p.variable.shape(),
-              ", expected ", s.shape);
+      require(all || p.variable.shape() == s.shape, "the parameter ", s.name, " has values of shape ",
+              p.variable.shape(), ", expected ", s.shape);
       std::copy_n(now.begin() + (all ? first : 0), s.length, into.begin());
     } else {
       draw(p.initial, s.whole, seed, s.global_begin, into, values.backend().threads(), first);
@@ -174,7 +174,8 @@ void FlatParameters::backward(const Variable& loss, double seed, bool final) {
     ~Restore() { place = before; }
   } restore{final_, std::exchange(final_, final)};
   for (const Leaf* leaf : leaves_)
-    require(!leaf->replaced, "backward: the parameter ", leaf->name, " belongs to other FlatParameters now, which were made of this model "
+    require(!leaf->replaced, "backward: the parameter ", leaf->name,
+            " belongs to other FlatParameters now, which were made of this model "
             "later: use those");
   tandem::backward(loss, {.leaves = leaves_, .seed = seed});
 }

@@ -21,10 +21,10 @@ struct Range {
 enum class OwnerClass { replicated, slice };
 
 struct ParameterRange {
-  std::string name;  // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
-  Shape shape;       // what this rank has of it
-  Shape whole;       // in the whole model
-  Slice slice = {};  // which part of the whole this is
+  std::string name;               // "layer1.0.conv1.weight"; tied weights are one segment with the names joined by '+'
+  Shape shape;                    // what this rank has of it
+  Shape whole;                    // in the whole model
+  Slice slice = {};               // which part of the whole this is
   std::int64_t global_begin = 0;  // in the whole model's vector: the initial draw and the layout's hash use this
   std::int64_t local_begin = 0;   // in this rank's vector; the same for every slice
   std::int64_t length = 0;
@@ -52,9 +52,10 @@ class FlatParameters {
 
   Backend& backend() const { return values.backend(); }
   const std::vector<ParameterRange>& parameter_ranges() const { return parameter_ranges_; }
-  const ParameterRange& parameter_range(const std::string& name) const;  // throws, listing the names, when there is none
-  std::int64_t numel() const { return values.numel(); }                  // with padding
-  std::int64_t parameters() const { return parameters_; }                // without, in the whole model
+  const ParameterRange& parameter_range(
+      const std::string& name) const;                      // throws, listing the names, when there is none
+  std::int64_t numel() const { return values.numel(); }    // with padding
+  std::int64_t parameters() const { return parameters_; }  // without, in the whole model
   Range all() const { return {0, numel()}; }
   Range all(OwnerClass owner) const;
   Slice slice() const { return slice_; }  // of all parameters that are cut; count 1: none is
@@ -71,7 +72,7 @@ class FlatParameters {
   // Gradients of a loss, times seed, straight into `gradients`. Segments that took no part get zero. Hooks fire as
   // segments become final; with final = false another backward() will add to them, and no hook fires.
   void backward(const Variable& loss, double seed = 1, bool final = true);
-  void zero_gradients();                                       // the next backward overwrites instead of adding
+  void zero_gradients();  // the next backward overwrites instead of adding
   // Called once per segment that is not frozen, and backward, when its gradient is final and may be sent away.
   void on_gradient(std::function<void(const ParameterRange&)> hook);
   void count_writes(Range range);   // whoever writes to `values` says so: prepared weights are then stale

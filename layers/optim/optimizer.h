@@ -34,8 +34,8 @@ enum class StepResult {
 enum class IfNotFinite {
   fail,  // throws NotFinite; the parameters keep their values, and the next step is a normal one
   skip,  // returns not_finite; the next step is a normal one
-  wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to time.
-         // For steps that are recorded (layers/train/step_graph.h), and for fit()
+  wait   // returns queued, for any step, without waiting for the device: the caller looks at read_state() from time to
+         // time. For steps that are recorded (layers/train/step_graph.h), and for fit()
 };
 
 class Optimizer {
@@ -54,8 +54,8 @@ class Optimizer {
   FlatParameters& flat() const { return check_bound(), *flat_; }
 
   double learning_rate() const { return learning_rate_; }
-  void learning_rate(double rate);       // from the next step on
-  void epoch(std::uint32_t epoch);       // of the random numbers, from the next forward pass on
+  void learning_rate(double rate);  // from the next step on
+  void epoch(std::uint32_t epoch);  // of the random numbers, from the next forward pass on
   // The gradients are a sum, of which the mean is this many times smaller (gradient accumulation); from the next step
   // on.
   void gradients_are_sums_of(double samples);
@@ -63,22 +63,23 @@ class Optimizer {
   // Multiplied by this number they are the mean over its own pictures. Takes effect at the next step; bind() sets it to
   // 1.
   void gradients_are_shares_of(int ranks);
-  std::optional<LossScaling> loss_scaling;  // for f16; set before bind()
+  std::optional<LossScaling> loss_scaling;      // for f16; set before bind()
   Variable scaled(const Variable& loss) const;  // what to call backward() on: the loss, times the scale
-  double clip_norm = 0;  // gradients with a larger norm are scaled down to it; 0: never
+  double clip_norm = 0;                         // gradients with a larger norm are scaled down to it; 0: never
   IfNotFinite if_not_finite = IfNotFinite::fail;
 
   // The whole update on one machine, after backward(). `loss`, if given, must be finite too.
   StepResult step(const Tensor* loss = nullptr);
 
   // Its parts, for strategies and recorded steps.
-  void sync_hyperparameters();  // sends what was set since to the device. check_gradients() does; before a step that is replayed, the caller
+  void sync_hyperparameters();  // sends what was set since to the device. check_gradients() does; before a step that is
+                                // replayed, the caller
   void update(const Tensor* loss);  // updates with the present gradients; does not wait for the result
   // The first part of update(), which skips it when it was called before: measures all gradients that this rank
   // accounts for. Where layers are cut over ranks, the rank of slice 0 accounts for the replicated gradients and every
   // rank for its slices. The strategy then adds sums() up over the ranks that hold the slices, and calls update().
   void measure_all();
-  StepResult result();              // reads the result of the last step and acts as if_not_finite says
+  StepResult result();                          // reads the result of the last step and acts as if_not_finite says
   virtual void measure(Range range, bool add);  // sums() += squared norm of the gradients in range
   Tensor& sums() { return sums_; }              // f32: the squared norm, and what else the optimizer sums over ranks
   void check_gradients(const Tensor* loss);     // sums → StepState: finite? clip factor
@@ -90,7 +91,9 @@ class Optimizer {
   // soon as that is final. Throws Error for an optimizer whose update a server cannot make.
   virtual void finish_gradients(Range range);
 
-  bool needs_whole_gradient() const { return clip_norm > 0 || loss_scaling; }  // to know by how much gradients are scaled
+  bool needs_whole_gradient() const {
+    return clip_norm > 0 || loss_scaling;
+  }  // to know by how much gradients are scaled
 
   const Tensor& state() const { return state_; }  // StepState on the device
   StepState read_state() const;                   // waits for the device

@@ -128,7 +128,8 @@ double Optimizer::not_negative(const char* what, double value) {
 }
 
 void Optimizer::check_clip() const {
-  require(clip_norm >= 0, "the norm ", clip_norm, " that gradients are clipped to must be at least 0 (0: they are not)");
+  require(clip_norm >= 0, "the norm ", clip_norm,
+          " that gradients are clipped to must be at least 0 (0: they are not)");
 }
 
 void Optimizer::learning_rate(double rate) { learning_rate_ = not_negative("the learning rate", rate); }
@@ -179,7 +180,8 @@ void Optimizer::measure_all() {
 
 void Optimizer::update(const Tensor* loss) {
   check_bound();
-  require(measured_ || flat_->slice().count == 1, name(), ": the layers of this model are cut over ranks, and nobody has added "
+  require(measured_ || flat_->slice().count == 1, name(),
+          ": the layers of this model are cut over ranks, and nobody has added "
           "up their gradients' norms: train it by all-reduce, or call measure_all() and add sums() up over the slices");
   if (!measured_) measure_all();
   measured_ = false;
@@ -197,9 +199,10 @@ StepResult Optimizer::result() {
   if (s.not_finite == 2) return StepResult::overflow;
   if (s.not_finite == 1) clear_not_finite();
   if (if_not_finite == IfNotFinite::skip) return StepResult::not_finite;
-  throw NotFinite("step " + std::to_string(s.step + s.skipped + 1) +
-                  ": the loss or its gradient is not finite; the parameters are those before this step. A smaller learning "
-                  "rate usually helps; mode().check = true finds the operation");
+  throw NotFinite(
+      "step " + std::to_string(s.step + s.skipped + 1) +
+      ": the loss or its gradient is not finite; the parameters are those before this step. A smaller learning "
+      "rate usually helps; mode().check = true finds the operation");
 }
 
 void Optimizer::measure(Range range, bool add) {
@@ -207,7 +210,9 @@ void Optimizer::measure(Range range, bool add) {
   flat_->backend().squared_norm(flat_->gradients.range(range.begin, {range.length()}), sums_, add);
 }
 
-void Optimizer::finish_gradients(Range) { fail(name(), ": its steps are made where the parameters are, not by a server"); }
+void Optimizer::finish_gradients(Range) {
+  fail(name(), ": its steps are made where the parameters are, not by a server");
+}
 
 Variable Optimizer::scaled(const Variable& loss) const {
   check_bound();
@@ -233,7 +238,8 @@ void Optimizer::check_gradients(const Tensor* loss) {
 StepState Optimizer::read_state() const {
   check_bound();
   StepState s;
-  state_.backend().download(&s, state_.raw(), sizeof s);  // not the flat parameters': those of fit() are gone when fit has returned
+  state_.backend().download(&s, state_.raw(),
+                            sizeof s);  // not the flat parameters': those of fit() are gone when fit has returned
   return s;
 }
 

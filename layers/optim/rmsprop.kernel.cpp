@@ -50,10 +50,11 @@ void RMSprop::apply(Range range) {
   check_range(range);
   dispatch_wide(flat_->values.dtype(), "RMSprop", [&]<class T> {
     auto run = [&]<bool momentum> {
-      update_blocks(*flat_, range,
-                    UpdateRMSprop<T, momentum>{device_state(), rates_.data<float>(), T(options_.alpha), T(options_.epsilon),
-                                               T(options_.momentum), flat_->gradients.data<T>(), flat_->values.write<T>(),
-                                               square_.write<T>(), momentum ? velocity_.write<T>() : nullptr});
+      update_blocks(
+          *flat_, range,
+          UpdateRMSprop<T, momentum>{device_state(), rates_.data<float>(), T(options_.alpha), T(options_.epsilon),
+                                     T(options_.momentum), flat_->gradients.data<T>(), flat_->values.write<T>(),
+                                     square_.write<T>(), momentum ? velocity_.write<T>() : nullptr});
     };
     options_.momentum > 0 ? run.template operator()<true>() : run.template operator()<false>();
   });

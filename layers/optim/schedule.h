@@ -28,8 +28,8 @@ enum class RateScale {
   none,
   square_root,  // √n times the rate
   linear,       // n times the rate (Goyal et al. 2017)
-  clipped,      // n times the rate, for gradients with a norm of at most 4/n, to which longer ones are scaled down: a step
-                // is no longer than four times what the rate makes of a gradient of norm 1, whatever n is
+  clipped,  // n times the rate, for gradients with a norm of at most 4/n, to which longer ones are scaled down: a step
+            // is no longer than four times what the rate makes of a gradient of norm 1, whatever n is
 };
 inline double clip_of(RateScale scale, int n) { return scale == RateScale::clipped ? 4.0 / n : 0; }
 std::optional<RateScale> rate_scale_in(const std::string& text);  // "none", "sqrt", "linear", "clipped"

@@ -25,7 +25,7 @@ class Callback {
   virtual void epoch_end(Run&) {}  // after the evaluation; run.epoch has its results
   virtual void stopped(Run&) {}    // the run ends before its last epoch
   virtual void warning(Run&, const std::string& text) { (void)text; }  // Run::warn() was called
-  virtual void end(Run&) {}        // the model holds what evaluation saw
+  virtual void end(Run&) {}                                            // the model holds what evaluation saw
   // fit() is left by an exception, with this message. Returns what the message shall say in addition.
   virtual std::string failed(Run&, const std::string& error) { return (void)error, std::string(); }
 

@@ -32,7 +32,8 @@ void add_segments(Named& all, const std::string& prefix, const FlatParameters& f
 void add_vectors(Named& all, const std::string& prefix, const FlatParameters& flat, const Tensor& values,
                  const Tensor& buffers) {
   add_segments(all, prefix, flat, values);
-  for (const auto& s : flat.buffer_ranges()) all[prefix + s.name] = {buffers.range(s.begin, {s.length}), {}, {s.length}};
+  for (const auto& s : flat.buffer_ranges())
+    all[prefix + s.name] = {buffers.range(s.begin, {s.length}), {}, {s.length}};
 }
 
 void read(const SafetensorsFile& file, const std::string& name, Part& into) {
@@ -48,7 +49,8 @@ Named tensors_of(const Training& t) {
   Named all;
   add_vectors(all, "", t.flat, t.flat.values, t.flat.buffers);
   for (const auto& [name, vector] : t.optimizer.vectors()) add_segments(all, "optimizer/" + name + "/", t.flat, vector);
-  for (const auto& [name, vector] : state_of(t.strategy).vectors) add_segments(all, of_strategy + name + "/", t.flat, vector);
+  for (const auto& [name, vector] : state_of(t.strategy).vectors)
+    add_segments(all, of_strategy + name + "/", t.flat, vector);
   if (t.ema) add_vectors(all, "average/", t.flat, t.ema->values, t.ema->buffers);
   return all;
 }
@@ -148,7 +150,8 @@ class Opened {
 
 }  // namespace
 
-static std::map<std::string, std::string> metadata_of(const Training& training, const RunPosition& at, const Settings& settings) {
+static std::map<std::string, std::string> metadata_of(const Training& training, const RunPosition& at,
+                                                      const Settings& settings) {
   std::map<std::string, std::string> m{{"format", checkpoint_format},
                                        {"version", version},
                                        {"layout", hex(training.flat.layout_hash(OwnerClass::replicated))},
@@ -182,7 +185,8 @@ void save_checkpoint(const std::string& file, const Training& training, const Ru
   std::map<std::string, std::vector<std::byte>> gathered;
   for (const auto& [name, part] : tensors) {
     if (part.slice.count == 1) continue;
-    require(training.strategy, file, ": ", name, " is cut over ranks: give save_checkpoint() the strategy that can gather it");
+    require(training.strategy, file, ": ", name,
+            " is cut over ranks: give save_checkpoint() the strategy that can gather it");
     gathered[name] = gather_slices(part.tensor, part.slice, part.whole, *training.strategy, !file.empty());
   }
   if (file.empty()) return;
@@ -270,7 +274,8 @@ void load_weights(const std::string& file, FlatParameters& flat) {
   Named model;
   add_vectors(model, "", flat, flat.values, flat.buffers);
   opened.check(model);
-  for (auto& [name, part] : model) read(opened.file, opened.file.has("average/" + name) ? "average/" + name : name, part);
+  for (auto& [name, part] : model)
+    read(opened.file, opened.file.has("average/" + name) ? "average/" + name : name, part);
   flat.count_writes(flat.all());
 }
 

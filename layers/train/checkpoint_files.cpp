@@ -9,7 +9,9 @@ namespace tandem {
 namespace {
 namespace fs = std::filesystem;
 
-std::string file(const std::string& folder, const char* name) { return (fs::path(folder) / name).string() + ".safetensors"; }
+std::string file(const std::string& folder, const char* name) {
+  return (fs::path(folder) / name).string() + ".safetensors";
+}
 
 // One that cannot be asked for (a link to nothing, a disk that fails) is there: it is not to be replaced.
 bool is_there(const std::string& path) {
@@ -26,7 +28,8 @@ bool is_whole(const std::string& checkpoint) {
 }
 
 bool same_folder(const std::string& a, const std::string& b) {  // "run" and "./run/" are one
-  return !a.empty() && !b.empty() && (fs::absolute(a) / "").lexically_normal() == (fs::absolute(b) / "").lexically_normal();
+  return !a.empty() && !b.empty() &&
+         (fs::absolute(a) / "").lexically_normal() == (fs::absolute(b) / "").lexically_normal();
 }
 }  // namespace
 
@@ -38,8 +41,10 @@ CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& r
       automatic_(resume == "auto" || same_folder(resume, folder)) {
   std::error_code none;
   if (automatic_ && folder_.empty())
-    refuse("--resume auto: goes on with the last checkpoint in the folder of --checkpoint: add --checkpoint FOLDER, or name the ",
-           "folder to go on from");
+    refuse(
+        "--resume auto: goes on with the last checkpoint in the folder of --checkpoint: add --checkpoint FOLDER, or "
+        "name the ",
+        "folder to go on from");
   if (automatic_) from_ = is_there(last()) ? last() : is_there(best()) ? best() : "";
   if (!from_.empty() && fs::is_directory(from_, none)) {
     if (folder_.empty()) folder_ = from_, option_ = "--resume";
@@ -55,11 +60,13 @@ CheckpointFiles::CheckpointFiles(const std::string& folder, const std::string& r
 void CheckpointFiles::begin() {
   if (!writes()) return;
   make_folder(option_ + " " + folder_, folder_);
-  lock_.take(folder_, option_ + " " + folder_, "writes its checkpoints there: wait for its end, or choose another folder");
+  lock_.take(folder_, option_ + " " + folder_,
+             "writes its checkpoints there: wait for its end, or choose another folder");
   check_foreign_files();  // once more: the run that held the folder may have ended just now
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder_, none))  // of a run that was killed while it wrote
-    if (const std::string name = entry.path().filename(); name.ends_with(".tmp") && (name.starts_with("last.") || name.starts_with("best.")))
+    if (const std::string name = entry.path().filename();
+        name.ends_with(".tmp") && (name.starts_with("last.") || name.starts_with("best.")))
       fs::remove(entry.path(), none);
   AtomicFile can_be_written(last());
 }

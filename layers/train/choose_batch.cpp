@@ -35,7 +35,8 @@ GradientNoise noise_of(const Options& o, const Dataset& data, Backend& backend, 
     flat.backward(loss);
     sgd.step(&loss.value());
   }
-  return measure_noise(*model, cross_entropy_loss(), flat, loader, int(std::clamp<std::int64_t>(data.train.count() / pictures, 2, most)));
+  return measure_noise(*model, cross_entropy_loss(), flat, loader,
+                       int(std::clamp<std::int64_t>(data.train.count() / pictures, 2, most)));
 }
 
 // Linear scaling rises over five epochs, or a tenth of a shorter run, as fit() does when the batch grows with the
@@ -50,7 +51,8 @@ void choose_rate(Tuned& t, const Options& o, const TuneRequest& request) {
   const int ranks = request.tuner.exchange.server ? 1 : request.tuner.exchange.ranks;
   t.batch = t.rows[t.best].batch * ranks;
   const double times = double(t.batch) / double(request.base_batch);
-  t.rate = matched_rate(request.rule, o.learning_rate, times, double(request.base_batch), t.noise.value_or(GradientNoise{}));
+  t.rate =
+      matched_rate(request.rule, o.learning_rate, times, double(request.base_batch), t.noise.value_or(GradientNoise{}));
   t.schedule = request.rule == RateRule::linear && times > 1 ? with_warm_up(o) : o.schedule;
 }
 
@@ -63,7 +65,9 @@ SimulatedRates h200_rates(DType dtype) {
 
 Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const TuneRequest& request) {
   if (request.rule == RateRule::lars && o.optimizer != "lars")
-    refuse("the rule lars scales the learning rate of the optimizer lars: say --optimizer lars, and an --lr that suits it");
+    refuse(
+        "the rule lars scales the learning rate of the optimizer lars: say --optimizer lars, and an --lr that suits "
+        "it");
   if (request.rule == RateRule::adascale && request.simulated)
     refuse("the rule adascale needs the gradient's noise, which a simulated device does not measure");
   const Workload w{o.model, data.classes(), data.channels(), data.side(), o.dtype};
@@ -77,20 +81,26 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
   const std::int64_t pictures = std::max<std::int64_t>(1, data.train.count() / t.tuner.exchange.ranks);
   t.tuner.most = t.tuner.most > 0 ? std::min(t.tuner.most, pictures) : pictures;
   for (std::int64_t b : t.tuner.batches)
-    if (b > pictures) refuse("a minibatch of ", b, ": there are ", data.train.count(), " pictures for ", t.tuner.exchange.ranks, " ranks");
+    if (b > pictures)
+      refuse("a minibatch of ", b, ": there are ", data.train.count(), " pictures for ", t.tuner.exchange.ranks,
+             " ranks");
   const std::int64_t first = request.simulated ? 2 : 16;
   const RecordedStep small = record_step(w, first, backend, clock(), request.simulated ? 1 : 5);
   const RecordedStep large = record_step(w, 2 * first, backend, clock(), request.simulated ? 1 : 5);
-  if (swaps) t.tuner.means = request.simulated ? MemoryMeans{.out = simulated.out, .in = simulated.in} : measure_means(w, large, backend, mover());
+  if (swaps)
+    t.tuner.means = request.simulated ? MemoryMeans{.out = simulated.out, .in = simulated.in}
+                                      : measure_means(w, large, backend, mover());
   t.tuner.means.swap = swaps, t.tuner.means.recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute;
   t.rows = tune(small, large, t.tuner);
   if (request.measure)
     for (TunedBatch& r : t.rows)
-      if (r.fits()) r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
+      if (r.fits())
+        r.measured = r.update + measure_batch(w, r.batch, backend, mover(), {.budget = t.tuner.budget, .swap = o.swap});
   double cap = 0;  // samples of a rank
   if (!request.simulated) {
     t.noise = noise_of(o, data, backend, request);
-    cap = std::max(t.noise->scale(), double(request.base_batch)) / (t.tuner.exchange.server ? 1 : t.tuner.exchange.ranks);
+    cap =
+        std::max(t.noise->scale(), double(request.base_batch)) / (t.tuner.exchange.server ? 1 : t.tuner.exchange.ranks);
   }
   t.best = std::size_t(&fastest(t.rows, cap) - t.rows.data());
   choose_rate(t, o, request);
@@ -100,13 +110,18 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
 void choose_batch(Options& o, const Dataset& data, Backend& backend) {
   if (o.batch > 0) return;
   if (local_size_from_environment() > 1)
-    refuse("--batch auto: ranks that share a machine cannot measure there; build/tune --ranks N names a minibatch for --batch");
+    refuse(
+        "--batch auto: ranks that share a machine cannot measure there; build/tune --ranks N names a minibatch for "
+        "--batch");
   const Tuned t = tune_for(o, data, backend);
   const TunedBatch& b = t.rows[t.best];
-  std::fprintf(stderr, "--batch auto: %lld within %s, %.3g ms a sample (%s swapped, %s recomputed); gradient noise scale %s; lr %s → %s\n",
+  std::fprintf(stderr,
+               "--batch auto: %lld within %s, %.3g ms a sample (%s swapped, %s recomputed); gradient noise scale %s; "
+               "lr %s → %s\n",
                static_cast<long long>(t.batch), readable_bytes(double(t.tuner.budget)).c_str(), 1e3 * b.per_sample(),
-               readable_bytes(double(b.choice.forecast.swapped)).c_str(), readable_bytes(double(b.choice.forecast.recomputed)).c_str(),
-               short_number(t.noise->scale()).c_str(), digits(o.learning_rate).c_str(), digits(t.rate, 4).c_str());
+               readable_bytes(double(b.choice.forecast.swapped)).c_str(),
+               readable_bytes(double(b.choice.forecast.recomputed)).c_str(), short_number(t.noise->scale()).c_str(),
+               digits(o.learning_rate).c_str(), digits(t.rate, 4).c_str());
   o.batch = int(t.batch), o.learning_rate = t.rate, o.schedule = t.schedule;
 }
 

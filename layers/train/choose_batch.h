@@ -11,22 +11,23 @@
 namespace tandem {
 
 struct TuneRequest {
-  TunerOptions tuner = {};        // budget 0: the memory that is free; rates of copies are measured
-  bool simulated = false;         // on an H200 with a virtual clock instead of here. The gradient's noise is not measured then
-  bool measure = false;           // run the plans too; not on a simulated device
+  TunerOptions tuner = {};  // budget 0: the memory that is free; rates of copies are measured
+  bool simulated = false;  // on an H200 with a virtual clock instead of here. The gradient's noise is not measured then
+  bool measure = false;    // run the plans too; not on a simulated device
   std::int64_t base_batch = 128;  // for which the options' learning rate was chosen
   RateRule rule = RateRule::linear;
-  int noise_steps = 200;  // of 16 pictures, before the gradient's noise is measured. It grows while a model trains: few steps, a low cap
+  int noise_steps = 200;  // of 16 pictures, before the gradient's noise is measured. It grows while a model trains: few
+                          // steps, a low cap
 };
 
 struct Tuned {
   std::vector<TunedBatch> rows = {};
-  std::size_t best = 0;                // the row that was chosen
-  TunerOptions tuner = {};             // with the budget and the rates that were used
+  std::size_t best = 0;                     // the row that was chosen
+  TunerOptions tuner = {};                  // with the budget and the rates that were used
   std::optional<GradientNoise> noise = {};  // after noise_steps
-  std::int64_t batch = 0;              // of a step of all ranks; with a parameter server: of a push
-  double rate = 0;                     // the learning rate for it
-  std::string schedule = {};           // with a warm-up where the rate rises and the schedule has none
+  std::int64_t batch = 0;                   // of a step of all ranks; with a parameter server: of a push
+  double rate = 0;                          // the learning rate for it
+  std::string schedule = {};                // with a warm-up where the rate rises and the schedule has none
 };
 
 // Takes model, type, seed, learning rate, schedule, epochs, budget, swap and scratch folder from the options. Throws

@@ -14,8 +14,8 @@ std::int64_t batch_of(const Pictures& pictures, const Options& o) {
   if (o.evaluate) return std::min<std::int64_t>(o.batch, n);  // it is not trained on
   if (n >= o.batch || o.batch_per_rank > 0 || o.given.contains("--batch")) return o.batch;
   const auto fits = std::int64_t(std::bit_floor(std::uint64_t(std::max<std::int64_t>(2, n) / 2)));
-  std::printf("%lld training pictures do not fill a batch of %d: --batch %lld instead\n", static_cast<long long>(n), o.batch,
-              static_cast<long long>(fits));
+  std::printf("%lld training pictures do not fill a batch of %d: --batch %lld instead\n", static_cast<long long>(n),
+              o.batch, static_cast<long long>(fits));
   return fits;
 }
 
@@ -37,7 +37,8 @@ Pictures normalised(Pictures p, const Options& o) {
   for (auto [option, given, target] : {std::tuple{"--mean", &o.mean, &p.mean}, {"--std", &o.std, &p.std}}) {
     if (given->empty()) continue;
     if (given->size() != 1 && given->size() != channels)
-      refuse(option, ": ", given->size(), " numbers, but ", p.name, " has ", counted(std::int64_t(channels), "channel"));
+      refuse(option, ": ", given->size(), " numbers, but ", p.name, " has ",
+             counted(std::int64_t(channels), "channel"));
     *target = given->size() == channels ? *given : std::vector<float>(channels, given->front());
   }
   return p;

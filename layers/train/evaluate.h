@@ -32,7 +32,8 @@ MetricSums evaluate_sums(Module& model, BatchSource& source, const Task& task, b
 struct Evaluation {
   double loss = 0, accuracy = 0;
 };
-Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr, const Task& task = classification());
+Evaluation evaluate(Module& model, BatchSource& source, Strategy* strategy = nullptr,
+                    const Task& task = classification());
 inline Evaluation mean_of(const MetricSums& s) {
   return s.samples > 0 ? Evaluation{s.loss / s.samples, s.correct / s.samples} : Evaluation{};
 }

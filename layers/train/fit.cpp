@@ -3,14 +3,15 @@
 #include <cmath>
 #include <cstdio>
 
-#include "layers/train/step_graph.h"
 #include "layers/train/run.h"
+#include "layers/train/step_graph.h"
 
 namespace tandem {
 namespace {
 
 // FitOptions::evaluate. Every rank evaluates all test pictures, without exchange.
-FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const FitData& data, const FitOptions& options) {
+FitReport evaluate_only(Module& model, const Task& task, Backend& backend, const FitData& data,
+                        const FitOptions& options) {
   if (!data.test) refuse("--evaluate: there are no test pictures");
   FlatParameters flat(model, backend, options.seed);
   auto warn = [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); };

@@ -7,13 +7,13 @@
 
 #include "autograd/swap.h"
 #include "core/batch.h"
+#include "layers/export/import_export.h"
+#include "layers/optim/schedule.h"
 #include "layers/train/callback.h"
 #include "layers/train/checkpoint.h"
 #include "layers/train/evaluate.h"
-#include "layers/export/import_export.h"
 #include "layers/train/metrics.h"
 #include "layers/train/profiler.h"
-#include "layers/optim/schedule.h"
 #include "layers/train/strategy.h"
 
 namespace tandem {
@@ -47,19 +47,21 @@ struct FitOptions {
   std::size_t memory_budget = 0;
   SwapMode swap = SwapMode::automatic;
   std::string scratch = {};
-  int accumulate = 1;  // batches to a step (layers/optim/accumulation.h)
+  int accumulate = 1;            // batches to a step (layers/optim/accumulation.h)
   bool sync_batch_norm = false;  // statistics over the pictures of all ranks
-  double ema = 0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
+  double ema =
+      0;  // decay of a moving average of the weights (layers/optim/ema.h), which is then what is evaluated; 0: none
   int patience = 0;  // stop after this many epochs without a better validation; 0: never
   // Folder for last.safetensors, written after every epoch and when the run is stopped, and best.safetensors, written
   // after an epoch that was the best so far: by validation accuracy, or by training loss where there is no validation.
   // Refused when it holds another run's, or while another process writes there.
   std::string checkpoint = {};
-  bool evaluate = false;    // train nothing: report what the weights of `resume` or `import_export.import_torch` reach on the test data
-  std::string resume = {};  // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
+  bool evaluate = false;  // train nothing: report what the weights of `resume` or `import_export.import_torch` reach on
+                          // the test data
+  std::string resume = {};      // a checkpoint, or a folder with last.safetensors, where checkpoints then go too
   std::int64_t stop_after = 0;  // stop at this step of the run; 0: do not. A step that is past: nothing is trained
   std::vector<std::shared_ptr<Callback>> callbacks = {};  // of the program (layers/train/callback.h)
-  Settings settings = {};  // stored in checkpoints, besides the options that fit knows
+  Settings settings = {};                                 // stored in checkpoints, besides the options that fit knows
 };
 
 struct Options;
@@ -74,7 +76,7 @@ struct EpochReport {
   double images_per_second = 0, seconds = 0;  // of training: of evaluation only where others train meanwhile
 };
 
-MetricFields fields_of(const EpochReport& e);            // its line in the metrics
+MetricFields fields_of(const EpochReport& e);           // its line in the metrics
 std::string line_of(const EpochReport& e, int epochs);  // and on the screen
 
 struct FitReport {

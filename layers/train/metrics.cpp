@@ -48,7 +48,7 @@ MetricsFile::MetricsFile(const std::string& path, bool append, const std::string
   check_replaceable("--metrics", path, R"({"event":)", "metrics");
   std::error_code none;
   if (append && !run.empty() && std::filesystem::is_regular_file(path, none) &&
-                            std::filesystem::file_size(path, none) && run_in(path) != run)
+      std::filesystem::file_size(path, none) && run_in(path) != run)
     refuse("--metrics ", path, ": holds the metrics of another run than the one that is resumed: name that run's own ",
            "file, or a new one");
   file_ = std::fopen(path.c_str(), "a+");

@@ -31,7 +31,8 @@ void refuse_options(const Options& o) {
       {o.log_every > 0 && o.metrics.empty(), "--log-every adds lines to the metrics: add --metrics FILE"},
       {o.evaluate && o.resume.empty() && o.import_export.import_torch.empty(),
        "--evaluate has nothing to evaluate: name a checkpoint with --resume, or weights with --import-torch"},
-      {o.evaluate && o.resume == "auto", "--evaluate --resume auto: name the checkpoint that is to be evaluated, or its folder"},
+      {o.evaluate && o.resume == "auto",
+       "--evaluate --resume auto: name the checkpoint that is to be evaluated, or its folder"},
       {o.evaluate && one, "--evaluate trains nothing, --overfit-batch trains on one batch: choose one of them"},
       {o.evaluate && !(o.checkpoint + o.metrics + o.import_export.tensorboard + o.import_export.export_torch +
                        o.import_export.export_onnx + o.profiler.dot + o.profiler.trace)

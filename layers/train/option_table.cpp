@@ -31,7 +31,8 @@ struct Rows {
     return add({name, help, field, [&field](const std::string& v) { field = v; }}, [&field] { return field; });
   }
   // check throws Error on a bad value.
-  OptionSpec& checked(std::string name, std::string& field, std::string help, std::function<void(const std::string&)> check) {
+  OptionSpec& checked(std::string name, std::string& field, std::string help,
+                      std::function<void(const std::string&)> check) {
     auto set = [name, &field, check](const std::string& v) {
       try {
         check(v);
@@ -45,9 +46,11 @@ struct Rows {
     return add({name, help, field, set}, [&field] { return field; });
   }
   template <class T>
-  OptionSpec& whole(std::string name, T& field, T low, std::string help, T high = 1'000'000'000, std::string also = "") {
+  OptionSpec& whole(std::string name, T& field, T low, std::string help, T high = 1'000'000'000,
+                    std::string also = "") {
     auto set = [=, &field](const std::string& v) {
-      field = number<T>(name, v, low, high, "a whole number from " + std::to_string(low) + " to " + std::to_string(high) + also);
+      field = number<T>(name, v, low, high,
+                        "a whole number from " + std::to_string(low) + " to " + std::to_string(high) + also);
     };
     return add({name, help, std::to_string(field), set}, [&field] { return std::to_string(field); });
   }
@@ -65,7 +68,8 @@ struct Rows {
   OptionSpec& bytes(std::string name, std::size_t& field, std::string help) {
     auto set = [=, &field](const std::string& v) {
       const std::string expected = "bytes, or with a unit K, M, G or T: 800M, 1.5G";
-      const std::size_t digits = std::min(v.find_first_not_of("0123456789."), v.size()), power = v.size() > digits ? std::string("KMGT").find(v[digits]) : 0;
+      const std::size_t digits = std::min(v.find_first_not_of("0123456789."), v.size()),
+                        power = v.size() > digits ? std::string("KMGT").find(v[digits]) : 0;
       if (digits == 0 || v.size() > digits + 1 || power == std::string::npos) bad(name, v, expected);
       const auto bytes = parsed<double>(v.substr(0, digits));
       if (!bytes || *bytes > 1e15) bad(name, v, expected);
@@ -74,8 +78,8 @@ struct Rows {
     return add({name, help, "0", set}, [&field] { return std::to_string(field); });
   }
   template <class T>
-  OptionSpec& choice(std::string name, T& field, std::string help, std::string words, std::optional<T> (*in)(const std::string&),
-                     const char* (*out)(T)) {
+  OptionSpec& choice(std::string name, T& field, std::string help, std::string words,
+                     std::optional<T> (*in)(const std::string&), const char* (*out)(T)) {
     auto set = [=, &field](const std::string& v) {
       const std::optional<T> chosen = in(v);
       if (!chosen) bad(name, v, words);
@@ -88,7 +92,8 @@ struct Rows {
       field.clear();
       std::istringstream parts(v);
       for (std::string part; std::getline(parts, part, ',');)
-        field.push_back(number<float>(name, part, low, 1e6f, "a number for all channels, or one for each: 0.49,0.48,0.45"));
+        field.push_back(
+            number<float>(name, part, low, 1e6f, "a number for all channels, or one for each: 0.49,0.48,0.45"));
     };
     return add({name, help, "", set}, {});
   }
@@ -116,28 +121,35 @@ std::optional<DType> dtype_in(const std::string& v) {
 void training(Rows& t, Options& o) {
   t.checked("--model", o.model, model_names(), [](const std::string& v) { check_model_name(v); }).decides = true;
   t.whole("--epochs", o.epochs, 1, "passes over the training pictures");
-  OptionSpec& batch =
-      t.whole("--batch", o.batch, 1, "pictures per step, shared by the ranks (under an asynchronous strategy: per push)");
+  OptionSpec& batch = t.whole("--batch", o.batch, 1,
+                              "pictures per step, shared by the ranks (under an asynchronous strategy: per push)");
   batch.decides = true;
   if (o.chooses_batch) {
     batch.help += "; auto: the fastest within the memory, with --lr matched to it";
     batch.set = [&o, whole = batch.set](const std::string& v) { v == "auto" ? void(o.batch = 0) : whole(v); };
   }
-  batch.value = [&o] { return o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch); };
+  batch.value = [&o] {
+    return o.batch_per_rank ? std::to_string(o.batch_per_rank) + " per rank" : std::to_string(o.batch);
+  };
   t.whole("--batch-per-rank", o.batch_per_rank, 0, "instead of --batch: so many on each rank (0: --batch)");
   t.real("--lr", o.learning_rate, 1e6, "learning rate (the peak, with one-cycle)");
   t.choice("--lr-scale", o.lr_scale, "with --batch-per-rank, --lr on n ranks: clipped, linear, sqrt or none",
            "clipped, linear, sqrt or none", rate_scale_in, name_of);
   t.checked("--schedule", o.schedule, "constant, cosine, one-cycle, step:30:0.1, step:100,150:0.1, warmup:5+…",
-            [](const std::string& v) { Schedule::parse(v); }).decides = true;
-  t.checked("--optimizer", o.optimizer, "sgd, lars, adamw, adam or rmsprop (--lr of the last three is 0.001 if not given)",
+            [](const std::string& v) { Schedule::parse(v); })
+      .decides = true;
+  t.checked("--optimizer", o.optimizer,
+            "sgd, lars, adamw, adam or rmsprop (--lr of the last three is 0.001 if not given)",
             [](const std::string& v) {
               const std::vector<std::string> known = {"sgd", "lars", "adamw", "adam", "rmsprop"};
-              if (std::find(known.begin(), known.end(), v) == known.end()) bad("--optimizer", v, "sgd, lars, adamw, adam or rmsprop");
+              if (std::find(known.begin(), known.end(), v) == known.end())
+                bad("--optimizer", v, "sgd, lars, adamw, adam or rmsprop");
             });
-  t.real("--momentum", o.momentum, 0.9999, "momentum (with sgd in Nesterov's form; beta1 of adamw and adam; 0: none, rmsprop's default)")
+  t.real("--momentum", o.momentum, 0.9999,
+         "momentum (with sgd in Nesterov's form; beta1 of adamw and adam; 0: none, rmsprop's default)")
       .decides = true;
-  t.real("--weight-decay", o.weight_decay, 1, "weight decay, not on biases and batch norm (default of adamw 0.01, of adam and rmsprop 0)")
+  t.real("--weight-decay", o.weight_decay, 1,
+         "weight decay, not on biases and batch norm (default of adamw 0.01, of adam and rmsprop 0)")
       .decides = true;
   t.real("--label-smoothing", o.label_smoothing, 0.999, "share of the target spread over all classes").decides = true;
   t.real("--clip", o.clip, 1e9, "largest gradient norm (0: no clipping)");
@@ -147,15 +159,18 @@ void training(Rows& t, Options& o) {
 }
 
 void data(Rows& t, Options& o) {
-  t.text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)").decides = true;
+  t.text("--data", o.data, "folder of the data sets, or 'synthetic' (default: $TANDEM_DATA, then data/)").decides =
+      true;
   if (o.data_set.empty()) return;
   t.text("--data-set", o.data_set, dataset_names() + ", a folder of pictures, or an .npy file").decides = true;
-  t.whole("--size", o.folder.size, 0, "side to which pictures of a folder are brought (0: they are squares of one size)");
+  t.whole("--size", o.folder.size, 0,
+          "side to which pictures of a folder are brought (0: they are squares of one size)");
   t.flag("--skip-broken", o.folder.skip_broken, true, "leave out pictures of a folder that cannot be decoded");
 }
 
 void pictures(Rows& t, Options& o) {
-  t.flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip").decides = true;
+  t.flag("--augment", o.augment, true, "random crop (4 pixels, or an eighth of the side) and horizontal flip").decides =
+      true;
   t.flag("--no-augment", o.augment, false, "neither");
   t.channels("--mean", o.mean, -1e6f, "of the channels, with pixels from 0 to 1 (default: the data set's own)");
   t.channels("--std", o.std, 1e-6f, "their standard deviation (default: the data set's own)");
@@ -169,8 +184,9 @@ void machine(Rows& t, Options& o) {
     if (v != "cpu" && v != "reference" && v != "cuda" && !v.starts_with("cuda:"))
       bad("--device", v, "cpu, reference, cuda or cuda:INDEX");
   });
-  t.choice("--dtype", o.dtype, "of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32", "f32, bf16 or f16",
-           dtype_in, name_of).decides = true;
+  t.choice("--dtype", o.dtype, "of activations: f32, bf16, or f16 with loss scaling (cuda); parameters are f32",
+           "f32, bf16 or f16", dtype_in, name_of)
+      .decides = true;
   // More threads than cores only wait for each other; the bound catches typing errors.
   const int most = 4 * std::max(1, int(std::thread::hardware_concurrency()));
   t.whole("--threads", o.threads, 0,
@@ -180,22 +196,28 @@ void machine(Rows& t, Options& o) {
 
 void memory(Rows& t, Options& o) {
   t.bytes("--memory-budget", o.memory_budget, "bytes that the run may take on its device: 800M, 4G (0: all there are)");
-  t.choice("--swap", o.swap, "how a --memory-budget is kept: auto, swap (to --scratch), recompute, or off (only watched)",
+  t.choice("--swap", o.swap,
+           "how a --memory-budget is kept: auto, swap (to --scratch), recompute, or off (only watched)",
            "auto, swap, recompute or off", swap_in, name_of);
-  t.text("--scratch", o.scratch, "where it swaps to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned (default) or unified");
+  t.text("--scratch", o.scratch,
+         "where it swaps to: a folder (default: $TMPDIR, then /tmp); on a GPU the host's memory: pinned (default) or "
+         "unified");
 }
 
 void schedule_of_run(Rows& t, Options& o) {
   t.whole("--val", o.val, 0, "training pictures to hold back for choices").decides = true;
   t.whole("--patience", o.patience, 0, "stop after so many epochs without a better validation (needs --val; 0: never)");
-  t.text("--checkpoint", o.checkpoint, "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
-  t.text("--resume", o.resume, "go on from a checkpoint, or from the last one in a folder; auto: from that in --checkpoint, if there is one");
+  t.text("--checkpoint", o.checkpoint,
+         "folder for last.safetensors (every epoch, and when stopped) and best.safetensors");
+  t.text("--resume", o.resume,
+         "go on from a checkpoint, or from the last one in a folder; auto: from that in --checkpoint, if there is one");
   t.whole("--stop-after", o.stop_after, 0, "stop after this step of the run (0: do not)");
   t.flag("--evaluate", o.evaluate, true, "no training: the test accuracy of the weights of --resume or --import-torch");
 }
 
 void reports(Rows& t, Options& o) {
-  t.text("--metrics", o.metrics, "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
+  t.text("--metrics", o.metrics,
+         "file for metrics, one JSON object a line; replaces an earlier one, --resume goes on with it");
   t.whole("--log-every", o.log_every, 0, "steps between two step lines in the metrics (0: none)");
   t.flag("--summary", o.profiler.summary, true, "print the table of modules first");
   t.text("--dot", o.profiler.dot, "file for a picture of the tape (render it with dot -Tsvg)");
@@ -229,7 +251,8 @@ Settings settings_of(const Options& options) {
   Options o = options;
   Settings s;
   for (const OptionSpec& row : option_table(o))
-    if (row.decides && (o.accepted.empty() || std::find(o.accepted.begin(), o.accepted.end(), row.name) != o.accepted.end()))
+    if (row.decides &&
+        (o.accepted.empty() || std::find(o.accepted.begin(), o.accepted.end(), row.name) != o.accepted.end()))
       s.push_back({row.name, plain_text(row.value())});  // a path may hold any bytes, a checkpoint UTF-8
   return s;
 }

@@ -11,7 +11,6 @@
 
 namespace tandem {
 
-
 // Rows that read and write `options`, which must outlive them. The defaults are what it holds now.
 std::vector<OptionSpec> option_table(Options& options);
 

@@ -25,7 +25,9 @@
 namespace tandem {
 namespace {
 
-bool adaptive(const std::string& optimizer) { return optimizer == "adamw" || optimizer == "adam" || optimizer == "rmsprop"; }
+bool adaptive(const std::string& optimizer) {
+  return optimizer == "adamw" || optimizer == "adam" || optimizer == "rmsprop";
+}
 
 }  // namespace
 
@@ -88,7 +90,9 @@ int cuda_index(const std::string& device) {  // of "cuda:1"
 
 int device_of_rank(int local_rank, int devices) { return devices > 0 ? local_rank % devices : 0; }
 
-int threads_of_rank(int local_size, int cores, int allowed) { return std::min(allowed, std::max(1, cores / local_size)); }
+int threads_of_rank(int local_size, int cores, int allowed) {
+  return std::min(allowed, std::max(1, cores / local_size));
+}
 
 namespace {
 // By default the ranks of a host share its cores: more threads than cores would only wait for each other.
@@ -108,9 +112,8 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
     else if (o.device == "cpu")
       backend = cpu_backend(threads_for(o));
     else
-      backend = cuda_backend(o.device == "cuda"
-                                 ? device_of_rank(local_rank_from_environment(), cuda_devices())
-                                 : cuda_index(o.device));
+      backend = cuda_backend(o.device == "cuda" ? device_of_rank(local_rank_from_environment(), cuda_devices())
+                                                : cuda_index(o.device));
   } catch (const UsageError&) {
     throw;
   } catch (const Error& e) {
@@ -121,7 +124,8 @@ std::unique_ptr<Backend> make_backend(const Options& o) {
                      (o.dtype == DType::f16 ? " (f16 is for --device cuda)" : ""));
   backend->deterministic(o.deterministic);
   if (o.exact_conv && backend->name() == "reference")
-    throw UsageError("--exact-conv leaves Winograd's convolution out, and the reference backend has none: leave the option out");
+    throw UsageError(
+        "--exact-conv leaves Winograd's convolution out, and the reference backend has none: leave the option out");
   backend->exact_convolution(o.exact_conv);
   if (o.tf32 && !backend->on_device()) throw UsageError("--tf32 is for --device cuda");
   backend->tf32(o.tf32);

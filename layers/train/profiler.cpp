@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "autograd/tape.h"
-#include "core/files/atomic_file.h"
 #include "core/backend.h"
+#include "core/files/atomic_file.h"
 #include "core/files/files.h"
 #include "core/text.h"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/trace/trace.h"
-#include "layers/train/strategy.h"
 #include "layers/export/summary.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
 

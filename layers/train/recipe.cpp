@@ -70,8 +70,13 @@ MetricFields recipe_fields(const Settings& settings, const std::string& optimize
   gethostname(host, sizeof host - 1);
   MetricFields fields{{"version", version()}, {"host", std::string(host)}, {"optimizer", optimizer}, {"batch", batch}};
   for (const auto& [name, value] : settings) {
-    if (name == "--epochs" || name == "--seed" || name == "--batch" || name == "--optimizer" || name == "--data") continue;
-    const std::string key = name == "--lr" ? "learning_rate" : name == "pictures" ? "data" : name == "mean" || name == "std" ? name : name.starts_with("--") ? name.substr(2) : "";
+    if (name == "--epochs" || name == "--seed" || name == "--batch" || name == "--optimizer" || name == "--data")
+      continue;
+    const std::string key = name == "--lr"                    ? "learning_rate"
+                            : name == "pictures"              ? "data"
+                            : name == "mean" || name == "std" ? name
+                            : name.starts_with("--")          ? name.substr(2)
+                                                              : "";
     if (key.empty() || value.empty()) continue;
     const auto number = parsed<double>(value);
     fields.push_back({key, number ? MetricValue(*number) : MetricValue(value)});
@@ -87,7 +92,11 @@ void agree(Strategy& strategy, const Settings& settings, const FitOptions& optio
   // Settings that decide which calls a rank makes to the others.
   mine += "--stop-after " + std::to_string(options.stop_after) + "\n";
   const bool folder = !options.resume.empty() && !options.checkpoint.empty();
-  mine += "--resume " + std::string(resumes ? "yes" : folder ? "no (all must see the folder of --checkpoint)" : "no") + "\n";
+  mine += "--resume " +
+          std::string(resumes  ? "yes"
+                      : folder ? "no (all must see the folder of --checkpoint)"
+                               : "no") +
+          "\n";
   mine += "--trace " + std::string(options.profiler.trace.empty() ? "no" : "yes") + "\n";
   const std::vector<std::string> all = strategy.gather(mine);
   for (std::size_t r = 1; r < all.size(); r++) {
@@ -110,27 +119,33 @@ Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Bat
 
 std::string text_of(const Cutting& c, Module& model, const Strategy& strategy, const FitOptions& options, double rate) {
   const std::string lr = ", lr " + digits(rate);
-  if (strategy.ranks().batch_shares == 1) return "batch " + std::to_string(c.pictures * options.accumulate) + " a push" + lr;
-  std::string shares = "batch " + std::to_string(c.pictures) + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
+  if (strategy.ranks().batch_shares == 1)
+    return "batch " + std::to_string(c.pictures * options.accumulate) + " a push" + lr;
+  std::string shares =
+      "batch " + std::to_string(c.pictures) + " = " + std::to_string(c.shares) + " × " + std::to_string(c.smallest());
   if (c.pictures % c.shares) shares += " or " + std::to_string(c.smallest() + 1);
   const bool parts = !options.sync_batch_norm && !model.buffers().empty();
   if (c.times == 1) return shares + (!c.one_step ? lr : parts ? ", steps as on one machine" : ", as on one machine");
   return shares + lr + " → " + digits(scaled(options.lr_scale, rate, c.times)) + " (" + name_of(options.lr_scale) + ")";
 }
 
-std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps, std::int64_t batches) {
+std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps,
+                                std::int64_t batches) {
   std::vector<std::string> all;
   if (c.shares > 1 && c.smallest() < 16 && !options.sync_batch_norm && !model.buffers().empty())
     all.push_back("batch norm has only " + std::to_string(c.smallest()) +
-                  " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger --batch, or fewer ranks");
+                  " pictures of a batch on each rank: --sync-bn takes all of them (under all-reduce); or a larger "
+                  "--batch, or fewer ranks");
   if (c.times > 1 && steps < few_steps)
     all.push_back(std::to_string(std::int64_t(steps)) + " steps are few for a batch of " + std::to_string(c.pictures) +
                   ": more --epochs, or --batch " + std::to_string(c.smallest()) + " for the steps of one machine");
   if (options.accumulate > batches)
     all.push_back("--accumulate " + std::to_string(options.accumulate) + ": an epoch has " + std::to_string(batches) +
                   " batches, so each epoch makes one smaller step");
-  const double first_change = options.schedule.milestones.empty() ? options.schedule.every : options.schedule.milestones.front();
-  if (options.schedule.kind == Schedule::Kind::step && options.schedule.warmup + first_change >= options.epochs && options.epochs > 0)
+  const double first_change =
+      options.schedule.milestones.empty() ? options.schedule.every : options.schedule.milestones.front();
+  if (options.schedule.kind == Schedule::Kind::step && options.schedule.warmup + first_change >= options.epochs &&
+      options.epochs > 0)
     all.push_back("--schedule: its first change, after epoch " + digits(options.schedule.warmup + first_change) +
                   ", is not within the run: --epochs " + std::to_string(options.epochs));
   return all;
@@ -140,7 +155,12 @@ Rates rates_of(const FitOptions& options, double given, int times, double steps_
   const double base = scaled(options.lr_scale, given, times), total = steps_per_epoch * options.epochs;
   const bool warms_up = options.schedule.warmup > 0 || options.schedule.kind == Schedule::Kind::one_cycle;
   const double rise = warms_up || base == given ? 0 : std::min(5 * steps_per_epoch, total / 10);
-  return {.given = given, .base = base, .total = total, .steps_per_epoch = steps_per_epoch, .rise = rise, .schedule = options.schedule};
+  return {.given = given,
+          .base = base,
+          .total = total,
+          .steps_per_epoch = steps_per_epoch,
+          .rise = rise,
+          .schedule = options.schedule};
 }
 
 }  // namespace tandem

@@ -28,7 +28,8 @@ Cutting cutting_of(const Strategy& strategy, const BatchSource& train, const Bat
 // "batch 128 = 4 × 32, as on one machine".
 std::string text_of(const Cutting& c, Module& model, const Strategy& strategy, const FitOptions& options, double rate);
 // Warnings before the first step, about settings that probably give a worse result.
-std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps, std::int64_t batches);
+std::vector<std::string> doubts(const Cutting& c, Module& model, const FitOptions& options, double steps,
+                                std::int64_t batches);
 
 // The learning rate of every step. A copy may be asked from any thread.
 struct Rates {

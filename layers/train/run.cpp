@@ -20,7 +20,8 @@ void check(const FitOptions& options, const FitData& data) {
   if (options.patience > 0 && !data.validation)
     refuse("--patience ", options.patience, ": there is no validation: hold pictures back with --val");
   if (options.schedule.warmup > options.epochs && !options.overfit_batch)
-    refuse("--schedule: a warm-up of ", options.schedule.warmup, " epochs is longer than the run: --epochs ", options.epochs);
+    refuse("--schedule: a warm-up of ", options.schedule.warmup, " epochs is longer than the run: --epochs ",
+           options.epochs);
 }
 
 // What this rank trains and evaluates of the data.
@@ -32,8 +33,10 @@ FitData share_of(Strategy& strategy, const FitData& given, OneBatch* one_batch, 
     if (!source) continue;
     const auto [shares, share] = std::pair{strategy.ranks().evaluation_shares, strategy.ranks().evaluation_share};
     // Fewer pictures than ranks: each rank evaluates all of them, and the mean over ranks is the same.
-    if (source->pictures_per_epoch() < shares) source->share(0, 1);
-    else source->share(share, shares);
+    if (source->pictures_per_epoch() < shares)
+      source->share(0, 1);
+    else
+      source->share(share, shares);
   }
   return mine;
 }
@@ -74,8 +77,8 @@ Measures measures_in(const std::string& text) {
 }  // namespace
 
 // ---- before the first step ------------------------------------------------------------------------------------------
-Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer, Backend& given_backend, const FitData& given,
-         const FitOptions& given_options, Strategy& given_strategy)
+Run::Run(Module& given_model, const Task& given_task, Optimizer& given_optimizer, Backend& given_backend,
+         const FitData& given, const FitOptions& given_options, Strategy& given_strategy)
     : model(given_model),
       task(given_task),
       optimizer(given_optimizer),
@@ -138,7 +141,8 @@ void Run::resume() {
   if (at.epoch >= options.epochs) {
     nothing_left = "a larger --epochs goes on";
   } else if (impatient) {
-    nothing_left = "validation was no better since epoch " + std::to_string(at.best_epoch) + ", a larger --patience goes on";
+    nothing_left =
+        "validation was no better since epoch " + std::to_string(at.best_epoch) + ", a larger --patience goes on";
     stop("no better since epoch " + std::to_string(at.best_epoch));
   } else if (options.stop_after > 0 && at.step >= options.stop_after) {
     nothing_left = "--stop-after " + std::to_string(options.stop_after) + " is behind it";
@@ -158,8 +162,9 @@ void Run::begin() {
   first_count_ = known_steps_ = std::int64_t(state.step + state.skipped);
   whole_ = at.running_sums;
   if (options.memory_budget == 0) return;
-  memory_plan = std::make_unique<MemoryPlan>(backend, mover_of(options, backend),
-                                             MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
+  memory_plan = std::make_unique<MemoryPlan>(
+      backend, mover_of(options, backend),
+      MemoryPlanOptions{.budget = options.memory_budget, .swap = options.swap, .batches = options.accumulate});
 }
 
 // ---- an epoch -------------------------------------------------------------------------------------------------------
@@ -169,7 +174,10 @@ RunPlan Run::plan() {
           .done = began,
           .steps_per_epoch = rates.steps_per_epoch,
           .learning_rate = [rates = rates](double step) { return rates.at(step); },
-          .running_sums = [this] { return MetricSums{running_loss_.read().loss, double(correct_.item()), seen_}; },
+          .running_sums =
+              [this] {
+                return MetricSums{running_loss_.read().loss, double(correct_.item()), seen_};
+              },
           .asked_to_stop = asked_to_stop,
           .resumed = files.resumes()};
 }
@@ -355,7 +363,7 @@ void Run::check_finite() {
 // The step `back` steps before this one was not finite, and no update was applied since. Runs its batches again.
 void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   const std::string does_not_repeat = "running the batch again gave finite values only; the failure does not repeat";
-  Alone alone;  // each rank finds what it can, and ends where it finds it
+  Alone alone;          // each rank finds what it can, and ends where it finds it
   memory_plan.reset();  // the step is run once more with all checks, in what memory it takes
   const std::int64_t done = at.step - 1 - back;
   std::int64_t k = (batch.index / options.accumulate - back) * options.accumulate;
@@ -454,7 +462,8 @@ FitReport Run::end() {
   for (auto& c : callbacks) c->end(*this);
   double exchanges = 0, refused = 0;  // of all ranks, with a parameter server
   for (const Measures& rank : measures)
-    for (const auto& [name, value] : rank) (name == "exchanges" ? exchanges : refused) += name == "exchanges" || name == "refused" ? value : 0;
+    for (const auto& [name, value] : rank)
+      (name == "exchanges" ? exchanges : refused) += name == "exchanges" || name == "refused" ? value : 0;
   diverged = 2 * refused > exchanges;
   if (diverged)
     throw NotFinite("most gradients of this run were not finite, and not used (" + std::to_string(int(refused)) +

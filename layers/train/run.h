@@ -22,8 +22,8 @@ namespace tandem {
 class Run {
  public:
   // Checks the options, compares them with the other ranks, allocates the parameters and loads the run to resume.
-  Run(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data, const FitOptions& options,
-      Strategy& strategy);
+  Run(Module& model, const Task& task, Optimizer& optimizer, Backend& backend, const FitData& data,
+      const FitOptions& options, Strategy& strategy);
   ~Run();
   Run(const Run&) = delete;
 
@@ -31,16 +31,16 @@ class Run {
   void begin();
   bool has_epochs() const { return at.epoch < options.epochs && !report.stopped; }
   void begin_epoch();
-  bool next_batch();             // false: the epoch has no further batch
+  bool next_batch();  // false: the epoch has no further batch
   void begin_step();
-  void forward_backward();       // forward, loss, backward; only queues work on a device
-  void exchange();               // on the host
-  void update();                 // only queues work on a device
-  void finish();                 // on the host
-  void end_step();               // throws NotFinite where this or an earlier step was not finite
+  void forward_backward();  // forward, loss, backward; only queues work on a device
+  void exchange();          // on the host
+  void update();            // only queues work on a device
+  void finish();            // on the host
+  void end_step();          // throws NotFinite where this or an earlier step was not finite
   bool stops() const { return strategy.over(at.step); }
-  void end_training();           // of the epoch, on all ranks
-  void evaluate();               // stops the run if a signal interrupts it
+  void end_training();  // of the epoch, on all ranks
+  void evaluate();      // stops the run if a signal interrupts it
   void end_epoch();
   FitReport end();
   std::string fail(const std::string& error);  // after an exception; what its text shall say in addition
@@ -92,7 +92,7 @@ class Run {
   // Asks all ranks to stop after the next step. why: for the last lines, on this rank.
   void request_stop(const std::string& why);
   void stop(const std::string& why) { report.stopped = true, reason = why; }  // at once; the same on all ranks
-  void warn(const std::string& text);  // to all callbacks
+  void warn(const std::string& text);                                         // to all callbacks
   RunPosition whole_position();  // after an exception: that of the parameters
   Training training() { return {flat, optimizer, ema ? &*ema : nullptr, &strategy}; }
   std::int64_t batches_per_epoch() const { return data.train.batches_per_epoch(); }
@@ -118,9 +118,9 @@ class Run {
   std::optional<Counters> counters_;
   Tensor correct_;
   RunningMean running_loss_;
-  double seen_ = 0;     // pictures of the epoch on this rank, with those of the resumed part
-  MetricSums resumed_;  // of the running epoch
-  MetricSums whole_;    // after the last step that was made as a whole
+  double seen_ = 0;                            // pictures of the epoch on this rank, with those of the resumed part
+  MetricSums resumed_;                         // of the running epoch
+  MetricSums whole_;                           // after the last step that was made as a whole
   std::int64_t unread_ = 0, known_steps_ = 0;  // steps since the optimizer's state was read; its count then
   std::int64_t made_ = 0, first_count_ = 0;    // steps of this rank; the optimizer's count before them
   std::chrono::steady_clock::time_point epoch_began_;

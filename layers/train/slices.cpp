@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy& strategy, bool wanted) {
+std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, const Shape& whole, Strategy& strategy,
+                                     bool wanted) {
   constexpr std::size_t piece = 4 << 20;
   const std::size_t element = size_of(mine.dtype());
   auto begin_of = [&](int index) { return std::size_t(Slice{index, slice.count}.offset(whole)) * element; };
@@ -30,8 +31,8 @@ std::vector<std::byte> gather_slices(const Tensor& mine, const Slice& slice, con
     }
   }
   const auto lacking = std::find(came.begin(), came.end(), false);
-  require(lacking == came.end(), "slice ", lacking - came.begin(), " of ", slice.count, " of a parameter of shape ", whole,
-          " is on no rank of ", strategy.name(), ": it cannot be written as a whole");
+  require(lacking == came.end(), "slice ", lacking - came.begin(), " of ", slice.count, " of a parameter of shape ",
+          whole, " is on no rank of ", strategy.name(), ": it cannot be written as a whole");
   return all;
 }
 

@@ -7,7 +7,9 @@ namespace tandem {
 StepGraph::StepGraph(Backend& backend, bool waits, Parts parts, const std::string& why_not)
     : backend_(backend), parts_(std::move(parts)), never_(!backend.records()) {
   if (!waits && parts_.update) {
-    parts_.backward = [whole = parts_] { whole.backward(), whole.exchange ? whole.exchange() : void(), whole.update(); };
+    parts_.backward = [whole = parts_] {
+      whole.backward(), whole.exchange ? whole.exchange() : void(), whole.update();
+    };
     parts_.exchange = parts_.update = nullptr;
   }
   if (!why_not.empty()) cannot(why_not);
@@ -28,7 +30,7 @@ void StepGraph::run(const std::function<void()>& backward, const std::function<v
 void StepGraph::operator()(const Batch& batch, bool eager) {
   if (!never_ && batch.other_labels.defined()) cannot("mixup draws another proportion for every batch");
   if (never_ || eager) return run(parts_.backward, parts_.update);
-  const Key key{batch.images.raw(), batch.labels.raw(), batch.samples.defined() ? batch.samples.raw() : nullptr,
+  const Key key{batch.images.raw(),   batch.labels.raw(),   batch.samples.defined() ? batch.samples.raw() : nullptr,
                 batch.images.shape(), batch.images.dtype(), batch.over_ranks()};
   if (key == key_) {
     other_memory_ = 0;

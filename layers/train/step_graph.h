@@ -18,10 +18,10 @@ namespace tandem {
 class StepGraph {
  public:
   struct Parts {
-    std::function<void()> backward;               // forward too; on the device
-    std::function<void()> exchange = {};          // on the host
-    std::function<void()> update = {};            // on the device
-    std::function<void()> finish = {};            // on the host
+    std::function<void()> backward;       // forward too; on the device
+    std::function<void()> exchange = {};  // on the host
+    std::function<void()> update = {};    // on the device
+    std::function<void()> finish = {};    // on the host
   };
   // waits: the parts on the host wait for other ranks. why_not: why no step of this run can be recorded, printed once
   // on stderr; empty: steps may be recorded.

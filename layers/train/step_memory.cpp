@@ -4,8 +4,8 @@
 
 #include "core/backend.h"
 #include "core/text.h"
-#include "layers/train/strategy.h"
 #include "layers/export/summary.h"
+#include "layers/train/strategy.h"
 
 namespace tandem {
 namespace {
@@ -21,7 +21,7 @@ std::size_t memory_left(Backend& backend) {
 }  // namespace
 
 StepMemory step_memory(Module& model, const Tensor& images) {
-  constexpr std::int64_t pictures = 2;  // batch norm needs two
+  constexpr std::int64_t pictures = 2;          // batch norm needs two
   constexpr std::size_t batches_under_way = 4;  // the one in use, the next, and what the loader has ready
   Shape shape = images.shape();
   shape[0] = pictures;
@@ -41,7 +41,8 @@ void require_memory(Module& model, const Batch& batch) {
   const auto held = images.backend().memory().statistics();
   refuse("a step on ", pictures, " pictures needs ", readable_bytes(double(m.per_picture) * double(pictures)), " (",
          readable_bytes(double(m.per_picture)), " for activations and gradients of each picture), and ",
-         readable_bytes(double(m.left)), " of ", images.backend().memory().name(), " are left beside ", by_use(held.live),
+         readable_bytes(double(m.left)), " of ", images.backend().memory().name(), " are left beside ",
+         by_use(held.live),
          fits > 0 ? ": a --batch of " + std::to_string(fits) + " fits (--accumulate makes steps of several)"
                   : ": not even one picture fits");
 }

@@ -111,7 +111,9 @@ class Strategy {
   // Number of steps of the run so far. known: the number that this rank has counted.
   virtual std::int64_t steps(std::int64_t known) const { return known; }
   // Called after the last batch of epoch mine.epochs − 1, with what this rank trained.
-  virtual EpochEnd end_epoch(const EpochEnd& mine) { return {mine.epochs, mine.steps, sum(mine.trained), mine.seconds}; }
+  virtual EpochEnd end_epoch(const EpochEnd& mine) {
+    return {mine.epochs, mine.steps, sum(mine.trained), mine.seconds};
+  }
   // Whether this rank has trained its last batch, after `step` steps of the run. All ranks stop at the same step.
   virtual bool over(std::int64_t step) const {
     const bool asked = stop_ || (size() == 1 && stop_requested_);
@@ -122,7 +124,9 @@ class Strategy {
   void request_stop() { stop_requested_ = true; }
   // Every rank's text, in the order of ranks: of all ranks, or of those that evaluate and save together.
   enum class Among { all, evaluating };
-  virtual std::vector<std::string> gather(const std::string& mine, Among among = Among::all) { return (void)among, std::vector{mine}; }
+  virtual std::vector<std::string> gather(const std::string& mine, Among among = Among::all) {
+    return (void)among, std::vector{mine};
+  }
   MetricSums sum(const MetricSums& mine, Among among = Among::all);
   // Whether this rank shall save what is left of the run, after a call failed because another rank is lost. Takes
   // seconds, in which the remaining ranks find each other.
@@ -133,7 +137,9 @@ class Strategy {
     bool sync_batch_norm = false;  // statistics over the pictures of all ranks, between begin() and end()
   };
   // May replace layers and the task's losses.
-  virtual void prepare(Module& model, Task& task, const PrepareOptions& options) { (void)model, (void)task, (void)options; }
+  virtual void prepare(Module& model, Task& task, const PrepareOptions& options) {
+    (void)model, (void)task, (void)options;
+  }
   // Where the parameter vectors shall lie; empty: anywhere.
   virtual FlatMemory memory() { return {}; }
   // Gives all ranks the weights of rank 0.
@@ -195,7 +201,8 @@ class Strategy {
 // How the program was started decides: one process → Strategy; ranks in the environment → a distributed one. Defined in
 // dist/, or in dist/job/none.cpp where there is no network library: then a distributed start is refused, never run as
 // copies. own: strategies of the program's own, for `tandem-run --strategy NAME`.
-using StrategyMaker = std::function<std::unique_ptr<Strategy>()>;  // called once the name is known to be right; the ranks meet in it
+using StrategyMaker =
+    std::function<std::unique_ptr<Strategy>()>;  // called once the name is known to be right; the ranks meet in it
 struct NamedStrategy {
   std::string form;  // as an error lists it: "pairs:STEPS"
   // Null where `name` is another strategy's. Throws UsageError for arguments that are wrong.

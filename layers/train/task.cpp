@@ -19,7 +19,9 @@ Variable CrossEntropy::operator()(const Variable& outputs, const Tensor& targets
 
 Loss cross_entropy_loss(double label_smoothing) { return CrossEntropy{label_smoothing}; }
 
-Task classification(double label_smoothing) { return {cross_entropy_loss(label_smoothing), cross_entropy_loss(), true, "classification"}; }
+Task classification(double label_smoothing) {
+  return {cross_entropy_loss(label_smoothing), cross_entropy_loss(), true, "classification"};
+}
 
 Task regression() {
   const Loss squared = [](const Variable& outputs, const Tensor& targets, Tensor*) {

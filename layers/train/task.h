@@ -22,8 +22,8 @@ Loss cross_entropy_loss(double label_smoothing = 0);  // a CrossEntropy
 
 struct Task {
   Loss loss;
-  Loss judged = cross_entropy_loss();  // of evaluation: without smoothing and the like
-  bool has_accuracy = true;            // both count the rows that are right
+  Loss judged = cross_entropy_loss();   // of evaluation: without smoothing and the like
+  bool has_accuracy = true;             // both count the rows that are right
   std::string name = "classification";  // a part of the run's identity
 
   Task(Loss trained, Loss evaluated, bool accuracy, std::string called)

@@ -27,7 +27,9 @@ double median(std::vector<double> v) {
 // A model with its optimizer, and a minibatch of random pictures.
 struct Trainer {
   Trainer(const Workload& w, std::int64_t batch, Backend& backend)
-      : model(make_model(w.model, w.classes, w.channels, w.side)), flat(*model, backend, 1), sgd({.learning_rate = 0, .momentum = 0.9}) {
+      : model(make_model(w.model, w.classes, w.channels, w.side)),
+        flat(*model, backend, 1),
+        sgd({.learning_rate = 0, .momentum = 0.9}) {
     sgd.if_not_finite = IfNotFinite::wait;
     sgd.bind(flat);
     model->train(true);
@@ -57,7 +59,8 @@ struct Trainer {
 
 }  // namespace
 
-RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover, int steps) {
+RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover,
+                         int steps) {
   Trainer t(w, batch, backend);
   const bool clock_is_real = mover == nullptr;
   MemoryPlan plan(backend, std::move(mover), {.budget = no_end, .smallest = 1});
@@ -80,15 +83,16 @@ RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend
 }
 
 IterationRecord at_batch(const RecordedStep& small, const RecordedStep& large, std::int64_t batch) {
-  require(small.record.events.size() == large.record.events.size() && small.record.saved.size() == large.record.saved.size() &&
-              small.batch < large.batch,
+  require(small.record.events.size() == large.record.events.size() &&
+              small.record.saved.size() == large.record.saved.size() && small.batch < large.batch,
           "two records of one workload are needed, the smaller minibatch first");
   const double along = double(batch - small.batch) / double(large.batch - small.batch);
   const auto line = [&](double a, double b) { return std::max(0.0, a + (b - a) * along); };
   IterationRecord r = large.record;
   for (std::size_t i = 0; i < r.events.size(); i++) {
     const EventRecord &a = small.record.events[i], &b = large.record.events[i];
-    r.events[i].seconds = batch > large.batch ? std::max(b.seconds, line(a.seconds, b.seconds)) : line(a.seconds, b.seconds);
+    r.events[i].seconds =
+        batch > large.batch ? std::max(b.seconds, line(a.seconds, b.seconds)) : line(a.seconds, b.seconds);
     r.events[i].base = std::size_t(line(double(a.base), double(b.base)));
   }
   for (std::size_t i = 0; i < r.saved.size(); i++) {
@@ -163,8 +167,8 @@ const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap) {
   return *best;
 }
 
-double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options,
-                     int steps) {
+double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover,
+                     const MemoryPlanOptions& options, int steps) {
   constexpr int planning = 4;
   Trainer t(w, batch, backend);
   MemoryPlan plan(backend, std::move(mover), options);
@@ -176,7 +180,8 @@ double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, st
   return median(seconds);
 }
 
-MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend, std::unique_ptr<Mover> mover) {
+MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend,
+                          std::unique_ptr<Mover> mover) {
   constexpr int planning = 2, steps = 7;
   const MemoryMeans swap{.swap = true, .recompute = false};
   const std::size_t most = peak_kept(recorded.record), least = smallest_budget(recorded.record, swap);
@@ -194,7 +199,9 @@ MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backe
 }
 
 // ---- which learning rate --------------------------------------------------------------------------------------------
-double GradientNoise::scale() const { return gradient > 0 ? trace / gradient : std::numeric_limits<double>::infinity(); }
+double GradientNoise::scale() const {
+  return gradient > 0 ? trace / gradient : std::numeric_limits<double>::infinity();
+}
 
 GradientNoise gradient_noise(double small, double small_norm, double large, double large_norm) {
   return {.gradient = (large * large_norm - small * small_norm) / (large - small),

@@ -38,7 +38,8 @@ struct RecordedStep {
 // Runs some steps at this minibatch, each on a budget without end, and keeps of each event the median time. mover:
 // gives the clock (simulated_mover()); null: the real one. Memory of the backend that others hold counts as the
 // workload's.
-RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover, int steps = 5);
+RecordedStep record_step(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover,
+                         int steps = 5);
 // The record at another minibatch, from two of the same workload. Throws Error where they are not of the same
 // operations.
 IterationRecord at_batch(const RecordedStep& small, const RecordedStep& large, std::int64_t batch);
@@ -64,10 +65,11 @@ struct TunedBatch {
 };
 
 struct TunerOptions {
-  std::size_t budget = 0;                    // bytes of the device, weights and all
-  std::vector<std::int64_t> batches = {};    // to try; none here and in multiples: 8, 12, 16, 24, … until two in a row do not fit
-  std::vector<double> multiples = {};        // to try besides: times the largest minibatch that fits with all tensors kept
-  std::int64_t most = 0;                     // samples, the largest that is tried when none are given; 0: any
+  std::size_t budget = 0;  // bytes of the device, weights and all
+  std::vector<std::int64_t> batches =
+      {};  // to try; none here and in multiples: 8, 12, 16, 24, … until two in a row do not fit
+  std::vector<double> multiples = {};  // to try besides: times the largest minibatch that fits with all tensors kept
+  std::int64_t most = 0;               // samples, the largest that is tried when none are given; 0: any
   MemoryMeans means = {};
   ExchangeModel exchange = {};
 };
@@ -81,11 +83,12 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
 const TunedBatch& fastest(const std::vector<TunedBatch>& rows, double cap = 0);
 
 // Seconds of a step at this minibatch under a plan: the median of the last steps. Throws what MemoryPlan throws.
-double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover, const MemoryPlanOptions& options,
-                     int steps = 9);
+double measure_batch(const Workload& w, std::int64_t batch, Backend& backend, std::unique_ptr<Mover> mover,
+                     const MemoryPlanOptions& options, int steps = 9);
 // How fast copies are beside this workload, and how much they slow it down: from some steps under a plan that swaps
 // half of what can be swapped of `recorded`.
-MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend, std::unique_ptr<Mover> mover);
+MemoryMeans measure_means(const Workload& w, const RecordedStep& recorded, Backend& backend,
+                          std::unique_ptr<Mover> mover);
 
 // How noisy the gradient is (McCandlish et al. 2018): E|g_b|² = |G|² + tr(Σ)/b, so two sizes of minibatch give both. A
 // minibatch above tr(Σ)/|G|² samples brings little.
@@ -93,16 +96,18 @@ struct GradientNoise {
   double gradient = 0, trace = 0;  // |G|², tr(Σ)
   double scale() const;            // samples; infinite where |G|² is not above 0
 };
-GradientNoise gradient_noise(double small, double small_norm, double large, double large_norm);  // sizes and squared norms
+GradientNoise gradient_noise(double small, double small_norm, double large,
+                             double large_norm);  // sizes and squared norms
 // From `pieces` minibatches of the source at the present weights: their gradients, and the gradient of all.
-GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& flat, BatchSource& source, int pieces = 16);
+GradientNoise measure_noise(Module& model, const Task& task, FlatParameters& flat, BatchSource& source,
+                            int pieces = 16);
 
 // The learning rate for a minibatch that is `times` as large as the one that `rate` was chosen for.
 enum class RateRule {
   linear,       // rate · times, after 5 epochs of warm-up (Goyal et al. 2017)
   square_root,  // rate · √times
   lars,         // rate · times, with the optimizer lars: each step's length is a share of the weights' norm
-  adascale      // rate · gain, gain = (σ² + μ²)/(σ²/times + μ²), with σ² = tr(Σ)/base and μ² = |G|² (Johnson et al. 2020)
+  adascale  // rate · gain, gain = (σ² + μ²)/(σ²/times + μ²), with σ² = tr(Σ)/base and μ² = |G|² (Johnson et al. 2020)
 };
 std::optional<RateRule> rate_rule_in(const std::string& text);
 const char* name_of(RateRule rule);
@@ -111,6 +116,7 @@ double matched_rate(RateRule rule, double rate, double times, double base_batch,
 // Lines of metrics (examples/report.py draws them): a "minibatch" for each row; for the chosen one its seconds with a
 // "budget" and some means, and the "memory" in each event of an iteration, of which rest, kept, recomputed and swapped
 // are bytes that add up.
-std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen, const MemoryMeans& means);
+std::vector<MetricFields> tuner_lines(const std::vector<TunedBatch>& rows, const TunedBatch& chosen,
+                                      const MemoryMeans& means);
 
 }  // namespace tandem

@@ -99,9 +99,12 @@ void run(int threads, const char* only) {
         each.back()->only(a);
       }
       auto call = [&](Convolution& c) {
-        if (pass == Pass::forward) c.forward(s, x.data(), w.data(), {}, y.data());
-        else if (pass == Pass::backward_data) c.backward_data(s, y.data(), w.data(), {}, dx.data(), false);
-        else c.backward_filter(s, x.data(), y.data(), dw.data(), false);
+        if (pass == Pass::forward)
+          c.forward(s, x.data(), w.data(), {}, y.data());
+        else if (pass == Pass::backward_data)
+          c.backward_data(s, y.data(), w.data(), {}, dx.data(), false);
+        else
+          c.backward_filter(s, x.data(), y.data(), dw.data(), false);
       };
       std::vector<std::vector<double>> times(each.size());
       for (int round = 0; round < 8; round++)

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <cstdlib>
+#include <map>
 
 #include "core/random.h"
 #include "layers/models/models.h"

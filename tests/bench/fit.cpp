@@ -55,7 +55,8 @@ int main(int argc, char** argv) {
     auto backend = cpu_backend(0);
     auto strategy = strategy_from_environment();
     helpers_first();
-    const Dataset data = synthetic({.side = gray ? 28 : 32, .channels = gray ? 1 : 3, .train = int(20 * batch), .test = 10});
+    const Dataset data =
+        synthetic({.side = gray ? 28 : 32, .channels = gray ? 1 : 3, .train = int(20 * batch), .test = 10});
     const auto run = [&](Strategy& s, std::int64_t ends_after) {
       strategy->gather("");  // all begin together
       Loader train(data.train, {.batch = batch, .augment = Augment::usual(gray ? 28 : 32)}, *backend);
@@ -72,6 +73,7 @@ int main(int argc, char** argv) {
     const Times times = run(*strategy, (first + steps) * strategy->size());
     std::vector<double> alone = run(one, first + steps / 2).step;
     alone.insert(alone.end(), before.begin(), before.end());
-    std::printf("rank %d: %.3f %.3f %.3f\n", strategy->rank(), median(alone), median(times.step), median(times.exchange));
+    std::printf("rank %d: %.3f %.3f %.3f\n", strategy->rank(), median(alone), median(times.step),
+                median(times.exchange));
   });
 }

@@ -21,7 +21,8 @@ namespace {
 struct Net : Module {
   Linear &body, &classes;
   Net(std::int64_t features, std::int64_t outputs)
-      : body(child<Linear>("body", features, features, true, true)), classes(child<Linear>("classes", features, outputs)) {}
+      : body(child<Linear>("body", features, features, true, true)),
+        classes(child<Linear>("classes", features, outputs)) {}
   Variable forward(const Variable& x) override { return classes(body(x)); }
 };
 
@@ -46,7 +47,8 @@ struct Training {
     Philox random(3, Stream::test, 0, std::uint32_t(strategy.rank()));
     std::vector<double> values(std::size_t(rows * features)), y(static_cast<std::size_t>(rows));
     for (std::size_t i = 0; i < values.size(); i++) values[i] = 2 * uniform(random.word(std::uint32_t(i))) - 1;
-    for (std::size_t i = 0; i < y.size(); i++) y[i] = double(random.word(std::uint32_t(values.size() + i)) % std::uint32_t(classes));
+    for (std::size_t i = 0; i < y.size(); i++)
+      y[i] = double(random.word(std::uint32_t(values.size() + i)) % std::uint32_t(classes));
     x = Variable(Tensor::of(backend, {rows, features}, values));
     labels = Tensor::of(backend, {rows}, y, DType::i32);
     sgd.bind(flat);
@@ -68,7 +70,8 @@ int main(int argc, char** argv) {
     auto backend = cpu_backend(0);
     for (int a = 3; a < argc; a++) {
       auto strategy = strategy_from_environment();
-      Training training(*strategy, *backend, std::atoll(argv[1]), std::atoll(argv[2]), std::atoll(argv[a]) / strategy->size());
+      Training training(*strategy, *backend, std::atoll(argv[1]), std::atoll(argv[2]),
+                        std::atoll(argv[a]) / strategy->size());
       auto seconds = [&](int steps) {
         strategy->sum({});  // all ranks begin together
         const auto begin = std::chrono::steady_clock::now();
@@ -84,9 +87,11 @@ int main(int argc, char** argv) {
       const double memory = strategy->sum({.loss = resident_megabytes()}).loss / strategy->size();
       const Measures all = strategy->end();
       // Rank 0 has also sent the first weights.
-      const double first = double(training.flat.all(OwnerClass::replicated).length()) * sizeof(float) * (strategy->size() - 1);
+      const double first =
+          double(training.flat.all(OwnerClass::replicated).length()) * sizeof(float) * (strategy->size() - 1);
       const double sent = std::map<std::string, double>(all.begin(), all.end())["sent_bytes"] - first;
-      if (strategy->rank() == 0) std::printf("%s %.1f %.2f %.0f\n", argv[a], 1e3 * blocks[3], sent / 1e6 / (2 + 7 * steps), memory);
+      if (strategy->rank() == 0)
+        std::printf("%s %.1f %.2f %.0f\n", argv[a], 1e3 * blocks[3], sent / 1e6 / (2 + 7 * steps), memory);
     }
     return 0;
   });

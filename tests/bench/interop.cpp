@@ -3,11 +3,11 @@
 #include <cstdlib>
 
 #include "core/files/safetensors.h"
-#include "layers/models/models.h"
 #include "layers/export/onnx.h"
-#include "layers/train/options.h"
-#include "layers/optim/flat_parameters.h"
 #include "layers/export/torch_weights.h"
+#include "layers/models/models.h"
+#include "layers/optim/flat_parameters.h"
+#include "layers/train/options.h"
 
 using namespace tandem;
 

@@ -96,13 +96,15 @@ void norms(const char* type, const char* shape, std::int64_t rows, std::int64_t 
   row(
       "batch norm+relu", type, shape,
       [&] {
-        cpu::batch_norm<T>(threads, s, x.p, nullptr, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
+        cpu::batch_norm<T>(threads, s, x.p, nullptr, nullptr, gamma.p, beta.p, running.p, variance.p, y.p, mean.p,
+                           inverse.p);
       },
       [&] { touch({x.p}, nullptr, bytes), touch({x.p}, y.p, bytes); });
   row(
       "  +residual", type, shape,
       [&] {
-        cpu::batch_norm<T>(threads, s, x.p, nullptr, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p, inverse.p);
+        cpu::batch_norm<T>(threads, s, x.p, nullptr, residual.p, gamma.p, beta.p, running.p, variance.p, y.p, mean.p,
+                           inverse.p);
       },
       [&] {
         touch({x.p}, nullptr, bytes), touch({x.p, residual.p}, y.p, bytes);
@@ -174,18 +176,28 @@ void broadcasts() {
   const struct {
     const char* name;
     Shape a, b;
-  } shapes[] = {{"NHWC·NHWC", {64, 32, 32, 64}, {64, 32, 32, 64}}, {"NHWC·C", {64, 32, 32, 64}, {64}},
-                {"NHWC·N11C", {64, 32, 32, 64}, {64, 1, 1, 64}}, {"NHWC·NHW1", {64, 32, 32, 64}, {64, 32, 32, 1}},
-                {"NHWC·N11C C=10", {64, 64, 64, 10}, {64, 1, 1, 10}}, {"NC·C", {4096, 1000}, {1000}},
-                {"NC·N1", {4096, 1000}, {4096, 1}}, {"NC·1", {4096, 1000}, {1}}};
+  } shapes[] = {{"NHWC·NHWC", {64, 32, 32, 64}, {64, 32, 32, 64}},
+                {"NHWC·C", {64, 32, 32, 64}, {64}},
+                {"NHWC·N11C", {64, 32, 32, 64}, {64, 1, 1, 64}},
+                {"NHWC·NHW1", {64, 32, 32, 64}, {64, 32, 32, 1}},
+                {"NHWC·N11C C=10", {64, 64, 64, 10}, {64, 1, 1, 10}},
+                {"NC·C", {4096, 1000}, {1000}},
+                {"NC·N1", {4096, 1000}, {4096, 1}},
+                {"NC·1", {4096, 1000}, {1}}};
   for (const auto& s : shapes) {
     Variable a(Tensor::full(*backend, s.a, 1.5), true), b(Tensor::full(*backend, s.b, 2), true);
     const std::int64_t n = s.a.numel();
     Array<float> from(n), to(n);
     const bool both = s.b.numel() == n;
     row(
-        "mul", "f32", s.name, [&] { NoGrad off; a * b; },
-        [&] { both ? touch({a.value().raw(), from.p}, to.p, 4 * n) : touch({from.p}, to.p, 4 * n); });
+        "mul", "f32", s.name,
+        [&] {
+          NoGrad off;
+          a* b;
+        },
+        [&] {
+          both ? touch({a.value().raw(), from.p}, to.p, 4 * n) : touch({from.p}, to.p, 4 * n);
+        });
     Variable y = a * b;
     const Tensor dy = Tensor::full(*backend, s.a, 1);
     // Reads dy, a and b, writes da and db.

@@ -45,7 +45,9 @@ struct Arguments {
     const auto found = given.find(name);
     return found == given.end() ? otherwise : found->second;
   }
-  std::size_t whole(const std::string& name, std::size_t otherwise) const { return std::stoull(text(name, std::to_string(otherwise))); }
+  std::size_t whole(const std::string& name, std::size_t otherwise) const {
+    return std::stoull(text(name, std::to_string(otherwise)));
+  }
 };
 
 SwapMode swap_of(const std::string& word) {
@@ -93,12 +95,15 @@ void answer(const Training& t, double seconds, std::size_t start) {
   std::size_t saved = 0;
   for (const SavedRecord& s : plan.record().saved) saved += s.bytes;
   const MoverRates rates{plan.means().out, plan.means().in};
-  std::printf("{\"seconds\": %.4f, \"predicted\": %.4f, \"measured\": %.4f, \"predicted_stall\": %.4f, \"stall\": %.4f, \"saved\": %zu, "
-              "\"swapped\": %zu, \"recomputed\": %zu, \"on_demand\": %d, \"peak\": %zu, \"resident\": %zu, \"least\": %zu, \"out\": %.3g, "
-              "\"in\": %.3g}\n",
-              seconds, plan.choice()->forecast.seconds, m.seconds, plan.choice()->forecast.stall, m.stall, saved, m.swapped, m.recomputed,
-              m.on_demand, m.peak, resident("VmHWM:") - std::min(start, resident("VmHWM:")), smallest_budget(plan.record(), plan.means()),
-              rates.out, rates.in);
+  std::printf(
+      "{\"seconds\": %.4f, \"predicted\": %.4f, \"measured\": %.4f, \"predicted_stall\": %.4f, \"stall\": %.4f, "
+      "\"saved\": %zu, "
+      "\"swapped\": %zu, \"recomputed\": %zu, \"on_demand\": %d, \"peak\": %zu, \"resident\": %zu, \"least\": %zu, "
+      "\"out\": %.3g, "
+      "\"in\": %.3g}\n",
+      seconds, plan.choice()->forecast.seconds, m.seconds, plan.choice()->forecast.stall, m.stall, saved, m.swapped,
+      m.recomputed, m.on_demand, m.peak, resident("VmHWM:") - std::min(start, resident("VmHWM:")),
+      smallest_budget(plan.record(), plan.means()), rates.out, rates.in);
   std::fflush(stdout);
 }
 
@@ -106,7 +111,8 @@ int run(const Arguments& a) {
   const auto backend = cpu_backend(int(a.whole("--threads", 2)));
   backend->deterministic(true);
   const std::size_t start = resident("VmRSS:"), budget = a.whole("--budget", 0);
-  Training training(*backend, a.text("--model", "resnet110"), std::int64_t(a.whole("--batch", 128)), std::int64_t(a.whole("--accumulate", 1)));
+  Training training(*backend, a.text("--model", "resnet110"), std::int64_t(a.whole("--batch", 128)),
+                    std::int64_t(a.whole("--accumulate", 1)));
   MemoryPlan plan(*backend, budget ? file_mover(a.text("--scratch", "")) : nullptr,
                   {.budget = budget ? budget : std::size_t{1} << 50, .swap = swap_of(a.text("--swap", "auto"))});
   training.plan = &plan;

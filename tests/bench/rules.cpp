@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
   };
   std::vector<float> w = vector(0.1f), g = vector(0.01f), velocity(n), sent = vector(0.1001f), square_avg(n), own(n),
                      scales(n / 64, 1.f);
-  const RuleVectors<float> x{w.data(),       g.data(),   velocity.data(), sent.data(),
+  const RuleVectors<float> x{w.data(),          g.data(),   velocity.data(), sent.data(),
                              square_avg.data(), own.data(), scales.data()};
   std::string lines;
   for (const std::string& name : rule_names()) {
@@ -46,16 +46,16 @@ int main(int argc, char** argv) {
     double best = 1e9, copy = 1e9;
     for (int r = 0; r < repetitions; r++) {
       best = std::min(best, seconds([&] {
-        rule->push(x, n, {.learning_rate = 1e-6, .momentum = 0.9, .delay = 3, .mean_delay = 3});
-      }));
+                        rule->push(x, n, {.learning_rate = 1e-6, .momentum = 0.9, .delay = 3, .mean_delay = 3});
+                      }));
       copy = std::min(copy, seconds([&] { std::memcpy(velocity.data(), g.data(), n * sizeof(float)); }));
     }
     const double ours = vectors * n * 4e-9 / best, peer = 2 * n * 4e-9 / copy;
     char line[200];
     std::snprintf(line, sizeof line, R"({"bench":"rule/%s","ours":%.4g,"peer":%.4g,"ratio":%.3g,"unit":"GB/s"})",
                   name.c_str(), ours, peer, ours / peer);
-    std::printf("%-10s %2d vectors  %6.2f ms  %6.2f GB/s  copy %6.2f GB/s  ratio %.2f\n", name.c_str(), vectors, best * 1e3,
-                ours, peer, ours / peer);
+    std::printf("%-10s %2d vectors  %6.2f ms  %6.2f GB/s  copy %6.2f GB/s  ratio %.2f\n", name.c_str(), vectors,
+                best * 1e3, ours, peer, ours / peer);
     lines += line + std::string("\n");
   }
   if (argc > 2) write_file(argv[2], lines);

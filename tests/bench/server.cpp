@@ -13,8 +13,8 @@
 #include <cstring>
 #include <vector>
 
-#include "dist/server/server.h"
 #include "dist/job/job.h"
+#include "dist/server/server.h"
 #include "layers/train/options.h"
 
 using namespace tandem;
@@ -38,7 +38,9 @@ int main(int argc, char** argv) {
       server_node.pull(w, {});
       std::vector<char> from(bytes, 1), to(bytes, 2);
       std::vector<double> exchange, pull, copy;
-      auto since = [](auto begin) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+      auto since = [](auto begin) {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      };
       for (int round = 0; server_node.lease(); round++) {
         auto begin = std::chrono::steady_clock::now();
         server_node.push(g, {}, 1, {});

@@ -28,8 +28,9 @@ Measured measure(const std::string& rule, DType dtype, std::int64_t pushes) {
   SimulatorOptions o{.strategy = rule, .progress = false};
   o.cluster.workers = 32;
   const auto began = Clock::now();
-  const SimulatorReport r = simulate(model, cross_entropy_loss(), {.learning_rate = 0.01, .momentum = 0.9, .weight_decay = 5e-4}, *backend,
-                                     {train, nullptr, nullptr}, o);
+  const SimulatorReport r =
+      simulate(model, cross_entropy_loss(), {.learning_rate = 0.01, .momentum = 0.9, .weight_decay = 5e-4}, *backend,
+               {train, nullptr, nullptr}, o);
   return {seconds_since(began), r.computing};
 }
 
@@ -45,10 +46,12 @@ int main(int argc, char** argv) {
       for (const char* rule : {"asgd", "asgd-m", "dc-asgd-a", "dana-dc", "ddc-asgd"}) {
         const Measured m = measure(rule, dtype, pushes);
         const double step = m.seconds / double(pushes), runs = 3600 / (step * steps);
-        std::printf("%-4s %-10s %7.2f ms a push, of which overhead %5.2f ms, %4.1f %%; %.2f runs of 30 epochs an hour\n", name_of(dtype), rule,
-                    step * 1e3, step * 1e3 * m.overhead(), 100 * m.overhead(), runs);
-        lines += printed(R"({"bench":"simulator/%s/%s","ours":%.4g,"overhead":%.3g,"unit":"ms"})", name_of(dtype), rule, step * 1e3,
-                         m.overhead()) + "\n";
+        std::printf(
+            "%-4s %-10s %7.2f ms a push, of which overhead %5.2f ms, %4.1f %%; %.2f runs of 30 epochs an hour\n",
+            name_of(dtype), rule, step * 1e3, step * 1e3 * m.overhead(), 100 * m.overhead(), runs);
+        lines += printed(R"({"bench":"simulator/%s/%s","ours":%.4g,"overhead":%.3g,"unit":"ms"})", name_of(dtype), rule,
+                         step * 1e3, m.overhead()) +
+                 "\n";
       }
     if (argc > 2) write_file(argv[2], lines);
   });

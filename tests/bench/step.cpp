@@ -28,9 +28,9 @@
 #include "core/cpu/convolution.h"
 #include "core/launch.h"
 #include "core/random.h"
-#include "layers/train/metrics.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
+#include "layers/train/metrics.h"
 #include "layers/train/options.h"
 
 using namespace tandem;
@@ -107,7 +107,7 @@ struct Ours {
 
 // ---- the floor ------------------------------------------------------------------------------------------------------
 struct Layer {
-  ConvShape conv;      // kh = 0: a linear layer n × c_in → c_out
+  ConvShape conv;  // kh = 0: a linear layer n × c_in → c_out
   int times;
   bool data_gradient;  // the first layer has none
 };
@@ -136,11 +136,15 @@ Work work_of(const std::string& name, double parameters) {
                         times,
                         dx});
   };
-  auto linear = [&](std::int64_t in, std::int64_t out) { w.layers.push_back({{.n = batch, .c_in = in, .c_out = out, .kh = 0}, 1, true}); };
+  auto linear = [&](std::int64_t in, std::int64_t out) {
+    w.layers.push_back({{.n = batch, .c_in = in, .c_out = out, .kh = 0}, 1, true});
+  };
   // batch norm + ReLU: x → y forward; x, dy → dx backward. Pooling over 2×2: x → y, dy → dx.
   auto norm = [&](std::int64_t h, std::int64_t c, int times) { w.touched += 5.0 * double(batch * h * h * c) * times; };
   // A residual: read forward; its gradient is written, and read again where the branches join.
-  auto residual = [&](std::int64_t h, std::int64_t c, int times) { w.touched += 3.0 * double(batch * h * h * c) * times; };
+  auto residual = [&](std::int64_t h, std::int64_t c, int times) {
+    w.touched += 3.0 * double(batch * h * h * c) * times;
+  };
   auto pool = [&](std::int64_t h, std::int64_t c) { w.touched += 2.5 * double(batch * h * h * c); };
   if (name == "lenet5") {
     conv(28, 1, 6, 5, 1, 2, 1, false);
@@ -159,7 +163,8 @@ Work work_of(const std::string& name, double parameters) {
     linear(128, 10);
   } else {
     bool small = name == "resnet20";
-    std::vector<std::int64_t> width = small ? std::vector<std::int64_t>{16, 32, 64} : std::vector<std::int64_t>{64, 128, 256, 512};
+    std::vector<std::int64_t> width =
+        small ? std::vector<std::int64_t>{16, 32, 64} : std::vector<std::int64_t>{64, 128, 256, 512};
     int blocks = small ? 3 : 2;
     std::int64_t side = 32, in = width[0];
     conv(32, 3, width[0], 3, 1, 1, 1, false);
@@ -210,9 +215,12 @@ class Floor {
       std::int64_t nw = linear ? s.c_in * s.c_out : s.w_numel();
       cpu::Convolution* fastest[3] = {};
       for (int i = 0; i < layer.times; i++) {
-        Place p{&layer, Tensor::full(backend, {linear ? s.n * s.c_in : s.x_numel()}, 0.5, dtype_of<T>),
+        Place p{&layer,
+                Tensor::full(backend, {linear ? s.n * s.c_in : s.x_numel()}, 0.5, dtype_of<T>),
                 Tensor::full(backend, {linear ? s.n * s.c_out : s.y_numel()}, 0.5, dtype_of<T>),
-                Tensor::full(backend, {nw}, 0.01), Tensor::full(backend, {nw}, 0), {}};
+                Tensor::full(backend, {nw}, 0.01),
+                Tensor::full(backend, {nw}, 0),
+                {}};
         for (int pass = 0; pass < 3 && !linear && i == 0; pass++) fastest[pass] = choose(p, pass);
         std::copy(fastest, fastest + 3, p.convolution);
         places_.push_back(std::move(p));
@@ -230,11 +238,13 @@ class Floor {
       }
     });
     // One touch: bytes at the rate of a plain copy (which reads and writes), and the update: w, g, v in, w, v out.
-    double per_byte = milliseconds([&] {
-                        parallel_ranges(backend_.threads(), copied, 64, [&](std::int64_t begin, std::int64_t end) {
-                          std::memcpy(to_.write<float>() + begin, from_.data<float>() + begin, std::size_t(end - begin) * 4);
-                        });
-                      }) / (2.0 * 4 * double(copied));
+    double per_byte =
+        milliseconds([&] {
+          parallel_ranges(backend_.threads(), copied, 64, [&](std::int64_t begin, std::int64_t end) {
+            std::memcpy(to_.write<float>() + begin, from_.data<float>() + begin, std::size_t(end - begin) * 4);
+          });
+        }) /
+        (2.0 * 4 * double(copied));
     return total + per_byte * (work_.touched * sizeof(T) + 5.0 * 4 * work_.parameters);
   }
 
@@ -246,16 +256,23 @@ class Floor {
     const T *x = p.x.data<T>(), *y = p.y.data<T>();
     const float* w = p.w.data<float>();
     if (s.kh == 0) {
-      if (pass == 0) library_.linear_forward<T>(s.n, s.c_out, s.c_in, x, w, {}, nullptr, false, p.y.write<T>());
-      else if (pass == 1) library_.linear_backward_data<T>(s.n, s.c_out, s.c_in, y, w, {}, p.x.write<T>(), false);
-      else library_.linear_backward_weights<T>(s.n, s.c_out, s.c_in, x, y, p.dw.write<float>(), false);
-    } else if (pass == 0) c->forward<T>(s, x, w, {}, p.y.write<T>(), {});
-    else if (pass == 1) c->backward_data<T>(s, y, w, {}, p.x.write<T>(), false);
-    else c->backward_filter<T>(s, x, y, p.dw.write<float>(), false);
+      if (pass == 0)
+        library_.linear_forward<T>(s.n, s.c_out, s.c_in, x, w, {}, nullptr, false, p.y.write<T>());
+      else if (pass == 1)
+        library_.linear_backward_data<T>(s.n, s.c_out, s.c_in, y, w, {}, p.x.write<T>(), false);
+      else
+        library_.linear_backward_weights<T>(s.n, s.c_out, s.c_in, x, y, p.dw.write<float>(), false);
+    } else if (pass == 0)
+      c->forward<T>(s, x, w, {}, p.y.write<T>(), {});
+    else if (pass == 1)
+      c->backward_data<T>(s, y, w, {}, p.x.write<T>(), false);
+    else
+      c->backward_filter<T>(s, x, y, p.dw.write<float>(), false);
   }
 
   cpu::Convolution* choose(Place& p, int pass) {
-    const auto which = std::array{cpu::Pass::forward, cpu::Pass::backward_data, cpu::Pass::backward_filter}[std::size_t(pass)];
+    const auto which =
+        std::array{cpu::Pass::forward, cpu::Pass::backward_data, cpu::Pass::backward_filter}[std::size_t(pass)];
     cpu::Convolution probe(heap_, backend_.threads());
     cpu::Convolution* fastest = nullptr;
     double least = 1e30;
@@ -403,12 +420,17 @@ void measure(Row& row, Backend& backend) {
     c.format = second_word(ready);
     steps.push_back(in_a_second(peers.back()->number("step 1")));
   }
-  const std::function<double()> floor = floor_of(backend, work_of(row.name, double(ours.flat->parameters())), row.dtype);
+  const std::function<double()> floor =
+      floor_of(backend, work_of(row.name, double(ours.flat->parameters())), row.dtype);
   const int floors = in_a_second(floor());
   const double before = calibration();
   for (int r = 0; r < row.rounds; r++) {
-    for (std::size_t i = 0; i < peers.size(); i++) row.peers[i].ms.push_back(peers[i]->number("step " + std::to_string(steps[i])));
-    row.ours_ms.push_back(milliseconds([&] { for (int i = 0; i < own; i++) ours.step(); }) / own);
+    for (std::size_t i = 0; i < peers.size(); i++)
+      row.peers[i].ms.push_back(peers[i]->number("step " + std::to_string(steps[i])));
+    row.ours_ms.push_back(milliseconds([&] {
+                            for (int i = 0; i < own; i++) ours.step();
+                          }) /
+                          own);
     for (int i = 0; i < floors; i++) row.floor_ms.push_back(floor());
     for (Contestant& c : row.peers) c.ratios.push_back(c.ms.back() / row.ours_ms.back());
   }
@@ -428,8 +450,12 @@ void measure_memory(Row& row, const std::string& self, int threads) {
 void print(const Row& row, MetricsFile& lines) {
   const double ours = median(row.ours_ms), least = median(row.floor_ms);
   std::printf("%-22s %9.2f %9.2f %9.2f %8.1f ", row.text().c_str(), ours, least, ours / least, row.bytes / 1e6);
-  MetricFields fields{{"event", std::string("bench")}, {"bench", row.text()}, {"ours_ms", ours}, {"floor_ms", least},
-                      {"of_floor", ours / least}, {"ours_bytes", row.bytes},
+  MetricFields fields{{"event", std::string("bench")},
+                      {"bench", row.text()},
+                      {"ours_ms", ours},
+                      {"floor_ms", least},
+                      {"of_floor", ours / least},
+                      {"ours_bytes", row.bytes},
                       {"calibration_moved", row.moved}};
   for (const Contestant& c : row.peers) {
     std::printf(" | %9.2f %6.2f %8.1f", median(c.ms), median(c.ratios), c.bytes / 1e6);
@@ -450,7 +476,8 @@ std::vector<Contestant> torches(const std::string& pythons, int threads) {
   for (std::string python; words >> python;) {
     const Peer probe(python, threads);
     if (!probe.alive())
-      std::printf("no peer: %s has no torch (apt-get install python3-torch, or a venv with pip install torch)\n", python.c_str());
+      std::printf("no peer: %s has no torch (apt-get install python3-torch, or a venv with pip install torch)\n",
+                  python.c_str());
     else if (std::none_of(found.begin(), found.end(), [&](auto& c) { return c.version == probe.version(); }))
       found.push_back({python, probe.version()});
   }
@@ -468,13 +495,14 @@ int main(int argc, char** argv) {
     int threads = 0, rounds = 9;
     const char* named = std::getenv("PYTHONS");
     std::string only, jsonl = "build/bench.jsonl", pythons = named ? named : "/usr/bin/python3 python3";
-    parse_command_line(argc, argv, "The training step beside PyTorch's and the floor.",
-                       {{"--threads", "threads (0: all cores)", "0", [&](const std::string& v) { threads = std::atoi(v.c_str()); }},
-                        {"--rounds", "alternations", "9", [&](const std::string& v) { rounds = std::max(1, std::atoi(v.c_str())); }},
-                        {"--only", "rows whose name contains this", "", [&](const std::string& v) { only = v; }},
-                        {"--jsonl", "file for the results", jsonl, [&](const std::string& v) { jsonl = v; }},
-                        {"--pythons", "Pythons that have a torch, or $PYTHONS", pythons, [&](const std::string& v) { pythons = v; }},
-                        {"--no-peer", "ours and the floor only", "", [&](const std::string&) { pythons = ""; }, true}});
+    parse_command_line(
+        argc, argv, "The training step beside PyTorch's and the floor.",
+        {{"--threads", "threads (0: all cores)", "0", [&](const std::string& v) { threads = std::atoi(v.c_str()); }},
+         {"--rounds", "alternations", "9", [&](const std::string& v) { rounds = std::max(1, std::atoi(v.c_str())); }},
+         {"--only", "rows whose name contains this", "", [&](const std::string& v) { only = v; }},
+         {"--jsonl", "file for the results", jsonl, [&](const std::string& v) { jsonl = v; }},
+         {"--pythons", "Pythons that have a torch, or $PYTHONS", pythons, [&](const std::string& v) { pythons = v; }},
+         {"--no-peer", "ours and the floor only", "", [&](const std::string&) { pythons = ""; }, true}});
     auto backend = cpu_backend(threads);
     std::printf("%s\n", backend->description().c_str());
     MetricsFile lines(jsonl);

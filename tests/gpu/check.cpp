@@ -27,11 +27,12 @@ int main(int argc, char** argv) {
       if (error != std::errc() || end != v.data() + v.size() || !(seconds >= 0))
         refuse("--seconds ", v, ": expected a number that is not below 0");
     };
-    parse_command_line(argc, argv, "What only a GPU can tell: ops, touch, train, bench or memory.",
-                       {{"--device", "cuda, cuda:1, or cpu to try the program itself", "cuda", [&](auto& v) { o.device = v; }},
-                        {"--jsonl", "file for the table as JSON lines", "", [&](auto& v) { jsonl = v; }},
-                        {"--seconds", "after which nothing new is begun", "no limit", number}},
-                       &words);
+    parse_command_line(
+        argc, argv, "What only a GPU can tell: ops, touch, train, bench or memory.",
+        {{"--device", "cuda, cuda:1, or cpu to try the program itself", "cuda", [&](auto& v) { o.device = v; }},
+         {"--jsonl", "file for the table as JSON lines", "", [&](auto& v) { jsonl = v; }},
+         {"--seconds", "after which nothing new is begun", "no limit", number}},
+        &words);
     const std::string stage = words.size() == 1 ? words[0] : "";
     if (stage != "ops" && stage != "touch" && stage != "train" && stage != "bench" && stage != "memory")
       refuse("name one stage: ops, touch, train, bench or memory");
@@ -40,11 +41,16 @@ int main(int argc, char** argv) {
                                [&] { return small ? reference_backend(2) : cpu_backend(0); }, small};
     gpu::Table table(jsonl, seconds);
     if (stage != "touch") table.note(machine.device()->description());
-    if (stage == "ops") gpu::check_operations(machine, table), gpu::check_ranks(machine, table);
-    else if (stage == "touch") gpu::touch_operations(machine);
-    else if (stage == "train") gpu::check_training(machine, table);
-    else if (stage == "bench") gpu::measure_speed(machine, table);
-    else gpu::check_memory(machine, table);
+    if (stage == "ops")
+      gpu::check_operations(machine, table), gpu::check_ranks(machine, table);
+    else if (stage == "touch")
+      gpu::touch_operations(machine);
+    else if (stage == "train")
+      gpu::check_training(machine, table);
+    else if (stage == "bench")
+      gpu::measure_speed(machine, table);
+    else
+      gpu::check_memory(machine, table);
     held = table.status();
   });
   return status ? status : held;

@@ -39,11 +39,15 @@ std::unique_ptr<Mover> mover_of(const Way& way, Backend& backend) {
 class Training {
  public:
   Training(Backend& backend, const Case& c, DType type, const Way& way = {})
-      : backend_(backend), model_(make_model(c.model, c.classes, c.channels, c.side)), flat_(*model_, backend, 1), last_(backend, Shape{}) {
+      : backend_(backend),
+        model_(make_model(c.model, c.classes, c.channels, c.side)),
+        flat_(*model_, backend, 1),
+        last_(backend, Shape{}) {
     sgd_.bind(flat_, 1);
     sgd_.if_not_finite = IfNotFinite::wait;
     model_->train();
-    std::vector<double> pixels(std::size_t(c.batch) * std::size_t(c.side * c.side * c.channels)), labels(std::size_t(c.batch));
+    std::vector<double> pixels(std::size_t(c.batch) * std::size_t(c.side * c.side * c.channels)),
+        labels(std::size_t(c.batch));
     for (std::size_t i = 0; i < pixels.size(); i++) pixels[i] = double(i * 7919 % 1000) / 500 - 1;
     for (std::size_t i = 0; i < labels.size(); i++) labels[i] = double(i % std::size_t(c.classes));
     batch_.images = Tensor::of(backend, {c.batch, c.side, c.side, c.channels}, pixels, type);
@@ -113,8 +117,8 @@ void check_losses(const Machine& machine, Table& table, const Case& c, DType typ
       losses({std::size_t{1} << 50, swap, "pinned"}, &least, &most, nullptr, 4);
       for (const double share : {0.0, 0.5}) {
         const std::size_t budget = least + std::size_t(share * double(most - std::min(most, least)));
-        const std::string what = std::string(c.model) + " " + name_of(type) + ", " + name_of(swap) + ", " + mover + ", " + in_bytes(budget) +
-                                 " of " + in_bytes(most);
+        const std::string what = std::string(c.model) + " " + name_of(type) + ", " + name_of(swap) + ", " + mover +
+                                 ", " + in_bytes(budget) + " of " + in_bytes(most);
         if (!table.time_for(what)) return;
         std::string said;
         std::size_t peak = 0;
@@ -153,7 +157,9 @@ Speed speed_of(const Machine& machine, const Case& c, DType type, const Way& way
   std::nth_element(times.begin(), times.begin() + 2, times.end());
   Speed s;
   s.seconds = times[2];
-  if (t.plan()) s.predicted = t.plan()->choice()->forecast.seconds, s.said = t.plan()->report() + (t.plan()->settled() ? "" : "; eager");
+  if (t.plan())
+    s.predicted = t.plan()->choice()->forecast.seconds,
+    s.said = t.plan()->report() + (t.plan()->settled() ? "" : "; eager");
   return s;
 }
 
@@ -170,8 +176,7 @@ std::int64_t largest_unswapped(const Machine& machine, Case c, DType type) {
   const double budget = double(c.budget);
   std::int64_t low = 4 * unit, high = low;
   double below = peak(low), above = below;
-  for (; above <= budget; above = peak(high *= 2))
-    low = high, below = above;
+  for (; above <= budget; above = peak(high *= 2)) low = high, below = above;
   if (low == high) return low;
   const std::int64_t more = std::int64_t(double(high - low) * (budget - below) / (above - below)) / unit * unit;
   std::int64_t n = low + more;
@@ -193,14 +198,17 @@ void measure_within(const Machine& machine, Table& table, Case c, DType type) {
   for (const Row row : {Row{1, "pinned"}, {4, "pinned"}, {4, "unified"}, {8, "pinned"}, {12, "pinned"}}) {
     if (machine.small && row.mover == std::string("unified")) continue;
     c.batch = row.times * largest;
-    const std::string what = name + " batch " + std::to_string(c.batch) + within + ", " + std::to_string(row.times) + "×, " + row.mover;
+    const std::string what =
+        name + " batch " + std::to_string(c.batch) + within + ", " + std::to_string(row.times) + "×, " + row.mover;
     if (!table.time_for(what)) continue;
     try {
       const Speed s = speed_of(machine, c, type, {.budget = c.budget, .mover = row.mover}, machine.small ? 8 : 40);
       table.measured(what, rate(s), "pictures/s", rate(s) / plain, "the unswapped");
-      table.measured("  predicted", double(c.batch) / s.predicted, "pictures/s", double(c.batch) / s.predicted / plain, "the unswapped");
+      table.measured("  predicted", double(c.batch) / s.predicted, "pictures/s", double(c.batch) / s.predicted / plain,
+                     "the unswapped");
       table.note("  " + s.said);
-    } catch (const UsageError& e) {  // one operation alone may need more than the budget, as ResNet-152's first ones at 12×
+    } catch (
+        const UsageError& e) {  // one operation alone may need more than the budget, as ResNet-152's first ones at 12×
       table.note(what + ": does not fit: " + e.what());
     } catch (const Error& e) {
       table.note(what + ": " + e.what());

@@ -59,10 +59,40 @@ const ConvShape shapes[] = {
     {.n = 2, .h = 14, .w = 14, .c_in = 3, .c_out = 16, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
     {.n = 3, .h = 13, .w = 15, .c_in = 16, .c_out = 32, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
     {.n = 2, .h = 8, .w = 8, .c_in = 64, .c_out = 64, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
-    {.n = 2, .h = 16, .w = 16, .c_in = 16, .c_out = 32, .kh = 3, .kw = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1},
+    {.n = 2,
+     .h = 16,
+     .w = 16,
+     .c_in = 16,
+     .c_out = 32,
+     .kh = 3,
+     .kw = 3,
+     .stride_h = 2,
+     .stride_w = 2,
+     .pad_h = 1,
+     .pad_w = 1},
     {.n = 2, .h = 8, .w = 8, .c_in = 64, .c_out = 32, .stride_h = 2, .stride_w = 2},
-    {.n = 1, .h = 32, .w = 32, .c_in = 3, .c_out = 8, .kh = 7, .kw = 7, .stride_h = 2, .stride_w = 2, .pad_h = 3, .pad_w = 3},
-    {.n = 2, .h = 9, .w = 9, .c_in = 8, .c_out = 8, .kh = 3, .kw = 3, .pad_h = 2, .pad_w = 2, .dilation_h = 2, .dilation_w = 2},
+    {.n = 1,
+     .h = 32,
+     .w = 32,
+     .c_in = 3,
+     .c_out = 8,
+     .kh = 7,
+     .kw = 7,
+     .stride_h = 2,
+     .stride_w = 2,
+     .pad_h = 3,
+     .pad_w = 3},
+    {.n = 2,
+     .h = 9,
+     .w = 9,
+     .c_in = 8,
+     .c_out = 8,
+     .kh = 3,
+     .kw = 3,
+     .pad_h = 2,
+     .pad_w = 2,
+     .dilation_h = 2,
+     .dilation_w = 2},
     {.n = 2, .h = 9, .w = 9, .c_in = 8, .c_out = 16, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1, .groups = 4},
     {.n = 2, .h = 31, .w = 31, .c_in = 3, .c_out = 24, .kh = 2, .kw = 2},
     {.n = 1, .h = 6, .w = 5, .c_in = 5, .c_out = 7, .kh = 5, .kw = 3, .pad_h = 2, .pad_w = 1},
@@ -81,7 +111,9 @@ struct Operands {
     b = pass == 2 ? dy : filters;
     if (pass > 2) bias = rounded(numbers("bias", s.c_out), type);
     const double each = double(s.kh * s.kw) / double(s.groups);
-    terms = pass == 1 ? each * double(s.c_out) : pass == 2 ? double(s.n * s.out_h() * s.out_w()) : each * double(s.c_in);
+    terms = pass == 1   ? each * double(s.c_out)
+            : pass == 2 ? double(s.n * s.out_h() * s.out_w())
+                        : each * double(s.c_in);
   }
 };
 Operands absolute(Operands o) {
@@ -91,7 +123,8 @@ Operands absolute(Operands o) {
 
 // One pass of a convolution on any backend.
 Values convolved(Backend& backend, const ConvShape& s, int pass, const Operands& o, DType type) {
-  const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out}, filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
+  const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out},
+      filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
   const DType wide = type == DType::f64 ? DType::f64 : DType::f32;
   auto on = [&](const Values& v, const Shape& shape, DType t) { return Tensor::of(backend, shape, v, t); };
   Tensor y(backend, pass == 1 ? in : pass == 2 ? filter : out, pass == 2 ? wide : type);
@@ -108,8 +141,9 @@ Values convolved(Backend& backend, const ConvShape& s, int pass, const Operands&
 
 std::string text_of(const ConvShape& s, int pass, DType type) {
   char text[128];
-  std::snprintf(text, sizeof text, "conv2d %s %s [%d,%d,%d,%d] → %d, %d×%d / %d%s", passes[pass], name_of(type), int(s.n), int(s.h),
-                int(s.w), int(s.c_in), int(s.c_out), int(s.kh), int(s.kw), int(s.stride_h), s.groups > 1 ? ", groups" : "");
+  std::snprintf(text, sizeof text, "conv2d %s %s [%d,%d,%d,%d] → %d, %d×%d / %d%s", passes[pass], name_of(type),
+                int(s.n), int(s.h), int(s.w), int(s.c_in), int(s.c_out), int(s.kh), int(s.kw), int(s.stride_h),
+                s.groups > 1 ? ", groups" : "");
   return text;
 }
 
@@ -144,8 +178,8 @@ void check_sums(Backend& device, Backend& host, DType type, Table& table) {
       for (bool tb : {false, true}) {
         const Values a = rounded(numbers("a", p.m * p.k), type), b = rounded(numbers("b", p.n * p.k), type);
         char what[96];
-        std::snprintf(what, sizeof what, "gemm %s %s%s [%d,%d]·[%d,%d]", name_of(type), ta ? "T" : "N", tb ? "T" : "N", int(p.m),
-                      int(p.k), int(p.k), int(p.n));
+        std::snprintf(what, sizeof what, "gemm %s %s%s [%d,%d]·[%d,%d]", name_of(type), ta ? "T" : "N", tb ? "T" : "N",
+                      int(p.m), int(p.k), int(p.k), int(p.n));
         table.check(what,
                     worst(multiplied(device, p, ta, tb, a, b, type), multiplied(host, p, ta, tb, a, b, DType::f64),
                           multiplied(host, p, ta, tb, absolute(a), absolute(b), DType::f64), double(p.k), type),
@@ -188,7 +222,8 @@ void check_table(Backend& device, Backend& host, Table& table) {
       std::string at;
       for (const test::Case& c : row.cases) {
         const Drawn d = drawn(device, row, c, type);
-        const test::Result got = evaluate(c, device, type, d.inputs, d.dy), again = evaluate(c, device, type, d.inputs, d.dy);
+        const test::Result got = evaluate(c, device, type, d.inputs, d.dy),
+                           again = evaluate(c, device, type, d.inputs, d.dy);
         if (got.y != again.y || got.gradients != again.gradients)
           table.check(what + ", " + c.name + ": the same bits twice", 1, 0, "differences");
         const double error = error_of(got, evaluate(c, host, DType::f64, d.inputs, d.dy), type);
@@ -196,7 +231,10 @@ void check_table(Backend& device, Backend& host, Table& table) {
       }
       // f16 has three bits more than bf16; a share of the largest value is what PyTorch and the CPU are held to.
       table.check(what + " (worst: " + at + ")", most,
-                  type == DType::f32 ? row.f32 : type == DType::bf16 ? row.bf16 : row.bf16 / 8, "of the largest");
+                  type == DType::f32    ? row.f32
+                  : type == DType::bf16 ? row.bf16
+                                        : row.bf16 / 8,
+                  "of the largest");
     }
 }
 
@@ -226,7 +264,8 @@ Values pictures_of(Backend& backend, DType type, const Augment& augment) {
   Values all;
   loader.start(1);
   for (Batch batch; loader.next(batch);)
-    for (const Values& v : {batch.images.values(), batch.labels.values(), batch.samples.values()}) all.insert(all.end(), v.begin(), v.end());
+    for (const Values& v : {batch.images.values(), batch.labels.values(), batch.samples.values()})
+      all.insert(all.end(), v.begin(), v.end());
   return all;
 }
 const std::pair<const char*, Augment> augments[] = {
@@ -235,7 +274,9 @@ const std::pair<const char*, Augment> augments[] = {
 // Parameters after `steps`, the last of them replays where the device records.
 Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   const Dataset data = synthetic({.side = 28, .channels = 1, .train = 256, .test = 16});
-  Loader loader(data.train, {.batch = 32, .dtype = type, .augment = {.pad_crop = 2, .flip = true}, .seed = 1, .prefetch = 0}, backend);
+  Loader loader(data.train,
+                {.batch = 32, .dtype = type, .augment = {.pad_crop = 2, .flip = true}, .seed = 1, .prefetch = 0},
+                backend);
   auto model = make_model("smallcnn-bn", 10, 1, 28);
   FlatParameters flat(*model, backend, 1);
   SGD sgd({.learning_rate = 0.02, .momentum = 0.9});
@@ -243,15 +284,15 @@ Values trained(Backend& backend, DType type, int steps, bool eagerly) {
   sgd.bind(flat, 1);
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
-  StepGraph step(
-      backend, false,
-      {.backward = [&] {
-        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-        flat.zero_gradients();
-        flat.backward(sgd.scaled(l));
-        sgd.step(&l.value());
-      }},
-      "");
+  StepGraph step(backend, false,
+                 {.backward =
+                      [&] {
+                        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+                        flat.zero_gradients();
+                        flat.backward(sgd.scaled(l));
+                        sgd.step(&l.value());
+                      }},
+                 "");
   for (int epoch = 0; steps > 0; epoch++) {
     loader.start(epoch);
     for (; steps > 0 && loader.next(batch); steps--) {
@@ -289,15 +330,18 @@ void check_operations(const Machine& machine, Table& table) {
                   test::difference(updated(*device, name), updated(*host, name)).error, 2e-6, "of the largest");
   for (const auto& [name, augment] : augments)
     table.check(std::string("a batch of pictures, ") + name + ": differences in any bit",
-                double(differences(pictures_of(*device, DType::f32, augment), pictures_of(*host, DType::f32, augment))), 0);
+                double(differences(pictures_of(*device, DType::f32, augment), pictures_of(*host, DType::f32, augment))),
+                0);
   for (DType type : types) {
     const std::string what = std::string("twelve steps ") + name_of(type);
     if (!device->supports(type) || !table.time_for(what)) continue;
     const Values once = trained(*device, type, 12, false);
     auto other = exact(machine.device());
-    table.check(what + ", deterministic, twice: parameters that differ", double(differences(once, trained(*other, type, 12, false))), 0);
+    table.check(what + ", deterministic, twice: parameters that differ",
+                double(differences(once, trained(*other, type, 12, false))), 0);
     if (device->records())
-      table.check(what + ", replayed and eager: parameters that differ", double(differences(once, trained(*device, type, 12, true))), 0);
+      table.check(what + ", replayed and eager: parameters that differ",
+                  double(differences(once, trained(*device, type, 12, true))), 0);
   }
 }
 
@@ -307,7 +351,8 @@ void touch_operations(const Machine& machine) {
     if (!device->supports(type)) continue;
     for (const ConvShape& s : shapes)
       for (int pass = 0; pass < 5; pass++) convolved(*device, s, pass, Operands(s, pass, type), type);
-    for (const Product& p : products) multiplied(*device, p, false, true, numbers("a", p.m * p.k), numbers("b", p.n * p.k), type);
+    for (const Product& p : products)
+      multiplied(*device, p, false, true, numbers("a", p.m * p.k), numbers("b", p.n * p.k), type);
     for (const test::Row& row : test::table())
       for (const test::Case& c : row.cases) {
         const Drawn d = drawn(*device, row, c, type);

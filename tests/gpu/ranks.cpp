@@ -7,11 +7,11 @@
 
 #include "datasets/loader.h"
 #include "datasets/synthetic.h"
-#include "dist/strategies/all_reduce.h"
 #include "dist/collectives/in_process.h"
 #include "dist/collectives/staged.h"
-#include "layers/train/fit.h"
+#include "dist/strategies/all_reduce.h"
 #include "layers/models/models.h"
+#include "layers/train/fit.h"
 #include "tests/gpu/table.h"
 #include "tests/op_table.h"
 
@@ -90,7 +90,8 @@ int wrong_sums(Communicator& host, Backend& device, std::int64_t count) {
   }
   Tensor x = Tensor::of(device, {count}, mine);
   device.synchronize();
-  auto devices = staged(std::shared_ptr<Communicator>(&host, [](auto*) {}), device, {.chunk_bytes = 4040, .chunks = 3, .deadline = 30});
+  auto devices = staged(std::shared_ptr<Communicator>(&host, [](auto*) {}), device,
+                        {.chunk_bytes = 4040, .chunks = 3, .deadline = 30});
   devices->all_reduce({x.raw_write(), x.numel(), x.dtype()}).wait();
   const Values got = x.values();
   int wrong = 0;
@@ -119,7 +120,8 @@ void check_ranks(const Machine& machine, Table& table) {
   if (!table.time_for("events in replays")) return;
   check_events(*machine.device(), table);
   // A rank that throws fails the line, and the next one still has its turn.
-  auto check = [&](const std::string& what, const std::string& said, double value, double bound, const char* unit = "") {
+  auto check = [&](const std::string& what, const std::string& said, double value, double bound,
+                   const char* unit = "") {
     if (!said.empty()) table.note(said);
     table.check(what, said.empty() ? value : NAN, bound, unit);
   };
@@ -147,7 +149,8 @@ void check_ranks(const Machine& machine, Table& table) {
   const Values one = trained(*machine.device(), alone);
   end_if_stopped();
   check(what + "parameters that differ between them", said, ends[0] != ends[1], 0);
-  check(what + "beside one rank", said, said.empty() ? test::difference(ends[0], one).error : 0, 1e-4, "of the largest");
+  check(what + "beside one rank", said, said.empty() ? test::difference(ends[0], one).error : 0, 1e-4,
+        "of the largest");
 }
 
 }  // namespace tandem::gpu

@@ -3,10 +3,10 @@
 #include <chrono>
 #include <cmath>
 
+#include "layers/export/summary.h"
 #include "layers/models/models.h"
 #include "layers/optim/optimizer.h"
 #include "layers/train/step_graph.h"
-#include "layers/export/summary.h"
 #include "tests/gpu/table.h"
 
 namespace tandem::gpu {
@@ -64,14 +64,15 @@ void measure_speed(const Machine& machine, Table& table) {
   {
     Tensor x = Tensor::full(gpu, {rows, channels}, 0.5, type), y = Tensor::like(x), dx = Tensor::like(x);
     auto vector = [&](double v) { return Tensor::full(gpu, {channels}, v); };
-    Tensor gamma = vector(1), beta = vector(0), mean = vector(0), variance = vector(1), saved = vector(0), inverse = vector(1),
-           dgamma = vector(0), dbeta = vector(0);
+    Tensor gamma = vector(1), beta = vector(0), mean = vector(0), variance = vector(1), saved = vector(0),
+           inverse = vector(1), dgamma = vector(0), dbeta = vector(0);
     const NormShape s{.rows = rows, .channels = channels, .relu = true};
     const double bytes = double(x.bytes());
     moved("batch norm + ReLU" + bits + " [" + std::to_string(rows) + ", 64], forward", 3 * bytes,
           [&] { gpu.batch_norm(s, x, nullptr, gamma, beta, mean, variance, y, saved, inverse); });
     moved("the same, backward", 5 * bytes, [&] {
-      gpu.batch_norm_backward(s, x, nullptr, y, gamma, beta, saved, inverse, {.dx = &dx, .dgamma = &dgamma, .dbeta = &dbeta});
+      gpu.batch_norm_backward(s, x, nullptr, y, gamma, beta, saved, inverse,
+                              {.dx = &dx, .dgamma = &dgamma, .dbeta = &dbeta});
     });
   }
   for (const char* name : {"sgd", "lars"}) {
@@ -79,8 +80,10 @@ void measure_speed(const Machine& machine, Table& table) {
     FlatParameters flat(*model, gpu, 1);
     flat.gradients.fill(1e-6);
     std::unique_ptr<Optimizer> optimizer;
-    if (std::string(name) == "sgd") optimizer = std::make_unique<SGD>(SGDOptions{.momentum = 0.9, .nesterov = true});
-    else optimizer = std::make_unique<LARS>(LARSOptions{});
+    if (std::string(name) == "sgd")
+      optimizer = std::make_unique<SGD>(SGDOptions{.momentum = 0.9, .nesterov = true});
+    else
+      optimizer = std::make_unique<LARS>(LARSOptions{});
     optimizer->bind(flat, 1);
     // Gradients are read for their norm, and again with parameters and velocities, which are written; LARS reads
     // parameters twice.
@@ -93,8 +96,11 @@ void measure_speed(const Machine& machine, Table& table) {
   }
 
   // ---- training steps -----------------------------------------------------------------------------------------------
-  for (const Case& c : {Case{"lenet5", 28, 1, 10, 128}, {"smallcnn", 28, 1, 10, 128}, {"resnet20", 32, 3, 10, 128},
-                        {"resnet18", 32, 3, 10, 512}, {"resnet50", 224, 3, 1000, 256}}) {
+  for (const Case& c : {Case{"lenet5", 28, 1, 10, 128},
+                        {"smallcnn", 28, 1, 10, 128},
+                        {"resnet20", 32, 3, 10, 128},
+                        {"resnet18", 32, 3, 10, 512},
+                        {"resnet50", 224, 3, 1000, 256}}) {
     const std::string what = std::string(c.model) + bits + " batch " + std::to_string(c.batch);
     if (machine.small && c.side != 28) continue;
     if (!table.time_for(what)) continue;
@@ -108,15 +114,15 @@ void measure_speed(const Machine& machine, Table& table) {
     Batch batch;
     batch.images = Tensor::full(gpu, {c.batch, c.side, c.side, c.channels}, 0.1, type);
     batch.labels = batch.samples = Tensor::zeros(gpu, {c.batch}, DType::i32);
-    StepGraph step(
-        gpu, false,
-        {.backward = [&] {
-          Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-          flat.zero_gradients();
-          flat.backward(l);
-          sgd.step(&l.value());
-        }},
-        "");
+    StepGraph step(gpu, false,
+                   {.backward =
+                        [&] {
+                          Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+                          flat.zero_gradients();
+                          flat.backward(l);
+                          sgd.step(&l.value());
+                        }},
+                   "");
     const double t = seconds_of(gpu, c.side > 100 ? few : many, [&] {
       sgd.sync_hyperparameters();
       step(batch, false);

@@ -1,8 +1,8 @@
 // The table of gpu_check: one line for each thing that was checked or measured, on the screen and as JSON. When the
 // time is up, what was not reached gets its line, too: no table ends without saying what it lacks.
 #pragma once
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -55,7 +55,9 @@ class Table {
     std::printf("%s\n", text.c_str());
     keep({{"note", text}});
   }
-  int status() const { return failed_ ? 1 : missed_ ? 3 : 0; }  // exit status: 1 where a line does not hold, 3: missed some
+  int status() const {
+    return failed_ ? 1 : missed_ ? 3 : 0;
+  }  // exit status: 1 where a line does not hold, 3: missed some
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -21,7 +21,12 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
   backend.deterministic(true);
   backend.exact_convolution(true);
   const Dataset data = synthetic({.side = 28, .channels = 1, .train = 2048, .test = 16});
-  Loader loader(data.train, {.batch = batch_size, .augment = {.pad_crop = 4, .flip = true}, .drop_last = true, .seed = shuffle, .prefetch = 0},
+  Loader loader(data.train,
+                {.batch = batch_size,
+                 .augment = {.pad_crop = 4, .flip = true},
+                 .drop_last = true,
+                 .seed = shuffle,
+                 .prefetch = 0},
                 backend);
   auto model = make_model(name, 10, 1, 28);
   FlatParameters flat(*model, backend, 1);
@@ -30,16 +35,16 @@ Values losses(Backend& backend, const std::string& name, std::int64_t batch_size
   sgd.if_not_finite = IfNotFinite::wait;  // the step is recorded
   Batch batch;
   Tensor last(backend, Shape{});
-  StepGraph step(
-      backend, false,
-      {.backward = [&] {
-        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
-        flat.zero_gradients();
-        flat.backward(l);
-        sgd.step(&l.value());
-        last.copy_from(l.value());
-      }},
-      "");
+  StepGraph step(backend, false,
+                 {.backward =
+                      [&] {
+                        Variable l = cross_entropy((*model)(Variable(batch.images)), batch.labels);
+                        flat.zero_gradients();
+                        flat.backward(l);
+                        sgd.step(&l.value());
+                        last.copy_from(l.value());
+                      }},
+                 "");
   Values all;
   for (int epoch = 0; int(all.size()) < steps; epoch++) {
     sgd.epoch(std::uint32_t(epoch));
@@ -91,7 +96,8 @@ void check_training(const Machine& machine, Table& table) {
     Values low = smoothed(want, window), high = low;
     for (std::uint64_t shuffle : {2, 3, 4}) {
       const Values other = smoothed(losses(*host, c.name, c.batch, steps, shuffle), window);
-      for (std::size_t i = 0; i < low.size(); i++) low[i] = std::min(low[i], other[i]), high[i] = std::max(high[i], other[i]);
+      for (std::size_t i = 0; i < low.size(); i++)
+        low[i] = std::min(low[i], other[i]), high[i] = std::max(high[i], other[i]);
     }
     const Values at = smoothed(got, window);
     double beyond = 0;
@@ -102,7 +108,8 @@ void check_training(const Machine& machine, Table& table) {
       beyond = std::max(beyond, out / std::max(1e-9, high[i] - low[i]));
     }
     const std::string means = what + ": " + std::to_string(steps) + " steps, means of " + std::to_string(window);
-    table.measured(means + ", inside the host's spread", inside, ("of " + std::to_string(at.size()) + ", not judged").c_str());
+    table.measured(means + ", inside the host's spread", inside,
+                   ("of " + std::to_string(at.size()) + ", not judged").c_str());
     table.check(means + ", beyond it (a quarter is allowed)", beyond, 0.25, "of its width");
   }
 }

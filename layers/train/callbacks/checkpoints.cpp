@@ -23,7 +23,9 @@ class Checkpoints : public Callback {
     const std::string kept = !run.diverged ? "" : run.files.kept(saved_at_);
     if (run.at.step == run.began || !run.strategy.saves_after_failure()) return kept;
     if (run.flat.slice().count > 1) {
-      std::fprintf(stderr, "%s: a layer is cut over ranks, which must write it together, so nothing is written now; --resume goes on from the last checkpoint\n",
+      std::fprintf(stderr,
+                   "%s: a layer is cut over ranks, which must write it together, so nothing is written now; --resume "
+                   "goes on from the last checkpoint\n",
                    run.strategy.where().c_str());
       return kept;
     }

@@ -17,7 +17,8 @@ class Exports : public Callback {
   bool reads_step(const Run& run) const override { return run.exports.due(run.at.step); }
   void step_end(Run& run) override {
     if (run.step.known)
-      run.exports.end_step(run.at.step, run.step.mean_loss, run.step.accuracy, run.step.learning_rate, run.step.images_per_second);
+      run.exports.end_step(run.at.step, run.step.mean_loss, run.step.accuracy, run.step.learning_rate,
+                           run.step.images_per_second);
   }
   void epoch_end(Run& run) override {
     std::vector<std::pair<std::string, double>> curves;

@@ -1,5 +1,5 @@
-#include "core/text.h"
 #include "layers/train/metrics.h"
+#include "core/text.h"
 
 #include "core/backend.h"
 #include "core/clock.h"
@@ -84,9 +84,7 @@ class Metrics : public Callback {
 }  // namespace
 
 MetricFields fields_of(const EpochReport& e) {
-  MetricFields f{{"event", std::string("epoch")},
-                 {"epoch", std::int64_t(e.epoch)},
-                 {"train_loss", e.train_loss}};
+  MetricFields f{{"event", std::string("epoch")}, {"epoch", std::int64_t(e.epoch)}, {"train_loss", e.train_loss}};
   if (e.train_accuracy) f.push_back({"train_accuracy", *e.train_accuracy});
   if (e.several()) f.push_back({"first_epoch", std::int64_t(e.first)});
   if (e.validation_loss) f.push_back({"val_loss", *e.validation_loss});

@@ -28,14 +28,16 @@ class OverfitBatch : public Callback {
   // `right`: the share of the pictures that the last step had right; with label smoothing the loss alone stays high.
   static void check(double first, double last, double right, std::int64_t took, bool all) {
     const bool unknown = took == 0 || first < OneBatch::near_zero;
-    const bool learns = !unknown && (last < OneBatch::near_zero || last < first / 10 || (right > 0.95 && last < first / 2));
+    const bool learns =
+        !unknown && (last < OneBatch::near_zero || last < first / 10 || (right > 0.95 && last < first / 2));
     const char* verdict = unknown
                               ? "that cannot tell whether the model learns: begin with new weights, whose loss can fall"
                           : last < OneBatch::near_zero ? "the model can learn"
                           : learns ? "it learns, but not to zero: dropout, label smoothing and mixup do that, or --lr"
                           : !all   ? "that cannot tell whether the model learns: too few steps were made"
                                    : "the model does NOT learn: look at --lr, the labels and the model";
-    const std::string text = "one batch: loss " + digits(first, 4) + " → " + digits(last, 4) + " in " + counted(took, "step") + ": " + verdict;
+    const std::string text = "one batch: loss " + digits(first, 4) + " → " + digits(last, 4) + " in " +
+                             counted(took, "step") + ": " + verdict;
     if (!learns) fail(text);
     std::printf("%s\n", text.c_str());
   }

@@ -21,8 +21,10 @@ class Progress : public Callback {
 
   void begin(Run& run) override {
     if (!on_) return;
-    if (run.files.resumes()) resumed(run);
-    else if (!run.options.resume.empty()) std::fprintf(stderr, "%s holds no checkpoint: the run begins\n", run.options.checkpoint.c_str());
+    if (run.files.resumes())
+      resumed(run);
+    else if (!run.options.resume.empty())
+      std::fprintf(stderr, "%s holds no checkpoint: the run begins\n", run.options.checkpoint.c_str());
     if (run.strategy.size() == 1) return;
     std::fprintf(stderr, "%d ranks, %s: %s\n", run.strategy.size(), run.strategy.name().c_str(),
                  text_of(run.cutting, run.model, run.strategy, run.options, run.rates.given).c_str());
@@ -38,9 +40,10 @@ class Progress : public Callback {
     std::string bar;
     for (int i = 0; i < 20; i++) bar += i < int(20 * share) ? "█" : "·";
     const std::string accuracy = run.task.has_accuracy ? printed("accuracy %.1f %%  ", 100 * run.step.accuracy) : "";
-    std::fprintf(stderr, "\repoch %d/%d %s %3d%%  loss %.4f  %s%.0f images/s  lr %.4g  %.0f s left \033[K", run.epoch.epoch,
-                 run.options.epochs, bar.c_str(), int(100 * share), run.step.mean_loss, accuracy.c_str(),
-                 run.step.images_per_second, run.step.learning_rate, (1 - share) * seconds_since(epoch_began_) / share);
+    std::fprintf(stderr, "\repoch %d/%d %s %3d%%  loss %.4f  %s%.0f images/s  lr %.4g  %.0f s left \033[K",
+                 run.epoch.epoch, run.options.epochs, bar.c_str(), int(100 * share), run.step.mean_loss,
+                 accuracy.c_str(), run.step.images_per_second, run.step.learning_rate,
+                 (1 - share) * seconds_since(epoch_began_) / share);
   }
   void epoch_end(Run& run) override {
     clear();
@@ -55,18 +58,20 @@ class Progress : public Callback {
     clear();
     tell_plan(run);
     if (on_ && run.nothing_left.empty())
-      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.at.step), whole(std::int64_t(run.rates.total)),
-                   run.reason.c_str());
+      std::fprintf(stderr, "stopped after step %lld of %lld (%s)\n", whole(run.at.step),
+                   whole(std::int64_t(run.rates.total)), run.reason.c_str());
   }
   std::string failed(Run&, const std::string&) override { return clear(), ""; }
 
  private:
   void tell_plan(const Run& run) {  // once
-    if (on_ && run.memory_plan && !std::exchange(told_plan_, true)) std::fprintf(stderr, "%s\n", run.memory_plan->report().c_str());
+    if (on_ && run.memory_plan && !std::exchange(told_plan_, true))
+      std::fprintf(stderr, "%s\n", run.memory_plan->report().c_str());
   }
   void resumed(const Run& run) {
     const RunPosition& at = run.at;
-    std::fprintf(stderr, "%s: %lld of %d epochs are done", run.files.from().c_str(), whole(at.epoch), run.options.epochs);
+    std::fprintf(stderr, "%s: %lld of %d epochs are done", run.files.from().c_str(), whole(at.epoch),
+                 run.options.epochs);
     if (at.batch > 0) std::fprintf(stderr, " and %lld of %lld batches", whole(at.batch), whole(at.batches));
     std::fprintf(stderr, ", %s%s%s\n", counted(at.step, "step").c_str(),
                  run.nothing_left.empty() ? "" : ": nothing is left to do: ", run.nothing_left.c_str());

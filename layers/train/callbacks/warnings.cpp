@@ -17,7 +17,8 @@ bool guesses(const MetricSums& trained, std::int64_t classes) {
 class Warnings : public Callback {
  public:
   void begin(Run& run) override {
-    for (const std::string& doubt : doubts(run.cutting, run.model, run.options, run.rates.total, run.batches_per_epoch()))
+    for (const std::string& doubt :
+         doubts(run.cutting, run.model, run.options, run.rates.total, run.batches_per_epoch()))
       run.warn(doubt);
   }
   void epoch_end(Run& run) override {
