@@ -146,10 +146,10 @@ struct Convolution::State {
     return plans;
   }
 
-  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway),
-  // and the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be tried: the
-  // first is taken and stays for the recording, and an eager call chooses again.
-  Entry& entry(const PlanKey& key, const Operands& o) {
+  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway, or go
+  // elsewhere where they are added), and the fastest stays; in deterministic mode the first that runs. While a step is recorded
+  // nothing can be tried: the first is taken and stays for the recording, and an eager call chooses again.
+  Entry& entry(const PlanKey& key, Operands o) {
     for (auto& e : entries)
       if (e->key == key && (e->tried || recording)) return *e;
     auto e = std::make_unique<Entry>(Entry{key, {}, !recording});
@@ -159,6 +159,8 @@ struct Convolution::State {
       if (!plans.empty()) chosen = 0;
     } else if (!plans.empty()) {
       const Stopwatch watch;
+      const Block elsewhere(*this, key.add ? size_of(key.type) * std::size_t(key.shape.x_numel()) : 0);
+      if (key.add) o.x = elsewhere.data();
       chosen = choose(plans.size(), rules.deterministic, [&](std::size_t i) { return milliseconds(watch, plans[i], key, o); });
     }
     if (chosen) e->plan = std::move(plans[*chosen]);
@@ -195,8 +197,14 @@ void Convolution::forward(const ConvShape& s, DType type, const Operands& o, boo
   state_->bias_and_relu(key, o);
 }
 
-// cuDNN overwrites: what is to be added goes through scratch.
+// What is to be added goes through scratch only where no engine adds by itself.
 void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, const void* w, void* dx, bool add) {
+  if (add) {
+    const Operands o{dx, w, dy};
+    PlanKey key = PlanKey::of(Pass::backward_data, s, type, o);
+    key.add = true;
+    if (auto& e = state_->entry(key, o); e.plan) return state_->run(*e.plan, key, o);
+  }
   State::Block room(*state_, add ? size_of(type) * std::size_t(s.x_numel()) : 0);
   void* to = add ? room.data() : dx;
   const Operands o{to, w, dy};

@@ -11,14 +11,14 @@ struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {  // eight floats 
   T v[V];
 };
 
-template <int V, class T>
-__device__ inline void load(const T* from, float (&to)[V]) {
+template <int V, class T, class A>
+__device__ inline void load(const T* from, A (&to)[V]) {
   const auto pack = *reinterpret_cast<const Pack<T, V>*>(from);
-  for (int i = 0; i < V; i++) to[i] = float(pack.v[i]);
+  for (int i = 0; i < V; i++) to[i] = A(pack.v[i]);
 }
 
-template <int V, class T>
-__device__ inline void store(T* to, const float (&from)[V]) {
+template <int V, class T, class A>
+__device__ inline void store(T* to, const A (&from)[V]) {
   Pack<T, V> pack;
   for (int i = 0; i < V; i++) pack.v[i] = T(from[i]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;

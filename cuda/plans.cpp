@@ -21,7 +21,7 @@ std::string PlanKey::text() const {
   const ConvShape& s = shape;
   out << "conv2d " << name_of(pass) << ", pictures [" << s.n << ", " << s.h << ", " << s.w << ", " << s.c_in
       << "], filters [" << s.c_out << ", " << s.kh << ", " << s.kw << ", " << s.c_in / s.groups << "], "
-      << (bias ? "bias, " : "") << (relu ? "ReLU, " : "") << tandem::name_of(type);
+      << (bias ? "bias, " : "") << (relu ? "ReLU, " : "") << (add ? "added, " : "") << tandem::name_of(type);
   return out.str();
 }
 
@@ -121,10 +121,10 @@ Descriptor convolution(const PlanKey& key, const Descriptor& x, const Descriptor
       .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dilation, 2)
       .finish();
   const Names& n = names_of(key.pass);
-  const float one = 1, zero = 0;
+  const float one = 1, old = key.add ? 1 : 0;
   Descriptor op(n.operation);
   op.set(n.x, x).set(n.w, w).set(n.y, y).set(n.convolution, c);
-  op.set(n.alpha, CUDNN_TYPE_FLOAT, &one).set(n.beta, CUDNN_TYPE_FLOAT, &zero).finish();
+  op.set(n.alpha, CUDNN_TYPE_FLOAT, &one).set(n.beta, CUDNN_TYPE_FLOAT, &old).finish();
   return op;
 }
 

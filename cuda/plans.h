@@ -41,6 +41,7 @@ struct PlanKey {
   DType type;  // of all tensors: the heuristics offer no engine for f32 filter gradients, or an f32 bias, of narrower pictures
   bool bias = false, relu = false;  // the graph ends with y = relu?(y + bias); they offer none for a ReLU without a bias
   Alignments alignment = {};
+  bool add = false;  // a gradient is added to what is there
   static PlanKey of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu = false);
   // True when nothing is multiplied, as with an empty batch. cuDNN refuses such shapes; our own kernels write the zeros.
   bool empty() const { return shape.x_numel() == 0 || shape.w_numel() == 0 || shape.y_numel() == 0; }

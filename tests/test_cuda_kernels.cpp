@@ -68,7 +68,7 @@ using Types = testing::Types<float, bf16, f16>;
 TYPED_TEST_SUITE(CudaKernels, Types);
 
 std::size_t scratch_for(int sums, std::int64_t channels) {
-  return emulated::column_scratch(sums, channels) + 4 * std::size_t(channels);
+  return emulated::column_scratch(sums, channels) + 2 * std::size_t(channels);
 }
 
 struct NormCase {

@@ -101,6 +101,8 @@ def main():
     torch.backends.cudnn.benchmark = True
     print(json.dumps({"torch": torch.__version__, "device": torch.cuda.get_device_name()}), flush=True)
     for name, (make, shape, classes) in CASES.items():
+        if len(sys.argv) > 2 and name.split()[0] not in sys.argv[2:]:
+            continue
         model = make().cuda().to(memory_format=torch.channels_last)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
         x = torch.full(shape, 0.1, device="cuda").to(memory_format=torch.channels_last)
