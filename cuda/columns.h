@@ -11,15 +11,22 @@
 
 namespace tandem::cuda {
 
-// f.at(c) gives a state for the channels c … c + V − 1; state(row, sums) adds that row's values to sums[N][V].
+// f.at(c) gives a state for the channels c … c + V − 1. state.load(row) reads that row's values, state(row, loaded, sums) adds them to
+// sums[N][V]. Two rows are read before the first is used: memory then has enough to do.
 template <int N, int V, class F>
-__global__ void __launch_bounds__(256) column_parts(F f, std::int64_t rows, std::int64_t channels, float* parts) {
+__global__ void __launch_bounds__(256, 3) column_parts(F f, std::int64_t rows, std::int64_t channels, float* parts) {
   const std::int64_t c = (blockIdx.x * std::int64_t(blockDim.x) + threadIdx.x) * V;
   float sums[N][V] = {};
   if (c < channels) {
-    auto state = f.at(c);
-    for (std::int64_t r = blockIdx.y * std::int64_t(blockDim.y) + threadIdx.y; r < rows; r += gridDim.y * blockDim.y)
-      state(r, sums);
+    const auto state = f.at(c);
+    const std::int64_t step = gridDim.y * std::int64_t(blockDim.y);
+    std::int64_t r = blockIdx.y * std::int64_t(blockDim.y) + threadIdx.y;
+    for (; r + step < rows; r += 2 * step) {
+      const auto a = state.load(r), b = state.load(r + step);
+      state(r, a, sums);
+      state(r + step, b, sums);
+    }
+    if (r < rows) state(r, state.load(r), sums);
   }
   __shared__ float shared[N * V * 256];
   const int lane = threadIdx.y * blockDim.x + threadIdx.x;
@@ -37,16 +44,16 @@ __global__ void __launch_bounds__(256) column_parts(F f, std::int64_t rows, std:
 
 // Eight channels to a block, which are the 32 bytes that memory moves; finish(c, sums) is called by one thread.
 template <int N, class Finish>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(1024)
     column_totals(Finish finish, const float* parts, int count, std::int64_t channels) {
   const std::int64_t c = blockIdx.x * std::int64_t{8} + threadIdx.x;
   double sums[N] = {};
   if (c < channels)
-    for (int p = threadIdx.y; p < count; p += 32)
+    for (int p = threadIdx.y; p < count; p += 128)
       for (int n = 0; n < N; n++) sums[n] += parts[(std::int64_t(p) * N + n) * channels + c];
-  __shared__ double shared[N][32][8];
+  __shared__ double shared[N][128][8];
   for (int n = 0; n < N; n++) shared[n][threadIdx.y][threadIdx.x] = sums[n];
-  for (unsigned half = 16; half > 0; half /= 2) {
+  for (unsigned half = 64; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.y < half)
       for (int n = 0; n < N; n++) shared[n][threadIdx.y][threadIdx.x] += shared[n][threadIdx.y + half][threadIdx.x];
@@ -56,14 +63,20 @@ __global__ void __launch_bounds__(256)
   finish(c, sums);
 }
 
-// state(row) for every row, the last rows first: those that column_parts has just read may still be in the cache.
+// state(row, state.load(row)) for every row, the last rows first: those that column_parts has just read may still be in the cache.
 template <int V, class F>
-__global__ void __launch_bounds__(256) column_rows(F f, std::int64_t rows, std::int64_t channels) {
+__global__ void __launch_bounds__(256, 3) column_rows(F f, std::int64_t rows, std::int64_t channels) {
   const std::int64_t c = (blockIdx.x * std::int64_t(blockDim.x) + threadIdx.x) * V;
   if (c >= channels) return;
   const auto state = f.at(c);
   const std::int64_t step = gridDim.y * std::int64_t(blockDim.y);
-  for (std::int64_t r = rows - 1 - blockIdx.y * std::int64_t(blockDim.y) - threadIdx.y; r >= 0; r -= step) state(r);
+  std::int64_t r = rows - 1 - blockIdx.y * std::int64_t(blockDim.y) - threadIdx.y;
+  for (; r >= step; r -= 2 * step) {
+    const auto a = state.load(r), b = state.load(r - step);
+    state(r, a);
+    state(r - step, b);
+  }
+  if (r >= 0) state(r, state.load(r));
 }
 
 // Blocks of 256 threads over packs of V channels and over rows: at most eight for each processor, and `each` rows or more
@@ -89,7 +102,7 @@ void column_sums(const Grid& grid, std::int64_t rows, std::int64_t channels, flo
   if (channels == 0) return;
   const ColumnGrid over(grid, rows, (channels + V - 1) / V, 4);
   start(column_parts<N, V, F>, over.blocks(), over.threads(), grid.stream, f, rows, channels, scratch);
-  start(column_totals<N, Finish>, unsigned((channels + 7) / 8), dim3(8, 32), grid.stream, finish, scratch,
+  start(column_totals<N, Finish>, unsigned((channels + 7) / 8), dim3(8, 128), grid.stream, finish, scratch,
         int(over.down), channels);
 }
 

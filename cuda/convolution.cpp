@@ -59,6 +59,24 @@ struct Convolution::State {
   };
 
   void run(const Plan& plan, const PlanKey& key, const Operands& o) {
+    if (!plan.wide) return execute(plan, key, o);
+    const PlanKey wide = *key.widened();
+    const ConvShape& s = key.shape;
+    const std::int64_t pixels = s.n * s.h * s.w, taps = s.c_out * s.kh * s.kw;
+    const Block x(*this, size_of(key.type) * std::size_t(wide.shape.x_numel())),
+        w(*this, size_of(key.type) * std::size_t(wide.shape.w_numel()));
+    Operands through = o;
+    through.x = x.data(), through.w = w.data();
+    typed(key.type, [&]<class T> {
+      auto* filters = static_cast<T*>(const_cast<void*>(o.w));
+      set_channels(grid, pixels, s.c_in, 8, static_cast<const T*>(o.x), static_cast<T*>(x.data()));
+      if (key.pass == Pass::forward) set_channels(grid, taps, s.c_in, 8, filters, static_cast<T*>(w.data()));
+      execute(plan, wide, through);
+      if (key.pass == Pass::backward_filter) set_channels(grid, taps, 8, s.c_in, static_cast<const T*>(w.data()), filters);
+    });
+  }
+
+  void execute(const Plan& plan, const PlanKey& key, const Operands& o) {
     const std::int64_t uids[] = {x_uid, w_uid, y_uid, bias_uid};
     const void* pointers[] = {o.x, o.w, o.y, o.bias};
     const int count = key.bias && plan.fused ? 4 : 3;
@@ -128,7 +146,7 @@ struct Convolution::State {
     }
   }
 
-  // What can serve a key: with a bias, plans that add it, and then those of the convolution alone.
+  // What can serve a key: with a bias, plans that add it, and then those of the convolution alone; each with more channels, too.
   std::vector<Plan> plans_for(const PlanKey& key) {
     const ForDevice device = [this](Descriptor& d) {
       if (d.type() == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) d.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, &handle);
@@ -137,12 +155,20 @@ struct Convolution::State {
     std::vector<Plan> plans;
     if (key.empty()) return plans;
     const std::size_t most = recording ? 1 : 8;
-    // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the same engines
-    // whatever the alignment, though most of them need 16 bytes without a bias: so they get what serves any of them.
-    if (key.bias && !recording && key.alignment == Alignments()) plans = candidates(device, key, rules, most);
-    PlanKey alone = key;
-    alone.bias = alone.relu = false;
-    for (Plan& plan : candidates(device, alone, rules, most)) plans.push_back(std::move(plan));
+    auto add = [&](PlanKey k, bool wide) {
+      // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the same engines
+      // whatever the alignment, though most of them need 16 bytes without a bias: so they get what serves any of them.
+      std::vector<Plan> found;
+      if (k.bias && !recording && k.alignment == Alignments()) found = candidates(device, k, rules, most);
+      k.bias = k.relu = false;
+      for (Plan& plan : candidates(device, k, rules, most)) found.push_back(std::move(plan));
+      for (Plan& plan : found) {
+        plan.wide = wide;
+        plans.push_back(std::move(plan));
+      }
+    };
+    add(key, false);
+    if (const auto wide = key.widened(); wide && !recording) add(*wide, true);
     return plans;
   }
 

@@ -96,6 +96,9 @@ void bias_relu(const Grid&, std::int64_t rows, std::int64_t channels, const floa
 // y[r, c] = row[c] for every row.
 template <class T>
 void fill_rows(const Grid&, std::int64_t rows, std::int64_t channels, const T* row, T* y);
+// Rows of another width: cut, or with zeros behind them.
+template <class T>
+void set_channels(const Grid&, std::int64_t rows, std::int64_t from_width, std::int64_t to_width, const T* from, T* to);
 // to (+)= from, converted.
 template <class From, class To>
 void convert(const Grid&, std::int64_t n, const From* from, To* to, bool add);

@@ -13,9 +13,10 @@ struct Moments {
     const T* x;
     std::int64_t channels;
     float k[V];
-    __device__ void operator()(std::int64_t r, float (&sums)[2][V]) const {
+    __device__ Pack<T, V> load(std::int64_t r) const { return pack_at<V>(x + r * channels); }
+    __device__ void operator()(std::int64_t, const Pack<T, V>& row, float (&sums)[2][V]) const {
       float v[V];
-      load<V>(x + r * channels, v);
+      unpack(row, v);
       for (int i = 0; i < V; i++) {
         const float d = v[i] - k[i];
         sums[0][i] += d;
@@ -25,7 +26,7 @@ struct Moments {
   };
   __device__ State at(std::int64_t c) const {
     State s{x + c, channels, {}};
-    load<V>(x + c, s.k);
+    cuda::load<V>(x + c, s.k);
     return s;
   }
 };
@@ -81,19 +82,22 @@ struct Normalise {
     Normalise f;
     std::int64_t c;
     float scale[V], offset[V];
-    __device__ void operator()(std::int64_t r) const {
+    struct Loaded {
+      Pack<T, V> x, residual;
+    };
+    __device__ Loaded load(std::int64_t r) const {
       const std::int64_t at = r * f.channels + c;
+      return {pack_at<V>(f.x + at), pack_at<V>((f.residual ? f.residual : f.x) + at)};
+    }
+    __device__ void operator()(std::int64_t r, const Loaded& row) const {
       float v[V];
-      load<V>(f.x + at, v);
+      unpack(row.x, v);
       for (int i = 0; i < V; i++) v[i] = fmaf(v[i], scale[i], offset[i]);
-      if (f.residual) {
-        float other[V];
-        load<V>(f.residual + at, other);
-        for (int i = 0; i < V; i++) v[i] += other[i];
-      }
+      if (f.residual)
+        for (int i = 0; i < V; i++) v[i] += float(row.residual.v[i]);
       if (f.relu)
         for (int i = 0; i < V; i++) v[i] = v[i] < 0 ? 0.f : v[i];  // lets a NaN through
-      store<V>(f.y + at, v);
+      store<V>(f.y + r * f.channels + c, v);
     }
   };
   __device__ State at(std::int64_t c) const {
@@ -123,18 +127,21 @@ struct Arguments {
   std::int64_t channels;
 };
 
+// A row's x, dy, and y where that is the mask.
 template <class T, int V>
-__device__ void masked(const Arguments<T>& a, std::int64_t at, const float (&x)[V], const float (&scale)[V],
-                       const float (&offset)[V], float (&d)[V]) {
-  load<V>(a.dy + at, d);
-  if (!a.relu) return;
-  float y[V];
-  if (a.y)
-    load<V>(a.y + at, y);
-  else
-    for (int i = 0; i < V; i++) y[i] = fmaf(x[i], scale[i], offset[i]);
-  for (int i = 0; i < V; i++) d[i] = y[i] <= 0 ? 0.f : d[i];
-}
+struct GradientRow {
+  Pack<T, V> x, dy, y;
+  __device__ GradientRow(const Arguments<T>& a, std::int64_t at)
+      : x(pack_at<V>(a.x + at)), dy(pack_at<V>(a.dy + at)), y(pack_at<V>((a.relu && a.y ? a.y : a.x) + at)) {}
+  __device__ void masked(const Arguments<T>& a, const float (&scale)[V], const float (&offset)[V], float (&d)[V]) const {
+    unpack(dy, d);
+    if (!a.relu) return;
+    for (int i = 0; i < V; i++) {
+      const float out = a.y ? float(y.v[i]) : fmaf(float(x.v[i]), scale[i], offset[i]);
+      if (out <= 0) d[i] = 0;
+    }
+  }
+};
 
 template <class T, int V>
 struct GradientSums {
@@ -145,15 +152,14 @@ struct GradientSums {
     T* keep;
     std::int64_t c;
     float mean[V], scale[V], offset[V];
-    __device__ void operator()(std::int64_t r, float (&sums)[2][V]) const {
-      const std::int64_t at = r * a.channels + c;
-      float x[V], d[V];
-      load<V>(a.x + at, x);
-      masked<T, V>(a, at, x, scale, offset, d);
-      if (keep) store<V>(keep + at, d);
+    __device__ GradientRow<T, V> load(std::int64_t r) const { return {a, r * a.channels + c}; }
+    __device__ void operator()(std::int64_t r, const GradientRow<T, V>& row, float (&sums)[2][V]) const {
+      float d[V];
+      row.masked(a, scale, offset, d);
+      if (keep) store<V>(keep + r * a.channels + c, d);
       for (int i = 0; i < V; i++) {
         sums[0][i] += d[i];
-        sums[1][i] += d[i] * (x[i] - mean[i]);
+        sums[1][i] += d[i] * (float(row.x.v[i]) - mean[i]);
       }
     }
   };
@@ -190,14 +196,15 @@ struct InputGradient {
     InputGradient f;
     std::int64_t c;
     float mean[V], scale[V], offset[V], slope[V], constant[V];
-    __device__ void operator()(std::int64_t r) const {
+    __device__ GradientRow<T, V> load(std::int64_t r) const { return {f.a, r * f.a.channels + c}; }
+    __device__ void operator()(std::int64_t r, const GradientRow<T, V>& row) const {
       const std::int64_t at = r * f.a.channels + c;
       float x[V], d[V];
-      load<V>(f.a.x + at, x);
-      masked<T, V>(f.a, at, x, scale, offset, d);
+      unpack(row.x, x);
+      row.masked(f.a, scale, offset, d);
       if (f.dresidual) {
         float sum[V];
-        load<V>(f.dresidual + at, sum);
+        cuda::load<V>(f.dresidual + at, sum);
         for (int i = 0; i < V; i++) sum[i] += d[i];
         store<V>(f.dresidual + at, sum);
       }
@@ -206,7 +213,7 @@ struct InputGradient {
       for (int i = 0; i < V; i++) result[i] = d[i] * scale[i] + ((x[i] - mean[i]) * slope[i] + constant[i]);
       if (f.add_dx) {
         float old[V];
-        load<V>(f.dx + at, old);
+        cuda::load<V>(f.dx + at, old);
         for (int i = 0; i < V; i++) result[i] += old[i];
       }
       store<V>(f.dx + at, result);

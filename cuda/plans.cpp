@@ -1,7 +1,6 @@
 #include "cuda/plans.h"
 
 #include <algorithm>
-#include <optional>
 #include <sstream>
 
 namespace tandem::cuda {
@@ -34,6 +33,14 @@ int alignment_of(std::initializer_list<const void*> pointers) {
 PlanKey PlanKey::of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu) {
   auto aligned = [&](const void* p) { return std::max(int(size_of(type)), alignment_of({p})); };
   return {pass, s, type, o.bias != nullptr, relu, {aligned(o.x), aligned(o.w), aligned(o.y), aligned(o.bias)}};
+}
+
+std::optional<PlanKey> PlanKey::widened() const {
+  if (size_of(type) != 2 || shape.c_in >= 8 || shape.groups != 1 || pass == Pass::backward_data) return {};
+  PlanKey wide = *this;
+  wide.shape.c_in = 8;
+  wide.alignment.x = wide.alignment.w = 16;
+  return wide;
 }
 
 Layout Layout::pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c) {
@@ -196,7 +203,7 @@ std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const E
   device(plan);
   if (!plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration).try_to_finish()) return {};
   const auto bytes = plan.get<std::int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64);
-  return Plan{std::move(plan), bytes, key.bias || key.relu};
+  return Plan{.plan = std::move(plan), .workspace = bytes, .fused = key.bias || key.relu};
 }
 
 }  // namespace

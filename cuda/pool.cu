@@ -97,6 +97,36 @@ struct MaxPoolBackward {
   }
 };
 
+// Windows that do not overlap: one thread for V channels of a window writes all elements under it. Those of the last column and row
+// also write the elements behind them, which no window holds.
+template <class T, int V>
+struct MaxPoolBackwardApart {
+  Sizes s;
+  const T* dy;
+  const std::uint8_t* argmax;
+  T* dx;
+  bool add;
+  __device__ void operator()(std::int64_t i) const {
+    const Place o(i, s.out_h, s.out_w, s.c, V);
+    float d[V];
+    int who[V];
+    load<V>(dy + i * V, d);
+    load<V>(argmax + i * V, who);
+    const int top = o.y * s.kh, left = o.x * s.kw;
+    const int bottom = o.y == s.out_h - 1 ? s.h : top + s.kh, right = o.x == s.out_w - 1 ? s.w : left + s.kw;
+    for (int y = top; y < bottom; y++)
+      for (int x = left; x < right; x++) {
+        const bool under = y - top < s.kh && x - left < s.kw;
+        const int here = under ? (y - top) * s.kw + x - left : -1;
+        T* to = dx + offset(o.n, y, x, o.c, s.h, s.w, s.c);
+        float sum[V] = {};
+        if (add) load<V>(to, sum);
+        for (int k = 0; k < V; k++) sum[k] += who[k] == here ? d[k] : 0.f;
+        store<V>(to, sum);
+      }
+  }
+};
+
 __device__ float inside(const Sizes& s, int oy, int ox) {  // elements of the window in the picture
   const int top = oy * s.stride_h - s.pad_h, left = ox * s.stride_w - s.pad_w;
   return float((smaller(s.kh, s.h - top) - larger(0, -top)) * (smaller(s.kw, s.w - left) - larger(0, -left)));
@@ -152,9 +182,14 @@ void max_pool(const Grid& grid, const PoolShape& s, const T* x, bool relu, T* y,
 }
 template <class T>
 void max_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, const std::uint8_t* argmax, T* dx, bool add) {
+  const bool apart = s.stride_h == s.kh && s.stride_w == s.kw && s.pad_h == 0 && s.pad_w == 0;
   with_packs<T>(
-      s.c, [&]<int V> { device_launch(grid.stream, inputs(s) / V, MaxPoolBackward<T, V>{Sizes(s), dy, argmax, dx, add}); }, dy,
-      argmax, dx);
+      s.c,
+      [&]<int V> {
+        if (apart) device_launch(grid.stream, outputs(s) / V, MaxPoolBackwardApart<T, V>{Sizes(s), dy, argmax, dx, add});
+        else device_launch(grid.stream, inputs(s) / V, MaxPoolBackward<T, V>{Sizes(s), dy, argmax, dx, add});
+      },
+      dy, argmax, dx);
 }
 template <class T>
 void average_pool(const Grid& grid, const PoolShape& s, const T* x, T* y) {

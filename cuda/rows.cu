@@ -13,10 +13,9 @@ struct Values {
   struct State {
     const T* x;
     std::int64_t channels;
-    __device__ void operator()(std::int64_t r, float (&sums)[1][V]) const {
-      float v[V];
-      load<V>(x + r * channels, v);
-      for (int i = 0; i < V; i++) sums[0][i] += v[i];
+    __device__ Pack<T, V> load(std::int64_t r) const { return pack_at<V>(x + r * channels); }
+    __device__ void operator()(std::int64_t, const Pack<T, V>& row, float (&sums)[1][V]) const {
+      for (int i = 0; i < V; i++) sums[0][i] += float(row.v[i]);
     }
   };
   __device__ State at(std::int64_t c) const { return {x + c, channels}; }
@@ -176,20 +175,20 @@ struct BiasRelu {
     BiasRelu f;
     std::int64_t c;
     float bias[V];
-    __device__ void operator()(std::int64_t r) const {
-      T* at = f.y + r * f.channels + c;
+    __device__ Pack<T, V> load(std::int64_t r) const { return pack_at<V>(f.y + r * f.channels + c); }
+    __device__ void operator()(std::int64_t r, const Pack<T, V>& row) const {
       float v[V];
-      load<V>(at, v);
+      unpack(row, v);
       for (int i = 0; i < V; i++) {
         if (f.bias) v[i] += bias[i];
         if (f.relu && v[i] < 0) v[i] = 0;  // lets a NaN through
       }
-      store<V>(at, v);
+      store<V>(f.y + r * f.channels + c, v);
     }
   };
   __device__ State at(std::int64_t c) const {
     State s{*this, c, {}};
-    if (bias) load<V>(bias + c, s.bias);
+    if (bias) cuda::load<V>(bias + c, s.bias);
     return s;
   }
 };
@@ -203,9 +202,26 @@ struct FillRows {
     T* y;
     std::int64_t channels;
     Pack<T, V> row;
-    __device__ void operator()(std::int64_t r) const { *reinterpret_cast<Pack<T, V>*>(y + r * channels) = row; }
+    __device__ Pack<T, V> load(std::int64_t) const { return row; }
+    __device__ void operator()(std::int64_t r, const Pack<T, V>& same) const {
+      *reinterpret_cast<Pack<T, V>*>(y + r * channels) = same;
+    }
   };
-  __device__ State at(std::int64_t c) const { return {y + c, channels, *reinterpret_cast<const Pack<T, V>*>(row + c)}; }
+  __device__ State at(std::int64_t c) const { return {y + c, channels, pack_at<V>(row + c)}; }
+};
+
+template <class T>
+struct SetChannels {
+  unsigned from_width, to_width;
+  const T* from;
+  T* to;
+  __device__ T value(std::int64_t i) const {
+    const std::int64_t row = i <= 0xffffffff ? unsigned(i) / to_width : i / to_width;
+    const unsigned c = unsigned(i - row * to_width);
+    return c < from_width ? from[row * from_width + c] : T(0.f);
+  }
+  __device__ void store(std::int64_t i, T v) const { to[i] = v; }
+  __device__ void operator()(std::int64_t i) const { store(i, value(i)); }
 };
 
 template <class From, class To, int V>
@@ -286,6 +302,10 @@ void fill_rows(const Grid& grid, std::int64_t rows, std::int64_t channels, const
   with_packs<T>(
       channels, [&]<int V> { each_column<V>(grid, rows, channels, FillRows<T, V>{row, y, channels}); }, y, row);
 }
+template <class T>
+void set_channels(const Grid& grid, std::int64_t rows, std::int64_t from_width, std::int64_t to_width, const T* from, T* to) {
+  device_launch(grid.stream, rows * to_width, SetChannels<T>{unsigned(from_width), unsigned(to_width), from, to});
+}
 template <class From, class To>
 void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool add) {
   using Narrow = std::conditional_t<sizeof(From) < sizeof(To), From, To>;
@@ -303,6 +323,7 @@ void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool ad
                                        double, const float*, T*, bool);                                               \
   template void bias_relu(const Grid&, std::int64_t, std::int64_t, const float*, bool, T*);                           \
   template void fill_rows(const Grid&, std::int64_t, std::int64_t, const T*, T*);                                     \
+  template void set_channels(const Grid&, std::int64_t, std::int64_t, std::int64_t, const T*, T*);                    \
   template void convert(const Grid&, std::int64_t, const T*, float*, bool);
 TANDEM_ROWS(float)
 TANDEM_ROWS(bf16)
