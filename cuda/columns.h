@@ -79,15 +79,15 @@ __global__ void __launch_bounds__(256, 3) column_rows(F f, std::int64_t rows, st
   if (r >= 0) state(r, state.load(r));
 }
 
-// Blocks of 256 threads over packs of V channels and over rows: at most eight for each processor, and `each` rows or more
-// for each thread.
+// Blocks of 256 threads over packs of V channels and over rows: at most those that the device runs at once, since a second wave would
+// be a part of one, and `each` rows or more for each thread.
 struct ColumnGrid {
   unsigned x = 1, y, across, down;
-  ColumnGrid(const Grid& grid, std::int64_t rows, std::int64_t packs, std::int64_t each) {
+  ColumnGrid(const Grid& grid, int resident, std::int64_t rows, std::int64_t packs, std::int64_t each) {
     while (x < 32 && x < packs) x *= 2;
     y = 256 / x;
     across = unsigned((packs + x - 1) / x);
-    const std::int64_t wanted = std::max<std::int64_t>(1, 8 * grid.processors / std::max(1u, across)),
+    const std::int64_t wanted = std::max<std::int64_t>(1, resident * grid.processors / across),
                        useful = (rows + each * y - 1) / (each * y);
     down = unsigned(std::clamp<std::int64_t>(std::min(wanted, useful), 1, most_parts));
   }
@@ -100,7 +100,8 @@ template <int N, int V, class F, class Finish>
 void column_sums(const Grid& grid, std::int64_t rows, std::int64_t channels, float* scratch, const F& f,
                  const Finish& finish) {
   if (channels == 0) return;
-  const ColumnGrid over(grid, rows, (channels + V - 1) / V, 4);
+  static const int resident = resident_blocks(column_parts<N, V, F>, 256);
+  const ColumnGrid over(grid, resident, rows, (channels + V - 1) / V, 4);
   start(column_parts<N, V, F>, over.blocks(), over.threads(), grid.stream, f, rows, channels, scratch);
   start(column_totals<N, Finish>, unsigned((channels + 7) / 8), dim3(8, 128), grid.stream, finish, scratch,
         int(over.down), channels);
@@ -109,7 +110,8 @@ void column_sums(const Grid& grid, std::int64_t rows, std::int64_t channels, flo
 template <int V, class F>
 void each_column(const Grid& grid, std::int64_t rows, std::int64_t channels, const F& f) {
   if (rows == 0 || channels == 0) return;
-  const ColumnGrid over(grid, rows, (channels + V - 1) / V, 2);
+  static const int resident = resident_blocks(column_rows<V, F>, 256);
+  const ColumnGrid over(grid, resident, rows, (channels + V - 1) / V, 2);
   start(column_rows<V, F>, over.blocks(), over.threads(), grid.stream, f, rows, channels);
 }
 

@@ -17,6 +17,13 @@ void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_
   CUDA_CHECK(cudaGetLastError(), "a kernel of ", blocks.x, " × ", blocks.y, " blocks of ", threads.x, " × ", threads.y,
              " threads did not start, or work that was queued before it failed");
 }
+// How many blocks of so many threads a processor runs at once.
+template <class... Parameters>
+int resident_blocks(void (*kernel)(Parameters...), int threads) {
+  int blocks = 1;
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0));
+  return blocks;
+}
 #endif
 
 // A functor whose f(i) is f.store(i, f.value(i)), and which reads in value() only: several loads can be on their way at once.
