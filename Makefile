@@ -44,7 +44,7 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
   MAKEFLAGS += -j$(shell nproc)
 endif
 # Goals that compile nothing must work before there is a compiler; with only those, nothing below writes or fails.
-compiling := $(filter-out help clean uninstall packages packages-demo demo check-deps gpu-check,$(or $(MAKECMDGOALS),all))
+compiling := $(filter-out help clean uninstall packages packages-demo demo check-deps gpu-check gpu-bundle,$(or $(MAKECMDGOALS),all))
 
 comma  := ,
 space  := $() $()
@@ -391,7 +391,7 @@ $(BUILD)/fuzz_formats: $(OBJ)/tests/fuzz/libfuzzer.o $(OBJ)/tests/fuzz/targets.o
 .SECONDARY: $(every_object) $(protos:%=$(BUILD)/proto/%.pb.cc)
 
 # ---- Targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers experiments-check gpu-check cuda-plans demo check-deps packages packages-demo install uninstall clean help
+.PHONY: all launcher test needs-gtest fuzz libfuzzer bench bench-memory bench-network bench-shared drill strangers experiments-check gpu-check gpu-bundle cuda-plans demo check-deps packages packages-demo install uninstall clean help
 
 all: $(BUILD)/libtandem.a $(programs)
 launcher: $(launcher)# where there is a network library
@@ -472,6 +472,10 @@ gpu_stage = $(if $(value STAGE),$(or $(if $(filter 1,$(words $(value STAGE))),$(
 gpu-check:
 	@env -u MAKELEVEL -u MAKEFLAGS CUDA_HOME='$(CUDA_HOME)' sh tests/gpu_check.sh $(gpu_stage)
 
+# What the GPU of another machine can tell: programs for it, built here, for tests/gpu/run.sh there.
+gpu-bundle:
+	@env -u MAKELEVEL -u MAKEFLAGS sh tests/gpu/bundle.sh gpu-bundle
+
 # Which convolutions cuDNN has plans for on GPUs that are not here, in every type (PLANS='--gpu sm_90 lenet5': some).
 cuda-plans: $(plans)
 	@$(if $(plans),$< $(PLANS),echo 'make cuda-plans needs g++, the CUDA toolkit and cuDNN 9.8 or later ($(or $(CUDA_EMPTY),$\
@@ -529,6 +533,7 @@ help:
 	@echo 'make strangers    STRANGERS=10000 connections to a training job from somebody who does not belong there'
 	@echo 'make experiments-check    runs EXPERIMENT_CHECK=3 rows of the committed experiments again and compares'
 	@echo 'make gpu-check    what only a machine with a GPU can tell (STAGE=ops, train, bench or memory: a part)'
+	@echo 'make gpu-bundle   the same for another machine: a folder with programs, libraries and data'
 	@echo 'make cuda-plans   which convolutions cuDNN has plans for, on GPUs that are not here'
 	@echo 'make demo         from nothing to a trained classifier, in one command'
 	@echo 'make check-deps   what was found, where, and the apt-get line for what is missing'

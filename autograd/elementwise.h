@@ -36,7 +36,9 @@ struct UnaryForward {
   Op op;
   const T* x;
   T* y;
-  TANDEM_HD void operator()(std::int64_t i) const { y[i] = T(op.f(Accumulator<T>(x[i]))); }
+  TANDEM_HD T value(std::int64_t i) const { return T(op.f(Accumulator<T>(x[i]))); }
+  TANDEM_HD void store(std::int64_t i, T v) const { y[i] = v; }
+  TANDEM_HD void operator()(std::int64_t i) const { store(i, value(i)); }
 };
 
 template <class Op, class T, bool add>
@@ -44,11 +46,13 @@ struct UnaryBackward {
   Op op;
   const T *kept, *dy;
   T* dx;
-  TANDEM_HD void operator()(std::int64_t i) const {
+  TANDEM_HD T value(std::int64_t i) const {
     using A = Accumulator<T>;
     A g = op.df(A(dy[i]), A(kept[i]));
-    dx[i] = T(add ? A(dx[i]) + g : g);
+    return T(add ? A(dx[i]) + g : g);
   }
+  TANDEM_HD void store(std::int64_t i, T v) const { dx[i] = v; }
+  TANDEM_HD void operator()(std::int64_t i) const { store(i, value(i)); }
 };
 
 template <class Op>

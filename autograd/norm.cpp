@@ -1,6 +1,6 @@
 // Batch normalisation, with the addition of a residual and ReLU in the same pass over memory. Saved are x, the mean and
-// the inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is
-// read from y, which the next convolution saves anyway.
+// the inverse standard deviation. The ReLU mask is recomputed from x; with a residual it is read from y, which the next
+// convolution saves anyway.
 #include <cmath>
 
 #include "autograd/ops.h"
@@ -65,7 +65,7 @@ Variable evaluate(const Variable& x, const Variable& gamma, const Variable& beta
                   const Tensor& variance, const BatchNormOptions& o, const Variable& residual) {
   Variable g = gamma * rsqrt(Variable(variance) + o.epsilon);
   Variable shift = beta - Variable(mean) * g;
-  Variable y = x.dtype() == DType::bf16 ? cast(x, DType::f32) * g + shift : x * g + shift;
+  Variable y = size_of(x.dtype()) == 2 ? cast(x, DType::f32) * g + shift : x * g + shift;
   if (residual.defined()) y = y + cast(residual, y.dtype());
   if (o.relu) y = relu(y);
   return cast(y, x.dtype());

@@ -147,13 +147,17 @@ class CudaBackend final : public Backend {
   void linear(const Tensor& x, const Tensor& w, const Tensor* bias, bool relu, Tensor& y) override {
     const std::int64_t n = w.size(0), k = w.size(1), m = y.numel() / std::max<std::int64_t>(1, n);
     const Narrow narrow(*this, w, x.dtype());
+    std::optional<Narrow> narrow_bias;
     if (bias) {
-      const Narrow b(*this, *bias, x.dtype());
-      const LinearKey key{m, n, k, x.dtype(), relu, alignment_of({x.raw(), narrow.data(), b.data(), y.raw()})};
-      if (matrix_.linear(key, x.raw(), narrow.data(), b.data(), y.raw_write(), recording_)) return;
+      const void* b = narrow_bias.emplace(*this, *bias, x.dtype()).data();
+      const LinearKey key{m, n, k, x.dtype(), relu, alignment_of({x.raw(), narrow.data(), b, y.raw()})};
+      if (matrix_.linear(key, x.raw(), narrow.data(), b, y.raw_write(), recording_)) return;
+      // The product is added to the bias in f32: a bias behind it would meet a product that was rounded already.
+      typed(x.dtype(), "linear", [&]<class T> { fill_rows(grid_, m, n, static_cast<const T*>(b), y.write<T>()); });
     }
-    matrix_.product(false, true, m, n, k, x.raw(), x.dtype(), narrow.data(), x.dtype(), 0.f, y.raw_write(), y.dtype());
-    typed(x.dtype(), "linear", [&]<class T> { bias_relu(grid_, m, n, data<float>(bias), relu, y.write<T>()); });
+    matrix_.product(false, true, m, n, k, x.raw(), x.dtype(), narrow.data(), x.dtype(), bias ? 1.f : 0.f, y.raw_write(),
+                    y.dtype());
+    if (relu) typed(x.dtype(), "linear", [&]<class T> { bias_relu(grid_, m, n, nullptr, true, y.write<T>()); });
   }
   void linear_backward_data(const Tensor& dy, const Tensor& w, Tensor& dx, bool add) override {
     const std::int64_t n = w.size(0), k = w.size(1), m = dy.numel() / std::max<std::int64_t>(1, n);
@@ -232,10 +236,9 @@ class CudaBackend final : public Backend {
   }
   void batch_norm_again(const NormShape& s, const Tensor& x, const Tensor* residual, const Tensor& gamma,
                         const Tensor& beta, const Tensor& mean, const Tensor& inverse_std, Tensor& y) override {
-    const Scratch room = columns(0, s.channels);
     typed(x.dtype(), "batch_norm_again", [&]<class T> {
       cuda::batch_norm_again(grid_, s, x.data<T>(), data<T>(residual), gamma.data<float>(), beta.data<float>(),
-                             mean.data<float>(), inverse_std.data<float>(), y.write<T>(), room.floats());
+                             mean.data<float>(), inverse_std.data<float>(), y.write<T>());
     });
   }
   void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy, const Tensor& gamma,
@@ -302,9 +305,9 @@ class CudaBackend final : public Backend {
     explicit Rows(const Tensor& t) : classes(t.size(-1)), rows(classes ? t.numel() / classes : 0) {}
   };
 
-  // Partial sums of `sums` values per channel, and four numbers of each channel (kernels.h).
+  // Partial sums of `sums` values per channel, and two numbers of each channel (kernels.h).
   Scratch columns(int sums, std::int64_t channels) {
-    return Scratch(memory(), (column_scratch(sums, channels) + 4 * std::size_t(channels)) * sizeof(float));
+    return Scratch(memory(), (column_scratch(sums, channels) + 2 * std::size_t(channels)) * sizeof(float));
   }
 
   template <class T>

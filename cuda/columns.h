@@ -1,6 +1,7 @@
-// N sums at once over the rows of [rows, channels], for the statistics and the gradient of batch norm and the gradient
-// of a bias. Each thread keeps neighbouring channels and iterates over rows. Blocks write partial sums, which a second
-// kernel adds in double in a fixed order, without atomics, so that every run gives the same bits.
+// Work over the rows of [rows, channels]: each thread keeps V neighbouring channels, with what is the same for all of
+// their rows in registers, and iterates over rows. column_sums() makes N sums at once, for the statistics and the
+// gradient of batch norm and the gradient of a bias: blocks write partial sums, which a second kernel adds in double in
+// a fixed order, without atomics, so that every run gives the same bits. each_column() computes element by element.
 #pragma once
 #include <algorithm>
 
@@ -10,15 +11,22 @@
 
 namespace tandem::cuda {
 
-// f.at(c) gives a state for the channels c … c + V − 1; state(row, sums) adds that row's values to sums[N][V].
+// f.at(c) gives a state for the channels c … c + V − 1. state.load(row) reads that row's values, state(row, loaded,
+// sums) adds them to sums[N][V]. Two rows are read before the first is used: memory then has enough to do.
 template <int N, int V, class F>
-__global__ void __launch_bounds__(256) column_parts(F f, std::int64_t rows, std::int64_t channels, float* parts) {
+__global__ void __launch_bounds__(256, 3) column_parts(F f, std::int64_t rows, std::int64_t channels, float* parts) {
   const std::int64_t c = (blockIdx.x * std::int64_t(blockDim.x) + threadIdx.x) * V;
   float sums[N][V] = {};
   if (c < channels) {
-    auto state = f.at(c);
-    for (std::int64_t r = blockIdx.y * std::int64_t(blockDim.y) + threadIdx.y; r < rows; r += gridDim.y * blockDim.y)
-      state(r, sums);
+    const auto state = f.at(c);
+    const std::int64_t step = gridDim.y * std::int64_t(blockDim.y);
+    std::int64_t r = blockIdx.y * std::int64_t(blockDim.y) + threadIdx.y;
+    for (; r + step < rows; r += 2 * step) {
+      const auto a = state.load(r), b = state.load(r + step);
+      state(r, a, sums);
+      state(r + step, b, sums);
+    }
+    if (r < rows) state(r, state.load(r), sums);
   }
   __shared__ float shared[N * V * 256];
   const int lane = threadIdx.y * blockDim.x + threadIdx.x;
@@ -34,34 +42,78 @@ __global__ void __launch_bounds__(256) column_parts(F f, std::int64_t rows, std:
     for (int v = 0; v < V; v++) parts[(blockIdx.y * N + n) * channels + c + v] = shared[(n * V + v) * 256 + lane];
 }
 
-// A warp for each channel; finish(c, sums) is called by one thread.
+// Eight channels to a block, which are the 32 bytes that memory moves; finish(c, sums) is called by one thread.
 template <int N, class Finish>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(1024)
     column_totals(Finish finish, const float* parts, int count, std::int64_t channels) {
-  const std::int64_t c = blockIdx.x * std::int64_t{8} + threadIdx.y;
-  if (c >= channels) return;
+  const std::int64_t c = blockIdx.x * std::int64_t{8} + threadIdx.x;
   double sums[N] = {};
-  for (int p = threadIdx.x; p < count; p += 32)
-    for (int n = 0; n < N; n++) sums[n] += parts[(std::int64_t(p) * N + n) * channels + c];
-  for (int n = 0; n < N; n++)
-    for (int half = 16; half > 0; half /= 2) sums[n] += __shfl_down_sync(~0u, sums[n], half);
-  if (threadIdx.x == 0) finish(c, sums);
+  if (c < channels)
+    for (int p = threadIdx.y; p < count; p += 128)
+      for (int n = 0; n < N; n++) sums[n] += parts[(std::int64_t(p) * N + n) * channels + c];
+  __shared__ double shared[N][128][8];
+  for (int n = 0; n < N; n++) shared[n][threadIdx.y][threadIdx.x] = sums[n];
+  for (unsigned half = 64; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y < half)
+      for (int n = 0; n < N; n++) shared[n][threadIdx.y][threadIdx.x] += shared[n][threadIdx.y + half][threadIdx.x];
+  }
+  if (threadIdx.y > 0 || c >= channels) return;
+  for (int n = 0; n < N; n++) sums[n] = shared[n][0][threadIdx.x];
+  finish(c, sums);
 }
 
+// state(row, state.load(row)) for every row, the last rows first: those that column_parts has just read may still be in
+// the cache.
+template <int V, class F>
+__global__ void __launch_bounds__(256, 3) column_rows(F f, std::int64_t rows, std::int64_t channels) {
+  const std::int64_t c = (blockIdx.x * std::int64_t(blockDim.x) + threadIdx.x) * V;
+  if (c >= channels) return;
+  const auto state = f.at(c);
+  const std::int64_t step = gridDim.y * std::int64_t(blockDim.y);
+  std::int64_t r = rows - 1 - blockIdx.y * std::int64_t(blockDim.y) - threadIdx.y;
+  for (; r >= step; r -= 2 * step) {
+    const auto a = state.load(r), b = state.load(r - step);
+    state(r, a);
+    state(r - step, b);
+  }
+  if (r >= 0) state(r, state.load(r));
+}
+
+// Blocks of 256 threads over packs of V channels and over rows: at most those that the device runs at once, since a
+// second wave would be a part of one, and `each` rows or more for each thread.
+struct ColumnGrid {
+  unsigned x = 1, y, across, down;
+  ColumnGrid(const Grid& grid, int resident, std::int64_t rows, std::int64_t packs, std::int64_t each) {
+    while (x < 32 && x < packs) x *= 2;
+    y = 256 / x;
+    across = unsigned((packs + x - 1) / x);
+    const std::int64_t wanted = std::max<std::int64_t>(1, resident * grid.processors / across),
+                       useful = (rows + each * y - 1) / (each * y);
+    down = unsigned(std::clamp<std::int64_t>(std::min(wanted, useful), 1, most_parts));
+  }
+  dim3 blocks() const { return dim3(across, down); }
+  dim3 threads() const { return dim3(x, y); }
+};
+
+// Without channels nothing is done. Without rows the sums are 0, and f.at() must not read a row.
 template <int N, int V, class F, class Finish>
 void column_sums(const Grid& grid, std::int64_t rows, std::int64_t channels, float* scratch, const F& f,
                  const Finish& finish) {
-  const std::int64_t packs = (channels + V - 1) / V;
-  unsigned x = 1;
-  while (x < 32 && x < packs) x *= 2;
-  const unsigned y = 256 / x, across = unsigned((packs + x - 1) / x);
-  // Four blocks for each processor, but at least eight rows for each thread.
-  const std::int64_t wanted = std::max<std::int64_t>(1, 4 * grid.processors / across),
-                     useful = (rows + 8 * y - 1) / (8 * y);
-  const unsigned down = unsigned(std::clamp<std::int64_t>(std::min(wanted, useful), 1, most_parts));
-  start(column_parts<N, V, F>, dim3(across, down), dim3(x, y), grid.stream, f, rows, channels, scratch);
-  start(column_totals<N, Finish>, unsigned((channels + 7) / 8), dim3(32, 8), grid.stream, finish, scratch, int(down),
-        channels);
+  if (channels == 0) return;
+  static const int resident = resident_blocks(column_parts<N, V, F>, 256);
+  const ColumnGrid over(grid, resident, rows, (channels + V - 1) / V, 4);
+  start(column_parts<N, V, F>, over.blocks(), over.threads(), grid.stream, f, rows, channels, scratch);
+  start(column_totals<N, Finish>, unsigned((channels + 7) / 8), dim3(8, 128), grid.stream, finish, scratch,
+        int(over.down), channels);
+}
+
+template <int V, class F>
+void each_column(const Grid& grid, std::int64_t rows, std::int64_t channels, const F& f) {
+  if (rows == 0 || channels == 0) return;
+  static const int resident = resident_blocks(column_rows<V, F>, 256);
+  const ColumnGrid over(grid, resident, rows, (channels + V - 1) / V, 2);
+  start(column_rows<V, F>, over.blocks(), over.threads(), grid.stream, f, rows, channels);
 }
 
 }  // namespace tandem::cuda

@@ -59,6 +59,25 @@ struct Convolution::State {
   };
 
   void run(const Plan& plan, const PlanKey& key, const Operands& o) {
+    if (!plan.wide) return execute(plan, key, o);
+    const PlanKey wide = *key.widened();
+    const ConvShape& s = key.shape;
+    const std::int64_t pixels = s.n * s.h * s.w, taps = s.c_out * s.kh * s.kw;
+    const Block x(*this, size_of(key.type) * std::size_t(wide.shape.x_numel())),
+        w(*this, size_of(key.type) * std::size_t(wide.shape.w_numel()));
+    Operands through = o;
+    through.x = x.data(), through.w = w.data();
+    typed(key.type, [&]<class T> {
+      auto* filters = static_cast<T*>(const_cast<void*>(o.w));
+      set_channels(grid, pixels, s.c_in, 8, static_cast<const T*>(o.x), static_cast<T*>(x.data()));
+      if (key.pass == Pass::forward) set_channels(grid, taps, s.c_in, 8, filters, static_cast<T*>(w.data()));
+      execute(plan, wide, through);
+      if (key.pass == Pass::backward_filter)
+        set_channels(grid, taps, 8, s.c_in, static_cast<const T*>(w.data()), filters);
+    });
+  }
+
+  void execute(const Plan& plan, const PlanKey& key, const Operands& o) {
     const std::int64_t uids[] = {x_uid, w_uid, y_uid, bias_uid};
     const void* pointers[] = {o.x, o.w, o.y, o.bias};
     const int count = key.bias && plan.fused ? 4 : 3;
@@ -93,35 +112,61 @@ struct Convolution::State {
     return is_nan(key.type, o.y, grid.stream);
   }
 
-  struct Stopwatch {
-    cudaEvent_t begin = nullptr, end = nullptr;
-    Stopwatch() {
-      CUDA_CHECK(cudaEventCreate(&begin));
-      CUDA_CHECK(cudaEventCreate(&end));
+  // Calls in a CUDA graph, so that the device's time is measured and not the host's; gone with the object.
+  class Replay {
+   public:
+    static constexpr int calls = 4;
+    explicit Replay(cudaStream_t stream) : stream_(stream) {
+      CUDA_CHECK(cudaEventCreate(&begin_));
+      CUDA_CHECK(cudaEventCreate(&end_));
     }
-    ~Stopwatch() {
-      for (cudaEvent_t e : {begin, end})
+    ~Replay() {
+      if (executable_) cudaGraphExecDestroy(executable_);
+      if (graph_) cudaGraphDestroy(graph_);
+      for (cudaEvent_t e : {begin_, end_})
         if (e) cudaEventDestroy(e);
     }
-    Stopwatch(const Stopwatch&) = delete;
+    Replay(const Replay&) = delete;
+    void record(const std::function<void()>& call) {
+      CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
+      try {
+        for (int i = 0; i < calls; i++) call();
+      } catch (...) {
+        cudaStreamEndCapture(stream_, &graph_);  // the stream must not stay in capture mode
+        throw;
+      }
+      CUDA_CHECK(cudaStreamEndCapture(stream_, &graph_));
+      CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
+    }
+    float milliseconds() {
+      float t = 0;
+      CUDA_CHECK(cudaEventRecord(begin_, stream_));
+      CUDA_CHECK(cudaGraphLaunch(executable_, stream_));
+      CUDA_CHECK(cudaEventRecord(end_, stream_));
+      CUDA_CHECK(cudaEventSynchronize(end_));
+      CUDA_CHECK(cudaEventElapsedTime(&t, begin_, end_));
+      return t / calls;
+    }
+
+   private:
+    cudaStream_t stream_;
+    cudaEvent_t begin_ = nullptr, end_ = nullptr;
+    cudaGraph_t graph_ = nullptr;
+    cudaGraphExec_t executable_ = nullptr;
   };
 
-  // The best of three runs, with the kernel for what the plan leaves out; none where the plan does not run.
-  std::optional<float> milliseconds(const Stopwatch& watch, const Plan& plan, const PlanKey& key, const Operands& o) {
+  // The better of two replays, with the kernel for what the plan leaves out; none where the plan does not run or cannot
+  // be recorded.
+  std::optional<float> milliseconds(const Plan& plan, const PlanKey& key, const Operands& o) {
     try {
       if (plan.fused && key.relu && !nan_survives(plan, key, o)) return {};
       run(plan, key, o);  // the first run pays for loading the kernel
-      float best = 1e30f;
-      for (int i = 0; i < 3; i++) {
-        float t = 0;
-        CUDA_CHECK(cudaEventRecord(watch.begin, grid.stream));
-        run(plan, key, o);
-        CUDA_CHECK(cudaEventRecord(watch.end, grid.stream));
-        CUDA_CHECK(cudaEventSynchronize(watch.end));
-        CUDA_CHECK(cudaEventElapsedTime(&t, watch.begin, watch.end));
-        best = std::min(best, t);
-      }
-      return best;
+      if (rules.deterministic) return 0;
+      Replay replay(grid.stream);
+      replay.record([&] { run(plan, key, o); });
+      replay.milliseconds();
+      const float first = replay.milliseconds();
+      return std::min(first, replay.milliseconds());
     } catch (const Error&) {
       cudaGetLastError();  // it stays set otherwise, and the next launch would be blamed
       CUDA_CHECK(cudaStreamSynchronize(grid.stream),
@@ -130,7 +175,8 @@ struct Convolution::State {
     }
   }
 
-  // What can serve a key: with a bias, plans that add it, and then those of the convolution alone.
+  // What can serve a key: with a bias, plans that add it, and then those of the convolution alone; each with more
+  // channels, too.
   std::vector<Plan> plans_for(const PlanKey& key) {
     const ForDevice device = [this](Descriptor& d) {
       if (d.type() == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
@@ -141,20 +187,29 @@ struct Convolution::State {
     std::vector<Plan> plans;
     if (key.empty()) return plans;
     const std::size_t most = recording ? 1 : 8;
-    // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers the
-    // same engines whatever the alignment, though most of them need 16 bytes without a bias: so they get what serves
-    // any of them.
-    if (key.bias && !recording && key.alignment == Alignments()) plans = candidates(device, key, rules, most);
-    PlanKey alone = key;
-    alone.bias = alone.relu = false;
-    for (Plan& plan : candidates(device, alone, rules, most)) plans.push_back(std::move(plan));
+    auto add = [&](PlanKey k, bool wide) {
+      // Whether a ReLU lets NaN through cannot be tried while a step is recorded. For graphs with a bias cuDNN offers
+      // the same engines whatever the alignment, though most of them need 16 bytes without a bias: so they get what
+      // serves any of them.
+      std::vector<Plan> found;
+      if (k.bias && !recording && k.alignment == Alignments()) found = candidates(device, k, rules, most);
+      k.bias = k.relu = false;
+      for (Plan& plan : candidates(device, k, rules, most)) found.push_back(std::move(plan));
+      for (Plan& plan : found) {
+        plan.wide = wide;
+        plans.push_back(std::move(plan));
+      }
+    };
+    add(key, false);
+    if (const auto wide = key.widened(); wide && !recording) add(*wide, true);
     return plans;
   }
 
-  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten
-  // anyway), and the fastest stays; in deterministic mode the first that runs. While a step is recorded nothing can be
-  // tried: the first is taken and stays for the recording, and an eager call chooses again.
-  Entry& entry(const PlanKey& key, const Operands& o) {
+  // The plan for a key. The first time each candidate runs on the caller's own buffers (results are overwritten anyway,
+  // or go elsewhere where they are added), and the fastest stays; in deterministic mode the first that runs. While a
+  // step is recorded nothing can be tried: the first is taken and stays for the recording, and an eager call chooses
+  // again.
+  Entry& entry(const PlanKey& key, Operands o) {
     for (auto& e : entries)
       if (e->key == key && (e->tried || recording)) return *e;
     auto e = std::make_unique<Entry>(Entry{key, {}, !recording});
@@ -163,9 +218,9 @@ struct Convolution::State {
     if (recording) {
       if (!plans.empty()) chosen = 0;
     } else if (!plans.empty()) {
-      const Stopwatch watch;
-      chosen = choose(plans.size(), rules.deterministic,
-                      [&](std::size_t i) { return milliseconds(watch, plans[i], key, o); });
+      const Block elsewhere(*this, key.add ? size_of(key.type) * std::size_t(key.shape.x_numel()) : 0);
+      if (key.add) o.x = elsewhere.data();
+      chosen = choose(plans.size(), rules.deterministic, [&](std::size_t i) { return milliseconds(plans[i], key, o); });
     }
     if (chosen) e->plan = std::move(plans[*chosen]);
     entries.push_back(std::move(e));
@@ -202,8 +257,14 @@ void Convolution::forward(const ConvShape& s, DType type, const Operands& o, boo
   state_->bias_and_relu(key, o);
 }
 
-// cuDNN overwrites: what is to be added goes through scratch.
+// What is to be added goes through scratch only where no engine adds by itself.
 void Convolution::backward_data(const ConvShape& s, DType type, const void* dy, const void* w, void* dx, bool add) {
+  if (add) {
+    const Operands o{dx, w, dy};
+    PlanKey key = PlanKey::of(Pass::backward_data, s, type, o);
+    key.add = true;
+    if (auto& e = state_->entry(key, o); e.plan) return state_->run(*e.plan, key, o);
+  }
   State::Block room(*state_, add ? size_of(type) * std::size_t(s.x_numel()) : 0);
   void* to = add ? room.data() : dx;
   const Operands o{to, w, dy};

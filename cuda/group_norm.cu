@@ -70,11 +70,17 @@ struct ChannelSums {
   struct State {
     ChannelSums f;
     std::int64_t c;
-    __device__ void operator()(std::int64_t r, float (&sums)[2][1]) const {
-      const std::int64_t i = r * f.s.channels + c, pair = r / f.s.pixels * f.s.groups + c / f.s.in_group();
-      const float d = float(f.dy[i]);
-      sums[0][0] += d;
-      sums[1][0] += d * (float(f.x[i]) - f.mean[pair]) * f.inverse[pair];
+    struct Loaded {
+      float x, dy;
+    };
+    __device__ Loaded load(std::int64_t r) const {
+      const std::int64_t i = r * f.s.channels + c;
+      return {float(f.x[i]), float(f.dy[i])};
+    }
+    __device__ void operator()(std::int64_t r, const Loaded& row, float (&sums)[2][1]) const {
+      const std::int64_t pair = r / f.s.pixels * f.s.groups + c / f.s.in_group();
+      sums[0][0] += row.dy;
+      sums[1][0] += row.dy * (row.x - f.mean[pair]) * f.inverse[pair];
     }
   };
   __device__ State at(std::int64_t c) const { return {*this, c}; }

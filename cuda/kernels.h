@@ -21,7 +21,7 @@ inline std::size_t column_scratch(int sums, std::int64_t channels) {
 }
 
 // ---- batch normalisation (norm.cu): x, y, residual [rows, channels] -------------------------------------------------
-// scratch: column_scratch(2, channels) + 4·channels floats.
+// scratch: column_scratch(2, channels) + 2·channels floats.
 template <class T>
 void batch_norm(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
                 const float* beta, float* running_mean, float* running_variance, T* y, float* mean, float* inverse_std,
@@ -32,7 +32,7 @@ void batch_norm_inference(const Grid&, const NormShape&, const T* x, const T* op
 // The y of batch_norm, from the statistics that it stored.
 template <class T>
 void batch_norm_again(const Grid&, const NormShape&, const T* x, const T* optional_residual, const float* gamma,
-                      const float* beta, const float* mean, const float* inverse_std, T* y, float* scratch);
+                      const float* beta, const float* mean, const float* inverse_std, T* y);
 template <class T>
 struct NormOutputs {  // each optional; add: to what is there
   T *dx = nullptr, *dresidual = nullptr;
@@ -95,6 +95,12 @@ void plain_convolution_backward_filter(const Grid&, const ConvShape&, const T* x
 // y = relu?(y + bias) in place; bias optional. y [rows, channels].
 template <class T>
 void bias_relu(const Grid&, std::int64_t rows, std::int64_t channels, const float* optional_bias, bool relu, T* y);
+// y[r, c] = row[c] for every row.
+template <class T>
+void fill_rows(const Grid&, std::int64_t rows, std::int64_t channels, const T* row, T* y);
+// Rows of another width: cut, or with zeros behind them.
+template <class T>
+void set_channels(const Grid&, std::int64_t rows, std::int64_t from_width, std::int64_t to_width, const T* from, T* to);
 // to (+)= from, converted.
 template <class From, class To>
 void convert(const Grid&, std::int64_t n, const From* from, To* to, bool add);

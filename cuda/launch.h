@@ -15,20 +15,46 @@ template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Arguments... arguments) {
   kernel<<<blocks, threads, 0, stream>>>(arguments...);
   CUDA_CHECK(cudaGetLastError(), "a kernel of ", blocks.x, " × ", blocks.y, " blocks of ", threads.x, " × ", threads.y,
-             " threads did not start");
+             " threads did not start, or work that was queued before it failed");
+}
+// How many blocks of so many threads a processor runs at once.
+template <class... Parameters>
+int resident_blocks(void (*kernel)(Parameters...), int threads) {
+  int blocks = 1;
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0));
+  return blocks;
 }
 #endif
 
+// A functor whose f(i) is f.store(i, f.value(i)), and which reads in value() only: several loads can be on their way at
+// once.
+template <class F>
+concept Deferred = requires(const F& f, std::int64_t i) {
+  f.store(i, f.value(i));
+};
+template <class F>
+inline constexpr int at_once = Deferred<F> ? 4 : 1;
+
 template <class F>
 __global__ void __launch_bounds__(256) for_each_index(std::int64_t n, F f) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < n; i += gridDim.x * std::int64_t{256}) f(i);
+  const std::int64_t step = gridDim.x * std::int64_t{256};
+  std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x;
+  if constexpr (Deferred<F>)
+    for (; i + 3 * step < n; i += 4 * step) {
+      const auto a = f.value(i), b = f.value(i + step), c = f.value(i + 2 * step), d = f.value(i + 3 * step);
+      f.store(i, a);
+      f.store(i + step, b);
+      f.store(i + 2 * step, c);
+      f.store(i + 3 * step, d);
+    }
+  for (; i < n; i += step) f(i);
 }
 
 // Blocks of 256 threads, at most 8 waves of a large device's: more only wait, and a stride costs nothing.
 template <class F>
 void device_launch(void* stream, std::int64_t n, const F& f) {
   if (n <= 0) return;
-  const std::int64_t blocks = (n + 255) / 256, most = 8 * 1024;
+  const std::int64_t each = 256 * at_once<F>, blocks = (n + each - 1) / each, most = 8 * 1024;
   start(for_each_index<F>, unsigned(blocks < most ? blocks : most), 256, static_cast<cudaStream_t>(stream), n, f);
 }
 

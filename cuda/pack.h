@@ -12,13 +12,22 @@ struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {  // eight floats 
 };
 
 template <int V, class T>
-__device__ inline void load(const T* from, float (&to)[V]) {
-  const auto pack = *reinterpret_cast<const Pack<T, V>*>(from);
-  for (int i = 0; i < V; i++) to[i] = float(pack.v[i]);
+__device__ inline Pack<T, V> pack_at(const T* from) {
+  return *reinterpret_cast<const Pack<T, V>*>(from);
 }
 
-template <int V, class T>
-__device__ inline void store(T* to, const float (&from)[V]) {
+template <int V, class T, class A>
+__device__ inline void unpack(const Pack<T, V>& pack, A (&to)[V]) {
+  for (int i = 0; i < V; i++) to[i] = A(pack.v[i]);
+}
+
+template <int V, class T, class A>
+__device__ inline void load(const T* from, A (&to)[V]) {
+  unpack(pack_at<V>(from), to);
+}
+
+template <int V, class T, class A>
+__device__ inline void store(T* to, const A (&from)[V]) {
   Pack<T, V> pack;
   for (int i = 0; i < V; i++) pack.v[i] = T(from[i]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;

@@ -1,7 +1,6 @@
 #include "cuda/plans.h"
 
 #include <algorithm>
-#include <optional>
 #include <sstream>
 
 namespace tandem::cuda {
@@ -21,7 +20,7 @@ std::string PlanKey::text() const {
   const ConvShape& s = shape;
   out << "conv2d " << name_of(pass) << ", pictures [" << s.n << ", " << s.h << ", " << s.w << ", " << s.c_in
       << "], filters [" << s.c_out << ", " << s.kh << ", " << s.kw << ", " << s.c_in / s.groups << "], "
-      << (bias ? "bias, " : "") << (relu ? "ReLU, " : "") << tandem::name_of(type);
+      << (bias ? "bias, " : "") << (relu ? "ReLU, " : "") << (add ? "added, " : "") << tandem::name_of(type);
   return out.str();
 }
 
@@ -34,6 +33,14 @@ int alignment_of(std::initializer_list<const void*> pointers) {
 PlanKey PlanKey::of(Pass pass, const ConvShape& s, DType type, const Operands& o, bool relu) {
   auto aligned = [&](const void* p) { return std::max(int(size_of(type)), alignment_of({p})); };
   return {pass, s, type, o.bias != nullptr, relu, {aligned(o.x), aligned(o.w), aligned(o.y), aligned(o.bias)}};
+}
+
+std::optional<PlanKey> PlanKey::widened() const {
+  if (size_of(type) != 2 || shape.c_in >= 8 || shape.groups != 1 || pass == Pass::backward_data) return {};
+  PlanKey wide = *this;
+  wide.shape.c_in = 8;
+  wide.alignment.x = wide.alignment.w = 16;
+  return wide;
 }
 
 Layout Layout::pictures(std::int64_t n, std::int64_t h, std::int64_t w, std::int64_t c) {
@@ -121,10 +128,10 @@ Descriptor convolution(const PlanKey& key, const Descriptor& x, const Descriptor
       .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dilation, 2)
       .finish();
   const Names& n = names_of(key.pass);
-  const float one = 1, zero = 0;
+  const float one = 1, old = key.add ? 1 : 0;
   Descriptor op(n.operation);
   op.set(n.x, x).set(n.w, w).set(n.y, y).set(n.convolution, c);
-  op.set(n.alpha, CUDNN_TYPE_FLOAT, &one).set(n.beta, CUDNN_TYPE_FLOAT, &zero).finish();
+  op.set(n.alpha, CUDNN_TYPE_FLOAT, &one).set(n.beta, CUDNN_TYPE_FLOAT, &old).finish();
   return op;
 }
 
@@ -202,7 +209,7 @@ std::optional<Plan> plan_of(const ForDevice& device, const PlanKey& key, const E
   device(plan);
   if (!plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration).try_to_finish()) return {};
   const auto bytes = plan.get<std::int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64);
-  return Plan{std::move(plan), bytes, key.bias || key.relu};
+  return Plan{.plan = std::move(plan), .workspace = bytes, .fused = key.bias || key.relu};
 }
 
 }  // namespace

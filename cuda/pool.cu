@@ -1,110 +1,182 @@
-// Pooling, one thread for each result. Backward gathers what the windows over an element give it, so that nothing is
-// written twice and no atomics are needed.
+// Pooling, one thread for V neighbouring channels of a result. Backward gathers what the windows over an element give
+// it, so that nothing is written twice and no atomics are needed.
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/pack.h"
 
 namespace tandem::cuda {
 namespace {
 
-struct Place {  // of an element in [n, h, w, c]
-  std::int64_t n, y, x, c;
-  __device__ Place(std::int64_t i, std::int64_t h, std::int64_t w, std::int64_t channels) {
-    c = i % channels;
-    x = i / channels % w;
-    y = i / (channels * w) % h;
-    n = i / (channels * w * h);
+// PoolShape in 32 bits: run-time divisions of 64 cost several times as much. A picture may have that many elements, not
+// more.
+struct Sizes {
+  int h, w, c, kh, kw, stride_h, stride_w, pad_h, pad_w, out_h, out_w;
+  explicit Sizes(const PoolShape& s)
+      : h(int(s.h)),
+        w(int(s.w)),
+        c(int(s.c)),
+        kh(int(s.kh)),
+        kw(int(s.kw)),
+        stride_h(int(s.stride_h)),
+        stride_w(int(s.stride_w)),
+        pad_h(int(s.pad_h)),
+        pad_w(int(s.pad_w)),
+        out_h(int(s.out_h())),
+        out_w(int(s.out_w())) {}
+};
+
+struct Place {  // of pack i of V channels in [n, h, w, c]
+  std::int64_t n;
+  int y, x, c;
+  __device__ Place(std::int64_t i, int h, int w, int channels, int V) {
+    const unsigned packs = unsigned(channels / V), picture = unsigned(h) * unsigned(w) * packs;
+    n = i <= 0xffffffff ? unsigned(i) / picture : i / picture;
+    const unsigned rest = unsigned(i - n * picture), pixel = rest / packs;
+    c = int(rest - pixel * packs) * V;
+    y = int(pixel / unsigned(w));
+    x = int(pixel) - y * w;
   }
 };
-__device__ std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-__device__ std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+__device__ std::int64_t offset(std::int64_t n, int y, int x, int c, int h, int w, int channels) {
+  return ((n * h + y) * w + x) * channels + c;
+}
+__device__ int smaller(int a, int b) { return a < b ? a : b; }
+__device__ int larger(int a, int b) { return a > b ? a : b; }
 
 constexpr std::uint8_t nobody = 255;
 
-template <class T>
+template <class T, int V>
 struct MaxPool {
-  PoolShape s;
+  Sizes s;
   const T* x;
   bool relu;
   T* y;
   std::uint8_t* argmax;
   __device__ void operator()(std::int64_t i) const {
-    const Place o(i, s.out_h(), s.out_w(), s.c);
-    const std::int64_t top = o.y * s.stride_h - s.pad_h, left = o.x * s.stride_w - s.pad_w;
-    float best = -INFINITY;
-    int who = nobody;
-    for (std::int64_t ky = larger(0, -top); ky < smaller(s.kh, s.h - top); ky++)
-      for (std::int64_t kx = larger(0, -left); kx < smaller(s.kw, s.w - left); kx++) {
-        const float v = float(x[((o.n * s.h + top + ky) * s.w + left + kx) * s.c + o.c]);
+    const Place o(i, s.out_h, s.out_w, s.c, V);
+    const int top = o.y * s.stride_h - s.pad_h, left = o.x * s.stride_w - s.pad_w;
+    float best[V];
+    int who[V];
+    for (int k = 0; k < V; k++) best[k] = -INFINITY, who[k] = nobody;
+    for (int ky = larger(0, -top); ky < smaller(s.kh, s.h - top); ky++)
+      for (int kx = larger(0, -left); kx < smaller(s.kw, s.w - left); kx++) {
+        float v[V];
+        load<V>(x + offset(o.n, top + ky, left + kx, o.c, s.h, s.w, s.c), v);
         // The first element wins even if it is −∞; the last NaN wins.
-        if (who == nobody || v > best || v != v) best = v, who = int(ky * s.kw + kx);
+        for (int k = 0; k < V; k++)
+          if (who[k] == nobody || v[k] > best[k] || v[k] != v[k]) best[k] = v[k], who[k] = ky * s.kw + kx;
       }
-    if (relu && best <= 0) best = 0, who = nobody;
-    y[i] = T(best);
-    if (argmax) argmax[i] = std::uint8_t(who);
+    if (relu)
+      for (int k = 0; k < V; k++)
+        if (best[k] <= 0) best[k] = 0, who[k] = nobody;
+    store<V>(y + i * V, best);
+    if (argmax) store<V>(argmax + i * V, who);
   }
 };
 
-// Calls f(window's index, ky, kx) for every window that holds the element at p.
+// Calls f(window's offset, y, x) for every window that holds the element at p.
 template <class F>
-__device__ void windows_over(const PoolShape& s, const Place& p, const F& f) {
-  const std::int64_t y = p.y + s.pad_h, x = p.x + s.pad_w;
-  for (std::int64_t oy = y < s.kh ? 0 : (y - s.kh) / s.stride_h + 1; oy <= smaller(y / s.stride_h, s.out_h() - 1); oy++)
-    for (std::int64_t ox = x < s.kw ? 0 : (x - s.kw) / s.stride_w + 1; ox <= smaller(x / s.stride_w, s.out_w() - 1);
-         ox++)
-      f(((p.n * s.out_h() + oy) * s.out_w() + ox) * s.c + p.c, oy, ox);
+__device__ void windows_over(const Sizes& s, const Place& p, const F& f) {
+  const int y = p.y + s.pad_h, x = p.x + s.pad_w;
+  const int bottom = smaller(y / s.stride_h, s.out_h - 1), right = smaller(x / s.stride_w, s.out_w - 1);
+  for (int oy = y < s.kh ? 0 : (y - s.kh) / s.stride_h + 1; oy <= bottom; oy++)
+    for (int ox = x < s.kw ? 0 : (x - s.kw) / s.stride_w + 1; ox <= right; ox++)
+      f(offset(p.n, oy, ox, p.c, s.out_h, s.out_w, s.c), oy, ox);
 }
 
-template <class T>
+template <class T, int V>
 struct MaxPoolBackward {
-  PoolShape s;
+  Sizes s;
   const T* dy;
   const std::uint8_t* argmax;
   T* dx;
   bool add;
   __device__ void operator()(std::int64_t i) const {
-    const Place p(i, s.h, s.w, s.c);
-    float sum = add ? float(dx[i]) : 0.f;
-    windows_over(s, p, [&](std::int64_t o, std::int64_t oy, std::int64_t ox) {
-      const std::int64_t ky = p.y + s.pad_h - oy * s.stride_h, kx = p.x + s.pad_w - ox * s.stride_w;
-      if (argmax[o] == ky * s.kw + kx) sum += float(dy[o]);
+    const Place p(i, s.h, s.w, s.c, V);
+    float sum[V] = {};
+    if (add) load<V>(dx + i * V, sum);
+    windows_over(s, p, [&](std::int64_t o, int oy, int ox) {
+      const int here = (p.y + s.pad_h - oy * s.stride_h) * s.kw + p.x + s.pad_w - ox * s.stride_w;
+      float d[V];
+      int who[V];
+      load<V>(dy + o, d);
+      load<V>(argmax + o, who);
+      for (int k = 0; k < V; k++) sum[k] += who[k] == here ? d[k] : 0.f;
     });
-    dx[i] = T(sum);
+    store<V>(dx + i * V, sum);
   }
 };
 
-__device__ float inside(const PoolShape& s, std::int64_t oy,
-                        std::int64_t ox) {  // elements of the window in the picture
-  const std::int64_t top = oy * s.stride_h - s.pad_h, left = ox * s.stride_w - s.pad_w;
+// Windows that do not overlap: one thread for V channels of a window writes all elements under it. Those of the last
+// column and row also write the elements behind them, which no window holds.
+template <class T, int V>
+struct MaxPoolBackwardApart {
+  Sizes s;
+  const T* dy;
+  const std::uint8_t* argmax;
+  T* dx;
+  bool add;
+  __device__ void operator()(std::int64_t i) const {
+    const Place o(i, s.out_h, s.out_w, s.c, V);
+    float d[V];
+    int who[V];
+    load<V>(dy + i * V, d);
+    load<V>(argmax + i * V, who);
+    const int top = o.y * s.kh, left = o.x * s.kw;
+    const int bottom = o.y == s.out_h - 1 ? s.h : top + s.kh, right = o.x == s.out_w - 1 ? s.w : left + s.kw;
+    for (int y = top; y < bottom; y++)
+      for (int x = left; x < right; x++) {
+        const bool under = y - top < s.kh && x - left < s.kw;
+        const int here = under ? (y - top) * s.kw + x - left : -1;
+        T* to = dx + offset(o.n, y, x, o.c, s.h, s.w, s.c);
+        float sum[V] = {};
+        if (add) load<V>(to, sum);
+        for (int k = 0; k < V; k++) sum[k] += who[k] == here ? d[k] : 0.f;
+        store<V>(to, sum);
+      }
+  }
+};
+
+__device__ float inside(const Sizes& s, int oy, int ox) {  // elements of the window in the picture
+  const int top = oy * s.stride_h - s.pad_h, left = ox * s.stride_w - s.pad_w;
   return float((smaller(s.kh, s.h - top) - larger(0, -top)) * (smaller(s.kw, s.w - left) - larger(0, -left)));
 }
 
-template <class T>
+template <class T, int V>
 struct AveragePool {
-  PoolShape s;
+  Sizes s;
   const T* x;
   T* y;
   __device__ void operator()(std::int64_t i) const {
-    const Place o(i, s.out_h(), s.out_w(), s.c);
-    const std::int64_t top = o.y * s.stride_h - s.pad_h, left = o.x * s.stride_w - s.pad_w;
-    float sum = 0;
-    for (std::int64_t ky = larger(0, -top); ky < smaller(s.kh, s.h - top); ky++)
-      for (std::int64_t kx = larger(0, -left); kx < smaller(s.kw, s.w - left); kx++)
-        sum += float(x[((o.n * s.h + top + ky) * s.w + left + kx) * s.c + o.c]);
-    y[i] = T(sum / inside(s, o.y, o.x));
+    const Place o(i, s.out_h, s.out_w, s.c, V);
+    const int top = o.y * s.stride_h - s.pad_h, left = o.x * s.stride_w - s.pad_w;
+    float sum[V] = {};
+    for (int ky = larger(0, -top); ky < smaller(s.kh, s.h - top); ky++)
+      for (int kx = larger(0, -left); kx < smaller(s.kw, s.w - left); kx++) {
+        float v[V];
+        load<V>(x + offset(o.n, top + ky, left + kx, o.c, s.h, s.w, s.c), v);
+        for (int k = 0; k < V; k++) sum[k] += v[k];
+      }
+    for (int k = 0; k < V; k++) sum[k] /= inside(s, o.y, o.x);
+    store<V>(y + i * V, sum);
   }
 };
 
-template <class T>
+template <class T, int V>
 struct AveragePoolBackward {
-  PoolShape s;
+  Sizes s;
   const T* dy;
   T* dx;
   bool add;
   __device__ void operator()(std::int64_t i) const {
-    float sum = add ? float(dx[i]) : 0.f;
-    windows_over(s, Place(i, s.h, s.w, s.c),
-                 [&](std::int64_t o, std::int64_t oy, std::int64_t ox) { sum += float(dy[o]) / inside(s, oy, ox); });
-    dx[i] = T(sum);
+    float sum[V] = {};
+    if (add) load<V>(dx + i * V, sum);
+    windows_over(s, Place(i, s.h, s.w, s.c, V), [&](std::int64_t o, int oy, int ox) {
+      float d[V];
+      load<V>(dy + o, d);
+      for (int k = 0; k < V; k++) sum[k] += d[k] / inside(s, oy, ox);
+    });
+    store<V>(dx + i * V, sum);
   }
 };
 
@@ -115,19 +187,43 @@ std::int64_t inputs(const PoolShape& s) { return s.n * s.h * s.w * s.c; }
 
 template <class T>
 void max_pool(const Grid& grid, const PoolShape& s, const T* x, bool relu, T* y, std::uint8_t* argmax) {
-  device_launch(grid.stream, outputs(s), MaxPool<T>{s, x, relu, y, argmax});
+  with_packs<T>(
+      s.c,
+      [&]<int V> {
+        device_launch(grid.stream, outputs(s) / V, MaxPool<T, V>{Sizes(s), x, relu, y, argmax});
+      },
+      x, y, argmax);
 }
 template <class T>
 void max_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, const std::uint8_t* argmax, T* dx, bool add) {
-  device_launch(grid.stream, inputs(s), MaxPoolBackward<T>{s, dy, argmax, dx, add});
+  const bool apart = s.stride_h == s.kh && s.stride_w == s.kw && s.pad_h == 0 && s.pad_w == 0;
+  with_packs<T>(
+      s.c,
+      [&]<int V> {
+        if (apart)
+          device_launch(grid.stream, outputs(s) / V, MaxPoolBackwardApart<T, V>{Sizes(s), dy, argmax, dx, add});
+        else
+          device_launch(grid.stream, inputs(s) / V, MaxPoolBackward<T, V>{Sizes(s), dy, argmax, dx, add});
+      },
+      dy, argmax, dx);
 }
 template <class T>
 void average_pool(const Grid& grid, const PoolShape& s, const T* x, T* y) {
-  device_launch(grid.stream, outputs(s), AveragePool<T>{s, x, y});
+  with_packs<T>(
+      s.c,
+      [&]<int V> {
+        device_launch(grid.stream, outputs(s) / V, AveragePool<T, V>{Sizes(s), x, y});
+      },
+      x, y);
 }
 template <class T>
 void average_pool_backward(const Grid& grid, const PoolShape& s, const T* dy, T* dx, bool add) {
-  device_launch(grid.stream, inputs(s), AveragePoolBackward<T>{s, dy, dx, add});
+  with_packs<T>(
+      s.c,
+      [&]<int V> {
+        device_launch(grid.stream, inputs(s) / V, AveragePoolBackward<T, V>{Sizes(s), dy, dx, add});
+      },
+      dy, dx);
 }
 
 #define TANDEM_POOL(T)                                                                                     \

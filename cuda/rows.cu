@@ -13,10 +13,9 @@ struct Values {
   struct State {
     const T* x;
     std::int64_t channels;
-    __device__ void operator()(std::int64_t r, float (&sums)[1][V]) const {
-      float v[V];
-      load<V>(x + r * channels, v);
-      for (int i = 0; i < V; i++) sums[0][i] += v[i];
+    __device__ Pack<T, V> load(std::int64_t r) const { return pack_at<V>(x + r * channels); }
+    __device__ void operator()(std::int64_t, const Pack<T, V>& row, float (&sums)[1][V]) const {
+      for (int i = 0; i < V; i++) sums[0][i] += float(row.v[i]);
     }
   };
   __device__ State at(std::int64_t c) const { return {x + c, channels}; }
@@ -74,11 +73,14 @@ struct ReduceMiddle {
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(256) square_parts(std::int64_t n, const T* x, float* parts) {
+template <class T, int V>
+__global__ void __launch_bounds__(256) square_parts(std::int64_t packs, const T* x, float* parts) {
   float sum = 0;
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < n; i += gridDim.x * std::int64_t{256})
-    sum += float(x[i]) * float(x[i]);
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < packs; i += gridDim.x * std::int64_t{256}) {
+    float v[V];
+    load<V>(x + i * V, v);
+    for (int k = 0; k < V; k++) sum += v[k] * v[k];
+  }
   const float all = over_block(sum, Plus());
   if (threadIdx.x == 0) parts[blockIdx.x] = all;
 }
@@ -169,25 +171,71 @@ struct BiasRelu {
   bool relu;
   T* y;
   std::int64_t channels;
-  __device__ void operator()(std::int64_t pack) const {
-    float v[V], b[V];
-    load<V>(y + pack * V, v);
-    if (bias) {
-      load<V>(bias + pack * V % channels, b);
-      for (int i = 0; i < V; i++) v[i] += b[i];
+  struct State {
+    BiasRelu f;
+    std::int64_t c;
+    float bias[V];
+    __device__ Pack<T, V> load(std::int64_t r) const { return pack_at<V>(f.y + r * f.channels + c); }
+    __device__ void operator()(std::int64_t r, const Pack<T, V>& row) const {
+      float v[V];
+      unpack(row, v);
+      for (int i = 0; i < V; i++) {
+        if (f.bias) v[i] += bias[i];
+        if (f.relu && v[i] < 0) v[i] = 0;  // lets a NaN through
+      }
+      store<V>(f.y + r * f.channels + c, v);
     }
-    if (relu)
-      for (int i = 0; i < V; i++) v[i] = v[i] < 0 ? 0.f : v[i];
-    store<V>(y + pack * V, v);
+  };
+  __device__ State at(std::int64_t c) const {
+    State s{*this, c, {}};
+    if (bias) cuda::load<V>(bias + c, s.bias);
+    return s;
   }
 };
 
-template <class From, class To>
+template <class T, int V>
+struct FillRows {
+  const T* row;
+  T* y;
+  std::int64_t channels;
+  struct State {
+    T* y;
+    std::int64_t channels;
+    Pack<T, V> row;
+    __device__ Pack<T, V> load(std::int64_t) const { return row; }
+    __device__ void operator()(std::int64_t r, const Pack<T, V>& same) const {
+      *reinterpret_cast<Pack<T, V>*>(y + r * channels) = same;
+    }
+  };
+  __device__ State at(std::int64_t c) const { return {y + c, channels, pack_at<V>(row + c)}; }
+};
+
+template <class T>
+struct SetChannels {
+  unsigned from_width, to_width;
+  const T* from;
+  T* to;
+  __device__ T value(std::int64_t i) const {
+    const std::int64_t row = i <= 0xffffffff ? unsigned(i) / to_width : i / to_width;
+    const unsigned c = unsigned(i - row * to_width);
+    return c < from_width ? from[row * from_width + c] : T(0.f);
+  }
+  __device__ void store(std::int64_t i, T v) const { to[i] = v; }
+  __device__ void operator()(std::int64_t i) const { store(i, value(i)); }
+};
+
+template <class From, class To, int V>
 struct ConvertInto {
   const From* from;
   To* to;
   bool add;
-  __device__ void operator()(std::int64_t i) const { to[i] = To(float(from[i]) + (add ? float(to[i]) : 0.f)); }
+  __device__ void operator()(std::int64_t pack) const {
+    float v[V], old[V] = {};
+    load<V>(from + pack * V, v);
+    if (add) load<V>(to + pack * V, old);
+    for (int i = 0; i < V; i++) v[i] += old[i];
+    store<V>(to + pack * V, v);
+  }
 };
 
 dim3 warps() { return dim3(32, 8); }
@@ -223,8 +271,9 @@ void reduce(const Grid& grid, Reduction op, std::int64_t outer, std::int64_t mid
 
 template <class T>
 void squared_norm(const Grid& grid, std::int64_t n, const T* x, float* y, bool add, float* scratch) {
-  const int blocks = int(std::clamp<std::int64_t>((n + 2047) / 2048, 1, std::min(4 * grid.processors, most_parts)));
-  start(square_parts<T>, unsigned(blocks), 256, grid.stream, n, x, scratch);
+  const int blocks = int(std::clamp<std::int64_t>((n + 2047) / 2048, 1, std::min(8 * grid.processors, most_parts)));
+  with_packs<T>(
+      n, [&]<int V> { start(square_parts<T, V>, unsigned(blocks), 256, grid.stream, n / V, x, scratch); }, x);
   start(square_total, 1, 256, grid.stream, scratch, blocks, y, add);
 }
 
@@ -248,13 +297,33 @@ void bias_relu(const Grid& grid, std::int64_t rows, std::int64_t channels, const
   with_packs<T>(
       channels,
       [&]<int V> {
-        device_launch(grid.stream, rows * channels / V, BiasRelu<T, V>{bias, relu, y, channels});
+        each_column<V>(grid, rows, channels, BiasRelu<T, V>{bias, relu, y, channels});
       },
       y, bias);
 }
+template <class T>
+void fill_rows(const Grid& grid, std::int64_t rows, std::int64_t channels, const T* row, T* y) {
+  with_packs<T>(
+      channels,
+      [&]<int V> {
+        each_column<V>(grid, rows, channels, FillRows<T, V>{row, y, channels});
+      },
+      y, row);
+}
+template <class T>
+void set_channels(const Grid& grid, std::int64_t rows, std::int64_t from_width, std::int64_t to_width, const T* from,
+                  T* to) {
+  device_launch(grid.stream, rows * to_width, SetChannels<T>{unsigned(from_width), unsigned(to_width), from, to});
+}
 template <class From, class To>
 void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool add) {
-  device_launch(grid.stream, n, ConvertInto<From, To>{from, to, add});
+  using Narrow = std::conditional_t<sizeof(From) < sizeof(To), From, To>;
+  with_packs<Narrow>(
+      n,
+      [&]<int V> {
+        device_launch(grid.stream, n / V, ConvertInto<From, To, V>{from, to, add});
+      },
+      from, to);
 }
 
 #define TANDEM_ROWS(T)                                                                                                \
@@ -266,6 +335,8 @@ void convert(const Grid& grid, std::int64_t n, const From* from, To* to, bool ad
   template void cross_entropy_backward(const Grid&, std::int64_t, std::int64_t, const float*, const std::int32_t*,    \
                                        double, const float*, T*, bool);                                               \
   template void bias_relu(const Grid&, std::int64_t, std::int64_t, const float*, bool, T*);                           \
+  template void fill_rows(const Grid&, std::int64_t, std::int64_t, const T*, T*);                                     \
+  template void set_channels(const Grid&, std::int64_t, std::int64_t, std::int64_t, const T*, T*);                    \
   template void convert(const Grid&, std::int64_t, const T*, float*, bool);
 TANDEM_ROWS(float)
 TANDEM_ROWS(bf16)

@@ -76,7 +76,7 @@ says 3 'steps of memory' env DEVICE=cpu LIMIT=2 PYTHON=none sh tests/gpu_check.s
 
 # ---- ratios ------------------------------------------------------------------------------------------------------------
 if command -v python3 >/dev/null; then
-  for name in 'resnet18 bf16 batch 512' 'resnet50 bf16 batch 256' 'resnet20 bf16 batch 128' 'lenet5 bf16 batch 128' \
+  for name in 'resnet18 bf16 batch 512' 'vgg16 bf16 batch 512' 'resnet50 bf16 batch 256' 'resnet20 bf16 batch 128' 'lenet5 bf16 batch 128' \
     'smallcnn bf16 batch 128'; do
     echo "{\"bench\":\"$name\",\"value\":2}"
     echo "{\"peer\":\"$name\",\"value\":6.5}"

@@ -227,6 +227,10 @@ void start(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_
     emulated::Block(threads, [&] { kernel(arguments...); }).run();
   }
 }
+template <class... Parameters>
+int resident_blocks(void (*)(Parameters...), int) {
+  return 4;
+}
 }  // namespace tandem
 
 // The kernels' functors are in unnamed namespaces, and so is all that is made of them here.

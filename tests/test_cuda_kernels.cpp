@@ -71,7 +71,7 @@ using Types = testing::Types<float, bf16, f16>;
 TYPED_TEST_SUITE(CudaKernels, Types);
 
 std::size_t scratch_for(int sums, std::int64_t channels) {
-  return emulated::column_scratch(sums, channels) + 4 * std::size_t(channels);
+  return emulated::column_scratch(sums, channels) + 2 * std::size_t(channels);
 }
 
 struct NormCase {
@@ -222,6 +222,8 @@ TYPED_TEST(CudaKernels, Pooling) {
       {.n = 2, .h = 9, .w = 7, .c = 3, .stride_h = 3, .stride_w = 3},
       {.n = 1, .h = 7, .w = 6, .c = 5, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
       {.n = 3, .h = 4, .w = 5, .c = 2, .kh = 4, .kw = 5, .stride_h = 4, .stride_w = 5},
+      {.n = 2, .h = 7, .w = 5, .c = 16},  // whole packs of channels; a row and a column under no window
+      {.n = 1, .h = 6, .w = 7, .c = 24, .kh = 3, .kw = 3, .pad_h = 1, .pad_w = 1},
   };
   for (const PoolShape& s : shapes)
     for (bool relu : {false, true})
@@ -253,6 +255,25 @@ TYPED_TEST(CudaKernels, Pooling) {
         EXPECT_TRUE(close("mean", got[3], mean.values(), this->tolerance));
         EXPECT_TRUE(close("dx of the mean", got[4], dmean.values(), this->tolerance));
       }
+}
+
+TYPED_TEST(CudaKernels, RowsOfAnotherWidthAndRowsThatAreAlike) {
+  using T = TypeParam;
+  for (std::int64_t rows : {1, 1300})
+    for (auto [from, to] : {std::pair<std::int64_t, std::int64_t>{3, 8}, {8, 3}, {8, 8}, {1, 8}}) {
+      const Values x = this->pictures("x", rows * from), row = this->pictures("row", to);
+      const auto got = this->in_any_order([&, from = from, to = to] {
+        Buffer<T> bx(x), by(std::size_t(rows * to)), br(row), bz(std::size_t(rows * to));
+        emulated::set_channels(grid, rows, from, to, bx.data(), by.data());
+        emulated::fill_rows(grid, rows, to, br.data(), bz.data());
+        return std::vector<Values>{by.values(), bz.values()};
+      });
+      for (std::int64_t i = 0; i < rows * to; i++) {
+        ASSERT_EQ(got[0][std::size_t(i)], i % to < from ? x[std::size_t(i / to * from + i % to)] : 0)
+            << from << " to " << to;
+        ASSERT_EQ(got[1][std::size_t(i)], row[std::size_t(i % to)]);
+      }
+    }
 }
 
 TYPED_TEST(CudaKernels, Sums) {

@@ -122,14 +122,16 @@ Operands absolute(Operands o) {
 }
 
 // One pass of a convolution on any backend.
-Values convolved(Backend& backend, const ConvShape& s, int pass, const Operands& o, DType type) {
+Values convolved(Backend& backend, const ConvShape& s, int pass, const Operands& o, DType type,
+                 const Values* old = nullptr) {
   const Shape in{s.n, s.h, s.w, s.c_in}, out{s.n, s.out_h(), s.out_w(), s.c_out},
       filter{s.c_out, s.kh, s.kw, s.c_in / s.groups};
   const DType wide = type == DType::f64 ? DType::f64 : DType::f32;
   auto on = [&](const Values& v, const Shape& shape, DType t) { return Tensor::of(backend, shape, v, t); };
   Tensor y(backend, pass == 1 ? in : pass == 2 ? filter : out, pass == 2 ? wide : type);
+  if (old) y = on(*old, in, type);
   if (pass == 1)
-    backend.conv2d_backward_data(s, on(o.a, out, type), on(o.b, filter, wide), y, false);
+    backend.conv2d_backward_data(s, on(o.a, out, type), on(o.b, filter, wide), y, old != nullptr);
   else if (pass == 2)
     backend.conv2d_backward_filter(s, on(o.a, in, type), on(o.b, out, type), y, false);
   else {
@@ -168,6 +170,17 @@ void check_sums(Backend& device, Backend& host, DType type, Table& table) {
                         convolved(host, s, pass, absolute(o), DType::f64), o.terms, type, pass > 2 ? 1 : 0),
                   1, "of the bound");
     }
+  for (const ConvShape& s : shapes) {
+    const Operands o(s, 1, type);
+    const Values once = convolved(device, s, 1, o, type),
+                 old = rounded(numbers("old", std::int64_t(once.size())), type),
+                 added = convolved(device, s, 1, o, type, &old);
+    double most = 0;
+    for (std::size_t i = 0; i < once.size(); i++)
+      most = std::max(
+          most, std::abs(added[i] - (once[i] + old[i])) / (1e-5 + rounding(type, once[i]) + rounding(type, added[i])));
+    table.check(text_of(s, 1, type) + ", added to what is there", most, 1.01, "of the bound");
+  }
   Operands o(shapes[1], 4, type);
   for (double& b : o.bias) b = NAN;
   const Values y = convolved(device, shapes[1], 4, o, type);

@@ -63,6 +63,17 @@ def cifar_net(widths, depth, project):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 10))
 
 
+def vgg16():
+    layers, i = [], 3
+    for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
+        if width == 0:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(i, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            i = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
 class Bottleneck(nn.Module):
     def __init__(self, i, m, stride):
         super().__init__()
@@ -93,6 +104,7 @@ CASES = {
     "smallcnn bf16 batch 128": (SmallCNN, (128, 1, 28, 28), 10),
     "resnet20 bf16 batch 128": (lambda: cifar_net([16, 32, 64], 3, False), (128, 3, 32, 32), 10),
     "resnet18 bf16 batch 512": (lambda: cifar_net([64, 128, 256, 512], 2, True), (512, 3, 32, 32), 10),
+    "vgg16 bf16 batch 512": (vgg16, (512, 3, 32, 32), 10),
     "resnet50 bf16 batch 256": (resnet50, (256, 3, 224, 224), 1000),
 }
 
@@ -101,6 +113,8 @@ def main():
     torch.backends.cudnn.benchmark = True
     print(json.dumps({"torch": torch.__version__, "device": torch.cuda.get_device_name()}), flush=True)
     for name, (make, shape, classes) in CASES.items():
+        if len(sys.argv) > 2 and name.split()[0] not in sys.argv[2:]:
+            continue
         model = make().cuda().to(memory_format=torch.channels_last)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
         x = torch.full(shape, 0.1, device="cuda").to(memory_format=torch.channels_last)

@@ -2,7 +2,7 @@
 import json
 import sys
 
-GOALS = {"resnet18 bf16 batch 512": 1.1, "resnet50 bf16 batch 256": 1.0, "resnet20 bf16 batch 128": 2,
+GOALS = {"resnet18 bf16 batch 512": 1.1, "vgg16 bf16 batch 512": 1.0, "resnet50 bf16 batch 256": 1.0, "resnet20 bf16 batch 128": 2,
          "lenet5 bf16 batch 128": 3, "smallcnn bf16 batch 128": 3}
 
 rows = [json.loads(line) for line in open(sys.argv[1])]

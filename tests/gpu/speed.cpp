@@ -100,6 +100,7 @@ void measure_speed(const Machine& machine, Table& table) {
                         {"smallcnn", 28, 1, 10, 128},
                         {"resnet20", 32, 3, 10, 128},
                         {"resnet18", 32, 3, 10, 512},
+                        {"vgg16", 32, 3, 10, 512},
                         {"resnet50", 224, 3, 1000, 256}}) {
     const std::string what = std::string(c.model) + bits + " batch " + std::to_string(c.batch);
     if (machine.small && c.side != 28) continue;

@@ -84,9 +84,16 @@ void check_training(const Machine& machine, Table& table) {
     if (!table.time_for(what)) continue;
     auto device = machine.device(), again = machine.device(), host = machine.host();
     const Values got = losses(*device, c.name, c.batch, steps, 1), want = losses(*host, c.name, c.batch, steps, 1);
-    double difference = 0;
-    for (std::size_t i = 0; i < 20; i++) difference = std::max(difference, std::abs(got[i] - want[i]));
-    table.check(what + ": losses of steps 1–20, device − host", difference, 1e-4);
+    // Two correct backends drift apart, too, and deep networks fast: twice as far as the reference backend from the
+    // host is allowed.
+    auto apart = [](const Values& a, const Values& b) {
+      double most = 0;
+      for (std::size_t i = 0; i < 20; i++) most = std::max(most, std::abs(a[i] - b[i]));
+      return most;
+    };
+    auto reference = reference_backend(0);
+    table.check(what + ": losses of steps 1–20, device − host", apart(got, want),
+                std::max(1e-4, 2 * apart(losses(*reference, c.name, c.batch, 20, 1), want)));
     const Values twice = losses(*again, c.name, c.batch, steps, 1);
     table.check(what + ": losses that differ in a second run, deterministic", double(got != twice), 0);
 
