@@ -328,50 +328,12 @@ TEST(ParameterServer, BspIsTheNaiveOneAndAllReduceInDouble) {
     }
 }
 
-TEST(ParameterServer, PipelinedAndInHalfTheBytesItLearnsToo) {
+TEST(ParameterServer, InHalfTheBytesItLearnsToo) {
   Recipe run;
   run.fit.epochs = 15;
-  ParameterServerOptions piped = by("ddc-asgd"), narrow = by("ddc-asgd");
-  piped.pipeline = true, narrow.wire = DType::bf16;
-  for (bool shared : {true, false})
-    for (const auto& o : {piped, narrow})
-      EXPECT_TRUE(learned(on_ranks<Plain>(3, o, run, {.shared_memory = shared})[0]));
-}
-
-// Pipelined, a gradient is computed at what the push before the last one made.
-TEST(ParameterServer, PipelinedGradientsAreOneStepLate) {
-  constexpr int steps = 12;
-  auto backend = reference_backend(1);
-  Dataset data = synthetic({.side = 8, .channels = 1, .train = 64, .test = 10, .seed = 3});
-  Loader source(data.train, {.batch = 16, .seed = 5, .prefetch = 0}, *backend);
-  auto gradient_at = [&](Plain& model, FlatParameters& flat, int step) {
-    const Batch batch = source.make(0, step % 4);
-    Variable loss = cross_entropy(model(Variable(batch.images.cast(DType::f64))), batch.labels);
-    flat.zero_gradients();
-    flat.backward(loss);
-    return loss;
-  };
-  Plain model, other;
-  FlatParameters flat(model, *backend, 1, {}, DType::f64), by_hand(other, *backend, 1, {}, DType::f64);
-  SGD sgd({.learning_rate = 0.125});
-  ParameterServerOptions o = by("asp+asgd");
-  o.pipeline = true;
-  auto strategy = parameter_server(std::move(in_process_channels(1)[0]), o);
-  sgd.bind(flat);
-  strategy->begin(flat, sgd);
-  std::vector<std::vector<double>> weights{by_hand.values.values()};
-  for (int t = 0; t < steps; t++) {
-    strategy->step(sgd, gradient_at(model, flat, t));
-    const auto& used = weights[std::size_t(std::max(0, t - 1))];
-    by_hand.values.copy_from(Tensor::of(*backend, by_hand.values.shape(), used, DType::f64));
-    by_hand.count_writes(by_hand.all());
-    gradient_at(other, by_hand, t);
-    std::vector<double> next = weights.back(), g = by_hand.gradients.values();
-    for (std::size_t i = 0; i < next.size(); i++) next[i] -= 0.125 * g[i];
-    weights.push_back(next);
-  }
-  strategy->end();
-  EXPECT_LT(difference(flat.values.values(), weights.back()).error, 1e-12);
+  ParameterServerOptions narrow = by("ddc-asgd");
+  narrow.wire = DType::bf16;
+  for (bool shared : {true, false}) EXPECT_TRUE(learned(on_ranks<Plain>(3, narrow, run, {.shared_memory = shared})[0]));
 }
 
 TEST(ParameterServer, WhatResumesGoesOn) {

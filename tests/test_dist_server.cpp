@@ -720,13 +720,13 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
   const auto cuts = shard_cuts(n, ranks);
   // dana-dc diverges in some orders at 0.1, and nothing equals what is not a number.
   const auto rate = [](std::int64_t pushes) { return 0.02 / double(1 + pushes / 20); };
-  std::vector<std::pair<std::string, bool>> all{{"ssp:1+ddc-asgd", false}, {"ddc-asgd", true}};
-  for (const std::string& rule : rule_names()) all.push_back({rule, false});
-  for (const auto& [strategy, pipeline] : all)
+  std::vector<std::string> all = rule_names();
+  all.push_back("ssp:1+ddc-asgd");
+  for (const std::string& strategy : all)
     for (bool shared : {true, false}) {
-      SCOPED_TRACE(strategy + (pipeline ? ", pipelined" : ""));
+      SCOPED_TRACE(strategy);
       std::vector<std::vector<double>> gradients[ranks];
-      ServerOptions o{.how = Asynchrony::parse(strategy), .learning_rate = rate, .pipeline = pipeline, .record = true};
+      ServerOptions o{.how = Asynchrony::parse(strategy), .learning_rate = rate, .record = true};
       const auto ends = serve(ranks, {.options = o, .leases = 45, .faults = {.delays = 3, .shared_memory = shared}},
                               [&](int rank, ServerNode&, std::int64_t lease, Tensor& gradient, Tensor& weights) {
                                 bowl(gradient, weights, lease);
@@ -741,7 +741,7 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
         };
         const Tensor first = part(drawn(0));
         const auto rule = make_rule(o.how.rule);
-        Shard shard(*rule, first, std::vector<float>(std::size_t(first.numel() / 64), 1.f), ranks, pipeline);
+        Shard shard(*rule, first, std::vector<float>(std::size_t(first.numel() / 64), 1.f), ranks);
         std::int64_t pushes = 0;
         std::size_t pulls = 0;
         for (const ShardEvent& e : ends[s].events) {
@@ -758,20 +758,6 @@ TEST(Server, ARecordedRunIsRepeatedToTheBit) {
 }
 
 // ---- a shard alone --------------------------------------------------------------------------------------------------
-TEST(Shard, APipelinedGradientIsAsOldAsThePullButOne) {
-  auto backend = reference_backend(1);
-  const auto rule = make_rule("asgd");
-  const Tensor g = Tensor::full(*backend, {64}, 1);
-  Tensor into[3] = {Tensor::like(g), Tensor::like(g), Tensor::like(g)};
-  Shard shard(*rule, Tensor::zeros(*backend, {64}), {1.f}, 2, true);
-  shard.pull(0, into[0]);
-  EXPECT_EQ(shard.push(1, g, 1, 0), 0);
-  EXPECT_EQ(shard.push(1, g, 1, 0), 1);
-  EXPECT_EQ(shard.push_and_pull(0, g, 1, 0, into[1]), 2);  // of version 0, which both pulls gave
-  EXPECT_EQ(shard.push_and_pull(0, g, 1, 0, into[2]), 3);  // of version 0 still, under way before version 3 came
-  EXPECT_EQ(shard.push_and_pull(0, g, 1, 0, into[0]), 1);  // of version 3
-}
-
 TEST(Shard, NothingIsKeptOfAWorkerWhoseNumberIsAnothersNow) {
   auto backend = reference_backend(1);
   for (const std::string& name : rule_names()) {

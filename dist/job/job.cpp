@@ -22,7 +22,6 @@ std::string agreement(const Variables& variables) {
   for (const auto& [name, otherwise] : {std::pair{"TANDEM_STRATEGY", "all-reduce"},
                                         {"TANDEM_WIRE", "f32"},
                                         {"TANDEM_SERVERS", "0"},
-                                        {"TANDEM_PIPELINE", "0"},
                                         {"TANDEM_HOSTS_AS", "1"}}) {
     const char* value = variables(name);
     text << name << " " << (value && *value ? value : otherwise) << "\n";

@@ -46,8 +46,7 @@ struct ServerOptions {
   double momentum = 0.9;
   // After so many pushes were applied to a shard. (Not samples: the smaller last batch of an epoch is a step too.)
   std::function<double(std::int64_t pushes)> learning_rate = {};
-  bool pipeline = false;    // a pull is answered with what the push before it made: nobody waits, τ grows by one
-  DType wire = DType::f32;  // of gradients: bf16 in half the bytes
+  DType wire = DType::f32;         // of gradients: bf16 in half the bytes
   std::int64_t chunk = 256 << 10;  // elements of a message
   double snapshots = 10;           // seconds between two, at least; 0: none
   std::uint64_t memory = 0;        // bytes that this rank has for them; 0: unknown

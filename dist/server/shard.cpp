@@ -11,9 +11,8 @@
 
 namespace tandem {
 
-Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, bool pipeline)
+Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers)
     : rule_(rule),
-      pipeline_(pipeline),
       values_(first.clone()),
       scales_(std::move(scales)),
       workers_(std::size_t(workers)),
@@ -24,7 +23,7 @@ Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, i
   auto zeros = [&] { return Tensor::zeros(first.backend(), first.shape(), first.dtype()); };
   if (rule.keeps().velocity) velocity_ = zeros();
   for (Worker& w : workers_) {
-    w.sent = w.before = values_;  // until its first pull nobody else's updates are late for it
+    w.sent = values_;  // until its first pull nobody else's updates are late for it
     if (rule.keeps().square_avg) w.square_avg = zeros();
     if (rule.keeps().own) w.own = zeros();
   }
@@ -33,24 +32,18 @@ Shard::Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, i
 template <class T>
 RuleVectors<T> Shard::vectors(Worker& worker, const Tensor& gradient) const {
   auto write = [](Tensor& t) { return t.defined() ? t.write<T>() : nullptr; };
-  return {values_.write<T>(),       gradient.data<T>(), write(velocity_), basis(worker).data<T>(),
+  return {values_.write<T>(),       gradient.data<T>(), write(velocity_), worker.sent.data<T>(),
           write(worker.square_avg), write(worker.own),  scales_.data()};
 }
 
 void Shard::was_sent(Worker& w, const Tensor& at) {
-  const bool first = w.sent.same_memory(values_);  // then the next gradient is of this one too
-  w.before = first ? at : w.sent;
-  w.version_before = first ? version_ : w.version;
   w.sent = at;
   w.version = version_;
 }
 
 const Tensor& Shard::pull(int worker) {
   Worker& w = workers_[std::size_t(worker)];
-  // What it was sent the last time but one may be overwritten; when nothing is pipelined, also the last time.
-  Tensor& place = pipeline_ ? w.before : w.sent;
-  const bool in_use = place.same_memory(values_) || (pipeline_ && place.same_memory(w.sent));
-  const Tensor into = in_use ? Tensor::like(values_) : place;
+  const Tensor into = w.sent.same_memory(values_) ? Tensor::like(values_) : w.sent;
   pull(worker, into);
   return w.sent;
 }
@@ -143,13 +136,13 @@ std::vector<Tensor> Shard::kept() const {
 
 void Shard::go_on_at(std::uint64_t version) {
   version_ = version;
-  for (Worker& w : workers_) w.sent = w.before = values_, w.version = w.version_before = version;
+  for (Worker& w : workers_) w.sent = values_, w.version = version;
 }
 
 void Shard::forget(int worker) {
   Worker& w = workers_[std::size_t(worker)];
-  w.sent = w.before = values_;
-  w.version = w.version_before = version_;
+  w.sent = values_;
+  w.version = version_;
   if (w.square_avg.defined()) w.square_avg.fill(0);
   if (w.own.defined()) w.own.fill(0);
   if (!w.own.defined() || !velocity_.defined()) return;
@@ -158,6 +151,6 @@ void Shard::forget(int worker) {
 }
 
 void Shard::archive(Archive& a) { a(values_, velocity_, workers_, version_, mean_delay_, last_); }
-void Shard::Worker::archive(Archive& a) { a(sent, before, square_avg, own, version, version_before); }
+void Shard::Worker::archive(Archive& a) { a(sent, square_avg, own, version); }
 
 }  // namespace tandem

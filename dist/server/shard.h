@@ -18,12 +18,11 @@ class Archive;
 class Shard {
  public:
   // first: the weights that it begins with, f32 or f64, a multiple of 64 of them in the host's memory. scales: of the
-  // learning rate, one for each 64 of them. The rule must outlive it. pipeline: a worker's gradient was computed at the
-  // weights of the last pull but one.
-  Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, bool pipeline = false);
+  // learning rate, one for each 64 of them. The rule must outlive it.
+  Shard(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers);
 
   // The weights as they are now, in memory that stays as it is until this worker's next pull. into: that memory, of the
-  // caller's; it must stay as it is until the next pull but one when pipelined.
+  // caller's.
   const Tensor& pull(int worker);
   void pull(int worker, const Tensor& into);
   // Applies a gradient, and returns its τ.
@@ -35,7 +34,7 @@ class Shard {
   const Tensor& values() const { return values_; }
   std::int64_t delay(int worker) const {  // τ, if it pushed now
     const Worker& w = workers_[std::size_t(worker)];
-    return std::int64_t(version_ - (pipeline_ ? w.version_before : w.version));
+    return std::int64_t(version_ - w.version);
   }
   const Tensor& sent(int worker) const { return workers_[std::size_t(worker)].sent; }  // by its last pull
   std::uint64_t version() const { return version_; }                                   // updates applied
@@ -58,8 +57,8 @@ class Shard {
 
  private:
   struct Worker {
-    Tensor sent, before, square_avg, own;  // before: by the last pull but one, when pipelined
-    std::uint64_t version = 0, version_before = 0;
+    Tensor sent, square_avg, own;
+    std::uint64_t version = 0;
     void archive(Archive& a);
   };
   template <class T>
@@ -67,11 +66,9 @@ class Shard {
   template <class T>
   void apply(Worker& worker, const Tensor& gradient, const Hyper& hyper, const Tensor* into);
   std::int64_t push(int worker, const Tensor& gradient, double learning_rate, double momentum, const Tensor* into);
-  const Tensor& basis(const Worker& w) const { return pipeline_ ? w.before : w.sent; }
   void was_sent(Worker& worker, const Tensor& at);
 
   const Rule& rule_;
-  bool pipeline_;
   mutable Tensor values_, velocity_;
   std::vector<float> scales_;
   mutable std::vector<Worker> workers_;

@@ -78,7 +78,6 @@ void ShardServer::serve(int s, const Tensor& first) {
       ShardService::Options{.how = how,
                             .momentum = layout_.options.momentum,
                             .learning_rate = layout_.options.learning_rate,
-                            .pipeline = layout_.options.pipeline,
                             .record = layout_.options.record});
   const std::vector<bool> living = send_queue_.living();
   for (int m = 0; m < layout_.workers();
@@ -173,7 +172,7 @@ void ShardServer::look(double patience) const {
 Tensor ShardServer::place_answer(int s, int worker, const MessageHeader& n) {
   const std::uint64_t half = n[word::number] & 1, block = n[word::receive_buffer];  // as worker.h has it
   if (block != word::none) return in_memory_of(worker, {block, half * layout_.bytes(layout_.length(s))}, s);
-  Tensor& t = client(s, worker).answers[layout_.options.pipeline ? half : 0];
+  Tensor& t = client(s, worker).answer;
   if (!t.defined()) t = tensor(layout_.length(s));
   return t;
 }

@@ -54,7 +54,7 @@ class ShardServer {
     ExchangeId number = 0;              // of what comes
     std::int64_t arrived = 0;           // elements of it
     std::optional<MessageHeader> push;  // its worker wants it applied; it may say so before the last part has come
-    Tensor answers[2];  // made here when they are sent; the second when pipelined: the rule looks at both
+    Tensor answer;                      // made here when it is sent
     std::uint64_t receive_buffer = word::none;  // where it wants the answer
   };
   struct First {

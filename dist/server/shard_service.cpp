@@ -47,7 +47,7 @@ ShardService::ShardService(const Rule& rule, const Tensor& first, std::vector<fl
                            Options options)
     : rule_(rule),
       options_(std::move(options)),
-      shard_(rule, first, std::move(scales), workers, options_.pipeline),
+      shard_(rule, first, std::move(scales), workers),
       workers_(std::size_t(workers)),
       applied_(std::size_t(workers)) {
   for (auto* count : {&counts_.applied, &counts_.dropped, &counts_.refused}) count->resize(workers_.size());

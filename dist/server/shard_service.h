@@ -51,14 +51,14 @@ class ShardService {
     Asynchrony how = {};
     double momentum = 0.9;
     std::function<double(std::int64_t pushes)> learning_rate = {};  // after so many pushes were applied here
-    bool pipeline = false, record = false;
+    bool record = false;
   };
 
   ShardService(const Rule& rule, const Tensor& first, std::vector<float> scales, int workers, Options options);
 
   // A whole push is here; the gradient stays as it is until the worker is answered. An exchange that was seen is passed
   // over: true when it is new. Without samples its worker knows that it is not finite. into: where the answer is to be
-  // made, in memory that stays until the worker's next exchange (pipelined: but one).
+  // made, in memory that stays until the worker's next exchange.
   bool push(int worker, ExchangeId exchange, const Tensor& gradient, std::int64_t samples, const Tensor& into);
   // The weights alone. Answered between two steps, so that the last ones have all that was pushed.
   bool pull(int worker, ExchangeId exchange, const Tensor& into);

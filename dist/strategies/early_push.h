@@ -2,7 +2,6 @@
 // while backward goes on; the servers keep it until push() says that the whole is finite. All of it goes after backward
 // where
 //   - a range alone does not say what is sent of it: gradients are clipped by the norm of the whole;
-//   - a push is answered with what the one before it made (pipelined): then it has the whole next step;
 //   - every server reads it where it lies;
 //   - backward only queues its work, on a device, or is that of a loop of one's own, which may run it twice.
 #pragma once

@@ -74,7 +74,7 @@ class ParameterServer : public Strategy {
                                             : "") +
                        options_.how.text();
     if (options_.servers) name += ", " + std::to_string(options_.servers) + " of them serve";
-    name += (options_.pipeline ? ", pipelined" : "") + std::string(options_.wire == DType::bf16 ? " (bf16)" : "");
+    if (options_.wire == DType::bf16) name += " (bf16)";
     const int shares = leases_per_step() * (machine_ ? machine_->size() : 1);
     ranks_ = {.strategy = name,
               .rank = machine_ ? machine_->rank() : server_node_.rank(),
@@ -161,7 +161,7 @@ class ParameterServer : public Strategy {
              ": in a loop of one's own every rank trains its share, and none only serves: leave it out, "
              "or train by fit()");
     vectors_.bind(flat);
-    early_.emplace(flat, optimizer, server_node_, leased_ && !options_.pipeline && !machine_ && !round_);
+    early_.emplace(flat, optimizer, server_node_, leased_ && !machine_ && !round_);
     flat.on_gradient([this](const ParameterRange& parameter) {
       if (leased_) leased_->look_ahead();
       early_->ready(parameter);
@@ -263,12 +263,8 @@ class ParameterServer : public Strategy {
   void push_and_pull(const MachineShare::Step& step, bool finite) {
     const std::int64_t samples = finite ? std::max<std::int64_t>(1, std::int64_t(step.samples)) : 0;
     const std::int64_t began = trace_ ? trace_->now() : 0;
-    if (options_.pipeline) {
-      vectors_.push_behind(samples, step.sums);
-    } else {
-      vectors_.push(samples, step.sums);
-      vectors_.pull();
-    }
+    vectors_.push(samples, step.sums);
+    vectors_.pull();
     if (trace_ && trace_->recording())
       trace_->lane("push and pull")
           .add({.name = "push and pull", .kind = "wait", .begin = began, .end = trace_->now()});
@@ -322,7 +318,6 @@ class ParameterServer : public Strategy {
     ServerOptions o{.how = options_.how,
                     .servers = options_.servers,
                     .momentum = round_ ? round_->how().momentum : momentum_,
-                    .pipeline = options_.pipeline,
                     .wire = options_.wire,
                     .snapshots = options_.snapshots,
                     .memory = available_memory() / std::uint64_t(std::max(1, local_size_from_environment()))};
@@ -379,10 +374,9 @@ std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel, con
 std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
                                                        std::unique_ptr<Channel> lane,
                                                        const ParameterServerOptions& options) {
-  if (options.servers || options.pipeline)
+  if (options.servers)
     refuse(options.classifier ? "hybrid+" : "machines+", options.how.text(),
-           ": with a machine as one worker all ranks serve, and no push is behind: leave out --servers and "
-           "TANDEM_PIPELINE");
+           ": with a machine as one worker all ranks serve: leave out --servers");
   return std::make_unique<ParameterServer>(std::move(lane), options, std::move(machine));
 }
 

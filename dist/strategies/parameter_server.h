@@ -30,7 +30,6 @@ struct ParameterServerOptions {
   Asynchrony how = {};
   std::optional<OuterSteps> round = {};  // H, β and γ; without fragments
   int servers = 0;                       // the last so many ranks only serve; 0: all ranks train, and serve
-  bool pipeline = false;                 // server.h
   DType wire = DType::f32;               // or bf16
   double deadline = 300, patience = 30;  // server.h
   double snapshots = 10;                 // seconds between two; 0: none
@@ -44,7 +43,7 @@ struct ParameterServerOptions {
 std::unique_ptr<Strategy> parameter_server(std::unique_ptr<Channel> channel,
                                            const ParameterServerOptions& options = {});
 // With a machine as one worker (machine_share.h); lane: between the ranks that have this one's place on their machines.
-// Options `servers` and `pipeline` are refused.
+// Option `servers` is refused.
 std::unique_ptr<Strategy> parameter_server_of_machines(std::unique_ptr<MachineShare> machine,
                                                        std::unique_ptr<Channel> lane,
                                                        const ParameterServerOptions& options = {});

@@ -145,16 +145,11 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   if (!Asynchrony::is_one(name)) return {};
   const Deadlines deadlines = Deadlines::from(process_environment());
   ParameterServerOptions o{.how = Asynchrony::parse(name), .deadline = deadlines.wait, .patience = deadlines.patience};
-  const std::string servers = setting("TANDEM_SERVERS"), pipeline = setting("TANDEM_PIPELINE"),
-                    wire = setting("TANDEM_WIRE"), snapshots = setting("TANDEM_SNAPSHOTS");
+  const std::string servers = setting("TANDEM_SERVERS"), wire = setting("TANDEM_WIRE"),
+                    snapshots = setting("TANDEM_SNAPSHOTS");
   if (!servers.empty()) o.servers = parsed<int>(servers).value_or(-1);
   if (o.servers < 0) refuse("--servers ", servers, ": expected a number of ranks from 0");
   check_servers(o.servers, ranks);
-  if (!pipeline.empty() && pipeline != "0" && pipeline != "1") refuse("TANDEM_PIPELINE=", pipeline, ": choose 0 or 1");
-  o.pipeline = pipeline == "1";
-  if (o.pipeline && !o.how.takes_each())
-    refuse("TANDEM_PIPELINE=1: with ", name.substr(0, name.find_first_of(":+")),
-           " a step uses gradients of the current weights. Leave it out, or choose ddc-asgd");
   if (ranks > 1) o.how.check_workers(name, ranks - o.servers);
   if (!wire.empty() && wire != "f32" && wire != "bf16")
     refuse("TANDEM_WIRE=", wire, ": to a parameter server gradients travel as f32 or bf16");
@@ -170,7 +165,7 @@ Make parse_server(const std::string& full_name, const Setting& setting, int rank
   // A step of a quorum has the mean of its rounds already.
   if (o.round && o.how.rule == "delayed-nesterov")
     o.how.rule += ":every=" + std::to_string(quorum ? 1 : ranks - o.servers);
-  if (o.round && (o.pipeline || (o.how.kind != Asynchrony::Kind::asp && !quorum)))
+  if (o.round && o.how.kind != Asynchrony::Kind::asp && !quorum)
     refuse(full_name, ": rounds of a worker's own steps go with an update rule alone, or with quorum:WORKERS, as in ",
            rounds, ":H=100+delayed-nesterov");
   if (o.round && make_rule(o.how.rule)->clip() > 0)
@@ -230,7 +225,7 @@ std::vector<Entry> entries() {
       {"local-sgd:STEPS, post-local-sgd:STEPS, cocod-sgd:STEPS or easgd:STEPS", {"TANDEM_WIRE"}, parse_local_sgd},
       {"outer:H=STEPS,momentum=NUMBER,lr=NUMBER,stream=FRAGMENTS,overlap=STEPS", {"TANDEM_WIRE"}, parse_outer},
       {Asynchrony::forms() + ", or one of these behind machines+ or outer:H=STEPS+",
-       {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_PIPELINE", "TANDEM_SNAPSHOTS"},
+       {"TANDEM_WIRE", "TANDEM_SERVERS", "TANDEM_SNAPSHOTS"},
        parse_server},
       {"daso, daso:faithful or daso:B=4,W=1,warm-up=4,cool-down=4", {}, parse_daso},
       {"naive-all-reduce, naive-hybrid, naive-local-sgd:STEPS, naive-outer:H=STEPS, naive-daso or naive-server",
@@ -243,7 +238,6 @@ std::vector<Entry> entries() {
 constexpr struct {
   const char *variable, *written, *what;
 } particular[] = {{"TANDEM_SERVERS", "--servers ", "is for a parameter server"},
-                  {"TANDEM_PIPELINE", "TANDEM_PIPELINE=", "is for a parameter server"},
                   {"TANDEM_SNAPSHOTS", "TANDEM_SNAPSHOTS=", "is for a parameter server"},
                   {"TANDEM_WIRE", "TANDEM_WIRE=", "this strategy does not read it"}};
 

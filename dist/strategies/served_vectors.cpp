@@ -51,15 +51,6 @@ void ServedVectors::push(std::int64_t samples, const MetricSums& sums) {
   node_.push(gradients(), present_buffers(), samples, sums);
 }
 
-void ServedVectors::push_behind(std::int64_t samples, const MetricSums& sums) {
-  const Buffer g = gradients_.download(flat_->gradients), s = buffers_.download(flat_->buffers);
-  outbox_[turn_].assign(static_cast<const std::byte*>(g.data), static_cast<const std::byte*>(g.data) + g.bytes());
-  outbox_buffers_.assign(static_cast<const std::byte*>(s.data), static_cast<const std::byte*>(s.data) + s.bytes());
-  if (std::exchange(behind_, true)) pull();
-  node_.push({outbox_[turn_].data(), g.count, g.dtype}, {outbox_buffers_.data(), s.count, s.dtype}, samples, sums);
-  turn_ = 1 - turn_;
-}
-
 void ServedVectors::pull() {
   node_.pull(values(), buffers());
   take();

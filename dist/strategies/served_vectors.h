@@ -28,8 +28,6 @@ class ServedVectors {
     return machine_->combine(step, gradients_, *flat_, optimizer);
   }
   void push(std::int64_t samples, const MetricSums& sums);
-  // Pushes a copy, and pulls the answer to the push before it, if there was one.
-  void push_behind(std::int64_t samples, const MetricSums& sums);
   void pull();
   void finish(bool takes);     // the node's; takes: the last values too
   void velocity(Tensor into);  // the servers', where the rule has one; undefined: nothing
@@ -53,10 +51,6 @@ class ServedVectors {
   FlatParameters* flat_ = nullptr;
   OnHost values_, gradients_, buffers_;
   std::vector<std::byte> pushed_, pulled_;  // a machine's rank: its part of the gradients, and of the values
-  std::vector<std::byte> outbox_[2],
-      outbox_buffers_;  // of push_behind(): one gradient is under way while the next is computed
-  int turn_ = 0;
-  bool behind_ = false;
 };
 
 }  // namespace tandem
