@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <limits>
-#include <map>
 #include <numeric>
 #include <sstream>
 
@@ -15,24 +12,6 @@
 
 namespace tandem {
 namespace {
-
-std::vector<std::string> fields_of(std::string line) {
-  if (line.ends_with('\r')) line.pop_back();
-  std::vector<std::string> fields;
-  std::istringstream text(line);
-  for (std::string field; std::getline(text, field, ',');) {
-    const auto first = field.find_first_not_of(" \t\""), last = field.find_last_not_of(" \t\"");
-    fields.push_back(first == std::string::npos ? "" : field.substr(first, last - first + 1));
-  }
-  if (line.ends_with(',')) fields.emplace_back();
-  return fields;
-}
-
-Tensor matrix(const std::vector<float>& values, std::int64_t columns) {
-  Tensor t = host_tensor({std::int64_t(values.size()) / columns, columns}, DType::f32);
-  std::memcpy(t.raw_write(), values.data(), t.bytes());
-  return t;
-}
 
 Tensor as_f32(const Tensor& t, const Shape& shape) {
   Tensor y = host_tensor(shape, DType::f32);
@@ -54,19 +33,6 @@ Tensor gather_rows(const Tensor& t, const std::vector<std::int32_t>& order) {
   return y;
 }
 
-// The distinct names in order become the classes 0, 1, …; numbers are ordered as numbers.
-void number_classes(Table& table, const std::vector<std::string>& names) {
-  auto number = [](const std::string& s) {
-    return parsed<double>(s).value_or(std::numeric_limits<double>::infinity());
-  };
-  std::map<std::pair<double, std::string>, std::int32_t> classes;
-  for (const std::string& name : names) classes[{number(name), name}] = 0;
-  for (auto& [key, index] : classes) index = std::int32_t(table.classes.size()), table.classes.push_back(key.second);
-  table.targets = host_tensor({std::int64_t(names.size())}, DType::i32);
-  for (std::size_t i = 0; i < names.size(); i++)
-    table.targets.write<std::int32_t>()[i] = classes[{number(names[i]), names[i]}];
-}
-
 Tensor to_classes(const Tensor& targets, const std::string& where) {
   Tensor y = host_tensor({targets.size(0)}, DType::i32);
   const std::vector<double> values = targets.values();
@@ -84,59 +50,6 @@ std::int64_t Table::outputs() const {
   if (targets.dtype() != DType::i32) return targets.size(1);
   const auto* first = targets.data<std::int32_t>();
   return 1 + *std::max_element(first, first + targets.numel());
-}
-
-Table read_csv(const std::filesystem::path& file, const std::vector<std::string>& targets, bool classes) {
-  std::ifstream in(file);
-  if (!in) refuse(file.string(), ": cannot be read: ", std::strerror(errno));
-  std::string line;
-  if (std::filesystem::is_directory(file)) refuse(file.string(), ": is a folder, expected a CSV file");
-  std::getline(in, line);
-  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // a byte-order mark
-  const std::vector<std::string> names = fields_of(line);
-  std::vector<char> is_target(names.size(), 0);
-  for (const auto* all : {&names, &targets})
-    for (const std::string& name : *all)
-      if (std::count(all->begin(), all->end(), name) > 1)
-        refuse(file.string(), ": ", all == &names ? "two columns" : "two of the targets", " are called '", name,
-               "': give each a name of its own");
-  Table table{.name = file.string()};
-  for (const std::string& target : targets) {
-    const auto found = std::find(names.begin(), names.end(), target);
-    if (found == names.end()) refuse(file.string(), ": no column '", target, "' in its first line: ", line);
-    is_target[std::size_t(found - names.begin())] = 1;
-  }
-  require(!targets.empty() && (!classes || targets.size() == 1), "read_csv: name ",
-          classes ? "one target" : "the targets");
-  for (std::size_t c = 0; c < names.size(); c++)
-    if (!is_target[c]) table.columns.push_back(names[c]);
-  if (table.columns.empty()) refuse(file.string(), ": all columns are targets, and there is no feature");
-  std::vector<float> x, y;
-  std::vector<std::string> names_of_rows;
-  for (std::int64_t number = 2; std::getline(in, line); number++) {
-    if (line.empty() || line == "\r") continue;
-    const std::vector<std::string> fields = fields_of(line);
-    if (fields.size() != names.size())
-      refuse(file.string(), ": line ", number, " has ", fields.size(), " fields, expected ", names.size());
-    for (std::size_t c = 0; c < fields.size(); c++) {
-      if (is_target[c] && classes) {
-        if (fields[c].empty()) refuse(file.string(), ": line ", number, ", column '", names[c], "': there is no class");
-        names_of_rows.push_back(fields[c]);
-        continue;
-      }
-      const auto v = parsed<float>(fields[c].starts_with('+') ? fields[c].substr(1) : fields[c]);
-      if (!v || !std::isfinite(*v))
-        refuse(file.string(), ": line ", number, ", column '", names[c], "': '", fields[c], "' is no finite number");
-      (is_target[c] ? y : x).push_back(*v);
-    }
-  }
-  if (x.empty()) refuse(file.string(), ": holds no row below its first line");
-  table.features = matrix(x, std::int64_t(table.columns.size()));
-  if (classes)
-    number_classes(table, names_of_rows);
-  else
-    table.targets = matrix(y, std::int64_t(targets.size()));
-  return table;
 }
 
 Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets) {
@@ -248,9 +161,6 @@ std::map<std::string, std::string> TableLoader::description() const {
     return s.str();
   };
   std::map<std::string, std::string> d{{"pictures", table_.name}};
-  std::string names;
-  for (const std::string& column : table_.columns) names += (names.empty() ? "" : ",") + column;
-  if (!names.empty()) d["features"] = names;
   if (!table_.mean.empty()) d["mean"] = text(table_.mean), d["std"] = text(table_.std);
   return d;
 }

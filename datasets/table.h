@@ -1,5 +1,4 @@
-// Tables: rows of numbers with features and targets, from a CSV file, NumPy's .npy files, or memory, and the batches of
-// them.
+// Tables: rows of numbers with features and targets, from NumPy's .npy files or memory, and the batches of them.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -11,21 +10,15 @@
 namespace tandem {
 
 struct Table {
-  std::string name;                    // begins every error about the table
-  Tensor features{};                   // f32 [N, columns] in host memory
-  Tensor targets{};                    // f32 [N, k], or classes i32 [N]; in host memory
-  std::vector<std::string> columns{};  // names of the features, or none
-  std::vector<std::string> classes{};  // names of the classes 0, 1, …, or none
-  std::vector<float> mean{}, std{};    // of each feature, set by standardise()
+  std::string name;                  // begins every error about the table
+  Tensor features{};                 // f32 [N, columns] in host memory
+  Tensor targets{};                  // f32 [N, k], or classes i32 [N]; in host memory
+  std::vector<float> mean{}, std{};  // of each feature, set by standardise()
 
   std::int64_t rows() const { return features.size(0); }
   std::int64_t outputs() const;  // that a model of it has: k, or the number of classes
 };
 
-// A CSV file: numbers separated by commas, the first line names the columns. `targets` are names; all other columns are
-// features. With `classes` there is one target, a class in each row: its distinct texts, in order, are the classes.
-// Throws Error with line and column where any other field is not a finite number.
-Table read_csv(const std::filesystem::path& file, const std::vector<std::string>& targets, bool classes = false);
 // Two arrays: features [N, columns], and targets [N] or [N, k]; whole numbers [N] are classes. u8, f32 or whole
 // numbers.
 Table read_table(const std::filesystem::path& features, const std::filesystem::path& targets);

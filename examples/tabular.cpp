@@ -1,7 +1,9 @@
 // Rows of numbers instead of pictures. Without a file: house prices made up from six features, a regression.
-//   build/tabular --csv iris.csv --target species --task classes
-//   build/tabular --csv boston.csv --target price
-//   build/tabular --npy x.npy --target y.npy --task labels      (targets [N, k] of 0 and 1)
+//   build/tabular --features x.npy --targets y.npy                   (numbers [N] or [N, k])
+//   build/tabular --features x.npy --targets y.npy --task classes    (whole numbers [N])
+//   build/tabular --features x.npy --targets y.npy --task labels     (0 and 1, [N, k])
+// pandas.read_csv("iris.csv")["species"].astype("category").cat.codes.to_numpy() makes classes of a CSV file's column;
+// numpy.save writes them.
 #include <cmath>
 #include <cstdio>
 
@@ -21,7 +23,7 @@ class Mlp : public Module {
 
 // price = rooms · (1 + size)² − 3·age + a wave over the place (x, y).
 Table houses(std::int64_t rows) {
-  Table t{.name = "houses", .columns = {"rooms", "size", "age", "x", "y", "nothing"}};
+  Table t{.name = "houses"};  // rooms, size, age, x, y, nothing
   t.features = host_tensor({rows, 6}, DType::f32), t.targets = host_tensor({rows, 1}, DType::f32);
   float *x = t.features.write<float>(), *y = t.targets.write<float>();
   for (std::int64_t i = 0; i < rows; i++, x += 6) {
@@ -33,7 +35,7 @@ Table houses(std::int64_t rows) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    std::string csv, npy, target, kind = "numbers";
+    std::string features, targets, kind = "numbers";
     auto text = [](std::string name, std::string& field, std::string help) {
       return OptionSpec{name, help, field, [&field](const std::string& v) { field = v; }};
     };
@@ -41,22 +43,21 @@ int main(int argc, char** argv) {
                               {.epochs = 20, .batch = 64, .learning_rate = 0.003, .optimizer = "adamw"},
                               {"--epochs", "--batch", "--lr", "--schedule", "--optimizer", "--seed", "--device",
                                "--metrics", "--checkpoint", "--resume"},
-                              {text("--csv", csv, "a CSV file whose first line names the columns"),
-                               text("--npy", npy, "features [N, columns] as .npy"),
-                               text("--target", target, "the target's column, or with --npy its file"),
+                              {text("--features", features, "features [N, columns] as .npy"),
+                               text("--targets", targets, "their targets as .npy"),
                                text("--task", kind, "numbers (regression), classes or labels (each target 0 or 1)")});
     if (kind != "numbers" && kind != "classes" && kind != "labels")
       refuse("--task ", kind, ": choose numbers, classes or labels");
-    if (target.empty() != (csv + npy).empty()) refuse("--target goes with --csv or --npy: name the one and the other");
-    if (!csv.empty() && !npy.empty()) refuse("--csv and --npy: give one of them");
-    if (kind != "numbers" && csv.empty() && npy.empty())
-      refuse("--task ", kind, " needs targets of your own: --csv or --npy, and --target");
+    if (features.empty() != targets.empty()) refuse("--features and --targets go together: name both");
+    if (kind != "numbers" && features.empty()) refuse("--task ", kind, " needs your own --features and --targets");
     auto backend = make_backend(o);
-    const Table all =
-        csv.empty() ? npy.empty() ? houses(4000) : read_table(npy, target) : read_csv(csv, {target}, kind == "classes");
+    const Table all = features.empty() ? houses(4000) : read_table(features, targets);
+    if ((kind == "classes") != (all.targets.dtype() == DType::i32))
+      refuse("--task ", kind, ": ", targets,
+             kind == "classes" ? " holds no whole numbers [N]: save them as int64" : " holds classes");
     if (kind == "labels")
       for (double v : all.targets.values())
-        if (v != 0 && v != 1) refuse("--task labels: ", target, " holds ", v, ": each target is 0 or 1");
+        if (v != 0 && v != 1) refuse("--task labels: ", targets, " holds ", v, ": each target is 0 or 1");
     auto [training, testing] = split(all, all.rows() / 5, o.seed);
     standardise(training, {&testing});
     TableLoader train(training, {.batch = o.batch, .seed = o.seed}, *backend);

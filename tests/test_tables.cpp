@@ -11,38 +11,51 @@
 namespace tandem::test {
 namespace {
 
-std::string csv(const TemporaryFolder& dir, const std::string& text) {
-  std::ofstream(dir.file("t.csv")) << text;
-  return dir.file("t.csv");
+// As numpy.save writes it: `type` is "<f4" or "<i8".
+template <class T>
+std::string saved(const TemporaryFolder& dir, const std::string& name, const char* type, const std::string& shape,
+                  const std::vector<T>& values) {
+  std::string header = std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': " + shape + ", }";
+  header.resize(117, ' ');
+  std::ofstream out(dir.file(name), std::ios::binary);
+  out << std::string("\x93NUMPY\x01\x00\x76\x00", 10) << header << '\n';
+  out.write(reinterpret_cast<const char*>(values.data()), std::streamsize(values.size() * sizeof(T)));
+  return dir.file(name);
 }
 
-TEST(Tables, ACsvFileIsFeaturesAndTargets) {
+TEST(Tables, ArraysAreFeaturesAndTargets) {
   TemporaryFolder dir;
-  const std::string file = csv(dir, "size, price ,\"age\"\r\n1,10,3\r\n\r\n2.5,-20,4e1\r\n");
-  const Table t = read_csv(file, {"price"});
-  EXPECT_EQ(t.columns, (std::vector<std::string>{"size", "age"}));
-  EXPECT_EQ(t.features.values(), (std::vector<double>{1, 3, 2.5, 40}));
-  EXPECT_EQ(t.targets.values(), (std::vector<double>{10, -20}));
-  EXPECT_EQ(t.outputs(), 1);
-  const Table two = read_csv(file, {"age", "size"});  // in the file's order
-  EXPECT_EQ(two.targets.values(), (std::vector<double>{1, 3, 2.5, 40}));
-  const Table kinds = read_csv(csv(dir, "x,kind\n1,10\n2,9\n3,10\n4,rose\n"), {"kind"}, true);
-  EXPECT_EQ(kinds.classes, (std::vector<std::string>{"9", "10", "rose"}));
-  EXPECT_EQ(kinds.targets.values(), (std::vector<double>{1, 0, 1, 2}));
-  EXPECT_EQ(kinds.outputs(), 3);
+  const std::string x = saved<float>(dir, "x.npy", "<f4", "(2, 3)", {1, 2, 3, 4, 5, 6});
+  const Table numbers = read_table(x, saved<float>(dir, "y.npy", "<f4", "(2,)", {7, 8}));
+  EXPECT_EQ(numbers.features.shape(), (Shape{2, 3}));
+  EXPECT_EQ(numbers.targets.shape(), (Shape{2, 1}));
+  EXPECT_EQ(numbers.targets.values(), (std::vector<double>{7, 8}));
+  EXPECT_EQ(numbers.outputs(), 1);
+  const Table classes = read_table(x, saved<std::int64_t>(dir, "c.npy", "<i8", "(2,)", {2, 0}));
+  EXPECT_EQ(classes.targets.dtype(), DType::i32);
+  EXPECT_EQ(classes.outputs(), 3);
 }
 
-TEST(Tables, WhatIsWrongInACsvFileIsNamed) {
+TEST(Tables, WhatIsWrongInArraysIsNamed) {
   TemporaryFolder dir;
-  EXPECT_TRUE(refused([&] { read_csv(dir.file("none.csv"), {"y"}); }, {"none.csv", "No such file"}));
-  EXPECT_TRUE(refused([&] { read_csv(csv(dir, "x,y\n1,2\n"), {"z"}); }, {"no column 'z'", "x,y"}));
-  EXPECT_TRUE(refused([&] { read_csv(csv(dir, "x,y\n1,2\n3\n"), {"y"}); }, {"line 3", "1 fields, expected 2"}));
-  for (const char* bad : {"", "cat", "1.5x", "nan", "1e99"})
-    EXPECT_TRUE(refused([&] { read_csv(csv(dir, std::string("x,y\n1,2\n") + bad + ",4\n"), {"y"}); },
-                        {"line 3", "column 'x'", "finite"}))
-        << bad;
-  EXPECT_TRUE(refused([&] { read_csv(csv(dir, "x,y\n"), {"y"}); }, {"no row"}));
-  EXPECT_TRUE(refused([&] { read_csv(csv(dir, "y\n1\n"), {"y"}); }, {"no feature"}));
+  const std::string x = saved<float>(dir, "x.npy", "<f4", "(2, 1)", {1, 2});
+  EXPECT_TRUE(refused([&] { read_table(x, dir.file("none.npy")); }, {"none.npy"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        read_table(saved<float>(dir, "a.npy", "<f4", "(2,)", {1, 2}), x);
+      },
+      {"a.npy", "[2]", "expected features"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        read_table(x, saved<float>(dir, "y.npy", "<f4", "(3,)", {1, 2, 3}));
+      },
+      {"y.npy", "expected targets [2]"}));
+  EXPECT_TRUE(refused([&] { read_table(x, saved<float>(dir, "n.npy", "<f4", "(2,)", {1, NAN})); }, {"not finite"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        read_table(x, saved<std::int64_t>(dir, "m.npy", "<i8", "(2,)", {1, -1}));
+      },
+      {"row 2", "-1"}));
 }
 
 Table numbers_table(std::int64_t rows) {
@@ -151,21 +164,6 @@ TEST(Tasks, SeveralLabelsARowIsRightWhenAllAre) {
 
 // What a tester found: none of these said a word, and each did something else than was meant.
 TEST(Tables, NamesAndKindsThatDoNotFitAreRefused) {
-  TemporaryFolder folder;
-  auto written = [&](const std::string& text) {
-    std::ofstream(folder.file("t.csv")) << text;
-    return folder.file("t.csv");
-  };
-  EXPECT_TRUE(refused([&] { read_csv(written("a,y,y\n1,2,3\n"), {"y"}); }, {"two columns", "'y'"}));
-  EXPECT_TRUE(refused([&] { read_csv(written("a,y\n1,2\n"), {"y", "y"}); }, {"two of the targets"}));
-  EXPECT_TRUE(refused([&] { read_csv(written("a,y\n1,\n"), {"y"}, true); }, {"line 2", "no class"}));
-  EXPECT_TRUE(refused([&] { read_csv(folder.file("."), {"y"}); }, {"folder"}));
-  const Table t = read_csv(written("\xEF\xBB\xBF"
-                                   "a,y\n+1,2\n"),
-                           {"y"});
-  EXPECT_EQ(t.columns[0], "a");
-  EXPECT_EQ(t.features.values()[0], 1);
-
   auto backend = reference_backend(1);
   TableLoader labels(numbers_table(12), {.batch = 4}, *backend);
   Net model;
