@@ -222,7 +222,7 @@ void MemoryPlan::recorded(Node& node, std::span<const Variable* const> inputs, c
     if (const int id = known(v->value()); id >= 0 && !at(id).claimed) saved(id).last_used = event();
   }
   const std::size_t scratch = borrowed(node, inputs, y);
-  for (int i = 0; i < node.saved.size(); i++) save(node.saved[i], node);
+  for (std::size_t i = 0; i < node.saved.size(); i++) save(node.saved[i], node);
   const int made = remember(node, inputs, y);
   if (made >= 0) saved(made).recompute = 0, saved(made).scratch = scratch;
   end_event(node, false, node.flops(), bytes, made);
@@ -236,7 +236,7 @@ std::size_t MemoryPlan::borrowed(const Node& node, std::span<const Variable* con
   const std::size_t live = memory.live_bytes - memory.data();
   std::size_t bytes = base_ - std::min(base_, live - std::min(live, resident_));
   auto holds = [](const Tensor& t, const Storage* s) { return t.defined() && t.storage().pointer() == s; };
-  for (int i = 0; i < node.saved.size(); i++) {
+  for (std::size_t i = 0; i < node.saved.size(); i++) {
     if (!node.saved[i].tensor.defined()) continue;
     const Storage* s = node.saved[i].tensor.storage().pointer();
     const bool given = holds(y, s) || std::any_of(inputs.begin(), inputs.end(), [&](const Variable* v) {
@@ -305,20 +305,20 @@ void MemoryPlan::end_event(const Node& node, bool backward, double flops, double
 
 void MemoryPlan::before(Node& node) {
   if (!follows()) return;
-  for (int i = 0; i < node.saved.size(); i++) {
+  for (std::size_t i = 0; i < node.saved.size(); i++) {
     const int id = known(node.saved[i].tensor);
     if (id < 0) continue;
     at(id).pins++;
     if (!std::exchange(at(id).claimed, true)) saved(id).needed = event();
   }
-  for (int i = 0; i < node.saved.size(); i++)
+  for (std::size_t i = 0; i < node.saved.size(); i++)
     if (known(node.saved[i].tensor) >= 0) bring_back(*node.saved[i].tensor.storage());
 }
 
 void MemoryPlan::after(Node& node) {
   if (!follows()) return;
   double bytes = 0;
-  for (int i = 0; i < node.saved.size(); i++) {
+  for (std::size_t i = 0; i < node.saved.size(); i++) {
     if (node.saved[i].tensor.defined()) bytes += double(node.saved[i].tensor.bytes());
     const int id = known(node.saved[i].tensor);
     if (id < 0) continue;

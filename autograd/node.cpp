@@ -26,83 +26,10 @@ ModeOf::ModeOf(const Mode& then) : before_(std::exchange(mode(), then)) {
 }
 ModeOf::~ModeOf() { mode() = std::move(before_); }
 
-// ---- the arena ------------------------------------------------------------------------------------------------------
-// The arena of nodes. Nodes are small and are released together. Memory is taken by advancing a pointer through a
-// chunk; the pointer returns to the start when the last node of the chunk is released. A node that a user keeps only
-// keeps its chunk. The count is atomic because a node may be released on another thread.
-namespace {
-
-struct Chunk {
-  static constexpr std::size_t size = 256 * 1024;
-  static constexpr int orphaned = 1 << 30;  // in `live`: the arena is gone, the last node takes the chunk with it
-  std::atomic<int> live{0};
-  std::size_t used = 0;
-  Chunk* next = nullptr;
-  alignas(64) std::byte memory[size];
-};
-
-struct Header {  // precedes every node
-  alignas(16) Chunk* chunk;
-};
-
-class Arena {
- public:
-  ~Arena() {
-    // Chunks with living nodes (kept by the user beyond this thread) are left to them.
-    for (Chunk* c : chunks_)
-      if (c->live.fetch_add(Chunk::orphaned, std::memory_order_acq_rel) == 0) delete c;
-  }
-  void* take(std::size_t bytes) {
-    std::size_t need = (sizeof(Header) + bytes + 15) / 16 * 16;
-    if (!current_ || current_->used + need > Chunk::size)
-      current_ = fresh();
-    else if (current_->used && current_->live.load(std::memory_order_acquire) == 0)
-      current_->used = 0;
-    auto* header = reinterpret_cast<Header*>(current_->memory + current_->used);
-    header->chunk = current_;
-    current_->used += need;
-    current_->live.fetch_add(1, std::memory_order_relaxed);
-    return header + 1;
-  }
-  TapeStatistics statistics() const {
-    TapeStatistics s;
-    for (Chunk* c : chunks_) s.nodes_live += c->live.load(std::memory_order_relaxed);
-    s.arena_bytes = chunks_.size() * sizeof(Chunk);
-    return s;
-  }
-
- private:
-  Chunk* fresh() {
-    for (std::size_t i = 0; i < chunks_.size(); i++) {  // round robin: the oldest chunk is the likeliest to be empty
-      Chunk* c = chunks_[(turn_ + i) % chunks_.size()];
-      if (c->live.load(std::memory_order_acquire) == 0) {
-        turn_ = (turn_ + i + 1) % chunks_.size();
-        c->used = 0;
-        return c;
-      }
-    }
-    chunks_.push_back(new Chunk);
-    return chunks_.back();
-  }
-  Chunk* current_ = nullptr;
-  std::vector<Chunk*> chunks_;
-  std::size_t turn_ = 0;
-};
-
-Arena& arena() {
-  static thread_local Arena a;
-  return a;
-}
-
-}  // namespace
-
-TapeStatistics tape_statistics() { return arena().statistics(); }
-
-void* Node::operator new(std::size_t bytes) { return arena().take(bytes); }
-void Node::operator delete(void* p) {
-  Chunk* chunk = (static_cast<Header*>(p) - 1)->chunk;
-  if (chunk->live.fetch_sub(1, std::memory_order_acq_rel) == Chunk::orphaned + 1) delete chunk;
-}
+// ---- nodes ----------------------------------------------------------------------------------------------------------
+static std::atomic<std::uint64_t> nodes{0};
+std::uint64_t living_nodes() { return nodes.load(std::memory_order_relaxed); }
+Node::~Node() { nodes.fetch_sub(1, std::memory_order_relaxed); }
 
 // Deleting a node drops its inputs, which may drop theirs: done with a list instead of the call stack.
 void Node::destroy(const Node* node) {
@@ -126,7 +53,9 @@ static std::uint64_t next_number() {
   return ++n;
 }
 
-Node::Node(const char* name) : op(name), scope(mode().scope), sequence(next_number()) {}
+Node::Node(const char* name) : op(name), scope(mode().scope), sequence(next_number()) {
+  nodes.fetch_add(1, std::memory_order_relaxed);
+}
 
 std::string Node::where() const { return scope->empty() ? std::string(op) : std::string(op) + " in " + *scope; }
 
@@ -346,7 +275,7 @@ class Engine {
       Node* node = stack_.back();
       stack_.pop_back();
       check_whole(*node);
-      for (int i = 0; i < node->inputs.size(); i++) {
+      for (std::size_t i = 0; i < node->inputs.size(); i++) {
         Node* input = node->inputs[i].pointer();
         if (!input) continue;
         if (input->visit_ != visit_) enter(input);
@@ -370,7 +299,7 @@ class Engine {
   void step(Node& node, bool keep) {
     check_whole(node);  // an inner pass may have released it
     slots_.clear();
-    for (int i = 0; i < node.inputs.size(); i++) slots_.emplace_back(node.inputs[i].pointer());
+    for (std::size_t i = 0; i < node.inputs.size(); i++) slots_.emplace_back(node.inputs[i].pointer());
     Tensor dy = std::exchange(node.gradient, Tensor());
     // There is no gradient when no consumer gave one (an input that it does not depend on).
     Trace::Lane* lane = tracing();
@@ -381,7 +310,7 @@ class Engine {
           node.flops() * double(std::count_if(slots_.begin(), slots_.begin() + std::min<long>(2, node.inputs.size()),
                                               [](const GradientSlot& s) { return s.wanted(); }));
       event.bytes = double(dy.defined() ? dy.bytes() : 0);
-      for (int i = 0; i < node.saved.size(); i++)
+      for (std::size_t i = 0; i < node.saved.size(); i++)
         if (const Tensor& t = node.saved[i].tensor; t.defined()) event.bytes += double(t.bytes());
     }
     if (dy.defined()) {
@@ -392,13 +321,13 @@ class Engine {
       if (watcher) watcher->after(node);
     }
     if (lane) {
-      for (int i = 0; i < node.inputs.size(); i++)
+      for (std::size_t i = 0; i < node.inputs.size(); i++)
         if (Node* input = node.inputs[i].pointer())
           event.bytes += double(input->shape.numel()) * double(size_of(input->dtype));
       lane->add_now(event);
     }
     if (mode().check) check(node);
-    for (int i = 0; i < node.inputs.size(); i++) {
+    for (std::size_t i = 0; i < node.inputs.size(); i++) {
       Node* input = node.inputs[i].pointer();
       if (!input || --input->pending_ > 0) continue;
       if (Leaf* leaf = input->leaf())
@@ -410,7 +339,7 @@ class Engine {
   }
 
   static void check(Node& node) {
-    for (int i = 0; i < node.inputs.size(); i++) {
+    for (std::size_t i = 0; i < node.inputs.size(); i++) {
       Node* input = node.inputs[i].pointer();
       if (!input) continue;
       Leaf* leaf = input->leaf();
@@ -470,7 +399,7 @@ bool needs_tape(std::span<const Variable> inputs) {
 }
 
 void keep(Node& node, std::initializer_list<Tensor> saved) {
-  for (const Tensor& t : saved) node.saved.push({t, t.defined() ? t.writes().now() : 0});
+  for (const Tensor& t : saved) node.saved.emplace_back(t, t.defined() ? t.writes().now() : 0);
 }
 
 std::size_t bytes_to_trace(std::initializer_list<const Variable*> inputs) {

@@ -4,7 +4,6 @@
 // Error.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <span>
 #include <string>
@@ -18,32 +17,6 @@ namespace tandem {
 
 class Node;
 struct Leaf;
-
-// A list that keeps its first N elements inline and further ones on the heap.
-template <class T, int N>
-class Few {
- public:
-  void push(T value) {
-    if (count_ < N)
-      here_[count_] = std::move(value);
-    else
-      more_.push_back(std::move(value));
-    count_++;
-  }
-  T& operator[](int i) { return i < N ? here_[i] : more_[i - N]; }
-  const T& operator[](int i) const { return i < N ? here_[i] : more_[i - N]; }
-  int size() const { return count_; }
-  void clear() {
-    for (T& t : here_) t = T();
-    more_.clear();
-    count_ = 0;
-  }
-
- private:
-  std::array<T, N> here_{};
-  std::vector<T> more_;
-  int count_ = 0;
-};
 
 // A tensor saved for backward, and its write count at that time.
 struct Saved {
@@ -91,7 +64,7 @@ class GradientSlot {
 class Node : public Counted {
  public:
   explicit Node(const char* op);
-  virtual ~Node() = default;
+  virtual ~Node();
   // dy: the gradient of this node's one output. Calls slots[i].destination or .accumulate for every wanted input i.
   virtual void backward(Tensor dy, std::span<GradientSlot> slots) = 0;
   virtual Leaf* leaf() { return nullptr; }
@@ -104,8 +77,8 @@ class Node : public Counted {
   const std::string* scope;  // the module that ran it: "layer1.0.conv1"; never null
   Shape shape;               // of its output
   DType dtype = DType::f32;
-  Few<Ref<Node>, 4> inputs;  // null where an input needs no gradient
-  Few<Saved, 6> saved;
+  std::vector<Ref<Node>> inputs;  // null where an input needs no gradient
+  std::vector<Saved> saved;
   Tensor gradient;         // of the output, while it is being summed
   std::uint64_t sequence;  // order of creation
 
@@ -113,10 +86,7 @@ class Node : public Counted {
   std::string where() const;        // "conv2d in layer1.0.conv1"
   void release();                   // drops what was saved and the edges
 
-  // Nodes are allocated from an arena, which is reused when the nodes of the step are gone. They are released without
-  // recursion, so a chain may have any length.
-  static void* operator new(std::size_t bytes);
-  static void operator delete(void* p);
+  // Without recursion: a chain may have any length.
   static void destroy(const Node* node);
 
  private:
@@ -236,9 +206,6 @@ class ModeOf {
   Mode before_;
 };
 
-struct TapeStatistics {
-  std::uint64_t nodes_live = 0, arena_bytes = 0;
-};
-TapeStatistics tape_statistics();  // of this thread's arena
+std::uint64_t living_nodes();  // of all threads
 
 }  // namespace tandem

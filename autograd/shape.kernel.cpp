@@ -299,7 +299,7 @@ Variable cat(std::span<const Variable> parts, int axis) {
   if (!needs_tape(parts))
     node.reset();
   else
-    for (const Variable& p : parts) node->inputs.push(p.node());
+    for (const Variable& p : parts) node->inputs.push_back(p.node());
   return finish(y, std::move(node), CatNode::name);
 }
 

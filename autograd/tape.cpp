@@ -20,13 +20,13 @@ std::vector<TapeEntry> tape_of(const Variable& root) {
     stack.pop_back();
     entries.push_back({node, 0});
     if (Leaf* leaf = node->leaf()) counted.insert(leaf->value.storage().pointer());
-    for (int i = 0; i < node->inputs.size(); i++)
+    for (std::size_t i = 0; i < node->inputs.size(); i++)
       if (Node* input = node->inputs[i].pointer(); input && seen.insert(input).second) stack.push_back(input);
   }
   std::sort(entries.begin(), entries.end(),
             [](const TapeEntry& a, const TapeEntry& b) { return a.node->sequence < b.node->sequence; });
   for (TapeEntry& e : entries)
-    for (int i = 0; i < e.node->saved.size(); i++)
+    for (std::size_t i = 0; i < e.node->saved.size(); i++)
       if (const Tensor& t = e.node->saved[i].tensor; t.defined() && counted.insert(t.storage().pointer()).second)
         e.saved_bytes += t.bytes();
   return entries;
@@ -100,7 +100,7 @@ std::string dot_of(const Variable& root) {
     std::string label = std::string(n->op) + "\\n" + text_of(n->shape, n->dtype);
     if (e.saved_bytes) label += "\\nsaves " + readable_bytes(double(e.saved_bytes));
     cluster(*n->scope).lines.push_back(id(n) + " [label=\"" + label + "\"];");
-    for (int i = 0; i < n->inputs.size(); i++) {
+    for (std::size_t i = 0; i < n->inputs.size(); i++) {
       Node* input = n->inputs[i].pointer();
       if (input) {
         if (input->leaf()) home.emplace(input, *n->scope);

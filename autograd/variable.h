@@ -70,7 +70,7 @@ Variable record(Tensor y, std::initializer_list<const Variable*> inputs, std::in
   Ref<Node> node;
   if (needs_tape(inputs)) {
     node = Ref<Node>(new N(std::forward<Attributes>(attributes)...));
-    for (const Variable* v : inputs) node->inputs.push(v->node());
+    for (const Variable* v : inputs) node->inputs.push_back(v->node());
     keep(*node, saved);
     if (mode().watcher) tell_watcher(*node, {inputs.begin(), inputs.size()}, y);
   }

@@ -503,29 +503,4 @@ WriteCount* Storage::add_segment(std::string name) {
   return segments.back().get();
 }
 
-// A free list per thread. A storage freed by another thread than its maker simply changes lists.
-namespace {
-struct FreeStorages {
-  struct Link {
-    Link* next;
-  };
-  Link* first = nullptr;
-  ~FreeStorages() {
-    while (first) ::operator delete(std::exchange(first, first->next));
-  }
-};
-thread_local FreeStorages free_storages;
-}  // namespace
-
-void* Storage::operator new(std::size_t bytes) {
-  if (free_storages.first) return std::exchange(free_storages.first, free_storages.first->next);
-  return ::operator new(bytes);
-}
-
-void Storage::operator delete(void* p) {
-  auto* link = static_cast<FreeStorages::Link*>(p);
-  link->next = free_storages.first;
-  free_storages.first = link;
-}
-
 }  // namespace tandem

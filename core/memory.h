@@ -292,9 +292,6 @@ class Storage : public Counted {
   std::span<const std::unique_ptr<WriteCount>> segments() const;
   WriteCount* add_segment(std::string name);  // lives as long as the storage
 
-  static void* operator new(std::size_t);  // storages come and go with every activation: recycled, not malloc'ed
-  static void operator delete(void*);
-
  private:
   Storage(Ref<CachingAllocator> memory, void* data, std::size_t bytes)
       : memory_(std::move(memory)), data_(data), bytes_(bytes) {}

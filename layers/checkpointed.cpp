@@ -67,7 +67,7 @@ Variable Checkpointed::forward(const Variable& x) {
     y = (*module_)(x).value();
   }
   std::vector<const Variable*> inputs;
-  for (const Variable& v : used) node->inputs.push(v.node()), inputs.push_back(&v);
+  for (const Variable& v : used) node->inputs.push_back(v.node()), inputs.push_back(&v);
   keep(*node, {x.value()});
   if (mode().watcher) tell_watcher(*node, inputs, y);
   return finish(y, std::move(node), CheckpointNode::name);

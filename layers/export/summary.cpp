@@ -81,7 +81,7 @@ std::size_t peak_of(const std::vector<TapeEntry>& tape) {
   if (!tape.empty()) now += gradients[tape.back().node] = bytes_of(*tape.back().node);
   for (auto e = tape.rbegin(); e != tape.rend(); ++e) {
     if (e->node->leaf()) continue;  // parameters have their gradients already
-    for (int i = 0; i < e->node->inputs.size(); i++)
+    for (std::size_t i = 0; i < e->node->inputs.size(); i++)
       if (Node* input = e->node->inputs[i].pointer(); input && !input->leaf())
         if (auto [it, fresh] = gradients.emplace(input, bytes_of(*input)); fresh) now += it->second;
     peak = std::max(peak, now);
