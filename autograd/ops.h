@@ -92,7 +92,7 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
 Variable cat(std::span<const Variable> parts, int axis);
 Variable stack(std::span<const Variable> parts, int axis);  // along a new axis
 // He et al.'s parameter-free shortcut: every stride-th element of both picture axes, and `widen` zero channels on both
-// sides. x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]; the same as two slices and a pad, in one pass.
+// sides. x[N,H,W,C] → [N, ⌈H/stride⌉, ⌈W/stride⌉, C + 2·widen]: two slices and a pad.
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen);
 Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t after, double value = 0);
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "core/broadcast.h"
 #include "core/launch.h"
 
 namespace tandem {
@@ -50,61 +51,37 @@ Tensor reduce_runs(Reduction op, const Tensor& input, const Reduced& axes) {
   return x.same_memory(input) ? input.clone() : x;
 }
 
-// The element of a reduced tensor (shape kept) that belongs to the flat index i of the full one.
-struct Where {
-  int rank = 0;
-  std::int64_t size[Shape::max_rank], step[Shape::max_rank];
-  Where(const Shape& full, const Shape& kept) : rank(full.rank()) {
-    std::int64_t s = 1;
-    for (int k = rank - 1; k >= 0; k--) {
-      size[k] = full[k];
-      step[k] = kept[k] == full[k] ? s : 0;
-      s *= kept[k];
-    }
-  }
-  TANDEM_HD std::int64_t operator()(std::int64_t i) const {
-    std::int64_t at = 0;
-    for (int k = rank - 1; k >= 0; k--) {
-      at += i % size[k] * step[k];
-      i /= size[k];
-    }
-    return at;
-  }
-};
-
+// Below, i is the place of an element of x, and p that of its result, which is broadcast to x's shape.
 template <class T>
 struct BroadcastGradient {  // dx = factor·dy, stretched
-  Where where;
   double factor;
   bool add;
   const T* dy;
   T* dx;
-  TANDEM_HD void operator()(std::int64_t i) const {
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t) const {
     using A = Accumulator<T>;
-    A g = A(factor) * A(dy[where(i)]);
+    A g = A(factor) * A(dy[p]);
     dx[i] = T(add ? A(dx[i]) + g : g);
   }
 };
 
 template <class T>
 struct IsLargest {  // 1 where x is its group's maximum
-  Where where;
   const T *x, *y;
   T* out;
-  TANDEM_HD void operator()(std::int64_t i) const {
-    out[i] = T(Accumulator<T>(x[i]) == Accumulator<T>(y[where(i)]) ? 1 : 0);
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t) const {
+    out[i] = T(Accumulator<T>(x[i]) == Accumulator<T>(y[p]) ? 1 : 0);
   }
 };
 
 template <class T>
 struct MaxGradient {  // dx = dy / ties where x is its group's maximum
-  Where where;
   bool add;
   const T *dy, *ties, *largest;
   T* dx;
-  TANDEM_HD void operator()(std::int64_t i) const {
+  TANDEM_HD void operator()(std::int64_t i, std::int64_t p, std::int64_t) const {
     using A = Accumulator<T>;
-    A g = A(largest[i]) * A(dy[where(i)]) / A(ties[where(i)]);
+    A g = A(largest[i]) * A(dy[p]) / A(ties[p]);
     dx[i] = T(add ? A(dx[i]) + g : g);
   }
 };
@@ -117,8 +94,8 @@ struct SumNode : Node {
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     auto [dx, add] = slots[0].destination(dy.backend(), full, dy.dtype());
     dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch(dy.backend(), full.numel(),
-             BroadcastGradient<T>{Where(full, kept_shape), factor, add, dy.data<T>(), dx->template write<T>()});
+      launch_broadcast(dy.backend(), full.numel(), loops_over(full, kept_shape, full),
+                       BroadcastGradient<T>{factor, add, dy.data<T>(), dx->template write<T>()});
     });
   }
 };
@@ -130,15 +107,15 @@ struct MaxNode : Node {
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     const Tensor &x = kept(0), &y = kept(1);
     Tensor largest = Tensor::like(x);
-    Where where(x.shape(), axes.kept);
+    const Loops loops = loops_over(x.shape(), axes.kept, x.shape());
     dispatch(x.dtype(), name, [&]<class T> {
-      launch(x.backend(), x.numel(), IsLargest<T>{where, x.data<T>(), y.data<T>(), largest.write<T>()});
+      launch_broadcast(x.backend(), x.numel(), loops, IsLargest<T>{x.data<T>(), y.data<T>(), largest.write<T>()});
     });
     Tensor ties = reduce_runs(Reduction::sum, largest, axes);
     auto [dx, add] = slots[0].destination(x.backend(), x.shape(), x.dtype());
     dispatch(x.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch(x.backend(), x.numel(),
-             MaxGradient<T>{where, add, dy.data<T>(), ties.data<T>(), largest.data<T>(), dx->template write<T>()});
+      launch_broadcast(x.backend(), x.numel(), loops,
+                       MaxGradient<T>{add, dy.data<T>(), ties.data<T>(), largest.data<T>(), dx->template write<T>()});
     });
   }
 };

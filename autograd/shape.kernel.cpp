@@ -58,7 +58,9 @@ struct SliceNode : Node {
   static constexpr auto name = "slice";
   Shape from;
   StridedView view;  // of x
-  SliceNode(const Shape& s, const StridedView& b) : Node(name), from(s), view(b) {}
+  Attributes where;
+  SliceNode(const Shape& s, const StridedView& b, Attributes a) : Node(name), from(s), view(b), where(std::move(a)) {}
+  Attributes attributes() const override { return where; }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
     if (!add) dx->fill(0);
@@ -70,7 +72,9 @@ struct PadNode : Node {
   static constexpr auto name = "pad";
   Shape from;
   StridedView view;  // of y
-  PadNode(const Shape& s, const StridedView& b) : Node(name), from(s), view(b) {}
+  Attributes where;
+  PadNode(const Shape& s, const StridedView& b, Attributes a) : Node(name), from(s), view(b), where(std::move(a)) {}
+  Attributes attributes() const override { return where; }
   void backward(Tensor dy, std::span<GradientSlot> slots) override {
     auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
     copy_view(from, dy, view, *dx, whole(from), add);
@@ -94,90 +98,16 @@ struct CatNode : Node {
   }
 };
 
-// One row of channels per index, of y forward and of x backward: a host does it in one pass. A device fills y and
-// copies a view.
-template <class T>
-struct Shortcut {
-  std::int64_t h, w, c, out_h, out_w, stride, widen;
-  const T* x;
-  T* y;
-  TANDEM_HD void operator()(std::int64_t row) const {
-    std::int64_t q = row % out_w, p = row / out_w % out_h, n = row / out_w / out_h, wide = c + 2 * widen;
-    const T* from = x + ((n * h + p * stride) * w + q * stride) * c;
-    T* to = y + row * wide;
-    for (std::int64_t i = 0; i < widen; i++) to[i] = to[widen + c + i] = T(0);
-    for (std::int64_t i = 0; i < c; i++) to[widen + i] = from[i];
-  }
-};
-template <class T>
-struct ShortcutBackward {
-  std::int64_t h, w, c, out_h, out_w, stride, widen;
-  bool add;
-  const T* dy;
-  T* dx;
-  TANDEM_HD void operator()(std::int64_t row) const {
-    std::int64_t j = row % w, i = row / w % h, n = row / w / h;
-    T* to = dx + row * c;
-    if (i % stride == 0 && j % stride == 0) {
-      const T* from = dy + ((n * out_h + i / stride) * out_w + j / stride) * (c + 2 * widen) + widen;
-      for (std::int64_t k = 0; k < c; k++) to[k] = add ? T(Accumulator<T>(to[k]) + Accumulator<T>(from[k])) : from[k];
-    } else if (!add) {
-      for (std::int64_t k = 0; k < c; k++) to[k] = T(0);
-    }
-  }
-};
-
-// The pixels of x, of shape `from`, that are y's; and y without the channels that were added.
-StridedView taken(const Shape& from, std::int64_t stride) {
-  StridedView b = whole(from);
-  b.step[1] *= stride, b.step[2] *= stride;
-  return b;
-}
-StridedView inner(const Shape& to, std::int64_t widen) {
-  StridedView b = whole(to);
-  b.begin = widen;
-  return b;
-}
-
-struct ShortcutNode : Node {
-  static constexpr auto name = "pad_shortcut";
-  Shape from, to;
-  std::int64_t stride, widen;
-  ShortcutNode(const Shape& x, const Shape& y, std::int64_t s, std::int64_t w)
-      : Node(name), from(x), to(y), stride(s), widen(w) {}
-  Attributes attributes() const override { return {{"stride", {double(stride)}}, {"widen", {double(widen)}}}; }
-  void backward(Tensor dy, std::span<GradientSlot> slots) override {
-    auto [dx, add] = slots[0].destination(dy.backend(), from, dy.dtype());
-    if (dy.backend().on_device()) {
-      if (!add) dx->fill(0);
-      return copy_view({to[0], to[1], to[2], from[3]}, dy, inner(to, widen), *dx, taken(from, stride), true);
-    }
-    dispatch(dy.dtype(), name, [&, dx = dx, add = add]<class T> {
-      launch_blocks(dy.backend(), from[0] * from[1] * from[2],
-                    ShortcutBackward<T>{from[1], from[2], from[3], to[1], to[2], stride, widen, add, dy.data<T>(),
-                                        dx->template write<T>()});
-    });
-  }
-};
-
 }  // namespace
 
 Variable pad_shortcut(const Variable& x, int stride, std::int64_t widen) {
   require(x.rank() == 4 && stride >= 1 && widen >= 0 && widen <= Shape::most, "pad_shortcut: input ", x.shape(),
           " must be [N,H,W,C], stride ", stride, " at least 1, widening ", widen, " at least 0 and at most ",
           Shape::most);
-  Shape s = x.shape(), shape{s[0], (s[1] + stride - 1) / stride, (s[2] + stride - 1) / stride, s[3] + 2 * widen};
-  Tensor y(x.backend(), shape, x.dtype());
-  if (x.backend().on_device()) {
-    if (widen) y.fill(0);
-    copy_view({shape[0], shape[1], shape[2], s[3]}, x.value(), taken(s, stride), y, inner(shape, widen), false);
-    return record<ShortcutNode>(y, {&x}, {}, s, shape, stride, widen);
-  }
-  dispatch(x.dtype(), "pad_shortcut", [&]<class T> {
-    launch_blocks(x.backend(), shape[0] * shape[1] * shape[2],
-                  Shortcut<T>{s[1], s[2], s[3], shape[1], shape[2], stride, widen, x.value().data<T>(), y.write<T>()});
-  });
-  return record<ShortcutNode>(y, {&x}, {}, s, shape, stride, widen);
+  Variable y = x;
+  for (int axis : {1, 2})
+    if (stride > 1) y = slice(y, axis, 0, y.size(axis), stride);
+  return pad(y, 3, widen, widen);
 }
 
 Variable reshape(const Variable& x, const Shape& shape) {
@@ -262,7 +192,9 @@ Variable slice(const Variable& x, int axis, std::int64_t begin, std::int64_t end
     y = Tensor(x.backend(), shape, x.dtype());
     copy_view(shape, x.value(), view, y, whole(shape), false);
   }
-  return record<SliceNode>(y, {&x}, {}, x.shape(), view);
+  return record<SliceNode>(
+      y, {&x}, {}, x.shape(), view,
+      Attributes{{"axis", {double(a)}}, {"begin", {double(begin)}}, {"end", {double(end)}}, {"step", {double(step)}}});
 }
 
 Variable cat(std::span<const Variable> parts, int axis) {
@@ -314,7 +246,9 @@ Variable pad(const Variable& x, int axis, std::int64_t before, std::int64_t afte
   view.begin = before * view.step[a];
   Tensor y = Tensor::full(x.backend(), shape, value, x.dtype());
   copy_view(x.shape(), x.value(), whole(x.shape()), y, view, false);
-  return record<PadNode>(y, {&x}, {}, x.shape(), view);
+  return record<PadNode>(
+      y, {&x}, {}, x.shape(), view,
+      Attributes{{"axis", {double(a)}}, {"before", {double(before)}}, {"after", {double(after)}}, {"value", {value}}});
 }
 
 }  // namespace tandem

@@ -33,15 +33,6 @@ struct NormShape {
   bool relu = false;
 };
 
-// Group normalisation: x as [pictures, pixels, groups, channels / groups]; each group of each picture has mean 0 and
-// variance 1 over its pixels · channels / groups elements, then y = x̂·gamma + beta, per channel. With one pixel and
-// one group that is layer normalisation of rows.
-struct GroupNormShape {
-  std::int64_t pictures = 0, pixels = 1, channels = 0, groups = 1;
-  double epsilon = 1e-5;
-  constexpr std::int64_t in_group() const { return channels / groups; }  // neighbouring channels
-};
-
 class Backend {
  public:
   Backend(std::string name, std::unique_ptr<MemorySource> source, int threads)
@@ -138,14 +129,6 @@ class Backend {
   virtual void batch_norm_backward(const NormShape& s, const Tensor& x, const Tensor* y, const Tensor& dy,
                                    const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                                    const Tensor& inverse_std, const NormGradients& out) = 0;
-
-  // ---- group normalisation ------------------------------------------------------------------------------------------
-  // x, y as above; gamma, beta of s.channels; mean, inverse_std of s.pictures × s.groups.
-  virtual void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                          Tensor& mean, Tensor& inverse_std) = 0;
-  // dx, dgamma and dbeta may each be null; dresidual is not used.
-  virtual void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                                   const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) = 0;
 
   // ---- rows and reductions ------------------------------------------------------------------------------------------
   // x viewed as [outer, middle, inner] → y[outer, inner].

@@ -252,23 +252,6 @@ class CudaBackend final : public Backend {
     });
   }
 
-  // ---- group normalisation ------------------------------------------------------------------------------------------
-  void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                  Tensor& mean, Tensor& inverse_std) override {
-    typed(x.dtype(), "group_norm", [&]<class T> {
-      cuda::group_norm(grid_, s, x.data<T>(), gamma.data<float>(), beta.data<float>(), y.write<T>(),
-                       mean.write<float>(), inverse_std.write<float>());
-    });
-  }
-  void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) override {
-    const Scratch room = columns(2, s.channels);
-    typed(x.dtype(), "group_norm_backward", [&]<class T> {
-      cuda::group_norm_backward(grid_, s, x.data<T>(), dy.data<T>(), gamma.data<float>(), mean.data<float>(),
-                                inverse_std.data<float>(), outputs<T>(out), room.floats());
-    });
-  }
-
   // ---- rows and reductions ------------------------------------------------------------------------------------------
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override {

@@ -45,15 +45,6 @@ void batch_norm_backward(const Grid&, const NormShape&, const T* x, const T* opt
                          const float* gamma, const float* beta, const float* mean, const float* inverse_std,
                          const NormOutputs<T>& out, float* scratch);
 
-// ---- group normalisation (group_norm.cu): x, y [pictures, pixels, channels] -----------------------------------------
-// mean, inverse_std [pictures, groups]. scratch (backward): column_scratch(2, channels) floats.
-template <class T>
-void group_norm(const Grid&, const GroupNormShape&, const T* x, const float* gamma, const float* beta, T* y,
-                float* mean, float* inverse_std);
-template <class T>
-void group_norm_backward(const Grid&, const GroupNormShape&, const T* x, const T* dy, const float* gamma,
-                         const float* mean, const float* inverse_std, const NormOutputs<T>& out, float* scratch);
-
 // ---- pooling (pool.cu) ----------------------------------------------------------------------------------------------
 template <class T>
 void max_pool(const Grid&, const PoolShape&, const T* x, bool relu, T* y, std::uint8_t* optional_winner);

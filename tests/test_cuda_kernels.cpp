@@ -10,7 +10,6 @@
 // them.
 #include "tests/emulated_cuda.h"
 
-#include "cuda/group_norm.cu"
 #include "cuda/norm.cu"
 #include "cuda/plain_convolution.cu"
 #include "cuda/pool.cu"
@@ -177,42 +176,6 @@ TYPED_TEST(CudaKernels, BatchNormBackward) {
           EXPECT_TRUE(close("dgamma", got[2], dgamma.values(), 2e-5));
           EXPECT_TRUE(close("dbeta", got[3], dbeta.values(), 2e-5));
         }
-}
-
-TYPED_TEST(CudaKernels, GroupNorm) {
-  using T = TypeParam;
-  for (const GroupNormShape& s : {GroupNormShape{2, 1, 32, 2}, GroupNormShape{3, 15, 3, 3}, GroupNormShape{6, 1, 10, 2},
-                                  GroupNormShape{2, 30, 24, 4}, GroupNormShape{3, 1, 301, 1}})
-    for (bool add : {false, true}) {
-      SCOPED_TRACE(testing::Message() << s.pictures << " × " << s.pixels << " × " << s.channels << " add " << add);
-      const Shape shape{s.pictures, s.pixels, s.channels};
-      const std::int64_t n = shape.numel(), pairs = s.pictures * s.groups;
-      const Values x = this->pictures("x", n, -1, 2), dy = this->pictures("dy", n), old = this->pictures("old", n),
-                   gamma = numbers("gamma", s.channels, 0.5, 1.5), beta = numbers("beta", s.channels);
-      Tensor y = this->room(shape), mean = this->room({pairs}, true), inverse = this->room({pairs}, true),
-             dx = this->tensor(old, shape), dgamma = this->wide(gamma), dbeta = this->wide(beta);
-      const Tensor tx = this->tensor(x, shape);
-      this->reference->group_norm(s, tx, this->wide(gamma), this->wide(beta), y, mean, inverse);
-      this->reference->group_norm_backward(
-          s, tx, this->tensor(dy, shape), this->wide(gamma), mean, inverse,
-          {.dx = &dx, .dgamma = &dgamma, .dbeta = &dbeta, .add_dx = add, .add_dgamma = add, .add_dbeta = add});
-      const auto got = this->in_any_order([&] {
-        Buffer<T> bx(x), by{std::size_t(n)}, bd(dy), bdx(old);
-        Buffer<float> bg(gamma), bb(beta), bm{std::size_t(pairs)}, bi{std::size_t(pairs)}, dg(gamma), db(beta),
-            scratch(scratch_for(2, s.channels));
-        emulated::group_norm(grid, s, bx.data(), bg.data(), bb.data(), by.data(), bm.data(), bi.data());
-        emulated::group_norm_backward(
-            grid, s, bx.data(), bd.data(), bg.data(), bm.data(), bi.data(),
-            emulated::NormOutputs<T>{bdx.data(), nullptr, dg.data(), db.data(), add, false, add, add}, scratch.data());
-        return std::vector<Values>{by.values(), bm.values(), bi.values(), bdx.values(), dg.values(), db.values()};
-      });
-      EXPECT_TRUE(close("y", got[0], y.values(), this->tolerance));
-      EXPECT_TRUE(close("mean", got[1], mean.values(), 1e-5));
-      EXPECT_TRUE(close("inverse standard deviation", got[2], inverse.values(), 1e-5));
-      EXPECT_TRUE(close("dx", got[3], dx.values(), 2 * this->tolerance));
-      EXPECT_TRUE(close("dgamma", got[4], dgamma.values(), 2e-5));
-      EXPECT_TRUE(close("dbeta", got[5], dbeta.values(), 2e-5));
-    }
 }
 
 TYPED_TEST(CudaKernels, Pooling) {

@@ -226,11 +226,14 @@ TEST(Recorder, WritesDownWhatRanWhereAndHow) {
   const std::vector<Operation> all = operations_of(net, *backend, {8, 8, 3}, &input, &output);
   std::vector<std::string> ops;
   for (const Operation& o : all) ops.push_back(o.op);
-  EXPECT_EQ(ops, (std::vector<std::string>{"conv2d", "batch_norm", "conv2d", "pad_shortcut", "batch_norm", "conv2d",
-                                           "average_pool2d", "reshape", "linear", "linear"}));
+  EXPECT_EQ(ops, (std::vector<std::string>{"conv2d", "batch_norm", "conv2d", "slice", "slice", "pad", "batch_norm",
+                                           "conv2d", "average_pool2d", "reshape", "linear", "linear"}));
   EXPECT_EQ(all[2].module, "conv2");
   EXPECT_EQ(all[2].attribute("stride", 1), 2);
-  EXPECT_EQ(all[5].attribute("groups"), 4);
+  EXPECT_EQ(all[3].attribute("axis"), 1);
+  EXPECT_EQ(all[4].attribute("step"), 2);
+  EXPECT_EQ(all[5].attribute("after"), 4);
+  EXPECT_EQ(all[7].attribute("groups"), 4);
   EXPECT_EQ(all[1].inputs.size(), 6u);
   EXPECT_TRUE(all[0].inputs[0].same_memory(input));
   EXPECT_TRUE(all.back().output.same_memory(output));

@@ -216,28 +216,6 @@ class CpuBackend : public Backend {
     });
   }
 
-  // ---- group normalisation ------------------------------------------------------------------------------------------
-  void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                  Tensor& mean, Tensor& inverse_std) override {
-    typed(x.dtype(), "group_norm", [&]<class T> {
-      cpu::group_norm<T>(threads_, s, x.data<T>(), gamma.data<float>(), beta.data<float>(), y.write<T>(),
-                         mean.write<float>(), inverse_std.write<float>());
-    });
-  }
-  void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) override {
-    typed(x.dtype(), "group_norm_backward", [&]<class T> {
-      NormBackward<T> to{.dx = write_if<T>(out.dx),
-                         .dgamma = write_if<float>(out.dgamma),
-                         .dbeta = write_if<float>(out.dbeta),
-                         .add_dx = out.add_dx,
-                         .add_dgamma = out.add_dgamma,
-                         .add_dbeta = out.add_dbeta};
-      cpu::group_norm_backward<T>(threads_, s, x.data<T>(), dy.data<T>(), gamma.data<float>(), mean.data<float>(),
-                                  inverse_std.data<float>(), to);
-    });
-  }
-
   // ---- rows and reductions ------------------------------------------------------------------------------------------
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,
               bool add) override {

@@ -36,14 +36,4 @@ template <class T>
 void batch_norm_backward(int threads, const NormShape& s, const T* x, const T* y, const T* dy, const float* gamma,
                          const float* beta, const float* mean, const float* inverse_std, const NormBackward<T>& out);
 
-// ---- group_norm.cpp -------------------------------------------------------------------------------------------------
-// Each picture is small enough to stay in cache, so a thread takes whole pictures and reads them several times.
-template <class T>
-void group_norm(int threads, const GroupNormShape& s, const T* x, const float* gamma, const float* beta, T* y,
-                float* mean, float* inverse_std);
-// `out` without dresidual.
-template <class T>
-void group_norm_backward(int threads, const GroupNormShape& s, const T* x, const T* dy, const float* gamma,
-                         const float* mean, const float* inverse_std, const NormBackward<T>& out);
-
 }  // namespace tandem::cpu

@@ -1,6 +1,6 @@
-// The two passes over memory of a normalisation's gradient, for batch norm (all rows) and group norm (one picture at a
-// time): the first makes Σ d and Σ d·(x − center), the second writes dx (+)= d·scale + (x − center)·slope + constant. d
-// is dy, but 0 where a ReLU behind let nothing through; that is seen in y, or in x·scale + offset.
+// The two passes over memory of batch norm's gradient: the first makes Σ d and Σ d·(x − center), the second writes
+// dx (+)= d·scale + (x − center)·slope + constant. d is dy, but 0 where a ReLU behind let nothing through; that is seen
+// in y, or in x·scale + offset.
 #pragma once
 #include <functional>
 #include <vector>

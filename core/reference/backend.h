@@ -111,12 +111,6 @@ class ReferenceBackend : public Backend {
                            const Tensor& beta, const Tensor& mean, const Tensor& inverse_std,
                            const NormGradients& out) override;
 
-  // group_norm.cpp
-  void group_norm(const GroupNormShape& s, const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
-                  Tensor& mean, Tensor& inverse_std) override;
-  void group_norm_backward(const GroupNormShape& s, const Tensor& x, const Tensor& dy, const Tensor& gamma,
-                           const Tensor& mean, const Tensor& inverse_std, const NormGradients& out) override;
-
   // rows.cpp
   void sum_rows(const Tensor& dy, Tensor& db, bool add) override;
   void reduce(Reduction op, std::int64_t outer, std::int64_t middle, std::int64_t inner, const Tensor& x, Tensor& y,

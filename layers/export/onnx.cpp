@@ -184,8 +184,10 @@ class Exporter {
       batch_norm(o);
     else if (o.op == "max_pool2d" || o.op == "average_pool2d")
       pool(o);
-    else if (o.op == "pad_shortcut")
-      shortcut(o);
+    else if (o.op == "slice")
+      slice(o);
+    else if (o.op == "pad")
+      pad(o);
     else if (o.op == "reshape")
       reshape(o);
     else if (o.op == "matmul")
@@ -279,14 +281,28 @@ class Exporter {
     result(o.output, relu_if_asked(y), true);
   }
 
-  // Every stride-th element of both picture axes, and zero channels on both sides.
-  void shortcut(const Operation& o) {
-    const std::int64_t stride = std::int64_t(o.attribute("stride")), widen = std::int64_t(o.attribute("widen"));
-    std::string y = picture(o.inputs.at(0)).name;
-    if (stride > 1)
-      y = make("Slice", {y, ints({0, 0}), ints({INT64_MAX, INT64_MAX}), ints({2, 3}), ints({stride, stride})});
-    if (widen > 0) y = make("Pad", {y, ints({0, widen, 0, 0, 0, widen, 0, 0})});
-    result(o.output, y, true);
+  // The axis of the operation, in the layout that x has.
+  std::int64_t axis_in(const Value& x, int rank) const {
+    const auto axis = std::int64_t(at_->attribute("axis"));
+    const Ints there{0, 2, 3, 1};
+    return x.channels_first && rank == 4 ? there[std::size_t(axis)] : axis;
+  }
+  void slice(const Operation& o) {
+    const Value x = value(o.inputs.at(0));
+    const Ints begin{std::int64_t(o.attribute("begin"))}, end{std::int64_t(o.attribute("end"))},
+        axis{axis_in(x, o.output.rank())}, step{std::int64_t(o.attribute("step"))};
+    if (axis[0] == 0) no_mapping("cuts the pictures of a batch");
+    result(o.output, make("Slice", {x.name, ints(begin), ints(end), ints(axis), ints(step)}), x.channels_first);
+  }
+  void pad(const Operation& o) {
+    const Value x = value(o.inputs.at(0));
+    const int rank = o.output.rank();
+    const std::int64_t axis = axis_in(x, rank);
+    if (axis == 0) no_mapping("adds to the pictures of a batch");
+    Ints pads(std::size_t(2 * rank));
+    pads[std::size_t(axis)] = std::int64_t(o.attribute("before"));
+    pads[std::size_t(rank + axis)] = std::int64_t(o.attribute("after"));
+    result(o.output, make("Pad", {x.name, ints(pads), number(o.attribute("value"))}), x.channels_first);
   }
 
   void reshape(const Operation& o) {
