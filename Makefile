@@ -32,7 +32,7 @@ WERROR    ?= $(if $(filter true 1,$(CI)),1)# warnings are errors; so they are in
 PACKAGES_DEMO  := git make g++ libdnnl-dev zlib1g-dev libstb-dev libucx-dev libssl-dev curl ca-certificates
 PACKAGES_FILES := libprotobuf-dev protobuf-compiler
 PACKAGES_TESTS := libgtest-dev nlohmann-json3-dev pkg-config procps iproute2 python3
-PACKAGES_CI    := clang libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
+PACKAGES_CI    := clang clang-format libclang-rt-dev libomp-dev llvm libjxl-tools zstd openmpi-bin libopenmpi-dev
 
 # ---- make itself -----------------------------------------------------------------------------------------------------
 .DEFAULT_GOAL := all

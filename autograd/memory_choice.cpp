@@ -86,7 +86,8 @@ class Simulation {
 
   void read(int i, int event) {
     if (fates_[at(i)] == Fate::recompute) {
-      now_ += saved(i).recompute, result_.recomputing += saved(i).recompute;
+      now_ += saved(i).recompute;
+      result_.recomputing += saved(i).recompute;
       return;
     }
     if (state_[at(i)] == State::here || state_[at(i)] == State::leaving) {  // it never left
@@ -198,8 +199,10 @@ Fates cut_in_parts(const IterationRecord& it, std::size_t parts) {
     const std::size_t size = before[n] / parts, middle = k * size;
     std::size_t cut = 0, least = std::size_t(-1);
     for (std::size_t p = 1; p < n; p++)
-      if (before[p] + size / 2 >= middle && before[p] <= middle + size / 2 && crossing[p] < least)
-        cut = p, least = crossing[p];
+      if (before[p] + size / 2 >= middle && before[p] <= middle + size / 2 && crossing[p] < least) {
+        cut = p;
+        least = crossing[p];
+      }
     for (std::size_t i = 0; i < cut; i++)
       if (last[i] >= cut) fates[i] = Fate::keep;
   }

@@ -79,8 +79,10 @@ void MemoryPlan::end() {
   hashes_.push_back(0);
   if (timed_)
     read_times();
-  else
-    now_.seconds = measured_.seconds, now_.stall = measured_.stall;
+  else {
+    now_.seconds = measured_.seconds;
+    now_.stall = measured_.stall;
+  }
   finish_record();
   now_.planned = plan_ && on_plan_ && hashes_.size() == plan_->hashes.size();
   measured_ = now_;
@@ -153,7 +155,8 @@ void MemoryPlan::read_times() {
       case Tick::waits:
       case Tick::computes:
         open.push_back({from, within});
-        from = m.time, within = 0;
+        from = m.time;
+        within = 0;
         continue;
       case Tick::waited: now_.stall += seconds; break;
       case Tick::ended: record_.events[event++].seconds = seconds; break;
@@ -412,8 +415,10 @@ void MemoryPlan::plan_next() {
   const double took = measured_.seconds;
   if (!measured_.planned)
     p.best_seconds = 0;
-  else if (p.best_seconds == 0 || took < p.best_seconds)
-    p.best = p.choice, p.best_seconds = took;
+  else if (p.best_seconds == 0 || took < p.best_seconds) {
+    p.best = p.choice;
+    p.best_seconds = took;
+  }
   p.settled = false;
   if (measured_.planned && p.made > warm_up) {
     const bool slower = took > 1.15 * p.best_seconds,

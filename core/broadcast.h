@@ -20,14 +20,18 @@ struct Turn {
     for (int k = count - 1; k >= 0; k--) {
       at[k] = k ? number % l.size[k] : number;
       if (k) number /= l.size[k];
-      p += at[k] * l.a[k], q += at[k] * l.b[k];
+      p += at[k] * l.a[k];
+      q += at[k] * l.b[k];
     }
   }
   void next(const Loops& l, int count) {  // without a division
     for (int k = count - 1; k >= 0; k--) {
-      p += l.a[k], q += l.b[k];
+      p += l.a[k];
+      q += l.b[k];
       if (++at[k] < l.size[k]) return;
-      p -= l.size[k] * l.a[k], q -= l.size[k] * l.b[k], at[k] = 0;
+      p -= l.size[k] * l.a[k];
+      q -= l.size[k] * l.b[k];
+      at[k] = 0;
     }
   }
 };
@@ -50,7 +54,9 @@ inline Loops loops_over(const Shape& y, const Shape& a, const Shape& b) {
     if (l.count && (l.a[l.count - 1] != 0) == in_a && (l.b[l.count - 1] != 0) == in_b) {
       l.size[l.count - 1] *= y[i];
     } else {
-      l.size[l.count] = y[i], l.a[l.count] = in_a, l.b[l.count] = in_b;
+      l.size[l.count] = y[i];
+      l.a[l.count] = in_a;
+      l.b[l.count] = in_b;
       l.count++;
     }
   }

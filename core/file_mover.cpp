@@ -56,7 +56,8 @@ class FileMover : public Mover {
   CopyId out(const void* from, std::size_t bytes) override {
     std::lock_guard lock(mutex_);
     Copy& c = copies_[++last_];
-    c.bytes = bytes, c.memory = const_cast<void*>(from);
+    c.bytes = bytes;
+    c.memory = const_cast<void*>(from);
     std::vector<std::int64_t>& free = free_[in_pages(bytes)];
     if (free.empty()) {
       c.at = end_;
@@ -141,7 +142,8 @@ class FileMover : public Mover {
       lock.lock();
       const double seconds = seconds_since(began), end = now();
       moved_.push_back({&lane == &out_, c.bytes, end - seconds, end});
-      lane.bytes += double(c.bytes), lane.seconds += seconds;
+      lane.bytes += double(c.bytes);
+      lane.seconds += seconds;
       if (lane.seconds > 1)
         lane.bytes /= 2, lane.seconds /= 2;  // the rate of the last second or two: disks change theirs
       c.error = std::move(error);

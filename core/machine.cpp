@@ -45,7 +45,8 @@ double core_quota() {
     double granted = 0, period = 0;
     if (std::ifstream max(folder + "/cpu.max"); max >> granted >> period && period > 0)
       least = std::min(least, granted / period);
-    granted = number_in(folder + "/cpu.cfs_quota_us"), period = number_in(folder + "/cpu.cfs_period_us");
+    granted = number_in(folder + "/cpu.cfs_quota_us");
+    period = number_in(folder + "/cpu.cfs_period_us");
     if (granted > 0 && period > 0) least = std::min(least, granted / period);
   });
   return least;

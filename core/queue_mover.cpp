@@ -106,7 +106,8 @@ void QueueMover::read(Lane& lane) {
   for (std::size_t k = 0; k < lane.marked.size(); k++) {
     const double from = 1e-9 * double(times[2 * k]), to = 1e-9 * double(times[2 * k + 1]);
     moved_.push_back({&lane == &out_, lane.marked[k], from, to});
-    lane.bytes += double(lane.marked[k]), lane.seconds += to - from;
+    lane.bytes += double(lane.marked[k]);
+    lane.seconds += to - from;
   }
   lane.marked.clear();
 }

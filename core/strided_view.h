@@ -20,7 +20,8 @@ struct ViewCopy {
   T* y = nullptr;
   // Sets p and q to the positions in x and y at which row `row` of the last axis begins.
   TANDEM_HD void place(std::int64_t row, std::int64_t& p, std::int64_t& q) const {
-    p = from.begin, q = to.begin;
+    p = from.begin;
+    q = to.begin;
     for (int k = rank - 2; k >= 0; k--) {
       const std::int64_t i = row % size[k];
       row /= size[k];

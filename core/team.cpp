@@ -78,7 +78,8 @@ void Team::run(int parts, team::Call call, const void* body) {
     w.thread = std::thread([this, &w, part = int(workers_.size())] { work(w, part); });
   }
   Inside part_of_it;
-  call_ = call, body_ = body;
+  call_ = call;
+  body_ = body;
   pending_ = parts - 1;
   for (int i = 0; i < parts - 1; i++)
     if (workers_[i]->state.exchange(open) == asleep) workers_[i]->state.notify_one();

@@ -66,7 +66,8 @@ struct Convolution::State {
     const Block x(*this, size_of(key.type) * std::size_t(wide.shape.x_numel())),
         w(*this, size_of(key.type) * std::size_t(wide.shape.w_numel()));
     Operands through = o;
-    through.x = x.data(), through.w = w.data();
+    through.x = x.data();
+    through.w = w.data();
     typed(key.type, [&]<class T> {
       auto* filters = static_cast<T*>(const_cast<void*>(o.w));
       set_channels(grid, pixels, s.c_in, 8, static_cast<const T*>(o.x), static_cast<T*>(x.data()));

@@ -77,7 +77,8 @@ std::pair<Table, Table> split(const Table& table, std::int64_t held_back, std::u
     for (std::int32_t i = 0; i < table.rows(); i++)
       if (held[std::size_t(i)] == which) rows.push_back(i);
     Table t = table;
-    t.features = gather_rows(table.features, rows), t.targets = gather_rows(table.targets, rows);
+    t.features = gather_rows(table.features, rows);
+    t.targets = gather_rows(table.targets, rows);
     return t;
   };
   return {part(0), part(1)};
@@ -103,7 +104,9 @@ void standardise(Table& table, const std::vector<Table*>& others) {
       const auto c = std::size_t(i % columns);
       v[i] = stds[c] > 0 ? (v[i] - means[c]) / stds[c] : 0;
     }
-    t->features = y, t->mean = means, t->std = stds;
+    t->features = y;
+    t->mean = means;
+    t->std = stds;
   }
 }
 
@@ -116,7 +119,9 @@ TableLoader::TableLoader(const Table& table, const TableOptions& options, Backen
 }
 
 void TableLoader::share(int rank, int world) {
-  rank_ = rank, world_ = world, order_epoch_ = -1;
+  rank_ = rank;
+  world_ = world;
+  order_epoch_ = -1;
   const std::int64_t batch = options_.batch_per_rank > 0 ? options_.batch_per_rank * world : options_.batch;
   require(batch >= world, table_.name, ": a batch of ", batch, " rows cannot be shared by ", world, " ranks");
   batches_ = Cut(table_.rows(), batch, world, false).batches;
@@ -142,9 +147,12 @@ Batch TableLoader::make(std::int64_t epoch, std::int64_t index) {
   Tensor samples = host_tensor({std::int64_t(rows.size())}, DType::i32);
   std::copy(rows.begin(), rows.end(), samples.write<std::int32_t>());
   Batch b;
-  b.images = on_backend(gather_rows(table_.features, rows)), b.labels = on_backend(gather_rows(table_.targets, rows));
+  b.images = on_backend(gather_rows(table_.features, rows));
+  b.labels = on_backend(gather_rows(table_.targets, rows));
   b.samples = on_backend(samples);
-  b.index = index, b.epoch = epoch, b.global = cut.begin(index + 1) - cut.begin(index);
+  b.index = index;
+  b.epoch = epoch;
+  b.global = cut.begin(index + 1) - cut.begin(index);
   return b;
 }
 

@@ -144,7 +144,9 @@ int main(int argc, char** argv) {
       std::printf("run %d: test accuracy %.2f %%, %.3f s%s\n", i + 1, 100 * run.accuracy, run.seconds,
                   run.accuracy >= 0.94 ? "  (94 % is reached)" : "");
       std::fflush(stdout);
-      right += run.accuracy, squares += run.accuracy * run.accuracy, seconds += run.seconds;
+      right += run.accuracy;
+      squares += run.accuracy * run.accuracy;
+      seconds += run.seconds;
       reached += run.accuracy >= 0.94;
     }
     const double mean = right / runs;

@@ -44,7 +44,8 @@ void read_check(const std::string& v, Arguments& a) {
   const auto rows = parsed<int>(v.substr(0, comma));
   const auto seed = comma == v.npos ? a.check_seed : parsed<std::uint64_t>(v.substr(comma + 1));
   if (!rows || *rows < 1 || !seed) refuse("--check ", v, ": expected a number of rows from 1, or ROWS,SEED");
-  a.check = *rows, a.check_seed = *seed;
+  a.check = *rows;
+  a.check_seed = *seed;
 }
 
 Arguments arguments(int argc, char** argv) {
@@ -158,8 +159,12 @@ class Lab {
   }
   static Outcome outcome_of(const Trial& trial, const SimulatorReport& r) {
     Outcome out;
-    out.diverged = r.diverged, out.gap = r.gap, out.correction = r.correction;
-    out.participation = r.participation, out.dropped = double(r.dropped), out.refused = double(r.refused);
+    out.diverged = r.diverged;
+    out.gap = r.gap;
+    out.correction = r.correction;
+    out.participation = r.participation;
+    out.dropped = double(r.dropped);
+    out.refused = double(r.refused);
     out.delays.assign(r.delays.begin(), r.delays.end());
     for (const SimulatorReport::Point& p : r.evaluations)
       out.evaluations.push_back({p.epoch, p.seconds, trial.final ? *p.test_accuracy : *p.validation_accuracy});

@@ -80,7 +80,8 @@ void show_delays(const SimulatorReport& r) {
   const std::size_t step = (r.delays.size() + 15) / 16;
   std::vector<std::int64_t> bars;
   for (std::size_t d = 0; d < r.delays.size(); d++) {
-    pushes += r.delays[d], sum += std::int64_t(d) * r.delays[d];
+    pushes += r.delays[d];
+    sum += std::int64_t(d) * r.delays[d];
     if (d % step == 0) bars.push_back(0);
     most = std::max(most, bars.back() += r.delays[d]);
   }

@@ -41,7 +41,8 @@ double milliseconds(const Run& run, double best_so_far) {
     const auto start = Clock::now();
     run();
     const double t = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-    best = std::min(best, t), spent += t;
+    best = std::min(best, t);
+    spent += t;
     if (spent > 40 && (i > 0 || best > 1.5 * best_so_far)) break;
   }
   return best;

@@ -74,7 +74,8 @@ void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned f
     const Region outer = std::exchange(region, {part, parts, parts > 1 ? &barrier : nullptr});
     const int before = std::exchange(threads_wanted, wanted);
     body(data);
-    region = outer, threads_wanted = before;
+    region = outer;
+    threads_wanted = before;
   };
   team::run(
       parts, [](const void* r, int part) { (*static_cast<const decltype(run)*>(r))(part); }, &run);

@@ -216,7 +216,8 @@ std::unique_ptr<Compiled> make_convolution(const ConvKey& key, const dnnl::engin
   const auto forward = described<dnnl::convolution_forward>(engine, attr, dnnl::prop_kind::forward_training, direct, x,
                                                             w, bias, y, strides, dilations, padding, padding);
   auto k = std::make_unique<Compiled>();
-  k->source = memory(x, engine, nullptr), k->target = memory(y, engine, nullptr);
+  k->source = memory(x, engine, nullptr);
+  k->target = memory(y, engine, nullptr);
   using Data = dnnl::convolution_backward_data;
   using Filter = dnnl::convolution_backward_weights;
   if (key.pass == Pass::forward)
@@ -257,7 +258,8 @@ std::unique_ptr<Compiled> make_matrix(const MatrixKey& key, const dnnl::engine& 
   const auto attr = attributes();
   const auto forward =
       described<dnnl::inner_product_forward>(engine, attr, dnnl::prop_kind::forward_training, x, w, bias, y);
-  k->source = memory(x, engine, nullptr), k->target = memory(y, engine, nullptr);
+  k->source = memory(x, engine, nullptr);
+  k->target = memory(y, engine, nullptr);
   using Data = dnnl::inner_product_backward_data;
   using Weights = dnnl::inner_product_backward_weights;
   if (key.op == Op::linear)

@@ -62,24 +62,42 @@ constexpr float g0 = 1 / (aa * bb), ga = 1 / (2 * aa * (aa - bb)), gb = 1 / (2 *
 inline void input_transform(const vf* d, vf* v) {  // Bᵀ: 6 → 6
   vf p = d[4] - bb * d[2], q = a * (d[3] - bb * d[1]), r = d[4] - aa * d[2], t = b * (d[3] - aa * d[1]);
   v[0] = aa * bb * d[0] - (aa + bb) * d[2] + d[4];
-  v[1] = p + q, v[2] = p - q, v[3] = r + t, v[4] = r - t;
+  v[1] = p + q;
+  v[2] = p - q;
+  v[3] = r + t;
+  v[4] = r - t;
   v[5] = aa * bb * d[1] - (aa + bb) * d[3] + d[5];
 }
 inline void output_transform(const vf* m, vf* y) {  // Aᵀ: 6 → 4
   vf s = m[1] + m[2], d = m[1] - m[2], S = m[3] + m[4], D = m[3] - m[4];
-  y[0] = m[0] + s + S, y[1] = a * d + b * D, y[2] = aa * s + bb * S, y[3] = a * aa * d + b * bb * D + m[5];
+  y[0] = m[0] + s + S;
+  y[1] = a * d + b * D;
+  y[2] = aa * s + bb * S;
+  y[3] = a * aa * d + b * bb * D + m[5];
 }
 inline void output_gradient_transform(const vf* dy, vf* w) {  // A: 4 → 6
   vf e = dy[0] + aa * dy[2], f = a * dy[1] + a * aa * dy[3], g = dy[0] + bb * dy[2], h = b * dy[1] + b * bb * dy[3];
-  w[0] = dy[0], w[1] = e + f, w[2] = e - f, w[3] = g + h, w[4] = g - h, w[5] = dy[3];
+  w[0] = dy[0];
+  w[1] = e + f;
+  w[2] = e - f;
+  w[3] = g + h;
+  w[4] = g - h;
+  w[5] = dy[3];
 }
 inline void filter_transform(const vf* g, vf* u) {  // G: 3 → 6
   vf s = g[0] * ga + g[2] * (aa * ga), t = g[1] * (a * ga), S = g[0] * gb + g[2] * (bb * gb), D = g[1] * (b * gb);
-  u[0] = g[0] * g0, u[1] = s + t, u[2] = s - t, u[3] = S + D, u[4] = S - D, u[5] = g[2];
+  u[0] = g[0] * g0;
+  u[1] = s + t;
+  u[2] = s - t;
+  u[3] = S + D;
+  u[4] = S - D;
+  u[5] = g[2];
 }
 inline void filter_gradient_transform(const vf* u, vf* dg) {  // Gᵀ: 6 → 3
   vf s = ga * (u[1] + u[2]), d = ga * (u[1] - u[2]), S = gb * (u[3] + u[4]), D = gb * (u[3] - u[4]);
-  dg[0] = g0 * u[0] + s + S, dg[1] = a * d + b * D, dg[2] = aa * s + bb * S + u[5];
+  dg[0] = g0 * u[0] + s + S;
+  dg[1] = a * d + b * D;
+  dg[2] = aa * s + bb * S + u[5];
 }
 
 // ---- the two-dimensional transforms of whole tiles ------------------------------------------------------------------
@@ -174,7 +192,8 @@ void gather(const float* M, std::size_t stride, int block, T* y, const Tiling& s
               store(at, add ? r + load(at) : r);
               if constexpr (measuring) {
                 const vf d = r - shift;
-                total += d, square += d * d;
+                total += d;
+                square += d * d;
               }
             }
       }
@@ -449,7 +468,8 @@ struct FilterPlan {
             : c_in + c_out <= 32 ? 72
                                  : 48;
     chunk = std::min(chunk, (tiles + copies - 1) / copies);
-    v_plane = plane(std::size_t(chunk) * c_in), w_plane = plane(std::size_t(chunk) * c_out);
+    v_plane = plane(std::size_t(chunk) * c_in);
+    w_plane = plane(std::size_t(chunk) * c_out);
   }
   // Plane p of a block of dU (+)= Wᵀ·V over `count` tiles.
   void product(int block, int p, int count, const float* V, const float* W, float* to, bool more) const {

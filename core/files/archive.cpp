@@ -59,7 +59,9 @@ void Archive::bytes(void* at, std::size_t count) {
     require(n > 0, path_, ": has fewer fields than are read");
     char* here = part_.data() + at_;
     std::memcpy(out_ ? here : next, out_ ? next : here, n);
-    next += n, at_ += n, count -= n;
+    next += n;
+    at_ += n;
+    count -= n;
   }
 }
 

@@ -64,7 +64,8 @@ struct Room {
   void match(PendingMessage& send, PendingMessage& recv) {
     if (!send.header.agrees(recv.header) || send.bytes != recv.bytes) {
       disagree(send.header, send.from, recv.header, recv.to, &recv);
-      send.error = recv.error, send.culprit = recv.culprit;
+      send.error = recv.error;
+      send.culprit = recv.culprit;
     } else if (send.bytes > 0) {
       std::memcpy(recv.data, send.data, send.bytes);
     }

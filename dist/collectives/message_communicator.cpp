@@ -447,7 +447,9 @@ std::unique_ptr<Communicator> over_messages(std::shared_ptr<Wire> wire, double d
   std::iota(ranks.begin(), ranks.end(), 0);
   const int rank = wire->rank();
   auto job = std::make_shared<Shared>();
-  job->deadline = deadline, job->table = std::move(table), job->wire = std::move(wire);
+  job->deadline = deadline;
+  job->table = std::move(table);
+  job->wire = std::move(wire);
   return std::make_unique<MessageCommunicator>(std::make_shared<MessageGroup>(job, ranks, rank, 1));
 }
 

@@ -336,8 +336,10 @@ NcclLibrary open_library() {
   NcclLibrary found{.functions = &functions};
   if (!missing.empty())
     found.why_not = "libnccl.so.2 has no " + missing + ": NCCL 2.14 or later is needed";
-  else if (functions.get_version(&found.version) != ncclSuccess)
-    found.version = 0, found.why_not = "libnccl.so.2 does not tell its version";
+  else if (functions.get_version(&found.version) != ncclSuccess) {
+    found.version = 0;
+    found.why_not = "libnccl.so.2 does not tell its version";
+  }
   return found;
 }
 

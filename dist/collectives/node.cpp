@@ -84,7 +84,9 @@ class NodeCommunicator : public Communicator {
   explicit NodeCommunicator(std::unique_ptr<Communicator> base)
       : Communicator(base->group()), base_(std::move(base)), ranks_(size()), rank_(rank()) {
     const Messages under = messages_under(*base_);
-    wire_ = under.wire, job_ranks_ = under.job_ranks, deadline_ = under.deadline;
+    wire_ = under.wire;
+    job_ranks_ = under.job_ranks;
+    deadline_ = under.deadline;
     const std::size_t control_blocks = (std::size_t(ranks_) * sizeof(ControlBlock) + 4095) / 4096 * 4096;
     arena_ = share(control_blocks + std::size_t(ranks_) * 2 * slot_bytes);
     control_blocks_ = reinterpret_cast<ControlBlock*>(arena_.get());

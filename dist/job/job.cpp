@@ -107,8 +107,10 @@ void Job::rendezvous(const Variables& variables) {
   for (const AddressRecord& c : records) all.push_back(c.address);
   ucx_->hear_only(all);
   const auto addresses = control_->gather(ucx_->address());
-  for (std::size_t r = 0; r < records.size(); r++)
-    records[r].ucx = addresses[r], members.slots[r].record = records[r].text();
+  for (std::size_t r = 0; r < records.size(); r++) {
+    records[r].ucx = addresses[r];
+    members.slots[r].record = records[r].text();
+  }
   control_->begin(members);
 }
 

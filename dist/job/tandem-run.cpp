@@ -358,7 +358,11 @@ class Launch {
           if (!value.empty()) set.push_back({name, value});
         ranks_.push_back({});
         Rank& r = ranks_.back();
-        r.number = number, r.local = local, r.place = h, r.host = h.name.empty() ? this_host() : h.name, r.set = set;
+        r.number = number;
+        r.local = local;
+        r.place = h;
+        r.host = h.name.empty() ? this_host() : h.name;
+        r.set = set;
         start(r);
       }
   }
@@ -405,7 +409,9 @@ class Launch {
     const Host& host = r.place;
     auto set = r.set;
     if (r.restarts > 0) set.push_back({"TANDEM_INCARNATION", std::to_string(r.restarts)});
-    r.status = 0, r.forgiven = false, r.last.clear();
+    r.status = 0;
+    r.forgiven = false;
+    r.last.clear();
     if (!c_.logs.empty()) {
       const std::string path = c_.logs + "/rank-" + std::to_string(r.number) + ".log";
       r.log = std::fopen(path.c_str(), r.restarts ? "ae" : "we");
@@ -445,7 +451,8 @@ class Launch {
     close(in[0]), close(out[1]), close(err[1]);
     if (!here) (void)!write(in[1], (token_ + "\n").data(), token_.size() + 1);
     close(in[1]);
-    r.pipes[0] = out[0], r.pipes[1] = err[0];
+    r.pipes[0] = out[0];
+    r.pipes[1] = err[0];
     r.running = true;
   }
 
@@ -493,7 +500,9 @@ class Launch {
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
       for (Rank& r : ranks_)
         if (r.pid == pid && r.running) {
-          r.running = false, r.status = status, r.ended = now();
+          r.running = false;
+          r.status = status;
+          r.ended = now();
           r.early = !begun_ && ranks_[0].running;
         }
   }

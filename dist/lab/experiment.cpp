@@ -177,7 +177,8 @@ std::string experiment_status(const Plan& plan, const Results& results, int jobs
     const int searching = s.chosen ? 0 : std::max(0, plan.search - int(points)) + finalists;
     left += seconds_per_epoch(results, cell.workers) *
             (searching * plan.tuning_epochs + (plan.seeds - int(done)) * plan.epochs);
-    final_done += done, final_all += std::size_t(plan.seeds);
+    final_done += done;
+    final_all += std::size_t(plan.seeds);
     text += printed("%-40s %4d workers, %-*s  %3zu of %d points tried%s, %zu of %d final runs\n",
                     cell.strategy->text.c_str(), cell.workers, int(widest), cell.cluster.c_str(), points, plan.search,
                     s.chosen ? ", chosen" : "", done, plan.seeds);

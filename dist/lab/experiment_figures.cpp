@@ -40,7 +40,8 @@ Line styled(const ExperimentReport& r, const StrategyGroup& group, std::size_t s
   if (strategy == 0) {
     l.stroke = Line::Stroke::strong;
   } else if (r.plan.strategies[strategy].text == "all-reduce") {
-    l.colour = reference_colour, l.stroke = Line::Stroke::dashed;
+    l.colour = reference_colour;
+    l.stroke = Line::Stroke::dashed;
   } else {
     const auto place = std::find(group.members.begin(), group.members.end(), strategy) - group.members.begin();
     l.colour = 1 + int(place) % (chart_colours - 2);
@@ -230,7 +231,9 @@ std::string time_figures(const ExperimentReport& r, const std::string& cluster) 
     if (all.empty()) continue;
     Chart chart{.title = of_workers(k), .x_unit = "virtual seconds", .y_unit = "%", .percent = true, .dots = false};
     const double best = *std::max_element(all.begin(), all.end());
-    chart.y_from = std::min(axis_start(all), best - 0.1), chart.y_holds = {*chart.y_from, best}, chart.x_holds = {0};
+    chart.y_from = std::min(axis_start(all), best - 0.1);
+    chart.y_holds = {*chart.y_from, best};
+    chart.x_holds = {0};
     const std::string html =
         panels(r, chart, [&](std::size_t i, Line& l) { mean_curve(r.plan, r.at(cluster, k, i), l); });
     if (r.groups().size() == 1)

@@ -277,7 +277,10 @@ std::optional<double> SearchedStrategy::Constant::at(int i) const {
 
 VirtualCluster PlannedCluster::of(int workers) const {
   VirtualCluster c;
-  c.workers = workers, c.shape = shape, c.latency = latency, c.bandwidth = bandwidth;
+  c.workers = workers;
+  c.shape = shape;
+  c.latency = latency;
+  c.bandwidth = bandwidth;
   for (int w = workers - int(slow_share * workers + 1e-9); w < workers; w++) c.slower[w] = slow_factor;
   return c;
 }

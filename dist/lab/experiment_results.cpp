@@ -88,7 +88,8 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
   if (!o.diverged && (o.evaluations.empty() || o.evaluations.back().accuracy != o.accuracy))
     fail("its accuracy, ", o.accuracy, ", is not that of the last evaluation");
   o.delays = numbers(json, "delays");
-  o.participation = number(json, "participation"), o.dropped = number(json, "dropped");
+  o.participation = number(json, "participation");
+  o.dropped = number(json, "dropped");
   if (json.find("refused")) o.refused = number(json, "refused");
   if (!(o.participation >= 0 && o.participation <= 1))
     fail("a participation of ", o.participation, ": expected 0 to 1");
@@ -98,8 +99,10 @@ std::pair<Trial, Outcome> result_of(const Json& json, const std::string& made_by
     const Json* v = json.find(name);
     return v && v->is(Kind::number) ? v->number : NAN;
   };
-  o.gap = perhaps("gap"), o.correction = perhaps("correction");
-  o.wall_seconds = number(json, "wall_seconds"), o.made_by = made_by;
+  o.gap = perhaps("gap");
+  o.correction = perhaps("correction");
+  o.wall_seconds = number(json, "wall_seconds");
+  o.made_by = made_by;
   return {t, o};
 }
 

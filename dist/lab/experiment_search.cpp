@@ -176,7 +176,9 @@ class SearchReplay {
     }
     if (!s_.missing.empty()) return;
     s_.chosen = s_.tried[best].trial;
-    s_.chosen->epochs = plan_.epochs, s_.chosen->seed = 1, s_.chosen->final = true;
+    s_.chosen->epochs = plan_.epochs;
+    s_.chosen->seed = 1;
+    s_.chosen->final = true;
     s_.constants = lattice_.constants(points_[best]);
     s_.edge = untried_neighbour(points_[best]).has_value() || lattice_.at_last_momentum(points_[best]);
   }

@@ -20,9 +20,12 @@ Paired paired(const Plan& plan, const Results& results, const Cell& cell, const 
       p.censored++;
   }
   const Mean m = mean_of(values);
-  p.pairs = values.size(), p.value = m.value;
-  if (p.pairs > 1)
-    p.low = m.value - t_quantile(p.pairs - 1) * m.error, p.high = m.value + t_quantile(p.pairs - 1) * m.error;
+  p.pairs = values.size();
+  p.value = m.value;
+  if (p.pairs > 1) {
+    p.low = m.value - t_quantile(p.pairs - 1) * m.error;
+    p.high = m.value + t_quantile(p.pairs - 1) * m.error;
+  }
   return p;
 }
 
@@ -65,7 +68,8 @@ CensoredMean test_accuracy(const Plan& plan, const Results& results, const Cell&
   CensoredMean c;
   std::vector<double> values;
   for (const auto& [seed, o] : final_runs(plan, results, cell)) {
-    c.runs++, c.diverged += o->diverged;
+    c.runs++;
+    c.diverged += o->diverged;
     if (!o->diverged) values.push_back(o->accuracy);
   }
   c.mean = mean_of(values);

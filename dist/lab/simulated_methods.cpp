@@ -144,7 +144,8 @@ class Local : public Method {
     const float alpha = 0.9f / float(s_.workers());
     for (std::int64_t i = 0; i < centre_.numel(); i++) {
       const float d = alpha * (x[i] - z[i]);
-      x[i] -= d, z[i] += d;
+      x[i] -= d;
+      z[i] += d;
     }
     s_.start(worker, s_.now() + s_.one_way());
   }

@@ -20,7 +20,8 @@ static void read_quorum(Asynchrony& a, const std::string& text, const std::strin
   const auto grace = comma < bound.size() ? parsed<double>(bound.substr(comma + before.size())) : a.grace;
   if (!workers || *workers < 1 || !grace || !(*grace >= 0 && *grace <= 1e6))
     refuse(text, ": write quorum:WORKERS or quorum:WORKERS,grace=SECONDS, with one worker at least");
-  a.quorum = *workers, a.grace = *grace;
+  a.quorum = *workers;
+  a.grace = *grace;
 }
 
 static const std::pair<const char*, Asynchrony::Kind> kinds[] = {{"bsp", Asynchrony::Kind::bsp},

@@ -290,7 +290,8 @@ class InProcessChannel : public Channel {
     const bool may = delays() && hub_->faults.duplicates && parcel->bytes.empty() && parcel->from != rank_;
     if (may && !parcel->again && draw(8) == 0) {
       inbox.push_back(std::make_shared<Parcel>(*parcel));
-      inbox.back()->ripe = 0, inbox.back()->again = true;
+      inbox.back()->ripe = 0;
+      inbox.back()->again = true;
     }
     return parcel;
   }

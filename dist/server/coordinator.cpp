@@ -8,7 +8,9 @@
 namespace tandem {
 
 void Coordinator::begin(int workers, bool synchronous, WorkLeases leases) {
-  workers_ = workers, synchronous_ = synchronous, leases_ = std::move(leases);
+  workers_ = workers;
+  synchronous_ = synchronous;
+  leases_ = std::move(leases);
   if (stop_asked_) leases_.stop();  // by a rank that began before this one
   begun_ = true;
   hand_out();
@@ -59,7 +61,8 @@ void Coordinator::again(std::int64_t lease, double now) {
 }
 
 void Coordinator::leaves(int worker) {
-  of(worker).left = true, of(worker).waits = false;
+  of(worker).left = true;
+  of(worker).waits = false;
   leases_.lost(worker);
   hand_out();
 }
@@ -98,7 +101,9 @@ void Coordinator::hand_out() {
   if (synchronous_ && wait < may_want) return;
   const auto tell = [&](int m, std::uint64_t lease) {
     MessageHeader n = header(What::lease_is);
-    n[word::number] = lease, n[word::leases_done] = std::uint64_t(leases_done()), n[word::request] = of(m).request;
+    n[word::number] = lease;
+    n[word::leases_done] = std::uint64_t(leases_done());
+    n[word::request] = of(m).request;
     if (lease != word::none) n[word::count] = std::uint64_t(leases_.held(std::int64_t(lease))->count);
     send_(m, n, nullptr);
   };
@@ -122,7 +127,8 @@ void Coordinator::hand_out() {
 // ---- the end --------------------------------------------------------------------------------------------------------
 void Coordinator::tell_over(int rank) {
   MessageHeader n = header(What::over);
-  n[word::number] = stop_asked_, n[word::leases_done] = std::uint64_t(leases_done());
+  n[word::number] = stop_asked_;
+  n[word::leases_done] = std::uint64_t(leases_done());
   send_(rank, n, nullptr);
 }
 

@@ -43,8 +43,10 @@ void FailOvers::choose(int s) {
     if (!living[std::size_t(r)]) continue;
     const auto offer = a.offers.find(r);
     if (offer == a.offers.end()) return;
-    if (offer->second.has && (!best || offer->second.state.version > best->state.version))
-      best = &offer->second, from = r;
+    if (offer->second.has && (!best || offer->second.state.version > best->state.version)) {
+      best = &offer->second;
+      from = r;
+    }
   }
   if (!best) fail("nobody has a copy of what ", send_queue_.where(send_queue_.rank()), " is to go on with");
   a.from = from;
@@ -72,7 +74,8 @@ std::optional<std::span<std::byte>> FailOvers::place(int from, const MessageHead
     // One vector, or two for each worker: no rule keeps more.
     if (n[word::vectors] > 1 + 2 * std::size_t(layout_.workers())) return std::span<std::byte>();
     const std::int64_t length = layout_.length(int(n[word::shard]));
-    p.from = from, p.number = n[word::number];
+    p.from = from;
+    p.number = n[word::number];
     p.coming.assign(n[word::vectors], std::vector<std::byte>(layout_.bytes(length)));
     p.missing = std::int64_t(p.coming.size()) * length;
   }

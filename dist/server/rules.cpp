@@ -178,7 +178,8 @@ struct DanaDc : DcAsgdA<T> {
     const T c = correction(x, rate, i, x.square_avg[i] = this->mean_square(x, i)), u = fused(mu, x.own[i], x.g[i] + c);
     const T sum = x.velocity[i] + (u - x.own[i]);
     x.w[i] = fused(-rate, u + (mu * sum - before * x.velocity[i]), x.w[i]);
-    x.own[i] = u, x.velocity[i] = sum;
+    x.own[i] = u;
+    x.velocity[i] = sum;
   }
 };
 
@@ -269,7 +270,8 @@ class RuleOf final : public Rule {
         c = f.correction(x, i);
       else
         return 0;
-      corrected += c * c, squares += double(x.g[i]) * x.g[i];
+      corrected += c * c;
+      squares += double(x.g[i]) * x.g[i];
     }
     return squares > 0 ? std::sqrt(corrected / squares) : 0;
   }

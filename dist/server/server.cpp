@@ -451,7 +451,8 @@ class ServerNode::Thread {
       done(rank(), x.lease, sums, x.verdict);  // at once: when its pull() returns it is counted
     } else if (x.gradient) {
       MessageHeader n = header(What::done);
-      n[word::number] = std::uint64_t(x.lease), n[word::verdict] = std::uint64_t(x.verdict);
+      n[word::number] = std::uint64_t(x.lease);
+      n[word::verdict] = std::uint64_t(x.verdict);
       const auto keep = std::make_shared<std::array<double, 4>>(sums);
       send_queue_.send(0, n, std::as_bytes(std::span(*keep)), keep);
     }
@@ -472,7 +473,9 @@ class ServerNode::Thread {
       tell_person("a gradient of " + channel_->where(worker) +
                   " is not finite: it is refused, as all that are so will be");
     change([&] {
-      sums_.loss += sums[0], sums_.correct += sums[1], sums_.samples += sums[2];
+      sums_.loss += sums[0];
+      sums_.correct += sums[1];
+      sums_.samples += sums[2];
       leases_done_ = coordinator_->leases_done();
     });
   }
@@ -632,7 +635,8 @@ class ServerNode::Thread {
         tell_refusals();
         over_heard_ = true;
         return change([&] {
-          over_ = true, stopped_ = number != 0;
+          over_ = true;
+          stopped_ = number != 0;
           leases_done_ = std::max(leases_done_, std::int64_t(n[word::leases_done]));
         });
       case What::end: return change([&] { ended_ = true; });

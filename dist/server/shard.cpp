@@ -91,7 +91,8 @@ std::int64_t Shard::push(int worker, const Tensor& gradient, double learning_rat
     apply<double>(w, gradient, hyper, into);
   else
     apply<float>(w, gradient, hyper, into);
-  version_++, last_ = hyper;
+  version_++;
+  last_ = hyper;
   if (into) was_sent(w, *into);
   return delay;
 }
@@ -108,7 +109,9 @@ std::int64_t Shard::push_and_pull(int worker, const Tensor& gradient, double lea
 double Shard::correction(int worker, const Tensor& gradient) const {
   Worker& w = workers_[std::size_t(worker)];
   Hyper hyper = last_.value_or(Hyper{});
-  hyper.delay = double(version_ - w.version), hyper.mean_delay = mean_delay_, hyper.rate_before = hyper.learning_rate;
+  hyper.delay = double(version_ - w.version);
+  hyper.mean_delay = mean_delay_;
+  hyper.rate_before = hyper.learning_rate;
   return rule_.correction(vectors<float>(w, gradient), values_.numel(), hyper);
 }
 

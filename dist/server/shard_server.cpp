@@ -221,7 +221,8 @@ void ShardServer::answer(int s) {
       send_queue_.send_parts(a.worker, n, {a.weights.raw_write(), layout_.length(s), layout_.dtype},
                              layout_.options.chunk);
     n[word::what] = std::uint64_t(here ? What::answer_here : What::answer_end);
-    n[word::pushes] = std::uint64_t(service.counts().pushes), n[word::version] = service.shard().version();
+    n[word::pushes] = std::uint64_t(service.counts().pushes);
+    n[word::version] = service.shard().version();
     // That is of the gradient. Statistics that are not finite are passed over too, and say so in the counts.
     n[word::verdict] = layout_.of_parameters(s) ? std::uint64_t(a.verdict) : 0;
     auto applied = std::make_shared<std::vector<ExchangeId>>(service.applied());
@@ -250,7 +251,8 @@ void ShardServer::lost(int rank) {
   for (int s = 0; s < layout_.shards(); s++) {
     held(s).deferred.forget(rank);
     if (rank >= layout_.workers()) continue;
-    client(s, rank).arrived = 0, client(s, rank).push.reset();
+    client(s, rank).arrived = 0;
+    client(s, rank).push.reset();
     if (!held(s).service) continue;
     held(s).service->lost(rank);
     answer(s);  // others may have waited for it
@@ -274,7 +276,8 @@ void ShardServer::send_snapshots(int to) {
     if (!held(s).service) continue;
     const std::vector<Tensor> kept = held(s).service->shard().kept();
     MessageHeader n = header(What::snapshot_part, s);
-    n[word::number] = snapshots_, n[word::vectors] = kept.size();
+    n[word::number] = snapshots_;
+    n[word::vectors] = kept.size();
     for (std::size_t k = 0; k < kept.size(); k++) {
       n[word::vector] = k;
       Tensor& copy = all->emplace_back(kept[k].clone());

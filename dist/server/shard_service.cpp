@@ -66,7 +66,8 @@ void ShardService::count(int worker, std::int64_t delay, std::int64_t samples) {
   if (counts_.delays.size() <= at) counts_.delays.resize(at + 1);
   counts_.delays[at]++;
   counts_.applied[std::size_t(worker)]++;
-  counts_.pushes++, counts_.samples += samples;
+  counts_.pushes++;
+  counts_.samples += samples;
   counts_.version = shard_.version();
 }
 
@@ -75,7 +76,8 @@ bool ShardService::push(int worker, ExchangeId exchange, const Tensor& gradient,
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
-  w.into = into, w.made = false;
+  w.into = into;
+  w.made = false;
   w.pushes = w.here = true;
   w.idle = w.blocked = false;
   w.verdict = Verdict::taken;
@@ -101,7 +103,8 @@ bool ShardService::pull(int worker, ExchangeId exchange, const Tensor& into) {
   Worker& w = workers_[std::size_t(worker)];
   if (exchange <= w.seen) return false;
   w.seen = w.waits = exchange;
-  w.into = into, w.made = false;
+  w.into = into;
+  w.made = false;
   w.pushes = false;
   w.verdict = Verdict::taken;
   if (!w.here && w.clock == 0) {  // a newcomer begins beside the slowest
@@ -218,8 +221,10 @@ void ShardService::apply_mean() {
     applied_[std::size_t(m)] = w.waits;
     if (good)
       count(m, w.delay, w.samples);
-    else if (w.verdict == Verdict::taken)
-      w.verdict = Verdict::left_out, counts_.left_out++;
+    else if (w.verdict == Verdict::taken) {
+      w.verdict = Verdict::left_out;
+      counts_.left_out++;
+    }
   });
 }
 
@@ -248,7 +253,8 @@ std::vector<ShardService::Answer> ShardService::answers(double now) {
 void ShardService::go_on(std::uint64_t version, std::int64_t pushes, const std::vector<ExchangeId>& applied) {
   shard_.go_on_at(version);
   applied_ = applied;
-  counts_.version = version, counts_.pushes = pushes;
+  counts_.version = version;
+  counts_.pushes = pushes;
 }
 
 void ShardService::archive(Archive& a) {

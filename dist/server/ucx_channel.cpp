@@ -259,7 +259,8 @@ class UcxChannel : public Channel, private Link {
       const auto r = std::size_t(from);
       Place& place = slots_[r];
       broken_ -= place.broken != 0;
-      place.broken = 0, place.accused = false;
+      place.broken = 0;
+      place.accused = false;
       if (change.incarnation == 0) {
         place.lost = true;
         for (auto a = receiving_.begin(); a != receiving_.end();) {
@@ -284,7 +285,8 @@ class UcxChannel : public Channel, private Link {
     if (!control_->goes_on()) Link::lost(rank, "a message", status);
     Place& place = slots_[std::size_t(rank)];
     if (place.lost || place.broken != 0) return;
-    place.broken = now(), place.why = ucs_status_string(status);
+    place.broken = now();
+    place.why = ucs_status_string(status);
     broken_++;
   }
   void wait_for_verdicts() {

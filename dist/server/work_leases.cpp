@@ -10,11 +10,13 @@ std::optional<std::int64_t> WorkLeases::draw(int worker, double share) {
   std::int64_t lease, count;
   if (!again_.empty()) {
     auto& [first, number] = again_.front();
-    lease = first, count = std::min(wanted, number);
+    lease = first;
+    count = std::min(wanted, number);
     first += count, number -= count;
     if (number == 0) again_.pop_front();
   } else if (next_ < end_) {
-    lease = next_, count = std::min({wanted, end_ - next_, per_epoch_ - next_ % per_epoch_});
+    lease = next_;
+    count = std::min({wanted, end_ - next_, per_epoch_ - next_ % per_epoch_});
     next_ += count;
   } else {
     return {};

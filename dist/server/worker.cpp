@@ -64,7 +64,8 @@ void Worker::send_first(std::vector<std::byte> velocity) {
     const int to = layout_.owner[std::size_t(s)];
     const bool both = !v->empty() && layout_.of_parameters(s);
     MessageHeader n = header(What::first_part, s);
-    n[word::vector] = 0, n[word::vectors] = both ? 2 : 1;
+    n[word::vector] = 0;
+    n[word::vectors] = both ? 2 : 1;
     send_queue_.send_parts(to, n, half(0, s), layout_.options.chunk, receive_buffers_[std::size_t(s)].memory);
     n[word::vector] = 1;
     if (both) send_queue_.send_parts(to, n, layout_.part(v->data(), s), layout_.options.chunk, v);
@@ -123,7 +124,8 @@ void Worker::send_part(int s, Range part) {
     for (std::int64_t i = part.begin; i < part.end; i++) narrow[i] = bf16(wide[i]);
   }
   MessageHeader n = header(What::push_part, s);
-  n[word::number] = exchange_.id, n[word::first] = std::uint64_t(part.begin);
+  n[word::number] = exchange_.id;
+  n[word::first] = std::uint64_t(part.begin);
   send_queue_.send_parts(
       layout_.owner[std::size_t(s)], n, {all.at(part.begin), part.length(), all.dtype}, layout_.options.chunk,
       send_queue_.memory_of(all.data));  // also where an error ends the step, and its caller gives the gradient back
@@ -145,12 +147,15 @@ std::vector<Range> Worker::not_sent(int s) const {
 void Worker::send(int s) {
   const int to = layout_.owner[std::size_t(s)];
   MessageHeader n = header(exchange_.gradient ? What::push : What::pull, s);
-  n[word::number] = exchange_.id, n[word::samples] = std::uint64_t(exchange_.samples);
+  n[word::number] = exchange_.id;
+  n[word::samples] = std::uint64_t(exchange_.samples);
   n[word::receive_buffer] = send_queue_.reaches(to) ? receive_buffers_[std::size_t(s)].block : word::none;
   if (exchange_.gradient) {
     if (const Buffer b = pushed(s); in_reach(s, b)) {
       const SendQueue::Place place = *send_queue_.place_of(b.data);
-      n[word::what] = std::uint64_t(What::push_here), n[word::block] = place.block, n[word::offset] = place.offset;
+      n[word::what] = std::uint64_t(What::push_here);
+      n[word::block] = place.block;
+      n[word::offset] = place.offset;
     } else {
       for (const Range& part : not_sent(s)) send_part(s, part);
     }
@@ -216,7 +221,8 @@ void Worker::tell_blocked(double now) {
 }
 void Worker::tell_blocked(int s, bool is) {
   MessageHeader n = header(What::blocked, s);
-  n[word::number] = exchange_.id, n[word::blocked] = is;
+  n[word::number] = exchange_.id;
+  n[word::blocked] = is;
   send_queue_.send(layout_.owner[std::size_t(s)], n);
   answers_[std::size_t(s)].told_blocked = is;
 }
@@ -261,7 +267,8 @@ bool Worker::answer_ended(const MessageHeader& n, std::vector<ExchangeId> applie
 bool Worker::look(int s) {
   Answer& a = answers_[std::size_t(s)];
   if (!a.ended || a.landed < layout_.length(s)) return false;
-  a.complete = true, a.at = now();
+  a.complete = true;
+  a.at = now();
   // Shards drop by themselves. If all had to take a push, each could drop what the others take, for ever: the first one
   // decides.
   if (a.verdict != Verdict::dropped || s == layout_.first_shard())

@@ -25,7 +25,8 @@ class NaiveAllReduce : public Replicas {
     if (classifier_) classifier_->prepare(model, task);
   }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
-    flat_ = &flat, optimizer_ = &optimizer;
+    flat_ = &flat;
+    optimizer_ = &optimizer;
     compare_layouts(flat);
     broadcast(flat, *communicator_, same_slice_.get());
   }
@@ -90,7 +91,8 @@ class AllReduce : public Replicas {
   }
 
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
-    flat_ = &flat, optimizer_ = &optimizer;
+    flat_ = &flat;
+    optimizer_ = &optimizer;
     if (options_.classifier) options_.classifier->begin();
     compare_layouts(flat, syncs_ ? 1 : 0);
     buckets_.clear(), behind_.reset();
@@ -128,7 +130,8 @@ class AllReduce : public Replicas {
       compare_parameters(*flat_, steps_);
       across_->gather = nullptr;
       std::exchange(flat_, nullptr)->on_gradient(nullptr);
-      sent_ = 0, bucket_bytes_ = buckets_[0]->largest();
+      sent_ = 0;
+      bucket_bytes_ = buckets_[0]->largest();
       for (auto& b : buckets_) sent_ = std::max(sent_, b->over().traffic().bytes);  // of a job's wire, which they share
       buckets_.clear(), behind_.reset();
     }

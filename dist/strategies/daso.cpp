@@ -37,9 +37,12 @@ class HostSteps : public Replicas {
   }
   FlatMemory memory() override { return on_host_->memory(); }
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
-    flat_ = &flat, optimizer_ = &optimizer;
+    flat_ = &flat;
+    optimizer_ = &optimizer;
     schedule_ = DasoSchedule(o_);
-    batch_ = 0, last_ = -1, equal_ = true;
+    batch_ = 0;
+    last_ = -1;
+    equal_ = true;
     compare_layouts(flat);
     on_host_->begin(flat, optimizer);
     optimizer.gradients_are_shares_of(hosts());

@@ -83,13 +83,17 @@ DasoSchedule::Turn DasoSchedule::next(std::int64_t batch, std::int64_t last) {
 void DasoSchedule::end_epoch(double loss) {
   if (blocking_ || B_ == 0) return;
   if (loss < best_ * (1 - improvement)) {
-    best_ = loss, bad_ = 0;
+    best_ = loss;
+    bad_ = 0;
   } else if (++bad_ >= patience) {
     bad_ = 0;
-    if (B_ == 1)
-      B_ = o_.longest, W_ = std::max<std::int64_t>(1, B_ / 4);
-    else
-      B_ = std::max<std::int64_t>(1, B_ / 2), W_ = std::max<std::int64_t>(1, W_ - 1);
+    if (B_ == 1) {
+      B_ = o_.longest;
+      W_ = std::max<std::int64_t>(1, B_ / 4);
+    } else {
+      B_ = std::max<std::int64_t>(1, B_ / 2);
+      W_ = std::max<std::int64_t>(1, W_ - 1);
+    }
   }
 }
 
@@ -103,7 +107,9 @@ void DasoSchedule::restore(const std::string& state) {
   int bad = 0;
   if (!(words >> B >> W >> best >> bad))
     refuse("a checkpoint's state of daso is '", state, "': expected B, W, the best loss and a count");
-  B_ = B, W_ = W, bad_ = bad;
+  B_ = B;
+  W_ = W;
+  bad_ = bad;
   best_ = parsed<double>(best).value_or(std::numeric_limits<double>::infinity());
 }
 

@@ -56,7 +56,9 @@ struct NaiveHybrid {
     });
     over->all_reduce(buffer(m), Combine::max).wait();
     each([&](double z, auto r, auto, bool own) {
-      sums[3 * r] += std::exp(z - m[r]), sums[3 * r + 1] += own ? z : 0, sums[3 * r + 2] += z;
+      sums[3 * r] += std::exp(z - m[r]);
+      sums[3 * r + 1] += own ? z : 0;
+      sums[3 * r + 2] += z;
     });
     over->all_reduce(buffer(sums)).wait();
     each([&](double& z, auto r, auto, bool own) {
@@ -77,9 +79,10 @@ struct NaiveHybrid {
       for (std::int64_t c = 0; c < n; c++) {
         while (r >= rows[std::size_t(k) + 1]) k++;
         const double dz = p[std::size_t(r * n + c)] * each[std::size_t(k)];
-        for (std::int64_t f = 0; f < F; f++)
-          dx[std::size_t(r * F + f)] += dz * w[std::size_t(c * F + f)],
-              dw[std::size_t(c * F + f)] += dz * x[std::size_t(r * F + f)];
+        for (std::int64_t f = 0; f < F; f++) {
+          dx[std::size_t(r * F + f)] += dz * w[std::size_t(c * F + f)];
+          dw[std::size_t(c * F + f)] += dz * x[std::size_t(r * F + f)];
+        }
         db[std::size_t(c)] += dz;
       }
     over->all_reduce(buffer(dx)).wait();

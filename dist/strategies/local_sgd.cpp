@@ -72,7 +72,8 @@ class LocalSgd : public WeightSums {
         first_decay_ = step;
         break;
       }
-      largest = std::max(largest, r), before = r;
+      largest = std::max(largest, r);
+      before = r;
     }
   }
 
@@ -83,7 +84,8 @@ class LocalSgd : public WeightSums {
   void finish(Optimizer& optimizer) override {
     if (made_ == 0) until_ = how_.every.at(optimizer.learning_rate(), steps_, plan_);
     const std::int64_t until = before_decay() ? 1 : until_;
-    steps_++, made_++;
+    steps_++;
+    made_++;
     if (size() == 1 || not_finite_ >= 0 || made_ < until) return;
     made_ = 0;
     if (overlaps())
@@ -148,7 +150,8 @@ class LocalSgd : public WeightSums {
     flat_->count_writes(flat_->all());
   }
   void set_centre() {
-    centred_ = true, shown_ = false;
+    centred_ = true;
+    shown_ = false;
     if (elastic() && size() > 1) other_.copy_from(flat_->values);
   }
   void swap_with_centre() {
@@ -170,7 +173,8 @@ class LocalSgd : public WeightSums {
     drain();
     if (fresh_ && not_finite_ < 0) use();
     if (!(equal_ && made_ == 0) && not_finite_ < 0) mean_of_all();
-    made_ = 0, equal_ = true;
+    made_ = 0;
+    equal_ = true;
   }
   void show_centre() {
     if (made_ > 0) start_next_average();

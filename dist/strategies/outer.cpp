@@ -65,11 +65,13 @@ class Outer : public WeightSums {
   void begin(FlatParameters& flat, Optimizer& optimizer) override {
     WeightSums::begin(flat, optimizer);
     sum_ = vector(shared_memory(flat.backend(), flat.values.bytes()));
-    theta_ = vector(), m_ = vector();
+    theta_ = vector();
+    m_ = vector();
     m_.fill(0);
     if (how_.overlap != 0) sent_ = vector();
     fragments_ = cut_into(how_.stream, flat.numel());
-    placed_ = false, equal_ = true;
+    placed_ = false;
+    equal_ = true;
     made_ = turn_ = left_ = 0;
   }
   // θ is where the run begins, or goes on.
@@ -79,7 +81,8 @@ class Outer : public WeightSums {
   }
   void finish(Optimizer& optimizer) override {
     if (made_ == 0) round_ = how_.every.at(optimizer.learning_rate(), steps_, plan_);
-    steps_++, made_++;
+    steps_++;
+    made_++;
     equal_ = false;
     if (left_ > 0 && --left_ == 0) merge();
     if (not_finite_ >= 0 || made_ < round_ * (turn_ + 1) / how_.stream) return;
@@ -136,7 +139,8 @@ class Outer : public WeightSums {
   void flush() override {
     if (left_ > 0) merge();
     if (!equal_ && not_finite_ < 0 && !(made_ == 0 && how_.stream == 1 && how_.overlap == 0)) send(flat_->all(), 0);
-    made_ = turn_ = 0, equal_ = true;
+    made_ = turn_ = 0;
+    equal_ = true;
   }
 
   const OuterSteps how_;

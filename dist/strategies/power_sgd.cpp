@@ -21,7 +21,8 @@ PowerSgd::PowerSgd(std::int64_t rank, const std::vector<Matrix>& matrices, std::
         p,       q};
     if (!lies) std::swap(f.rows, f.columns);
     factors_.push_back(f);
-    p += f.rows * f.rank, q += f.columns * f.rank;
+    p += f.rows * f.rank;
+    q += f.columns * f.rank;
     std::fill_n(in_matrix.begin() + m.begin, m.rows * m.columns, true);
   }
   for (std::int64_t i = 0; i < length; i++)

@@ -98,7 +98,8 @@ JoinedRows join(Communicator& over, const std::vector<SliceOfRow>& mine, const C
     const double* const end = all.data() + all.size();
     for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size()) {
       if (s[0] > row.largest) row.largest = s[0], row.first = s[3];
-      row.label += s[2], row.logits += s[4];
+      row.label += s[2];
+      row.logits += s[4];
     }
     for (const double* s = &all[r * SliceOfRow::numbers]; s < end; s += numbers.size())
       row.sum += s[1] * std::exp(s[0] - row.largest);
@@ -140,7 +141,9 @@ SlicedLinear::SlicedLinear(std::shared_ptr<Communicator> over, std::string path,
 }
 
 Variable SlicedLinear::forward(const Variable& x, const Variable& w, const Variable& b, bool training) {
-  weight_ = &w, bias_ = &b, features_ = nullptr;
+  weight_ = &w;
+  bias_ = &b;
+  features_ = nullptr;
   require(x.rank() == 2, "hybrid: the input of ", path_, " must be [rows, features], not ", x.shape());
   if (mode().alone) return pad(linear(x, w, b), 1, begin(), classes() - begin() - width());
   if (!training) return whole_rows(x, w, b);

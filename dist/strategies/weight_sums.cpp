@@ -36,7 +36,8 @@ Measures WeightSums::end() {
   if (flat_) {
     flush();
     if (not_finite_ < 0) compare_weights();
-    optimizer_ = nullptr, flat_ = nullptr;
+    optimizer_ = nullptr;
+    flat_ = nullptr;
     all_.end();
     sum_ = {};
     planned_ = false;

@@ -8,7 +8,8 @@
 namespace tandem {
 
 WorkLeases WorkerLeases::begin(std::int64_t first, std::int64_t end, std::int64_t most, std::int64_t per_epoch) {
-  first_ = first, end_ = end;
+  first_ = first;
+  end_ = end;
   return follows() ? endless() : WorkLeases(std::min(first, end), end, most, per_epoch);
 }
 

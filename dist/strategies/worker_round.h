@@ -23,7 +23,8 @@ class WorkerRound {
   explicit WorkerRound(const OuterSteps& how) : how_(how) {}
   const OuterSteps& how() const { return how_; }
   void begin(const FlatParameters& flat) {
-    theta_ = Tensor::like(flat.values), momentum_ = Tensor::like(flat.values);
+    theta_ = Tensor::like(flat.values);
+    momentum_ = Tensor::like(flat.values);
     momentum_.fill(0);
   }
   void starts(const FlatParameters& flat) { theta_.copy_from(flat.values); }

@@ -91,8 +91,10 @@ class Drawing {
     for (const Line& l : chart_.lines)
       for (std::size_t i = 0; i < std::min(l.x.size(), l.y.size()); i++)
         if (std::isfinite(l.x[i]) && std::isfinite(l.y[i])) {
-          x0_ = std::min(x0_, l.x[i]), x1_ = std::max(x1_, l.x[i]);
-          y0_ = std::min(y0_, l.y[i] - error(l, i)), y1_ = std::max(y1_, l.y[i] + error(l, i));
+          x0_ = std::min(x0_, l.x[i]);
+          x1_ = std::max(x1_, l.x[i]);
+          y0_ = std::min(y0_, l.y[i] - error(l, i));
+          y1_ = std::max(y1_, l.y[i] + error(l, i));
         }
     for (const Line& l : chart_.lines)
       for (double x : l.crosses) x0_ = std::min(x0_, x), x1_ = std::max(x1_, x);
@@ -109,7 +111,8 @@ class Drawing {
     if (chart_.from_zero) y0_ = std::min(y0_, 0.0);
     if (y1_ - y0_ < 1e-12 * std::max(std::fabs(y0_), std::fabs(y1_)) || y0_ == y1_) {  // a constant gets room around it
       double room = y0_ == 0 ? 1 : std::fabs(y0_) / 10;
-      y0_ -= chart_.from_zero ? 0 : room, y1_ += room;
+      y0_ -= chart_.from_zero ? 0 : room;
+      y1_ += room;
     }
   }
 
@@ -133,7 +136,8 @@ class Drawing {
     const double scale = chart_.percent ? 100 : 1;
     const std::vector<double> ys = round_ticks(scale * y0_, scale * y1_, 5);
     std::vector<double> xs = x_ticks();
-    y0_ = ys.front() / scale, y1_ = ys.back() / scale;
+    y0_ = ys.front() / scale;
+    y1_ = ys.back() / scale;
     if (x0_ == x1_) x0_ -= 0.5, x1_ += 0.5, xs = {x0_ + 0.5};  // one point stands in the middle
     for (double t : ys) {
       rule("grid", py(t / scale));
@@ -159,7 +163,8 @@ class Drawing {
         pen = false;
         continue;
       }
-      end.x = px(l.x[i]), end.y = std::min(py(l.y[i]), plot_bottom);
+      end.x = px(l.x[i]);
+      end.y = std::min(py(l.y[i]), plot_bottom);
       path += std::string(pen ? "L" : "M") + place(end.x) + " " + place(py(l.y[i]));
       pen = true;
       marks += bar(l, i);

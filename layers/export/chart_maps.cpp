@@ -82,7 +82,8 @@ std::string svg_of(const DotPlot& plot) {
   for (double x : plot.x_holds) hold(x);
   if (x0 == x1) x0 = -1, x1 = 1;
   const std::vector<double> ticks = round_ticks(x0, x1, 4);
-  x0 = ticks.front(), x1 = ticks.back();
+  x0 = ticks.front();
+  x1 = ticks.back();
   const double left = 16 + 7.2 * double(letters), bottom = top + row * double(plot.rows.size());
   auto px = [&](double x) { return left + (x - x0) / (x1 - x0) * (width - right - left); };
   Canvas c;

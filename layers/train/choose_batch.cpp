@@ -90,7 +90,8 @@ Tuned tune_for(const Options& o, const Dataset& data, Backend& backend, const Tu
   if (swaps)
     t.tuner.means = request.simulated ? MemoryMeans{.out = simulated.out, .in = simulated.in}
                                       : measure_means(w, large, backend, mover());
-  t.tuner.means.swap = swaps, t.tuner.means.recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute;
+  t.tuner.means.swap = swaps;
+  t.tuner.means.recompute = o.swap == SwapMode::automatic || o.swap == SwapMode::recompute;
   t.rows = tune(small, large, t.tuner);
   if (request.measure)
     for (TunedBatch& r : t.rows)
@@ -122,7 +123,9 @@ void choose_batch(Options& o, const Dataset& data, Backend& backend) {
                readable_bytes(double(b.choice.forecast.swapped)).c_str(),
                readable_bytes(double(b.choice.forecast.recomputed)).c_str(), short_number(t.noise->scale()).c_str(),
                digits(o.learning_rate).c_str(), digits(t.rate, 4).c_str());
-  o.batch = int(t.batch), o.learning_rate = t.rate, o.schedule = t.schedule;
+  o.batch = int(t.batch);
+  o.learning_rate = t.rate;
+  o.schedule = t.schedule;
 }
 
 }  // namespace tandem

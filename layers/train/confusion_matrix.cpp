@@ -17,7 +17,8 @@ Tensor confusion_matrix(Module& model, BatchSource& source) {
             "confusion_matrix: outputs ", logits.shape(), " and targets ", batch.labels.shape(), " ",
             name_of(batch.labels.dtype()), ", expected [b, classes] and one i32 class for each row [b]");
     const std::vector<double> said = argmax(logits).values(), labels = batch.labels.values();
-    classes = logits.size(-1), backend = &logits.backend();
+    classes = logits.size(-1);
+    backend = &logits.backend();
     counts.resize(std::size_t(classes * classes));
     for (std::size_t i = 0; i < labels.size(); i++) {
       require(labels[i] >= 0 && labels[i] < double(classes), "confusion_matrix: the label ", labels[i],

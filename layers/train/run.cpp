@@ -256,7 +256,8 @@ void Run::end_step() {
   if (due) {
     at.step = strategy.steps(at.step + 1);
     at.batch = batch.index + 1;
-    made_++, unread_++;
+    made_++;
+    unread_++;
     if (reads_step()) read_step();
     for (auto& c : callbacks) c->step_end(*this);
   }
@@ -275,8 +276,10 @@ void Run::read_step() {
   const RunningMean::Sums sums = running_loss_.read();
   const double correct = correct_.item();
   step.known = true;
-  step.loss = sums.last, step.right = correct - std::exchange(correct_before_, correct);
-  step.mean_loss = sums.loss / seen_, step.accuracy = correct / seen_;
+  step.loss = sums.last;
+  step.right = correct - std::exchange(correct_before_, correct);
+  step.mean_loss = sums.loss / seen_;
+  step.accuracy = correct / seen_;
   step.images_per_second = (seen_ - resumed_.samples) * strategy.size() / seconds_since(epoch_began_);
   whole_ = {sums.loss, correct, seen_};
 }
@@ -290,7 +293,8 @@ void Run::end_training() {
   if (at.step > began) check_finite();
   trained = all.trained.samples > 0 ? all.trained : resumed_;
   whole_ = at.running_sums = trained;
-  finished_ = all.epochs, steps_at_end_ = all.steps;
+  finished_ = all.epochs;
+  steps_at_end_ = all.steps;
   epoch.seconds = all.seconds;
   epoch.train_loss = trained.loss / std::max(1.0, trained.samples);
   if (task.has_accuracy) epoch.train_accuracy = trained.correct / std::max(1.0, trained.samples);
@@ -367,7 +371,8 @@ void Run::give_up(const std::string& elsewhere, std::int64_t back) {
   memory_plan.reset();  // the step is run once more with all checks, in what memory it takes
   const std::int64_t done = at.step - 1 - back;
   std::int64_t k = (batch.index / options.accumulate - back) * options.accumulate;
-  at.step = done, at.batch = k;
+  at.step = done;
+  at.batch = k;
   const std::int64_t end = std::min(k + options.accumulate, batches_per_epoch());
   if (!elsewhere.empty()) not_finite = "it was so on " + elsewhere;
   for (; k < end && not_finite.empty(); k++) {

@@ -128,7 +128,9 @@ std::vector<TunedBatch> tune(const RecordedStep& small, const RecordedStep& larg
   std::vector<TunedBatch> rows;
   auto try_one = [&](std::int64_t batch) {
     TunedBatch row;
-    row.batch = batch, row.record = at_batch(small, large, batch), row.update = large.update;
+    row.batch = batch;
+    row.record = at_batch(small, large, batch);
+    row.update = large.update;
     row.least = smallest_budget(row.record, o.means);
     if (row.least <= o.budget) row.choice = choose_memory(row.record, o.budget, o.means);
     double backward = 0;  // the second half: from the first event that reads what was saved

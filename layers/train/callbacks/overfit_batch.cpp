@@ -15,7 +15,8 @@ class OverfitBatch : public Callback {
   bool reads_step(const Run&) const override { return true; }
   void step_end(Run& run) override {
     if (first_ == 0) first_ = run.step.loss;
-    last_ = run.step.loss, right_ = run.step.right / double(run.one_batch->size());
+    last_ = run.step.loss;
+    right_ = run.step.right / double(run.one_batch->size());
     if (last_ < OneBatch::near_zero) run.request_stop("loss below 0.01");
   }
   void end(Run& run) override {

@@ -30,7 +30,9 @@ class StopOnSignal : public Callback {
   StopOnSignal() {
     std::lock_guard lock(mutex_);
     if (trainings_++ > 0) return;
-    stop_signal = 0, stopped_by = 0, ends_after = 0;
+    stop_signal = 0;
+    stopped_by = 0;
+    ends_after = 0;
     struct sigaction action {};
     action.sa_handler = handle;
     action.sa_flags = SA_RESTART;
