@@ -78,17 +78,20 @@ def setup_of(chosen):
 
 def run(command, settings, output):
     """The exit status. A signal ends the command, which clears up, and then this program."""
-    child = subprocess.Popen(command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT,
-                             start_new_session=True)
-    came = []
+    child, came = None, []
 
     def end(number, _):
         came.append(number)
-        child.terminate()
+        if child:
+            child.terminate()
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         signal.signal(number, end if handler != signal.SIG_IGN else handler)  # nohup stays what it is
+    child = subprocess.Popen(command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT,
+                             start_new_session=True)
+    if came:  # before there was a child
+        child.terminate()
     status = child.wait()
     for number, handler in before.items():
         signal.signal(number, handler)
