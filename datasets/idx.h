@@ -13,8 +13,8 @@ namespace tandem {
 Tensor read_idx(const std::filesystem::path& path, int rank, const std::string& source);
 Tensor read_idx(ByteSource& file, int rank);
 
-// Pictures of one channel and their labels 0 … classes − 1, as MNIST and its relatives keep them; mean and standard
-// deviation are left to the caller.
+// Pictures of one channel and their labels 0 … classes − 1, as MNIST and its relatives keep them. The caller sets mean
+// and standard deviation.
 Pictures idx_pictures(std::string name, const std::filesystem::path& images, const std::filesystem::path& labels,
                       int classes, const std::string& source);
 
