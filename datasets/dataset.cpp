@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -95,6 +96,29 @@ std::string download_command(const std::string& name, const std::filesystem::pat
   return "datasets/get-data.sh " + name + " " + (root.empty() ? "." : root.string());
 }
 
+namespace {
+
+// The part of Fashion-MNIST that is committed: beside the program's folder, or in the working directory; else empty.
+std::filesystem::path small_set(const std::string& name) {
+  if (name != "fashion-mnist") return {};
+  std::error_code ignored;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  for (const std::filesystem::path& root : {program.parent_path().parent_path(), std::filesystem::path()}) {
+    const std::filesystem::path folder = root / "datasets" / "fashion-mnist-small";
+    if (std::filesystem::exists(folder / "train-images-idx3-ubyte.gz", ignored)) return folder;
+  }
+  return {};
+}
+
+// By the first of several processes that a launcher started.
+void say_once(const std::string& text) {
+  for (const char* variable : {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* rank = std::getenv(variable); rank && std::string(rank) != "0") return;
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+}  // namespace
+
 std::filesystem::path find_data(const std::string& name, const std::filesystem::path& directory) {
   const Place& place = place_of(name);
 
@@ -126,6 +150,12 @@ std::filesystem::path find_data(const std::string& name, const std::filesystem::
   if (!near.empty())
     refuse(name, " (", place.file, ") was not found in ", searched, ", but ", near, ": give it the name ", place.file,
            near.ends_with(".gz") ? ".gz" : "", ", and the others theirs");
+  const std::filesystem::path small = small_set(name);
+  if (directory.empty() && !small.empty()) {
+    say_once(name + " was not found in " + searched + ": these are its first pictures (" + small.string() +
+             "); datasets/get-data.sh " + name + " fetches all");
+    return small;
+  }
   refuse(name, " (", place.file, ") was not found in ", searched,
          !directory.empty() || (variable && *variable) ? "" : " (TANDEM_DATA is not set)",
          ": run datasets/get-data.sh ", name, directory.empty() ? "" : " ", directory.string(),

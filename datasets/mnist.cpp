@@ -35,6 +35,11 @@ Dataset fashion_mnist(const std::filesystem::path& folder) {
   Dataset d = family(
       "fashion-mnist", folder,
       {"T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"});
+  if (folder.filename() == "fashion-mnist-small") {
+    d.name = "fashion-mnist-small";
+    d.train.name = d.name + " train";
+    d.test.name = d.name + " test";
+  }
   // Of the 60 000 training pictures. Constants: measuring them would take a tenth of the time of reading them.
   for (Pictures* p : {&d.train, &d.test}) {
     p->mean = {0.2860406f};

@@ -12,11 +12,11 @@ done <<'END'
 core 8120
 autograd 4295
 layers 7913
-datasets 2422
+datasets 2451
 cuda 2901
 dist 16611
 examples 1448
-tests 26405
+tests 26421
 END
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
   find core autograd layers datasets cuda dist examples tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' |

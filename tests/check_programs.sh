@@ -107,6 +107,17 @@ grep -q 'epoch 1' "$there/out" && complain "own_loop began again in spite of its
 says 0 '88.0 % after ' env OMP_NUM_THREADS=$threads "$build/own_callback" --data synthetic --model mlp
 grep -q 'stopped after step' "$there/out" || complain "own_callback does not stop: $(cat "$there/out")"
 
+# ---- No data set ---------------------------------------------------------------------------------------------------------
+case $build in /*) here=$build ;; *) here=$PWD/$build ;; esac
+if [ -e "$here/../datasets/fashion-mnist-small" ] && ! grep -q '^  zlib off' "$build/summary"; then
+  mkdir "$there/empty"
+  says 0 'fashion-mnist-small: 6000 + 1000 pictures' env -u TANDEM_DATA OMP_NUM_THREADS=$threads \
+    sh -c "cd '$there/empty' && '$here/train' --model mlp --epochs 1"
+  grep -q 'was not found in data/fashion-mnist, data: these are its first pictures' "$there/out" ||
+    complain "train without a data set does not say so: $(cat "$there/out")"
+  says 2 'run datasets/get-data.sh fashion-mnist' "$build/train" --data "$there/empty"
+fi
+
 # ---- Rows of numbers -----------------------------------------------------------------------------------------------------
 says 0 'test loss 0.0' "$build/tabular"
 says 2 '--features and --targets go together' "$build/tabular" --targets z

@@ -400,6 +400,23 @@ TEST(FindData, LooksInThreePlacesInOrder) {
   EXPECT_EQ(load_dataset("fashion-mnist").train.count(), 30);
 }
 
+TEST(FindData, FashionMnistsFirstPicturesStandInForAll) {
+  Folder empty;
+  Environment variable("TANDEM_DATA", empty.path.c_str());
+  EXPECT_THROW(find_data("fashion-mnist", empty.path), UsageError);  // a folder that was named is not second-guessed
+  testing::internal::CaptureStderr();
+  const Dataset d = load_dataset("fashion-mnist");
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("fashion-mnist was not found in " + (empty / "fashion-mnist").string()), said.npos) << said;
+  EXPECT_NE(said.find("get-data.sh fashion-mnist fetches all"), said.npos) << said;
+  EXPECT_EQ(d.name, "fashion-mnist-small");
+  EXPECT_EQ(d.train.count(), 6000);
+  EXPECT_EQ(d.test.count(), 1000);
+  for (const Pictures* p : {&d.train, &d.test})
+    for (int c = 0; c < 10; c++)
+      EXPECT_GT(std::count(p->labels.data<std::int32_t>(), p->labels.data<std::int32_t>() + p->count(), c), 80);
+}
+
 TEST(FindData, ErrorNamesEveryPlaceAndTheCommand) {
   Folder a, b, empty;
   fs::path here = fs::current_path();
