@@ -403,7 +403,8 @@ void MemoryPlan::plan_next() {
     accepted_ = steps_ >= 2 * options_.batches;
     if (accepted_ && least_ + data > options_.budget)
       refuse("the memory budget of ", readable_bytes(double(options_.budget)),
-             " is too small for this step: the smallest that would do is ", readable_bytes(double(enough_ + data)),
+             " is too small for this step: the smallest that would do is ",
+             readable_bytes(1.005 * double(enough_ + data)),  // never rounded below it
              " (", enough_ + data, " bytes)", broken_.empty() ? "" : "; nothing can be swapped: " + broken_);
   }
   const bool less_room = room() < p.room;

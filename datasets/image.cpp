@@ -165,7 +165,9 @@ Image decode_image(ByteSource& file, int channels) {
   const std::unique_ptr<stbi_uc, void (*)(void*)> decoded(
       stbi_load_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own, channels), stbi_image_free);
   const std::string why = decoded ? "" : stbi_failure_reason();
-  if (why == "outofmem") fail(file.path().string(), ": out of memory while it was decoded");
+  // Without memory stb may fail for a reason of its own.
+  const bool fits = decoded || std::unique_ptr<void, void (*)(void*)>(std::malloc(needed), std::free);
+  if (why == "outofmem" || !fits) fail(file.path().string(), ": out of memory while it was decoded");
   if (why == "no SOF" || why == "only 8-bit" || why.starts_with("BMP "))
     file.mistaken("of a kind that is not read: ", why);
   if (!decoded) file.reject("it cannot be decoded: ", why);

@@ -10,9 +10,9 @@ while read -r room most; do
   [ "$is" -le "$most" ] || { echo "$room has $is lines of code, more than its ceiling of $most"; wrong=1; }
 done <<'END'
 core 8120
-autograd 4295
+autograd 4296
 layers 7913
-datasets 2451
+datasets 2452
 cuda 2901
 dist 16611
 examples 1448
