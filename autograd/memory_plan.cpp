@@ -63,7 +63,7 @@ void MemoryPlan::begin() {
   timed_ = !backend_.recording() && (learns || tracing() || !backend_.asynchronous());
   if (mover_) mover_->timed(timed_);
   outside_ = std::max(outside_, backend_.memory().peak_since_mark());
-  requests_ = backend_.memory().statistics().requests;
+  requests_ = memory_requests();
   outer_ = std::exchange(mode().watcher, this);
   began_ = now();
   if (const Trace::Lane* lane = tracing()) traced_from_ = lane->now();
@@ -302,7 +302,7 @@ void MemoryPlan::end_event(const Node& node, bool backward, double flops, double
   on_plan_ = on_plan_ && plan_ && std::size_t(ended) < plan_->hashes.size() &&
              hashes_.back() == plan_->hashes[std::size_t(ended)];
   act(ended);
-  requests_ = backend_.memory().statistics().requests;
+  requests_ = memory_requests();
   take_time(Tick::acted);
 }
 
@@ -347,7 +347,7 @@ void MemoryPlan::gone(Storage& storage) noexcept {
     note_base();
     resident_ -= s.bytes;
   }
-  s.gone = backend_.memory().statistics().requests == requests_ ? event() - 1 : event();
+  s.gone = memory_requests() == requests_ ? event() - 1 : event();
   e.storage = nullptr;
   ended_.push_back(std::move(e.made));
   if (ended_.size() > 1) return;  // within the loop below: a source may end with what was computed from it

@@ -214,7 +214,7 @@ class MemoryPlan final : public TapeWatcher, public Keeper {
   std::deque<int> returning_;                     // to be fetched as soon as there is room, in order
   std::vector<std::unique_ptr<Made>> ended_;      // of storages that are ending
   std::size_t resident_ = 0, base_ = 0;           // bytes of saved tensors in memory; the event's, beside these
-  std::uint64_t requests_ = 0;                    // of memory, at the end of the last event
+  std::uint64_t requests_ = 0;                    // of this thread for memory, at the end of the last event
   std::vector<Moment> moments_;
   bool timed_ = true;
   double began_ = 0;              // as now()

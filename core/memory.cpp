@@ -62,6 +62,11 @@ Use& memory_use() {
   return use;
 }
 
+std::uint64_t& memory_requests() {
+  static thread_local std::uint64_t requests = 0;
+  return requests;
+}
+
 const char* name_of(Use use) {
   static constexpr const char* names[uses] = {"other", "parameters",  "gradients", "optimizer state",
                                               "data",  "activations", "backward",  "scratch"};
@@ -112,6 +117,7 @@ void* CachingAllocator::take(std::size_t bytes, int stream) {
   std::size_t rounded = size_class(bytes);
   std::unique_lock lock(mutex_);
   statistics_.requests++;
+  memory_requests()++;
   if (budget_ && statistics_.live_bytes + rounded > budget_) make_room(rounded, lock);
   if (pool_) stream = -pool_;
   void* block = rounded >= large ? take_large(rounded, stream) : take_small(rounded, stream);

@@ -94,11 +94,22 @@ std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path, const 
   }
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     refuse(path.string(), ": is ", std::filesystem::is_directory(status) ? "a directory" : "not a regular file",
-           ", expected a file: move it away and ", advice.source);
+           ", expected a file: ", advice.mend);
   auto file = std::make_unique<PlainFile>(path, advice);
-  std::uint8_t magic[2] = {};
-  file->read_some(magic, 2);
+  std::uint8_t magic[6] = {};
+  file->read_some(magic, 6);
   file->rewind();
+  const std::string_view start(reinterpret_cast<const char*>(magic), 6);
+  for (const auto& [bytes, kind] : {std::pair<std::string_view, const char*>{"BZh", "a bzip2 file: bunzip2"},
+                                    {"\xfd"
+                                     "7zXZ",
+                                     "an xz file: unxz"},
+                                    {"PK\3\4", "a zip archive: unzip"},
+                                    {"\x28\xb5\x2f\xfd", "a zstd file: unzstd"}})
+    if (start.starts_with(bytes) && path.extension() != ".npy")
+      refuse(path.string(), ": is ", kind, " unpacks it (gzip is read as it is)");
+  if (magic[0] == '<' && path.extension() == ".gz")
+    file->mistaken("a page of text, as servers answer instead of a file");
   if (magic[0] == 0x1f && magic[1] == 0x8b) return gunzip(std::move(file));
   return file;
 }

@@ -1,50 +1,33 @@
 #include "datasets/cifar.h"
 
 #include <algorithm>
+#include <iterator>
+#include <sstream>
 
 namespace tandem {
 namespace {
 
 constexpr std::int64_t side = 32, plane = side * side;
 
-const std::vector<std::string> ten = {"airplane", "automobile", "bird",  "cat",  "deer",
-                                      "dog",      "frog",       "horse", "ship", "truck"};
-const std::vector<std::string> hundred = {
-    "apple",      "aquarium_fish", "baby",         "bear",       "beaver",      "bed",         "bee",
-    "beetle",     "bicycle",       "bottle",       "bowl",       "boy",         "bridge",      "bus",
-    "butterfly",  "camel",         "can",          "castle",     "caterpillar", "cattle",      "chair",
-    "chimpanzee", "clock",         "cloud",        "cockroach",  "couch",       "crab",        "crocodile",
-    "cup",        "dinosaur",      "dolphin",      "elephant",   "flatfish",    "forest",      "fox",
-    "girl",       "hamster",       "house",        "kangaroo",   "keyboard",    "lamp",        "lawn_mower",
-    "leopard",    "lion",          "lizard",       "lobster",    "man",         "maple_tree",  "motorcycle",
-    "mountain",   "mouse",         "mushroom",     "oak_tree",   "orange",      "orchid",      "otter",
-    "palm_tree",  "pear",          "pickup_truck", "pine_tree",  "plain",       "plate",       "poppy",
-    "porcupine",  "possum",        "rabbit",       "raccoon",    "ray",         "road",        "rocket",
-    "rose",       "sea",           "seal",         "shark",      "shrew",       "skunk",       "skyscraper",
-    "snail",      "snake",         "spider",       "squirrel",   "streetcar",   "sunflower",   "sweet_pepper",
-    "table",      "tank",          "telephone",    "television", "tiger",       "tractor",     "train",
-    "trout",      "tulip",         "turtle",       "wardrobe",   "whale",       "willow_tree", "wolf",
-    "woman",      "worm"};
-const std::vector<std::string> twenty = {"aquatic_mammals",
-                                         "fish",
-                                         "flowers",
-                                         "food_containers",
-                                         "fruit_and_vegetables",
-                                         "household_electrical_devices",
-                                         "household_furniture",
-                                         "insects",
-                                         "large_carnivores",
-                                         "large_man-made_outdoor_things",
-                                         "large_natural_outdoor_scenes",
-                                         "large_omnivores_and_herbivores",
-                                         "medium_mammals",
-                                         "non-insect_invertebrates",
-                                         "people",
-                                         "reptiles",
-                                         "small_mammals",
-                                         "trees",
-                                         "vehicles_1",
-                                         "vehicles_2"};
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+const std::vector<std::string> ten = words("airplane automobile bird cat deer dog frog horse ship truck");
+const std::vector<std::string> hundred = words(
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
+    "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
+    "elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard "
+    "lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear "
+    "pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark "
+    "shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone "
+    "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm");
+const std::vector<std::string> twenty = words(
+    "aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices "
+    "household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes "
+    "large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees "
+    "vehicles_1 vehicles_2");
 
 // A picture is a red, a green and a blue plane. Planar → [H, W, C].
 void interleave(const std::uint8_t* planes, std::uint8_t* __restrict pixels) {

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 
@@ -77,11 +76,9 @@ class Listing {
   // Sorted by class and path.
   std::vector<File> files_in(const fs::path& directory, const std::vector<std::string>& classes) {
     std::vector<File> files;
+    count_outside(directory);
     for (const fs::path& path : entries_of(directory)) {
-      if (!is_folder(path)) {
-        left_out_[is_picture(path) ? "pictures outside of the class folders" : kind(path)]++;
-        continue;
-      }
+      if (!is_folder(path)) continue;
       const std::string name = path.filename().string();
       auto at = std::lower_bound(classes.begin(), classes.end(), name);
       if (at == classes.end() || *at != name)
@@ -95,6 +92,11 @@ class Listing {
                "; each folder there is a class: put some in, or remove it");
     }
     return files;
+  }
+  // Files that are beside the class folders, or beside train/ and test/.
+  void count_outside(const fs::path& directory) {
+    for (const fs::path& path : entries_of(directory))
+      if (!is_folder(path)) left_out_[is_picture(path) ? "pictures outside of the class folders" : kind(path)]++;
   }
   std::string left_out() const {  // "3 .webp, 1 .txt"
     std::string text;
@@ -129,21 +131,36 @@ struct Split {
   std::string train, test, unused;  // names of folders; train empty: there are only class folders
 };
 
-// "Training", "train_set", "TestSet", …: 't', 's' or 'v' for training, test and validation pictures, or 0.
+// "Training", "train_images", "TestData", "val2017", …: 't', 's' or 'v' for training, test and validation pictures, or
+// 0.
 char part_called(const std::string& folder) {
-  std::string name = lower(folder);
-  if (name.ends_with("set")) name.resize(name.size() - 3);
-  while (name.ends_with('_') || name.ends_with('-') || name.ends_with(' ')) name.pop_back();
-  if (name == "train" || name == "training") return 't';
-  if (name == "test" || name == "testing") return 's';
-  return name == "val" || name == "valid" || name == "validation" ? 'v' : 0;
+  std::string name;
+  for (const char c : lower(folder))
+    if (c >= 'a' && c <= 'z') name += c;
+  for (const std::string_view filler : {"dataset", "data", "set", "images", "imgs", "img", "pictures", "split"})
+    if (const std::size_t at = name.find(filler); at != std::string::npos) name.erase(at, filler.size());
+  static const std::map<std::string, char> parts{{"train", 't'},      {"training", 't'}, {"trn", 't'}, {"test", 's'},
+                                                 {"testing", 's'},    {"tst", 's'},      {"val", 'v'}, {"valid", 'v'},
+                                                 {"validation", 'v'}, {"dev", 'v'}};
+  const auto part = parts.find(name);
+  return part == parts.end() ? 0 : part->second;
+}
+
+// Whether a few folders have the same folders in them, as the parts of a data set do.
+bool alike(const fs::path& directory, const std::vector<std::string>& names) {
+  if (names.size() < 2 || names.size() > 4) return false;
+  const std::vector<std::string> first = folders_in(directory / names[0]);
+  return first.size() >= 2 && std::all_of(names.begin() + 1, names.end(), [&](const std::string& name) {
+           return folders_in(directory / name) == first;
+         });
 }
 
 Split split_of(const fs::path& directory) {
   const std::string where = directory.string();
   std::map<char, std::string> part;
   std::string others;
-  for (const std::string& name : folders_in(directory)) {
+  const std::vector<std::string> names = folders_in(directory);
+  for (const std::string& name : names) {
     const char p = part_called(name);
     if (!p)
       others += (others.empty() ? "" : ", ") + name + "/";
@@ -151,6 +168,11 @@ Split split_of(const fs::path& directory) {
       refuse(where, ": has ", part[p], "/ and ", name, "/, which mean the same: join them");
   }
   Split s{part['t'], part['s'].empty() ? part['v'] : part['s'], ""};
+  if (!others.empty() && (s.train.empty() || s.test.empty()) && alike(directory, names)) {
+    const std::string what = where + ": " + names[0] + "/ and " + names[1] + "/ have folders of the same names";
+    if (!s.train.empty() || !s.test.empty()) refuse(what, ": call them train/ and test/, or name one of them");
+    std::fprintf(stderr, "%s and are taken for classes; if they are not, call them train/ and test/\n", what.c_str());
+  }
   if (s.train.empty() != s.test.empty() && !others.empty()) {  // as valid/ beside invalid/, or train/ beside bus/
     std::fprintf(stderr, "%s: %s%s/ is taken for a class, beside %s\n", where.c_str(), s.train.c_str(), s.test.c_str(),
                  others.c_str());
@@ -172,27 +194,23 @@ Split split_of(const fs::path& directory) {
 template <class Body>
 void on_all_cores(std::int64_t n, const Body& body) {
   std::atomic<std::int64_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr error;
-  std::int64_t failed = n;
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
   auto work = [&] {
     for (std::int64_t i; (i = next++) < n;) try {
         body(i);
       } catch (...) {
+        errors[std::size_t(i)] = std::current_exception();
         next = n;
-        std::lock_guard lock(mutex);
-        if (i < failed) {
-          failed = i;
-          error = std::current_exception();
-        }
       }
   };
-  std::vector<std::jthread> threads;
-  for (unsigned k = 1; k < std::min<std::int64_t>(n, std::max(1u, std::thread::hardware_concurrency())); k++)
-    threads.emplace_back(work);
-  work();
-  threads.clear();
-  if (error) std::rethrow_exception(error);
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned k = 1; k < std::min<std::int64_t>(n, std::max(1u, std::thread::hardware_concurrency())); k++)
+      threads.emplace_back(work);
+    work();
+  }
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
 }
 
 struct Decoder {
@@ -286,6 +304,7 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
            folders_in(only).empty() ? "" : ": did you mean " + only.string() + "?");
   }
   Listing listing;
+  if (!split.train.empty()) listing.count_outside(directory);
   std::vector<File> training = listing.files_in(training_folder, classes), testing;
   if (!split.test.empty()) {
     testing = listing.files_in(directory / split.test, classes);
@@ -298,6 +317,12 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   }
   if (testing.empty())
     refuse((directory / split.test).string(), ": holds no folders: expected one per class, as in train/");
+  std::vector<char> tested(classes.size(), 0);
+  for (const File& file : testing) tested[std::size_t(file.label)] = 1;
+  if (const auto none = std::find(tested.begin(), tested.end(), 0); none != tested.end() && !split.test.empty())
+    std::fprintf(stderr, "%s: %s/ has no pictures of %td of the %zu classes, the first is %s\n", where.c_str(),
+                 split.test.c_str(), std::count(tested.begin(), tested.end(), 0), classes.size(),
+                 classes[std::size_t(none - tested.begin())].c_str());
   if (const std::string kinds = listing.left_out(); !kinds.empty())
     std::fprintf(stderr, "%s: files that are not read: %s\n", where.c_str(), kinds.c_str());
   if (!split.unused.empty())
@@ -323,7 +348,11 @@ Dataset picture_folder(const fs::path& directory, const FolderOptions& options) 
   for (Pictures* p : {&d.train, &d.test}) {
     if (grey) make_grey(*p);
     p->classes = int(classes.size());
-    for (const std::string& name : classes) p->class_names.push_back(plain_text(name));
+    for (const std::string& name : classes) {
+      p->class_names.push_back(plain_text(name));
+      if (std::count(p->class_names.begin(), p->class_names.end(), p->class_names.back()) > 1)
+        refuse(where, ": two classes are written ", p->class_names.back(), ": rename one of them");
+    }
   }
   measure(d);
   return d;

@@ -73,6 +73,11 @@ struct Structure {
       if (marker == 0xda) break;
       adobe |= marker == 0xee && length >= 14 && std::equal(&bytes[begin + 2], &bytes[begin + 7], "Adobe");
       const bool frame = marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
+      if (frame && marker > 0xc2)
+        file.mistaken(marker < 0xc9 ? "a lossless or hierarchical" : "an arithmetic-coded",
+                      " JPEG, which is not read: convert it to a baseline one");
+      if (frame && length > 2 && bytes[begin + 2] != 8)
+        file.mistaken("a JPEG of ", int(bytes[begin + 2]), " bits a channel, expected 8");
       if (frame && length > 7) four = bytes[begin + 7] == 4;
     }
     constexpr std::uint8_t end[] = {0xff, 0xd9};
@@ -147,8 +152,9 @@ Image decode_image(ByteSource& file, int channels) {
   int width = 0, height = 0, own = 0;
   const bool known = stbi_info_from_memory(bytes.data(), int(bytes.size()), &width, &height, &own);
   if (bmp) height = std::abs(height);  // negative: from the top down
-  if (!known || width < 1 || height < 1)
-    file.reject("its header cannot be read: ", stbi_failure_reason() ? stbi_failure_reason() : "no pixels");
+  const std::string unknown = known ? "" : stbi_failure_reason();
+  if (unknown == "too large") file.mistaken("it has more pixels along a side than ", longest);
+  if (!known || width < 1 || height < 1) file.reject("its header cannot be read: ", known ? "no pixels" : unknown);
   if (width > longest || height > longest)
     file.mistaken("it has ", height, " × ", width, " pixels, expected at most ", longest, " along a side");
   // Of a JPEG each block of 8 × 8 pixels has a bit at least; deflate makes at most 1032 bytes of one.
@@ -168,7 +174,7 @@ Image decode_image(ByteSource& file, int channels) {
   // Without memory stb may fail for a reason of its own.
   const bool fits = decoded || std::unique_ptr<void, void (*)(void*)>(std::malloc(needed), std::free);
   if (why == "outofmem" || !fits) fail(file.path().string(), ": out of memory while it was decoded");
-  if (why == "no SOF" || why == "only 8-bit" || why.starts_with("BMP "))
+  if (why.starts_with("BMP "))
     file.mistaken("of a kind that is not read: ", why);
   if (!decoded) file.reject("it cannot be decoded: ", why);
   Image image{height, width, channels, {}, own <= 2};

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "core/files/json.h"
 
@@ -18,120 +19,50 @@ struct Header {
   std::string type;
   bool fortran = false;
   std::vector<std::uint64_t> shape;
+  std::uint64_t before = 0;  // bytes of the file before the elements
 };
 
-// The line that writes the array again, as another one.
-std::string again(const ByteSource& file, const std::string& changed) {
+// The line that writes the array again, changed: "{}.astype('u1')" has the array where the braces are.
+std::string again(const ByteSource& file, const std::string& changed, bool objects = false) {
   const std::string path = "'" + file.path().string() + "'";
-  const bool around = changed.starts_with("numpy.");
-  const std::string loaded = "numpy.load(" + path + ")";
-  return "numpy.save(" + path + ", " + (around ? changed + "(" + loaded + ")" : loaded + changed) + ")";
+  const std::size_t at = changed.find("{}");
+  return "numpy.save(" + path + ", " + changed.substr(0, at) + "numpy.load(" + path +
+         (objects ? ", allow_pickle=True)" : ")") + changed.substr(at + 2) + ")";
 }
 
-class HeaderText {
- public:
-  HeaderText(const std::string& text, const ByteSource& file) : text_(text), file_(file) {}
-
-  Header parse() {
-    Header h;
-    int seen = 0;
-    expect('{');
-    while (!accept('}')) {
-      std::string key = quoted();
-      expect(':');
-      if (key == "descr") {
-        h.type = quoted();
-        seen |= 1;
-      } else if (key == "fortran_order") {
-        if (word("True"))
-          h.fortran = true;
-        else if (!word("False"))
-          wrong("True or False");
-        seen |= 2;
-      } else if (key == "shape") {
-        tuple(h.shape);
-        seen |= 4;
-      } else {
-        wrong("descr, fortran_order or shape as a key");
-      }
-      if (!accept(',')) {
-        expect('}');
-        break;
-      }
-    }
-    skip();
-    if (at_ < text_.size()) wrong("nothing after the header's }");
-    if (seen != 7) wrong("descr, fortran_order and shape");
-    return h;
+// The header's text is read as JSON, which has other quotes and brackets, and no comma before a closing one.
+Header parsed_header(const std::string& text, const ByteSource& file) {
+  const auto wrong = [&](const auto&... what) {
+    file.mistaken("the text of its header: ", what..., "; where NumPy reads it, ", again(file, "{}"),
+                  " writes a header of today");
+  };
+  const std::string python = "'()TF", as_json = "\"[]tf";
+  std::string json;
+  for (std::size_t i = 0; i < text.size(); i++) {
+    const std::size_t other = python.find(text[i]), next = text.find_first_not_of(' ', i + 1);
+    if (text[i] != ',' || next == text.npos || (text[next] != ')' && text[next] != '}'))
+      json += other == python.npos ? text[i] : as_json[other];
   }
-
- private:
-  [[noreturn]] void wrong(const char* expected) {
-    file_.mistaken("at byte ", at_, " of its header's text, expected ", expected, "; where NumPy reads it, ",
-                   again(file_, ""), " writes a header of today");
+  Json dictionary;
+  try {
+    dictionary = Json::parse(json);
+  } catch (const JsonError& e) {
+    wrong(e.what());
   }
-  void skip() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) at_++;
+  const Json *type = dictionary.find("descr"), *fortran = dictionary.find("fortran_order"),
+             *shape = dictionary.find("shape");
+  if (!type || !fortran || !shape || dictionary.members.size() != 3 || !fortran->is(Json::Kind::boolean) ||
+      !shape->is(Json::Kind::array))
+    wrong("expected descr, fortran_order and shape");
+  if (!type->is(Json::Kind::text)) wrong("its elements are structures, which are not read");
+  Header h{type->text, fortran->boolean, {}};
+  for (const Json& size : shape->items) {
+    if (!size.is(Json::Kind::number) || !(size.number >= 0 && size.number < 0x1p62) ||
+        size.number != std::floor(size.number))
+      wrong("expected a smaller size");
+    h.shape.push_back(std::uint64_t(size.number));
   }
-  bool accept(char c) {
-    skip();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    at_++;
-    return true;
-  }
-  void expect(char c) {
-    const char what[] = {c, 0};
-    if (!accept(c)) wrong(what);
-  }
-  bool word(const std::string& w) {
-    skip();
-    if (text_.compare(at_, w.size(), w) != 0) return false;
-    at_ += w.size();
-    return true;
-  }
-  std::string quoted() {
-    skip();
-    char quote = at_ < text_.size() ? text_[at_] : 0;
-    std::size_t end = quote == '\'' || quote == '"' ? text_.find(quote, at_ + 1) : std::string::npos;
-    if (end == std::string::npos) wrong("a string in quotes (arrays of structures are not read)");
-    std::string s = text_.substr(at_ + 1, end - at_ - 1);
-    at_ = end + 1;
-    return s;
-  }
-  void tuple(std::vector<std::uint64_t>& values) {
-    expect('(');
-    while (!accept(')')) {
-      skip();
-      std::size_t begin = at_;
-      std::uint64_t v = 0;
-      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; at_++) {
-        if (v > (std::uint64_t{1} << 62) / 10) wrong("a smaller size");
-        v = 10 * v + std::uint64_t(text_[at_] - '0');
-      }
-      if (at_ == begin) wrong("a number");
-      values.push_back(v);
-      if (!accept(',')) {
-        expect(')');
-        break;
-      }
-    }
-  }
-
-  const std::string& text_;
-  const ByteSource& file_;
-  std::size_t at_ = 0;
-};
-
-// Whole numbers of type S, as the file has them, into i32.
-template <class S>
-void narrow(const ByteSource& file, const std::vector<std::uint8_t>& raw, Tensor& to) {
-  std::int32_t* out = to.write<std::int32_t>();
-  for (std::int64_t i = 0; i < to.numel(); i++) {
-    S v;
-    std::memcpy(&v, raw.data() + i * std::int64_t(sizeof v), sizeof v);
-    if (!std::in_range<std::int32_t>(v)) file.mistaken("element ", i, " is ", +v, ", expected at most 31 bits");
-    out[i] = std::int32_t(v);
-  }
+  return h;
 }
 
 // The text of the header, and how many bytes of the file come before the elements.
@@ -156,19 +87,73 @@ std::pair<std::string, std::uint64_t> header_text(ByteSource& file) {
   return {text, before + length};
 }
 
-// "f4" of "<f4"; what is not read is refused.
-std::string element_type(const Header& h, const ByteSource& file) {
-  const std::string type = h.type.size() == 3 ? h.type.substr(1) : "";
-  const char order = h.type.empty() ? ' ' : h.type[0];
-  const std::string kinds = "u1 f4 i1 u2 i2 u4 i4 u8 i8";
-  if (type.size() != 2 || kinds.find(type) == std::string::npos || type[0] == ' ' || type[1] == ' ' ||
-      (order == '>' && type[1] != '1') || !std::strchr("<>|=", order))
-    file.mistaken("elements of type '", h.type, "', expected little-endian u1 or f4, or whole numbers for labels: ",
-                  again(file, type.starts_with('f') ? ".astype('<f4')"
-                              : type == "b1"        ? ".astype('u1')"
-                                                    : ".astype('<i8')"),
-                  " makes them so");
-  return type;
+// 'u' or 'i' for whole numbers, 'f', 'b' for truth values, 'U' and 'S' for text, 'O' for objects, …
+char kind_of(const Header& h) { return h.type.size() > 1 ? h.type[1] : ' '; }
+
+// u1 i1 u2 … i8, f4: what is read.
+bool readable(const Header& h) {
+  static const std::set<std::string> types{"u1", "f4", "i1", "u2", "i2", "u4", "i4", "u8", "i8"};
+  if (h.type.size() != 3 || !types.contains(h.type.substr(1))) return false;
+  return h.type[0] == '>' ? h.type[2] == '1' : std::strchr("<|=", h.type[0]) != nullptr;
+}
+
+Shape shape_of(const Header& h) {
+  Shape shape;
+  for (const std::uint64_t size : h.shape) shape.append(std::int64_t(size));
+  return shape;
+}
+
+Header header_of(ByteSource& file) {
+  const auto [text, before] = header_text(file);
+  Header h = parsed_header(text, file);
+  h.before = before;
+  if (h.fortran)
+    file.mistaken("its array is in Fortran order, expected C order: ", again(file, "numpy.ascontiguousarray({})"),
+                  " makes it so");
+  if (h.shape.size() > std::size_t(Shape::max_rank)) file.mistaken(h.shape.size(), " axes, expected at most six");
+  return h;
+}
+
+void expect_labels(const Header& h, const ByteSource& file) {
+  const char kind = kind_of(h);
+  const bool whole = readable(h) && kind != 'f', one_hot = h.shape.size() == 2 && h.shape[1] > 1;
+  if (whole && h.shape.size() == 1) return;
+  std::string mended = "{}";
+  if (kind == 'U' || kind == 'S' || kind == 'O')
+    mended = "numpy.unique({}, return_inverse=True)[1]";
+  else if (one_hot)
+    mended += ".argmax(1)";
+  else
+    mended += std::string(h.shape.size() == 1 ? "" : ".reshape(-1)") + (whole ? "" : ".astype('<i8')");
+  file.mistaken("labels ", shape_of(h), " of type '", h.type,
+                "', expected whole numbers [N]: ", again(file, mended, kind == 'O'), " makes them so");
+}
+
+void expect_pictures(const Header& h, const ByteSource& file) {
+  const Shape shape = shape_of(h);
+  const int rank = shape.rank();
+  const char kind = kind_of(h);
+  const bool bytes = h.type.size() == 3 && h.type.ends_with("u1"),
+             square = rank >= 3 && rank <= 4 && shape[1] == shape[2];
+  if ((bytes || (kind == 'f' && readable(h))) && square && (rank == 3 || shape[3] <= 4)) return;
+  auto wrong = [&](const std::string& advice) {
+    file.mistaken("pictures ", shape, " of type '", h.type, "', expected u1, or f4 from 0 to 1, of the shape ",
+                  "[N, side, side] or [N, side, side, channels], at most 4 channels", advice);
+  };
+  if (kind == 'O') wrong(": " + again(file, "numpy.stack({})", true) + " makes pictures of one size so");
+  if (!readable(h) && (kind == 'f' || kind == 'b')) wrong(": " + again(file, "{}.astype('<f4')") + " makes them so");
+  if (kind != 'f' && !bytes) wrong(": where all are 0 to 255, " + again(file, "{}.astype('u1')") + " makes them so");
+  if (rank == 4 && shape[1] <= 4 && shape[2] == shape[3])
+    wrong(": " + again(file, "{}.transpose(0, 2, 3, 1)") + " puts the channels last");
+  for (const int channels : {1, 3})
+    if (rank == 2 && shape[1] % channels == 0) {
+      const std::int64_t side = std::llround(std::sqrt(double(shape[1] / channels)));
+      const std::string size = std::to_string(side);
+      if (channels * side * side == shape[1])
+        wrong(": " + again(file, "{}.reshape(-1, " + size + ", " + size + (channels == 3 ? ", 3)" : ")")) +
+              " makes rows with the channels last so");
+    }
+  wrong("");
 }
 
 }  // namespace
@@ -179,26 +164,24 @@ void refuse_npz(const std::filesystem::path& path) {
          "); [numpy.save(name, a[name]) for name in a] writes each of its arrays as an .npy file");
 }
 
-Tensor read_npy(ByteSource& file) {
-  const auto [text, before] = header_text(file);
-  const Header h = HeaderText(text, file).parse();
-  if (h.fortran)
-    file.mistaken("its array is in Fortran order, expected C order: ", again(file, "numpy.ascontiguousarray"),
-                  " makes it so");
-  if (h.shape.size() > std::size_t(Shape::max_rank)) file.mistaken(h.shape.size(), " axes, expected at most six");
-  const std::string type = element_type(h, file);
+namespace {
+
+Tensor elements(ByteSource& file, const Header& h) {
+  if (!readable(h))
+    file.mistaken("elements of type '", h.type, "', expected little-endian u1 or f4, or whole numbers for labels: ",
+                  again(file, kind_of(h) == 'f' ? "{}.astype('<f4')" : "{}.astype('<i8')"), " makes them so");
+  const std::string type = h.type.substr(1);
   const std::uint64_t width = std::uint64_t(type[1] - '0');
-  Shape shape;
+  const Shape shape = shape_of(h);
   std::uint64_t numel = 1;
   bool empty = false;
   for (std::uint64_t size : h.shape) {
-    shape.append(std::int64_t(size));
     empty |= size == 0;
     if (size > 0 && numel > UINT64_MAX / 16 / size) file.reject("its header announces too many elements");
     if (size > 0) numel *= size;
   }
   if (empty) numel = 0;
-  const std::uint64_t total = before + numel * width;
+  const std::uint64_t total = h.before + numel * width;
   if (total > file.at_most())  // before memory is asked for
     file.reject("truncated, or its header ", shape, " is wrong: it holds at most ", file.at_most(), " bytes, expected ",
                 total);
@@ -212,22 +195,30 @@ Tensor read_npy(ByteSource& file) {
   file.read(raw.data(), raw.size(), total);
   file.expect_end();
   Tensor t = host_tensor(shape, DType::i32);
-  if (type == "i1") narrow<std::int8_t>(file, raw, t);
-  if (type == "u2") narrow<std::uint16_t>(file, raw, t);
-  if (type == "i2") narrow<std::int16_t>(file, raw, t);
-  if (type == "u4") narrow<std::uint32_t>(file, raw, t);
-  if (type == "i4") narrow<std::int32_t>(file, raw, t);
-  if (type == "u8") narrow<std::uint64_t>(file, raw, t);
-  if (type == "i8") narrow<std::int64_t>(file, raw, t);
+  std::int32_t* to = t.write<std::int32_t>();
+  const int sign = type[0] == 'i' ? 64 - 8 * int(width) : 0;
+  for (std::uint64_t i = 0; i < numel; i++) {
+    std::int64_t v = 0;
+    std::memcpy(&v, raw.data() + i * width, width);
+    v = v << sign >> sign;
+    if (!std::in_range<std::int32_t>(v) || (type == "u8" && v < 0))
+      file.mistaken("element ", i, " is ", v, ", expected at most 31 bits");
+    to[i] = std::int32_t(v);
+  }
   return t;
 }
+
+}  // namespace
+
+Tensor read_npy(ByteSource& file) { return elements(file, header_of(file)); }
 
 Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& labels) {
   Pictures p;
   p.name = name;
-  Tensor y = read_npy(labels);  // the small file first: a mistake shows at once
-  if (y.rank() != 1 || y.dtype() == DType::f32 || y.numel() == 0)
-    labels.mistaken("labels ", y.shape(), " of type ", name_of(y.dtype()), ", expected whole numbers [N]");
+  const Header about_labels = header_of(labels);  // the small file first: a mistake shows at once
+  expect_labels(about_labels, labels);
+  const Tensor y = elements(labels, about_labels);
+  if (y.numel() == 0) labels.mistaken("it has no labels");
   const std::int64_t n = y.size(0);
   p.labels = host_tensor({n}, DType::i32);
   std::int32_t* to = p.labels.write<std::int32_t>();
@@ -237,12 +228,10 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
   }
   p.classes = 1 + *std::max_element(to, to + n);
 
-  Tensor x = read_npy(images);
-  if (x.dtype() == DType::i32 || x.rank() < 3 || x.rank() > 4 || x.numel() == 0 || x.size(1) != x.size(2) ||
-      (x.rank() == 4 && x.size(3) > 4))
-    images.mistaken(
-        "pictures ", x.shape(), " of type ", name_of(x.dtype()),
-        ", expected u8 or f32 of the shape [N, side, side] or [N, side, side, channels], at most 4 channels");
+  const Header about_images = header_of(images);
+  expect_pictures(about_images, images);
+  const Tensor x = elements(images, about_images);
+  if (x.numel() == 0) images.mistaken("it has no pictures");
   if (x.size(0) != n)
     images.mistaken(x.size(0), " pictures, expected ", n, " as there are labels in ", labels.path().string());
   const Shape shape = {n, x.size(1), x.size(2), x.rank() == 4 ? x.size(3) : 1};
@@ -254,7 +243,11 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
   const float* from = x.data<float>();
   std::uint8_t* bytes = p.images.write<std::uint8_t>();
   for (std::int64_t i = 0; i < x.numel(); i++) {
-    if (!(from[i] >= 0 && from[i] <= 1)) images.mistaken("element ", i, " is ", from[i], ", expected 0 to 1");
+    if (!(from[i] >= 0 && from[i] <= 1))
+      images.mistaken("element ", i, " is ", from[i], ", expected 0 to 1",
+                      from[i] > 1 && from[i] <= 255
+                          ? "; where all are 0 to 255, " + again(images, "{}.astype('u1')") + " makes bytes of them"
+                          : "");
     bytes[i] = std::uint8_t(std::lround(255 * from[i]));
   }
   return p;
@@ -262,14 +255,12 @@ Pictures npy_pictures(const std::string& name, ByteSource& images, ByteSource& l
 
 Dataset npy_dataset(const std::filesystem::path& images) {
   const Advice advice("save the pictures there with numpy.save", "write it again with numpy.save");
-  // NAME.npy → NAME_labels.npy, and x_NAME.npy → y_NAME.npy where that is there.
+  // NAME.npy → NAME_labels.npy, and x_NAME.npy → y_NAME.npy where the other is not there.
   auto labels_of = [](const std::filesystem::path& path) {
-    std::string stem = path.stem().string();
-    if (stem.starts_with("x_") || stem.starts_with("X_")) {
-      std::filesystem::path y = path.parent_path() / std::string("y").append(stem, 1).append(".npy");
-      if (std::filesystem::exists(y)) return y;
-    }
-    return path.parent_path() / (stem + "_labels.npy");
+    const std::string stem = path.stem().string();
+    const std::filesystem::path labels = path.parent_path() / (stem + "_labels.npy");
+    if (std::filesystem::exists(labels) || !(stem.starts_with("x_") || stem.starts_with("X_"))) return labels;
+    return path.parent_path() / std::string("y").append(stem, 1).append(".npy");
   };
   auto part = [&](const std::filesystem::path& path) {
     auto x = open_bytes(path, advice);

@@ -172,6 +172,11 @@ TEST(Npy, RefusesWhatItCannotRead) {
     save(x, file);
     EXPECT_TRUE(refused([&] { load_dataset(x); }, parts));
   };
+  // The line of NumPy that an error gives, with the array where the braces are.
+  auto said = [](const std::string& path, std::string line) {
+    line.replace(line.find("{}"), 2, "numpy.load('" + path + "')");
+    return "numpy.save('" + path + "', " + line + ")";
+  };
   const Bytes good = npy("|u1", "(2, 3, 3)", Bytes(18));
   for (std::size_t size = 0; size < good.size(); size++) {
     Bytes cut(good.begin(), good.begin() + std::ptrdiff_t(size));
@@ -189,7 +194,25 @@ TEST(Npy, RefusesWhatItCannotRead) {
   expect(npy("|u1", "(2, 3, 4)", Bytes(24)), {"[2,3,4]", "side"});
   expect(npy("|u1", "(3, 3, 3)", Bytes(27)), {"3 pictures, expected 2", "a_labels.npy"});
   expect(npy("<f4", "(2, 1, 1)", {0, 0, 0, 0, 0, 0, 0, 0x40}), {"element 1 is 2, expected 0 to 1"});
-  expect(npy("<i8", "(2, 1, 1)", {0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}), {"element 0 is 4294967296"});
+  for (const auto& [type, shape, line] : {std::tuple{"<f8", "(2, 3, 3)", "{}.astype('<f4')"},
+                                          {"<i2", "(2, 3, 3)", "{}.astype('u1')"},
+                                          {"|i1", "(2, 3, 3)", "{}.astype('u1')"},
+                                          {"|u1", "(2, 3, 8, 8)", "{}.transpose(0, 2, 3, 1)"},
+                                          {"|u1", "(2, 256)", "{}.reshape(-1, 16, 16)"},
+                                          {"<f4", "(2, 3072)", "{}.reshape(-1, 32, 32, 3)"}})
+    expect(npy(type, shape, Bytes(10)), {said(x, line)});
+  expect(npy("<f4", "(2, 1, 1)", {0, 0, 0, 0, 0, 0, 0, 0x40}), {said(x, "{}.astype('u1')")});
+  for (const auto& [type, shape, line] : {std::tuple{"<f8", "(2,)", "{}.astype('<i8')"},
+                                          {">i8", "(2,)", "{}.astype('<i8')"},
+                                          {"<i8", "(2, 1)", "{}.reshape(-1)"},
+                                          {"<f4", "(2, 1)", "{}.reshape(-1).astype('<i8')"},
+                                          {"<f8", "(2, 10)", "{}.argmax(1)"},
+                                          {"<U5", "(2,)", "numpy.unique({}, return_inverse=True)[1]"}}) {
+    save(dir.file("a_labels.npy"), npy(type, shape, Bytes(10)));
+    expect(good, {said(dir.file("a_labels.npy"), line)});
+  }
+  save(dir.file("a_labels.npy"), npy("<i8", "(2,)", {0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+  expect(good, {"element 0 is 4294967296"});
   auto labelled = [&](Bytes labels, std::initializer_list<std::string> parts) {
     save(dir.file("a_labels.npy"), npy("|u1", "(2,)", labels));
     expect(good, parts);
@@ -252,6 +275,20 @@ TEST(Image, SizesThatCannotBeAreRefusedBeforeMemoryIsTaken) {
   EXPECT_TRUE(refused([&] { decode(pnm, 3); }, {"can hold"}));
   Bytes deep = {'P', '5', ' ', '1', ' ', '1', ' ', '6', '5', '5', '3', '5', '\n', 0, 0};
   EXPECT_TRUE(refused([&] { decode(deep, 3); }, {"16 bits"}));  // stb_image would read beyond its memory
+}
+
+TEST(Image, KindsOfJpegThatAreNotReadAreNotCalledDamaged) {
+  NEEDS_STB();
+  Bytes jpeg = small_jpeg();
+  const Bytes frame = {0xff, 0xc0};
+  const auto at = std::search(jpeg.begin(), jpeg.end(), frame.begin(), frame.end());
+  ASSERT_NE(at, jpeg.end());
+  at[4] = 12;
+  EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"is another file (a JPEG of 12 bits a channel"}));
+  at[1] = 0xc9;
+  EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"is another file (an arithmetic-coded JPEG"}));
+  at[1] = 0xc3;
+  EXPECT_TRUE(refused([&] { decode(jpeg, 3); }, {"is another file (a lossless or hierarchical JPEG"}));
 }
 
 // With Adobe's marker and without it, the inks are those that Pillow sees.
@@ -400,6 +437,19 @@ TEST(PictureFolder, NothingIsLeftOutOrMistakenInSilence) {
                              "__MACOSX/cat/1.ppm", "cat/__MACOSX/1.ppm"})
     save(all / hidden, square_pnm(6, 1));
   EXPECT_EQ(loaded(), "20 ");
+  fs::rename(all / "cat", all / "%81");
+  fs::rename(all / "dog", all / "\x81");
+  EXPECT_TRUE(refused([&] { load_dataset(all); }, {"two classes are written %81"}));
+  fs::rename(all / "%81", all / "cat");
+  fs::rename(all / "\x81", all / "dog");
+  for (const char* part : {"train/cat", "train/dog", "test/cat"})
+    save(dir.file("parts") / fs::path(part) / "1.ppm", square_pnm(6, 1));
+  save(dir.file("parts/beside.ppm"), square_pnm(6, 1));
+  testing::internal::CaptureStderr();
+  load_dataset(dir.file("parts"));
+  const std::string parts = testing::internal::GetCapturedStderr();
+  EXPECT_NE(parts.find("test/ has no pictures of 1 of the 2 classes, the first is dog"), parts.npos) << parts;
+  EXPECT_NE(parts.find("1 pictures outside of the class folders"), parts.npos) << parts;
   save(all / "cat/1.webp", {1});
   save(all / "dog/2.WebP", {1});
   save(all / "notes", {1});
@@ -460,8 +510,8 @@ TEST(PictureFolder, ASplitHasManySpellings) {
     }
     return classes + testing::internal::GetCapturedStderr();
   };
-  for (const char* training : {"train", "Training", "TRAIN", "training_set"})
-    for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET"})
+  for (const char* training : {"train", "Training", "TRAIN", "training_set", "training_data", "train_images", "trn"})
+    for (const char* test : {"test", "Testing", "val", "Valid", "validation", "test set", "TESTSET", "dev", "tst2"})
       EXPECT_EQ(loaded({training, test}), "x y ");
   EXPECT_NE(loaded({"Train", "test", "val"}).find("x y"), std::string::npos);
   EXPECT_NE(loaded({"Train", "test", "val"}).find(": val/ is not used (--val"), std::string::npos);
@@ -469,8 +519,11 @@ TEST(PictureFolder, ASplitHasManySpellings) {
   EXPECT_NE(loaded({"train", "training", "test"}).find("train/ and training/, which mean the same"), std::string::npos);
   EXPECT_NE(loaded({"train", "val", "Validation"}).find("which mean the same"), std::string::npos);
   EXPECT_NE(loaded({"Test", "Val"}).find("has Test/ but no train/"), std::string::npos);
-  EXPECT_EQ(loaded({"valid", "invalid"}).substr(0, 14), "invalid valid ");
-  EXPECT_NE(loaded({"bus", "train", "tram"}).find("train/ is taken for a class, beside bus/, tram/"),
+  EXPECT_NE(loaded({"valid", "invalid"}).find("invalid/ and valid/ have folders of the same names: call"),
+            std::string::npos);
+  EXPECT_NE(loaded({"left", "right"}).find("left right "), std::string::npos);
+  EXPECT_NE(loaded({"left", "right"}).find("same names and are taken for classes"), std::string::npos);
+  EXPECT_NE(loaded({"bus", "train", "tram", "x/y"}).find("train/ is taken for a class, beside bus/, tram/"),
             std::string::npos);
 }
 

@@ -124,6 +124,11 @@ TEST(Rendezvous, AFileSaysWhereRankZeroIs) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(Rendezvous, AFolderThatTakesNoFileIsPassedOver) {  // that of a full disk, or /proc
+  RendezvousOfRanks m{.ranks = 2, .set = {{"XDG_RUNTIME_DIR", "/proc/self"}}};
+  all_well(m.run([&](int rank) { Rendezvous(m.place(rank), m.deadlines(), variables(m.set)); }));
+}
+
 TEST(Rendezvous, RanksOfSeveralHostsFindEachOtherByToken) {
   RendezvousOfRanks m{.ranks = 3, .set = {{"TANDEM_TOKEN", "0123456789abcdef0123"}}, .port = free_port()};
   all_well(m.run([&](int rank) {

@@ -1017,6 +1017,36 @@ TEST(MemoryPlan, WhatOthersTakeEndsNoRun) {
   }
 }
 
+// What another thread asks for while a step runs does not change the smallest budget that its plan names.
+TEST(MemoryPlan, RequestsOfOthersChangeNoSmallestBudget) {
+  auto backend = steady_backend(1);
+  auto model = make_model("lenet5", 10, 1, 28);
+  FlatParameters flat(*model, *backend, 1);
+  const Tensor images = Tensor::full(*backend, {32, 28, 28, 1}, 0.5);
+  auto budget_named = [&](bool served) {
+    try {
+      MemoryPlan plan(*backend, std::make_unique<UnsteadyMover>(), {.budget = 1000, .smallest = 256});
+      std::jthread server([&](std::stop_token stop) {
+        MemoryUse use(Use::data);
+        while (served && !stop.stop_requested()) Tensor(*backend, {8}, DType::f32);
+      });
+      for (int k = 0; k < 3; k++) {
+        MemoryPlan::Step within(plan);
+        flat.zero_gradients();
+        flat.backward(sum((*model)(Variable(images))));
+        within.end();
+      }
+    } catch (const UsageError& e) {
+      const std::string text = e.what();
+      return std::size_t(std::atoll(text.c_str() + text.find('(') + 1));
+    }
+    return std::size_t(0);
+  };
+  const std::size_t alone = budget_named(false);
+  ASSERT_GT(alone, 1000u);
+  for (int k = 0; k < 4; k++) EXPECT_LE(budget_named(true), alone + 64);
+}
+
 // What a refusal names is accepted, and holds, in evaluation too: models, batch sizes, batches to a step and options
 // drawn at random. Algorithms are chosen by time, so that each run has other ones.
 TEST(MemoryPlan, TheBudgetThatARefusalNamesIsAccepted) {

@@ -697,11 +697,13 @@ TEST_F(Checkpoint, MetricsGoOnInTheSameFile) {
   run(kind, {.epochs = 2}, options);
   std::istringstream in(test::contents(options.metrics));
   std::vector<std::string> events;
+  nlohmann::json j;
   for (std::string line; std::getline(in, line);) {
-    nlohmann::json j = nlohmann::json::parse(line, nullptr, false);
+    j = nlohmann::json::parse(line, nullptr, false);
     events.push_back(j.is_discarded() ? "?" : j["event"].get<std::string>());
   }
   EXPECT_EQ(events, (std::vector<std::string>{"start", "epoch", "end", "?", "resume", "epoch", "end"}));
+  EXPECT_EQ(j["epochs"], 2) << "of the run, not of this process";
 }
 
 TEST_F(Checkpoint, MetricsOfAnotherRunAreNotGoneOnWith) {

@@ -31,12 +31,24 @@ bool only_mine(const std::string& folder) {
          access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
-// XDG_RUNTIME_DIR may be another user's (su, sudo -E) or open to all (WSL): then it is passed over.
+bool takes_a_file(const std::string& folder) {
+  std::string path = folder + "/tandem-probe-XXXXXX";
+  const int fd = mkostemp(path.data(), O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool written = write(fd, path.data(), path.size()) == ssize_t(path.size());
+  close(fd);
+  unlink(path.c_str());
+  return written;
+}
+
+// XDG_RUNTIME_DIR may be another user's (su, sudo -E), open to all (WSL) or full: then it is passed over.
 std::string private_folder(const Variables& variables) {
   const char* given = variables("XDG_RUNTIME_DIR");
-  if (given && given[0] == '/' && only_mine(given)) return given;
+  if (given && given[0] == '/' && only_mine(given) && takes_a_file(given)) return given;
   const std::string folder = "/tmp/tandem-" + std::to_string(getuid());
-  mkdir(folder.c_str(), 0700);
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+    refuse(folder, ": cannot be made: ", std::strerror(errno),
+           ". Set XDG_RUNTIME_DIR to a folder that only you can write");
   if (!only_mine(folder))
     refuse(folder,
            ": must be a folder that only you can write: it holds the token of a job. Or set XDG_RUNTIME_DIR to such a "

@@ -43,14 +43,14 @@ class Metrics : public Callback {
   void warning(Run& run, const std::string& text) override {
     file_.write({{"event", std::string("warning")}, {"epoch", std::int64_t(run.epoch.epoch)}, {"text", text}});
   }
-  std::string failed(Run& run, const std::string& error) override {
+  std::string failed(Run& run, const std::string&) override {
     if (run.not_finite.empty()) return "";
     file_.write({{"event", std::string("not_finite")}, {"step", run.at.step + 1}, {"reason", run.not_finite}});
     file_.write({{"event", std::string("end")},
                  {"steps", run.at.step},
                  {"stopped", std::int64_t(1)},
                  {"reason", std::string("not finite")}});
-    return (void)error, "";
+    return "";
   }
   void end(Run& run) override {
     if (run.strategy.size() > 1)
@@ -61,7 +61,7 @@ class Metrics : public Callback {
       }
     MetricFields end{{"event", std::string("end")},
                      {"steps", run.report.steps},
-                     {"epochs", std::int64_t(run.report.epochs.size())},
+                     {"epochs", std::int64_t(run.at.epoch)},
                      {"stopped", std::int64_t(run.report.stopped)},
                      {"reason", run.reason},
                      {"seconds", seconds_since(began_)}};
