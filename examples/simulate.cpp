@@ -2,11 +2,19 @@
 // (dist/lab/simulator.h).
 //
 //   build/simulate --strategy ddc-asgd --workers 16 --model smallcnn --epochs 2
+//   build/simulate --json …         the run as one line of JSON, which dist/lab/experiment.py reads
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 
+#include "core/build_info.h"
+#include "core/checksum.h"
+#include "core/clock.h"
+#include "core/files/json.h"
 #include "core/text.h"
 #include "dist/lab/simulator.h"
+#include "dist/server/asynchrony.h"
+#include "dist/server/rules.h"
 #include "dist/server/straggler_emulation.h"
 #include "tandem.h"
 
@@ -20,7 +28,12 @@ double number(const std::string& option, const std::string& text, double low) {
   return *v;
 }
 
-Options options(int argc, char** argv, SimulatorOptions& s) {
+// What is asked for besides the run itself.
+struct Output {
+  bool json = false, dry_run = false, held_out = false, test_only = false;
+};
+
+Options options(int argc, char** argv, SimulatorOptions& s, Output& out) {
   VirtualCluster& c = s.cluster;
   std::string slow;
   Options o = parse_options(
@@ -60,18 +73,91 @@ Options options(int argc, char** argv, SimulatorOptions& s) {
         [&](const std::string& v) { c.bandwidth = number("--bandwidth", v, 0) * 1e9 / 8; }},
        {"--evaluate-every", "epochs between two evaluations: 10, or 0.25 for four an epoch", "1",
         [&](const std::string& v) { s.evaluate_every = number("--evaluate-every", v, 1e-6); }},
-       {"--checkpoint",
-        "a file that holds an interrupted run after its last epoch; where it is there, the run goes on from it; "
-        "removed at the end",
-        "", [&](const std::string& v) { s.checkpoint = v; }}});
+       {"--until", "ends the run at the evaluation that reaches this accuracy, above 0 to 1", "never",
+        [&](const std::string& v) { s.until = number("--until", v, 1e-6); }},
+       {"--evaluate-on", "test or held-out: which pictures (both, unless it is given)", "",
+        [&](const std::string& v) {
+          if (v != "test" && v != "held-out") refuse("--evaluate-on ", v, ": expected test or held-out");
+          out.held_out = v == "held-out";
+          out.test_only = v == "test";
+        }},
+       {"--json", "prints the run as one line of JSON, and nothing else", "",
+        [&](const std::string&) { out.json = true; }, true},
+       {"--dry-run", "with --json: only checks the strategy, and says whether its rule keeps a momentum", "",
+        [&](const std::string&) { out.dry_run = true; }, true}});
   c.slower = parse_slower(slow, c.workers);
   s.epochs = o.epochs;
   s.schedule = Schedule::parse(o.schedule);
   s.seed = o.seed;
   s.metrics = o.metrics;
   s.settings = fit_options(o).settings;
+  s.progress = !out.json;
   check_simulation(s);
+  if (out.held_out && o.val == 0) refuse("--evaluate-on held-out: how many training pictures? Say --val 5000");
+  if (out.dry_run && !out.json) refuse("--dry-run has an effect only with --json");
   return o;
+}
+
+// ---- as JSON --------------------------------------------------------------------------------------------------------
+// Whether the update rule of a strategy keeps a velocity. All-reduce, and steps of SGD between exchanges, have one.
+bool keeps_momentum(const std::string& strategy) {
+  if (!Asynchrony::is_one(strategy)) return true;
+  const Rule::Keeps keeps = make_rule(Asynchrony::parse(strategy).rule)->keeps();
+  return keeps.velocity || keeps.own;
+}
+
+std::string exact(double v) {  // the fewest digits that give the same number when they are read
+  char text[32];
+  return std::isfinite(v) ? std::string(text, std::to_chars(text, text + sizeof text, v).ptr) : "null";
+}
+
+template <class Values, class Text>
+std::string listed(const char* brackets, const Values& values, const Text& text) {
+  std::string all;
+  for (const auto& v : values) all += (all.empty() ? "" : ",") + text(v);
+  return brackets[0] + all + brackets[1];
+}
+
+// "60000 + 10000 pictures, 1a2b3c4d5e6f7081"
+std::string described(const Dataset& data) {
+  Checksum sum;
+  for (const Pictures* p : {&data.train, &data.test})
+    for (const Tensor* t : {&p->images, &p->labels}) sum.add(t->raw(), t->bytes());
+  return printed("%lld + %lld pictures, ", static_cast<long long>(data.train.count()),
+                 static_cast<long long>(data.test.count())) +
+         hex(sum.value());
+}
+
+std::string json_of(const Options& o, const SimulatorOptions& s, const SimulatorReport& r, const Dataset& data,
+                    const std::string& backend, double wall_seconds) {
+  const VirtualCluster& c = s.cluster;
+  std::vector<double> epochs, seconds, accuracies;
+  for (const SimulatorReport::Point& p : r.evaluations) {
+    epochs.push_back(p.epoch);
+    seconds.push_back(p.seconds);
+    accuracies.push_back(p.test_accuracy ? *p.test_accuracy : *p.validation_accuracy);
+  }
+  std::string line = "{\"strategy\":" + json_quoted(s.strategy) + printed(",\"workers\":%d", c.workers) +
+                     ",\"rate\":" + exact(o.learning_rate) + ",\"momentum\":" + exact(o.momentum) +
+                     printed(",\"epochs\":%d,\"seed\":%llu", s.epochs, static_cast<unsigned long long>(s.seed)) +
+                     ",\"status\":" + (r.diverged ? "\"diverged\"" : "\"ok\"");
+  if (!r.diverged && !accuracies.empty())
+    line +=
+        std::string(r.evaluations.back().test_accuracy ? ",\"test\":" : ",\"validation\":") + exact(accuracies.back());
+  line += ",\"evaluations\":{\"epoch\":" + listed("[]", epochs, exact) +
+          ",\"seconds\":" + listed("[]", seconds, exact) + ",\"accuracy\":" + listed("[]", accuracies, exact) +
+          "},\"delays\":" + listed("[]", r.delays, [](std::int64_t n) { return std::to_string(n); }) +
+          ",\"participation\":" + json_number(r.participation) + ",\"dropped\":" + std::to_string(r.dropped) +
+          ",\"refused\":" + std::to_string(r.refused) + ",\"gap\":" + json_number(r.gap) +
+          ",\"correction\":" + json_number(r.correction) + ",\"wall_seconds\":" + json_number(wall_seconds);
+  const auto slower = [](const auto& w) { return "\"" + std::to_string(w.first) + "\":" + exact(w.second); };
+  line +=
+      ",\"cluster\":{\"compute\":" + exact(c.compute) + ",\"shape\":" + exact(c.shape) +
+      ",\"slower\":" + listed("{}", c.slower, slower) + ",\"latency\":" + exact(c.latency) +
+      ",\"bandwidth\":" + exact(c.bandwidth) + "}" + ",\"settings\":" +
+      listed("{}", s.settings, [](const auto& row) { return json_quoted(row.first) + ":" + json_quoted(row.second); });
+  return line + ",\"data\":" + json_quoted(described(data)) +
+         ",\"made_by\":" + json_quoted(version() + ", " + backend) + "}";
 }
 
 // How many gradients were how late, as bars: at most 16 lines.
@@ -105,20 +191,34 @@ void show_delays(const SimulatorReport& r) {
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     SimulatorOptions s;
-    const Options o = options(argc, argv, s);
+    Output out;
+    const Options o = options(argc, argv, s, out);
+    if (out.dry_run) {
+      std::printf("{\"strategy\":%s,\"momentum\":%s}\n", json_quoted(s.strategy).c_str(),
+                  keeps_momentum(s.strategy) ? "true" : "false");
+      return;
+    }
     auto backend = make_backend(o);
     Dataset data = load_dataset(o.data_set, o.data, o.folder);
+    const auto began = Clock::now();
     Loaders loaders(data, o, *backend);
+    FitData looks = loaders;
+    if (out.held_out) looks.test = nullptr;
+    if (out.test_only) looks.validation = nullptr;
     auto model = make_model(o.model, data.classes(), data.channels(), data.side());
-    const SimulatorReport r =
-        simulate(model, cross_entropy_loss(o.label_smoothing),
-                 {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend,
-                 loaders, s);
+    const SimulatorReport r = simulate(
+        model, cross_entropy_loss(o.label_smoothing),
+        {.learning_rate = o.learning_rate, .momentum = o.momentum, .weight_decay = o.weight_decay}, *backend, looks, s);
+    if (out.json) {
+      std::puts(json_of(o, s, r, data, backend->description(), seconds_since(began)).c_str());
+      return;
+    }
     show_delays(r);
     std::printf("%.1f s of virtual time; the seconds and images/s of each epoch are virtual, too", r.seconds);
     if (r.refused) std::printf("; %lld gradients were not finite and refused", static_cast<long long>(r.refused));
     std::printf("\n");
     if (r.diverged) fail("diverged: twenty gradients in a row were not finite. A smaller --lr helps");
-    if (!r.epochs.empty()) std::printf("test accuracy %.2f %%\n", 100 * *r.epochs.back().test_accuracy);
+    if (!r.epochs.empty() && r.epochs.back().test_accuracy)
+      std::printf("test accuracy %.2f %%\n", 100 * *r.epochs.back().test_accuracy);
   });
 }
