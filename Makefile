@@ -462,8 +462,8 @@ strangers: $(programs) $(BUILD)/strangers
 EXPERIMENT_CHECK   ?= 3
 EXPERIMENT_SECONDS ?= 300
 measured_plans = $(wildcard $(patsubst %.jsonl,%.json,$(wildcard examples/experiments/*.jsonl)))
-experiments-check: $(BUILD)/experiment
-	@$< --check $(EXPERIMENT_CHECK) --check-seconds $(EXPERIMENT_SECONDS) $(measured_plans)
+experiments-check: $(BUILD)/simulate
+	@BUILD=$(BUILD) python3 dist/lab/experiment.py --check $(EXPERIMENT_CHECK) --check-seconds $(EXPERIMENT_SECONDS) $(measured_plans)
 
 # Checks and measures on the GPU of this machine: all, or STAGE=ops, train, bench or memory (tests/gpu_check.sh).
 # One of these names and nothing else: it stands in a shell's line.

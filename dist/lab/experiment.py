@@ -431,13 +431,15 @@ def contradiction(results, trial, again):
 
 
 def check(plans, options):
-    """Rows of all plans' results, drawn together, are run again. Raises Refused when one contradicts the results."""
+    """Rows of all plans' results, drawn together, are run again. Exits with 1 when one contradicts the results."""
     count, _, seed = options.check.partition(",")
     seed = int(seed) if seed else random.randrange(1000000)
     results = {plan.path: read_results(options.results or pathlib.Path(plan.path).with_suffix(".jsonl"), plan)
                for plan in plans}
     rows = [(plan, t) for plan in plans for t, r in results[plan.path][0].items()
             if r["wall_seconds"] <= options.check_seconds]
+    if not rows:
+        raise Refused(f"no row took at most {options.check_seconds:g} s: choose a larger --check-seconds")
     drawn = random.Random(seed).sample(rows, min(int(count), len(rows)))
     print(f"{len(drawn)} of {len(rows)} rows, drawn with seed {seed} of those of at most {options.check_seconds:g} s")
     wrong = 0
@@ -454,8 +456,8 @@ def check(plans, options):
                   if recorded[trial]["evaluations"] == again["evaluations"] else "agrees")
         print(f"{plan.path}: {why or agrees}", flush=True)
         wrong += bool(why)
-    if wrong or not drawn:
-        raise Refused(f"{counted(wrong, 'row')} of {len(drawn)} contradict the results" if drawn else "no row to check")
+    if wrong:
+        sys.exit(f"experiment: {counted(wrong, 'row')} of {len(drawn)} contradict the results")
 
 
 def show(trial, outcome):
@@ -480,11 +482,11 @@ def main():
     parser.add_argument("--check-seconds", type=float, default=300, help="only rows that took at most so long (300)")
     options = parser.parse_args()
     if options.check and not re.fullmatch(r"[1-9]\d*(,\d+)?", options.check):
-        parser.error(f"--check {options.check}: expected a number of rows from 1, or ROWS,SEED")
+        raise Refused(f"--check {options.check}: expected a number of rows from 1, or ROWS,SEED")
     if len(options.plans) > 1 and not options.check:
-        parser.error("name one plan (--check takes several)")
+        raise Refused("name one plan (--check takes several)")
     if not 1 <= options.jobs <= 1000:
-        parser.error(f"--jobs {options.jobs}: expected 1 to 1000")
+        raise Refused(f"--jobs {options.jobs}: expected 1 to 1000")
     plans = [Plan(path, options.data == "synthetic") for path in options.plans]
     if options.check:
         return check(plans, options)
@@ -508,6 +510,7 @@ if __name__ == "__main__":
     try:
         main()
     except Refused as e:
-        sys.exit(f"experiment: {e}")
+        print(f"experiment: {e}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
